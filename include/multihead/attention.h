@@ -1,0 +1,141 @@
+/* multihead: scaled dot-product attention.
+ *
+ * Letters used in every comment here:
+ *   B   batch                      T   queries per sequence (rows)
+ *   H   query heads                S   keys per sequence (columns)
+ *   Hk  key/value heads            D   head size of queries and keys
+ *   Dv  head size of values        b h t s d   loop indices over B H T S D
+ *
+ * The formula (Vaswani et al. 2017, equation 1, with the grouped heads of Ainslie et al. 2023):
+ *
+ *   score[b,h,t,s] = scale * sum_d q[b,h,t,d] * k[b,hk,s,d] + bias[b,h,t,s]     hk = h / (H / Hk)
+ *   score          = -inf where the mask drops key s for query t
+ *   p[b,h,t,:]     = softmax(score[b,h,t,:])
+ *   o[b,h,t,:]     = sum_s p[b,h,t,s] * v[b,hk,s,:]
+ *   lse[b,h,t]     = log sum_s exp(score[b,h,t,s])                              natural logarithm
+ *
+ * A key is visible to a query if every part of the mask that is set keeps it:
+ *   causal         s <= t + q_offset           (signed; per sequence if q_offsets is given)
+ *   key_lengths    s <  key_lengths[b]
+ *   keep_mask      keep_mask[b,h,t,s] != 0     (named for what true means)
+ *   bias           bias[b,h,t,s] != -inf
+ *
+ * Special values, on every path and instruction set:
+ *   - A query that sees no key gives o = 0, p = 0, lse = -inf.
+ *   - What stands in a key or value that a query does not see never reaches its result, not even
+ *     NaN or infinity.
+ *   - A non-finite element in a visible key, or in the query itself, makes o, p and lse of that row
+ *     NaN. A non-finite element v[.., s, d] of a visible key makes o[.., d] of that row non-finite
+ *     and nothing else.
+ *   - Finite scores must stay within the range of f32; scores of +-1e4 and beyond are fine.
+ *
+ * Reproducibility: the bits of every output are the same for any number of threads, any batch size
+ * and any amount of padding, and with or without optional outputs. docs/numerics.md says how, and
+ * derives the bounds quoted here.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_ATTENTION_H
+#define MULTIHEAD_ATTENTION_H
+
+#include <multihead/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How attention is computed. */
+typedef enum mha_path {
+    MHA_PATH_AUTO = 0,  /* tiled where it can, else plain; mha_attention_explain() says which */
+    MHA_PATH_TILED = 1, /* online softmax over key blocks, O(T + S) memory, all instruction sets */
+    MHA_PATH_PLAIN = 2  /* the formula as it stands, one row of scores at a time, in double */
+} mha_path;
+
+/* The largest D and Dv of the tiled path. */
+enum { MHA_TILED_MAX_HEAD_DIM = 256 };
+
+/* mha_attention_desc.flags */
+enum {
+    MHA_ATTENTION_CAUSAL = 1 << 0,      /* s <= t + q_offset */
+    MHA_ATTENTION_SCALE_GIVEN = 1 << 1, /* take scale as it stands, even 0 */
+    MHA_ATTENTION_STRICT = 1 << 2       /* an error where `path` would have to fall back */
+};
+
+/* What to compute. Zero everywhere means: full attention, scale 1/sqrt(D), best path. */
+typedef struct mha_attention_desc {
+    uint32_t struct_size;
+    uint32_t flags;
+    mha_path path;
+    float scale; /* 0: 1/sqrt(D), unless MHA_ATTENTION_SCALE_GIVEN. Negative is allowed */
+    /* With MHA_ATTENTION_CAUSAL: query t stands at key position t + q_offset. 0 aligns top-left;
+     * S - T aligns bottom-right (the queries are the last ones); may be negative. */
+    int64_t q_offset;
+    const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */
+    const int64_t *key_lengths;  /* [B], 0 .. S; NULL: S for all */
+    const mha_tensor *keep_mask; /* u8, up to 4 dims, broadcasts to [B,H,T,S]; NULL: keep all */
+    const mha_tensor *bias;      /* f32, likewise, added to the scaled scores; NULL: none */
+} mha_attention_desc;
+
+/* Outputs beside o. NULL means not wanted. Asking for one does not change another's bits. */
+typedef struct mha_attention_outputs {
+    uint32_t struct_size;
+    uint32_t reserved;               /* 0 */
+    const mha_tensor *lse;           /* [B,H,T] f32, natural logarithm */
+    const mha_tensor *probabilities; /* [B,H,T,S] f32, rows sum to 1 or are 0 */
+} mha_attention_outputs;
+
+/**
+ * Attention forward: the formula above, one softmax per query row.
+ *
+ *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out    all f32
+ *
+ * H is a multiple of Hk; query head h reads key head h / (H/Hk). Any strides, last axis contiguous.
+ * desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
+ *
+ * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
+ *          Scratch comes from the context; its size does not depend on T or S (tiled), or is
+ *          O(S) per thread (plain). In a steady state nothing is allocated.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM;
+ *          MHA_ERR_UNSUPPORTED if the flags are strict and the path cannot take the problem.
+ *          On error no output byte is written.
+ * Threads  one call at a time per context; any number of contexts.
+ * Accuracy |o - exact| <= (2 max_s|delta_s| + (S/512 + 520) u) max_s|v| with u = 2^-24 and
+ *          delta_s the rounding error of a score, (D + 4) u |scale| sum_d |q_d k_d| + 2 u |score|
+ *          (docs/numerics.md, which also bounds p and lse).
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_attention_forward(
+    mha_context *context, const mha_attention_desc *desc, const mha_tensor *q, const mha_tensor *k,
+    const mha_tensor *v, const mha_tensor *o, const mha_attention_outputs *outputs);
+
+/* What a call would do. */
+typedef struct mha_attention_plan {
+    mha_path path; /* MHA_PATH_TILED or MHA_PATH_PLAIN */
+    mha_isa isa;
+    const char *reason;    /* why this path, one sentence, static text */
+    int64_t key_block;     /* keys per softmax step: a constant, part of the bits contract */
+    int64_t row_block;     /* query rows in registers at a time */
+    int64_t work_items;    /* pieces that the threads share */
+    int64_t visible_pairs; /* query-key pairs that causal and key_lengths allow, over B and H */
+    double flops;          /* 2 (D + Dv) visible_pairs */
+    double bytes;          /* of inputs and outputs, each counted once */
+    size_t scratch_bytes;  /* of the context's scratch, all threads */
+} mha_attention_plan;
+
+/**
+ * Say what mha_attention_forward() would do with the same arguments, and check them all the same.
+ * o may be NULL here; data pointers of tensors are not read (those of key_lengths and q_offsets
+ * are).
+ *
+ * Memory   fills *plan.   Errors  as mha_attention_forward(), except _NOMEM.
+ * Threads  any.           Since   0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_attention_explain(
+    const mha_context *context, const mha_attention_desc *desc, const mha_tensor *q,
+    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
+    const mha_attention_outputs *outputs, mha_attention_plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,250 @@
+/* multihead: status codes, tensor views, contexts.
+ *
+ * Everything else in the library is built on this header. Conventions that hold everywhere:
+ *
+ *   - A function that can fail returns mha_status; outputs come last and are untouched on failure,
+ *     unless a function says otherwise. mha_error_detail() then holds one line of text.
+ *   - Tensors are borrowed views. The library never frees, keeps or reallocates a caller's memory.
+ *   - Structs that may grow begin with struct_size; zero means "default" in every field.
+ *   - Counts, lengths and strides are int64_t; strides are in elements.
+ *   - No function prints, exits, aborts or changes process-wide state.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_BASE_H
+#define MULTIHEAD_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define MHA_API
+#elif defined(__GNUC__)
+#define MHA_API __attribute__((visibility("default")))
+#else
+#define MHA_API
+#endif
+
+#if defined(__GNUC__)
+#define MHA_NODISCARD __attribute__((warn_unused_result))
+#define MHA_PRINTF(string, first) __attribute__((format(printf, string, first)))
+#else
+#define MHA_NODISCARD
+#define MHA_PRINTF(string, first)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Status
+ * --------------------------------------------------------------------------------------------- */
+
+/* The one list of status codes: name, value, text. Values are pinned for ever; gaps are for growth:
+ * 1-9 arguments, 10-19 shapes and types, 20-29 files and formats, 30-39 numbers, 40-49 resources,
+ * 50-59 unsupported, 60 a callback of the caller refused. */
+#define MHA_STATUS_LIST(X)                                                                         \
+    X(MHA_OK, 0, "success")                                                                        \
+    X(MHA_ERR_NULL, 1, "a required pointer is NULL")                                               \
+    X(MHA_ERR_ARGUMENT, 2, "an argument has an invalid value")                                     \
+    X(MHA_ERR_OVERLAP, 3, "an output overlaps an input or another output")                         \
+    X(MHA_ERR_SHAPE, 10, "shapes do not fit together")                                             \
+    X(MHA_ERR_DTYPE, 11, "an element type is not the expected one")                                \
+    X(MHA_ERR_STRIDE, 12, "a stride is not usable here")                                           \
+    X(MHA_ERR_FILE, 20, "a file cannot be opened or read")                                         \
+    X(MHA_ERR_FORMAT, 21, "a file's content is malformed")                                         \
+    X(MHA_ERR_WRITE, 22, "a file cannot be written")                                               \
+    X(MHA_ERR_UTF8, 23, "text is not valid UTF-8")                                                 \
+    X(MHA_ERR_MODEL, 24, "a model folder is incomplete or contradicts itself")                     \
+    X(MHA_ERR_NUMERIC, 30, "a number is not finite or out of range")                               \
+    X(MHA_ERR_NOMEM, 40, "out of memory")                                                          \
+    X(MHA_ERR_SIZE, 41, "a size overflows or exceeds a limit")                                     \
+    X(MHA_ERR_UNSUPPORTED, 50, "not supported")                                                    \
+    X(MHA_ERR_CALLBACK, 60, "a callback reported failure")
+
+typedef enum mha_status {
+#define MHA_STATUS_ENUM(name, value, text) name = value,
+    MHA_STATUS_LIST(MHA_STATUS_ENUM)
+#undef MHA_STATUS_ENUM
+} mha_status;
+
+/**
+ * The fixed text of a status code, e.g. "shapes do not fit together". Never NULL.
+ *
+ * Memory   static text.   Errors   none; an unknown code gives "unknown status".
+ * Threads  any.           Since    0.1
+ */
+MHA_API const char *mha_status_text(mha_status status);
+
+/**
+ * What went wrong in the last failed call of this thread, in one line:
+ * "k: dim 3 is 63, q has 64". Empty if nothing failed yet. A successful call leaves it alone.
+ *
+ * Memory   thread-local storage, valid until the next failing call of this thread. Never allocated.
+ * Errors   none.   Threads  any; each sees its own.   Since  0.1
+ */
+MHA_API const char *mha_error_detail(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * Tensor views
+ * --------------------------------------------------------------------------------------------- */
+
+typedef enum mha_dtype {
+    MHA_F32 = 0,
+    MHA_F64 = 1,
+    MHA_F16 = 2,
+    MHA_BF16 = 3,
+    MHA_I8 = 4,
+    MHA_U8 = 5, /* also masks: 0 is false, everything else true */
+    MHA_I32 = 6,
+    MHA_I64 = 7
+} mha_dtype;
+
+/** Bytes of one element; 0 for an unknown dtype. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API size_t mha_dtype_size(mha_dtype dtype);
+
+/** "f32", "f64", ...; "?" for an unknown one. Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_dtype_name(mha_dtype dtype);
+
+enum { MHA_MAX_DIMS = 6 };
+
+/* A borrowed, strided view. Element [i0, i1, ...] lies at data + sum(i_k * stride[k]) elements.
+ * Layouts are strides: the library's logical order for attention is [B, H, T, D], whatever the
+ * memory order. A stride of 0 broadcasts and is allowed for inputs only. data may be NULL if the
+ * tensor has no elements. */
+typedef struct mha_tensor {
+    void *data;
+    mha_dtype dtype;
+    int32_t ndim; /* 0 .. MHA_MAX_DIMS */
+    int64_t shape[MHA_MAX_DIMS];
+    int64_t stride[MHA_MAX_DIMS]; /* in elements */
+} mha_tensor;
+
+/**
+ * A view of contiguous memory, last axis fastest.
+ *
+ *   ndim 0 .. MHA_MAX_DIMS; an ndim outside gives a tensor of ndim -1, which every call refuses.
+ *
+ * Memory   borrows data.   Errors   none here; the call that uses the view checks it.
+ * Threads  any.            Since    0.1
+ */
+MHA_API mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim,
+                                         const int64_t *shape);
+
+/**
+ * The view [B, H, T, D] of f32 memory laid out as [B, T, H, D], which is how projections write
+ * [B, T, H * D]. Memory borrows data. Errors none. Threads any. Since 0.1
+ */
+MHA_API mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, int64_t heads,
+                                   int64_t head_dim);
+
+/**
+ * Number of elements, checked.
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_SHAPE (ndim or a dimension is negative);
+ *                          MHA_ERR_SIZE (the product overflows int64_t).
+ * Threads  any.    Since   0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tensor_count(const mha_tensor *tensor, int64_t *count);
+
+/* ------------------------------------------------------------------------------------------------
+ * Context: threads, scratch memory, instruction set, allocator
+ * --------------------------------------------------------------------------------------------- */
+
+/* Instruction sets, best last. MHA_ISA_AUTO takes the best one that this machine has. */
+#define MHA_ISA_LIST(X)                                                                            \
+    X(MHA_ISA_AUTO, 0, "auto")                                                                     \
+    X(MHA_ISA_PORTABLE, 1, "portable")                                                             \
+    X(MHA_ISA_NEON, 2, "neon")                                                                     \
+    X(MHA_ISA_AVX2, 3, "avx2")                                                                     \
+    X(MHA_ISA_AVX512, 4, "avx512")
+
+typedef enum mha_isa {
+#define MHA_ISA_ENUM(name, value, text) name = value,
+    MHA_ISA_LIST(MHA_ISA_ENUM)
+#undef MHA_ISA_ENUM
+} mha_isa;
+
+/** "avx512", "avx2", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_isa_name(mha_isa isa);
+
+/** True if this build holds kernels for isa and this machine runs them. MHA_ISA_AUTO is always
+ * true. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_isa_available(mha_isa isa);
+
+/* Where memory comes from. alloc returns bytes bytes aligned to alignment (a power of two), or
+ * NULL; release takes what alloc gave, with the same byte count. */
+typedef struct mha_allocator {
+    void *(*alloc)(void *user, size_t bytes, size_t alignment);
+    void (*release)(void *user, void *memory, size_t bytes);
+    void *user;
+} mha_allocator;
+
+/* A body that the library runs for item = 0 .. items-1, in any order, from any thread. */
+typedef void (*mha_parallel_body)(void *argument, int64_t item, int worker);
+
+/* A host's own parallel-for: it must run body(argument, i, w) exactly once for each i < items,
+ * with w < num_threads of the context and no two bodies at the same time with the same w, and
+ * return when all have finished. */
+typedef void (*mha_parallel_for_fn)(void *user, int64_t items, mha_parallel_body body,
+                                    void *argument);
+
+typedef struct mha_context_desc {
+    uint32_t struct_size;
+    int32_t num_threads;      /* 0: as many as the process may run on (its affinity mask) */
+    mha_isa isa;              /* 0: the best available; the environment's MHA_ISA restricts it */
+    mha_allocator allocator;  /* alloc NULL: the C library's */
+    mha_parallel_for_fn parallel_for; /* NULL: the context's own pool */
+    void *parallel_for_user;
+} mha_context_desc;
+
+typedef struct mha_context mha_context;
+
+/**
+ * Make a context. desc NULL means all defaults.
+ *
+ * The environment variable MHA_ISA=portable|neon|avx2|avx512 names the best instruction set that a
+ * context may choose by itself; MHA_THREADS=n is the default of num_threads. What desc says
+ * explicitly wins. A pool whose threads cannot be created works with fewer; the results are the
+ * same to the bit.
+ *
+ * Memory   the caller owns *context and calls mha_context_destroy().
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, half an allocator, malformed
+ *          MHA_ISA or MHA_THREADS), MHA_ERR_UNSUPPORTED (isa not available here), MHA_ERR_NOMEM.
+ * Threads  a context serves one host thread at a time; different contexts are independent. After a
+ *          fork the child may use and destroy the context; it makes its own pool threads.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_context_create(const mha_context_desc *desc,
+                                                    mha_context **context);
+
+/** Destroy a context; NULL is fine. Memory frees all of it. Errors none. Threads no call on the
+ * context may be running. Since 0.1 */
+MHA_API void mha_context_destroy(mha_context *context);
+
+/** The instruction set in use, never MHA_ISA_AUTO. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API mha_isa mha_context_isa(const mha_context *context);
+
+/** The number of threads that work, at least 1. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int mha_context_threads(const mha_context *context);
+
+/** The allocator in use, with both functions set. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API mha_allocator mha_context_allocator(const mha_context *context);
+
+/**
+ * Make sure that bytes of scratch are there, so that no later call that needs at most so much
+ * allocates. mha_attention_explain() tells how much a call needs.
+ *
+ * Memory   kept by the context until it is destroyed.   Errors   MHA_ERR_NULL, MHA_ERR_NOMEM.
+ * Threads  as mha_context_create().                      Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_context_reserve(mha_context *context, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

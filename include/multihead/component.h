@@ -1,0 +1,78 @@
+/* multihead: what code needs that is built on a context: error text, scratch memory, loops.
+ *
+ * For the library's own companions (model, render) and for callbacks that report errors. A user who
+ * only computes attention does not need it.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_COMPONENT_H
+#define MULTIHEAD_COMPONENT_H
+
+#include <multihead/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Set this thread's error detail and return status: `return mha_fail(MHA_ERR_SHAPE, "k: ...", ...)`.
+ * The text is one line, says what, where and how to mend it, without a final full stop; what is
+ * longer than 511 bytes is cut at a UTF-8 boundary, and control characters become '?'.
+ *
+ * Memory   thread-local, never allocated.   Errors   none.   Threads  any.   Since  0.1
+ */
+MHA_API mha_status mha_fail(mha_status status, const char *format, ...) MHA_PRINTF(2, 3);
+
+/* Pass an error up unchanged. */
+#define MHA_TRY(call)                                                                              \
+    do {                                                                                           \
+        mha_status mha_try_status_ = (call);                                                       \
+        if (mha_try_status_ != MHA_OK) return mha_try_status_;                                     \
+    } while (0)
+
+/* As MHA_TRY, for functions with a clean-up: sets status, which must be in scope, and jumps. */
+#define MHA_TRY_GOTO(call, label)                                                                  \
+    do {                                                                                           \
+        status = (call);                                                                           \
+        if (status != MHA_OK) goto label;                                                          \
+    } while (0)
+
+/* Scratch is a stack: take a mark, allocate, release back to the mark. */
+typedef struct mha_scratch_mark {
+    size_t block, used;
+} mha_scratch_mark;
+
+/** The present top of the context's scratch stack. Memory none. Errors none. Threads one.
+ * Since 0.1 */
+MHA_API mha_scratch_mark mha_scratch_top(const mha_context *context);
+
+/**
+ * count elements of size bytes on the scratch stack, aligned to 64 bytes, uninitialised.
+ *
+ * Memory   valid until mha_scratch_release() to an older mark. In a steady state nothing is
+ *          allocated: the stack keeps its size.
+ * Errors   MHA_ERR_SIZE (count negative or the product overflows), MHA_ERR_NOMEM; *memory is then
+ *          NULL. A count of 0 gives a valid pointer.
+ * Threads  the thread that owns the context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
+                                                   void **memory);
+
+/** Free everything allocated since mark. Memory as said. Errors none. Threads one. Since 0.1 */
+MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
+
+/**
+ * Run body(argument, item, worker) for every item < items on the context's threads, and return when
+ * all have finished. worker < mha_context_threads() and is not shared by two bodies at a time.
+ * Items are taken dynamically: what a body computes must not depend on which worker it is. A body
+ * must not call mha_parallel_for() on the same context.
+ *
+ * Memory   none.   Errors  none.   Threads  the thread that owns the context.   Since  0.1
+ */
+MHA_API void mha_parallel_for(mha_context *context, int64_t items, mha_parallel_body body,
+                              void *argument);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

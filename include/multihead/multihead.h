@@ -1,0 +1,19 @@
+/* multihead: multi-head attention. This header includes all of the compute library; the companions
+ * for model folders and pictures have headers of their own: model.h, tokenizer.h, render.h.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_MULTIHEAD_H
+#define MULTIHEAD_MULTIHEAD_H
+
+/* The build reads these lines. */
+#define MHA_VERSION_MAJOR 0
+#define MHA_VERSION_MINOR 1
+#define MHA_VERSION_PATCH 0
+
+#include <multihead/attention.h>
+#include <multihead/base.h>
+#include <multihead/module.h>
+#include <multihead/nn.h>
+
+#endif

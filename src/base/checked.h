@@ -1,0 +1,49 @@
+/* Arithmetic on sizes that cannot wrap: false means "does not fit". */
+#ifndef MHAI_CHECKED_H
+#define MHAI_CHECKED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static inline bool mhai_mul_i64(int64_t a, int64_t b, int64_t *result)
+{
+    return !__builtin_mul_overflow(a, b, result);
+}
+
+static inline bool mhai_add_i64(int64_t a, int64_t b, int64_t *result)
+{
+    return !__builtin_add_overflow(a, b, result);
+}
+
+static inline bool mhai_mul_size(size_t a, size_t b, size_t *result)
+{
+    return !__builtin_mul_overflow(a, b, result);
+}
+
+static inline bool mhai_add_size(size_t a, size_t b, size_t *result)
+{
+    return !__builtin_add_overflow(a, b, result);
+}
+
+static inline int64_t mhai_min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t mhai_max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t mhai_ceil_div(int64_t a, int64_t b) /* a >= 0, b > 0, no overflow near max */
+{
+    return a / b + (a % b != 0);
+}
+
+static inline int64_t mhai_round_up(int64_t a, int64_t b)
+{
+    return mhai_ceil_div(a, b) * b;
+}
+
+#endif

@@ -1,0 +1,136 @@
+/* Contexts: checking what the caller and the environment ask for, and owning what comes of it. */
+#include "base/context.h"
+
+#include "base/cpu.h"
+#include "base/struct_copy.h"
+
+#include <multihead/component.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_THREADS = 1024 };
+
+static void *default_alloc(void *user, size_t bytes, size_t alignment)
+{
+    (void)user;
+    if (alignment < sizeof(void *)) alignment = sizeof(void *);
+    void *memory = NULL;
+    return posix_memalign(&memory, alignment, bytes) == 0 ? memory : NULL;
+}
+
+static void default_release(void *user, void *memory, size_t bytes)
+{
+    (void)user;
+    (void)bytes;
+    free(memory);
+}
+
+static mha_status choose_isa(mha_isa asked, mha_isa *isa)
+{
+    if (asked != MHA_ISA_AUTO) {
+        if (!mha_isa_available(asked))
+            return mha_fail(MHA_ERR_UNSUPPORTED, "isa: %s is not available here, the best is %s",
+                            mha_isa_name(asked), mha_isa_name(mhai_cpu_best(MHA_ISA_AUTO)));
+        *isa = asked;
+        return MHA_OK;
+    }
+    const char *text = getenv("MHA_ISA");
+    mha_isa limit = MHA_ISA_AUTO;
+    if (text && *text && !mhai_isa_from_name(text, &limit))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "MHA_ISA is '%.40s', expected auto, portable, neon, avx2 or avx512", text);
+    *isa = mhai_cpu_best(limit);
+    return MHA_OK;
+}
+
+static mha_status choose_threads(int32_t asked, int *threads)
+{
+    if (asked < 0 || asked > MOST_THREADS)
+        return mha_fail(MHA_ERR_ARGUMENT, "num_threads is %d, expected 0..%d", (int)asked,
+                        (int)MOST_THREADS);
+    const char *text = getenv("MHA_THREADS");
+    if (asked == 0 && text && *text) {
+        char *end;
+        long value = strtol(text, &end, 10);
+        if (*end || value < 1 || value > MOST_THREADS)
+            return mha_fail(MHA_ERR_ARGUMENT, "MHA_THREADS is '%.40s', expected 1..%d", text,
+                            (int)MOST_THREADS);
+        asked = (int32_t)value;
+    }
+    *threads = asked ? asked : mhai_cpu_count();
+    return MHA_OK;
+}
+
+mha_status mha_context_create(const mha_context_desc *desc, mha_context **context)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_context_create: context is NULL");
+    mha_context_desc own;
+    MHA_TRY(mhai_struct_copy("mha_context_desc", &own, sizeof own, sizeof own, desc));
+    if (!own.allocator.alloc != !own.allocator.release)
+        return mha_fail(MHA_ERR_ARGUMENT, "allocator: set both alloc and release, or neither");
+    if (!own.allocator.alloc)
+        own.allocator = (mha_allocator){default_alloc, default_release, NULL};
+    mha_isa isa = MHA_ISA_PORTABLE;
+    int threads = 1;
+    MHA_TRY(choose_isa(own.isa, &isa));
+    MHA_TRY(choose_threads(own.num_threads, &threads));
+    mha_context *made =
+        own.allocator.alloc(own.allocator.user, sizeof *made, _Alignof(mha_context));
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "context: cannot allocate %zu bytes", sizeof *made);
+    memset(made, 0, sizeof *made);
+    made->allocator = made->scratch.allocator = own.allocator;
+    made->isa = isa;
+    made->num_threads = threads;
+    made->host_parallel_for = own.parallel_for;
+    made->host_user = own.parallel_for_user;
+    if (threads > 1 && !own.parallel_for) {
+        made->pool = mhai_pool_create(&own.allocator, threads);
+        if (!made->pool) {
+            own.allocator.release(own.allocator.user, made, sizeof *made);
+            return mha_fail(MHA_ERR_NOMEM, "context: cannot allocate a pool of %d threads", threads);
+        }
+    }
+    *context = made;
+    return MHA_OK;
+}
+
+void mha_context_destroy(mha_context *context)
+{
+    if (!context) return;
+    mhai_pool_destroy(context->pool);
+    mhai_scratch_free(&context->scratch);
+    mha_allocator allocator = context->allocator;
+    allocator.release(allocator.user, context, sizeof *context);
+}
+
+mha_isa mha_context_isa(const mha_context *context)
+{
+    return context->isa;
+}
+
+int mha_context_threads(const mha_context *context)
+{
+    return context->num_threads;
+}
+
+mha_allocator mha_context_allocator(const mha_context *context)
+{
+    return context->allocator;
+}
+
+mha_status mha_context_reserve(mha_context *context, size_t bytes)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_context_reserve: context is NULL");
+    return mhai_scratch_reserve(&context->scratch, bytes);
+}
+
+void mha_parallel_for(mha_context *context, int64_t items, mha_parallel_body body, void *argument)
+{
+    if (context->host_parallel_for && items > 1)
+        context->host_parallel_for(context->host_user, items, body, argument);
+    else if (context->pool && items > 1)
+        mhai_pool_run(context->pool, items, body, argument);
+    else
+        for (int64_t item = 0; item < items; item++) body(argument, item, 0);
+}

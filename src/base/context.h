@@ -1,0 +1,20 @@
+/* The context: what a call may use of the machine. Owns the thread pool and the scratch stack. */
+#ifndef MHAI_CONTEXT_H
+#define MHAI_CONTEXT_H
+
+#include "base/pool.h"
+#include "base/scratch.h"
+
+#include <multihead/base.h>
+
+struct mha_context {
+    mha_allocator allocator;
+    mha_isa isa;
+    int num_threads;
+    mha_parallel_for_fn host_parallel_for; /* NULL: pool */
+    void *host_user;
+    mhai_pool *pool; /* NULL with one thread or with a host's parallel-for */
+    mhai_scratch scratch;
+};
+
+#endif

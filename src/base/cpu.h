@@ -1,0 +1,16 @@
+/* What this processor can run, and what this build has kernels for. */
+#ifndef MHAI_CPU_H
+#define MHAI_CPU_H
+
+#include <multihead/base.h>
+
+/* The best available set that is not above limit (MHA_ISA_AUTO: no limit). */
+mha_isa mhai_cpu_best(mha_isa limit);
+
+/* The set called name; false if there is none. */
+bool mhai_isa_from_name(const char *name, mha_isa *isa);
+
+/* Processors that this process may run on, at least 1. */
+int mhai_cpu_count(void);
+
+#endif

@@ -1,0 +1,147 @@
+/* A pool of POSIX threads.
+ *
+ * The caller works too, as worker 0. Workers sleep on a condition variable between runs and take
+ * items from one atomic counter. POSIX rather than C11 threads: glibc builds the latter on
+ * internals that the thread sanitizer cannot see.
+ *
+ * After a fork the child has none of the threads and perhaps a mutex in mid-use, so the pool
+ * remembers the process that made it and starts afresh in another one. */
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct worker {
+    mhai_pool *pool;
+    pthread_t thread;
+    int index;
+} worker;
+
+struct mhai_pool {
+    mha_allocator allocator;
+    pid_t owner;
+    int capacity; /* workers wanted, the caller included */
+    int started;  /* threads that exist */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake, done;
+    uint64_t generation; /* guarded by mutex, as are the next three */
+    int busy;            /* threads that have not finished the present run */
+    bool quit;
+    mha_parallel_body body;
+    void *argument;
+    int64_t items;
+    _Atomic int64_t next;
+    worker workers[];
+};
+
+static void work(mhai_pool *pool, int index)
+{
+    for (;;) {
+        int64_t item = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
+        if (item >= pool->items) return;
+        pool->body(pool->argument, item, index);
+    }
+}
+
+static void *worker_main(void *argument)
+{
+    worker *self = argument;
+    mhai_pool *pool = self->pool;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&pool->mutex);
+    for (;;) {
+        while (!pool->quit && pool->generation == seen)
+            pthread_cond_wait(&pool->wake, &pool->mutex);
+        if (pool->quit) break;
+        seen = pool->generation;
+        pthread_mutex_unlock(&pool->mutex);
+        work(pool, self->index);
+        pthread_mutex_lock(&pool->mutex);
+        if (--pool->busy == 0) pthread_cond_signal(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return NULL;
+}
+
+/* Synchronisation objects and threads of a pool that has none in this process. Signals are blocked
+ * in the workers, so that the host's handlers run in the host's threads. */
+static void start(mhai_pool *pool)
+{
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    pool->owner = getpid();
+    pool->generation = 0;
+    pool->busy = 0;
+    pool->quit = false;
+    pool->started = 0;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int i = 0; i < pool->capacity - 1; i++) {
+        pool->workers[i].pool = pool;
+        pool->workers[i].index = i + 1;
+        if (pthread_create(&pool->workers[i].thread, NULL, worker_main, &pool->workers[i]) != 0)
+            break;
+        pool->started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static size_t pool_bytes(int capacity)
+{
+    return sizeof(mhai_pool) + (size_t)(capacity - 1) * sizeof(worker);
+}
+
+mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers)
+{
+    mhai_pool *pool = allocator->alloc(allocator->user, pool_bytes(workers), _Alignof(mhai_pool));
+    if (!pool) return NULL;
+    memset(pool, 0, pool_bytes(workers));
+    pool->allocator = *allocator;
+    pool->capacity = workers;
+    start(pool);
+    return pool;
+}
+
+void mhai_pool_destroy(mhai_pool *pool)
+{
+    if (!pool) return;
+    if (pool->owner == getpid()) {
+        pthread_mutex_lock(&pool->mutex);
+        pool->quit = true;
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->mutex);
+        for (int i = 0; i < pool->started; i++) pthread_join(pool->workers[i].thread, NULL);
+        pthread_mutex_destroy(&pool->mutex);
+        pthread_cond_destroy(&pool->wake);
+        pthread_cond_destroy(&pool->done);
+    }
+    mha_allocator allocator = pool->allocator;
+    allocator.release(allocator.user, pool, pool_bytes(pool->capacity));
+}
+
+void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument)
+{
+    if (pool->owner != getpid()) start(pool); /* a forked child */
+    if (pool->started == 0) {
+        for (int64_t item = 0; item < items; item++) body(argument, item, 0);
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    pool->body = body;
+    pool->argument = argument;
+    pool->items = items;
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    pool->busy = pool->started;
+    pool->generation++;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    work(pool, 0);
+    pthread_mutex_lock(&pool->mutex);
+    while (pool->busy > 0) pthread_cond_wait(&pool->done, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}

@@ -1,0 +1,17 @@
+/* A small pool of threads for one context. */
+#ifndef MHAI_POOL_H
+#define MHAI_POOL_H
+
+#include <multihead/base.h>
+
+typedef struct mhai_pool mhai_pool;
+
+/* A pool that runs bodies on up to workers threads, the caller's being worker 0. Threads that the
+ * system refuses are done without. NULL only when memory is short. */
+mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers);
+void mhai_pool_destroy(mhai_pool *pool);
+
+/* body(argument, item, worker) once for each item < items; returns when all are done. */
+void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument);
+
+#endif

@@ -1,0 +1,103 @@
+/* See scratch.h. */
+#include "base/scratch.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+enum { ALIGNMENT = 64, SMALLEST_BLOCK = 64 * 1024 };
+
+static void free_block(mhai_scratch *scratch, size_t i)
+{
+    if (scratch->block[i].memory)
+        scratch->allocator.release(scratch->allocator.user, scratch->block[i].memory,
+                                   scratch->block[i].bytes);
+    scratch->block[i].memory = NULL;
+    scratch->block[i].bytes = scratch->block[i].used = 0;
+}
+
+static mha_status push_block(mhai_scratch *scratch, size_t bytes)
+{
+    size_t i = scratch->blocks;
+    if (i == MHAI_SCRATCH_BLOCKS)
+        return mha_fail(MHA_ERR_NOMEM, "scratch: more than %d blocks before the first call ended",
+                        (int)MHAI_SCRATCH_BLOCKS);
+    /* Doubling keeps the number of blocks of one first call small. */
+    size_t last = i > 0 ? scratch->block[i - 1].bytes : SMALLEST_BLOCK / 2;
+    size_t want = last <= SIZE_MAX / 2 && bytes < 2 * last ? 2 * last : bytes;
+    void *memory = scratch->allocator.alloc(scratch->allocator.user, want, ALIGNMENT);
+    if (!memory && want > bytes) {
+        want = bytes;
+        memory = scratch->allocator.alloc(scratch->allocator.user, want, ALIGNMENT);
+    }
+    if (!memory) return mha_fail(MHA_ERR_NOMEM, "scratch: cannot allocate %zu bytes", bytes);
+    scratch->block[i].memory = memory;
+    scratch->block[i].bytes = want;
+    scratch->block[i].used = 0;
+    scratch->blocks++;
+    return MHA_OK;
+}
+
+/* With the stack empty and in several blocks: one block for the sum. If that fails, the next call
+ * builds its own blocks again, so the failure is of no consequence here. */
+static void merge_blocks(mhai_scratch *scratch)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < scratch->blocks; i++) total += scratch->block[i].bytes;
+    mhai_scratch_free(scratch);
+    void *memory = scratch->allocator.alloc(scratch->allocator.user, total, ALIGNMENT);
+    if (!memory) return;
+    scratch->block[0].memory = memory;
+    scratch->block[0].bytes = total;
+    scratch->blocks = 1;
+}
+
+mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t bytes)
+{
+    if (scratch->blocks == 1 && scratch->block[0].bytes >= bytes) return MHA_OK;
+    mhai_scratch_free(scratch);
+    return bytes > 0 ? push_block(scratch, bytes) : MHA_OK;
+}
+
+void mhai_scratch_free(mhai_scratch *scratch)
+{
+    for (size_t i = 0; i < scratch->blocks; i++) free_block(scratch, i);
+    scratch->blocks = 0;
+}
+
+mha_scratch_mark mha_scratch_top(const mha_context *context)
+{
+    const mhai_scratch *scratch = &context->scratch;
+    if (scratch->blocks == 0) return (mha_scratch_mark){0, 0};
+    size_t top = scratch->blocks - 1;
+    return (mha_scratch_mark){top, scratch->block[top].used};
+}
+
+mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void **memory)
+{
+    mhai_scratch *scratch = &context->scratch;
+    size_t bytes;
+    *memory = NULL;
+    if (count < 0 || (uint64_t)count > SIZE_MAX || !mhai_mul_size((size_t)count, size, &bytes) ||
+        bytes > PTRDIFF_MAX - ALIGNMENT)
+        return mha_fail(MHA_ERR_SIZE, "scratch: %lld elements of %zu bytes do not fit in memory",
+                        (long long)count, size);
+    bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (bytes == 0) bytes = ALIGNMENT;
+    size_t top = scratch->blocks - 1; /* wraps if there is none, and is then not used */
+    if (scratch->blocks == 0 || scratch->block[top].bytes - scratch->block[top].used < bytes) {
+        MHA_TRY(push_block(scratch, bytes));
+        top = scratch->blocks - 1;
+    }
+    *memory = scratch->block[top].memory + scratch->block[top].used;
+    scratch->block[top].used += bytes;
+    return MHA_OK;
+}
+
+void mha_scratch_release(mha_context *context, mha_scratch_mark mark)
+{
+    mhai_scratch *scratch = &context->scratch;
+    if (scratch->blocks == 0) return;
+    for (size_t i = mark.block + 1; i < scratch->blocks; i++) scratch->block[i].used = 0;
+    scratch->block[mark.block].used = mark.used;
+    if (mark.block == 0 && mark.used == 0 && scratch->blocks > 1) merge_blocks(scratch);
+}

@@ -1,0 +1,25 @@
+/* The scratch stack: a few blocks that are merged into one as soon as the stack is empty, so that
+ * a steady state works in one block and allocates nothing. */
+#ifndef MHAI_SCRATCH_H
+#define MHAI_SCRATCH_H
+
+#include <multihead/base.h>
+#include <multihead/component.h>
+
+enum { MHAI_SCRATCH_BLOCKS = 32 };
+
+typedef struct mhai_scratch {
+    mha_allocator allocator;
+    struct {
+        unsigned char *memory;
+        size_t bytes, used;
+    } block[MHAI_SCRATCH_BLOCKS];
+    size_t blocks; /* in use; the last one is the top */
+} mhai_scratch;
+
+/* One block of at least bytes, all of it free. Only while the stack is empty. */
+MHA_NODISCARD mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t bytes);
+
+void mhai_scratch_free(mhai_scratch *scratch);
+
+#endif

@@ -1,0 +1,56 @@
+/* Status texts and the thread-local error detail.
+ *
+ * The detail is set once, where a failure is detected, and passed up unchanged. */
+#include <multihead/component.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { DETAIL_BYTES = 512 };
+
+static _Thread_local char detail[DETAIL_BYTES];
+
+const char *mha_status_text(mha_status status)
+{
+    switch (status) {
+#define STATUS_CASE(name, value, text)                                                             \
+    case name: return text;
+        MHA_STATUS_LIST(STATUS_CASE)
+#undef STATUS_CASE
+    }
+    return "unknown status";
+}
+
+const char *mha_error_detail(void)
+{
+    return detail;
+}
+
+/* Cut a UTF-8 sequence that snprintf truncated in the middle. */
+static void trim_partial_utf8(char *text, size_t length)
+{
+    size_t start = length;
+    while (start > 0 && ((unsigned char)text[start - 1] & 0xC0) == 0x80) start--;
+    if (start == 0) return;
+    unsigned char lead = (unsigned char)text[start - 1];
+    size_t have = length - start + 1;
+    size_t want = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (have < want) text[start - 1] = '\0';
+}
+
+mha_status mha_fail(mha_status status, const char *format, ...)
+{
+    /* Built aside, since an argument may be the present detail itself. */
+    char text[DETAIL_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (length < 0) text[0] = '\0';
+    if ((size_t)length >= sizeof text) trim_partial_utf8(text, sizeof text - 1);
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7F) *c = '?';
+    memcpy(detail, text, sizeof detail);
+    return status;
+}

@@ -1,0 +1,196 @@
+/* Tensor views: construction and the checks that every public call starts with. */
+#include "base/tensor.h"
+
+#include "base/checked.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+static const struct {
+    size_t size;
+    const char *name;
+} dtypes[] = {
+    [MHA_F32] = {4, "f32"}, [MHA_F64] = {8, "f64"},   [MHA_F16] = {2, "f16"},
+    [MHA_BF16] = {2, "bf16"}, [MHA_I8] = {1, "i8"},   [MHA_U8] = {1, "u8"},
+    [MHA_I32] = {4, "i32"}, [MHA_I64] = {8, "i64"},
+};
+
+static bool dtype_known(mha_dtype dtype)
+{
+    return (unsigned)dtype < sizeof dtypes / sizeof dtypes[0];
+}
+
+size_t mha_dtype_size(mha_dtype dtype)
+{
+    return dtype_known(dtype) ? dtypes[dtype].size : 0;
+}
+
+const char *mha_dtype_name(mha_dtype dtype)
+{
+    return dtype_known(dtype) ? dtypes[dtype].name : "?";
+}
+
+mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim, const int64_t *shape)
+{
+    mha_tensor tensor = {.data = data, .dtype = dtype, .ndim = -1};
+    if (ndim < 0 || ndim > MHA_MAX_DIMS || (ndim > 0 && !shape)) return tensor;
+    tensor.ndim = ndim;
+    /* A wrapping product is caught by mhai_tensor_check(); unsigned keeps it defined here. */
+    uint64_t step = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        tensor.shape[i] = shape[i];
+        tensor.stride[i] = (int64_t)step;
+        step *= (uint64_t)shape[i];
+    }
+    return tensor;
+}
+
+mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, int64_t heads,
+                           int64_t head_dim)
+{
+    mha_tensor memory =
+        mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){batch, length, heads, head_dim});
+    return mhai_tensor_swap(&memory, 1, 2);
+}
+
+mha_tensor mhai_tensor_swap(const mha_tensor *tensor, int a, int b)
+{
+    mha_tensor swapped = *tensor;
+    swapped.shape[a] = tensor->shape[b];
+    swapped.shape[b] = tensor->shape[a];
+    swapped.stride[a] = tensor->stride[b];
+    swapped.stride[b] = tensor->stride[a];
+    return swapped;
+}
+
+mha_status mha_tensor_count(const mha_tensor *tensor, int64_t *count)
+{
+    if (!tensor || !count) return mha_fail(MHA_ERR_NULL, "mha_tensor_count: NULL argument");
+    if (tensor->ndim < 0 || tensor->ndim > MHA_MAX_DIMS)
+        return mha_fail(MHA_ERR_SHAPE, "tensor: ndim is %d, expected 0..%d", (int)tensor->ndim,
+                        (int)MHA_MAX_DIMS);
+    int64_t product = 1;
+    bool empty = false;
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 0)
+            return mha_fail(MHA_ERR_SHAPE, "tensor: dim %d is %lld", i,
+                            (long long)tensor->shape[i]);
+        empty |= tensor->shape[i] == 0;
+    }
+    for (int i = 0; i < tensor->ndim && !empty; i++)
+        if (!mhai_mul_i64(product, tensor->shape[i], &product))
+            return mha_fail(MHA_ERR_SIZE, "tensor: the number of elements overflows 64 bits");
+    *count = empty ? 0 : product;
+    return MHA_OK;
+}
+
+/* Lowest and highest element offset; false if one is too far for byte arithmetic. */
+static bool element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
+{
+    const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes an element, two ends, and a margin */
+    *low = *high = 0;
+    for (int i = 0; i < tensor->ndim; i++) {
+        int64_t reach;
+        if (!mhai_mul_i64(tensor->shape[i] - 1, tensor->stride[i], &reach)) return false;
+        if (reach < -limit || reach > limit) return false;
+        *(reach < 0 ? low : high) += reach;
+        if (*low < -limit || *high > limit) return false;
+    }
+    return true;
+}
+
+mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dtype dtype, int ndim,
+                             const int64_t *shape)
+{
+    if (!tensor) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
+    if (tensor->dtype != dtype)
+        return mha_fail(MHA_ERR_DTYPE, "%s: dtype is %s, expected %s", name,
+                        mha_dtype_name(tensor->dtype), mha_dtype_name(dtype));
+    if (tensor->ndim != ndim)
+        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
+                        (int)tensor->ndim, ndim);
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++) {
+        if (tensor->shape[i] < 0)
+            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, a length cannot be negative", name,
+                            i, (long long)tensor->shape[i]);
+        if (shape && shape[i] >= 0 && tensor->shape[i] != shape[i])
+            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, expected %lld", name, i,
+                            (long long)tensor->shape[i], (long long)shape[i]);
+        if (tensor->shape[i] == 0) count = 0;
+    }
+    if (count == 0) return MHA_OK;
+    int64_t low, high;
+    if (!element_span(tensor, &low, &high))
+        return mha_fail(MHA_ERR_SIZE, "%s: shape and strides reach beyond the address space", name);
+    if (!tensor->data) return mha_fail(MHA_ERR_NULL, "%s: data is NULL", name);
+    if ((uintptr_t)tensor->data % mha_dtype_size(dtype) != 0)
+        return mha_fail(MHA_ERR_STRIDE, "%s: data is not aligned to its element size", name);
+    return MHA_OK;
+}
+
+mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor)
+{
+    int last = tensor->ndim - 1;
+    if (last >= 0 && tensor->shape[last] > 1 && tensor->stride[last] != 1)
+        return mha_fail(MHA_ERR_STRIDE, "%s: the last axis has stride %lld, it must be contiguous",
+                        name, (long long)tensor->stride[last]);
+    return MHA_OK;
+}
+
+mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
+{
+    /* Sufficient, and true of every usual layout: taken from the smallest stride up, each axis
+     * steps over the whole span of the smaller ones. */
+    int64_t step[MHA_MAX_DIMS], extent[MHA_MAX_DIMS];
+    int axes = 0;
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 0) return MHA_OK;
+        if (tensor->shape[i] == 1) continue;
+        int64_t size = tensor->stride[i] < 0 ? -tensor->stride[i] : tensor->stride[i];
+        int at = axes++;
+        for (; at > 0 && step[at - 1] > size; at--) {
+            step[at] = step[at - 1];
+            extent[at] = extent[at - 1];
+        }
+        step[at] = size;
+        extent[at] = tensor->shape[i];
+    }
+    int64_t span = 1;
+    for (int i = 0; i < axes; i++) {
+        if (step[i] < span)
+            return mha_fail(MHA_ERR_STRIDE,
+                            "%s: output elements share memory (a stride of %lld within %lld "
+                            "elements)",
+                            name, (long long)step[i], (long long)span);
+        span += step[i] * (extent[i] - 1);
+    }
+    return MHA_OK;
+}
+
+bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end)
+{
+    if (!tensor || !tensor->data) return false;
+    for (int i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] == 0) return false;
+    int64_t low, high;
+    if (!element_span(tensor, &low, &high)) return false;
+    int64_t size = (int64_t)mha_dtype_size(tensor->dtype);
+    *begin = (uintptr_t)tensor->data + (uintptr_t)(low * size);
+    *end = (uintptr_t)tensor->data + (uintptr_t)((high + 1) * size);
+    return true;
+}
+
+mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output,
+                                      const char *other_name, const mha_tensor *other)
+{
+    uintptr_t begin, end, other_begin, other_end;
+    if (!mhai_tensor_bytes(output, &begin, &end) ||
+        !mhai_tensor_bytes(other, &other_begin, &other_end))
+        return MHA_OK;
+    if (begin < other_end && other_begin < end)
+        return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: give it memory of its own", name,
+                        other_name);
+    return MHA_OK;
+}

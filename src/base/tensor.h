@@ -1,0 +1,29 @@
+/* Checks of tensor views: what a public call does before it touches memory. */
+#ifndef MHAI_TENSOR_H
+#define MHAI_TENSOR_H
+
+#include <multihead/base.h>
+
+/* dtype, ndim, shape (an entry of -1 matches any; shape NULL matches all) and that every element
+ * lies inside the address space. name is the argument's name, for the error text. */
+MHA_NODISCARD mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor,
+                                           mha_dtype dtype, int ndim, const int64_t *shape);
+
+/* The last axis has stride 1 (or at most one element). */
+MHA_NODISCARD mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor);
+
+/* No two elements of an output share memory. Refuses a few exotic interleavings that do not. */
+MHA_NODISCARD mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor);
+
+/* output shares no byte with other, judged by their address ranges; NULL or empty is disjoint. */
+MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output,
+                                                    const char *other_name,
+                                                    const mha_tensor *other);
+
+/* The address range of a tensor's elements; false if it has none. */
+bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end);
+
+/* The same view with two axes exchanged. */
+mha_tensor mhai_tensor_swap(const mha_tensor *tensor, int a, int b);
+
+#endif

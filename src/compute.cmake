@@ -1,0 +1,20 @@
+# libmultihead: base, kernels, attention, module, nn.
+mha_library(multihead SOURCES
+  base/context.c base/cpu.c base/pool.c base/scratch.c base/status.c base/struct_copy.c
+  base/tensor.c
+  kernels/kern_dispatch.c kernels/isa/isa_portable.c
+  attention/attn_check.c attention/attn_forward.c attention/attn_plain.c
+  module/linear.c module/module.c
+  nn/layers.c)
+
+# The files of src/kernels/isa are the only ones with machine flags.
+set(isa_flags -O3 -fno-trapping-math)
+set_source_files_properties(kernels/isa/isa_portable.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_X86)
+  target_sources(multihead_objects PRIVATE kernels/isa/isa_avx2.c kernels/isa/isa_avx512.c)
+  set_source_files_properties(kernels/isa/isa_avx2.c PROPERTIES COMPILE_OPTIONS
+    "${isa_flags};-mavx2;-mfma")
+  set_source_files_properties(kernels/isa/isa_avx512.c PROPERTIES COMPILE_OPTIONS
+    "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
+endif()

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Check the direction of includes: which folder may include which (docs/architecture.md).
+
+Prints each offending include and exits with 1; exits with 0 when the layers hold.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PUBLIC = {"attention", "base", "component", "module", "nn", "multihead"}
+MODEL = {"io", "tokenizer", "model"}
+# folder: (internal folders it may include, public headers it may include)
+ALLOWED = {
+    "src/base": ({"base"}, {"base", "component"}),
+    "src/kernels": ({"kernels"}, {"base"}),
+    "src/attention": ({"attention", "kernels", "base"}, {"attention", "base", "component"}),
+    "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "component", "nn"}),
+    "src/nn": ({"nn", "base"}, {"nn", "base", "component"}),
+    "src/io": ({"io"}, {"io", "tokenizer", "base", "component"}),
+    "src/render": ({"render"}, {"render", "base", "component"}),
+    "src/model": ({"model", "io"}, PUBLIC | MODEL),
+    "cli": ({"cli"}, PUBLIC | MODEL | {"render"}),
+    "examples": (set(), PUBLIC | MODEL | {"render"}),
+    "tests/unit": (set(), PUBLIC | MODEL | {"render"}),
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
+
+
+def offences():
+    for folder, (internal, public) in ALLOWED.items():
+        for path in sorted((ROOT / folder).rglob("*.[ch]")):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                match = INCLUDE.match(line)
+                if not match:
+                    continue
+                local, header = match.groups()
+                if header is not None:
+                    bad = header not in public
+                else:
+                    target = local.split("/")[0] if "/" in local else folder.split("/")[-1]
+                    beside = (path.parent / local).exists()
+                    bad = not beside and target not in internal
+                if bad:
+                    yield f"{path.relative_to(ROOT)}:{number}: {folder} may not include {local or header}"
+
+
+found = list(offences())
+print("\n".join(found) if found else "layers: every include goes the right way")
+sys.exit(1 if found else 0)
