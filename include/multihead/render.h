@@ -1,0 +1,307 @@
+/* multihead: pictures of matrices (libmultihead-render, needs libpng and FreeType).
+ *
+ * A figure is a list of panels (heat maps of one size) with labels on both axes and one colour bar.
+ * Nothing here knows what the numbers mean: the maps may be attention weights or anything else.
+ *
+ *   mha_figure figure = {.struct_size = sizeof figure, .panel_size = sizeof(mha_panel),
+ *                        .rows = n, .cols = n, .row_labels = tokens, .col_labels = tokens,
+ *                        .panels = panels, .panel_count = 12};
+ *   mha_file *file;
+ *   mha_status status = mha_file_create("maps.svg", &file);
+ *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
+ *   status = mha_file_finish(file, status);       a half-written file is never left behind
+ *
+ * Texts are UTF-8 and end with NUL; invalid bytes are drawn as U+FFFD, spaces in labels as a middle
+ * dot, control characters as their visible symbols. The same figure gives the same bytes, always.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_RENDER_H
+#define MULTIHEAD_RENDER_H
+
+#include <multihead/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Sinks: where bytes go
+ * --------------------------------------------------------------------------------------------- */
+
+/* write takes all count bytes or fails; its status is passed up unchanged (use MHA_ERR_WRITE or
+ * MHA_ERR_CALLBACK). It is called with count > 0, in order, and not again after a failure. */
+typedef struct mha_sink {
+    mha_status (*write)(void *user, const void *bytes, size_t count);
+    void *user;
+} mha_sink;
+
+/* Bytes in memory. Start from {0}; data ends with a NUL that size does not count. */
+typedef struct mha_buffer {
+    char *data;
+    size_t size, capacity;
+} mha_buffer;
+
+/** A sink that appends to buffer. Memory borrows buffer; the bytes are freed by mha_buffer_free().
+ * Errors its writes give MHA_ERR_NOMEM. Threads one per buffer. Since 0.1 */
+MHA_API mha_sink mha_buffer_sink(mha_buffer *buffer);
+
+/** Free the bytes and empty the buffer; NULL is fine. Memory frees. Errors none. Threads one.
+ * Since 0.1 */
+MHA_API void mha_buffer_free(mha_buffer *buffer);
+
+typedef struct mha_file mha_file;
+
+/**
+ * Begin to write a file. The bytes go to a new file beside path, which mha_file_finish() renames to
+ * path: readers see the old content or the whole new one. A path that exists and is not a regular
+ * file (a device, a pipe) is written directly. A symbolic link is followed, not replaced.
+ *
+ * Memory   the caller owns *file and ends it with mha_file_finish().
+ * Errors   MHA_ERR_NULL; MHA_ERR_WRITE (cannot be created: path and reason in the detail);
+ *          MHA_ERR_NOMEM. *file is then NULL.
+ * Threads  one per file.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **file);
+
+/** The file's sink; it is buffered. Memory belongs to file. Errors its writes give MHA_ERR_WRITE
+ * with path and reason. Threads one per file. Since 0.1 */
+MHA_API const mha_sink *mha_file_sink(mha_file *file);
+
+/**
+ * End a file. With status MHA_OK its content is written out and takes its name; with any other, and
+ * when that fails, everything begun is removed and an older file of that name stays as it was.
+ *
+ *   file    may be NULL: then only status is handed back
+ *   status  what the writing gave
+ *
+ * Memory   frees file.   Errors  status if it was not MHA_OK; MHA_ERR_WRITE with path and reason.
+ * Threads  one per file.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_file_finish(mha_file *file, mha_status status);
+
+/* ------------------------------------------------------------------------------------------------
+ * Colours
+ * --------------------------------------------------------------------------------------------- */
+
+/* The one list of colour maps: name, value, text, signed. All but the signed one are monotone in
+ * lightness: dark is low and light is high, or the other way round on light paper. */
+#define MHA_CMAP_LIST(X)                 \
+    X(MHA_CMAP_VIRIDIS, 0, "viridis", 0) \
+    X(MHA_CMAP_BLUES, 1, "blues", 0)     \
+    X(MHA_CMAP_GREYS, 2, "greys", 0)     \
+    X(MHA_CMAP_CIVIDIS, 3, "cividis", 0) \
+    X(MHA_CMAP_MAGMA, 4, "magma", 0)     \
+    X(MHA_CMAP_PLASMA, 5, "plasma", 0)   \
+    X(MHA_CMAP_DIVERGING, 6, "diverging", 1)
+
+typedef enum mha_cmap {
+#define MHA_CMAP_ENUM(name, value, text, is_signed) name = value,
+    MHA_CMAP_LIST(MHA_CMAP_ENUM)
+#undef MHA_CMAP_ENUM
+} mha_cmap;
+
+/** "viridis", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_cmap_name(mha_cmap cmap);
+
+/** Find a colour map by its name, upper or lower case; false and *cmap untouched if there is none.
+ * Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_cmap_from_name(const char *name, mha_cmap *cmap);
+
+/**
+ * The colour at t, which is clipped to 0..1 (NaN gives 0): rgb[0..2] are sRGB bytes.
+ * blues and greys run from white to dark; with dark they run from dark to light, so that a low
+ * value is always close to the paper.
+ *
+ * Memory   none.   Errors  none; an unknown cmap is drawn as viridis.   Threads  any.   Since  0.1
+ */
+MHA_API void mha_cmap_color(mha_cmap cmap, bool dark, double t, uint8_t rgb[3]);
+
+/* ------------------------------------------------------------------------------------------------
+ * Figures
+ * --------------------------------------------------------------------------------------------- */
+
+/* What the two ends of the colour bar are. The automatic ranges hold every finite cell that is not
+ * masked; they begin at 0 if no value is negative, and are symmetric about 0 for a signed map. */
+typedef enum mha_range {
+    MHA_RANGE_SHARED = 0, /* one range over all panels of the figure */
+    MHA_RANGE_PANEL = 1,  /* each panel its own; its maximum is written beside its name */
+    MHA_RANGE_FIXED = 2   /* lo .. hi as given; what lies outside is clipped, drawn as arrows */
+} mha_range;
+
+/* How a value v in lo..hi becomes t in 0..1, with f below: t = (f(v) - f(lo)) / (f(hi) - f(lo)). */
+#define MHA_SCALE_LIST(X)                                                           \
+    X(MHA_SCALE_LINEAR, 0, "linear") /* f(v) = v */                                 \
+    X(MHA_SCALE_SQRT, 1, "sqrt")     /* f(v) = sign(v) sqrt(|v|) */                 \
+    X(MHA_SCALE_LOG, 2, "log")       /* f(v) = log(v); lo <= 0 becomes hi / 10^4 */ \
+    X(MHA_SCALE_RANK, 3, "rank")     /* f(v) = mean rank of v among the cells of the range */
+
+typedef enum mha_scale {
+#define MHA_SCALE_ENUM(name, value, text) name = value,
+    MHA_SCALE_LIST(MHA_SCALE_ENUM)
+#undef MHA_SCALE_ENUM
+} mha_scale;
+
+/** "linear", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_scale_name(mha_scale scale);
+
+/** Find a scale by its name, upper or lower case; false and *scale untouched if there is none.
+ * Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_scale_from_name(const char *name, mha_scale *scale);
+
+typedef enum mha_values {
+    MHA_VALUES_AUTO = 0, /* numbers in the cells of small figures */
+    MHA_VALUES_ALWAYS = 1,
+    MHA_VALUES_NEVER = 2
+} mha_values;
+
+/* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. */
+typedef struct mha_panel {
+    const float *values; /* NULL only if rows or cols is 0 */
+    int64_t row_stride;  /* in elements; 0: cols */
+    const char *name;    /* "L0H3"; NULL: its index */
+    const char *note;    /* one line under the name, or NULL */
+    const char *detail;  /* a sentence for reports (HTML), or NULL */
+    int64_t group;       /* 0 .. group_count-1; 0 if the figure has no groups */
+    /* [rows, cols], row stride mask_stride (0: cols): nonzero is a cell that cannot have a value.
+     * It is drawn in a neutral hatch outside the colours, never as 0. NULL: none. */
+    const uint8_t *masked;
+    int64_t mask_stride;
+} mha_panel;
+
+typedef struct mha_figure {
+    uint32_t struct_size; /* sizeof(mha_figure) */
+    uint32_t panel_size;  /* sizeof(mha_panel): the distance between two panels in memory */
+    const char *title, *subtitle;
+    const char *footnote;            /* e.g. what was hidden; NULL: none */
+    const char *row_axis, *col_axis; /* axis titles; NULL: "row", "column" */
+    int64_t rows, cols;              /* of every panel; 0 is allowed and drawn as "empty" */
+    const char *const *row_labels;   /* [rows] or NULL; a NULL entry is labelled by its index */
+    const char *const *col_labels;   /* [cols] or NULL */
+    const mha_panel *panels;         /* [panel_count], those of a group together or not */
+    int64_t panel_count;
+    const char *const *group_names; /* [group_count] or NULL: one grid row (or more) a group */
+    int64_t group_count;            /* 0 or 1: one group */
+    int64_t columns;                /* panels in a grid row; 0: a good number */
+    mha_cmap cmap;
+    mha_range range;
+    double lo, hi; /* for MHA_RANGE_FIXED, lo < hi and finite */
+    mha_scale scale;
+    bool dark; /* dark paper; light otherwise */
+    mha_values print_values;
+    double pixel_ratio;     /* PNG pixels per unit of the drawing, 0.25 .. 8; 0: 2, less if huge */
+    const char *font_file;  /* PNG: a TrueType file; NULL: $MHA_FONT, then DejaVu Sans and others */
+    const char *value_name; /* what a cell holds, written at the colour bar: "weight"; NULL: none */
+} mha_figure;
+
+/* The ends of a colour bar, and whether any value lies beyond them. */
+typedef struct mha_extent {
+    double lo, hi;          /* lo < hi always */
+    double least, greatest; /* of the finite cells that are not masked; 0, 0 if there are none */
+    bool clipped_lo, clipped_hi;
+    int64_t not_finite; /* cells that are NaN or infinite and not masked */
+} mha_extent;
+
+/**
+ * The range that a panel is drawn with: the shared one for MHA_RANGE_SHARED, whatever panel is.
+ * panel -1 asks for the whole figure.
+ *
+ * Memory   none.   Errors  as mha_render_svg(), and MHA_ERR_ARGUMENT (no such panel).
+ * Threads  any.    Since   0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int64_t panel,
+                                                   mha_extent *extent);
+
+/* ------------------------------------------------------------------------------------------------
+ * Writers
+ * --------------------------------------------------------------------------------------------- */
+
+/**
+ * Draw a figure as SVG 1.1: no script, no font file, nothing fetched. Panels of more than 10,000
+ * cells, or figures of more than 200,000, hold one embedded image a panel instead of rectangles;
+ * maps of more than 1024 rows or columns are then reduced by the maximum of blocks, which the
+ * footnote says.
+ *
+ * Memory   everything is borrowed for the call.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
+ *          over negative values), MHA_ERR_SHAPE (negative sizes, strides shorter than a row),
+ *          MHA_ERR_SIZE (more than 2^31 cells or 2^16 panels), MHA_ERR_NOMEM, or what the sink
+ * gave. Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink);
+
+/**
+ * The same picture as PNG, 8-bit RGB.
+ *
+ * Memory   as mha_render_svg().
+ * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail says what to
+ *          install); MHA_ERR_SIZE (more than 2^28 pixels even at pixel_ratio 0.25).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink);
+
+/* A line of a report's head: "model", "all-MiniLM-L6-v2". */
+typedef struct mha_fact {
+    const char *name, *value;
+} mha_fact;
+
+/* What a report says beside its figure. */
+typedef struct mha_report {
+    uint32_t struct_size;
+    const char *text;      /* the input as a reader would write it; NULL: none */
+    const mha_fact *facts; /* [fact_count] */
+    int64_t fact_count;
+    const char *producer; /* "multihead 0.1.0", at the foot; NULL: none */
+    bool same_labels;     /* rows and columns are the same tokens: one strip of tokens */
+    int64_t most_bytes;   /* 0: 10,000,000; larger data is reduced by maximum, which is said */
+} mha_report;
+
+/**
+ * One HTML file with an interactive figure: no network, no other file, readable without scripts.
+ *
+ *   report  NULL: the figure alone
+ *
+ * Memory   as mha_render_svg().   Errors  as mha_render_svg().   Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_html(const mha_figure *figure, const mha_report *report,
+                                                 const mha_sink *sink);
+
+typedef enum mha_terminal_color {
+    MHA_TERMINAL_PLAIN = 0, /* no escape sequence at all: a ramp of characters */
+    MHA_TERMINAL_256 = 1,
+    MHA_TERMINAL_TRUECOLOR = 2
+} mha_terminal_color;
+
+typedef struct mha_terminal {
+    uint32_t struct_size;
+    int32_t columns; /* width of the terminal, 20 or more; 0: 80 */
+    mha_terminal_color color;
+    bool ascii; /* nothing outside ASCII: other characters of labels become '?' */
+} mha_terminal;
+
+/**
+ * Draw a figure with characters. Small panels stand side by side, else one below the other; what
+ * does not fit is reduced by the maximum of blocks, which is said. No line is wider than columns.
+ *
+ *   terminal  NULL: 80 columns, no colour
+ *
+ * Memory   as mha_render_svg().
+ * Errors   as mha_render_svg(); MHA_ERR_ARGUMENT (columns under 20, an unknown colour mode).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_terminal(const mha_figure *figure,
+                                                     const mha_terminal *terminal,
+                                                     const mha_sink *sink);
+
+/**
+ * Columns that a UTF-8 text takes on a terminal: 0 for combining marks and control characters, 2
+ * for wide (CJK, emoji), else 1; invalid bytes count as U+FFFD. The locale does not matter.
+ *
+ * Memory   none.   Errors  none; NULL is 0.   Threads  any.   Since  0.1
+ */
+MHA_API int64_t mha_text_columns(const char *text);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
