@@ -1,0 +1,170 @@
+/* multihead: files. safetensors and .npy in and out, whole files in and out.
+ *
+ * Every field of a file is checked before it is used: a malformed or hostile file gives a status
+ * and one line of text that names the file, the tensor and the way out, never a crash. Files that
+ * are written appear whole or not at all: they are written beside their place under another name
+ * and renamed. Where something that is no regular file stands in that place (/dev/null, a FIFO), it
+ * is written to as it is. A symbolic link keeps pointing to its target, which is replaced.
+ *
+ * Memory here comes from the C library; no function needs a context.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_IO_H
+#define MULTIHEAD_IO_H
+
+#include <multihead/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Whole files
+ * --------------------------------------------------------------------------------------------- */
+
+/**
+ * Read a regular file of at most limit bytes. A zero byte follows the contents, not counted in
+ * *size; the contents may hold zero bytes themselves.
+ *
+ * Memory   the caller frees *bytes with mha_file_free().
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_SIZE
+ *          (longer than limit); MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_file_read(const char *path, size_t limit, char **bytes,
+                                               size_t *size);
+
+/** Free what mha_file_read() gave; NULL is fine. Memory as said. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API void mha_file_free(char *bytes);
+
+/**
+ * Write a file, whole or not at all.
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_WRITE (no such folder, not allowed, disk full);
+ *                          an older file of that name is then as it was.
+ * Threads  any.    Since   0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *bytes, size_t size);
+
+/* ------------------------------------------------------------------------------------------------
+ * safetensors
+ *
+ *   8 bytes        n, the header's length, little-endian
+ *   n bytes        JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...,
+ *                  "__metadata__": {"key": "text", ...}}
+ *   the rest       the data; offsets count from here, and tensors cover it without gap or overlap
+ * --------------------------------------------------------------------------------------------- */
+
+/* An open file: a read-only mapping and its checked table of tensors. Do not truncate a file that
+ * someone has mapped: reading it then ends in SIGBUS, as with every mapping. */
+typedef struct mha_safetensors mha_safetensors;
+
+/**
+ * Open a safetensors file and check its whole header.
+ *
+ * The format allows data that is not aligned to its element type. Such a tensor is copied to
+ * aligned memory here; all others are views of the mapping.
+ *
+ * Memory   the caller owns *file and calls mha_safetensors_close().
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
+ *          (header longer than the file or 100 MB, not JSON, not UTF-8, duplicate names, unknown
+ *          dtype, bad shape, offsets outside the data, at odds with the shape, overlapping, or
+ *          leaving a hole); MHA_ERR_SIZE (more elements than 63 bits count); MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_safetensors_open(const char *path, mha_safetensors **file);
+
+/** Close a file; NULL is fine. Memory every tensor and name obtained from it becomes invalid.
+ * Errors none. Threads nobody uses it. Since 0.1 */
+MHA_API void mha_safetensors_close(mha_safetensors *file);
+
+/** The number of tensors. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_safetensors_count(const mha_safetensors *file);
+
+/** The name of tensor index, in the order of the header; NULL if index is out of range.
+ * Memory lives as long as file. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_safetensors_name(const mha_safetensors *file, int64_t index);
+
+/** The index of the tensor called name; -1 if there is none. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API int64_t mha_safetensors_find(const mha_safetensors *file, const char *name);
+
+/**
+ * Tensor index as a view, contiguous and aligned. BOOL comes as u8. It is read-only memory: writing
+ * through data is a fault.
+ *
+ * Memory   a view that lives as long as file.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index); MHA_ERR_UNSUPPORTED (an element type that
+ *          mha_dtype has not, e.g. I16 or F8_E4M3, or more than MHA_MAX_DIMS dimensions).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index,
+                                                        mha_tensor *tensor);
+
+/** The text that __metadata__ has for key; NULL if none. Memory lives as long as file. Errors none.
+ * Threads any. Since 0.1 */
+MHA_API const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key);
+
+/**
+ * Write a safetensors file, whole or not at all. Tensors are stored in the order given, in row
+ * order, each aligned to 8 bytes within the file if those before it have 8-byte multiples.
+ *
+ *   names [count], tensors [count]: any strides, any dtype (u8 is written as U8)
+ *   metadata: pairs key, text, key, text, ..., NULL; or NULL for none
+ *
+ * Memory   borrowed for the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a name twice, empty, "__metadata__"; a key twice;
+ *          count negative); MHA_ERR_UTF8; MHA_ERR_SHAPE, _DTYPE, _SIZE (a tensor);
+ *          MHA_ERR_WRITE (an older file of that name is then as it was); MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_safetensors_write(const char *path, const char *const *names,
+                                                       const mha_tensor *tensors, int64_t count,
+                                                       const char *const *metadata);
+
+/* ------------------------------------------------------------------------------------------------
+ * NumPy's .npy, versions 1 to 3
+ * --------------------------------------------------------------------------------------------- */
+
+/* An array that was read: it owns its memory. */
+typedef struct mha_npy mha_npy;
+
+/**
+ * Read an array. Little-endian f2, f4, f8, i1, i4, i8, u1 and bool (as u8) are known, in C or
+ * Fortran order; the array in memory is contiguous in C order either way. numpy.save() writes such
+ * files; arrays of Python objects are refused.
+ *
+ * Memory   the caller owns *array and calls mha_npy_destroy().
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
+ *          (not .npy, header malformed, data shorter or longer than the shape says);
+ *          MHA_ERR_UNSUPPORTED (element type, byte order, version, more than MHA_MAX_DIMS
+ *          dimensions); MHA_ERR_SIZE, MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_npy_read(const char *path, mha_npy **array);
+
+/** The array as a writable view. Memory lives as long as array. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API mha_tensor mha_npy_tensor(const mha_npy *array);
+
+/** Free an array; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.1 */
+MHA_API void mha_npy_destroy(mha_npy *array);
+
+/**
+ * Write an array, whole or not at all; version 1, C order.
+ *
+ *   tensor: any strides; f16, f32, f64, i8, i32, i64, u8 (as u1)
+ *
+ * Memory   borrowed for the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_SHAPE, _SIZE; MHA_ERR_UNSUPPORTED (bf16, which NumPy has not);
+ *          MHA_ERR_WRITE (an older file of that name is then as it was); MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_npy_write(const char *path, const mha_tensor *tensor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

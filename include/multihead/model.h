@@ -1,0 +1,149 @@
+/* multihead: pretrained models from Hugging Face folders. Encoders of the BERT kind so far.
+ *
+ * A model folder holds config.json, model.safetensors and vocab.txt or tokenizer.json;
+ * docs/model-folders.md lists every field that is read and everything that is refused.
+ *
+ * Letters as in attention.h, and
+ *   L   layers      E   width of the hidden states      T   tokens per sequence, padding included
+ *
+ * What a BERT encoder computes (Devlin et al. 2019; post-norm, as published):
+ *
+ *   x_0 = norm(word[id] + position[t] + type[segment])
+ *   a_l = norm(x_l + attention_l(x_l))                      l = 0 .. L-1
+ *   x_{l+1} = norm(a_l + W2 gelu(W1 a_l + b1) + b2)
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_MODEL_H
+#define MULTIHEAD_MODEL_H
+
+#include <multihead/base.h>
+#include <multihead/module.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A loaded model. Never changes after loading, so any number of threads may use one, each with its
+ * own context. */
+typedef struct mha_model mha_model;
+
+typedef struct mha_tokenizer mha_tokenizer; /* tokenizer.h */
+
+/* mha_model_options.flags */
+enum {
+    MHA_MODEL_NO_TOKENIZER = 1 << 0 /* do not load one; mha_model_tokenizer() gives NULL */
+};
+
+typedef struct mha_model_options {
+    uint32_t struct_size;
+    uint32_t flags;
+} mha_model_options;
+
+/**
+ * Load a model folder. Weights of type F16 and BF16 are converted to f32; the prefix "bert." in
+ * front of weight names may be there or not; weights that the encoder does not need (pooler,
+ * classifier) are left alone. options may be NULL.
+ *
+ * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
+ *          the model (the context need not), and while loading from the C library. Nothing of the
+ *          folder stays open.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options); MHA_ERR_FILE (folder or file missing);
+ *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
+ *          missing, of a wrong type or absurd; a weight missing or of another shape than
+ *          config.json says); MHA_ERR_UNSUPPORTED (architecture, activation, position scheme or
+ *          weight type); MHA_ERR_UTF8; MHA_ERR_SIZE; MHA_ERR_NOMEM.
+ * Threads  as mha_context_create().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_model_load(mha_context *context, const char *folder,
+                                                const mha_model_options *options,
+                                                mha_model **model);
+
+/** Destroy a model and its tokenizer; NULL is fine. Memory frees all. Errors none. Threads nobody
+ * uses it. Since 0.1 */
+MHA_API void mha_model_destroy(mha_model *model);
+
+/* What a model is. */
+typedef struct mha_model_info {
+    uint32_t struct_size; /* in: sizeof(mha_model_info) */
+    uint32_t reserved;
+    const char
+        *architecture;   /* config.json's model_type, e.g. "bert"; lives as long as the model */
+    int64_t layers;      /* L */
+    int64_t heads;       /* H */
+    int64_t kv_heads;    /* Hk; H in BERT */
+    int64_t hidden_size; /* E */
+    int64_t head_dim;    /* D */
+    int64_t intermediate_size; /* width between the two feed-forward layers */
+    int64_t max_positions;     /* the most tokens of one sequence */
+    int64_t vocab_size;        /* ids are 0 .. vocab_size - 1 */
+    int64_t type_vocab_size;   /* segments are 0 .. type_vocab_size - 1 */
+    int64_t parameters;        /* that the encoder uses: no pooler, no classifier */
+} mha_model_info;
+
+/**
+ * Describe a model.
+ *
+ * Memory   fills *info, as much of it as info->struct_size says.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size).   Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_model_describe(const mha_model *model, mha_model_info *info);
+
+/** The model's tokenizer; NULL if it was loaded without one. Memory lives as long as the model.
+ * Errors none. Threads any. Since 0.1 */
+MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
+
+/* Tokens of one or several sequences, padded on the right to a common length. */
+typedef struct mha_batch {
+    uint32_t struct_size;
+    uint32_t reserved;       /* 0 */
+    int64_t batch;           /* B */
+    int64_t length;          /* T, at most max_positions */
+    const int32_t *ids;      /* [B,T]; padding, too, must be ids of the vocabulary, e.g. [PAD] */
+    const int32_t *type_ids; /* [B,T] segments; NULL: all 0 */
+    const int64_t *lengths;  /* [B], 0 .. T, tokens that are not padding; NULL: T for all */
+} mha_batch;
+
+/* What a forward pass is to give; NULL means not wanted. All tensors f32, any strides with a
+ * contiguous last axis. */
+typedef struct mha_model_outputs {
+    uint32_t struct_size;
+    uint32_t reserved;             /* 0 */
+    const mha_tensor *last_hidden; /* [B,T,E], x_L */
+    /* [L+1] pointers, each NULL or [B,T,E]: x_0 .. x_L */
+    const mha_tensor *const *hidden;
+    /* [L] pointers, each NULL or what is wanted of that layer's attention: probabilities
+     * [B,H,T,T], their mean over heads, q, k, v, the heads before W_o, lse (module.h) */
+    const mha_module_outputs *const *attention;
+    /* Called when layer's outputs (attention and hidden[layer + 1]) are complete. Layers may then
+     * share memory, so that a long text needs one layer's maps at a time. Anything but MHA_OK ends
+     * the pass and is handed back. The callback must not use the context. */
+    mha_status (*after_layer)(void *user, int64_t layer);
+    void *after_layer_user;
+} mha_model_outputs;
+
+/**
+ * Run the encoder.
+ *
+ * A key beyond a sequence's length is invisible to all its queries; rows beyond it hold what the
+ * padding's ids give and mean nothing. Columns of probabilities beyond it are 0.
+ *
+ * Memory   borrowed for the call. Scratch from the context, all of it taken before the first output
+ *          is written: O(B T (E + intermediate_size)). In a steady state nothing is allocated.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, negative sizes, ids outside the vocabulary,
+ *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
+ *          MHA_ERR_SHAPE, _DTYPE, _STRIDE, _OVERLAP (an output); MHA_ERR_NOMEM. No output byte is
+ *          then written, unless after_layer was what failed.
+ * Threads  one call at a time per context.
+ * Accuracy attention weights and hidden states within twice the error of torch in float32
+ *          (docs/numerics.md). Each sequence of a padded batch has the bits it has alone.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_model_forward(mha_context *context, const mha_model *model,
+                                                   const mha_batch *batch,
+                                                   const mha_model_outputs *outputs);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
