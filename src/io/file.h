@@ -1,0 +1,60 @@
+/* Files as the readers and writers want them: mapped, whole, or written beside and renamed; and
+ * names of files and tensors as error messages want them. */
+#ifndef MHAI_FILE_H
+#define MHAI_FILE_H
+
+#include <multihead/base.h>
+#include <multihead/io.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "safetensors and .npy are read and written as they lie in memory: little-endian only"
+#endif
+
+/* A name cut to a length that leaves room for the rest of a message, at a UTF-8 boundary. Returned
+ * by value, so that it can stand in the call: mha_fail(..., mhai_show_path(path).text). */
+typedef struct mhai_shown {
+    char text[168];
+} mhai_shown;
+
+/* The end of a path, which tells files apart. */
+mhai_shown mhai_show_path(const char *path);
+
+/* The beginning of a name or a piece of text that came from a file. */
+mhai_shown mhai_show_name(const char *name);
+
+/* A regular file opened for reading. */
+MHA_NODISCARD mha_status mhai_file_open(const char *path, int *fd, size_t *size);
+
+/* A regular file mapped read-only. A file without content has bytes NULL and size 0. */
+typedef struct mhai_file_view {
+    const unsigned char *bytes;
+    size_t size;
+} mhai_file_view;
+
+MHA_NODISCARD mha_status mhai_file_map(const char *path, mhai_file_view *view);
+void mhai_file_unmap(mhai_file_view *view);
+
+/* A file being written. begin, any number of appends, finish; abandon afterwards in every case
+ * (after a finish it does nothing). */
+typedef struct mhai_file_out {
+    int fd;      /* -1: not open */
+    char *place; /* where the file is to stand, symbolic links resolved */
+    char *temp;  /* where it is written; NULL if place is no regular file and is written to */
+    unsigned char *buffer;
+    size_t used; /* of buffer */
+} mhai_file_out;
+
+MHA_NODISCARD mha_status mhai_file_begin(const char *path, mhai_file_out *out);
+MHA_NODISCARD mha_status mhai_file_append(mhai_file_out *out, const void *bytes, size_t size);
+MHA_NODISCARD mha_status mhai_file_finish(mhai_file_out *out);
+void mhai_file_abandon(mhai_file_out *out);
+
+/* The number of bytes that a tensor's elements take in a file, after checking the view. name is
+ * what messages call it. */
+MHA_NODISCARD mha_status mhai_file_tensor_bytes(const char *name, const mha_tensor *tensor,
+                                                int64_t *bytes);
+
+/* Append a checked tensor's elements in row order. */
+MHA_NODISCARD mha_status mhai_file_append_tensor(mhai_file_out *out, const mha_tensor *tensor);
+
+#endif

@@ -1,0 +1,157 @@
+/* Reading files: mapped or whole. Only regular files: a FIFO would block for ever and a device has
+ * no length, so both are refused by name rather than read. */
+#include "io/file.h"
+
+#include <multihead/component.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool continues(char c) /* a UTF-8 sequence */
+{
+    return ((unsigned char)c & 0xC0) == 0x80;
+}
+
+mhai_shown mhai_show_path(const char *path)
+{
+    mhai_shown shown = {{0}};
+    size_t length = strlen(path);
+    const char *from = path;
+    if (length >= sizeof shown.text) {
+        memcpy(shown.text, "...", 3);
+        from += length - (sizeof shown.text - 4);
+        while (continues(*from)) from++;
+    }
+    strcpy(shown.text + strlen(shown.text), from);
+    return shown;
+}
+
+mhai_shown mhai_show_name(const char *name)
+{
+    mhai_shown shown = {{0}};
+    size_t length = strlen(name), most = 80;
+    if (length <= most) {
+        memcpy(shown.text, name, length);
+        return shown;
+    }
+    while (most > 0 && continues(name[most])) most--;
+    memcpy(shown.text, name, most);
+    memcpy(shown.text + most, "...", 3);
+    return shown;
+}
+
+static const char *kind_of(mode_t mode)
+{
+    if (S_ISDIR(mode)) return "a folder";
+    if (S_ISFIFO(mode)) return "a FIFO";
+    if (S_ISSOCK(mode)) return "a socket";
+    return "a device";
+}
+
+mha_status mhai_file_open(const char *path, int *fd, size_t *size)
+{
+    /* Without O_NONBLOCK, opening a FIFO waits for a writer. */
+    int opened = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (opened < 0)
+        return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(path).text,
+                        errno == ENOENT ? "no such file" : strerror(errno));
+    struct stat status;
+    const char *trouble = NULL;
+    if (fstat(opened, &status) != 0)
+        trouble = strerror(errno);
+    else if (!S_ISREG(status.st_mode))
+        trouble = kind_of(status.st_mode);
+    if (trouble) {
+        close(opened);
+        return mha_fail(MHA_ERR_FILE, "%s: is %s, expected a regular file",
+                        mhai_show_path(path).text, trouble);
+    }
+    if ((uintmax_t)status.st_size > PTRDIFF_MAX) {
+        close(opened);
+        return mha_fail(MHA_ERR_SIZE, "%s: the file is larger than the address space",
+                        mhai_show_path(path).text);
+    }
+    *fd = opened;
+    *size = (size_t)status.st_size;
+    return MHA_OK;
+}
+
+mha_status mhai_file_map(const char *path, mhai_file_view *view)
+{
+    int fd = -1;
+    size_t size = 0;
+    *view = (mhai_file_view){NULL, 0};
+    MHA_TRY(mhai_file_open(path, &fd, &size));
+    void *bytes = size > 0 ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+    int error = errno;
+    close(fd);
+    if (bytes == MAP_FAILED)
+        return mha_fail(error == ENOMEM ? MHA_ERR_NOMEM : MHA_ERR_FILE,
+                        "%s: cannot map %zu bytes: %s", mhai_show_path(path).text, size,
+                        strerror(error));
+    *view = (mhai_file_view){bytes, size};
+    return MHA_OK;
+}
+
+void mhai_file_unmap(mhai_file_view *view)
+{
+    /* munmap takes a plain pointer; the bytes themselves stay untouched. */
+    if (view->bytes) munmap((void *)(uintptr_t)view->bytes, view->size);
+    *view = (mhai_file_view){NULL, 0};
+}
+
+/* Exactly size bytes; a file that someone shortens meanwhile is an error. */
+static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
+{
+    const size_t chunk = (size_t)1 << 30; /* Linux reads at most 2 GB at a time */
+    for (size_t done = 0; done < size;) {
+        ssize_t got = read(fd, bytes + done, size - done < chunk ? size - done : chunk);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            return mha_fail(MHA_ERR_FILE, "%s: cannot read byte %zu of %zu: %s",
+                            mhai_show_path(path).text, done, size,
+                            got == 0 ? "the file was shortened" : strerror(errno));
+        done += (size_t)got;
+    }
+    return MHA_OK;
+}
+
+mha_status mha_file_read(const char *path, size_t limit, char **bytes, size_t *size)
+{
+    if (!path || !bytes || !size) return mha_fail(MHA_ERR_NULL, "mha_file_read: NULL argument");
+    int fd = -1;
+    size_t length = 0;
+    char *made = NULL;
+    MHA_TRY(mhai_file_open(path, &fd, &length));
+    mha_status status = MHA_OK;
+    if (length > limit) {
+        status = mha_fail(MHA_ERR_SIZE, "%s: %zu bytes, at most %zu are read here",
+                          mhai_show_path(path).text, length, limit);
+        goto done;
+    }
+    made = malloc(length + 1);
+    if (!made) {
+        status = mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate %zu bytes", mhai_show_path(path).text,
+                          length + 1);
+        goto done;
+    }
+    MHA_TRY_GOTO(read_all(fd, path, made, length), done);
+    made[length] = '\0';
+    *bytes = made;
+    *size = length;
+    made = NULL;
+done:
+    free(made);
+    close(fd);
+    return status;
+}
+
+void mha_file_free(char *bytes)
+{
+    free(bytes);
+}

@@ -1,0 +1,305 @@
+/* Reading safetensors (the format stands in io.h; writing is in safetensors_out.c).
+ *
+ * The header is hostile until proven otherwise. It is parsed as JSON, then every tensor is checked
+ * by itself (type, shape, offsets, that they agree), then all of them together: sorted by offset,
+ * each must begin where the one before ended, and the last must end with the file. So no view can
+ * reach outside the mapping, and no byte belongs to two tensors or to none. */
+#include "io/file.h"
+#include "io/json_file.h"
+#include "io/safetensors_types.h"
+
+#include <multihead/component.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t most_header_bytes = 100 * 1000 * 1000; /* the limit of the format */
+
+typedef struct entry {
+    const char *name; /* in the parsed header */
+    const mhai_safetensors_type *type;
+    const json_t *shape; /* array of non-negative integers */
+    int64_t begin, end;  /* offsets into the data */
+    void *copy;          /* aligned, if the data in the mapping is not */
+} entry;
+
+struct mha_safetensors {
+    mhai_file_view view;
+    const unsigned char *data; /* in the mapping, behind the header */
+    int64_t data_bytes;
+    json_t *header;
+    int64_t count;
+    entry *entries; /* [count] in the order of the header */
+};
+
+static mha_status bad(const char *path, const char *tensor, const char *what)
+{
+    return mha_fail(MHA_ERR_FORMAT, "%s: tensor '%s': %s; the file is damaged, fetch it again",
+                    mhai_show_path(path).text, mhai_show_name(tensor).text, what);
+}
+
+/* The integer at place in a JSON array, at least 0; -1 if it is none. */
+static int64_t whole_number(const json_t *array, size_t place)
+{
+    const json_t *value = json_array_get(array, place);
+    return json_is_integer(value) && json_integer_value(value) >= 0
+               ? (int64_t)json_integer_value(value)
+               : -1;
+}
+
+/* The number of bytes that type and shape ask for. */
+static mha_status tensor_bytes(const char *path, const entry *tensor, int64_t *bytes)
+{
+    int64_t count = 1, bits;
+    bool empty = false;
+    for (size_t i = 0; i < json_array_size(tensor->shape); i++) {
+        int64_t length = whole_number(tensor->shape, i);
+        if (length < 0)
+            return bad(path, tensor->name, "shape holds something else than lengths from 0 on");
+        empty |= length == 0;
+    }
+    for (size_t i = 0; i < json_array_size(tensor->shape) && !empty; i++)
+        if (__builtin_mul_overflow(count, whole_number(tensor->shape, i), &count))
+            return mha_fail(MHA_ERR_SIZE, "%s: tensor '%s': more elements than 63 bits count",
+                            mhai_show_path(path).text, mhai_show_name(tensor->name).text);
+    if (empty) count = 0;
+    if (__builtin_mul_overflow(count, (int64_t)tensor->type->bits, &bits))
+        return mha_fail(MHA_ERR_SIZE, "%s: tensor '%s': more bits than 63 bits count",
+                        mhai_show_path(path).text, mhai_show_name(tensor->name).text);
+    if (bits % 8 != 0) return bad(path, tensor->name, "the shape does not fill whole bytes");
+    *bytes = bits / 8;
+    return MHA_OK;
+}
+
+static mha_status read_offsets(const char *path, const json_t *offsets, int64_t data_bytes,
+                               entry *tensor)
+{
+    if (!json_is_array(offsets) || json_array_size(offsets) != 2)
+        return bad(path, tensor->name, "data_offsets is missing or not two numbers");
+    tensor->begin = whole_number(offsets, 0);
+    tensor->end = whole_number(offsets, 1);
+    if (tensor->begin < 0 || tensor->end < tensor->begin)
+        return bad(path, tensor->name, "data_offsets are not two increasing whole numbers");
+    if (tensor->end > data_bytes)
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: tensor '%s': data_offsets end at %lld, but the file has only %lld "
+                        "bytes of data; it is truncated, fetch it again",
+                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
+                        (long long)tensor->end, (long long)data_bytes);
+    return MHA_OK;
+}
+
+static mha_status read_entry(const char *path, const json_t *value, int64_t data_bytes,
+                             entry *tensor)
+{
+    if (!json_is_object(value)) return bad(path, tensor->name, "its description is no JSON object");
+    const char *type = json_string_value(json_object_get(value, "dtype"));
+    if (!type) return bad(path, tensor->name, "dtype is missing or no text");
+    tensor->type = mhai_safetensors_find_type(type);
+    if (!tensor->type)
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: tensor '%s': unknown dtype '%s'; known are F32, F16 "
+                        "and the others of the safetensors format",
+                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
+                        mhai_show_name(type).text);
+    tensor->shape = json_object_get(value, "shape");
+    if (!json_is_array(tensor->shape))
+        return bad(path, tensor->name, "shape is missing or no array");
+    int64_t bytes = 0;
+    MHA_TRY(tensor_bytes(path, tensor, &bytes));
+    MHA_TRY(read_offsets(path, json_object_get(value, "data_offsets"), data_bytes, tensor));
+    if (tensor->end - tensor->begin != bytes)
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: tensor '%s': shape and dtype %s need %lld bytes, data_offsets span "
+                        "%lld; the file is damaged, fetch it again",
+                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
+                        tensor->type->name, (long long)bytes,
+                        (long long)(tensor->end - tensor->begin));
+    return MHA_OK;
+}
+
+static mha_status check_metadata(const char *path, json_t *metadata)
+{
+    const char *key;
+    json_t *value;
+    if (!json_is_object(metadata))
+        return mha_fail(MHA_ERR_FORMAT, "%s: __metadata__ is no JSON object",
+                        mhai_show_path(path).text);
+    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return mha_fail(
+        MHA_ERR_FORMAT, "%s: __metadata__: '%s' is no text", mhai_show_path(path).text,
+        mhai_show_name(key).text);
+    return MHA_OK;
+}
+
+static mha_status read_entries(const char *path, mha_safetensors *file)
+{
+    const char *key;
+    json_t *value;
+    file->entries = calloc(json_object_size(file->header) + 1, sizeof *file->entries);
+    if (!file->entries)
+        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %zu tensors",
+                        mhai_show_path(path).text, json_object_size(file->header));
+    json_object_foreach(file->header, key, value)
+    {
+        if (strcmp(key, "__metadata__") == 0) {
+            MHA_TRY(check_metadata(path, value));
+            continue;
+        }
+        entry *tensor = &file->entries[file->count++];
+        tensor->name = key;
+        MHA_TRY(read_entry(path, value, file->data_bytes, tensor));
+    }
+    return MHA_OK;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const entry *x = *(const entry *const *)a, *y = *(const entry *const *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+static mha_status check_cover(const char *path, const mha_safetensors *file)
+{
+    const entry **order = calloc((size_t)file->count + 1, sizeof(const entry *));
+    if (!order)
+        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %lld tensors",
+                        mhai_show_path(path).text, (long long)file->count);
+    for (int64_t i = 0; i < file->count; i++) order[i] = &file->entries[i];
+    qsort(order, (size_t)file->count, sizeof(const entry *), by_offset);
+    mha_status status = MHA_OK;
+    int64_t end = 0;
+    for (int64_t i = 0; i < file->count && status == MHA_OK; i++) {
+        if (order[i]->begin < end)
+            status = bad(path, order[i]->name, "its data overlaps another tensor's");
+        else if (order[i]->begin > end)
+            status =
+                bad(path, order[i]->name, "a hole that belongs to no tensor precedes its data");
+        end = order[i]->end;
+    }
+    free(order);
+    if (status == MHA_OK && end != file->data_bytes)
+        status = mha_fail(MHA_ERR_FORMAT,
+                          "%s: %lld bytes at the end belong to no tensor; the file is damaged, "
+                          "fetch it again",
+                          mhai_show_path(path).text, (long long)(file->data_bytes - end));
+    return status;
+}
+
+/* Data that is not aligned to its type, copied. */
+static mha_status align_entries(const char *path, mha_safetensors *file)
+{
+    for (int64_t i = 0; i < file->count; i++) {
+        entry *tensor = &file->entries[i];
+        size_t size = tensor->type->known ? mha_dtype_size(tensor->type->dtype) : 1;
+        size_t bytes = (size_t)(tensor->end - tensor->begin);
+        const unsigned char *from = file->data + tensor->begin;
+        if (bytes == 0 || (uintptr_t)from % size == 0) continue;
+        tensor->copy = malloc(bytes);
+        if (!tensor->copy)
+            return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate %zu bytes for unaligned '%s'",
+                            mhai_show_path(path).text, bytes, mhai_show_name(tensor->name).text);
+        memcpy(tensor->copy, from, bytes);
+    }
+    return MHA_OK;
+}
+
+/* The length field and the JSON behind it. */
+static mha_status read_header(const char *path, mha_safetensors *file)
+{
+    const unsigned char *bytes = file->view.bytes;
+    uint64_t length = 0;
+    if (file->view.size < 8)
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: %zu bytes are too short for a safetensors file; fetch it again",
+                        mhai_show_path(path).text, file->view.size);
+    memcpy(&length, bytes, 8);
+    if (length > file->view.size - 8 || length > (uint64_t)most_header_bytes)
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: the header claims %llu bytes, the file has %zu behind its length (and "
+                        "100 MB is the limit); it is truncated or no safetensors file",
+                        mhai_show_path(path).text, (unsigned long long)length, file->view.size - 8);
+    if (length == 0 || bytes[8] != '{')
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: the header does not begin with '{'; this is no "
+                        "safetensors file",
+                        mhai_show_path(path).text);
+    file->data = bytes + 8 + length;
+    file->data_bytes = (int64_t)(file->view.size - 8 - length);
+    return mhai_json_parse(path, (const char *)bytes + 8, (size_t)length, &file->header);
+}
+
+mha_status mha_safetensors_open(const char *path, mha_safetensors **file)
+{
+    if (!path || !file) return mha_fail(MHA_ERR_NULL, "mha_safetensors_open: NULL argument");
+    mha_safetensors *made = calloc(1, sizeof *made);
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "safetensors: cannot allocate");
+    mha_status status = MHA_OK;
+    MHA_TRY_GOTO(mhai_file_map(path, &made->view), done);
+    MHA_TRY_GOTO(read_header(path, made), done);
+    MHA_TRY_GOTO(read_entries(path, made), done);
+    MHA_TRY_GOTO(check_cover(path, made), done);
+    MHA_TRY_GOTO(align_entries(path, made), done);
+    *file = made;
+    made = NULL;
+done:
+    mha_safetensors_close(made);
+    return status;
+}
+
+void mha_safetensors_close(mha_safetensors *file)
+{
+    if (!file) return;
+    for (int64_t i = 0; i < file->count; i++) free(file->entries[i].copy);
+    free(file->entries);
+    json_decref(file->header);
+    mhai_file_unmap(&file->view);
+    free(file);
+}
+
+int64_t mha_safetensors_count(const mha_safetensors *file)
+{
+    return file ? file->count : 0;
+}
+
+const char *mha_safetensors_name(const mha_safetensors *file, int64_t index)
+{
+    return file && index >= 0 && index < file->count ? file->entries[index].name : NULL;
+}
+
+int64_t mha_safetensors_find(const mha_safetensors *file, const char *name)
+{
+    for (int64_t i = 0; file && name && i < file->count; i++)
+        if (strcmp(file->entries[i].name, name) == 0) return i;
+    return -1;
+}
+
+const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key)
+{
+    if (!file || !key) return NULL;
+    return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
+}
+
+mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mha_tensor *tensor)
+{
+    if (!file || !tensor) return mha_fail(MHA_ERR_NULL, "mha_safetensors_tensor: NULL argument");
+    if (index < 0 || index >= file->count)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_safetensors_tensor: index %lld of %lld tensors",
+                        (long long)index, (long long)file->count);
+    const entry *from = &file->entries[index];
+    size_t ndim = json_array_size(from->shape);
+    if (!from->type->known)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "tensor '%s': element type %s is not supported here; "
+                        "convert it, e.g. to F32",
+                        mhai_show_name(from->name).text, from->type->name);
+    if (ndim > MHA_MAX_DIMS)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "tensor '%s': %zu dimensions, at most %d are supported",
+                        mhai_show_name(from->name).text, ndim, (int)MHA_MAX_DIMS);
+    int64_t shape[MHA_MAX_DIMS];
+    for (size_t i = 0; i < ndim; i++) shape[i] = whole_number(from->shape, i);
+    const void *data = from->copy ? from->copy : file->data + from->begin;
+    *tensor = mha_tensor_contiguous((void *)(uintptr_t)data, from->type->dtype, (int)ndim, shape);
+    return MHA_OK;
+}

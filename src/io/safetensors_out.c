@@ -1,0 +1,144 @@
+/* Writing safetensors. Tensors go by element size, largest first: the header is padded to 8 bytes,
+ * so every tensor then lies aligned, without holes, which the format forbids. */
+#include "io/file.h"
+#include "io/safetensors_types.h"
+
+#include <multihead/component.h>
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "safetensors: cannot allocate the header");
+}
+
+static mha_status check_text(const char *what, const char *text)
+{
+    const utf8proc_uint8_t *at = (const utf8proc_uint8_t *)text;
+    while (*at) {
+        utf8proc_int32_t code;
+        utf8proc_ssize_t step = utf8proc_iterate(at, -1, &code);
+        if (step < 1)
+            return mha_fail(MHA_ERR_UTF8, "safetensors: a %s is not valid UTF-8 at byte %lld", what,
+                            (long long)(at - (const utf8proc_uint8_t *)text));
+        at += step;
+    }
+    return MHA_OK;
+}
+
+/* Give value, a new reference, to object under a key that must be new. */
+static mha_status add_new(json_t *object, const char *what, const char *key, json_t *value)
+{
+    if (!value) return no_memory();
+    if (json_object_get(object, key)) {
+        json_decref(value);
+        return mha_fail(MHA_ERR_ARGUMENT, "safetensors: the %s '%s' occurs twice", what,
+                        mhai_show_name(key).text);
+    }
+    return json_object_set_new(object, key, value) == 0 ? MHA_OK : no_memory();
+}
+
+static mha_status add_metadata(json_t *header, const char *const *metadata)
+{
+    if (!metadata || !metadata[0]) return MHA_OK;
+    json_t *object = json_object();
+    if (!object || json_object_set_new(header, "__metadata__", object) != 0) return no_memory();
+    for (int64_t i = 0; metadata[i]; i += 2) {
+        if (!metadata[i + 1])
+            return mha_fail(MHA_ERR_NULL, "safetensors: the metadata key '%s' has no text",
+                            mhai_show_name(metadata[i]).text);
+        MHA_TRY(check_text("metadata key", metadata[i]));
+        MHA_TRY(check_text("metadata text", metadata[i + 1]));
+        MHA_TRY(add_new(object, "metadata key", metadata[i], json_string(metadata[i + 1])));
+    }
+    return MHA_OK;
+}
+
+/* Describe one tensor, whose data begins at *offset, and move *offset to its end. */
+static mha_status add_tensor(json_t *header, const char *name, const mha_tensor *tensor,
+                             int64_t *offset)
+{
+    int64_t bytes = 0, end;
+    MHA_TRY(check_text("tensor name", name));
+    if (!*name || strcmp(name, "__metadata__") == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "safetensors: a tensor cannot be called '%s'", name);
+    MHA_TRY(mhai_file_tensor_bytes(name, tensor, &bytes));
+    if (__builtin_add_overflow(*offset, bytes, &end))
+        return mha_fail(MHA_ERR_SIZE, "safetensors: more data than 63 bits count");
+    json_t *shape = json_array();
+    for (int i = 0; shape && i < tensor->ndim; i++)
+        if (json_array_append_new(shape, json_integer(tensor->shape[i])) != 0) {
+            json_decref(shape);
+            return no_memory();
+        }
+    if (!shape) return no_memory();
+    json_t *value =
+        json_pack("{s:s, s:o, s:[I, I]}", "dtype", mhai_safetensors_type_name(tensor->dtype),
+                  "shape", shape, "data_offsets", (json_int_t)*offset, (json_int_t)end);
+    *offset = end;
+    return add_new(header, "tensor name", name, value);
+}
+
+static mha_status build_header(const char *const *names, const mha_tensor *tensors, int64_t count,
+                               const char *const *metadata, json_t *header)
+{
+    int64_t offset = 0;
+    MHA_TRY(add_metadata(header, metadata));
+    for (size_t size = 8; size > 0; size /= 2)
+        for (int64_t i = 0; i < count; i++)
+            if (mha_dtype_size(tensors[i].dtype) == size)
+                MHA_TRY(add_tensor(header, names[i], &tensors[i], &offset));
+    return MHA_OK;
+}
+
+static mha_status write_file(const char *path, const char *header, const mha_tensor *tensors,
+                             int64_t count)
+{
+    size_t length = strlen(header), padded = (length + 7) / 8 * 8;
+    uint64_t field = padded;
+    mhai_file_out out;
+    MHA_TRY(mhai_file_begin(path, &out));
+    mha_status status = MHA_OK;
+    MHA_TRY_GOTO(mhai_file_append(&out, &field, sizeof field), done);
+    MHA_TRY_GOTO(mhai_file_append(&out, header, length), done);
+    MHA_TRY_GOTO(mhai_file_append(&out, "       ", padded - length), done);
+    for (size_t size = 8; size > 0; size /= 2)
+        for (int64_t i = 0; i < count; i++)
+            if (mha_dtype_size(tensors[i].dtype) == size)
+                MHA_TRY_GOTO(mhai_file_append_tensor(&out, &tensors[i]), done);
+    status = mhai_file_finish(&out);
+done:
+    mhai_file_abandon(&out);
+    return status;
+}
+
+mha_status mha_safetensors_write(const char *path, const char *const *names,
+                                 const mha_tensor *tensors, int64_t count,
+                                 const char *const *metadata)
+{
+    if (!path || (count > 0 && (!names || !tensors)))
+        return mha_fail(MHA_ERR_NULL, "mha_safetensors_write: NULL argument");
+    if (count < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_safetensors_write: count is %lld", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        if (!names[i])
+            return mha_fail(MHA_ERR_NULL, "mha_safetensors_write: name %lld is NULL", (long long)i);
+        if (mha_dtype_size(tensors[i].dtype) == 0)
+            return mha_fail(MHA_ERR_DTYPE, "%s: unknown dtype %d", mhai_show_name(names[i]).text,
+                            (int)tensors[i].dtype);
+    }
+    char *text = NULL;
+    mha_status status = MHA_OK;
+    json_t *header = json_object();
+    if (!header) return no_memory();
+    MHA_TRY_GOTO(build_header(names, tensors, count, metadata, header), done);
+    text = json_dumps(header, JSON_COMPACT);
+    status = text ? write_file(path, text, tensors, count) : no_memory();
+done:
+    free(text);
+    json_decref(header);
+    return status;
+}
