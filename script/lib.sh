@@ -1,0 +1,110 @@
+# Shared by script/demo, script/test and .ci/run; POSIX sh, to be sourced with the project's root as
+# the working directory. Nothing here runs by itself.
+#
+#   want_command COMMAND PACKAGE ...    note PACKAGE as missing unless COMMAND is there
+#   want_module MODULE PACKAGE          likewise for a pkg-config module
+#   want_file FILE PACKAGE              likewise for a file
+#   install_missing                     install what was noted, or say how, and exit
+#   step TEXT COMMAND ...               run quietly into build/<log>; show the log's tail on failure
+#   configure [OPTION ...], build TARGET ...
+
+missing=''
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+    say "error: $*"
+    exit 1
+}
+
+note_missing() { missing="$missing $1"; }
+
+want_command() { command -v "$1" >/dev/null 2>&1 || note_missing "$2"; }
+
+want_module() { pkg-config --exists "$1" 2>/dev/null || note_missing "$2"; }
+
+want_file() { [ -e "$1" ] || note_missing "$2"; }
+
+# What every build needs.
+want_build() {
+    want_command cmake cmake
+    want_command ninja ninja-build
+    want_command cc gcc
+    # A compiler without the C library's headers is of no use.
+    want_file /usr/include/stdio.h libc6-dev
+    want_command pkg-config pkg-config
+    want_module jansson libjansson-dev
+    want_module libutf8proc libutf8proc-dev
+    want_module libpng libpng-dev
+    want_module freetype2 libfreetype-dev
+    want_file /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf fonts-dejavu-core
+}
+
+install_missing() {
+    [ -n "$missing" ] || return 0
+    if ! command -v apt-get >/dev/null 2>&1; then
+        fail "missing:$missing (Debian's names); please install them and run this again"
+    fi
+    if [ "$(id -u)" -eq 0 ]; then
+        as_root=env
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+        as_root='sudo -n env'
+    else
+        say "Missing:$missing"
+        say "Please run this, and then ${0#"$PWD/"} again:"
+        say "  sudo apt-get update && sudo apt-get install -y --no-install-recommends$missing"
+        exit 1
+    fi
+    say "Installing:$missing"
+    mkdir -p build
+    # Package lists may be absent or stale: refresh them only if it does not work without.
+    # shellcheck disable=SC2086  # lists of words
+    if ! apt_install $missing; then
+        $as_root apt-get update >>build/apt.log 2>&1 || true
+        apt_install $missing || {
+            tail -n 15 build/apt.log >&2
+            fail "installing packages failed; the whole log is build/apt.log"
+        }
+    fi
+    missing=''
+}
+
+apt_install() {
+    # shellcheck disable=SC2086  # a command and its arguments
+    $as_root DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        -o DPkg::Lock::Timeout=300 "$@" >>build/apt.log 2>&1 </dev/null
+}
+
+# step LOG TEXT COMMAND ...: one line while it runs, its time after it, the log's tail if it fails.
+step() {
+    step_log=build/$1.log
+    say "$2 ..."
+    shift 2
+    mkdir -p build
+    step_begin=$(date +%s)
+    if "$@" >"$step_log" 2>&1 </dev/null; then
+        say "  done in $(($(date +%s) - step_begin)) s"
+    else
+        step_status=$?
+        tail -n 30 "$step_log" >&2
+        say "error: '$*' failed with status $step_status; the whole log is $step_log"
+        return "$step_status"
+    fi
+}
+
+jobs() { nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2; }
+
+# A build folder keeps the generator it began with.
+configure() {
+    if [ -e build/CMakeCache.txt ]; then
+        step configure 'Configuring' cmake -S . -B build "$@"
+    else
+        step configure 'Configuring' cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release "$@"
+    fi
+}
+
+# build [TARGET ...]
+build() {
+    if [ $# -gt 0 ]; then set -- --target "$@"; fi
+    step build "Building with $(jobs) jobs" cmake --build build --parallel "$(jobs)" "$@"
+}

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Check what clang-format does not: text hygiene, forbidden words, the form of public comments.
+
+Fails on: tabs, blanks at line ends, carriage returns, a missing or doubled final newline; words and
+hosts that must not be in the tree; a public function whose comment lacks one of the words Memory,
+Errors, Threads, Since; a library source that prints, exits or aborts; two sources of one name.
+Lists, without failing: functions longer than 80 lines.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXT = {".c", ".h", ".inc", ".py", ".sh", ".md", ".txt", ".cmake", ".in", ".map", ".expected", ""}
+# Golden data is made by a script and kept as it came out; texts in it may hold anything.
+SKIP = ("tests/golden/",)
+# The words stand in brackets so that this file does not contain what it forbids.
+FORBIDDEN = [
+    (re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X)\b"), "unfinished business: do it or write an issue"),
+    (re.compile(r"(?<![\w.$}])/(wor[k]|far[m]|roo[t]|home)/"), "a path of somebody's machine"),
+    (re.compile(r"(?<![\w.$}])/tm[p]/(?!mha|multihead)\w"), "a path of somebody's machine"),
+    (re.compile(r"\b(pyp[i]|pythonhoste[d]|debia[n]|huggingfac[e]|hf-mirro[r])\.(org|co|com)\b"),
+     "the name of a package or model host: the clients know theirs"),
+]
+HEADINGS = ("Memory", "Errors", "Threads", "Since")
+BANNED_CALL = re.compile(r"(?<![\w.>])(printf|puts|putchar|perror|exit|_Exit|abort|system)\s*\(")
+LIBRARY = ("src/",)
+LONG = 80
+
+
+def tracked_files():
+    """Every file that is or would be in the repository; all files where there is no git."""
+    git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
+                         capture_output=True, text=True, check=False)
+    names = git.stdout.splitlines() if git.returncode == 0 else [
+        str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
+        if not any(part.startswith("build") for part in path.relative_to(ROOT).parts)]
+    for name in sorted(names):
+        path = ROOT / name
+        if path.is_file() and path.suffix in TEXT and not name.startswith(SKIP):
+            yield name, path
+
+
+def check_text(name, text):
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{name}:{number}"
+        if "\t" in line:
+            yield f"{where}: tab"
+        if "\r" in line:
+            yield f"{where}: carriage return"
+        elif line != line.rstrip():
+            yield f"{where}: blanks at the end of the line"
+        for pattern, reason in FORBIDDEN:
+            if match := pattern.search(line):
+                yield f"{where}: '{match.group(0)}': {reason}"
+    if text and (not text.endswith("\n") or text.endswith("\n\n")):
+        yield f"{name}: must end with exactly one newline"
+
+
+def strip_comments(text):
+    """Blank out comments and string contents, keeping every line where it is."""
+    pattern = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), text)
+
+
+def check_public_comments(name, text):
+    """Each declaration that starts with MHA_API directly follows a /** comment with all headings."""
+    for match in re.finditer(r"^MHA_API\b[^;{]*?\b(mha_\w+)\s*\(", text, re.M):
+        before = text[:match.start()].rstrip()
+        start = before.rfind("/**")
+        comment = before[start:] if start >= 0 and before.endswith("*/") else ""
+        if comment.count("*/") != 1:
+            yield f"{name}: {match.group(1)}: no /** comment directly before it"
+            continue
+        missing = [word for word in HEADINGS if not re.search(rf"\b{word}\b", comment)]
+        if missing:
+            yield f"{name}: {match.group(1)}: comment lacks {', '.join(missing)}"
+
+
+def check_calls(name, text):
+    for number, line in enumerate(strip_comments(text).split("\n"), 1):
+        if match := BANNED_CALL.search(line):
+            yield f"{name}:{number}: a library must not call {match.group(1)}()"
+
+
+def long_functions(name, text):
+    """Functions whose opening and closing braces stand in column 0, as .clang-format puts them."""
+    opened = None
+    lines = strip_comments(text).split("\n")
+    for number, line in enumerate(lines, 1):
+        if line == "{":
+            opened = number
+        elif line.startswith("}") and opened is not None:
+            if number - opened > LONG:
+                yield f"{name}:{opened}: function of {number - opened} lines"
+            opened = None
+
+
+def same_names(names):
+    seen = {}
+    for name in names:
+        base = name.rsplit("/", 1)[-1]
+        if name.startswith(("src/", "cli/")) and name.endswith((".c", ".h")) and base != "main.c":
+            if base in seen:
+                yield f"{name}: same file name as {seen[base]}"
+            seen.setdefault(base, name)
+
+
+def main():
+    errors, notes, names = [], [], []
+    for name, path in tracked_files():
+        names.append(name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            if path.suffix:
+                errors.append(f"{name}: not UTF-8 ({error.reason} at byte {error.start})")
+            continue
+        errors += check_text(name, text)
+        if name.startswith("include/") and name.endswith(".h"):
+            errors += check_public_comments(name, text)
+        if name.startswith(LIBRARY) and name.endswith((".c", ".h")):
+            errors += check_calls(name, text)
+        if name.endswith((".c", ".h")):
+            notes += long_functions(name, text)
+    errors += same_names(names)
+    for line in notes:
+        print(f"note: {line}")
+    for line in errors:
+        print(line)
+    print(f"style: {len(names)} files, {len(errors)} errors, {len(notes)} notes")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
