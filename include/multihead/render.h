@@ -121,8 +121,8 @@ MHA_API void mha_cmap_color(mha_cmap cmap, bool dark, double t, uint8_t rgb[3]);
  * Figures
  * --------------------------------------------------------------------------------------------- */
 
-/* What the two ends of the colour bar are. The automatic ranges hold every finite cell that is not
- * masked; they begin at 0 if no value is negative, and are symmetric about 0 for a signed map. */
+/* What the two ends of the colour bar are. The automatic ranges hold 0 and every finite cell that
+ * is not masked; for a signed map they are symmetric about 0. Cells are drawn in 256 steps of t. */
 typedef enum mha_range {
     MHA_RANGE_SHARED = 0, /* one range over all panels of the figure */
     MHA_RANGE_PANEL = 1,  /* each panel its own; its maximum is written beside its name */
@@ -189,7 +189,7 @@ typedef struct mha_figure {
     mha_scale scale;
     bool dark; /* dark paper; light otherwise */
     mha_values print_values;
-    double pixel_ratio;     /* PNG pixels per unit of the drawing, 0.25 .. 8; 0: 2, less if huge */
+    double pixel_ratio;     /* PNG pixels per unit of the drawing, 1 .. 8; 0: 2, or 1 if huge */
     const char *font_file;  /* PNG: a TrueType file; NULL: $MHA_FONT, then DejaVu Sans and others */
     const char *value_name; /* what a cell holds, written at the colour bar: "weight"; NULL: none */
 } mha_figure;
@@ -235,7 +235,7 @@ MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const 
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail says what to
- *          install); MHA_ERR_SIZE (more than 2^28 pixels even at pixel_ratio 0.25).
+ *          install); MHA_ERR_SIZE (more than 2^26 pixels: draw fewer panels).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink);

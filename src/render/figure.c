@@ -1,0 +1,126 @@
+/* Checking a caller's figure. */
+#include "figure.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_PANELS = 1 << 16 };
+static const int64_t most_cells = INT64_C(1) << 31;
+
+/* A struct of the caller's size into one of ours: what the caller does not know is zero, and what
+ * we do not know must be. */
+static mha_status adopt(const char *name, void *own, size_t own_size, const void *from, size_t size)
+{
+    const unsigned char *bytes = from;
+    for (size_t i = own_size; i < size; i++)
+        if (bytes[i])
+            return mha_fail(MHA_ERR_UNSUPPORTED, "%s: the caller uses fields of a newer version",
+                            name);
+    memset(own, 0, own_size);
+    memcpy(own, from, size < own_size ? size : own_size);
+    return MHA_OK;
+}
+
+mha_panel mhai_figure_panel(const mha_figure *figure, int64_t i)
+{
+    mha_panel panel = {0};
+    size_t size = figure->panel_size < sizeof panel ? figure->panel_size : sizeof panel;
+    memcpy(&panel, (const char *)figure->panels + (size_t)i * figure->panel_size, size);
+    if (!panel.row_stride) panel.row_stride = figure->cols;
+    if (!panel.mask_stride) panel.mask_stride = figure->cols;
+    return panel;
+}
+
+static mha_status check_panel(const mha_figure *f, int64_t i)
+{
+    mha_panel panel;
+    const char *at = (const char *)f->panels + (size_t)i * f->panel_size;
+    MHA_TRY(adopt("mha_panel", &panel, sizeof panel, at, f->panel_size));
+    if (!panel.values && f->rows && f->cols)
+        return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": values is NULL", i);
+    if ((panel.row_stride && panel.row_stride < f->cols) ||
+        (panel.mask_stride && panel.mask_stride < f->cols))
+        return mha_fail(MHA_ERR_SHAPE,
+                        "panel %" PRId64 ": a stride is shorter than %" PRId64 " cols", i, f->cols);
+    if (panel.group < 0 || panel.group >= f->group_count)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "panel %" PRId64 ": group is %" PRId64 ", expected 0..%" PRId64, i,
+                        panel.group, f->group_count - 1);
+    return MHA_OK;
+}
+
+static mha_status check_sizes(const mha_figure *f)
+{
+    if (f->rows < 0 || f->cols < 0 || f->panel_count < 0 || f->group_count < 0 || f->columns < 0)
+        return mha_fail(MHA_ERR_SHAPE, "figure: rows, cols, panel_count, group_count and columns "
+                                       "must not be negative");
+    if (f->panel_count > MOST_PANELS || f->group_count > MOST_PANELS)
+        return mha_fail(MHA_ERR_SIZE, "figure: more than %d panels or groups", MOST_PANELS);
+    int64_t panels = f->panel_count ? f->panel_count : 1;
+    if (f->rows > most_cells || f->cols > most_cells ||
+        (f->cols && f->rows > most_cells / f->cols / panels))
+        return mha_fail(MHA_ERR_SIZE, "figure: more than 2^31 cells, draw fewer panels");
+    if (f->panel_count && !f->panels) return mha_fail(MHA_ERR_NULL, "figure: panels is NULL");
+    return MHA_OK;
+}
+
+static mha_status check_options(const mha_figure *f)
+{
+    if (strcmp(mha_cmap_name(f->cmap), "?") == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: unknown cmap %d", (int)f->cmap);
+    if (strcmp(mha_scale_name(f->scale), "?") == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: unknown scale %d", (int)f->scale);
+    if ((int)f->range < 0 || f->range > MHA_RANGE_FIXED)
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: unknown range %d", (int)f->range);
+    if ((int)f->print_values < 0 || f->print_values > MHA_VALUES_NEVER)
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: unknown print_values %d", (int)f->print_values);
+    if (f->range == MHA_RANGE_FIXED && !(isfinite(f->lo) && isfinite(f->hi) && f->lo < f->hi))
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: a fixed range needs finite lo < hi");
+    if (f->range == MHA_RANGE_FIXED && f->scale == MHA_SCALE_LOG && f->hi <= 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: a log scale needs hi above 0");
+    if (f->pixel_ratio != 0 && !(f->pixel_ratio >= 1 && f->pixel_ratio <= 8))
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: pixel_ratio must be 1..8, or 0 for a good one");
+    return MHA_OK;
+}
+
+mha_status mhai_figure_check(const mha_figure *figure, mha_figure *own)
+{
+    if (!figure) return mha_fail(MHA_ERR_NULL, "figure is NULL");
+    if (figure->struct_size < 2 * sizeof(uint32_t) || !figure->panel_size)
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: struct_size and panel_size are not set");
+    MHA_TRY(adopt("mha_figure", own, sizeof *own, figure, figure->struct_size));
+    MHA_TRY(check_sizes(own));
+    MHA_TRY(check_options(own));
+    if (own->group_count == 0) own->group_count = 1;
+    for (int64_t i = 0; i < own->panel_count; i++) MHA_TRY(check_panel(own, i));
+    return MHA_OK;
+}
+
+bool mhai_figure_signed(const mha_figure *figure)
+{
+#define SIGNED_CASE(name, value, text, is_signed) \
+    if (figure->cmap == name) return is_signed;
+    MHA_CMAP_LIST(SIGNED_CASE)
+#undef SIGNED_CASE
+    return false;
+}
+
+mha_status mha_figure_extent(const mha_figure *figure, int64_t panel, mha_extent *extent)
+{
+    if (!extent) return mha_fail(MHA_ERR_NULL, "mha_figure_extent: extent is NULL");
+    mha_figure own;
+    MHA_TRY(mhai_figure_check(figure, &own));
+    if (panel < -1 || panel >= own.panel_count)
+        return mha_fail(MHA_ERR_ARGUMENT, "panel is %" PRId64 ", the figure has %" PRId64, panel,
+                        own.panel_count);
+    mhai_ranges ranges;
+    own.scale = own.scale == MHA_SCALE_RANK ? MHA_SCALE_LINEAR : own.scale; /* no need to sort */
+    mha_status status = mhai_ranges_make(&own, &ranges);
+    if (!status) *extent = panel < 0 ? ranges.extent : mhai_ranges_at(&ranges, panel)->extent;
+    mhai_ranges_free(&ranges);
+    return status;
+}

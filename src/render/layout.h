@@ -1,0 +1,77 @@
+/* Where everything of a figure lies. Measured once from the figure alone (no font file is asked),
+ * so that SVG and PNG are the same picture. */
+#ifndef MHAI_RENDER_LAYOUT_H
+#define MHAI_RENDER_LAYOUT_H
+
+#include "canvas.h"
+#include "text.h"
+
+enum { MHAI_LAYOUT_TITLE_LINES = 3, MHAI_LAYOUT_NOTE_LINES = 8 };
+
+/* The labels of one axis. */
+typedef struct mhai_axis {
+    int64_t count;          /* rows or cols of the figure */
+    const char *const *raw; /* or NULL */
+    int64_t pool, drawn;    /* cells reduced to one; cells drawn */
+    double cell;            /* size of a drawn cell */
+    int64_t step;           /* every step-th label is drawn */
+    double font, most_em;   /* size; the widest label drawn is cut to most_em */
+    double widest;          /* width of the widest label as drawn */
+    double angle;           /* 0, -60 or -90 */
+    double depth;           /* room that the labels take beside the map */
+    mhai_text title;
+} mhai_axis;
+
+typedef struct mhai_place {
+    int64_t grid_row, grid_col;
+} mhai_place;
+
+typedef struct mhai_layout {
+    mha_figure figure; /* checked */
+    mhai_ranges ranges;
+    mhai_palette palette;
+    mhai_theme theme;
+    mhai_axis row, col;
+    int64_t columns, grid_rows;
+    mhai_place *places;  /* [panel_count] */
+    int64_t *row_groups; /* [grid_rows] */
+    double width, height, left, map_width, map_height, step_x, step_y, grid_top, legend_top,
+        foot_top;
+    double head; /* room above a map: its name and note */
+    bool notes, values, image, tiny, tooltips, named_groups;
+    double value_font, value_greatest;
+    mhai_text title[MHAI_LAYOUT_TITLE_LINES], subtitle[MHAI_LAYOUT_TITLE_LINES];
+    mhai_text foot[MHAI_LAYOUT_NOTE_LINES], remarks[MHAI_LAYOUT_NOTE_LINES];
+    int title_lines, subtitle_lines, foot_lines, remark_lines;
+} mhai_layout;
+
+/* Free also after a failure. */
+mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *layout);
+void mhai_layout_free(mhai_layout *layout);
+
+/* The text of label i of an axis, visible and cut. */
+void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label);
+
+/* Draw everything. Memory is needed for the cells of one panel. */
+mha_status mhai_draw(const mhai_layout *layout, const mhai_canvas *canvas);
+
+/* Where every panel stands in the grid, for a number of columns: fills places and row_groups (which
+ * has room for panel_count + group_count entries) and returns the grid's rows. */
+int64_t mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
+                         int64_t *row_groups);
+
+/* What a reader must be told about how the numbers were drawn, as one line of prose: reduction,
+ * omitted labels, clipped and non-finite values. Empty if there is nothing to say. */
+typedef struct mhai_remarks {
+    char text[1024];
+} mhai_remarks;
+typedef struct mhai_remarks_about {
+    int64_t pool_rows, pool_cols, row_step, col_step;
+    const char *unit; /* "px" or "block" */
+    const char *bad;  /* how a cell that is not finite looks */
+    bool no_values;   /* values were asked for and do not fit */
+} mhai_remarks_about;
+void mhai_remarks_make(const mha_figure *figure, const mhai_ranges *ranges,
+                       const mhai_remarks_about *about, mhai_remarks *remarks);
+
+#endif

@@ -1,0 +1,19 @@
+/* Numbers as text. printf's %f follows the host's locale (a decimal comma), so these are our own.
+ */
+#ifndef MHAI_RENDER_NUMBER_H
+#define MHAI_RENDER_NUMBER_H
+
+enum { MHAI_NUMBER_BYTES = 40 };
+
+/* Exactly `decimals` (0..9) decimals, rounded half away from zero; never "-0.00". Beyond 9e8 it
+ * falls back to the short form. Not a number: "nan", "inf", "-inf". */
+void mhai_number_fixed(double value, int decimals, char text[MHAI_NUMBER_BYTES]);
+
+/* `digits` (1..9) significant digits, without trailing zeros: "0.25", "12", "1.5e-7". */
+void mhai_number_short(double value, int digits, char text[MHAI_NUMBER_BYTES]);
+
+/* For the cells of a map whose values reach `greatest` in magnitude: a few characters, all alike.
+ */
+void mhai_number_cell(double value, double greatest, char text[MHAI_NUMBER_BYTES]);
+
+#endif

@@ -1,0 +1,152 @@
+/* Buffered writing to a sink, and the sink that is memory. */
+#include "sink.h"
+
+#include "number.h"
+#include "text.h"
+
+#include <multihead/component.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *mhai_sink_alloc(int64_t count, size_t size)
+{
+    if (count < 0 || (uint64_t)count > SIZE_MAX / 2 / size) return NULL;
+    return calloc(count ? (size_t)count : 1, size);
+}
+
+void mhai_sink_open(mhai_writer *writer, const mha_sink *sink)
+{
+    writer->sink = sink;
+    writer->status = MHA_OK;
+    writer->used = 0;
+}
+
+mha_status mhai_sink_flush(mhai_writer *writer)
+{
+    if (!writer->status && writer->used)
+        writer->status = writer->sink->write(writer->sink->user, writer->block, writer->used);
+    writer->used = 0;
+    return writer->status;
+}
+
+void mhai_sink_bytes(mhai_writer *writer, const void *bytes, size_t count)
+{
+    const char *from = bytes;
+    while (count && !writer->status) {
+        size_t room = sizeof writer->block - writer->used, part = count < room ? count : room;
+        memcpy(writer->block + writer->used, from, part);
+        writer->used += part;
+        from += part;
+        count -= part;
+        if (writer->used == sizeof writer->block) mhai_sink_flush(writer);
+    }
+}
+
+void mhai_sink_text(mhai_writer *writer, const char *text)
+{
+    mhai_sink_bytes(writer, text, strlen(text));
+}
+
+void mhai_sink_print(mhai_writer *writer, const char *format, ...)
+{
+    char line[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    if (length > 0)
+        mhai_sink_bytes(writer, line,
+                        (size_t)length < sizeof line ? (size_t)length : sizeof line - 1);
+}
+
+void mhai_sink_real(mhai_writer *writer, double value)
+{
+    char text[MHAI_NUMBER_BYTES];
+    mhai_number_fixed(value, 2, text);
+    size_t end = strlen(text);
+    while (end && text[end - 1] == '0') end--;
+    if (end && text[end - 1] == '.') end--;
+    mhai_sink_bytes(writer, text, end);
+}
+
+static const char *entity(uint32_t code)
+{
+    switch (code) {
+    case '&': return "&amp;";
+    case '<': return "&lt;";
+    case '>': return "&gt;";
+    case '"': return "&quot;";
+    case '\'': return "&#39;";
+    default: return NULL;
+    }
+}
+
+/* XML 1.0, production 2: some characters cannot be written at all, not even as references. */
+static bool xml_forbids(uint32_t code)
+{
+    return (code < 0x20 && code != '\t' && code != '\n' && code != '\r') || code == 0xFFFE ||
+           code == 0xFFFF;
+}
+
+void mhai_sink_escaped(mhai_writer *writer, const char *text)
+{
+    uint32_t code;
+    while ((code = mhai_text_next(&text)) != 0) {
+        const char *name = entity(code);
+        char bytes[4];
+        if (name)
+            mhai_sink_text(writer, name);
+        else
+            mhai_sink_bytes(writer, bytes,
+                            (size_t)mhai_text_encode(xml_forbids(code) ? 0xFFFD : code, bytes));
+    }
+}
+
+void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *from = bytes;
+    for (size_t i = 0; i < count; i += 3) {
+        size_t have = count - i < 3 ? count - i : 3;
+        uint32_t word = (uint32_t)from[i] << 16;
+        if (have > 1) word |= (uint32_t)from[i + 1] << 8;
+        if (have > 2) word |= from[i + 2];
+        char out[4];
+        for (size_t k = 0; k < 4; k++) out[k] = k <= have ? digits[word >> (18 - 6 * k) & 63] : '=';
+        mhai_sink_bytes(writer, out, 4);
+    }
+}
+
+static mha_status buffer_write(void *user, const void *bytes, size_t count)
+{
+    mha_buffer *buffer = user;
+    if (count > SIZE_MAX / 4 - buffer->size)
+        return mha_fail(MHA_ERR_NOMEM, "buffer: %zu more bytes do not fit in memory", count);
+    size_t need = buffer->size + count + 1;
+    if (need > buffer->capacity) {
+        size_t capacity = need < 4096 ? 4096 : need + need / 2;
+        char *grown = realloc(buffer->data, capacity);
+        if (!grown) return mha_fail(MHA_ERR_NOMEM, "buffer: cannot allocate %zu bytes", capacity);
+        buffer->data = grown;
+        buffer->capacity = capacity;
+    }
+    memcpy(buffer->data + buffer->size, bytes, count);
+    buffer->size += count;
+    buffer->data[buffer->size] = 0;
+    return MHA_OK;
+}
+
+mha_sink mha_buffer_sink(mha_buffer *buffer)
+{
+    return (mha_sink){buffer_write, buffer};
+}
+
+void mha_buffer_free(mha_buffer *buffer)
+{
+    if (!buffer) return;
+    free(buffer->data);
+    *buffer = (mha_buffer){0};
+}

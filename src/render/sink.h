@@ -1,0 +1,39 @@
+/* Writing to a sink: buffered, with a status that sticks, and numbers that no locale changes. */
+#ifndef MHAI_RENDER_SINK_H
+#define MHAI_RENDER_SINK_H
+
+#include <multihead/render.h>
+
+/* After the first failure nothing more reaches the sink; mhai_sink_flush() hands the status back.
+ */
+typedef struct mhai_writer {
+    const mha_sink *sink;
+    mha_status status;
+    size_t used;
+    char block[8192];
+} mhai_writer;
+
+void mhai_sink_open(mhai_writer *writer, const mha_sink *sink);
+void mhai_sink_bytes(mhai_writer *writer, const void *bytes, size_t count);
+void mhai_sink_text(mhai_writer *writer, const char *text);
+
+/* printf for strings and integers; floating point goes through mhai_sink_real(). At most 1000
+ * bytes a call: longer texts go through mhai_sink_text(). */
+void mhai_sink_print(mhai_writer *writer, const char *format, ...) MHA_PRINTF(2, 3);
+
+/* A coordinate: at most 2 decimals, no trailing zeros. */
+void mhai_sink_real(mhai_writer *writer, double value);
+
+/* Text for XML or HTML, element content and attributes alike: & < > " ' are escaped; invalid UTF-8
+ * and what XML 1.0 cannot hold become U+FFFD. */
+void mhai_sink_escaped(mhai_writer *writer, const char *text);
+
+void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count);
+
+mha_status mhai_sink_flush(mhai_writer *writer);
+
+/* count elements of size bytes, zeroed; NULL if that overflows or there is no memory. count 0 gives
+ * a pointer that can be freed. */
+void *mhai_sink_alloc(int64_t count, size_t size);
+
+#endif
