@@ -1,0 +1,128 @@
+/* See temp_files.h. */
+#define _XOPEN_SOURCE 700 /* nftw */
+#include "support/temp_files.h"
+
+#include <dirent.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[512];
+
+void temp_begin(void)
+{
+    const char *base = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/multihead-test-XXXXXX", base && *base ? base : "/tmp");
+    if (mkdtemp(folder)) return;
+    perror(folder);
+    exit(1);
+}
+
+static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *walk)
+{
+    (void)status;
+    (void)kind;
+    (void)walk;
+    return remove(path);
+}
+
+void temp_end(void)
+{
+    nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+const char *temp_path(const char *name)
+{
+    static char paths[8][1024];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+const char *temp_write(const char *name, const void *bytes, size_t size)
+{
+    const char *path = temp_path(name);
+    const char *slash = strchr(name, '/');
+    if (slash) {
+        char parent[1024];
+        snprintf(parent, sizeof parent, "%s/%.*s", folder, (int)(slash - name), name);
+        mkdir(parent, 0777);
+    }
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    if (size > 0) assert_int_equal(fwrite(bytes, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+    return path;
+}
+
+int temp_count(void)
+{
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    int count = -2; /* . and .. */
+    while (readdir(dir)) count++;
+    closedir(dir);
+    return count;
+}
+
+char *temp_read(const char *path, size_t *size)
+{
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    size_t length = (size_t)ftell(file);
+    rewind(file);
+    char *bytes = malloc(length + 1);
+    assert_non_null(bytes);
+    assert_int_equal(fread(bytes, 1, length, file), length);
+    bytes[length] = '\0';
+    fclose(file);
+    if (size) *size = length;
+    return bytes;
+}
+
+void expect_error(mha_status got, mha_status want, const char *part)
+{
+    const char *detail = mha_error_detail();
+    if (got != want || !strstr(detail, part) || strchr(detail, '\n'))
+        fail_msg("status %d, detail '%s'; expected status %d and '%s'", (int)got, detail, (int)want,
+                 part);
+}
+
+static uint32_t draw(uint32_t *state) /* xorshift (Marsaglia 2003) */
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 17;
+    *state ^= *state << 5;
+    return *state;
+}
+
+void mutate(unsigned char *bytes, size_t *size, uint32_t seed)
+{
+    static const char likely[] = "0123456789-{}[]()\",:'.eE\\ \n\xff\x80";
+    uint32_t state = seed * 2654435761u + 1;
+    for (uint32_t changes = 1 + draw(&state) % 3; changes > 0 && *size > 0; changes--) {
+        /* The beginning holds the lengths and headers, so it gets half of the changes. */
+        size_t reach = draw(&state) % 2 && *size > 64 ? 64 : *size;
+        size_t at = draw(&state) % reach, from = draw(&state) % *size;
+        size_t most = *size - (at > from ? at : from), length = draw(&state) % 16;
+        switch (draw(&state) % 8) {
+        case 0:
+        case 1: bytes[at] ^= (unsigned char)(1u << draw(&state) % 8); break;
+        case 2:
+        case 3:
+        case 4: bytes[at] = (unsigned char)likely[draw(&state) % (sizeof likely - 1)]; break;
+        case 5: bytes[at] = (unsigned char)draw(&state); break;
+        case 6: memmove(bytes + at, bytes + from, length < most ? length : most); break;
+        default: *size = at; break;
+        }
+    }
+}

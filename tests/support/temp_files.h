@@ -1,0 +1,32 @@
+/* Files for tests: a folder of their own, helpers to fill and empty it, and mutations of bytes. */
+#ifndef TEMP_FILES_H
+#define TEMP_FILES_H
+
+#include <multihead/base.h>
+
+/* Make a new empty folder; ends the test program if it cannot. */
+void temp_begin(void);
+
+/* Remove the folder and everything in it. */
+void temp_end(void);
+
+/* The path of name within the folder. Good until the eighth next call. */
+const char *temp_path(const char *name);
+
+/* Write a file of the folder, name may contain one subfolder, which is made. Gives its path. */
+const char *temp_write(const char *name, const void *bytes, size_t size);
+
+/* The number of entries of the folder, subfolders not looked into. */
+int temp_count(void);
+
+/* The contents of any file, with a zero byte behind; *size may be NULL. Free it with free(). */
+char *temp_read(const char *path, size_t *size);
+
+/* Fail the test unless got is want and the error detail is one line that holds part. */
+void expect_error(mha_status got, mha_status want, const char *part);
+
+/* Change bytes in place, the same way for the same seed: bits flipped, bytes replaced (often by
+ * digits and brackets), a stretch repeated, or the end cut off. *size may shrink. */
+void mutate(unsigned char *bytes, size_t *size, uint32_t seed);
+
+#endif
