@@ -4,6 +4,7 @@ mha_library(multihead SOURCES
   base/tensor.c
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
   attention/attn_check.c attention/attn_forward.c attention/attn_plain.c
+  attention/attn_tiled.c
   module/linear.c module/module.c
   nn/layers.c)
 

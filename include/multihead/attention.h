@@ -24,9 +24,10 @@
  *   - A query that sees no key gives o = 0, p = 0, lse = -inf.
  *   - What stands in a key or value that a query does not see never reaches its result, not even
  *     NaN or infinity.
- *   - A non-finite element in a visible key, or in the query itself, makes o, p and lse of that row
- *     NaN. A non-finite element v[.., s, d] of a visible key makes o[.., d] of that row non-finite
- *     and nothing else.
+ *   - A non-finite element in a visible key, or in the query itself, makes o, lse and the p of the
+ *     visible keys of that row NaN. A non-finite element v[.., s, d] of a visible key makes
+ *     o[.., d] of that row non-finite and nothing else.
+ *   - p is 0 for every key that a query does not see, in every row.
  *   - Finite scores must stay within the range of f32; scores of +-1e4 and beyond are fine.
  *
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
@@ -104,9 +105,11 @@ typedef struct mha_attention_outputs {
  *          (docs/numerics.md, which also bounds p and lse).
  * Since    0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_attention_forward(
-    mha_context *context, const mha_attention_desc *desc, const mha_tensor *q, const mha_tensor *k,
-    const mha_tensor *v, const mha_tensor *o, const mha_attention_outputs *outputs);
+MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,
+                                                       const mha_attention_desc *desc,
+                                                       const mha_tensor *q, const mha_tensor *k,
+                                                       const mha_tensor *v, const mha_tensor *o,
+                                                       const mha_attention_outputs *outputs);
 
 /* What a call would do. */
 typedef struct mha_attention_plan {
@@ -130,10 +133,12 @@ typedef struct mha_attention_plan {
  * Memory   fills *plan.   Errors  as mha_attention_forward(), except _NOMEM.
  * Threads  any.           Since   0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_attention_explain(
-    const mha_context *context, const mha_attention_desc *desc, const mha_tensor *q,
-    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
-    const mha_attention_outputs *outputs, mha_attention_plan *plan);
+MHA_API MHA_NODISCARD mha_status mha_attention_explain(const mha_context *context,
+                                                       const mha_attention_desc *desc,
+                                                       const mha_tensor *q, const mha_tensor *k,
+                                                       const mha_tensor *v, const mha_tensor *o,
+                                                       const mha_attention_outputs *outputs,
+                                                       mha_attention_plan *plan);
 
 #ifdef __cplusplus
 }

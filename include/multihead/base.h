@@ -45,23 +45,23 @@ extern "C" {
 /* The one list of status codes: name, value, text. Values are pinned for ever; gaps are for growth:
  * 1-9 arguments, 10-19 shapes and types, 20-29 files and formats, 30-39 numbers, 40-49 resources,
  * 50-59 unsupported, 60 a callback of the caller refused. */
-#define MHA_STATUS_LIST(X)                                                                         \
-    X(MHA_OK, 0, "success")                                                                        \
-    X(MHA_ERR_NULL, 1, "a required pointer is NULL")                                               \
-    X(MHA_ERR_ARGUMENT, 2, "an argument has an invalid value")                                     \
-    X(MHA_ERR_OVERLAP, 3, "an output overlaps an input or another output")                         \
-    X(MHA_ERR_SHAPE, 10, "shapes do not fit together")                                             \
-    X(MHA_ERR_DTYPE, 11, "an element type is not the expected one")                                \
-    X(MHA_ERR_STRIDE, 12, "a stride is not usable here")                                           \
-    X(MHA_ERR_FILE, 20, "a file cannot be opened or read")                                         \
-    X(MHA_ERR_FORMAT, 21, "a file's content is malformed")                                         \
-    X(MHA_ERR_WRITE, 22, "a file cannot be written")                                               \
-    X(MHA_ERR_UTF8, 23, "text is not valid UTF-8")                                                 \
-    X(MHA_ERR_MODEL, 24, "a model folder is incomplete or contradicts itself")                     \
-    X(MHA_ERR_NUMERIC, 30, "a number is not finite or out of range")                               \
-    X(MHA_ERR_NOMEM, 40, "out of memory")                                                          \
-    X(MHA_ERR_SIZE, 41, "a size overflows or exceeds a limit")                                     \
-    X(MHA_ERR_UNSUPPORTED, 50, "not supported")                                                    \
+#define MHA_STATUS_LIST(X)                                                     \
+    X(MHA_OK, 0, "success")                                                    \
+    X(MHA_ERR_NULL, 1, "a required pointer is NULL")                           \
+    X(MHA_ERR_ARGUMENT, 2, "an argument has an invalid value")                 \
+    X(MHA_ERR_OVERLAP, 3, "an output overlaps an input or another output")     \
+    X(MHA_ERR_SHAPE, 10, "shapes do not fit together")                         \
+    X(MHA_ERR_DTYPE, 11, "an element type is not the expected one")            \
+    X(MHA_ERR_STRIDE, 12, "a stride is not usable here")                       \
+    X(MHA_ERR_FILE, 20, "a file cannot be opened or read")                     \
+    X(MHA_ERR_FORMAT, 21, "a file's content is malformed")                     \
+    X(MHA_ERR_WRITE, 22, "a file cannot be written")                           \
+    X(MHA_ERR_UTF8, 23, "text is not valid UTF-8")                             \
+    X(MHA_ERR_MODEL, 24, "a model folder is incomplete or contradicts itself") \
+    X(MHA_ERR_NUMERIC, 30, "a number is not finite or out of range")           \
+    X(MHA_ERR_NOMEM, 40, "out of memory")                                      \
+    X(MHA_ERR_SIZE, 41, "a size overflows or exceeds a limit")                 \
+    X(MHA_ERR_UNSUPPORTED, 50, "not supported")                                \
     X(MHA_ERR_CALLBACK, 60, "a callback reported failure")
 
 typedef enum mha_status {
@@ -102,7 +102,8 @@ typedef enum mha_dtype {
     MHA_I64 = 7
 } mha_dtype;
 
-/** Bytes of one element; 0 for an unknown dtype. Memory none. Errors none. Threads any. Since 0.1 */
+/** Bytes of one element; 0 for an unknown dtype. Memory none. Errors none. Threads any. Since 0.1
+ */
 MHA_API size_t mha_dtype_size(mha_dtype dtype);
 
 /** "f32", "f64", ...; "?" for an unknown one. Memory static. Errors none. Threads any. Since 0.1 */
@@ -154,11 +155,11 @@ MHA_API MHA_NODISCARD mha_status mha_tensor_count(const mha_tensor *tensor, int6
  * --------------------------------------------------------------------------------------------- */
 
 /* Instruction sets, best last. MHA_ISA_AUTO takes the best one that this machine has. */
-#define MHA_ISA_LIST(X)                                                                            \
-    X(MHA_ISA_AUTO, 0, "auto")                                                                     \
-    X(MHA_ISA_PORTABLE, 1, "portable")                                                             \
-    X(MHA_ISA_NEON, 2, "neon")                                                                     \
-    X(MHA_ISA_AVX2, 3, "avx2")                                                                     \
+#define MHA_ISA_LIST(X)                \
+    X(MHA_ISA_AUTO, 0, "auto")         \
+    X(MHA_ISA_PORTABLE, 1, "portable") \
+    X(MHA_ISA_NEON, 2, "neon")         \
+    X(MHA_ISA_AVX2, 3, "avx2")         \
     X(MHA_ISA_AVX512, 4, "avx512")
 
 typedef enum mha_isa {
@@ -193,9 +194,9 @@ typedef void (*mha_parallel_for_fn)(void *user, int64_t items, mha_parallel_body
 
 typedef struct mha_context_desc {
     uint32_t struct_size;
-    int32_t num_threads;      /* 0: as many as the process may run on (its affinity mask) */
-    mha_isa isa;              /* 0: the best available; the environment's MHA_ISA restricts it */
-    mha_allocator allocator;  /* alloc NULL: the C library's */
+    int32_t num_threads;     /* 0: as many as the process may run on (its affinity mask) */
+    mha_isa isa;             /* 0: the best available; the environment's MHA_ISA restricts it */
+    mha_allocator allocator; /* alloc NULL: the C library's */
     mha_parallel_for_fn parallel_for; /* NULL: the context's own pool */
     void *parallel_for_user;
 } mha_context_desc;

@@ -15,26 +15,26 @@ extern "C" {
 #endif
 
 /**
- * Set this thread's error detail and return status: `return mha_fail(MHA_ERR_SHAPE, "k: ...", ...)`.
- * The text is one line, says what, where and how to mend it, without a final full stop; what is
- * longer than 511 bytes is cut at a UTF-8 boundary, and control characters become '?'.
+ * Set this thread's error detail and return status: `return mha_fail(MHA_ERR_SHAPE, "k: ...",
+ * ...)`. The text is one line, says what, where and how to mend it, without a final full stop; what
+ * is longer than 511 bytes is cut at a UTF-8 boundary, and control characters become '?'.
  *
  * Memory   thread-local, never allocated.   Errors   none.   Threads  any.   Since  0.1
  */
 MHA_API mha_status mha_fail(mha_status status, const char *format, ...) MHA_PRINTF(2, 3);
 
 /* Pass an error up unchanged. */
-#define MHA_TRY(call)                                                                              \
-    do {                                                                                           \
-        mha_status mha_try_status_ = (call);                                                       \
-        if (mha_try_status_ != MHA_OK) return mha_try_status_;                                     \
+#define MHA_TRY(call)                                          \
+    do {                                                       \
+        mha_status mha_try_status_ = (call);                   \
+        if (mha_try_status_ != MHA_OK) return mha_try_status_; \
     } while (0)
 
 /* As MHA_TRY, for functions with a clean-up: sets status, which must be in scope, and jumps. */
-#define MHA_TRY_GOTO(call, label)                                                                  \
-    do {                                                                                           \
-        status = (call);                                                                           \
-        if (status != MHA_OK) goto label;                                                          \
+#define MHA_TRY_GOTO(call, label)         \
+    do {                                  \
+        status = (call);                  \
+        if (status != MHA_OK) goto label; \
     } while (0)
 
 /* Scratch is a stack: take a mark, allocate, release back to the mark. */

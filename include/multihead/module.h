@@ -107,10 +107,11 @@ typedef struct mha_module_outputs {
  * Accuracy projections: |y - exact| <= (K/256 + 257) u sum_i |x_i w_i|, K the number of inputs.
  * Since    0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_module_forward(
-    mha_context *context, const mha_module *module, const mha_attention_desc *attention,
-    const mha_tensor *query, const mha_tensor *key, const mha_tensor *value, const mha_tensor *out,
-    const mha_module_outputs *outputs);
+MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const mha_module *module,
+                                                    const mha_attention_desc *attention,
+                                                    const mha_tensor *query, const mha_tensor *key,
+                                                    const mha_tensor *value, const mha_tensor *out,
+                                                    const mha_module_outputs *outputs);
 
 #ifdef __cplusplus
 }

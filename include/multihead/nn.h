@@ -19,7 +19,7 @@ typedef struct mha_linear mha_linear;
 /* What follows the linear map, fused. */
 typedef enum mha_activation {
     MHA_ACTIVATION_NONE = 0,
-    MHA_ACTIVATION_GELU = 1,      /* x Phi(x), Phi the normal distribution; exact, not tanh */
+    MHA_ACTIVATION_GELU = 1, /* x Phi(x), Phi the normal distribution; exact, not tanh */
     MHA_ACTIVATION_RELU = 2
 } mha_activation;
 
@@ -66,8 +66,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_forward(mha_context *context, const 
  * Memory   none.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _ARGUMENT (epsilon not in
  *          [0, inf)); y is then untouched.
  * Threads  one call per context.
- * Accuracy sums in double: |y - exact| <= 4 u (|y - bias| + |y|) + u |weight| |z| / sqrt(var + eps).
- * Since    0.1
+ * Accuracy sums in double: |y - exact| <= 4 u (|y - bias| + |y|) + u |weight| |z| / sqrt(var +
+ * eps). Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_layer_norm(mha_context *context, const mha_tensor *x,
                                                 const mha_tensor *residual,

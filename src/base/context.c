@@ -69,8 +69,7 @@ mha_status mha_context_create(const mha_context_desc *desc, mha_context **contex
     MHA_TRY(mhai_struct_copy("mha_context_desc", &own, sizeof own, sizeof own, desc));
     if (!own.allocator.alloc != !own.allocator.release)
         return mha_fail(MHA_ERR_ARGUMENT, "allocator: set both alloc and release, or neither");
-    if (!own.allocator.alloc)
-        own.allocator = (mha_allocator){default_alloc, default_release, NULL};
+    if (!own.allocator.alloc) own.allocator = (mha_allocator){default_alloc, default_release, NULL};
     mha_isa isa = MHA_ISA_PORTABLE;
     int threads = 1;
     MHA_TRY(choose_isa(own.isa, &isa));
@@ -88,7 +87,8 @@ mha_status mha_context_create(const mha_context_desc *desc, mha_context **contex
         made->pool = mhai_pool_create(&own.allocator, threads);
         if (!made->pool) {
             own.allocator.release(own.allocator.user, made, sizeof *made);
-            return mha_fail(MHA_ERR_NOMEM, "context: cannot allocate a pool of %d threads", threads);
+            return mha_fail(MHA_ERR_NOMEM, "context: cannot allocate a pool of %d threads",
+                            threads);
         }
     }
     *context = made;

@@ -14,7 +14,7 @@ static _Thread_local char detail[DETAIL_BYTES];
 const char *mha_status_text(mha_status status)
 {
     switch (status) {
-#define STATUS_CASE(name, value, text)                                                             \
+#define STATUS_CASE(name, value, text) \
     case name: return text;
         MHA_STATUS_LIST(STATUS_CASE)
 #undef STATUS_CASE

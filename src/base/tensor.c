@@ -11,9 +11,9 @@ static const struct {
     size_t size;
     const char *name;
 } dtypes[] = {
-    [MHA_F32] = {4, "f32"}, [MHA_F64] = {8, "f64"},   [MHA_F16] = {2, "f16"},
+    [MHA_F32] = {4, "f32"},   [MHA_F64] = {8, "f64"}, [MHA_F16] = {2, "f16"},
     [MHA_BF16] = {2, "bf16"}, [MHA_I8] = {1, "i8"},   [MHA_U8] = {1, "u8"},
-    [MHA_I32] = {4, "i32"}, [MHA_I64] = {8, "i64"},
+    [MHA_I32] = {4, "i32"},   [MHA_I64] = {8, "i64"},
 };
 
 static bool dtype_known(mha_dtype dtype)

@@ -1,0 +1,83 @@
+/* The public calls: check, choose, run; and the account that explain gives of it. */
+#include "attention/attn.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <multihead/component.h>
+
+mha_status mha_attention_forward(mha_context *context, const mha_attention_desc *desc,
+                                 const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+                                 const mha_tensor *o, const mha_attention_outputs *outputs)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_forward: context is NULL");
+    mhai_attn_problem problem;
+    MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, true, &problem));
+    return problem.path == MHA_PATH_TILED ? mhai_attn_tiled(context, &problem)
+                                          : mhai_attn_plain(context, &problem);
+}
+
+/* Sum of row ends over the queries of sequence b: a clamped arithmetic series. */
+static int64_t visible_keys(const mhai_attn_problem *p, int64_t b)
+{
+    if (p->T == 0) return 0;
+    int64_t length = p->key_lengths ? p->key_lengths[b] : p->S;
+    if (!p->causal) return p->T * length;
+    int64_t offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
+    offset = mhai_max_i64(-p->T, mhai_min_i64(offset, p->S));
+    /* Row t sees t + offset + 1 keys: none up to t = first-1, all of them from t = full on. */
+    int64_t first = mhai_min_i64(p->T, mhai_max_i64(0, -offset));
+    int64_t full = mhai_min_i64(p->T, mhai_max_i64(first, length - offset - 1));
+    int64_t low = first + offset + 1, count = full - first;
+    return count * low + count * (count - 1) / 2 + (p->T - full) * length;
+}
+
+static double tensor_bytes(const mha_tensor *tensor)
+{
+    double bytes = tensor->data ? (double)mha_dtype_size(tensor->dtype) : 0;
+    for (int i = 0; i < tensor->ndim; i++) bytes *= (double)tensor->shape[i];
+    return bytes;
+}
+
+static mha_status scratch_bytes(const mha_context *context, const mhai_attn_problem *p,
+                                mha_attention_plan *plan)
+{
+    size_t worker = 0;
+    if (p->path == MHA_PATH_TILED) {
+        mhai_attn_tiling tiling;
+        MHA_TRY(mhai_attn_tile(p, context->num_threads, (int)plan->row_block, &tiling));
+        plan->work_items = tiling.items;
+        worker = tiling.worker_bytes;
+    } else {
+        MHA_TRY(mhai_attn_plain_bytes(p, &worker));
+        plan->work_items = p->B * p->H * p->T;
+    }
+    if (!mhai_mul_size(worker, (size_t)context->num_threads, &plan->scratch_bytes))
+        return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
+    return MHA_OK;
+}
+
+mha_status mha_attention_explain(const mha_context *context, const mha_attention_desc *desc,
+                                 const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+                                 const mha_tensor *o, const mha_attention_outputs *outputs,
+                                 mha_attention_plan *plan)
+{
+    if (!context || !plan)
+        return mha_fail(MHA_ERR_NULL, "mha_attention_explain: %s is NULL",
+                        context ? "plan" : "context");
+    mhai_attn_problem p;
+    MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, false, &p));
+    bool tiled = p.path == MHA_PATH_TILED;
+    mha_attention_plan made = {.path = p.path, .reason = p.reason};
+    made.isa = tiled ? context->isa : MHA_ISA_PORTABLE;
+    made.key_block = tiled ? MHAI_KEY_BLOCK : p.S;
+    made.row_block = tiled ? mhai_kernels_for(context->isa)->tile_rows : 1;
+    MHA_TRY(scratch_bytes(context, &p, &made));
+    for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
+    made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
+    made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) +
+                 4.0 * (double)(p.B * p.H * p.T) * (double)p.Dv + tensor_bytes(&p.lse) +
+                 tensor_bytes(&p.probabilities);
+    *plan = made;
+    return MHA_OK;
+}

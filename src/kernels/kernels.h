@@ -1,0 +1,110 @@
+/* The kernels' contracts: written once in tmpl/, compiled once per instruction set in isa/, chosen
+ * once per context. Kernels trust their arguments; the layers above check.
+ *
+ * Panels. Whatever multiplies from the right (keys, values, weights) is packed into panels of
+ * MHAI_PANEL columns, the inner dimension outermost: panel p holds element [i][j], j < 32, at
+ * p * inner * 32 + i * 32 + j. All instruction sets use the same panels. */
+#ifndef MHAI_KERNELS_H
+#define MHAI_KERNELS_H
+
+#include <multihead/base.h>
+
+enum {
+    MHAI_PANEL = 32,       /* columns of a panel */
+    MHAI_KEY_BLOCK = 512,  /* keys per softmax step; part of the bits contract, as is the next */
+    MHAI_GEMM_BLOCK = 256, /* inputs whose products are summed before they join the output */
+    MHAI_MAX_ROWS = 16     /* no instruction set takes more rows at once */
+};
+
+/* Copy a matrix into panels, and note which source rows hold a non-finite element; those elements
+ * are packed as 0, so that packed data is always finite. */
+typedef struct mhai_pack {
+    float *out;
+    const float *in; /* [rows, cols], cols contiguous */
+    int64_t stride;  /* of rows, in elements */
+    int64_t rows, cols;
+    uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked */
+    bool *any_bad; /* set to true if any is; never cleared */
+} mhai_pack;
+/* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
+ * pack_values: rows stay inner: out [ceil(cols/32)][MHAI_KEY_BLOCK][32], rows <= MHAI_KEY_BLOCK;
+ *              columns are zero-padded, rows beyond `rows` up to the next multiple of 16 too. */
+
+/* scale_row: out[i] = in[i] * factor; *finite tells whether every in[i] is. If one is not, the
+ * whole row becomes 0. */
+
+/* Non-finite keys, values and queries that a tile must look at (attention.h, special values). */
+typedef struct mhai_poison {
+    const uint8_t *bad_query; /* [rows of the strip] */
+    const uint8_t *bad_key;   /* [MHAI_KEY_BLOCK] */
+    const uint8_t *bad_value; /* [MHAI_KEY_BLOCK] */
+    const float *values;      /* unpacked value of the block's key 0 */
+    int64_t value_stride;     /* of keys */
+    int64_t value_dim;
+    uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
+} mhai_poison;
+
+/* What the rows of a strip see of a key block, where not everything. Pointers are per row, since
+ * the rows of a strip may come from several heads; NULL means no such mask. */
+typedef struct mhai_tile_mask {
+    int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS]; /* keys of the block, begin <= end */
+    const uint8_t *keep[MHAI_MAX_ROWS];           /* at the block's key 0 */
+    int64_t keep_stride;                          /* of keys */
+    const float *bias[MHAI_MAX_ROWS];
+    int64_t bias_stride;
+    const mhai_poison *poison; /* NULL: all finite */
+} mhai_tile_mask;
+
+/* A strip of query rows against one key block. Scores are in units of log2 e: q comes multiplied
+ * by scale * log2 e. */
+typedef struct mhai_tile {
+    int rows;       /* 1 .. the table's tile_rows */
+    int begin, end; /* keys of the block that some row sees; begin is a multiple of 32 */
+    int64_t head_dim;
+    int64_t value_panels;
+    const float *q; /* [rows][head_dim], contiguous */
+    const float *k; /* panels of the block: [16][head_dim][32] */
+    const float *v; /* panels of the block: [value_panels][512][32] */
+    float *s;       /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
+    float *o;       /* [rows][value_panels * 32], sum of p v, in and out */
+    float *m, *l;   /* [rows], running maximum (log2 units) and sum, in and out */
+    const mhai_tile_mask *mask; /* NULL: every row sees begin .. end */
+} mhai_tile;
+enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
+/* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
+ * 1): m' = max(m, max_s score), p = 2^(score - m'), a = 2^(m - m'), l = a l + sum p, o = a o + p V.
+ * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l. */
+
+/* finish_row: out[i] = in[i] / sum, or 0 if sum is 0. */
+
+/* A strip of rows times packed weights, one block of inputs:
+ *   out[r, :] = (first ? bias : out[r, :]) + x[r, 0 .. inner) W   for panels first_panel .. */
+typedef struct mhai_gemm {
+    int rows;
+    int64_t inner;  /* inputs in this block, <= MHAI_GEMM_BLOCK */
+    int64_t panels; /* panels to do */
+    int64_t cols;   /* outputs in them; the last panel may be partial */
+    const float *x; /* [rows][x_stride] */
+    int64_t x_stride;
+    const float *w;       /* first panel at this block's first input */
+    int64_t panel_stride; /* elements between panels */
+    const float *bias;    /* [cols]; NULL: 0 */
+    bool first;
+    float *out; /* [rows][out_stride] */
+    int64_t out_stride;
+} mhai_gemm;
+
+/* activate_gelu: x[i] = x[i] Phi(x[i]). */
+
+typedef struct mhai_kernels {
+    mha_isa isa;
+    int tile_rows; /* rows of a strip */
+#define MHAI_KERNEL(name, arguments) void(*name) arguments;
+#include "kernels/kernels.inc"
+#undef MHAI_KERNEL
+} mhai_kernels;
+
+/* The table of an instruction set that mha_isa_available() admits. */
+const mhai_kernels *mhai_kernels_for(mha_isa isa);
+
+#endif

@@ -1,0 +1,140 @@
+/* AVX2 with FMA: two registers hold the 16 lanes. The names are those of every simd_*.h; see
+ * simd_portable.h for what each does. */
+#ifndef MHAI_SIMD_H
+#define MHAI_SIMD_H
+
+#if !defined(__AVX2__) || !defined(__FMA__)
+#error "simd_avx2.h is compiled without AVX2 and FMA"
+#endif
+
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef __m256 vf;
+enum { VF_LANES = 8, TILE_ROWS = 6, TILE_VECTORS = 2 };
+
+#define scalar_fma(a, b, c) __builtin_fmaf(a, b, c)
+
+static inline vf vf_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+static inline vf vf_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+static inline vf vf_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+static inline void vf_store(float *p, vf x)
+{
+    _mm256_storeu_ps(p, x);
+}
+
+static inline __m256i first_lanes(int64_t n)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n < 8 ? n : 8)), lane);
+}
+static inline vf vf_load_n(const float *p, int64_t n)
+{
+    return _mm256_maskload_ps(p, first_lanes(n));
+}
+static inline void vf_store_n(float *p, int64_t n, vf x)
+{
+    _mm256_maskstore_ps(p, first_lanes(n), x);
+}
+
+static inline vf vf_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm256_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm256_div_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return _mm256_max_ps(a, b);
+}
+static inline vf vf_abs(vf a)
+{
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+static inline vf vf_round(vf a)
+{
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline vf vf_times_power(vf a, vf n)
+{
+    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
+{
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, limit, _CMP_LT_OQ));
+}
+
+static inline float vf_sum16(const vf part[2])
+{
+    __m256 x = _mm256_add_ps(part[0], part[1]);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+static inline float vf_max16(const vf part[2])
+{
+    __m256 x = _mm256_max_ps(part[0], part[1]);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+static inline void transpose8(const float *const rows[8], float *out, int64_t ld)
+{
+    __m256 a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(rows[i]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xEE);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        _mm256_storeu_ps(out + c * ld, _mm256_permute2f128_ps(a[c], a[4 + c], 0x20));
+        _mm256_storeu_ps(out + (c + 4) * ld, _mm256_permute2f128_ps(a[c], a[4 + c], 0x31));
+    }
+}
+
+static inline void transpose16(const float *const rows[16], float *out, int64_t ld)
+{
+    for (int column = 0; column < 16; column += 8) {
+        const float *part[16];
+        for (int i = 0; i < 16; i++) part[i] = rows[i] + column;
+        transpose8(part, out + column * ld, ld);
+        transpose8(part + 8, out + column * ld + 8, ld);
+    }
+}
+
+#endif

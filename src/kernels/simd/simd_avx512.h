@@ -1,0 +1,138 @@
+/* AVX-512: one register holds all 16 lanes. The names are those of every simd_*.h; see
+ * simd_portable.h for what each does. */
+#ifndef MHAI_SIMD_H
+#define MHAI_SIMD_H
+
+#if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__)
+#error "simd_avx512.h is compiled without AVX-512 F, DQ and BW"
+#endif
+
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef __m512 vf;
+enum { VF_LANES = 16, TILE_ROWS = 14, TILE_VECTORS = 2 };
+
+#define scalar_fma(a, b, c) __builtin_fmaf(a, b, c)
+
+static inline vf vf_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+static inline vf vf_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+static inline vf vf_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+static inline void vf_store(float *p, vf x)
+{
+    _mm512_storeu_ps(p, x);
+}
+
+static inline __mmask16 first_lanes(int64_t n)
+{
+    return (__mmask16)(n >= 16 ? 0xFFFFu : (1u << n) - 1u);
+}
+static inline vf vf_load_n(const float *p, int64_t n)
+{
+    return _mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+static inline void vf_store_n(float *p, int64_t n, vf x)
+{
+    _mm512_mask_storeu_ps(p, first_lanes(n), x);
+}
+
+static inline vf vf_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+static inline vf vf_abs(vf a)
+{
+    return _mm512_abs_ps(a);
+}
+static inline vf vf_round(vf a)
+{
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline vf vf_times_power(vf a, vf n)
+{
+    return _mm512_scalef_ps(a, n);
+}
+static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ), no, yes);
+}
+
+/* Lane sums and maxima over 16 lanes: i + (i+8), then + (i+4), + (i+2), + (i+1). */
+static inline float fold8(__m256 x)
+{
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+static inline float vf_sum16(const vf part[1])
+{
+    return fold8(
+        _mm256_add_ps(_mm512_castps512_ps256(part[0]), _mm512_extractf32x8_ps(part[0], 1)));
+}
+static inline float vf_max16(const vf part[1])
+{
+    return _mm512_reduce_max_ps(part[0]);
+}
+
+/* Transpose 16 x 16: row i from rows[i], written to out + i * ld. */
+static inline void transpose16(const float *const rows[16], float *out, int64_t ld)
+{
+    __m512 a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(rows[i]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xEE);
+        a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
+    }
+    /* a[4g + c] holds, in 128-bit lane q, column 4q + c of rows 4g .. 4g+3. */
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        __m512 low01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x44);
+        __m512 high01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xEE);
+        __m512 low23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x44);
+        __m512 high23 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xEE);
+        _mm512_storeu_ps(out + (c + 0) * ld, _mm512_shuffle_f32x4(low01, low23, 0x88));
+        _mm512_storeu_ps(out + (c + 4) * ld, _mm512_shuffle_f32x4(low01, low23, 0xDD));
+        _mm512_storeu_ps(out + (c + 8) * ld, _mm512_shuffle_f32x4(high01, high23, 0x88));
+        _mm512_storeu_ps(out + (c + 12) * ld, _mm512_shuffle_f32x4(high01, high23, 0xDD));
+    }
+}
+
+#endif

@@ -1,0 +1,126 @@
+/* Portable C: four lanes by the compiler's vector extension (GCC and Clang), which becomes SSE2,
+ * NEON or scalar code as the target has it. Four vectors hold the 16 lanes.
+ *
+ * What every simd_*.h provides:
+ *   vf, VF_LANES            a vector of floats and its length
+ *   TILE_ROWS, TILE_VECTORS the register block of the matrix kernel: rows x vectors of accumulators
+ *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
+ *                           memory is neither read nor written
+ *   vf_fma                  a * b + c, one rounding except here, where it is two
+ *   vf_round                to the nearest integer, ties to even (|a| < 2^22 matters only)
+ *   vf_times_power          a * 2^n for an integer n in -126 .. 127 (elsewhere anything)
+ *   vf_where_below          per lane a < limit ? yes : no; NaN is not below
+ *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
+ *                           lane i + lane i+8, then + i+4, + i+2, + i+1
+ *   transpose16             16 rows of 16 floats, row pointers in, columns out at out + i * ld */
+#ifndef MHAI_SIMD_H
+#define MHAI_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+enum { VF_LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 2 };
+
+#define scalar_fma(a, b, c) ((a) * (b) + (c))
+
+static inline vf vf_zero(void)
+{
+    return (vf){0, 0, 0, 0};
+}
+static inline vf vf_set1(float x)
+{
+    return (vf){x, x, x, x};
+}
+static inline vf vf_load(const float *p)
+{
+    vf x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+static inline void vf_store(float *p, vf x)
+{
+    memcpy(p, &x, sizeof x);
+}
+static inline vf vf_load_n(const float *p, int64_t n)
+{
+    vf x = vf_zero();
+    for (int64_t i = 0; i < n && i < VF_LANES; i++) x[i] = p[i];
+    return x;
+}
+static inline void vf_store_n(float *p, int64_t n, vf x)
+{
+    for (int64_t i = 0; i < n && i < VF_LANES; i++) p[i] = x[i];
+}
+
+static inline vf vf_add(vf a, vf b)
+{
+    return a + b;
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return a - b;
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return a / b;
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+static inline vf select(vi mask, vf yes, vf no)
+{
+    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return select(a > b, a, b);
+}
+static inline vf vf_abs(vf a)
+{
+    return (vf)((vi)a & 0x7FFFFFFF);
+}
+static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
+{
+    return select(a < limit, yes, no);
+}
+
+/* Adding 1.5 * 2^23 leaves the integer in the low bits of the significand. */
+static inline vf vf_round(vf a)
+{
+    const vf magic = vf_set1(12582912.0f);
+    return (a + magic) - magic;
+}
+static inline vf vf_times_power(vf a, vf n)
+{
+    const vf magic = vf_set1(12582912.0f + 127.0f);
+    typedef uint32_t vu __attribute__((vector_size(16)));
+    return a * (vf)((vu)(n + magic) << 23);
+}
+
+static inline float vf_sum16(const vf part[4])
+{
+    vf four = (part[0] + part[2]) + (part[1] + part[3]);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+static inline float vf_max16(const vf part[4])
+{
+    vf four = vf_max(vf_max(part[0], part[2]), vf_max(part[1], part[3]));
+    float even = four[0] > four[2] ? four[0] : four[2];
+    float odd = four[1] > four[3] ? four[1] : four[3];
+    return even > odd ? even : odd;
+}
+
+static inline void transpose16(const float *const rows[16], float *out, int64_t ld)
+{
+    for (int column = 0; column < 16; column++)
+        for (int row = 0; row < 16; row++) out[column * ld + row] = rows[row][column];
+}
+
+#endif

@@ -1,0 +1,93 @@
+/* The register block: all matrix products of the library go through here.
+ *
+ *   C[rows x 32] = A[rows x inner] B[inner x 32]     A by broadcasts, B a panel, C in registers
+ *
+ * Each element of C is one chain of FMAs over i = 0 .. inner-1 that starts at 0, on every
+ * instruction set and for every number of rows. What happens with the result is chosen by a
+ * constant `finish`, so that the compiler makes one function of each combination. */
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+enum { BLOCK_COLS = TILE_VECTORS * VF_LANES };
+
+typedef enum block_finish {
+    FINISH_STORE,   /* c = sum */
+    FINISH_RESCALE, /* c = fma(c, scale[row], sum) */
+    FINISH_ADD      /* c = c + sum */
+} block_finish;
+
+typedef struct block {
+    int64_t inner;
+    const float *a;
+    int64_t a_stride;
+    const float *b; /* [inner][MHAI_PANEL] */
+    float *c;
+    int64_t c_stride;
+    const float *scale; /* FINISH_RESCALE: [rows] */
+} block;
+
+ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const float *scale)
+{
+    if (finish == FINISH_RESCALE) sum = vf_fma(vf_load(c), vf_set1(*scale), sum);
+    if (finish == FINISH_ADD) sum = vf_add(vf_load(c), sum);
+    vf_store(c, sum);
+}
+
+ALWAYS_INLINE void block_body(int rows, block_finish finish, const block *t)
+{
+    vf sum[TILE_ROWS][TILE_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+        vf_zero();
+    const float *a = t->a, *b = t->b;
+    const int64_t inner = t->inner, a_stride = t->a_stride;
+    for (int64_t i = 0; i < inner; i++) {
+        vf column[TILE_VECTORS];
+        UNROLL for (int j = 0; j < TILE_VECTORS; j++) column[j] =
+            vf_load(b + i * MHAI_PANEL + j * VF_LANES);
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            vf row = vf_set1(a[r * a_stride + i]);
+            UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+                vf_fma(row, column[j], sum[r][j]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++)
+        block_store(finish, t->c + r * t->c_stride + j * VF_LANES, sum[r][j],
+                    finish == FINISH_RESCALE ? t->scale + r : NULL);
+}
+
+/* One function per number of rows, so that every register count is a constant. */
+#define BLOCK_CASE(n)                                                      \
+    case n:                                                                \
+        if (n <= TILE_ROWS) block_body(n <= TILE_ROWS ? n : 1, finish, t); \
+        return;
+#define DEFINE_BLOCK(name, finish_kind)                                                         \
+    static __attribute__((noinline)) void name(int rows, const block *t)                        \
+    {                                                                                           \
+        const block_finish finish = finish_kind;                                                \
+        switch (rows) {                                                                         \
+            BLOCK_CASE(1)                                                                       \
+            BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6) BLOCK_CASE(7) \
+                BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)        \
+                    BLOCK_CASE(13) BLOCK_CASE(14)                                               \
+        }                                                                                       \
+    }
+DEFINE_BLOCK(block_store_rows, FINISH_STORE)
+DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE)
+DEFINE_BLOCK(block_add_rows, FINISH_ADD)
+_Static_assert(TILE_ROWS <= 14, "add cases above");
+
+/* A whole panel: as many register blocks as it is wide. */
+ALWAYS_INLINE void panel_product(void (*blocks)(int, const block *), int rows, block t)
+{
+    for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
+        blocks(rows, &t);
+        t.b += BLOCK_COLS;
+        t.c += BLOCK_COLS;
+    }
+}

@@ -1,0 +1,73 @@
+/* Elementary functions on vectors. The same operations in the same order on every instruction set,
+ * so that the bits agree wherever vf_fma is one rounding. Coefficients: minimax fits of our own,
+ * rounded to f32; the errors quoted are those of the rounded polynomials. */
+
+/* 2^x for x <= 127; 0 below -126 (a result that would be subnormal is flushed, since FMAs on
+ * subnormals stall); NaN stays. Relative error of the polynomial 1.09e-7, of the whole < 3.5 u
+ * (u = 2^-24); exp2(0) = 1 exactly, which is what makes skipping an empty key block exact. */
+static inline vf vf_exp2(vf x)
+{
+    vf n = vf_round(x);
+    vf r = vf_sub(x, n); /* exact */
+    vf p = vf_set1(0x1.5bba14p-10f);
+    p = vf_fma(p, r, vf_set1(0x1.3cea88p-7f));
+    p = vf_fma(p, r, vf_set1(0x1.c6b752p-5f));
+    p = vf_fma(p, r, vf_set1(0x1.ebf9bcp-3f));
+    p = vf_fma(p, r, vf_set1(0x1.62e42ap-1f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    return vf_where_below(x, vf_set1(-126.0f), vf_zero(), vf_times_power(p, n));
+}
+
+static inline float scalar_exp2(float x)
+{
+    float lanes[VF_LANES];
+    vf_store(lanes, vf_exp2(vf_set1(x)));
+    return lanes[0];
+}
+
+/* erfc(z) for z >= 1, as 2^(-z Q(z)): absolute error of the fit 4.2e-9. */
+static inline vf erfc_tail(vf z)
+{
+    vf q = vf_set1(1.81477099e-05f);
+    q = vf_fma(q, z, vf_set1(-0.000485233788f));
+    q = vf_fma(q, z, vf_set1(0.00533463666f));
+    q = vf_fma(q, z, vf_set1(-0.0344505869f));
+    q = vf_fma(q, z, vf_set1(0.15346466f));
+    q = vf_fma(q, z, vf_set1(0.916209877f));
+    q = vf_fma(q, z, vf_set1(1.62832522f));
+    return vf_exp2(vf_mul(vf_sub(vf_zero(), z), q));
+}
+
+/* erf(z) / z for |z| < 1 as a polynomial in z^2: relative error 5.4e-8. */
+static inline vf erf_ratio(vf z2)
+{
+    vf p = vf_set1(-0.000563142123f);
+    p = vf_fma(p, z2, vf_set1(0.0049175513f));
+    p = vf_fma(p, z2, vf_set1(-0.0267113112f));
+    p = vf_fma(p, z2, vf_set1(0.112801798f));
+    p = vf_fma(p, z2, vf_set1(-0.37612325f));
+    return vf_fma(p, z2, vf_set1(1.12837911f));
+}
+
+/* x Phi(x), Phi(x) = erfc(-x / sqrt 2) / 2. The tail formula is used on both sides, so that
+ * nothing cancels for x < 0. Beyond |z| = 4.2 (erfc < 3e-9) the fit is not valid and not needed. */
+static inline vf vf_gelu(vf x)
+{
+    const vf one = vf_set1(1.0f), half = vf_set1(0.5f);
+    vf z = vf_mul(vf_abs(x), vf_set1(0x1.6a09e6p-1f));
+    vf erf_small = vf_mul(z, erf_ratio(vf_mul(z, z)));
+    vf capped = vf_where_below(z, vf_set1(4.2f), z, vf_set1(4.2f));
+    vf tail = vf_where_below(z, vf_set1(4.2f), erfc_tail(capped), vf_zero());
+    vf erfc = vf_where_below(z, one, vf_sub(one, erf_small), tail);
+    vf phi_negative = vf_mul(half, erfc); /* Phi(-|x|) */
+    vf phi = vf_where_below(x, vf_zero(), phi_negative, vf_sub(one, phi_negative));
+    return vf_mul(x, phi);
+}
+
+static void activate_gelu(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
+        vf_store_n(x + i, lanes, vf_gelu(vf_load_n(x + i, lanes)));
+    }
+}

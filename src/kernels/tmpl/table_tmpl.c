@@ -1,0 +1,26 @@
+/* All kernels of one instruction set and their table; included by isa/isa_*.c, which name the set
+ * and include its simd header first. Only static code may stand here and in what is included:
+ * anything else compiled with machine flags could be linked into code for lesser machines. */
+#include "kernels/kernels.h"
+
+#include "kernels/tmpl/math_tmpl.c"
+
+#include "kernels/tmpl/block_tmpl.c"
+
+#include "kernels/tmpl/gemm_tmpl.c"
+#include "kernels/tmpl/pack_tmpl.c"
+#include "kernels/tmpl/tile_fwd_tmpl.c"
+
+_Static_assert((int)TILE_ROWS <= (int)MHAI_MAX_ROWS, "raise MHAI_MAX_ROWS");
+_Static_assert(MHAI_PANEL % (TILE_VECTORS * VF_LANES) == 0, "register blocks must fill panels");
+
+#define TABLE_(suffix) mhai_kernels_##suffix
+#define TABLE(suffix) TABLE_(suffix)
+extern const mhai_kernels TABLE(MHAI_ISA_SUFFIX);
+const mhai_kernels TABLE(MHAI_ISA_SUFFIX) = {
+    .isa = MHAI_ISA_VALUE,
+    .tile_rows = TILE_ROWS,
+#define MHAI_KERNEL(name, arguments) .name = name,
+#include "kernels/kernels.inc"
+#undef MHAI_KERNEL
+};

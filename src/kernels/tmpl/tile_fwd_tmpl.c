@@ -1,0 +1,192 @@
+/* A strip of query rows against one key block: scores -> mask -> softmax step -> weighted sum.
+ * The contract is in kernels.h. Scores and probabilities share the strip s, which stays in L1. */
+
+enum { LANES16 = 16 / VF_LANES };
+
+static const float log2_e = 0x1.715476p+0f;
+
+ALWAYS_INLINE float *score_row(const mhai_tile *t, int row)
+{
+    return t->s + row * MHAI_SCORE_STRIDE;
+}
+
+/* S = Q K^T, whole panels. */
+static void tile_scores(const mhai_tile *t)
+{
+    for (int key = t->begin; key < t->end; key += MHAI_PANEL)
+        panel_product(block_store_rows, t->rows,
+                      (block){.inner = t->head_dim,
+                              .a = t->q,
+                              .a_stride = t->head_dim,
+                              .b = t->k + key * t->head_dim,
+                              .c = t->s + key,
+                              .c_stride = MHAI_SCORE_STRIDE});
+}
+
+/* A bias of -inf drops the key by selection, whatever the score is. */
+static void add_bias(float *s, const float *bias, int64_t stride, int begin, int end)
+{
+    for (int j = begin; j < end; j++) {
+        float b = bias[j * stride];
+        s[j] = b == -__builtin_inff() ? b : scalar_fma(b, log2_e, s[j]);
+    }
+}
+
+static void drop_keys(float *s, const uint8_t *keep, int64_t stride, int begin, int end)
+{
+    for (int j = begin; j < end; j++) s[j] = keep[j * stride] ? s[j] : -__builtin_inff();
+}
+
+/* Stride 1 as a constant, so that the usual case is vectorised. */
+static void mask_row(const mhai_tile *t, int row)
+{
+    const mhai_tile_mask *mask = t->mask;
+    float *s = score_row(t, row);
+    int begin = mask->begin[row], end = mask->end[row];
+    for (int j = t->begin; j < begin; j++) s[j] = -__builtin_inff();
+    for (int j = end; j < t->end; j++) s[j] = -__builtin_inff();
+    if (mask->bias[row]) {
+        if (mask->bias_stride == 1)
+            add_bias(s, mask->bias[row], 1, begin, end);
+        else
+            add_bias(s, mask->bias[row], mask->bias_stride, begin, end);
+    }
+    if (mask->keep[row]) {
+        if (mask->keep_stride == 1)
+            drop_keys(s, mask->keep[row], 1, begin, end);
+        else
+            drop_keys(s, mask->keep[row], mask->keep_stride, begin, end);
+    }
+}
+
+/* Visible keys that are not finite, and every visible key of a query that is not, score NaN.
+ * Packed data has zeros there, so that a score of -inf always means "not visible" here. */
+static void poison_row(const mhai_tile *t, int row)
+{
+    const mhai_poison *poison = t->mask->poison;
+    float *s = score_row(t, row);
+    for (int j = t->begin; j < t->end; j++) {
+        bool visible = s[j] != -__builtin_inff();
+        poison->visible[row * MHAI_KEY_BLOCK + j] = visible;
+        if (visible && (poison->bad_query[row] || poison->bad_key[j])) s[j] = __builtin_nanf("");
+    }
+}
+
+/* The products with non-finite value elements, which the packed values left out. */
+static void poison_values(const mhai_tile *t, int row)
+{
+    const mhai_poison *poison = t->mask->poison;
+    float *o = t->o + row * t->value_panels * MHAI_PANEL;
+    for (int j = t->begin; j < t->end; j++) {
+        if (!poison->bad_value[j] || !poison->visible[row * MHAI_KEY_BLOCK + j]) continue;
+        const float *value = poison->values + j * poison->value_stride;
+        for (int64_t d = 0; d < poison->value_dim; d++)
+            if (!element_finite(value[d])) o[d] += score_row(t, row)[j] * value[d];
+    }
+}
+
+static float row_max(const float *s, int begin, int end)
+{
+    vf max[LANES16];
+    UNROLL for (int i = 0; i < LANES16; i++) max[i] = vf_set1(-__builtin_inff());
+    for (int j = begin; j < end; j += 16)
+        UNROLL for (int i = 0; i < LANES16; i++) max[i] =
+            vf_max(vf_load(s + j + i * VF_LANES), max[i]);
+    return vf_max16(max);
+}
+
+/* p = 2^(s - m) in place; returns the sum, 16 lanes by key position, then the fixed tree. */
+static float row_exp(float *s, int begin, int end, float m)
+{
+    vf sum[LANES16];
+    const vf top = vf_set1(m);
+    UNROLL for (int i = 0; i < LANES16; i++) sum[i] = vf_zero();
+    for (int j = begin; j < end; j += 16) UNROLL for (int i = 0; i < LANES16; i++)
+        {
+            vf p = vf_exp2(vf_sub(vf_load(s + j + i * VF_LANES), top));
+            vf_store(s + j + i * VF_LANES, p);
+            sum[i] = vf_add(sum[i], p);
+        }
+    return vf_sum16(sum);
+}
+
+/* Scores of one row, masked, with the columns that pad the last 16 lanes dropped. Returns their
+ * end. */
+static int prepare_row(const mhai_tile *t, int row)
+{
+    int end = (t->end + 15) / 16 * 16;
+    if (t->mask) mask_row(t, row);
+    if (t->mask && t->mask->poison) poison_row(t, row);
+    for (int j = t->end; j < end; j++) score_row(t, row)[j] = -__builtin_inff();
+    return end;
+}
+
+/* One row's step of the online softmax; returns the factor for what was summed before. */
+static float softmax_step(const mhai_tile *t, int row)
+{
+    int end = prepare_row(t, row);
+    float *s = score_row(t, row);
+    float old = t->m[row], here = row_max(s, t->begin, end);
+    float m = here > old ? here : old;
+    float top = m == -__builtin_inff() ? 0.0f : m; /* no key yet: every p is 2^-inf = 0 */
+    float alpha = scalar_exp2(old - top);
+    t->l[row] = scalar_fma(t->l[row], alpha, row_exp(s, t->begin, end, top));
+    t->m[row] = m;
+    return alpha;
+}
+
+static void tile_forward(const mhai_tile *t)
+{
+    float alpha[MHAI_MAX_ROWS];
+    tile_scores(t);
+    for (int row = 0; row < t->rows; row++) alpha[row] = softmax_step(t, row);
+    for (int64_t panel = 0; panel < t->value_panels; panel++)
+        panel_product(block_rescale_rows, t->rows,
+                      (block){.inner = t->end - t->begin,
+                              .a = t->s + t->begin,
+                              .a_stride = MHAI_SCORE_STRIDE,
+                              .b = t->v + (panel * MHAI_KEY_BLOCK + t->begin) * MHAI_PANEL,
+                              .c = t->o + panel * MHAI_PANEL,
+                              .c_stride = t->value_panels * MHAI_PANEL,
+                              .scale = alpha});
+    if (t->mask && t->mask->poison)
+        for (int row = 0; row < t->rows; row++) poison_values(t, row);
+}
+
+/* A row whose sum is NaN: NaN where a key is visible, 0 where not. */
+static void nan_probabilities(float *s, int begin, int end)
+{
+    for (int j = begin; j < end; j++) s[j] = s[j] == -__builtin_inff() ? 0.0f : __builtin_nanf("");
+}
+
+static void row_probabilities(float *s, int begin, int end, float m, float l)
+{
+    /* A row without keys has m = -inf, l = 0; dividing by 1 keeps its zeros. */
+    const vf sum = vf_set1(l == 0 ? 1.0f : l);
+    row_exp(s, begin, end, m == -__builtin_inff() ? 0.0f : m);
+    for (int j = begin; j < end; j += VF_LANES) vf_store(s + j, vf_div(vf_load(s + j), sum));
+}
+
+static void tile_probabilities(const mhai_tile *t)
+{
+    tile_scores(t);
+    for (int row = 0; row < t->rows; row++) {
+        int end = prepare_row(t, row);
+        if (t->l[row] == t->l[row])
+            row_probabilities(score_row(t, row), t->begin, end, t->m[row], t->l[row]);
+        else
+            nan_probabilities(score_row(t, row), t->begin, end);
+    }
+}
+
+/* Adding +0 turns a result of -0 into +0, so that its sign does not tell how many empty key blocks
+ * were visited. */
+static void finish_row(float *out, const float *in, int64_t n, float sum)
+{
+    const vf divisor = vf_set1(sum == 0 ? 1.0f : sum);
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
+        vf x = vf_div(vf_load_n(in + i, lanes), divisor);
+        vf_store_n(out + i, lanes, vf_add(x, vf_zero()));
+    }
+}

@@ -1,0 +1,33 @@
+/* Linear layers inside the library: packed weights, and the product over the context's threads. */
+#ifndef MHAI_LINEAR_H
+#define MHAI_LINEAR_H
+
+#include "kernels/kernels.h"
+
+#include <multihead/component.h>
+#include <multihead/nn.h>
+
+struct mha_linear {
+    mha_allocator allocator;
+    const mhai_kernels *kernels; /* for packing */
+    int64_t inputs, outputs;     /* K, N */
+    float *weight;               /* panels [ceil(N/32)][K][32] */
+    float *bias;                 /* [N], zero if the layer has none */
+    bool has_bias;
+    size_t weight_bytes, bias_bytes;
+};
+
+/* A layer with all parameters zero. */
+MHA_NODISCARD mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outputs,
+                                            bool has_bias, mha_linear **linear);
+
+/* Pack rows `row` .. row + N - 1 of a checked [>= row + N, K] f32 tensor of any strides; likewise
+ * the entries of a vector. */
+void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row);
+void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row);
+
+/* y = activation(x W^T + b) for rows rows at the given strides. Nothing is checked or allocated. */
+void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activation activation,
+                     const float *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
+
+#endif
