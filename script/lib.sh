@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Shared by script/demo, script/test and .ci/run; POSIX sh, to be sourced with the project's root as
 # the working directory. Nothing here runs by itself.
 #
@@ -46,7 +47,7 @@ install_missing() {
         fail "missing:$missing (Debian's names); please install them and run this again"
     fi
     if [ "$(id -u)" -eq 0 ]; then
-        as_root=env
+        as_root="env"
     elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
         as_root='sudo -n env'
     else
@@ -92,7 +93,7 @@ step() {
     fi
 }
 
-jobs() { nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2; }
+cores() { nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2; }
 
 # A build folder keeps the generator it began with.
 configure() {
@@ -106,5 +107,5 @@ configure() {
 # build [TARGET ...]
 build() {
     if [ $# -gt 0 ]; then set -- --target "$@"; fi
-    step build "Building with $(jobs) jobs" cmake --build build --parallel "$(jobs)" "$@"
+    step build "Building with $(cores) jobs" cmake --build build --parallel "$(cores)" "$@"
 }

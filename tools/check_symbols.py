@@ -3,7 +3,7 @@
 
 Usage: check_symbols.py BUILD_DIR
 
-- Static libraries define mha_* and mhai_* only; shared ones export mha_* only.
+- Static libraries define mha_* and mhai_* only, each name once; shared ones export mha_* only.
 - What the headers declare with MHA_API is exported by exactly one library, and nothing else is.
 - libmultihead needs libc, libm and threads only.
 - Vector instructions beyond the x86-64 baseline stand in isa_avx2.o and isa_avx512.o only, 512-bit
@@ -41,11 +41,14 @@ def declared():
 
 
 def check_names(build, found):
-    exports = {}
+    exports, owners = {}, {}
     for library in found:
         for member, symbol in defined(build / f"lib{library}.a"):
             if not symbol.startswith(("mha_", "mhai_")):
                 yield f"lib{library}.a: {member} defines {symbol}"
+            if symbol in owners:
+                yield f"lib{library}.a: {member} defines {symbol}, and so does {owners[symbol]}"
+            owners[symbol] = f"{member} of lib{library}.a"
         for _, symbol in defined(build / f"lib{library}.so", "-D"):
             if not symbol.startswith("mha_"):
                 yield f"lib{library}.so exports {symbol}"

@@ -11,6 +11,7 @@ command -v "$compiler" >/dev/null || { echo "skipped: no compiler $compiler"; ex
 status=0 count=0
 for header in include/multihead/*.h; do
     name=multihead/${header##*/}
+    # shellcheck disable=SC2086  # a list of flags
     printf '#include <%s>\n#include <%s>\nint here;\n' "$name" "$name" |
         "$compiler" -x $language -std="$1" -Iinclude -Wall -Wextra -Wpedantic -Wconversion -Wshadow \
             -Wundef $flags -Werror -fsyntax-only - || { echo "FAILED: $name as $1"; status=1; }
