@@ -1,0 +1,193 @@
+/* multihead: text to token ids, as a BERT model wants them.
+ *
+ * A tokenizer is loaded from a Hugging Face folder and gives the ids that Hugging Face's own (fast)
+ * BERT tokenizer gives for the same folder: clean the text, set CJK characters apart, strip
+ * accents, lower-case, split at white space and punctuation, then cut every word into the longest
+ * pieces that the vocabulary has (WordPiece). docs/tokenizer.md has the rules and the comparison.
+ *
+ *     "Unaffable!"  ->  [CLS] una ##ffa ##ble ! [SEP]
+ *
+ * Text is UTF-8 with its length in bytes, so it may hold zero bytes; all offsets are in bytes.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_TOKENIZER_H
+#define MULTIHEAD_TOKENIZER_H
+
+#include <multihead/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Loading
+ * --------------------------------------------------------------------------------------------- */
+
+/* A loaded tokenizer. Never changes after loading, so any number of threads may use one. */
+typedef struct mha_tokenizer mha_tokenizer;
+
+typedef struct mha_tokenizer_options {
+    uint32_t struct_size;
+    uint32_t reserved;       /* 0 */
+    mha_allocator allocator; /* alloc NULL: the C library's. It serves every thread that encodes. */
+} mha_tokenizer_options;
+
+/**
+ * Load the tokenizer of a model folder.
+ *
+ * tokenizer.json says everything where there is one; else vocab.txt is the vocabulary (one token a
+ * line, the line number is the id) and tokenizer_config.json, which may be missing, the settings.
+ * Where several of the files are there, they must agree. options may be NULL.
+ *
+ * Memory   the caller owns *tokenizer; about 60 bytes a token. Nothing of the folder stays open.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (options); MHA_ERR_FILE (neither vocab.txt nor
+ *          tokenizer.json, or unreadable); MHA_ERR_FORMAT (malformed JSON; an empty vocabulary, a
+ *          token twice or with a zero byte); MHA_ERR_UTF8; MHA_ERR_MODEL (files that contradict
+ *          each other, no [UNK], ids that are not 0 .. n - 1); MHA_ERR_UNSUPPORTED (another kind of
+ *          tokenizer; the text names what was found); MHA_ERR_SIZE; MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tokenizer_load(const char *folder,
+                                                    const mha_tokenizer_options *options,
+                                                    mha_tokenizer **tokenizer);
+
+/** Destroy a tokenizer; NULL is fine. Memory frees all of it; encodings stay valid. Errors none.
+ * Threads nobody uses it. Since 0.1 */
+MHA_API void mha_tokenizer_destroy(mha_tokenizer *tokenizer);
+
+/* What a tokenizer is. An id is -1 where the vocabulary has no such token. */
+typedef struct mha_tokenizer_info {
+    uint32_t struct_size; /* in: sizeof(mha_tokenizer_info) */
+    int32_t cls_id;
+    int32_t sep_id;
+    int32_t pad_id;
+    int32_t unk_id; /* never -1 */
+    int32_t mask_id;
+    int64_t vocab_size; /* ids are 0 .. vocab_size - 1 */
+    int64_t max_length; /* model_max_length, special tokens included; 0: the folder does not say */
+    uint8_t clean_text; /* the normaliser's four settings, 0 or 1 */
+    uint8_t handle_chinese_chars;
+    uint8_t strip_accents;
+    uint8_t lowercase;
+} mha_tokenizer_info;
+
+/**
+ * Describe a tokenizer.
+ *
+ * Memory   fills *info, as much of it as info->struct_size says.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size).   Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tokenizer_describe(const mha_tokenizer *tokenizer,
+                                                        mha_tokenizer_info *info);
+
+/** The text of a token, e.g. "##ing"; NULL if id is not in the vocabulary. Memory lives as long as
+ * tokenizer. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_tokenizer_token(const mha_tokenizer *tokenizer, int32_t id);
+
+/** The id of a token; -1 if the vocabulary has none of that text. Memory none. Errors none.
+ * Threads any. Since 0.1 */
+MHA_API int32_t mha_tokenizer_id(const mha_tokenizer *tokenizer, const char *token);
+
+/* ------------------------------------------------------------------------------------------------
+ * Encoding
+ * --------------------------------------------------------------------------------------------- */
+
+/* What to do with more than max_length tokens. */
+typedef enum mha_truncation {
+    MHA_TRUNCATE_NEVER = 0,         /* an error, MHA_ERR_SIZE, that names the count */
+    MHA_TRUNCATE_LONGEST_FIRST = 1, /* cut the longer of the two texts down to the other, then both
+                                       alike */
+    MHA_TRUNCATE_ONLY_FIRST = 2,
+    MHA_TRUNCATE_ONLY_SECOND = 3
+} mha_truncation;
+
+/* mha_encode_options.flags */
+enum {
+    MHA_ENCODE_NO_SPECIAL = 1 << 0 /* add neither [CLS] nor [SEP] */
+};
+
+typedef struct mha_encode_options {
+    uint32_t struct_size;
+    uint32_t flags;
+    int64_t max_length; /* the most tokens, special ones included; 0: any number */
+    mha_truncation truncation;
+    int32_t reserved; /* 0 */
+} mha_encode_options;
+
+/* The tokens of one text or of a pair of texts. */
+typedef struct mha_encoding {
+    uint32_t struct_size;       /* in: sizeof(mha_encoding) */
+    uint32_t reserved;          /* 0 */
+    int64_t count;              /* of tokens, special ones included */
+    const int32_t *ids;         /* [count] */
+    const int32_t *type_ids;    /* [count] 0: [CLS] A [SEP]; 1: B [SEP] */
+    const int64_t *begin, *end; /* [count] bytes of its text that a token stands for, as
+                                   [begin, end); -1, -1 for the special tokens that were added */
+    const int8_t *sequence;     /* [count] 0: text, 1: pair, -1: a special token that was added */
+    const uint8_t *special;     /* [count] 1 where sequence is -1. "[SEP]" written in a text becomes
+                                   the same id but is not special. */
+    int64_t dropped[2];         /* tokens of text and pair that truncation cut off, at the end */
+    void *memory;               /* of all the arrays; mha_encoding_free() wants it */
+} mha_encoding;
+
+/**
+ * Encode a text, or a text and its pair: [CLS] text [SEP], [CLS] text [SEP] pair [SEP].
+ *
+ *   text [text_bytes], pair [pair_bytes]   UTF-8; text may be NULL if text_bytes is 0; pair NULL
+ *                                          means that there is none, which is not the empty pair
+ *
+ * An empty text is fine and gives [CLS] [SEP]. Special tokens written in the text, such as
+ * "[MASK]", are recognised. options may be NULL.
+ *
+ * Memory   texts are borrowed for the call. The caller frees the arrays with mha_encoding_free().
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, flags, max_length below 0 or below the
+ *          number of special tokens); MHA_ERR_UTF8 (the detail has the byte offset); MHA_ERR_SIZE
+ *          (more than max_length tokens and no truncation, or the text that may be cut is too
+ *          short for it); MHA_ERR_NOMEM. *encoding is then untouched.
+ * Threads  any.   Cost  linear in the bytes.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer,
+                                                      const mha_encode_options *options,
+                                                      const char *text, size_t text_bytes,
+                                                      const char *pair, size_t pair_bytes,
+                                                      mha_encoding *encoding);
+
+/** Free an encoding's arrays and clear it, except for struct_size; NULL and an encoding that was
+ * never filled (all zero) are fine. The tokenizer may be gone, its allocator may not. Memory as
+ * said. Errors none. Threads any. Since 0.1 */
+MHA_API void mha_encoding_free(mha_encoding *encoding);
+
+/* The words of a text: what the vocabulary is asked for. */
+typedef struct mha_words {
+    uint32_t struct_size; /* in: sizeof(mha_words) */
+    uint32_t reserved;    /* 0 */
+    const char *text;     /* [text_bytes] the normalised text, a zero byte behind it */
+    int64_t text_bytes;
+    int64_t count;              /* of words */
+    const int64_t *from, *to;   /* [count] bytes [from, to) of the normalised text */
+    const int64_t *begin, *end; /* [count] the bytes of the text given that they come from */
+    void *memory;               /* of all the arrays; mha_words_free() wants it */
+} mha_words;
+
+/**
+ * Normalise a text and split it into words, without the vocabulary: the first half of encoding, to
+ * see why a text gives the tokens it gives. Special tokens in the text are not recognised here.
+ *
+ * Memory   text is borrowed for the call. The caller frees the arrays with mha_words_free().
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UTF8, MHA_ERR_SIZE, MHA_ERR_NOMEM.
+ *          *words is then untouched.
+ * Threads  any.   Cost  linear in the bytes.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tokenizer_words(const mha_tokenizer *tokenizer,
+                                                     const char *text, size_t text_bytes,
+                                                     mha_words *words);
+
+/** Free what mha_tokenizer_words() gave, as mha_encoding_free() does. Memory as said. Errors none.
+ * Threads any. Since 0.1 */
+MHA_API void mha_words_free(mha_words *words);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
