@@ -22,7 +22,9 @@ ALLOWED = {
     "src/model": ({"model", "io"}, PUBLIC | MODEL),
     "cli": ({"cli"}, PUBLIC | MODEL | {"render"}),
     "examples": (set(), PUBLIC | MODEL | {"render"}),
-    "tests/unit": (set(), PUBLIC | MODEL | {"render"}),
+    "tests/unit": ({"support", "reference"}, PUBLIC | MODEL | {"render"}),
+    "tests/support": ({"support"}, PUBLIC),
+    "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 
