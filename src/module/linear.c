@@ -15,6 +15,10 @@
  * pass over it; 8 strips are enough for that to pay. */
 enum { GROUP_PANELS = 8, BLOCK_STRIPS = 8 };
 
+/* Copying a strip costs about a tenth of multiplying it by one panel: from 4 panels on it is
+ * noise. 16 floats beyond the block put each row in sets of its own. */
+enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_GEMM_BLOCK + 16 };
+
 static mha_status allocate(const mha_allocator *allocator, int64_t count, float **memory,
                            size_t *bytes)
 {
@@ -110,31 +114,45 @@ typedef struct linear_job {
     int64_t x_stride, y_stride, rows;
     int64_t block_rows;   /* rows of a row block */
     int64_t group_panels; /* panels of a column group */
-    int64_t groups;
+    int64_t blocks;       /* row blocks */
 } linear_job;
+
+/* Rows of x at a large power-of-two stride would fight for a few sets of L1, so a strip that meets
+ * several panels is copied together first. Returns the strip to use and its stride. */
+static const float *gather_strip(const float *x, int64_t *stride, int rows, int64_t inputs,
+                                 float buffer[MHAI_MAX_ROWS * GATHER_STRIDE])
+{
+    for (int r = 0; r < rows; r++)
+        memcpy(buffer + r * GATHER_STRIDE, x + r * *stride, (size_t)inputs * sizeof(float));
+    *stride = GATHER_STRIDE;
+    return buffer;
+}
 
 /* The inputs of one block for all strips of one row block. */
 static void run_inputs(const linear_job *job, int64_t row, int64_t rows, int64_t panel,
                        int64_t panels, int64_t input)
 {
     const mha_linear *l = job->linear;
+    float buffer[MHAI_MAX_ROWS * GATHER_STRIDE];
     int64_t strips = mhai_ceil_div(rows, job->kernels->tile_rows);
     int64_t col = panel * MHAI_PANEL;
     for (int64_t i = 0; i < strips; i++) {
         int64_t begin = row + i * rows / strips, end = row + (i + 1) * rows / strips;
-        job->kernels->gemm_strip(
-            &(mhai_gemm){.rows = (int)(end - begin),
-                         .inner = mhai_min_i64(MHAI_GEMM_BLOCK, l->inputs - input),
-                         .panels = panels,
-                         .cols = mhai_min_i64(panels * MHAI_PANEL, l->outputs - col),
-                         .x = job->x + begin * job->x_stride + input,
-                         .x_stride = job->x_stride,
-                         .w = l->weight + col * l->inputs + input * MHAI_PANEL,
-                         .panel_stride = l->inputs * MHAI_PANEL,
-                         .bias = l->bias + col,
-                         .first = input == 0,
-                         .out = job->y + begin * job->y_stride + col,
-                         .out_stride = job->y_stride});
+        mhai_gemm g = {.rows = (int)(end - begin),
+                       .inner = mhai_min_i64(MHAI_GEMM_BLOCK, l->inputs - input),
+                       .panels = panels,
+                       .cols = mhai_min_i64(panels * MHAI_PANEL, l->outputs - col),
+                       .x = job->x + begin * job->x_stride + input,
+                       .x_stride = job->x_stride,
+                       .w = l->weight + col * l->inputs + input * MHAI_PANEL,
+                       .panel_stride = l->inputs * MHAI_PANEL,
+                       .bias = l->bias + col,
+                       .first = input == 0,
+                       .out = job->y + begin * job->y_stride + col,
+                       .out_stride = job->y_stride};
+        if (panels >= GATHER_PANELS && g.rows > 1)
+            g.x = gather_strip(g.x, &g.x_stride, g.rows, g.inner, buffer);
+        job->kernels->gemm_strip(&g);
     }
 }
 
@@ -153,9 +171,10 @@ static void run_block(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;
     (void)worker;
-    int64_t row = item / job->groups * job->block_rows;
+    /* Row blocks follow each other under one group, whose weights then stay in cache. */
+    int64_t row = item % job->blocks * job->block_rows;
     int64_t rows = mhai_min_i64(job->block_rows, job->rows - row);
-    int64_t panel = item % job->groups * job->group_panels, col = panel * MHAI_PANEL;
+    int64_t panel = item / job->blocks * job->group_panels, col = panel * MHAI_PANEL;
     int64_t all_panels = mhai_ceil_div(job->linear->outputs, MHAI_PANEL);
     int64_t panels = mhai_min_i64(job->group_panels, all_panels - panel);
     int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->linear->outputs - col);
@@ -182,12 +201,12 @@ void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activat
                       .rows = rows};
     int64_t panels = mhai_ceil_div(linear->outputs, MHAI_PANEL);
     job.block_rows = mhai_min_i64(rows, (int64_t)BLOCK_STRIPS * job.kernels->tile_rows);
-    int64_t blocks = mhai_ceil_div(rows, job.block_rows);
+    job.blocks = mhai_ceil_div(rows, job.block_rows);
     /* Few rows: narrower groups, so that every thread has some. */
-    int64_t wanted = mhai_ceil_div(4 * (int64_t)context->num_threads, blocks);
+    int64_t wanted = mhai_ceil_div(4 * (int64_t)context->num_threads, job.blocks);
     job.group_panels = mhai_min_i64(GROUP_PANELS, mhai_ceil_div(panels, wanted));
-    job.groups = mhai_ceil_div(panels, job.group_panels);
-    mha_parallel_for(context, blocks * job.groups, run_block, &job);
+    int64_t groups = mhai_ceil_div(panels, job.group_panels);
+    mha_parallel_for(context, job.blocks * groups, run_block, &job);
 }
 
 static mha_status check_activation(mha_activation activation)
