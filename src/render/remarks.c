@@ -13,6 +13,7 @@ static void add(mhai_remarks *remarks, const char *format, ...) MHA_PRINTF(2, 3)
 static void add(mhai_remarks *remarks, const char *format, ...)
 {
     size_t used = strlen(remarks->text), size = sizeof remarks->text;
+    if (used + 3 >= size) return;
     if (used) used += (size_t)snprintf(remarks->text + used, size - used, "; ");
     va_list arguments;
     va_start(arguments, format);

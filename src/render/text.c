@@ -242,17 +242,17 @@ static void wrap_line(const char **raw, double limit, mhai_text_unit unit, mhai_
         const char *before = next;
         char piece[16];
         visible_code(mhai_text_next(&next), true, unit == MHAI_TEXT_ASCII_COLUMNS, piece);
-        double wide = measure(piece, unit);
+        double advance = measure(piece, unit);
         size_t length = strlen(piece);
-        if (used &&
-            ((width + wide > limit && piece[0] != ' ') || used + length + 4 > sizeof line->text)) {
+        if (used && ((width + advance > limit && piece[0] != ' ') ||
+                     used + length + 4 > sizeof line->text)) {
             used = after_space ? used_at_space : used;
             next = after_space ? after_space : before;
             break;
         }
         memcpy(line->text + used, piece, length);
         used += length;
-        width += wide;
+        width += advance;
         if (piece[0] == ' ') {
             after_space = next;
             used_at_space = used;

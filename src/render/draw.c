@@ -1,0 +1,304 @@
+/* Drawing a measured figure on a canvas. */
+#include "layout.h"
+
+#include "number.h"
+
+#include <multihead/component.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Where the middle of lower-case letters lies above the baseline, in em of the face. */
+static const double middle_of_text = 0.36;
+
+static void write_text(const mhai_canvas *canvas, double x, double y, double size,
+                       mhai_anchor anchor, mhai_color color, const char *text)
+{
+    mhai_pen pen = {.x = x, .y = y, .size = size, .anchor = anchor, .color = color};
+    if (*text) canvas->text(canvas->user, &pen, text);
+}
+
+static void write_turned(const mhai_canvas *canvas, double x, double y, double size, double angle,
+                         mhai_anchor anchor, mhai_color color, const char *text)
+{
+    mhai_pen pen = {.x = x, .y = y, .size = size, .angle = angle, .anchor = anchor, .color = color};
+    if (*text) canvas->text(canvas->user, &pen, text);
+}
+
+static void write_bold(const mhai_canvas *canvas, double x, double y, double size, mhai_color color,
+                       const char *text)
+{
+    mhai_pen pen = {.x = x, .y = y, .size = size, .color = color, .bold = true};
+    if (*text) canvas->text(canvas->user, &pen, text);
+}
+
+static void draw_frame(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
+                       double width, double height)
+{
+    const double sides[4][4] = {{x, y, x + width, y},
+                                {x, y + height, x + width, y + height},
+                                {x, y, x, y + height},
+                                {x + width, y, x + width, y + height}};
+    for (int i = 0; i < 4; i++) canvas->line(canvas->user, sides[i], 1, l->theme.frame);
+}
+
+static void draw_titles(const mhai_layout *l, const mhai_canvas *canvas)
+{
+    double y = 16 + 16;
+    for (int i = 0; i < l->title_lines; i++, y += 22)
+        write_bold(canvas, 16, y, 16, l->theme.ink, l->title[i].text);
+    y -= 2;
+    for (int i = 0; i < l->subtitle_lines; i++, y += 16)
+        write_text(canvas, 16, y, 12, MHAI_START, l->theme.muted, l->subtitle[i].text);
+}
+
+static void draw_foot(const mhai_layout *l, const mhai_canvas *canvas)
+{
+    double y = l->foot_top + 11;
+    for (int i = 0; i < l->foot_lines; i++, y += 15)
+        write_text(canvas, 16, y, 11, MHAI_START, l->theme.ink, l->foot[i].text);
+    for (int i = 0; i < l->remark_lines; i++, y += 15)
+        write_text(canvas, 16, y, 11, MHAI_START, l->theme.muted, l->remarks[i].text);
+}
+
+/* The numbers under the bar. With a range for every panel only what all share can be said. */
+static void draw_ticks(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
+                       double width)
+{
+    const mhai_scale *scale = &l->ranges.scales[0];
+    char text[3][MHAI_NUMBER_BYTES];
+    for (int i = 0; i < 3; i++) mhai_number_short(mhai_scale_value(scale, i / 2.0), 3, text[i]);
+    if (l->figure.range == MHA_RANGE_PANEL) {
+        snprintf(text[0], sizeof text[0], "least");
+        snprintf(text[1], sizeof text[1], "own range of each map");
+        snprintf(text[2], sizeof text[2], "most");
+    } else if (scale->kind == MHA_SCALE_RANK) {
+        mhai_number_short(scale->extent.lo, 3, text[0]);
+        mhai_number_short(scale->extent.hi, 3, text[2]);
+    }
+    for (int i = 0; i < 3; i++) {
+        double at = x + width * i / 2;
+        const double tick[4] = {at, y, at, y + 4};
+        canvas->line(canvas->user, tick, 1, l->theme.frame);
+        write_text(canvas, at, y + 15, 10.5, MHAI_MIDDLE, l->theme.ink, text[i]);
+    }
+}
+
+static void draw_bar(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
+                     double width, double height)
+{
+    enum { STEPS = 128 };
+    for (int i = 0; i < STEPS; i++) {
+        mhai_color color;
+        memcpy(color.rgb, l->palette.rgb[i * 255 / (STEPS - 1)], sizeof color.rgb);
+        canvas->rect(canvas->user, x + width * i / STEPS, y, width / STEPS, height, color);
+    }
+    draw_frame(l, canvas, x, y, width, height);
+    mhai_color low, high;
+    memcpy(low.rgb, l->palette.rgb[0], sizeof low.rgb);
+    memcpy(high.rgb, l->palette.rgb[255], sizeof high.rgb);
+    const double left[6] = {x - 3, y, x - 3, y + height, x - 12, y + height / 2};
+    const double right[6] = {x + width + 3, y, x + width + 3, y + height, x + width + 12,
+                             y + height / 2};
+    if (l->ranges.extent.clipped_lo) canvas->triangle(canvas->user, left, low);
+    if (l->ranges.extent.clipped_hi) canvas->triangle(canvas->user, right, high);
+}
+
+/* A swatch with its word; returns where the next one may begin. */
+static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
+                       bool masked, const char *word)
+{
+    const mhai_theme *theme = &l->theme;
+    if (masked && !l->tiny)
+        canvas->hatch(canvas->user, x, y, 14, 12, theme);
+    else
+        canvas->rect(canvas->user, x, y, 14, 12,
+                     masked    ? theme->mask_line
+                     : l->tiny ? theme->bad
+                               : theme->paper);
+    if (!masked && !l->tiny) {
+        const double down[4] = {x + 3, y + 2, x + 11, y + 10},
+                     up[4] = {x + 3, y + 10, x + 11, y + 2};
+        canvas->line(canvas->user, down, 1.5, theme->bad);
+        canvas->line(canvas->user, up, 1.5, theme->bad);
+    }
+    draw_frame(l, canvas, x, y, 14, 12);
+    write_text(canvas, x + 20, y + 10, 11, MHAI_START, theme->ink, word);
+    return x + 20 + mhai_text_em(word) * 11 + 16;
+}
+
+static void draw_legend(const mhai_layout *l, const mhai_canvas *canvas)
+{
+    const mha_figure *f = &l->figure;
+    const double height = 12, y = l->legend_top + 2, bar = 200;
+    double x = 16;
+    if (f->value_name && *f->value_name) {
+        mhai_text name;
+        mhai_text_visible(f->value_name, 0, MHAI_TEXT_PROSE, &name);
+        mhai_text_cut_em(&name, 8);
+        write_text(canvas, x, y + 10, 11, MHAI_START, l->theme.ink, name.text);
+        x += mhai_text_em(name.text) * 11 + 12;
+    }
+    x += 14; /* the arrow, or the half of the first number */
+    draw_bar(l, canvas, x, y, bar, height);
+    draw_ticks(l, canvas, x, y + height, bar);
+    x += bar + 30;
+    if (f->scale != MHA_SCALE_LINEAR) {
+        char word[32];
+        snprintf(word, sizeof word, "%s scale", mha_scale_name(f->scale));
+        write_text(canvas, x, y + height + 15, 10.5, MHAI_START, l->theme.muted, word);
+    }
+    if (l->ranges.any_masked) x = draw_key(l, canvas, x, y, true, "masked");
+    if (l->ranges.extent.not_finite) draw_key(l, canvas, x, y, false, "not finite");
+}
+
+static void draw_row_labels(const mhai_layout *l, const mhai_canvas *canvas, double y)
+{
+    const mhai_axis *axis = &l->row;
+    for (int64_t i = 0; i < axis->count; i += axis->step) {
+        mhai_text label;
+        mhai_layout_label(axis, i, &label);
+        double at = y + ((double)(i / axis->pool) + 0.5) * axis->cell;
+        write_text(canvas, l->left - 5, at + middle_of_text * axis->font, axis->font, MHAI_END,
+                   l->theme.ink, label.text);
+    }
+    write_turned(canvas, l->left - axis->depth - 7, y + l->map_height / 2, 11, -90, MHAI_MIDDLE,
+                 l->theme.muted, axis->title.text);
+}
+
+static void draw_col_labels(const mhai_layout *l, const mhai_canvas *canvas, double x, double y)
+{
+    const mhai_axis *axis = &l->col;
+    double size = axis->font, lift = middle_of_text * size;
+    for (int64_t i = 0; i < axis->count; i += axis->step) {
+        mhai_text label;
+        mhai_layout_label(axis, i, &label);
+        double at = x + ((double)(i / axis->pool) + 0.5) * axis->cell;
+        if (axis->angle == 0)
+            write_text(canvas, at, y + size + 3, size, MHAI_MIDDLE, l->theme.ink, label.text);
+        else
+            write_turned(canvas, at + lift, y + (axis->angle == -90 ? 4 : 7), size, axis->angle,
+                         MHAI_END, l->theme.ink, label.text);
+    }
+}
+
+/* "0 to 0.93" at the right end of a panel's head, for ranges of their own. Returns its width. */
+static double draw_own_range(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
+                             double y)
+{
+    const mha_extent *e = &mhai_ranges_at(&l->ranges, i)->extent;
+    char lo[MHAI_NUMBER_BYTES], hi[MHAI_NUMBER_BYTES], text[2 * MHAI_NUMBER_BYTES + 8];
+    mhai_number_short(e->lo, 2, lo);
+    mhai_number_short(e->hi, 2, hi);
+    snprintf(text, sizeof text, "%s to %s", lo, hi);
+    write_text(canvas, x + l->map_width, y, 10, MHAI_END, l->theme.muted, text);
+    return mhai_text_em(text) * 10 + 6;
+}
+
+static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
+                      double y)
+{
+    mha_panel panel = mhai_figure_panel(&l->figure, i);
+    double taken = 0;
+    if (l->figure.range == MHA_RANGE_PANEL) taken = draw_own_range(l, canvas, i, x, y + 12);
+    if (panel.name || l->figure.panel_count > 1) {
+        mhai_text name;
+        mhai_text_visible(panel.name, i, MHAI_TEXT_PROSE, &name);
+        mhai_text_cut_em(&name, fmax(l->map_width - taken, 40) / 12.5);
+        write_bold(canvas, x, y + 12, 12, l->theme.ink, name.text);
+    }
+    if (panel.note) {
+        mhai_text note;
+        mhai_text_visible(panel.note, i, MHAI_TEXT_PROSE, &note);
+        mhai_text_cut_em(&note, fmax(l->map_width, 60) / 10);
+        write_text(canvas, x, y + 25, 10, MHAI_START, l->theme.muted, note.text);
+    }
+}
+
+static void draw_values(const mhai_layout *l, const mhai_canvas *canvas, const mhai_map *map)
+{
+    for (int64_t r = 0; r < map->cells->rows; r++)
+        for (int64_t c = 0; c < map->cells->cols; c++) {
+            int64_t at = r * map->cells->cols + c;
+            if (map->cells->kind[at] != MHAI_CELL_VALUE) continue;
+            char text[MHAI_NUMBER_BYTES];
+            mhai_number_cell((double)map->cells->value[at], l->value_greatest, text);
+            mhai_color cell = mhai_canvas_cell_color(map, r, c);
+            mhai_color black = {{0, 0, 0}}, white = {{255, 255, 255}};
+            bool light = mhai_palette_luminance(cell.rgb) > 0.179;
+            write_text(canvas, map->x + ((double)c + 0.5) * map->cell_width,
+                       map->y + ((double)r + 0.5) * map->cell_height +
+                           middle_of_text * l->value_font,
+                       l->value_font, MHAI_MIDDLE, light ? black : white, text);
+        }
+}
+
+static void draw_panel(const mhai_layout *l, const mhai_canvas *canvas, int64_t i,
+                       mhai_cells *cells)
+{
+    double x = l->left + (double)l->places[i].grid_col * l->step_x;
+    double y = l->grid_top + (double)l->places[i].grid_row * l->step_y;
+    draw_head(l, canvas, i, x, y);
+    y += l->head;
+    if (cells->rows == 0 || cells->cols == 0) {
+        draw_frame(l, canvas, x, y, l->map_width, l->map_height);
+        write_text(canvas, x + l->map_width / 2, y + l->map_height / 2 + 4, 11, MHAI_MIDDLE,
+                   l->theme.muted, "empty");
+        return;
+    }
+    mha_panel panel = mhai_figure_panel(&l->figure, i);
+    mhai_cells_fill(&l->figure, &panel, l->row.pool, l->col.pool, cells);
+    mhai_map map = {
+        x,           y,         l->col.cell, l->row.cell, cells,    mhai_ranges_at(&l->ranges, i),
+        &l->palette, &l->theme, &l->figure,  l->tiny,     l->image, l->tooltips};
+    canvas->map(canvas->user, &map);
+    draw_frame(l, canvas, x, y, l->map_width, l->map_height);
+    if (l->values) draw_values(l, canvas, &map);
+    draw_col_labels(l, canvas, x, y + l->map_height);
+    if (l->places[i].grid_col == 0) draw_row_labels(l, canvas, y);
+}
+
+/* The name of a group stands beside the middle of its grid rows. */
+static void draw_groups(const mhai_layout *l, const mhai_canvas *canvas)
+{
+    for (int64_t first = 0, next; l->named_groups && first < l->grid_rows; first = next) {
+        for (next = first; next < l->grid_rows && l->row_groups[next] == l->row_groups[first];)
+            next++;
+        double room = (double)(next - first) * l->step_y - 10;
+        double middle =
+            l->grid_top + (double)first * l->step_y + (room - l->col.depth + l->head) / 2;
+        mhai_text name;
+        mhai_text_visible(l->figure.group_names[l->row_groups[first]], l->row_groups[first],
+                          MHAI_TEXT_PROSE, &name);
+        mhai_text_cut_em(&name, room / 14);
+        mhai_pen pen = {.x = 16 + 13,
+                        .y = middle,
+                        .size = 13,
+                        .angle = -90,
+                        .anchor = MHAI_MIDDLE,
+                        .color = l->theme.ink,
+                        .bold = true};
+        if (*name.text) canvas->text(canvas->user, &pen, name.text);
+    }
+}
+
+mha_status mhai_draw(const mhai_layout *l, const mhai_canvas *canvas)
+{
+    mhai_cells cells;
+    MHA_TRY(mhai_cells_alloc(l->row.drawn, l->col.drawn, &cells));
+    canvas->rect(canvas->user, 0, 0, l->width, l->height, l->theme.paper);
+    draw_titles(l, canvas);
+    draw_legend(l, canvas);
+    draw_groups(l, canvas);
+    for (int64_t i = 0; i < l->figure.panel_count; i++) draw_panel(l, canvas, i, &cells);
+    double middle = l->left + ((double)l->columns * l->step_x - (l->step_x - l->map_width)) / 2;
+    if (l->figure.panel_count)
+        write_text(canvas, middle, l->foot_top - 8, 11, MHAI_MIDDLE, l->theme.muted,
+                   l->col.title.text);
+    else
+        write_text(canvas, 16, l->grid_top + 12, 12, MHAI_START, l->theme.muted, "no maps");
+    draw_foot(l, canvas);
+    mhai_cells_free(&cells);
+    return MHA_OK;
+}

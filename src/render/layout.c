@@ -1,0 +1,275 @@
+/* Measuring a figure.
+ *
+ *   title, subtitle
+ *   legend: the colour bar, what hatches and crosses mean
+ *   grid rows: [group name | row axis title | row labels | maps ... ] with column labels below
+ *   column axis title, footnote, remarks
+ *
+ * Sizes are in units of the drawing. Cells have whole sizes, so that pixels fall on cells. */
+#include "layout.h"
+
+#include "number.h"
+#include "sink.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Limits of the SVG form: one shape a cell up to these, an image above. */
+static const int64_t most_shapes = 10000, most_shapes_in_all = 200000;
+static const int64_t most_tooltips = 5000; /* each is some 80 bytes */
+/* Numbers in cells are read one by one: up to so many, and no map longer than so. */
+static const int64_t most_values = 1200, longest_with_values = 20;
+
+enum {
+    MARGIN = 16,
+    LEAST_WIDTH = 440,  /* a colour bar and its words fit */
+    LABEL_PITCH = 9,    /* least distance of two labels that can be read */
+    LONGEST_MAP = 1160, /* most units along one side of a map */
+    MOST_CELL = 40,
+    LABEL_GAP = 5,
+    LEGEND = 44
+};
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+int64_t mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
+                         int64_t *row_groups)
+{
+    int64_t grid_row = -1;
+    for (int64_t g = 0; g < figure->group_count; g++) {
+        int64_t in_group = 0;
+        for (int64_t i = 0; i < figure->panel_count; i++) {
+            if (mhai_figure_panel(figure, i).group != g) continue;
+            if (in_group % columns == 0) row_groups[++grid_row] = g;
+            places[i] = (mhai_place){grid_row, in_group++ % columns};
+        }
+    }
+    return grid_row + 1;
+}
+
+/* The size of a group with most panels. */
+static int64_t largest_group(const mha_figure *figure, int64_t *scratch)
+{
+    int64_t largest = 0;
+    memset(scratch, 0, (size_t)figure->group_count * sizeof *scratch);
+    for (int64_t i = 0; i < figure->panel_count; i++)
+        largest = most(largest, ++scratch[mhai_figure_panel(figure, i).group]);
+    return largest;
+}
+
+/* Width of the widest value as printed, in em. */
+static double value_em(const mhai_layout *l)
+{
+    char low[MHAI_NUMBER_BYTES], high[MHAI_NUMBER_BYTES];
+    mhai_number_cell(l->ranges.extent.least, l->value_greatest, low);
+    mhai_number_cell(l->ranges.extent.greatest, l->value_greatest, high);
+    return fmax(mhai_text_em(low), mhai_text_em(high));
+}
+
+static void choose_values(mhai_layout *l)
+{
+    const mha_figure *f = &l->figure;
+    const mha_extent *e = &l->ranges.extent;
+    l->value_greatest = fmax(fabs(e->least), fabs(e->greatest));
+    l->value_font = 10;
+    int64_t cells = f->rows * f->cols;
+    bool small = f->rows <= longest_with_values && f->cols <= longest_with_values &&
+                 cells * f->panel_count <= most_values;
+    l->image = cells > most_shapes || cells * f->panel_count > most_shapes_in_all;
+    l->values = f->print_values == MHA_VALUES_ALWAYS ? !l->image
+                                                     : f->print_values == MHA_VALUES_AUTO && small;
+    l->tooltips = cells * f->panel_count <= most_tooltips;
+}
+
+/* The side of a map that suits a grid of so many columns. */
+static double map_side(int64_t columns)
+{
+    return columns <= 1 ? 720 : columns == 2 ? 480 : columns <= 4 ? 270 : columns <= 8 ? 190 : 128;
+}
+
+/* How many maps go side by side, if the caller does not say: few enough that labels can be read. */
+static int64_t choose_columns(const mhai_layout *l, int64_t in_group)
+{
+    const mha_figure *f = &l->figure;
+    if (f->columns) return most(1, least(f->columns, in_group));
+    if (f->group_count > 1) return most(1, least(in_group, 16));
+    double cell = l->values ? value_em(l) * l->value_font + 7
+                            : fmax(LABEL_PITCH, 270.0 / (double)most(f->cols, 1));
+    double side = fmin(cell * (double)f->cols, 300) + 40;
+    int64_t fit = most(1, least(in_group, (int64_t)(1320 / side)));
+    return most(1, ceil_div(in_group, most(1, ceil_div(in_group, fit)))); /* rows of equal length */
+}
+
+/* The size of a cell along one side of n cells, and how many cells become one. */
+static void choose_cell(mhai_axis *axis, double side, double smallest)
+{
+    int64_t n = axis->count;
+    double limit = side >= 480 ? LONGEST_MAP : 1.35 * side;
+    double cell = n ? floor(side / (double)n) : MOST_CELL;
+    if (cell < LABEL_PITCH && (double)n * LABEL_PITCH <= limit) cell = LABEL_PITCH;
+    if (cell < 1) cell = (double)n <= limit ? 1 : 0;
+    axis->pool = cell < 1 ? ceil_div(n, (int64_t)(side >= 480 ? 1024 : side)) : 1;
+    axis->cell = fmax(fmin(fmax(cell, 1), MOST_CELL), smallest);
+    axis->drawn = ceil_div(n, axis->pool);
+}
+
+/* Cells are square unless one side is so long that the other would be a thread. */
+static void choose_cells(mhai_layout *l)
+{
+    double side = map_side(l->columns);
+    double smallest = l->values ? ceil(value_em(l) * l->value_font + 7) : 1;
+    choose_cell(&l->row, side, smallest);
+    choose_cell(&l->col, side, smallest);
+    double cell = fmin(l->row.cell, l->col.cell);
+    l->row.cell = fmax(cell, fmin(l->row.cell, 12));
+    l->col.cell = fmax(cell, fmin(l->col.cell, 12));
+    if (l->row.pool > 1 || l->col.pool > 1) l->tooltips = false;
+    l->tiny = l->image || l->row.cell < 4 || l->col.cell < 4;
+    l->map_height = (double)l->row.drawn * l->row.cell;
+    l->map_width = (double)l->col.drawn * l->col.cell;
+    if (l->figure.rows == 0 || l->figure.cols == 0) l->map_height = l->map_width = 72;
+}
+
+void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
+{
+    const char *raw = axis->raw ? axis->raw[i] : NULL;
+    mhai_text_visible(raw, i, MHAI_TEXT_LABEL, label);
+    if (raw && axis->step >= 4) { /* far apart: say which one it is */
+        mhai_text numbered;
+        snprintf(numbered.text, sizeof numbered.text, "%" PRId64 " %.300s", i, label->text);
+        *label = numbered;
+        mhai_text_visible(numbered.text, i, MHAI_TEXT_PROSE, label); /* a cut sequence is mended */
+    }
+    mhai_text_cut_em(label, axis->most_em);
+}
+
+static void measure_labels(mhai_axis *axis, double most_width)
+{
+    double token = axis->cell / (double)axis->pool; /* distance of two labels if all were drawn */
+    axis->step = most(1, (int64_t)ceil(LABEL_PITCH / token - 1e-9));
+    axis->font = fmin(fmax(token * (double)axis->step - 1, 8), 11);
+    axis->most_em = most_width / axis->font;
+    axis->widest = 0;
+    for (int64_t i = 0; i < axis->count; i += axis->step) {
+        mhai_text label;
+        mhai_layout_label(axis, i, &label);
+        axis->widest = fmax(axis->widest, mhai_text_em(label.text) * axis->font);
+    }
+}
+
+static void measure_axes(mhai_layout *l)
+{
+    double most_width = l->columns <= 4 ? 112 : 84;
+    measure_labels(&l->row, most_width);
+    measure_labels(&l->col, most_width);
+    l->row.depth = l->row.widest + LABEL_GAP;
+    mhai_axis *col = &l->col;
+    double pitch = col->cell / (double)col->pool * (double)col->step;
+    bool room_at_left = col->widest * 0.5 <= l->row.depth + 30;
+    col->angle = col->widest <= pitch - 6 ? 0 : pitch >= 20 && room_at_left ? -60 : -90;
+    double radians = -col->angle * acos(-1) / 180;
+    col->depth = col->widest * sin(radians) + col->font * cos(radians) + LABEL_GAP;
+}
+
+static void axis_title(mhai_axis *axis, const char *title, const char *fallback, double room)
+{
+    mhai_text_visible(title ? title : fallback, 0, MHAI_TEXT_PROSE, &axis->title);
+    mhai_text_cut_em(&axis->title, fmax(room, 40) / 11);
+}
+
+static void measure_grid(mhai_layout *l)
+{
+    const mha_figure *f = &l->figure;
+    l->notes = false;
+    bool named = f->panel_count > 1;
+    for (int64_t i = 0; i < f->panel_count; i++) {
+        mha_panel panel = mhai_figure_panel(f, i);
+        l->notes = l->notes || (panel.note && *panel.note);
+        named = named || panel.name;
+    }
+    l->head = (named || f->range == MHA_RANGE_PANEL ? 17 : 0) + (l->notes ? 13 : 0) + 1;
+    l->named_groups = f->group_names && f->panel_count;
+    l->left = MARGIN + (l->named_groups ? 22 : 0) + 18 + l->row.depth;
+    l->step_x = l->map_width + (l->columns <= 4 ? 18 : 12);
+    l->step_y = l->head + l->map_height + l->col.depth + 10;
+    double grid_width = (double)l->columns * l->step_x;
+    l->width = fmax(l->left + grid_width + MARGIN, LEAST_WIDTH);
+    axis_title(&l->row, f->row_axis, "row", l->map_height + l->head);
+    axis_title(&l->col, f->col_axis, "column", l->width - l->left - MARGIN);
+}
+
+/* Texts above and below the grid are wrapped to its width. */
+static void measure_texts(mhai_layout *l)
+{
+    const mha_figure *f = &l->figure;
+    double room = l->width - 2 * MARGIN;
+    mhai_remarks remarks;
+    mhai_remarks_about about = {l->row.pool,
+                                l->col.pool,
+                                l->row.step,
+                                l->col.step,
+                                "px",
+                                l->tiny ? "pink" : "\xC3\x97",
+                                f->print_values == MHA_VALUES_ALWAYS && !l->values};
+    mhai_remarks_make(f, &l->ranges, &about, &remarks);
+    enum { TITLES = MHAI_LAYOUT_TITLE_LINES, NOTES = MHAI_LAYOUT_NOTE_LINES };
+    l->title_lines = mhai_text_wrap(f->title, room / 17.5, MHAI_TEXT_EM, l->title, TITLES);
+    l->subtitle_lines = mhai_text_wrap(f->subtitle, room / 12, MHAI_TEXT_EM, l->subtitle, TITLES);
+    l->foot_lines = mhai_text_wrap(f->footnote, room / 11, MHAI_TEXT_EM, l->foot, NOTES);
+    l->remark_lines = mhai_text_wrap(remarks.text, room / 11, MHAI_TEXT_EM, l->remarks, NOTES);
+    l->legend_top = MARGIN + 22 * l->title_lines + 16 * l->subtitle_lines +
+                    (l->title_lines + l->subtitle_lines ? 10 : 0);
+    l->grid_top = l->legend_top + LEGEND;
+    l->foot_top = l->grid_top + (double)most(l->grid_rows, 1) * l->step_y + 14;
+    l->height = l->foot_top + 15 * (l->foot_lines + l->remark_lines) + MARGIN;
+}
+
+mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *l)
+{
+    memset(l, 0, sizeof *l);
+    MHA_TRY(mhai_figure_check(figure, &l->figure));
+    const mha_figure *f = &l->figure;
+    MHA_TRY(mhai_ranges_make(f, &l->ranges));
+    l->places = mhai_sink_alloc(f->panel_count, sizeof *l->places);
+    l->row_groups = mhai_sink_alloc(f->panel_count + f->group_count, sizeof *l->row_groups);
+    if (!l->places || !l->row_groups) return mha_fail(MHA_ERR_NOMEM, "figure: out of memory");
+    mhai_palette_make(f, &l->palette);
+    l->theme = mhai_canvas_theme(f);
+    l->row = (mhai_axis){.count = f->rows, .raw = f->row_labels};
+    l->col = (mhai_axis){.count = f->cols, .raw = f->col_labels};
+    choose_values(l);
+    l->columns = choose_columns(l, largest_group(f, l->row_groups));
+    l->grid_rows = mhai_layout_grid(f, l->columns, l->places, l->row_groups);
+    choose_cells(l);
+    measure_axes(l);
+    measure_grid(l);
+    measure_texts(l);
+    return MHA_OK;
+}
+
+void mhai_layout_free(mhai_layout *layout)
+{
+    mhai_ranges_free(&layout->ranges);
+    free(layout->places);
+    free(layout->row_groups);
+    layout->places = NULL;
+    layout->row_groups = NULL;
+}
