@@ -17,11 +17,12 @@ typedef struct named {
 static mha_status check_tensor(const char *name, const mha_tensor *given, int ndim,
                                const int64_t *shape, bool need_data, mha_tensor *tensor)
 {
+    static float nothing; /* stands for memory that is never touched: a valid address to add to */
     if (!given) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
     *tensor = *given;
-    static float nothing;
-    if (!need_data && !tensor->data) tensor->data = &nothing; /* checked, never read */
+    if (!need_data && !tensor->data) tensor->data = &nothing;
     MHA_TRY(mhai_tensor_check(name, tensor, MHA_F32, ndim, shape));
+    if (!tensor->data) tensor->data = &nothing; /* no elements */
     return mhai_tensor_check_last(name, tensor);
 }
 
