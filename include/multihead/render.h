@@ -253,7 +253,11 @@ typedef struct mha_report {
     int64_t fact_count;
     const char *producer; /* "multihead 0.1.0", at the foot; NULL: none */
     bool same_labels;     /* rows and columns are the same tokens: one strip of tokens */
-    int64_t most_bytes;   /* 0: 10,000,000; larger data is reduced by maximum, which is said */
+    int64_t most_bytes;   /* of the file, see below; 0: 10,000,000 */
+    /* [special_count] labels that one click hides in rows and columns: "[CLS]"; NULL: none. A
+     * reader can hide any other label too. The page states the share that was hidden. */
+    const char *const *special;
+    int64_t special_count;
 } mha_report;
 
 /**
@@ -261,7 +265,14 @@ typedef struct mha_report {
  *
  *   report  NULL: the figure alone
  *
- * Memory   as mha_render_svg().   Errors  as mha_render_svg().   Threads  any.   Since  0.1
+ * Values are embedded exactly as long as the file stays within most_bytes, else in 16 or 8 bits,
+ * else reduced by the maximum of blocks as well; the page says which, and how precise it is. Page
+ * and labels are about 100 KB and are always written, however small most_bytes is.
+ *
+ * Memory   as mha_render_svg().
+ * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size not set, a negative
+ *          count), MHA_ERR_NULL (facts or special), MHA_ERR_UNSUPPORTED (fields of a newer
+ * version). Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_html(const mha_figure *figure, const mha_report *report,
                                                  const mha_sink *sink);
