@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TEXT = {".c", ".h", ".inc", ".py", ".sh", ".md", ".txt", ".cmake", ".in", ".map", ".expected", ""}
+TEXT = {".css", ".js", ".html", ".c", ".h", ".inc", ".py", ".sh", ".md", ".txt", ".cmake", ".in", ".map", ".expected", ""}
 # Golden data is made by a script and kept as it came out; texts in it may hold anything.
 SKIP = ("tests/golden/",)
 # The words stand in brackets so that this file does not contain what it forbids.
