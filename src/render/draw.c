@@ -9,6 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
+enum {
+    MARGIN = MHAI_LAYOUT_MARGIN,
+    SMALL = MHAI_LAYOUT_SMALL,
+    BAR = 200, /* length and thickness of the colour bar */
+    BAR_THICK = 12,
+    GROUP_NAME = 13
+};
+
 /* Where the middle of lower-case letters lies above the baseline, in em of the face. */
 static const double middle_of_text = 0.36;
 
@@ -45,21 +53,22 @@ static void draw_frame(const mhai_layout *l, const mhai_canvas *canvas, double x
 
 static void draw_titles(const mhai_layout *l, const mhai_canvas *canvas)
 {
-    double y = 16 + 16;
-    for (int i = 0; i < l->title_lines; i++, y += 22)
-        write_bold(canvas, 16, y, 16, l->theme.ink, l->title[i].text);
+    double y = MARGIN + MHAI_LAYOUT_TITLE;
+    for (int i = 0; i < l->title_lines; i++, y += MHAI_LAYOUT_TITLE_LINE)
+        write_bold(canvas, MARGIN, y, MHAI_LAYOUT_TITLE, l->theme.ink, l->title[i].text);
     y -= 2;
-    for (int i = 0; i < l->subtitle_lines; i++, y += 16)
-        write_text(canvas, 16, y, 12, MHAI_START, l->theme.muted, l->subtitle[i].text);
+    for (int i = 0; i < l->subtitle_lines; i++, y += MHAI_LAYOUT_SUBTITLE_LINE)
+        write_text(canvas, MARGIN, y, MHAI_LAYOUT_SUBTITLE, MHAI_START, l->theme.muted,
+                   l->subtitle[i].text);
 }
 
 static void draw_foot(const mhai_layout *l, const mhai_canvas *canvas)
 {
-    double y = l->foot_top + 11;
-    for (int i = 0; i < l->foot_lines; i++, y += 15)
-        write_text(canvas, 16, y, 11, MHAI_START, l->theme.ink, l->foot[i].text);
-    for (int i = 0; i < l->remark_lines; i++, y += 15)
-        write_text(canvas, 16, y, 11, MHAI_START, l->theme.muted, l->remarks[i].text);
+    double y = l->foot_top + SMALL;
+    for (int i = 0; i < l->foot_lines; i++, y += MHAI_LAYOUT_SMALL_LINE)
+        write_text(canvas, MARGIN, y, SMALL, MHAI_START, l->theme.ink, l->foot[i].text);
+    for (int i = 0; i < l->remark_lines; i++, y += MHAI_LAYOUT_SMALL_LINE)
+        write_text(canvas, MARGIN, y, SMALL, MHAI_START, l->theme.muted, l->remarks[i].text);
 }
 
 /* The numbers under the bar. With a range for every panel only what all share can be said. */
@@ -81,7 +90,7 @@ static void draw_ticks(const mhai_layout *l, const mhai_canvas *canvas, double x
         double at = x + width * i / 2;
         const double tick[4] = {at, y, at, y + 4};
         canvas->line(canvas->user, tick, 1, l->theme.frame);
-        write_text(canvas, at, y + 15, 10.5, MHAI_MIDDLE, l->theme.ink, text[i]);
+        write_text(canvas, at, y + 15, SMALL, MHAI_MIDDLE, l->theme.ink, text[i]);
     }
 }
 
@@ -124,30 +133,29 @@ static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x
         canvas->line(canvas->user, up, 1.5, theme->bad);
     }
     draw_frame(l, canvas, x, y, 14, 12);
-    write_text(canvas, x + 20, y + 10, 11, MHAI_START, theme->ink, word);
-    return x + 20 + mhai_text_em(word) * 11 + 16;
+    write_text(canvas, x + 20, y + 10, SMALL, MHAI_START, theme->ink, word);
+    return x + 20 + mhai_text_em(word) * SMALL + 16;
 }
 
 static void draw_legend(const mhai_layout *l, const mhai_canvas *canvas)
 {
     const mha_figure *f = &l->figure;
-    const double height = 12, y = l->legend_top + 2, bar = 200;
-    double x = 16;
+    double x = MARGIN, y = l->legend_top + 2;
     if (f->value_name && *f->value_name) {
         mhai_text name;
         mhai_text_visible(f->value_name, 0, MHAI_TEXT_PROSE, &name);
         mhai_text_cut_em(&name, 8);
-        write_text(canvas, x, y + 10, 11, MHAI_START, l->theme.ink, name.text);
-        x += mhai_text_em(name.text) * 11 + 12;
+        write_text(canvas, x, y + 10, SMALL, MHAI_START, l->theme.ink, name.text);
+        x += mhai_text_em(name.text) * SMALL + 12;
     }
     x += 14; /* the arrow, or the half of the first number */
-    draw_bar(l, canvas, x, y, bar, height);
-    draw_ticks(l, canvas, x, y + height, bar);
-    x += bar + 30;
+    draw_bar(l, canvas, x, y, BAR, BAR_THICK);
+    draw_ticks(l, canvas, x, y + BAR_THICK, BAR);
+    x += BAR + 30;
     if (f->scale != MHA_SCALE_LINEAR) {
         char word[32];
         snprintf(word, sizeof word, "%s scale", mha_scale_name(f->scale));
-        write_text(canvas, x, y + height + 15, 10.5, MHAI_START, l->theme.muted, word);
+        write_text(canvas, x, y + BAR_THICK + 15, SMALL, MHAI_START, l->theme.muted, word);
     }
     if (l->ranges.any_masked) x = draw_key(l, canvas, x, y, true, "masked");
     if (l->ranges.extent.not_finite) draw_key(l, canvas, x, y, false, "not finite");
@@ -160,10 +168,10 @@ static void draw_row_labels(const mhai_layout *l, const mhai_canvas *canvas, dou
         mhai_text label;
         mhai_layout_label(axis, i, &label);
         double at = y + ((double)(i / axis->pool) + 0.5) * axis->cell;
-        write_text(canvas, l->left - 5, at + middle_of_text * axis->font, axis->font, MHAI_END,
-                   l->theme.ink, label.text);
+        write_text(canvas, l->left - MHAI_LAYOUT_LABEL_GAP, at + middle_of_text * axis->font,
+                   axis->font, MHAI_END, l->theme.ink, label.text);
     }
-    write_turned(canvas, l->left - axis->depth - 7, y + l->map_height / 2, 11, -90, MHAI_MIDDLE,
+    write_turned(canvas, l->left - axis->depth - 7, y + l->map_height / 2, SMALL, -90, MHAI_MIDDLE,
                  l->theme.muted, axis->title.text);
 }
 
@@ -192,27 +200,29 @@ static double draw_own_range(const mhai_layout *l, const mhai_canvas *canvas, in
     mhai_number_short(e->lo, 2, lo);
     mhai_number_short(e->hi, 2, hi);
     snprintf(text, sizeof text, "%s to %s", lo, hi);
-    write_text(canvas, x + l->map_width, y, 10, MHAI_END, l->theme.muted, text);
-    return mhai_text_em(text) * 10 + 6;
+    write_text(canvas, x + l->map_width, y, MHAI_LAYOUT_NOTE, MHAI_END, l->theme.muted, text);
+    return mhai_text_em(text) * MHAI_LAYOUT_NOTE + 6;
 }
 
+/* Name and note of a panel stand right above its map, which begins at y. */
 static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
                       double y)
 {
     mha_panel panel = mhai_figure_panel(&l->figure, i);
-    double taken = 0;
-    if (l->figure.range == MHA_RANGE_PANEL) taken = draw_own_range(l, canvas, i, x, y + 12);
+    bool noted = panel.note && *panel.note;
+    double name_y = noted ? y - 19 : y - 6, taken = 0;
+    if (l->figure.range == MHA_RANGE_PANEL) taken = draw_own_range(l, canvas, i, x, name_y);
     if (panel.name || l->figure.panel_count > 1) {
         mhai_text name;
         mhai_text_visible(panel.name, i, MHAI_TEXT_PROSE, &name);
-        mhai_text_cut_em(&name, fmax(l->map_width - taken, 40) / 12.5);
-        write_bold(canvas, x, y + 12, 12, l->theme.ink, name.text);
+        mhai_text_cut_em(&name, fmax(l->map_width - taken, 40) / (1.05 * MHAI_LAYOUT_NAME));
+        write_bold(canvas, x, name_y, MHAI_LAYOUT_NAME, l->theme.ink, name.text);
     }
-    if (panel.note) {
+    if (noted) {
         mhai_text note;
         mhai_text_visible(panel.note, i, MHAI_TEXT_PROSE, &note);
-        mhai_text_cut_em(&note, fmax(l->map_width, 60) / 10);
-        write_text(canvas, x, y + 25, 10, MHAI_START, l->theme.muted, note.text);
+        mhai_text_cut_em(&note, fmax(l->map_width, 60) / MHAI_LAYOUT_NOTE);
+        write_text(canvas, x, y - 6, MHAI_LAYOUT_NOTE, MHAI_START, l->theme.muted, note.text);
     }
 }
 
@@ -239,11 +249,11 @@ static void draw_panel(const mhai_layout *l, const mhai_canvas *canvas, int64_t 
 {
     double x = l->left + (double)l->places[i].grid_col * l->step_x;
     double y = l->grid_top + (double)l->places[i].grid_row * l->step_y;
-    draw_head(l, canvas, i, x, y);
     y += l->head;
+    draw_head(l, canvas, i, x, y);
     if (cells->rows == 0 || cells->cols == 0) {
         draw_frame(l, canvas, x, y, l->map_width, l->map_height);
-        write_text(canvas, x + l->map_width / 2, y + l->map_height / 2 + 4, 11, MHAI_MIDDLE,
+        write_text(canvas, x + l->map_width / 2, y + l->map_height / 2 + 4, SMALL, MHAI_MIDDLE,
                    l->theme.muted, "empty");
         return;
     }
@@ -271,10 +281,10 @@ static void draw_groups(const mhai_layout *l, const mhai_canvas *canvas)
         mhai_text name;
         mhai_text_visible(l->figure.group_names[l->row_groups[first]], l->row_groups[first],
                           MHAI_TEXT_PROSE, &name);
-        mhai_text_cut_em(&name, room / 14);
-        mhai_pen pen = {.x = 16 + 13,
+        mhai_text_cut_em(&name, room / (1.05 * GROUP_NAME));
+        mhai_pen pen = {.x = MARGIN + GROUP_NAME,
                         .y = middle,
-                        .size = 13,
+                        .size = GROUP_NAME,
                         .angle = -90,
                         .anchor = MHAI_MIDDLE,
                         .color = l->theme.ink,
@@ -294,10 +304,11 @@ mha_status mhai_draw(const mhai_layout *l, const mhai_canvas *canvas)
     for (int64_t i = 0; i < l->figure.panel_count; i++) draw_panel(l, canvas, i, &cells);
     double middle = l->left + ((double)l->columns * l->step_x - (l->step_x - l->map_width)) / 2;
     if (l->figure.panel_count)
-        write_text(canvas, middle, l->foot_top - 8, 11, MHAI_MIDDLE, l->theme.muted,
+        write_text(canvas, middle, l->foot_top - 8, SMALL, MHAI_MIDDLE, l->theme.muted,
                    l->col.title.text);
     else
-        write_text(canvas, 16, l->grid_top + 12, 12, MHAI_START, l->theme.muted, "no maps");
+        write_text(canvas, MARGIN, l->grid_top + 12, MHAI_LAYOUT_SUBTITLE, MHAI_START,
+                   l->theme.muted, "no maps");
     draw_foot(l, canvas);
     mhai_cells_free(&cells);
     return MHA_OK;

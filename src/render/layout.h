@@ -8,6 +8,20 @@
 
 enum { MHAI_LAYOUT_TITLE_LINES = 3, MHAI_LAYOUT_NOTE_LINES = 8 };
 
+/* Sizes of faces and line heights, in units of the drawing. */
+enum {
+    MHAI_LAYOUT_MARGIN = 16,
+    MHAI_LAYOUT_LABEL_GAP = 5, /* between a map and its labels */
+    MHAI_LAYOUT_TITLE = 16,
+    MHAI_LAYOUT_TITLE_LINE = 22,
+    MHAI_LAYOUT_SUBTITLE = 12,
+    MHAI_LAYOUT_SUBTITLE_LINE = 16,
+    MHAI_LAYOUT_SMALL = 11, /* axis titles, legend, footnotes */
+    MHAI_LAYOUT_SMALL_LINE = 15,
+    MHAI_LAYOUT_NAME = 12, /* of a panel */
+    MHAI_LAYOUT_NOTE = 10
+};
+
 /* The labels of one axis. */
 typedef struct mhai_axis {
     int64_t count;          /* rows or cols of the figure */
