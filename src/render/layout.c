@@ -50,19 +50,25 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
-int64_t mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
-                         int64_t *row_groups)
+mha_status mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
+                            int64_t *row_groups, int64_t *rows)
 {
-    int64_t grid_row = -1;
+    int64_t *count = mhai_sink_alloc(2 * figure->group_count, sizeof *count);
+    if (!count) return mha_fail(MHA_ERR_NOMEM, "figure: out of memory");
+    int64_t *first_row = count + figure->group_count;
+    for (int64_t i = 0; i < figure->panel_count; i++) count[mhai_figure_panel(figure, i).group]++;
+    *rows = 0;
     for (int64_t g = 0; g < figure->group_count; g++) {
-        int64_t in_group = 0;
-        for (int64_t i = 0; i < figure->panel_count; i++) {
-            if (mhai_figure_panel(figure, i).group != g) continue;
-            if (in_group % columns == 0) row_groups[++grid_row] = g;
-            places[i] = (mhai_place){grid_row, in_group++ % columns};
-        }
+        first_row[g] = *rows;
+        for (int64_t left = count[g]; left > 0; left -= columns) row_groups[(*rows)++] = g;
+        count[g] = 0;
     }
-    return grid_row + 1;
+    for (int64_t i = 0; i < figure->panel_count; i++) {
+        int64_t g = mhai_figure_panel(figure, i).group, n = count[g]++;
+        places[i] = (mhai_place){first_row[g] + n / columns, n % columns};
+    }
+    free(count);
+    return MHA_OK;
 }
 
 /* The size of a group with most panels. */
@@ -272,7 +278,7 @@ mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *l)
     l->col = (mhai_axis){.count = f->cols, .raw = f->col_labels};
     choose_values(l);
     l->columns = choose_columns(l, largest_group(f, l->row_groups));
-    l->grid_rows = mhai_layout_grid(f, l->columns, l->places, l->row_groups);
+    MHA_TRY(mhai_layout_grid(f, l->columns, l->places, l->row_groups, &l->grid_rows));
     choose_cells(l);
     measure_axes(l);
     measure_grid(l);

@@ -69,10 +69,10 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label);
 /* Draw everything. Memory is needed for the cells of one panel. */
 mha_status mhai_draw(const mhai_layout *layout, const mhai_canvas *canvas);
 
-/* Where every panel stands in the grid, for a number of columns: fills places and row_groups (which
- * has room for panel_count + group_count entries) and returns the grid's rows. */
-int64_t mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
-                         int64_t *row_groups);
+/* Where every panel stands in a grid of so many columns: fills places, row_groups (which has room
+ * for panel_count + group_count entries) and the number of grid rows. */
+mha_status mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
+                            int64_t *row_groups, int64_t *rows);
 
 /* What a reader must be told about how the numbers were drawn, as one line of prose: reduction,
  * omitted labels, clipped and non-finite values. Empty if there is nothing to say. */
