@@ -35,7 +35,8 @@ static mha_status check_output(const char *name, const mha_tensor *given, int nd
 
 /* Strides of a tensor of up to four dimensions as seen through [B,H,T,S], right-aligned. */
 static mha_status check_broadcast(const char *name, const mha_tensor *given, mha_dtype dtype,
-                                  const mhai_attn_problem *p, mhai_attn_broadcast *broadcast)
+                                  bool need_data, const mhai_attn_problem *p,
+                                  mhai_attn_broadcast *broadcast)
 {
     const int64_t full[4] = {p->B, p->H, p->T, p->S};
     if (!given) return MHA_OK;
@@ -53,8 +54,11 @@ static mha_status check_broadcast(const char *name, const mha_tensor *given, mha
                             (long long)full[3]);
         broadcast->stride[axis] = given->shape[i] == 1 ? 0 : given->stride[i];
     }
-    MHA_TRY(mhai_tensor_check(name, given, dtype, given->ndim, NULL));
-    broadcast->data = given->data;
+    static double nothing; /* as in check_tensor() */
+    mha_tensor tensor = *given;
+    if (!need_data && !tensor.data) tensor.data = &nothing;
+    MHA_TRY(mhai_tensor_check(name, &tensor, dtype, tensor.ndim, NULL));
+    broadcast->data = tensor.data;
     return MHA_OK;
 }
 
@@ -67,7 +71,7 @@ static mha_status check_lengths(const mhai_attn_problem *p)
     return MHA_OK;
 }
 
-static mha_status check_desc(const mha_attention_desc *desc, mhai_attn_problem *p)
+static mha_status check_desc(const mha_attention_desc *desc, bool need_data, mhai_attn_problem *p)
 {
     const uint32_t known = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_SCALE_GIVEN | MHA_ATTENTION_STRICT;
     if (desc->flags & ~known)
@@ -93,8 +97,8 @@ static mha_status check_desc(const mha_attention_desc *desc, mhai_attn_problem *
     p->q_offsets = desc->q_offsets;
     p->key_lengths = desc->key_lengths;
     MHA_TRY(check_lengths(p));
-    MHA_TRY(check_broadcast("keep_mask", desc->keep_mask, MHA_U8, p, &p->keep));
-    return check_broadcast("bias", desc->bias, MHA_F32, p, &p->bias);
+    MHA_TRY(check_broadcast("keep_mask", desc->keep_mask, MHA_U8, need_data, p, &p->keep));
+    return check_broadcast("bias", desc->bias, MHA_F32, need_data, p, &p->bias);
 }
 
 static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
@@ -170,9 +174,12 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &own, sizeof own, sizeof own, desc));
     MHA_TRY(
         mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted, sizeof wanted, outputs));
+    if (wanted.reserved != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_outputs: reserved is %u, expected 0",
+                        (unsigned)wanted.reserved);
     mhai_attn_problem p = {0};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
-    MHA_TRY(check_desc(&own, &p));
+    MHA_TRY(check_desc(&own, need_data, &p));
     const int64_t o_shape[] = {p.B, p.H, p.T, p.Dv}, p_shape[] = {p.B, p.H, p.T, p.S};
     if (o || need_data) MHA_TRY(check_output("o", o, 4, o_shape, need_data, &p.o));
     if (wanted.lse) MHA_TRY(check_output("lse", wanted.lse, 3, o_shape, need_data, &p.lse));

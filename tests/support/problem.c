@@ -211,11 +211,6 @@ void problem_free(problem *p)
     for (int i = 0; i < 5; i++) guarded_free(all[i]);
 }
 
-ref_attention problem_reference(const problem *p)
-{
-    return (ref_attention){.desc = &p->desc, .q = &p->q.view, .k = &p->k.view, .v = &p->v.view};
-}
-
 /* ---- outcomes ------------------------------------------------------------------------------- */
 
 outcome outcome_make(rng *r, const problem_shape *n, unsigned wanted, unsigned layout)

@@ -2,7 +2,6 @@
 #ifndef TEST_PROBLEM_H
 #define TEST_PROBLEM_H
 
-#include "reference/reference.h"
 #include "support/guarded.h"
 
 #include <multihead/attention.h>
@@ -51,8 +50,6 @@ typedef struct problem {
 /* Not to be copied afterwards: desc points into it. */
 void problem_make(problem *p, rng *r, const problem_shape *shape);
 void problem_free(problem *p);
-
-ref_attention problem_reference(const problem *p);
 
 /* Results of one call. Outputs that are not wanted have view.ndim -1. */
 typedef struct outcome {

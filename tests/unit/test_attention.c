@@ -3,6 +3,7 @@
  *
  * By default a random sample; MHA_TEST_LONG=1 takes the full grid of lengths and head sizes. */
 #include "reference/bounds.h"
+#include "support/machines.h"
 #include "support/problem.h"
 #include "support/tally.h"
 
@@ -16,54 +17,13 @@
 
 #include <cmocka.h>
 
-/* ---- the machines: each instruction set that is here, and the plain path -------------------- */
+/* ---- one problem ------------------------------------------------------------------------------
+ */
 
-typedef struct machine {
-    mha_context *context;
-    mha_path path;
-    mha_isa isa;
-    const char *name;
-} machine;
-
-enum { MOST_MACHINES = 8 };
-
-typedef struct machines {
-    machine each[MOST_MACHINES];
-    int count;
-} machines;
-
-static machines machines_make(void)
+static ref_attention problem_reference(const problem *p)
 {
-    static const struct {
-        mha_isa isa;
-        mha_path path;
-        const char *name;
-    } wanted[] = {{MHA_ISA_PORTABLE, MHA_PATH_TILED, "tiled portable"},
-                  {MHA_ISA_NEON, MHA_PATH_TILED, "tiled neon"},
-                  {MHA_ISA_AVX2, MHA_PATH_TILED, "tiled avx2"},
-                  {MHA_ISA_AVX512, MHA_PATH_TILED, "tiled avx512"},
-                  {MHA_ISA_PORTABLE, MHA_PATH_PLAIN, "plain"}};
-    machines all = {.count = 0};
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
-        if (!mha_isa_available(wanted[i].isa)) {
-            printf("  not here: %s\n", wanted[i].name);
-            continue;
-        }
-        machine *m = &all.each[all.count++];
-        *m = (machine){.path = wanted[i].path, .isa = wanted[i].isa, .name = wanted[i].name};
-        const mha_context_desc desc = {
-            .struct_size = sizeof desc, .num_threads = 1, .isa = wanted[i].isa};
-        assert_int_equal(mha_context_create(&desc, &m->context), MHA_OK);
-    }
-    return all;
+    return (ref_attention){.desc = &p->desc, .q = &p->q.view, .k = &p->k.view, .v = &p->v.view};
 }
-
-static void machines_free(machines *all)
-{
-    for (int i = 0; i < all->count; i++) mha_context_destroy(all->each[i].context);
-}
-
-/* ---- one problem ---------------------------------------------------------------------------- */
 
 /* Errors over bounds, for each machine and kind of result. */
 typedef struct score_card {
@@ -243,7 +203,7 @@ static void random_case(uint64_t stream, const int64_t *size, const machines *al
 static void random_shapes(void **state)
 {
     (void)state;
-    machines all = machines_make();
+    machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     uint64_t stream = 0;
     if (rng_long_run()) {
@@ -268,7 +228,7 @@ static void every_mask_and_value(void **state)
         0,         MASK_CAUSAL, MASK_OFFSETS,          MASK_LENGTHS,
         MASK_KEEP, MASK_BIAS,   MASK_KEEP | MASK_BIAS, MASK_CAUSAL | MASK_LENGTHS,
         MASK_ALL};
-    machines all = machines_make();
+    machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     uint64_t stream = 1000000;
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++)
@@ -290,7 +250,7 @@ static void every_mask_and_value(void **state)
 static void empty_shapes(void **state)
 {
     (void)state;
-    machines all = machines_make();
+    machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     for (int zero = 0; zero < 5; zero++)
         for (unsigned masks = 0; masks <= (unsigned)MASK_ALL; masks++) {
@@ -314,7 +274,7 @@ static void empty_shapes(void **state)
 static void one_visible_key(void **state)
 {
     (void)state;
-    machines all = machines_make();
+    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 3000000);
     const problem_shape n = {.B = 1, .H = 2, .Hk = 1, .T = 5, .S = 700, .D = 40, .Dv = 33};
     for (int i = 0; i < all.count; i++) {
@@ -343,7 +303,7 @@ static void one_visible_key(void **state)
 static void scale_zero(void **state)
 {
     (void)state;
-    machines all = machines_make();
+    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 3000001);
     const problem_shape n = {.B = 1, .H = 1, .Hk = 1, .T = 2, .S = 64, .D = 16, .Dv = 16};
     problem p;
@@ -505,7 +465,7 @@ static void special_case(uint64_t stream, const machines *all)
 static void special_values(void **state)
 {
     (void)state;
-    machines all = machines_make();
+    machines all = machines_make(1);
     uint64_t cases = rng_long_run() ? 1500 : 60;
     for (uint64_t i = 0; i < cases; i++) special_case(4000000 + i, &all);
     machines_free(&all);
@@ -515,7 +475,7 @@ static void special_values(void **state)
 static void garbage_in_padding(void **state)
 {
     (void)state;
-    machines all = machines_make();
+    machines all = machines_make(1);
     for (int i = 0; i < all.count; i++) {
         rng r = rng_make(rng_run_seed(), 5000000);
         problem_shape n = {.B = 3, .H = 4, .Hk = 2, .T = 9, .S = 600, .D = 32, .Dv = 40};
@@ -549,6 +509,7 @@ static void garbage_in_padding(void **state)
 int main(void)
 {
     rng_run_seed();
+    machines_print_missing();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_shapes),      cmocka_unit_test(every_mask_and_value),
         cmocka_unit_test(empty_shapes),       cmocka_unit_test(one_visible_key),
