@@ -68,7 +68,8 @@ static mhai_map map_of(const mhai_plan *p, int64_t panel, const mhai_cells *cell
 
 /* ---- The head: titles, colour bar, what the axes are ---- */
 
-static void put_half_bar(mhai_pencil *pencil, const mhai_plan *p, int64_t from, int64_t count,
+/* Steps from .. from + count - 1 of a bar of `all` steps. */
+static void put_bar_part(mhai_pencil *pencil, const mhai_plan *p, int64_t from, int64_t count,
                          int64_t all)
 {
     if (p->plain) mhai_pencil_text(pencil, "[");
@@ -81,34 +82,53 @@ static void put_half_bar(mhai_pencil *pencil, const mhai_plan *p, int64_t from, 
     if (p->plain) mhai_pencil_text(pencil, "]");
 }
 
-/* "weight 0 [######] 0.5 [######] 1 sqrt scale" */
-static void put_bar(mhai_pencil *pencil, const mhai_plan *p)
+/* The numbers of the bar: its ends and its middle. */
+static void bar_texts(const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
 {
     const mhai_scale *scale = &p->ranges.scales[0];
+    static const char *const words[3] = {"least", "of each", "most"};
+    for (int i = 0; i < 3; i++) {
+        double value = mhai_scale_value(scale, i / 2.0);
+        if (scale->kind == MHA_SCALE_RANK && i != 1)
+            value = i ? scale->extent.hi : scale->extent.lo;
+        mhai_number_short(value, 3, text[i]);
+        if (p->figure.range == MHA_RANGE_PANEL) snprintf(text[i], sizeof text[i], "%s", words[i]);
+    }
+}
+
+/* Where numbers and bar do not fit on one line. */
+static void put_narrow_bar(mhai_pencil *pencil, const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
+{
+    char line[5 * MHAI_NUMBER_BYTES];
+    const mha_extent *e = &p->ranges.extent;
+    snprintf(line, sizeof line, "%s%s to %s%s", e->clipped_lo ? "<" : "", text[0], text[2],
+             e->clipped_hi ? ">" : "");
+    put_wrapped(pencil, p, line, false);
+    put_bar_part(pencil, p, 0, p->width - 2, p->width - 2);
+    mhai_pencil_line(pencil);
+}
+
+/* "0 [######] 0.5 [######] 1", with < and > where values lie beyond the ends. */
+static void put_bar(mhai_pencil *pencil, const mhai_plan *p)
+{
     const mha_extent *e = &p->ranges.extent;
     char text[3][MHAI_NUMBER_BYTES];
-    for (int i = 0; i < 3; i++) mhai_number_short(mhai_scale_value(scale, i / 2.0), 3, text[i]);
-    if (scale->kind == MHA_SCALE_RANK) {
-        mhai_number_short(scale->extent.lo, 3, text[0]);
-        mhai_number_short(scale->extent.hi, 3, text[2]);
-    }
-    if (p->figure.range == MHA_RANGE_PANEL) {
-        snprintf(text[0], sizeof text[0], "least");
-        snprintf(text[1], sizeof text[1], "of each");
-        snprintf(text[2], sizeof text[2], "most");
-    }
+    bar_texts(p, text);
     int64_t taken = p->plain ? 10 : 6; /* spaces, arrows, brackets */
     for (int i = 0; i < 3; i++) taken += (int64_t)strlen(text[i]);
-    int64_t half = (p->width - taken) / 2;
-    half = half > 16 ? 16 : half < 1 ? 1 : half;
+    int64_t half = p->width < taken + 32 ? (p->width - taken) / 2 : 16;
+    if (half < 3) {
+        put_narrow_bar(pencil, p, text);
+        return;
+    }
     mhai_pencil_text(pencil, e->clipped_lo ? "<" : "");
     mhai_pencil_text(pencil, text[0]);
     mhai_pencil_text(pencil, " ");
-    put_half_bar(pencil, p, 0, half, 2 * half);
+    put_bar_part(pencil, p, 0, half, 2 * half);
     mhai_pencil_text(pencil, " ");
     mhai_pencil_text(pencil, text[1]);
     mhai_pencil_text(pencil, " ");
-    put_half_bar(pencil, p, half, half, 2 * half);
+    put_bar_part(pencil, p, half, half, 2 * half);
     mhai_pencil_text(pencil, " ");
     mhai_pencil_text(pencil, text[2]);
     mhai_pencil_text(pencil, e->clipped_hi ? ">" : "");
