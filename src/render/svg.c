@@ -1,5 +1,6 @@
 /* The SVG back end: SVG 1.1 text with presentation attributes only, so that every viewer and
  * printer shows the same. */
+#include "svg.h"
 #include "layout.h"
 #include "number.h"
 #include "png.h"
@@ -12,6 +13,7 @@
 #include <string.h>
 
 typedef struct svg {
+    bool in_page; /* HTML needs no name spaces */
     mhai_writer writer;
     mha_status status; /* other than the writer's: out of memory */
 } svg;
@@ -239,8 +241,10 @@ static void svg_map(void *user, const mhai_map *map)
 static void open_document(svg *s, const mhai_layout *l)
 {
     const mha_figure *f = &l->figure;
-    mhai_sink_text(&s->writer, "<svg xmlns=\"http://www.w3.org/2000/svg\" "
-                               "xmlns:xlink=\"http://www.w3.org/1999/xlink\" version=\"1.1\"");
+    mhai_sink_text(&s->writer,
+                   s->in_page ? "<svg"
+                              : "<svg xmlns=\"http://www.w3.org/2000/svg\" "
+                                "xmlns:xlink=\"http://www.w3.org/1999/xlink\" version=\"1.1\"");
     attribute(s, "width", l->width);
     attribute(s, "height", l->height);
     mhai_sink_text(&s->writer, " viewBox=\"");
@@ -261,21 +265,24 @@ static void open_document(svg *s, const mhai_layout *l)
     mhai_sink_text(&s->writer, " stroke-width=\"1.2\"/></pattern></defs>\n");
 }
 
+mha_status mhai_svg_write(const mhai_layout *layout, bool in_page, const mha_sink *sink)
+{
+    svg s = {.in_page = in_page};
+    mhai_sink_open(&s.writer, sink);
+    const mhai_canvas canvas = {&s, svg_rect, svg_hatch, svg_triangle, svg_line, svg_text, svg_map};
+    open_document(&s, layout);
+    MHA_TRY(mhai_draw(layout, &canvas));
+    MHA_TRY(s.status);
+    mhai_sink_text(&s.writer, "</svg>\n");
+    return mhai_sink_flush(&s.writer);
+}
+
 mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink)
 {
     if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "mha_render_svg: sink is NULL");
-    svg s = {.status = MHA_OK};
-    mhai_sink_open(&s.writer, sink);
     mhai_layout layout;
-    mha_status status;
-    MHA_TRY_GOTO(mhai_layout_make(figure, &layout), done);
-    const mhai_canvas canvas = {&s, svg_rect, svg_hatch, svg_triangle, svg_line, svg_text, svg_map};
-    open_document(&s, &layout);
-    MHA_TRY_GOTO(mhai_draw(&layout, &canvas), done);
-    MHA_TRY_GOTO(s.status, done);
-    mhai_sink_text(&s.writer, "</svg>\n");
-    status = mhai_sink_flush(&s.writer);
-done:
+    mha_status status = mhai_layout_make(figure, &layout);
+    if (!status) status = mhai_svg_write(&layout, false, sink);
     mhai_layout_free(&layout);
     return status;
 }
