@@ -12,7 +12,7 @@
 enum {
     MARGIN = MHAI_LAYOUT_MARGIN,
     SMALL = MHAI_LAYOUT_SMALL,
-    BAR = 200, /* length and thickness of the colour bar */
+    BAR = MHAI_LAYOUT_BAR,
     BAR_THICK = 12,
     GROUP_NAME = 13
 };
@@ -133,32 +133,29 @@ static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x
         canvas->line(canvas->user, up, 1.5, theme->bad);
     }
     draw_frame(l, canvas, x, y, 14, 12);
-    write_text(canvas, x + 20, y + 10, SMALL, MHAI_START, theme->ink, word);
-    return x + 20 + mhai_text_em(word) * SMALL + 16;
+    write_text(canvas, x + MHAI_LAYOUT_SWATCH, y + 10, SMALL, MHAI_START, theme->ink, word);
+    return x + MHAI_LAYOUT_SWATCH + mhai_text_em(word) * SMALL + MHAI_LAYOUT_SWATCH_GAP;
 }
 
 static void draw_legend(const mhai_layout *l, const mhai_canvas *canvas)
 {
     const mha_figure *f = &l->figure;
     double x = MARGIN, y = l->legend_top + 2;
-    if (f->value_name && *f->value_name) {
-        mhai_text name;
-        mhai_text_visible(f->value_name, 0, MHAI_TEXT_PROSE, &name);
-        mhai_text_cut_em(&name, 8);
-        write_text(canvas, x, y + 10, SMALL, MHAI_START, l->theme.ink, name.text);
-        x += mhai_text_em(name.text) * SMALL + 12;
+    if (*l->value_name.text) {
+        write_text(canvas, x, y + 10, SMALL, MHAI_START, l->theme.ink, l->value_name.text);
+        x += mhai_text_em(l->value_name.text) * SMALL + 12;
     }
-    x += 14; /* the arrow, or the half of the first number */
+    x += MHAI_LAYOUT_BAR_LEFT;
     draw_bar(l, canvas, x, y, BAR, BAR_THICK);
     draw_ticks(l, canvas, x, y + BAR_THICK, BAR);
-    x += BAR + 30;
+    x += BAR + MHAI_LAYOUT_BAR_RIGHT;
     if (f->scale != MHA_SCALE_LINEAR) {
         char word[32];
         snprintf(word, sizeof word, "%s scale", mha_scale_name(f->scale));
         write_text(canvas, x, y + BAR_THICK + 15, SMALL, MHAI_START, l->theme.muted, word);
     }
-    if (l->ranges.any_masked) x = draw_key(l, canvas, x, y, true, "masked");
-    if (l->ranges.extent.not_finite) draw_key(l, canvas, x, y, false, "not finite");
+    if (l->ranges.any_masked) x = draw_key(l, canvas, x, y, true, mhai_layout_masked);
+    if (l->ranges.extent.not_finite) draw_key(l, canvas, x, y, false, mhai_layout_bad);
 }
 
 static void draw_row_labels(const mhai_layout *l, const mhai_canvas *canvas, double y)
@@ -191,37 +188,42 @@ static void draw_col_labels(const mhai_layout *l, const mhai_canvas *canvas, dou
     }
 }
 
-/* "0 to 0.93" at the right end of a panel's head, for ranges of their own. Returns its width. */
-static double draw_own_range(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
-                             double y)
+/* "0 to 0.93", for ranges of their own. */
+static void own_range_text(const mhai_layout *l, int64_t i, char text[2 * MHAI_NUMBER_BYTES + 8])
 {
     const mha_extent *e = &mhai_ranges_at(&l->ranges, i)->extent;
-    char lo[MHAI_NUMBER_BYTES], hi[MHAI_NUMBER_BYTES], text[2 * MHAI_NUMBER_BYTES + 8];
+    char lo[MHAI_NUMBER_BYTES], hi[MHAI_NUMBER_BYTES];
     mhai_number_short(e->lo, 2, lo);
     mhai_number_short(e->hi, 2, hi);
-    snprintf(text, sizeof text, "%s to %s", lo, hi);
-    write_text(canvas, x + l->map_width, y, MHAI_LAYOUT_NOTE, MHAI_END, l->theme.muted, text);
-    return mhai_text_em(text) * MHAI_LAYOUT_NOTE + 6;
+    snprintf(text, 2 * MHAI_NUMBER_BYTES + 8, "%s to %s", lo, hi);
 }
 
-/* Name and note of a panel stand right above its map, which begins at y. */
+/* Name and note of a panel stand right above its map, which begins at y. A map that stands alone in
+ * its row may be narrower than they are. */
 static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
                       double y)
 {
     mha_panel panel = mhai_figure_panel(&l->figure, i);
     bool noted = panel.note && *panel.note;
-    double name_y = noted ? y - 19 : y - 6, taken = 0;
-    if (l->figure.range == MHA_RANGE_PANEL) taken = draw_own_range(l, canvas, i, x, name_y);
+    bool alone = l->columns == 1, own = l->figure.range == MHA_RANGE_PANEL;
+    double room = alone ? l->width - x - MARGIN : l->map_width, name_width = 0;
+    double name_y = noted ? y - 19 : y - 6, em = 1.05 * MHAI_LAYOUT_NAME;
+    char range[2 * MHAI_NUMBER_BYTES + 8] = "";
+    if (own) own_range_text(l, i, range);
+    double taken = own ? mhai_text_em(range) * MHAI_LAYOUT_NOTE + 10 : 0;
     if (panel.name || l->figure.panel_count > 1) {
         mhai_text name;
         mhai_text_visible(panel.name, i, MHAI_TEXT_PROSE, &name);
-        mhai_text_cut_em(&name, fmax(l->map_width - taken, 40) / (1.05 * MHAI_LAYOUT_NAME));
+        mhai_text_cut_em(&name, fmax(room - taken, 30) / em);
         write_bold(canvas, x, name_y, MHAI_LAYOUT_NAME, l->theme.ink, name.text);
+        name_width = mhai_text_em(name.text) * em + 10;
     }
+    write_text(canvas, alone ? x + name_width : x + room, name_y, MHAI_LAYOUT_NOTE,
+               alone ? MHAI_START : MHAI_END, l->theme.muted, range);
     if (noted) {
         mhai_text note;
         mhai_text_visible(panel.note, i, MHAI_TEXT_PROSE, &note);
-        mhai_text_cut_em(&note, fmax(l->map_width, 60) / MHAI_LAYOUT_NOTE);
+        mhai_text_cut_em(&note, room / MHAI_LAYOUT_NOTE);
         write_text(canvas, x, y - 6, MHAI_LAYOUT_NOTE, MHAI_START, l->theme.muted, note.text);
     }
 }

@@ -35,6 +35,8 @@ enum {
     LEGEND = 44
 };
 
+const char mhai_layout_masked[] = "masked", mhai_layout_bad[] = "not finite";
+
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -210,6 +212,23 @@ static void axis_title(mhai_axis *axis, const char *title, const char *fallback,
     mhai_text_cut_em(&axis->title, fmax(room, 40) / MHAI_LAYOUT_SMALL);
 }
 
+/* The colour bar with all its words. */
+static double legend_width(mhai_layout *l)
+{
+    double width = MHAI_LAYOUT_BAR_LEFT + MHAI_LAYOUT_BAR + MHAI_LAYOUT_BAR_RIGHT;
+    const double swatch = MHAI_LAYOUT_SWATCH + MHAI_LAYOUT_SWATCH_GAP;
+    if (l->figure.value_name)
+        mhai_text_visible(l->figure.value_name, 0, MHAI_TEXT_PROSE, &l->value_name);
+    mhai_text_cut_em(&l->value_name, 12);
+    if (*l->value_name.text) width += mhai_text_em(l->value_name.text) * MHAI_LAYOUT_SMALL + 12;
+    double keys = 0;
+    if (l->ranges.any_masked) keys += swatch + mhai_text_em(mhai_layout_masked) * MHAI_LAYOUT_SMALL;
+    if (l->ranges.extent.not_finite)
+        keys += swatch + mhai_text_em(mhai_layout_bad) * MHAI_LAYOUT_SMALL;
+    bool scaled = l->figure.scale != MHA_SCALE_LINEAR; /* its name stands under the keys */
+    return width + fmax(keys, scaled ? MHAI_LAYOUT_SMALL * mhai_text_em("linear scale") : 0);
+}
+
 static void measure_grid(mhai_layout *l)
 {
     const mha_figure *f = &l->figure;
@@ -226,7 +245,8 @@ static void measure_grid(mhai_layout *l)
     l->step_x = l->map_width + (l->columns <= 4 ? 18 : 12);
     l->step_y = l->head + l->map_height + l->col.depth + 10;
     double grid_width = (double)l->columns * l->step_x;
-    l->width = ceil(fmax(l->left + grid_width + MARGIN, LEAST_WIDTH));
+    l->width = fmax(l->left + grid_width, legend_width(l) + MARGIN) + MARGIN;
+    l->width = ceil(fmax(l->width, LEAST_WIDTH));
     axis_title(&l->row, f->row_axis, "row", l->map_height + l->head);
     axis_title(&l->col, f->col_axis, "column", l->width - l->left - MARGIN);
 }

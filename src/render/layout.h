@@ -19,8 +19,16 @@ enum {
     MHAI_LAYOUT_SMALL = 11, /* axis titles, legend, footnotes */
     MHAI_LAYOUT_SMALL_LINE = 15,
     MHAI_LAYOUT_NAME = 12, /* of a panel */
-    MHAI_LAYOUT_NOTE = 10
+    MHAI_LAYOUT_NOTE = 10,
+    MHAI_LAYOUT_BAR = 200,     /* length of the colour bar */
+    MHAI_LAYOUT_BAR_LEFT = 14, /* before it: an arrow, or half of the first number */
+    MHAI_LAYOUT_BAR_RIGHT = 30,
+    MHAI_LAYOUT_SWATCH = 20, /* with the space to its word */
+    MHAI_LAYOUT_SWATCH_GAP = 16
 };
+
+/* The words beside the swatches of the legend. */
+extern const char mhai_layout_masked[], mhai_layout_bad[];
 
 /* The labels of one axis. */
 typedef struct mhai_axis {
@@ -55,6 +63,7 @@ typedef struct mhai_layout {
     bool notes, values, image, tiny, tooltips, named_groups;
     double value_font, value_greatest;
     mhai_text title[MHAI_LAYOUT_TITLE_LINES], subtitle[MHAI_LAYOUT_TITLE_LINES];
+    mhai_text value_name; /* cut */
     mhai_text foot[MHAI_LAYOUT_NOTE_LINES], remarks[MHAI_LAYOUT_NOTE_LINES];
     int title_lines, subtitle_lines, foot_lines, remark_lines;
 } mhai_layout;

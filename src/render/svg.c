@@ -111,20 +111,38 @@ static void svg_text(void *user, const mhai_pen *pen, const char *text)
     mhai_sink_text(&s->writer, "</text>\n");
 }
 
-/* One image a panel, one pixel a cell. */
+/* A panel's cells as pixels, each cell a square of zoom x zoom; NULL if there is no memory. */
+static uint8_t *paint_cells(const mhai_map *map, int64_t zoom)
+{
+    int64_t width = map->cells->cols * zoom, height = map->cells->rows * zoom;
+    uint8_t *rgb = mhai_sink_alloc(width * height, 3);
+    for (int64_t y = 0; rgb && y < height; y++) {
+        uint8_t *row = rgb + y * width * 3;
+        if (y % zoom) {
+            memcpy(row, row - width * 3, (size_t)width * 3);
+            continue;
+        }
+        for (int64_t x = 0; x < width; x++)
+            memcpy(row + 3 * x, mhai_canvas_cell_color(map, y / zoom, x / zoom).rgb, 3);
+    }
+    return rgb;
+}
+
+/* One image a panel. Some viewers smooth images whatever they are told, so cells are several pixels
+ * where the image stays small: only their edges are smoothed then. */
 static void map_image(svg *s, const mhai_map *map)
 {
     const mhai_cells *cells = map->cells;
-    uint8_t *rgb = mhai_sink_alloc(cells->rows * cells->cols, 3);
+    int64_t longest = cells->rows > cells->cols ? cells->rows : cells->cols;
+    int64_t zoom = longest > 600 ? 1 : longest > 400 ? 2 : longest > 300 ? 3 : 4;
+    uint8_t *rgb = paint_cells(map, zoom);
     if (!rgb) {
         s->status = mha_fail(MHA_ERR_NOMEM, "SVG: no memory for the image of a panel");
         return;
     }
-    for (int64_t i = 0; i < cells->rows * cells->cols; i++)
-        memcpy(rgb + 3 * i, mhai_canvas_cell_color(map, i / cells->cols, i % cells->cols).rgb, 3);
     mha_buffer png = {0};
     mha_sink sink = mha_buffer_sink(&png);
-    s->status = mhai_png_write(rgb, cells->cols, cells->rows, &sink);
+    s->status = mhai_png_write(rgb, cells->cols * zoom, cells->rows * zoom, &sink);
     free(rgb);
     if (!s->status) {
         mhai_sink_text(&s->writer, "<image");
