@@ -218,9 +218,10 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
 
 /**
  * Draw a figure as SVG 1.1: no script, no font file, nothing fetched. Panels of more than 10,000
- * cells, or figures of more than 200,000, hold one embedded image a panel instead of rectangles;
- * maps of more than 1024 rows or columns are then reduced by the maximum of blocks, which the
- * footnote says.
+ * cells, or figures of more than 200,000, hold one embedded image a panel instead of rectangles.
+ * Maps that do not fit (1024 cells a side alone, 128 in a grid of nine or more columns) are reduced
+ * by the maximum of blocks, or for a signed map by the largest magnitude; a remark under the figure
+ * says so. Cells of figures of at most 5,000 cells have tooltips.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
@@ -231,7 +232,8 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
 MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink);
 
 /**
- * The same picture as PNG, 8-bit RGB.
+ * The same picture as PNG, 8-bit RGB. Characters that the font does not have are drawn as its box;
+ * there is no shaping (Arabic, Indic) and no second font.
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail says what to
