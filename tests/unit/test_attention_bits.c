@@ -134,9 +134,10 @@ static bool all_zero(const mha_tensor *x)
 }
 
 /* The part's results are those of the whole, to the bit; beyond its keys the whole has p = 0. */
-static void check_cut(const problem *p, rng *r, const machine *m, const outcome *whole)
+static void compare_cut(const problem *p, const cut *cut_at, rng *r, const machine *m,
+                        const outcome *whole)
 {
-    cut c = some_cut(p, r);
+    const cut c = *cut_at;
     int64_t group = p->shape.H / p->shape.Hk, S = p->shape.S;
     part x;
     part_make(p, &c, &x);
@@ -221,7 +222,37 @@ static void parts_equal_the_whole(void **state)
         sprinkle(&p, &r);
         for (int m = 0; m < all.count; m++) {
             outcome whole = run(&p, &r, &all.each[m], OUTCOME_ALL);
-            for (int j = 0; j < 4; j++) check_cut(&p, &r, &all.each[m], &whole);
+            for (int j = 0; j < 4; j++) {
+                cut c = some_cut(&p, &r);
+                compare_cut(&p, &c, &r, &all.each[m], &whole);
+            }
+            outcome_free(&whole);
+        }
+        problem_free(&p);
+    }
+    machines_free(&all);
+}
+
+/* Each query alone, over several key blocks whose maxima rise. */
+static void one_query_at_a_time(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int i = 0; i < problems(6, 60); i++) {
+        rng r = rng_make(rng_run_seed(), 50000 + (uint64_t)i);
+        problem_shape n = {.B = 1, .H = 2, .Hk = rng_between(&r, 1, 2), .T = 19, .S = 1300};
+        n.D = rng_between(&r, 1, 50), n.Dv = rng_between(&r, 1, 50);
+        n.values = i % 2 ? VALUES_RISING : VALUES_NORMAL;
+        n.masks = i % 3 ? 0 : MASK_CAUSAL | MASK_BIAS;
+        problem p;
+        problem_make(&p, &r, &n);
+        for (int m = 0; m < all.count; m++) {
+            outcome whole = run(&p, &r, &all.each[m], OUTCOME_ALL);
+            for (int64_t t = 0; t < n.T; t++)
+                for (int64_t hk = 0; hk < n.Hk; hk++) {
+                    cut c = {.B = 1, .hk = hk, .Hk = 1, .t = t, .T = 1, .S = n.S};
+                    compare_cut(&p, &c, &r, &all.each[m], &whole);
+                }
             outcome_free(&whole);
         }
         problem_free(&p);
@@ -378,8 +409,11 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parts_equal_the_whole), cmocka_unit_test(any_number_of_threads),
-        cmocka_unit_test(optional_outputs),      cmocka_unit_test(any_layout),
+        cmocka_unit_test(parts_equal_the_whole),
+        cmocka_unit_test(one_query_at_a_time),
+        cmocka_unit_test(any_number_of_threads),
+        cmocka_unit_test(optional_outputs),
+        cmocka_unit_test(any_layout),
         cmocka_unit_test(any_history),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
