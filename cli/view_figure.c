@@ -319,7 +319,7 @@ static cli_exit make(const view_options *options, const attention_maps *maps,
                            .scale = (mha_scale)options->scale,
                            .dark = options->paper == PAPER_DARK,
                            .print_values = (mha_values)options->values,
-                           .value_name = maps->architecture ? "attention weight" : "value"};
+                           .value_name = maps->architecture ? "weight" : "value"};
     cli_exit code = view_check_range(options, &figure->range, &figure->lo, &figure->hi);
     if (code == CLI_OK) code = make_axis(options, &maps->rows, out, &maker.rows);
     if (code == CLI_OK) code = make_axis(options, &maps->cols, out, &maker.cols);
