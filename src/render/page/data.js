@@ -12,7 +12,7 @@ function bytesOf(base64) {
 
 // One axis: an item for every label, or for every block of labels where the data is pooled.
 function axisOf(labels, shown, count) {
-  const one = i => shown[i] ?? labels?.[i] ?? String(i);
+  const one = i => (shown[i] ?? labels?.[i] ?? String(i)) || '""';
   const seen = new Map();
   for (let i = 0; i < count; i++) seen.set(one(i), (seen.get(one(i)) ?? 0) + 1);
   const items = [];

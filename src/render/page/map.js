@@ -147,8 +147,17 @@ function cellAt(event) {
   return {row: view.rows[place.r0 + r], col: view.cols[place.c0 + c]};
 }
 
+// At most one update a frame, of the newest position.
+let moved = null;
 function onMove(event) {
-  if (!place) return;
+  if (!moved) requestAnimationFrame(followPointer);
+  moved = event;
+}
+
+function followPointer() {
+  const event = moved;
+  moved = null;
+  if (!place || !event) return;
   const cell = cellAt(event);
   showTip(cell, event);
   if (state.hover?.row === cell?.row && state.hover?.col === cell?.col) return;
@@ -157,6 +166,7 @@ function onMove(event) {
 }
 
 function onLeave() {
+  moved = null;
   byId("tip").hidden = true;
   if (!state.hover) return;
   state.hover = null;

@@ -286,6 +286,7 @@ function listen() {
     const now = Math.round(entries[0].contentRect.width);
     if (now === width) return;
     width = now;
+    measured.clear();
     drawMap();
     drawMarks();
     for (const thumb of thumbs) thumb.drawn = null;

@@ -38,11 +38,14 @@ function pairLine(f) {
   return make("span", "pair", token(f.row), make("span", "to", "→"), token(f.col));
 }
 
-// Raw text of a token where it does not look as it is.
+// Raw text of a token where it does not look as it is; what cannot be seen is written as an escape.
+const escaped = text => JSON.stringify(text).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu,
+  c => `\\u{${c.codePointAt(0).toString(16)}}`);
+
 function rawLines(f) {
   const lines = [];
   for (const [word, item] of [[rowWord, f.row], [colWord, f.col]])
-    if (item.raw !== null) lines.push(make("span", "raw", `${word} text: `, make("bdi", "", JSON.stringify(item.raw))));
+    if (item.raw !== null) lines.push(make("span", "raw", `${word} text: `, make("bdi", "", escaped(item.raw))));
   return lines;
 }
 
@@ -143,13 +146,19 @@ function colourStrip(chips, cell, i) {
   }
 }
 
-// Scroll a long strip, not the page, to a token.
+// Scroll a long strip, not the page, to a token. Where its tokens stand is measured once a width:
+// asking at every move would make the browser lay the page out each time.
+const measured = new Map();
 function showChip(box, i) {
-  const chip = box.children[i];
-  if (!chip || box.scrollHeight <= box.clientHeight) return;
-  const top = chip.offsetTop - box.offsetTop;
-  if (top < box.scrollTop || top + chip.offsetHeight > box.scrollTop + box.clientHeight)
-    box.scrollTop = top - box.clientHeight / 2;
+  if (!measured.has(box))
+    measured.set(box, {height: box.clientHeight, long: box.scrollHeight > box.clientHeight,
+      tops: Array.from(box.children, chip => chip.offsetTop), at: box.scrollTop});
+  const m = measured.get(box), top = m.tops[i];
+  if (!m.long || top === undefined) return;
+  if (top < m.at || top + 28 > m.at + m.height) {
+    m.at = Math.max(0, top - m.height / 2);
+    box.scrollTop = m.at;
+  }
 }
 
 let markedChip = null;
