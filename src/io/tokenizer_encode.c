@@ -176,6 +176,10 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     const int64_t room = options->max_length - added;
     const int64_t excess = count[0] + count[1] - room;
     if (excess <= 0) return MHA_OK;
+    if (room == 0 && options->truncation != MHA_TRUNCATE_NEVER) {
+        count[0] = count[1] = 0; /* whichever text was to be cut: so does Hugging Face's */
+        return MHA_OK;
+    }
     switch (options->truncation) {
     case MHA_TRUNCATE_LONGEST_FIRST:
         if (paired)
