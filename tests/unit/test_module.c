@@ -830,6 +830,28 @@ static void forward_errors(void **state)
     machines_free(&all);
 }
 
+/* Keys that are one row repeated 2^62 times take no memory, but their projections would. */
+static void huge_broadcast(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2};
+    mha_module *module;
+    float x[4] = {1, 2, 3, 4}, y[16];
+    assert_int_equal(mha_module_create(context, &d, &module), MHA_OK);
+    mha_tensor query = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){4, 1, 4}), key = query;
+    query.stride[0] = key.stride[0] = key.stride[1] = 0;
+    mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){4, 1, 4});
+    for (int bits = 58; bits <= 62; bits++) {
+        key.shape[1] = (int64_t)1 << bits;
+        expect_error(mha_module_forward(context, module, NULL, &query, &key, &key, &out, NULL),
+                     MHA_ERR_SIZE, "");
+    }
+    mha_module_destroy(module);
+    machines_free(&all);
+}
+
 /* ---- memory and threads --------------------------------------------------------------------- */
 
 /* Everything from context to forward, allocation number n failing; true if nothing failed. */
@@ -944,13 +966,10 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers),
-        cmocka_unit_test(bits),
-        cmocka_unit_test(joined_parameters),
-        cmocka_unit_test(create_errors),
-        cmocka_unit_test(parameter_errors),
-        cmocka_unit_test(forward_errors),
-        cmocka_unit_test(every_allocation_fails),
+        cmocka_unit_test(numbers),           cmocka_unit_test(bits),
+        cmocka_unit_test(joined_parameters), cmocka_unit_test(create_errors),
+        cmocka_unit_test(parameter_errors),  cmocka_unit_test(forward_errors),
+        cmocka_unit_test(huge_broadcast),    cmocka_unit_test(every_allocation_fails),
         cmocka_unit_test(shared_module),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
