@@ -20,9 +20,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARIES = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build")
+LIBRARY = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build") / "libmultihead-model.so"
 REAL = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
 TINY = ROOT / "tests/golden/tiny-bert"
+
+if not LIBRARY.exists():
+    pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
+
+import multihead_ctypes as mha  # noqa: E402, loads the compute library
 
 LONG = " ".join(
     f"Paragraph {i} of a long text: the river rose, the bank gave way and {i * 37} people, who had "
@@ -51,18 +56,8 @@ FEW = 16
 BATCH = ("sentence", "one word", "punctuation", "pair")
 
 
-class Tensor(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int), ("ndim", C.c_int32),
-                ("shape", C.c_int64 * 6), ("stride", C.c_int64 * 6)]
-
-
-TensorP = C.POINTER(Tensor)
-
-
-class ModuleOutputs(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
-        (name, TensorP)
-        for name in ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")]
+TensorPointers = C.POINTER(mha.TensorPointer)
+ModulePointers = C.POINTER(C.POINTER(mha.ModuleOutputs))
 
 
 class ModelInfo(C.Structure):
@@ -80,8 +75,8 @@ class Batch(C.Structure):
 
 
 class ModelOutputs(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("last_hidden", TensorP),
-                ("hidden", C.POINTER(TensorP)), ("attention", C.POINTER(C.POINTER(ModuleOutputs))),
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("last_hidden", mha.TensorPointer),
+                ("hidden", TensorPointers), ("attention", ModulePointers),
                 ("after_layer", C.c_void_p), ("after_layer_user", C.c_void_p)]
 
 
@@ -101,38 +96,24 @@ def sized(structure, **fields):
     return structure(struct_size=C.sizeof(structure), **fields)
 
 
-def tensor(array):
-    shape = (C.c_int64 * 6)(*array.shape)
-    stride = (C.c_int64 * 6)(*[s // array.itemsize for s in array.strides])
-    return Tensor(array.ctypes.data, 0, array.ndim, shape, stride)
-
-
 class Ours:
     """A model of our library."""
 
     def __init__(self, folder):
-        C.CDLL(str(LIBRARIES / "libmultihead.so"), mode=C.RTLD_GLOBAL)
-        self.lib = C.CDLL(str(LIBRARIES / "libmultihead-model.so"))
-        base = C.CDLL(str(LIBRARIES / "libmultihead.so"))
-        base.mha_error_detail.restype = C.c_char_p
-        self.detail = base.mha_error_detail
+        self.lib = C.CDLL(str(LIBRARY))
         self.lib.mha_model_tokenizer.restype = C.c_void_p
         self.lib.mha_model_tokenizer.argtypes = [C.c_void_p]
-        self.context, self.model = C.c_void_p(), C.c_void_p()
-        self.check(base.mha_context_create(None, C.byref(self.context)))
-        self.check(self.lib.mha_model_load(self.context, str(folder).encode(), None,
-                                           C.byref(self.model)))
+        self.context, self.model = mha.default_context().handle, C.c_void_p()
+        mha.check(self.lib.mha_model_load(self.context, str(folder).encode(), None,
+                                          C.byref(self.model)))
         self.info = sized(ModelInfo)
-        self.check(self.lib.mha_model_describe(self.model, C.byref(self.info)))
-
-    def check(self, status):
-        assert status == 0, (status, self.detail().decode())
+        mha.check(self.lib.mha_model_describe(self.model, C.byref(self.info)))
 
     def encode(self, text, pair):
         options = sized(EncodeOptions, max_length=self.info.max_positions, truncation=1)
         encoding = sized(Encoding)
         texts = [(t.encode(), len(t.encode())) if t is not None else (None, 0) for t in (text, pair)]
-        self.check(self.lib.mha_tokenizer_encode(
+        mha.check(self.lib.mha_tokenizer_encode(
             C.c_void_p(self.lib.mha_model_tokenizer(self.model)), C.byref(options), texts[0][0],
             C.c_size_t(texts[0][1]), texts[1][0], C.c_size_t(texts[1][1]), C.byref(encoding)))
         ids, type_ids = ([p[i] for i in range(encoding.count)]
@@ -147,14 +128,14 @@ class Ours:
         lengths = np.ascontiguousarray(lengths, dtype=np.int64)
         attention = np.full((info.layers, B, info.heads, T, T), np.nan, dtype=np.float32)
         hidden = np.full((B, T, info.hidden_size), np.nan, dtype=np.float32)
-        maps = [tensor(a) for a in attention]
-        wants = [sized(ModuleOutputs, probabilities=C.pointer(m)) for m in maps]
-        wants = (C.POINTER(ModuleOutputs) * info.layers)(*[C.pointer(w) for w in wants])
-        last = tensor(hidden)
+        maps = [mha.tensor(a) for a in attention]
+        wants = [sized(mha.ModuleOutputs, probabilities=C.pointer(m)) for m in maps]
+        wants = (C.POINTER(mha.ModuleOutputs) * info.layers)(*[C.pointer(w) for w in wants])
+        last = mha.tensor(hidden)
         batch = sized(Batch, batch=B, length=T, ids=ids.ctypes.data, type_ids=type_ids.ctypes.data,
                       lengths=lengths.ctypes.data)
         outputs = sized(ModelOutputs, last_hidden=C.pointer(last), attention=wants)
-        self.check(self.lib.mha_model_forward(self.context, self.model, C.byref(batch),
+        mha.check(self.lib.mha_model_forward(self.context, self.model, C.byref(batch),
                                               C.byref(outputs)))
         return attention, hidden
 
@@ -189,8 +170,6 @@ def models(request):
     folder = {"tiny": TINY, "real": REAL}[request.param]
     if not (folder / "model.safetensors").exists():
         pytest.skip(f"{folder} is missing; tools/get-minilm fetches it")
-    if not (LIBRARIES / "libmultihead-model.so").exists():
-        pytest.skip(f"{LIBRARIES}/libmultihead-model.so is missing; build first")
     ours = Ours(folder)
     theirs = Theirs(folder)
     return ours, theirs
