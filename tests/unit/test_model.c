@@ -479,6 +479,9 @@ static void test_refuses_batches(void **state)
     f.batch.struct_size = 8;
     refuse(&f, MHA_ERR_ARGUMENT, "mha_batch: struct_size is 8");
     f.batch = good;
+    f.batch.reserved = 1;
+    refuse(&f, MHA_ERR_UNSUPPORTED, "mha_batch: reserved is 1");
+    f.batch = good;
     f.batch.batch = -1;
     refuse(&f, MHA_ERR_ARGUMENT, "negative");
     f.batch = good;
@@ -545,6 +548,9 @@ static void test_refuses_outputs(void **state)
     f.r->module[L - 1].struct_size = 4;
     refuse(&f, MHA_ERR_ARGUMENT, "mha_module_outputs: struct_size is 4");
     f.r->module[L - 1].struct_size = sizeof f.r->module[0];
+    f.r->module[L - 1].reserved = 1;
+    refuse(&f, MHA_ERR_UNSUPPORTED, "mha_module_outputs: reserved is 1");
+    f.r->module[L - 1].reserved = 0;
     good = *last;
     last->data = (char *)last->data + 2;
     refuse(&f, MHA_ERR_STRIDE, "aligned");
@@ -554,6 +560,9 @@ static void test_refuses_outputs(void **state)
     f.r->outputs.struct_size = 0;
     refuse(&f, MHA_ERR_ARGUMENT, "mha_model_outputs: struct_size is 0");
     f.r->outputs.struct_size = sizeof f.r->outputs;
+    f.r->outputs.reserved = 1;
+    refuse(&f, MHA_ERR_UNSUPPORTED, "mha_model_outputs: reserved is 1");
+    f.r->outputs.reserved = 0;
     assert_int_equal(mha_model_forward(f.context, f.model, &f.batch, &f.r->outputs), MHA_OK);
     free_results(f.r);
     mha_model_destroy(f.model);
@@ -598,31 +607,38 @@ static int64_t pass_with_failure(const golden *g, const results *want, int64_t f
     return calls;
 }
 
-static void test_forward_without_memory(void **state)
+static void forward_without_memory(const golden *g)
 {
-    (void)state;
-    mha_safetensors *file = open_golden();
-    golden g = read_golden(file, 5);
-    mha_batch batch = batch_of(&g);
+    mha_batch batch = batch_of(g);
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
-    results *want = make_results(1, g.length);
+    results *want = make_results(1, g->length);
     assert_int_equal(mha_model_forward(context, model, &batch, &want->outputs), MHA_OK);
     mha_status status = MHA_OK;
-    int64_t calls = pass_with_failure(&g, want, -1, false, &status), refused = 0;
+    int64_t calls = pass_with_failure(g, want, -1, false, &status), refused = 0;
     assert_int_equal(status, MHA_OK);
     assert_true(calls > 0);
     for (int64_t i = 0; i <= calls; i++)
         for (int after = 0; after <= 1; after++) {
-            pass_with_failure(&g, want, i, after == 1, &status);
+            pass_with_failure(g, want, i, after == 1, &status);
             refused += status != MHA_OK;
         }
-    print_message("%lld allocations, %lld failures reported\n", (long long)calls,
-                  (long long)refused);
+    print_message("%lld tokens: %lld allocations, %lld failures reported\n", (long long)g->length,
+                  (long long)calls, (long long)refused);
     assert_true(refused > 0);
     free_results(want);
     mha_model_destroy(model);
     mha_context_destroy(context);
+}
+
+static void test_forward_without_memory(void **state)
+{
+    (void)state;
+    mha_safetensors *file = open_golden();
+    for (int text = 0; text < TEXTS; text++) {
+        golden g = read_golden(file, text);
+        forward_without_memory(&g);
+    }
     mha_safetensors_close(file);
 }
 
