@@ -441,7 +441,7 @@ static int64_t count_pairs(const problem *p)
 static void plans_come_true(void **state)
 {
     (void)state;
-    for (int i = 0; i < (rng_long_run() ? 1000 : 100); i++) {
+    for (int i = 0; i < rng_cases(100, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         problem_shape n = {.B = rng_between(&r, 1, 3), .Hk = rng_between(&r, 1, 2)};
         n.H = n.Hk * rng_between(&r, 1, 3);

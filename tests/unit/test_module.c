@@ -382,11 +382,6 @@ static void check_whole(rng *r, const setup *s, const machine *m, const results 
     ref_row_free(&row);
 }
 
-static int cases(int sample, int all)
-{
-    return rng_long_run() ? all : sample;
-}
-
 static void print_card(score_card *card, const char *machine_name)
 {
     struct {
@@ -414,7 +409,7 @@ static void numbers(void **state)
     static const int64_t lengths[] = {0, 1, 2, 3, 7, 16, 33, 50};
     machines all = machines_make(2);
     score_card cards[MOST_MACHINES] = {0};
-    for (int i = 0; i < cases(60, 1500); i++) {
+    for (int i = 0; i < rng_cases(60, 1500); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         setup s;
         setup_make(&s, &r, some_desc(&r), rng_between(&r, 0, 3), RNG_PICK(&r, lengths),
@@ -459,7 +454,7 @@ static void bits(void **state)
 {
     (void)state;
     machines one = machines_make(1), many = machines_make(3);
-    for (int i = 0; i < cases(25, 400); i++) {
+    for (int i = 0; i < rng_cases(25, 400); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
         setup s;
         setup_make(&s, &r, some_desc(&r), rng_between(&r, 1, 3), rng_between(&r, 1, 40),
