@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 
+sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 
+sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
