@@ -76,7 +76,8 @@ mha_status mhai_vector_add(mhai_vector *vector, size_t count, void **first)
     if (count > SIZE_MAX - vector->count)
         return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %zu items more", count);
     if (vector->count + count > vector->capacity) MHA_TRY(reserve(vector, vector->count + count));
-    *first = (char *)vector->items + vector->count * vector->size;
+    /* Nothing appended to nothing has no place. */
+    *first = vector->items ? (char *)vector->items + vector->count * vector->size : NULL;
     vector->count += count;
     return MHA_OK;
 }

@@ -264,15 +264,21 @@ def differing(points, form, compare):
     return found
 
 
-def check_sweep(name, points, forms, compare, capsys):
+def check_sweep(name, points, compare, capsys):
+    """points: for each form, the code points to put into it."""
     begun, found = time.monotonic(), set()
-    for form in forms:
-        found |= {(f"U+{ord(c):04X}", name, form) for c in differing(points, FORMS[form], compare)}
+    for form, some in points.items():
+        found |= {(f"U+{ord(c):04X}", name, form) for c in differing(some, FORMS[form], compare)}
     known = {line for line in known_differences() if line[1] == name}
     with capsys.disabled():
-        print(f"\n  {name}: {len(points)} code points, {len(forms)} forms, "
-              f"{len(found)} differences, {time.monotonic() - begun:.1f} s")
+        counts = ", ".join(f"{len(some)} code points in form {form}"
+                           for form, some in points.items())
+        print(f"\n  {name}: {counts}: {len(found)} differences, {time.monotonic() - begun:.1f} s")
     assert found == known
+
+
+def some_points(*forms):
+    return {form: CODE_POINTS if LONG else ASSIGNED for form in (FORMS if LONG else forms)}
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -285,9 +291,10 @@ def test_every_code_point_gives_the_same_words(name, tmp_path, capsys):
         normal = normalizer.normalize_str(text)
         return ours.words(text) == (normal, [w for w, _ in splitter.pre_tokenize_str(normal)])
 
-    everything = LONG or name == "uncased"
-    check_sweep(name, CODE_POINTS if everything else ASSIGNED,
-                FORMS if everything or RULES[name][2] else ["letters"], compare, capsys)
+    points = some_points("letters", *(["marks"] if RULES[name][2] is not False else []))
+    if name == "uncased":
+        points["letters"] = CODE_POINTS
+    check_sweep(name, points, compare, capsys)
 
 
 def test_every_code_point_gives_the_same_ids_and_offsets(capsys):
@@ -303,7 +310,7 @@ def test_every_code_point_gives_the_same_ids_and_offsets(capsys):
         return (np.array_equal(got["ids"], want.ids) and np.array_equal(got["begin"], offsets[:, 0])
                 and np.array_equal(got["end"], offsets[:, 1]))
 
-    check_sweep("ids", CODE_POINTS if LONG else ASSIGNED, FORMS, compare, capsys)
+    check_sweep("ids", some_points("letters", "marks"), compare, capsys)
 
 
 # --------------------------------------------------------------------------------------------------
