@@ -445,3 +445,17 @@ def test_folders(name, tmp_path):
         assert_same(ours.encode(text), theirs(reference, text), text)
         assert_same(ours.encode("a", text), theirs(reference, "a", text), ("a", text))
     compare_random(ours, reference, name, 150)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_that_transformers_saved(name, tmp_path):
+    """As users have them: loaded, given more tokens, saved, loaded again."""
+    _, reference = load_both(write_folder(tmp_path / "first", FOLDERS[name]))
+    reference.add_tokens(["Newword", "<new>"])
+    reference.add_tokens(["[NEW]"], special_tokens=True)
+    reference.save_pretrained(str(tmp_path / "second"))
+    (tmp_path / "second/config.json").write_text('{"model_type": "bert"}')
+    ours, again = load_both(tmp_path / "second")
+    for text in EXTRA + ["a newword NEWWORDS <new>[NEW] [new]"]:
+        assert_same(ours.encode(text), theirs(again, text), text)
+    compare_random(ours, again, name, 50)
