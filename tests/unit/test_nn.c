@@ -122,7 +122,7 @@ static void linear_compare(const linear_case *c, const machine *m, mha_activatio
 }
 
 static const int64_t sizes[] = {0,  1,  2,  5,  6,  7,   13,  14,  15,  16,  17,
-                                31, 32, 33, 64, 65, 100, 255, 256, 257, 513, 700};
+                                31, 32, 33, 64, 65, 100, 127, 128, 129, 257, 700};
 
 static void linear_layers(void **state)
 {
