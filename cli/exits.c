@@ -25,7 +25,8 @@ static const struct {
     {MHA_ERR_UNSUPPORTED, CLI_UNSUPPORTED},
 };
 
-/* One line, whatever the message quotes: a file's name may hold line ends or escape sequences. */
+/* One line, whatever the message quotes: a file's name may hold line ends or escape sequences.
+ * kind NULL: a note, without the program's name before it. */
 static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
     MHA_PRINTF(3, 0);
 
@@ -35,8 +36,9 @@ static void print_line(const char *command, const char *kind, const char *format
     vsnprintf(line, sizeof line, format, arguments);
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
-    fprintf(stderr, "multihead: %s%s%s%s\n", command ? command : "", command ? ": " : "", kind,
-            line);
+    if (kind)
+        fprintf(stderr, "multihead: %s%s%s", command ? command : "", command ? ": " : "", kind);
+    fprintf(stderr, "%s\n", line);
 }
 
 cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...)
@@ -71,9 +73,8 @@ void cli_note(bool quiet, const char *format, ...)
     if (quiet) return;
     va_list arguments;
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
+    print_line(NULL, NULL, format, arguments);
     va_end(arguments);
-    fputc('\n', stderr);
 }
 
 cli_exit cli_finish_stdout(const char *command, cli_exit code)

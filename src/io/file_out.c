@@ -30,7 +30,8 @@ static char *copy_text(const char *text)
     return copy;
 }
 
-/* The file that path stands for, and whether it can be replaced by a rename. */
+/* The file that path stands for, and whether it can be replaced by a rename. What could not be
+ * opened for writing is not replaced either. */
 static mha_status find_place(const char *path, char **place, bool *replace)
 {
     struct stat status;
@@ -38,6 +39,7 @@ static mha_status find_place(const char *path, char **place, bool *replace)
     bool link = lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
     if (stat(path, &status) == 0) {
         if (S_ISDIR(status.st_mode)) return cannot_write(path, EISDIR);
+        if (access(path, W_OK) != 0) return cannot_write(path, errno);
         *replace = S_ISREG(status.st_mode);
     } else if (errno != ENOENT) {
         return cannot_write(path, errno);
@@ -51,7 +53,8 @@ static mha_status find_place(const char *path, char **place, bool *replace)
     return MHA_OK;
 }
 
-/* A new file beside the place. Not mkstemp(), whose files only their owner may read. */
+/* A new file beside the place, with the permissions of the file that stands there. Not mkstemp(),
+ * whose files only their owner may read. */
 static mha_status open_beside(mhai_file_out *out)
 {
     size_t bytes = strlen(out->place) + 48;
@@ -60,7 +63,11 @@ static mha_status open_beside(mhai_file_out *out)
     for (int i = 0; i < NAME_TRIES; i++) {
         snprintf(out->temp, bytes, "%s.%ld.%d.part", out->place, (long)getpid(), i);
         out->fd = open(out->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (out->fd >= 0) return MHA_OK;
+        if (out->fd >= 0) {
+            struct stat older;
+            if (stat(out->place, &older) == 0) (void)fchmod(out->fd, older.st_mode & 0777);
+            return MHA_OK;
+        }
         if (errno != EEXIST) break;
     }
     int error = errno;

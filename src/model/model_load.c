@@ -9,10 +9,12 @@
 
 #include <multihead/component.h>
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* The one list of architectures. */
 static const mhai_arch *const architectures[] = {&mhai_arch_bert};
@@ -62,12 +64,17 @@ static mha_status check_folder(const char *folder)
 {
     struct stat status;
     static const char contents[] = "config.json, model.safetensors and vocab.txt or tokenizer.json";
+    if (stat(folder, &status) != 0 && errno != ENOENT)
+        return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(folder).text, strerror(errno));
     if (stat(folder, &status) != 0)
         return mha_fail(MHA_ERR_FILE, "%s: no such folder; tools/get-minilm fetches a model",
                         mhai_show_path(folder).text);
     if (!S_ISDIR(status.st_mode))
         return mha_fail(MHA_ERR_FILE, "%s: not a folder; a model folder has %s",
                         mhai_show_path(folder).text, contents);
+    if (access(folder, X_OK) != 0) /* else every file in it would seem to be missing */
+        return mha_fail(MHA_ERR_FILE, "%s: its files cannot be opened: %s",
+                        mhai_show_path(folder).text, strerror(errno));
     if (!holds(folder, "config.json"))
         return mha_fail(MHA_ERR_FILE,
                         "%s/config.json: no such file; a model folder has %s; see tools/get-minilm",

@@ -100,6 +100,9 @@ static mha_status open_target(mha_file *file)
 {
     struct stat present;
     bool exists = stat(file->path, &present) == 0;
+    int error = errno;
+    if (!exists && lstat(file->path, &present) == 0)
+        return refuse(file, "cannot write: a symbolic link to nothing", error);
     if (exists && S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
     if (exists && access(file->path, W_OK) != 0) return refuse(file, "cannot write", errno);
     char *resolved = exists ? realpath(file->path, NULL) : NULL;

@@ -16,6 +16,7 @@ USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
 def missing_files():
     check_error(view("no-such-folder", TEXT), NO_INPUT, "no-such-folder")
     check_error(view(MODEL / "config.json", TEXT), NO_INPUT, "config.json")
+    check_error(view(MODEL / "config.json" / "x", TEXT), NO_INPUT, "Not a directory")
     check_error(view(copy_model("no-config", ["config.json"]), TEXT), NO_INPUT, "config.json")
     check_error(view(copy_model("no-weights", ["model.safetensors"]), TEXT), NO_INPUT,
                 "model.safetensors")
@@ -232,6 +233,9 @@ def unwritable():
         check_error(view(MODEL, TEXT, option, "/dev/full"), NO_OUTPUT, "/dev/full", "space",
                     name=option)
         check_error(view(MODEL, TEXT, option, FOLDER), NO_OUTPUT, str(FOLDER), name=option)
+    odd = view(MODEL, TEXT, "--svg", FOLDER / "odd\x1b[31m\n.svg")
+    check(odd.code == 0 and odd.err.count(b"\n") == 2 and b"\x1b" not in odd.err,
+          f"a note quotes control characters: {odd.err!r}")
     with open("/dev/full", "wb") as full:
         for arguments in ([], ["--json", "-"], ["--npy", "-"], ["--help"]):
             result = Result(subprocess.run([PROGRAM, "view", MODEL, TEXT, *arguments], stdout=full,

@@ -316,6 +316,13 @@ static void test_links_and_devices(void **state)
     char *text = temp_read(target, NULL);
     assert_string_equal(text, "new");
     free(text);
+    assert_int_equal(chmod(target, 0600), 0); /* what was private stays so */
+    assert_int_equal(mha_file_write(link, "newer", 5), MHA_OK);
+    assert_true(stat(target, &info) == 0 && (info.st_mode & 0777) == 0600);
+    if (geteuid() != 0) {
+        assert_int_equal(chmod(target, 0400), 0);
+        expect_error(mha_file_write(link, "newest", 6), MHA_ERR_WRITE, "cannot write");
+    }
     assert_int_equal(unlink(target), 0);
     expect_error(mha_file_write(link, "new", 3), MHA_ERR_WRITE, "symbolic link to nothing");
     assert_int_equal(mha_file_write("/dev/null", "new", 3), MHA_OK);

@@ -990,8 +990,10 @@ static void files_appear_whole_or_not_at_all(void **state)
     assert_int_equal(mha_file_create(NULL, &file), MHA_ERR_NULL);
     assert_int_equal(mha_file_create(path, NULL), MHA_ERR_NULL);
     assert_int_equal(mha_file_finish(NULL, MHA_ERR_SHAPE), MHA_ERR_SHAPE);
-    unlink(link);
     unlink(path);
+    assert_int_equal(write_file(link, "x", MHA_OK), MHA_ERR_WRITE); /* a link to nothing */
+    assert_true(lstat(link, &info) == 0 && S_ISLNK(info.st_mode));
+    unlink(link);
     rmdir(folder);
 }
 
