@@ -5,6 +5,7 @@
 #include <multihead/tokenizer.h>
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,6 +150,10 @@ static cli_exit tokenise(const view_options *options, const mha_model *model,
         return cli_fail(CLI_USAGE, VIEW,
                         "--max-tokens %" PRId64 ": the model takes at most %" PRId64, limit,
                         info->max_positions);
+    if (maps->text[1] && info->type_vocab_size < 2)
+        return cli_fail(CLI_UNSUPPORTED, VIEW,
+                        "%s: the model knows no second text (its type_vocab_size is 1); give one",
+                        options->model);
     mha_encode_options encode = {.struct_size = sizeof encode};
     if (options->truncate) {
         encode.max_length = limit;
@@ -234,6 +239,24 @@ static cli_exit run(mha_context *context, const mha_model *model, const mha_enco
     return code;
 }
 
+/* Weights that are damaged, or too large for f32, show first in the attention: say so, also to
+ * someone who only asked for a file of numbers. */
+static void warn_of_not_finite(const view_options *options, const attention_maps *maps,
+                               const maps_picks *picks)
+{
+    int64_t size = maps->rows.count * maps->cols.count, count = 0;
+    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
+        if (!picks->on[i]) continue;
+        const float *map = maps->layer[i / picks->heads] + i % picks->heads * size;
+        for (int64_t j = 0; j < size; j++) count += !isfinite(map[j]);
+    }
+    if (count > 0)
+        cli_warn(VIEW,
+                 "%s: %" PRId64 " attention weights came out as NaN or infinite: the model's "
+                 "weights are damaged, or too large for 32 bits; fetch the model again",
+                 options->model, count);
+}
+
 static cli_exit describe(const mha_model *model, mha_model_info *info, attention_maps *maps)
 {
     mha_status status = mha_model_describe(model, info);
@@ -278,6 +301,7 @@ cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps
     if (code == CLI_OK) {
         maps->name = maps_name_of_path(options->model);
         if (!maps->name) code = cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
+        warn_of_not_finite(options, maps, picks);
     }
     mha_encoding_free(&encoding);
     mha_model_destroy(model);

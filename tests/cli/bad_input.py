@@ -115,6 +115,26 @@ def contradicting_models():
     renamed = {("other" if key == name else key): value for key, value in header.items()}
     (folder / "model.safetensors").write_bytes(safetensors_bytes(renamed, data))
     check_error(view(folder, TEXT), BAD_INPUT, "query.weight")
+    entry = header[name]["data_offsets"]
+    damaged = data[:entry[0]] + struct.pack("<f", float("nan")) + data[entry[0] + 4:]
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(header, damaged))
+    result = view(folder, TEXT, "--npy", FOLDER / "nan.npy", "-q")
+    check(result.code == 0 and len(result.errors) == 1 and "NaN" in result.errors[0],
+          f"NaN in a weight: {result.errors!r}")
+    one_segment = {key: dict(value) for key, value in header.items()}
+    name = next(name for name in header if "token_type" in name)
+    begin, end = header[name]["data_offsets"]
+    half = (end - begin) // 2
+    one_segment[name].update(shape=[1, header[name]["shape"][1]])
+    for key, value in one_segment.items():
+        if key != "__metadata__":
+            value["data_offsets"] = [at - half if at >= end else at for at in
+                                     header[key]["data_offsets"]]
+    (folder / "model.safetensors").write_bytes(
+        safetensors_bytes(one_segment, data[:begin + half] + data[end:]))
+    change_config(folder, type_vocab_size=1)
+    check_good(view(folder, TEXT), "a model of one segment")
+    check_error(view(folder, TEXT, TEXT), UNSUPPORTED, "second text", "type_vocab_size")
 
 
 def texts():
