@@ -3,8 +3,8 @@ mha_library(multihead SOURCES
   base/context.c base/cpu.c base/pool.c base/scratch.c base/status.c base/struct_copy.c
   base/tensor.c
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
-  attention/attn_check.c attention/attn_forward.c attention/attn_plain.c
-  attention/attn_tiled.c
+  attention/attn_check.c attention/attn_forward.c attention/attn_mask.c attention/attn_plain.c
+  attention/attn_tiled.c attention/attn_visible.c
   module/linear.c module/module.c
   nn/layers.c)
 

@@ -13,7 +13,7 @@ MODEL = {"io", "tokenizer", "model"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component"}),
-    "src/kernels": ({"kernels"}, {"base"}),
+    "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"}, {"attention", "base", "component"}),
     "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "component", "nn"}),
     "src/nn": ({"nn", "base"}, {"nn", "base", "component"}),
