@@ -3,5 +3,20 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
 pkg_check_modules(FREETYPE REQUIRED IMPORTED_TARGET freetype2)
 file(GLOB render_sources CONFIGURE_DEPENDS render/*.c)
-mha_library(multihead_render SOURCES ${render_sources}
+
+# The report's page is plain HTML, CSS and JavaScript; the library holds it as bytes.
+set(page ${CMAKE_CURRENT_SOURCE_DIR}/render/page)
+set(page_scripts ${page}/data.js ${page}/scale.js ${page}/paint.js ${page}/view.js
+  ${page}/map.js ${page}/strip.js ${page}/overview.js ${page}/save.js ${page}/page.js)
+list(JOIN page_scripts "|" page_script_list)
+set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
+set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
+add_custom_command(OUTPUT ${page_source}
+  COMMAND ${CMAKE_COMMAND} -DOUTPUT=${page_source} -DHEADER=render/html.h
+    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list}"
+    -P ${page_embed}
+  DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts}
+  COMMENT "Embedding the report's page" VERBATIM)
+
+mha_library(multihead_render SOURCES ${render_sources} ${page_source}
   PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES PkgConfig::PNG PkgConfig::FREETYPE)

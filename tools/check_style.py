@@ -3,7 +3,8 @@
 
 Fails on: tabs, blanks at line ends, carriage returns, a missing or doubled final newline; words and
 hosts that must not be in the tree; a public function whose comment lacks one of the words Memory,
-Errors, Threads, Since; a library source that prints, exits or aborts; two sources of one name.
+Errors, Threads, Since; a library source that prints, exits or aborts; two sources of one name; a C
+program in a document that is not, word for word, a file in examples/ (which the tests run).
 Lists, without failing: functions longer than 80 lines.
 """
 import pathlib
@@ -12,7 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TEXT = {".c", ".h", ".inc", ".py", ".sh", ".md", ".txt", ".cmake", ".in", ".map", ".expected", ""}
+TEXT = {".css", ".js", ".html", ".c", ".h", ".inc", ".py", ".sh", ".md", ".txt", ".cmake", ".in", ".map", ".expected", ""}
 # Golden data is made by a script and kept as it came out; texts in it may hold anything.
 SKIP = ("tests/golden/",)
 # The words stand in brackets so that this file does not contain what it forbids.
@@ -97,6 +98,14 @@ def long_functions(name, text):
             opened = None
 
 
+def check_programs(name, text):
+    examples = {path.read_text().strip() for path in (ROOT / "examples").glob("*.c")}
+    for match in re.finditer(r"^```c\n(.*?)^```$", text, re.M | re.S):
+        if "int main(" in match.group(1) and match.group(1).strip() not in examples:
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{name}:{line}: this program is not a file in examples/"
+
+
 def same_names(names):
     seen = {}
     for name in names:
@@ -118,6 +127,8 @@ def main():
                 errors.append(f"{name}: not UTF-8 ({error.reason} at byte {error.start})")
             continue
         errors += check_text(name, text)
+        if name.endswith(".md"):
+            errors += check_programs(name, text)
         if name.startswith("include/") and name.endswith(".h"):
             errors += check_public_comments(name, text)
         if name.startswith(LIBRARY) and name.endswith((".c", ".h")):

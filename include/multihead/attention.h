@@ -6,8 +6,9 @@
  *   Hk  key/value heads            D   head size of queries and keys
  *   Dv  head size of values        b h t s d   loop indices over B H T S D
  *
- * The formula (Vaswani et al. 2017, equation 1, with the grouped heads of Ainslie et al. 2023), with
- * everything that a descriptor can add, in this order; i = t + q_offset is the query's position:
+ * The formula (Vaswani et al. 2017, equation 1, with the grouped heads of Ainslie et al. 2023),
+ * with everything that a descriptor can add, in this order; i = t + q_offset is the query's
+ * position:
  *
  *   score[b,h,t,s] = scale * sum_d q[b,h,t,d] * (k[b,hk,s,d] + shaw_keys[clip(s-i),d])
  *   score          = softcap * tanh(score / softcap)
@@ -18,14 +19,12 @@
  *   o[b,h,t,:]     = gate[b,h] * sum_s p[b,h,t,s] * (v[b,hk,s,:] + shaw_values[clip(s-i),:])
  *   lse[b,h,t]     = log(exp(sink[h]) + sum_s exp(score[b,h,t,s]))      natural log, no dropout
  *
- * with hk = h / (H / Hk). A key is visible to a query if every part of the mask that is set keeps it:
- *   causal         s <= i                      (q_offset signed; per sequence if q_offsets is given)
- *   key_lengths    s <  key_lengths[b]
- *   window         i - left_keys <= s <= i + right_keys, or s < sink_keys, or global_keys[b,s] != 0,
- *                  or global_queries[b,t] != 0
- *   documents      query_documents[b,t] == key_documents[b,s]
- *   blocks         keep_blocks[b,h,t / block_queries,s / block_keys] != 0
- *   keep_mask      keep_mask[b,h,t,s] != 0     (masks are named for what true means)
+ * with hk = h / (H / Hk). A key is visible to a query if every part of the mask that is set keeps
+ * it: causal         s <= i                      (q_offset signed; per sequence if q_offsets is
+ * given) key_lengths    s <  key_lengths[b] window         i - left_keys <= s <= i + right_keys, or
+ * s < sink_keys, or global_keys[b,s] != 0, or global_queries[b,t] != 0 documents
+ * query_documents[b,t] == key_documents[b,s] blocks         keep_blocks[b,h,t / block_queries,s /
+ * block_keys] != 0 keep_mask      keep_mask[b,h,t,s] != 0     (masks are named for what true means)
  *   callback       the byte it wrote is not 0
  *   bias           bias[b,h,t,s] != -inf
  *
@@ -95,10 +94,10 @@ typedef struct mha_attention_desc {
     const mha_tensor *bias;      /* f32, likewise, added to the scaled scores; NULL: none */
 
     /* Masks that need no T x S array; cost goes with the pairs they keep. */
-    int64_t left_keys, right_keys; /* keys seen before and after position i, which is seen too;
-                                      -1: open. Read only with MHA_ATTENTION_WINDOW */
-    int64_t sink_keys;               /* the first keys, which the window does not hide */
-    const mha_tensor *global_keys;   /* u8, broadcasts to [B,S]: keys it does not hide */
+    int64_t left_keys, right_keys;    /* keys seen before and after position i, which is seen too;
+                                         -1: open. Read only with MHA_ATTENTION_WINDOW */
+    int64_t sink_keys;                /* the first keys, which the window does not hide */
+    const mha_tensor *global_keys;    /* u8, broadcasts to [B,S]: keys it does not hide */
     const mha_tensor *global_queries; /* u8, broadcasts to [B,T]: queries it does not bind */
     const mha_tensor *query_documents, *key_documents; /* i32, broadcast to [B,T], [B,S]; both */
     const mha_tensor *keep_blocks; /* u8, up to 4 dims, broadcasts to [B,H,rows,cols] of blocks */
@@ -107,8 +106,8 @@ typedef struct mha_attention_desc {
     void *keep_callback_user;
 
     /* What is added to scores. */
-    float softcap;                 /* 0: none; else positive */
-    float dropout;                 /* probability of a p to become 0, in 0..1 */
+    float softcap;                  /* 0: none; else positive */
+    float dropout;                  /* probability of a p to become 0, in 0..1 */
     const mha_tensor *alibi_slopes; /* f32, broadcasts to [B,H] (Press et al. 2022) */
     const mha_tensor *t5_table;     /* f32 [buckets,H] (Raffel et al. 2020) */
     int64_t t5_max_distance;        /* 0: 128 */

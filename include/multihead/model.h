@@ -19,6 +19,7 @@
 
 #include <multihead/base.h>
 #include <multihead/module.h>
+#include <multihead/tokenizer.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,8 +28,6 @@ extern "C" {
 /* A loaded model. Never changes after loading, so any number of threads may use one, each with its
  * own context. */
 typedef struct mha_model mha_model;
-
-typedef struct mha_tokenizer mha_tokenizer; /* tokenizer.h */
 
 /* mha_model_options.flags */
 enum {
@@ -46,8 +45,8 @@ typedef struct mha_model_options {
  * classifier) are left alone. options may be NULL.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
- *          the model (the context need not), and while loading from the C library. Nothing of the
- *          folder stays open.
+ *          the model (the context need not); the tokenizer and what is only needed while loading
+ *          use the C library's. Nothing of the folder stays open.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options); MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
  *          missing, of a wrong type or absurd; a weight missing or of another shape than
@@ -115,9 +114,10 @@ typedef struct mha_model_outputs {
     /* [L] pointers, each NULL or what is wanted of that layer's attention: probabilities
      * [B,H,T,T], their mean over heads, q, k, v, the heads before W_o, lse (module.h) */
     const mha_module_outputs *const *attention;
-    /* Called when layer's outputs (attention and hidden[layer + 1]) are complete. Layers may then
-     * share memory, so that a long text needs one layer's maps at a time. Anything but MHA_OK ends
-     * the pass and is handed back. The callback must not use the context. */
+    /* Called when layer's outputs (attention and hidden[layer + 1]) are complete. Outputs of
+     * different layers may share memory, so that a long text needs one layer's maps at a time.
+     * Anything but MHA_OK ends the pass and is handed back. The callback must not use the
+     * context. */
     mha_status (*after_layer)(void *user, int64_t layer);
     void *after_layer_user;
 } mha_model_outputs;
@@ -129,7 +129,8 @@ typedef struct mha_model_outputs {
  * padding's ids give and mean nothing. Columns of probabilities beyond it are 0.
  *
  * Memory   borrowed for the call. Scratch from the context, all of it taken before the first output
- *          is written: O(B T (E + intermediate_size)). In a steady state nothing is allocated.
+ *          is written: O(B T (E + intermediate_size)), and O(B H T T) where averages over heads are
+ *          wanted without the heads. In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, negative sizes, ids outside the vocabulary,
  *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
  *          MHA_ERR_SHAPE, _DTYPE, _STRIDE, _OVERLAP (an output); MHA_ERR_NOMEM. No output byte is

@@ -218,9 +218,10 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
 
 /**
  * Draw a figure as SVG 1.1: no script, no font file, nothing fetched. Panels of more than 10,000
- * cells, or figures of more than 200,000, hold one embedded image a panel instead of rectangles;
- * maps of more than 1024 rows or columns are then reduced by the maximum of blocks, which the
- * footnote says.
+ * cells, or figures of more than 200,000, hold one embedded image a panel instead of rectangles.
+ * Maps that do not fit (1024 cells a side alone, 128 in a grid of nine or more columns) are reduced
+ * by the maximum of blocks, or for a signed map by the largest magnitude; a remark under the figure
+ * says so. Cells of figures of at most 5,000 cells have tooltips.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
@@ -231,7 +232,8 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
 MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink);
 
 /**
- * The same picture as PNG, 8-bit RGB.
+ * The same picture as PNG, 8-bit RGB. Characters that the font does not have are drawn as its box;
+ * there is no shaping (Arabic, Indic) and no second font.
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail says what to
@@ -253,7 +255,11 @@ typedef struct mha_report {
     int64_t fact_count;
     const char *producer; /* "multihead 0.1.0", at the foot; NULL: none */
     bool same_labels;     /* rows and columns are the same tokens: one strip of tokens */
-    int64_t most_bytes;   /* 0: 10,000,000; larger data is reduced by maximum, which is said */
+    int64_t most_bytes;   /* of the file, see below; 0: 10,000,000 */
+    /* [special_count] labels that one click hides in rows and columns: "[CLS]"; NULL: none. A
+     * reader can hide any other label too. The page states the share that was hidden. */
+    const char *const *special;
+    int64_t special_count;
 } mha_report;
 
 /**
@@ -261,7 +267,14 @@ typedef struct mha_report {
  *
  *   report  NULL: the figure alone
  *
- * Memory   as mha_render_svg().   Errors  as mha_render_svg().   Threads  any.   Since  0.1
+ * Values are embedded exactly as long as the file stays within most_bytes, else in 16 or 8 bits,
+ * else reduced by the maximum of blocks as well; the page says which, and how precise it is. Page
+ * and labels are about 100 KB and are always written, however small most_bytes is.
+ *
+ * Memory   as mha_render_svg().
+ * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size not set, a negative
+ *          count), MHA_ERR_NULL (facts or special), MHA_ERR_UNSUPPORTED (fields of a newer
+ * version). Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_html(const mha_figure *figure, const mha_report *report,
                                                  const mha_sink *sink);

@@ -23,12 +23,12 @@ typedef struct mhai_attn_problem {
     int64_t sink_keys;
     int64_t q_offset;
     const int64_t *q_offsets, *key_lengths;
-    const int64_t *query_starts, *key_starts; /* NULL: not ragged */
-    mhai_attn_broadcast keep, bias;                       /* [B,H,T,S] */
-    mhai_attn_broadcast keep_blocks;                      /* [B,H,T/block,S/block] */
-    mhai_attn_broadcast global_keys, global_queries;      /* [B,S], [B,T] in axes 2, 3 */
-    mhai_attn_broadcast query_documents, key_documents;   /* likewise */
-    mhai_attn_broadcast alibi, gates;                     /* [B,H] in axes 2, 3 */
+    const int64_t *query_starts, *key_starts;           /* NULL: not ragged */
+    mhai_attn_broadcast keep, bias;                     /* [B,H,T,S] */
+    mhai_attn_broadcast keep_blocks;                    /* [B,H,T/block,S/block] */
+    mhai_attn_broadcast global_keys, global_queries;    /* [B,S], [B,T] in axes 2, 3 */
+    mhai_attn_broadcast query_documents, key_documents; /* likewise */
+    mhai_attn_broadcast alibi, gates;                   /* [B,H] in axes 2, 3 */
     int64_t block_queries, block_keys;
     mha_keep_fn callback;
     void *callback_user;
@@ -37,7 +37,8 @@ typedef struct mhai_attn_problem {
     mha_tensor t5_table, shaw_keys, shaw_values, sink_logits; /* data NULL: absent */
     int64_t t5_max_distance;
     bool t5_one_sided;
-    mha_path path; /* tiled or plain */
+    bool need_data; /* false: only checked and accounted for, never run */
+    mha_path path;  /* tiled or plain */
     const char *reason;
 } mhai_attn_problem;
 
@@ -49,11 +50,11 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
 
 /* One sequence of the batch: its lengths, its offset, and where it lies in the tensors. */
 typedef struct mhai_attn_sequence {
-    int64_t b;         /* its number */
-    int64_t batch;     /* its index on the tensors' batch axis: b, or 0 if ragged */
-    int64_t T, S;      /* queries, and keys within its length */
-    int64_t q0, k0;    /* rows of its first query and key */
-    int64_t offset;    /* position of query 0, clamped to where it still makes a difference */
+    int64_t b;      /* its number */
+    int64_t batch;  /* its index on the tensors' batch axis: b, or 0 if ragged */
+    int64_t T, S;   /* queries, and keys within its length */
+    int64_t q0, k0; /* rows of its first query and key */
+    int64_t offset; /* position of query 0, clamped to where it still makes a difference */
 } mhai_attn_sequence;
 
 mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *problem, int64_t b);
@@ -64,7 +65,8 @@ typedef struct mhai_attn_range {
 } mhai_attn_range;
 
 /* What causal and the length let query t see, and what the window leaves of it. */
-mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t t);
+mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                int64_t t);
 mhai_attn_range mhai_attn_window(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
                                  int64_t t);
 
@@ -83,8 +85,8 @@ typedef struct mhai_attn_tiling {
     size_t worker_bytes;
 } mhai_attn_tiling;
 
-MHA_NODISCARD mha_status mhai_attn_tile(const mhai_attn_problem *problem, int threads, int tile_rows,
-                                        mhai_attn_tiling *tiling);
+MHA_NODISCARD mha_status mhai_attn_tile(const mhai_attn_problem *problem, int threads,
+                                        int tile_rows, mhai_attn_tiling *tiling);
 
 MHA_NODISCARD mha_status mhai_attn_tiled(mha_context *context, const mhai_attn_problem *problem);
 MHA_NODISCARD mha_status mhai_attn_plain(mha_context *context, const mhai_attn_problem *problem);
@@ -99,7 +101,8 @@ static inline float *mhai_attn_row(const mha_tensor *x, int64_t b, int64_t h, in
 }
 
 /* Offset of [b, h, t, 0] in a broadcast input. */
-static inline int64_t mhai_attn_offset(const mhai_attn_broadcast *x, int64_t b, int64_t h, int64_t t)
+static inline int64_t mhai_attn_offset(const mhai_attn_broadcast *x, int64_t b, int64_t h,
+                                       int64_t t)
 {
     return b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
 }

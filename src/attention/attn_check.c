@@ -14,10 +14,12 @@ typedef struct named {
     const mha_tensor *tensor;
 } named;
 
+/* Stands for memory that is never touched: a valid address to add to. */
+static double nothing;
+
 static mha_status check_tensor(const char *name, const mha_tensor *given, int ndim,
                                const int64_t *shape, bool need_data, mha_tensor *tensor)
 {
-    static float nothing; /* stands for memory that is never touched: a valid address to add to */
     if (!given) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
     *tensor = *given;
     if (!need_data && !tensor->data) tensor->data = &nothing;
@@ -35,8 +37,9 @@ static mha_status check_output(const char *name, const mha_tensor *given, int nd
 
 /* Strides of a tensor of up to `axes` dimensions as seen through the last `axes` of shape[4],
  * right-aligned. */
-static mha_status check_broadcast(const char *name, const mha_tensor *given, mha_dtype dtype,
-                                  int axes, const int64_t shape[4], mhai_attn_broadcast *broadcast)
+static mha_status check_broadcast(const mhai_attn_problem *p, const char *name,
+                                  const mha_tensor *given, mha_dtype dtype, int axes,
+                                  const int64_t shape[4], mhai_attn_broadcast *broadcast)
 {
     if (!given) return MHA_OK;
     if (given->ndim < 0 || given->ndim > axes)
@@ -49,18 +52,22 @@ static mha_status check_broadcast(const char *name, const mha_tensor *given, mha
                             name, i, (long long)given->shape[i], (long long)shape[axis]);
         broadcast->stride[axis] = given->shape[i] == 1 ? 0 : given->stride[i];
     }
-    MHA_TRY(mhai_tensor_check(name, given, dtype, given->ndim, NULL));
-    broadcast->data = given->data;
+    mha_tensor tensor = *given;
+    if (!p->need_data && !tensor.data) tensor.data = &nothing;
+    MHA_TRY(mhai_tensor_check(name, &tensor, dtype, tensor.ndim, NULL));
+    broadcast->data = tensor.data;
     return MHA_OK;
 }
 
 /* An optional f32 table. */
-static mha_status check_table(const char *name, const mha_tensor *given, int ndim,
-                              const int64_t *shape, mha_tensor *table)
+static mha_status check_table(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
+                              int ndim, const int64_t *shape, mha_tensor *table)
 {
     if (!given) return MHA_OK;
-    MHA_TRY(mhai_tensor_check(name, given, MHA_F32, ndim, shape));
-    *table = *given;
+    mha_tensor tensor = *given;
+    if (!p->need_data && !tensor.data) tensor.data = &nothing;
+    MHA_TRY(mhai_tensor_check(name, &tensor, MHA_F32, ndim, shape));
+    *table = tensor;
     return MHA_OK;
 }
 
@@ -145,12 +152,13 @@ static mha_status check_blocks(const mha_attention_desc *desc, const mhai_attn_p
 {
     if (!desc->keep_blocks) return MHA_OK;
     if (desc->block_queries < 1 || desc->block_keys < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "keep_blocks: block_queries %lld and block_keys %lld "
-                                          "must be positive",
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "keep_blocks: block_queries %lld and block_keys %lld "
+                        "must be positive",
                         (long long)desc->block_queries, (long long)desc->block_keys);
     const int64_t shape[4] = {p->B, p->H, mhai_ceil_div(p->T, desc->block_queries),
                               mhai_ceil_div(p->S, desc->block_keys)};
-    return check_broadcast("keep_blocks", desc->keep_blocks, MHA_U8, 4, shape, blocks);
+    return check_broadcast(p, "keep_blocks", desc->keep_blocks, MHA_U8, 4, shape, blocks);
 }
 
 static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem *p)
@@ -160,16 +168,17 @@ static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem 
     const int64_t dense[4] = {batch, p->H, rows, p->S};
     const int64_t by_query[4] = {1, 1, batch, rows}, by_key[4] = {1, 1, batch, keys};
     MHA_TRY(check_window(desc, p));
-    MHA_TRY(check_broadcast("keep_mask", desc->keep_mask, MHA_U8, 4, dense, &p->keep));
-    MHA_TRY(check_broadcast("bias", desc->bias, MHA_F32, 4, dense, &p->bias));
-    MHA_TRY(check_broadcast("global_keys", desc->global_keys, MHA_U8, 2, by_key, &p->global_keys));
-    MHA_TRY(check_broadcast("global_queries", desc->global_queries, MHA_U8, 2, by_query,
+    MHA_TRY(check_broadcast(p, "keep_mask", desc->keep_mask, MHA_U8, 4, dense, &p->keep));
+    MHA_TRY(check_broadcast(p, "bias", desc->bias, MHA_F32, 4, dense, &p->bias));
+    MHA_TRY(
+        check_broadcast(p, "global_keys", desc->global_keys, MHA_U8, 2, by_key, &p->global_keys));
+    MHA_TRY(check_broadcast(p, "global_queries", desc->global_queries, MHA_U8, 2, by_query,
                             &p->global_queries));
     if (!desc->query_documents != !desc->key_documents)
         return mha_fail(MHA_ERR_ARGUMENT, "set both query_documents and key_documents, or neither");
-    MHA_TRY(check_broadcast("query_documents", desc->query_documents, MHA_I32, 2, by_query,
+    MHA_TRY(check_broadcast(p, "query_documents", desc->query_documents, MHA_I32, 2, by_query,
                             &p->query_documents));
-    MHA_TRY(check_broadcast("key_documents", desc->key_documents, MHA_I32, 2, by_key,
+    MHA_TRY(check_broadcast(p, "key_documents", desc->key_documents, MHA_I32, 2, by_key,
                             &p->key_documents));
     MHA_TRY(check_blocks(desc, p, &p->keep_blocks));
     p->block_queries = desc->block_queries;
@@ -183,7 +192,7 @@ static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem 
 
 static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    MHA_TRY(check_table("t5_table", desc->t5_table, 2, (int64_t[]){-1, p->H}, &p->t5_table));
+    MHA_TRY(check_table(p, "t5_table", desc->t5_table, 2, (int64_t[]){-1, p->H}, &p->t5_table));
     p->t5_one_sided = desc->flags & MHA_ATTENTION_T5_ONE_SIDED;
     p->t5_max_distance = desc->t5_max_distance ? desc->t5_max_distance : 128;
     if (!desc->t5_table) return MHA_OK;
@@ -200,10 +209,10 @@ static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
     return MHA_OK;
 }
 
-static mha_status check_shaw(const char *name, const mha_tensor *given, int64_t width,
-                             mha_tensor *table)
+static mha_status check_shaw(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
+                             int64_t width, mha_tensor *table)
 {
-    MHA_TRY(check_table(name, given, 2, (int64_t[]){-1, width}, table));
+    MHA_TRY(check_table(p, name, given, 2, (int64_t[]){-1, width}, table));
     if (!given) return MHA_OK;
     if (given->shape[0] % 2 == 0)
         return mha_fail(MHA_ERR_SHAPE, "%s: dim 0 is %lld, expected 2 k + 1 distances", name,
@@ -214,7 +223,7 @@ static mha_status check_shaw(const char *name, const mha_tensor *given, int64_t 
 static mha_status check_sinks(const mhai_attn_problem *p)
 {
     const mha_tensor *sinks = &p->sink_logits;
-    for (int64_t h = 0; sinks->data && h < p->H; h++) {
+    for (int64_t h = 0; sinks->data && p->need_data && h < p->H; h++) {
         float sink = ((const float *)sinks->data)[h * sinks->stride[0]];
         if (isnan(sink) || sink == INFINITY)
             return mha_fail(MHA_ERR_NUMERIC, "sink_logits[%lld] is neither finite nor -inf",
@@ -230,17 +239,18 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
     p->dropout = desc->dropout;
     p->dropout_seed = desc->dropout_seed;
     if (!(p->softcap >= 0) || isinf(p->softcap))
-        return mha_fail(MHA_ERR_ARGUMENT, "softcap is %g, expected a positive number, or 0 for none",
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "softcap is %g, expected a positive number, or 0 for none",
                         (double)p->softcap);
     if (!(p->dropout >= 0 && p->dropout <= 1))
         return mha_fail(MHA_ERR_ARGUMENT, "dropout is %g, expected 0..1", (double)p->dropout);
-    MHA_TRY(check_broadcast("alibi_slopes", desc->alibi_slopes, MHA_F32, 2, by_head, &p->alibi));
-    MHA_TRY(check_broadcast("gates", desc->gates, MHA_F32, 2, by_head, &p->gates));
-    MHA_TRY(check_table("sink_logits", desc->sink_logits, 1, &p->H, &p->sink_logits));
+    MHA_TRY(check_broadcast(p, "alibi_slopes", desc->alibi_slopes, MHA_F32, 2, by_head, &p->alibi));
+    MHA_TRY(check_broadcast(p, "gates", desc->gates, MHA_F32, 2, by_head, &p->gates));
+    MHA_TRY(check_table(p, "sink_logits", desc->sink_logits, 1, &p->H, &p->sink_logits));
     MHA_TRY(check_sinks(p));
     MHA_TRY(check_t5(desc, p));
-    MHA_TRY(check_shaw("shaw_keys", desc->shaw_keys, p->D, &p->shaw_keys));
-    return check_shaw("shaw_values", desc->shaw_values, p->Dv, &p->shaw_values);
+    MHA_TRY(check_shaw(p, "shaw_keys", desc->shaw_keys, p->D, &p->shaw_keys));
+    return check_shaw(p, "shaw_values", desc->shaw_values, p->Dv, &p->shaw_values);
 }
 
 /* ---- the descriptor -------------------------------------------------------------------------- */
@@ -278,8 +288,7 @@ static mha_status check_desc(const mha_attention_desc *desc, mhai_attn_problem *
     if (desc->flags & ~known)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: flags 0x%x are unknown",
                         (unsigned)(desc->flags & ~known));
-    if (desc->path != MHA_PATH_AUTO && desc->path != MHA_PATH_TILED &&
-        desc->path != MHA_PATH_PLAIN)
+    if (desc->path != MHA_PATH_AUTO && desc->path != MHA_PATH_TILED && desc->path != MHA_PATH_PLAIN)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: path is %d, expected 0, 1 or 2",
                         (int)desc->path);
     p->causal = desc->flags & MHA_ATTENTION_CAUSAL;
@@ -380,7 +389,7 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
                              offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(
         mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted, sizeof wanted, outputs));
-    mhai_attn_problem p = {0};
+    mhai_attn_problem p = {.need_data = need_data};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
     MHA_TRY(check_desc(&own, &p));
     const int64_t *rows = p.q.shape; /* [batch, H, T] as the tensors have them */

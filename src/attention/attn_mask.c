@@ -19,7 +19,8 @@ static void find_exempt_keys(const mhai_attn_problem *p, const mhai_attn_sequenc
     block->exempt_begin = block->keys;
     for (int j = 0; j < block->keys; j++) {
         int64_t s = block->key + j;
-        if (s >= p->sink_keys && !mhai_attn_flag(&p->global_keys, seq->batch, seq->k0 + s)) continue;
+        if (s >= p->sink_keys && !mhai_attn_flag(&p->global_keys, seq->batch, seq->k0 + s))
+            continue;
         if (count == 0) block->exempt_begin = j;
         block->exempt_end = j + 1;
         count++;
@@ -40,7 +41,8 @@ static void find_documents(const mhai_attn_problem *p, const mhai_attn_sequence 
     }
 }
 
-mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_chunk *c, int64_t key)
+mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                                   int64_t key)
 {
     mhai_attn_block block = {.key = key};
     block.keys = (int)mhai_min_i64(MHAI_KEY_BLOCK, c->limit.end - key);
@@ -91,9 +93,9 @@ static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                         int *begin, int *end)
 {
     const mhai_attn_broadcast *x = &p->keep_blocks;
-    const uint8_t *keep = (const uint8_t *)x->data +
-                          mhai_attn_offset(x, c->seq.batch, w->head[row],
-                                           w->query[row] / p->block_queries);
+    const uint8_t *keep =
+        (const uint8_t *)x->data +
+        mhai_attn_offset(x, c->seq.batch, w->head[row], w->query[row] / p->block_queries);
     bool holes = false, gap = false;
     int first = *end, last = *begin;
     for (int j = *begin; j < *end;) {
@@ -155,16 +157,17 @@ static void compose_row(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     }
     if (pattern) {
         const mhai_attn_broadcast *x = &p->keep_blocks;
-        const uint8_t *cells = (const uint8_t *)x->data +
-                               mhai_attn_offset(x, c->seq.batch, w->head[row], t / p->block_queries);
+        const uint8_t *cells =
+            (const uint8_t *)x->data +
+            mhai_attn_offset(x, c->seq.batch, w->head[row], t / p->block_queries);
         for (int j = begin; j < end; j++)
             keep[j] = keep[j] && cells[(block->key + j) / p->block_keys * x->stride[3]];
     }
     if (p->keep.data) {
-        const uint8_t *dense = (const uint8_t *)p->keep.data +
-                               mhai_attn_offset(&p->keep, c->seq.batch, w->head[row],
-                                                c->seq.q0 + t) +
-                               block->key * p->keep.stride[3];
+        const uint8_t *dense =
+            (const uint8_t *)p->keep.data +
+            mhai_attn_offset(&p->keep, c->seq.batch, w->head[row], c->seq.q0 + t) +
+            block->key * p->keep.stride[3];
         for (int j = begin; j < end; j++) keep[j] = keep[j] && dense[j * p->keep.stride[3]];
     }
 }
@@ -237,8 +240,10 @@ bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     tile->begin -= tile->begin % MHAI_PANEL;
     bool bytes = exempt || documents || pattern || p->callback;
     if (bytes) {
-        if (p->callback) call_back(p, c, w, block, strip);
-        else memset(w->keep, 1, (size_t)tile->rows * MHAI_KEY_BLOCK);
+        if (p->callback)
+            call_back(p, c, w, block, strip);
+        else
+            memset(w->keep, 1, (size_t)tile->rows * MHAI_KEY_BLOCK);
         for (int r = 0; r < tile->rows; r++)
             compose_row(p, c, w, block, strip, r, exempt, documents, pattern);
     }

@@ -70,13 +70,12 @@ static bool visible(const mhai_attn_problem *p, const row *r, int64_t s)
                                      mhai_attn_i32(&p->key_documents, batch, r->seq.k0 + s))
         return false;
     if (p->keep_blocks.data &&
-        !((const uint8_t *)p->keep_blocks.data)
-            [mhai_attn_offset(&p->keep_blocks, b, h, r->t / p->block_queries) +
-             s / p->block_keys * p->keep_blocks.stride[3]])
+        !((const uint8_t *)p->keep_blocks
+              .data)[mhai_attn_offset(&p->keep_blocks, b, h, r->t / p->block_queries) +
+                     s / p->block_keys * p->keep_blocks.stride[3]])
         return false;
-    if (p->keep.data &&
-        !((const uint8_t *)
-              p->keep.data)[mhai_attn_offset(&p->keep, b, h, t) + s * p->keep.stride[3]])
+    if (p->keep.data && !((const uint8_t *)p->keep
+                              .data)[mhai_attn_offset(&p->keep, b, h, t) + s * p->keep.stride[3]])
         return false;
     return !p->callback || r->keep[s];
 }
@@ -84,9 +83,9 @@ static bool visible(const mhai_attn_problem *p, const row *r, int64_t s)
 static double dense_bias(const mhai_attn_problem *p, const row *r, int64_t s)
 {
     if (!p->bias.data) return 0;
-    return (double)((const float *)p->bias.data)[mhai_attn_offset(&p->bias, r->seq.batch, r->h,
-                                                                  r->seq.q0 + r->t) +
-                                                 s * p->bias.stride[3]];
+    return (double)((const float *)p->bias
+                        .data)[mhai_attn_offset(&p->bias, r->seq.batch, r->h, r->seq.q0 + r->t) +
+                               s * p->bias.stride[3]];
 }
 
 static double score(const mhai_attn_problem *p, const row *r, int64_t s)

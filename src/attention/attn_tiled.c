@@ -89,9 +89,9 @@ static mhai_attn_workspace lay_out(const mhai_attn_problem *p, int64_t rows, int
     w.relative = carve(memory, used, relative_floats(p, rows), sizeof(float));
     w.shaw_keys = carve(memory, used, rows * shaw_keys, sizeof(float));
     w.shaw_values = carve(memory, used, rows * shaw_values, sizeof(float));
-    w.shaw_panels = carve(memory, used,
-                          mhai_max_i64(shaw_keys * p->D, shaw_values * padded_values(p)),
-                          sizeof(float));
+    w.shaw_panels =
+        carve(memory, used, mhai_max_i64(shaw_keys * p->D, shaw_values * padded_values(p)),
+              sizeof(float));
     return w;
 }
 
@@ -139,8 +139,10 @@ static int64_t sequence_of_item(const tiled_job *job, int64_t *item)
     int64_t low = 0, high = p->B; /* first_item[low] <= item < first_item[high] */
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (job->first_item[middle] <= *item) low = middle;
-        else high = middle;
+        if (job->first_item[middle] <= *item)
+            low = middle;
+        else
+            high = middle;
     }
     *item -= job->first_item[low];
     return low;
@@ -223,10 +225,16 @@ static void multiply_rows(const tiled_job *job, int64_t rows, int64_t inner, int
     for (int64_t r = 0; r < rows; r += job->kernels->tile_rows)
         job->kernels->gemm_strip(
             &(mhai_gemm){.rows = (int)mhai_min_i64(job->kernels->tile_rows, rows - r),
-                         .inner = inner, .panels = mhai_ceil_div(cols, MHAI_PANEL), .cols = cols,
-                         .x = x + r * x_stride, .x_stride = x_stride, .w = panels,
-                         .panel_stride = inner * MHAI_PANEL, .first = first,
-                         .out = out + r * out_stride, .out_stride = out_stride});
+                         .inner = inner,
+                         .panels = mhai_ceil_div(cols, MHAI_PANEL),
+                         .cols = cols,
+                         .x = x + r * x_stride,
+                         .x_stride = x_stride,
+                         .w = panels,
+                         .panel_stride = inner * MHAI_PANEL,
+                         .first = first,
+                         .out = out + r * out_stride,
+                         .out_stride = out_stride});
 }
 
 /* ---- Shaw's relative positions --------------------------------------------------------------- */
@@ -237,11 +245,12 @@ static void start_shaw(const tiled_job *job, const mhai_attn_chunk *c, mhai_attn
     const mhai_attn_problem *p = job->p;
     const mha_tensor *table = &p->shaw_keys;
     if (p->shaw_values.data)
-        memset(w->shaw_values, 0,
-               (size_t)(c->rows * padded_shaw(&p->shaw_values)) * sizeof(float));
+        memset(w->shaw_values, 0, (size_t)(c->rows * padded_shaw(&p->shaw_values)) * sizeof(float));
     if (!table->data) return;
-    job->kernels->pack_panels(&(mhai_pack){.out = w->shaw_panels, .in = table->data,
-                                           .stride = table->stride[0], .rows = table->shape[0],
+    job->kernels->pack_panels(&(mhai_pack){.out = w->shaw_panels,
+                                           .in = table->data,
+                                           .stride = table->stride[0],
+                                           .rows = table->shape[0],
                                            .cols = p->D});
     multiply_rows(job, c->rows, p->D, table->shape[0], w->q, p->D, w->shaw_panels, w->shaw_keys,
                   padded_shaw(table), true);
@@ -322,17 +331,21 @@ static void set_score_terms(const tiled_job *job, const mhai_attn_chunk *c,
 }
 
 /* Strip number i of the chunk against a block; false if it sees none of it. */
-static bool make_strip(const tiled_job *job, const mhai_attn_chunk *c,
-                       const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t i,
-                       mhai_attn_strip *s)
+static bool make_strip(const tiled_job *job, const mhai_attn_chunk *c, const mhai_attn_workspace *w,
+                       const mhai_attn_block *block, int64_t i, mhai_attn_strip *s)
 {
     const mhai_attn_problem *p = job->p;
     int64_t strips = mhai_ceil_div(c->rows, job->kernels->tile_rows);
     s->first = i * c->rows / strips;
     s->tile = (mhai_tile){.rows = (int)((i + 1) * c->rows / strips - s->first),
-                          .head_dim = p->D, .value_panels = padded_values(p) / MHAI_PANEL,
-                          .q = w->q + s->first * p->D, .k = w->k, .v = w->v, .s = w->s,
-                          .o = w->o + s->first * padded_values(p), .m = w->m + s->first,
+                          .head_dim = p->D,
+                          .value_panels = padded_values(p) / MHAI_PANEL,
+                          .q = w->q + s->first * p->D,
+                          .k = w->k,
+                          .v = w->v,
+                          .s = w->s,
+                          .o = w->o + s->first * padded_values(p),
+                          .m = w->m + s->first,
                           .l = w->l + s->first};
     if (!mhai_attn_mask_strip(p, c, w, block, s)) return false;
     set_score_terms(job, c, w, block, s);
@@ -347,10 +360,13 @@ static void arm_strip(const tiled_job *job, const mhai_attn_chunk *c, const mhai
     s->mask.poison = NULL;
     if (block->bad || c->bad_query) {
         s->poison = (mhai_poison){
-            .bad_query = w->bad_query + s->first, .bad_key = w->bad_key,
+            .bad_query = w->bad_query + s->first,
+            .bad_key = w->bad_key,
             .bad_value = w->bad_value,
             .values = mhai_attn_row(&p->v, c->seq.batch, c->hk, c->seq.k0 + block->key),
-            .value_stride = p->v.stride[2], .value_dim = p->Dv, .visible = w->visible};
+            .value_stride = p->v.stride[2],
+            .value_dim = p->Dv,
+            .visible = w->visible};
         s->mask.poison = &s->poison;
     }
     s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
@@ -361,8 +377,11 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_chunk *c,
 {
     return (mhai_pack){.out = out,
                        .in = mhai_attn_row(x, c->seq.batch, c->hk, c->seq.k0 + block->key),
-                       .stride = x->stride[2], .rows = block->keys, .cols = x->shape[3],
-                       .bad = bad, .any_bad = any_bad};
+                       .stride = x->stride[2],
+                       .rows = block->keys,
+                       .cols = x->shape[3],
+                       .bad = bad,
+                       .any_bad = any_bad};
 }
 
 /* Pack the block's keys, and its values if wanted, when the first strip needs them. */
@@ -506,20 +525,21 @@ static mha_status index_items(mha_context *context, tiled_job *job)
     int64_t *first = memory;
     first[0] = 0;
     for (int64_t b = 0; b < p->B; b++)
-        first[b + 1] = first[b] + p->Hk * chunks_of(p, mhai_attn_sequence_of(p, b).T,
-                                                    job->tiling.chunk_rows);
+        first[b + 1] =
+            first[b] + p->Hk * chunks_of(p, mhai_attn_sequence_of(p, b).T, job->tiling.chunk_rows);
     job->first_item = first;
     return MHA_OK;
 }
 
-/* p < 2^32 exactly represents every probability of a u32 threshold; 1 drops everything, by scale. */
+/* p < 2^32 exactly represents every probability of a u32 threshold; 1 drops everything, by scale.
+ */
 static mhai_dropout dropout_of(const mhai_attn_problem *p)
 {
     double threshold = (double)p->dropout * 4294967296.0;
-    return (mhai_dropout){
-        .seed = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)},
-        .threshold = threshold >= 4294967295.0 ? UINT32_MAX : (uint32_t)threshold,
-        .scale = p->dropout < 1 ? (float)(1.0 / (1.0 - (double)p->dropout)) : 0.0f};
+    return (mhai_dropout){.seed = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)},
+                          .threshold = threshold >= 4294967295.0 ? UINT32_MAX : (uint32_t)threshold,
+                          .scale =
+                              p->dropout < 1 ? (float)(1.0 / (1.0 - (double)p->dropout)) : 0.0f};
 }
 
 static mha_status run(mha_context *context, tiled_job *job)

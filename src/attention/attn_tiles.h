@@ -7,29 +7,30 @@
 
 /* One worker's memory. Row arrays have an entry for each row of the chunk. */
 typedef struct mhai_attn_workspace {
-    float *q, *o, *m, *l;   /* [rows][D], [rows][Dv padded], [rows] twice */
-    float *k, *v, *s;       /* packed block, strip of scores */
-    int64_t *head, *query;  /* [rows] h and t */
-    mhai_attn_range *limit, *window; /* [rows] keys within causal and length; and within the window */
-    uint8_t *bad_query;     /* [rows] not finite */
+    float *q, *o, *m, *l;  /* [rows][D], [rows][Dv padded], [rows] twice */
+    float *k, *v, *s;      /* packed block, strip of scores */
+    int64_t *head, *query; /* [rows] h and t */
+    mhai_attn_range *limit,
+        *window;        /* [rows] keys within causal and length; and within the window */
+    uint8_t *bad_query; /* [rows] not finite */
     uint8_t *bad_key, *bad_value, *visible;
-    uint8_t *keep;          /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK] composed mask of a strip */
-    float *relative;        /* terms by distance, a table for each run of rows of one head */
-    int64_t *relative_at;   /* [rows] where in it a row's entry for the block's key 0 is */
-    float *shaw_keys;       /* [rows][2k+1 padded] q times the table, in units of scores */
-    float *shaw_values;     /* [rows][2k+1 padded] p summed by distance */
-    float *shaw_panels;     /* a packed table */
+    uint8_t *keep;        /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK] composed mask of a strip */
+    float *relative;      /* terms by distance, a table for each run of rows of one head */
+    int64_t *relative_at; /* [rows] where in it a row's entry for the block's key 0 is */
+    float *shaw_keys;     /* [rows][2k+1 padded] q times the table, in units of scores */
+    float *shaw_values;   /* [rows][2k+1 padded] p summed by distance */
+    float *shaw_panels;   /* a packed table */
     size_t bytes;
 } mhai_attn_workspace;
 
 typedef struct mhai_attn_chunk {
     mhai_attn_sequence seq;
     int64_t hk;
-    int64_t first, rows;      /* of the key/value head's rows */
-    mhai_attn_range limit;    /* hull of the rows' limits */
-    mhai_attn_range window;   /* hull of the rows' windows that are not empty */
-    bool global_query;        /* some row is not bound by the window */
-    bool bad_query;           /* some query is not finite */
+    int64_t first, rows;    /* of the key/value head's rows */
+    mhai_attn_range limit;  /* hull of the rows' limits */
+    mhai_attn_range window; /* hull of the rows' windows that are not empty */
+    bool global_query;      /* some row is not bound by the window */
+    bool bad_query;         /* some query is not finite */
 } mhai_attn_chunk;
 
 /* A key block, and what of it the whole chunk shares. Keys count from the block's first. */
@@ -51,7 +52,8 @@ typedef struct mhai_attn_strip {
     bool masked;   /* the tile needs the mask */
 } mhai_attn_strip;
 
-mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_chunk *c, int64_t key);
+mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                                   int64_t key);
 
 /* False if the window and its exemptions hide the whole block from the whole chunk. */
 bool mhai_attn_block_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,

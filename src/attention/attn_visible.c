@@ -24,7 +24,8 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     return seq;
 }
 
-mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t t)
+mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                int64_t t)
 {
     int64_t end = p->causal ? mhai_min_i64(seq->S, t + seq->offset + 1) : seq->S;
     return (mhai_attn_range){0, mhai_max_i64(0, end)};

@@ -47,8 +47,10 @@ mha_status mha_fail(mha_status status, const char *format, ...)
     va_start(arguments, format);
     int length = vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    if (length < 0) text[0] = '\0';
-    if ((size_t)length >= sizeof text) trim_partial_utf8(text, sizeof text - 1);
+    if (length < 0)
+        text[0] = '\0';
+    else if ((size_t)length >= sizeof text)
+        trim_partial_utf8(text, sizeof text - 1);
     for (char *c = text; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7F) *c = '?';
     memcpy(detail, text, sizeof detail);

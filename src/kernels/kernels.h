@@ -44,12 +44,12 @@ typedef struct mhai_poison {
     uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
 } mhai_poison;
 
-/* What becomes of a strip's scores, where they are not simply softmaxed. Pointers are per row, since
- * the rows of a strip may come from several heads; NULL means absent. In this order:
- *   s += shaw[clip(shaw_center + j, 0, shaw_last)]      (in units of the score before the cap)
- *   s  = softcap log2 e tanh(s / softcap)               (q then comes without the factor log2 e)
- *   s += (bias[j * bias_stride] + relative[j]) log2 e   (a bias of -inf drops the key)
- *   s  = -inf outside begin .. end, and where keep[j * keep_stride] is 0 */
+/* What becomes of a strip's scores, where they are not simply softmaxed. Pointers are per row,
+ * since the rows of a strip may come from several heads; NULL means absent. In this order: s +=
+ * shaw[clip(shaw_center + j, 0, shaw_last)]      (in units of the score before the cap) s  =
+ * softcap log2 e tanh(s / softcap)               (q then comes without the factor log2 e) s +=
+ * (bias[j * bias_stride] + relative[j]) log2 e   (a bias of -inf drops the key) s  = -inf outside
+ * begin .. end, and where keep[j * keep_stride] is 0 */
 typedef struct mhai_tile_mask {
     int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS]; /* keys of the block, begin <= end */
     const uint8_t *keep[MHAI_MAX_ROWS];           /* at the block's key 0 */
@@ -87,9 +87,9 @@ typedef struct mhai_tile {
     float *s;       /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
     float *o;       /* [rows][value_panels * 32], sum of p v, in and out */
     float *m, *l;   /* [rows], running maximum (log2 units) and sum, in and out */
-    const mhai_tile_mask *mask;    /* NULL: every row sees begin .. end, scores as they are */
-    const mhai_dropout *dropout;   /* NULL: none; not used by tile_probabilities */
-    float *alpha;                  /* [rows] out, the factor a; NULL: not wanted */
+    const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, scores as they are */
+    const mhai_dropout *dropout; /* NULL: none; not used by tile_probabilities */
+    float *alpha;                /* [rows] out, the factor a; NULL: not wanted */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.

@@ -247,6 +247,9 @@ static mha_status check_mask_overlap(const forward *f, const mha_attention_desc 
 {
     mha_attention_desc d;
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &d, sizeof d, sizeof d, attention));
+    /* A mask of an impossible ndim is refused with the rest of the descriptor. */
+    if (d.keep_mask && (unsigned)d.keep_mask->ndim > MHA_MAX_DIMS) d.keep_mask = NULL;
+    if (d.bias && (unsigned)d.bias->ndim > MHA_MAX_DIMS) d.bias = NULL;
     const mha_tensor *outputs[] = {f->out,
                                    f->want.probabilities,
                                    f->want.average_probabilities,
@@ -388,6 +391,9 @@ mha_status mha_module_forward(mha_context *context, const mha_module *module,
                  .value = value,
                  .out = out};
     MHA_TRY(mhai_struct_copy("mha_module_outputs", &f.want, sizeof f.want, sizeof f.want, outputs));
+    if (f.want.reserved != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_outputs: reserved is %u, expected 0",
+                        (unsigned)f.want.reserved);
     MHA_TRY(check_inputs(&f));
     MHA_TRY(check_outputs(&f));
     MHA_TRY(check_mask_overlap(&f, attention));

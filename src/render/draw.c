@@ -9,6 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
+enum {
+    MARGIN = MHAI_LAYOUT_MARGIN,
+    SMALL = MHAI_LAYOUT_SMALL,
+    BAR = MHAI_LAYOUT_BAR,
+    BAR_THICK = 12,
+    GROUP_NAME = 13
+};
+
 /* Where the middle of lower-case letters lies above the baseline, in em of the face. */
 static const double middle_of_text = 0.36;
 
@@ -45,21 +53,22 @@ static void draw_frame(const mhai_layout *l, const mhai_canvas *canvas, double x
 
 static void draw_titles(const mhai_layout *l, const mhai_canvas *canvas)
 {
-    double y = 16 + 16;
-    for (int i = 0; i < l->title_lines; i++, y += 22)
-        write_bold(canvas, 16, y, 16, l->theme.ink, l->title[i].text);
+    double y = MARGIN + MHAI_LAYOUT_TITLE;
+    for (int i = 0; i < l->title_lines; i++, y += MHAI_LAYOUT_TITLE_LINE)
+        write_bold(canvas, MARGIN, y, MHAI_LAYOUT_TITLE, l->theme.ink, l->title[i].text);
     y -= 2;
-    for (int i = 0; i < l->subtitle_lines; i++, y += 16)
-        write_text(canvas, 16, y, 12, MHAI_START, l->theme.muted, l->subtitle[i].text);
+    for (int i = 0; i < l->subtitle_lines; i++, y += MHAI_LAYOUT_SUBTITLE_LINE)
+        write_text(canvas, MARGIN, y, MHAI_LAYOUT_SUBTITLE, MHAI_START, l->theme.muted,
+                   l->subtitle[i].text);
 }
 
 static void draw_foot(const mhai_layout *l, const mhai_canvas *canvas)
 {
-    double y = l->foot_top + 11;
-    for (int i = 0; i < l->foot_lines; i++, y += 15)
-        write_text(canvas, 16, y, 11, MHAI_START, l->theme.ink, l->foot[i].text);
-    for (int i = 0; i < l->remark_lines; i++, y += 15)
-        write_text(canvas, 16, y, 11, MHAI_START, l->theme.muted, l->remarks[i].text);
+    double y = l->foot_top + SMALL;
+    for (int i = 0; i < l->foot_lines; i++, y += MHAI_LAYOUT_SMALL_LINE)
+        write_text(canvas, MARGIN, y, SMALL, MHAI_START, l->theme.ink, l->foot[i].text);
+    for (int i = 0; i < l->remark_lines; i++, y += MHAI_LAYOUT_SMALL_LINE)
+        write_text(canvas, MARGIN, y, SMALL, MHAI_START, l->theme.muted, l->remarks[i].text);
 }
 
 /* The numbers under the bar. With a range for every panel only what all share can be said. */
@@ -81,7 +90,7 @@ static void draw_ticks(const mhai_layout *l, const mhai_canvas *canvas, double x
         double at = x + width * i / 2;
         const double tick[4] = {at, y, at, y + 4};
         canvas->line(canvas->user, tick, 1, l->theme.frame);
-        write_text(canvas, at, y + 15, 10.5, MHAI_MIDDLE, l->theme.ink, text[i]);
+        write_text(canvas, at, y + 15, SMALL, MHAI_MIDDLE, l->theme.ink, text[i]);
     }
 }
 
@@ -124,33 +133,29 @@ static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x
         canvas->line(canvas->user, up, 1.5, theme->bad);
     }
     draw_frame(l, canvas, x, y, 14, 12);
-    write_text(canvas, x + 20, y + 10, 11, MHAI_START, theme->ink, word);
-    return x + 20 + mhai_text_em(word) * 11 + 16;
+    write_text(canvas, x + MHAI_LAYOUT_SWATCH, y + 10, SMALL, MHAI_START, theme->ink, word);
+    return x + MHAI_LAYOUT_SWATCH + mhai_text_em(word) * SMALL + MHAI_LAYOUT_SWATCH_GAP;
 }
 
 static void draw_legend(const mhai_layout *l, const mhai_canvas *canvas)
 {
     const mha_figure *f = &l->figure;
-    const double height = 12, y = l->legend_top + 2, bar = 200;
-    double x = 16;
-    if (f->value_name && *f->value_name) {
-        mhai_text name;
-        mhai_text_visible(f->value_name, 0, MHAI_TEXT_PROSE, &name);
-        mhai_text_cut_em(&name, 8);
-        write_text(canvas, x, y + 10, 11, MHAI_START, l->theme.ink, name.text);
-        x += mhai_text_em(name.text) * 11 + 12;
+    double x = MARGIN, y = l->legend_top + 2;
+    if (*l->value_name.text) {
+        write_text(canvas, x, y + 10, SMALL, MHAI_START, l->theme.ink, l->value_name.text);
+        x += mhai_text_em(l->value_name.text) * SMALL + 12;
     }
-    x += 14; /* the arrow, or the half of the first number */
-    draw_bar(l, canvas, x, y, bar, height);
-    draw_ticks(l, canvas, x, y + height, bar);
-    x += bar + 30;
+    x += MHAI_LAYOUT_BAR_LEFT;
+    draw_bar(l, canvas, x, y, BAR, BAR_THICK);
+    draw_ticks(l, canvas, x, y + BAR_THICK, BAR);
+    x += BAR + MHAI_LAYOUT_BAR_RIGHT;
     if (f->scale != MHA_SCALE_LINEAR) {
         char word[32];
         snprintf(word, sizeof word, "%s scale", mha_scale_name(f->scale));
-        write_text(canvas, x, y + height + 15, 10.5, MHAI_START, l->theme.muted, word);
+        write_text(canvas, x, y + BAR_THICK + 15, SMALL, MHAI_START, l->theme.muted, word);
     }
-    if (l->ranges.any_masked) x = draw_key(l, canvas, x, y, true, "masked");
-    if (l->ranges.extent.not_finite) draw_key(l, canvas, x, y, false, "not finite");
+    if (l->ranges.any_masked) x = draw_key(l, canvas, x, y, true, mhai_layout_masked);
+    if (l->ranges.extent.not_finite) draw_key(l, canvas, x, y, false, mhai_layout_bad);
 }
 
 static void draw_row_labels(const mhai_layout *l, const mhai_canvas *canvas, double y)
@@ -160,10 +165,10 @@ static void draw_row_labels(const mhai_layout *l, const mhai_canvas *canvas, dou
         mhai_text label;
         mhai_layout_label(axis, i, &label);
         double at = y + ((double)(i / axis->pool) + 0.5) * axis->cell;
-        write_text(canvas, l->left - 5, at + middle_of_text * axis->font, axis->font, MHAI_END,
-                   l->theme.ink, label.text);
+        write_text(canvas, l->left - MHAI_LAYOUT_LABEL_GAP, at + middle_of_text * axis->font,
+                   axis->font, MHAI_END, l->theme.ink, label.text);
     }
-    write_turned(canvas, l->left - axis->depth - 7, y + l->map_height / 2, 11, -90, MHAI_MIDDLE,
+    write_turned(canvas, l->left - axis->depth - 7, y + l->map_height / 2, SMALL, -90, MHAI_MIDDLE,
                  l->theme.muted, axis->title.text);
 }
 
@@ -183,36 +188,43 @@ static void draw_col_labels(const mhai_layout *l, const mhai_canvas *canvas, dou
     }
 }
 
-/* "0 to 0.93" at the right end of a panel's head, for ranges of their own. Returns its width. */
-static double draw_own_range(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
-                             double y)
+/* "0 to 0.93", for ranges of their own. */
+static void own_range_text(const mhai_layout *l, int64_t i, char text[2 * MHAI_NUMBER_BYTES + 8])
 {
     const mha_extent *e = &mhai_ranges_at(&l->ranges, i)->extent;
-    char lo[MHAI_NUMBER_BYTES], hi[MHAI_NUMBER_BYTES], text[2 * MHAI_NUMBER_BYTES + 8];
+    char lo[MHAI_NUMBER_BYTES], hi[MHAI_NUMBER_BYTES];
     mhai_number_short(e->lo, 2, lo);
     mhai_number_short(e->hi, 2, hi);
-    snprintf(text, sizeof text, "%s to %s", lo, hi);
-    write_text(canvas, x + l->map_width, y, 10, MHAI_END, l->theme.muted, text);
-    return mhai_text_em(text) * 10 + 6;
+    snprintf(text, 2 * MHAI_NUMBER_BYTES + 8, "%s to %s", lo, hi);
 }
 
+/* Name and note of a panel stand right above its map, which begins at y. A map that stands alone in
+ * its row may be narrower than they are. */
 static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
                       double y)
 {
     mha_panel panel = mhai_figure_panel(&l->figure, i);
-    double taken = 0;
-    if (l->figure.range == MHA_RANGE_PANEL) taken = draw_own_range(l, canvas, i, x, y + 12);
+    bool noted = panel.note && *panel.note;
+    bool alone = l->columns == 1, own = l->figure.range == MHA_RANGE_PANEL;
+    double room = alone ? l->width - x - MARGIN : l->map_width, name_width = 0;
+    double name_y = noted ? y - 19 : y - 6, em = 1.05 * MHAI_LAYOUT_NAME;
+    char range[2 * MHAI_NUMBER_BYTES + 8] = "";
+    if (own) own_range_text(l, i, range);
+    double taken = own ? mhai_text_em(range) * MHAI_LAYOUT_NOTE + 10 : 0;
     if (panel.name || l->figure.panel_count > 1) {
         mhai_text name;
         mhai_text_visible(panel.name, i, MHAI_TEXT_PROSE, &name);
-        mhai_text_cut_em(&name, fmax(l->map_width - taken, 40) / 12.5);
-        write_bold(canvas, x, y + 12, 12, l->theme.ink, name.text);
+        mhai_text_cut_em(&name, fmax(room - taken, 30) / em);
+        write_bold(canvas, x, name_y, MHAI_LAYOUT_NAME, l->theme.ink, name.text);
+        name_width = mhai_text_em(name.text) * em + 10;
     }
-    if (panel.note) {
+    write_text(canvas, alone ? x + name_width : x + room, name_y, MHAI_LAYOUT_NOTE,
+               alone ? MHAI_START : MHAI_END, l->theme.muted, range);
+    if (noted) {
         mhai_text note;
         mhai_text_visible(panel.note, i, MHAI_TEXT_PROSE, &note);
-        mhai_text_cut_em(&note, fmax(l->map_width, 60) / 10);
-        write_text(canvas, x, y + 25, 10, MHAI_START, l->theme.muted, note.text);
+        mhai_text_cut_em(&note, room / MHAI_LAYOUT_NOTE);
+        write_text(canvas, x, y - 6, MHAI_LAYOUT_NOTE, MHAI_START, l->theme.muted, note.text);
     }
 }
 
@@ -239,11 +251,11 @@ static void draw_panel(const mhai_layout *l, const mhai_canvas *canvas, int64_t 
 {
     double x = l->left + (double)l->places[i].grid_col * l->step_x;
     double y = l->grid_top + (double)l->places[i].grid_row * l->step_y;
-    draw_head(l, canvas, i, x, y);
     y += l->head;
+    draw_head(l, canvas, i, x, y);
     if (cells->rows == 0 || cells->cols == 0) {
         draw_frame(l, canvas, x, y, l->map_width, l->map_height);
-        write_text(canvas, x + l->map_width / 2, y + l->map_height / 2 + 4, 11, MHAI_MIDDLE,
+        write_text(canvas, x + l->map_width / 2, y + l->map_height / 2 + 4, SMALL, MHAI_MIDDLE,
                    l->theme.muted, "empty");
         return;
     }
@@ -271,10 +283,10 @@ static void draw_groups(const mhai_layout *l, const mhai_canvas *canvas)
         mhai_text name;
         mhai_text_visible(l->figure.group_names[l->row_groups[first]], l->row_groups[first],
                           MHAI_TEXT_PROSE, &name);
-        mhai_text_cut_em(&name, room / 14);
-        mhai_pen pen = {.x = 16 + 13,
+        mhai_text_cut_em(&name, room / (1.05 * GROUP_NAME));
+        mhai_pen pen = {.x = MARGIN + GROUP_NAME,
                         .y = middle,
-                        .size = 13,
+                        .size = GROUP_NAME,
                         .angle = -90,
                         .anchor = MHAI_MIDDLE,
                         .color = l->theme.ink,
@@ -294,10 +306,11 @@ mha_status mhai_draw(const mhai_layout *l, const mhai_canvas *canvas)
     for (int64_t i = 0; i < l->figure.panel_count; i++) draw_panel(l, canvas, i, &cells);
     double middle = l->left + ((double)l->columns * l->step_x - (l->step_x - l->map_width)) / 2;
     if (l->figure.panel_count)
-        write_text(canvas, middle, l->foot_top - 8, 11, MHAI_MIDDLE, l->theme.muted,
+        write_text(canvas, middle, l->foot_top - 8, SMALL, MHAI_MIDDLE, l->theme.muted,
                    l->col.title.text);
     else
-        write_text(canvas, 16, l->grid_top + 12, 12, MHAI_START, l->theme.muted, "no maps");
+        write_text(canvas, MARGIN, l->grid_top + 12, MHAI_LAYOUT_SUBTITLE, MHAI_START,
+                   l->theme.muted, "no maps");
     draw_foot(l, canvas);
     mhai_cells_free(&cells);
     return MHA_OK;

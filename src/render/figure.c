@@ -11,9 +11,8 @@
 enum { MOST_PANELS = 1 << 16 };
 static const int64_t most_cells = INT64_C(1) << 31;
 
-/* A struct of the caller's size into one of ours: what the caller does not know is zero, and what
- * we do not know must be. */
-static mha_status adopt(const char *name, void *own, size_t own_size, const void *from, size_t size)
+mha_status mhai_figure_adopt(const char *name, void *own, size_t own_size, const void *from,
+                             size_t size)
 {
     const unsigned char *bytes = from;
     for (size_t i = own_size; i < size; i++)
@@ -39,7 +38,7 @@ static mha_status check_panel(const mha_figure *f, int64_t i)
 {
     mha_panel panel;
     const char *at = (const char *)f->panels + (size_t)i * f->panel_size;
-    MHA_TRY(adopt("mha_panel", &panel, sizeof panel, at, f->panel_size));
+    MHA_TRY(mhai_figure_adopt("mha_panel", &panel, sizeof panel, at, f->panel_size));
     if (!panel.values && f->rows && f->cols)
         return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": values is NULL", i);
     if ((panel.row_stride && panel.row_stride < f->cols) ||
@@ -92,7 +91,7 @@ mha_status mhai_figure_check(const mha_figure *figure, mha_figure *own)
     if (!figure) return mha_fail(MHA_ERR_NULL, "figure is NULL");
     if (figure->struct_size < 2 * sizeof(uint32_t) || !figure->panel_size)
         return mha_fail(MHA_ERR_ARGUMENT, "figure: struct_size and panel_size are not set");
-    MHA_TRY(adopt("mha_figure", own, sizeof *own, figure, figure->struct_size));
+    MHA_TRY(mhai_figure_adopt("mha_figure", own, sizeof *own, figure, figure->struct_size));
     MHA_TRY(check_sizes(own));
     MHA_TRY(check_options(own));
     if (own->group_count == 0) own->group_count = 1;

@@ -26,14 +26,16 @@ static const int64_t most_tooltips = 5000; /* each is some 80 bytes */
 static const int64_t most_values = 1200, longest_with_values = 20;
 
 enum {
-    MARGIN = 16,
+    MARGIN = MHAI_LAYOUT_MARGIN,
     LEAST_WIDTH = 440,  /* a colour bar and its words fit */
     LABEL_PITCH = 9,    /* least distance of two labels that can be read */
     LONGEST_MAP = 1160, /* most units along one side of a map */
     MOST_CELL = 40,
-    LABEL_GAP = 5,
+    LABEL_GAP = MHAI_LAYOUT_LABEL_GAP,
     LEGEND = 44
 };
+
+const char mhai_layout_masked[] = "masked", mhai_layout_bad[] = "not finite";
 
 static int64_t least(int64_t a, int64_t b)
 {
@@ -50,19 +52,25 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
-int64_t mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
-                         int64_t *row_groups)
+mha_status mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
+                            int64_t *row_groups, int64_t *rows)
 {
-    int64_t grid_row = -1;
+    int64_t *count = mhai_sink_alloc(2 * figure->group_count, sizeof *count);
+    if (!count) return mha_fail(MHA_ERR_NOMEM, "figure: out of memory");
+    int64_t *first_row = count + figure->group_count;
+    for (int64_t i = 0; i < figure->panel_count; i++) count[mhai_figure_panel(figure, i).group]++;
+    *rows = 0;
     for (int64_t g = 0; g < figure->group_count; g++) {
-        int64_t in_group = 0;
-        for (int64_t i = 0; i < figure->panel_count; i++) {
-            if (mhai_figure_panel(figure, i).group != g) continue;
-            if (in_group % columns == 0) row_groups[++grid_row] = g;
-            places[i] = (mhai_place){grid_row, in_group++ % columns};
-        }
+        first_row[g] = *rows;
+        for (int64_t left = count[g]; left > 0; left -= columns) row_groups[(*rows)++] = g;
+        count[g] = 0;
     }
-    return grid_row + 1;
+    for (int64_t i = 0; i < figure->panel_count; i++) {
+        int64_t g = mhai_figure_panel(figure, i).group, n = count[g]++;
+        places[i] = (mhai_place){first_row[g] + n / columns, n % columns};
+    }
+    free(count);
+    return MHA_OK;
 }
 
 /* The size of a group with most panels. */
@@ -113,7 +121,7 @@ static int64_t choose_columns(const mhai_layout *l, int64_t in_group)
     if (f->group_count > 1) return most(1, least(in_group, 16));
     double cell = l->values ? value_em(l) * l->value_font + 7
                             : fmax(LABEL_PITCH, 270.0 / (double)most(f->cols, 1));
-    double side = fmin(cell * (double)f->cols, 300) + 40;
+    double side = fmin(cell * (double)f->cols, 290) + 18;
     int64_t fit = most(1, least(in_group, (int64_t)(1320 / side)));
     return most(1, ceil_div(in_group, most(1, ceil_div(in_group, fit)))); /* rows of equal length */
 }
@@ -161,10 +169,19 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
     mhai_text_cut_em(label, axis->most_em);
 }
 
+/* The next step that a reader can count in: 1 2 3 4 5 10 20 50 100 ... */
+static int64_t good_step(int64_t step)
+{
+    if (step <= 5) return most(1, step);
+    int64_t good = 10;
+    for (int i = 1; good < step; i++) good = i % 3 == 2 ? good / 2 * 5 : good * 2;
+    return good;
+}
+
 static void measure_labels(mhai_axis *axis, double most_width)
 {
     double token = axis->cell / (double)axis->pool; /* distance of two labels if all were drawn */
-    axis->step = most(1, (int64_t)ceil(LABEL_PITCH / token - 1e-9));
+    axis->step = good_step((int64_t)ceil(LABEL_PITCH / token - 1e-9));
     axis->font = fmin(fmax(token * (double)axis->step - 1, 8), 11);
     axis->most_em = most_width / axis->font;
     axis->widest = 0;
@@ -192,7 +209,24 @@ static void measure_axes(mhai_layout *l)
 static void axis_title(mhai_axis *axis, const char *title, const char *fallback, double room)
 {
     mhai_text_visible(title ? title : fallback, 0, MHAI_TEXT_PROSE, &axis->title);
-    mhai_text_cut_em(&axis->title, fmax(room, 40) / 11);
+    mhai_text_cut_em(&axis->title, fmax(room, 40) / MHAI_LAYOUT_SMALL);
+}
+
+/* The colour bar with all its words. */
+static double legend_width(mhai_layout *l)
+{
+    double width = MHAI_LAYOUT_BAR_LEFT + MHAI_LAYOUT_BAR + MHAI_LAYOUT_BAR_RIGHT;
+    const double swatch = MHAI_LAYOUT_SWATCH + MHAI_LAYOUT_SWATCH_GAP;
+    if (l->figure.value_name)
+        mhai_text_visible(l->figure.value_name, 0, MHAI_TEXT_PROSE, &l->value_name);
+    mhai_text_cut_em(&l->value_name, 12);
+    if (*l->value_name.text) width += mhai_text_em(l->value_name.text) * MHAI_LAYOUT_SMALL + 12;
+    double keys = 0;
+    if (l->ranges.any_masked) keys += swatch + mhai_text_em(mhai_layout_masked) * MHAI_LAYOUT_SMALL;
+    if (l->ranges.extent.not_finite)
+        keys += swatch + mhai_text_em(mhai_layout_bad) * MHAI_LAYOUT_SMALL;
+    bool scaled = l->figure.scale != MHA_SCALE_LINEAR; /* its name stands under the keys */
+    return width + fmax(keys, scaled ? MHAI_LAYOUT_SMALL * mhai_text_em("linear scale") : 0);
 }
 
 static void measure_grid(mhai_layout *l)
@@ -205,13 +239,14 @@ static void measure_grid(mhai_layout *l)
         l->notes = l->notes || (panel.note && *panel.note);
         named = named || panel.name;
     }
-    l->head = (named || f->range == MHA_RANGE_PANEL ? 17 : 0) + (l->notes ? 13 : 0) + 1;
+    l->head = (named || f->range == MHA_RANGE_PANEL ? 18 : 0) + (l->notes ? 13 : 0);
     l->named_groups = f->group_names && f->panel_count;
     l->left = MARGIN + (l->named_groups ? 22 : 0) + 18 + l->row.depth;
     l->step_x = l->map_width + (l->columns <= 4 ? 18 : 12);
     l->step_y = l->head + l->map_height + l->col.depth + 10;
     double grid_width = (double)l->columns * l->step_x;
-    l->width = fmax(l->left + grid_width + MARGIN, LEAST_WIDTH);
+    l->width = fmax(l->left + grid_width, legend_width(l) + MARGIN) + MARGIN;
+    l->width = ceil(fmax(l->width, LEAST_WIDTH));
     axis_title(&l->row, f->row_axis, "row", l->map_height + l->head);
     axis_title(&l->col, f->col_axis, "column", l->width - l->left - MARGIN);
 }
@@ -231,15 +266,21 @@ static void measure_texts(mhai_layout *l)
                                 f->print_values == MHA_VALUES_ALWAYS && !l->values};
     mhai_remarks_make(f, &l->ranges, &about, &remarks);
     enum { TITLES = MHAI_LAYOUT_TITLE_LINES, NOTES = MHAI_LAYOUT_NOTE_LINES };
-    l->title_lines = mhai_text_wrap(f->title, room / 17.5, MHAI_TEXT_EM, l->title, TITLES);
-    l->subtitle_lines = mhai_text_wrap(f->subtitle, room / 12, MHAI_TEXT_EM, l->subtitle, TITLES);
-    l->foot_lines = mhai_text_wrap(f->footnote, room / 11, MHAI_TEXT_EM, l->foot, NOTES);
-    l->remark_lines = mhai_text_wrap(remarks.text, room / 11, MHAI_TEXT_EM, l->remarks, NOTES);
-    l->legend_top = MARGIN + 22 * l->title_lines + 16 * l->subtitle_lines +
-                    (l->title_lines + l->subtitle_lines ? 10 : 0);
+    l->title_lines =
+        mhai_text_wrap(f->title, room / (1.08 * MHAI_LAYOUT_TITLE), MHAI_TEXT_EM, l->title, TITLES);
+    l->subtitle_lines =
+        mhai_text_wrap(f->subtitle, room / MHAI_LAYOUT_SUBTITLE, MHAI_TEXT_EM, l->subtitle, TITLES);
+    l->foot_lines =
+        mhai_text_wrap(f->footnote, room / MHAI_LAYOUT_SMALL, MHAI_TEXT_EM, l->foot, NOTES);
+    l->remark_lines =
+        mhai_text_wrap(remarks.text, room / MHAI_LAYOUT_SMALL, MHAI_TEXT_EM, l->remarks, NOTES);
+    l->legend_top = MARGIN + MHAI_LAYOUT_TITLE_LINE * l->title_lines +
+                    MHAI_LAYOUT_SUBTITLE_LINE * l->subtitle_lines;
+    if (l->title_lines + l->subtitle_lines) l->legend_top += 10;
     l->grid_top = l->legend_top + LEGEND;
     l->foot_top = l->grid_top + (double)most(l->grid_rows, 1) * l->step_y + 14;
-    l->height = l->foot_top + 15 * (l->foot_lines + l->remark_lines) + MARGIN;
+    l->height =
+        ceil(l->foot_top + MHAI_LAYOUT_SMALL_LINE * (l->foot_lines + l->remark_lines) + MARGIN);
 }
 
 mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *l)
@@ -257,7 +298,7 @@ mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *l)
     l->col = (mhai_axis){.count = f->cols, .raw = f->col_labels};
     choose_values(l);
     l->columns = choose_columns(l, largest_group(f, l->row_groups));
-    l->grid_rows = mhai_layout_grid(f, l->columns, l->places, l->row_groups);
+    MHA_TRY(mhai_layout_grid(f, l->columns, l->places, l->row_groups, &l->grid_rows));
     choose_cells(l);
     measure_axes(l);
     measure_grid(l);

@@ -8,6 +8,28 @@
 
 enum { MHAI_LAYOUT_TITLE_LINES = 3, MHAI_LAYOUT_NOTE_LINES = 8 };
 
+/* Sizes of faces and line heights, in units of the drawing. */
+enum {
+    MHAI_LAYOUT_MARGIN = 16,
+    MHAI_LAYOUT_LABEL_GAP = 5, /* between a map and its labels */
+    MHAI_LAYOUT_TITLE = 16,
+    MHAI_LAYOUT_TITLE_LINE = 22,
+    MHAI_LAYOUT_SUBTITLE = 12,
+    MHAI_LAYOUT_SUBTITLE_LINE = 16,
+    MHAI_LAYOUT_SMALL = 11, /* axis titles, legend, footnotes */
+    MHAI_LAYOUT_SMALL_LINE = 15,
+    MHAI_LAYOUT_NAME = 12, /* of a panel */
+    MHAI_LAYOUT_NOTE = 10,
+    MHAI_LAYOUT_BAR = 200,     /* length of the colour bar */
+    MHAI_LAYOUT_BAR_LEFT = 14, /* before it: an arrow, or half of the first number */
+    MHAI_LAYOUT_BAR_RIGHT = 30,
+    MHAI_LAYOUT_SWATCH = 20, /* with the space to its word */
+    MHAI_LAYOUT_SWATCH_GAP = 16
+};
+
+/* The words beside the swatches of the legend. */
+extern const char mhai_layout_masked[], mhai_layout_bad[];
+
 /* The labels of one axis. */
 typedef struct mhai_axis {
     int64_t count;          /* rows or cols of the figure */
@@ -41,6 +63,7 @@ typedef struct mhai_layout {
     bool notes, values, image, tiny, tooltips, named_groups;
     double value_font, value_greatest;
     mhai_text title[MHAI_LAYOUT_TITLE_LINES], subtitle[MHAI_LAYOUT_TITLE_LINES];
+    mhai_text value_name; /* cut */
     mhai_text foot[MHAI_LAYOUT_NOTE_LINES], remarks[MHAI_LAYOUT_NOTE_LINES];
     int title_lines, subtitle_lines, foot_lines, remark_lines;
 } mhai_layout;
@@ -55,10 +78,10 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label);
 /* Draw everything. Memory is needed for the cells of one panel. */
 mha_status mhai_draw(const mhai_layout *layout, const mhai_canvas *canvas);
 
-/* Where every panel stands in the grid, for a number of columns: fills places and row_groups (which
- * has room for panel_count + group_count entries) and returns the grid's rows. */
-int64_t mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
-                         int64_t *row_groups);
+/* Where every panel stands in a grid of so many columns: fills places, row_groups (which has room
+ * for panel_count + group_count entries) and the number of grid rows. */
+mha_status mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
+                            int64_t *row_groups, int64_t *rows);
 
 /* What a reader must be told about how the numbers were drawn, as one line of prose: reduction,
  * omitted labels, clipped and non-finite values. Empty if there is nothing to say. */

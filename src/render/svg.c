@@ -1,5 +1,6 @@
 /* The SVG back end: SVG 1.1 text with presentation attributes only, so that every viewer and
  * printer shows the same. */
+#include "svg.h"
 #include "layout.h"
 #include "number.h"
 #include "png.h"
@@ -12,6 +13,7 @@
 #include <string.h>
 
 typedef struct svg {
+    bool in_page; /* HTML needs no name spaces */
     mhai_writer writer;
     mha_status status; /* other than the writer's: out of memory */
 } svg;
@@ -109,20 +111,38 @@ static void svg_text(void *user, const mhai_pen *pen, const char *text)
     mhai_sink_text(&s->writer, "</text>\n");
 }
 
-/* One image a panel, one pixel a cell. */
+/* A panel's cells as pixels, each cell a square of zoom x zoom; NULL if there is no memory. */
+static uint8_t *paint_cells(const mhai_map *map, int64_t zoom)
+{
+    int64_t width = map->cells->cols * zoom, height = map->cells->rows * zoom;
+    uint8_t *rgb = mhai_sink_alloc(width * height, 3);
+    for (int64_t y = 0; rgb && y < height; y++) {
+        uint8_t *row = rgb + y * width * 3;
+        if (y % zoom) {
+            memcpy(row, row - width * 3, (size_t)width * 3);
+            continue;
+        }
+        for (int64_t x = 0; x < width; x++)
+            memcpy(row + 3 * x, mhai_canvas_cell_color(map, y / zoom, x / zoom).rgb, 3);
+    }
+    return rgb;
+}
+
+/* One image a panel. Some viewers smooth images whatever they are told, so cells are several pixels
+ * where the image stays small: only their edges are smoothed then. */
 static void map_image(svg *s, const mhai_map *map)
 {
     const mhai_cells *cells = map->cells;
-    uint8_t *rgb = mhai_sink_alloc(cells->rows * cells->cols, 3);
+    int64_t longest = cells->rows > cells->cols ? cells->rows : cells->cols;
+    int64_t zoom = longest > 600 ? 1 : longest > 400 ? 2 : longest > 300 ? 3 : 4;
+    uint8_t *rgb = paint_cells(map, zoom);
     if (!rgb) {
         s->status = mha_fail(MHA_ERR_NOMEM, "SVG: no memory for the image of a panel");
         return;
     }
-    for (int64_t i = 0; i < cells->rows * cells->cols; i++)
-        memcpy(rgb + 3 * i, mhai_canvas_cell_color(map, i / cells->cols, i % cells->cols).rgb, 3);
     mha_buffer png = {0};
     mha_sink sink = mha_buffer_sink(&png);
-    s->status = mhai_png_write(rgb, cells->cols, cells->rows, &sink);
+    s->status = mhai_png_write(rgb, cells->cols * zoom, cells->rows * zoom, &sink);
     free(rgb);
     if (!s->status) {
         mhai_sink_text(&s->writer, "<image");
@@ -239,8 +259,10 @@ static void svg_map(void *user, const mhai_map *map)
 static void open_document(svg *s, const mhai_layout *l)
 {
     const mha_figure *f = &l->figure;
-    mhai_sink_text(&s->writer, "<svg xmlns=\"http://www.w3.org/2000/svg\" "
-                               "xmlns:xlink=\"http://www.w3.org/1999/xlink\" version=\"1.1\"");
+    mhai_sink_text(&s->writer,
+                   s->in_page ? "<svg"
+                              : "<svg xmlns=\"http://www.w3.org/2000/svg\" "
+                                "xmlns:xlink=\"http://www.w3.org/1999/xlink\" version=\"1.1\"");
     attribute(s, "width", l->width);
     attribute(s, "height", l->height);
     mhai_sink_text(&s->writer, " viewBox=\"");
@@ -261,21 +283,24 @@ static void open_document(svg *s, const mhai_layout *l)
     mhai_sink_text(&s->writer, " stroke-width=\"1.2\"/></pattern></defs>\n");
 }
 
+mha_status mhai_svg_write(const mhai_layout *layout, bool in_page, const mha_sink *sink)
+{
+    svg s = {.in_page = in_page};
+    mhai_sink_open(&s.writer, sink);
+    const mhai_canvas canvas = {&s, svg_rect, svg_hatch, svg_triangle, svg_line, svg_text, svg_map};
+    open_document(&s, layout);
+    MHA_TRY(mhai_draw(layout, &canvas));
+    MHA_TRY(s.status);
+    mhai_sink_text(&s.writer, "</svg>\n");
+    return mhai_sink_flush(&s.writer);
+}
+
 mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink)
 {
     if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "mha_render_svg: sink is NULL");
-    svg s = {.status = MHA_OK};
-    mhai_sink_open(&s.writer, sink);
     mhai_layout layout;
-    mha_status status;
-    MHA_TRY_GOTO(mhai_layout_make(figure, &layout), done);
-    const mhai_canvas canvas = {&s, svg_rect, svg_hatch, svg_triangle, svg_line, svg_text, svg_map};
-    open_document(&s, &layout);
-    MHA_TRY_GOTO(mhai_draw(&layout, &canvas), done);
-    MHA_TRY_GOTO(s.status, done);
-    mhai_sink_text(&s.writer, "</svg>\n");
-    status = mhai_sink_flush(&s.writer);
-done:
+    mha_status status = mhai_layout_make(figure, &layout);
+    if (!status) status = mhai_svg_write(&layout, false, sink);
     mhai_layout_free(&layout);
     return status;
 }

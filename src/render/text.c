@@ -122,22 +122,27 @@ static bool hidden_control(uint32_t code)
 /* What is drawn for one code point, as UTF-8. */
 static void visible_code(uint32_t code, bool prose, bool ascii, char out[16])
 {
-    if (code == ' ' || (prose && (code == '\n' || code == '\t' || code == '\r')))
-        code = prose ? ' ' : ascii ? '_' : 0xB7;
-    else if (hidden_control(code)) {
+    if (prose && (code == '\n' || code == '\t' || code == '\r')) code = ' ';
+    if (hidden_control(code)) {
         snprintf(out, 16, "<U+%04" PRIX32 ">", code);
         return;
-    } else if (code == '\n')
-        code = ascii ? '|' : 0x23CE;
+    }
+    if (ascii && (code < 0x20 || code > 0x7E)) {
+        snprintf(out, 16, "%s", code == '\n' ? "\\n" : code == '\t' ? "\\t" : "?");
+        return;
+    }
+    if (code == ' ' && !prose)
+        code = ascii ? '_' : 0xB7;
+    else if (code == '\n')
+        code = 0x23CE;
     else if (code < 0x20)
-        code = ascii ? '?' : 0x2400 + code;
+        code += 0x2400;
     else if (code == 0x7F)
         code = 0x2421;
-    else if (code == 0xA0)
-        code = prose ? 0xA0 : 0x2423;
+    else if (code == 0xA0 && !prose)
+        code = 0x2423;
     else if (code >= 0x80 && code < 0xA0)
         code = REPLACEMENT;
-    if (ascii && code > 0x7E) code = '?';
     out[mhai_text_encode(code, out)] = 0;
 }
 
@@ -151,10 +156,13 @@ void mhai_text_visible(const char *raw, int64_t index, mhai_text_style style, mh
     uint32_t code;
     while ((code = mhai_text_next(&raw)) != 0) {
         char piece[16];
-        visible_code(code, style == MHAI_TEXT_PROSE, style == MHAI_TEXT_ASCII, piece);
+        visible_code(code, style >= MHAI_TEXT_PROSE,
+                     style == MHAI_TEXT_ASCII || style == MHAI_TEXT_ASCII_PROSE, piece);
         size_t length = strlen(piece);
         if (used + length + 4 > sizeof visible->text) { /* room for an ellipsis is kept */
-            length = style == MHAI_TEXT_ASCII ? 1 : (size_t)mhai_text_encode(ELLIPSIS, piece);
+            length = style == MHAI_TEXT_ASCII || style == MHAI_TEXT_ASCII_PROSE
+                         ? 1
+                         : (size_t)mhai_text_encode(ELLIPSIS, piece);
             if (length == 1) piece[0] = '~';
             memcpy(visible->text + used, piece, length);
             used += length;

@@ -22,8 +22,9 @@ typedef struct mhai_text {
 
 typedef enum mhai_text_style {
     MHAI_TEXT_LABEL, /* a token: spaces and control characters become visible */
+    MHAI_TEXT_ASCII, /* a token, with ASCII only */
     MHAI_TEXT_PROSE, /* a title: spaces stay, line ends become spaces */
-    MHAI_TEXT_ASCII  /* as a label, with ASCII only */
+    MHAI_TEXT_ASCII_PROSE
 } mhai_text_style;
 
 /* The visible form of raw; what does not fit ends in an ellipsis. raw NULL gives the index. */

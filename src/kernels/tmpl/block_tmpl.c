@@ -72,9 +72,10 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, const block *t)
         const block_finish finish = finish_kind;                                                \
         switch (rows) {                                                                         \
             BLOCK_CASE(1)                                                                       \
-            BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6) BLOCK_CASE(7) \
-                BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)        \
-                    BLOCK_CASE(13) BLOCK_CASE(14)                                               \
+            BLOCK_CASE(2)                                                                       \
+            BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6) BLOCK_CASE(7) BLOCK_CASE(8) \
+                BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12) BLOCK_CASE(13)       \
+                    BLOCK_CASE(14)                                                              \
         }                                                                                       \
     }
 DEFINE_BLOCK(block_store_rows, FINISH_STORE)

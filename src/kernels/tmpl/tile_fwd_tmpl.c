@@ -64,14 +64,18 @@ static void drop_keys(float *s, const uint8_t *keep, int64_t stride, int begin, 
 /* Stride 1 as a constant, so that the usual case is vectorised. */
 static void add_bias_row(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
 {
-    if (mask->bias_stride == 1) add_bias(s, mask->bias[row], 1, begin, end);
-    else add_bias(s, mask->bias[row], mask->bias_stride, begin, end);
+    if (mask->bias_stride == 1)
+        add_bias(s, mask->bias[row], 1, begin, end);
+    else
+        add_bias(s, mask->bias[row], mask->bias_stride, begin, end);
 }
 
 static void drop_keys_row(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
 {
-    if (mask->keep_stride == 1) drop_keys(s, mask->keep[row], 1, begin, end);
-    else drop_keys(s, mask->keep[row], mask->keep_stride, begin, end);
+    if (mask->keep_stride == 1)
+        drop_keys(s, mask->keep[row], 1, begin, end);
+    else
+        drop_keys(s, mask->keep[row], mask->keep_stride, begin, end);
 }
 
 /* The cap works on whole vectors: what it does left and right of the interval is overwritten. */

@@ -1,0 +1,20 @@
+/* The subcommands: each gets the arguments that follow its name and returns the exit code. Each
+ * answers --help by itself. The one list of them is in main.c. */
+#ifndef CLI_COMMANDS_H
+#define CLI_COMMANDS_H
+
+#include "exits.h"
+
+#include <multihead/multihead.h>
+
+#define CLI_QUOTE(x) #x
+#define CLI_TEXT_OF(x) CLI_QUOTE(x)
+#define CLI_VERSION                \
+    CLI_TEXT_OF(MHA_VERSION_MAJOR) \
+    "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH)
+
+cli_exit cmd_view(int count, char *const *arguments);
+cli_exit cmd_selftest(int count, char *const *arguments);
+cli_exit cmd_help(int count, char *const *arguments);
+
+#endif

@@ -1,0 +1,120 @@
+/* The program: finds the subcommand and hands it its arguments.
+ *
+ * A new subcommand is a file cmd_<name>.c, a prototype in commands.h and a line in the list below.
+ */
+#include "args.h"
+#include "commands.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The one list of subcommands: name, what it is for, what runs it. */
+static const struct {
+    const char *name, *summary;
+    cli_exit (*run)(int count, char *const *arguments);
+} commands[] = {
+    {"view", "draw what every attention head of a model looks at", cmd_view},
+    {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
+    {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
+};
+
+enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
+
+static void print_overview(FILE *file)
+{
+    fputs("multihead " CLI_VERSION ": see what the heads of multi-head attention look at\n"
+          "\n"
+          "Usage:\n"
+          "  multihead SUBCOMMAND [options] [arguments]\n"
+          "\n"
+          "Examples:\n"
+          "  multihead view MODEL \"The cat sat on the mat\"\n"
+          "  multihead view MODEL --example animal -o report.html\n"
+          "  multihead help view\n"
+          "\n"
+          "Subcommands:\n",
+          file);
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fputs("\n"
+          "Options:\n"
+          "  -h, --help     this text; after a subcommand, its own\n"
+          "      --version  the version\n",
+          file);
+}
+
+static void print_exit_codes(void)
+{
+    puts("Exit codes:");
+#define PRINT_EXIT(name, value, text) printf("  %d  %s\n", value, text);
+    CLI_EXIT_LIST(PRINT_EXIT)
+#undef PRINT_EXIT
+}
+
+static cli_exit unknown_command(const char *word)
+{
+    const char *names[COMMAND_COUNT];
+    for (int i = 0; i < COMMAND_COUNT; i++) names[i] = commands[i].name;
+    const char *near = args_nearest(word, names, COMMAND_COUNT);
+    if (near)
+        return cli_fail(CLI_USAGE, NULL, "unknown subcommand '%s'; did you mean '%s'?", word, near);
+    return cli_fail(CLI_USAGE, NULL, "unknown subcommand '%s'; 'multihead --help' lists them",
+                    word);
+}
+
+static cli_exit run_command(const char *name, int count, char *const *arguments)
+{
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        if (!strcmp(commands[i].name, name)) return commands[i].run(count, arguments);
+    return unknown_command(name);
+}
+
+cli_exit cmd_help(int count, char *const *arguments)
+{
+    char flag[] = "--help", *help[] = {flag};
+    const char *topic = count > 0 ? arguments[0] : "help";
+    if (count > 1)
+        return cli_fail(CLI_USAGE, "help", "one topic at a time: a subcommand or 'exit-codes'");
+    if (!strcmp(topic, "exit-codes")) {
+        print_exit_codes();
+    } else if (!strcmp(topic, "help") || topic[0] == '-') {
+        print_overview(stdout);
+    } else {
+        return run_command(topic, 1, help);
+    }
+    return CLI_OK;
+}
+
+/* A file that is opened must never get the number of a standard stream that the caller closed.
+ * stdout's stand-in cannot be written to, so that lost data is still an error. */
+static void occupy_standard_streams(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) < 0) return;
+}
+
+int main(int count, char **arguments)
+{
+    occupy_standard_streams();
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe becomes a failed write */
+    const char *first = count > 1 ? arguments[1] : "";
+    cli_exit code = CLI_OK;
+    if (count < 2) {
+        print_overview(stderr);
+        code = CLI_USAGE;
+    } else if (!strcmp(first, "--version")) {
+        puts("multihead " CLI_VERSION);
+    } else if (!strcmp(first, "-h") || !strcmp(first, "--help")) {
+        code = cmd_help(0, NULL);
+    } else if (first[0] == '-') {
+        code =
+            cli_fail(CLI_USAGE, NULL,
+                     "unknown option '%s'; options of a subcommand stand behind its name", first);
+    } else {
+        code = run_command(first, count - 2, arguments + 2);
+    }
+    return cli_finish_stdout(NULL, code);
+}

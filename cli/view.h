@@ -1,0 +1,85 @@
+/* The parts of `multihead view`: options -> maps (of a model or an array) -> figures -> outputs. */
+#ifndef CLI_VIEW_H
+#define CLI_VIEW_H
+
+#include "maps.h"
+
+#include <multihead/render.h>
+
+#include <stddef.h>
+
+#define VIEW "view" /* the name in messages */
+
+typedef enum view_paper { PAPER_AUTO = 0, PAPER_LIGHT = 1, PAPER_DARK = 2 } view_paper;
+
+typedef enum view_color { COLOR_AUTO = 0, COLOR_ALWAYS = 1, COLOR_NEVER = 2 } view_color;
+
+typedef struct view_options {
+    args_texts texts; /* the two texts, without the model; pointers into the command line */
+    const char *model;
+    const char *example, *text_file;
+    const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
+    args_texts layers, heads, hide;
+    const char *html, *svg, *png, *json, *npy; /* outputs */
+    const char *range;
+    int cmap, scale, values;           /* mha_cmap, mha_scale, mha_values */
+    int paper, color, ascii, terminal; /* view_paper, view_color */
+    int renormalise, truncate, quiet;
+    int64_t threads, max_tokens, width; /* 0: not given */
+} view_options;
+
+/* Maps of a model's run over the texts; picks as --layer and --head say. */
+cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+
+/* Maps of --attention, with labels from --tokens. */
+cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+
+/* A whole file, or stdin for "-", whatever kind of file it is; ends with a NUL that *size does not
+ * count. The caller frees *bytes. */
+cli_exit view_read_text(const char *path, char **bytes, size_t *size);
+
+/* Tokens from a file: one a line, or a JSON list of texts if the name ends in .json. */
+cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
+
+/* A figure and the memory behind it. A remark goes to the footnote; NULL: none. */
+typedef struct view_figure {
+    mha_figure figure;
+    void *memory[16];
+    int memory_count;
+} view_figure;
+
+cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks, const char *remark, view_figure *out);
+void view_figure_free(view_figure *figure);
+
+/* Warn of names in --hide that are no token: most likely they are misspelt. */
+void view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
+
+/* Check what of the options can be checked before any work; fill *lo and *hi for a fixed range. */
+cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi);
+
+/* Whether any file output is asked for, and whether all of them can be had together. */
+bool view_has_files(const view_options *options);
+cli_exit view_check_outputs(const view_options *options);
+
+/* All files asked for, with a line on stderr each. */
+cli_exit view_write_files(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks);
+
+/* Fewer heads for a terminal of that width: the sharpest of each layer. */
+cli_exit view_sharpest(const attention_maps *maps, const maps_picks *all, int64_t width,
+                       maps_picks *picks);
+
+/* The picture on stdout: of what was chosen, or of the sharpest heads where nothing was. */
+cli_exit view_print(const view_options *options, const attention_maps *maps,
+                    const maps_picks *picks);
+
+/* The maps as one JSON object; docs/program.md describes it. */
+mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
+                           const mha_sink *sink);
+
+/* What the terminal is: width, colours, characters. */
+mha_terminal view_terminal(const view_options *options);
+bool view_terminal_dark(const view_options *options);
+
+#endif

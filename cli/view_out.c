@@ -1,0 +1,352 @@
+/* Where the maps go: files, stdout, the terminal.
+ *
+ * A file appears whole or not at all. While one that could be left half-written is on its way,
+ * Ctrl-C and its like are held back: the sink notices them, the half is removed, and then they do
+ * what they always do.
+ */
+#include "commands.h"
+#include "view.h"
+
+#include <multihead/component.h>
+#include <multihead/io.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------------------------------------
+ * Sinks
+ * --------------------------------------------------------------------------------------------- */
+
+static mha_status write_stdout(void *user, const void *bytes, size_t count)
+{
+    (void)user;
+    errno = 0;
+    if (fwrite(bytes, 1, count, stdout) == count) return MHA_OK;
+    /* Whoever closed a pipe has seen enough: the silent status. */
+    if (errno == EPIPE) return mha_fail(MHA_ERR_CALLBACK, "stdout: closed");
+    return mha_fail(MHA_ERR_WRITE, "stdout: cannot write: %s", strerror(errno ? errno : EIO));
+}
+
+static const mha_sink stdout_sink = {.write = write_stdout};
+
+/* Signals held back while a file is on its way. */
+typedef struct signal_guard {
+    const mha_sink *inner;
+    bool holding;
+    sigset_t held, before;
+} signal_guard;
+
+/* Not for a FIFO or a device: nothing of them can be removed, and they may block for ever. */
+static void hold_signals(signal_guard *guard, const char *path)
+{
+    struct stat status;
+    guard->holding = stat(path, &status) != 0 || S_ISREG(status.st_mode);
+    if (!guard->holding) return;
+    sigemptyset(&guard->held);
+    sigaddset(&guard->held, SIGINT);
+    sigaddset(&guard->held, SIGTERM);
+    sigaddset(&guard->held, SIGHUP);
+    sigprocmask(SIG_BLOCK, &guard->held, &guard->before);
+}
+
+/* A signal that came meanwhile ends the program here. */
+static void release_signals(signal_guard *guard)
+{
+    if (guard->holding) sigprocmask(SIG_SETMASK, &guard->before, NULL);
+    guard->holding = false;
+}
+
+static bool was_interrupted(const signal_guard *guard)
+{
+    sigset_t pending;
+    if (!guard->holding || sigpending(&pending) != 0) return false;
+    return sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1 ||
+           sigismember(&pending, SIGHUP) == 1;
+}
+
+static mha_status write_guarded(void *user, const void *bytes, size_t count)
+{
+    const signal_guard *guard = user;
+    if (was_interrupted(guard)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
+    return guard->inner->write(guard->inner->user, bytes, count);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * .npy
+ * --------------------------------------------------------------------------------------------- */
+
+/* The heads that are on, as one array [layers, heads, T, S]. */
+static cli_exit collect(const attention_maps *maps, const maps_picks *picks, mha_tensor *tensor)
+{
+    int64_t layers = 0, size = maps->rows.count * maps->cols.count;
+    for (int64_t l = 0; l < picks->layers; l++) layers += maps_picks_in_layer(picks, l) > 0;
+    void *memory;
+    cli_exit code = maps_alloc(VIEW, picks->count * size, sizeof(float), &memory);
+    if (code != CLI_OK) return code;
+    int64_t shape[] = {layers, picks->count / layers, maps->rows.count, maps->cols.count};
+    *tensor = mha_tensor_contiguous(memory, MHA_F32, 4, shape);
+    float *to = memory;
+    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
+        if (!picks->on[i]) continue;
+        const float *map = maps->layer[i / picks->heads] + i % picks->heads * size;
+        memcpy(to, map, (size_t)size * sizeof *map);
+        to += size;
+    }
+    return CLI_OK;
+}
+
+/* Pass a file on to stdout. */
+static mha_status pass_on(const char *path)
+{
+    char *bytes;
+    size_t size;
+    MHA_TRY(mha_file_read(path, SIZE_MAX / 2, &bytes, &size));
+    mha_status status = write_stdout(NULL, bytes, size);
+    mha_file_free(bytes);
+    return status;
+}
+
+/* The library writes .npy to files only, so stdout gets it by way of a temporary one. */
+static mha_status write_npy_stdout(const mha_tensor *tensor)
+{
+    const char *folder = getenv("TMPDIR");
+    char path[512];
+    int length =
+        snprintf(path, sizeof path, "%s/multihead-XXXXXX", folder && *folder ? folder : "/tmp");
+    int fd = length < (int)sizeof path ? mkstemp(path) : -1;
+    if (fd < 0)
+        return mha_fail(MHA_ERR_WRITE,
+                        "--npy -: cannot make a temporary file: %s; name a folder "
+                        "with TMPDIR",
+                        strerror(errno));
+    close(fd);
+    signal_guard guard = {0};
+    hold_signals(&guard, path);
+    mha_status status = mha_npy_write(path, tensor);
+    if (status == MHA_OK) status = pass_on(path);
+    unlink(path);
+    release_signals(&guard);
+    return status;
+}
+
+static cli_exit write_npy(const attention_maps *maps, const maps_picks *picks, const char *path)
+{
+    if (!maps_picks_rectangular(picks))
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--npy: one array needs the same heads of every layer; "
+                        "choose with --layer and plain head numbers, or use --json");
+    mha_tensor tensor;
+    cli_exit code = collect(maps, picks, &tensor);
+    if (code != CLI_OK) return code;
+    signal_guard guard = {0};
+    mha_status status;
+    if (!strcmp(path, "-")) {
+        status = write_npy_stdout(&tensor);
+    } else {
+        hold_signals(&guard, path);
+        status = mha_npy_write(path, &tensor);
+        release_signals(&guard);
+    }
+    free(tensor.data);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Pictures and JSON
+ * --------------------------------------------------------------------------------------------- */
+
+/* What all outputs share. */
+typedef struct output_job {
+    const view_options *options;
+    const attention_maps *maps;
+    const maps_picks *picks;
+} output_job;
+
+static mha_status draw_html(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+{
+    const attention_maps *maps = job->maps;
+    char size[64], tokens[64];
+    snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
+    snprintf(tokens, sizeof tokens, "%" PRId64, maps->rows.count);
+    mha_fact facts[] = {{"model", maps->name},
+                        {"kind", maps->architecture ? maps->architecture : "array"},
+                        {"layers x heads", size},
+                        {"tokens", tokens}};
+    mha_report report = {.struct_size = sizeof report,
+                         .text = figure->subtitle,
+                         .facts = facts,
+                         .fact_count = sizeof facts / sizeof *facts,
+                         .producer = "multihead " CLI_VERSION,
+                         .same_labels = maps->rows.items == maps->cols.items};
+    return mha_render_html(figure, &report, sink);
+}
+
+static mha_status draw_svg(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+{
+    (void)job;
+    return mha_render_svg(figure, sink);
+}
+
+static mha_status draw_png(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+{
+    (void)job;
+    return mha_render_png(figure, sink);
+}
+
+static mha_status draw_json(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+{
+    (void)figure;
+    return view_write_json(job->maps, job->picks, sink);
+}
+
+typedef mha_status draw_function(const output_job *job, const mha_figure *figure,
+                                 const mha_sink *sink);
+
+static mha_status draw_file(const output_job *job, draw_function *draw, const mha_figure *figure,
+                            const char *path)
+{
+    if (!strcmp(path, "-")) return draw(job, figure, &stdout_sink);
+    signal_guard guard = {0};
+    mha_file *file = NULL;
+    hold_signals(&guard, path);
+    mha_status status = mha_file_create(path, &file);
+    if (status == MHA_OK) {
+        guard.inner = mha_file_sink(file);
+        status = draw(job, figure, &(mha_sink){.write = write_guarded, .user = &guard});
+    }
+    status = mha_file_finish(file, status);
+    release_signals(&guard);
+    return status;
+}
+
+/* The one list of outputs. npy has no draw: it is no stream. */
+static const struct {
+    const char *option;
+    size_t path; /* in view_options */
+    draw_function *draw;
+    bool figure, binary;
+} outputs[] = {
+    {"--output", offsetof(view_options, html), draw_html, true, false},
+    {"--svg", offsetof(view_options, svg), draw_svg, true, false},
+    {"--png", offsetof(view_options, png), draw_png, true, true},
+    {"--json", offsetof(view_options, json), draw_json, false, false},
+    {"--npy", offsetof(view_options, npy), NULL, false, true},
+};
+
+enum { OUTPUT_COUNT = sizeof outputs / sizeof *outputs };
+
+static const char *path_of(const view_options *options, int i)
+{
+    return *(const char *const *)(const void *)((const char *)options + outputs[i].path);
+}
+
+bool view_has_files(const view_options *options)
+{
+    for (int i = 0; i < OUTPUT_COUNT; i++)
+        if (path_of(options, i)) return true;
+    return false;
+}
+
+cli_exit view_check_outputs(const view_options *options)
+{
+    const char *on_stdout = options->terminal ? "--terminal" : NULL;
+    for (int i = 0; i < OUTPUT_COUNT; i++) {
+        const char *path = path_of(options, i);
+        if (!path) continue;
+        for (int j = 0; j < i; j++)
+            if (path_of(options, j) && strcmp(path, "-") && !strcmp(path, path_of(options, j)))
+                return cli_fail(CLI_USAGE, VIEW, "%s and %s both write '%s'", outputs[j].option,
+                                outputs[i].option, path);
+        if (strcmp(path, "-") != 0) continue;
+        if (on_stdout)
+            return cli_fail(CLI_USAGE, VIEW,
+                            "%s and %s both write to stdout; one of them needs a "
+                            "file",
+                            on_stdout, outputs[i].option);
+        if (outputs[i].binary && isatty(STDOUT_FILENO))
+            return cli_fail(CLI_USAGE, VIEW,
+                            "%s -: stdout is a terminal; name a file, or use a "
+                            "pipe",
+                            outputs[i].option);
+        on_stdout = outputs[i].option;
+    }
+    return CLI_OK;
+}
+
+static cli_exit write_one(const output_job *job, int i)
+{
+    const char *path = path_of(job->options, i);
+    cli_exit code = CLI_OK;
+    if (!outputs[i].draw) {
+        code = write_npy(job->maps, job->picks, path);
+    } else {
+        view_figure figure = {0};
+        if (outputs[i].figure)
+            code = view_figure_make(job->options, job->maps, job->picks, NULL, &figure);
+        if (code == CLI_OK) {
+            mha_status status = draw_file(job, outputs[i].draw, &figure.figure, path);
+            if (status != MHA_OK) code = cli_fail_status(VIEW, status);
+        }
+        view_figure_free(&figure);
+    }
+    if (code == CLI_OK && strcmp(path, "-") != 0)
+        cli_note(job->options->quiet, "wrote %s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens",
+                 path, job->picks->count, job->picks->count == 1 ? "head" : "heads",
+                 job->maps->rows.count, job->maps->cols.count);
+    return code;
+}
+
+cli_exit view_write_files(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks)
+{
+    output_job job = {.options = options, .maps = maps, .picks = picks};
+    for (int i = 0; i < OUTPUT_COUNT; i++) {
+        if (!path_of(options, i)) continue;
+        cli_exit code = write_one(&job, i);
+        if (code != CLI_OK) return code;
+    }
+    return CLI_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * The terminal
+ * --------------------------------------------------------------------------------------------- */
+
+static cli_exit print_picks(const view_options *options, const attention_maps *maps,
+                            const maps_picks *picks, const char *remark,
+                            const mha_terminal *terminal)
+{
+    view_figure figure;
+    cli_exit code = view_figure_make(options, maps, picks, remark, &figure);
+    if (code != CLI_OK) return code;
+    figure.figure.dark = view_terminal_dark(options);
+    mha_status status = mha_render_terminal(&figure.figure, terminal, &stdout_sink);
+    view_figure_free(&figure);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
+}
+
+cli_exit view_print(const view_options *options, const attention_maps *maps,
+                    const maps_picks *picks)
+{
+    mha_terminal terminal = view_terminal(options);
+    if (options->layers.count > 0 || options->heads.count > 0)
+        return print_picks(options, maps, picks, NULL, &terminal);
+    maps_picks few;
+    char remark[128];
+    cli_exit code = view_sharpest(maps, picks, terminal.columns, &few);
+    snprintf(remark, sizeof remark,
+             "%" PRId64 " of %" PRId64 " heads: those that look most "
+             "sharply at other tokens%s",
+             few.count, picks->count, maps->layers > 1 ? ", one a layer" : "");
+    if (code == CLI_OK)
+        code =
+            print_picks(options, maps, &few, few.count < picks->count ? remark : NULL, &terminal);
+    maps_picks_free(&few);
+    return code;
+}

@@ -1,0 +1,45 @@
+/* Inside the model layer: what a model is, and what an architecture has to provide. A new one is a
+ * new file with these functions and a line in the table of model_load.c. */
+#ifndef MHAI_ARCH_H
+#define MHAI_ARCH_H
+
+#include "model/model_config.h"
+#include "model/model_weights.h"
+
+#include <multihead/model.h>
+
+/* A forward pass whose arguments have been checked. */
+typedef struct mhai_pass {
+    mha_context *context;
+    int64_t B, T;
+    const int32_t *ids, *type_ids; /* [B,T]; type_ids may be NULL */
+    const int64_t *lengths;        /* [B], may be NULL */
+    mha_model_outputs want;
+} mhai_pass;
+
+typedef struct mhai_arch {
+    const char *model_type; /* as config.json has it */
+    /* Read config and weights into model->body and model->info; model->body is destroyed by the
+     * caller, also if this fails. */
+    mha_status (*load)(mha_context *context, const mhai_config *config, mhai_weights *weights,
+                       mha_model *model);
+    mha_status (*forward)(const mha_model *model, const mhai_pass *pass);
+    void (*destroy)(void *body); /* NULL is fine */
+} mhai_arch;
+
+extern const mhai_arch mhai_arch_bert;
+
+struct mha_model {
+    mha_allocator allocator;
+    const mhai_arch *arch;
+    mha_model_info info;
+    mha_tokenizer *tokenizer; /* NULL: loaded without */
+    void *body;               /* the architecture's */
+};
+
+/* Copy the caller's struct (NULL: all defaults) into own, both beginning with struct_size. Fields
+ * that the caller does not know become zero; fields that we do not know must be zero. */
+MHA_NODISCARD mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size,
+                                                const void *caller);
+
+#endif

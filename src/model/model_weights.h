@@ -1,0 +1,31 @@
+/* Weights of an open safetensors file by name, checked against the shape that config.json asks
+ * for, as f32 whatever floating type the file has. */
+#ifndef MHAI_MODEL_WEIGHTS_H
+#define MHAI_MODEL_WEIGHTS_H
+
+#include <multihead/base.h>
+#include <multihead/io.h>
+
+typedef struct mhai_weights {
+    const char *path; /* of the file, for messages */
+    const mha_safetensors *file;
+    const char *prefix;  /* in front of every name */
+    float *converted[2]; /* of the last vector and the last matrix, if not f32 in the file */
+    int64_t parameters;  /* elements handed out so far */
+} mhai_weights;
+
+/* Free what conversions left behind. */
+void mhai_weights_close(mhai_weights *weights);
+
+/* Whether prefix + name is in the file. */
+bool mhai_weights_have(const mhai_weights *weights, const char *name);
+
+/* The vector [length] or the matrix [rows, columns] called name. It lives until the next one of its
+ * kind is asked for. Errors: MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (not a
+ * 16- or 32-bit floating type), MHA_ERR_NOMEM. */
+MHA_NODISCARD mha_status mhai_weights_vector(mhai_weights *weights, const char *name,
+                                             int64_t length, mha_tensor *tensor);
+MHA_NODISCARD mha_status mhai_weights_matrix(mhai_weights *weights, const char *name, int64_t rows,
+                                             int64_t columns, mha_tensor *tensor);
+
+#endif

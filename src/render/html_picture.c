@@ -1,0 +1,159 @@
+/* What readers without scripts see: the figure as inline SVG while that is small, else one small
+ * image a panel; and a table of the panels either way. */
+#include "html.h"
+#include "number.h"
+#include "png.h"
+#include "svg.h"
+#include "text.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MOST_SHAPES = 6000,
+    MOST_SVG_CELLS = 150000,
+    IMAGE_SIDE = 64, /* most pixels along a side of a panel's image */
+    MOST_IMAGES = 512
+};
+
+/* Cells as rectangles take some 60 bytes each: beyond a few thousand each map is an image. */
+static mha_status draw_svg(const mhai_html_page *page, bool as_images, mhai_writer *w)
+{
+    mha_buffer svg = {0};
+    mha_sink sink = mha_buffer_sink(&svg);
+    mhai_layout layout;
+    mha_status status = mhai_layout_make(&page->figure, &layout);
+    if (!status) {
+        layout.tooltips = false;
+        layout.image = layout.image || as_images;
+        layout.tiny = layout.tiny || layout.image;
+        layout.values = layout.values && !layout.image;
+        status = mhai_svg_write(&layout, true, &sink);
+    }
+    if (!status) {
+        mhai_sink_text(w, "<figure>");
+        mhai_sink_bytes(w, svg.data, svg.size);
+        mhai_sink_text(w, "</figure>\n");
+    }
+    mhai_layout_free(&layout);
+    mha_buffer_free(&svg);
+    return status ? status : w->status;
+}
+
+/* What the images of all panels share. */
+typedef struct album {
+    const mha_figure *figure;
+    mhai_ranges ranges;
+    mhai_palette palette;
+    mhai_theme theme;
+    mhai_cells cells;
+    int64_t pool;
+    uint8_t *rgb;
+} album;
+
+static mha_status album_open(const mha_figure *figure, album *a)
+{
+    mha_figure drawn = *figure;
+    if (drawn.scale == MHA_SCALE_RANK) drawn.scale = MHA_SCALE_SQRT; /* no sort for thumbnails */
+    int64_t longest = figure->rows > figure->cols ? figure->rows : figure->cols;
+    a->figure = figure;
+    a->pool = (longest + IMAGE_SIDE - 1) / IMAGE_SIDE;
+    MHA_TRY(mhai_ranges_make(&drawn, &a->ranges));
+    mhai_palette_make(figure, &a->palette);
+    a->theme = mhai_canvas_theme(figure);
+    int64_t rows = (figure->rows + a->pool - 1) / a->pool;
+    int64_t cols = (figure->cols + a->pool - 1) / a->pool;
+    MHA_TRY(mhai_cells_alloc(rows, cols, &a->cells));
+    a->rgb = mhai_sink_alloc(rows * cols, 3);
+    return a->rgb ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "report: no memory for an image");
+}
+
+static void album_close(album *a)
+{
+    mhai_ranges_free(&a->ranges);
+    mhai_cells_free(&a->cells);
+    free(a->rgb);
+}
+
+static mha_status write_image(album *a, int64_t i, mhai_writer *w)
+{
+    mha_panel panel = mhai_figure_panel(a->figure, i);
+    mhai_cells_fill(a->figure, &panel, a->pool, a->pool, &a->cells);
+    const mhai_map map = {.cells = &a->cells,
+                          .scale = mhai_ranges_at(&a->ranges, i),
+                          .palette = &a->palette,
+                          .theme = &a->theme};
+    for (int64_t k = 0; k < a->cells.rows * a->cells.cols; k++)
+        memcpy(a->rgb + 3 * k,
+               mhai_canvas_cell_color(&map, k / a->cells.cols, k % a->cells.cols).rgb, 3);
+    mha_buffer png = {0};
+    mha_sink sink = mha_buffer_sink(&png);
+    mha_status status = mhai_png_write(a->rgb, a->cells.cols, a->cells.rows, &sink);
+    if (!status) {
+        mhai_sink_text(w, "<td><img alt=\"\" src=\"data:image/png;base64,");
+        mhai_sink_base64(w, png.data, png.size);
+        mhai_sink_text(w, "\"></td>");
+    }
+    mha_buffer_free(&png);
+    return status;
+}
+
+static void write_cell(mhai_writer *w, const char *text)
+{
+    mhai_sink_text(w, "<td><bdi>");
+    mhai_sink_escaped(w, text ? text : "");
+    mhai_sink_text(w, "</bdi></td>");
+}
+
+static void write_row(const mhai_html_page *page, int64_t i, mhai_writer *w)
+{
+    mha_panel panel = mhai_figure_panel(&page->figure, i);
+    const mha_extent *extent = &mhai_ranges_at(&page->panels, i)->extent;
+    mhai_text name;
+    char least[MHAI_NUMBER_BYTES], greatest[MHAI_NUMBER_BYTES];
+    mhai_text_visible(panel.name, i, MHAI_TEXT_PROSE, &name);
+    mhai_number_short(extent->least, 4, least);
+    mhai_number_short(extent->greatest, 4, greatest);
+    write_cell(w, name.text);
+    write_cell(w, panel.note);
+    write_cell(w, panel.detail);
+    mhai_sink_print(w, "<td>%s</td><td>%s</td></tr>\n", least, greatest);
+}
+
+static mha_status write_table(const mhai_html_page *page, album *images, mhai_writer *w)
+{
+    mhai_sink_print(w,
+                    "<table class=\"panels\"><thead><tr>%s<th>map</th><th></th><th></th>"
+                    "<th>least</th><th>greatest</th></tr></thead>\n<tbody>\n",
+                    images ? "<th></th>" : "");
+    for (int64_t i = 0; i < page->figure.panel_count; i++) {
+        mhai_sink_text(w, "<tr>");
+        if (images) MHA_TRY(write_image(images, i, w));
+        write_row(page, i, w);
+    }
+    mhai_sink_text(w, "</tbody></table>\n");
+    return w->status;
+}
+
+mha_status mhai_html_make_picture(mhai_html_page *page)
+{
+    const mha_figure *f = &page->figure;
+    mha_sink sink = mha_buffer_sink(&page->picture);
+    mhai_writer writer;
+    mhai_sink_open(&writer, &sink);
+    int64_t cells = f->rows * f->cols;
+    bool small = cells * f->panel_count <= MOST_SVG_CELLS && f->rows + f->cols <= 2000;
+    bool images = !small && cells && f->panel_count <= MOST_IMAGES;
+    album shared = {0};
+    mha_status status = MHA_OK;
+    if (small) MHA_TRY_GOTO(draw_svg(page, cells * f->panel_count > MOST_SHAPES, &writer), done);
+    if (images) MHA_TRY_GOTO(album_open(f, &shared), done);
+    MHA_TRY_GOTO(write_table(page, images ? &shared : NULL, &writer), done);
+    status = mhai_sink_flush(&writer);
+done:
+    album_close(&shared);
+    return status;
+}

@@ -1,0 +1,43 @@
+/* A figure as characters: how it is divided, then how it is drawn. */
+#ifndef MHAI_RENDER_TERMINAL_H
+#define MHAI_RENDER_TERMINAL_H
+
+#include "layout.h"
+#include "pencil.h"
+
+/* Everything that is decided before the first character. */
+typedef struct mhai_plan {
+    mha_figure figure; /* checked */
+    mhai_ranges ranges;
+    mhai_palette palette;
+    mhai_theme theme;
+    int64_t width;       /* of the terminal */
+    bool plain, ascii;   /* no colour; no character outside ASCII */
+    bool half;           /* two rows of cells a line */
+    bool values;         /* numbers in the cells */
+    bool indexed;        /* row labels begin with their index */
+    bool numbered;       /* columns are labelled by index, with a key at the end */
+    bool sideways;       /* column labels fit side by side */
+    bool named, noted;   /* panels have a line for a name, for a note */
+    int64_t cell;        /* columns of the terminal that a cell takes */
+    int64_t border;      /* 1 if maps stand between bars (no colour) */
+    int64_t label_width; /* of the row labels */
+    int64_t pool_rows, pool_cols, rows, cols; /* reduction; cells drawn */
+    int64_t map_width;                        /* with its border */
+    int64_t columns, grid_rows;
+    int64_t label_lines; /* height of the column labels */
+    double value_greatest;
+    mhai_place *places;
+    int64_t *row_groups;
+    mhai_cells *cells; /* [columns]: the maps of one grid row */
+} mhai_plan;
+
+/* Free also after a failure. */
+mha_status mhai_plan_make(const mha_figure *figure, const mha_terminal *terminal, mhai_plan *plan);
+void mhai_plan_free(mhai_plan *plan);
+
+/* The label of a row or column as it stands in the terminal, cut to a number of columns. */
+void mhai_plan_label(const mhai_plan *plan, const char *const *labels, int64_t i, bool with_index,
+                     int64_t columns, mhai_text *text);
+
+#endif

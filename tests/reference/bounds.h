@@ -1,0 +1,52 @@
+/* How far the library's results may be from the reference: the derivations of docs/numerics.md,
+ * evaluated for each element with its own sums. Section numbers in bounds.c are of that page. */
+#ifndef TEST_BOUNDS_H
+#define TEST_BOUNDS_H
+
+#include "reference/reference.h"
+
+/* The arithmetic whose rounding is bounded. */
+typedef struct bound_arith {
+    double u;               /* relative error of an operation */
+    double tiny;            /* absolute error of one whose result is subnormal */
+    double exponential;     /* relative error of the exponential */
+    double scale;           /* relative error of the factor that multiplies q k */
+    double bias;            /* relative error of the factor that multiplies the bias */
+    double flush;           /* exponent of 2 below which an exponential becomes 0 */
+    int64_t key_block;      /* keys per softmax step */
+    double sum_depth;       /* additions that a term of a block's sum of p takes part in, at most */
+    bool fused;             /* a * b + c is one rounding */
+    double out_u, out_tiny; /* rounding of a finished result */
+} bound_arith;
+
+/* The paths of mha_attention_forward(). default_scale: the descriptor left the scale open. */
+bound_arith bound_arith_tiled(mha_isa isa, bool default_scale);
+bound_arith bound_arith_plain(bool default_scale);
+
+typedef struct bound_row {
+    double *p; /* [S] */
+    double *o; /* [Dv] */
+    double lse;
+    double sum; /* of |sum_s p[s] - 1|, whatever the errors of the scores are */
+} bound_row;
+
+bound_row bound_row_make(int64_t keys, int64_t value_dim);
+void bound_row_free(bound_row *bound);
+
+/* The bounds of the row that ref_attention_row() has filled in. */
+void bound_attention_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
+                         int64_t t, const ref_row *row, bound_row *bound);
+
+/* |library - ref_linear()|; x_error (f64, shape of x) may be NULL. */
+double bound_linear(const mha_tensor *x, const mha_tensor *x_error, const mha_tensor *weight,
+                    const mha_tensor *bias, bool fused, int64_t m, int64_t n);
+
+/* |library - ref_gelu(x)| where the library's x is wrong by at most x_error. */
+double bound_gelu(double x, double x_error);
+
+/* |library - ref_layer_norm()| for the whole row m; y is the reference's. */
+void bound_layer_norm(const mha_tensor *x, const mha_tensor *residual, const mha_tensor *weight,
+                      const mha_tensor *bias, double epsilon, int64_t m, const double *y,
+                      double *bound);
+
+#endif

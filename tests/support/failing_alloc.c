@@ -1,0 +1,70 @@
+/* See failing_alloc.h. A block is: guard bytes, the caller's memory, guard bytes; the record that
+ * release needs stands in front of them. */
+#include "support/failing_alloc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GUARD = 64, GUARD_BYTE = 0xC3 };
+
+typedef struct record {
+    void *base; /* what malloc gave */
+    size_t bytes;
+} record;
+
+static void *failing_alloc_take(void *user, size_t bytes, size_t alignment)
+{
+    failing_alloc *state = user;
+    int64_t call = state->calls++;
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        state->mistakes++;
+        return NULL;
+    }
+    bool fails = state->fail_at >= 0 &&
+                 (call == state->fail_at || (state->fail_after && call > state->fail_at));
+    if (fails || bytes > SIZE_MAX / 2 - alignment) return NULL;
+    unsigned char *base = malloc(sizeof(record) + bytes + alignment + 2 * GUARD);
+    if (!base) return NULL;
+    uintptr_t at = (uintptr_t)base + sizeof(record) + GUARD;
+    unsigned char *memory = base + (((at + alignment - 1) & ~(alignment - 1)) - (uintptr_t)base);
+    memset(memory - GUARD, GUARD_BYTE, GUARD);
+    memset(memory, 0xFF, bytes); /* NaN: reading what was not written shows */
+    memset(memory + bytes, GUARD_BYTE, GUARD);
+    record kept = {base, bytes};
+    memcpy(memory - GUARD - sizeof kept, &kept, sizeof kept);
+    state->live++;
+    return memory;
+}
+
+static bool guard_intact(const unsigned char *guard)
+{
+    for (int i = 0; i < GUARD; i++)
+        if (guard[i] != GUARD_BYTE) return false;
+    return true;
+}
+
+static void failing_alloc_give(void *user, void *memory, size_t bytes)
+{
+    failing_alloc *state = user;
+    if (!memory) {
+        state->mistakes++;
+        return;
+    }
+    unsigned char *start = memory;
+    record kept;
+    memcpy(&kept, start - GUARD - sizeof kept, sizeof kept);
+    if (kept.bytes != bytes || !guard_intact(start - GUARD) || !guard_intact(start + kept.bytes))
+        state->mistakes++;
+    state->live--;
+    free(kept.base);
+}
+
+failing_alloc failing_alloc_make(void)
+{
+    return (failing_alloc){.fail_at = -1};
+}
+
+mha_allocator failing_alloc_interface(failing_alloc *state)
+{
+    return (mha_allocator){failing_alloc_take, failing_alloc_give, state};
+}

@@ -1,0 +1,21 @@
+/* An allocator that counts, fails on demand, and notices leaks, wrong sizes and overruns. */
+#ifndef TEST_FAILING_ALLOC_H
+#define TEST_FAILING_ALLOC_H
+
+#include <multihead/base.h>
+
+typedef struct failing_alloc {
+    int64_t calls;    /* of alloc so far, failed ones included */
+    int64_t fail_at;  /* the call, counted from 0, that fails; -1: none */
+    bool fail_after;  /* every later call fails as well */
+    int64_t live;     /* blocks that were not released */
+    int64_t mistakes; /* wrong size at release, damaged guard bytes, alignment not a power of 2 */
+} failing_alloc;
+
+/* A fresh one: nothing fails. */
+failing_alloc failing_alloc_make(void);
+
+/* As the library takes it. state must outlive every block; one thread at a time. */
+mha_allocator failing_alloc_interface(failing_alloc *state);
+
+#endif

@@ -1,0 +1,205 @@
+/* See guarded.h. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+#include "support/guarded.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { FRONT = 64, FILL = 0xFF };
+
+static void must(bool condition, const char *what)
+{
+    if (condition) return;
+    fprintf(stderr, "guarded: %s\n", what);
+    abort();
+}
+
+/* The order of the axes in memory, innermost first. */
+static void memory_order(rng *r, int ndim, unsigned layout, int *order)
+{
+    for (int i = 0; i < ndim; i++) order[i] = ndim - 1 - i;
+    if ((layout & LAYOUT_SWAP) && ndim == 4) {
+        order[1] = 1;
+        order[2] = 2;
+    }
+    if ((layout & LAYOUT_PAD) && !(layout & LAYOUT_SWAP))
+        for (int i = ndim - 1; i > 1; i--) { /* any order of the outer axes */
+            int j = (int)rng_between(r, 1, i);
+            int kept = order[i];
+            order[i] = order[j];
+            order[j] = kept;
+        }
+}
+
+/* Strides, and the number of elements that the view spans. */
+static int64_t lay_out(rng *r, mha_tensor *view, unsigned layout)
+{
+    int order[MHA_MAX_DIMS];
+    memory_order(r, view->ndim, layout, order);
+    int64_t step = 1, span = 1;
+    for (int i = 0; i < view->ndim; i++) {
+        int axis = order[i];
+        bool outer = axis != view->ndim - 1;
+        if ((layout & LAYOUT_PAD) && (outer || (layout & LAYOUT_LAST)))
+            step += rng_chance(r, 0.7) ? rng_between(r, 1, 5) : 0;
+        if ((layout & LAYOUT_REPEAT) && outer && rng_chance(r, 0.4)) {
+            view->stride[axis] = 0;
+            continue;
+        }
+        int64_t length = view->shape[axis] > 0 ? view->shape[axis] : 1;
+        view->stride[axis] = step;
+        span += step * (length - 1);
+        step = span;
+    }
+    return span;
+}
+
+/* Turn some axes round: returns the offset of element 0 from the lowest element. */
+static int64_t turn_axes(rng *r, mha_tensor *view, unsigned layout)
+{
+    int64_t start = 0;
+    for (int axis = 0; axis < view->ndim; axis++) {
+        bool outer = axis != view->ndim - 1;
+        if (!(layout & LAYOUT_NEGATIVE) || !(outer || (layout & LAYOUT_LAST))) continue;
+        if (!rng_chance(r, 0.5)) continue;
+        start += view->stride[axis] * (view->shape[axis] - 1);
+        view->stride[axis] = -view->stride[axis];
+    }
+    return start;
+}
+
+guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout)
+{
+    guarded g = {.view = {.dtype = dtype, .ndim = ndim}};
+    for (int i = 0; i < ndim; i++) g.view.shape[i] = shape[i];
+    bool empty = guarded_is_empty(&g.view);
+    int64_t span = lay_out(r, &g.view, layout);
+    if (empty) span = 0;
+    int64_t start = empty ? 0 : turn_axes(r, &g.view, layout);
+    size_t size = mha_dtype_size(dtype), page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t needed = (size_t)span * size + FRONT;
+    g.bytes = (needed + page - 1) / page * page;
+    g.map_bytes = g.bytes + page;
+    g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    must(g.map != MAP_FAILED, "no memory");
+    must(mprotect(g.map + g.bytes, page, PROT_NONE) == 0, "mprotect failed");
+    g.view.data = g.map + g.bytes - (size_t)span * size + (size_t)start * size;
+    guarded_clear(&g);
+    return g;
+}
+
+void guarded_free(guarded *g)
+{
+    if (g->map) munmap(g->map, g->map_bytes);
+    free(g->copy);
+    *g = (guarded){.view = {.ndim = -1}};
+}
+
+unsigned guarded_random_layout(rng *r, bool input)
+{
+    static const unsigned layouts[] = {LAYOUT_CONTIGUOUS,
+                                       LAYOUT_SWAP,
+                                       LAYOUT_PAD,
+                                       LAYOUT_SWAP | LAYOUT_PAD,
+                                       LAYOUT_PAD | LAYOUT_NEGATIVE,
+                                       LAYOUT_SWAP | LAYOUT_NEGATIVE};
+    unsigned layout = RNG_PICK(r, layouts);
+    if (input && rng_chance(r, 0.15)) layout |= LAYOUT_REPEAT;
+    return layout;
+}
+
+void guarded_clear(guarded *g)
+{
+    memset(g->map, FILL, g->bytes);
+}
+
+bool guarded_gaps_intact(const guarded *g)
+{
+    size_t size = mha_dtype_size(g->view.dtype);
+    unsigned char *mark = calloc(g->bytes, 1);
+    must(mark != NULL, "no memory");
+    if (!guarded_is_empty(&g->view)) {
+        int64_t index[MHA_MAX_DIMS] = {0};
+        do {
+            const unsigned char *element = guarded_element(&g->view, index);
+            memset(mark + (element - g->map), 1, size);
+        } while (guarded_next(&g->view, index));
+    }
+    bool intact = true;
+    for (size_t i = 0; i < g->bytes && intact; i++) intact = mark[i] || g->map[i] == FILL;
+    free(mark);
+    return intact;
+}
+
+void guarded_snapshot(guarded *g)
+{
+    free(g->copy);
+    g->copy = malloc(g->bytes);
+    must(g->copy != NULL, "no memory");
+    memcpy(g->copy, g->map, g->bytes);
+}
+
+bool guarded_unchanged(const guarded *g)
+{
+    return memcmp(g->copy, g->map, g->bytes) == 0;
+}
+
+void *guarded_element(const mha_tensor *view, const int64_t *index)
+{
+    int64_t offset = 0;
+    for (int i = 0; i < view->ndim; i++) offset += index[i] * view->stride[i];
+    return (unsigned char *)view->data + offset * (int64_t)mha_dtype_size(view->dtype);
+}
+
+bool guarded_next(const mha_tensor *view, int64_t *index)
+{
+    for (int i = view->ndim - 1; i >= 0; i--) {
+        if (++index[i] < view->shape[i]) return true;
+        index[i] = 0;
+    }
+    return false;
+}
+
+bool guarded_is_empty(const mha_tensor *view)
+{
+    for (int i = 0; i < view->ndim; i++)
+        if (view->shape[i] == 0) return true;
+    return false;
+}
+
+static bool both_nan(const void *a, const void *b)
+{
+    float x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return x != x && y != y;
+}
+
+bool guarded_same_bits(const mha_tensor *a, const mha_tensor *b, bool nan_alike)
+{
+    size_t size = mha_dtype_size(a->dtype);
+    if (a->ndim != b->ndim || a->dtype != b->dtype) return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] != b->shape[i]) return false;
+    if (guarded_is_empty(a)) return true;
+    int64_t index[MHA_MAX_DIMS] = {0};
+    do {
+        const void *x = guarded_element(a, index), *y = guarded_element(b, index);
+        if (memcmp(x, y, size) == 0) continue;
+        if (!(nan_alike && a->dtype == MHA_F32 && both_nan(x, y))) return false;
+    } while (guarded_next(a, index));
+    return true;
+}
+
+mha_tensor guarded_slice(const mha_tensor *view, int axis, int64_t from, int64_t count)
+{
+    mha_tensor part = *view;
+    int64_t size = (int64_t)mha_dtype_size(view->dtype);
+    part.shape[axis] = count;
+    if (!guarded_is_empty(view))
+        part.data = (unsigned char *)view->data + from * view->stride[axis] * size;
+    return part;
+}

@@ -1,0 +1,61 @@
+/* Tensors in memory that notices what should not happen to it.
+ *
+ * All memory around and between the elements holds 0xFF (a NaN as f32); behind the last element
+ * lies a page that nobody may read. So reading a gap shows in the numbers, writing one is found by
+ * guarded_gaps_intact(), and reading beyond the end stops the test. */
+#ifndef TEST_GUARDED_H
+#define TEST_GUARDED_H
+
+#include "support/rng.h"
+
+#include <multihead/base.h>
+
+/* How the elements lie; flags may be combined. */
+enum {
+    LAYOUT_CONTIGUOUS = 0,
+    LAYOUT_SWAP = 1 << 0,     /* axes 1 and 2 exchanged in memory: [B,T,H,D] */
+    LAYOUT_PAD = 1 << 1,      /* odd gaps between rows, matrices, ... */
+    LAYOUT_NEGATIVE = 1 << 2, /* some outer axes run backwards */
+    LAYOUT_REPEAT = 1 << 3,   /* some outer axes have stride 0: inputs only */
+    LAYOUT_LAST = 1 << 4      /* the last axis may have a gap or run backwards too */
+};
+
+typedef struct guarded {
+    mha_tensor view;
+    unsigned char *map; /* pages; the last one is not readable */
+    size_t map_bytes, bytes;
+    unsigned char *copy; /* guarded_snapshot() */
+} guarded;
+
+/* All bytes 0xFF. Stops the process where memory is short: there is nothing to test then. */
+guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout);
+void guarded_free(guarded *g);
+
+/* A layout by chance. */
+unsigned guarded_random_layout(rng *r, bool input);
+
+/* Put 0xFF everywhere again. */
+void guarded_clear(guarded *g);
+
+/* Nothing but elements was written since guarded_make() or guarded_clear(). */
+bool guarded_gaps_intact(const guarded *g);
+
+/* Remember every byte; later: are they all the same? */
+void guarded_snapshot(guarded *g);
+bool guarded_unchanged(const guarded *g);
+
+/* Address of an element; index has ndim entries. */
+void *guarded_element(const mha_tensor *view, const int64_t *index);
+
+/* Step an index through a shape, last axis fastest; false after the last element. Start from
+ * zeros; an empty shape must not be started (guarded_is_empty). */
+bool guarded_next(const mha_tensor *view, int64_t *index);
+bool guarded_is_empty(const mha_tensor *view);
+
+/* Same shape and the same bits in every element; all NaNs count as the same if nan_alike. */
+bool guarded_same_bits(const mha_tensor *a, const mha_tensor *b, bool nan_alike);
+
+/* The part from .. from+count-1 of one axis. */
+mha_tensor guarded_slice(const mha_tensor *view, int axis, int64_t from, int64_t count);
+
+#endif

@@ -1,0 +1,69 @@
+/* See rng.h. The generator is SplitMix64 (Steele, Lea and Flood 2014). */
+#include "support/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+uint64_t rng_run_seed(void)
+{
+    static bool drawn;
+    static uint64_t seed;
+    if (drawn) return seed;
+    const char *text = getenv("MHA_TEST_SEED");
+    if (text && *text)
+        seed = strtoull(text, NULL, 0);
+    else
+        seed = mix((uint64_t)time(NULL) ^ ((uint64_t)getpid() << 40)) >> 32;
+    drawn = true;
+    printf("seed %llu (repeat this run with MHA_TEST_SEED=%llu)\n", (unsigned long long)seed,
+           (unsigned long long)seed);
+    return seed;
+}
+
+bool rng_long_run(void)
+{
+    const char *text = getenv("MHA_TEST_LONG");
+    return text && *text && *text != '0';
+}
+
+rng rng_make(uint64_t seed, uint64_t stream)
+{
+    return (rng){mix(mix(seed) + 0x9E3779B97F4A7C15u * (stream + 1))};
+}
+
+uint64_t rng_next(rng *r)
+{
+    r->state += 0x9E3779B97F4A7C15u;
+    return mix(r->state);
+}
+
+int64_t rng_between(rng *r, int64_t low, int64_t high)
+{
+    return low + (int64_t)(rng_next(r) % (uint64_t)(high - low + 1));
+}
+
+double rng_uniform(rng *r)
+{
+    return (double)(rng_next(r) >> 11) * 0x1p-53;
+}
+
+bool rng_chance(rng *r, double probability)
+{
+    return rng_uniform(r) < probability;
+}
+
+float rng_normal(rng *r)
+{
+    double radius = sqrt(-2.0 * log(1.0 - rng_uniform(r)));
+    return (float)(radius * cos(6.283185307179586 * rng_uniform(r)));
+}

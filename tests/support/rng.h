@@ -1,0 +1,34 @@
+/* Random numbers for tests: the same on every machine, the seed printed and settable.
+ *
+ * MHA_TEST_SEED repeats a run; without it every run draws a new seed. MHA_TEST_LONG=1 asks for the
+ * full grids instead of a sample. */
+#ifndef TEST_RNG_H
+#define TEST_RNG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct rng {
+    uint64_t state;
+} rng;
+
+/* The run's seed, from MHA_TEST_SEED or the clock; printed the first time. */
+uint64_t rng_run_seed(void);
+
+/* True if MHA_TEST_LONG is set to something other than 0. */
+bool rng_long_run(void);
+
+/* A generator of its own for each (seed, stream), so that a case does not depend on what ran
+ * before it. */
+rng rng_make(uint64_t seed, uint64_t stream);
+
+uint64_t rng_next(rng *r);
+int64_t rng_between(rng *r, int64_t low, int64_t high); /* both ends included */
+bool rng_chance(rng *r, double probability);
+double rng_uniform(rng *r); /* [0, 1) */
+float rng_normal(rng *r);   /* mean 0, deviation 1 */
+
+#define RNG_PICK(r, array) \
+    ((array)[rng_between(r, 0, (int64_t)(sizeof(array) / sizeof((array)[0])) - 1)])
+
+#endif

@@ -1,0 +1,30 @@
+/* See tally.h. */
+#include "support/tally.h"
+
+#include <math.h>
+#include <stdio.h>
+
+bool tally_compare(tally *t, double got, double exact, double bound)
+{
+    t->compared++;
+    if (got == exact) return true;
+    double error = fabs(got - exact);
+    if (error <= bound) {
+        if (error / bound > t->worst) t->worst = error / bound;
+        return true;
+    }
+    t->exceeded++;
+    t->worst = bound > 0 && error / bound > t->worst ? error / bound : t->worst;
+    return false;
+}
+
+void tally_print(const tally *t)
+{
+    printf("  %-34s %9lld values, largest error / bound %.3f%s\n", t->name, (long long)t->compared,
+           t->worst, tally_is_sharp(t) ? "" : "  (too lax to mean much)");
+}
+
+bool tally_is_sharp(const tally *t)
+{
+    return t->compared > 0 && t->worst > 0.001;
+}

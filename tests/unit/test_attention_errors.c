@@ -1,0 +1,622 @@
+/* Everything around the numbers of mha_attention_forward(): each error it can report, what explain
+ * says, memory that runs out, memory that is not needed twice, forks. */
+#include "support/failing_alloc.h"
+#include "support/machines.h"
+#include "support/problem.h"
+
+#include <multihead/attention.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define THREAD_SANITIZER 1
+#endif
+#endif
+
+/* ---- errors --------------------------------------------------------------------------------- */
+
+/* The arguments of a call that is right until a case spoils it. */
+typedef struct call {
+    mha_context *context;
+    mha_attention_desc desc;
+    mha_attention_outputs outputs;
+    mha_tensor q, k, v, o, lse, p, keep, bias;
+    const mha_tensor *q_at, *k_at, *v_at, *o_at;
+    int64_t lengths[2], offsets[2];
+} call;
+
+enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
+
+/* The spoilers; each changes one thing. */
+#define SPOIL(name, change)   \
+    static void name(call *c) \
+    {                         \
+        change;               \
+    }
+SPOIL(null_context, c->context = NULL)
+SPOIL(null_q, c->q_at = NULL)
+SPOIL(null_k, c->k_at = NULL)
+SPOIL(null_v, c->v_at = NULL)
+SPOIL(null_o, c->o_at = NULL)
+SPOIL(q_data_null, c->q.data = NULL)
+SPOIL(k_data_null, c->k.data = NULL)
+SPOIL(v_data_null, c->v.data = NULL)
+SPOIL(o_data_null, c->o.data = NULL)
+SPOIL(lse_data_null, c->lse.data = NULL)
+SPOIL(p_data_null, c->p.data = NULL)
+SPOIL(keep_data_null, c->keep.data = NULL)
+SPOIL(bias_data_null, c->bias.data = NULL)
+SPOIL(q_dtype, c->q.dtype = MHA_F64)
+SPOIL(k_dtype, c->k.dtype = MHA_F16)
+SPOIL(v_dtype, c->v.dtype = MHA_I32)
+SPOIL(o_dtype, c->o.dtype = MHA_BF16)
+SPOIL(lse_dtype, c->lse.dtype = MHA_F64)
+SPOIL(p_dtype, c->p.dtype = (mha_dtype)99)
+SPOIL(keep_dtype, c->keep.dtype = MHA_F32)
+SPOIL(bias_dtype, c->bias.dtype = MHA_U8)
+SPOIL(q_ndim, c->q.ndim = 3)
+SPOIL(k_ndim, c->k.ndim = 1000)
+SPOIL(v_ndim, c->v.ndim = -1)
+SPOIL(o_ndim, c->o.ndim = 5)
+SPOIL(lse_ndim, c->lse.ndim = 4)
+SPOIL(p_ndim, c->p.ndim = 3)
+SPOIL(keep_ndim, c->keep.ndim = 5)
+SPOIL(bias_ndim, c->bias.ndim = -7)
+SPOIL(q_negative, c->q.shape[2] = -1)
+SPOIL(k_batch, c->k.shape[0] = 1)
+SPOIL(k_head_dim, c->k.shape[3] = 7)
+SPOIL(k_heads, c->k.shape[1] = c->v.shape[1] = 3)
+SPOIL(k_no_heads, c->k.shape[1] = c->v.shape[1] = 0)
+SPOIL(v_batch, c->v.shape[0] = 1)
+SPOIL(v_heads, c->v.shape[1] = 1)
+SPOIL(v_length, c->v.shape[2] = 4)
+SPOIL(no_head_dim, c->q.shape[3] = c->k.shape[3] = 0)
+SPOIL(o_length, c->o.shape[2] = 2)
+SPOIL(o_heads, c->o.shape[1] = 2)
+SPOIL(o_value_dim, c->o.shape[3] = D)
+SPOIL(lse_shape, c->lse.shape[2] = 2)
+SPOIL(p_shape, c->p.shape[3] = 4)
+SPOIL(keep_shape, c->keep.shape[3] = 4)
+SPOIL(bias_shape, c->bias.shape[1] = 3)
+SPOIL(q_stride, c->q.stride[3] = 2)
+SPOIL(k_stride, c->k.stride[3] = -1)
+SPOIL(v_stride, c->v.stride[3] = 0)
+SPOIL(o_stride, c->o.stride[3] = 2)
+SPOIL(o_repeats, c->o.stride[1] = 0)
+SPOIL(o_interleaves, c->o.stride[2] = DV - 1)
+SPOIL(lse_repeats, c->lse.stride[0] = 0)
+SPOIL(p_repeats, c->p.stride[2] = 0)
+SPOIL(o_misaligned, c->o.data = (char *)c->o.data + 1)
+SPOIL(q_misaligned, c->q.data = (char *)c->q.data + 2)
+SPOIL(o_is_q, c->o.data = c->q.data)
+SPOIL(o_in_v, c->o.data = (float *)c->v.data + 3)
+SPOIL(o_in_keep, c->keep.data = (char *)c->o.data + 9)
+SPOIL(o_in_bias, c->o.data = c->bias.data)
+SPOIL(lse_in_o, c->lse.data = c->o.data)
+SPOIL(p_in_o, c->p.data = (float *)c->o.data + 8)
+SPOIL(p_in_k, c->p.data = c->k.data)
+SPOIL(huge_stride, c->q.stride[0] = INT64_MAX / 2)
+SPOIL(lowest_stride, c->k.stride[1] = INT64_MIN)
+SPOIL(huge_length, c->q.shape[2] = c->o.shape[2] = c->lse.shape[2] = c->p.shape[2] = INT64_MAX)
+SPOIL(bad_path, c->desc.path = (mha_path)7)
+SPOIL(scale_nan, c->desc.scale = NAN)
+SPOIL(scale_infinite, c->desc.scale = INFINITY)
+SPOIL(unknown_flag, c->desc.flags |= 1u << 31)
+SPOIL(offset_alone, c->desc.q_offset = 1)
+SPOIL(offsets_alone, c->desc.q_offsets = c->offsets)
+SPOIL(both_offsets,
+      (c->desc.flags |= MHA_ATTENTION_CAUSAL, c->desc.q_offset = 1, c->desc.q_offsets = c->offsets))
+SPOIL(length_negative, (c->lengths[1] = -1, c->desc.key_lengths = c->lengths))
+SPOIL(length_beyond, (c->lengths[1] = S + 1, c->desc.key_lengths = c->lengths))
+SPOIL(desc_size_0, c->desc.struct_size = 0)
+SPOIL(desc_size_short, c->desc.struct_size = 8)
+SPOIL(outputs_size_0, c->outputs.struct_size = 0)
+SPOIL(outputs_reserved, c->outputs.reserved = 1)
+
+static const struct {
+    void (*spoil)(call *);
+    mha_status status;
+    const char *word;  /* must stand in the detail */
+    bool forward_only; /* explain does not mind */
+} errors[] = {
+    {null_context, MHA_ERR_NULL, "context", false},
+    {null_q, MHA_ERR_NULL, "q", false},
+    {null_k, MHA_ERR_NULL, "k", false},
+    {null_v, MHA_ERR_NULL, "v", false},
+    {null_o, MHA_ERR_NULL, "o", true},
+    {q_data_null, MHA_ERR_NULL, "q", true},
+    {k_data_null, MHA_ERR_NULL, "k", true},
+    {v_data_null, MHA_ERR_NULL, "v", true},
+    {o_data_null, MHA_ERR_NULL, "o", true},
+    {lse_data_null, MHA_ERR_NULL, "lse", true},
+    {p_data_null, MHA_ERR_NULL, "probabilities", true},
+    {keep_data_null, MHA_ERR_NULL, "keep_mask", true},
+    {bias_data_null, MHA_ERR_NULL, "bias", true},
+    {q_dtype, MHA_ERR_DTYPE, "q", false},
+    {k_dtype, MHA_ERR_DTYPE, "k", false},
+    {v_dtype, MHA_ERR_DTYPE, "v", false},
+    {o_dtype, MHA_ERR_DTYPE, "o", false},
+    {lse_dtype, MHA_ERR_DTYPE, "lse", false},
+    {p_dtype, MHA_ERR_DTYPE, "probabilities", false},
+    {keep_dtype, MHA_ERR_DTYPE, "keep_mask", false},
+    {bias_dtype, MHA_ERR_DTYPE, "bias", false},
+    {q_ndim, MHA_ERR_SHAPE, "q", false},
+    {k_ndim, MHA_ERR_SHAPE, "k", false},
+    {v_ndim, MHA_ERR_SHAPE, "v", false},
+    {o_ndim, MHA_ERR_SHAPE, "o", false},
+    {lse_ndim, MHA_ERR_SHAPE, "lse", false},
+    {p_ndim, MHA_ERR_SHAPE, "probabilities", false},
+    {keep_ndim, MHA_ERR_SHAPE, "keep_mask", false},
+    {bias_ndim, MHA_ERR_SHAPE, "bias", false},
+    {q_negative, MHA_ERR_SHAPE, "q", false},
+    {k_batch, MHA_ERR_SHAPE, "k", false},
+    {k_head_dim, MHA_ERR_SHAPE, "k", false},
+    {k_heads, MHA_ERR_SHAPE, "k", false},
+    {k_no_heads, MHA_ERR_SHAPE, "k", false},
+    {v_batch, MHA_ERR_SHAPE, "v", false},
+    {v_heads, MHA_ERR_SHAPE, "v", false},
+    {v_length, MHA_ERR_SHAPE, "v", false},
+    {no_head_dim, MHA_ERR_SHAPE, "q", false},
+    {o_length, MHA_ERR_SHAPE, "o", false},
+    {o_heads, MHA_ERR_SHAPE, "o", false},
+    {o_value_dim, MHA_ERR_SHAPE, "o", false},
+    {lse_shape, MHA_ERR_SHAPE, "lse", false},
+    {p_shape, MHA_ERR_SHAPE, "probabilities", false},
+    {keep_shape, MHA_ERR_SHAPE, "keep_mask", false},
+    {bias_shape, MHA_ERR_SHAPE, "bias", false},
+    {q_stride, MHA_ERR_STRIDE, "q", false},
+    {k_stride, MHA_ERR_STRIDE, "k", false},
+    {v_stride, MHA_ERR_STRIDE, "v", false},
+    {o_stride, MHA_ERR_STRIDE, "o", false},
+    {o_repeats, MHA_ERR_STRIDE, "o", false},
+    {o_interleaves, MHA_ERR_STRIDE, "o", false},
+    {lse_repeats, MHA_ERR_STRIDE, "lse", false},
+    {p_repeats, MHA_ERR_STRIDE, "probabilities", false},
+    {o_misaligned, MHA_ERR_STRIDE, "o", false},
+    {q_misaligned, MHA_ERR_STRIDE, "q", false},
+    {o_is_q, MHA_ERR_OVERLAP, "o overlaps q", true},
+    {o_in_v, MHA_ERR_OVERLAP, "o overlaps v", true},
+    {o_in_keep, MHA_ERR_OVERLAP, "o overlaps keep_mask", true},
+    {o_in_bias, MHA_ERR_OVERLAP, "o overlaps bias", true},
+    {lse_in_o, MHA_ERR_OVERLAP, "lse overlaps o", true},
+    {p_in_o, MHA_ERR_OVERLAP, "probabilities overlaps o", true},
+    {p_in_k, MHA_ERR_OVERLAP, "probabilities overlaps k", true},
+    {huge_stride, MHA_ERR_SIZE, "q", false},
+    {lowest_stride, MHA_ERR_SIZE, "k", false},
+    {huge_length, MHA_ERR_SIZE, "q", false},
+    {bad_path, MHA_ERR_ARGUMENT, "path", false},
+    {scale_nan, MHA_ERR_ARGUMENT, "scale", false},
+    {scale_infinite, MHA_ERR_ARGUMENT, "scale", false},
+    {unknown_flag, MHA_ERR_UNSUPPORTED, "flags", false},
+    {offset_alone, MHA_ERR_ARGUMENT, "q_offset", false},
+    {offsets_alone, MHA_ERR_ARGUMENT, "q_offset", false},
+    {both_offsets, MHA_ERR_ARGUMENT, "q_offset", false},
+    {length_negative, MHA_ERR_ARGUMENT, "key_lengths[1]", false},
+    {length_beyond, MHA_ERR_ARGUMENT, "key_lengths[1]", false},
+    {desc_size_0, MHA_ERR_ARGUMENT, "struct_size", false},
+    {desc_size_short, MHA_ERR_ARGUMENT, "struct_size", false},
+    {outputs_size_0, MHA_ERR_ARGUMENT, "struct_size", false},
+    {outputs_reserved, MHA_ERR_UNSUPPORTED, "reserved", false},
+};
+
+/* The memory behind a call. */
+typedef struct arena {
+    guarded q, k, v, o, lse, p, keep, bias;
+} arena;
+
+static arena arena_make(rng *r)
+{
+    arena a = {
+        .q = guarded_make(r, MHA_F32, 4, (int64_t[]){B, H, T, D}, LAYOUT_PAD),
+        .k = guarded_make(r, MHA_F32, 4, (int64_t[]){B, HK, S, D}, LAYOUT_PAD),
+        .v = guarded_make(r, MHA_F32, 4, (int64_t[]){B, HK, S, DV}, 0),
+        .o = guarded_make(r, MHA_F32, 4, (int64_t[]){B, H, T, DV}, 0),
+        .lse = guarded_make(r, MHA_F32, 3, (int64_t[]){B, H, T}, 0),
+        .p = guarded_make(r, MHA_F32, 4, (int64_t[]){B, H, T, S}, 0),
+        .keep = guarded_make(r, MHA_U8, 4, (int64_t[]){B, 1, 1, S}, 0),
+        .bias = guarded_make(r, MHA_F32, 4, (int64_t[]){1, H, T, S}, 0),
+    };
+    guarded *inputs[] = {&a.q, &a.k, &a.v, &a.bias};
+    for (int i = 0; i < 4; i++) {
+        int64_t index[MHA_MAX_DIMS] = {0};
+        do *(float *)guarded_element(&inputs[i]->view, index) = rng_normal(r);
+        while (guarded_next(&inputs[i]->view, index));
+    }
+    return a;
+}
+
+static void arena_free(arena *a)
+{
+    guarded *all[] = {&a->q, &a->k, &a->v, &a->o, &a->lse, &a->p, &a->keep, &a->bias};
+    for (int i = 0; i < 8; i++) guarded_free(all[i]);
+}
+
+/* Fills in place: pointers lead into the call itself. */
+static void call_make(call *c, mha_context *context, const arena *a)
+{
+    *c = (call){.context = context, .q = a->q.view, .k = a->k.view, .v = a->v.view};
+    c->o = a->o.view, c->lse = a->lse.view, c->p = a->p.view;
+    c->keep = a->keep.view, c->bias = a->bias.view;
+    c->q_at = &c->q, c->k_at = &c->k, c->v_at = &c->v, c->o_at = &c->o;
+    c->desc = (mha_attention_desc){
+        .struct_size = sizeof c->desc, .keep_mask = &c->keep, .bias = &c->bias};
+    c->outputs = (mha_attention_outputs){
+        .struct_size = sizeof c->outputs, .lse = &c->lse, .probabilities = &c->p};
+}
+
+static mha_status call_forward(call *c)
+{
+    return mha_attention_forward(c->context, &c->desc, c->q_at, c->k_at, c->v_at, c->o_at,
+                                 &c->outputs);
+}
+
+static mha_status call_explain(call *c, mha_attention_plan *plan)
+{
+    return mha_attention_explain(c->context, &c->desc, c->q_at, c->k_at, c->v_at, c->o_at,
+                                 &c->outputs, plan);
+}
+
+/* One line, not empty, with the word in it. */
+static void check_detail(size_t i, mha_status status, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)status, detail);
+    if (!*detail || strchr(detail, '\n') || !strstr(detail, word))
+        fail_msg("case %zu: '%s' does not name %s", i, detail, word);
+}
+
+static void every_error(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 1);
+    arena a = arena_make(&r);
+    guarded *memory[] = {&a.q, &a.k, &a.v, &a.o, &a.lse, &a.p, &a.keep, &a.bias};
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    call c;
+    mha_attention_plan plan;
+    call_make(&c, context, &a);
+    assert_int_equal(call_forward(&c), MHA_OK);
+    for (int j = 0; j < 8; j++) guarded_snapshot(memory[j]);
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        call_make(&c, context, &a);
+        errors[i].spoil(&c);
+        mha_status status = call_forward(&c);
+        check_detail(i, status, errors[i].word);
+        if (status != errors[i].status)
+            fail_msg("case %zu (%s): status %d, expected %d", i, errors[i].word, (int)status,
+                     (int)errors[i].status);
+        for (int j = 0; j < 8; j++)
+            if (!guarded_unchanged(memory[j])) fail_msg("case %zu changed memory %d", i, j);
+        memset(&plan, 0x5A, sizeof plan);
+        mha_attention_plan before = plan;
+        status = call_explain(&c, &plan);
+        if (status != (errors[i].forward_only ? MHA_OK : errors[i].status))
+            fail_msg("case %zu (%s): explain gives %d", i, errors[i].word, (int)status);
+        if (status != MHA_OK) assert_memory_equal(&plan, &before, sizeof plan);
+    }
+    mha_context_destroy(context);
+    arena_free(&a);
+}
+
+/* ---- structs that grow ---------------------------------------------------------------------- */
+
+static void newer_structs(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 2);
+    arena a = arena_make(&r);
+    mha_context *context;
+    call c;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    call_make(&c, context, &a);
+    struct {
+        mha_attention_desc desc;
+        unsigned char more[24];
+    } desc;
+    struct {
+        mha_attention_outputs outputs;
+        unsigned char more[24];
+    } outputs;
+    memset(&desc, 0, sizeof desc);
+    memset(&outputs, 0, sizeof outputs);
+    desc.desc.struct_size = sizeof desc;
+    outputs.outputs.struct_size = sizeof outputs;
+#define NEWER mha_attention_forward(context, &desc.desc, &c.q, &c.k, &c.v, &c.o, &outputs.outputs)
+    assert_int_equal(NEWER, MHA_OK);
+    desc.more[23] = 1;
+    assert_int_equal(NEWER, MHA_ERR_UNSUPPORTED);
+    assert_non_null(strstr(mha_error_detail(), "mha_attention_desc"));
+    desc.more[23] = 0;
+    outputs.more[0] = 1;
+    assert_int_equal(NEWER, MHA_ERR_UNSUPPORTED);
+    assert_non_null(strstr(mha_error_detail(), "mha_attention_outputs"));
+#undef NEWER
+    assert_int_equal(mha_attention_forward(context, NULL, &c.q, &c.k, &c.v, &c.o, NULL), MHA_OK);
+    mha_context_destroy(context);
+    arena_free(&a);
+}
+
+/* ---- paths and plans ------------------------------------------------------------------------ */
+
+static void strict_and_plain(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 3);
+    const problem_shape wide[] = {
+        {.B = 1, .H = 2, .Hk = 1, .T = 3, .S = 9, .D = 300, .Dv = 16},
+        {.B = 1, .H = 2, .Hk = 1, .T = 3, .S = 9, .D = 16, .Dv = 257},
+    };
+    machines all = machines_make(1);
+    for (int i = 0; i < 2; i++)
+        for (int m = 0; m < all.count; m++) {
+            problem p;
+            problem_make(&p, &r, &wide[i]);
+            outcome tiled = outcome_make(&r, &wide[i], OUTCOME_ALL, 0);
+            outcome plain = outcome_make(&r, &wide[i], OUTCOME_ALL, 0);
+            mha_context *context = all.each[m].context;
+            mha_attention_plan plan;
+            for (int path = MHA_PATH_AUTO; path <= MHA_PATH_TILED; path++) {
+                p.desc.path = (mha_path)path;
+                p.desc.flags |= MHA_ATTENTION_STRICT;
+                guarded_snapshot(&tiled.o);
+                assert_int_equal(problem_run(context, &p, p.desc.path, &tiled),
+                                 MHA_ERR_UNSUPPORTED);
+                assert_true(guarded_unchanged(&tiled.o));
+                p.desc.flags &= ~(uint32_t)MHA_ATTENTION_STRICT;
+                assert_int_equal(mha_attention_explain(context, &p.desc, &p.q.view, &p.k.view,
+                                                       &p.v.view, NULL, NULL, &plan),
+                                 MHA_OK);
+                assert_int_equal(plan.path, MHA_PATH_PLAIN);
+                assert_non_null(strstr(plan.reason, "256"));
+                assert_int_equal(problem_run(context, &p, p.desc.path, &tiled), MHA_OK);
+                assert_int_equal(problem_run(context, &p, MHA_PATH_PLAIN, &plain), MHA_OK);
+                assert_true(outcome_same(&tiled, &plain, false));
+            }
+            p.desc.flags |= MHA_ATTENTION_STRICT; /* plain was asked for: nothing falls back */
+            assert_int_equal(problem_run(context, &p, MHA_PATH_PLAIN, &plain), MHA_OK);
+            outcome_free(&tiled);
+            outcome_free(&plain);
+            problem_free(&p);
+        }
+    machines_free(&all);
+}
+
+static int64_t count_pairs(const problem *p)
+{
+    int64_t pairs = 0;
+    for (int64_t b = 0; b < p->shape.B; b++)
+        for (int64_t t = 0; t < p->shape.T; t++)
+            for (int64_t s = 0; s < p->shape.S; s++) {
+                int64_t offset = p->desc.q_offsets ? p->offsets[b] : p->desc.q_offset;
+                bool seen = !(p->desc.flags & MHA_ATTENTION_CAUSAL) || s - t <= offset;
+                if (p->desc.key_lengths) seen = seen && s < p->lengths[b];
+                pairs += seen;
+            }
+    return pairs * p->shape.H;
+}
+
+/* What explain says is so; and scratch reserved by its word is enough. */
+static void plans_come_true(void **state)
+{
+    (void)state;
+    for (int i = 0; i < (rng_long_run() ? 1000 : 100); i++) {
+        rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
+        problem_shape n = {.B = rng_between(&r, 1, 3), .Hk = rng_between(&r, 1, 2)};
+        n.H = n.Hk * rng_between(&r, 1, 3);
+        n.T = rng_between(&r, 0, 40), n.S = rng_between(&r, 0, 600);
+        n.D = rng_between(&r, 1, 80), n.Dv = rng_between(&r, 1, 80);
+        n.masks = (unsigned)rng_between(&r, 0, MASK_ALL);
+        problem p;
+        problem_make(&p, &r, &n);
+        p.desc.path = (mha_path)rng_between(&r, 0, 2);
+        failing_alloc memory = failing_alloc_make();
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = (int32_t)rng_between(&r, 1, 4),
+                                       .allocator = failing_alloc_interface(&memory)};
+        mha_context *context;
+        mha_attention_plan plan;
+        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        assert_int_equal(mha_attention_explain(context, &p.desc, &p.q.view, &p.k.view, &p.v.view,
+                                               NULL, NULL, &plan),
+                         MHA_OK);
+        assert_int_equal(plan.path,
+                         p.desc.path == MHA_PATH_PLAIN ? MHA_PATH_PLAIN : MHA_PATH_TILED);
+        assert_true(plan.path == MHA_PATH_PLAIN || plan.isa == mha_context_isa(context));
+        assert_true(plan.path == MHA_PATH_PLAIN || plan.key_block == 512);
+        assert_true(plan.reason && *plan.reason);
+        assert_int_equal(plan.visible_pairs, count_pairs(&p));
+        assert_true(plan.flops == 2.0 * (double)(n.D + n.Dv) * (double)plan.visible_pairs);
+        assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+        int64_t calls = memory.calls;
+        outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
+        assert_int_equal(problem_run(context, &p, p.desc.path, &x), MHA_OK);
+        if (memory.calls != calls)
+            fail_msg("%s: %zu bytes were promised to be enough", p.text, plan.scratch_bytes);
+        outcome_free(&x);
+        mha_context_destroy(context);
+        assert_int_equal(memory.live, 0);
+        assert_int_equal(memory.mistakes, 0);
+        problem_free(&p);
+    }
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* Create a context and run one call, allocation number n failing. True if nothing failed. */
+static bool survives(const problem *p, rng *r, const machine *m, int64_t n, bool and_later)
+{
+    failing_alloc memory = failing_alloc_make();
+    memory.fail_at = n;
+    memory.fail_after = and_later;
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = 3,
+                                   .isa = m->isa,
+                                   .allocator = failing_alloc_interface(&memory)};
+    mha_context *context = NULL;
+    outcome x = outcome_make(r, &p->shape, OUTCOME_ALL, LAYOUT_PAD);
+    guarded_snapshot(&x.o);
+    guarded_snapshot(&x.lse);
+    guarded_snapshot(&x.p);
+    mha_status status = mha_context_create(&desc, &context);
+    if (status != MHA_OK)
+        assert_null(context);
+    else
+        status = problem_run(context, p, m->path, &x);
+    if (status != MHA_OK) {
+        assert_int_equal(status, MHA_ERR_NOMEM);
+        assert_true(*mha_error_detail() != '\0');
+        assert_true(guarded_unchanged(&x.o) && guarded_unchanged(&x.lse) &&
+                    guarded_unchanged(&x.p));
+    } else {
+        assert_true(!guarded_unchanged(&x.o));
+    }
+    bool failed = memory.calls > n;
+    mha_context_destroy(context);
+    assert_int_equal(memory.live, 0);
+    assert_int_equal(memory.mistakes, 0);
+    outcome_free(&x);
+    return !failed && status == MHA_OK;
+}
+
+static void every_allocation_fails(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 5);
+    problem_shape n = {.B = 2, .H = 4, .Hk = 2, .T = 20, .S = 600, .D = 40, .Dv = 24};
+    n.masks = MASK_ALL;
+    problem p;
+    problem_make(&p, &r, &n);
+    for (int m = 0; m < all.count; m++)
+        for (int later = 0; later < 2; later++) {
+            int64_t fail_at = 0;
+            while (!survives(&p, &r, &all.each[m], fail_at, later)) fail_at++;
+            printf("  %s: %lld allocations, each one refused%s\n", all.each[m].name,
+                   (long long)fail_at, later ? " with all later ones" : "");
+            assert_true(fail_at >= 3); /* context, pool, scratch */
+        }
+    problem_free(&p);
+    machines_free(&all);
+}
+
+static void steady_state(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 6);
+    problem_shape n = {.B = 2, .H = 4, .Hk = 2, .T = 50, .S = 700, .D = 64, .Dv = 64};
+    n.masks = MASK_ALL;
+    for (int m = 0; m < all.count; m++) {
+        problem p;
+        problem_make(&p, &r, &n);
+        failing_alloc memory = failing_alloc_make();
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = 2,
+                                       .isa = all.each[m].isa,
+                                       .allocator = failing_alloc_interface(&memory)};
+        mha_context *context;
+        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
+        assert_int_equal(problem_run(context, &p, all.each[m].path, &x), MHA_OK);
+        int64_t calls = memory.calls;
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(problem_run(context, &p, all.each[m].path, &x), MHA_OK);
+        assert_int_equal(memory.calls, calls);
+        mha_context_destroy(context);
+        outcome_free(&x);
+        problem_free(&p);
+    }
+    machines_free(&all);
+}
+
+/* The tiled path's scratch does not grow with the lengths, a hundredfold here. */
+static void linear_memory(void **state)
+{
+    (void)state;
+    mha_context *context;
+    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
+    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    size_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        int64_t length = i ? 1000000 : 10000;
+        int64_t shape[] = {1, 8, length, 64};
+        mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, shape);
+        mha_attention_plan plan;
+        assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, NULL, &plan),
+                         MHA_OK);
+        bytes[i] = plan.scratch_bytes;
+        assert_int_equal(plan.visible_pairs, 8 * length * length);
+    }
+    assert_true(bytes[1] <
+                bytes[0] + bytes[0] / 4); /* chunks of rows are cut a little differently */
+    mha_context_destroy(context);
+}
+
+/* ---- forks ---------------------------------------------------------------------------------- */
+
+static void after_a_fork(void **state)
+{
+    (void)state;
+#ifdef THREAD_SANITIZER
+    printf("  skipped: the thread sanitizer does not follow threads over a fork\n");
+    skip();
+#else
+    rng r = rng_make(rng_run_seed(), 8);
+    const problem_shape n = {.B = 2, .H = 6, .Hk = 3, .T = 300, .S = 300, .D = 32, .Dv = 32};
+    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 4};
+    mha_context *context;
+    problem p;
+    problem_make(&p, &r, &n);
+    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    outcome parent = outcome_make(&r, &n, OUTCOME_ALL, 0);
+    outcome child = outcome_make(&r, &n, OUTCOME_ALL, 0);
+    assert_int_equal(problem_run(context, &p, MHA_PATH_AUTO, &parent), MHA_OK);
+    fflush(stdout);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        alarm(120); /* a lock that no thread will release must not hang the test */
+        bool right = problem_run(context, &p, MHA_PATH_AUTO, &child) == MHA_OK &&
+                     outcome_same(&parent, &child, false);
+        mha_context_destroy(context);
+        _exit(right ? 0 : 1);
+    }
+    int result = 0;
+    assert_int_equal(waitpid(pid, &result, 0), pid);
+    assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 0);
+    assert_int_equal(problem_run(context, &p, MHA_PATH_AUTO, &child), MHA_OK);
+    assert_true(outcome_same(&parent, &child, false));
+    mha_context_destroy(context);
+    outcome_free(&parent);
+    outcome_free(&child);
+    problem_free(&p);
+#endif
+}
+
+int main(void)
+{
+    rng_run_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_error),
+        cmocka_unit_test(newer_structs),
+        cmocka_unit_test(strict_and_plain),
+        cmocka_unit_test(plans_come_true),
+        cmocka_unit_test(every_allocation_fails),
+        cmocka_unit_test(steady_state),
+        cmocka_unit_test(linear_memory),
+        cmocka_unit_test(after_a_fork),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,592 @@
+/* The base layer: status and detail, tensor views, contexts, scratch memory, loops. */
+#include "support/failing_alloc.h"
+
+#include <multihead/component.h>
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Sanitizers reserve address space of their own and follow threads. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+
+/* The call fails with this status, and its detail is one line that holds the word. */
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_true(*detail != '\0');
+    assert_null(strchr(detail, '\n'));
+    assert_non_null(strstr(detail, word));
+}
+
+/* ---- status --------------------------------------------------------------------------------- */
+
+static void status_texts(void **state)
+{
+    (void)state;
+    assert_string_equal(mha_status_text(MHA_OK), "success");
+    assert_string_equal(mha_status_text((mha_status)99), "unknown status");
+    assert_int_equal(MHA_ERR_SHAPE, 10); /* pinned for ever */
+    assert_int_equal(MHA_ERR_CALLBACK, 60);
+#define CHECK_TEXT(name, value, text) \
+    assert_int_equal(name, value);    \
+    assert_string_equal(mha_status_text(name), text);
+    MHA_STATUS_LIST(CHECK_TEXT)
+#undef CHECK_TEXT
+}
+
+static void detail_is_one_clean_line(void **state)
+{
+    (void)state;
+    assert_int_equal(mha_fail(MHA_ERR_FILE, "%s: line\nfeed\ttab\x7F %d", "a", 7), MHA_ERR_FILE);
+    assert_string_equal(mha_error_detail(), "a: line?feed?tab? 7");
+    assert_int_equal(mha_fail(MHA_ERR_FILE, "again: %s", mha_error_detail()), MHA_ERR_FILE);
+    assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7");
+    int64_t count;
+    mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 0, NULL);
+    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7"); /* success keeps it */
+}
+
+/* A long text ends at a whole character, whatever its bytes. */
+static void detail_is_cut_between_characters(void **state)
+{
+    (void)state;
+    static const char *const characters[] = {"x", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
+    for (int size = 1; size <= 4; size++)
+        for (int lead = 0; lead < 4; lead++) {
+            char text[700] = "";
+            memset(text, 'a', (size_t)lead);
+            while (strlen(text) < 600) strcat(text, characters[size - 1]);
+            assert_int_equal(mha_fail(MHA_ERR_FILE, "%s", text), MHA_ERR_FILE);
+            size_t length = strlen(mha_error_detail());
+            assert_true(length <= 511 && length > 511 - (size_t)size);
+            assert_int_equal((length - (size_t)lead) % (size_t)size, 0);
+            assert_memory_equal(mha_error_detail(), text, length);
+        }
+}
+
+static void *other_thread(void *argument)
+{
+    bool *empty = argument;
+    *empty = *mha_error_detail() == '\0';
+    (void)mha_fail(MHA_ERR_FILE, "of the other thread");
+    return NULL;
+}
+
+static void detail_belongs_to_its_thread(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    bool empty = false;
+    (void)mha_fail(MHA_ERR_FILE, "of the first thread");
+    assert_int_equal(pthread_create(&thread, NULL, other_thread, &empty), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(empty);
+    assert_string_equal(mha_error_detail(), "of the first thread");
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+static void element_types(void **state)
+{
+    (void)state;
+    static const struct {
+        mha_dtype dtype;
+        size_t size;
+        const char *name;
+    } types[] = {{MHA_F32, 4, "f32"},    {MHA_F64, 8, "f64"}, {MHA_F16, 2, "f16"},
+                 {MHA_BF16, 2, "bf16"},  {MHA_I8, 1, "i8"},   {MHA_U8, 1, "u8"},
+                 {MHA_I32, 4, "i32"},    {MHA_I64, 8, "i64"}, {(mha_dtype)8, 0, "?"},
+                 {(mha_dtype)-1, 0, "?"}};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        assert_int_equal(mha_dtype_size(types[i].dtype), types[i].size);
+        assert_string_equal(mha_dtype_name(types[i].dtype), types[i].name);
+    }
+}
+
+static void views(void **state)
+{
+    (void)state;
+    float data[120];
+    mha_tensor x = mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){2, 3, 4, 5});
+    const int64_t contiguous[] = {60, 20, 5, 1};
+    assert_memory_equal(x.stride, contiguous, sizeof contiguous);
+    assert_ptr_equal(x.data, data);
+    mha_tensor y = mha_tensor_bthd(data, 2, 3, 4, 5); /* B 2, T 3, H 4, D 5 */
+    const int64_t shape[] = {2, 4, 3, 5}, stride[] = {60, 5, 20, 1};
+    assert_memory_equal(y.shape, shape, sizeof shape);
+    assert_memory_equal(y.stride, stride, sizeof stride);
+    assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 7, shape).ndim, -1);
+    assert_int_equal(mha_tensor_contiguous(data, MHA_F32, -1, shape).ndim, -1);
+    assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 1, NULL).ndim, -1);
+    assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 0, NULL).ndim, 0);
+    const int64_t wraps[] = {INT64_MAX, INT64_MAX, INT64_MAX}; /* defined, refused later */
+    assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 3, wraps).ndim, 3);
+}
+
+static void counts(void **state)
+{
+    (void)state;
+    int64_t count = -5;
+    mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){2, 3, 4});
+    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    assert_int_equal(count, 24);
+    x.ndim = 0;
+    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    assert_int_equal(count, 1);
+    x = mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){INT64_MAX, 0, INT64_MAX});
+    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    assert_int_equal(count, 0);
+    expect_error(mha_tensor_count(NULL, &count), MHA_ERR_NULL, "mha_tensor_count");
+    expect_error(mha_tensor_count(&x, NULL), MHA_ERR_NULL, "mha_tensor_count");
+    x.shape[1] = -1;
+    expect_error(mha_tensor_count(&x, &count), MHA_ERR_SHAPE, "dim 1");
+    x.shape[1] = 3;
+    expect_error(mha_tensor_count(&x, &count), MHA_ERR_SIZE, "overflow");
+    x.ndim = 7;
+    expect_error(mha_tensor_count(&x, &count), MHA_ERR_SHAPE, "ndim");
+    assert_int_equal(count, 0); /* untouched by the failures */
+}
+
+/* ---- contexts ------------------------------------------------------------------------------- */
+
+static mha_context *must_create(const mha_context_desc *desc)
+{
+    mha_context *context = NULL;
+    if (mha_context_create(desc, &context) != MHA_OK) fail_msg("%s", mha_error_detail());
+    return context;
+}
+
+static void clear_environment(void)
+{
+    unsetenv("MHA_ISA");
+    unsetenv("MHA_THREADS");
+}
+
+static void instruction_sets(void **state)
+{
+    (void)state;
+    assert_true(mha_isa_available(MHA_ISA_AUTO));
+    assert_true(mha_isa_available(MHA_ISA_PORTABLE));
+    assert_false(mha_isa_available((mha_isa)77));
+    assert_string_equal(mha_isa_name(MHA_ISA_AVX512), "avx512");
+    assert_string_equal(mha_isa_name((mha_isa)77), "?");
+    for (int isa = MHA_ISA_PORTABLE; isa <= MHA_ISA_AVX512; isa++) {
+        mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 1, .isa = (mha_isa)isa};
+        mha_context *context = NULL;
+        mha_status status = mha_context_create(&desc, &context);
+        if (!mha_isa_available((mha_isa)isa)) {
+            expect_error(status, MHA_ERR_UNSUPPORTED, mha_isa_name((mha_isa)isa));
+            continue;
+        }
+        assert_int_equal(status, MHA_OK);
+        assert_int_equal(mha_context_isa(context), isa);
+        mha_context_destroy(context);
+    }
+}
+
+static void environment(void **state)
+{
+    (void)state;
+    clear_environment();
+    mha_context_desc desc = {.struct_size = sizeof desc};
+    setenv("MHA_ISA", "portable", 1);
+    setenv("MHA_THREADS", "3", 1);
+    mha_context *context = must_create(&desc);
+    assert_int_equal(mha_context_isa(context), MHA_ISA_PORTABLE);
+    assert_int_equal(mha_context_threads(context), 3);
+    mha_context_destroy(context);
+    desc.num_threads = 2; /* what is said explicitly wins */
+    desc.isa = mha_isa_available(MHA_ISA_AVX2) ? MHA_ISA_AVX2 : MHA_ISA_PORTABLE;
+    context = must_create(&desc);
+    assert_int_equal(mha_context_isa(context), desc.isa);
+    assert_int_equal(mha_context_threads(context), 2);
+    mha_context_destroy(context);
+    context = NULL;
+    static const char *const bad_threads[] = {"0", "-1", "x", "3x", "1025", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof bad_threads / sizeof bad_threads[0]; i++) {
+        setenv("MHA_THREADS", bad_threads[i], 1);
+        expect_error(mha_context_create(NULL, &context), MHA_ERR_ARGUMENT, "MHA_THREADS");
+    }
+    clear_environment();
+    setenv("MHA_ISA", "sse9", 1);
+    expect_error(mha_context_create(NULL, &context), MHA_ERR_ARGUMENT, "MHA_ISA");
+    setenv("MHA_ISA", "", 1);
+    context = must_create(NULL);
+    assert_true(mha_context_isa(context) != MHA_ISA_AUTO);
+    assert_true(mha_context_threads(context) >= 1);
+    mha_context_destroy(context);
+    clear_environment();
+}
+
+static void *no_alloc(void *user, size_t bytes, size_t alignment)
+{
+    (void)user, (void)bytes, (void)alignment;
+    return NULL;
+}
+
+static void context_errors(void **state)
+{
+    (void)state;
+    clear_environment();
+    mha_context *context = NULL;
+    mha_context_desc desc = {.struct_size = sizeof desc};
+    expect_error(mha_context_create(&desc, NULL), MHA_ERR_NULL, "context");
+    desc.struct_size = 0;
+    expect_error(mha_context_create(&desc, &context), MHA_ERR_ARGUMENT, "struct_size");
+    desc.struct_size = sizeof desc - 1;
+    expect_error(mha_context_create(&desc, &context), MHA_ERR_ARGUMENT, "struct_size");
+    desc.struct_size = sizeof desc;
+    desc.num_threads = -1;
+    expect_error(mha_context_create(&desc, &context), MHA_ERR_ARGUMENT, "num_threads");
+    desc.num_threads = 1025;
+    expect_error(mha_context_create(&desc, &context), MHA_ERR_ARGUMENT, "num_threads");
+    desc.num_threads = 1;
+    desc.isa = (mha_isa)77;
+    expect_error(mha_context_create(&desc, &context), MHA_ERR_UNSUPPORTED, "isa");
+    desc.isa = MHA_ISA_AUTO;
+    desc.allocator.alloc = no_alloc;
+    expect_error(mha_context_create(&desc, &context), MHA_ERR_ARGUMENT, "allocator");
+    desc.allocator.alloc = NULL;
+    expect_error(mha_context_reserve(NULL, 1), MHA_ERR_NULL, "context");
+    assert_null(context);
+    mha_context_destroy(NULL);
+}
+
+static void newer_context_desc(void **state)
+{
+    (void)state;
+    struct {
+        mha_context_desc desc;
+        unsigned char more[16];
+    } newer;
+    mha_context *context = NULL;
+    memset(&newer, 0, sizeof newer);
+    newer.desc.struct_size = sizeof newer;
+    mha_context_destroy(must_create(&newer.desc));
+    newer.more[3] = 1;
+    expect_error(mha_context_create(&newer.desc, &context), MHA_ERR_UNSUPPORTED,
+                 "mha_context_desc");
+    assert_null(context);
+}
+
+static void default_allocator(void **state)
+{
+    (void)state;
+    mha_context *context = must_create(NULL);
+    mha_allocator allocator = mha_context_allocator(context);
+    for (size_t alignment = 1; alignment <= 4096; alignment *= 2) {
+        void *memory = allocator.alloc(allocator.user, 100, alignment);
+        assert_non_null(memory);
+        assert_int_equal((uintptr_t)memory % alignment, 0);
+        memset(memory, 1, 100);
+        allocator.release(allocator.user, memory, 100);
+    }
+    mha_context_destroy(context);
+}
+
+/* ---- scratch -------------------------------------------------------------------------------- */
+
+static mha_context *counting_context(failing_alloc *memory, int32_t threads)
+{
+    mha_context_desc desc = {.struct_size = sizeof desc,
+                             .num_threads = threads,
+                             .allocator = failing_alloc_interface(memory)};
+    return must_create(&desc);
+}
+
+static void scratch_is_a_stack(void **state)
+{
+    (void)state;
+    failing_alloc memory = failing_alloc_make();
+    mha_context *context = counting_context(&memory, 1);
+    for (int round = 0; round < 4; round++) {
+        int64_t calls = memory.calls;
+        mha_scratch_mark marks[40];
+        unsigned char *parts[40];
+        for (int i = 0; i < 40; i++) {
+            void *part;
+            marks[i] = mha_scratch_top(context);
+            assert_int_equal(mha_scratch_alloc(context, 1 + i * 997, (size_t)(1 + i % 9), &part),
+                             MHA_OK);
+            assert_int_equal((uintptr_t)part % 64, 0);
+            parts[i] = part;
+            memset(part, i, (size_t)(1 + i * 997) * (size_t)(1 + i % 9));
+        }
+        for (int i = 39; i >= 0; i--) {
+            for (int64_t j = 0; j < (1 + i * 997) * (1 + i % 9); j++)
+                assert_int_equal(parts[i][j], i);
+            mha_scratch_release(context, marks[i]);
+        }
+        if (round > 1) assert_int_equal(memory.calls, calls); /* steady */
+    }
+    mha_context_destroy(context);
+    assert_int_equal(memory.live, 0);
+    assert_int_equal(memory.mistakes, 0);
+}
+
+static void scratch_errors(void **state)
+{
+    (void)state;
+    failing_alloc memory = failing_alloc_make();
+    mha_context *context = counting_context(&memory, 1);
+    void *part = &part;
+    expect_error(mha_scratch_alloc(context, -1, 4, &part), MHA_ERR_SIZE, "scratch");
+    assert_null(part);
+    expect_error(mha_scratch_alloc(context, INT64_MAX, 8, &part), MHA_ERR_SIZE, "scratch");
+    expect_error(mha_scratch_alloc(context, INT64_MAX - 8, 1, &part), MHA_ERR_SIZE, "scratch");
+    assert_int_equal(mha_scratch_alloc(context, 0, 8, &part), MHA_OK);
+    assert_non_null(part);
+    memory.fail_at = memory.calls;
+    memory.fail_after = true;
+    expect_error(mha_scratch_alloc(context, 1 << 24, 8, &part), MHA_ERR_NOMEM, "scratch");
+    assert_null(part);
+    expect_error(mha_scratch_alloc(context, INT64_MAX / 16, 8, &part), MHA_ERR_NOMEM, "scratch");
+    memory.fail_at = -1;
+    assert_int_equal(mha_scratch_alloc(context, 1 << 20, 8, &part), MHA_OK);
+    mha_scratch_release(context, (mha_scratch_mark){0, 0});
+    assert_int_equal(mha_context_reserve(context, 1 << 24), MHA_OK);
+    int64_t calls = memory.calls;
+    assert_int_equal(mha_context_reserve(context, 1 << 20), MHA_OK);
+    assert_int_equal(mha_scratch_alloc(context, 1 << 24, 1, &part), MHA_OK);
+    assert_int_equal(memory.calls, calls);
+    mha_scratch_release(context, (mha_scratch_mark){0, 0});
+    memory.fail_at = memory.calls;
+    expect_error(mha_context_reserve(context, (size_t)1 << 25), MHA_ERR_NOMEM, "scratch");
+    mha_context_destroy(context);
+    assert_int_equal(memory.live, 0);
+}
+
+/* Every allocation of context creation fails once; nothing leaks. */
+static void creation_without_memory(void **state)
+{
+    (void)state;
+    for (int64_t n = 0;; n++) {
+        failing_alloc memory = failing_alloc_make();
+        memory.fail_at = n;
+        mha_context_desc desc = {.struct_size = sizeof desc,
+                                 .num_threads = 4,
+                                 .allocator = failing_alloc_interface(&memory)};
+        mha_context *context = NULL;
+        mha_status status = mha_context_create(&desc, &context);
+        if (status == MHA_OK) {
+            assert_int_equal(n, 2); /* the context and its pool */
+            mha_context_destroy(context);
+        } else {
+            expect_error(status, MHA_ERR_NOMEM, "context");
+            assert_null(context);
+        }
+        assert_int_equal(memory.live, 0);
+        assert_int_equal(memory.mistakes, 0);
+        if (status == MHA_OK) break;
+    }
+}
+
+/* ---- loops ---------------------------------------------------------------------------------- */
+
+enum { MOST_ITEMS = 3000, MOST_WORKERS = 16 };
+
+typedef struct loop {
+    atomic_int done[MOST_ITEMS];
+    atomic_flag busy[MOST_WORKERS];
+    atomic_int mistakes;
+    int workers;
+} loop;
+
+static void loop_body(void *argument, int64_t item, int worker)
+{
+    loop *l = argument;
+    if (worker < 0 || worker >= l->workers || atomic_flag_test_and_set(&l->busy[worker])) {
+        atomic_fetch_add(&l->mistakes, 1);
+        return;
+    }
+    atomic_fetch_add(&l->done[item], 1);
+    atomic_flag_clear(&l->busy[worker]);
+}
+
+static void check_loop(mha_context *context, loop *l, int64_t items)
+{
+    memset(l, 0, sizeof *l);
+    for (int i = 0; i < MOST_WORKERS; i++) atomic_flag_clear(&l->busy[i]);
+    l->workers = mha_context_threads(context);
+    mha_parallel_for(context, items, loop_body, l);
+    for (int64_t i = 0; i < MOST_ITEMS; i++)
+        if (atomic_load(&l->done[i]) != (i < items)) atomic_fetch_add(&l->mistakes, 1);
+}
+
+static void loops_do_each_item_once(void **state)
+{
+    (void)state;
+    static const int threads[] = {1, 2, 3, 8, 16};
+    static const int64_t items[] = {0, 1, 2, 3, 17, 1000, MOST_ITEMS};
+    loop *l = malloc(sizeof *l);
+    assert_non_null(l);
+    for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+        mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads[i]};
+        mha_context *context = must_create(&desc);
+        for (int round = 0; round < 30; round++)
+            for (size_t j = 0; j < sizeof items / sizeof items[0]; j++) {
+                check_loop(context, l, items[j]);
+                assert_int_equal(atomic_load(&l->mistakes), 0);
+            }
+        mha_context_destroy(context);
+    }
+    free(l);
+}
+
+/* Several host threads, each with a context of its own. */
+static void *host_thread(void *argument)
+{
+    loop *l = argument;
+    mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 3};
+    mha_context *context;
+    int mistakes = 0;
+    for (int round = 0; round < 10; round++) {
+        if (mha_context_create(&desc, &context) != MHA_OK) return argument;
+        for (int i = 0; i < 5; i++) {
+            check_loop(context, l, 500);
+            mistakes += atomic_load(&l->mistakes);
+        }
+        mha_context_destroy(context);
+    }
+    return mistakes ? argument : NULL;
+}
+
+static void contexts_are_independent(void **state)
+{
+    (void)state;
+    enum { HOSTS = 4 };
+    pthread_t threads[HOSTS];
+    loop *loops = calloc(HOSTS, sizeof *loops);
+    assert_non_null(loops);
+    for (int i = 0; i < HOSTS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, host_thread, &loops[i]), 0);
+    for (int i = 0; i < HOSTS; i++) {
+        void *failed;
+        assert_int_equal(pthread_join(threads[i], &failed), 0);
+        assert_null(failed);
+    }
+    free(loops);
+}
+
+typedef struct host {
+    int calls;
+    int64_t items;
+} host;
+
+static void host_loop(void *user, int64_t items, mha_parallel_body body, void *argument)
+{
+    host *h = user;
+    h->calls++;
+    h->items += items;
+    for (int64_t i = items - 1; i >= 0; i--) body(argument, i, (int)(i % 4));
+}
+
+static void host_parallel_for(void **state)
+{
+    (void)state;
+    host h = {0};
+    failing_alloc memory = failing_alloc_make();
+    mha_context_desc desc = {.struct_size = sizeof desc,
+                             .num_threads = 4,
+                             .allocator = failing_alloc_interface(&memory),
+                             .parallel_for = host_loop,
+                             .parallel_for_user = &h};
+    mha_context *context = must_create(&desc);
+    assert_int_equal(memory.calls, 1); /* no pool beside it */
+    assert_int_equal(mha_context_threads(context), 4);
+    loop *l = malloc(sizeof *l);
+    assert_non_null(l);
+    check_loop(context, l, 100);
+    assert_int_equal(atomic_load(&l->mistakes), 0);
+    assert_int_equal(h.calls, 1);
+    assert_int_equal(h.items, 100);
+    free(l);
+    mha_context_destroy(context);
+    assert_int_equal(memory.live, 0);
+}
+
+typedef struct counted {
+    atomic_int done[MOST_ITEMS];
+} counted;
+
+static void count_item(void *argument, int64_t item, int worker)
+{
+    counted *c = argument;
+    (void)worker;
+    atomic_fetch_add(&c->done[item], 1);
+}
+
+/* A pool whose threads the system refuses works with fewer. In a child, since limits stay. */
+static void threads_refused(void **state)
+{
+    (void)state;
+#ifdef SANITIZED
+    printf("  skipped: sanitizers need the address space that this test takes away\n");
+    skip();
+#else
+    fflush(stdout);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        struct rlimit few = {256u << 20, 256u << 20}; /* stacks of 8 MiB: about 30 threads */
+        mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 500};
+        mha_context *context = NULL;
+        static counted c;
+        bool right =
+            setrlimit(RLIMIT_AS, &few) == 0 && mha_context_create(&desc, &context) == MHA_OK;
+        if (right) mha_parallel_for(context, MOST_ITEMS, count_item, &c);
+        for (int i = 0; i < MOST_ITEMS; i++) right = right && atomic_load(&c.done[i]) == 1;
+        mha_context_destroy(context);
+        _exit(right ? 0 : 1);
+    }
+    int result = 0;
+    assert_int_equal(waitpid(pid, &result, 0), pid);
+    assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 0);
+#endif
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(status_texts),
+        cmocka_unit_test(detail_is_one_clean_line),
+        cmocka_unit_test(detail_is_cut_between_characters),
+        cmocka_unit_test(detail_belongs_to_its_thread),
+        cmocka_unit_test(element_types),
+        cmocka_unit_test(views),
+        cmocka_unit_test(counts),
+        cmocka_unit_test(instruction_sets),
+        cmocka_unit_test(environment),
+        cmocka_unit_test(context_errors),
+        cmocka_unit_test(newer_context_desc),
+        cmocka_unit_test(default_allocator),
+        cmocka_unit_test(scratch_is_a_stack),
+        cmocka_unit_test(scratch_errors),
+        cmocka_unit_test(creation_without_memory),
+        cmocka_unit_test(loops_do_each_item_once),
+        cmocka_unit_test(contexts_are_independent),
+        cmocka_unit_test(host_parallel_for),
+        cmocka_unit_test(threads_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

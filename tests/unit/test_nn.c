@@ -1,0 +1,469 @@
+/* Linear layers, activations and layer norm against the double-precision reference, each element
+ * within its derived bound; and their bits, errors and memory. */
+#include "reference/bounds.h"
+#include "support/failing_alloc.h"
+#include "support/guarded.h"
+#include "support/machines.h"
+#include "support/tally.h"
+
+#include <multihead/nn.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_true(*detail != '\0');
+    assert_null(strchr(detail, '\n'));
+    assert_non_null(strstr(detail, word));
+}
+
+static void fill(rng *r, const mha_tensor *x, double factor)
+{
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(x)) return;
+    do *(float *)guarded_element(x, index) = (float)((double)rng_normal(r) * factor);
+    while (guarded_next(x, index));
+}
+
+static guarded matrix(rng *r, int64_t rows, int64_t cols, unsigned layout, double factor)
+{
+    guarded g = guarded_make(r, MHA_F32, 2, (int64_t[]){rows, cols}, layout);
+    fill(r, &g.view, factor);
+    return g;
+}
+
+static guarded vector(rng *r, int64_t n, double factor)
+{
+    guarded g = guarded_make(r, MHA_F32, 1, &n, LAYOUT_CONTIGUOUS);
+    fill(r, &g.view, factor);
+    return g;
+}
+
+static float at(const guarded *x, int64_t m, int64_t n)
+{
+    return *(float *)guarded_element(&x->view, (int64_t[]){m, n});
+}
+
+/* ---- linear layers -------------------------------------------------------------------------- */
+
+typedef struct linear_case {
+    guarded x, weight, bias, y;
+    bool has_bias;
+    int64_t M, K, N;
+} linear_case;
+
+static linear_case linear_case_make(rng *r, int64_t M, int64_t K, int64_t N)
+{
+    static const unsigned layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_PAD, LAYOUT_PAD | LAYOUT_NEGATIVE};
+    static const double factors[] = {1, 1, 1, 1e-3, 1e4, 1e-38};
+    linear_case c = {.M = M, .K = K, .N = N, .has_bias = rng_chance(r, 0.7)};
+    unsigned weight_layout = RNG_PICK(r, layouts);
+    if (rng_chance(r, 0.3)) weight_layout |= LAYOUT_PAD | LAYOUT_LAST | LAYOUT_NEGATIVE;
+    c.x = matrix(r, M, K, RNG_PICK(r, layouts), RNG_PICK(r, factors));
+    c.weight = matrix(r, N, K, weight_layout, RNG_PICK(r, factors));
+    c.bias = vector(r, N, RNG_PICK(r, factors));
+    c.y = guarded_make(r, MHA_F32, 2, (int64_t[]){M, N}, RNG_PICK(r, layouts));
+    return c;
+}
+
+static void linear_case_free(linear_case *c)
+{
+    guarded *all[] = {&c->x, &c->weight, &c->bias, &c->y};
+    for (int i = 0; i < 4; i++) guarded_free(all[i]);
+}
+
+static void linear_run(mha_context *context, linear_case *c, mha_activation activation)
+{
+    mha_linear *linear = NULL;
+    if (mha_linear_create(context, &c->weight.view, c->has_bias ? &c->bias.view : NULL, &linear) !=
+            MHA_OK ||
+        mha_linear_forward(context, linear, activation, &c->x.view, &c->y.view) != MHA_OK)
+        fail_msg("M%lld K%lld N%lld: %s", (long long)c->M, (long long)c->K, (long long)c->N,
+                 mha_error_detail());
+    assert_true(guarded_gaps_intact(&c->y));
+    mha_linear_destroy(linear);
+}
+
+static double activated(mha_activation activation, double x, double *bound)
+{
+    switch (activation) {
+    case MHA_ACTIVATION_GELU: *bound = bound_gelu(x, *bound); return ref_gelu(x);
+    case MHA_ACTIVATION_RELU: return x > 0 ? x : 0;
+    default: return x;
+    }
+}
+
+static void linear_compare(const linear_case *c, const machine *m, mha_activation activation,
+                           tally *t)
+{
+    const mha_tensor *bias = c->has_bias ? &c->bias.view : NULL;
+    bool fused = m->isa != MHA_ISA_PORTABLE;
+    for (int64_t i = 0; i < c->M; i++)
+        for (int64_t n = 0; n < c->N; n++) {
+            double exact = ref_linear(&c->x.view, &c->weight.view, bias, i, n);
+            double bound = bound_linear(&c->x.view, NULL, &c->weight.view, bias, fused, i, n);
+            exact = activated(activation, exact, &bound);
+            if (!tally_compare(t, (double)at(&c->y, i, n), exact, bound))
+                fail_msg("%s: M%lld K%lld N%lld activation %d: y[%lld,%lld] is %.9g, exact %.9g, "
+                         "bound %.3g",
+                         m->name, (long long)c->M, (long long)c->K, (long long)c->N,
+                         (int)activation, (long long)i, (long long)n, (double)at(&c->y, i, n),
+                         exact, bound);
+        }
+}
+
+static const int64_t sizes[] = {0,  1,  2,  5,  6,  7,   13,  14,  15,  16,  17,
+                                31, 32, 33, 64, 65, 100, 255, 256, 257, 513, 700};
+
+static void linear_layers(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    /* Long sums apart: short ones come near their bounds easily. */
+    tally tallies[MOST_MACHINES] = {{0}}, long_sums = {.name = "sums of 64 inputs and more"};
+    int cases = rng_long_run() ? 3000 : 150;
+    for (int i = 0; i < cases; i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        int64_t M = RNG_PICK(&r, sizes) % 128, K = RNG_PICK(&r, sizes), N = RNG_PICK(&r, sizes);
+        while (M * K * N > 1500000) M /= 2, N = N * 2 / 3;
+        linear_case c = linear_case_make(&r, M, K, N);
+        mha_activation activation = (mha_activation)rng_between(&r, 0, 2);
+        guarded avx2 = guarded_make(&r, MHA_F32, 2, (int64_t[]){M, N}, LAYOUT_CONTIGUOUS);
+        for (int m = 0; m < all.count; m++) {
+            if (all.each[m].path == MHA_PATH_PLAIN) continue; /* no such path here */
+            tallies[m].name = all.each[m].name;
+            guarded_clear(&c.y);
+            linear_run(all.each[m].context, &c, activation);
+            linear_compare(&c, &all.each[m], activation, K < 64 ? &tallies[m] : &long_sums);
+            for (int64_t k = 0; k < M * N; k++) {
+                float *kept = guarded_element(&avx2.view, (int64_t[]){k / N, k % N});
+                float now = at(&c.y, k / N, k % N);
+                if (all.each[m].isa == MHA_ISA_AVX2) *kept = now;
+                if (all.each[m].isa == MHA_ISA_AVX512 && mha_isa_available(MHA_ISA_AVX2))
+                    assert_memory_equal(kept, &now, sizeof now);
+            }
+        }
+        guarded_free(&avx2);
+        linear_case_free(&c);
+    }
+    for (int m = 0; m < all.count; m++)
+        if (tallies[m].name) {
+            tally_print(&tallies[m]);
+            assert_true(tally_is_sharp(&tallies[m]));
+        }
+    tally_print(&long_sums);
+    assert_true(tally_is_sharp(&long_sums));
+    machines_free(&all);
+}
+
+/* A row's bits do not depend on the other rows, the number of threads or the layout. */
+static void linear_bits(void **state)
+{
+    (void)state;
+    machines one = machines_make(1), many = machines_make(3);
+    for (int i = 0; i < (rng_long_run() ? 500 : 40); i++) {
+        rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
+        int64_t M = rng_between(&r, 1, 120), K = RNG_PICK(&r, sizes), N = RNG_PICK(&r, sizes);
+        linear_case c = linear_case_make(&r, M, K, N);
+        int64_t from = rng_between(&r, 0, M - 1), rows = rng_between(&r, 1, M - from);
+        mha_activation activation = (mha_activation)rng_between(&r, 0, 2);
+        for (int m = 0; m < one.count; m++) {
+            linear_case part = c;
+            linear_run(one.each[m].context, &c, activation);
+            part.M = rows;
+            part.x.view = guarded_slice(&c.x.view, 0, from, rows);
+            part.y = guarded_make(&r, MHA_F32, 2, (int64_t[]){rows, N}, LAYOUT_PAD);
+            linear_run(many.each[m].context, &part, activation);
+            mha_tensor whole = guarded_slice(&c.y.view, 0, from, rows);
+            assert_true(guarded_same_bits(&part.y.view, &whole, false));
+            guarded_free(&part.y);
+        }
+        linear_case_free(&c);
+    }
+    machines_free(&one);
+    machines_free(&many);
+}
+
+/* GELU over the whole range, through a layer that passes its input on. */
+static void gelu_everywhere(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 20000);
+    enum { POINTS = 40000 };
+    guarded x = guarded_make(&r, MHA_F32, 2, (int64_t[]){POINTS, 1}, LAYOUT_CONTIGUOUS);
+    guarded y = guarded_make(&r, MHA_F32, 2, (int64_t[]){POINTS, 1}, LAYOUT_CONTIGUOUS);
+    guarded weight = vector(&r, 1, 1);
+    weight.view = mha_tensor_contiguous(weight.view.data, MHA_F32, 2, (int64_t[]){1, 1});
+    *(float *)weight.view.data = 1;
+    float *points = x.view.data, *values = y.view.data;
+    for (int64_t i = 0; i < POINTS; i++) {
+        double place = (double)i / POINTS;
+        points[i] = (float)(i % 2 ? (place - 0.5) * 16 : (place - 0.5) * exp(90 * (place - 0.95)));
+    }
+    static const float special[] = {0.0f, -0.0f, 0x1p-149f, -0x1p-149f, 1e30f, -1e30f, 3e38f};
+    memcpy(points, special, sizeof special);
+    for (int m = 0; m < all.count; m++) {
+        mha_linear *linear;
+        tally t = {.name = all.each[m].name};
+        assert_int_equal(mha_linear_create(all.each[m].context, &weight.view, NULL, &linear), 0);
+        assert_int_equal(
+            mha_linear_forward(all.each[m].context, linear, MHA_ACTIVATION_GELU, &x.view, &y.view),
+            MHA_OK);
+        for (int64_t i = 0; i < POINTS; i++)
+            if (!tally_compare(&t, (double)values[i], ref_gelu((double)points[i]),
+                               bound_gelu((double)points[i], 0)))
+                fail_msg("%s: gelu(%.9g) is %.9g, exact %.9g", t.name, (double)points[i],
+                         (double)values[i], ref_gelu((double)points[i]));
+        tally_print(&t);
+        mha_linear_destroy(linear);
+    }
+    guarded_free(&x);
+    guarded_free(&y);
+    guarded_free(&weight);
+    machines_free(&all);
+}
+
+static void linear_errors(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 30000);
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    linear_case c = linear_case_make(&r, 4, 6, 5);
+    mha_linear *linear = NULL, *none = NULL;
+    mha_tensor w = c.weight.view, b = c.bias.view, x = c.x.view, y = c.y.view;
+    expect_error(mha_linear_create(NULL, &w, &b, &none), MHA_ERR_NULL, "context");
+    expect_error(mha_linear_create(context, NULL, &b, &none), MHA_ERR_NULL, "weight");
+    expect_error(mha_linear_create(context, &w, &b, NULL), MHA_ERR_NULL, "linear");
+    w.dtype = MHA_F16;
+    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_DTYPE, "weight");
+    w = c.weight.view, w.ndim = 1;
+    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_SHAPE, "weight");
+    w = c.weight.view, w.data = NULL;
+    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_NULL, "weight");
+    w = c.weight.view, b.shape[0] = 4;
+    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_SHAPE, "bias");
+    b = c.bias.view, b.dtype = MHA_I8;
+    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_DTYPE, "bias");
+    w.shape[0] = w.shape[1] = (int64_t)1 << 40, w.stride[0] = w.stride[1] = 0;
+    expect_error(mha_linear_create(context, &w, NULL, &none), MHA_ERR_SIZE, "weight");
+    assert_null(none);
+    assert_int_equal(mha_linear_create(context, &c.weight.view, NULL, &linear), MHA_OK);
+    guarded_snapshot(&c.y);
+#define FORWARD mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, &y)
+    expect_error(mha_linear_forward(NULL, linear, MHA_ACTIVATION_NONE, &x, &y), MHA_ERR_NULL,
+                 "context");
+    expect_error(mha_linear_forward(context, NULL, MHA_ACTIVATION_NONE, &x, &y), MHA_ERR_NULL,
+                 "linear");
+    expect_error(mha_linear_forward(context, linear, (mha_activation)9, &x, &y), MHA_ERR_ARGUMENT,
+                 "activation");
+    expect_error(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, NULL, &y), MHA_ERR_NULL,
+                 "x");
+    expect_error(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, NULL), MHA_ERR_NULL,
+                 "y");
+    x.shape[1] = 7;
+    expect_error(FORWARD, MHA_ERR_SHAPE, "x");
+    x = c.x.view, y.shape[0] = 3;
+    expect_error(FORWARD, MHA_ERR_SHAPE, "y");
+    y = c.y.view, y.dtype = MHA_F64;
+    expect_error(FORWARD, MHA_ERR_DTYPE, "y");
+    y = c.y.view, x.stride[1] = 2;
+    expect_error(FORWARD, MHA_ERR_STRIDE, "x");
+    x = c.x.view, y.stride[0] = 0;
+    expect_error(FORWARD, MHA_ERR_STRIDE, "y");
+    y = c.y.view, y.data = x.data;
+    expect_error(FORWARD, MHA_ERR_OVERLAP, "y overlaps x");
+#undef FORWARD
+    assert_true(guarded_unchanged(&c.y));
+    mha_linear_destroy(linear);
+    mha_linear_destroy(NULL);
+    linear_case_free(&c);
+    machines_free(&all);
+}
+
+static void linear_memory(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 40000);
+    linear_case c = linear_case_make(&r, 40, 300, 70);
+    for (int64_t n = 0;; n++) {
+        failing_alloc memory = failing_alloc_make();
+        memory.fail_at = n;
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = 2,
+                                       .allocator = failing_alloc_interface(&memory)};
+        mha_context *context = NULL;
+        mha_linear *linear = NULL;
+        guarded_snapshot(&c.y);
+        mha_status status = mha_context_create(&desc, &context);
+        if (status == MHA_OK)
+            status = mha_linear_create(context, &c.weight.view, &c.bias.view, &linear);
+        if (status == MHA_OK) {
+            int64_t calls = memory.calls;
+            status = mha_linear_forward(context, linear, MHA_ACTIVATION_GELU, &c.x.view, &c.y.view);
+            assert_int_equal(memory.calls, calls);
+        }
+        if (status != MHA_OK) {
+            assert_int_equal(status, MHA_ERR_NOMEM);
+            assert_null(linear);
+            assert_true(*mha_error_detail() && guarded_unchanged(&c.y));
+        }
+        mha_linear_destroy(linear);
+        mha_context_destroy(context);
+        assert_int_equal(memory.live, 0);
+        assert_int_equal(memory.mistakes, 0);
+        if (status == MHA_OK) {
+            printf("  %lld allocations, each one refused\n", (long long)n);
+            assert_true(n >= 4);
+            break;
+        }
+    }
+    linear_case_free(&c);
+}
+
+/* ---- layer norm ----------------------------------------------------------------------------- */
+
+typedef struct norm_case {
+    guarded x, residual, weight, bias, y;
+    bool has_residual;
+    float epsilon;
+} norm_case;
+
+static norm_case norm_case_make(rng *r, int64_t M, int64_t N)
+{
+    static const float epsilons[] = {1e-12f, 1e-5f, 0.1f};
+    static const double factors[] = {1, 1, 1e-3, 1e6};
+    double factor = RNG_PICK(r, factors), shift = rng_chance(r, 0.3) ? 300 * factor : 0;
+    norm_case c = {.has_residual = rng_chance(r, 0.5), .epsilon = RNG_PICK(r, epsilons)};
+    c.x = matrix(r, M, N, rng_chance(r, 0.5) ? LAYOUT_PAD : LAYOUT_CONTIGUOUS, factor);
+    for (int64_t i = 0; i < M * N; i++)
+        *(float *)guarded_element(&c.x.view, (int64_t[]){i / N, i % N}) += (float)shift;
+    c.residual = matrix(r, M, N, LAYOUT_PAD | LAYOUT_NEGATIVE, factor);
+    c.weight = vector(r, N, 1);
+    c.bias = vector(r, N, 1);
+    c.y = guarded_make(r, MHA_F32, 2, (int64_t[]){M, N}, LAYOUT_PAD);
+    return c;
+}
+
+static void norm_case_free(norm_case *c)
+{
+    guarded *all[] = {&c->x, &c->residual, &c->weight, &c->bias, &c->y};
+    for (int i = 0; i < 5; i++) guarded_free(all[i]);
+}
+
+static mha_status norm_run(mha_context *context, const norm_case *c, const mha_tensor *y)
+{
+    return mha_layer_norm(context, &c->x.view, c->has_residual ? &c->residual.view : NULL,
+                          &c->weight.view, &c->bias.view, c->epsilon, y);
+}
+
+static void layer_norm(void **state)
+{
+    (void)state;
+    static const int64_t widths[] = {1, 2, 3, 16, 17, 64, 384, 1000};
+    machines one = machines_make(1), many = machines_make(3);
+    tally t = {.name = "layer norm"};
+    double exact[1000], bound[1000];
+    for (int i = 0; i < (rng_long_run() ? 3000 : 150); i++) {
+        rng r = rng_make(rng_run_seed(), 50000 + (uint64_t)i);
+        int64_t M = rng_between(&r, 0, 20), N = RNG_PICK(&r, widths);
+        norm_case c = norm_case_make(&r, M, N);
+        guarded again = guarded_make(&r, MHA_F32, 2, (int64_t[]){M, N}, LAYOUT_CONTIGUOUS);
+        assert_int_equal(norm_run(one.each[0].context, &c, &c.y.view), MHA_OK);
+        assert_true(guarded_gaps_intact(&c.y));
+        assert_int_equal(norm_run(many.each[many.count - 1].context, &c, &again.view), MHA_OK);
+        assert_true(guarded_same_bits(&c.y.view, &again.view, false));
+        const mha_tensor *residual = c.has_residual ? &c.residual.view : NULL;
+        for (int64_t m = 0; m < M; m++) {
+            ref_layer_norm(&c.x.view, residual, &c.weight.view, &c.bias.view, (double)c.epsilon, m,
+                           exact);
+            bound_layer_norm(&c.x.view, residual, &c.weight.view, &c.bias.view, (double)c.epsilon,
+                             m, exact, bound);
+            for (int64_t n = 0; n < N; n++)
+                if (!tally_compare(&t, (double)at(&c.y, m, n), exact[n], bound[n]))
+                    fail_msg("layer norm %lldx%lld%s: y[%lld,%lld] is %.9g, exact %.9g, bound %.3g",
+                             (long long)M, (long long)N, residual ? " with residual" : "",
+                             (long long)m, (long long)n, (double)at(&c.y, m, n), exact[n],
+                             bound[n]);
+        }
+        /* In place, on x and on the residual. */
+        guarded *in_place = c.has_residual && rng_chance(&r, 0.5) ? &c.residual : &c.x;
+        assert_int_equal(norm_run(one.each[0].context, &c, &in_place->view), MHA_OK);
+        assert_true(guarded_same_bits(&c.y.view, &in_place->view, false));
+        guarded_free(&again);
+        norm_case_free(&c);
+    }
+    tally_print(&t);
+    assert_true(tally_is_sharp(&t));
+    machines_free(&one);
+    machines_free(&many);
+}
+
+static void layer_norm_errors(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 60000);
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    norm_case c = norm_case_make(&r, 3, 8);
+    mha_tensor x = c.x.view, z = c.residual.view, w = c.weight.view, b = c.bias.view, y = c.y.view;
+    guarded_snapshot(&c.y);
+    float epsilon = 1e-5f;
+#define NORM mha_layer_norm(context, &x, &z, &w, &b, epsilon, &y)
+    expect_error(mha_layer_norm(NULL, &x, &z, &w, &b, epsilon, &y), MHA_ERR_NULL, "context");
+    expect_error(mha_layer_norm(context, NULL, &z, &w, &b, epsilon, &y), MHA_ERR_NULL, "x");
+    expect_error(mha_layer_norm(context, &x, &z, NULL, &b, epsilon, &y), MHA_ERR_NULL, "weight");
+    expect_error(mha_layer_norm(context, &x, &z, &w, NULL, epsilon, &y), MHA_ERR_NULL, "bias");
+    expect_error(mha_layer_norm(context, &x, &z, &w, &b, epsilon, NULL), MHA_ERR_NULL, "y");
+    epsilon = -1e-5f;
+    expect_error(NORM, MHA_ERR_ARGUMENT, "epsilon");
+    epsilon = NAN;
+    expect_error(NORM, MHA_ERR_ARGUMENT, "epsilon");
+    epsilon = INFINITY;
+    expect_error(NORM, MHA_ERR_ARGUMENT, "epsilon");
+    epsilon = 1e-5f, w.shape[0] = 7;
+    expect_error(NORM, MHA_ERR_SHAPE, "weight");
+    w = c.weight.view, b.shape[0] = 9;
+    expect_error(NORM, MHA_ERR_SHAPE, "bias");
+    b = c.bias.view, z.shape[0] = 2;
+    expect_error(NORM, MHA_ERR_SHAPE, "residual");
+    z = c.residual.view, y.shape[1] = 9;
+    expect_error(NORM, MHA_ERR_SHAPE, "y");
+    y = c.y.view, x.dtype = MHA_BF16;
+    expect_error(NORM, MHA_ERR_DTYPE, "x");
+    x = c.x.view, x.stride[1] = 2;
+    expect_error(NORM, MHA_ERR_STRIDE, "x");
+    x = c.x.view, y.stride[0] = 3;
+    expect_error(NORM, MHA_ERR_STRIDE, "y");
+    y = c.y.view, y.data = (float *)x.data + 1;
+    expect_error(NORM, MHA_ERR_OVERLAP, "y overlaps x");
+    y = c.y.view, y.data = w.data;
+    expect_error(NORM, MHA_ERR_OVERLAP, "y overlaps weight");
+#undef NORM
+    assert_true(guarded_unchanged(&c.y));
+    norm_case_free(&c);
+    machines_free(&all);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    machines_print_missing();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(linear_layers),     cmocka_unit_test(linear_bits),
+        cmocka_unit_test(gelu_everywhere),   cmocka_unit_test(linear_errors),
+        cmocka_unit_test(linear_memory),     cmocka_unit_test(layer_norm),
+        cmocka_unit_test(layer_norm_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
