@@ -13,6 +13,7 @@
 
 #include <multihead/attention.h>
 #include <multihead/base.h>
+#include <multihead/cache.h>
 #include <multihead/linear_attention.h>
 #include <multihead/module.h>
 #include <multihead/nn.h>
