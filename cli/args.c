@@ -182,8 +182,8 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
         if (equals) return cli_fail(CLI_USAGE, page->command, "%s takes no value", given.shown);
     } else if (!equals) {
         if (*i + 1 >= count)
-            return cli_fail(CLI_USAGE, page->command, "%s: its value is missing (%s)", given.shown,
-                            option->value ? option->value : option->help);
+            return cli_fail(CLI_USAGE, page->command, "%s: its value is missing: %s %s",
+                            given.shown, given.shown, option->value ? option->value : "CHOICE");
         given.value = arguments[++*i];
     }
     return store(page, option, &given, fields);

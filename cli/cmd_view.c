@@ -101,12 +101,12 @@ static const args_page page = {
                 "multihead view MODEL --example animal --head L3H7\n"
                 "multihead view MODEL \"Who flew?\" \"The pilot flew.\" -o report.html\n"
                 "multihead view MODEL --example cat --layer 0,2-3 --svg maps.svg --npy maps.npy\n"
-                "multihead view MODEL --text-file letter.txt --hide special --json - | jq .tokens\n"
+                "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
                 "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
     .notes = "MODEL is a Hugging Face folder: config.json, model.safetensors, vocab.txt or\n"
              "tokenizer.json. A row is a query (looking), a column a key (looked at); each row\n"
              "sums to 1. Heads are counted from 0: L0H3 is the fourth head of the first layer.\n"
-             "Data goes to stdout, messages to stderr; 'multihead help exit-codes' lists how it\n"
+             "Data goes to stdout, messages to stderr; 'multihead help exit-codes' says how it\n"
              "ends. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
@@ -169,14 +169,16 @@ static cli_exit check(const view_options *options)
 
 static void say_what_next(const view_options *options, const maps_picks *picks)
 {
+    int64_t last = picks->layers - 1;
     if (options->html && strcmp(options->html, "-") != 0)
         cli_note(options->quiet, "next: open %s in a browser", options->html);
+    else if (view_has_files(options) && !options->html)
+        cli_note(options->quiet, "next: add -o report.html for an interactive report");
     else if (!view_has_files(options))
         cli_note(options->quiet,
-                 "next: --layer %" PRId64 " for another layer, --head L%" PRId64 "H0 for one head, "
-                 "-o report.html for all %" PRId64,
-                 picks->layers > 1 ? INT64_C(0) : 0, picks->layers - 1,
-                 picks->layers * picks->heads);
+                 "next: add --layer %" PRId64 " for a layer, --head L%" PRId64 "H0 for one head, "
+                 "-o report.html for all %" PRId64 " heads in one file",
+                 last, last, picks->layers * picks->heads);
 }
 
 static cli_exit view(const view_options *options)

@@ -116,5 +116,5 @@ int main(int count, char **arguments)
     } else {
         code = run_command(first, count - 2, arguments + 2);
     }
-    return cli_finish_stdout(NULL, code);
+    return (int)cli_finish_stdout(NULL, code);
 }

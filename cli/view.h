@@ -52,6 +52,9 @@ cli_exit view_figure_make(const view_options *options, const attention_maps *map
                           const maps_picks *picks, const char *remark, view_figure *out);
 void view_figure_free(view_figure *figure);
 
+/* The texts in one line, at most `most` characters of each; false if there are none. */
+bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size);
+
 /* Warn of names in --hide that are no token: most likely they are misspelt. */
 void view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
 

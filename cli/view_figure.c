@@ -231,7 +231,7 @@ static cli_exit make_panels(const maps_picks *picks, view_figure *out, panel_mak
  * Texts around the panels
  * --------------------------------------------------------------------------------------------- */
 
-enum { SUBTITLE_BYTES = 400, FOOTNOTE_BYTES = 500 };
+enum { SUBTITLE_BYTES = 1200, FOOTNOTE_BYTES = 500 };
 
 /* Append at most `most` characters of text, with an ellipsis for the rest; white space at its end
  * goes, line ends in it become spaces. */
@@ -252,32 +252,46 @@ static void append_elided(char *out, size_t size, const char *text, size_t bytes
     snprintf(out + used, size - used, "%s", at < bytes ? "\xE2\x80\xA6" : "");
 }
 
-static const char *make_subtitle(const attention_maps *maps, char *out)
+bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size)
 {
-    if (!maps->text[0]) return NULL;
-    int most = maps->text[1] ? 70 : 140;
-    append_elided(out, SUBTITLE_BYTES, maps->text[0], maps->text_bytes[0], most);
+    out[0] = '\0';
+    if (!maps->text[0]) return false;
+    append_elided(out, size / 2, maps->text[0], maps->text_bytes[0], most);
     if (maps->text[1]) {
-        strcat(out, " | ");
-        append_elided(out, SUBTITLE_BYTES, maps->text[1], maps->text_bytes[1], most);
+        append_elided(out, size, " |", 2, 2);
+        strcat(out, " "); /* half of the room is left */
+        append_elided(out, size, maps->text[1], maps->text_bytes[1], most);
     }
-    return out;
+    return true;
+}
+
+/* Append the hidden tokens of an axis that `out` does not name yet, while there is room. */
+static void append_hidden(const view_options *options, const maps_tokens *tokens, char *out)
+{
+    enum { ROOM = FOOTNOTE_BYTES - 160 };
+    for (int64_t i = 0; i < tokens->count; i++) {
+        const char *text = tokens->items[i].text;
+        if (!is_hidden(options, &tokens->items[i])) continue;
+        bool again = false;
+        for (int64_t j = 0; j < i && !again; j++) again = !strcmp(tokens->items[j].text, text);
+        size_t used = strlen(out);
+        if (again || used + 8 > ROOM) continue;
+        out[used] = ' ';
+        out[used + 1] = '\0';
+        append_elided(out, ROOM, text, strlen(text), 40);
+    }
 }
 
 /* The remark, then what was hidden and what it held. */
 static const char *make_footnote(const panel_maker *maker, const char *remark, char *out)
 {
+    const attention_maps *maps = maker->maps;
     if (remark) append_elided(out, FOOTNOTE_BYTES / 2, remark, strlen(remark), FOOTNOTE_BYTES);
     if (!maker->values) return remark ? out : NULL;
     size_t used = strlen(out);
     snprintf(out + used, FOOTNOTE_BYTES - used, "%shidden:", remark ? "; " : "");
-    for (int i = 0; i < maker->options->hide.count; i++) {
-        const char *name = maker->options->hide.items[i];
-        used = strlen(out);
-        if (used + 150 > FOOTNOTE_BYTES) break;
-        snprintf(out + used, FOOTNOTE_BYTES - used, " ");
-        append_elided(out, FOOTNOTE_BYTES - 140, name, strlen(name), 60);
-    }
+    append_hidden(maker->options, &maps->rows, out);
+    if (maps->cols.items != maps->rows.items) append_hidden(maker->options, &maps->cols, out);
     used = strlen(out);
     snprintf(out + used, FOOTNOTE_BYTES - used,
              "; hidden keys hold %.1f %% of the weight of the rows shown (mean over heads)%s",
@@ -319,7 +333,7 @@ static cli_exit make(const view_options *options, const attention_maps *maps,
                            .scale = (mha_scale)options->scale,
                            .dark = options->paper == PAPER_DARK,
                            .print_values = (mha_values)options->values,
-                           .value_name = maps->architecture ? "attention weight" : "value"};
+                           .value_name = maps->architecture ? "weight" : "value"};
     cli_exit code = view_check_range(options, &figure->range, &figure->lo, &figure->hi);
     if (code == CLI_OK) code = make_axis(options, &maps->rows, out, &maker.rows);
     if (code == CLI_OK) code = make_axis(options, &maps->cols, out, &maker.cols);
@@ -334,7 +348,8 @@ static cli_exit make(const view_options *options, const attention_maps *maps,
     figure->col_labels = maker.cols.labels;
     figure->panels = maker.panels;
     figure->panel_count = maker.count;
-    figure->subtitle = make_subtitle(maps, subtitle);
+    if (view_join_texts(maps, maps->text[1] ? 70 : 140, subtitle, SUBTITLE_BYTES))
+        figure->subtitle = subtitle;
     figure->footnote = make_footnote(&maker, remark, footnote);
     return CLI_OK;
 }

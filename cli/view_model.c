@@ -39,7 +39,7 @@ static cli_exit find_example(const char *name, const char **text)
     }
     const char *near = args_nearest(name, names, EXAMPLE_COUNT);
     return cli_fail(CLI_USAGE, VIEW,
-                    "--example %s: 1 to 5, animal, bank, cat, river or pilot%s%s%s", name,
+                    "--example %s: animal, bank, cat, river, pilot or 1 to 5 is wanted%s%s%s", name,
                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 
@@ -156,6 +156,8 @@ static cli_exit tokenise(const view_options *options, const mha_model *model,
     }
     mha_status status = mha_tokenizer_encode(tokenizer, &encode, maps->text[0], maps->text_bytes[0],
                                              maps->text[1], maps->text_bytes[1], encoding);
+    if (status == MHA_ERR_UTF8)
+        return cli_fail(CLI_BAD_INPUT, VIEW, "%s; save or type it as UTF-8", mha_error_detail());
     if (status != MHA_OK) return cli_fail_status(VIEW, status);
     cli_exit code = check_not_empty(encoding, 0);
     if (code == CLI_OK && maps->text[1]) code = check_not_empty(encoding, 1);

@@ -38,6 +38,7 @@ static const mha_sink stdout_sink = {.write = write_stdout};
 /* Signals held back while a file is on its way. */
 typedef struct signal_guard {
     const mha_sink *inner;
+    size_t unchecked; /* bytes written since signals were last looked for */
     bool holding;
     sigset_t held, before;
 } signal_guard;
@@ -72,8 +73,13 @@ static bool was_interrupted(const signal_guard *guard)
 
 static mha_status write_guarded(void *user, const void *bytes, size_t count)
 {
-    const signal_guard *guard = user;
-    if (was_interrupted(guard)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
+    enum { CHECK_EVERY = 1 << 16 }; /* looking for signals is a system call */
+    signal_guard *guard = user;
+    guard->unchecked += count;
+    if (guard->unchecked >= CHECK_EVERY) {
+        guard->unchecked = 0;
+        if (was_interrupted(guard)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
+    }
     return guard->inner->write(guard->inner->user, bytes, count);
 }
 
@@ -171,7 +177,9 @@ typedef struct output_job {
 static mha_status draw_html(const output_job *job, const mha_figure *figure, const mha_sink *sink)
 {
     const attention_maps *maps = job->maps;
-    char size[64], tokens[64];
+    char size[64], tokens[64], text[1 << 14];
+    mha_figure untitled = *figure; /* the report has the text itself, and more of it */
+    untitled.subtitle = NULL;
     snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
     snprintf(tokens, sizeof tokens, "%" PRId64, maps->rows.count);
     mha_fact facts[] = {{"model", maps->name},
@@ -179,12 +187,12 @@ static mha_status draw_html(const output_job *job, const mha_figure *figure, con
                         {"layers x heads", size},
                         {"tokens", tokens}};
     mha_report report = {.struct_size = sizeof report,
-                         .text = figure->subtitle,
+                         .text = view_join_texts(maps, 2000, text, sizeof text) ? text : NULL,
                          .facts = facts,
                          .fact_count = sizeof facts / sizeof *facts,
                          .producer = "multihead " CLI_VERSION,
                          .same_labels = maps->rows.items == maps->cols.items};
-    return mha_render_html(figure, &report, sink);
+    return mha_render_html(&untitled, &report, sink);
 }
 
 static mha_status draw_svg(const output_job *job, const mha_figure *figure, const mha_sink *sink)
@@ -253,8 +261,24 @@ bool view_has_files(const view_options *options)
     return false;
 }
 
+/* -o writes HTML whatever the name: a name that says otherwise is a slip. */
+static cli_exit check_name(const char *path)
+{
+    const char *const names[] = {".svg", ".png", ".json", ".npy"};
+    size_t length = path ? strlen(path) : 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t bytes = strlen(names[i]);
+        if (length > bytes && !strcmp(path + length - bytes, names[i]))
+            return cli_fail(CLI_USAGE, VIEW, "-o %s: -o writes an HTML report; use --%s %s", path,
+                            names[i] + 1, path);
+    }
+    return CLI_OK;
+}
+
 cli_exit view_check_outputs(const view_options *options)
 {
+    cli_exit code = check_name(options->html);
+    if (code != CLI_OK) return code;
     const char *on_stdout = options->terminal ? "--terminal" : NULL;
     for (int i = 0; i < OUTPUT_COUNT; i++) {
         const char *path = path_of(options, i);

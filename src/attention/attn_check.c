@@ -319,10 +319,13 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
                         "q has %lld heads, k has %lld: the first must be a multiple of the second",
                         (long long)p->H, (long long)p->Hk);
     p->group = p->Hk ? p->H / p->Hk : 0;
-    /* Row counts are added and multiplied below; keep them far from overflow. */
-    int64_t rows, pairs;
-    if (!mhai_mul_i64(p->B, p->H, &rows) || !mhai_mul_i64(rows, p->T, &rows) ||
-        !mhai_mul_i64(rows, p->S, &pairs) || pairs > INT64_MAX / 4 || rows > INT64_MAX / 4)
+    /* Row counts are added and multiplied below, in any order; keep them far from overflow, even
+     * where another length is 0. */
+    int64_t pairs = 1;
+    bool fits = true;
+    for (int i = 0; i < 4; i++)
+        fits = fits && mhai_mul_i64(pairs, mhai_max_i64(1, i < 3 ? p->q.shape[i] : p->S), &pairs);
+    if (!fits || pairs > INT64_MAX / 4)
         return mha_fail(MHA_ERR_SIZE, "q, k: B H T S overflows 64 bits");
     return MHA_OK;
 }

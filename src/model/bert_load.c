@@ -8,7 +8,10 @@
 #include <string.h>
 
 /* Far beyond every published model, and small enough that no product of two overflows. */
-enum { MOST_LAYERS = 4096, MOST_WIDTH = 1 << 20, MOST_ENTRIES = INT32_MAX, NAME_BYTES = 128 };
+enum { MOST_LAYERS = 4096, MOST_WIDTH = 1 << 20, MOST_ENTRIES = INT32_MAX };
+
+/* Names of weights: of a layer, of a part of it, of a weight of that part. */
+enum { LAYER_BYTES = 64, PART_BYTES = 96, NAME_BYTES = 128 };
 
 /* One name of config.json for each activation that mha_activation has. */
 static const struct {
@@ -196,7 +199,7 @@ static mha_status load_layer(mha_context *context, mhai_weights *weights, const 
                              int64_t index)
 {
     mhai_bert_layer *layer = &bert->layer[index];
-    char base[64], name[NAME_BYTES];
+    char base[LAYER_BYTES], name[PART_BYTES];
     snprintf(base, sizeof base, "encoder.layer.%lld", (long long)index);
     MHA_TRY(load_attention(context, weights, bert, index, &layer->attention));
     snprintf(name, sizeof name, "%s.attention.output.LayerNorm", base);

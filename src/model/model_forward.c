@@ -7,6 +7,13 @@
 #include <stdio.h>
 #include <string.h>
 
+static mha_status check_reserved(const char *name, uint32_t reserved)
+{
+    if (reserved == 0) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: reserved is %u, expected 0", name,
+                    (unsigned)reserved);
+}
+
 /* ---- inputs -------------------------------------------------------------------------------- */
 
 static mha_status check_sizes(const mha_model_info *info, const mha_batch *batch)
@@ -154,6 +161,7 @@ static mha_status check_attention(const mha_model_info *info, const mhai_pass *p
     if (!pass->want.attention || !pass->want.attention[layer]) return MHA_OK;
     MHA_TRY(
         mhai_model_read_struct("mha_module_outputs", &w, sizeof w, pass->want.attention[layer]));
+    MHA_TRY(check_reserved("mha_module_outputs", w.reserved));
     const int64_t B = pass->B, T = pass->T, H = info->heads, Hk = info->kv_heads;
     const int64_t D = info->head_dim;
     const int64_t map[] = {B, H, T, T}, mean[] = {B, T, T}, row[] = {B, H, T};
@@ -196,6 +204,8 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
     mhai_pass pass = {.context = context};
     MHA_TRY(mhai_model_read_struct("mha_batch", &own, sizeof own, batch));
     MHA_TRY(mhai_model_read_struct("mha_model_outputs", &pass.want, sizeof pass.want, outputs));
+    MHA_TRY(check_reserved("mha_batch", own.reserved));
+    MHA_TRY(check_reserved("mha_model_outputs", pass.want.reserved));
     MHA_TRY(check_batch(&model->info, &own));
     pass.B = own.batch;
     pass.T = own.length;

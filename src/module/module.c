@@ -269,8 +269,8 @@ static mha_status scratch_heads(const forward *f, int64_t length, int64_t heads,
                                 mha_tensor *view)
 {
     void *memory;
-    int64_t count;
-    if (!mhai_mul_i64(f->B * length, heads * head_dim, &count))
+    int64_t rows, count;
+    if (!mhai_mul_i64(f->B, length, &rows) || !mhai_mul_i64(rows, heads * head_dim, &count))
         return mha_fail(MHA_ERR_SIZE, "projections: the number of elements overflows 64 bits");
     MHA_TRY(mha_scratch_alloc(f->context, count, sizeof(float), &memory));
     *view = mha_tensor_bthd(memory, f->B, length, heads, head_dim);
@@ -289,8 +289,8 @@ static mha_status allocate_scratch(forward *f)
         f->probabilities = *f->want.probabilities;
     } else if (f->want.average_probabilities) {
         void *memory;
-        int64_t count;
-        if (!mhai_mul_i64(f->B * f->T, d->num_heads * f->S, &count))
+        int64_t width, count;
+        if (!mhai_mul_i64(d->num_heads, f->S, &width) || !mhai_mul_i64(f->B * f->T, width, &count))
             return mha_fail(MHA_ERR_SIZE, "probabilities: the number of elements overflows");
         MHA_TRY(mha_scratch_alloc(f->context, count, sizeof(float), &memory));
         f->probabilities =

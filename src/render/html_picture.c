@@ -9,23 +9,44 @@
 #include <multihead/component.h>
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    MOST_SHAPES = 6000,
-    MOST_SVG_CELLS = 150000,
-    IMAGE_SIDE = 64, /* most pixels along a side of a panel's image */
-    MOST_IMAGES = 512
+    MOST_SHAPES = 6000, /* in all; beyond it maps are images, which take less room */
+    MOST_SIDE = 64,     /* pixels along a side of a panel's image in the table */
+    LEAST_SIDE = 8
 };
 
-/* Cells as rectangles take some 60 bytes each: beyond a few thousand each map is an image. */
-static mha_status draw_svg(const mhai_html_page *page, bool as_images, mhai_writer *w)
+/* The picture may take a tenth of the file. Pixels take up to 4 bytes in base64, the elements of
+ * labels some 130. */
+static bool svg_fits(const mhai_html_page *page)
 {
+    const mha_figure *f = &page->figure;
+    double labels = (double)f->panel_count * fmin((double)f->cols, 200);
+    double cells = (double)f->panel_count * (double)f->rows * (double)f->cols;
+    return f->rows + f->cols <= 2000 &&
+           4 * cells + 130 * labels <= (double)page->report.most_bytes / 10;
+}
+
+static int64_t image_side(const mhai_html_page *page)
+{
+    const mha_figure *f = &page->figure;
+    if (!f->rows || !f->cols || !f->panel_count) return 0;
+    double room = (double)page->report.most_bytes / 10 / (double)f->panel_count;
+    double side = fmin(floor(sqrt(room / 4)), MOST_SIDE);
+    return side < LEAST_SIDE ? 0 : (int64_t)side;
+}
+
+static mha_status draw_svg(const mhai_html_page *page, mhai_writer *w)
+{
+    const mha_figure *f = &page->figure;
+    bool as_images = f->rows * f->cols * f->panel_count > MOST_SHAPES;
     mha_buffer svg = {0};
     mha_sink sink = mha_buffer_sink(&svg);
     mhai_layout layout;
-    mha_status status = mhai_layout_make(&page->figure, &layout);
+    mha_status status = mhai_layout_make(f, &layout);
     if (!status) {
         layout.tooltips = false;
         layout.image = layout.image || as_images;
@@ -54,13 +75,13 @@ typedef struct album {
     uint8_t *rgb;
 } album;
 
-static mha_status album_open(const mha_figure *figure, album *a)
+static mha_status album_open(const mha_figure *figure, int64_t side, album *a)
 {
     mha_figure drawn = *figure;
     if (drawn.scale == MHA_SCALE_RANK) drawn.scale = MHA_SCALE_SQRT; /* no sort for thumbnails */
     int64_t longest = figure->rows > figure->cols ? figure->rows : figure->cols;
     a->figure = figure;
-    a->pool = (longest + IMAGE_SIDE - 1) / IMAGE_SIDE;
+    a->pool = (longest + side - 1) / side;
     MHA_TRY(mhai_ranges_make(&drawn, &a->ranges));
     mhai_palette_make(figure, &a->palette);
     a->theme = mhai_canvas_theme(figure);
@@ -140,18 +161,16 @@ static mha_status write_table(const mhai_html_page *page, album *images, mhai_wr
 
 mha_status mhai_html_make_picture(mhai_html_page *page)
 {
-    const mha_figure *f = &page->figure;
     mha_sink sink = mha_buffer_sink(&page->picture);
     mhai_writer writer;
     mhai_sink_open(&writer, &sink);
-    int64_t cells = f->rows * f->cols;
-    bool small = cells * f->panel_count <= MOST_SVG_CELLS && f->rows + f->cols <= 2000;
-    bool images = !small && cells && f->panel_count <= MOST_IMAGES;
+    bool drawing = svg_fits(page);
+    int64_t side = drawing ? 0 : image_side(page);
     album shared = {0};
     mha_status status = MHA_OK;
-    if (small) MHA_TRY_GOTO(draw_svg(page, cells * f->panel_count > MOST_SHAPES, &writer), done);
-    if (images) MHA_TRY_GOTO(album_open(f, &shared), done);
-    MHA_TRY_GOTO(write_table(page, images ? &shared : NULL, &writer), done);
+    if (drawing) MHA_TRY_GOTO(draw_svg(page, &writer), done);
+    if (side) MHA_TRY_GOTO(album_open(&page->figure, side, &shared), done);
+    MHA_TRY_GOTO(write_table(page, side ? &shared : NULL, &writer), done);
     status = mhai_sink_flush(&writer);
 done:
     album_close(&shared);

@@ -18,6 +18,10 @@ uint64_t rng_run_seed(void);
 /* True if MHA_TEST_LONG is set to something other than 0. */
 bool rng_long_run(void);
 
+/* How many cases to try: sample, or all in a long run. A quarter of the sample under the thread
+ * sanitizer, which is some fifty times slower. */
+int rng_cases(int sample, int all);
+
 /* A generator of its own for each (seed, stream), so that a case does not depend on what ran
  * before it. */
 rng rng_make(uint64_t seed, uint64_t stream);

@@ -56,6 +56,7 @@ const char *temp_write(const char *name, const void *bytes, size_t size)
         snprintf(parent, sizeof parent, "%s/%.*s", folder, (int)(slash - name), name);
         mkdir(parent, 0777);
     }
+    remove(path); /* some file systems write a file out at once if it replaces its old contents */
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     if (size > 0) assert_int_equal(fwrite(bytes, 1, size, file), size);

@@ -213,7 +213,8 @@ static void random_shapes(void **state)
                     random_case(stream, (int64_t[]){lengths[t], lengths[s], head_sizes[d]}, &all,
                                 cards);
     } else {
-        for (; stream < 150; stream++) random_case(stream, NULL, &all, cards);
+        for (uint64_t most = (uint64_t)rng_cases(150, 0); stream < most; stream++)
+            random_case(stream, NULL, &all, cards);
     }
     printf("  %llu problems\n", (unsigned long long)stream);
     print_cards(&all, cards);
@@ -466,7 +467,7 @@ static void special_values(void **state)
 {
     (void)state;
     machines all = machines_make(1);
-    uint64_t cases = rng_long_run() ? 1500 : 60;
+    uint64_t cases = (uint64_t)rng_cases(60, 1500);
     for (uint64_t i = 0; i < cases; i++) special_case(4000000 + i, &all);
     machines_free(&all);
 }

@@ -177,7 +177,7 @@ static problem_shape some_shape(rng *r)
                        .Dv = RNG_PICK(r, sizes)};
     n.values = (problem_values)rng_between(r, 0, VALUES_KINDS - 1);
     n.masks = (unsigned)rng_between(r, 0, MASK_ALL) & (unsigned)rng_between(r, 0, MASK_ALL);
-    while (n.B * n.H * n.T * n.S * (n.D + n.Dv) > 20000000 && n.T > 1) n.T /= 2;
+    while (n.B * n.H * n.T * n.S * (n.D + n.Dv) > 8000000 && n.T > 1) n.T /= 2;
     return n;
 }
 
@@ -204,17 +204,12 @@ static outcome run(const problem *p, rng *r, const machine *m, unsigned wanted)
     return x;
 }
 
-static int problems(int sample, int all)
-{
-    return rng_long_run() ? all : sample;
-}
-
 /* Batch, heads, chunks of queries, padding. */
 static void parts_equal_the_whole(void **state)
 {
     (void)state;
     machines all = machines_make(2);
-    for (int i = 0; i < problems(60, 2000); i++) {
+    for (int i = 0; i < rng_cases(40, 2000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         problem_shape n = some_shape(&r);
         problem p;
@@ -238,7 +233,7 @@ static void one_query_at_a_time(void **state)
 {
     (void)state;
     machines all = machines_make(1);
-    for (int i = 0; i < problems(6, 60); i++) {
+    for (int i = 0; i < rng_cases(6, 60); i++) {
         rng r = rng_make(rng_run_seed(), 50000 + (uint64_t)i);
         problem_shape n = {.B = 1, .H = 2, .Hk = rng_between(&r, 1, 2), .T = 19, .S = 1300};
         n.D = rng_between(&r, 1, 50), n.Dv = rng_between(&r, 1, 50);
@@ -274,7 +269,7 @@ static void any_number_of_threads(void **state)
     static const int counts[] = {1, 2, 3, 8};
     machines with[4];
     for (int i = 0; i < 4; i++) with[i] = machines_make(counts[i]);
-    for (int i = 0; i < problems(40, 1000); i++) {
+    for (int i = 0; i < rng_cases(20, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 100000 + (uint64_t)i);
         problem_shape n = some_shape(&r);
         problem p;
@@ -310,7 +305,7 @@ static void optional_outputs(void **state)
 {
     (void)state;
     machines all = machines_make(1);
-    for (int i = 0; i < problems(30, 500); i++) {
+    for (int i = 0; i < rng_cases(16, 500); i++) {
         rng r = rng_make(rng_run_seed(), 200000 + (uint64_t)i);
         problem_shape n = some_shape(&r);
         problem p;
@@ -349,7 +344,7 @@ static void any_layout(void **state)
 {
     (void)state;
     machines all = machines_make(1);
-    for (int i = 0; i < problems(40, 1000); i++) {
+    for (int i = 0; i < rng_cases(20, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 300000 + (uint64_t)i);
         problem_shape n = some_shape(&r);
         problem p;
@@ -382,7 +377,7 @@ static void any_history(void **state)
 {
     (void)state;
     machines fresh = machines_make(2), used = machines_make(2);
-    for (int i = 0; i < problems(30, 500); i++) {
+    for (int i = 0; i < rng_cases(16, 500); i++) {
         rng r = rng_make(rng_run_seed(), 400000 + (uint64_t)i);
         problem_shape n = some_shape(&r);
         problem p;

@@ -310,6 +310,36 @@ static void every_error(void **state)
     arena_free(&a);
 }
 
+/* Lengths that overflow when multiplied, beside a length of 0 or of a broadcast axis. */
+static void huge_shapes(void **state)
+{
+    (void)state;
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    const int64_t big = (int64_t)1 << 40;
+    const int64_t shapes[][5] = {/* B, H, Hk, T, S */
+                                 {0, big, 1, big, 3},
+                                 {big, big, big, 0, 3},
+                                 {1, big, 1, 0, big},
+                                 {1, big, big, big, 0},
+                                 {0, 1, 1, big, big}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const int64_t *n = shapes[i];
+        float x = 1;
+        mha_tensor q = mha_tensor_contiguous(&x, MHA_F32, 4, (int64_t[]){n[0], n[1], n[3], 1});
+        mha_tensor k = mha_tensor_contiguous(&x, MHA_F32, 4, (int64_t[]){n[0], n[2], n[4], 1});
+        mha_tensor v = mha_tensor_contiguous(&x, MHA_F32, 4, (int64_t[]){n[0], n[2], n[4], 0});
+        mha_tensor o = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){n[0], n[1], n[3], 0});
+        for (int axis = 0; axis < 3; axis++) q.stride[axis] = k.stride[axis] = 0;
+        mha_attention_plan plan;
+        mha_status status = mha_attention_explain(context, NULL, &q, &k, &v, &o, NULL, &plan);
+        assert_int_equal(mha_attention_forward(context, NULL, &q, &k, &v, &o, NULL), status);
+        check_detail(i, status, "");
+        assert_true(status == MHA_ERR_SIZE);
+    }
+    mha_context_destroy(context);
+}
+
 /* ---- structs that grow ---------------------------------------------------------------------- */
 
 static void newer_structs(void **state)
@@ -411,7 +441,7 @@ static int64_t count_pairs(const problem *p)
 static void plans_come_true(void **state)
 {
     (void)state;
-    for (int i = 0; i < (rng_long_run() ? 1000 : 100); i++) {
+    for (int i = 0; i < rng_cases(100, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         problem_shape n = {.B = rng_between(&r, 1, 3), .Hk = rng_between(&r, 1, 2)};
         n.H = n.Hk * rng_between(&r, 1, 3);
@@ -609,13 +639,10 @@ int main(void)
 {
     rng_run_seed();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_error),
-        cmocka_unit_test(newer_structs),
-        cmocka_unit_test(strict_and_plain),
-        cmocka_unit_test(plans_come_true),
-        cmocka_unit_test(every_allocation_fails),
-        cmocka_unit_test(steady_state),
-        cmocka_unit_test(linear_memory),
+        cmocka_unit_test(every_error),     cmocka_unit_test(huge_shapes),
+        cmocka_unit_test(newer_structs),   cmocka_unit_test(strict_and_plain),
+        cmocka_unit_test(plans_come_true), cmocka_unit_test(every_allocation_fails),
+        cmocka_unit_test(steady_state),    cmocka_unit_test(linear_memory),
         cmocka_unit_test(after_a_fork),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -382,11 +382,6 @@ static void check_whole(rng *r, const setup *s, const machine *m, const results 
     ref_row_free(&row);
 }
 
-static int cases(int sample, int all)
-{
-    return rng_long_run() ? all : sample;
-}
-
 static void print_card(score_card *card, const char *machine_name)
 {
     struct {
@@ -414,7 +409,7 @@ static void numbers(void **state)
     static const int64_t lengths[] = {0, 1, 2, 3, 7, 16, 33, 50};
     machines all = machines_make(2);
     score_card cards[MOST_MACHINES] = {0};
-    for (int i = 0; i < cases(60, 1500); i++) {
+    for (int i = 0; i < rng_cases(60, 1500); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         setup s;
         setup_make(&s, &r, some_desc(&r), rng_between(&r, 0, 3), RNG_PICK(&r, lengths),
@@ -459,7 +454,7 @@ static void bits(void **state)
 {
     (void)state;
     machines one = machines_make(1), many = machines_make(3);
-    for (int i = 0; i < cases(25, 400); i++) {
+    for (int i = 0; i < rng_cases(25, 400); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
         setup s;
         setup_make(&s, &r, some_desc(&r), rng_between(&r, 1, 3), rng_between(&r, 1, 40),
@@ -830,6 +825,28 @@ static void forward_errors(void **state)
     machines_free(&all);
 }
 
+/* Keys that are one row repeated 2^62 times take no memory, but their projections would. */
+static void huge_broadcast(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2};
+    mha_module *module;
+    float x[4] = {1, 2, 3, 4}, y[16];
+    assert_int_equal(mha_module_create(context, &d, &module), MHA_OK);
+    mha_tensor query = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){4, 1, 4}), key = query;
+    query.stride[0] = key.stride[0] = key.stride[1] = 0;
+    mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){4, 1, 4});
+    for (int bits = 58; bits <= 62; bits++) {
+        key.shape[1] = (int64_t)1 << bits;
+        expect_error(mha_module_forward(context, module, NULL, &query, &key, &key, &out, NULL),
+                     MHA_ERR_SIZE, "");
+    }
+    mha_module_destroy(module);
+    machines_free(&all);
+}
+
 /* ---- memory and threads --------------------------------------------------------------------- */
 
 /* Everything from context to forward, allocation number n failing; true if nothing failed. */
@@ -944,13 +961,10 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers),
-        cmocka_unit_test(bits),
-        cmocka_unit_test(joined_parameters),
-        cmocka_unit_test(create_errors),
-        cmocka_unit_test(parameter_errors),
-        cmocka_unit_test(forward_errors),
-        cmocka_unit_test(every_allocation_fails),
+        cmocka_unit_test(numbers),           cmocka_unit_test(bits),
+        cmocka_unit_test(joined_parameters), cmocka_unit_test(create_errors),
+        cmocka_unit_test(parameter_errors),  cmocka_unit_test(forward_errors),
+        cmocka_unit_test(huge_broadcast),    cmocka_unit_test(every_allocation_fails),
         cmocka_unit_test(shared_module),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -130,7 +130,7 @@ static void linear_layers(void **state)
     machines all = machines_make(2);
     /* Long sums apart: short ones come near their bounds easily. */
     tally tallies[MOST_MACHINES] = {{0}}, long_sums = {.name = "sums of 64 inputs and more"};
-    int cases = rng_long_run() ? 3000 : 150;
+    int cases = rng_cases(150, 3000);
     for (int i = 0; i < cases; i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         int64_t M = RNG_PICK(&r, sizes) % 128, K = RNG_PICK(&r, sizes), N = RNG_PICK(&r, sizes);
@@ -170,7 +170,7 @@ static void linear_bits(void **state)
 {
     (void)state;
     machines one = machines_make(1), many = machines_make(3);
-    for (int i = 0; i < (rng_long_run() ? 500 : 40); i++) {
+    for (int i = 0; i < rng_cases(40, 500); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
         int64_t M = rng_between(&r, 1, 120), K = RNG_PICK(&r, sizes), N = RNG_PICK(&r, sizes);
         linear_case c = linear_case_make(&r, M, K, N);
@@ -374,7 +374,7 @@ static void layer_norm(void **state)
     machines one = machines_make(1), many = machines_make(3);
     tally t = {.name = "layer norm"};
     double exact[1000], bound[1000];
-    for (int i = 0; i < (rng_long_run() ? 3000 : 150); i++) {
+    for (int i = 0; i < rng_cases(150, 3000); i++) {
         rng r = rng_make(rng_run_seed(), 50000 + (uint64_t)i);
         int64_t M = rng_between(&r, 0, 20), N = RNG_PICK(&r, widths);
         norm_case c = norm_case_make(&r, M, N);

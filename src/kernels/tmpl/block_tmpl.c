@@ -66,18 +66,19 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, const block *t)
     case n:                                                                \
         if (n <= TILE_ROWS) block_body(n <= TILE_ROWS ? n : 1, finish, t); \
         return;
+/* clang-format would move one more case to a line of its own each time it runs. */
+/* clang-format off */
 #define DEFINE_BLOCK(name, finish_kind)                                                         \
     static __attribute__((noinline)) void name(int rows, const block *t)                        \
     {                                                                                           \
         const block_finish finish = finish_kind;                                                \
         switch (rows) {                                                                         \
-            BLOCK_CASE(1)                                                                       \
-            BLOCK_CASE(2)                                                                       \
-            BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6) BLOCK_CASE(7) BLOCK_CASE(8) \
-                BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12) BLOCK_CASE(13)       \
-                    BLOCK_CASE(14)                                                              \
+            BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5)               \
+            BLOCK_CASE(6) BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10)              \
+            BLOCK_CASE(11) BLOCK_CASE(12) BLOCK_CASE(13) BLOCK_CASE(14)                         \
         }                                                                                       \
     }
+/* clang-format on */
 DEFINE_BLOCK(block_store_rows, FINISH_STORE)
 DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE)
 DEFINE_BLOCK(block_add_rows, FINISH_ADD)

@@ -5,29 +5,29 @@ const panels = data.panels;
 const VALUE = 0, MASKED = 1, NOT_FINITE = 2;
 
 function bytesOf(base64) {
-  const text = atob(base64), bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return bytes;
+    const text = atob(base64), bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    return bytes;
 }
 
 // One axis: an item for every label, or for every block of labels where the data is pooled.
 function axisOf(labels, shown, count) {
-  const one = i => shown[i] ?? labels?.[i] ?? String(i);
-  const seen = new Map();
-  for (let i = 0; i < count; i++) seen.set(one(i), (seen.get(one(i)) ?? 0) + 1);
-  const items = [];
-  for (let from = 0; from < count; from += data.pool) {
-    const to = Math.min(from + data.pool, count) - 1;
-    const single = from === to;
-    const text = single ? one(from) : to - from < 3
-      ? Array.from({length: to - from + 1}, (_, k) => one(from + k)).join(" ")
-      : one(from) + " … " + one(to);
-    const raw = labels?.[from] ?? null;
-    items.push({text, raw: single && raw !== text ? raw : null, from, to,
-      place: single ? String(from) : from + "–" + to,
-      twin: single && labels?.[from] != null && seen.get(text) > 1});
-  }
-  return items;
+    const one = i => (shown[i] ?? labels?.[i] ?? String(i)) || '""';
+    const seen = new Map();
+    for (let i = 0; i < count; i++) seen.set(one(i), (seen.get(one(i)) ?? 0) + 1);
+    const items = [];
+    for (let from = 0; from < count; from += data.pool) {
+        const to = Math.min(from + data.pool, count) - 1;
+        const single = from === to;
+        const text = single ? one(from) : to - from < 3
+            ? Array.from({length: to - from + 1}, (_, k) => one(from + k)).join(" ")
+            : one(from) + " … " + one(to);
+        const raw = labels?.[from] ?? null;
+        items.push({text, raw: single && raw !== text ? raw : null, from, to,
+            place: single ? String(from) : from + "–" + to,
+            twin: single && labels?.[from] != null && seen.get(text) > 1});
+    }
+    return items;
 }
 
 const same = data.same_labels;
@@ -35,55 +35,56 @@ const rowItems = axisOf(data.row_labels, data.row_shown, data.rows);
 const colItems = same ? rowItems : axisOf(data.col_labels, data.col_shown, data.cols);
 const wordOf = axis => axis.split(/[\s(,:]/)[0] || axis;
 const rowWord = wordOf(data.row_axis), colWord = wordOf(data.col_axis);
+const valueWord = data.value_name ?? "value";
 
 // Largest magnitude, which the codes of 16 and 8 bits are relative to.
 const reach = panel => Math.max(Math.abs(panel.least), Math.abs(panel.greatest));
 
 function decodeFloats(bytes, cells) {
-  cells.value = new Float32Array(bytes.buffer);
-  const bits = new Uint32Array(bytes.buffer);
-  for (let i = 0; i < bits.length; i++) {
-    if (Number.isFinite(cells.value[i])) continue;
-    cells.kind ??= new Uint8Array(bits.length);
-    cells.kind[i] = bits[i] === 0x7FC0A5A5 ? MASKED : NOT_FINITE;
-  }
+    cells.value = new Float32Array(bytes.buffer);
+    const bits = new Uint32Array(bytes.buffer);
+    for (let i = 0; i < bits.length; i++) {
+        if (Number.isFinite(cells.value[i])) continue;
+        cells.kind ??= new Uint8Array(bits.length);
+        cells.kind[i] = bits[i] === 0x7FC0A5A5 ? MASKED : NOT_FINITE;
+    }
 }
 
 function decodeCodes(bytes, cells, panel) {
-  const codes = data.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
-  const last = data.bits === 16 ? 65535 : 255;
-  const middle = Math.floor((last - 3) / 2), most = reach(panel);
-  const table = new Float32Array(last + 1);
-  for (let q = 0; q < last - 1; q++) {
-    const s = data.negative ? (q - middle) / middle : q / (last - 2);
-    table[q] = most * s * Math.abs(s);
-  }
-  cells.value = new Float32Array(codes.length);
-  for (let i = 0; i < codes.length; i++) {
-    cells.value[i] = table[codes[i]];
-    if (codes[i] < last - 1) continue;
-    cells.kind ??= new Uint8Array(codes.length);
-    cells.kind[i] = codes[i] === last ? MASKED : NOT_FINITE;
-  }
+    const codes = data.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
+    const last = data.bits === 16 ? 65535 : 255;
+    const middle = Math.floor((last - 3) / 2), most = reach(panel);
+    const table = new Float32Array(last + 1);
+    for (let q = 0; q < last - 1; q++) {
+        const s = data.negative ? (q - middle) / middle : q / (last - 2);
+        table[q] = most * s * Math.abs(s);
+    }
+    cells.value = new Float32Array(codes.length);
+    for (let i = 0; i < codes.length; i++) {
+        cells.value[i] = table[codes[i]];
+        if (codes[i] < last - 1) continue;
+        cells.kind ??= new Uint8Array(codes.length);
+        cells.kind[i] = codes[i] === last ? MASKED : NOT_FINITE;
+    }
 }
 
 // How far a shown value may be from the true one; 0 where values are exact.
 function errorOf(panel, value) {
-  if (data.bits === 32) return 0;
-  const last = data.bits === 16 ? 65535 : 255, most = reach(panel);
-  const top = data.negative ? Math.floor((last - 3) / 2) : last - 2;
-  return Math.sqrt(Math.abs(value) * most) / top + most / (4 * top * top);
+    if (data.bits === 32) return 0;
+    const last = data.bits === 16 ? 65535 : 255, most = reach(panel);
+    const top = data.negative ? Math.floor((last - 3) / 2) : last - 2;
+    return Math.sqrt(Math.abs(value) * most) / top + most / (4 * top * top);
 }
 
 const decoded = new Map();
 function cellsOf(i) {
-  if (!decoded.has(i)) {
-    const cells = {rows: rowItems.length, cols: colItems.length, value: null, kind: null};
-    const bytes = bytesOf(panels[i].data);
-    if (data.bits === 32) decodeFloats(bytes, cells); else decodeCodes(bytes, cells, panels[i]);
-    decoded.set(i, cells);
-  }
-  return decoded.get(i);
+    if (!decoded.has(i)) {
+        const cells = {rows: rowItems.length, cols: colItems.length, value: null, kind: null};
+        const bytes = bytesOf(panels[i].data);
+        if (data.bits === 32) decodeFloats(bytes, cells); else decodeCodes(bytes, cells, panels[i]);
+        decoded.set(i, cells);
+    }
+    return decoded.get(i);
 }
 
 // What is in view: rows and cols are places of items, in order.
@@ -92,72 +93,72 @@ const canHide = data.pool === 1;
 const canRescale = !data.negative;
 
 function chooseView(hidden, rescale) {
-  const visible = items => items.map((_, i) => i).filter(i => !hidden.has(items[i].text));
-  view.rows = visible(rowItems);
-  view.cols = visible(colItems);
-  view.hiding = view.rows.length < rowItems.length || view.cols.length < colItems.length;
-  view.rescaled = rescale && canRescale && view.cols.length < colItems.length;
-  maps.clear();
+    const visible = items => items.map((_, i) => i).filter(i => !hidden.has(items[i].text));
+    view.rows = visible(rowItems);
+    view.cols = visible(colItems);
+    view.hiding = view.rows.length < rowItems.length || view.cols.length < colItems.length;
+    view.rescaled = rescale && canRescale && view.cols.length < colItems.length;
+    maps.clear();
 }
 
 // One row of a view: copies what is left and returns the share of magnitude that is not.
 function takeRow(cells, from, map, to) {
-  let all = 0, left = 0;
-  const base = from * cells.cols, out = to * map.cols;
-  const finite = at => !cells.kind || cells.kind[at] === VALUE;
-  for (let c = 0; c < cells.cols; c++)
-    if (finite(base + c)) all += Math.abs(cells.value[base + c]);
-  view.cols.forEach((c, k) => {
-    map.value[out + k] = cells.value[base + c];
-    if (map.kind) map.kind[out + k] = cells.kind[base + c];
-    if (finite(base + c)) left += Math.abs(cells.value[base + c]);
-  });
-  if (view.rescaled && left > 0)
-    for (let k = 0; k < map.cols; k++) map.value[out + k] *= all / left;
-  return all > 0 ? Math.max(0, 1 - left / all) : 0;
+    let all = 0, left = 0;
+    const base = from * cells.cols, out = to * map.cols;
+    const finite = at => !cells.kind || cells.kind[at] === VALUE;
+    for (let c = 0; c < cells.cols; c++)
+        if (finite(base + c)) all += Math.abs(cells.value[base + c]);
+    view.cols.forEach((c, k) => {
+        map.value[out + k] = cells.value[base + c];
+        if (map.kind) map.kind[out + k] = cells.kind[base + c];
+        if (finite(base + c)) left += Math.abs(cells.value[base + c]);
+    });
+    if (view.rescaled && left > 0)
+        for (let k = 0; k < map.cols; k++) map.value[out + k] *= all / left;
+    return all > 0 ? Math.max(0, 1 - left / all) : 0;
 }
 
 // The map of panel i as it is in view: value, kind (or null), hidden share of each row (or null).
 const maps = new Map();
 function mapOf(i) {
-  if (maps.has(i)) return maps.get(i);
-  const cells = cellsOf(i);
-  let map = {rows: cells.rows, cols: cells.cols, value: cells.value, kind: cells.kind, hidden: null};
-  if (view.hiding) {
-    const rows = view.rows.length, cols = view.cols.length;
-    map = {rows, cols, value: new Float32Array(rows * cols),
-      kind: cells.kind && new Uint8Array(rows * cols), hidden: new Float64Array(rows)};
-    view.rows.forEach((r, k) => { map.hidden[k] = takeRow(cells, r, map, k); });
-  }
-  maps.set(i, map);
-  return map;
+    if (maps.has(i)) return maps.get(i);
+    const cells = cellsOf(i);
+    let map = {...cells, hidden: null};
+    if (view.hiding) {
+        const rows = view.rows.length, cols = view.cols.length;
+        map = {rows, cols, value: new Float32Array(rows * cols),
+            kind: cells.kind && new Uint8Array(rows * cols), hidden: new Float64Array(rows)};
+        view.rows.forEach((r, k) => { map.hidden[k] = takeRow(cells, r, map, k); });
+    }
+    maps.set(i, map);
+    return map;
 }
 
 // Least and greatest value of a map in view.
 function reachOf(i) {
-  if (!view.hiding) return {least: panels[i].least, greatest: panels[i].greatest};
-  const map = mapOf(i);
-  if (map.least === undefined) {
-    let least = Infinity, greatest = -Infinity;
-    for (let k = 0; k < map.value.length; k++) {
-      if (map.kind && map.kind[k] !== VALUE) continue;
-      if (map.value[k] < least) least = map.value[k];
-      if (map.value[k] > greatest) greatest = map.value[k];
+    if (!view.hiding) return {least: panels[i].least, greatest: panels[i].greatest};
+    const map = mapOf(i);
+    if (map.least === undefined) {
+        let least = Infinity, greatest = -Infinity;
+        for (let k = 0; k < map.value.length; k++) {
+            if (map.kind && map.kind[k] !== VALUE) continue;
+            if (map.value[k] < least) least = map.value[k];
+            if (map.value[k] > greatest) greatest = map.value[k];
+        }
+        map.least = least <= greatest ? least : 0;
+        map.greatest = least <= greatest ? greatest : 0;
     }
-    map.least = least <= greatest ? least : 0;
-    map.greatest = least <= greatest ? greatest : 0;
-  }
-  return map;
+    return map;
 }
 
 // 1 + the number of greater values in the row, and how many values the row has.
 function rankOf(map, row, col) {
-  let greater = 0, count = 0;
-  const base = row * map.cols, value = map.value[base + col];
-  for (let c = 0; c < map.cols; c++) {
-    if (map.kind && map.kind[base + c] !== VALUE) continue;
-    count++;
-    if (map.value[base + c] > value) greater++;
-  }
-  return {rank: greater + 1, count};
+    let greater = 0, count = 0;
+    const base = row * map.cols, value = map.value[base + col];
+    for (let c = 0; c < map.cols; c++) {
+        if (map.kind && map.kind[base + c] !== VALUE) continue;
+        count++;
+        if (map.value[base + c] > value) greater++;
+    }
+    return {rank: greater + 1, count};
 }

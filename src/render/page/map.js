@@ -4,233 +4,247 @@ let place = null; // where the map lies, from placeMap()
 const ratioNow = () => Math.max(1, Math.min(window.devicePixelRatio || 1, 4));
 
 function sizeCanvas(canvas, width, height, ratio) {
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.width = width + "px";
-  canvas.style.height = height + "px";
-  const context = canvas.getContext("2d");
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  return context;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.width = width + "px";
+    canvas.style.height = height + "px";
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    return context;
 }
 
 function itemsInView() {
-  return [view.rows.map(i => rowItems[i]), view.cols.map(i => colItems[i])];
+    return [view.rows.map(i => rowItems[i]), view.cols.map(i => colItems[i])];
 }
 
 function drawMap() {
-  const i = shownPanel(), [rows, cols] = itemsInView(), empty = !rows.length || !cols.length;
-  byId("nothing").hidden = !empty;
-  for (const id of ["cells", "marks", "grid"]) byId(id).hidden = empty;
-  if (empty) {
-    byId("nothing").textContent = data.rows && data.cols && panels.length
-      ? "All tokens are hidden." : "This figure is empty.";
-    place = null;
-    return;
-  }
-  const box = byId("map"), ratio = ratioNow();
-  const width = Math.max(box.clientWidth, 200), height = mapHeight(width);
-  const placed = placeMap(mapOf(i), rows, cols, width, height,
-    {zoom: state.zoom, top: state.top, left: state.left, ratio, share: view.hiding});
-  if (width < 560 && placed.base < 12) placed.numbers = false;
-  place = placed;
-  [state.top, state.left] = [place.r0, place.c0];
-  const context = sizeCanvas(byId("cells"), place.width, place.height, ratio);
-  sizeCanvas(byId("marks"), place.width, place.height, ratio);
-  paintMap(new CanvasSurface(context), place, lookOf(i, ratio));
-  placeGrid();
-  drawZoom();
+    const i = shownPanel(), [rows, cols] = itemsInView(), empty = !rows.length || !cols.length;
+    byId("nothing").hidden = !empty;
+    for (const id of ["cells", "marks", "grid"]) byId(id).hidden = empty;
+    if (empty) {
+        byId("nothing").textContent = data.rows && data.cols && panels.length
+            ? "All tokens are hidden." : "This figure is empty.";
+        place = null;
+        return;
+    }
+    const box = byId("map"), ratio = ratioNow();
+    const width = Math.max(box.clientWidth, 200), height = mapHeight(width);
+    const placed = placeMap(mapOf(i), rows, cols, width, height,
+        {zoom: state.zoom, top: state.top, left: state.left, ratio, share: view.hiding});
+    if (width < 560 && placed.base < 12) placed.numbers = false;
+    place = placed;
+    [state.top, state.left] = [place.r0, place.c0];
+    const context = sizeCanvas(byId("cells"), place.width, place.height, ratio);
+    sizeCanvas(byId("marks"), place.width, place.height, ratio);
+    paintMap(new CanvasSurface(context), place, lookOf(i, ratio));
+    placeGrid();
+    drawZoom();
 }
 
-const mapHeight = width => Math.max(280, Math.min(width * 0.94, Math.max(420, window.innerHeight * 0.82)));
+const mapHeight = width =>
+    Math.max(280, Math.min(width * 0.94, Math.max(420, window.innerHeight * 0.82)));
 
 // The focusable element lies over the cells.
 function placeGrid() {
-  const grid = byId("grid"), i = shownPanel(), r = reachOf(i);
-  grid.style.cssText = `left:${place.x}px;top:${place.y}px;width:${place.w}px;height:${place.h}px`;
-  grid.setAttribute("aria-rowcount", place.rows.length);
-  grid.setAttribute("aria-colcount", place.cols.length);
-  grid.setAttribute("aria-label", `${panels[i].name}: ${place.rows.length} ${data.row_axis} by ` +
-    `${place.cols.length} ${data.col_axis}, ${data.value_name ?? "value"} ${short(r.least)} to ${short(r.greatest)}`);
+    const grid = byId("grid"), i = shownPanel(), r = reachOf(i);
+    const box = {left: place.x, top: place.y, width: place.w, height: place.h};
+    for (const side in box) grid.style[side] = box[side] + "px";
+    grid.setAttribute("aria-rowcount", place.rows.length);
+    grid.setAttribute("aria-colcount", place.cols.length);
+    const size = `${place.rows.length} ${data.row_axis} by ${place.cols.length} ${data.col_axis}`;
+    grid.setAttribute("aria-label",
+        `${panels[i].name}: ${size}, ${valueWord} ${short(r.least)} to ${short(r.greatest)}`);
 }
 
 function drawZoom() {
-  const useful = place.base < 14;
-  byId("zoom").hidden = !useful && state.zoom === 1;
-  byId("zoom-text").textContent = state.zoom === 1 ? "all" : state.zoom + "×";
+    const useful = place.base < 14;
+    byId("zoom").hidden = !useful && state.zoom === 1;
+    byId("zoom-text").textContent = state.zoom === 1 ? "all" : state.zoom + "×";
 }
 
 function zoomBy(factor) {
-  const most = 2 ** Math.max(0, Math.ceil(Math.log2(36 / (place?.base ?? 36))));
-  const zoom = Math.min(Math.max(state.zoom * factor, 1), most);
-  if (!place || zoom === state.zoom) return;
-  state.zoom = zoom;
-  const at = inView(cursor());
-  const grown = {r: place.nr * place.ch / (place.base * zoom), c: place.nc * place.cw / (place.base * zoom)};
-  state.top = Math.round((at?.row ?? place.r0) - grown.r / 2);
-  state.left = Math.round((at?.col ?? place.c0) - grown.c / 2);
-  drawMap();
-  drawMarks();
-  drawNotes();
+    const most = 2 ** Math.max(0, Math.ceil(Math.log2(36 / (place?.base ?? 36))));
+    const zoom = Math.min(Math.max(state.zoom * factor, 1), most);
+    if (!place || zoom === state.zoom) return;
+    state.zoom = zoom;
+    const at = inView(cursor());
+    const cell = place.base * zoom;
+    state.top = Math.round((at?.row ?? place.r0) - place.nr * place.ch / cell / 2);
+    state.left = Math.round((at?.col ?? place.c0) - place.nc * place.cw / cell / 2);
+    drawMap();
+    drawMarks();
+    drawNotes();
 }
 
 // Places of items to places of the view; null if hidden.
 function inView(cell) {
-  const row = view.rows.indexOf(cell.row), col = view.cols.indexOf(cell.col);
-  return row < 0 || col < 0 ? null : {row, col};
+    const row = view.rows.indexOf(cell.row), col = view.cols.indexOf(cell.col);
+    return row < 0 || col < 0 ? null : {row, col};
 }
 
 function scrollToCursor() {
-  const at = inView(cursor());
-  if (!place || !at || state.zoom === 1) return;
-  const top = Math.min(Math.max(place.r0, at.row - place.nr + 1), at.row);
-  const left = Math.min(Math.max(place.c0, at.col - place.nc + 1), at.col);
-  if (top === place.r0 && left === place.c0) return;
-  [state.top, state.left] = [top, left];
-  drawMap();
+    const at = inView(cursor());
+    if (!place || !at || state.zoom === 1) return;
+    const top = Math.min(Math.max(place.r0, at.row - place.nr + 1), at.row);
+    const left = Math.min(Math.max(place.c0, at.col - place.nc + 1), at.col);
+    if (top === place.r0 && left === place.c0) return;
+    [state.top, state.left] = [top, left];
+    drawMap();
 }
 
 // Cross-hair: a light and a dark line, so that it shows on every colour.
 function drawMarks() {
-  if (!place) return;
-  const context = byId("marks").getContext("2d"), at = inView(cursor());
-  context.clearRect(0, 0, place.width, place.height);
-  if (!at) return;
-  const r = at.row - place.r0, c = at.col - place.c0;
-  if (r < 0 || c < 0 || r >= place.nr || c >= place.nc) return;
-  const x = place.x + c * place.cw, y = place.y + r * place.ch;
-  const w = Math.max(place.cw, 3), h = Math.max(place.ch, 3);
-  outline(context, place.x, y - (h - place.ch) / 2, place.w, h, 0.55);
-  outline(context, x - (w - place.cw) / 2, place.y, w, place.h, 0.55);
-  outline(context, x - (w - place.cw) / 2, y - (h - place.ch) / 2, w, h, 1);
-  markLabel(context, place.rows[at.row], place.x - place.gap, y + place.ch / 2, 0);
-  markLabel(context, place.cols[at.col], x + place.cw / 2, place.y + place.h + 8, place.angle);
+    if (!place) return;
+    const context = byId("marks").getContext("2d"), at = inView(cursor());
+    context.clearRect(0, 0, place.width, place.height);
+    if (!at) return;
+    const r = at.row - place.r0, c = at.col - place.c0;
+    if (r < 0 || c < 0 || r >= place.nr || c >= place.nc) return;
+    const x = place.x + c * place.cw, y = place.y + r * place.ch;
+    const w = Math.max(place.cw, 3), h = Math.max(place.ch, 3);
+    outline(context, place.x, y - (h - place.ch) / 2, place.w, h, 0.55);
+    outline(context, x - (w - place.cw) / 2, place.y, w, place.h, 0.55);
+    outline(context, x - (w - place.cw) / 2, y - (h - place.ch) / 2, w, h, 1);
+    markLabel(context, place.rows[at.row], place.x - place.gap, y + place.ch / 2, 0);
+    markLabel(context, place.cols[at.col], x + place.cw / 2, place.y + place.h + 8, place.angle);
 }
 
 function outline(context, x, y, w, h, alpha) {
-  context.globalAlpha = alpha;
-  context.lineWidth = 3;
-  context.strokeStyle = "rgba(0,0,0,.55)";
-  context.strokeRect(x, y, w, h);
-  context.lineWidth = 1.25;
-  context.strokeStyle = "#fff";
-  context.strokeRect(x, y, w, h);
-  context.globalAlpha = 1;
+    context.globalAlpha = alpha;
+    context.lineWidth = 3;
+    context.strokeStyle = "rgba(0,0,0,.55)";
+    context.strokeRect(x, y, w, h);
+    context.lineWidth = 1.25;
+    context.strokeStyle = "#fff";
+    context.strokeRect(x, y, w, h);
+    context.globalAlpha = 1;
 }
 
 // The label of the row or column once more, on a pill.
 function markLabel(context, item, x, y, angle) {
-  const size = place.size, text = cutTo(item.text, size, place.most), wide = widthOf(text, size, true);
-  const straight = angle === 0 && y > place.y + place.h;
-  context.save();
-  context.translate(x, y);
-  context.rotate(angle * Math.PI / 180);
-  const left = straight ? -wide / 2 : -wide;
-  const top = straight ? -4 : -8;
-  context.fillStyle = theme.accent;
-  context.beginPath();
-  context.roundRect(left - 4, top, wide + 8, 16, 4);
-  context.fill();
-  context.font = `600 ${size}px ${FACE}`;
-  context.fillStyle = theme.paper;
-  context.textAlign = "left";
-  context.fillText(text, left, top + 12);
-  context.restore();
+    const size = place.size, text = cutTo(item.text, size, place.most);
+    const wide = widthOf(text, size, true);
+    const straight = angle === 0 && y > place.y + place.h;
+    context.save();
+    context.translate(x, y);
+    context.rotate(angle * Math.PI / 180);
+    const left = straight ? -wide / 2 : -wide;
+    const top = straight ? -4 : -8;
+    context.fillStyle = theme.accent;
+    context.beginPath();
+    context.roundRect(left - 4, top, wide + 8, 16, 4);
+    context.fill();
+    context.font = `600 ${size}px ${FACE}`;
+    context.fillStyle = theme.paper;
+    context.textAlign = "left";
+    context.fillText(text, left, top + 12);
+    context.restore();
 }
 
-// -- the pointer ------------------------------------------------------------------------------
+// -- the pointer ---------------------------------------------------------------------------------
 
 function cellAt(event) {
-  const box = byId("cells").getBoundingClientRect();
-  const c = Math.floor((event.clientX - box.left - place.x) / place.cw);
-  const r = Math.floor((event.clientY - box.top - place.y) / place.ch);
-  if (r < 0 || c < 0 || r >= place.nr || c >= place.nc) return null;
-  return {row: view.rows[place.r0 + r], col: view.cols[place.c0 + c]};
+    const box = byId("cells").getBoundingClientRect();
+    const c = Math.floor((event.clientX - box.left - place.x) / place.cw);
+    const r = Math.floor((event.clientY - box.top - place.y) / place.ch);
+    if (r < 0 || c < 0 || r >= place.nr || c >= place.nc) return null;
+    return {row: view.rows[place.r0 + r], col: view.cols[place.c0 + c]};
 }
 
+// At most one update a frame, of the newest position.
+let moved = null;
 function onMove(event) {
-  if (!place) return;
-  const cell = cellAt(event);
-  showTip(cell, event);
-  if (state.hover?.row === cell?.row && state.hover?.col === cell?.col) return;
-  state.hover = cell;
-  if (!state.locked) drawCursor();
+    if (!moved) requestAnimationFrame(followPointer);
+    moved = event;
+}
+
+function followPointer() {
+    const event = moved;
+    moved = null;
+    if (!place || !event) return;
+    const cell = cellAt(event);
+    showTip(cell, event);
+    if (state.hover?.row === cell?.row && state.hover?.col === cell?.col) return;
+    state.hover = cell;
+    if (!state.locked) drawCursor();
 }
 
 function onLeave() {
-  byId("tip").hidden = true;
-  if (!state.hover) return;
-  state.hover = null;
-  if (!state.locked) drawCursor();
+    moved = null;
+    byId("tip").hidden = true;
+    if (!state.hover) return;
+    state.hover = null;
+    if (!state.locked) drawCursor();
 }
 
 function onPick(event) {
-  const cell = place && cellAt(event);
-  if (!cell) return;
-  const again = state.locked && cell.row === state.row && cell.col === state.col;
-  [state.row, state.col] = [cell.row, cell.col];
-  setLock(!again);
+    const cell = place && cellAt(event);
+    if (!cell) return;
+    const again = state.locked && cell.row === state.row && cell.col === state.col;
+    [state.row, state.col] = [cell.row, cell.col];
+    setLock(!again);
 }
 
 function setLock(locked) {
-  state.locked = locked;
-  byId("map").classList.toggle("locked", locked);
-  drawCursor();
-  say(`${locked ? "Locked" : "Unlocked"}: ${cellText(state)}`);
+    state.locked = locked;
+    byId("map").classList.toggle("locked", locked);
+    drawCursor();
+    say(`${locked ? "Locked" : "Unlocked"}: ${cellText(state)}`);
 }
 
 function onWheel(event) {
-  if (state.zoom === 1 || !place) return;
-  event.preventDefault();
-  const step = d => Math.sign(d) * Math.max(1, Math.round(Math.abs(d) / place.ch / 2));
-  state.top = place.r0 + step(event.shiftKey ? 0 : event.deltaY);
-  state.left = place.c0 + step(event.shiftKey ? event.deltaY : event.deltaX);
-  drawMap();
-  drawMarks();
+    if (state.zoom === 1 || !place) return;
+    event.preventDefault();
+    const step = d => Math.sign(d) * Math.max(1, Math.round(Math.abs(d) / place.ch / 2));
+    state.top = place.r0 + step(event.shiftKey ? 0 : event.deltaY);
+    state.left = place.c0 + step(event.shiftKey ? event.deltaY : event.deltaX);
+    drawMap();
+    drawMarks();
 }
 
-// -- the keyboard -----------------------------------------------------------------------------
+// -- the keyboard --------------------------------------------------------------------------------
 
 function moveTo(row, col) {
-  const rows = view.rows, cols = view.cols;
-  if (!rows.length || !cols.length) return;
-  state.hover = null;
-  state.row = rows[Math.min(Math.max(row, 0), rows.length - 1)];
-  state.col = cols[Math.min(Math.max(col, 0), cols.length - 1)];
-  scrollToCursor();
-  drawCursor();
-  say(cellText(state));
+    const rows = view.rows, cols = view.cols;
+    if (!rows.length || !cols.length) return;
+    state.hover = null;
+    state.row = rows[Math.min(Math.max(row, 0), rows.length - 1)];
+    state.col = cols[Math.min(Math.max(col, 0), cols.length - 1)];
+    scrollToCursor();
+    drawCursor();
+    say(cellText(state));
 }
 
 const page = 10; // rows that Page Up and Page Down move by
 const moves = {
-  ArrowUp: at => [at.row - 1, at.col], ArrowDown: at => [at.row + 1, at.col],
-  ArrowLeft: at => [at.row, at.col - 1], ArrowRight: at => [at.row, at.col + 1],
-  PageUp: at => [at.row - page, at.col], PageDown: at => [at.row + page, at.col],
-  Home: (at, all) => [all ? 0 : at.row, 0],
-  End: (at, all) => [all ? Infinity : at.row, Infinity]
+    ArrowUp: at => [at.row - 1, at.col], ArrowDown: at => [at.row + 1, at.col],
+    ArrowLeft: at => [at.row, at.col - 1], ArrowRight: at => [at.row, at.col + 1],
+    PageUp: at => [at.row - page, at.col], PageDown: at => [at.row + page, at.col],
+    Home: (at, all) => [all ? 0 : at.row, 0],
+    End: (at, all) => [all ? Infinity : at.row, Infinity]
 };
 
 function onGridKey(event) {
-  const move = moves[event.key];
-  if (move && !event.altKey && !event.metaKey) {
-    event.preventDefault();
-    const at = inView(cursor()) ?? {row: 0, col: 0};
-    moveTo(...move(at, event.ctrlKey));
-  } else if (event.key === "Enter" || event.key === " ") {
-    event.preventDefault();
-    if (state.hover) [state.row, state.col] = [state.hover.row, state.hover.col];
-    setLock(!state.locked);
-  }
+    const move = moves[event.key];
+    if (move && !event.altKey && !event.metaKey) {
+        event.preventDefault();
+        const at = inView(cursor()) ?? {row: 0, col: 0};
+        moveTo(...move(at, event.ctrlKey));
+    } else if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        if (state.hover) [state.row, state.col] = [state.hover.row, state.hover.col];
+        setLock(!state.locked);
+    }
 }
 
 function startMap() {
-  const box = byId("map");
-  box.addEventListener("pointermove", onMove);
-  box.addEventListener("pointerleave", onLeave);
-  box.addEventListener("click", onPick);
-  box.addEventListener("wheel", onWheel, {passive: false});
-  byId("cell").addEventListener("keydown", onGridKey);
-  byId("zoom-in").addEventListener("click", () => zoomBy(2));
-  byId("zoom-out").addEventListener("click", () => zoomBy(0.5));
-  byId("zoom").addEventListener("pointerdown", event => event.stopPropagation());
+    const box = byId("map");
+    box.addEventListener("pointermove", onMove);
+    box.addEventListener("pointerleave", onLeave);
+    box.addEventListener("click", onPick);
+    box.addEventListener("wheel", onWheel, {passive: false});
+    byId("cell").addEventListener("keydown", onGridKey);
+    byId("zoom-in").addEventListener("click", () => zoomBy(2));
+    byId("zoom-out").addEventListener("click", () => zoomBy(0.5));
+    byId("zoom").addEventListener("pointerdown", event => event.stopPropagation());
 }

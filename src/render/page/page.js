@@ -1,317 +1,347 @@
 // The tools above the map, keys for the whole page, themes, printing; and the start.
 
 function buildChoices(box, name, texts, chosen, onChoose) {
-  for (const [value, text, title] of texts) {
-    const input = document.createElement("input");
-    input.type = "radio";
-    input.name = name;
-    input.value = value;
-    input.checked = value === chosen;
-    input.addEventListener("change", () => onChoose(value));
-    const label = make("label", "", input, make("span", "", text));
-    if (title) label.title = title;
-    box.append(label);
-  }
+    for (const [value, text, title] of texts) {
+        const input = document.createElement("input");
+        input.type = "radio";
+        input.name = name;
+        input.value = value;
+        input.checked = value === chosen;
+        input.addEventListener("change", () => onChoose(value));
+        const label = make("label", "", input, make("span", "", text));
+        if (title) label.title = title;
+        box.append(label);
+    }
 }
 
 function choose(name, value) {
-  state[name] = value;
-  for (const input of document.querySelectorAll(`input[name="${name}"]`)) input.checked = input.value === value;
-  if (name === "cmap") byId("cmap").value = value;
-  drawAll();
+    state[name] = value;
+    for (const input of document.querySelectorAll(`input[name="${name}"]`))
+        input.checked = input.value === value;
+    if (name === "cmap") byId("cmap").value = value;
+    drawAll();
 }
 
+// There is no logarithm of what is not above 0.
+const usableScales = SCALES.filter(kind =>
+    kind !== "log" || !(data.negative || (data.range === "fixed" && data.hi <= 0)));
+
+const usableRanges = [["shared", "shared", "one range for all maps"],
+    ["panel", "per map", "each map its own range"]];
+if (data.range === "fixed")
+    usableRanges.push(["fixed", "fixed", `${short(data.lo)} to ${short(data.hi)}`]);
+
 function buildTools() {
-  for (const cmap of data.cmaps) byId("cmap").append(new Option(cmap.name, cmap.name));
-  byId("cmap").value = state.cmap;
-  byId("cmap").addEventListener("change", event => choose("cmap", event.target.value));
-  const kinds = SCALES.filter(kind => kind !== "log" || !data.negative);
-  buildChoices(byId("scale"), "scale", kinds.map(kind => [kind, kind]), state.scale, value => choose("scale", value));
-  const ranges = [["shared", "shared", "one range for all maps"], ["panel", "per map", "each map its own range"]];
-  if (data.range === "fixed") ranges.push(["fixed", "fixed", `${short(data.lo)} to ${short(data.hi)}`]);
-  buildChoices(byId("range"), "range", ranges, state.range, value => choose("range", value));
-  byId("theme").addEventListener("click", toggleTheme);
-  byId("help").addEventListener("click", () => byId("help-sheet").showModal());
-  byId("numbers").addEventListener("click", toggleNumbers);
-  byId("previous").addEventListener("click", () => choosePanel(state.panel - 1));
-  byId("next").addEventListener("click", () => choosePanel(state.panel + 1));
-  byId("row-more").addEventListener("click", toggleWholeRow);
-  byId("numbers").setAttribute("aria-pressed", String(state.numbers));
-  for (const menu of document.querySelectorAll("details.menu")) menu.addEventListener("toggle", keepInside);
-  document.addEventListener("click", event => {
-    for (const menu of document.querySelectorAll("details.menu[open]"))
-      if (!menu.contains(event.target)) menu.open = false;
-  });
+    for (const cmap of data.cmaps) byId("cmap").append(new Option(cmap.name, cmap.name));
+    byId("cmap").value = state.cmap;
+    byId("cmap").addEventListener("change", event => choose("cmap", event.target.value));
+    buildChoices(byId("scale"), "scale", usableScales.map(kind => [kind, kind]), state.scale,
+        value => choose("scale", value));
+    buildChoices(byId("range"), "range", usableRanges, state.range,
+        value => choose("range", value));
+    byId("theme").addEventListener("click", toggleTheme);
+    byId("help").addEventListener("click", () => byId("help-sheet").showModal());
+    byId("numbers").addEventListener("click", toggleNumbers);
+    byId("previous").addEventListener("click", () => choosePanel(state.panel - 1));
+    byId("next").addEventListener("click", () => choosePanel(state.panel + 1));
+    byId("row-more").addEventListener("click", toggleWholeRow);
+    byId("numbers").setAttribute("aria-pressed", String(state.numbers));
+    for (const menu of document.querySelectorAll("details.menu"))
+        menu.addEventListener("toggle", keepInside);
+    document.addEventListener("click", event => {
+        for (const menu of document.querySelectorAll("details.menu[open]"))
+            if (!menu.contains(event.target)) menu.open = false;
+    });
 }
 
 // A menu's sheet moves left where it would leave the window.
 function keepInside(event) {
-  const sheet = event.target.querySelector(".sheet");
-  sheet.style.marginLeft = "";
-  if (!event.target.open) return;
-  const box = sheet.getBoundingClientRect(), room = document.documentElement.clientWidth - 8;
-  const shift = Math.min(0, room - box.right) || Math.max(0, 8 - box.left);
-  sheet.style.marginLeft = `${shift}px`;
+    const sheet = event.target.querySelector(".sheet");
+    sheet.style.marginLeft = "";
+    if (!event.target.open) return;
+    const box = sheet.getBoundingClientRect(), room = document.documentElement.clientWidth - 8;
+    const shift = Math.min(0, room - box.right) || Math.max(0, 8 - box.left);
+    sheet.style.marginLeft = `${shift}px`;
 }
 
 function toggleNumbers() {
-  state.numbers = !state.numbers;
-  byId("numbers").setAttribute("aria-pressed", String(state.numbers));
-  drawMap();
+    state.numbers = !state.numbers;
+    byId("numbers").setAttribute("aria-pressed", String(state.numbers));
+    drawMap();
 }
 
-// -- hiding tokens ----------------------------------------------------------------------------------
+// -- hiding tokens -------------------------------------------------------------------------------
 
 const special = new Set(data.special ?? []);
 
 function labelCounts() {
-  const counts = new Map();
-  for (const item of rowItems) counts.set(item.text, (counts.get(item.text) ?? 0) + 1);
-  for (const item of colItems) if (!counts.has(item.text)) counts.set(item.text, 1);
-  return [...counts].sort((a, b) => special.has(b[0]) - special.has(a[0]) || b[1] - a[1]);
+    const counts = new Map();
+    for (const item of rowItems) counts.set(item.text, (counts.get(item.text) ?? 0) + 1);
+    for (const item of colItems) if (!counts.has(item.text)) counts.set(item.text, 1);
+    return [...counts].sort((a, b) => special.has(b[0]) - special.has(a[0]) || b[1] - a[1]);
 }
 
 function buildHiding() {
-  byId("hide-refused").hidden = canHide;
-  byId("hide-all").hidden = !canHide;
-  byId("special-line").hidden = true;
-  if (!canHide) {
-    byId("hide-refused").textContent = `Each cell is the maximum of ${data.pool}×${data.pool} tokens here, ` +
-      "so single tokens cannot be taken out. A report of fewer maps, or with a higher size limit, allows it.";
-    byId("renorm").disabled = true;
-    byId("hide-none").disabled = true;
-    return;
-  }
-  const counts = labelCounts(), present = counts.filter(([text]) => special.has(text)).map(([text]) => text);
-  byId("special-line").hidden = !present.length;
-  byId("special-text").textContent = `special tokens: ${present.join(", ")}`;
-  byId("special").addEventListener("change", event => setHidden(present, event.target.checked));
-  byId("renorm").checked = state.rescale;
-  byId("renorm").disabled = !canRescale;
-  byId("renorm").addEventListener("change", event => { state.rescale = event.target.checked; applyHiding(); });
-  byId("hide-labels").append(...counts.map(([text, count]) => hideLine(text, count)));
-  byId("hide-filter").addEventListener("input", event => {
-    const part = event.target.value.toLowerCase();
-    for (const line of byId("hide-labels").children)
-      line.hidden = !line.dataset.text.toLowerCase().includes(part);
-  });
-  byId("hide-none").addEventListener("click", () => setHidden([...state.hidden], false));
+    byId("hide-refused").hidden = canHide;
+    byId("hide-all").hidden = !canHide;
+    byId("special-line").hidden = true;
+    if (!canHide) {
+        byId("hide-refused").textContent =
+            `Each cell is the maximum of ${data.pool}×${data.pool} tokens here, so single tokens ` +
+            "cannot be taken out. A report of fewer maps, or a larger one, allows it.";
+        byId("renorm").disabled = true;
+        byId("hide-none").disabled = true;
+        return;
+    }
+    const counts = labelCounts();
+    const present = counts.map(([text]) => text).filter(text => special.has(text));
+    byId("special-line").hidden = !present.length;
+    byId("special-text").textContent = `special tokens: ${present.join(", ")}`;
+    byId("special").addEventListener("change", event => setHidden(present, event.target.checked));
+    byId("renorm").checked = state.rescale;
+    byId("renorm").disabled = !canRescale;
+    byId("renorm").addEventListener("change", event => {
+        state.rescale = event.target.checked;
+        applyHiding();
+    });
+    byId("hide-labels").append(...counts.map(([text, count]) => hideLine(text, count)));
+    byId("hide-filter").addEventListener("input", event => {
+        const part = event.target.value.toLowerCase();
+        for (const line of byId("hide-labels").children)
+            line.hidden = !line.dataset.text.toLowerCase().includes(part);
+    });
+    byId("hide-none").addEventListener("click", () => setHidden([...state.hidden], false));
 }
 
 function hideLine(text, count) {
-  const input = document.createElement("input");
-  input.type = "checkbox";
-  input.addEventListener("change", () => setHidden([text], input.checked));
-  const line = make("label", "check", input, " ", make("bdi", "", text || "(empty)"));
-  if (count > 1) line.append(make("span", "count", ` ×${count}`));
-  line.dataset.text = text;
-  return line;
+    const input = document.createElement("input");
+    input.type = "checkbox";
+    input.addEventListener("change", () => setHidden([text], input.checked));
+    const line = make("label", "check", input, " ", make("bdi", "", text || "(empty)"));
+    if (count > 1) line.append(make("span", "count", ` ×${count}`));
+    line.dataset.text = text;
+    return line;
 }
 
 function setHidden(texts, hide) {
-  for (const text of texts) if (hide) state.hidden.add(text); else state.hidden.delete(text);
-  applyHiding();
+    for (const text of texts) if (hide) state.hidden.add(text); else state.hidden.delete(text);
+    applyHiding();
 }
 
 function applyHiding() {
-  for (const line of byId("hide-labels").children)
-    line.querySelector("input").checked = state.hidden.has(line.dataset.text);
-  byId("special").checked = [...special].some(text => state.hidden.has(text));
-  byId("hide").firstElementChild.textContent = state.hidden.size ? `${state.hidden.size} hidden` : "Hide tokens";
-  byId("hide").classList.toggle("active", state.hidden.size > 0);
-  chooseView(state.hidden, state.rescale);
-  keepCellInView();
-  drawAll();
+    for (const line of byId("hide-labels").children)
+        line.querySelector("input").checked = state.hidden.has(line.dataset.text);
+    byId("special").checked = [...special].some(text => state.hidden.has(text));
+    byId("hide").firstElementChild.textContent =
+        state.hidden.size ? `${state.hidden.size} hidden` : "Hide tokens";
+    byId("hide").classList.toggle("active", state.hidden.size > 0);
+    chooseView(state.hidden, state.rescale);
+    keepCellInView();
+    drawAll();
 }
 
-// -- the colour bar ---------------------------------------------------------------------------------
+// -- the colour bar ------------------------------------------------------------------------------
+
+function rangeText() {
+    if (state.range === "panel") return `range of ${panels[shownPanel()].name}`;
+    if (state.range === "fixed") return "fixed range";
+    return panels.length > 1 ? `shared by ${panels.length} maps` : "";
+}
 
 function drawLegend() {
-  const scale = scaleOf(Math.min(shownPanel(), panels.length - 1)), colours = palette();
-  const canvas = byId("bar"), context = canvas.getContext("2d");
-  for (let i = 0; i < 256; i++) {
-    context.fillStyle = cssColor(colours, i);
-    context.fillRect(i, 0, 1, 1);
-  }
-  byId("bar-low").style.color = cssColor(colours, 0);
-  byId("bar-high").style.color = cssColor(colours, 255);
-  byId("bar-low").classList.toggle("on", scale.clippedLow);
-  byId("bar-high").classList.toggle("on", scale.clippedHigh);
-  const ends = [scale.lo, scale.middle(), scale.hi].map(short);
-  ends.forEach((text, i) => { byId(`tick-${i}`).textContent = text; });
-  byId("value-name").textContent = data.value_name ?? "";
-  const whose = state.range === "panel" ? `range of ${panels[shownPanel()]?.name ?? "the map"}`
-    : state.range === "fixed" ? "fixed range" : panels.length > 1 ? `shared by ${panels.length} maps` : "";
-  byId("bar-note").textContent = [whose, scale.kind === "linear" ? "" : `${scale.kind} scale`].filter(Boolean).join(" · ");
-  byId("legend").setAttribute("aria-label", `Colour bar: ${data.value_name ?? "value"} from ${ends[0]} through ${ends[1]} to ${ends[2]}`);
-  const kinds = panels.length ? cellsOf(shownPanel()).kind : null;
-  byId("key-masked").hidden = !kinds?.includes(MASKED);
-  byId("key-bad").hidden = !kinds?.includes(NOT_FINITE);
+    const scale = scaleOf(Math.min(shownPanel(), panels.length - 1)), colours = palette();
+    const canvas = byId("bar"), context = canvas.getContext("2d");
+    for (let i = 0; i < 256; i++) {
+        context.fillStyle = cssColor(colours, i);
+        context.fillRect(i, 0, 1, 1);
+    }
+    byId("bar-low").style.color = cssColor(colours, 0);
+    byId("bar-high").style.color = cssColor(colours, 255);
+    byId("bar-low").classList.toggle("on", scale.clippedLow);
+    byId("bar-high").classList.toggle("on", scale.clippedHigh);
+    const ends = [scale.lo, scale.middle(), scale.hi].map(short);
+    ends.forEach((text, i) => { byId(`tick-${i}`).textContent = text; });
+    byId("value-name").textContent = data.value_name ?? "";
+    const kind = scale.kind === "linear" ? "" : `${scale.kind} scale`;
+    byId("bar-note").textContent = [rangeText(), kind].filter(Boolean).join(" · ");
+    byId("legend").setAttribute("aria-label",
+        `Colour bar: ${valueWord} from ${ends[0]} through ${ends[1]} to ${ends[2]}`);
+    const kinds = panels.length ? cellsOf(shownPanel()).kind : null;
+    byId("key-masked").hidden = !kinds?.includes(MASKED);
+    byId("key-bad").hidden = !kinds?.includes(NOT_FINITE);
 }
 
 function drawBarMark() {
-  const f = factsOf(cursor()), mark = byId("bar-mark");
-  mark.hidden = !f || f.kind !== VALUE;
-  if (!mark.hidden) mark.style.left = `${100 * scaleOf(shownPanel()).position(f.value)}%`;
+    const f = factsOf(cursor()), mark = byId("bar-mark");
+    mark.hidden = !f || f.kind !== VALUE;
+    if (!mark.hidden) mark.style.left = `${100 * scaleOf(shownPanel()).position(f.value)}%`;
 }
 
-// -- finding ----------------------------------------------------------------------------------------
+// -- finding -------------------------------------------------------------------------------------
 
 function onFind() {
-  state.find = byId("find").value.trim().toLowerCase();
-  drawMap();
-  drawCursor();
-  const count = matches().length;
-  say(state.find ? `${count} tokens found` : "");
-  byId("find").classList.toggle("none", state.find !== "" && count === 0);
+    state.find = byId("find").value.trim().toLowerCase();
+    drawMap();
+    drawCursor();
+    const count = matches().length;
+    say(state.find ? `${count} tokens found` : "");
+    byId("find").classList.toggle("none", state.find !== "" && count === 0);
 }
 
 // Cells whose row is a match; with other tokens in the columns, those whose column is one too.
 function matches() {
-  const rows = view.rows.filter(r => isFound(rowItems[r])).map(row => ({row, col: state.col}));
-  if (same) return rows;
-  return [...rows, ...view.cols.filter(c => isFound(colItems[c])).map(col => ({row: state.row, col}))];
+    const rows = view.rows.filter(r => isFound(rowItems[r])).map(row => ({row, col: state.col}));
+    if (same) return rows;
+    const cols = view.cols.filter(c => isFound(colItems[c])).map(col => ({row: state.row, col}));
+    return [...rows, ...cols];
 }
 
 function findNext(step) {
-  const list = matches();
-  if (!list.length) return;
-  const here = list.findIndex(m => m.row === state.row && m.col === state.col);
-  const next = here < 0 ? (step > 0 ? 0 : list.length - 1) : (here + step + list.length) % list.length;
-  moveTo(view.rows.indexOf(list[next].row), view.cols.indexOf(list[next].col));
+    const list = matches();
+    if (!list.length) return;
+    const here = list.findIndex(m => m.row === state.row && m.col === state.col);
+    const next = here >= 0 ? (here + step + list.length) % list.length
+        : step > 0 ? 0 : list.length - 1;
+    moveTo(view.rows.indexOf(list[next].row), view.cols.indexOf(list[next].col));
 }
 
-// -- themes and paper ---------------------------------------------------------------------------------
+// -- themes and paper ----------------------------------------------------------------------------
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-const themeNow = () => document.documentElement.dataset.theme ?? (prefersDark.matches ? "dark" : "light");
+const themeNow = () =>
+    document.documentElement.dataset.theme ?? (prefersDark.matches ? "dark" : "light");
 
 function applyTheme() {
-  state.dark = themeNow() === "dark";
-  drawAll();
+    state.dark = themeNow() === "dark";
+    drawAll();
 }
 
 function toggleTheme() {
-  document.documentElement.dataset.theme = themeNow() === "dark" ? "light" : "dark";
-  applyTheme();
-  say(`${themeNow()} theme`);
+    document.documentElement.dataset.theme = themeNow() === "dark" ? "light" : "dark";
+    applyTheme();
+    say(`${themeNow()} theme`);
 }
 
 // Paper is light.
 let screenTheme;
 function beforePrint() {
-  screenTheme = document.documentElement.dataset.theme;
-  document.documentElement.dataset.theme = "light";
-  thumbs.forEach(thumb => { thumb.seen = true; });
-  applyTheme();
+    screenTheme = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    thumbs.forEach(thumb => { thumb.seen = true; });
+    applyTheme();
 }
 
 function afterPrint() {
-  if (screenTheme === undefined) delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = screenTheme;
-  applyTheme();
+    if (screenTheme === undefined) delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = screenTheme;
+    applyTheme();
 }
 
-// -- keys -----------------------------------------------------------------------------------------------
+// -- keys ----------------------------------------------------------------------------------------
 
 const cycle = (list, now) => list[(list.indexOf(now) + 1) % list.length];
-const clickOn = id => byId(id).click();
 const keys = [
-  ["[", "previous map", () => choosePanel(state.panel - 1)],
-  ["]", "next map", () => choosePanel(state.panel + 1)],
-  ["{", "same place in the previous group", () => chooseGroup(-1)],
-  ["}", "same place in the next group", () => chooseGroup(1)],
-  ["s", "next scale", () => choose("scale", cycle(SCALES.filter(k => k !== "log" || !data.negative), state.scale))],
-  ["c", "next colours", () => choose("cmap", cycle(data.cmaps.map(c => c.name), state.cmap))],
-  ["r", "range shared or per map", () => choose("range", cycle(data.range === "fixed" ? ["shared", "panel", "fixed"] : ["shared", "panel"], state.range))],
-  ["h", "hide or show special tokens", () => { if (!byId("special-line").hidden) clickOn("special"); }],
-  ["v", "numbers in the cells", toggleNumbers],
-  ["t", "the whole row as a table, or its first lines", toggleWholeRow],
-  ["/", "find a token (Enter: next, Shift+Enter: previous)", () => byId("find").focus()],
-  ["+", "zoom in", () => zoomBy(2)],
-  ["-", "zoom out", () => zoomBy(0.5)],
-  ["d", "dark or light", toggleTheme],
-  ["?", "this help", () => byId("help-sheet").showModal()]
+    ["[", "previous map", () => choosePanel(state.panel - 1)],
+    ["]", "next map", () => choosePanel(state.panel + 1)],
+    ["{", "same place in the previous group", () => chooseGroup(-1)],
+    ["}", "same place in the next group", () => chooseGroup(1)],
+    ["s", "next scale", () => choose("scale", cycle(usableScales, state.scale))],
+    ["c", "next colours", () => choose("cmap", cycle(data.cmaps.map(c => c.name), state.cmap))],
+    ["r", "range shared or per map",
+        () => choose("range", cycle(usableRanges.map(([value]) => value), state.range))],
+    ["h", "hide or show special tokens",
+        () => { if (!byId("special-line").hidden) byId("special").click(); }],
+    ["v", "numbers in the cells", toggleNumbers],
+    ["t", "the whole row as a table, or its first lines", toggleWholeRow],
+    ["/", "find a token (Enter: next, Shift+Enter: previous)", () => byId("find").focus()],
+    ["+", "zoom in", () => zoomBy(2)],
+    ["-", "zoom out", () => zoomBy(0.5)],
+    ["d", "dark or light", toggleTheme],
+    ["?", "this help", () => byId("help-sheet").showModal()]
 ];
 
 function buildHelp() {
-  const mapKeys = [["Arrows", "move in the map (when it has the focus)"], ["Home End", "first and last column; with Ctrl also row"],
-    ["Page Up, Down", "ten rows"], ["Enter", "lock or unlock the cell"], ["Esc", "unlock, close"]];
-  for (const [key, text] of [...mapKeys, ...keys.map(([key, text]) => [key, text])])
-    byId("help-keys").append(make("dt", "", make("kbd", "", key)), make("dd", "", text));
-  byId("help-text").textContent = `Rows are ${data.row_axis}, columns are ${data.col_axis}. Point at a small map to look at it large, ` +
-    "click to stay with it. Point at a cell to read it, click to lock it; the line of tokens is coloured by the chosen row, and a click on a token chooses its row.";
+    const mapKeys = [["Arrows", "move in the map (when it has the focus)"],
+        ["Home End", "first and last column; with Ctrl also row"], ["Page Up, Down", "ten rows"],
+        ["Enter", "lock or unlock the cell"], ["Esc", "unlock, close"]];
+    for (const [key, text] of [...mapKeys, ...keys.map(([key, text]) => [key, text])])
+        byId("help-keys").append(make("dt", "", make("kbd", "", key)), make("dd", "", text));
+    byId("help-text").textContent =
+        `Rows are ${data.row_axis}, columns are ${data.col_axis}. Point at a small map to look at ` +
+        "it large, click to stay with it. Point at a cell to read it, click to lock it; the line " +
+        "of tokens is coloured by the chosen row, and a click on a token chooses its row.";
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || byId("help-sheet").open) return;
-  if (event.key === "Escape") return onEscape();
-  if (event.target.closest("input[type=search], select, textarea")) return;
-  const found = keys.find(([key]) => key === event.key);
-  if (!found || !panels.length) return;
-  event.preventDefault();
-  found[2]();
+    if (event.ctrlKey || event.altKey || event.metaKey || byId("help-sheet").open) return;
+    if (event.key === "Escape") return onEscape();
+    if (event.target.closest("input[type=search], select, textarea")) return;
+    const found = keys.find(([key]) => key === event.key);
+    if (!found || !panels.length) return;
+    event.preventDefault();
+    found[2]();
 }
 
 function onEscape() {
-  const open = document.querySelector("details.menu[open]");
-  if (open) {
-    open.open = false;
-    open.firstElementChild.focus();
-  } else if (document.activeElement === byId("find")) {
-    byId("find").value = "";
-    onFind();
-    byId("cell").focus();
-  } else if (state.locked) setLock(false);
+    const open = document.querySelector("details.menu[open]");
+    if (open) {
+        open.open = false;
+        open.firstElementChild.focus();
+    } else if (document.activeElement === byId("find")) {
+        byId("find").value = "";
+        onFind();
+        byId("cell").focus();
+    } else if (state.locked) setLock(false);
 }
 
 function onFindKey(event) {
-  if (event.key !== "Enter") return;
-  event.preventDefault();
-  findNext(event.shiftKey ? -1 : 1);
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    findNext(event.shiftKey ? -1 : 1);
 }
 
-// -- start ------------------------------------------------------------------------------------------------
+// -- start ---------------------------------------------------------------------------------------
 
 function listen() {
-  document.addEventListener("keydown", onKey);
-  byId("find").addEventListener("input", onFind);
-  byId("find").addEventListener("keydown", onFindKey);
-  prefersDark.addEventListener("change", applyTheme);
-  matchMedia("(forced-colors: active)").addEventListener("change", applyTheme);
-  addEventListener("beforeprint", beforePrint);
-  addEventListener("afterprint", afterPrint);
-  let width = 0;
-  new ResizeObserver(entries => {
-    const now = Math.round(entries[0].contentRect.width);
-    if (now === width) return;
-    width = now;
-    drawMap();
-    drawMarks();
-    for (const thumb of thumbs) thumb.drawn = null;
-    drawOverview();
-  }).observe(byId("map"));
+    document.addEventListener("keydown", onKey);
+    byId("find").addEventListener("input", onFind);
+    byId("find").addEventListener("keydown", onFindKey);
+    prefersDark.addEventListener("change", applyTheme);
+    matchMedia("(forced-colors: active)").addEventListener("change", applyTheme);
+    addEventListener("beforeprint", beforePrint);
+    addEventListener("afterprint", afterPrint);
+    let width = 0;
+    new ResizeObserver(entries => {
+        const now = Math.round(entries[0].contentRect.width);
+        if (now === width) return;
+        width = now;
+        measured.clear();
+        drawMap();
+        drawMarks();
+        for (const thumb of thumbs) thumb.drawn = null;
+        drawOverview();
+    }).observe(byId("map"));
 }
 
 function start() {
-  performance.mark("report-start");
-  byId("app").hidden = false;
-  chooseView(state.hidden, state.rescale);
-  if (panels.length) {
-    buildOverview();
-    chooseFirstCell();
-  }
-  buildTools();
-  buildHiding();
-  buildSaves();
-  buildStrips();
-  buildHelp();
-  startMap();
-  state.dark = themeNow() === "dark";
-  drawAll();
-  if (panels.length) listen();
-  else document.querySelector(".tools").hidden = byId("main").hidden = true;
-  performance.mark("report-ready");
+    performance.mark("report-start");
+    byId("app").hidden = false;
+    chooseView(state.hidden, state.rescale);
+    if (panels.length) {
+        buildOverview();
+        chooseFirstCell();
+    }
+    buildTools();
+    buildHiding();
+    buildSaves();
+    buildStrips();
+    buildHelp();
+    startMap();
+    state.dark = themeNow() === "dark";
+    drawAll();
+    if (panels.length) listen();
+    else document.querySelector(".tools").hidden = byId("main").hidden = true;
+    performance.mark("report-ready");
 }
 
 start();

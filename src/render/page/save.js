@@ -1,142 +1,154 @@
 // Downloads, made in the page: what is in view as PNG, SVG, CSV or JSON.
 
 function download(name, type, content) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([content], {type}));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([content], {type}));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
 const fileName = (i, ending) =>
-  (i < 0 ? "maps" : panels[i].name.replace(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, 60) || "map") + ending;
+    (i < 0 ? "maps" : panels[i].name.replace(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, 60) || "map") +
+    ending;
 
 // The shortest text that reads back as the same 32-bit float.
 function floatText(value) {
-  for (let digits = 6; digits < 9; digits++) {
-    const text = value.toPrecision(digits);
-    if (Math.fround(Number(text)) === Math.fround(value)) return String(Number(text));
-  }
-  return String(Number(value.toPrecision(9)));
+    for (let digits = 6; digits < 9; digits++) {
+        const text = value.toPrecision(digits);
+        if (Math.fround(Number(text)) === Math.fround(value)) return String(Number(text));
+    }
+    return String(Number(value.toPrecision(9)));
 }
 
 const csvField = text => /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 const labelText = item => item.raw ?? item.text;
 
 function csvRows(i, named) {
-  const map = mapOf(i), [rows, cols] = itemsInView();
-  return rows.map((item, r) => {
-    const cells = cols.map((_, c) => {
-      const k = r * map.cols + c, kind = map.kind ? map.kind[k] : VALUE;
-      return kind === VALUE ? floatText(map.value[k]) : kind === MASKED ? "" : "nan";
+    const map = mapOf(i), [rows, cols] = itemsInView();
+    return rows.map((item, r) => {
+        const cells = cols.map((_, c) => {
+            const k = r * map.cols + c, kind = map.kind ? map.kind[k] : VALUE;
+            return kind === VALUE ? floatText(map.value[k]) : kind === MASKED ? "" : "nan";
+        });
+        const names = named ? [panels[i].name, labelText(item)] : [labelText(item)];
+        return [...names.map(csvField), ...cells].join(",");
     });
-    return [...(named ? [csvField(panels[i].name)] : []), csvField(labelText(item)), ...cells].join(",");
-  });
 }
 
 function csvText(list, named) {
-  const cols = itemsInView()[1].map(item => csvField(labelText(item)));
-  const head = [...(named ? ["map"] : []), csvField(`${rowWord}\\${colWord}`), ...cols].join(",");
-  return [head, ...list.flatMap(i => csvRows(i, named))].join("\r\n") + "\r\n";
+    const cols = itemsInView()[1].map(item => csvField(labelText(item)));
+    const head = [...(named ? ["map"] : []), csvField(`${rowWord}\\${colWord}`), ...cols].join(",");
+    return [head, ...list.flatMap(i => csvRows(i, named))].join("\r\n") + "\r\n";
 }
 
 function jsonRows(i) {
-  const map = mapOf(i), rows = [];
-  for (let r = 0; r < map.rows; r++) {
-    const row = [];
-    for (let c = 0; c < map.cols; c++) {
-      const k = r * map.cols + c, kind = map.kind ? map.kind[k] : VALUE;
-      row.push(kind === VALUE ? floatText(map.value[k]) : kind === MASKED ? "null" : '"nan"');
+    const map = mapOf(i), rows = [];
+    for (let r = 0; r < map.rows; r++) {
+        const row = [];
+        for (let c = 0; c < map.cols; c++) {
+            const k = r * map.cols + c, kind = map.kind ? map.kind[k] : VALUE;
+            row.push(kind === VALUE ? floatText(map.value[k]) : kind === MASKED ? "null" : '"nan"');
+        }
+        rows.push("[" + row.join(",") + "]");
     }
-    rows.push("[" + row.join(",") + "]");
-  }
-  return "[" + rows.join(",\n") + "]";
+    return "[" + rows.join(",\n") + "]";
 }
 
 // null is a masked cell, "nan" one that is not finite.
 function jsonText(list) {
-  const [rows, cols] = itemsInView();
-  const head = {title: data.title, row_axis: data.row_axis, col_axis: data.col_axis,
-    value_name: data.value_name, hidden: [...state.hidden], rescaled: view.rescaled,
-    bits: data.bits, pool: data.pool, row_labels: rows.map(labelText), col_labels: cols.map(labelText)};
-  const text = JSON.stringify(head, null, 1).slice(0, -2);
-  const maps = list.map(i => `{"name": ${JSON.stringify(panels[i].name)}, "values": ${jsonRows(i)}}`);
-  return `${text},\n "maps": [${maps.join(",\n")}]\n}\n`;
+    const [rows, cols] = itemsInView();
+    const head = {title: data.title, row_axis: data.row_axis, col_axis: data.col_axis,
+        value_name: data.value_name, hidden: [...state.hidden], rescaled: view.rescaled,
+        bits: data.bits, pool: data.pool,
+        row_labels: rows.map(labelText), col_labels: cols.map(labelText)};
+    const text = JSON.stringify(head, null, 1).slice(0, -2);
+    const maps = list.map(i =>
+        `{"name": ${JSON.stringify(panels[i].name)}, "values": ${jsonRows(i)}}`);
+    return `${text},\n "maps": [${maps.join(",\n")}]\n}\n`;
 }
 
 // The large map as a picture of its own, with its name and colour bar.
 function paintPicture(surface, p, i, top) {
-  const look = {...lookOf(i, 1), found: null};
-  surface.rect(0, 0, p.width, p.height + top, theme.paper);
-  surface.text(14, 22, cutTo(panels[i].name + (panels[i].note ? "  " + panels[i].note : ""), 15, p.width - 28),
-    {size: 15, color: theme.ink, bold: true});
-  if (data.title) surface.text(14, 40, cutTo(data.title, 11, p.width - 28), {size: 11, color: theme.muted});
-  paintBar(surface, 14, 50, Math.min(200, p.width - 60), look.scale);
-  p.y += top;
-  p.height += top;
-  paintMap(surface, p, look);
-  if (view.hiding) surface.text(14, p.height + 14, cutTo(hiddenNote(), 10, p.width - 28), {size: 10, color: theme.muted});
+    const look = {...lookOf(i, 1), found: null};
+    surface.rect(0, 0, p.width, p.height + top, theme.paper);
+    const write = (text, y, size, color, bold) =>
+        surface.text(14, y, cutTo(text, size, p.width - 28), {size, color, bold});
+    write([panels[i].name, panels[i].note].filter(Boolean).join("  "), 22, 15, theme.ink, true);
+    if (data.title) write(data.title, 40, 11, theme.muted, false);
+    paintBar(surface, 14, 50, Math.min(200, p.width - 60), look.scale);
+    p.y += top;
+    p.height += top;
+    paintMap(surface, p, look);
+    if (view.hiding) write(hiddenNote(), p.height + 14, 10, theme.muted, false);
 }
 
 function paintBar(surface, x, y, width, scale) {
-  const steps = 64, colours = palette();
-  for (let k = 0; k < steps; k++)
-    surface.rect(x + 12 + width * k / steps, y, width / steps + 0.5, 10, cssColor(colours, Math.round(255 * k / (steps - 1))));
-  if (scale.clippedLow) surface.triangle([[x + 9, y], [x + 9, y + 10], [x, y + 5]], cssColor(colours, 0));
-  if (scale.clippedHigh) surface.triangle([[x + width + 15, y], [x + width + 15, y + 10], [x + width + 24, y + 5]], cssColor(colours, 255));
-  const texts = [scale.lo, scale.middle(), scale.hi].map(short);
-  texts.forEach((text, k) => surface.text(x + 12 + width * k / 2, y + 22, text,
-    {size: 9.5, color: theme.muted, anchor: ["start", "middle", "end"][k]}));
-  surface.text(x + width + 30, y + 9, [data.value_name, scale.kind === "linear" ? "" : scale.kind].filter(Boolean).join(", "),
-    {size: 9.5, color: theme.muted});
+    const steps = 64, colours = palette();
+    for (let k = 0; k < steps; k++)
+        surface.rect(x + 12 + width * k / steps, y, width / steps + 0.5, 10,
+            cssColor(colours, Math.round(255 * k / (steps - 1))));
+    const arrow = (from, to, color) =>
+        surface.triangle([[from, y], [from, y + 10], [to, y + 5]], color);
+    if (scale.clippedLow) arrow(x + 9, x, cssColor(colours, 0));
+    if (scale.clippedHigh) arrow(x + width + 15, x + width + 24, cssColor(colours, 255));
+    const texts = [scale.lo, scale.middle(), scale.hi].map(short);
+    texts.forEach((text, k) => surface.text(x + 12 + width * k / 2, y + 22, text,
+        {size: 9.5, color: theme.muted, anchor: ["start", "middle", "end"][k]}));
+    const kind = scale.kind === "linear" ? "" : scale.kind;
+    surface.text(x + width + 30, y + 9, [data.value_name, kind].filter(Boolean).join(", "),
+        {size: 9.5, color: theme.muted});
 }
 
 function picturePlace() {
-  const [rows, cols] = itemsInView();
-  return placeMap(mapOf(state.panel), rows, cols, 960, 900, {zoom: 1, top: 0, left: 0, ratio: 1, share: view.hiding});
+    const [rows, cols] = itemsInView();
+    return placeMap(mapOf(state.panel), rows, cols, 960, 900,
+        {zoom: 1, top: 0, left: 0, ratio: 1, share: view.hiding});
 }
 
 const PICTURE_TOP = 84, PICTURE_FOOT = 22;
 
 function svgText() {
-  const surface = new SvgSurface(), p = picturePlace(), width = Math.max(p.width, 320);
-  p.width = width;
-  paintPicture(surface, p, state.panel, PICTURE_TOP);
-  return surface.finish(width, p.height + PICTURE_FOOT);
+    const surface = new SvgSurface(), p = picturePlace(), width = Math.max(p.width, 320);
+    p.width = width;
+    paintPicture(surface, p, state.panel, PICTURE_TOP);
+    return surface.finish(width, p.height + PICTURE_FOOT);
 }
 
 function savePng() {
-  const p = picturePlace(), canvas = document.createElement("canvas");
-  p.width = Math.max(p.width, 320);
-  const context = sizeCanvas(canvas, p.width, p.height + PICTURE_TOP + PICTURE_FOOT, 2);
-  context.fillStyle = theme.paper;
-  context.fillRect(0, 0, p.width, p.height + PICTURE_TOP + PICTURE_FOOT);
-  paintPicture(new CanvasSurface(context), p, state.panel, PICTURE_TOP);
-  canvas.toBlob(blob => download(fileName(state.panel, ".png"), "image/png", blob));
+    const p = picturePlace(), canvas = document.createElement("canvas");
+    p.width = Math.max(p.width, 320);
+    const context = sizeCanvas(canvas, p.width, p.height + PICTURE_TOP + PICTURE_FOOT, 2);
+    context.fillStyle = theme.paper;
+    context.fillRect(0, 0, p.width, p.height + PICTURE_TOP + PICTURE_FOOT);
+    paintPicture(new CanvasSurface(context), p, state.panel, PICTURE_TOP);
+    canvas.toBlob(blob => download(fileName(state.panel, ".png"), "image/png", blob));
 }
 
 const everything = () => panels.map((_, i) => i);
+const saveText = (i, ending, type, text) => download(fileName(i, ending), type, text);
 const saves = [
-  ["this map", [
-    ["PNG", savePng],
-    ["SVG", () => download(fileName(state.panel, ".svg"), "image/svg+xml", svgText())],
-    ["CSV", () => download(fileName(state.panel, ".csv"), "text/csv", csvText([state.panel], false))],
-    ["JSON", () => download(fileName(state.panel, ".json"), "application/json", jsonText([state.panel]))]]],
-  ["all maps", [
-    ["CSV", () => download(fileName(-1, ".csv"), "text/csv", csvText(everything(), true))],
-    ["JSON", () => download(fileName(-1, ".json"), "application/json", jsonText(everything()))]]]
+    ["this map", [
+        ["PNG", savePng],
+        ["SVG", () => saveText(state.panel, ".svg", "image/svg+xml", svgText())],
+        ["CSV", () => saveText(state.panel, ".csv", "text/csv", csvText([state.panel], false))],
+        ["JSON", () =>
+            saveText(state.panel, ".json", "application/json", jsonText([state.panel]))]]],
+    ["all maps", [
+        ["CSV", () => saveText(-1, ".csv", "text/csv", csvText(everything(), true))],
+        ["JSON", () => saveText(-1, ".json", "application/json", jsonText(everything()))]]]
 ];
 
 function buildSaves() {
-  for (const [what, kinds] of saves) {
-    const line = make("div", "save-line", make("span", "", what));
-    for (const [kind, save] of kinds) {
-      const button = make("button", "", kind);
-      button.type = "button";
-      button.setAttribute("aria-label", `Save ${what} as ${kind}`);
-      button.addEventListener("click", () => { save(); byId("save").open = false; });
-      line.append(button);
+    for (const [what, kinds] of saves) {
+        const line = make("div", "save-line", make("span", "", what));
+        for (const [kind, save] of kinds) {
+            const button = make("button", "", kind);
+            button.type = "button";
+            button.setAttribute("aria-label", `Save ${what} as ${kind}`);
+            button.addEventListener("click", () => { save(); byId("save").open = false; });
+            line.append(button);
+        }
+        byId("save-list").append(line);
     }
-    byId("save-list").append(line);
-  }
 }

@@ -5,129 +5,129 @@ const LOG_DECADES = 1e4;
 
 const palettes = new Map();
 function paletteOf(name, dark) {
-  const key = (dark ? "dark " : "light ") + name;
-  if (!palettes.has(key)) {
-    const cmap = data.cmaps.find(c => c.name === name);
-    palettes.set(key, bytesOf(dark ? cmap.dark : cmap.light));
-  }
-  return palettes.get(key);
+    const key = (dark ? "dark " : "light ") + name;
+    if (!palettes.has(key)) {
+        const cmap = data.cmaps.find(c => c.name === name);
+        palettes.set(key, bytesOf(dark ? cmap.dark : cmap.light));
+    }
+    return palettes.get(key);
 }
 
 const isSigned = name => data.cmaps.find(c => c.name === name).signed;
 
 function bend(kind, v) {
-  if (kind === "sqrt") return v < 0 ? -Math.sqrt(-v) : Math.sqrt(v);
-  return kind === "log" ? Math.log(v) : v;
+    if (kind === "sqrt") return v < 0 ? -Math.sqrt(-v) : Math.sqrt(v);
+    return kind === "log" ? Math.log(v) : v;
 }
 
 function unbend(kind, f) {
-  if (kind === "sqrt") return f * Math.abs(f);
-  return kind === "log" ? Math.exp(f) : f;
+    if (kind === "sqrt") return f * Math.abs(f);
+    return kind === "log" ? Math.exp(f) : f;
 }
 
 // All values of some maps in order: what ranks are taken among.
 function sortedValues(list) {
-  const size = list.reduce((sum, i) => sum + mapOf(i).value.length, 0);
-  const all = new Float32Array(size);
-  let used = 0;
-  for (const i of list) {
-    const map = mapOf(i);
-    for (let k = 0; k < map.value.length; k++)
-      if (!map.kind || map.kind[k] === VALUE) all[used++] = map.value[k];
-  }
-  return all.subarray(0, used).sort();
+    const size = list.reduce((sum, i) => sum + mapOf(i).value.length, 0);
+    const all = new Float32Array(size);
+    let used = 0;
+    for (const i of list) {
+        const map = mapOf(i);
+        for (let k = 0; k < map.value.length; k++)
+            if (!map.kind || map.kind[k] === VALUE) all[used++] = map.value[k];
+    }
+    return all.subarray(0, used).sort();
 }
 
 function countBelow(sorted, v, orEqual) {
-  let low = 0, high = sorted.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] < v || (orEqual && sorted[middle] === v)) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+    let low = 0, high = sorted.length;
+    while (low < high) {
+        const middle = (low + high) >> 1;
+        if (sorted[middle] < v || (orEqual && sorted[middle] === v)) low = middle + 1;
+        else high = middle;
+    }
+    return low;
 }
 
 // A scale over some panels. options: kind, cmap, range ("shared", "panel", "fixed").
 function makeScale(list, options) {
-  let least = Infinity, greatest = -Infinity;
-  for (const i of list) {
-    const r = reachOf(i);
-    least = Math.min(least, r.least);
-    greatest = Math.max(greatest, r.greatest);
-  }
-  if (least > greatest) least = greatest = 0;
-  let lo = Math.min(least, 0), hi = Math.max(greatest, 0);
-  if (options.range === "fixed") [lo, hi] = [data.lo, data.hi];
-  else {
-    if (lo === hi) hi = 1;
-    if (isSigned(options.cmap)) { hi = Math.max(-lo, hi); lo = -hi; }
-  }
-  const kind = options.kind;
-  if (kind === "log" && lo <= 0) lo = hi / LOG_DECADES;
-  const sorted = kind === "rank" ? sortedValues(list) : null;
-  const fLo = bend(kind, lo), fHi = bend(kind, hi);
-  const rankPosition = v => {
-    if (sorted.length < 2) return 0.5;
-    const rank = (countBelow(sorted, v, false) + countBelow(sorted, v, true) - 1) / 2;
-    return Math.min(Math.max(rank / (sorted.length - 1), 0), 1);
-  };
-  return {kind, lo, hi, clippedLow: least < lo, clippedHigh: greatest > hi,
-    position(value) {
-      const v = Math.min(Math.max(value, lo), hi);
-      return sorted ? rankPosition(v) : (bend(kind, v) - fLo) / (fHi - fLo);
-    },
-    middle() {
-      if (sorted) return sorted.length ? sorted[Math.floor((sorted.length - 1) / 2)] : 0;
-      return unbend(kind, (fLo + fHi) / 2);
-    }};
+    let least = Infinity, greatest = -Infinity;
+    for (const i of list) {
+        const r = reachOf(i);
+        least = Math.min(least, r.least);
+        greatest = Math.max(greatest, r.greatest);
+    }
+    if (least > greatest) least = greatest = 0;
+    let lo = Math.min(least, 0), hi = Math.max(greatest, 0);
+    if (options.range === "fixed") [lo, hi] = [data.lo, data.hi];
+    else {
+        if (lo === hi) hi = 1;
+        if (isSigned(options.cmap)) { hi = Math.max(-lo, hi); lo = -hi; }
+    }
+    const kind = options.kind;
+    if (kind === "log" && lo <= 0) lo = hi / LOG_DECADES;
+    const sorted = kind === "rank" ? sortedValues(list) : null;
+    const fLo = bend(kind, lo), fHi = bend(kind, hi);
+    const rankPosition = v => {
+        if (sorted.length < 2) return 0.5;
+        const rank = (countBelow(sorted, v, false) + countBelow(sorted, v, true) - 1) / 2;
+        return Math.min(Math.max(rank / (sorted.length - 1), 0), 1);
+    };
+    return {kind, lo, hi, clippedLow: least < lo, clippedHigh: greatest > hi,
+        position(value) {
+            const v = Math.min(Math.max(value, lo), hi);
+            return sorted ? rankPosition(v) : (bend(kind, v) - fLo) / (fHi - fLo);
+        },
+        middle() {
+            if (sorted) return sorted.length ? sorted[Math.floor((sorted.length - 1) / 2)] : 0;
+            return unbend(kind, (fLo + fHi) / 2);
+        }};
 }
 
 // The colour steps of a map's cells, faster than one position() a cell where values repeat.
 function stepsOf(scale, values) {
-  const steps = new Uint8Array(values.length);
-  let last = NaN, step = 0;
-  for (let i = 0; i < values.length; i++) {
-    if (values[i] !== last) {
-      last = values[i];
-      step = Math.round(255 * scale.position(last));
+    const steps = new Uint8Array(values.length);
+    let last = NaN, step = 0;
+    for (let i = 0; i < values.length; i++) {
+        if (values[i] !== last) {
+            last = values[i];
+            step = Math.round(255 * scale.position(last));
+        }
+        steps[i] = step;
     }
-    steps[i] = step;
-  }
-  return steps;
+    return steps;
 }
 
 function luminance(palette, step) {
-  const part = i => {
-    const s = palette[3 * step + i] / 255;
-    return s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4;
-  };
-  return 0.2126 * part(0) + 0.7152 * part(1) + 0.0722 * part(2);
+    const part = i => {
+        const s = palette[3 * step + i] / 255;
+        return s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4;
+    };
+    return 0.2126 * part(0) + 0.7152 * part(1) + 0.0722 * part(2);
 }
 
 // Black or white, whichever has a contrast of at least 4.58 on that colour.
 const inkOn = (palette, step) => luminance(palette, step) > 0.179 ? "#000" : "#fff";
 const cssColor = (palette, step) =>
-  `rgb(${palette[3 * step]},${palette[3 * step + 1]},${palette[3 * step + 2]})`;
+    `rgb(${palette[3 * step]},${palette[3 * step + 1]},${palette[3 * step + 2]})`;
 
 const short = v => String(Number(v.toPrecision(3)));
 
 // A value with as many digits as are true.
 function exactly(value, error) {
-  if (error > 0) {
-    const digits = Math.min(Math.max(Math.ceil(-Math.log10(2 * error)), 0), 9);
-    return `${value.toFixed(digits)} ± ${Number(error.toPrecision(1))}`;
-  }
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  return size >= 0.001 && size < 10 ? value.toFixed(4) : String(Number(value.toPrecision(4)));
+    if (error > 0) {
+        const digits = Math.min(Math.max(Math.ceil(-Math.log10(2 * error)), 0), 9);
+        return `${value.toFixed(digits)} ± ${Number(error.toPrecision(1))}`;
+    }
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    return size >= 0.001 && size < 10 ? value.toFixed(4) : String(Number(value.toPrecision(4)));
 }
 
 function inCell(value, greatest) {
-  if (greatest >= 0.01 && greatest < 9.995) return value.toFixed(2).replace("-0.00", "0.00");
-  if (greatest >= 9.995 && greatest < 99.95) return value.toFixed(1);
-  if (greatest >= 99.95 && greatest < 99999.5) return value.toFixed(0);
-  return value === 0 ? "0" : String(Number(value.toPrecision(2)));
+    if (greatest >= 0.01 && greatest < 9.995) return value.toFixed(2).replace("-0.00", "0.00");
+    if (greatest >= 9.995 && greatest < 99.95) return value.toFixed(1);
+    if (greatest >= 99.95 && greatest < 99999.5) return value.toFixed(0);
+    return value === 0 ? "0" : String(Number(value.toPrecision(2)));
 }
 
 const percent = share => share > 0 && share < 0.001 ? "<0.1 %" : `${(100 * share).toFixed(1)} %`;

@@ -1,230 +1,261 @@
-// What is said about the chosen cell and its row: readout, tooltip, token strip, table, small print.
+// What is said about the chosen cell and its row: readout, tooltip, strips, table, small print.
 
 // {value, text, rank, count, masked} of a cell of the shown map; null if it is hidden.
 function factsOf(cell) {
-  const at = place && inView(cell);
-  if (!at) return null;
-  const i = shownPanel(), map = mapOf(i), k = at.row * map.cols + at.col;
-  const kind = map.kind ? map.kind[k] : VALUE, value = map.value[k];
-  const facts = {row: rowItems[cell.row], col: colItems[cell.col], kind, value,
-    hidden: map.hidden ? map.hidden[at.row] : 0};
-  if (kind === MASKED) facts.text = "masked";
-  else if (kind === NOT_FINITE) facts.text = Number.isFinite(value) ? "not finite" : String(value);
-  else {
-    facts.text = exactly(value, errorOf(panels[i], value));
-    Object.assign(facts, rankOf(map, at.row, at.col));
-  }
-  return facts;
+    const at = place && inView(cell);
+    if (!at) return null;
+    const i = shownPanel(), map = mapOf(i), k = at.row * map.cols + at.col;
+    const kind = map.kind ? map.kind[k] : VALUE, value = map.value[k];
+    const facts = {row: rowItems[cell.row], col: colItems[cell.col], kind, value,
+        hidden: map.hidden ? map.hidden[at.row] : 0};
+    if (kind === MASKED) facts.text = "masked";
+    else if (kind === NOT_FINITE) {
+        facts.text = Number.isFinite(value) ? "not finite" : String(value);
+    } else {
+        facts.text = exactly(value, errorOf(panels[i], value));
+        Object.assign(facts, rankOf(map, at.row, at.col));
+    }
+    return facts;
 }
 
 function cellText(cell) {
-  const f = factsOf(cell);
-  if (!f) return "";
-  const rank = f.rank ? `, rank ${f.rank} of ${f.count}` : "";
-  return `${rowWord} ${f.row.place} '${f.row.text}' → ${colWord} ${f.col.place} '${f.col.text}': ${f.text}${rank}`;
+    const f = factsOf(cell);
+    if (!f) return "";
+    const rank = f.rank ? `, rank ${f.rank} of ${f.count}` : "";
+    const from = `${rowWord} ${f.row.place} '${f.row.text}'`;
+    return `${from} → ${colWord} ${f.col.place} '${f.col.text}': ${f.text}${rank}`;
 }
 
 function make(tag, className, ...children) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  node.append(...children);
-  return node;
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    node.append(...children);
+    return node;
 }
 
 const token = item => make("span", "token", make("bdi", "", item.text),
-  item.text === item.place ? "" : make("sub", "", item.place));
+    item.text === item.place ? "" : make("sub", "", item.place));
 
 function pairLine(f) {
-  return make("span", "pair", token(f.row), make("span", "to", "→"), token(f.col));
+    return make("span", "pair", token(f.row), make("span", "to", "→"), token(f.col));
 }
 
-// Raw text of a token where it does not look as it is.
+// Raw text of a token where it does not look as it is; what cannot be seen is written as an escape.
+const escaped = text => JSON.stringify(text).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu,
+    c => `\\u{${c.codePointAt(0).toString(16)}}`);
+
 function rawLines(f) {
-  const lines = [];
-  for (const [word, item] of [[rowWord, f.row], [colWord, f.col]])
-    if (item.raw !== null) lines.push(make("span", "raw", `${word} text: `, make("bdi", "", JSON.stringify(item.raw))));
-  return lines;
+    const lines = [];
+    for (const [word, item] of [[rowWord, f.row], [colWord, f.col]]) {
+        if (item.raw === null) continue;
+        lines.push(make("span", "raw", `${word} text: `, make("bdi", "", escaped(item.raw))));
+    }
+    return lines;
 }
 
 function rankLine(f) {
-  return f.rank ? make("span", "rank", `rank ${f.rank} of ${f.count} in the row`) : "";
+    return f.rank ? make("span", "rank", `rank ${f.rank} of ${f.count} in the row`) : "";
 }
 
 function drawReadout() {
-  const f = factsOf(cursor()), box = byId("readout");
-  box.replaceChildren();
-  byId("cell").setAttribute("aria-label", cellText(cursor()));
-  const at = inView(cursor());
-  byId("grid-row").setAttribute("aria-rowindex", (at?.row ?? 0) + 1);
-  byId("cell").setAttribute("aria-colindex", (at?.col ?? 0) + 1);
-  byId("cell").setAttribute("aria-selected", String(state.locked));
-  if (!f) return;
-  box.append(pairLine(f), make("span", "value", f.text), rankLine(f));
-  if (view.hiding) box.append(make("span", "rank", `${percent(f.hidden)} of the row hidden`));
-  if (state.locked) box.append(make("span", "lock", "locked · Esc"));
+    const f = factsOf(cursor()), box = byId("readout");
+    box.replaceChildren();
+    byId("cell").setAttribute("aria-label", cellText(cursor()));
+    const at = inView(cursor());
+    byId("grid-row").setAttribute("aria-rowindex", (at?.row ?? 0) + 1);
+    byId("cell").setAttribute("aria-colindex", (at?.col ?? 0) + 1);
+    byId("cell").setAttribute("aria-selected", String(state.locked));
+    if (!f) return;
+    box.append(pairLine(f), make("span", "value", f.text), rankLine(f));
+    if (view.hiding) box.append(make("span", "rank", `${percent(f.hidden)} of the row hidden`));
+    if (state.locked) box.append(make("span", "lock", "locked · Esc"));
 }
 
 function showTip(cell, event) {
-  const tip = byId("tip"), f = cell && factsOf(cell);
-  tip.hidden = !f || event.pointerType === "touch";
-  if (tip.hidden) return;
-  const key = `${shownPanel()} ${cell.row} ${cell.col}`;
-  if (tip.dataset.key !== key) {
-    tip.dataset.key = key;
-    tip.replaceChildren(pairLine(f), make("span", "line", make("span", "value", f.text), " ", rankLine(f)), ...rawLines(f));
-  }
-  const box = tip.getBoundingClientRect(), gap = 16;
-  const x = event.clientX + gap + box.width > innerWidth ? event.clientX - gap - box.width : event.clientX + gap;
-  const y = event.clientY + gap + box.height > innerHeight ? event.clientY - gap - box.height : event.clientY + gap;
-  tip.style.transform = `translate(${Math.max(x, 4)}px, ${Math.max(y, 4)}px)`;
+    const tip = byId("tip"), f = cell && factsOf(cell);
+    tip.hidden = !f || event.pointerType === "touch";
+    if (tip.hidden) return;
+    const key = `${shownPanel()} ${cell.row} ${cell.col}`;
+    if (tip.dataset.key !== key) {
+        tip.dataset.key = key;
+        const line = make("span", "line", make("span", "value", f.text), " ", rankLine(f));
+        tip.replaceChildren(pairLine(f), line, ...rawLines(f));
+    }
+    const box = tip.getBoundingClientRect(), gap = 16;
+    const beside = (at, size, end) =>
+        Math.max(at + gap + size > end ? at - gap - size : at + gap, 4);
+    const x = beside(event.clientX, box.width, innerWidth);
+    const y = beside(event.clientY, box.height, innerHeight);
+    tip.style.transform = `translate(${x}px, ${y}px)`;
 }
 
 // -- strips: the tokens in a line, coloured by the chosen row ------------------------------------
 
 function buildStrip(box, items, onChoose, word) {
-  box.replaceChildren(...items.map((item, i) => {
-    const chip = make("button", "chip", make("bdi", "", item.text));
-    chip.type = "button";
-    chip.tabIndex = -1;
-    chip.title = `${word} ${item.place}`;
-    chip.addEventListener("click", () => onChoose(i));
-    return chip;
-  }));
+    box.replaceChildren(...items.map((item, i) => {
+        const chip = make("button", "chip", make("bdi", "", item.text));
+        chip.type = "button";
+        chip.tabIndex = -1;
+        chip.title = `${word} ${item.place}`;
+        chip.addEventListener("click", () => onChoose(i));
+        return chip;
+    }));
 }
 
 function buildStrips() {
-  const chooseRow = i => chooseFromStrip({row: i, col: state.col});
-  const chooseCol = i => chooseFromStrip({row: state.row, col: i});
-  byId("row-strip").hidden = same;
-  if (!same) buildStrip(byId("row-strip"), rowItems, chooseRow, rowWord);
-  buildStrip(byId("strip"), colItems, same ? chooseRow : chooseCol, same ? rowWord : colWord);
+    const chooseRow = i => chooseFromStrip({row: i, col: state.col});
+    const chooseCol = i => chooseFromStrip({row: state.row, col: i});
+    byId("row-strip").hidden = same;
+    if (!same) buildStrip(byId("row-strip"), rowItems, chooseRow, rowWord);
+    buildStrip(byId("strip"), colItems, same ? chooseRow : chooseCol, same ? rowWord : colWord);
 }
 
 function chooseFromStrip(cell) {
-  if (!view.rows.includes(cell.row) || !view.cols.includes(cell.col)) return;
-  state.hover = null;
-  [state.row, state.col] = [cell.row, cell.col];
-  scrollToCursor();
-  setLock(true);
+    if (!view.rows.includes(cell.row) || !view.cols.includes(cell.col)) return;
+    state.hover = null;
+    [state.row, state.col] = [cell.row, cell.col];
+    scrollToCursor();
+    setLock(true);
 }
 
 let stripKey = "";
 function drawStrips() {
-  const cell = cursor(), i = shownPanel();
-  const key = [i, cell.row, same ? 0 : cell.col, state.find].join(" ");
-  const fresh = place && place.map === stripMap && theme === stripTheme && scaleOf(i) === stripScale;
-  if (key === stripKey && fresh) {
+    const cell = cursor(), i = shownPanel();
+    const key = [i, cell.row, same ? 0 : cell.col, state.find].join(" ");
+    const fresh = place && place.map === stripMap && theme === stripTheme &&
+        scaleOf(i) === stripScale;
+    if (key === stripKey && fresh) {
+        markColumn(cell);
+        return;
+    }
+    [stripKey, stripMap, stripTheme, stripScale] = [key, place?.map, theme, place && scaleOf(i)];
+    colourStrip(byId("strip").children, cell, i);
+    if (!same)
+        [...byId("row-strip").children].forEach(
+            (chip, r) => chip.classList.toggle("looking", r === cell.row));
     markColumn(cell);
-    return;
-  }
-  [stripKey, stripMap, stripTheme, stripScale] = [key, place?.map, theme, place && scaleOf(i)];
-  colourStrip(byId("strip").children, cell, i);
-  if (!same)
-    [...byId("row-strip").children].forEach((chip, r) => chip.classList.toggle("looking", r === cell.row));
-  markColumn(cell);
-  showChip(byId(same ? "strip" : "row-strip"), cell.row);
+    showChip(byId(same ? "strip" : "row-strip"), cell.row);
 }
 let stripMap = null, stripTheme = null, stripScale = null;
 
 function colourStrip(chips, cell, i) {
-  const at = view.rows.indexOf(cell.row), map = place?.map;
-  const column = new Map(view.cols.map((c, k) => [c, k]));
-  for (let c = 0; c < chips.length; c++) {
-    const chip = chips[c], k = column.get(c);
-    const cut = !map || at < 0 || k === undefined;
-    const kind = cut ? MASKED : map.kind ? map.kind[at * map.cols + k] : VALUE;
-    const step = kind === VALUE ? Math.round(255 * scaleOf(i).position(map.value[at * map.cols + k])) : 0;
-    chip.style.background = kind === VALUE ? cssColor(palette(), step) : "";
-    chip.style.color = kind === VALUE ? inkOn(palette(), step) : "";
-    chip.classList.toggle("gone", cut);
-    chip.classList.toggle("masked", !cut && kind !== VALUE);
-    chip.classList.toggle("looking", same && c === cell.row);
-    chip.classList.toggle("found", state.find !== "" && isFound(colItems[c]));
-  }
+    const at = view.rows.indexOf(cell.row), map = place?.map;
+    const column = new Map(view.cols.map((c, k) => [c, k]));
+    const scale = scaleOf(i), colours = palette();
+    for (let c = 0; c < chips.length; c++) {
+        const chip = chips[c], k = column.get(c);
+        const cut = !map || at < 0 || k === undefined;
+        const kind = cut ? MASKED : map.kind ? map.kind[at * map.cols + k] : VALUE;
+        const has = kind === VALUE;
+        const step = has ? Math.round(255 * scale.position(map.value[at * map.cols + k])) : 0;
+        chip.style.background = has ? cssColor(colours, step) : "";
+        chip.style.color = has ? inkOn(colours, step) : "";
+        chip.classList.toggle("gone", cut);
+        chip.classList.toggle("masked", !cut && !has);
+        chip.classList.toggle("looking", same && c === cell.row);
+        chip.classList.toggle("found", state.find !== "" && isFound(colItems[c]));
+    }
 }
 
-// Scroll a long strip, not the page, to a token.
+// Scroll a long strip, not the page, to a token. Where its tokens stand is measured once a width:
+// asking at every move would make the browser lay the page out each time.
+const measured = new Map();
 function showChip(box, i) {
-  const chip = box.children[i];
-  if (!chip || box.scrollHeight <= box.clientHeight) return;
-  const top = chip.offsetTop - box.offsetTop;
-  if (top < box.scrollTop || top + chip.offsetHeight > box.scrollTop + box.clientHeight)
-    box.scrollTop = top - box.clientHeight / 2;
+    if (!measured.has(box))
+        measured.set(box, {height: box.clientHeight, long: box.scrollHeight > box.clientHeight,
+            tops: Array.from(box.children, chip => chip.offsetTop), at: box.scrollTop});
+    const m = measured.get(box), top = m.tops[i];
+    if (!m.long || top === undefined) return;
+    if (top < m.at || top + 28 > m.at + m.height) {
+        m.at = Math.max(0, top - m.height / 2);
+        box.scrollTop = m.at;
+    }
 }
 
 let markedChip = null;
 function markColumn(cell) {
-  markedChip?.classList.remove("looked-at");
-  markedChip = byId("strip").children[cell.col] ?? null;
-  markedChip?.classList.add("looked-at");
+    markedChip?.classList.remove("looked-at");
+    markedChip = byId("strip").children[cell.col] ?? null;
+    markedChip?.classList.add("looked-at");
 }
 
-// -- the row as a table ---------------------------------------------------------------------------
+// -- the row as a table --------------------------------------------------------------------------
 
 const FEW_ROWS = 8, MOST_ROWS = 300;
 
 // [value, item] of the columns of a row that have a value, greatest first.
 function rowValues(i, at) {
-  const map = mapOf(i), list = [];
-  view.cols.forEach((c, k) => {
-    if (!map.kind || map.kind[at * map.cols + k] === VALUE) list.push([map.value[at * map.cols + k], colItems[c], c]);
-  });
-  return list.sort((a, b) => b[0] - a[0]);
+    const map = mapOf(i), list = [];
+    view.cols.forEach((c, k) => {
+        const j = at * map.cols + k;
+        if (!map.kind || map.kind[j] === VALUE) list.push([map.value[j], colItems[c], c]);
+    });
+    return list.sort((a, b) => b[0] - a[0]);
 }
 
 function drawTable() {
-  const cell = cursor(), at = view.rows.indexOf(cell.row);
-  byId("row").hidden = !place || at < 0;
-  if (byId("row").hidden) return;
-  const i = shownPanel(), list = rowValues(i, at), shown = list.slice(0, state.wholeRow ? MOST_ROWS : FEW_ROWS);
-  const most = Math.max(...list.map(([value]) => Math.abs(value)), 0) || 1;
-  byId("row-title").replaceChildren(rowWord + " ", token(rowItems[cell.row]), `, greatest ${data.value_name ?? "value"} first`);
-  byId("row-more").hidden = list.length <= FEW_ROWS;
-  byId("row-more").textContent = state.wholeRow ? `first ${FEW_ROWS}` : `all ${list.length}`;
-  const line = ([value, item, c], rank) => {
-    const bar = make("i", "row-bar");
-    bar.style.width = `${100 * Math.abs(value) / most}%`;
-    const row = make("tr", c === cell.col ? "here" : "", make("td", "number", String(rank + 1)), make("td", "", token(item)),
-      make("td", "number", exactly(value, errorOf(panels[i], value))), make("td", "row-bars", bar));
-    return row;
-  };
-  const head = make("thead", "unseen", make("tr", "", ...["rank", colWord, data.value_name ?? "value", ""].map(text => make("th", "", text))));
-  byId("row-body").replaceChildren(make("table", "", head, make("tbody", "", ...shown.map(line))));
-  if (state.wholeRow && list.length > MOST_ROWS)
-    byId("row-body").append(make("p", "small", `The ${MOST_ROWS} greatest of ${list.length}.`));
+    const cell = cursor(), at = view.rows.indexOf(cell.row);
+    byId("row").hidden = !place || at < 0;
+    if (byId("row").hidden) return;
+    const i = shownPanel(), list = rowValues(i, at);
+    const shown = list.slice(0, state.wholeRow ? MOST_ROWS : FEW_ROWS);
+    const most = Math.max(...list.map(([value]) => Math.abs(value)), 0) || 1;
+    byId("row-title").replaceChildren(rowWord + " ", token(rowItems[cell.row]),
+        `, greatest ${valueWord} first`);
+    byId("row-more").hidden = list.length <= FEW_ROWS;
+    byId("row-more").textContent = state.wholeRow ? `first ${FEW_ROWS}` : `all ${list.length}`;
+    const line = ([value, item, c], rank) => {
+        const bar = make("i", "row-bar");
+        bar.style.width = `${100 * Math.abs(value) / most}%`;
+        const number = exactly(value, errorOf(panels[i], value));
+        return make("tr", c === cell.col ? "here" : "", make("td", "number", String(rank + 1)),
+            make("td", "", token(item)), make("td", "number", number), make("td", "row-bars", bar));
+    };
+    const names = ["rank", colWord, valueWord, ""].map(text => make("th", "", text));
+    const head = make("thead", "unseen", make("tr", "", ...names));
+    byId("row-body").replaceChildren(
+        make("table", "", head, make("tbody", "", ...shown.map(line))));
+    if (state.wholeRow && list.length > MOST_ROWS)
+        byId("row-body").append(make("p", "small", `The ${MOST_ROWS} greatest of ${list.length}.`));
 }
 
 function toggleWholeRow() {
-  state.wholeRow = !state.wholeRow;
-  drawTable();
+    state.wholeRow = !state.wholeRow;
+    drawTable();
 }
 
-// -- small print ------------------------------------------------------------------------------------
+// -- small print ---------------------------------------------------------------------------------
 
 function precisionNote() {
-  const size = data.pool > 1 ? `1 cell = ${data.pool}×${data.pool} tokens, ${data.negative ? "the largest in magnitude" : "max"}; ` : "";
-  if (data.bits === 32) return size ? size + "values are exact" : "";
-  const most = Math.max(0, ...panels.map(reach));
-  const error = Math.max(0, ...panels.map(p => errorOf(p, reach(p))));
-  return `${size}values are stored in ${data.bits} bits: known within ${Number(error.toPrecision(1))} near ${short(most)}, closer near 0`;
+    const which = data.negative ? "the largest in magnitude" : "max";
+    const size = data.pool > 1 ? `1 cell = ${data.pool}×${data.pool} tokens, ${which}; ` : "";
+    if (data.bits === 32) return size ? size + "values are exact" : "";
+    const most = Math.max(0, ...panels.map(reach));
+    const error = Math.max(0, ...panels.map(p => errorOf(p, reach(p))));
+    return `${size}values are stored in ${data.bits} bits: known within ` +
+        `${Number(error.toPrecision(1))} near ${short(most)}, closer near 0`;
 }
 
 function hiddenNote() {
-  const map = place?.map;
-  if (!view.hiding || !map?.hidden) return "";
-  const shares = [...map.hidden], mean = shares.reduce((a, b) => a + b, 0) / Math.max(shares.length, 1);
-  const names = [...state.hidden].map(text => `“${text}”`);
-  const list = names.length > 6 ? names.slice(0, 6).join(", ") + ` and ${names.length - 6} more` : names.join(", ");
-  return `hidden: ${list}: ${percent(mean)} of the ${data.value_name ?? "mass"} of the remaining rows on average ` +
-    `(${percent(Math.min(...shares))} to ${percent(Math.max(...shares))})` +
-    (view.rescaled ? "; what is left of each row is rescaled to its old sum" : "; rows are not rescaled");
+    const map = place?.map;
+    if (!view.hiding || !map?.hidden) return "";
+    const shares = [...map.hidden];
+    const mean = shares.reduce((a, b) => a + b, 0) / Math.max(shares.length, 1);
+    const names = [...state.hidden].map(text => `“${text}”`), more = names.length - 6;
+    const list = names.slice(0, 6).join(", ") + (more > 0 ? ` and ${more} more` : "");
+    return `hidden: ${list}: ${percent(mean)} of the ${valueWord} of the remaining rows on average ` +
+        `(${percent(Math.min(...shares))} to ${percent(Math.max(...shares))})` +
+        (view.rescaled ? "; what is left of each row is rescaled to its old sum"
+            : "; rows are not rescaled");
 }
 
 function drawNotes() {
-  const notes = [precisionNote(), hiddenNote()];
-  if (place?.pooled && (place.pooled[0] > 1 || place.pooled[1] > 1))
-    notes.push(`drawn smaller than its cells: 1 px = ${place.pooled[0]}×${place.pooled[1]} cells, max; zoom with +`);
-  if (place && scaleOf(shownPanel()).clippedHigh | scaleOf(shownPanel()).clippedLow)
-    notes.push("some values lie beyond the ends of the colour bar (arrows) and have the colour of the end");
-  byId("notes").replaceChildren(...notes.filter(Boolean).map(text => make("li", "", text)));
+    const notes = [precisionNote(), hiddenNote()];
+    const pooled = place?.pooled ?? [1, 1];
+    if (pooled[0] > 1 || pooled[1] > 1)
+        notes.push(`1 px = ${pooled[0]}×${pooled[1]} cells, max; zoom with +`);
+    const scale = place && scaleOf(shownPanel());
+    if (scale?.clippedHigh || scale?.clippedLow)
+        notes.push("values beyond an end of the colour bar (an arrow) have the colour of that end");
+    byId("notes").replaceChildren(...notes.filter(Boolean).map(text => make("li", "", text)));
 }

@@ -2,12 +2,12 @@
 
 const byId = id => document.getElementById(id);
 const state = {
-  panel: 0, peek: -1,          // the chosen map; the one under the pointer in the overview
-  row: -1, col: -1,            // the chosen cell, as places of items (not of the view)
-  hover: null, locked: false,  // {row, col} under the pointer; whether it is ignored
-  cmap: data.cmap, scale: data.scale, range: data.range,
-  hidden: new Set(), rescale: canRescale, numbers: data.values !== "never",
-  wholeRow: false, zoom: 1, top: 0, left: 0, find: "", dark: false
+    panel: 0, peek: -1,          // the chosen map; the one under the pointer in the overview
+    row: -1, col: -1,            // the chosen cell, as places of items (not of the view)
+    hover: null, locked: false,  // {row, col} under the pointer; whether it is ignored
+    cmap: data.cmap, scale: data.scale, range: data.range,
+    hidden: new Set(), rescale: canRescale, numbers: data.values !== "never",
+    wholeRow: false, zoom: 1, top: 0, left: 0, find: "", dark: false
 };
 
 const shownPanel = () => state.peek >= 0 ? state.peek : state.panel;
@@ -16,116 +16,116 @@ const cursor = () => state.locked || !state.hover ? state : state.hover;
 // Scales live until something that they depend on changes.
 const scales = new Map();
 function scaleOf(i) {
-  const key = state.range === "panel" ? i : -1;
-  if (!scales.has(key)) {
-    const list = key < 0 ? panels.map((_, k) => k) : [i];
-    scales.set(key, makeScale(list, {kind: state.scale, cmap: state.cmap, range: state.range}));
-  }
-  return scales.get(key);
+    const key = state.range === "panel" ? i : -1;
+    if (!scales.has(key)) {
+        const list = key < 0 ? panels.map((_, k) => k) : [i];
+        scales.set(key, makeScale(list, {kind: state.scale, cmap: state.cmap, range: state.range}));
+    }
+    return scales.get(key);
 }
 
 // Colours of the page as the canvas needs them: resolved, whatever the theme or the system says.
 let theme = null;
 function readTheme() {
-  const probe = byId("live"), read = name => {
-    probe.style.color = `var(--${name})`;
-    return getComputedStyle(probe).color;
-  };
-  theme = {ink: read("ink"), muted: read("muted"), paper: read("paper"), frame: read("frame"),
-    accent: read("accent"), maskPaper: read("mask-paper"), maskLine: read("mask-line"),
-    bad: read("bad")};
-  probe.style.color = "";
-  rgbCache.clear();
+    const probe = byId("live"), read = name => {
+        probe.style.color = `var(--${name})`;
+        return getComputedStyle(probe).color;
+    };
+    theme = {ink: read("ink"), muted: read("muted"), paper: read("paper"), frame: read("frame"),
+        accent: read("accent"), maskPaper: read("mask-paper"), maskLine: read("mask-line"),
+        bad: read("bad")};
+    probe.style.color = "";
+    rgbCache.clear();
 }
 
 const palette = () => paletteOf(state.cmap, state.dark);
 const lookOf = (i, ratio) => ({scale: scaleOf(i), palette: palette(), theme, ratio,
-  numbers: state.numbers, reach: reachOf(i), found: state.find ? isFound : null});
+    numbers: state.numbers, reach: reachOf(i), found: state.find ? isFound : null});
 
 const isFound = item => state.find !== "" && item.text.toLowerCase().includes(state.find);
 
 // What to redraw: everything, the large map and what belongs to it, or the place in it.
 function drawAll() {
-  if (!panels.length) return;
-  scales.clear();
-  readTheme();
-  drawLegend();
-  drawOverview();
-  drawFocus();
+    if (!panels.length) return;
+    scales.clear();
+    readTheme();
+    drawLegend();
+    drawOverview();
+    drawFocus();
 }
 
 function drawFocus() {
-  drawTitle();
-  drawLegend();
-  drawMap();
-  drawCursor();
-  drawNotes();
+    drawTitle();
+    drawLegend();
+    drawMap();
+    drawCursor();
+    drawNotes();
 }
 
 function drawCursor() {
-  drawMarks();
-  drawReadout();
-  drawStrips();
-  drawBarMark();
-  drawTable();
+    drawMarks();
+    drawReadout();
+    drawStrips();
+    drawBarMark();
+    drawTable();
 }
 
 // The strongest cell that no special token takes part in: something to read at once.
 function chooseFirstCell() {
-  const map = mapOf(state.panel), special = new Set(data.special ?? []);
-  let best = -Infinity;
-  const scan = skip => view.rows.forEach((r, k) => view.cols.forEach((c, l) => {
-    const at = k * map.cols + l;
-    if (map.kind && map.kind[at] !== VALUE) return;
-    if (skip && (special.has(rowItems[r].text) || special.has(colItems[c].text))) return;
-    if (map.value[at] <= best) return;
-    best = map.value[at];
-    [state.row, state.col] = [r, c];
-  }));
-  scan(true);
-  if (best === -Infinity) scan(false);
-  if (best === -Infinity) [state.row, state.col] = [view.rows[0] ?? -1, view.cols[0] ?? -1];
+    const map = mapOf(state.panel), special = new Set(data.special ?? []);
+    let best = -Infinity;
+    const scan = skip => view.rows.forEach((r, k) => view.cols.forEach((c, l) => {
+        const at = k * map.cols + l;
+        if (map.kind && map.kind[at] !== VALUE) return;
+        if (skip && (special.has(rowItems[r].text) || special.has(colItems[c].text))) return;
+        if (map.value[at] <= best) return;
+        best = map.value[at];
+        [state.row, state.col] = [r, c];
+    }));
+    scan(true);
+    if (best === -Infinity) scan(false);
+    if (best === -Infinity) [state.row, state.col] = [view.rows[0] ?? -1, view.cols[0] ?? -1];
 }
 
 // Keep the chosen cell in view after tokens were hidden.
 function keepCellInView() {
-  const nearest = (list, at) => list.length
-    ? list.reduce((best, v) => Math.abs(v - at) < Math.abs(best - at) ? v : best) : -1;
-  state.row = nearest(view.rows, state.row);
-  state.col = nearest(view.cols, state.col);
-  state.hover = null;
+    const nearest = (list, at) => list.length
+        ? list.reduce((best, v) => Math.abs(v - at) < Math.abs(best - at) ? v : best) : -1;
+    state.row = nearest(view.rows, state.row);
+    state.col = nearest(view.cols, state.col);
+    state.hover = null;
 }
 
 function choosePanel(i, speak = true) {
-  state.panel = Math.min(Math.max(i, 0), panels.length - 1);
-  state.peek = -1;
-  markThumbs();
-  drawFocus();
-  if (speak) say(`${panels[state.panel].name}. ${cellText(cursor())}`);
+    state.panel = Math.min(Math.max(i, 0), panels.length - 1);
+    state.peek = -1;
+    markThumbs();
+    drawFocus();
+    if (speak) say(`${panels[state.panel].name}. ${cellText(cursor())}`);
 }
 
 // The same place in the next or previous group.
 function chooseGroup(step) {
-  const here = panels[state.panel], groups = groupList();
-  const at = groups.findIndex(g => g.group === here.group);
-  const target = groups[at + step];
-  if (!target) return;
-  const inGroup = groups[at].list.indexOf(state.panel);
-  choosePanel(target.list[Math.min(inGroup, target.list.length - 1)]);
+    const here = panels[state.panel], groups = groupList();
+    const at = groups.findIndex(g => g.group === here.group);
+    const target = groups[at + step];
+    if (!target) return;
+    const inGroup = groups[at].list.indexOf(state.panel);
+    choosePanel(target.list[Math.min(inGroup, target.list.length - 1)]);
 }
 
 let groupCache = null;
 function groupList() {
-  if (!groupCache) {
-    const groups = new Map();
-    panels.forEach((panel, i) => {
-      if (!groups.has(panel.group)) groups.set(panel.group, []);
-      groups.get(panel.group).push(i);
-    });
-    groupCache = [...groups].sort((a, b) => a[0] - b[0]).map(([group, list]) =>
-      ({group, list, name: data.groups?.[group] ?? (groups.size > 1 ? String(group) : "")}));
-  }
-  return groupCache;
+    if (!groupCache) {
+        const groups = new Map();
+        panels.forEach((panel, i) => {
+            if (!groups.has(panel.group)) groups.set(panel.group, []);
+            groups.get(panel.group).push(i);
+        });
+        groupCache = [...groups].sort((a, b) => a[0] - b[0]).map(([group, list]) =>
+            ({group, list, name: data.groups?.[group] ?? (groups.size > 1 ? String(group) : "")}));
+    }
+    return groupCache;
 }
 
 function say(text) { byId("live").textContent = text; }

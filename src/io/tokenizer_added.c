@@ -1,0 +1,202 @@
+/* The added tokens of a tokenizer. Up to four places tell of them: "added_tokens" of
+ * tokenizer.json, "added_tokens_decoder" of tokenizer_config.json, and the names in this and in
+ * special_tokens_map.json. */
+#include "io/tokenizer_load.h"
+
+#include "io/file.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* They are compared with each other one by one. */
+enum { MOST_ADDED = 10000 };
+
+/* Add a token, or check that what is said of it agrees with what was said before. */
+static mha_status add(mhai_loader *l, const mhai_added *token)
+{
+    mhai_added *added = l->added.items;
+    for (size_t i = 0; i < l->added.count; i++) {
+        if (strcmp(added[i].text, token->text) != 0) continue;
+        if (added[i].normal != token->normal ||
+            (added[i].id >= 0 && token->id >= 0 && added[i].id != token->id))
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: token '%s' has another id or is normalized "
+                            "otherwise than in %s",
+                            mhai_show_path(token->path).text, mhai_show_name(token->text).text,
+                            mhai_show_path(added[i].path).text);
+        if (token->id >= 0) added[i].id = token->id;
+        added[i].in_json |= token->in_json;
+        added[i].in_decoder |= token->in_decoder;
+        return MHA_OK;
+    }
+    if (l->added.count == MOST_ADDED)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: more than %d added tokens",
+                        mhai_show_path(token->path).text, MOST_ADDED);
+    return mhai_vector_push(&l->added, token);
+}
+
+/* An element of one of the two lists, with its options. */
+static mha_status add_listed(mhai_loader *l, const char *path, const json_t *json, mhai_added token)
+{
+    token.path = path;
+    MHA_TRY(mhai_tokenizer_folder_token(path, "an added token", json, &token.text));
+    if (!token.text || !json_is_object(json))
+        return mha_fail(MHA_ERR_FORMAT, "%s: an added token must be an object with content",
+                        mhai_show_path(path).text);
+    MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal));
+    return add(l, &token);
+}
+
+static mha_status add_json_list(mhai_loader *l)
+{
+    const char *path = l->folder.paths[MHAI_TOKENIZER_JSON];
+    const json_t *list = json_object_get(l->folder.json[MHAI_TOKENIZER_JSON], "added_tokens");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *json = json_array_get(list, i);
+        mhai_added token = {.in_json = true};
+        MHA_TRY(mhai_tokenizer_folder_id(path, "an added token", json_object_get(json, "id"),
+                                         &token.id));
+        MHA_TRY(add_listed(l, path, json, token));
+    }
+    return MHA_OK;
+}
+
+/* {"100": {"content": "[UNK]", ...}, ...} */
+static mha_status add_decoder_list(mhai_loader *l)
+{
+    const char *path = l->folder.paths[MHAI_CONFIG_JSON], *key;
+    json_t *list = json_object_get(l->folder.json[MHAI_CONFIG_JSON], "added_tokens_decoder"), *json;
+    json_object_foreach(list, key, json)
+    {
+        mhai_added token = {.in_decoder = true};
+        int64_t id = 0;
+        for (const char *digit = key; *digit && id >= 0; digit++)
+            id = *digit >= '0' && *digit <= '9' && id < INT32_MAX / 10 ? 10 * id + (*digit - '0')
+                                                                       : -1;
+        if (id < 0 || *key == '\0')
+            return mha_fail(MHA_ERR_FORMAT, "%s: added_tokens_decoder: '%s' is no id",
+                            mhai_show_path(path).text, mhai_show_name(key).text);
+        token.id = (int32_t)id;
+        MHA_TRY(add_listed(l, path, json, token));
+    }
+    return MHA_OK;
+}
+
+/* Where both lists are given, transformers takes one of them and forgets the other. */
+static mha_status compare_lists(const mhai_loader *l)
+{
+    const mhai_added *added = l->added.items;
+    if (!json_object_get(l->folder.json[MHAI_CONFIG_JSON], "added_tokens_decoder") ||
+        !json_object_get(l->folder.json[MHAI_TOKENIZER_JSON], "added_tokens"))
+        return MHA_OK;
+    for (size_t i = 0; i < l->added.count; i++)
+        if (added[i].in_json != added[i].in_decoder)
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: added token '%s' is missing from the other of tokenizer.json and "
+                            "tokenizer_config.json",
+                            mhai_show_path(added[i].path).text, mhai_show_name(added[i].text).text);
+    return MHA_OK;
+}
+
+/* A token that is only named. Unless a list has said more, it is found in the text as it is. */
+static mha_status add_named(mhai_loader *l, const char *path, const char *key, const json_t *json)
+{
+    mhai_added token = {.id = -1, .path = path};
+    const mhai_added *added = l->added.items;
+    MHA_TRY(mhai_tokenizer_folder_token(path, key, json, &token.text));
+    if (!token.text) return MHA_OK;
+    if (json_is_object(json)) MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal));
+    for (size_t i = 0; i < l->added.count; i++)
+        if (strcmp(added[i].text, token.text) == 0) return MHA_OK;
+    return add(l, &token);
+}
+
+static bool ends_with_token(const char *key)
+{
+    const size_t length = strlen(key);
+    return length >= 6 && strcmp(key + length - 6, "_token") == 0;
+}
+
+/* All that a file names: "sep_token", "my_own_token", a list of further ones. */
+static mha_status add_file_names(mhai_loader *l, int file)
+{
+    const char *path = l->folder.paths[file], *key;
+    json_t *json;
+    json_object_foreach(l->folder.json[file], key, json)
+    {
+        const bool list = strcmp(key, "additional_special_tokens") == 0 ||
+                          strcmp(key, "extra_special_tokens") == 0;
+        const char *inner;
+        json_t *value;
+        if (ends_with_token(key) && (json_is_string(json) || json_is_object(json)))
+            MHA_TRY(add_named(l, path, key, json));
+        for (size_t i = 0; list && i < json_array_size(json); i++)
+            MHA_TRY(add_named(l, path, key, json_array_get(json, i)));
+        if (list) json_object_foreach(json, inner, value)
+            {
+                MHA_TRY(add_named(l, path, key, value));
+            }
+    }
+    return MHA_OK;
+}
+
+static bool in_vocabulary(const mhai_loader *l, const char *text)
+{
+    const char *const *tokens = l->tokens.items;
+    for (size_t i = 0; i < l->tokens.count; i++)
+        if (strcmp(tokens[i], text) == 0) return true;
+    return false;
+}
+
+/* [UNK] and the others by their usual names, where no file names them and BERT's class does. */
+static mha_status add_default_names(mhai_loader *l)
+{
+    if (l->folder.generic) return MHA_OK;
+    const mhai_added *added = l->added.items;
+    for (int which = 0; which < MHAI_NAMED; which++) {
+        bool known = l->folder.stated[which] || !in_vocabulary(l, l->folder.names[which]);
+        for (size_t i = 0; i < l->added.count && !known; i++)
+            known = strcmp(added[i].text, l->folder.names[which]) == 0;
+        const mhai_added token = {
+            .text = l->folder.names[which], .id = -1, .path = l->folder.paths[MHAI_CONFIG_JSON]};
+        if (!known) MHA_TRY(add(l, &token));
+        added = l->added.items;
+    }
+    return MHA_OK;
+}
+
+/* Give the added tokens that the vocabulary lacks their place behind it: ids without holes. */
+static mha_status append_extra(mhai_loader *l)
+{
+    const mhai_added *added = l->added.items;
+    size_t extra = 0;
+    for (size_t i = 0; i < l->added.count; i++) extra += added[i].id >= l->model_count;
+    void *place = NULL;
+    MHA_TRY(mhai_vector_add(&l->tokens, extra, &place));
+    const char **tokens = place;
+    for (size_t i = 0; i < extra; i++) tokens[i] = NULL;
+    for (size_t i = 0; i < l->added.count; i++) {
+        if (added[i].id < l->model_count) continue;
+        const size_t at = (size_t)(added[i].id - l->model_count);
+        if (at >= extra || tokens[at])
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: added token '%s' has id %d; %zu tokens are added to a vocabulary "
+                            "of %d, their ids must follow it one by one",
+                            mhai_show_path(added[i].path).text, mhai_show_name(added[i].text).text,
+                            added[i].id, extra, l->model_count);
+        tokens[at] = added[i].text;
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_tokenizer_added_read(mhai_loader *l)
+{
+    MHA_TRY(add_json_list(l));
+    MHA_TRY(add_decoder_list(l));
+    MHA_TRY(compare_lists(l));
+    MHA_TRY(add_file_names(l, MHAI_CONFIG_JSON));
+    MHA_TRY(add_file_names(l, MHAI_MAP_JSON));
+    MHA_TRY(add_default_names(l));
+    return append_extra(l);
+}

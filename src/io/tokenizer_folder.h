@@ -1,0 +1,46 @@
+/* The files of a folder that concern its tokenizer, and what they agree on. */
+#ifndef MHAI_TOKENIZER_FOLDER_H
+#define MHAI_TOKENIZER_FOLDER_H
+
+#include "io/tokenizer_parts.h"
+
+#include <jansson.h>
+
+/* Index of a file. */
+enum { MHAI_TOKENIZER_JSON, MHAI_CONFIG_JSON, MHAI_MAP_JSON, MHAI_VOCAB_TXT, MHAI_FILES };
+
+typedef struct mhai_folder {
+    char *paths[MHAI_FILES];
+    json_t *json[MHAI_FILES]; /* NULL: no such file; vocab.txt has none */
+    char *vocab;              /* vocab.txt; NULL: no such file */
+    size_t vocab_size;
+    /* A class of tokenizers in transformers that takes everything from tokenizer.json. BERT's own
+     * class takes the vocabulary from there and the rules from tokenizer_config.json. */
+    bool generic;
+    mhai_rules rules;
+    int64_t max_length;
+    const char *names[MHAI_NAMED];    /* the texts of the named tokens, never NULL */
+    bool stated[MHAI_NAMED];          /* by a file, not by default */
+    int32_t template_ids[MHAI_NAMED]; /* what tokenizer.json adds as [CLS] and [SEP]; -1: unsaid */
+} mhai_folder;
+
+/* Read the files and the settings in them. folder must be closed even if this fails. */
+MHA_NODISCARD mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder);
+void mhai_tokenizer_folder_close(mhai_folder *folder);
+
+/* A named token as the files write it: its text, or an object with the text as its content. *text
+ * is NULL where json is NULL or null. Errors: MHA_ERR_FORMAT, MHA_ERR_UNSUPPORTED (an object that
+ * asks for lstrip, rstrip or single_word). */
+MHA_NODISCARD mha_status mhai_tokenizer_folder_token(const char *path, const char *key,
+                                                     const json_t *json, const char **text);
+
+/* The options of an added token: *normal is what "normalized" says, by default that it is not
+ * special. */
+MHA_NODISCARD mha_status mhai_tokenizer_folder_flags(const char *path, const json_t *json,
+                                                     bool *normal);
+
+/* An id: an integer in 0 .. INT32_MAX - 1. */
+MHA_NODISCARD mha_status mhai_tokenizer_folder_id(const char *path, const char *what,
+                                                  const json_t *json, int32_t *id);
+
+#endif

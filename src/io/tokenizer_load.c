@@ -1,0 +1,245 @@
+/* Loading a tokenizer: its folder is read into lists, the lists become searchable sets. */
+#include "io/tokenizer_load.h"
+
+#include "io/file.h"
+#include "io/unicode_bert.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* One block for all texts; the tokens then no longer borrow from the folder. */
+static mha_status copy_texts(mhai_loader *l)
+{
+    mha_tokenizer *t = l->tokenizer;
+    const char *const *tokens = l->tokens.items;
+    size_t size = 0;
+    for (size_t i = 0; i < l->tokens.count; i++) size += strlen(tokens[i]) + 1;
+    t->texts = mhai_vector_alloc(&t->allocator, size, 1);
+    t->texts_size = size;
+    t->tokens = mhai_vector_alloc(&t->allocator, l->tokens.count, sizeof *t->tokens);
+    t->entries = mhai_vector_alloc(&t->allocator, l->tokens.count, sizeof *t->entries);
+    t->count = (int32_t)l->tokens.count;
+    t->model_count = l->model_count;
+    if (!t->texts || !t->tokens || !t->entries)
+        return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate a vocabulary of %zu tokens",
+                        l->tokens.count);
+    char *to = t->texts;
+    for (size_t i = 0; i < l->tokens.count; i++) {
+        const size_t bytes = strlen(tokens[i]) + 1;
+        memcpy(to, tokens[i], bytes);
+        t->tokens[i] = to;
+        to += bytes;
+    }
+    return MHA_OK;
+}
+
+static const char *vocabulary_path(const mhai_loader *l)
+{
+    return l->folder
+        .paths[l->folder.json[MHAI_TOKENIZER_JSON] ? MHAI_TOKENIZER_JSON : MHAI_VOCAB_TXT];
+}
+
+/* Entries for tokens [from, to), without empty ones: blank lines of vocab.txt, which only count. */
+static int32_t fill_entries(mha_tokenizer *t, int32_t from, int32_t to)
+{
+    int32_t count = 0;
+    for (int32_t id = from; id < to; id++) {
+        const char *text = t->tokens[id];
+        if (text[0] != '\0')
+            t->entries[from + count++] = (mhai_lexicon_entry){text, (int32_t)strlen(text), id};
+    }
+    return count;
+}
+
+static mha_status build_vocabulary(mhai_loader *l)
+{
+    mha_tokenizer *t = l->tokenizer;
+    mhai_lexicon_entry *first = t->entries, *extra = t->entries + t->model_count;
+    const int32_t count = fill_entries(t, 0, t->model_count);
+    const int32_t twice = mhai_lexicon_build(first, count, &t->vocabulary);
+    if (twice >= 0)
+        return mha_fail(MHA_ERR_FORMAT, "%s: token '%s' is there twice, with ids %d and %d",
+                        mhai_show_path(vocabulary_path(l)).text,
+                        mhai_show_name(first[twice].text).text, first[twice].id,
+                        first[twice + 1].id);
+    /* Added tokens were compared with each other when they were read. */
+    (void)mhai_lexicon_build(extra, fill_entries(t, t->model_count, t->count), &t->extra);
+    mhai_lexicon_branch_make(&t->vocabulary, "", &t->first_pieces);
+    mhai_lexicon_branch_make(&t->vocabulary, "##", &t->pieces);
+    return MHA_OK;
+}
+
+/* The id of an added token, which must be the one that its file says. */
+static mha_status resolve(const mhai_loader *l, const mhai_added *added, int32_t *id)
+{
+    *id = mha_tokenizer_id(l->tokenizer, added->text);
+    if (*id < 0)
+        return mha_fail(MHA_ERR_MODEL, "%s: token '%s' is not in the vocabulary",
+                        mhai_show_path(added->path).text, mhai_show_name(added->text).text);
+    if (added->id >= 0 && added->id != *id)
+        return mha_fail(MHA_ERR_MODEL, "%s: token '%s' has id %d, in the vocabulary it has %d",
+                        mhai_show_path(added->path).text, mhai_show_name(added->text).text,
+                        added->id, *id);
+    return MHA_OK;
+}
+
+static mha_status append_text(void *user, const mhai_char *ch)
+{
+    char bytes[MHAI_UTF8_MAX];
+    const int size = mhai_unicode_put(ch->c, bytes);
+    void *place = NULL;
+    MHA_TRY(mhai_vector_add(user, (size_t)size, &place));
+    memcpy(place, bytes, (size_t)size);
+    return MHA_OK;
+}
+
+/* Append the normalised text of an added token and a zero byte to texts; *size is without it. */
+static mha_status normalize_added(const mha_tokenizer *t, const mhai_added *added,
+                                  mhai_vector *texts, size_t *size)
+{
+    mhai_normalizer normalizer = mhai_tokenizer_normalize_make(t, append_text, texts);
+    const size_t before = texts->count;
+    mha_status status = mhai_tokenizer_normalize(&normalizer, added->text, 0, strlen(added->text));
+    *size = texts->count - before;
+    if (status == MHA_OK) status = mhai_vector_push(texts, "");
+    mhai_tokenizer_normalize_free(&normalizer);
+    return status;
+}
+
+static mha_status check_length(const mhai_added *added, size_t size)
+{
+    if (size > 0 && size <= MHAI_ADDED_BYTES) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: added token '%s' has %zu bytes, 1 to %d are supported",
+                    mhai_show_path(added->path).text, mhai_show_name(added->text).text, size,
+                    (int)MHAI_ADDED_BYTES);
+}
+
+/* Entries of the added tokens of one kind, from entry first on. */
+static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t *count)
+{
+    mha_tokenizer *t = l->tokenizer;
+    const mhai_added *added = l->added.items;
+    mhai_lexicon_entry *entries = t->added_entries + first;
+    *count = 0;
+    for (size_t i = 0; i < l->added.count; i++) {
+        if (added[i].normal != normal) continue;
+        size_t size = strlen(added[i].text);
+        int32_t id = -1;
+        MHA_TRY(resolve(l, &added[i], &id));
+        MHA_TRY(check_length(&added[i], size));
+        if (normal) {
+            MHA_TRY(normalize_added(t, &added[i], &t->normal_texts, &size));
+            MHA_TRY(check_length(&added[i], size));
+        }
+        entries[(*count)++] = (mhai_lexicon_entry){t->tokens[id], (int32_t)size, id};
+    }
+    /* Only now the normalised texts no longer move. */
+    const char *text = t->normal_texts.items;
+    for (int32_t i = 0; normal && i < *count; i++) {
+        entries[i].text = text;
+        text += entries[i].size + 1;
+    }
+    return MHA_OK;
+}
+
+static mha_status build_added(mhai_loader *l)
+{
+    mha_tokenizer *t = l->tokenizer;
+    int32_t raw = 0, normal = 0;
+    t->normal_texts = mhai_vector_make(&t->allocator, 1);
+    t->added_entries = mhai_vector_alloc(&t->allocator, l->added.count, sizeof *t->added_entries);
+    t->added_count = l->added.count;
+    if (!t->added_entries)
+        return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %zu added tokens",
+                        l->added.count);
+    MHA_TRY(fill_added(l, false, 0, &raw));
+    MHA_TRY(fill_added(l, true, (size_t)raw, &normal));
+    (void)mhai_lexicon_build(t->added_entries, raw, &t->raw);
+    const int32_t twice = mhai_lexicon_build(t->added_entries + raw, normal, &t->normal);
+    if (twice >= 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "added tokens '%s' and '%s' are the same once they are normalized",
+                        mhai_show_name(t->tokens[t->normal.entries[twice].id]).text,
+                        mhai_show_name(t->tokens[t->normal.entries[twice + 1].id]).text);
+    mhai_lexicon_branch_make(&t->raw, "", &t->raw_tokens);
+    mhai_lexicon_branch_make(&t->normal, "", &t->normal_tokens);
+    return MHA_OK;
+}
+
+/* The ids of [UNK] and the others. Without a mask or padding one can do. */
+static mha_status find_named(mhai_loader *l)
+{
+    static const int needed[] = {MHAI_UNK, MHAI_CLS, MHAI_SEP};
+    mha_tokenizer *t = l->tokenizer;
+    const mhai_folder *f = &l->folder;
+    for (int i = 0; i < MHAI_NAMED; i++) t->named[i] = mha_tokenizer_id(t, f->names[i]);
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
+        if (t->named[needed[i]] < 0)
+            return mha_fail(MHA_ERR_MODEL, "%s: the vocabulary has no '%s'",
+                            mhai_show_path(vocabulary_path(l)).text,
+                            mhai_show_name(f->names[needed[i]]).text);
+    if (t->named[MHAI_UNK] >= t->model_count)
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is an added token, but not in model.vocab",
+                        mhai_show_path(vocabulary_path(l)).text,
+                        mhai_show_name(f->names[MHAI_UNK]).text);
+    for (int i = 0; i < MHAI_NAMED; i++)
+        if (f->template_ids[i] >= 0 && f->template_ids[i] != t->named[i])
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: post_processor gives '%s' the id %d, in the vocabulary it has %d",
+                            mhai_show_path(vocabulary_path(l)).text,
+                            mhai_show_name(f->names[i]).text, f->template_ids[i], t->named[i]);
+    return MHA_OK;
+}
+
+static mha_status load(const char *folder, mhai_loader *l)
+{
+    mha_tokenizer *t = l->tokenizer;
+    MHA_TRY(mhai_tokenizer_folder_open(folder, &l->folder));
+    t->rules = l->folder.rules;
+    t->max_length = l->folder.max_length;
+    MHA_TRY(mhai_tokenizer_vocab_read(l));
+    MHA_TRY(mhai_tokenizer_added_read(l));
+    MHA_TRY(mhai_tokenizer_vocab_compare(l));
+    MHA_TRY(copy_texts(l));
+    MHA_TRY(build_vocabulary(l));
+    MHA_TRY(find_named(l));
+    return build_added(l);
+}
+
+static mha_status check_options(const mha_tokenizer_options *options)
+{
+    if (options->reserved != 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_tokenizer_options: reserved must be 0");
+    if (!options->allocator.alloc != !options->allocator.release)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_tokenizer_options: allocator needs both alloc and release, or neither");
+    return MHA_OK;
+}
+
+mha_status mha_tokenizer_load(const char *folder, const mha_tokenizer_options *options,
+                              mha_tokenizer **tokenizer)
+{
+    if (!folder || !tokenizer) return mha_fail(MHA_ERR_NULL, "mha_tokenizer_load: NULL argument");
+    mha_tokenizer_options own;
+    MHA_TRY(mhai_tokenizer_options("mha_tokenizer_options", &own, sizeof own, options));
+    MHA_TRY(check_options(&own));
+    mhai_loader l = {.allocator = mhai_vector_allocator(own.allocator)};
+    l.tokens = mhai_vector_make(&l.allocator, sizeof(const char *));
+    l.added = mhai_vector_make(&l.allocator, sizeof(mhai_added));
+    l.tokenizer = mhai_vector_alloc(&l.allocator, 1, sizeof *l.tokenizer);
+    if (!l.tokenizer) return mha_fail(MHA_ERR_NOMEM, "mha_tokenizer_load: out of memory");
+    *l.tokenizer = (mha_tokenizer){.allocator = l.allocator};
+    const mha_status status = load(folder, &l);
+    if (status == MHA_OK) {
+        *tokenizer = l.tokenizer;
+        l.tokenizer = NULL;
+    }
+    mha_tokenizer_destroy(l.tokenizer);
+    mhai_vector_free(&l.added);
+    mhai_vector_free(&l.tokens);
+    mhai_tokenizer_folder_close(&l.folder);
+    return status;
+}

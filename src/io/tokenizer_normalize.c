@@ -1,0 +1,151 @@
+/* The BERT normaliser, one character at a time. In this order, as the rules say:
+ *
+ *   clean   control characters, U+0000 and U+FFFD go; all white space becomes a blank
+ *   cjk     an ideograph gets a blank on either side
+ *   strip   canonical decomposition, then nonspacing marks go
+ *   lower   lower case, without context
+ *
+ * Each function does its part and hands over to the next. Only decomposition has to look ahead:
+ * combining characters are put in the order of their classes, so they wait for the next starter. */
+#include "io/tokenizer_parts.h"
+
+#include "io/unicode_bert.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+mhai_normalizer mhai_tokenizer_normalize_make(const mha_tokenizer *tokenizer, mhai_char_sink sink,
+                                              void *user)
+{
+    return (mhai_normalizer){
+        .rules = tokenizer->rules,
+        .sink = sink,
+        .user = user,
+        .waiting = mhai_vector_make(&tokenizer->allocator, sizeof(mhai_waiting)),
+        .sorted = mhai_vector_make(&tokenizer->allocator, sizeof(mhai_waiting)),
+    };
+}
+
+void mhai_tokenizer_normalize_free(mhai_normalizer *normalizer)
+{
+    mhai_vector_free(&normalizer->waiting);
+    mhai_vector_free(&normalizer->sorted);
+}
+
+static mha_status lower(mhai_normalizer *n, const mhai_char *ch)
+{
+    if (!n->rules.lower) return n->sink(n->user, ch);
+    int32_t lowered[MHAI_LOWER_MAX];
+    const int count = mhai_unicode_lower(ch->c, lowered);
+    for (int i = 0; i < count; i++) {
+        const mhai_char out = {lowered[i], ch->begin, ch->end};
+        MHA_TRY(n->sink(n->user, &out));
+    }
+    return MHA_OK;
+}
+
+static mha_status drop_mark(mhai_normalizer *n, const mhai_char *ch)
+{
+    return mhai_unicode_is_mark(ch->c) ? MHA_OK : lower(n, ch);
+}
+
+/* Stable, by combining class. A text may hold any number of marks in a row, so not by swapping. */
+static mha_status sort_waiting(mhai_normalizer *n)
+{
+    const mhai_waiting *from = n->waiting.items;
+    size_t place[256] = {0}, total = 0;
+    void *memory = NULL;
+    n->sorted.count = 0;
+    MHA_TRY(mhai_vector_add(&n->sorted, n->waiting.count, &memory));
+    mhai_waiting *to = memory;
+    for (size_t i = 0; i < n->waiting.count; i++) place[from[i].combining]++;
+    for (int class = 0; class < 256; class ++) {
+        const size_t count = place[class];
+        place[class] = total;
+        total += count;
+    }
+    for (size_t i = 0; i < n->waiting.count; i++) to[place[from[i].combining]++] = from[i];
+    return MHA_OK;
+}
+
+/* The k-th character that begins a decomposition is said to come from the k-th character that was
+ * decomposed, also where sorting has brought another one there: so do the offsets that Hugging Face
+ * gives. */
+static mha_status release_sorted(mhai_normalizer *n)
+{
+    const mhai_waiting *waiting = n->waiting.items, *sorted = n->sorted.items;
+    size_t source = 0, next = 0;
+    for (size_t i = 0; i < n->sorted.count; i++) {
+        if (!sorted[i].continues) {
+            while (waiting[next].continues) next++;
+            source = next++;
+        }
+        const mhai_char ch = {sorted[i].ch.c, waiting[source].ch.begin, waiting[source].ch.end};
+        MHA_TRY(drop_mark(n, &ch));
+    }
+    return MHA_OK;
+}
+
+static mha_status release_waiting(mhai_normalizer *n)
+{
+    const mhai_waiting *waiting = n->waiting.items;
+    if (n->waiting.count == 1) {
+        MHA_TRY(drop_mark(n, &waiting[0].ch));
+    } else if (n->waiting.count > 1) {
+        MHA_TRY(sort_waiting(n));
+        MHA_TRY(release_sorted(n));
+    }
+    n->waiting.count = 0;
+    return MHA_OK;
+}
+
+static mha_status decompose(mhai_normalizer *n, const mhai_char *ch)
+{
+    if (!n->rules.strip) return lower(n, ch);
+    int32_t parts[MHAI_DECOMPOSE_MAX];
+    const int count = mhai_unicode_decompose(ch->c, parts);
+    for (int i = 0; i < count; i++) {
+        const int combining = mhai_unicode_combining(parts[i]);
+        const mhai_char part = {parts[i], ch->begin, ch->end};
+        if (combining != 0) {
+            const mhai_waiting waiting = {part, (uint8_t)combining, i > 0};
+            MHA_TRY(mhai_vector_push(&n->waiting, &waiting));
+            continue;
+        }
+        MHA_TRY(release_waiting(n));
+        MHA_TRY(drop_mark(n, &part));
+    }
+    return MHA_OK;
+}
+
+static mha_status set_apart(mhai_normalizer *n, const mhai_char *ch)
+{
+    if (!n->rules.cjk || !mhai_unicode_is_cjk(ch->c)) return decompose(n, ch);
+    const mhai_char blank = {' ', ch->begin, ch->end};
+    MHA_TRY(decompose(n, &blank));
+    MHA_TRY(decompose(n, ch));
+    return decompose(n, &blank);
+}
+
+static mha_status clean(mhai_normalizer *n, mhai_char *ch)
+{
+    if (n->rules.clean) {
+        if (ch->c == 0xFFFD || mhai_unicode_is_control(ch->c)) return MHA_OK;
+        if (mhai_unicode_is_space(ch->c)) ch->c = ' ';
+    }
+    return set_apart(n, ch);
+}
+
+mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, const char *text, size_t from,
+                                    size_t to)
+{
+    normalizer->waiting.count = 0;
+    for (size_t at = from; at < to;) {
+        mhai_char ch = {.begin = (int64_t)at};
+        ch.c = mhai_unicode_next(text, &at);
+        ch.end = (int64_t)at;
+        MHA_TRY(clean(normalizer, &ch));
+    }
+    return release_waiting(normalizer);
+}

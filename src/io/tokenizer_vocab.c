@@ -1,0 +1,123 @@
+/* The vocabulary of a tokenizer: vocab.txt, or model.vocab of tokenizer.json. */
+#include "io/tokenizer_load.h"
+
+#include "io/file.h"
+#include "io/unicode_bert.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* The end of a line without the white space before it. */
+static size_t trim(const char *line, size_t size)
+{
+    while (size > 0) {
+        size_t at = size - 1;
+        while (at > 0 && ((unsigned char)line[at] & 0xC0) == 0x80) at--;
+        size_t next = at;
+        if (!mhai_unicode_is_space(mhai_unicode_next(line, &next))) break;
+        size = at;
+    }
+    return size;
+}
+
+/* Cut vocab.txt into its lines, in place: each loses white space at its end. */
+static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
+{
+    const char *path = l->folder.paths[MHAI_VOCAB_TXT];
+    char *text = l->folder.vocab;
+    const size_t size = l->folder.vocab_size;
+    const size_t valid = mhai_unicode_check_utf8(text, size);
+    if (valid < size)
+        return mha_fail(MHA_ERR_UTF8, "%s: byte %zu does not begin a valid UTF-8 character",
+                        mhai_show_path(path).text, valid);
+    const char *zero = memchr(text, '\0', size);
+    if (zero)
+        return mha_fail(MHA_ERR_FORMAT, "%s: byte %zu is a zero byte, tokens cannot hold one",
+                        mhai_show_path(path).text, (size_t)(zero - text));
+    for (size_t at = 0; at < size;) {
+        const char *newline = memchr(text + at, '\n', size - at);
+        const size_t length = newline ? (size_t)(newline - (text + at)) : size - at;
+        const char *line = text + at;
+        text[at + trim(line, length)] = '\0'; /* a zero byte follows the file's contents */
+        at += length + 1;
+        if (lines->count == INT32_MAX - 1)
+            return mha_fail(MHA_ERR_SIZE, "%s: more than %d lines", mhai_show_path(path).text,
+                            INT32_MAX - 1);
+        MHA_TRY(mhai_vector_push(lines, &line));
+    }
+    return MHA_OK;
+}
+
+/* model.vocab of tokenizer.json, {"token": id, ...}: the ids must be 0 .. n - 1. */
+static mha_status read_json_vocabulary(mhai_loader *l)
+{
+    const char *path = l->folder.paths[MHAI_TOKENIZER_JSON];
+    json_t *model = json_object_get(l->folder.json[MHAI_TOKENIZER_JSON], "model");
+    json_t *vocab = json_object_get(model, "vocab"), *value;
+    const char *token;
+    const size_t count = json_object_size(vocab);
+    void *place = NULL;
+    if (!json_is_object(vocab))
+        return mha_fail(MHA_ERR_FORMAT, "%s: model.vocab must be an object of tokens and ids",
+                        mhai_show_path(path).text);
+    MHA_TRY(mhai_vector_add(&l->tokens, count, &place));
+    const char **tokens = place;
+    for (size_t i = 0; i < count; i++) tokens[i] = NULL;
+    json_object_foreach(vocab, token, value)
+    {
+        int32_t id = -1;
+        MHA_TRY(mhai_tokenizer_folder_id(path, token, value, &id));
+        if ((size_t)id >= count)
+            return mha_fail(MHA_ERR_MODEL, "%s: token '%s' has id %d, but there are %zu tokens",
+                            mhai_show_path(path).text, mhai_show_name(token).text, id, count);
+        if (tokens[id])
+            return mha_fail(MHA_ERR_MODEL, "%s: tokens '%s' and '%s' both have id %d",
+                            mhai_show_path(path).text, mhai_show_name(tokens[id]).text,
+                            mhai_show_name(token).text, id);
+        tokens[id] = token;
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_tokenizer_vocab_read(mhai_loader *l)
+{
+    const bool json = l->folder.json[MHAI_TOKENIZER_JSON] != NULL;
+    if (json)
+        MHA_TRY(read_json_vocabulary(l));
+    else
+        MHA_TRY(split_vocab(l, &l->tokens));
+    if (l->tokens.count == 0)
+        return mha_fail(
+            MHA_ERR_FORMAT, "%s: the vocabulary is empty",
+            mhai_show_path(l->folder.paths[json ? MHAI_TOKENIZER_JSON : MHAI_VOCAB_TXT]).text);
+    l->model_count = (int32_t)l->tokens.count;
+    return MHA_OK;
+}
+
+mha_status mhai_tokenizer_vocab_compare(mhai_loader *l)
+{
+    if (!l->folder.json[MHAI_TOKENIZER_JSON] || !l->folder.vocab) return MHA_OK;
+    const char *path = l->folder.paths[MHAI_VOCAB_TXT];
+    mhai_vector lines = mhai_vector_make(&l->allocator, sizeof(const char *));
+    mha_status status = MHA_OK;
+    MHA_TRY_GOTO(split_vocab(l, &lines), done);
+    const char *const *line = lines.items, *const *token = l->tokens.items;
+    if (lines.count < (size_t)l->model_count || lines.count > l->tokens.count) {
+        status = mha_fail(MHA_ERR_MODEL, "%s: %zu tokens, but tokenizer.json has %zu",
+                          mhai_show_path(path).text, lines.count, l->tokens.count);
+        goto done;
+    }
+    for (size_t i = 0; i < lines.count; i++) {
+        const size_t length = strlen(line[i]);
+        if (length == trim(token[i], strlen(token[i])) && memcmp(line[i], token[i], length) == 0)
+            continue;
+        status = mha_fail(MHA_ERR_MODEL, "%s: line %zu is '%s', but tokenizer.json has '%s'",
+                          mhai_show_path(path).text, i + 1, mhai_show_name(line[i]).text,
+                          mhai_show_name(token[i]).text);
+        goto done;
+    }
+done:
+    mhai_vector_free(&lines);
+    return status;
+}

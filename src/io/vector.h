@@ -1,0 +1,42 @@
+/* Memory from an mha_allocator, and arrays that grow. */
+#ifndef MHAI_VECTOR_H
+#define MHAI_VECTOR_H
+
+#include <multihead/base.h>
+
+/* The C library's, for an allocator without functions. */
+mha_allocator mhai_vector_allocator(mha_allocator wanted);
+
+/* count items of size bytes, uninitialised; NULL if there is no memory or the product overflows.
+ * A count of 0 gives memory, too. */
+void *mhai_vector_alloc(const mha_allocator *allocator, size_t count, size_t size);
+
+/* Give back what mhai_vector_alloc() gave for the same count and size; NULL is fine. */
+void mhai_vector_release(const mha_allocator *allocator, void *memory, size_t count, size_t size);
+
+/* An array of equal items, plain bytes that may be moved. */
+typedef struct mhai_vector {
+    const mha_allocator *allocator; /* outlives the vector */
+    void *items;
+    size_t size; /* of one item */
+    size_t count, capacity;
+} mhai_vector;
+
+mhai_vector mhai_vector_make(const mha_allocator *allocator, size_t size);
+void mhai_vector_free(mhai_vector *vector);
+
+/* Append count items, uninitialised; *first is where they lie until the next append. Errors:
+ * MHA_ERR_NOMEM. */
+MHA_NODISCARD mha_status mhai_vector_add(mhai_vector *vector, size_t count, void **first);
+
+/* Append a copy of one item. Errors: MHA_ERR_NOMEM. */
+MHA_NODISCARD mha_status mhai_vector_push(mhai_vector *vector, const void *item);
+
+/* Memory that knows how to give itself back: *items has room for count items of size bytes and
+ * extra bytes. *memory is for mhai_vector_block_free(). Errors: MHA_ERR_NOMEM. */
+MHA_NODISCARD mha_status mhai_vector_block_make(const mha_allocator *allocator, size_t count,
+                                                size_t size, size_t extra, void **memory,
+                                                void **items);
+void mhai_vector_block_free(void *memory);
+
+#endif

@@ -1,0 +1,298 @@
+"""Everything that can be wrong with what the program is given: each has its own exit code and one
+line that says what and where, and leaves no half-written file.
+"""
+import os
+import struct
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
+
+
+def missing_files():
+    check_error(view("no-such-folder", TEXT), NO_INPUT, "no-such-folder")
+    check_error(view(MODEL / "config.json", TEXT), NO_INPUT, "config.json")
+    check_error(view(copy_model("no-config", ["config.json"]), TEXT), NO_INPUT, "config.json")
+    check_error(view(copy_model("no-weights", ["model.safetensors"]), TEXT), NO_INPUT,
+                "model.safetensors")
+    check_error(view(copy_model("no-vocab", ["vocab.txt"]), TEXT), NO_INPUT, "vocab.txt")
+    check_error(view(MODEL, "--text-file", "nowhere.txt"), NO_INPUT, "nowhere.txt", "no such file")
+    check_error(view(MODEL, "--text-file", FOLDER), NO_INPUT, str(FOLDER))
+    check_error(view("--attention", "nowhere.npy", "--tokens", "t"), NO_INPUT, "nowhere.npy")
+
+
+def lying_headers():
+    """Each way a safetensors file can lie, in place of the model's."""
+    header, data = read_safetensors(MODEL / "model.safetensors")
+    names = [name for name in header if name != "__metadata__"]
+    a, b = names[0], names[1]
+
+    def changed(**change):
+        copy = {name: dict(entry) for name, entry in header.items()}
+        copy[a].update(change)
+        return safetensors_bytes(copy, data)
+
+    text = json.dumps(header).encode()
+    offsets = header[a]["data_offsets"]
+    shape = header[a]["shape"]
+    whole = safetensors_bytes(header, data)
+    twice = text[:-1] + b", " + json.dumps({a: header[a]}).encode()[1:]
+    cases = {
+        "empty": b"",
+        "ten bytes": whole[:10],
+        "cut in the header": whole[:100],
+        "cut in the data": whole[:-100],
+        "one byte short": whole[:-1],
+        "one byte long": whole + b"\0",
+        "header longer than the file": struct.pack("<Q", len(whole)) + whole[8:],
+        "header of 2^63 bytes": struct.pack("<Q", 1 << 63) + whole[8:],
+        "header of 2^64 - 1 bytes": struct.pack("<Q", (1 << 64) - 1) + whole[8:],
+        "header of 0 bytes": struct.pack("<Q", 0) + whole[8:],
+        "no JSON": safetensors_bytes(b"{" + text[2:], data),
+        "no object": safetensors_bytes(b"[1, 2]", data),
+        "not UTF-8": safetensors_bytes(text.replace(a.encode(), b"\xff\xfe", 1), data),
+        "a name twice": safetensors_bytes(twice, data),
+        "offsets beyond the file": changed(data_offsets=[offsets[0], len(data) + 4]),
+        "offsets the wrong way round": changed(data_offsets=offsets[::-1]),
+        "negative offset": changed(data_offsets=[-4, offsets[1]]),
+        "offset of 2^63": changed(data_offsets=[1 << 63, (1 << 63) + 4]),
+        "offset 1e300": changed(data_offsets=[0, 1e300]),
+        "overlap": changed(data_offsets=header[b]["data_offsets"], shape=header[b]["shape"]),
+        "hole": changed(data_offsets=[offsets[0], offsets[1] - 4]),
+        "wrong dtype": changed(dtype="F64"),
+        "unknown dtype": changed(dtype="F128"),
+        "dtype is a number": changed(dtype=32),
+        "shape of 2^63": changed(shape=[1 << 63]),
+        "shape whose product overflows": changed(shape=[1 << 32, 1 << 32]),
+        "negative shape": changed(shape=[-shape[0]] + shape[1:]),
+        "shape is a text": changed(shape="36"),
+        "no shape": safetensors_bytes({**header, a: {"dtype": "F32", "data_offsets": offsets}}, data),
+        "nothing but a name": safetensors_bytes({**header, a: {}}, data),
+    }
+    for name, content in cases.items():
+        folder = copy_model("lie", ["model.safetensors"])
+        (folder / "model.safetensors").write_bytes(content)
+        check_error(view(folder, TEXT, "-o", "never.html"), BAD_INPUT, "model.safetensors",
+                    name=f"safetensors: {name}")
+        check(not (FOLDER / "never.html").exists(), f"{name}: never.html exists")
+        shutil.rmtree(folder)
+
+
+def contradicting_models():
+    header, data = read_safetensors(MODEL / "model.safetensors")
+    cases = [
+        ("hidden_size", dict(hidden_size=48), BAD_INPUT, "48"),
+        ("more layers than weights", dict(num_hidden_layers=3), BAD_INPUT, "layer.2"),
+        ("heads do not divide", dict(num_attention_heads=5), BAD_INPUT, "num_attention_heads"),
+        ("vocabulary", dict(vocab_size=500), BAD_INPUT, "500"),
+        ("positions", dict(max_position_embeddings=64), BAD_INPUT, "64"),
+        ("no heads", dict(num_attention_heads=0), BAD_INPUT, "num_attention_heads"),
+        ("heads are missing", dict(num_attention_heads=None), BAD_INPUT, "num_attention_heads"),
+        ("negative layers", dict(num_hidden_layers=-1), BAD_INPUT, "num_hidden_layers"),
+        ("absurd width", dict(hidden_size=1 << 62), BAD_INPUT, "hidden_size"),
+        ("width is a text", dict(hidden_size="wide"), BAD_INPUT, "hidden_size"),
+        ("unknown architecture", dict(model_type="gpt2"), UNSUPPORTED, "gpt2"),
+        ("unknown activation", dict(hidden_act="swish9"), UNSUPPORTED, "swish9"),
+        ("relative positions", dict(position_embedding_type="relative_key"), UNSUPPORTED,
+         "relative_key"),
+    ]
+    for name, changes, code, part in cases:
+        folder = copy_model("wrong")
+        change_config(folder, **changes)
+        check_error(view(folder, TEXT), code, "config.json" if code == UNSUPPORTED else "", part,
+                    name=f"config: {name}")
+        shutil.rmtree(folder)
+    folder = copy_model("no-json")
+    (folder / "config.json").write_text('{"model_type": "bert", ')
+    check_error(view(folder, TEXT), BAD_INPUT, "config.json")
+    folder = copy_model("no-tensor")
+    name = next(name for name in header if name.endswith("query.weight"))
+    renamed = {("other" if key == name else key): value for key, value in header.items()}
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(renamed, data))
+    check_error(view(folder, TEXT), BAD_INPUT, "query.weight")
+
+
+def texts():
+    for empty in ("", "   ", "\t\n"):
+        check_error(view(MODEL, empty), BAD_INPUT, "the text is empty")
+    check_error(view(MODEL, "-"), BAD_INPUT, "the text is empty")
+    check_error(view(MODEL, TEXT, ""), BAD_INPUT, "second text is empty")
+    check_error(view(MODEL, b"caf\xe9"), BAD_INPUT, "UTF-8", "byte 3")
+    check_error(view(MODEL, "-", stdin=b"ok \xff\xfe"), BAD_INPUT, "UTF-8", "byte 3")
+    check_error(view(MODEL, "-", stdin=b"the " * 9998), BAD_INPUT, "10000 tokens", "128",
+                "--truncate")
+    check_error(view(MODEL, TEXT, "--max-tokens", "5"), BAD_INPUT, "8 tokens", "5")
+    check_error(view(MODEL, TEXT, "--max-tokens", "500"), USAGE, "500", "128")
+    check_error(view(MODEL), USAGE, "text is missing", "--example")
+    check_error(view(MODEL, "The", "cat", "sat"), USAGE, "3 texts", "quotes")
+    check_error(view(MODEL, "--example", "dog"), USAGE, "dog", "animal")
+    check_error(view(MODEL, "--example", "animl"), USAGE, "did you mean 'animal'")
+
+
+def command_lines():
+    cases = [
+        (["--layr", "1"], "did you mean '--layer'"),
+        (["--layer", "2"], "no layer 2", "0 to 1"),
+        (["--layer", "1-0"], "--layer 1-0"),
+        (["--layer", "1,"], "--layer 1,"),
+        (["--layer", "x"], "--layer x"),
+        (["--layer", "99999999999999999999"], "no layer"),
+        (["--head", "3"], "no head 3", "0 to 2"),
+        (["--head", "L0"], "--head L0"),
+        (["--head", "2.1"], "no layer 2"),
+        (["--head", "L1H1", "--layer", "0"], "names its layer"),
+        (["--head"], "--head", "missing"),
+        (["--cmap", "jet"], "viridis"),
+        (["--scale", "cubic"], "linear, sqrt, log, rank"),
+        (["--range", "1:0"], "LO:HI"),
+        (["--range", "nan:1"], "LO:HI"),
+        (["--range", "wide"], "LO:HI"),
+        (["--threads", "0"], "1 to 1024"),
+        (["--threads", "many"], "1 to 1024"),
+        (["--width", "5"], "20 to"),
+        (["--dark=yes"], "takes no value"),
+        (["--renormalise"], "--hide"),
+        (["--tokens", "x"], "--attention"),
+        (["-o", "a.html", "-o", "b.html"], "given twice"),
+        (["-o", ""], "empty"),
+        (["-o", "maps.svg"], "use --svg maps.svg"),
+        (["--svg", "same", "--png", "same"], "both write 'same'"),
+        (["--svg", "-", "--json", "-"], "both write to stdout"),
+        (["--svg", "-", "--terminal"], "both write to stdout"),
+        (["--npy", "a.npy", "--head", "0.1,1.2"], "same heads of every layer"),
+        (["--hide", "special,the,cat,sat,on,mat"], "all 8 tokens"),
+        (["-z"], "unknown option '-z'"),
+        (["-5 degrees"], "put '--' before it"),
+    ]
+    for arguments, *parts in cases:
+        check_error(view(MODEL, TEXT, *arguments), USAGE, *parts)
+    check_error(run("veiw"), USAGE, "did you mean 'view'", command=None)
+    check_error(run("paint"), USAGE, "unknown subcommand 'paint'", command=None)
+    check_error(run("help", "paint"), USAGE, "unknown subcommand 'paint'", command=None)
+    check_error(run("--verbose"), USAGE, "unknown option '--verbose'", command=None)
+    check_error(run("selftest", "--problem", "3"), USAGE, "--problems", command="selftest")
+    check_error(view(MODEL, TEXT, MHA_ISA="sse9"), USAGE, "MHA_ISA")
+
+
+def arrays():
+    tokens = FOLDER / "tokens.txt"
+    tokens.write_text("a\nb\nc\n")
+    array = FOLDER / "maps.npy"
+    write_npy(array, (3, 3), [1 / 3] * 9)
+    good = ["--attention", array, "--tokens", tokens]
+    check_good(view(*good), "array")
+
+    def bad(code, *parts, arguments=None):
+        check_error(view(*(arguments or good)), code, *parts, name=f"array: {parts}")
+
+    tokens.write_text("a\nb\n")
+    bad(BAD_INPUT, "3 rows", "2 tokens")
+    tokens.write_text("a\nb\nc")
+    bad(BAD_INPUT, "3 keys", "4 tokens", arguments=good + ["--key-tokens", four_tokens()])
+    write_npy(array, (3, 2), [0.5] * 6)
+    bad(BAD_INPUT, "2 columns", "3 tokens", "--key-tokens")
+    write_npy(array, (9,), [0.5] * 9)
+    bad(BAD_INPUT, "1 dimensions")
+    write_npy(array, (0, 3), [])
+    bad(BAD_INPUT, "nothing to draw")
+    array.write_bytes(array.read_bytes()[:40])
+    bad(BAD_INPUT, "maps.npy")
+    array.write_bytes(b"")
+    bad(BAD_INPUT, "maps.npy")
+    array.write_bytes(b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, "
+                      b"'shape': (3, 3), }          \n" + bytes(72))
+    bad(UNSUPPORTED, "i64", "float32")
+    write_npy(array, (3, 3), [1 / 3] * 9)
+    tokens.write_bytes(b"a\nb\nc\xff\n")
+    bad(BAD_INPUT, "tokens.txt", "byte 5", "UTF-8")
+    listed = FOLDER / "tokens.json"
+    for text in ('["a", "b", 3]', '["a", "b", "c"', '{"a": 1}', '["a" "b"]', '["a", "b", "c"] x',
+                 '["a", "\\ud800", "c"]', '["a\nb"]', '', '["a", "b", "c",]'):
+        listed.write_text(text)
+        bad(BAD_INPUT, "tokens.json", "JSON list", arguments=good[:3] + [listed])
+    bad(USAGE, "--tokens", arguments=good[:2])
+    bad(USAGE, "one argument too many", arguments=good + [MODEL])
+    bad(USAGE, "without a text", arguments=good + ["--example", "cat"])
+
+
+def four_tokens():
+    path = FOLDER / "four.txt"
+    path.write_text("a\nb\nc\nd\n")
+    return path
+
+
+def unwritable():
+    for option in ("-o", "--svg", "--png", "--json", "--npy"):
+        check_error(view(MODEL, TEXT, option, "no-such-folder/x"), NO_OUTPUT, "no-such-folder/x",
+                    name=option)
+        check_error(view(MODEL, TEXT, option, "/dev/full"), NO_OUTPUT, "/dev/full", "space",
+                    name=option)
+        check_error(view(MODEL, TEXT, option, FOLDER), NO_OUTPUT, str(FOLDER), name=option)
+    with open("/dev/full", "wb") as full:
+        for arguments in ([], ["--json", "-"], ["--npy", "-"], ["--help"]):
+            result = Result(subprocess.run([PROGRAM, "view", MODEL, TEXT, *arguments], stdout=full,
+                                           stderr=subprocess.PIPE, check=False, env=environment()))
+            result.out = b""
+            check_error(result, NO_OUTPUT, "stdout", "space", command=None, name=arguments)
+    if os.geteuid() != 0:
+        closed = FOLDER / "closed"
+        closed.mkdir(mode=0o555)
+        check_error(view(MODEL, TEXT, "--svg", closed / "x.svg"), NO_OUTPUT, "x.svg")
+    older = FOLDER / "older.svg"
+    older.write_text("as it was")
+    check_error(view(MODEL, "", "--svg", older), BAD_INPUT, "empty")
+    check(older.read_text() == "as it was", "a failed run changed an older file")
+
+
+def full_disk():
+    """A file system of 16 kB: what does not fit leaves nothing, an older file stays as it was."""
+    disk = FOLDER / "disk"
+    disk.mkdir()
+    mounted = os.geteuid() == 0 and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], check=False,
+        stderr=subprocess.DEVNULL).returncode == 0
+    if not mounted:
+        print("skipped: a full disk (this user cannot mount a tmpfs)")
+        return
+    try:
+        for option in ("-o", "--svg", "--png", "--json"):
+            target = disk / "x"
+            target.write_text("as it was")
+            text = " ".join(["cat"] * 100)
+            check_error(view(MODEL, text, option, target), NO_OUTPUT, "space", name=option)
+            check(target.read_text() == "as it was", f"{option}: the older file changed")
+            check([path.name for path in disk.iterdir()] == ["x"], f"{option}: leftovers")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def closed_pipe():
+    """Whoever closes the pipe has seen enough: exit code 6 and not a word."""
+    for arguments in ([], ["--json", "-"]):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run([PROGRAM, "view", MODEL, TEXT, *arguments], stdout=write,
+                              stderr=subprocess.PIPE, check=False, env=environment())
+        os.close(write)
+        check(done.returncode == NO_OUTPUT and done.stderr == b"",
+              f"closed pipe: {done.returncode} {done.stderr!r}")
+    done = subprocess.run(["sh", "-c", '"$0" view "$1" cat --svg x.svg 1>&- 2>&-', PROGRAM, MODEL],
+                          check=False, env=environment(), cwd=FOLDER)
+    check(done.returncode == 0 and (FOLDER / "x.svg").read_text().startswith("<"),
+          "closed stdout and stderr must not mix into a file")
+
+
+missing_files()
+lying_headers()
+contradicting_models()
+texts()
+command_lines()
+arrays()
+unwritable()
+full_disk()
+closed_pipe()
+finish()

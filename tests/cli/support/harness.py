@@ -1,0 +1,152 @@
+"""What the tests of the program share: running it, checking what it says, making files for it.
+
+Plain Python without packages. A test file collects failures with check() and ends with finish().
+"""
+import ast
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
+PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build" / "multihead"))
+MODEL = ROOT / "tests" / "golden" / "tiny-bert"
+FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="multihead-cli-"))
+TEXT = "The cat sat on the mat"
+
+_failures = []
+_checks = 0
+
+
+class Result:
+    def __init__(self, done):
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    @property
+    def lines(self):
+        return self.out.decode().splitlines()
+
+    @property
+    def errors(self):
+        return self.err.decode("utf-8", "replace").splitlines()
+
+
+def environment(**changes):
+    """A terminal-less, colour-less environment, so that the caller's does not matter."""
+    keep = {name: os.environ[name] for name in
+            ("PATH", "HOME", "TMPDIR", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS",
+             "TSAN_OPTIONS", "MHA_ISA") if name in os.environ}
+    keep.update(LANG="C.UTF-8", TERM="xterm-256color")
+    keep.update(changes)
+    return {name: value for name, value in keep.items() if value is not None}
+
+
+def run(*arguments, stdin=b"", stdout=subprocess.PIPE, **changes):
+    done = subprocess.run([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
+                          stdout=stdout, stderr=subprocess.PIPE, input=stdin, check=False,
+                          env=environment(**changes), timeout=120, cwd=FOLDER)
+    return Result(done)
+
+
+def str_or_bytes(argument):
+    return argument if isinstance(argument, bytes) else str(argument)
+
+
+def view(*arguments, **keywords):
+    return run("view", *arguments, **keywords)
+
+
+def check(truth, message):
+    global _checks
+    _checks += 1
+    if not truth:
+        _failures.append(message)
+        print(f"FAILED: {message}")
+    return truth
+
+
+def check_error(result, code, *parts, command="view", name=""):
+    """One line on stderr with all the parts, nothing on stdout, this exit code."""
+    what = f"{name or parts}: exit {result.code}, {result.errors!r}"
+    check(result.code == code, f"{what}: exit code {code} expected")
+    check(len(result.errors) == 1, f"{what}: one line expected")
+    prefix = f"multihead: {command}: " if command else "multihead: "
+    check(result.errors[:1] and result.errors[0].startswith(prefix), f"{what}: prefix {prefix!r}")
+    for part in parts:
+        check(part in " ".join(result.errors), f"{what}: must say {part!r}")
+    check(not result.out, f"{what}: nothing on stdout expected")
+    check(leftovers() == [], f"{what}: half-written files {leftovers()}")
+
+
+def check_good(result, name):
+    return check(result.code == 0, f"{name}: exit {result.code}, {result.errors!r}")
+
+
+def leftovers():
+    return sorted(path.name for path in FOLDER.rglob("*")
+                  if path.name.endswith((".part", ".tmp")) or ".tmp" in path.name)
+
+
+def copy_model(name, without=()):
+    """A private copy of the tiny model; `without` names files to leave out."""
+    target = FOLDER / name
+    shutil.copytree(MODEL, target, ignore=shutil.ignore_patterns(*without))
+    return target
+
+
+def change_config(folder, **changes):
+    """Set fields of config.json; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.update(changes)
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8:8 + size]), data[8 + size:]
+
+
+def safetensors_bytes(header, data):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+_FORMATS = {"<f4": "f", "<f8": "d", "<f2": "e"}
+
+
+def write_npy(path, shape, values, dtype="<f4"):
+    header = repr({"descr": dtype, "fortran_order": False, "shape": tuple(shape)}).encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header +
+                     struct.pack(f"<{len(values)}{_FORMATS[dtype]}", *values))
+
+
+def read_npy(data):
+    """(shape, dtype, values) of a version 1 .npy file."""
+    assert data[:8] == b"\x93NUMPY\x01\x00", data[:8]
+    size = struct.unpack("<H", data[8:10])[0]
+    header = ast.literal_eval(data[10:10 + size].decode().strip())
+    count = (len(data) - 10 - size) // struct.calcsize(_FORMATS[header["descr"]])
+    values = struct.unpack(f"<{count}{_FORMATS[header['descr']]}", data[10 + size:])
+    return header["shape"], header["descr"], values
+
+
+def columns(line):
+    """Terminal columns of a line without escape sequences: combining 0, wide 2, else 1."""
+    import re
+    import unicodedata
+    text = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF"
+               else 1 for c in text)
+
+
+def finish():
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    print(f"{_checks} checks, {len(_failures)} failed")
+    sys.exit(1 if _failures else 0)

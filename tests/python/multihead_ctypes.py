@@ -1,0 +1,273 @@
+"""A thin NumPy layer over libmultihead.so, for tests only: ctypes, no copies, nothing hidden.
+
+    import multihead_ctypes as mha
+    o = mha.attention(q, k, v, causal=True)                  # arrays [B,H,T,D], float32
+    o, extra = mha.attention(q, k, v, outputs=("lse", "probabilities"))
+    module = mha.Module(embed_dim=64, num_heads=8)
+    module.load_state_dict(torch_module.state_dict())        # tensors or arrays
+    out, extra = module(query, key, value, outputs=("average_probabilities",))
+
+Arrays are passed as they lie in memory, strides and all. The library is the one in MHA_LIBRARY_DIR
+(default: build/). tests/python/test_ctypes.py holds the struct layouts to the C headers.
+"""
+import ctypes as C
+import os
+import pathlib
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIBRARY_DIR = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build")
+
+MAX_DIMS = 6
+DTYPES = {"float32": 0, "float64": 1, "float16": 2, "int8": 4, "uint8": 5, "int32": 6, "int64": 7}
+ISAS = {"auto": 0, "portable": 1, "neon": 2, "avx2": 3, "avx512": 4}
+PATHS = {"auto": 0, "tiled": 1, "plain": 2}
+CAUSAL, SCALE_GIVEN, STRICT = 1, 2, 4
+NO_QKV_BIAS, NO_OUT_BIAS = 1, 2
+
+
+class Tensor(C.Structure):
+    c_name = "mha_tensor"
+    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int), ("ndim", C.c_int32),
+                ("shape", C.c_int64 * MAX_DIMS), ("stride", C.c_int64 * MAX_DIMS)]
+
+
+TensorPointer = C.POINTER(Tensor)
+Int64Pointer = C.POINTER(C.c_int64)
+
+
+class Allocator(C.Structure):
+    c_name = "mha_allocator"
+    _fields_ = [("alloc", C.c_void_p), ("release", C.c_void_p), ("user", C.c_void_p)]
+
+
+class ContextDesc(C.Structure):
+    c_name = "mha_context_desc"
+    _fields_ = [("struct_size", C.c_uint32), ("num_threads", C.c_int32), ("isa", C.c_int),
+                ("allocator", Allocator), ("parallel_for", C.c_void_p),
+                ("parallel_for_user", C.c_void_p)]
+
+
+class AttentionDesc(C.Structure):
+    c_name = "mha_attention_desc"
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("path", C.c_int),
+                ("scale", C.c_float), ("q_offset", C.c_int64), ("q_offsets", Int64Pointer),
+                ("key_lengths", Int64Pointer), ("keep_mask", TensorPointer),
+                ("bias", TensorPointer)]
+
+
+class AttentionOutputs(C.Structure):
+    c_name = "mha_attention_outputs"
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("lse", TensorPointer),
+                ("probabilities", TensorPointer)]
+
+
+class AttentionPlan(C.Structure):
+    c_name = "mha_attention_plan"
+    _fields_ = [("path", C.c_int), ("isa", C.c_int), ("reason", C.c_char_p),
+                ("key_block", C.c_int64), ("row_block", C.c_int64), ("work_items", C.c_int64),
+                ("visible_pairs", C.c_int64), ("flops", C.c_double), ("bytes", C.c_double),
+                ("scratch_bytes", C.c_size_t)]
+
+
+class ModuleDesc(C.Structure):
+    c_name = "mha_module_desc"
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("embed_dim", C.c_int64),
+                ("num_heads", C.c_int64), ("kv_heads", C.c_int64), ("head_dim", C.c_int64),
+                ("value_head_dim", C.c_int64), ("key_dim", C.c_int64), ("value_dim", C.c_int64)]
+
+
+class ModuleOutputs(C.Structure):
+    c_name = "mha_module_outputs"
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
+        (name, TensorPointer)
+        for name in ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")]
+
+
+STRUCTS = [Tensor, Allocator, ContextDesc, AttentionDesc, AttentionOutputs, AttentionPlan,
+           ModuleDesc, ModuleOutputs]
+
+
+class MultiheadError(Exception):
+    """A call failed: status is the number of mha_status, str() the library's one line."""
+
+    def __init__(self, status, detail):
+        super().__init__(detail)
+        self.status = status
+
+
+def _load():
+    library = C.CDLL(str(LIBRARY_DIR / "libmultihead.so"))
+    library.mha_error_detail.restype = C.c_char_p
+    library.mha_isa_name.restype = C.c_char_p
+    library.mha_isa_available.restype = C.c_bool
+    for name in ("mha_context_destroy", "mha_module_destroy"):
+        getattr(library, name).argtypes = [C.c_void_p]
+        getattr(library, name).restype = None
+    return library
+
+
+LIBRARY = _load()
+
+
+def check(status):
+    if status != 0:
+        raise MultiheadError(status, LIBRARY.mha_error_detail().decode())
+
+
+def tensor(array):
+    """The view of an array as the library takes it; None stays None. Keep the array alive."""
+    if array is None:
+        return None
+    if array.ndim > MAX_DIMS or array.dtype.name not in DTYPES:
+        raise TypeError(f"no tensor for {array.ndim} dimensions of {array.dtype}")
+    if any(stride % array.itemsize for stride in array.strides):
+        raise TypeError("a stride is not a whole number of elements")
+    strides = [stride // array.itemsize for stride in array.strides]
+    pad = [0] * (MAX_DIMS - array.ndim)
+    return Tensor(array.ctypes.data, DTYPES[array.dtype.name], array.ndim,
+                  (C.c_int64 * MAX_DIMS)(*array.shape, *pad),
+                  (C.c_int64 * MAX_DIMS)(*strides, *pad))
+
+
+def _pointer(array):
+    return None if array is None else C.pointer(tensor(array))
+
+
+def _int64s(values):
+    return None if values is None else (C.c_int64 * len(values))(*[int(x) for x in values])
+
+
+def isa_available(name):
+    return bool(LIBRARY.mha_isa_available(ISAS[name]))
+
+
+class Context:
+    """Threads, scratch memory and instruction set."""
+
+    def __init__(self, num_threads=0, isa="auto"):
+        desc = ContextDesc(struct_size=C.sizeof(ContextDesc), num_threads=num_threads,
+                           isa=ISAS[isa])
+        self.handle = C.c_void_p()
+        check(LIBRARY.mha_context_create(C.byref(desc), C.byref(self.handle)))
+
+    @property
+    def isa(self):
+        return LIBRARY.mha_isa_name(LIBRARY.mha_context_isa(self.handle)).decode()
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            LIBRARY.mha_context_destroy(self.handle)
+            self.handle = None
+
+
+_default = []
+
+
+def default_context():
+    if not _default:
+        _default.append(Context())
+    return _default[0]
+
+
+def attention_desc(scale=None, causal=False, q_offset=0, key_lengths=None, keep_mask=None,
+                   bias=None, path="auto", strict=False):
+    """mha_attention_desc from keywords. q_offset: one number, or one per sequence. The arrays stay
+    referenced by the struct that is returned."""
+    flags = CAUSAL * bool(causal) | SCALE_GIVEN * (scale is not None) | STRICT * bool(strict)
+    each = np.ndim(q_offset) > 0
+    if keep_mask is not None and keep_mask.dtype == np.bool_:
+        keep_mask = keep_mask.view(np.uint8)
+    desc = AttentionDesc(C.sizeof(AttentionDesc), flags, PATHS[path], scale or 0.0,
+                         0 if each else int(q_offset), _int64s(q_offset if each else None),
+                         _int64s(key_lengths), _pointer(keep_mask), _pointer(bias))
+    desc.arrays = (keep_mask, bias)
+    return desc
+
+
+def attention(q, k, v, outputs=(), context=None, **keywords):
+    """Attention of float32 arrays [B,H,T,D]; other keywords as attention_desc(). Returns o, or
+    (o, {name: array}) if outputs name "lse" or "probabilities"."""
+    context = context or default_context()
+    desc = attention_desc(**keywords)
+    o = np.full((*q.shape[:3], v.shape[3]), np.nan, np.float32)
+    extra = {}
+    if "lse" in outputs:
+        extra["lse"] = np.full(q.shape[:3], np.nan, np.float32)
+    if "probabilities" in outputs:
+        extra["probabilities"] = np.full((*q.shape[:3], k.shape[2]), np.nan, np.float32)
+    wanted = AttentionOutputs(C.sizeof(AttentionOutputs), 0, _pointer(extra.get("lse")),
+                              _pointer(extra.get("probabilities")))
+    check(LIBRARY.mha_attention_forward(context.handle, C.byref(desc), C.byref(tensor(q)),
+                                        C.byref(tensor(k)), C.byref(tensor(v)),
+                                        C.byref(tensor(o)), C.byref(wanted)))
+    return (o, extra) if outputs else o
+
+
+def explain(q, k, v, context=None, **keywords):
+    """The plan of the same call, as AttentionPlan."""
+    plan = AttentionPlan()
+    desc = attention_desc(**keywords)
+    check(LIBRARY.mha_attention_explain((context or default_context()).handle, C.byref(desc),
+                                        C.byref(tensor(q)), C.byref(tensor(k)),
+                                        C.byref(tensor(v)), None, None, C.byref(plan)))
+    return plan
+
+
+class Module:
+    """mha_module; keywords are the fields of mha_module_desc."""
+
+    def __init__(self, embed_dim, num_heads, qkv_bias=True, out_bias=True, context=None, **sizes):
+        self.context = context or default_context()
+        flags = NO_QKV_BIAS * (not qkv_bias) | NO_OUT_BIAS * (not out_bias)
+        desc = ModuleDesc(struct_size=C.sizeof(ModuleDesc), flags=flags, embed_dim=embed_dim,
+                          num_heads=num_heads, **sizes)
+        self.handle = C.c_void_p()
+        check(LIBRARY.mha_module_create(self.context.handle, C.byref(desc), C.byref(self.handle)))
+        self.desc = ModuleDesc()
+        LIBRARY.mha_module_describe(self.handle, C.byref(self.desc))
+
+    def set(self, name, value):
+        """One parameter by its PyTorch name: an array, or a tensor of torch."""
+        if hasattr(value, "detach"):
+            value = value.detach().numpy()
+        value = value.astype(np.float32, copy=False)
+        check(LIBRARY.mha_module_set_parameter(self.handle, name.encode(),
+                                               C.byref(tensor(value))))
+
+    def load_state_dict(self, parameters):
+        for name, value in parameters.items():
+            self.set(name, value)
+
+    def _output_shapes(self, batch, length, keys):
+        d = self.desc
+        return {"probabilities": (batch, d.num_heads, length, keys),
+                "average_probabilities": (batch, length, keys),
+                "q": (batch, d.num_heads, length, d.head_dim),
+                "k": (batch, d.kv_heads, keys, d.head_dim),
+                "v": (batch, d.kv_heads, keys, d.value_head_dim),
+                "heads": (batch, d.num_heads, length, d.value_head_dim),
+                "lse": (batch, d.num_heads, length)}
+
+    def __call__(self, query, key=None, value=None, outputs=(), context=None, **keywords):
+        """out [B,T,E], or (out, {name: array}); key defaults to query, value to key."""
+        key = query if key is None else key
+        value = key if value is None else value
+        desc = attention_desc(**keywords)
+        shapes = self._output_shapes(query.shape[0], query.shape[1], key.shape[1])
+        extra = {name: np.full(shapes[name], np.nan, np.float32) for name in outputs}
+        wanted = ModuleOutputs(C.sizeof(ModuleOutputs), 0,
+                               *[_pointer(extra.get(name)) for name, _ in
+                                 ModuleOutputs._fields_[2:]])
+        out = np.full((*query.shape[:2], self.desc.embed_dim), np.nan, np.float32)
+        check(LIBRARY.mha_module_forward((context or self.context).handle, self.handle,
+                                         C.byref(desc), C.byref(tensor(query)),
+                                         C.byref(tensor(key)), C.byref(tensor(value)),
+                                         C.byref(tensor(out)), C.byref(wanted)))
+        return (out, extra) if outputs else out
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            LIBRARY.mha_module_destroy(self.handle)
+            self.handle = None

@@ -1,0 +1,80 @@
+"""The struct layouts of multihead_ctypes.py are those of the C headers, and the layer works."""
+import ctypes as C
+import os
+import shutil
+import subprocess
+
+import pytest
+
+np = pytest.importorskip("numpy")
+import multihead_ctypes as mha  # noqa: E402
+
+
+def c_layout(tmp_path):
+    """{"struct.field": (offset, size)} as the compiler sees it."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    lines = ['#include <multihead/multihead.h>', '#include <stdio.h>', 'int main(void) {']
+    for struct in mha.STRUCTS:
+        name = struct.c_name
+        lines.append(f'printf("{name} 0 %zu\\n", sizeof({name}));')
+        for field, _ in struct._fields_:
+            lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), '
+                         f'sizeof((({name} *)0)->{field}));')
+    lines.append('return 0; }')
+    source, program = tmp_path / "layout.c", tmp_path / "layout"
+    source.write_text("\n".join(lines))
+    subprocess.run([*compiler.split(), "-std=c17", "-I", str(mha.ROOT / "include"), str(source),
+                    "-o", str(program)], check=True)
+    output = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
+    return {name: (int(offset), int(size)) for name, offset, size in
+            (line.split() for line in output.splitlines())}
+
+
+def test_layouts(tmp_path):
+    ours = {}
+    for struct in mha.STRUCTS:
+        ours[struct.c_name] = (0, C.sizeof(struct))
+        for field, kind in struct._fields_:
+            ours[f"{struct.c_name}.{field}"] = (getattr(struct, field).offset, C.sizeof(kind))
+    assert ours == c_layout(tmp_path)
+
+
+def plain(q, k, v, keep):
+    scores = np.where(keep, q.astype(np.float64) @ k.swapaxes(2, 3) / q.shape[3] ** 0.5, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def test_attention_of_strided_arrays():
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((2, length, 3, 16), np.float32).swapaxes(1, 2)
+               for length in (5, 9, 9))
+    keep = np.arange(9) <= np.arange(5)[:, None] + 4
+    o, extra = mha.attention(q, k, v, causal=True, q_offset=4, outputs=("lse", "probabilities"))
+    assert np.abs(o - plain(q, k, v, keep)).max() < 1e-5
+    assert np.abs(extra["probabilities"].sum(-1) - 1).max() < 1e-5
+    assert np.array_equal(o, mha.attention(q[:, :, ::-1], k, v, keep_mask=keep[::-1])[:, :, ::-1])
+    assert mha.explain(q, k, v, path="plain").path == mha.PATHS["plain"]
+
+
+def test_errors_carry_the_library_s_line():
+    x = np.zeros((1, 1, 2, 4), np.float32)
+    with pytest.raises(mha.MultiheadError, match="k: dim 3 is 3, expected 4") as error:
+        mha.attention(x, x[..., :3], x)
+    assert error.value.status == 10
+    with pytest.raises(mha.MultiheadError, match="embed_dim 10 is not a multiple"):
+        mha.Module(10, 3)
+
+
+def test_module_shapes():
+    module = mha.Module(12, 4, kv_heads=2, key_dim=7, value_dim=5, value_head_dim=6)
+    rng = np.random.default_rng(2)
+    module.set("q_proj.weight", rng.standard_normal((12, 12)))
+    names = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
+    out, extra = module(np.ones((2, 3, 12), np.float32), np.ones((2, 8, 7), np.float32),
+                        np.ones((2, 8, 5), np.float32), outputs=names)
+    assert out.shape == (2, 3, 12) and not out.any()  # out_proj is still zero
+    assert extra["heads"].shape == (2, 4, 3, 6) and extra["k"].shape == (2, 2, 8, 3)
+    assert np.allclose(extra["average_probabilities"], 1 / 8)

@@ -1,0 +1,249 @@
+"""The model layer against transformers: the same token ids, and attention weights of every layer and
+the last hidden state with at most twice the error that torch in float32 has against torch in
+float64 (eager attention), on the same inputs. Run with -s to see the table.
+
+Each text of at least FEW tokens is judged by itself. In shorter ones the largest of so few errors
+is a matter of luck (torch's happens to be small, or ours), so they are judged together; the table
+shows each.
+
+Takes the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing)
+and our tiny one. The libraries come from MHA_LIBRARY_DIR (default build).
+"""
+import ctypes as C
+import os
+import pathlib
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIBRARY = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build") / "libmultihead-model.so"
+REAL = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
+TINY = ROOT / "tests/golden/tiny-bert"
+
+if not LIBRARY.exists():
+    pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
+
+import multihead_ctypes as mha  # noqa: E402, loads the compute library
+
+LONG = " ".join(
+    f"Paragraph {i} of a long text: the river rose, the bank gave way and {i * 37} people, who had "
+    f"waited on the {'north' if i % 2 else 'south'} side, crossed the bridge; nobody was hurt."
+    for i in range(40))
+TEXTS = {
+    "sentence": ("The animal didn't cross the street because it was too tired.", None),
+    "one word": ("Hello", None),
+    "nothing": ("", None),
+    "rare word": ("Antidisestablishmentarianism, floccinaucinihilipilification", None),
+    "accents": ("Où l'été naïf coûte-t-il à Zürich, São Paulo, Tromsø et Łódź?", None),
+    "CJK": ("我们在北京喝茶。東京で寿司を食べる 한국어 문장", None),
+    "emoji": ("I \u2764\ufe0f pizza \U0001f355\U0001f600 and \U0001f468\u200d\U0001f469\u200d\U0001f467!", None),
+    "punctuation": ("(a+b)*c != d/e; \"quoted\" -- it's 50% off @ $3.99... [really?] {x_y}", None),
+    "numbers": ("On 2026-11-20 at 19:05 it was -3.5 degrees, 1,234,567 units, 0x1F.", None),
+    "Greek, Cyrillic": ("Ἐν ἀρχῇ ἦν ὁ λόγος. Съешь же ещё этих мягких булок.", None),
+    "repetition": ("the cat the cat the cat the cat", None),
+    "blanks": ("  tabs\tand\nnew lines \u00a0 and\u3000wide ones  ", None),
+    "pair": ("Who flew the plane to Paris?", "The pilot flew the plane to Paris in the night."),
+    "longest": (LONG, None),
+    "longest pair": (LONG, LONG[::-1]),
+}
+TEXTS |= {f"short {n}": (text, None) for n, text in enumerate(
+    ("Paris", "The cat sat.", "42", "?!", "too tired", "naïve", "北京", "a b c d e f g"))}
+FEW = 16
+BATCH = ("sentence", "one word", "punctuation", "pair")
+
+
+TensorPointers = C.POINTER(mha.TensorPointer)
+ModulePointers = C.POINTER(C.POINTER(mha.ModuleOutputs))
+
+
+class ModelInfo(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
+                ("architecture", C.c_char_p)] + [
+        (name, C.c_int64)
+        for name in ("layers", "heads", "kv_heads", "hidden_size", "head_dim", "intermediate_size",
+                     "max_positions", "vocab_size", "type_vocab_size", "parameters")]
+
+
+class Batch(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("batch", C.c_int64),
+                ("length", C.c_int64), ("ids", C.c_void_p), ("type_ids", C.c_void_p),
+                ("lengths", C.c_void_p)]
+
+
+class ModelOutputs(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("last_hidden", mha.TensorPointer),
+                ("hidden", TensorPointers), ("attention", ModulePointers),
+                ("after_layer", C.c_void_p), ("after_layer_user", C.c_void_p)]
+
+
+class EncodeOptions(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("max_length", C.c_int64),
+                ("truncation", C.c_int), ("reserved", C.c_int32)]
+
+
+class Encoding(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("count", C.c_int64),
+                ("ids", C.POINTER(C.c_int32)), ("type_ids", C.POINTER(C.c_int32)),
+                ("begin", C.c_void_p), ("end", C.c_void_p), ("sequence", C.c_void_p),
+                ("special", C.c_void_p), ("dropped", C.c_int64 * 2), ("memory", C.c_void_p)]
+
+
+def sized(structure, **fields):
+    return structure(struct_size=C.sizeof(structure), **fields)
+
+
+class Ours:
+    """A model of our library."""
+
+    def __init__(self, folder):
+        self.lib = C.CDLL(str(LIBRARY))
+        self.lib.mha_model_tokenizer.restype = C.c_void_p
+        self.lib.mha_model_tokenizer.argtypes = [C.c_void_p]
+        self.context, self.model = mha.default_context().handle, C.c_void_p()
+        mha.check(self.lib.mha_model_load(self.context, str(folder).encode(), None,
+                                          C.byref(self.model)))
+        self.info = sized(ModelInfo)
+        mha.check(self.lib.mha_model_describe(self.model, C.byref(self.info)))
+
+    def encode(self, text, pair):
+        options = sized(EncodeOptions, max_length=self.info.max_positions, truncation=1)
+        encoding = sized(Encoding)
+        texts = [(t.encode(), len(t.encode())) if t is not None else (None, 0) for t in (text, pair)]
+        mha.check(self.lib.mha_tokenizer_encode(
+            C.c_void_p(self.lib.mha_model_tokenizer(self.model)), C.byref(options), texts[0][0],
+            C.c_size_t(texts[0][1]), texts[1][0], C.c_size_t(texts[1][1]), C.byref(encoding)))
+        ids, type_ids = ([p[i] for i in range(encoding.count)]
+                         for p in (encoding.ids, encoding.type_ids))
+        self.lib.mha_encoding_free(C.byref(encoding))
+        return ids, type_ids
+
+    def forward(self, ids, type_ids, lengths):
+        """attention [L,B,H,T,T] and last hidden state [B,T,E], float32."""
+        info, (B, T) = self.info, ids.shape
+        ids, type_ids = (np.ascontiguousarray(a, dtype=np.int32) for a in (ids, type_ids))
+        lengths = np.ascontiguousarray(lengths, dtype=np.int64)
+        attention = np.full((info.layers, B, info.heads, T, T), np.nan, dtype=np.float32)
+        hidden = np.full((B, T, info.hidden_size), np.nan, dtype=np.float32)
+        maps = [mha.tensor(a) for a in attention]
+        wants = [sized(mha.ModuleOutputs, probabilities=C.pointer(m)) for m in maps]
+        wants = (C.POINTER(mha.ModuleOutputs) * info.layers)(*[C.pointer(w) for w in wants])
+        last = mha.tensor(hidden)
+        batch = sized(Batch, batch=B, length=T, ids=ids.ctypes.data, type_ids=type_ids.ctypes.data,
+                      lengths=lengths.ctypes.data)
+        outputs = sized(ModelOutputs, last_hidden=C.pointer(last), attention=wants)
+        mha.check(self.lib.mha_model_forward(self.context, self.model, C.byref(batch),
+                                              C.byref(outputs)))
+        return attention, hidden
+
+
+class Theirs:
+    """The same model in transformers, in float64 and float32."""
+
+    def __init__(self, folder):
+        transformers.utils.logging.disable_progress_bar()
+        self.tokenizer = transformers.BertTokenizerFast.from_pretrained(folder)
+        self.models = {
+            dtype: transformers.BertModel.from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager", add_pooling_layer=False).eval()
+            for dtype in (torch.float64, torch.float32)}
+
+    def encode(self, text, pair, most):
+        encoded = self.tokenizer(text, pair, truncation="longest_first", max_length=most)
+        return encoded["input_ids"], encoded["token_type_ids"]
+
+    def forward(self, dtype, ids, type_ids, lengths):
+        mask = np.arange(ids.shape[1])[None, :] < np.array(lengths)[:, None]
+        with torch.no_grad():
+            out = self.models[dtype](
+                torch.tensor(ids), token_type_ids=torch.tensor(type_ids),
+                attention_mask=torch.tensor(mask.astype(np.int64)), output_attentions=True)
+        attention = torch.stack(out.attentions).double().numpy()
+        return attention, out.last_hidden_state.double().numpy()
+
+
+@pytest.fixture(scope="module", params=["tiny", "real"])
+def models(request):
+    folder = {"tiny": TINY, "real": REAL}[request.param]
+    if not (folder / "model.safetensors").exists():
+        pytest.skip(f"{folder} is missing; tools/get-minilm fetches it")
+    ours = Ours(folder)
+    theirs = Theirs(folder)
+    return ours, theirs
+
+
+def pad(rows):
+    longest = max(map(len, rows))
+    return np.array([row + [0] * (longest - len(row)) for row in rows], dtype=np.int64)
+
+
+def errors(got, exact, lengths):
+    """The largest error of each layer's attention, and of the last hidden state. Rows of padding
+    mean nothing and are left out."""
+    arrays = list(zip(got[0], exact[0])) + [(got[1], exact[1])]
+    return np.array([max(np.abs(a[b][..., :n, :] - e[b][..., :n, :]).max()
+                         for b, n in enumerate(lengths)) for a, e in arrays])
+
+
+def compare(name, ours, theirs, ids, type_ids, lengths):
+    """Our errors and torch's, printed."""
+    exact = theirs.forward(torch.float64, ids, type_ids, lengths)
+    single = theirs.forward(torch.float32, ids, type_ids, lengths)
+    got = ours.forward(ids, type_ids, lengths)
+    pair = errors(got, exact, lengths), errors(single, exact, lengths)
+    show(name, lengths.max(), *pair)
+    return pair
+
+
+def show(name, length, own, torch_own):
+    names = [f"attention {layer}" for layer in range(len(own) - 1)] + ["last hidden"]
+    for what, a, b in zip(names, own, torch_own):
+        print(f"  {name:16} {length:4} {what:12} {a:10.2e} {b:10.2e} {a / b:6.2f}")
+
+
+def header(ours):
+    print(f"\n  {ours.info.layers} layers, {ours.info.heads} heads, largest absolute error against "
+          f"float64\n  {'text':16} {'len':>4} {'what':12} {'ours':>10} {'torch f32':>10}  ratio")
+
+
+def test_same_token_ids(models):
+    ours, theirs = models
+    for name, (text, pair) in TEXTS.items():
+        assert ours.encode(text, pair) == theirs.encode(text, pair, ours.info.max_positions), name
+    assert len(ours.encode(*TEXTS["longest"])[0]) == ours.info.max_positions
+
+
+def test_numbers(models):
+    ours, theirs = models
+    found, short = {}, []
+    header(ours)
+    for name, (text, pair) in TEXTS.items():
+        ids, type_ids = theirs.encode(text, pair, ours.info.max_positions)
+        pair = compare(name, ours, theirs, np.array([ids]), np.array([type_ids]),
+                       np.array([len(ids)]))
+        if len(ids) < FEW:
+            short.append(pair)
+        else:
+            found[name] = pair
+    found["all short ones"] = tuple(np.max(errors, axis=0) for errors in zip(*short))
+    show("all short ones", FEW - 1, *found["all short ones"])
+    assert all((own <= 2 * torch_own).all() for own, torch_own in found.values())
+
+
+def test_padded_batch(models):
+    ours, theirs = models
+    encoded = [theirs.encode(*TEXTS[name], ours.info.max_positions) for name in BATCH]
+    ids, type_ids = pad([e[0] for e in encoded]), pad([e[1] for e in encoded])
+    lengths = np.array([len(e[0]) for e in encoded])
+    header(ours)
+    own, torch_own = compare("padded batch", ours, theirs, ids, type_ids, lengths)
+    assert (own <= 2 * torch_own).all()
+    attention, hidden = ours.forward(ids, type_ids, lengths)
+    for b, n in enumerate(lengths):  # the same bits alone
+        alone = ours.forward(ids[b:b + 1, :n], type_ids[b:b + 1, :n], lengths[b:b + 1])
+        assert np.array_equal(attention[:, b, :, :n, :n], alone[0][:, 0])
+        assert np.array_equal(hidden[b, :n], alone[1][0])
+        assert not attention[:, b, :, :, n:].any()

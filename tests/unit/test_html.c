@@ -1,0 +1,443 @@
+/* The HTML report: nothing fetched, nothing injected, the values in it, its size, its errors. */
+#include <multihead/render.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static mha_figure figure_of(const mha_panel *panels, int64_t count, int64_t rows, int64_t cols)
+{
+    return (mha_figure){.struct_size = sizeof(mha_figure),
+                        .panel_size = sizeof(mha_panel),
+                        .rows = rows,
+                        .cols = cols,
+                        .panels = panels,
+                        .panel_count = count,
+                        .value_name = "weight"};
+}
+
+static mha_buffer render(const mha_figure *figure, const mha_report *report)
+{
+    mha_buffer page = {0};
+    mha_sink sink = mha_buffer_sink(&page);
+    mha_status status = mha_render_html(figure, report, &sink);
+    if (status) fail_msg("%s: %s", mha_status_text(status), mha_error_detail());
+    return page;
+}
+
+static int64_t count_of(const char *text, const char *part)
+{
+    int64_t count = 0;
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at += strlen(part)) count++;
+    return count;
+}
+
+/* What must hold for every page. In base64 "http" may stand by chance, "http:" cannot. */
+static void check_page(const mha_buffer *page)
+{
+    assert_int_equal(strlen(page->data), page->size);
+    assert_int_equal(count_of(page->data, "http:") + count_of(page->data, "https:"), 0);
+    assert_int_equal(count_of(page->data, "src="), count_of(page->data, "src=\"data:"));
+    assert_int_equal(count_of(page->data, "<script"), 2);
+    assert_int_equal(count_of(page->data, "</script"), 2);
+    assert_int_equal(count_of(page->data, "<noscript"), 1);
+    assert_int_equal(count_of(page->data, "</noscript"), 1);
+    static const char *const never[] = {"import(", "@import", "fetch(", "XMLHttp", "<link",
+                                        "<iframe", "url(\"",  "xmlns:", "{{"};
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        if (strstr(page->data, never[i])) fail_msg("the page holds %s", never[i]);
+}
+
+/* The JSON of a page, cut out; free it. */
+static char *data_of(const mha_buffer *page)
+{
+    const char *open = "<script type=\"application/json\" id=\"data\">";
+    char *from = strstr(page->data, open);
+    assert_non_null(from);
+    from += strlen(open);
+    size_t size = (size_t)(strstr(from, "</script") - from);
+    char *json = calloc(size + 1, 1);
+    assert_non_null(json);
+    memcpy(json, from, size);
+    return json;
+}
+
+static int64_t integer_of(const char *json, const char *name)
+{
+    char member[64];
+    snprintf(member, sizeof member, "\"%s\":", name);
+    const char *at = strstr(json, member);
+    if (!at) fail_msg("no member %s", name);
+    return at ? strtoll(at + strlen(member), NULL, 10) : -1;
+}
+
+/* The bytes of the first panel. */
+static unsigned char *decode(const char *json, size_t *size)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *at = strstr(json, "\"data\":\"");
+    assert_non_null(at);
+    at += 8;
+    size_t length = strcspn(at, "\"");
+    unsigned char *bytes = malloc(length + 3);
+    assert_non_null(bytes);
+    *size = 0;
+    unsigned long word = 0;
+    int held = 0;
+    for (size_t i = 0; i < length && at[i] != '='; i++) {
+        const char *digit = strchr(digits, at[i]);
+        assert_non_null(digit);
+        word = (word << 6 | (unsigned long)(digit - digits)) & 0xFFFFFF;
+        held += 6;
+        if (held < 8) continue;
+        held -= 8;
+        bytes[(*size)++] = (unsigned char)(word >> held);
+    }
+    return bytes;
+}
+
+static float *wave(int64_t count)
+{
+    float *values = malloc((size_t)count * sizeof *values);
+    assert_non_null(values);
+    uint32_t seed = 7;
+    for (int64_t i = 0; i < count; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        double u = (double)(seed >> 8) / 16777216.0;
+        values[i] = (float)(u * u * u);
+    }
+    return values;
+}
+
+static void test_nothing_is_fetched(void **state)
+{
+    (void)state;
+    float values[6] = {0.1f, 0.9f, 0, 1, 0.5f, 0.5f};
+    const char *const tokens[] = {"a", "b", "c"};
+    mha_panel panels[2] = {{.values = values, .name = "L0H0", .note = "note"},
+                           {.values = values, .detail = "A sentence."}};
+    mha_figure figure = figure_of(panels, 2, 2, 3);
+    figure.title = "Title";
+    figure.footnote = "[CLS] hidden: 12 %";
+    figure.col_labels = tokens;
+    const mha_fact facts[] = {{"model", "tiny"}, {NULL, NULL}};
+    const mha_report report = {.struct_size = sizeof report,
+                               .text = "a b c",
+                               .facts = facts,
+                               .fact_count = 2,
+                               .producer = "multihead test"};
+    mha_buffer page = render(&figure, &report);
+    check_page(&page);
+    assert_null(strstr(page.data, "http"));
+    static const char *const parts[] = {"<title>Title</title>", "<dt>model</dt><dd><bdi>tiny",
+                                        "[CLS] hidden: 12 %",   "multihead test",
+                                        "<svg width=",          "A sentence.",
+                                        "\"name\":\"1\""};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(page.data, parts[i])) fail_msg("the page lacks %s", parts[i]);
+    mha_buffer again = render(&figure, &report);
+    assert_int_equal(again.size, page.size);
+    assert_memory_equal(again.data, page.data, page.size);
+    mha_buffer_free(&again);
+    mha_buffer_free(&page);
+}
+
+static void test_labels_stay_labels(void **state)
+{
+    (void)state;
+    char longest[901];
+    for (int i = 0; i < 300; i++) memcpy(longest + 3 * i, "\xE5\xAD\x97", 3);
+    longest[900] = 0;
+    const char *const labels[] = {"</script><script>alert(1)</script>",
+                                  "<!-- <script> -->",
+                                  "\"quoted\" 'single' \\ back",
+                                  "\xF0\x9F\x98\x80\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x94\xAC",
+                                  "\xD7\xA9\xD7\x9C\xD7\x95\xD7\x9D \xE2\x80\xAE"
+                                  "abc",
+                                  "\x01\x02\n\t\x7F \xE2\x80\xA8",
+                                  "\xFF\xC0\x80 \xED\xA0\x80",
+                                  "{{data}} ${x} ]]> &amp;",
+                                  longest,
+                                  "",
+                                  NULL,
+                                  "</noscript><img src=x onerror=alert(1)>"};
+    enum { N = sizeof labels / sizeof *labels };
+    float values[N * N] = {0};
+    const mha_panel panel = {
+        .values = values, .name = labels[0], .note = labels[1], .detail = labels[11]};
+    mha_figure figure = figure_of(&panel, 1, N, N);
+    figure.row_labels = figure.col_labels = labels;
+    figure.title = figure.subtitle = figure.footnote = labels[0];
+    figure.row_axis = figure.col_axis = figure.value_name = labels[2];
+    figure.group_names = labels;
+    figure.group_count = N;
+    mha_fact fact = {labels[0], labels[11]};
+    const mha_report report = {.struct_size = sizeof report,
+                               .text = labels[11],
+                               .facts = &fact,
+                               .fact_count = 1,
+                               .producer = labels[0],
+                               .special = labels,
+                               .special_count = N};
+    mha_buffer page = render(&figure, &report);
+    /* "{{data}}" is a label here, and "src=" stands in one: both as text only. */
+    assert_int_equal(count_of(page.data, "<script"), 2);
+    assert_int_equal(count_of(page.data, "</script"), 2);
+    assert_int_equal(count_of(page.data, "</noscript"), 1);
+    assert_int_equal(count_of(page.data, "<img"), 0);
+    assert_int_equal(count_of(page.data, "<title>"), 2); /* of the page and of the drawing */
+    char *json = data_of(&page);
+    assert_null(strchr(json, '<'));
+    assert_null(strchr(json, '&'));
+    for (const char *at = json; *at; at++) assert_true((unsigned char)*at >= 0x20 || *at == '\n');
+    assert_non_null(strstr(json, "\"\\u003c/script\\u003e\\u003cscript\\u003ealert(1)"));
+    assert_non_null(strstr(json, "\\u0022quoted\\u0022 'single' \\u005c back"));
+    assert_non_null(strstr(json, "\xF0\x9F\x98\x80\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x94\xAC"));
+    assert_non_null(strstr(json, "\\u0001\\u0002\\u000a\\u0009\\u007f \\u2028"));
+    assert_non_null(strstr(json, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD "));
+    assert_non_null(strstr(json, longest));
+    free(json);
+    mha_buffer_free(&page);
+}
+
+static void test_values_are_exact(void **state)
+{
+    (void)state;
+    float values[10] = {0.25f, 1e-30f, -0.0f, 3.5f, NAN, INFINITY, -INFINITY, 7, 1e9f, 99};
+    uint8_t masked[10] = {0, 0, 0, 1, 0, 0, 0, 0, 0, 0};
+    const mha_panel panel = {.values = values, .row_stride = 5, .masked = masked, .mask_stride = 5};
+    mha_figure figure = figure_of(&panel, 1, 2, 4);
+    mha_buffer page = render(&figure, NULL);
+    check_page(&page);
+    char *json = data_of(&page);
+    assert_int_equal(integer_of(json, "bits"), 32);
+    assert_int_equal(integer_of(json, "pool"), 1);
+    size_t size;
+    unsigned char *bytes = decode(json, &size);
+    assert_int_equal(size, 8 * 4);
+    for (size_t i = 0; i < 8; i++) {
+        float want = values[i / 4 * 5 + i % 4], got;
+        uint32_t bits = (uint32_t)bytes[4 * i] | (uint32_t)bytes[4 * i + 1] << 8 |
+                        (uint32_t)bytes[4 * i + 2] << 16 | (uint32_t)bytes[4 * i + 3] << 24;
+        memcpy(&got, &bits, sizeof got);
+        if (i == 3)
+            assert_int_equal(bits, 0x7FC0A5A5);
+        else if (isnan(want))
+            assert_int_equal(bits, 0x7FC00000);
+        else
+            assert_memory_equal(&got, &want, sizeof got);
+    }
+    free(bytes);
+    free(json);
+    mha_buffer_free(&page);
+}
+
+/* Decode cell i as page/data.js does. */
+static double coded_value(const unsigned char *bytes, int64_t bits, bool negative, double greatest,
+                          size_t i)
+{
+    unsigned code = bits == 8 ? bytes[i] : (unsigned)(bytes[2 * i] | bytes[2 * i + 1] << 8);
+    unsigned last = bits == 8 ? 255 : 65535, middle = (last - 3) / 2;
+    assert_true(code < last - 1);
+    double s = negative ? ((double)code - middle) / middle : (double)code / (last - 2);
+    return greatest * s * fabs(s);
+}
+
+/* Values in fewer bits stay within the bound that the page states. */
+static void check_coding(int64_t most_bytes, int64_t want_bits, bool negative)
+{
+    enum { SIDE = 300 };
+    float *values = wave(SIDE * SIDE);
+    float greatest = 0;
+    for (int64_t i = 0; i < SIDE * SIDE; i++) {
+        if (negative && i % 3 == 0) values[i] = -values[i];
+        if (fabsf(values[i]) > greatest) greatest = fabsf(values[i]);
+    }
+    const mha_panel panel = {.values = values};
+    mha_figure figure = figure_of(&panel, 1, SIDE, SIDE);
+    const mha_report report = {.struct_size = sizeof report, .most_bytes = most_bytes};
+    mha_buffer page = render(&figure, &report);
+    check_page(&page);
+    assert_true((int64_t)page.size <= most_bytes);
+    char *json = data_of(&page);
+    assert_int_equal(integer_of(json, "bits"), want_bits);
+    assert_int_equal(integer_of(json, "pool"), 1);
+    size_t size;
+    unsigned char *bytes = decode(json, &size);
+    assert_int_equal(size, SIDE * SIDE * want_bits / 8);
+    double top = want_bits == 8 ? (negative ? 126 : 253) : (negative ? 32766 : 65533);
+    for (size_t i = 0; i < SIDE * SIDE; i++) {
+        double v = (double)values[i], m = (double)greatest;
+        double got = coded_value(bytes, want_bits, negative, m, i);
+        double bound = sqrt(fabs(v) * m) / top + m / (4 * top * top);
+        if (!(fabs(got - v) <= bound * 1.0001))
+            fail_msg("cell %zu: %.9g read back as %.9g, bound %.3g", i, v, got, bound);
+    }
+    free(bytes);
+    free(json);
+    free(values);
+    mha_buffer_free(&page);
+}
+
+static void test_fewer_bits(void **state)
+{
+    (void)state;
+    check_coding(450000, 16, false);
+    check_coding(450000, 16, true);
+    check_coding(300000, 8, false);
+    check_coding(300000, 8, true);
+}
+
+static void test_large_figures_keep_the_budget(void **state)
+{
+    (void)state;
+    enum { SIDE = 512, HEADS = 72 };
+    float *values = wave(SIDE * SIDE);
+    mha_panel panels[HEADS];
+    for (int i = 0; i < HEADS; i++) panels[i] = (mha_panel){.values = values};
+    mha_figure figure = figure_of(panels, HEADS, SIDE, SIDE);
+    mha_buffer page = render(&figure, NULL);
+    check_page(&page);
+    assert_true(page.size <= 10000000);
+    char *json = data_of(&page);
+    assert_int_equal(integer_of(json, "pool"), 2);
+    assert_int_equal(integer_of(json, "bits"), 8);
+    /* Blocks hold their maximum. */
+    size_t size;
+    unsigned char *bytes = decode(json, &size);
+    assert_int_equal(size, 256 * 256);
+    float most = 0, greatest = 0;
+    for (int i = 0; i < SIDE * SIDE; i++) greatest = fmaxf(greatest, values[i]);
+    for (int r = 10; r < 12; r++)
+        for (int c = 40; c < 42; c++) most = fmaxf(most, values[r * SIDE + c]);
+    double got = coded_value(bytes, 8, false, (double)greatest, 5 * 256 + 20);
+    assert_true(fabs(got - (double)most) <= 0.005 * (double)greatest);
+    free(bytes);
+    free(json);
+    mha_buffer_free(&page);
+
+    /* However small the budget is, there is a page. */
+    const mha_report report = {.struct_size = sizeof report, .most_bytes = 1};
+    page = render(&figure, &report);
+    check_page(&page);
+    assert_true(page.size < 200000);
+    mha_buffer_free(&page);
+    free(values);
+}
+
+static void test_odd_sizes(void **state)
+{
+    (void)state;
+    float *values = wave(2000);
+    const mha_panel panels[2] = {{.values = values}, {.values = values}};
+    static const int64_t sizes[][3] = {{1, 1, 1}, {2, 1, 1000}, {2, 1000, 1}, {1, 0, 5},
+                                       {1, 5, 0}, {0, 3, 3},    {0, 0, 0},    {2, 7, 13}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int range = MHA_RANGE_SHARED; range <= MHA_RANGE_FIXED; range++)
+            for (int scale = MHA_SCALE_LINEAR; scale <= MHA_SCALE_RANK; scale++) {
+                mha_figure figure = figure_of(panels, sizes[i][0], sizes[i][1], sizes[i][2]);
+                figure.range = (mha_range)range;
+                figure.scale = (mha_scale)scale;
+                figure.lo = 0.1;
+                figure.hi = 0.5;
+                figure.dark = scale == 1;
+                const mha_report report = {.struct_size = sizeof report, .same_labels = true};
+                mha_buffer page = render(&figure, &report);
+                check_page(&page);
+                mha_buffer_free(&page);
+            }
+    free(values);
+}
+
+typedef struct failing_sink {
+    int64_t calls, fail_at;
+} failing_sink;
+
+static mha_status failing_write(void *user, const void *bytes, size_t count)
+{
+    failing_sink *sink = user;
+    (void)bytes;
+    assert_true(count > 0);
+    assert_true(sink->calls <= sink->fail_at); /* nothing after a failure */
+    return sink->calls++ == sink->fail_at ? MHA_ERR_CALLBACK : MHA_OK;
+}
+
+static void test_a_failing_sink(void **state)
+{
+    (void)state;
+    float values[9] = {0};
+    const mha_panel panels[3] = {{.values = values}, {.values = values}, {.values = values}};
+    const mha_figure figure = figure_of(panels, 3, 3, 3);
+    for (int64_t k = 0; k < 10000; k++) {
+        failing_sink user = {.fail_at = k};
+        const mha_sink sink = {failing_write, &user};
+        mha_status status = mha_render_html(&figure, NULL, &sink);
+        if (status == MHA_OK) {
+            assert_true(k > 10);
+            return;
+        }
+        assert_int_equal(status, MHA_ERR_CALLBACK);
+    }
+    fail_msg("it never succeeded");
+}
+
+static void refuse(const mha_figure *figure, const mha_report *report, mha_status want,
+                   const char *part)
+{
+    mha_buffer page = {0};
+    mha_sink sink = mha_buffer_sink(&page);
+    mha_status got = mha_render_html(figure, report, &sink);
+    assert_int_equal(got, want);
+    assert_null(page.data);
+    if (!strstr(mha_error_detail(), part))
+        fail_msg("the detail is '%s', without '%s'", mha_error_detail(), part);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    float values[4] = {-1, 0, 1, 2};
+    const mha_panel panel = {.values = values};
+    mha_figure figure = figure_of(&panel, 1, 2, 2);
+    refuse(NULL, NULL, MHA_ERR_NULL, "figure is NULL");
+    refuse(&figure, &(mha_report){0}, MHA_ERR_ARGUMENT, "struct_size");
+    mha_report report = {.struct_size = sizeof report, .fact_count = 1};
+    refuse(&figure, &report, MHA_ERR_NULL, "facts");
+    report = (mha_report){.struct_size = sizeof report, .special_count = 1};
+    refuse(&figure, &report, MHA_ERR_NULL, "special");
+    report = (mha_report){.struct_size = sizeof report, .fact_count = -1};
+    refuse(&figure, &report, MHA_ERR_ARGUMENT, "negative");
+    report = (mha_report){.struct_size = sizeof report, .most_bytes = -1};
+    refuse(&figure, &report, MHA_ERR_ARGUMENT, "negative");
+    struct {
+        mha_report report;
+        uint64_t newer;
+    } newer = {.report.struct_size = sizeof newer, .newer = 1};
+    refuse(&figure, &newer.report, MHA_ERR_UNSUPPORTED, "newer");
+    newer.newer = 0; /* a newer caller that does not use what is new */
+    mha_buffer page = render(&figure, &newer.report);
+    mha_buffer_free(&page);
+    figure.scale = MHA_SCALE_LOG;
+    refuse(&figure, NULL, MHA_ERR_ARGUMENT, "log scale");
+    assert_int_equal(mha_render_html(&figure, NULL, NULL), MHA_ERR_NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing_is_fetched),
+        cmocka_unit_test(test_labels_stay_labels),
+        cmocka_unit_test(test_values_are_exact),
+        cmocka_unit_test(test_fewer_bits),
+        cmocka_unit_test(test_large_figures_keep_the_budget),
+        cmocka_unit_test(test_odd_sizes),
+        cmocka_unit_test(test_a_failing_sink),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
