@@ -187,7 +187,7 @@ static void test_rope(void **state)
     (void)state;
     tally t = {.name = "rotary embedding"};
     mha_context *one = context_of(1), *three = context_of(3);
-    int cases = rng_long_run() ? 20000 : 600;
+    int cases = rng_long_run() ? 6000 : 600;
     for (int n = 0; n < cases; n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
         rope_case c;
