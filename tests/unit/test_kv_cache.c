@@ -285,6 +285,40 @@ static void test_cross_attention(void **unused)
     machines_free(&all);
 }
 
+/* Without causal, what reads positions still takes the queries for the last ones. */
+static void test_positions(void **unused)
+{
+    (void)unused;
+    static const unsigned kinds[] = {WINDOW, ALIBI, SHAW};
+    enum { N = 30, T = 3 };
+    machines all = machines_make(1);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        rng r = rng_make(rng_run_seed(), 5000 + i);
+        story x;
+        story_make(&x, &r, N, kinds[i]);
+        mha_context *context = all.each[i % (size_t)all.count].context;
+        rows whole = rows_make(&x, &r), cached = rows_make(&x, &r);
+        mha_kv_cache *cache = cache_of(context, &x, N);
+        mha_tensor q = guarded_slice(&x.q.view, 2, N - T, T);
+        mha_tensor want = guarded_slice(&whole.o.view, 2, 0, T);
+        mha_tensor got = guarded_slice(&cached.o.view, 2, 0, T);
+        assert_int_equal(mha_kv_cache_append(cache, &x.k.view, &x.v.view, NULL), MHA_OK);
+        x.desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL;
+        x.desc.key_lengths = NULL;
+        if (kinds[i] == WINDOW) x.desc.left_keys = 4;
+        assert_int_equal(mha_kv_cache_attention(context, cache, &x.desc, &q, &got, NULL), MHA_OK);
+        x.desc.q_offset = N - T;
+        assert_int_equal(
+            mha_attention_forward(context, &x.desc, &q, &x.k.view, &x.v.view, &want, NULL), MHA_OK);
+        assert_true(guarded_same_bits(&want, &got, false));
+        mha_kv_cache_destroy(cache);
+        rows_free(&whole);
+        rows_free(&cached);
+        story_free(&x);
+    }
+    machines_free(&all);
+}
+
 /* Probabilities have as many columns as the longest sequence has keys; an empty cache gives 0. */
 static void test_outputs_and_empty(void **unused)
 {
@@ -499,9 +533,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces_equal_whole), cmocka_unit_test(test_decode_crosses_blocks),
         cmocka_unit_test(test_truncate_and_reset), cmocka_unit_test(test_cross_attention),
-        cmocka_unit_test(test_outputs_and_empty),  cmocka_unit_test(test_overflow),
-        cmocka_unit_test(test_create_errors),      cmocka_unit_test(test_call_errors),
-        cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_positions),          cmocka_unit_test(test_outputs_and_empty),
+        cmocka_unit_test(test_overflow),           cmocka_unit_test(test_create_errors),
+        cmocka_unit_test(test_call_errors),        cmocka_unit_test(test_no_memory)};
     machines_print_missing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
