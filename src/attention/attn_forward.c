@@ -47,7 +47,7 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         worker = tiling.worker_bytes;
     } else {
         MHA_TRY(mhai_attn_plain_bytes(p, &worker));
-        plan->work_items = p->B * p->H * p->T;
+        plan->work_items = p->q.shape[0] * p->H * p->q.shape[2]; /* ragged too */
     }
     if (!mhai_mul_size(worker, (size_t)context->num_threads, &plan->scratch_bytes))
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
@@ -73,8 +73,8 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
     made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
     made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) +
-                 4.0 * (double)(p.B * p.H * p.T) * (double)p.Dv + tensor_bytes(&p.lse) +
-                 tensor_bytes(&p.probabilities);
+                 4.0 * (double)(p.q.shape[0] * p.H * p.q.shape[2]) * (double)p.Dv +
+                 tensor_bytes(&p.lse) + tensor_bytes(&p.probabilities);
     *plan = made;
     return MHA_OK;
 }

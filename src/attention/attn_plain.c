@@ -156,7 +156,9 @@ static void write_output(const mhai_attn_problem *p, const row *r, double sum)
     }
     double gate = p->gates.data ? (double)mhai_attn_f32(&p->gates, r->seq.batch, r->h) : 1;
     float *out = mhai_attn_row(&p->o, r->seq.batch, r->h, r->seq.q0 + r->t);
-    for (int64_t d = 0; d < p->Dv; d++) out[d] = sum == 0 ? 0.0f : (float)(r->o[d] / sum * gate);
+    /* Adding +0 turns -0 into +0: no result is -0, on this path as on the other. */
+    for (int64_t d = 0; d < p->Dv; d++)
+        out[d] = sum == 0 ? 0.0f : (float)(r->o[d] / sum * gate) + 0.0f;
 }
 
 /* Items are rows of q, all heads of a row of memory in a row. */
