@@ -76,6 +76,13 @@ kinds_sequence kinds_sequence_at(const ref_attention *a, int64_t b)
                             keys[b + 1] - keys[b]};
 }
 
+float *kinds_at(const mha_tensor *x, const ref_attention *a, int64_t b, int64_t h, int64_t t)
+{
+    kinds_sequence at = kinds_sequence_at(a, b);
+    return (float *)x->data + at.batch * x->stride[0] + h * x->stride[1] +
+           (at.q0 + t) * x->stride[2];
+}
+
 static int64_t offset_of(const mha_attention_desc *desc, int64_t b)
 {
     return desc->q_offsets ? desc->q_offsets[b] : desc->q_offset;

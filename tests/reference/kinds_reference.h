@@ -17,6 +17,9 @@ typedef struct kinds_sequence {
 int64_t kinds_sequences(const ref_attention *a);
 kinds_sequence kinds_sequence_at(const ref_attention *a, int64_t b);
 
+/* Row of a 4-d or 3-d f32 result that belongs to query t of head h in sequence b. */
+float *kinds_at(const mha_tensor *x, const ref_attention *a, int64_t b, int64_t h, int64_t t);
+
 /* One query row of the result. */
 typedef struct kinds_row {
     int64_t keys, value_dim, visible;

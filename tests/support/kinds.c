@@ -377,11 +377,6 @@ kinds_shape kinds_some_shape(rng *r)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-ref_attention kinds_reference(const kinds_case *c)
-{
-    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
-}
-
 outcome kinds_outcome(const kinds_case *c, rng *r, unsigned layout)
 {
     return outcome_make(r, &c->result, OUTCOME_ALL, layout);
@@ -392,11 +387,4 @@ mha_status kinds_run(mha_context *context, const kinds_case *c, mha_path path, o
     mha_attention_desc desc = c->desc;
     desc.path = path;
     return outcome_run(context, &desc, &c->q.view, &c->k.view, &c->v.view, x);
-}
-
-float *kinds_at(const mha_tensor *x, const ref_attention *a, int64_t b, int64_t h, int64_t t)
-{
-    kinds_sequence at = kinds_sequence_at(a, b);
-    return (float *)x->data + at.batch * x->stride[0] + h * x->stride[1] +
-           (at.q0 + t) * x->stride[2];
 }

@@ -3,7 +3,6 @@
 #ifndef TEST_KINDS_H
 #define TEST_KINDS_H
 
-#include "reference/kinds_reference.h"
 #include "support/problem.h"
 
 /* What a descriptor may have: name, bit. */
@@ -77,11 +76,7 @@ void kinds_free(kinds_case *c);
 /* A shape by chance: kinds alone or in any company, lengths across the key block now and then. */
 kinds_shape kinds_some_shape(rng *r);
 
-ref_attention kinds_reference(const kinds_case *c);
 outcome kinds_outcome(const kinds_case *c, rng *r, unsigned layout);
 mha_status kinds_run(mha_context *context, const kinds_case *c, mha_path path, outcome *x);
-
-/* Row of a 4-d or 3-d f32 tensor that belongs to a query. */
-float *kinds_at(const mha_tensor *x, const ref_attention *a, int64_t b, int64_t h, int64_t t);
 
 #endif

@@ -20,8 +20,11 @@
 
 enum { SAMPLE = 400, ALL = 20000 };
 
+/* Errors over bounds, for each machine; rest is what would say nothing about the others: p below
+ * 2^-120 and rows that go to the sink, where flushing to 0 may be all of the error, and heads too
+ * wide for the tiled path. */
 typedef struct score_card {
-    tally o, lse, p;
+    tally o, lse, p, rest;
 } score_card;
 
 /* One case on every machine. */
@@ -63,9 +66,9 @@ static void compare_row(const trial *x, int m, int64_t b, int64_t h, int64_t t,
         if (!tally_compare(&card->o, (double)o[d], row->o[d], bound->o[d]))
             fail_value(x, m, "o", at, (double)o[d], row->o[d], bound->o[d]);
     for (int64_t s = at[3] = 0; s < row->keys; at[3] = ++s) {
-        if (row->score[s] == -INFINITY
-                ? p[s] != 0
-                : !tally_compare(&card->p, (double)p[s], row->p[s], bound->p[s]))
+        bool hidden = row->score[s] == -INFINITY;
+        tally *all = row->p[s] < 0x1p-120 ? &card->rest : &card->p;
+        if (hidden ? p[s] != 0 : !tally_compare(all, (double)p[s], row->p[s], bound->p[s]))
             fail_value(x, m, "p", at, (double)p[s], row->p[s], bound->p[s]);
     }
     for (int64_t s = row->keys; s < x->c.result.S; s++)
@@ -75,9 +78,11 @@ static void compare_row(const trial *x, int m, int64_t b, int64_t h, int64_t t,
 static void check_row(const trial *x, int64_t b, int64_t h, int64_t t, kinds_row *row,
                       bound_row *bound, score_card *cards)
 {
+    score_card other = {0};
     bool default_scale = x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
     bool wide = x->c.shape.D > MHA_TILED_MAX_HEAD_DIM || x->c.shape.Dv > MHA_TILED_MAX_HEAD_DIM;
     kinds_attention_row(&x->a, b, h, t, row);
+    bool apart = wide || (row->visible > 0 && row->sink_p > 1 - 0x1p-50);
     for (int m = 0; m < x->all->count; m++) {
         const machine *each = &x->all->each[m];
         bool again =
@@ -86,7 +91,7 @@ static void check_row(const trial *x, int64_t b, int64_t h, int64_t t, kinds_row
                                 ? bound_arith_plain(default_scale)
                                 : bound_arith_tiled(each->isa, default_scale);
         if (!again) kinds_bound_row(&x->a, &arith, b, h, t, row, bound);
-        compare_row(x, m, b, h, t, row, bound, &cards[m]);
+        compare_row(x, m, b, h, t, row, bound, apart ? &other : &cards[m]);
     }
 }
 
@@ -134,7 +139,7 @@ static void run_trial(int number, const kinds_shape *given, const machines *all,
     }
     trial x = {.number = number, .all = all};
     kinds_make(&x.c, &r, &shape);
-    x.a = kinds_reference(&x.c);
+    x.a = (ref_attention){.desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
     run_machines(&x, &r);
     check_rows(&x, &r, cards);
     for (int m = 0; m < all->count; m++) outcome_free(&x.got[m]);

@@ -1,6 +1,7 @@
 /* What must hold to the bit between two descriptors of the same thing, on every path and
  * instruction set: symbolic and dense masks, ragged and padded batches, grouped and repeated heads,
  * features that are set to do nothing, any number of threads, garbage that no query sees. */
+#include "reference/kinds_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 
@@ -65,6 +66,11 @@ static void discard(kinds_case *c)
 }
 
 /* ---- masks ----------------------------------------------------------------------------------- */
+
+static ref_attention kinds_reference(const kinds_case *c)
+{
+    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
+}
 
 /* The pairs that the reference lets see each other, as a dense mask. */
 static guarded dense_mask(const kinds_case *c, rng *r)
