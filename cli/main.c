@@ -100,6 +100,7 @@ int main(int count, char **arguments)
 {
     occupy_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* a closed pipe becomes a failed write */
+    signal(SIGXFSZ, SIG_IGN); /* and so does a limit on the size of files (ulimit -f) */
     const char *first = count > 1 ? arguments[1] : "";
     cli_exit code = CLI_OK;
     if (count < 2) {

@@ -174,10 +174,25 @@ typedef struct output_job {
     const maps_picks *picks;
 } output_job;
 
+/* The texts of the special tokens, each once; returns how many. A model has five or so. */
+static int special_texts(const maps_tokens *tokens, const char *texts[], int count, int most)
+{
+    for (int64_t i = 0; i < tokens->count && count < most; i++) {
+        bool known = !tokens->items[i].special;
+        for (int j = 0; j < count; j++) known |= !strcmp(texts[j], tokens->items[i].text);
+        if (!known) texts[count++] = tokens->items[i].text;
+    }
+    return count;
+}
+
 static mha_status draw_html(const output_job *job, const mha_figure *figure, const mha_sink *sink)
 {
     const attention_maps *maps = job->maps;
+    enum { MOST_SPECIAL = 16 };
+    const char *special[MOST_SPECIAL];
     char size[64], tokens[64], text[1 << 14];
+    int specials = special_texts(&maps->rows, special, 0, MOST_SPECIAL);
+    specials = special_texts(&maps->cols, special, specials, MOST_SPECIAL);
     mha_figure untitled = *figure; /* the report has the text itself, and more of it */
     untitled.subtitle = NULL;
     snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
@@ -191,7 +206,9 @@ static mha_status draw_html(const output_job *job, const mha_figure *figure, con
                          .facts = facts,
                          .fact_count = sizeof facts / sizeof *facts,
                          .producer = "multihead " CLI_VERSION,
-                         .same_labels = maps->rows.items == maps->cols.items};
+                         .same_labels = maps->rows.items == maps->cols.items,
+                         .special = special,
+                         .special_count = specials};
     return mha_render_html(&untitled, &report, sink);
 }
 

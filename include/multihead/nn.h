@@ -48,7 +48,7 @@ MHA_API void mha_linear_destroy(mha_linear *linear);
  * Memory   scratch from the context.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP,
  *          _NOMEM; y is then untouched.
  * Threads  one call per context.
- * Accuracy |y - exact| <= (K/256 + 257) u sum_i |x_i w_i| before the activation; bits do not
+ * Accuracy |y - exact| <= (K/128 + 129) u sum_i |x_i w_i| before the activation; bits do not
  *          depend on M or the number of threads.
  * Since    0.1
  */

@@ -12,7 +12,7 @@
 enum {
     MHAI_PANEL = 32,       /* columns of a panel */
     MHAI_KEY_BLOCK = 512,  /* keys per softmax step; part of the bits contract, as is the next */
-    MHAI_GEMM_BLOCK = 256, /* inputs whose products are summed before they join the output */
+    MHAI_GEMM_BLOCK = 128, /* inputs whose products are summed before they join the output */
     MHAI_MAX_ROWS = 16     /* no instruction set takes more rows at once */
 };
 

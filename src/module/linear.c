@@ -11,9 +11,9 @@
 
 #include <string.h>
 
-/* A group of 8 panels times 256 inputs is 256 KiB, to stay in L2 while the strips of a row block
+/* A group of 16 panels times 128 inputs is 256 KiB, to stay in L2 while the strips of a row block
  * pass over it; 8 strips are enough for that to pay. */
-enum { GROUP_PANELS = 8, BLOCK_STRIPS = 8 };
+enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8 };
 
 /* Copying a strip costs about a tenth of multiplying it by one panel: from 4 panels on it is
  * noise. 16 floats beyond the block put each row in sets of its own. */

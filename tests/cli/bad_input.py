@@ -270,6 +270,21 @@ def full_disk():
         subprocess.run(["umount", disk], check=True)
 
 
+def file_size_limit():
+    """ulimit -f: the kernel's signal must neither end the program nor leave half a file."""
+    for option in ("-o", "--svg", "--png", "--json", "--npy"):
+        target = FOLDER / "limited"
+        target.write_text("as it was")
+        before = sorted(FOLDER.iterdir())
+        text = " ".join(["cat"] * 100)
+        done = subprocess.run(["sh", "-c", 'ulimit -f 1; exec "$0" "$@"', PROGRAM, "view", MODEL,
+                               text, option, target], capture_output=True, check=False,
+                              env=environment())
+        check_error(Result(done), NO_OUTPUT, "limited", "too large", name=option)
+        check(target.read_text() == "as it was", f"{option}: the older file changed")
+        check(sorted(FOLDER.iterdir()) == before, f"{option}: leftovers")
+
+
 def closed_pipe():
     """Whoever closes the pipe has seen enough: exit code 6 and not a word."""
     for arguments in ([], ["--json", "-"]):
@@ -294,5 +309,6 @@ command_lines()
 arrays()
 unwritable()
 full_disk()
+file_size_limit()
 closed_pipe()
 finish()

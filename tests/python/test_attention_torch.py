@@ -41,10 +41,10 @@ def single(got, exact, torch32):
 
 
 def linear_error(x, x_error, weight, bias):
-    """|x W^T + b| may be wrong by this: inputs in blocks of 256, added onto the bias."""
-    blocks = -(-weight.shape[1] // 256)
+    """|x W^T + b| may be wrong by this: inputs in blocks of 128, added onto the bias."""
+    blocks = -(-weight.shape[1] // 128)
     size = (np.abs(x) + x_error) @ np.abs(weight).T
-    result = (256 + blocks) * U * size + x_error @ np.abs(weight).T
+    result = (128 + blocks) * U * size + x_error @ np.abs(weight).T
     return (result + (0 if bias is None else blocks * U * np.abs(bias))) * 1.001
 
 

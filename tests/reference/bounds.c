@@ -334,8 +334,8 @@ double bound_linear(const mha_tensor *x, const mha_tensor *x_error, const mha_te
 {
     const bound_arith r = {.u = 0x1p-24, .tiny = 0x1p-150, .fused = fused};
     running total = {bias ? ref_element(bias, &n) : 0, 0};
-    for (int64_t from = 0; from < x->shape[1]; from += 256) {
-        int64_t to = from + 256 < x->shape[1] ? from + 256 : x->shape[1];
+    for (int64_t from = 0; from < x->shape[1]; from += 128) {
+        int64_t to = from + 128 < x->shape[1] ? from + 128 : x->shape[1];
         running block = {0, 0};
         for (int64_t k = from; k < to; k++) {
             double w = ref_element(weight, (int64_t[]){n, k});

@@ -148,7 +148,7 @@ function placeMap(map, rows, cols, width, height, options) {
     p.angle = colWidest <= pitch - 6 ? 0 : pitch >= 22 ? -60 : -90;
     const radians = -p.angle * Math.PI / 180;
     p.colDepth = colWidest * Math.sin(radians) + p.size * Math.cos(radians) + p.gap + 2;
-    p.y = 1;
+    p.y = Math.max(1, Math.ceil((p.size + 2 - p.ch) / 2)); // a label is higher than a thin row
     p.w = p.nc * p.cw;
     p.h = p.nr * p.ch;
     p.width = Math.ceil(p.x + p.w + p.share + 12);

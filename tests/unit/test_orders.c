@@ -1,0 +1,157 @@
+/* The orders of summation that docs/numerics.md promises, bit for bit: scores, sums over values,
+ * linear layers. Whoever changes an order changes the bits of every user, so it must not happen by
+ * accident. Each expectation is written out in f32 with fmaf(), or two roundings in portable C. */
+#include "support/guarded.h"
+#include "support/machines.h"
+
+#include <multihead/attention.h>
+#include <multihead/nn.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+static float multiply_add(mha_isa isa, float a, float b, float c)
+{
+    if (isa != MHA_ISA_PORTABLE) return fmaf(a, b, c);
+    volatile float product = a * b; /* rounded by itself */
+    return product + c;
+}
+
+static guarded numbers(rng *r, int ndim, const int64_t *shape)
+{
+    guarded g = guarded_make(r, MHA_F32, ndim, shape, LAYOUT_CONTIGUOUS);
+    int64_t index[MHA_MAX_DIMS] = {0};
+    do *(float *)guarded_element(&g.view, index) = rng_normal(r);
+    while (guarded_next(&g.view, index));
+    return g;
+}
+
+/* With one key, lse is its score, which is kept as m in units of log2 e. */
+static void scores(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int64_t D = 1; D <= 256; D += 5) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)D);
+        const int64_t shape[] = {1, 1, 1, D};
+        guarded q = numbers(&r, 4, shape), k = numbers(&r, 4, shape);
+        const float *a = q.view.data, *b = k.view.data;
+        for (int i = 0; i < all.count; i++) {
+            const machine *m = &all.each[i];
+            if (m->path == MHA_PATH_PLAIN) continue;
+            float o[256], lse = 0, score = 0;
+            mha_tensor out = mha_tensor_contiguous(o, MHA_F32, 4, shape);
+            mha_tensor lse_out = mha_tensor_contiguous(&lse, MHA_F32, 3, shape);
+            const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse_out};
+            const mha_attention_desc desc = {.struct_size = sizeof desc, .scale = 0.37f};
+            assert_int_equal(
+                mha_attention_forward(m->context, &desc, &q.view, &k.view, &k.view, &out, &outputs),
+                MHA_OK);
+            float factor = (float)((double)0.37f * 1.4426950408889634);
+            for (int64_t d = 0; d < D; d++) {
+                volatile float scaled = a[d] * factor;
+                score = multiply_add(m->isa, scaled, b[d], score);
+            }
+            float expected = (float)((double)score * 0.6931471805599453);
+            if (lse != expected)
+                fail_msg("%s: D %lld: lse %a, expected %a", m->name, (long long)D, (double)lse,
+                         (double)expected);
+        }
+        guarded_free(&q);
+        guarded_free(&k);
+    }
+    machines_free(&all);
+}
+
+/* With scale 0 every weight is 1 before the division, and every rescaling is by 1. */
+static void weighted_sums(void **state)
+{
+    (void)state;
+    static const int64_t lengths[] = {1, 2, 17, 511, 512, 513, 1300, 3000};
+    enum { DV = 37 };
+    machines all = machines_make(1);
+    for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++) {
+        const int64_t S = lengths[n], k_shape[] = {1, 1, S, 1}, v_shape[] = {1, 1, S, DV};
+        rng r = rng_make(rng_run_seed(), 1000 + n);
+        guarded k = numbers(&r, 4, k_shape), v = numbers(&r, 4, v_shape);
+        const float *values = v.view.data;
+        float query = 1, o[DV];
+        mha_tensor q = mha_tensor_contiguous(&query, MHA_F32, 4, (int64_t[]){1, 1, 1, 1});
+        mha_tensor out = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){1, 1, 1, DV});
+        const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                         .flags = MHA_ATTENTION_SCALE_GIVEN};
+        for (int i = 0; i < all.count; i++) {
+            if (all.each[i].path == MHA_PATH_PLAIN) continue;
+            assert_int_equal(
+                mha_attention_forward(all.each[i].context, &desc, &q, &k.view, &v.view, &out, NULL),
+                MHA_OK);
+            for (int64_t d = 0; d < DV; d++) {
+                float total = 0, block = 0;
+                for (int64_t s = 0; s < S; s++) {
+                    block += values[s * DV + d];
+                    if (s % 512 != 511 && s != S - 1) continue;
+                    total += block;
+                    block = 0;
+                }
+                assert_true(o[d] == total / (float)S);
+            }
+        }
+        guarded_free(&k);
+        guarded_free(&v);
+    }
+    machines_free(&all);
+}
+
+static void linear_layers(void **state)
+{
+    (void)state;
+    static const int64_t inputs[] = {1, 7, 127, 128, 129, 256, 800};
+    enum { M = 3, N = 70 };
+    machines all = machines_make(1);
+    for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++) {
+        const int64_t K = inputs[n], outputs = N;
+        rng r = rng_make(rng_run_seed(), 2000 + n);
+        guarded x = numbers(&r, 2, (int64_t[]){M, K}), w = numbers(&r, 2, (int64_t[]){N, K});
+        guarded b = numbers(&r, 1, &outputs), y = numbers(&r, 2, (int64_t[]){M, N});
+        const float *in = x.view.data, *weight = w.view.data, *bias = b.view.data;
+        for (int i = 0; i < all.count; i++) {
+            mha_linear *linear;
+            assert_int_equal(mha_linear_create(all.each[i].context, &w.view, &b.view, &linear),
+                             MHA_OK);
+            assert_int_equal(mha_linear_forward(all.each[i].context, linear, MHA_ACTIVATION_NONE,
+                                                &x.view, &y.view),
+                             MHA_OK);
+            for (int64_t e = 0; e < M * N; e++) {
+                float total = bias[e % N], block = 0;
+                for (int64_t k = 0; k < K; k++) {
+                    block = multiply_add(all.each[i].isa, in[e / N * K + k], weight[e % N * K + k],
+                                         block);
+                    if (k % 128 != 127 && k != K - 1) continue;
+                    total += block;
+                    block = 0;
+                }
+                assert_true(((const float *)y.view.data)[e] == total);
+            }
+            mha_linear_destroy(linear);
+        }
+        guarded *each[] = {&x, &w, &b, &y};
+        for (int i = 0; i < 4; i++) guarded_free(each[i]);
+    }
+    machines_free(&all);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    machines_print_missing();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scores),
+        cmocka_unit_test(weighted_sums),
+        cmocka_unit_test(linear_layers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
