@@ -215,7 +215,7 @@ static double sum_error(const work *w, int64_t d, bool shaw)
 }
 
 /* Shaw's values: p summed by distance, one key at a time (n additions and a rescaling a block, at
- * most two roundings), then a chain over the distances in blocks of 256 joined to o. bins is the
+ * most two roundings), then a chain over the distances in blocks of 128 joined to o. bins is the
  * sum of p at each distance, visits how many keys it has. */
 static double shaw_error(const work *w, int64_t d, const double *bins, const double *visits)
 {
@@ -223,7 +223,7 @@ static double shaw_error(const work *w, int64_t d, const double *bins, const dou
     const mha_tensor *table = w->a->desc->shaw_values;
     running block = {0, 0}, total = {fabs(w->row->ungated[d]), 0};
     for (int64_t i = 0; i <= table->shape[0]; i++) {
-        if (i % 256 == 0 || i == table->shape[0]) {
+        if (i % 128 == 0 || i == table->shape[0]) {
             total.value += fabs(block.value);
             total.error += block.error;
             total.error += r->u * (total.value + total.error) + r->tiny;

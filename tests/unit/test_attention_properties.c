@@ -568,6 +568,39 @@ static void garbage_unseen(void **state)
     machines_free(&all);
 }
 
+/* A bias has one value for each pair; where the mask drops the pair it may be anything. */
+static void garbage_in_unseen_bias(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r;
+    for (int i = 0; i < rng_cases(40, 1000); i++) {
+        static const float garbage[] = {NAN, INFINITY, -INFINITY, 3e38f};
+        kinds_case *c = make(&r, 130000 + (uint64_t)i, 1u << (i % 12), KIND_BIAS);
+        guarded seen = dense_mask(c, &r);
+        guarded bias = guarded_make(&r, MHA_F32, 4, seen.view.shape, LAYOUT_CONTIGUOUS);
+        guarded dirty = guarded_make(&r, MHA_F32, 4, seen.view.shape, LAYOUT_CONTIGUOUS);
+        int64_t index[MHA_MAX_DIMS] = {0};
+        bool some = !guarded_is_empty(&seen.view);
+        while (some) {
+            float *clean = guarded_element(&bias.view, index);
+            bool hidden = *(uint8_t *)guarded_element(&seen.view, index) == 0;
+            *clean = hidden ? 0 : rng_normal(&r);
+            *(float *)guarded_element(&dirty.view, index) = hidden ? RNG_PICK(&r, garbage) : *clean;
+            some = guarded_next(&seen.view, index);
+        }
+        mha_attention_desc other = c->desc;
+        c->desc.bias = &bias.view;
+        other.bias = &dirty.view;
+        expect_same(c, &r, i, &other, &all, "a bias of an unseen key reaches the result");
+        guarded_free(&seen);
+        guarded_free(&bias);
+        guarded_free(&dirty);
+        discard(c);
+    }
+    machines_free(&all);
+}
+
 /* ---- what is skipped ------------------------------------------------------------------------- */
 
 static void count_cells(void *user, int64_t b, int64_t h, int64_t query, int64_t queries,
@@ -632,11 +665,17 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(symbolic_is_dense), cmocka_unit_test(open_window),
-        cmocka_unit_test(ragged_is_padded),  cmocka_unit_test(grouped_is_repeated),
-        cmocka_unit_test(idle_features),     cmocka_unit_test(shut_off),
-        cmocka_unit_test(dropout_rate),      cmocka_unit_test(any_threads),
-        cmocka_unit_test(garbage_unseen),    cmocka_unit_test(hidden_tiles_are_skipped),
+        cmocka_unit_test(symbolic_is_dense),
+        cmocka_unit_test(open_window),
+        cmocka_unit_test(ragged_is_padded),
+        cmocka_unit_test(grouped_is_repeated),
+        cmocka_unit_test(idle_features),
+        cmocka_unit_test(shut_off),
+        cmocka_unit_test(dropout_rate),
+        cmocka_unit_test(any_threads),
+        cmocka_unit_test(garbage_unseen),
+        cmocka_unit_test(garbage_in_unseen_bias),
+        cmocka_unit_test(hidden_tiles_are_skipped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
