@@ -392,6 +392,9 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
                              offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(
         mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted, sizeof wanted, outputs));
+    if (wanted.reserved != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_outputs: reserved is %u, expected 0",
+                        (unsigned)wanted.reserved);
     mhai_attn_problem p = {.need_data = need_data};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
     MHA_TRY(check_desc(&own, &p));

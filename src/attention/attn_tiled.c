@@ -217,7 +217,7 @@ static void load_rows(const tiled_job *job, mhai_attn_chunk *c, mhai_attn_worksp
     memset(w->o, 0, (size_t)(c->rows * padded_values(p)) * sizeof(float));
 }
 
-/* out[r] = x[r] W for the rows of a chunk, W packed; inner is at most MHAI_GEMM_BLOCK. */
+/* out[r] = x[r] W for the rows of a chunk, W packed; each product is one chain over inner. */
 static void multiply_rows(const tiled_job *job, int64_t rows, int64_t inner, int64_t cols,
                           const float *x, int64_t x_stride, const float *panels, float *out,
                           int64_t out_stride, bool first)
