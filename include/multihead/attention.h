@@ -106,14 +106,14 @@ typedef struct mha_attention_desc {
     void *keep_callback_user;
 
     /* What is added to scores. */
-    float softcap;                  /* 0: none; else positive */
+    float softcap;                  /* 0: none; else 2^-126 .. 2^127 */
     float dropout;                  /* probability of a p to become 0, in 0..1 */
     const mha_tensor *alibi_slopes; /* f32, broadcasts to [B,H] (Press et al. 2022) */
     const mha_tensor *t5_table;     /* f32 [buckets,H] (Raffel et al. 2020) */
     int64_t t5_max_distance;        /* 0: 128 */
     const mha_tensor *shaw_keys;    /* f32 [2 k + 1, D], row clip(s - i, -k, k) + k (Shaw 2018) */
     const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv] */
-    const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss); -inf: none */
+    const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), to 2^127; -inf: none */
     const mha_tensor *gates;        /* f32, broadcasts to [B,H], times the head's output */
     uint64_t dropout_seed;
 

@@ -225,9 +225,10 @@ static mha_status check_sinks(const mhai_attn_problem *p)
     const mha_tensor *sinks = &p->sink_logits;
     for (int64_t h = 0; sinks->data && p->need_data && h < p->H; h++) {
         float sink = ((const float *)sinks->data)[h * sinks->stride[0]];
-        if (isnan(sink) || sink == INFINITY)
-            return mha_fail(MHA_ERR_NUMERIC, "sink_logits[%lld] is neither finite nor -inf",
-                            (long long)h);
+        if (!(sink <= 0x1p127f)) /* its product with log2 e must be finite */
+            return mha_fail(MHA_ERR_NUMERIC,
+                            "sink_logits[%lld] is %g, expected a number up to 2^127, or -inf",
+                            (long long)h, (double)sink);
     }
     return MHA_OK;
 }
@@ -238,9 +239,10 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
     p->softcap = desc->softcap;
     p->dropout = desc->dropout;
     p->dropout_seed = desc->dropout_seed;
-    if (!(p->softcap >= 0) || isinf(p->softcap))
+    /* Its reciprocal and its product with log2 e must be finite. */
+    if (p->softcap != 0 && !(p->softcap >= 0x1p-126f && p->softcap <= 0x1p127f))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "softcap is %g, expected a positive number, or 0 for none",
+                        "softcap is %g, expected a number in 2^-126 .. 2^127, or 0 for none",
                         (double)p->softcap);
     if (!(p->dropout >= 0 && p->dropout <= 1))
         return mha_fail(MHA_ERR_ARGUMENT, "dropout is %g, expected 0..1", (double)p->dropout);

@@ -157,6 +157,8 @@ SPOIL(block_queries_0, c->desc.block_queries = 0)
 SPOIL(block_keys_0, c->desc.block_keys = 0)
 SPOIL(block_keys_negative, c->desc.block_keys = -4)
 SPOIL(softcap_negative, c->desc.softcap = -1)
+SPOIL(softcap_tiny, c->desc.softcap = 1e-39f)
+SPOIL(softcap_huge, c->desc.softcap = 3e38f)
 SPOIL(softcap_nan, c->desc.softcap = NAN)
 SPOIL(softcap_infinite, c->desc.softcap = INFINITY)
 SPOIL(dropout_more, c->desc.dropout = 1.5f)
@@ -262,6 +264,8 @@ static const misuse cases[] = {
     {block_keys_0, MHA_ERR_ARGUMENT, "block_keys 0", false},
     {block_keys_negative, MHA_ERR_ARGUMENT, "block_keys -4", false},
     {softcap_negative, MHA_ERR_ARGUMENT, "softcap is -1", false},
+    {softcap_tiny, MHA_ERR_ARGUMENT, "softcap is 1e-39", false},
+    {softcap_huge, MHA_ERR_ARGUMENT, "softcap is 3e+38", false},
     {softcap_nan, MHA_ERR_ARGUMENT, "softcap", false},
     {softcap_infinite, MHA_ERR_ARGUMENT, "softcap is inf", false},
     {dropout_more, MHA_ERR_ARGUMENT, "dropout is 1.5", false},
@@ -375,7 +379,7 @@ static void every_misuse(void **state)
 static void sinks_that_are_no_numbers(void **state)
 {
     (void)state;
-    static const float values[] = {NAN, INFINITY};
+    static const float values[] = {NAN, INFINITY, 2e38f};
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
     mha_context *context;
@@ -385,7 +389,7 @@ static void sinks_that_are_no_numbers(void **state)
     float own[H] = {0};
     c.sinks.data = own;
     guarded_snapshot(&a.o);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         sink_value(&c, values[i]);
         assert_int_equal(forward(context, &c), MHA_ERR_NUMERIC);
         check_detail((size_t)i, "sink_logits[0]");
