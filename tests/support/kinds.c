@@ -358,9 +358,12 @@ kinds_shape kinds_some_shape(rng *r)
     n.D = RNG_PICK(r, head_sizes);
     n.Dv = rng_chance(r, 0.5) ? n.D : RNG_PICK(r, head_sizes);
     if (rng_chance(r, 0.12)) n.S = RNG_PICK(r, long_keys);
-    if (rng_chance(r, 0.02)) { /* long queries too: chunks and strips by the hundred */
+    if (rng_chance(r, 0.02)) { /* long queries too: several chunks, with the ends of heads inside */
         n.T = RNG_PICK(r, long_keys);
-        n.B = 1, n.H = n.Hk = 1;
+        n.B = 1, n.Hk = 1;
+        n.H = rng_between(r, 1, 3);
+        n.D = rng_between(r, 1, 16);
+        if (rng_chance(r, 0.7)) n.S = rng_between(r, 1, 90);
     }
     if (rng_chance(r, 0.005)) n.D = RNG_PICK(r, ((const int64_t[]){128, 250, 256, 257, 300}));
     switch (rng_between(r, 0, 3)) {
