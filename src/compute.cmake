@@ -3,10 +3,15 @@ mha_library(multihead SOURCES
   base/context.c base/cpu.c base/pool.c base/scratch.c base/status.c base/struct_copy.c
   base/tensor.c
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
-  attention/attn_check.c attention/attn_forward.c attention/attn_plain.c
-  attention/attn_tiled.c
-  module/linear.c module/module.c
+  attention/attn_check.c attention/attn_forward.c attention/attn_mask.c attention/attn_plain.c
+  attention/attn_position.c attention/attn_qk_norm.c attention/attn_rope.c
+  attention/attn_tiled.c attention/attn_visible.c
+  attention/feature_map.c attention/linear_attention.c
+  module/kv_cache.c module/linear.c module/module.c
   nn/layers.c)
+
+# So that the choices in it become masks and the loop becomes vectors.
+set_source_files_properties(attention/feature_map.c PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 # The files of src/kernels/isa are the only ones with machine flags.
 set(isa_flags -O3 -fno-trapping-math)

@@ -8,14 +8,16 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PUBLIC = {"attention", "base", "component", "module", "nn", "multihead"}
+PUBLIC = {"attention", "base", "cache", "component", "linear_attention", "module", "nn",
+          "position", "multihead"}
 MODEL = {"io", "tokenizer", "model"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component"}),
-    "src/kernels": ({"kernels"}, {"base"}),
-    "src/attention": ({"attention", "kernels", "base"}, {"attention", "base", "component"}),
-    "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "component", "nn"}),
+    "src/kernels": ({"kernels", "base"}, {"base"}),
+    "src/attention": ({"attention", "kernels", "base"},
+                      {"attention", "linear_attention", "position", "base", "component"}),
+    "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "cache", "component", "nn"}),
     "src/nn": ({"nn", "base"}, {"nn", "base", "component"}),
     "src/io": ({"io"}, {"io", "tokenizer", "base", "component"}),
     "src/render": ({"render"}, {"render", "base", "component"}),

@@ -6,22 +6,30 @@
  *   Hk  key/value heads            D   head size of queries and keys
  *   Dv  head size of values        b h t s d   loop indices over B H T S D
  *
- * The formula (Vaswani et al. 2017, equation 1, with the grouped heads of Ainslie et al. 2023):
+ * The formula (Vaswani et al. 2017, equation 1, with the grouped heads of Ainslie et al. 2023),
+ * with everything that a descriptor can add, in this order; i = t + q_offset is the query's
+ * position:
  *
- *   score[b,h,t,s] = scale * sum_d q[b,h,t,d] * k[b,hk,s,d] + bias[b,h,t,s]     hk = h / (H / Hk)
+ *   score[b,h,t,s] = scale * sum_d q[b,h,t,d] * (k[b,hk,s,d] + shaw_keys[clip(s-i),d])
+ *   score          = softcap * tanh(score / softcap)
+ *   score         += bias[b,h,t,s] - slope[b,h] |s - i| + t5_table[bucket(s-i),h]
  *   score          = -inf where the mask drops key s for query t
- *   p[b,h,t,:]     = softmax(score[b,h,t,:])
- *   o[b,h,t,:]     = sum_s p[b,h,t,s] * v[b,hk,s,:]
- *   lse[b,h,t]     = log sum_s exp(score[b,h,t,s])                              natural logarithm
+ *   p[b,h,t,:]     = softmax of score[b,h,t,:] with exp(sink[h]) added to the denominator
+ *   p              = p * kept / (1 - dropout)          kept is 0 or 1 by a counter-based generator
+ *   o[b,h,t,:]     = gate[b,h] * sum_s p[b,h,t,s] * (v[b,hk,s,:] + shaw_values[clip(s-i),:])
+ *   lse[b,h,t]     = log(exp(sink[h]) + sum_s exp(score[b,h,t,s]))      natural log, no dropout
  *
- * A key is visible to a query if every part of the mask that is set keeps it:
- *   causal         s <= t + q_offset           (signed; per sequence if q_offsets is given)
- *   key_lengths    s <  key_lengths[b]
- *   keep_mask      keep_mask[b,h,t,s] != 0     (named for what true means)
+ * with hk = h / (H / Hk). A key is visible to a query if every part of the mask that is set keeps
+ * it: causal         s <= i                      (q_offset signed; per sequence if q_offsets is
+ * given) key_lengths    s <  key_lengths[b] window         i - left_keys <= s <= i + right_keys, or
+ * s < sink_keys, or global_keys[b,s] != 0, or global_queries[b,t] != 0 documents
+ * query_documents[b,t] == key_documents[b,s] blocks         keep_blocks[b,h,t / block_queries,s /
+ * block_keys] != 0 keep_mask      keep_mask[b,h,t,s] != 0     (masks are named for what true means)
+ *   callback       the byte it wrote is not 0
  *   bias           bias[b,h,t,s] != -inf
  *
  * Special values, on every path and instruction set:
- *   - A query that sees no key gives o = 0, p = 0, lse = -inf.
+ *   - A query that sees no key gives o = 0, p = 0, lse = -inf (lse = sink[h] with a sink).
  *   - What stands in a key or value that a query does not see never reaches its result, not even
  *     NaN or infinity.
  *   - A non-finite element in a visible key, or in the query itself, makes o, lse and the p of the
@@ -59,8 +67,16 @@ enum { MHA_TILED_MAX_HEAD_DIM = 256 };
 enum {
     MHA_ATTENTION_CAUSAL = 1 << 0,      /* s <= t + q_offset */
     MHA_ATTENTION_SCALE_GIVEN = 1 << 1, /* take scale as it stands, even 0 */
-    MHA_ATTENTION_STRICT = 1 << 2       /* an error where `path` would have to fall back */
+    MHA_ATTENTION_STRICT = 1 << 2,      /* an error where `path` would have to fall back */
+    MHA_ATTENTION_WINDOW = 1 << 3,      /* left_keys and right_keys hold */
+    MHA_ATTENTION_T5_ONE_SIDED = 1 << 4 /* T5 buckets of a decoder: all for s <= i */
 };
+
+/* A mask computed by the caller: write keep[r * keep_stride + c], nonzero to keep, for queries
+ * t = query + r and keys s = key + c, r < queries, c < keys, of head h of sequence b. Called from
+ * several threads at once, any number of times for a place; must always answer the same. */
+typedef void (*mha_keep_fn)(void *user, int64_t b, int64_t h, int64_t query, int64_t queries,
+                            int64_t key, int64_t keys, uint8_t *keep, int64_t keep_stride);
 
 /* What to compute. Zero everywhere means: full attention, scale 1/sqrt(D), best path. */
 typedef struct mha_attention_desc {
@@ -68,13 +84,45 @@ typedef struct mha_attention_desc {
     uint32_t flags;
     mha_path path;
     float scale; /* 0: 1/sqrt(D), unless MHA_ATTENTION_SCALE_GIVEN. Negative is allowed */
-    /* With MHA_ATTENTION_CAUSAL: query t stands at key position t + q_offset. 0 aligns top-left;
-     * S - T aligns bottom-right (the queries are the last ones); may be negative. */
+    /* Query t stands at key position i = t + q_offset. 0 aligns top-left; S - T aligns bottom-right
+     * (the queries are the last ones); may be negative. Only with something that reads positions:
+     * causal, window, ALiBi, T5, Shaw. */
     int64_t q_offset;
     const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */
     const int64_t *key_lengths;  /* [B], 0 .. S; NULL: S for all */
     const mha_tensor *keep_mask; /* u8, up to 4 dims, broadcasts to [B,H,T,S]; NULL: keep all */
     const mha_tensor *bias;      /* f32, likewise, added to the scaled scores; NULL: none */
+
+    /* Masks that need no T x S array; cost goes with the pairs they keep. */
+    int64_t left_keys, right_keys;    /* keys seen before and after position i, which is seen too;
+                                         -1: open. Read only with MHA_ATTENTION_WINDOW */
+    int64_t sink_keys;                /* the first keys, which the window does not hide */
+    const mha_tensor *global_keys;    /* u8, broadcasts to [B,S]: keys it does not hide */
+    const mha_tensor *global_queries; /* u8, broadcasts to [B,T]: queries it does not bind */
+    const mha_tensor *query_documents, *key_documents; /* i32, broadcast to [B,T], [B,S]; both */
+    const mha_tensor *keep_blocks; /* u8, up to 4 dims, broadcasts to [B,H,rows,cols] of blocks */
+    int64_t block_queries, block_keys; /* the size of a block; the last may be partial */
+    mha_keep_fn keep_callback;
+    void *keep_callback_user;
+
+    /* What is added to scores. */
+    float softcap;                  /* 0: none; else 2^-126 .. 2^127 */
+    float dropout;                  /* probability of a p to become 0, in 0..1 */
+    const mha_tensor *alibi_slopes; /* f32, broadcasts to [B,H] (Press et al. 2022) */
+    const mha_tensor *t5_table;     /* f32 [buckets,H] (Raffel et al. 2020) */
+    int64_t t5_max_distance;        /* 0: 128 */
+    const mha_tensor *shaw_keys;    /* f32 [2 k + 1, D], row clip(s - i, -k, k) + k (Shaw 2018) */
+    const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv] */
+    const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), to 2^127; -inf: none */
+    const mha_tensor *gates;        /* f32, broadcasts to [B,H], times the head's output */
+    uint64_t dropout_seed;
+
+    /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b
+     * has queries query_starts[b] .. query_starts[b+1]-1 and keys key_starts[b] .. . B above is
+     * then the number of sequences, t and s count from each sequence's start, and dense inputs and
+     * outputs over S have as many columns as the longest sequence has keys. */
+    const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
+    int64_t sequences;
 } mha_attention_desc;
 
 /* Outputs beside o. NULL means not wanted. Asking for one does not change another's bits. */
@@ -119,7 +167,7 @@ typedef struct mha_attention_plan {
     int64_t key_block;     /* keys per softmax step: a constant, part of the bits contract */
     int64_t row_block;     /* query rows in registers at a time */
     int64_t work_items;    /* pieces that the threads share */
-    int64_t visible_pairs; /* query-key pairs that causal and key_lengths allow, over B and H */
+    int64_t visible_pairs; /* query-key pairs that causal, lengths and window allow, over B and H */
     double flops;          /* 2 (D + Dv) visible_pairs */
     double bytes;          /* of inputs and outputs, each counted once */
     size_t scratch_bytes;  /* of the context's scratch, all threads */

@@ -13,7 +13,10 @@
 
 #include <multihead/attention.h>
 #include <multihead/base.h>
+#include <multihead/cache.h>
+#include <multihead/linear_attention.h>
 #include <multihead/module.h>
 #include <multihead/nn.h>
+#include <multihead/position.h>
 
 #endif

@@ -6,23 +6,39 @@
 
 #include <multihead/attention.h>
 
-/* An input that broadcasts to [B,H,T,S]: data NULL means absent. */
+/* An input that broadcasts to up to four axes: data NULL means absent. */
 typedef struct mhai_attn_broadcast {
     const void *data;
     int64_t stride[4];
 } mhai_attn_broadcast;
 
 typedef struct mhai_attn_problem {
-    int64_t B, H, Hk, T, S, D, Dv;
-    int64_t group; /* H / Hk, query heads per key/value head */
+    int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
+    int64_t group;                 /* H / Hk, query heads per key/value head */
     mha_tensor q, k, v, o;
     mha_tensor lse, probabilities; /* data NULL: not wanted */
     float scale;
-    bool causal, strict;
+    bool causal, window, strict;
+    int64_t left_keys, right_keys; /* no larger than needed; open is larger than any distance */
+    int64_t sink_keys;
     int64_t q_offset;
     const int64_t *q_offsets, *key_lengths;
-    mhai_attn_broadcast keep, bias;
-    mha_path path; /* tiled or plain */
+    const int64_t *query_starts, *key_starts;           /* NULL: not ragged */
+    mhai_attn_broadcast keep, bias;                     /* [B,H,T,S] */
+    mhai_attn_broadcast keep_blocks;                    /* [B,H,T/block,S/block] */
+    mhai_attn_broadcast global_keys, global_queries;    /* [B,S], [B,T] in axes 2, 3 */
+    mhai_attn_broadcast query_documents, key_documents; /* likewise */
+    mhai_attn_broadcast alibi, gates;                   /* [B,H] in axes 2, 3 */
+    int64_t block_queries, block_keys;
+    mha_keep_fn callback;
+    void *callback_user;
+    float softcap, dropout;
+    uint64_t dropout_seed;
+    mha_tensor t5_table, shaw_keys, shaw_values, sink_logits; /* data NULL: absent */
+    int64_t t5_max_distance;
+    bool t5_one_sided;
+    bool need_data; /* false: only checked and accounted for, never run */
+    mha_path path;  /* tiled or plain */
     const char *reason;
 } mhai_attn_problem;
 
@@ -32,16 +48,40 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
                                          const mha_tensor *o, const mha_attention_outputs *outputs,
                                          bool need_data, mhai_attn_problem *problem);
 
-/* The keys 0 .. end-1 that causal and key_lengths let query t of sequence b see. */
-int64_t mhai_attn_row_end(const mhai_attn_problem *problem, int64_t b, int64_t t);
+/* One sequence of the batch: its lengths, its offset, and where it lies in the tensors. */
+typedef struct mhai_attn_sequence {
+    int64_t b;      /* its number */
+    int64_t batch;  /* its index on the tensors' batch axis: b, or 0 if ragged */
+    int64_t T, S;   /* queries, and keys within its length */
+    int64_t q0, k0; /* rows of its first query and key */
+    int64_t offset; /* position of query 0, clamped to where it still makes a difference */
+} mhai_attn_sequence;
+
+mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *problem, int64_t b);
+
+/* Keys as half-open intervals. */
+typedef struct mhai_attn_range {
+    int64_t begin, end; /* begin <= end */
+} mhai_attn_range;
+
+/* What causal and the length let query t see, and what the window leaves of it. */
+mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                int64_t t);
+mhai_attn_range mhai_attn_window(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                 int64_t t);
+
+/* The relative terms of a score at distance rel = s - i: ALiBi and T5, in f32. */
+float mhai_attn_relative(const mhai_attn_problem *p, int64_t b, int64_t h, int64_t rel);
+bool mhai_attn_has_relative(const mhai_attn_problem *p);
+
+/* The bucket of a T5 table for distance rel. */
+int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided);
 
 /* How the tiled path divides a problem. A chunk is a run of query rows of one key/value head; the
  * rows of its query heads follow each other: row r is query r % T of head r / T of the group. */
 typedef struct mhai_attn_tiling {
-    int64_t rows;       /* per key/value head: group * T */
     int64_t chunk_rows; /* rows of a chunk, the last may have fewer */
-    int64_t chunks;     /* per key/value head */
-    int64_t items;      /* B * Hk * chunks */
+    int64_t items;      /* chunks of all key/value heads of all sequences */
     size_t worker_bytes;
 } mhai_attn_tiling;
 
@@ -65,6 +105,20 @@ static inline int64_t mhai_attn_offset(const mhai_attn_broadcast *x, int64_t b, 
                                        int64_t t)
 {
     return b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
+}
+
+/* Elements of two-axis broadcast inputs. */
+static inline float mhai_attn_f32(const mhai_attn_broadcast *x, int64_t i, int64_t j)
+{
+    return ((const float *)x->data)[i * x->stride[2] + j * x->stride[3]];
+}
+static inline bool mhai_attn_flag(const mhai_attn_broadcast *x, int64_t i, int64_t j)
+{
+    return x->data && ((const uint8_t *)x->data)[i * x->stride[2] + j * x->stride[3]];
+}
+static inline int32_t mhai_attn_i32(const mhai_attn_broadcast *x, int64_t i, int64_t j)
+{
+    return ((const int32_t *)x->data)[i * x->stride[2] + j * x->stride[3]];
 }
 
 #endif

@@ -14,10 +14,12 @@ typedef struct named {
     const mha_tensor *tensor;
 } named;
 
+/* Stands for memory that is never touched: a valid address to add to. */
+static double nothing;
+
 static mha_status check_tensor(const char *name, const mha_tensor *given, int ndim,
                                const int64_t *shape, bool need_data, mha_tensor *tensor)
 {
-    static float nothing; /* stands for memory that is never touched: a valid address to add to */
     if (!given) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
     *tensor = *given;
     if (!need_data && !tensor->data) tensor->data = &nothing;
@@ -33,47 +35,258 @@ static mha_status check_output(const char *name, const mha_tensor *given, int nd
     return mhai_tensor_check_output(name, tensor);
 }
 
-/* Strides of a tensor of up to four dimensions as seen through [B,H,T,S], right-aligned. */
-static mha_status check_broadcast(const char *name, const mha_tensor *given, mha_dtype dtype,
-                                  bool need_data, const mhai_attn_problem *p,
-                                  mhai_attn_broadcast *broadcast)
+/* Strides of a tensor of up to `axes` dimensions as seen through the last `axes` of shape[4],
+ * right-aligned. */
+static mha_status check_broadcast(const mhai_attn_problem *p, const char *name,
+                                  const mha_tensor *given, mha_dtype dtype, int axes,
+                                  const int64_t shape[4], mhai_attn_broadcast *broadcast)
 {
-    const int64_t full[4] = {p->B, p->H, p->T, p->S};
     if (!given) return MHA_OK;
-    if (given->ndim < 0 || given->ndim > 4)
-        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected 0..4", name,
-                        (int)given->ndim);
+    if (given->ndim < 0 || given->ndim > axes)
+        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected 0..%d", name,
+                        (int)given->ndim, axes);
     for (int i = 0; i < given->ndim; i++) {
         int axis = 4 - given->ndim + i;
-        if (given->shape[i] != 1 && given->shape[i] != full[axis])
-            return mha_fail(MHA_ERR_SHAPE,
-                            "%s: dim %d is %lld, it must be 1 or %lld to broadcast to "
-                            "[%lld,%lld,%lld,%lld]",
-                            name, i, (long long)given->shape[i], (long long)full[axis],
-                            (long long)full[0], (long long)full[1], (long long)full[2],
-                            (long long)full[3]);
+        if (given->shape[i] != 1 && given->shape[i] != shape[axis])
+            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, it must be 1 or %lld to broadcast",
+                            name, i, (long long)given->shape[i], (long long)shape[axis]);
         broadcast->stride[axis] = given->shape[i] == 1 ? 0 : given->stride[i];
     }
-    static double nothing; /* as in check_tensor() */
     mha_tensor tensor = *given;
-    if (!need_data && !tensor.data) tensor.data = &nothing;
+    if (!p->need_data && !tensor.data) tensor.data = &nothing;
     MHA_TRY(mhai_tensor_check(name, &tensor, dtype, tensor.ndim, NULL));
     broadcast->data = tensor.data;
     return MHA_OK;
 }
 
-static mha_status check_lengths(const mhai_attn_problem *p)
+/* An optional f32 table. */
+static mha_status check_table(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
+                              int ndim, const int64_t *shape, mha_tensor *table)
 {
-    for (int64_t b = 0; p->key_lengths && b < p->B; b++)
-        if (p->key_lengths[b] < 0 || p->key_lengths[b] > p->S)
-            return mha_fail(MHA_ERR_ARGUMENT, "key_lengths[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)p->key_lengths[b], (long long)p->S);
+    if (!given) return MHA_OK;
+    mha_tensor tensor = *given;
+    if (!p->need_data && !tensor.data) tensor.data = &nothing;
+    MHA_TRY(mhai_tensor_check(name, &tensor, MHA_F32, ndim, shape));
+    *table = tensor;
     return MHA_OK;
 }
 
-static mha_status check_desc(const mha_attention_desc *desc, bool need_data, mhai_attn_problem *p)
+/* ---- lengths ------------------------------------------------------------------------------- */
+
+static mha_status check_starts(const char *name, const int64_t *starts, int64_t sequences,
+                               int64_t rows, int64_t *longest)
 {
-    const uint32_t known = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_SCALE_GIVEN | MHA_ATTENTION_STRICT;
+    *longest = 0;
+    if (starts[0] != 0 || starts[sequences] != rows)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: runs from %lld to %lld, expected 0 to %lld", name,
+                        (long long)starts[0], (long long)starts[sequences], (long long)rows);
+    for (int64_t b = 0; b < sequences; b++) {
+        if (starts[b + 1] < starts[b] || starts[b + 1] > rows)
+            return mha_fail(MHA_ERR_ARGUMENT, "%s: entry %lld is %lld after %lld, it must not fall",
+                            name, (long long)(b + 1), (long long)starts[b + 1],
+                            (long long)starts[b]);
+        *longest = mhai_max_i64(*longest, starts[b + 1] - starts[b]);
+    }
+    return MHA_OK;
+}
+
+/* Turn the packed tensors' one long sequence into the caller's sequences. */
+static mha_status check_ragged(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    if (!desc->query_starts && !desc->key_starts && desc->sequences == 0) return MHA_OK;
+    if (!desc->query_starts || !desc->key_starts || desc->sequences < 1)
+        return mha_fail(MHA_ERR_ARGUMENT, "a ragged batch needs query_starts, key_starts and "
+                                          "sequences >= 1, all three");
+    if (p->B != 1)
+        return mha_fail(MHA_ERR_SHAPE, "q: dim 0 is %lld, a ragged batch is packed into 1",
+                        (long long)p->B);
+    if (desc->keep_blocks)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "keep_blocks does not go with a ragged batch");
+    MHA_TRY(check_starts("query_starts", desc->query_starts, desc->sequences, p->T, &p->T));
+    MHA_TRY(check_starts("key_starts", desc->key_starts, desc->sequences, p->S, &p->S));
+    p->B = desc->sequences;
+    p->query_starts = desc->query_starts;
+    p->key_starts = desc->key_starts;
+    return MHA_OK;
+}
+
+static mha_status check_lengths(const mhai_attn_problem *p)
+{
+    for (int64_t b = 0; p->key_lengths && b < p->B; b++) {
+        int64_t most = p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
+        if (p->key_lengths[b] < 0 || p->key_lengths[b] > most)
+            return mha_fail(MHA_ERR_ARGUMENT, "key_lengths[%lld] is %lld, expected 0..%lld",
+                            (long long)b, (long long)p->key_lengths[b], (long long)most);
+    }
+    return MHA_OK;
+}
+
+/* ---- masks --------------------------------------------------------------------------------- */
+
+static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    const int64_t open = INT64_MAX / 4; /* beyond any distance, and safe to add */
+    p->window = desc->flags & MHA_ATTENTION_WINDOW;
+    if (!p->window && (desc->left_keys || desc->right_keys || desc->sink_keys ||
+                       desc->global_keys || desc->global_queries))
+        return mha_fail(MHA_ERR_ARGUMENT, "left_keys, right_keys, sink_keys, global_keys and "
+                                          "global_queries need the flag MHA_ATTENTION_WINDOW");
+    if (desc->left_keys < -1 || desc->right_keys < -1 || desc->sink_keys < 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "window: left_keys %lld, right_keys %lld, sink_keys %lld; a number of keys "
+                        "is >= 0, or -1 for an open side",
+                        (long long)desc->left_keys, (long long)desc->right_keys,
+                        (long long)desc->sink_keys);
+    if (p->causal && desc->right_keys > 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "window: right_keys is %lld, but a causal query sees no later key; set 0",
+                        (long long)desc->right_keys);
+    p->left_keys = desc->left_keys < 0 ? open : mhai_min_i64(desc->left_keys, open);
+    p->right_keys = desc->right_keys < 0 ? open : mhai_min_i64(desc->right_keys, open);
+    p->sink_keys = desc->sink_keys;
+    return MHA_OK;
+}
+
+static mha_status check_blocks(const mha_attention_desc *desc, const mhai_attn_problem *p,
+                               mhai_attn_broadcast *blocks)
+{
+    if (!desc->keep_blocks) return MHA_OK;
+    if (desc->block_queries < 1 || desc->block_keys < 1)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "keep_blocks: block_queries %lld and block_keys %lld "
+                        "must be positive",
+                        (long long)desc->block_queries, (long long)desc->block_keys);
+    const int64_t shape[4] = {p->B, p->H, mhai_ceil_div(p->T, desc->block_queries),
+                              mhai_ceil_div(p->S, desc->block_keys)};
+    return check_broadcast(p, "keep_blocks", desc->keep_blocks, MHA_U8, 4, shape, blocks);
+}
+
+static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    /* Ragged: the tensors' batch is 1 and their rows are those of all sequences. */
+    const int64_t batch = p->q.shape[0], rows = p->q.shape[2], keys = p->k.shape[2];
+    const int64_t dense[4] = {batch, p->H, rows, p->S};
+    const int64_t by_query[4] = {1, 1, batch, rows}, by_key[4] = {1, 1, batch, keys};
+    MHA_TRY(check_window(desc, p));
+    MHA_TRY(check_broadcast(p, "keep_mask", desc->keep_mask, MHA_U8, 4, dense, &p->keep));
+    MHA_TRY(check_broadcast(p, "bias", desc->bias, MHA_F32, 4, dense, &p->bias));
+    MHA_TRY(
+        check_broadcast(p, "global_keys", desc->global_keys, MHA_U8, 2, by_key, &p->global_keys));
+    MHA_TRY(check_broadcast(p, "global_queries", desc->global_queries, MHA_U8, 2, by_query,
+                            &p->global_queries));
+    if (!desc->query_documents != !desc->key_documents)
+        return mha_fail(MHA_ERR_ARGUMENT, "set both query_documents and key_documents, or neither");
+    MHA_TRY(check_broadcast(p, "query_documents", desc->query_documents, MHA_I32, 2, by_query,
+                            &p->query_documents));
+    MHA_TRY(check_broadcast(p, "key_documents", desc->key_documents, MHA_I32, 2, by_key,
+                            &p->key_documents));
+    MHA_TRY(check_blocks(desc, p, &p->keep_blocks));
+    p->block_queries = desc->block_queries;
+    p->block_keys = desc->block_keys;
+    p->callback = desc->keep_callback;
+    p->callback_user = desc->keep_callback_user;
+    return MHA_OK;
+}
+
+/* ---- scores -------------------------------------------------------------------------------- */
+
+static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    MHA_TRY(check_table(p, "t5_table", desc->t5_table, 2, (int64_t[]){-1, p->H}, &p->t5_table));
+    p->t5_one_sided = desc->flags & MHA_ATTENTION_T5_ONE_SIDED;
+    p->t5_max_distance = desc->t5_max_distance ? desc->t5_max_distance : 128;
+    if (!desc->t5_table) return MHA_OK;
+    int64_t buckets = p->t5_table.shape[0], exact = buckets / (p->t5_one_sided ? 2 : 4);
+    if (exact < 1 || (!p->t5_one_sided && buckets % 2 != 0))
+        return mha_fail(MHA_ERR_SHAPE,
+                        "t5_table: %lld buckets; two-sided needs an even number of at least 4, "
+                        "one-sided at least 2",
+                        (long long)buckets);
+    if (p->t5_max_distance <= exact)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "t5_max_distance is %lld, it must exceed the %lld exact distances",
+                        (long long)p->t5_max_distance, (long long)exact);
+    return MHA_OK;
+}
+
+static mha_status check_shaw(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
+                             int64_t width, mha_tensor *table)
+{
+    MHA_TRY(check_table(p, name, given, 2, (int64_t[]){-1, width}, table));
+    if (!given) return MHA_OK;
+    if (given->shape[0] % 2 == 0)
+        return mha_fail(MHA_ERR_SHAPE, "%s: dim 0 is %lld, expected 2 k + 1 distances", name,
+                        (long long)given->shape[0]);
+    return mhai_tensor_check_last(name, given);
+}
+
+static mha_status check_sinks(const mhai_attn_problem *p)
+{
+    const mha_tensor *sinks = &p->sink_logits;
+    for (int64_t h = 0; sinks->data && p->need_data && h < p->H; h++) {
+        float sink = ((const float *)sinks->data)[h * sinks->stride[0]];
+        if (!(sink <= 0x1p127f)) /* its product with log2 e must be finite */
+            return mha_fail(MHA_ERR_NUMERIC,
+                            "sink_logits[%lld] is %g, expected a number up to 2^127, or -inf",
+                            (long long)h, (double)sink);
+    }
+    return MHA_OK;
+}
+
+static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    const int64_t by_head[4] = {1, 1, p->q.shape[0], p->H};
+    p->softcap = desc->softcap;
+    p->dropout = desc->dropout;
+    p->dropout_seed = desc->dropout_seed;
+    /* Its reciprocal and its product with log2 e must be finite. */
+    if (p->softcap != 0 && !(p->softcap >= 0x1p-126f && p->softcap <= 0x1p127f))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "softcap is %g, expected a number in 2^-126 .. 2^127, or 0 for none",
+                        (double)p->softcap);
+    if (!(p->dropout >= 0 && p->dropout <= 1))
+        return mha_fail(MHA_ERR_ARGUMENT, "dropout is %g, expected 0..1", (double)p->dropout);
+    MHA_TRY(check_broadcast(p, "alibi_slopes", desc->alibi_slopes, MHA_F32, 2, by_head, &p->alibi));
+    MHA_TRY(check_broadcast(p, "gates", desc->gates, MHA_F32, 2, by_head, &p->gates));
+    MHA_TRY(check_table(p, "sink_logits", desc->sink_logits, 1, &p->H, &p->sink_logits));
+    MHA_TRY(check_sinks(p));
+    MHA_TRY(check_t5(desc, p));
+    MHA_TRY(check_shaw(p, "shaw_keys", desc->shaw_keys, p->D, &p->shaw_keys));
+    return check_shaw(p, "shaw_values", desc->shaw_values, p->Dv, &p->shaw_values);
+}
+
+/* ---- the descriptor -------------------------------------------------------------------------- */
+
+static mha_status check_offset(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    bool read = p->causal || (desc->flags & MHA_ATTENTION_WINDOW) || desc->alibi_slopes ||
+                desc->t5_table || desc->shaw_keys || desc->shaw_values;
+    if (!read && (desc->q_offset != 0 || desc->q_offsets))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_attention_desc: a q_offset has no meaning without causal, window, "
+                        "ALiBi, T5 or Shaw; set the flag MHA_ATTENTION_CAUSAL");
+    if (desc->q_offset != 0 && desc->q_offsets)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_attention_desc: set q_offset or q_offsets, not both");
+    p->q_offset = desc->q_offset;
+    p->q_offsets = desc->q_offsets;
+    return MHA_OK;
+}
+
+static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    p->scale = desc->scale;
+    if (p->scale == 0 && !(desc->flags & MHA_ATTENTION_SCALE_GIVEN))
+        p->scale = (float)(1.0 / sqrt((double)p->D));
+    if (!isfinite(p->scale))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: scale is not finite");
+    return MHA_OK;
+}
+
+static mha_status check_desc(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    const uint32_t known = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_SCALE_GIVEN | MHA_ATTENTION_STRICT |
+                           MHA_ATTENTION_WINDOW | MHA_ATTENTION_T5_ONE_SIDED;
     if (desc->flags & ~known)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: flags 0x%x are unknown",
                         (unsigned)(desc->flags & ~known));
@@ -82,24 +295,16 @@ static mha_status check_desc(const mha_attention_desc *desc, bool need_data, mha
                         (int)desc->path);
     p->causal = desc->flags & MHA_ATTENTION_CAUSAL;
     p->strict = desc->flags & MHA_ATTENTION_STRICT;
-    p->scale = desc->scale;
-    if (p->scale == 0 && !(desc->flags & MHA_ATTENTION_SCALE_GIVEN))
-        p->scale = p->D > 0 ? (float)(1.0 / sqrt((double)p->D)) : 1.0f;
-    if (!isfinite(p->scale))
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: scale is not finite");
-    if (!p->causal && (desc->q_offset != 0 || desc->q_offsets))
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_attention_desc: a q_offset needs the flag MHA_ATTENTION_CAUSAL");
-    if (desc->q_offset != 0 && desc->q_offsets)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_attention_desc: set q_offset or q_offsets, not both");
-    p->q_offset = desc->q_offset;
-    p->q_offsets = desc->q_offsets;
     p->key_lengths = desc->key_lengths;
+    MHA_TRY(check_scale(desc, p));
+    MHA_TRY(check_ragged(desc, p));
+    MHA_TRY(check_offset(desc, p));
     MHA_TRY(check_lengths(p));
-    MHA_TRY(check_broadcast("keep_mask", desc->keep_mask, MHA_U8, need_data, p, &p->keep));
-    return check_broadcast("bias", desc->bias, MHA_F32, need_data, p, &p->bias);
+    MHA_TRY(check_masks(desc, p));
+    return check_scores(desc, p);
 }
+
+/* ---- tensors ------------------------------------------------------------------------------- */
 
 static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
                                bool need_data, mhai_attn_problem *p)
@@ -135,9 +340,20 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
                             {"k", &p->k},
                             {"v", &p->v},
                             {"keep_mask", desc->keep_mask},
-                            {"bias", desc->bias}};
+                            {"bias", desc->bias},
+                            {"global_keys", desc->global_keys},
+                            {"global_queries", desc->global_queries},
+                            {"query_documents", desc->query_documents},
+                            {"key_documents", desc->key_documents},
+                            {"keep_blocks", desc->keep_blocks},
+                            {"alibi_slopes", desc->alibi_slopes},
+                            {"t5_table", desc->t5_table},
+                            {"shaw_keys", desc->shaw_keys},
+                            {"shaw_values", desc->shaw_values},
+                            {"sink_logits", desc->sink_logits},
+                            {"gates", desc->gates}};
     for (int i = 0; i < 3; i++) {
-        for (int j = 0; j < 5; j++)
+        for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
             MHA_TRY(mhai_tensor_check_disjoint(outputs[i].name, outputs[i].tensor, inputs[j].name,
                                                inputs[j].tensor));
         for (int j = 0; j < i; j++)
@@ -174,16 +390,19 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
 {
     mha_attention_desc own;
     mha_attention_outputs wanted;
-    MHA_TRY(mhai_struct_copy("mha_attention_desc", &own, sizeof own, sizeof own, desc));
+    MHA_TRY(mhai_struct_copy("mha_attention_desc", &own, sizeof own,
+                             offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(
         mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted, sizeof wanted, outputs));
     if (wanted.reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_outputs: reserved is %u, expected 0",
                         (unsigned)wanted.reserved);
-    mhai_attn_problem p = {0};
+    mhai_attn_problem p = {.need_data = need_data};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
-    MHA_TRY(check_desc(&own, need_data, &p));
-    const int64_t o_shape[] = {p.B, p.H, p.T, p.Dv}, p_shape[] = {p.B, p.H, p.T, p.S};
+    MHA_TRY(check_desc(&own, &p));
+    const int64_t *rows = p.q.shape; /* [batch, H, T] as the tensors have them */
+    const int64_t o_shape[] = {rows[0], p.H, rows[2], p.Dv};
+    const int64_t p_shape[] = {rows[0], p.H, rows[2], p.S};
     if (o || need_data) MHA_TRY(check_output("o", o, 4, o_shape, need_data, &p.o));
     if (wanted.lse) MHA_TRY(check_output("lse", wanted.lse, 3, o_shape, need_data, &p.lse));
     if (wanted.probabilities)
@@ -193,14 +412,4 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     MHA_TRY(choose_path(own.path, &p));
     *problem = p;
     return MHA_OK;
-}
-
-int64_t mhai_attn_row_end(const mhai_attn_problem *p, int64_t b, int64_t t)
-{
-    int64_t length = p->key_lengths ? p->key_lengths[b] : p->S;
-    if (!p->causal) return length;
-    int64_t offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
-    /* Beyond these the answer is "all" or "none"; clamped, nothing overflows. */
-    offset = mhai_max_i64(-p->T, mhai_min_i64(offset, p->S));
-    return mhai_max_i64(0, mhai_min_i64(length, t + offset + 1));
 }

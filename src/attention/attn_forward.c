@@ -17,19 +17,16 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
                                           : mhai_attn_plain(context, &problem);
 }
 
-/* Sum of row ends over the queries of sequence b: a clamped arithmetic series. */
+/* Pairs that causal, lengths and window allow in sequence b, for one head. */
 static int64_t visible_keys(const mhai_attn_problem *p, int64_t b)
 {
-    if (p->T == 0) return 0;
-    int64_t length = p->key_lengths ? p->key_lengths[b] : p->S;
-    if (!p->causal) return p->T * length;
-    int64_t offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
-    offset = mhai_max_i64(-p->T, mhai_min_i64(offset, p->S));
-    /* Row t sees t + offset + 1 keys: none up to t = first-1, all of them from t = full on. */
-    int64_t first = mhai_min_i64(p->T, mhai_max_i64(0, -offset));
-    int64_t full = mhai_min_i64(p->T, mhai_max_i64(first, length - offset - 1));
-    int64_t low = first + offset + 1, count = full - first;
-    return count * low + count * (count - 1) / 2 + (p->T - full) * length;
+    mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
+    int64_t pairs = 0;
+    for (int64_t t = 0; t < seq.T; t++) {
+        mhai_attn_range window = mhai_attn_window(p, &seq, t);
+        pairs += window.end - window.begin;
+    }
+    return pairs;
 }
 
 static double tensor_bytes(const mha_tensor *tensor)
@@ -50,7 +47,7 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         worker = tiling.worker_bytes;
     } else {
         MHA_TRY(mhai_attn_plain_bytes(p, &worker));
-        plan->work_items = p->B * p->H * p->T;
+        plan->work_items = p->q.shape[0] * p->H * p->q.shape[2]; /* ragged too */
     }
     if (!mhai_mul_size(worker, (size_t)context->num_threads, &plan->scratch_bytes))
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
@@ -76,8 +73,8 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
     made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
     made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) +
-                 4.0 * (double)(p.B * p.H * p.T) * (double)p.Dv + tensor_bytes(&p.lse) +
-                 tensor_bytes(&p.probabilities);
+                 4.0 * (double)(p.q.shape[0] * p.H * p.q.shape[2]) * (double)p.Dv +
+                 tensor_bytes(&p.lse) + tensor_bytes(&p.probabilities);
     *plan = made;
     return MHA_OK;
 }

@@ -171,7 +171,7 @@ mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
 
 bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end)
 {
-    if (!tensor || !tensor->data) return false;
+    if (!tensor || !tensor->data || (unsigned)tensor->ndim > MHA_MAX_DIMS) return false;
     for (int i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] == 0) return false;
     int64_t low, high;

@@ -20,7 +20,7 @@ MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_
                                                     const char *other_name,
                                                     const mha_tensor *other);
 
-/* The address range of a tensor's elements; false if it has none. */
+/* The address range of a tensor's elements; false if it has none, or an impossible ndim. */
 bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end);
 
 /* The same view with two axes exchanged. */

@@ -44,16 +44,35 @@ typedef struct mhai_poison {
     uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
 } mhai_poison;
 
-/* What the rows of a strip see of a key block, where not everything. Pointers are per row, since
- * the rows of a strip may come from several heads; NULL means no such mask. */
+/* What becomes of a strip's scores, where they are not simply softmaxed. Pointers are per row,
+ * since the rows of a strip may come from several heads; NULL means absent. In this order: s +=
+ * shaw[clip(shaw_center + j, 0, shaw_last)]      (in units of the score before the cap) s  =
+ * softcap log2 e tanh(s / softcap)               (q then comes without the factor log2 e) s +=
+ * (bias[j * bias_stride] + relative[j]) log2 e   (a bias of -inf drops the key) s  = -inf outside
+ * begin .. end, and where keep[j * keep_stride] is 0 */
 typedef struct mhai_tile_mask {
     int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS]; /* keys of the block, begin <= end */
     const uint8_t *keep[MHAI_MAX_ROWS];           /* at the block's key 0 */
     int64_t keep_stride;                          /* of keys */
     const float *bias[MHAI_MAX_ROWS];
     int64_t bias_stride;
+    const float *relative[MHAI_MAX_ROWS];
+    const float *shaw[MHAI_MAX_ROWS];
+    int64_t shaw_center[MHAI_MAX_ROWS]; /* table row of the block's key 0, before clipping */
+    int64_t shaw_last;
+    float softcap;             /* 0: none */
     const mhai_poison *poison; /* NULL: all finite */
 } mhai_tile_mask;
+
+/* Dropout of a strip's probabilities after they are summed: p becomes 0 where the generator's word
+ * for (row, key) is below threshold, and p * scale elsewhere. */
+typedef struct mhai_dropout {
+    uint32_t seed[2];
+    uint32_t threshold;
+    float scale;
+    int64_t key; /* the block's key 0 */
+    uint32_t query[MHAI_MAX_ROWS], head[MHAI_MAX_ROWS], batch;
+} mhai_dropout;
 
 /* A strip of query rows against one key block. Scores are in units of log2 e: q comes multiplied
  * by scale * log2 e. */
@@ -68,14 +87,16 @@ typedef struct mhai_tile {
     float *s;       /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
     float *o;       /* [rows][value_panels * 32], sum of p v, in and out */
     float *m, *l;   /* [rows], running maximum (log2 units) and sum, in and out */
-    const mhai_tile_mask *mask; /* NULL: every row sees begin .. end */
+    const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, scores as they are */
+    const mhai_dropout *dropout; /* NULL: none; not used by tile_probabilities */
+    float *alpha;                /* [rows] out, the factor a; NULL: not wanted */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
  * 1): m' = max(m, max_s score), p = 2^(score - m'), a = 2^(m - m'), l = a l + sum p, o = a o + p V.
  * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l. */
 
-/* finish_row: out[i] = in[i] / sum, or 0 if sum is 0. */
+/* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0. */
 
 /* A strip of rows times packed weights, one block of inputs:
  *   out[r, :] = (first ? bias : out[r, :]) + x[r, 0 .. inner) W   for panels first_panel .. */

@@ -242,14 +242,12 @@ static mha_status check_outputs(const forward *f)
     return MHA_OK;
 }
 
-/* The masks are inputs too. */
-static mha_status check_mask_overlap(const forward *f, const mha_attention_desc *attention)
+/* What the descriptor points to is input too. */
+static mha_status check_desc_overlap(const forward *f, const mha_attention_desc *attention)
 {
     mha_attention_desc d;
-    MHA_TRY(mhai_struct_copy("mha_attention_desc", &d, sizeof d, sizeof d, attention));
-    /* A mask of an impossible ndim is refused with the rest of the descriptor. */
-    if (d.keep_mask && (unsigned)d.keep_mask->ndim > MHA_MAX_DIMS) d.keep_mask = NULL;
-    if (d.bias && (unsigned)d.bias->ndim > MHA_MAX_DIMS) d.bias = NULL;
+    MHA_TRY(mhai_struct_copy("mha_attention_desc", &d, sizeof d,
+                             offsetof(mha_attention_desc, left_keys), attention));
     const mha_tensor *outputs[] = {f->out,
                                    f->want.probabilities,
                                    f->want.average_probabilities,
@@ -258,10 +256,26 @@ static mha_status check_mask_overlap(const forward *f, const mha_attention_desc 
                                    f->want.v,
                                    f->want.heads,
                                    f->want.lse};
-    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
-        MHA_TRY(mhai_tensor_check_disjoint("an output", outputs[i], "keep_mask", d.keep_mask));
-        MHA_TRY(mhai_tensor_check_disjoint("an output", outputs[i], "bias", d.bias));
-    }
+    const struct {
+        const char *name;
+        const mha_tensor *tensor;
+    } inputs[] = {{"keep_mask", d.keep_mask},
+                  {"bias", d.bias},
+                  {"global_keys", d.global_keys},
+                  {"global_queries", d.global_queries},
+                  {"query_documents", d.query_documents},
+                  {"key_documents", d.key_documents},
+                  {"keep_blocks", d.keep_blocks},
+                  {"alibi_slopes", d.alibi_slopes},
+                  {"t5_table", d.t5_table},
+                  {"shaw_keys", d.shaw_keys},
+                  {"shaw_values", d.shaw_values},
+                  {"sink_logits", d.sink_logits},
+                  {"gates", d.gates}};
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++)
+        for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
+            MHA_TRY(mhai_tensor_check_disjoint("an output", outputs[i], inputs[j].name,
+                                               inputs[j].tensor));
     return MHA_OK;
 }
 
@@ -396,7 +410,7 @@ mha_status mha_module_forward(mha_context *context, const mha_module *module,
                         (unsigned)f.want.reserved);
     MHA_TRY(check_inputs(&f));
     MHA_TRY(check_outputs(&f));
-    MHA_TRY(check_mask_overlap(&f, attention));
+    MHA_TRY(check_desc_overlap(&f, attention));
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = allocate_scratch(&f);
     if (status == MHA_OK) status = run(&f, attention);

@@ -23,6 +23,30 @@ static void tile_scores(const mhai_tile *t)
                               .c_stride = MHAI_SCORE_STRIDE});
 }
 
+/* Relative positions on keys: the row's products with the table, constant beyond its ends. */
+static void add_shaw(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
+{
+    const float *table = mask->shaw[row];
+    int64_t center = mask->shaw_center[row], last = mask->shaw_last;
+    for (int j = begin; j < end; j++) {
+        int64_t i = center + j;
+        s[j] += table[i < 0 ? 0 : i > last ? last : i];
+    }
+}
+
+/* softcap tanh(s / softcap), and from here on scores are in units of log2 e. */
+static void cap_scores(float *s, float softcap, int begin, int end)
+{
+    const vf inverse = vf_set1(1.0f / softcap), cap = vf_set1(softcap * log2_e);
+    for (int j = begin; j < end; j += VF_LANES)
+        vf_store(s + j, vf_mul(cap, vf_tanh(vf_mul(vf_load(s + j), inverse))));
+}
+
+static void add_relative(float *s, const float *relative, int begin, int end)
+{
+    for (int j = begin; j < end; j++) s[j] = scalar_fma(relative[j], log2_e, s[j]);
+}
+
 /* A bias of -inf drops the key by selection, whatever the score is. */
 static void add_bias(float *s, const float *bias, int64_t stride, int begin, int end)
 {
@@ -38,25 +62,35 @@ static void drop_keys(float *s, const uint8_t *keep, int64_t stride, int begin, 
 }
 
 /* Stride 1 as a constant, so that the usual case is vectorised. */
+static void add_bias_row(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
+{
+    if (mask->bias_stride == 1)
+        add_bias(s, mask->bias[row], 1, begin, end);
+    else
+        add_bias(s, mask->bias[row], mask->bias_stride, begin, end);
+}
+
+static void drop_keys_row(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
+{
+    if (mask->keep_stride == 1)
+        drop_keys(s, mask->keep[row], 1, begin, end);
+    else
+        drop_keys(s, mask->keep[row], mask->keep_stride, begin, end);
+}
+
+/* The cap works on whole vectors: what it does left and right of the interval is overwritten. */
 static void mask_row(const mhai_tile *t, int row)
 {
     const mhai_tile_mask *mask = t->mask;
     float *s = score_row(t, row);
     int begin = mask->begin[row], end = mask->end[row];
+    if (mask->shaw[row]) add_shaw(mask, row, s, begin, end);
+    if (mask->softcap > 0) cap_scores(s, mask->softcap, t->begin, (t->end + 15) / 16 * 16);
+    if (mask->bias[row]) add_bias_row(mask, row, s, begin, end);
+    if (mask->relative[row]) add_relative(s, mask->relative[row], begin, end);
+    if (mask->keep[row]) drop_keys_row(mask, row, s, begin, end);
     for (int j = t->begin; j < begin; j++) s[j] = -__builtin_inff();
     for (int j = end; j < t->end; j++) s[j] = -__builtin_inff();
-    if (mask->bias[row]) {
-        if (mask->bias_stride == 1)
-            add_bias(s, mask->bias[row], 1, begin, end);
-        else
-            add_bias(s, mask->bias[row], mask->bias_stride, begin, end);
-    }
-    if (mask->keep[row]) {
-        if (mask->keep_stride == 1)
-            drop_keys(s, mask->keep[row], 1, begin, end);
-        else
-            drop_keys(s, mask->keep[row], mask->keep_stride, begin, end);
-    }
 }
 
 /* Visible keys that are not finite, and every visible key of a query that is not, score NaN.
@@ -121,6 +155,18 @@ static int prepare_row(const mhai_tile *t, int row)
     return end;
 }
 
+/* Four probabilities at a time share a counter; begin is a multiple of 32. */
+static void drop_row(const mhai_tile *t, int row)
+{
+    const mhai_dropout *d = t->dropout;
+    float *s = score_row(t, row);
+    for (int j = t->begin; j < t->end; j += 4) {
+        uint32_t word[4];
+        mhai_dropout_words(word, d->seed, d->batch, d->head[row], d->query[row], (d->key + j) / 4);
+        for (int i = 0; i < 4; i++) s[j + i] = word[i] < d->threshold ? 0.0f : s[j + i] * d->scale;
+    }
+}
+
 /* One row's step of the online softmax; returns the factor for what was summed before. */
 static float softmax_step(const mhai_tile *t, int row)
 {
@@ -132,6 +178,7 @@ static float softmax_step(const mhai_tile *t, int row)
     float alpha = scalar_exp2(old - top);
     t->l[row] = scalar_fma(t->l[row], alpha, row_exp(s, t->begin, end, top));
     t->m[row] = m;
+    if (t->dropout) drop_row(t, row);
     return alpha;
 }
 
@@ -140,6 +187,7 @@ static void tile_forward(const mhai_tile *t)
     float alpha[MHAI_MAX_ROWS];
     tile_scores(t);
     for (int row = 0; row < t->rows; row++) alpha[row] = softmax_step(t, row);
+    for (int row = 0; t->alpha && row < t->rows; row++) t->alpha[row] = alpha[row];
     for (int64_t panel = 0; panel < t->value_panels; panel++)
         panel_product(block_rescale_rows, t->rows,
                       (block){.inner = t->end - t->begin,
@@ -181,12 +229,12 @@ static void tile_probabilities(const mhai_tile *t)
 
 /* Adding +0 turns a result of -0 into +0, so that its sign does not tell how many empty key blocks
  * were visited. */
-static void finish_row(float *out, const float *in, int64_t n, float sum)
+static void finish_row(float *out, const float *in, int64_t n, float sum, float gate)
 {
-    const vf divisor = vf_set1(sum == 0 ? 1.0f : sum);
+    const vf divisor = vf_set1(sum == 0 ? 1.0f : sum), factor = vf_set1(gate);
     for (int64_t i = 0; i < n; i += VF_LANES) {
         int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
-        vf x = vf_div(vf_load_n(in + i, lanes), divisor);
+        vf x = vf_mul(vf_div(vf_load_n(in + i, lanes), divisor), factor);
         vf_store_n(out + i, lanes, vf_add(x, vf_zero()));
     }
 }

@@ -1,0 +1,113 @@
+/* multihead: linear attention with a positive feature map (Katharopoulos et al. 2020).
+ *
+ * The exponential of a softmax score is replaced by a product of features, so that all keys fold
+ * into one matrix and one vector, whose size does not depend on how many there were:
+ *
+ *   S[b,hk] = sum_s phi(k[b,hk,s]) v[b,hk,s]^T       [F,Dv]
+ *   z[b,hk] = sum_s phi(k[b,hk,s])                   [F]
+ *   o[b,h,t] = phi(q[b,h,t]) S[b,hk] / (phi(q[b,h,t]) . z[b,hk])
+ *
+ * with hk = h / (H/Hk), s over the keys that query t sees, and letters as in attention.h; F is the
+ * number of features. Time is O((T + S) F Dv), memory does not depend on T or S. The map is
+ *
+ *   phi(x)[i] = elu(x[i]) + 1 = x[i] + 1 for x[i] > 0, else exp(x[i])        F = D
+ *
+ * or the caller's. There is no scale: multiply q by it if the map is meant to see one.
+ *
+ * A key is visible if s < key_lengths[b] and, if causal, s <= t + q_offset. Keys of the state that
+ * a call starts from are visible to every query.
+ *
+ * Order of summation: every sum over keys is made one key after the other, from the state that the
+ * call starts from to the last key. So the keys of a sequence may be divided over calls anywhere,
+ * down to one key a call, each call starting from the state that the one before left, and every bit
+ * of o, S and z is the same. The price: a sum of n keys carries up to n roundings, of which about the
+ * square root of n remains in practice.
+ *
+ * Special values:
+ *   - A query whose z is 0 in every element gives o = 0: it sees no key.
+ *   - Keys and values that a query does not see never reach its result.
+ *   - A non-finite element of a visible key or of the query makes o of that row NaN (of a caller's
+ *     map: if its features say so). A non-finite v[.., s, d] of a visible key makes o[.., d]
+ *     non-finite and nothing else. Both stay in the state that is handed on.
+ *   - Elements of q and k below -87 count as -87. Products of features must stay within the range
+ * of f32; where phi(q) . z underflows to 0, o is 0.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_LINEAR_ATTENTION_H
+#define MULTIHEAD_LINEAR_ATTENTION_H
+
+#include <multihead/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* mha_linear_attention_desc.flags */
+enum {
+    MHA_LINEAR_ATTENTION_CAUSAL = 1 << 0 /* s <= t + q_offset */
+};
+
+/* A feature map: rows [count,head_dim] in, features [count,feature_dim] out, both contiguous. The
+ * features of a row may depend on that row only, and should not be negative. Called from several
+ * threads at once, with any number of rows, of queries and of keys. */
+typedef void (*mha_feature_map_fn)(void *user, const float *rows, int64_t count, int64_t head_dim,
+                                   float *features, int64_t feature_dim);
+
+/* What to compute. Zero everywhere means: all keys visible, elu + 1, no state before. */
+typedef struct mha_linear_attention_desc {
+    uint32_t struct_size;
+    uint32_t flags;
+    mha_feature_map_fn feature_map; /* NULL: elu + 1 */
+    void *feature_map_user;
+    int64_t feature_dim;        /* F with a map of the caller; 0: D */
+    int64_t q_offset;           /* query t stands at key position t + q_offset. Only if causal */
+    const int64_t *q_offsets;   /* [B], instead of q_offset */
+    const int64_t *key_lengths; /* [B], 0 .. S; NULL: S for all */
+    /* The state that the sums start from, f32; both or none. */
+    const mha_tensor *state_s; /* [B,Hk,F,Dv] */
+    const mha_tensor *state_z; /* [B,Hk,F] */
+    /* Ragged batches, as in attention.h. B of the states is then `sequences`. */
+    const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
+    int64_t sequences;
+} mha_linear_attention_desc;
+
+/* Outputs beside o; NULL means not wanted. Either may be the very tensor that the state came from:
+ * it is read before it is written. */
+typedef struct mha_linear_attention_outputs {
+    uint32_t struct_size;
+    uint32_t reserved;         /* 0 */
+    const mha_tensor *state_s; /* [B,Hk,F,Dv] f32, after all keys within key_lengths */
+    const mha_tensor *state_z; /* [B,Hk,F] f32 */
+} mha_linear_attention_outputs;
+
+/**
+ * Linear attention forward: the formulas above.
+ *
+ *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out    all f32
+ *
+ * H is a multiple of Hk. Any strides, last axis contiguous. desc and outputs may be NULL. Lengths
+ * of 0 are allowed everywhere: T = 0 only builds a state, S = 0 only reads one. One step of
+ * decoding is a causal call with T = S = 1 and q_offset 0 whose state tensors are both in and out.
+ *
+ * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other, but
+ *          for the state. Scratch comes from the context: a state and 64 keys with their features
+ *          for each thread (causal), or a state for each key/value head (not causal).
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED.
+ *          On error no output byte is written.
+ * Threads  one call at a time per context; any number of contexts. Key/value heads are shared out
+ *          over threads, and without causal blocks of queries too. The bits of every output are the
+ *          same for any number of threads, any batch and any padding.
+ * Accuracy |o - exact| <= 2 (n + F + 10) u max_s |v| to first order, n the number of visible keys,
+ *          u = 2^-24, for features that are not negative; phi is within 2.5 u of elu + 1,
+ * relatively. Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status
+mha_linear_attention_forward(mha_context *context, const mha_linear_attention_desc *desc,
+                             const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+                             const mha_tensor *o, const mha_linear_attention_outputs *outputs);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

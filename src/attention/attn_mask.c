@@ -1,0 +1,253 @@
+/* Masks of a strip of rows against a key block.
+ *
+ * Causal, lengths and windows are intervals of keys, one a row, and cost nothing. Only where a
+ * block is neither all visible nor all hidden by the other parts (exempt keys outside the window,
+ * documents, block patterns, a callback) are bytes composed, one per pair of the strip. */
+#include "attention/attn_tiles.h"
+
+#include "base/checked.h"
+
+#include <string.h>
+
+/* ---- what a block is to a chunk -------------------------------------------------------------- */
+
+/* Sinks and global keys of the block. */
+static void find_exempt_keys(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                             mhai_attn_block *block)
+{
+    int count = 0;
+    block->exempt_begin = block->keys;
+    for (int j = 0; j < block->keys; j++) {
+        int64_t s = block->key + j;
+        if (s >= p->sink_keys && !mhai_attn_flag(&p->global_keys, seq->batch, seq->k0 + s))
+            continue;
+        if (count == 0) block->exempt_begin = j;
+        block->exempt_end = j + 1;
+        count++;
+    }
+    if (count == 0) block->exempt_begin = 0;
+    block->exempt_solid = count == block->exempt_end - block->exempt_begin;
+}
+
+static void find_documents(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                           mhai_attn_block *block)
+{
+    block->least_document = INT32_MAX;
+    block->greatest_document = INT32_MIN;
+    for (int j = 0; j < block->keys; j++) {
+        int32_t d = mhai_attn_i32(&p->key_documents, seq->batch, seq->k0 + block->key + j);
+        if (d < block->least_document) block->least_document = d;
+        if (d > block->greatest_document) block->greatest_document = d;
+    }
+}
+
+mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                                   int64_t key)
+{
+    mhai_attn_block block = {.key = key};
+    block.keys = (int)mhai_min_i64(MHAI_KEY_BLOCK, c->limit.end - key);
+    if (p->window && (key < p->sink_keys || p->global_keys.data))
+        find_exempt_keys(p, &c->seq, &block);
+    if (p->key_documents.data) find_documents(p, &c->seq, &block);
+    return block;
+}
+
+bool mhai_attn_block_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                          const mhai_attn_block *block)
+{
+    if (!p->window || c->global_query || block->exempt_begin < block->exempt_end) return true;
+    return c->window.begin < block->key + block->keys && c->window.end > block->key;
+}
+
+/* ---- intervals ------------------------------------------------------------------------------- */
+
+static int inside(int64_t key, const mhai_attn_block *block)
+{
+    return (int)mhai_max_i64(0, mhai_min_i64(key - block->key, block->keys));
+}
+
+/* One row's interval; true if bytes must tell the exempt keys from the hidden ones in it. */
+static bool row_interval(const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t row,
+                         int *begin, int *end)
+{
+    int limit = inside(w->limit[row].end, block);
+    int exempt_begin = block->exempt_begin;
+    int exempt_end = block->exempt_end < limit ? block->exempt_end : limit;
+    *begin = inside(w->window[row].begin, block);
+    *end = inside(w->window[row].end, block);
+    if (exempt_begin >= exempt_end) return false;
+    if (*begin >= *end) {
+        *begin = exempt_begin, *end = exempt_end;
+        return !block->exempt_solid;
+    }
+    if (*begin <= exempt_begin && exempt_end <= *end) return false;
+    bool touching = block->exempt_solid && exempt_begin <= *end && *begin <= exempt_end;
+    if (exempt_begin < *begin) *begin = exempt_begin;
+    if (exempt_end > *end) *end = exempt_end;
+    return !touching;
+}
+
+/* Narrow a row's interval to the hull of its kept pattern blocks; true if some inside are not. */
+static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                        const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t row,
+                        int *begin, int *end)
+{
+    const mhai_attn_broadcast *x = &p->keep_blocks;
+    const uint8_t *keep =
+        (const uint8_t *)x->data +
+        mhai_attn_offset(x, c->seq.batch, w->head[row], w->query[row] / p->block_queries);
+    bool holes = false, gap = false;
+    int first = *end, last = *begin;
+    for (int j = *begin; j < *end;) {
+        int64_t cell = (block->key + j) / p->block_keys;
+        int next = inside(mhai_min_i64((cell + 1) * p->block_keys, block->key + *end), block);
+        if (keep[cell * x->stride[3]]) {
+            if (first == *end) first = j;
+            holes |= gap;
+            last = next;
+        } else {
+            gap = first != *end;
+        }
+        j = next;
+    }
+    *begin = first < last ? first : 0;
+    *end = first < last ? last : 0;
+    return holes;
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                         const mhai_attn_workspace *w, int64_t row, int64_t s)
+{
+    return (s >= w->window[row].begin && s < w->window[row].end) || s < p->sink_keys ||
+           mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.k0 + s);
+}
+
+/* The callback fills the strip by runs of rows of one head. */
+static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                      const mhai_attn_workspace *w, const mhai_attn_block *block,
+                      const mhai_attn_strip *strip)
+{
+    const int64_t *head = w->head + strip->first, *query = w->query + strip->first;
+    for (int r = 0, next; r < strip->tile.rows; r = next) {
+        next = r + 1;
+        while (next < strip->tile.rows && head[next] == head[r]) next++;
+        p->callback(p->callback_user, c->seq.b, head[r], query[r], next - r,
+                    block->key + strip->tile.begin, strip->tile.end - strip->tile.begin,
+                    w->keep + r * MHAI_KEY_BLOCK + strip->tile.begin, MHAI_KEY_BLOCK);
+    }
+}
+
+static void compose_row(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                        const mhai_attn_workspace *w, const mhai_attn_block *block,
+                        const mhai_attn_strip *strip, int r, bool exempt, bool documents,
+                        bool pattern)
+{
+    int64_t row = strip->first + r, t = w->query[row];
+    uint8_t *keep = w->keep + r * MHAI_KEY_BLOCK;
+    int begin = strip->mask.begin[r], end = strip->mask.end[r];
+    for (int j = begin; exempt && j < end; j++)
+        keep[j] = keep[j] && window_keeps(p, c, w, row, block->key + j);
+    if (documents) {
+        int32_t own = mhai_attn_i32(&p->query_documents, c->seq.batch, c->seq.q0 + t);
+        for (int j = begin; j < end; j++)
+            keep[j] = keep[j] && own == mhai_attn_i32(&p->key_documents, c->seq.batch,
+                                                      c->seq.k0 + block->key + j);
+    }
+    if (pattern) {
+        const mhai_attn_broadcast *x = &p->keep_blocks;
+        const uint8_t *cells =
+            (const uint8_t *)x->data +
+            mhai_attn_offset(x, c->seq.batch, w->head[row], t / p->block_queries);
+        for (int j = begin; j < end; j++)
+            keep[j] = keep[j] && cells[(block->key + j) / p->block_keys * x->stride[3]];
+    }
+    if (p->keep.data) {
+        const uint8_t *dense =
+            (const uint8_t *)p->keep.data +
+            mhai_attn_offset(&p->keep, c->seq.batch, w->head[row], c->seq.q0 + t) +
+            block->key * p->keep.stride[3];
+        for (int j = begin; j < end; j++) keep[j] = keep[j] && dense[j * p->keep.stride[3]];
+    }
+}
+
+/* ---- a strip --------------------------------------------------------------------------------- */
+
+/* Documents of the strip against those of the block: -1 none in common, 0 all the same, 1 mixed. */
+static int compare_documents(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                             const mhai_attn_workspace *w, const mhai_attn_block *block,
+                             const mhai_attn_strip *strip)
+{
+    int32_t least = INT32_MAX, greatest = INT32_MIN;
+    for (int r = 0; r < strip->tile.rows; r++) {
+        int64_t t = c->seq.q0 + w->query[strip->first + r];
+        int32_t own = mhai_attn_i32(&p->query_documents, c->seq.batch, t);
+        if (own < least) least = own;
+        if (own > greatest) greatest = own;
+    }
+    if (greatest < block->least_document || least > block->greatest_document) return -1;
+    return !(least == greatest && block->least_document == block->greatest_document);
+}
+
+static void point_at_dense(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                           const mhai_attn_workspace *w, const mhai_attn_block *block, bool bytes,
+                           mhai_attn_strip *strip)
+{
+    mhai_tile_mask *mask = &strip->mask;
+    mask->keep_stride = bytes ? 1 : p->keep.stride[3];
+    mask->bias_stride = p->bias.stride[3];
+    for (int r = 0; r < strip->tile.rows; r++) {
+        int64_t h = w->head[strip->first + r], t = c->seq.q0 + w->query[strip->first + r];
+        mask->keep[r] = bytes ? w->keep + r * MHAI_KEY_BLOCK : NULL;
+        if (!bytes && p->keep.data)
+            mask->keep[r] = (const uint8_t *)p->keep.data +
+                            mhai_attn_offset(&p->keep, c->seq.batch, h, t) +
+                            block->key * p->keep.stride[3];
+        mask->bias[r] = NULL;
+        if (p->bias.data)
+            mask->bias[r] = (const float *)p->bias.data +
+                            mhai_attn_offset(&p->bias, c->seq.batch, h, t) +
+                            block->key * p->bias.stride[3];
+    }
+}
+
+bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                          const mhai_attn_workspace *w, const mhai_attn_block *block,
+                          mhai_attn_strip *strip)
+{
+    mhai_tile *tile = &strip->tile;
+    mhai_tile_mask *mask = &strip->mask;
+    int documents = p->key_documents.data ? compare_documents(p, c, w, block, strip) : 0;
+    if (documents < 0) return false;
+    bool exempt = false, pattern = false;
+    tile->begin = block->keys;
+    tile->end = 0;
+    for (int r = 0; r < tile->rows; r++) {
+        int64_t row = strip->first + r;
+        exempt |= row_interval(w, block, row, &mask->begin[r], &mask->end[r]);
+        if (p->keep_blocks.data)
+            pattern |= row_pattern(p, c, w, block, row, &mask->begin[r], &mask->end[r]);
+        if (mask->begin[r] >= mask->end[r]) continue;
+        if (mask->begin[r] < tile->begin) tile->begin = mask->begin[r];
+        if (mask->end[r] > tile->end) tile->end = mask->end[r];
+    }
+    if (tile->begin >= tile->end) return false;
+    bool partial = false;
+    for (int r = 0; r < tile->rows; r++)
+        partial |= mask->begin[r] != tile->begin || mask->end[r] != tile->end;
+    partial |= tile->begin % MHAI_PANEL != 0;
+    tile->begin -= tile->begin % MHAI_PANEL;
+    bool bytes = exempt || documents || pattern || p->callback;
+    if (bytes) {
+        if (p->callback)
+            call_back(p, c, w, block, strip);
+        else
+            memset(w->keep, 1, (size_t)tile->rows * MHAI_KEY_BLOCK);
+        for (int r = 0; r < tile->rows; r++)
+            compose_row(p, c, w, block, strip, r, exempt, documents, pattern);
+    }
+    point_at_dense(p, c, w, block, bytes, strip);
+    strip->masked = partial || bytes || p->keep.data || p->bias.data;
+    return true;
+}

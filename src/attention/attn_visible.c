@@ -1,0 +1,81 @@
+/* Where a query stands and what it sees: the symbolic masks and the terms that depend on distance,
+ * one place at a time. Both paths are built on these. */
+#include "attention/attn.h"
+
+#include "base/checked.h"
+
+#include <math.h>
+
+mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
+{
+    /* Far beyond any length, so that sums of a few of these stay inside 64 bits. */
+    const int64_t far = INT64_MAX / 8;
+    mhai_attn_sequence seq = {.b = b, .batch = b, .T = p->T, .S = p->S};
+    if (p->query_starts) {
+        seq.batch = 0;
+        seq.q0 = p->query_starts[b];
+        seq.k0 = p->key_starts[b];
+        seq.T = p->query_starts[b + 1] - seq.q0;
+        seq.S = p->key_starts[b + 1] - seq.k0;
+    }
+    if (p->key_lengths) seq.S = p->key_lengths[b];
+    seq.offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
+    seq.offset = mhai_max_i64(-far, mhai_min_i64(seq.offset, far));
+    return seq;
+}
+
+mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                int64_t t)
+{
+    int64_t end = p->causal ? mhai_min_i64(seq->S, t + seq->offset + 1) : seq->S;
+    return (mhai_attn_range){0, mhai_max_i64(0, end)};
+}
+
+mhai_attn_range mhai_attn_window(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                 int64_t t)
+{
+    mhai_attn_range limit = mhai_attn_limit(p, seq, t);
+    if (!p->window) return limit;
+    int64_t position = t + seq->offset;
+    int64_t begin = mhai_max_i64(0, position - p->left_keys);
+    int64_t end = mhai_min_i64(limit.end, position + p->right_keys + 1);
+    return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
+}
+
+bool mhai_attn_has_relative(const mhai_attn_problem *p)
+{
+    return p->alibi.data || p->t5_table.data;
+}
+
+/* Half of the buckets (a quarter, two-sided) are exact distances, the rest grow by a constant
+ * ratio up to max_distance; farther ones share the last. The ratio's powers that are whole numbers
+ * come out a hair below in floating point, hence the small shift before the floor. */
+int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided)
+{
+    int64_t side = 0, distance = -rel;
+    if (one_sided) {
+        distance = mhai_max_i64(0, distance);
+    } else {
+        buckets /= 2;
+        if (rel > 0) side = buckets, distance = rel;
+    }
+    int64_t exact = buckets / 2;
+    if (distance < exact || exact == 0) return side + mhai_min_i64(distance, buckets - 1);
+    double steps = log((double)distance / (double)exact) /
+                   log((double)max_distance / (double)exact) * (double)(buckets - exact);
+    if (steps >= (double)(buckets - exact)) return side + buckets - 1;
+    return side + mhai_min_i64(buckets - 1, exact + (int64_t)(steps + 1e-9));
+}
+
+float mhai_attn_relative(const mhai_attn_problem *p, int64_t b, int64_t h, int64_t rel)
+{
+    float term = 0;
+    if (p->alibi.data) term = -mhai_attn_f32(&p->alibi, b, h) * (float)(rel < 0 ? -rel : rel);
+    if (p->t5_table.data) {
+        const mha_tensor *table = &p->t5_table;
+        int64_t bucket =
+            mhai_attn_t5_bucket(rel, table->shape[0], p->t5_max_distance, p->t5_one_sided);
+        term += ((const float *)table->data)[bucket * table->stride[0] + h * table->stride[1]];
+    }
+    return term;
+}

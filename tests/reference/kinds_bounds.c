@@ -1,0 +1,340 @@
+/* See kinds_bounds.h. Scores and their errors are in natural units; e, E, eps, theta and F are the
+ * letters of docs/numerics.md. */
+#include "reference/kinds_bounds.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const double reference_slack = 1 + 0x1p-24;
+static const double f32_u = 0x1p-24, log2e_error = 0.23;
+
+typedef struct work {
+    const ref_attention *a;
+    const bound_arith *r;
+    const kinds_row *row;
+    kinds_sequence at;
+    int64_t b, h, hk, t, blocks;
+    double *error, *eps; /* [keys] e_s, and the relative error of p_s before the division */
+    double *top, *tail;  /* [blocks + 1]; entry 0 is the sink, a key before all blocks */
+    double largest;      /* E */
+    double eps_mean, eps_sink, theta;
+} work;
+
+static double *doubles(int64_t count)
+{
+    double *memory = calloc((size_t)(count > 0 ? count : 1), sizeof *memory);
+    if (memory) return memory;
+    fprintf(stderr, "kinds_bounds: no memory\n");
+    abort();
+}
+
+/* The running error bound of section 2. */
+typedef struct running {
+    double value, error;
+} running;
+
+static inline void add(running *x, double product, double product_error, const bound_arith *r)
+{
+    if (!r->fused) product_error += r->u * (fabs(product) + product_error) + r->tiny;
+    x->value += product;
+    x->error += product_error;
+    x->error += r->u * (fabs(x->value) + x->error) + r->tiny;
+}
+
+static double at4(const mha_tensor *x, int64_t b, int64_t h, int64_t t, int64_t d)
+{
+    return ref_element(x, (int64_t[]){b, h, t, d});
+}
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+/* The chain over d of q with a key or with a row of the Shaw table. */
+static double chain_error(const work *w, const mha_tensor *x, int64_t i, bool table)
+{
+    const bound_arith *r = w->r;
+    double c = fabs(ref_scale(w->a->desc, w->a->q->shape[3]));
+    running sum = {0, 0};
+    for (int64_t d = 0; d < w->a->q->shape[3]; d++) {
+        double q = at4(w->a->q, w->at.batch, w->h, w->at.q0 + w->t, d);
+        double k = table ? ref_element(x, (int64_t[]){i, d}) : at4(x, w->at.batch, w->hk, i, d);
+        add(&sum, q * k * c, r->u * fabs(q * k * c) + r->tiny * (fabs(k) + fabs(q * k)), r);
+    }
+    return sum.error + r->scale * (fabs(sum.value) + sum.error);
+}
+
+/* softcap tanh(x / softcap): what comes in is flattened by the slope at the nearer end; then the
+ * rounding of x / softcap (2 u, and x tanh'(x) <= tanh(x)), of tanh (6.5 u) and of the product. */
+static double cap_error(const work *w, const kinds_score *x, double error)
+{
+    const bound_arith *r = w->r;
+    double cap = (double)w->a->desc->softcap;
+    double nearest = fmax(0, fabs(x->before_cap) - error) / cap, slope = 1 / cosh(nearest);
+    double own = (2 + 6.5 + 2 + log2e_error) * r->u * fabs(x->capped);
+    return error * slope * slope * (1 + 9 * r->u) + own * (1 + 9 * r->u) + 4 * r->tiny * (1 + cap);
+}
+
+/* ALiBi and T5 are f32 on every path: |s - i| (beyond 2^24), the product and the sum round. */
+static double relative_error(const work *w, const kinds_score *x)
+{
+    const mha_attention_desc *desc = w->a->desc;
+    double alibi = desc->alibi_slopes ? 2 * f32_u * fabs(x->alibi) : 0;
+    bool both = desc->alibi_slopes && desc->t5_table;
+    return alibi + (both ? f32_u * (fabs(x->alibi + x->t5) + alibi) : 0) + 0x1p-149;
+}
+
+/* An addition of something in natural units: fma(term, log2 e, score). */
+static double joined(const work *w, double sum, double error, double term)
+{
+    const bound_arith *r = w->r;
+    error += log2e_error * r->u * fabs(term);
+    if (!r->fused) error += r->u * fabs(term) + r->tiny;
+    return error + r->u * (fabs(sum) + error) + r->tiny;
+}
+
+static double score_error(const work *w, int64_t s)
+{
+    const mha_attention_desc *desc = w->a->desc;
+    kinds_score x = kinds_score_at(w->a, w->b, w->h, w->t, s);
+    double error = chain_error(w, w->a->k, w->at.k0 + s, false);
+    if (desc->shaw_keys) {
+        int64_t i = kinds_shaw_row(w->a, desc->shaw_keys, w->b, w->t, s);
+        error += chain_error(w, desc->shaw_keys, i, true);
+        error += w->r->u * (fabs(x.before_cap) + error) + w->r->tiny;
+    }
+    if (desc->softcap > 0) error = cap_error(w, &x, error);
+    double sum = x.capped;
+    if (desc->bias) error = joined(w, sum += x.bias, error, x.bias);
+    if (desc->alibi_slopes || desc->t5_table) {
+        error += relative_error(w, &x);
+        error = joined(w, sum + x.alibi + x.t5, error, x.alibi + x.t5);
+    }
+    return error;
+}
+
+/* ---- the softmax ----------------------------------------------------------------------------- */
+
+/* Running maxima, the sink first, and the log of what later rescalings may multiply by. */
+static void follow_blocks(work *w)
+{
+    const bound_arith *r = w->r;
+    for (int64_t i = 0; i <= w->blocks; i++) w->top[i] = -INFINITY;
+    w->top[0] = w->row->sink;
+    w->largest = w->row->sink == -INFINITY ? 0 : 2 * r->u * fabs(w->row->sink);
+    for (int64_t s = 0; s < w->row->keys; s++) {
+        if (w->row->score[s] == -INFINITY) continue;
+        w->error[s] = score_error(w, s);
+        w->largest = fmax(w->largest, w->error[s]);
+        double *top = &w->top[1 + s / r->key_block];
+        *top = fmax(*top, w->row->score[s]);
+    }
+    for (int64_t i = 1; i <= w->blocks; i++) {
+        double own = w->top[i], before = w->top[i - 1];
+        bool may_rise = own > before - 2 * w->largest && before > -INFINITY;
+        w->top[i] = fmax(own, before);
+        if (may_rise) w->tail[i] = r->exponential + r->u * (w->top[i] - before + 2 * w->largest);
+    }
+    double tail = 0;
+    for (int64_t i = w->blocks; i >= 0; i--) {
+        double own = w->tail[i];
+        w->tail[i] = tail;
+        tail += own;
+    }
+}
+
+/* Log of the relative error of exp(score - max), the score being wrong by error. */
+static double exponential_log(const work *w, double distance, double error)
+{
+    return error + w->r->u * (distance + 2 * w->largest) + w->r->exponential * 1.0001;
+}
+
+static bool may_flush(const work *w, double score)
+{
+    return score - w->top[w->blocks] < w->r->flush * 0.6931471805599453 + 2 * w->largest + 1e-3;
+}
+
+static double weight_error(const work *w, int64_t block, double score, double error)
+{
+    double log_error = exponential_log(w, w->top[block] - score, error) + w->tail[block];
+    return expm1(log_error) + (may_flush(w, score) ? 1 : 0);
+}
+
+static void weigh(work *w)
+{
+    const bound_arith *r = w->r;
+    const kinds_row *row = w->row;
+    bool sink = row->sink > -INFINITY;
+    int64_t touched = 0, terms = row->visible + sink;
+    if (sink) w->eps_sink = weight_error(w, 0, row->sink, 2 * r->u * fabs(row->sink));
+    w->eps_mean = row->sink_p * w->eps_sink;
+    for (int64_t s = 0, last = -1; s < row->keys; s++) {
+        if (row->score[s] == -INFINITY) continue;
+        int64_t block = s / r->key_block;
+        touched += block != last;
+        last = block;
+        w->eps[s] = weight_error(w, 1 + block, row->score[s], w->error[s]);
+        w->eps_mean += row->p[s] * w->eps[s];
+    }
+    double roundings = fmin((double)(terms - 1), r->sum_depth + (double)(touched - 1) + sink);
+    roundings = fmax(roundings, 0);
+    w->theta = roundings * r->u / (1 - roundings * r->u);
+}
+
+/* ---- outputs --------------------------------------------------------------------------------- */
+
+/* Element d of the sums over keys (F), then what the errors of the weights do: sum p eps |k v - o|
+ * with k the factor of dropout, whose product rounds, and itself (2 u). */
+static double sum_error(const work *w, int64_t d, bool shaw)
+{
+    const bound_arith *r = w->r;
+    const kinds_row *row = w->row;
+    const bool drops = w->a->desc->dropout > 0;
+    running block = {0, 0}, total = {0, 0};
+    double spread = row->sink_p * w->eps_sink * fabs(row->ungated[d]), second = 0;
+    for (int64_t s = 0, current = -1; s <= row->keys; s++) {
+        if (s < row->keys && row->score[s] == -INFINITY) continue;
+        int64_t here = s < row->keys ? s / r->key_block : -2;
+        if (here != current) { /* o = o a + block sum */
+            if (!r->fused) total.error += r->u * (fabs(total.value) + total.error);
+            total.value += block.value;
+            total.error += block.error;
+            total.error += r->u * (fabs(total.value) + total.error) + 2 * r->tiny;
+            block = (running){0, 0};
+        }
+        current = here;
+        if (here == -2) break;
+        double p = row->p[s] * row->factor[s];
+        double v = at4(w->a->v, w->at.batch, w->hk, w->at.k0 + s, d);
+        double whole = shaw ? kinds_value(w->a, w->b, w->h, w->t, s, d) : v;
+        add(&block, p * v, 0, r);
+        spread += w->eps[s] * row->p[s] * fabs(row->factor[s] * whole - row->ungated[d]);
+        if (drops) spread += 2.001 * r->u * p * fabs(whole) * (1 + w->eps[s]);
+        second += (double)row->visible * r->u * p * fabs(v) * fmin(w->eps[s], 1);
+    }
+    return spread + total.error + second;
+}
+
+/* Shaw's values: p summed by distance, one key at a time (n additions and a rescaling a block, at
+ * most two roundings), then a chain over the distances in blocks of 128 joined to o. bins is the
+ * sum of p at each distance, visits how many keys it has. */
+static double shaw_error(const work *w, int64_t d, const double *bins, const double *visits)
+{
+    const bound_arith *r = w->r;
+    const mha_tensor *table = w->a->desc->shaw_values;
+    running block = {0, 0}, total = {fabs(w->row->ungated[d]), 0};
+    for (int64_t i = 0; i <= table->shape[0]; i++) {
+        if (i % 128 == 0 || i == table->shape[0]) {
+            total.value += fabs(block.value);
+            total.error += block.error;
+            total.error += r->u * (total.value + total.error) + r->tiny;
+            block = (running){0, 0};
+        }
+        if (i == table->shape[0]) break;
+        double wrong = (visits[i] + 2 * (double)w->blocks) * r->u;
+        double value = ref_element(table, (int64_t[]){i, d});
+        add(&block, bins[i] * value, 1.001 * wrong * bins[i] * fabs(value) + r->tiny * fabs(value),
+            r);
+    }
+    return total.error;
+}
+
+/* Where the errors of the scores are large, o still is a weighted sum of what is visible. */
+static double loose_error(const work *w, int64_t d)
+{
+    double farthest = 0, roundings = (double)(w->row->visible + 60) * w->r->u;
+    for (int64_t s = 0; s < w->row->keys; s++)
+        if (w->row->score[s] != -INFINITY)
+            farthest =
+                fmax(farthest, w->row->factor[s] * fabs(kinds_value(w->a, w->b, w->h, w->t, s, d)));
+    return (fabs(w->row->ungated[d]) + farthest) * (1 + 4 * roundings);
+}
+
+static void bound_outputs(const work *w, double *bound)
+{
+    const bound_arith *r = w->r;
+    const kinds_row *row = w->row;
+    const mha_tensor *table = w->a->desc->shaw_values;
+    double *bins = doubles(table ? table->shape[0] : 0),
+           *visits = doubles(table ? table->shape[0] : 0);
+    for (int64_t s = 0; table && s < row->keys; s++) {
+        if (row->score[s] == -INFINITY) continue;
+        int64_t i = kinds_shaw_row(w->a, table, w->b, w->t, s);
+        bins[i] += row->p[s] * row->factor[s];
+        visits[i]++;
+    }
+    double wrong = w->eps_mean + w->theta, gate = fabs(kinds_gate(w->a, w->b, w->h));
+    for (int64_t d = 0; d < row->value_dim; d++) {
+        double o = fabs(row->ungated[d]), error = loose_error(w, d);
+        if (wrong < 0.5) {
+            error = sum_error(w, d, table != NULL) + o * w->theta * (1 + w->eps_mean);
+            if (table) error += shaw_error(w, d, bins, visits);
+            error /= 1 - wrong;
+        }
+        double rounded = error + r->out_u * (o + error) + r->out_tiny; /* the division */
+        rounded = rounded * gate + (w->a->desc->gates ? r->out_u * gate * (o + rounded) : 0);
+        bound[d] = rounded * reference_slack + 2 * r->out_tiny;
+    }
+    free(bins);
+    free(visits);
+}
+
+static void bound_probabilities(const work *w, bound_row *bound)
+{
+    const bound_arith *r = w->r;
+    double wrong = fmin(w->eps_mean + w->theta, 0.999999);
+    for (int64_t s = 0; s < w->row->keys; s++) {
+        bound->p[s] = 0;
+        double score = w->row->score[s];
+        if (score == -INFINITY) continue;
+        double relative = exp(exponential_log(w, w->top[w->blocks] - score, w->error[s]));
+        relative = relative * (1 + r->out_u) / (1 - wrong) - 1;
+        if (may_flush(w, score)) relative += 1;
+        bound->p[s] =
+            fmin(w->row->p[s] * relative, 1 + 4 * r->out_u) * reference_slack + r->out_tiny;
+    }
+}
+
+static void bound_lse(const work *w, bound_row *bound)
+{
+    double wrong = w->eps_mean + w->theta + w->eps_mean * w->theta;
+    double mean = wrong < 0.5 ? -log1p(-wrong) : INFINITY;
+    double most = exponential_log(w, 100, w->largest) + w->tail[0] + 1.01 * w->theta;
+    double error = fmin(mean, most), lse = fabs(w->row->lse);
+    bound->lse = (error + w->r->out_u * (lse + error) + 0x1p-48 * (lse + 1000)) * reference_slack +
+                 w->r->out_tiny;
+}
+
+void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
+                     int64_t t, const kinds_row *row, bound_row *bound)
+{
+    for (int64_t d = 0; d < row->value_dim; d++) bound->o[d] = 0;
+    for (int64_t s = 0; s < row->keys; s++) bound->p[s] = 0;
+    bound->lse = bound->sum = 0;
+    if (row->visible == 0) { /* o = 0, p = 0; lse = -inf, or the sink in units of log2 e and back */
+        if (row->sink > -INFINITY) bound->lse = 3 * f32_u * fabs(row->sink) + 0x1p-149;
+        return;
+    }
+    int64_t blocks = (row->keys - 1) / arith->key_block + 1;
+    work w = {.a = a,
+              .r = arith,
+              .row = row,
+              .at = kinds_sequence_at(a, b),
+              .b = b,
+              .h = h,
+              .hk = h / (a->q->shape[1] / a->k->shape[1]),
+              .t = t,
+              .blocks = blocks,
+              .error = doubles(row->keys),
+              .eps = doubles(row->keys),
+              .top = doubles(blocks + 1),
+              .tail = doubles(blocks + 1)};
+    follow_blocks(&w);
+    weigh(&w);
+    bound_outputs(&w, bound->o);
+    bound_probabilities(&w, bound);
+    bound_lse(&w, bound);
+    free(w.error);
+    free(w.eps);
+    free(w.top);
+    free(w.tail);
+}

@@ -1,0 +1,35 @@
+/* The formulas of multihead/linear_attention.h in double precision, and how far the library may be
+ * from them.
+ *
+ * A row is computed as a mean of values with weights phi(q) . phi(k), key by key, so not by way of
+ * the running state that the library uses; only the bound follows the library's order of rounding.
+ */
+#ifndef TEST_LINEAR_REFERENCE_H
+#define TEST_LINEAR_REFERENCE_H
+
+#include <multihead/linear_attention.h>
+
+/* One row of features, in double. */
+typedef void (*linref_map)(const double *x, int64_t head_dim, double *features,
+                           int64_t feature_dim);
+
+/* A call. Masks, offsets, lengths, ragged starts and the state before are read from desc. */
+typedef struct linref {
+    const mha_linear_attention_desc *desc;
+    const mha_tensor *q, *k, *v;
+    linref_map map;   /* NULL: elu + 1 */
+    double map_error; /* relative error of a feature of the library's map */
+    int64_t features; /* F */
+} linref;
+
+/* The keys that query t of sequence b sees: 0 .. result-1. */
+int64_t linref_visible(const linref *a, int64_t b, int64_t t);
+
+/* Row [b,h,t] of o, and how far each of its Dv elements may be off. */
+void linref_row(const linref *a, int64_t b, int64_t h, int64_t t, double *o, double *bound);
+
+/* The state after all keys of [b,hk]: s [F,Dv], z [F], with bounds. */
+void linref_state(const linref *a, int64_t b, int64_t hk, double *s, double *s_bound, double *z,
+                  double *z_bound);
+
+#endif

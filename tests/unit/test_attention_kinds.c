@@ -1,0 +1,282 @@
+/* Every kind of attention behind one descriptor, alone and in random company, against the
+ * double-precision reference within its bound (docs/numerics.md, 3.10), on every path and
+ * instruction set.
+ *
+ * A sample by default; MHA_TEST_LONG=1 tries 20,000 descriptors. MHA_TEST_CASE=n (with
+ * MHA_TEST_SEED) runs the n-th alone. */
+#include "reference/kinds_bounds.h"
+#include "support/kinds.h"
+#include "support/machines.h"
+#include "support/tally.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SAMPLE = 400, ALL = 20000 };
+
+/* Errors over bounds, for each machine; rest is what would say nothing about the others: p below
+ * 2^-120 and rows that go to the sink, where flushing to 0 may be all of the error, and heads too
+ * wide for the tiled path. */
+typedef struct score_card {
+    tally o, lse, p, rest;
+} score_card;
+
+/* One case on every machine. */
+typedef struct trial {
+    int number;
+    kinds_case c;
+    ref_attention a;
+    const machines *all;
+    outcome got[MOST_MACHINES];
+} trial;
+
+static void fail_trial(const trial *x, int m, const char *what)
+{
+    fail_msg("%s: %s\n  %s\n  alone: MHA_TEST_SEED=%llu MHA_TEST_CASE=%d", x->all->each[m].name,
+             what, x->c.text, (unsigned long long)rng_run_seed(), x->number);
+}
+
+static void fail_value(const trial *x, int m, const char *name, const int64_t *at, double got,
+                       double exact, double bound)
+{
+    char what[240];
+    snprintf(what, sizeof what,
+             "%s at b%lld h%lld t%lld, %lld is %.9g, exact %.9g, error %.3g, bound %.3g", name,
+             (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3], got, exact,
+             fabs(got - exact), bound);
+    fail_trial(x, m, what);
+}
+
+static void compare_row(const trial *x, int m, int64_t b, int64_t h, int64_t t,
+                        const kinds_row *row, const bound_row *bound, score_card *card)
+{
+    const float *o = kinds_at(&x->got[m].o.view, &x->a, b, h, t);
+    const float *p = kinds_at(&x->got[m].p.view, &x->a, b, h, t);
+    double lse = (double)*kinds_at(&x->got[m].lse.view, &x->a, b, h, t);
+    int64_t at[4] = {b, h, t, 0};
+    if (!tally_compare(&card->lse, lse, row->lse, bound->lse))
+        fail_value(x, m, "lse", at, lse, row->lse, bound->lse);
+    for (int64_t d = at[3] = 0; d < row->value_dim; at[3] = ++d)
+        if (!tally_compare(&card->o, (double)o[d], row->o[d], bound->o[d]))
+            fail_value(x, m, "o", at, (double)o[d], row->o[d], bound->o[d]);
+    for (int64_t s = at[3] = 0; s < row->keys; at[3] = ++s) {
+        bool hidden = row->score[s] == -INFINITY;
+        tally *all = row->p[s] < 0x1p-120 ? &card->rest : &card->p;
+        if (hidden ? p[s] != 0 : !tally_compare(all, (double)p[s], row->p[s], bound->p[s]))
+            fail_value(x, m, "p", at, (double)p[s], row->p[s], bound->p[s]);
+    }
+    for (int64_t s = row->keys; s < x->c.result.S; s++)
+        if (p[s] != 0) fail_trial(x, m, "p beyond the end of the sequence is not 0");
+}
+
+static void check_row(const trial *x, int64_t b, int64_t h, int64_t t, kinds_row *row,
+                      bound_row *bound, score_card *cards)
+{
+    score_card other = {0};
+    bool default_scale = x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
+    bool wide = x->c.shape.D > MHA_TILED_MAX_HEAD_DIM || x->c.shape.Dv > MHA_TILED_MAX_HEAD_DIM;
+    kinds_attention_row(&x->a, b, h, t, row);
+    bool apart = wide || (row->visible > 0 && row->sink_p > 1 - 0x1p-50);
+    for (int m = 0; m < x->all->count; m++) {
+        const machine *each = &x->all->each[m];
+        bool again =
+            m > 0 && each->isa == MHA_ISA_AVX512 && x->all->each[m - 1].isa == MHA_ISA_AVX2;
+        bound_arith arith = each->path == MHA_PATH_PLAIN || wide
+                                ? bound_arith_plain(default_scale)
+                                : bound_arith_tiled(each->isa, default_scale);
+        if (!again) kinds_bound_row(&x->a, &arith, b, h, t, row, bound);
+        compare_row(x, m, b, h, t, row, bound, apart ? &other : &cards[m]);
+    }
+}
+
+static void run_machines(trial *x, rng *r)
+{
+    for (int m = 0; m < x->all->count; m++) {
+        const machine *each = &x->all->each[m];
+        unsigned layout =
+            x->c.shape.plain_layout ? LAYOUT_CONTIGUOUS : guarded_random_layout(r, false);
+        x->got[m] = kinds_outcome(&x->c, r, layout);
+        if (kinds_run(each->context, &x->c, each->path, &x->got[m]) != MHA_OK)
+            fail_trial(x, m, mha_error_detail());
+        if (!outcome_intact(&x->got[m])) fail_trial(x, m, "wrote between elements");
+        if (m > 0 && each->isa == MHA_ISA_AVX512 && x->all->each[m - 1].isa == MHA_ISA_AVX2 &&
+            !outcome_same(&x->got[m], &x->got[m - 1], false))
+            fail_trial(x, m, "not the bits of avx2");
+    }
+}
+
+/* As many rows as some work pays for, chosen by chance. */
+static void check_rows(trial *x, rng *r, score_card *cards)
+{
+    const kinds_shape *n = &x->c.shape;
+    double row_work = (double)(n->S + 1) * (double)(n->D + 2 * n->Dv + 20), work = 1e5;
+    int64_t rows = n->B * n->H * n->T, affordable = 2 + (int64_t)(work / row_work);
+    kinds_row row = kinds_row_make(n->S, n->Dv);
+    bound_row bound = bound_row_make(n->S, n->Dv);
+    for (int64_t i = 0; i < affordable && i < rows; i++) {
+        int64_t at = rows <= affordable ? i : i == 0 ? rows - 1 : rng_between(r, 0, rows - 1);
+        int64_t b = at / n->H / n->T;
+        if (at % n->T < kinds_sequence_at(&x->a, b).T)
+            check_row(x, b, at / n->T % n->H, at % n->T, &row, &bound, cards);
+    }
+    kinds_row_free(&row);
+    bound_row_free(&bound);
+}
+
+static void run_trial(int number, const kinds_shape *given, const machines *all, score_card *cards)
+{
+    rng r = rng_make(rng_run_seed(), (uint64_t)number);
+    kinds_shape shape = kinds_some_shape(&r);
+    if (given) {
+        shape.kinds = given->kinds;
+        if (given->S) shape.S = given->S;
+    }
+    trial x = {.number = number, .all = all};
+    kinds_make(&x.c, &r, &shape);
+    x.a = (ref_attention){.desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+    run_machines(&x, &r);
+    check_rows(&x, &r, cards);
+    for (int m = 0; m < all->count; m++) outcome_free(&x.got[m]);
+    kinds_free(&x.c);
+}
+
+static void print_cards(const machines *all, score_card *cards)
+{
+    static const char *const names[] = {"o", "lse", "p"};
+    for (int i = 0; i < all->count; i++) {
+        tally *each[] = {&cards[i].o, &cards[i].lse, &cards[i].p};
+        for (int j = 0; j < 3; j++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s, %s", all->each[i].name, names[j]);
+            each[j]->name = name;
+            tally_print(each[j]);
+            assert_true(tally_is_sharp(each[j]));
+        }
+    }
+}
+
+static void random_company(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    score_card cards[MOST_MACHINES] = {0};
+    const char *one = getenv("MHA_TEST_CASE");
+    if (one && *one) {
+        run_trial(atoi(one), NULL, &all, cards);
+    } else {
+        int count = rng_cases(SAMPLE, ALL);
+        for (int i = 0; i < count; i++) run_trial(i, NULL, &all, cards);
+        printf("  %d descriptors\n", count);
+        print_cards(&all, cards);
+    }
+    machines_free(&all);
+}
+
+/* Each kind alone, and each pair of kinds, whatever the random sample holds. */
+static void alone_and_in_pairs(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    score_card cards[MOST_MACHINES] = {0};
+    int number = 1000000;
+    for (int i = 0; i < KINDS_COUNT; i++)
+        for (int j = i; j < KINDS_COUNT; j++) {
+            kinds_shape given = {.kinds = (1u << i) | (1u << j)};
+            if (given.kinds & (KIND_SINK_KEYS | KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES))
+                given.kinds |= KIND_WINDOW;
+            if (i == j) given.S = 600;
+            run_trial(number++, &given, &all, cards);
+        }
+    print_cards(&all, cards);
+    machines_free(&all);
+}
+
+/* ---- constants from the literature ----------------------------------------------------------- */
+
+/* The vectors that come with the authors' Random123 library. */
+static void philox_vectors(void **state)
+{
+    (void)state;
+    static const uint32_t vectors[][10] = {
+        {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+        {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d,
+         0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09,
+         0x94fdcceb, 0x5001e420, 0x24126ea1}};
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        uint32_t out[4];
+        kinds_philox(vectors[i], vectors[i] + 4, out);
+        assert_memory_equal(out, vectors[i] + 6, sizeof out);
+    }
+}
+
+/* Where the buckets of T5's own tables begin (32 buckets, 128), computed from its publication. */
+static const int64_t two_sided[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91};
+static const int64_t one_sided[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                    11, 12, 13, 14, 15, 16, 19, 21, 24, 27, 31,
+                                    35, 40, 46, 52, 59, 67, 77, 87, 99, 113};
+
+static int64_t bucket_of(const int64_t *first, int64_t count, int64_t distance)
+{
+    int64_t bucket = 0;
+    while (bucket + 1 < count && first[bucket + 1] <= distance) bucket++;
+    return bucket;
+}
+
+static int64_t published_bucket(int64_t rel, bool one)
+{
+    if (one) return bucket_of(one_sided, 32, rel < 0 ? -rel : 0);
+    return rel > 0 ? 16 + bucket_of(two_sided, 16, rel) : bucket_of(two_sided, 16, -rel);
+}
+
+/* The library's buckets, read off its lse: one key, and a table that tells its own row. */
+static void t5_boundaries(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    float zero[1] = {0}, table[32], o[1], lse[1];
+    for (int i = 0; i < 32; i++) table[i] = (float)i;
+    const int64_t one[] = {1, 1, 1, 1};
+    const mha_tensor x = mha_tensor_contiguous(zero, MHA_F32, 4, one);
+    const mha_tensor out = mha_tensor_contiguous(o, MHA_F32, 4, one);
+    const mha_tensor log_sum = mha_tensor_contiguous(lse, MHA_F32, 3, one);
+    const mha_tensor t5 = mha_tensor_contiguous(table, MHA_F32, 2, (int64_t[]){32, 1});
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &log_sum};
+    for (int m = 0; m < all.count; m++)
+        for (int64_t rel = -300; rel <= 300; rel++)
+            for (int sided = 0; sided < 2; sided++) {
+                const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                                 .path = all.each[m].path,
+                                                 .flags = sided ? MHA_ATTENTION_T5_ONE_SIDED : 0,
+                                                 .q_offset = -rel,
+                                                 .t5_table = &t5};
+                int64_t bucket = published_bucket(rel, sided);
+                assert_int_equal(kinds_t5_bucket(rel, 32, 128, sided), bucket);
+                assert_int_equal(
+                    mha_attention_forward(all.each[m].context, &desc, &x, &x, &x, &out, &outputs),
+                    MHA_OK);
+                if (llround((double)lse[0]) != bucket)
+                    fail_msg("%s: distance %lld is in bucket %g, not %lld", all.each[m].name,
+                             (long long)rel, (double)lse[0], (long long)bucket);
+            }
+    machines_free(&all);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    machines_print_missing();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(philox_vectors),
+        cmocka_unit_test(t5_boundaries),
+        cmocka_unit_test(alone_and_in_pairs),
+        cmocka_unit_test(random_company),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

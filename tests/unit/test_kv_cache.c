@@ -1,0 +1,541 @@
+/* The key/value cache: prefill and decoding in pieces of any size equal the whole sequence to the
+ * bit, lengths and capacity hold, errors change nothing. */
+#include "support/failing_alloc.h"
+#include "support/guarded.h"
+#include "support/machines.h"
+
+#include <multihead/cache.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_B = 3, MOST_H = 8 };
+
+/* ---- problems ------------------------------------------------------------------------------- */
+
+typedef struct story {
+    int64_t B, H, Hk, N, D, Dv; /* N: positions of the longest sequence */
+    guarded q, k, v, slopes, table;
+    int64_t lengths[MOST_B];
+    mha_attention_desc desc; /* of the whole; points into the story */
+} story;
+
+static guarded normal_tensor(rng *r, int ndim, const int64_t *shape, unsigned layout)
+{
+    guarded g = guarded_make(r, MHA_F32, ndim, shape, layout);
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(&g.view)) return g;
+    do *(float *)guarded_element(&g.view, index) = rng_normal(r);
+    while (guarded_next(&g.view, index));
+    return g;
+}
+
+enum { LENGTHS = 1, WINDOW = 2, ALIBI = 4, SHAW = 8, SOFTCAP = 16, PLAIN = 32, KINDS = 64 };
+
+/* Not to be copied afterwards. */
+static void story_make(story *x, rng *r, int64_t N, unsigned kind)
+{
+    static const int64_t widths[] = {8, 16, 24, 33};
+    *x = (story){.B = rng_between(r, 1, MOST_B), .Hk = rng_between(r, 1, 2), .N = N};
+    x->H = x->Hk * rng_between(r, 1, 4);
+    x->D = RNG_PICK(r, widths);
+    x->Dv = RNG_PICK(r, widths);
+    x->desc = (mha_attention_desc){.struct_size = sizeof x->desc, .flags = MHA_ATTENTION_CAUSAL};
+    for (int64_t b = 0; b < x->B; b++)
+        x->lengths[b] = kind & LENGTHS && b > 0 ? rng_between(r, 0, N) : N;
+    x->desc.key_lengths = x->lengths;
+    x->q = normal_tensor(r, 4, (int64_t[]){x->B, x->H, N, x->D}, guarded_random_layout(r, true));
+    x->k = normal_tensor(r, 4, (int64_t[]){x->B, x->Hk, N, x->D}, guarded_random_layout(r, true));
+    x->v = normal_tensor(r, 4, (int64_t[]){x->B, x->Hk, N, x->Dv}, guarded_random_layout(r, true));
+    x->slopes = normal_tensor(r, 1, (int64_t[]){x->H}, LAYOUT_CONTIGUOUS);
+    x->table = normal_tensor(r, 2, (int64_t[]){7, x->D}, LAYOUT_CONTIGUOUS);
+    if (kind & WINDOW) {
+        x->desc.flags |= MHA_ATTENTION_WINDOW;
+        x->desc.left_keys = rng_between(r, 0, N);
+        x->desc.sink_keys = rng_between(r, 0, 4);
+    }
+    if (kind & ALIBI) x->desc.alibi_slopes = &x->slopes.view;
+    if (kind & SHAW) x->desc.shaw_keys = &x->table.view;
+    if (kind & SOFTCAP) x->desc.softcap = 5;
+    if (kind & PLAIN) x->desc.path = MHA_PATH_PLAIN;
+}
+
+static void story_free(story *x)
+{
+    guarded *all[] = {&x->q, &x->k, &x->v, &x->slopes, &x->table};
+    for (int i = 0; i < 5; i++) guarded_free(all[i]);
+}
+
+static mha_kv_cache *cache_of(mha_context *context, const story *x, int64_t capacity)
+{
+    const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                    .batch = x->B,
+                                    .kv_heads = x->Hk,
+                                    .capacity = capacity,
+                                    .head_dim = x->D,
+                                    .value_head_dim = x->Dv};
+    mha_kv_cache *cache;
+    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
+    return cache;
+}
+
+typedef struct rows {
+    guarded o, lse;
+} rows;
+
+static rows rows_make(const story *x, rng *r)
+{
+    return (rows){guarded_make(r, MHA_F32, 4, (int64_t[]){x->B, x->H, x->N, x->Dv}, LAYOUT_SWAP),
+                  guarded_make(r, MHA_F32, 3, (int64_t[]){x->B, x->H, x->N}, LAYOUT_CONTIGUOUS)};
+}
+
+static void rows_free(rows *y)
+{
+    guarded_free(&y->o);
+    guarded_free(&y->lse);
+}
+
+static void run_whole(mha_context *context, const story *x, rows *y)
+{
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &y->lse.view};
+    assert_int_equal(mha_attention_forward(context, &x->desc, &x->q.view, &x->k.view, &x->v.view,
+                                           &y->o.view, &outputs),
+                     MHA_OK);
+}
+
+/* ---- pieces --------------------------------------------------------------------------------- */
+
+/* Positions from .. from+count-1 of every sequence that has them: append and attend. */
+static void run_piece(mha_context *context, mha_kv_cache *cache, const story *x, rows *y,
+                      int64_t from, int64_t count)
+{
+    mha_tensor q = guarded_slice(&x->q.view, 2, from, count);
+    mha_tensor k = guarded_slice(&x->k.view, 2, from, count);
+    mha_tensor v = guarded_slice(&x->v.view, 2, from, count);
+    mha_tensor o = guarded_slice(&y->o.view, 2, from, count);
+    mha_tensor lse = guarded_slice(&y->lse.view, 2, from, count);
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
+    mha_attention_desc d = x->desc;
+    int64_t counts[MOST_B], before[MOST_B];
+    bool even = true;
+    for (int64_t b = 0; b < x->B; b++) {
+        int64_t left = x->lengths[b] - from;
+        counts[b] = left < 0 ? 0 : left < count ? left : count;
+        before[b] = mha_kv_cache_lengths(cache)[b];
+        even = even && counts[b] == count;
+    }
+    d.key_lengths = NULL;
+    if (!even) d.q_offsets = before; /* else the default: the last `count` positions */
+    assert_int_equal(mha_kv_cache_append(cache, &k, &v, even ? NULL : counts), MHA_OK);
+    for (int64_t b = 0; b < x->B; b++)
+        assert_int_equal(mha_kv_cache_lengths(cache)[b], before[b] + counts[b]);
+    mha_status status = mha_kv_cache_attention(context, cache, &d, &q, &o, &outputs);
+    if (status != MHA_OK) print_error("%s\n", mha_error_detail());
+    assert_int_equal(status, MHA_OK);
+}
+
+/* Rows that belong to a position of their sequence. */
+static void assert_same_rows(const story *x, const rows *a, const rows *b)
+{
+    for (int64_t i = 0; i < x->B; i++) {
+        mha_tensor part[4] = {a->o.view, b->o.view, a->lse.view, b->lse.view};
+        for (int j = 0; j < 4; j++) {
+            part[j] = guarded_slice(&part[j], 0, i, 1);
+            part[j] = guarded_slice(&part[j], 2, 0, x->lengths[i]);
+        }
+        assert_true(guarded_same_bits(&part[0], &part[1], false));
+        assert_true(guarded_same_bits(&part[2], &part[3], false));
+    }
+    assert_true(guarded_gaps_intact(&b->o) && guarded_gaps_intact(&b->lse));
+}
+
+/* A prefill, then pieces of at most `longest`. */
+static void decode(mha_context *context, const story *x, rng *r, int64_t prefill, int64_t longest,
+                   rows *y)
+{
+    mha_kv_cache *cache = cache_of(context, x, x->N + rng_between(r, 0, 3));
+    for (int64_t from = 0, count = prefill; from < x->N; from += count) {
+        if (from > 0 || prefill == 0) count = rng_between(r, 1, longest);
+        if (count > x->N - from) count = x->N - from;
+        run_piece(context, cache, x, y, from, count);
+    }
+    mha_kv_cache_destroy(cache);
+}
+
+static void test_pieces_equal_whole(void **unused)
+{
+    (void)unused;
+    machines all = machines_make(2);
+    int count = rng_long_run() ? 600 : 48;
+    for (int i = 0; i < count; i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        int64_t N = rng_between(&r, 1, i % 4 == 0 ? 600 : 60);
+        story x;
+        story_make(&x, &r, N, (unsigned)rng_between(&r, 0, KINDS - 1));
+        const machine *m = &all.each[rng_between(&r, 0, all.count - 1)];
+        rows whole = rows_make(&x, &r), pieces = rows_make(&x, &r);
+        run_whole(m->context, &x, &whole);
+        decode(m->context, &x, &r, rng_between(&r, 0, N), i % 2 ? 1 : 40, &pieces);
+        assert_same_rows(&x, &whole, &pieces);
+        rows_free(&whole);
+        rows_free(&pieces);
+        story_free(&x);
+    }
+    machines_free(&all);
+}
+
+/* Token by token across two key blocks of 512, on each instruction set, for each kind of score. */
+static void test_decode_crosses_blocks(void **unused)
+{
+    (void)unused;
+    static const unsigned kinds[] = {0, LENGTHS | WINDOW, LENGTHS | ALIBI, SHAW | SOFTCAP};
+    machines all = machines_make(1);
+    for (int m = 0; m < all.count; m++)
+        for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+            rng r = rng_make(rng_run_seed(), 1000 + i);
+            story x;
+            bool plain = all.each[m].path == MHA_PATH_PLAIN;
+            story_make(&x, &r, 1040, kinds[i] | (plain ? PLAIN : 0));
+            rows whole = rows_make(&x, &r), steps = rows_make(&x, &r);
+            run_whole(all.each[m].context, &x, &whole);
+            decode(all.each[m].context, &x, &r, 500, 1, &steps);
+            assert_same_rows(&x, &whole, &steps);
+            rows_free(&whole);
+            rows_free(&steps);
+            story_free(&x);
+        }
+    machines_free(&all);
+}
+
+/* A rejected draft leaves no trace, nor does what the cache held before a reset. */
+static void test_truncate_and_reset(void **unused)
+{
+    (void)unused;
+    machines all = machines_make(2);
+    rng r = rng_make(rng_run_seed(), 2000);
+    story x, draft;
+    story_make(&x, &r, 40, 0);
+    draft = x;
+    draft.k = normal_tensor(&r, 4, (int64_t[]){x.B, x.Hk, x.N, x.D}, LAYOUT_CONTIGUOUS);
+    draft.v = normal_tensor(&r, 4, (int64_t[]){x.B, x.Hk, x.N, x.Dv}, LAYOUT_CONTIGUOUS);
+    *(float *)draft.k.view.data = NAN;
+    rows whole = rows_make(&x, &r), other = rows_make(&x, &r), steps = rows_make(&x, &r);
+    mha_context *context = all.each[0].context;
+    run_whole(context, &x, &whole);
+    mha_kv_cache *cache = cache_of(context, &x, 40);
+    run_piece(context, cache, &draft, &other, 0, 40);
+    mha_kv_cache_reset(cache);
+    run_piece(context, cache, &x, &steps, 0, 17);
+    run_piece(context, cache, &draft, &other, 17, 9);
+    for (int64_t b = 0; b < x.B; b++) assert_int_equal(mha_kv_cache_truncate(cache, b, 17), MHA_OK);
+    for (int64_t t = 17; t < 40; t++) run_piece(context, cache, &x, &steps, t, 1);
+    assert_same_rows(&x, &whole, &steps);
+    assert_int_equal(mha_kv_cache_truncate(cache, x.B, 0), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_truncate(cache, -1, 0), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_truncate(cache, 0, 41), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_truncate(cache, 0, -1), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_truncate(NULL, 0, 0), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_lengths(cache)[0], 40);
+    mha_kv_cache_destroy(cache);
+    rows_free(&whole);
+    rows_free(&other);
+    rows_free(&steps);
+    guarded_free(&draft.k);
+    guarded_free(&draft.v);
+    story_free(&x);
+    machines_free(&all);
+}
+
+/* Cross-attention: appended once, read by any number of queries, no order among them. */
+static void test_cross_attention(void **unused)
+{
+    (void)unused;
+    machines all = machines_make(2);
+    for (int i = 0; i < 20; i++) {
+        rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
+        story x;
+        story_make(&x, &r, rng_between(&r, 1, 80), LENGTHS | (i % 2 ? SOFTCAP : 0));
+        mha_context *context = all.each[i % all.count].context;
+        x.desc.flags = 0;
+        rows whole = rows_make(&x, &r), cached = rows_make(&x, &r);
+        run_whole(context, &x, &whole);
+        mha_kv_cache *cache = cache_of(context, &x, x.N);
+        assert_int_equal(mha_kv_cache_append(cache, &x.k.view, &x.v.view, x.lengths), MHA_OK);
+        mha_attention_desc d = x.desc;
+        d.key_lengths = NULL;
+        bool defaults = !(i % 2); /* nothing else is set: desc may be NULL */
+        for (int64_t t = 0; t < x.N; t++) {
+            mha_tensor q = guarded_slice(&x.q.view, 2, t, 1);
+            mha_tensor o = guarded_slice(&cached.o.view, 2, t, 1);
+            assert_int_equal(
+                mha_kv_cache_attention(context, cache, defaults ? NULL : &d, &q, &o, NULL), MHA_OK);
+        }
+        assert_true(guarded_same_bits(&whole.o.view, &cached.o.view, false));
+        mha_kv_cache_destroy(cache);
+        rows_free(&whole);
+        rows_free(&cached);
+        story_free(&x);
+    }
+    machines_free(&all);
+}
+
+/* Without causal, what reads positions still takes the queries for the last ones. */
+static void test_positions(void **unused)
+{
+    (void)unused;
+    static const unsigned kinds[] = {WINDOW, ALIBI, SHAW};
+    enum { N = 30, T = 3 };
+    machines all = machines_make(1);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        rng r = rng_make(rng_run_seed(), 5000 + i);
+        story x;
+        story_make(&x, &r, N, kinds[i]);
+        mha_context *context = all.each[i % (size_t)all.count].context;
+        rows whole = rows_make(&x, &r), cached = rows_make(&x, &r);
+        mha_kv_cache *cache = cache_of(context, &x, N);
+        mha_tensor q = guarded_slice(&x.q.view, 2, N - T, T);
+        mha_tensor want = guarded_slice(&whole.o.view, 2, 0, T);
+        mha_tensor got = guarded_slice(&cached.o.view, 2, 0, T);
+        assert_int_equal(mha_kv_cache_append(cache, &x.k.view, &x.v.view, NULL), MHA_OK);
+        x.desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL;
+        x.desc.key_lengths = NULL;
+        if (kinds[i] == WINDOW) x.desc.left_keys = 4;
+        assert_int_equal(mha_kv_cache_attention(context, cache, &x.desc, &q, &got, NULL), MHA_OK);
+        x.desc.q_offset = N - T;
+        assert_int_equal(
+            mha_attention_forward(context, &x.desc, &q, &x.k.view, &x.v.view, &want, NULL), MHA_OK);
+        assert_true(guarded_same_bits(&want, &got, false));
+        mha_kv_cache_destroy(cache);
+        rows_free(&whole);
+        rows_free(&cached);
+        story_free(&x);
+    }
+    machines_free(&all);
+}
+
+/* Probabilities have as many columns as the longest sequence has keys; an empty cache gives 0. */
+static void test_outputs_and_empty(void **unused)
+{
+    (void)unused;
+    enum { B = 2, H = 4, HK = 2, D = 4, N = 6 };
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    const mha_kv_cache_desc desc = {
+        .struct_size = sizeof desc, .batch = B, .kv_heads = HK, .capacity = 9, .head_dim = D};
+    mha_kv_cache *cache;
+    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
+    mha_kv_cache_desc told;
+    mha_kv_cache_describe(cache, &told);
+    assert_true(told.value_head_dim == D && told.struct_size == sizeof told && told.capacity == 9);
+    assert_int_equal(mha_kv_cache_bytes(cache), B * HK * 9 * (D + D) * 4);
+    float x[B * HK * N * D] = {0}, o[B * H * D], p[B * H * N];
+    mha_tensor kv = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, HK, N, D});
+    mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, 1, D});
+    mha_tensor ot = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){B, H, 1, D});
+    mha_tensor pt = mha_tensor_contiguous(p, MHA_F32, 4, (int64_t[]){B, H, 1, N});
+    const mha_attention_desc causal = {.struct_size = sizeof causal, .flags = MHA_ATTENTION_CAUSAL};
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &pt};
+    memset(o, 0x5A, sizeof o);
+    assert_int_equal(mha_kv_cache_attention(context, cache, &causal, &q, &ot, NULL), MHA_OK);
+    for (int i = 0; i < B * H * D; i++) assert_true(o[i] == 0);
+    assert_int_equal(mha_kv_cache_append(cache, &kv, &kv, (int64_t[]){N, 3}), MHA_OK);
+    assert_int_equal(mha_kv_cache_attention(context, cache, &causal, &q, &ot, &outputs), MHA_OK);
+    for (int b = 0; b < B; b++) /* all keys are alike */
+        for (int s = 0; s < N; s++) {
+            float want = b == 0 ? 1.0f / N : s < 3 ? 1.0f / 3 : 0;
+            assert_true(fabsf(p[b * H * N + s] - want) < 1e-6f);
+        }
+    mha_kv_cache_destroy(cache);
+    mha_kv_cache_destroy(NULL);
+    mha_context_destroy(context);
+}
+
+/* ---- errors --------------------------------------------------------------------------------- */
+
+/* A full cache stays as it was: what it held still gives the same bits. */
+static void test_overflow(void **unused)
+{
+    (void)unused;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 4000);
+    mha_context *context = all.each[0].context;
+    story x;
+    do {
+        story_make(&x, &r, 12, 0);
+        if (x.B == 2) break;
+        story_free(&x);
+    } while (true);
+    mha_kv_cache *cache = cache_of(context, &x, 12);
+    mha_tensor k = guarded_slice(&x.k.view, 2, 0, 8), v = guarded_slice(&x.v.view, 2, 0, 8);
+    assert_int_equal(mha_kv_cache_append(cache, &k, &v, (int64_t[]){3, 8}), MHA_OK);
+    rows before = rows_make(&x, &r), after = rows_make(&x, &r);
+    mha_attention_desc d = x.desc;
+    d.key_lengths = NULL;
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &x.q.view, &before.o.view, NULL),
+                     MHA_OK);
+    /* The first sequence has room, the second has not. */
+    assert_int_equal(mha_kv_cache_append(cache, &k, &v, (int64_t[]){2, 5}), MHA_ERR_SIZE);
+    assert_string_equal(mha_error_detail(),
+                        "cache: sequence 1 holds 8 of 12 positions, 5 more do not fit; truncate or "
+                        "reset it, or make a larger cache");
+    assert_int_equal(mha_kv_cache_append(cache, &k, &v, NULL), MHA_ERR_SIZE);
+    assert_int_equal(mha_kv_cache_append(cache, &k, &v, (int64_t[]){2, 9}), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_append(cache, &k, &v, (int64_t[]){-1, 2}), MHA_ERR_ARGUMENT);
+    mha_tensor longer = guarded_slice(&x.v.view, 2, 0, 7);
+    assert_int_equal(mha_kv_cache_append(cache, &k, &longer, NULL), MHA_ERR_SHAPE);
+    assert_int_equal(mha_kv_cache_lengths(cache)[0], 3);
+    assert_int_equal(mha_kv_cache_lengths(cache)[1], 8);
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &x.q.view, &after.o.view, NULL),
+                     MHA_OK);
+    assert_true(guarded_same_bits(&before.o.view, &after.o.view, false));
+    assert_int_equal(mha_kv_cache_append(cache, &k, &v, (int64_t[]){8, 4}), MHA_OK); /* just fits */
+    mha_kv_cache_destroy(cache);
+    rows_free(&before);
+    rows_free(&after);
+    story_free(&x);
+    machines_free(&all);
+}
+
+static void test_create_errors(void **unused)
+{
+    (void)unused;
+    mha_context *context;
+    mha_kv_cache *cache = NULL;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    const mha_kv_cache_desc good = {
+        .struct_size = sizeof good, .batch = 1, .kv_heads = 1, .capacity = 1, .head_dim = 1};
+    struct {
+        mha_kv_cache_desc desc;
+        mha_status status;
+    } cases[] = {{good, MHA_ERR_ARGUMENT}, {good, MHA_ERR_UNSUPPORTED}, {good, MHA_ERR_ARGUMENT},
+                 {good, MHA_ERR_ARGUMENT}, {good, MHA_ERR_ARGUMENT},    {good, MHA_ERR_ARGUMENT},
+                 {good, MHA_ERR_ARGUMENT}, {good, MHA_ERR_SIZE},        {good, MHA_ERR_SIZE}};
+    cases[0].desc.struct_size = 0;
+    cases[1].desc.reserved = 1;
+    cases[2].desc.batch = 0;
+    cases[3].desc.kv_heads = -1;
+    cases[4].desc.capacity = 0;
+    cases[5].desc.head_dim = INT64_MIN;
+    cases[6].desc.value_head_dim = -5;
+    cases[7].desc.capacity = INT64_MAX;
+    cases[8].desc.batch = cases[8].desc.kv_heads = INT64_C(1) << 31;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(mha_kv_cache_create(context, &cases[i].desc, &cache), cases[i].status);
+        assert_null(cache);
+        assert_true(strlen(mha_error_detail()) > 0);
+    }
+    assert_int_equal(mha_kv_cache_create(NULL, &good, &cache), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_create(context, NULL, &cache), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_create(context, &good, NULL), MHA_ERR_NULL);
+    mha_context_destroy(context);
+}
+
+static void test_call_errors(void **unused)
+{
+    (void)unused;
+    enum { B = 2, H = 4, HK = 2, D = 4, T = 2 };
+    mha_context *context;
+    mha_kv_cache *cache;
+    const mha_kv_cache_desc desc = {
+        .struct_size = sizeof desc, .batch = B, .kv_heads = HK, .capacity = 8, .head_dim = D};
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
+    float x[B * H * T * D] = {0}, o[B * H * T * D];
+    const int64_t n[3] = {1, 1, 1};
+    mha_tensor kv = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, HK, T, D}), bad = kv;
+    mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, T, D});
+    mha_tensor ot = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){B, H, T, D});
+    mha_attention_desc d = {.struct_size = sizeof d, .flags = MHA_ATTENTION_CAUSAL};
+    assert_int_equal(mha_kv_cache_append(NULL, &kv, &kv, NULL), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_append(cache, NULL, &kv, NULL), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_append(cache, &kv, NULL, NULL), MHA_ERR_NULL);
+    bad.dtype = MHA_F64;
+    assert_int_equal(mha_kv_cache_append(cache, &bad, &kv, NULL), MHA_ERR_DTYPE);
+    bad = kv, bad.stride[3] = 2;
+    assert_int_equal(mha_kv_cache_append(cache, &kv, &bad, NULL), MHA_ERR_STRIDE);
+    bad = kv, bad.shape[1] = 1;
+    assert_int_equal(mha_kv_cache_append(cache, &bad, &bad, NULL), MHA_ERR_SHAPE);
+    assert_int_equal(mha_kv_cache_lengths(cache)[0], 0);
+    assert_int_equal(mha_kv_cache_append(cache, &kv, &kv, NULL), MHA_OK);
+    memset(o, 0x5A, sizeof o);
+    assert_int_equal(mha_kv_cache_attention(NULL, cache, &d, &q, &ot, NULL), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_attention(context, NULL, &d, &q, &ot, NULL), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, NULL, &ot, NULL), MHA_ERR_NULL);
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, NULL, NULL), MHA_ERR_NULL);
+    d.key_lengths = n;
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &ot, NULL), MHA_ERR_ARGUMENT);
+    d.key_lengths = NULL, d.query_starts = n;
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &ot, NULL),
+                     MHA_ERR_UNSUPPORTED);
+    d.query_starts = NULL;
+    bad = q, bad.shape[0] = 1;
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &bad, &ot, NULL), MHA_ERR_SHAPE);
+    bad = q, bad.shape[1] = 3;
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &bad, &ot, NULL), MHA_ERR_SHAPE);
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &q, NULL), MHA_ERR_OVERLAP);
+    for (size_t i = 0; i < sizeof o; i++) assert_true(((unsigned char *)o)[i] == 0x5A);
+    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &ot, NULL), MHA_OK);
+    mha_kv_cache_destroy(cache);
+    mha_context_destroy(context);
+}
+
+/* Each allocation fails once; nothing leaks, nothing is written, and appending takes no memory. */
+static void test_no_memory(void **unused)
+{
+    (void)unused;
+    enum { B = 2, D = 4 };
+    float x[B * D] = {0}, o[B * D];
+    mha_tensor t = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, 1, 1, D}), ot = t;
+    ot.data = o;
+    bool done = false;
+    int64_t failures = 0;
+    for (int64_t n = 0; !done; n++) {
+        failing_alloc broken = failing_alloc_make();
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = 1,
+                                       .allocator = failing_alloc_interface(&broken)};
+        const mha_kv_cache_desc small = {
+            .struct_size = sizeof small, .batch = B, .kv_heads = 1, .capacity = 3, .head_dim = D};
+        mha_context *context;
+        mha_kv_cache *cache = NULL;
+        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        broken.fail_at = broken.calls + n;
+        broken.fail_after = true;
+        memset(o, 0x5A, sizeof o);
+        mha_status status = mha_kv_cache_create(context, &small, &cache);
+        if (status == MHA_OK) {
+            int64_t calls = broken.calls;
+            assert_int_equal(mha_kv_cache_append(cache, &t, &t, NULL), MHA_OK);
+            assert_int_equal(broken.calls, calls);
+            status = mha_kv_cache_attention(context, cache, NULL, &t, &ot, NULL);
+            assert_true(status == MHA_OK || ((unsigned char *)o)[0] == 0x5A);
+        } else {
+            assert_null(cache);
+        }
+        done = status == MHA_OK;
+        failures += !done;
+        assert_true(done || status == MHA_ERR_NOMEM);
+        mha_kv_cache_destroy(cache);
+        mha_context_destroy(context);
+        assert_true(broken.live == 0 && broken.mistakes == 0);
+    }
+    assert_true(failures >= 4); /* three of the cache, at least one of scratch */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces_equal_whole), cmocka_unit_test(test_decode_crosses_blocks),
+        cmocka_unit_test(test_truncate_and_reset), cmocka_unit_test(test_cross_attention),
+        cmocka_unit_test(test_positions),          cmocka_unit_test(test_outputs_and_empty),
+        cmocka_unit_test(test_overflow),           cmocka_unit_test(test_create_errors),
+        cmocka_unit_test(test_call_errors),        cmocka_unit_test(test_no_memory)};
+    machines_print_missing();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
