@@ -36,7 +36,9 @@
  *     visible keys of that row NaN. A non-finite element v[.., s, d] of a visible key makes
  *     o[.., d] of that row non-finite and nothing else.
  *   - p is 0 for every key that a query does not see, in every row.
- *   - Finite scores must stay within the range of f32; scores of +-1e4 and beyond are fine.
+ *   - Finite scores must stay within +-2.3e38; scores of +-1e4 and beyond are fine. Values must
+ * stay within +-6e35, since up to 512 of them are summed before the division
+ * (docs/numerics.md 3.9).
  *
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
  * and any amount of padding, and with or without optional outputs. docs/numerics.md says how, and
@@ -142,15 +144,15 @@ typedef struct mha_attention_outputs {
  * desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
  *
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
- *          Scratch comes from the context; its size does not depend on T or S (tiled), or is
+ *          Scratch comes from the context; its size is bounded for any T and S (tiled), or is
  *          O(S) per thread (plain). In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM;
  *          MHA_ERR_UNSUPPORTED if the flags are strict and the path cannot take the problem.
  *          On error no output byte is written.
  * Threads  one call at a time per context; any number of contexts.
- * Accuracy |o - exact| <= (2 max_s|delta_s| + (S/512 + 520) u) max_s|v| with u = 2^-24 and
- *          delta_s the rounding error of a score, (D + 4) u |scale| sum_d |q_d k_d| + 2 u |score|
- *          (docs/numerics.md, which also bounds p and lse).
+ * Accuracy |o - exact| <= (2 max_s|delta_s| + (S/51 + 600) u) max_s|v| with u = 2^-24 and delta_s
+ *          the error of a score, (D + 3) u |scale| sum_d |q_d k_d| + u |score| + 1.3 u |bias|, for
+ *          small delta_s and without the terms of other features (docs/numerics.md has all of it).
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,

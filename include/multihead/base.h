@@ -240,8 +240,9 @@ MHA_API mha_allocator mha_context_allocator(const mha_context *context);
  * Make sure that bytes of scratch are there, so that no later call that needs at most so much
  * allocates. mha_attention_explain() tells how much a call needs.
  *
- * Memory   kept by the context until it is destroyed.   Errors   MHA_ERR_NULL, MHA_ERR_NOMEM.
- * Threads  as mha_context_create().                      Since    0.1
+ * Memory   kept by the context until it is destroyed.
+ * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (mha_scratch_alloc() memory is in use).
+ * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_context_reserve(mha_context *context, size_t bytes);
 

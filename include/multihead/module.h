@@ -104,7 +104,7 @@ typedef struct mha_module_outputs {
  * Errors   as mha_attention_forward(); MHA_ERR_SHAPE names key and value lengths that differ.
  *          On error no output byte is written.
  * Threads  one call at a time per context.
- * Accuracy projections: |y - exact| <= (K/128 + 129) u sum_i |x_i w_i|, K the number of inputs.
+ * Accuracy projections as mha_linear_forward() (nn.h), attention as mha_attention_forward().
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const mha_module *module,

@@ -48,8 +48,8 @@ MHA_API void mha_linear_destroy(mha_linear *linear);
  * Memory   scratch from the context.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP,
  *          _NOMEM; y is then untouched.
  * Threads  one call per context.
- * Accuracy |y - exact| <= (K/128 + 129) u sum_i |x_i w_i| before the activation; bits do not
- *          depend on M or the number of threads.
+ * Accuracy |y - exact| <= (K/128 + 129) u sum_i |x_i w_i| + (K/128 + 1) u |b| before the
+ *          activation; bits do not depend on M or the number of threads.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_forward(mha_context *context, const mha_linear *linear,
@@ -66,8 +66,9 @@ MHA_API MHA_NODISCARD mha_status mha_linear_forward(mha_context *context, const 
  * Memory   none.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _ARGUMENT (epsilon not in
  *          [0, inf)); y is then untouched.
  * Threads  one call per context.
- * Accuracy sums in double: |y - exact| <= 4 u (|y - bias| + |y|) + u |weight| |z| / sqrt(var +
- * eps). Since    0.1
+ * Accuracy |y - exact| <= u |y|, and with a residual, which rounds z, also
+ *          u |weight| / sigma (|z| + mean|z| + |z - mean| rms(z) / sigma), sigma = sqrt(var + eps).
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_layer_norm(mha_context *context, const mha_tensor *x,
                                                 const mha_tensor *residual,
