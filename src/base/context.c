@@ -30,8 +30,9 @@ static mha_status choose_isa(mha_isa asked, mha_isa *isa)
 {
     if (asked != MHA_ISA_AUTO) {
         if (!mha_isa_available(asked))
-            return mha_fail(MHA_ERR_UNSUPPORTED, "isa: %s (%d) is not available here, the best is %s",
-                            mha_isa_name(asked), (int)asked, mha_isa_name(mhai_cpu_best(MHA_ISA_AUTO)));
+            return mha_fail(
+                MHA_ERR_UNSUPPORTED, "isa: %s (%d) is not available here, the best is %s",
+                mha_isa_name(asked), (int)asked, mha_isa_name(mhai_cpu_best(MHA_ISA_AUTO)));
         *isa = asked;
         return MHA_OK;
     }
