@@ -93,6 +93,10 @@ static cli_exit check_not_empty(const mha_encoding *encoding, int sequence)
 {
     for (int64_t i = 0; i < encoding->count; i++)
         if (encoding->sequence[i] == sequence) return CLI_OK;
+    if (encoding->dropped[sequence] > 0)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--truncate leaves no token of the %s text; raise --max-tokens",
+                        sequence == 0 ? "first" : "second");
     return cli_fail(CLI_BAD_INPUT, VIEW,
                     sequence == 0 ? "the text is empty; give at least one word"
                                   : "the second text is empty; give at least one word, or leave "

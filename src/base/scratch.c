@@ -54,6 +54,10 @@ static void merge_blocks(mhai_scratch *scratch)
 mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t bytes)
 {
     if (scratch->blocks == 1 && scratch->block[0].bytes >= bytes) return MHA_OK;
+    for (size_t i = 0; i < scratch->blocks; i++)
+        if (scratch->block[i].used > 0)
+            return mha_fail(MHA_ERR_ARGUMENT, "mha_context_reserve: scratch is in use; reserve "
+                                              "before mha_scratch_alloc() or after the release");
     mhai_scratch_free(scratch);
     return bytes > 0 ? push_block(scratch, bytes) : MHA_OK;
 }

@@ -147,6 +147,8 @@ def texts():
     check_error(view(MODEL, "-", stdin=b"the " * 9998), BAD_INPUT, "10000 tokens", "128",
                 "--truncate")
     check_error(view(MODEL, TEXT, "--max-tokens", "5"), BAD_INPUT, "8 tokens", "5")
+    check_error(view(MODEL, TEXT, TEXT, "--truncate", "--max-tokens", "3"), USAGE, "--truncate",
+                "raise --max-tokens")
     check_error(view(MODEL, TEXT, "--max-tokens", "500"), USAGE, "500", "128")
     check_error(view(MODEL), USAGE, "text is missing", "--example")
     check_error(view(MODEL, "The", "cat", "sat"), USAGE, "3 texts", "quotes")

@@ -366,6 +366,11 @@ static void scratch_errors(void **state)
     assert_int_equal(mha_context_reserve(context, 1 << 24), MHA_OK);
     int64_t calls = memory.calls;
     assert_int_equal(mha_context_reserve(context, 1 << 20), MHA_OK);
+    void *held;
+    mha_scratch_mark before = mha_scratch_top(context);
+    assert_int_equal(mha_scratch_alloc(context, 1, 1, &held), MHA_OK);
+    expect_error(mha_context_reserve(context, 1 << 25), MHA_ERR_ARGUMENT, "in use");
+    mha_scratch_release(context, before);
     assert_int_equal(mha_scratch_alloc(context, 1 << 24, 1, &part), MHA_OK);
     assert_int_equal(memory.calls, calls);
     mha_scratch_release(context, (mha_scratch_mark){0, 0});
