@@ -116,7 +116,7 @@ typedef struct mha_attention_desc {
     const mha_tensor *shaw_keys;    /* f32 [2 k + 1, D], row clip(s - i, -k, k) + k (Shaw 2018) */
     const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv] */
     const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), to 2^127; -inf: none */
-    const mha_tensor *gates;        /* f32, broadcasts to [B,H], times the head's output */
+    const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], times the head's output */
     uint64_t dropout_seed;
 
     /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b

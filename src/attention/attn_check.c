@@ -233,6 +233,18 @@ static mha_status check_sinks(const mhai_attn_problem *p)
     return MHA_OK;
 }
 
+/* A gate that is not finite would turn the 0 of a query without keys into NaN. */
+static mha_status check_gates(const mhai_attn_problem *p)
+{
+    const int64_t batch = p->q.shape[0];
+    for (int64_t b = 0; p->gates.data && p->need_data && b < batch; b++)
+        for (int64_t h = 0; h < p->H; h++)
+            if (!isfinite(mhai_attn_f32(&p->gates, b, h)))
+                return mha_fail(MHA_ERR_NUMERIC, "gates[%lld,%lld] is not finite", (long long)b,
+                                (long long)h);
+    return MHA_OK;
+}
+
 static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
     const int64_t by_head[4] = {1, 1, p->q.shape[0], p->H};
@@ -250,6 +262,7 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
     MHA_TRY(check_broadcast(p, "gates", desc->gates, MHA_F32, 2, by_head, &p->gates));
     MHA_TRY(check_table(p, "sink_logits", desc->sink_logits, 1, &p->H, &p->sink_logits));
     MHA_TRY(check_sinks(p));
+    MHA_TRY(check_gates(p));
     MHA_TRY(check_t5(desc, p));
     MHA_TRY(check_shaw(p, "shaw_keys", desc->shaw_keys, p->D, &p->shaw_keys));
     return check_shaw(p, "shaw_values", desc->shaw_values, p->Dv, &p->shaw_values);
