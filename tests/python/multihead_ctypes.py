@@ -23,7 +23,7 @@ MAX_DIMS = 6
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "int8": 4, "uint8": 5, "int32": 6, "int64": 7}
 ISAS = {"auto": 0, "portable": 1, "neon": 2, "avx2": 3, "avx512": 4}
 PATHS = {"auto": 0, "tiled": 1, "plain": 2}
-CAUSAL, SCALE_GIVEN, STRICT = 1, 2, 4
+CAUSAL, SCALE_GIVEN, STRICT, WINDOW = 1, 2, 4, 8
 NO_QKV_BIAS, NO_OUT_BIAS = 1, 2
 
 
@@ -54,7 +54,19 @@ class AttentionDesc(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("path", C.c_int),
                 ("scale", C.c_float), ("q_offset", C.c_int64), ("q_offsets", Int64Pointer),
                 ("key_lengths", Int64Pointer), ("keep_mask", TensorPointer),
-                ("bias", TensorPointer)]
+                ("bias", TensorPointer),
+                ("left_keys", C.c_int64), ("right_keys", C.c_int64), ("sink_keys", C.c_int64),
+                ("global_keys", TensorPointer), ("global_queries", TensorPointer),
+                ("query_documents", TensorPointer), ("key_documents", TensorPointer),
+                ("keep_blocks", TensorPointer), ("block_queries", C.c_int64),
+                ("block_keys", C.c_int64), ("keep_callback", C.c_void_p),
+                ("keep_callback_user", C.c_void_p), ("softcap", C.c_float), ("dropout", C.c_float),
+                ("alibi_slopes", TensorPointer), ("t5_table", TensorPointer),
+                ("t5_max_distance", C.c_int64), ("shaw_keys", TensorPointer),
+                ("shaw_values", TensorPointer), ("sink_logits", TensorPointer),
+                ("gates", TensorPointer), ("dropout_seed", C.c_uint64),
+                ("query_starts", Int64Pointer), ("key_starts", Int64Pointer),
+                ("sequences", C.c_int64)]
 
 
 class AttentionOutputs(C.Structure):
@@ -172,17 +184,22 @@ def default_context():
 
 
 def attention_desc(scale=None, causal=False, q_offset=0, key_lengths=None, keep_mask=None,
-                   bias=None, path="auto", strict=False):
-    """mha_attention_desc from keywords. q_offset: one number, or one per sequence. The arrays stay
-    referenced by the struct that is returned."""
+                   bias=None, path="auto", strict=False, window=None, **fields):
+    """mha_attention_desc from keywords. q_offset: one number, or one per sequence; window:
+    (left_keys, right_keys); fields: any other field by its name, a number or an array of the dtype
+    that attention.h asks for. The arrays stay referenced by the struct that is returned."""
     flags = CAUSAL * bool(causal) | SCALE_GIVEN * (scale is not None) | STRICT * bool(strict)
+    flags |= WINDOW * (window is not None)
     each = np.ndim(q_offset) > 0
     if keep_mask is not None and keep_mask.dtype == np.bool_:
         keep_mask = keep_mask.view(np.uint8)
     desc = AttentionDesc(C.sizeof(AttentionDesc), flags, PATHS[path], scale or 0.0,
                          0 if each else int(q_offset), _int64s(q_offset if each else None),
                          _int64s(key_lengths), _pointer(keep_mask), _pointer(bias))
-    desc.arrays = (keep_mask, bias)
+    desc.left_keys, desc.right_keys = window or (0, 0)
+    for name, value in fields.items():
+        setattr(desc, name, _pointer(value) if isinstance(value, np.ndarray) else value)
+    desc.arrays = (keep_mask, bias, fields)
     return desc
 
 

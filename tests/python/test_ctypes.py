@@ -59,6 +59,16 @@ def test_attention_of_strided_arrays():
     assert mha.explain(q, k, v, path="plain").path == mha.PATHS["plain"]
 
 
+def test_other_fields_by_name():
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 2, 6, 8), np.float32) for _ in range(3))
+    near = np.abs(np.arange(6) - np.arange(6)[:, None]) <= 1
+    near[:, 0] = True
+    gates = np.array([1, 0.5], np.float32)
+    o = mha.attention(q, k, v, window=(1, 1), sink_keys=1, gates=gates)
+    assert np.abs(o - plain(q, k, v, near) * gates[:, None, None]).max() < 1e-5
+
+
 def test_errors_carry_the_library_s_line():
     x = np.zeros((1, 1, 2, 4), np.float32)
     with pytest.raises(mha.MultiheadError, match="k: dim 3 is 3, expected 4") as error:
