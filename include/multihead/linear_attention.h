@@ -20,8 +20,8 @@
  * Order of summation: every sum over keys is made one key after the other, from the state that the
  * call starts from to the last key. So the keys of a sequence may be divided over calls anywhere,
  * down to one key a call, each call starting from the state that the one before left, and every bit
- * of o, S and z is the same. The price: a sum of n keys carries up to n roundings, of which about the
- * square root of n remains in practice.
+ * of o, S and z is the same. The price: a sum of n keys carries up to n roundings, of which about
+ * the square root of n remains in practice.
  *
  * Special values:
  *   - A query whose z is 0 in every element gives o = 0: it sees no key.
