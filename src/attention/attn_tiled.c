@@ -531,8 +531,7 @@ static mha_status index_items(mha_context *context, tiled_job *job)
     return MHA_OK;
 }
 
-/* p < 2^32 exactly represents every probability of a u32 threshold; 1 drops everything, by scale.
- */
+/* The threshold is 2^32 p, rounded down; p = 1 drops everything, the last word by its scale of 0. */
 static mhai_dropout dropout_of(const mhai_attn_problem *p)
 {
     double threshold = (double)p->dropout * 4294967296.0;
