@@ -531,7 +531,8 @@ static mha_status index_items(mha_context *context, tiled_job *job)
     return MHA_OK;
 }
 
-/* The threshold is 2^32 p, rounded down; p = 1 drops everything, the last word by its scale of 0. */
+/* The threshold is 2^32 p, rounded down; p = 1 drops everything, the last word by its scale of 0.
+ */
 static mhai_dropout dropout_of(const mhai_attn_problem *p)
 {
     double threshold = (double)p->dropout * 4294967296.0;
