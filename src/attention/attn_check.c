@@ -214,6 +214,9 @@ static mha_status check_shaw(const mhai_attn_problem *p, const char *name, const
 {
     MHA_TRY(check_table(p, name, given, 2, (int64_t[]){-1, width}, table));
     if (!given) return MHA_OK;
+    if (given->shape[0] > INT32_MAX) /* rows of stride 0 would allow any number */
+        return mha_fail(MHA_ERR_SIZE, "%s: dim 0 is %lld, at most %d distances", name,
+                        (long long)given->shape[0], INT32_MAX);
     if (given->shape[0] % 2 == 0)
         return mha_fail(MHA_ERR_SHAPE, "%s: dim 0 is %lld, expected 2 k + 1 distances", name,
                         (long long)given->shape[0]);

@@ -62,7 +62,7 @@ static int64_t relative_floats(const mhai_attn_problem *p, int64_t rows)
 }
 
 /* Lay a workspace out in memory; with memory NULL only its size is of use. Every factor is bounded
- * by constants of this library or by the Shaw tables, which exist in memory. */
+ * by constants of this library, or by attn_check.c (Shaw tables). */
 static mhai_attn_workspace lay_out(const mhai_attn_problem *p, int64_t rows, int tile_rows,
                                    unsigned char *memory)
 {

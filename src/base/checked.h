@@ -21,11 +21,6 @@ static inline bool mhai_mul_size(size_t a, size_t b, size_t *result)
     return !__builtin_mul_overflow(a, b, result);
 }
 
-static inline bool mhai_add_size(size_t a, size_t b, size_t *result)
-{
-    return !__builtin_add_overflow(a, b, result);
-}
-
 static inline int64_t mhai_min_i64(int64_t a, int64_t b)
 {
     return a < b ? a : b;

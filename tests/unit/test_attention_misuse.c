@@ -179,6 +179,7 @@ SPOIL(t5_dtype, c->t5.dtype = MHA_BF16)
 SPOIL(t5_distance, c->desc.t5_max_distance = 8)
 SPOIL(t5_distance_negative, c->desc.t5_max_distance = -128)
 SPOIL(shaw_even, c->shaw_keys.shape[0] = 4)
+SPOIL(shaw_endless, (c->shaw_keys.shape[0] = (INT64_C(1) << 60) + 1, c->shaw_keys.stride[0] = 0))
 SPOIL(shaw_none, c->shaw_keys.shape[0] = 0)
 SPOIL(shaw_width, c->shaw_keys.shape[1] = D - 1)
 SPOIL(shaw_values_even, c->shaw_values.shape[0] = 6)
@@ -286,6 +287,7 @@ static const misuse cases[] = {
     {t5_distance, MHA_ERR_ARGUMENT, "t5_max_distance is 8", false},
     {t5_distance_negative, MHA_ERR_ARGUMENT, "t5_max_distance is -128", false},
     {shaw_even, MHA_ERR_SHAPE, "shaw_keys: dim 0 is 4", false},
+    {shaw_endless, MHA_ERR_SIZE, "shaw_keys: dim 0 is 1152921504606846977", false},
     {shaw_none, MHA_ERR_SHAPE, "shaw_keys: dim 0 is 0", false},
     {shaw_width, MHA_ERR_SHAPE, "shaw_keys: dim 1 is 7", false},
     {shaw_values_even, MHA_ERR_SHAPE, "shaw_values: dim 0 is 6", false},
