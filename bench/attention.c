@@ -3,7 +3,8 @@
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/attention.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_attention && MHA_THREADS=1 build/bench_attention
  *
- * MHA_THREADS and MHA_ISA choose the machine. Nothing tells a quiet machine from a busy one here. */
+ * MHA_THREADS and MHA_ISA choose the machine. Nothing tells a quiet machine from a busy one here.
+ */
 #include <multihead/attention.h>
 #include <multihead/component.h>
 
