@@ -1,7 +1,7 @@
 # libmultihead: base, kernels, attention, module, nn.
 mha_library(multihead SOURCES
-  base/context.c base/cpu.c base/pool.c base/scratch.c base/status.c base/struct_copy.c
-  base/tensor.c
+  base/buffer.c base/context.c base/cpu.c base/file.c base/pool.c base/scratch.c
+  base/status.c base/struct_copy.c base/tensor.c
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
   attention/attn_check.c attention/attn_forward.c attention/attn_mask.c attention/attn_plain.c
   attention/attn_position.c attention/attn_qk_norm.c attention/attn_rope.c

@@ -9,18 +9,18 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PUBLIC = {"attention", "base", "cache", "component", "linear_attention", "module", "nn",
-          "position", "multihead"}
+          "position", "sink", "multihead"}
 MODEL = {"io", "tokenizer", "model"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
-    "src/base": ({"base"}, {"base", "component"}),
+    "src/base": ({"base"}, {"base", "component", "sink"}),
     "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"},
                       {"attention", "linear_attention", "position", "base", "component"}),
     "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "cache", "component", "nn"}),
     "src/nn": ({"nn", "base"}, {"nn", "base", "component"}),
-    "src/io": ({"io"}, {"io", "tokenizer", "base", "component"}),
-    "src/render": ({"render"}, {"render", "base", "component"}),
+    "src/io": ({"io"}, {"io", "tokenizer", "base", "component", "sink"}),
+    "src/render": ({"render"}, {"render", "base", "component", "sink"}),
     "src/model": ({"model", "io"}, PUBLIC | MODEL),
     "cli": ({"cli"}, PUBLIC | MODEL | {"render"}),
     "examples": (set(), PUBLIC | MODEL | {"render"}),

@@ -18,5 +18,6 @@
 #include <multihead/module.h>
 #include <multihead/nn.h>
 #include <multihead/position.h>
+#include <multihead/sink.h>
 
 #endif

@@ -1,10 +1,11 @@
-/* Files as the readers and writers want them: mapped, whole, or written beside and renamed; and
- * names of files and tensors as error messages want them. */
+/* Files as the readers and writers want them: mapped, whole, or written; and names of files and
+ * tensors as error messages want them. */
 #ifndef MHAI_FILE_H
 #define MHAI_FILE_H
 
 #include <multihead/base.h>
 #include <multihead/io.h>
+#include <multihead/sink.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "safetensors and .npy are read and written as they lie in memory: little-endian only"
@@ -34,20 +35,8 @@ typedef struct mhai_file_view {
 MHA_NODISCARD mha_status mhai_file_map(const char *path, mhai_file_view *view);
 void mhai_file_unmap(mhai_file_view *view);
 
-/* A file being written. begin, any number of appends, finish; abandon afterwards in every case
- * (after a finish it does nothing). */
-typedef struct mhai_file_out {
-    int fd;      /* -1: not open */
-    char *place; /* where the file is to stand, symbolic links resolved */
-    char *temp;  /* where it is written; NULL if place is no regular file and is written to */
-    unsigned char *buffer;
-    size_t used; /* of buffer */
-} mhai_file_out;
-
-MHA_NODISCARD mha_status mhai_file_begin(const char *path, mhai_file_out *out);
-MHA_NODISCARD mha_status mhai_file_append(mhai_file_out *out, const void *bytes, size_t size);
-MHA_NODISCARD mha_status mhai_file_finish(mhai_file_out *out);
-void mhai_file_abandon(mhai_file_out *out);
+/* Append to a file begun with mha_file_create(). */
+MHA_NODISCARD mha_status mhai_file_append(mha_file *file, const void *bytes, size_t size);
 
 /* The number of bytes that a tensor's elements take in a file, after checking the view. name is
  * what messages call it. */
@@ -55,6 +44,6 @@ MHA_NODISCARD mha_status mhai_file_tensor_bytes(const char *name, const mha_tens
                                                 int64_t *bytes);
 
 /* Append a checked tensor's elements in row order. */
-MHA_NODISCARD mha_status mhai_file_append_tensor(mhai_file_out *out, const mha_tensor *tensor);
+MHA_NODISCARD mha_status mhai_file_append_tensor(mha_file *file, const mha_tensor *tensor);
 
 #endif

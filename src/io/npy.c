@@ -308,13 +308,9 @@ mha_status mha_npy_write(const char *path, const mha_tensor *tensor)
     MHA_TRY(mhai_file_tensor_bytes("mha_npy_write", tensor, &bytes));
     char head[512];
     size_t length = build_head(tensor, descr, head, sizeof head);
-    mhai_file_out out;
-    MHA_TRY(mhai_file_begin(path, &out));
-    mha_status status = MHA_OK;
-    MHA_TRY_GOTO(mhai_file_append(&out, head, length), done);
-    MHA_TRY_GOTO(mhai_file_append_tensor(&out, tensor), done);
-    status = mhai_file_finish(&out);
-done:
-    mhai_file_abandon(&out);
-    return status;
+    mha_file *file;
+    MHA_TRY(mha_file_create(path, &file));
+    mha_status status = mhai_file_append(file, head, length);
+    if (status == MHA_OK) status = mhai_file_append_tensor(file, tensor);
+    return mha_file_finish(file, status);
 }

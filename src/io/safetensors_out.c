@@ -94,25 +94,27 @@ static mha_status build_header(const char *const *names, const mha_tensor *tenso
     return MHA_OK;
 }
 
-static mha_status write_file(const char *path, const char *header, const mha_tensor *tensors,
+static mha_status append_all(mha_file *file, const char *header, const mha_tensor *tensors,
                              int64_t count)
 {
     size_t length = strlen(header), padded = (length + 7) / 8 * 8;
     uint64_t field = padded;
-    mhai_file_out out;
-    MHA_TRY(mhai_file_begin(path, &out));
-    mha_status status = MHA_OK;
-    MHA_TRY_GOTO(mhai_file_append(&out, &field, sizeof field), done);
-    MHA_TRY_GOTO(mhai_file_append(&out, header, length), done);
-    MHA_TRY_GOTO(mhai_file_append(&out, "       ", padded - length), done);
+    MHA_TRY(mhai_file_append(file, &field, sizeof field));
+    MHA_TRY(mhai_file_append(file, header, length));
+    MHA_TRY(mhai_file_append(file, "       ", padded - length));
     for (size_t size = 8; size > 0; size /= 2)
         for (int64_t i = 0; i < count; i++)
             if (mha_dtype_size(tensors[i].dtype) == size)
-                MHA_TRY_GOTO(mhai_file_append_tensor(&out, &tensors[i]), done);
-    status = mhai_file_finish(&out);
-done:
-    mhai_file_abandon(&out);
-    return status;
+                MHA_TRY(mhai_file_append_tensor(file, &tensors[i]));
+    return MHA_OK;
+}
+
+static mha_status write_file(const char *path, const char *header, const mha_tensor *tensors,
+                             int64_t count)
+{
+    mha_file *file;
+    MHA_TRY(mha_file_create(path, &file));
+    return mha_file_finish(file, append_all(file, header, tensors, count));
 }
 
 mha_status mha_safetensors_write(const char *path, const char *const *names,

@@ -1,4 +1,4 @@
-/* Buffered writing to a sink, and the sink that is memory. */
+/* Buffered writing to a sink. */
 #include "sink.h"
 
 #include "number.h"
@@ -118,35 +118,4 @@ void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count)
         for (size_t k = 0; k < 4; k++) out[k] = k <= have ? digits[word >> (18 - 6 * k) & 63] : '=';
         mhai_sink_bytes(writer, out, 4);
     }
-}
-
-static mha_status buffer_write(void *user, const void *bytes, size_t count)
-{
-    mha_buffer *buffer = user;
-    if (count > SIZE_MAX / 4 - buffer->size)
-        return mha_fail(MHA_ERR_NOMEM, "buffer: %zu more bytes do not fit in memory", count);
-    size_t need = buffer->size + count + 1;
-    if (need > buffer->capacity) {
-        size_t capacity = need < 4096 ? 4096 : need + need / 2;
-        char *grown = realloc(buffer->data, capacity);
-        if (!grown) return mha_fail(MHA_ERR_NOMEM, "buffer: cannot allocate %zu bytes", capacity);
-        buffer->data = grown;
-        buffer->capacity = capacity;
-    }
-    memcpy(buffer->data + buffer->size, bytes, count);
-    buffer->size += count;
-    buffer->data[buffer->size] = 0;
-    return MHA_OK;
-}
-
-mha_sink mha_buffer_sink(mha_buffer *buffer)
-{
-    return (mha_sink){buffer_write, buffer};
-}
-
-void mha_buffer_free(mha_buffer *buffer)
-{
-    if (!buffer) return;
-    free(buffer->data);
-    *buffer = (mha_buffer){0};
 }

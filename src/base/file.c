@@ -2,7 +2,7 @@
  * the name at the end. Devices and pipes cannot be replaced and are written directly. */
 #define _XOPEN_SOURCE 700 /* realpath */
 #include <multihead/component.h>
-#include <multihead/render.h>
+#include <multihead/sink.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,9 +26,14 @@ struct mha_file {
     char block[BLOCK];
 };
 
+/* The end of a long path tells files apart, and leaves room for the reason. */
 static mha_status refuse(const mha_file *file, const char *what, int error)
 {
-    return mha_fail(MHA_ERR_WRITE, "%s: %s: %s", file->path, what, strerror(error));
+    size_t length = strlen(file->path), most = 200;
+    const char *from = file->path + (length > most ? length - most : 0);
+    while ((*from & 0xC0) == 0x80) from++; /* the rest of a UTF-8 character */
+    return mha_fail(MHA_ERR_WRITE, "%s%s: %s: %s", from == file->path ? "" : "...", from, what,
+                    error == ENOENT ? "no such folder" : strerror(error));
 }
 
 static mha_status write_out(mha_file *file, const char *bytes, size_t count)
@@ -91,7 +96,7 @@ static mha_status open_temporary(mha_file *file, mode_t mode)
     if (file->descriptor >= 0) return MHA_OK;
     free(file->temporary);
     file->temporary = NULL;
-    return refuse(file, "cannot create a file there", errno);
+    return refuse(file, "cannot write: no new file can be made there", errno);
 }
 
 /* Keep the permissions of a file that is replaced; a file that could not be opened for writing is
@@ -100,9 +105,8 @@ static mha_status open_target(mha_file *file)
 {
     struct stat present;
     bool exists = stat(file->path, &present) == 0;
-    int error = errno;
     if (!exists && lstat(file->path, &present) == 0)
-        return refuse(file, "cannot write: a symbolic link to nothing", error);
+        return mha_fail(MHA_ERR_WRITE, "%s: cannot write: a symbolic link to nothing", file->path);
     if (exists && S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
     if (exists && access(file->path, W_OK) != 0) return refuse(file, "cannot write", errno);
     char *resolved = exists ? realpath(file->path, NULL) : NULL;
