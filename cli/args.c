@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +115,17 @@ static cli_exit store_number(const args_page *page, const args_option *option,
     return CLI_OK;
 }
 
+static cli_exit store_real(const args_page *page, const args_given *given, args_real *field)
+{
+    char *end;
+    double number = strtod(given->value, &end);
+    if (end == given->value || *end || !isfinite(number))
+        return cli_fail(CLI_USAGE, page->command, "%s %s: a number is wanted, such as 0.125",
+                        given->shown, given->value);
+    *field = (args_real){.value = number, .given = true};
+    return CLI_OK;
+}
+
 static cli_exit store_choice(const args_page *page, const args_option *option,
                              const args_given *given, int *field)
 {
@@ -160,6 +172,7 @@ static cli_exit store(const args_page *page, const args_option *option, const ar
     case ARGS_TEXT: return store_text(page, given, field);
     case ARGS_TEXTS: return append_text(page, given->shown, given->value, field);
     case ARGS_NUMBER: return store_number(page, option, given, field);
+    case ARGS_REAL: return store_real(page, given, field);
     case ARGS_CHOICE: return store_choice(page, option, given, field);
     case ARGS_HEADING: break;
     }

@@ -13,7 +13,13 @@
 
 #include <stddef.h>
 
-enum { ARGS_MOST_TEXTS = 64, ARGS_MOST_OPTIONS = 64 };
+enum { ARGS_MOST_TEXTS = 64, ARGS_MOST_OPTIONS = 128 };
+
+/* A number with a fraction. */
+typedef struct args_real {
+    double value;
+    bool given;
+} args_real;
 
 /* Values of an option that may be repeated, or the plain arguments. */
 typedef struct args_texts {
@@ -27,6 +33,7 @@ typedef enum args_kind {
     ARGS_TEXT,    /* const char *, NULL before; may be given once */
     ARGS_TEXTS,   /* args_texts; may be repeated */
     ARGS_NUMBER,  /* int64_t in least .. most */
+    ARGS_REAL,    /* args_real; finite */
     ARGS_CHOICE   /* int: the index in `choices` */
 } args_kind;
 

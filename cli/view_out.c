@@ -1,84 +1,35 @@
-/* Where the maps go: files, stdout, the terminal.
- *
- * A file appears whole or not at all. While one that could be left half-written is on its way,
- * Ctrl-C and its like are held back: the sink notices them, the half is removed, and then they do
- * what they always do.
- */
+/* Where the maps go: files, stdout, the terminal. */
 #include "commands.h"
+#include "files.h"
 #include "view.h"
 
 #include <multihead/component.h>
-#include <multihead/io.h>
 
-#include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------------------------------------
  * Sinks
  * --------------------------------------------------------------------------------------------- */
 
-static mha_status write_stdout(void *user, const void *bytes, size_t count)
-{
-    (void)user;
-    errno = 0;
-    if (fwrite(bytes, 1, count, stdout) == count) return MHA_OK;
-    /* Whoever closed a pipe has seen enough: the silent status. */
-    if (errno == EPIPE) return mha_fail(MHA_ERR_CALLBACK, "stdout: closed");
-    return mha_fail(MHA_ERR_WRITE, "stdout: cannot write: %s", strerror(errno ? errno : EIO));
-}
-
-static const mha_sink stdout_sink = {.write = write_stdout};
-
-/* Signals held back while a file is on its way. */
-typedef struct signal_guard {
+/* A sink that looks for held signals now and then. */
+typedef struct guarded_sink {
+    files_guard signals;
     const mha_sink *inner;
     size_t unchecked; /* bytes written since signals were last looked for */
-    bool holding;
-    sigset_t held, before;
-} signal_guard;
-
-/* Not for a FIFO or a device: nothing of them can be removed, and they may block for ever. */
-static void hold_signals(signal_guard *guard, const char *path)
-{
-    struct stat status;
-    guard->holding = stat(path, &status) != 0 || S_ISREG(status.st_mode);
-    if (!guard->holding) return;
-    sigemptyset(&guard->held);
-    sigaddset(&guard->held, SIGINT);
-    sigaddset(&guard->held, SIGTERM);
-    sigaddset(&guard->held, SIGHUP);
-    sigprocmask(SIG_BLOCK, &guard->held, &guard->before);
-}
-
-/* A signal that came meanwhile ends the program here. */
-static void release_signals(signal_guard *guard)
-{
-    if (guard->holding) sigprocmask(SIG_SETMASK, &guard->before, NULL);
-    guard->holding = false;
-}
-
-static bool was_interrupted(const signal_guard *guard)
-{
-    sigset_t pending;
-    if (!guard->holding || sigpending(&pending) != 0) return false;
-    return sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1 ||
-           sigismember(&pending, SIGHUP) == 1;
-}
+} guarded_sink;
 
 static mha_status write_guarded(void *user, const void *bytes, size_t count)
 {
     enum { CHECK_EVERY = 1 << 16 }; /* looking for signals is a system call */
-    signal_guard *guard = user;
+    guarded_sink *guard = user;
     guard->unchecked += count;
     if (guard->unchecked >= CHECK_EVERY) {
         guard->unchecked = 0;
-        if (was_interrupted(guard)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
+        if (files_interrupted(&guard->signals)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
     }
     return guard->inner->write(guard->inner->user, bytes, count);
 }
@@ -107,40 +58,6 @@ static cli_exit collect(const attention_maps *maps, const maps_picks *picks, mha
     return CLI_OK;
 }
 
-/* Pass a file on to stdout. */
-static mha_status pass_on(const char *path)
-{
-    char *bytes;
-    size_t size;
-    MHA_TRY(mha_file_read(path, SIZE_MAX / 2, &bytes, &size));
-    mha_status status = write_stdout(NULL, bytes, size);
-    mha_file_free(bytes);
-    return status;
-}
-
-/* The library writes .npy to files only, so stdout gets it by way of a temporary one. */
-static mha_status write_npy_stdout(const mha_tensor *tensor)
-{
-    const char *folder = getenv("TMPDIR");
-    char path[512];
-    int length =
-        snprintf(path, sizeof path, "%s/multihead-XXXXXX", folder && *folder ? folder : "/tmp");
-    int fd = length < (int)sizeof path ? mkstemp(path) : -1;
-    if (fd < 0)
-        return mha_fail(MHA_ERR_WRITE,
-                        "--npy -: cannot make a temporary file: %s; name a folder "
-                        "with TMPDIR",
-                        strerror(errno));
-    close(fd);
-    signal_guard guard = {0};
-    hold_signals(&guard, path);
-    mha_status status = mha_npy_write(path, tensor);
-    if (status == MHA_OK) status = pass_on(path);
-    unlink(path);
-    release_signals(&guard);
-    return status;
-}
-
 static cli_exit write_npy(const attention_maps *maps, const maps_picks *picks, const char *path)
 {
     if (!maps_picks_rectangular(picks))
@@ -150,15 +67,7 @@ static cli_exit write_npy(const attention_maps *maps, const maps_picks *picks, c
     mha_tensor tensor;
     cli_exit code = collect(maps, picks, &tensor);
     if (code != CLI_OK) return code;
-    signal_guard guard = {0};
-    mha_status status;
-    if (!strcmp(path, "-")) {
-        status = write_npy_stdout(&tensor);
-    } else {
-        hold_signals(&guard, path);
-        status = mha_npy_write(path, &tensor);
-        release_signals(&guard);
-    }
+    mha_status status = files_write_npy("--npy", path, &tensor);
     free(tensor.data);
     return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
 }
@@ -236,17 +145,17 @@ typedef mha_status draw_function(const output_job *job, const mha_figure *figure
 static mha_status draw_file(const output_job *job, draw_function *draw, const mha_figure *figure,
                             const char *path)
 {
-    if (!strcmp(path, "-")) return draw(job, figure, &stdout_sink);
-    signal_guard guard = {0};
+    if (!strcmp(path, "-")) return draw(job, figure, &files_stdout);
+    guarded_sink guard = {0};
     mha_file *file = NULL;
-    hold_signals(&guard, path);
+    files_hold_signals(&guard.signals, path);
     mha_status status = mha_file_create(path, &file);
     if (status == MHA_OK) {
         guard.inner = mha_file_sink(file);
         status = draw(job, figure, &(mha_sink){.write = write_guarded, .user = &guard});
     }
     status = mha_file_finish(file, status);
-    release_signals(&guard);
+    files_release_signals(&guard.signals);
     return status;
 }
 
@@ -301,7 +210,7 @@ cli_exit view_check_outputs(const view_options *options)
         const char *path = path_of(options, i);
         if (!path) continue;
         for (int j = 0; j < i; j++)
-            if (path_of(options, j) && strcmp(path, "-") && !strcmp(path, path_of(options, j)))
+            if (path_of(options, j) && files_same(path, path_of(options, j)))
                 return cli_fail(CLI_USAGE, VIEW, "%s and %s both write '%s'", outputs[j].option,
                                 outputs[i].option, path);
         if (strcmp(path, "-") != 0) continue;
@@ -367,7 +276,7 @@ static cli_exit print_picks(const view_options *options, const attention_maps *m
     cli_exit code = view_figure_make(options, maps, picks, remark, &figure);
     if (code != CLI_OK) return code;
     figure.figure.dark = view_terminal_dark(options);
-    mha_status status = mha_render_terminal(&figure.figure, terminal, &stdout_sink);
+    mha_status status = mha_render_terminal(&figure.figure, terminal, &files_stdout);
     view_figure_free(&figure);
     return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
 }

@@ -184,6 +184,8 @@ def command_lines():
         (["-o", ""], "empty"),
         (["-o", "maps.svg"], "use --svg maps.svg"),
         (["--svg", "same", "--png", "same"], "both write 'same'"),
+        (["--svg", "same", "--png", "./same"], "both write './same'"),
+        (["--svg", FOLDER / "same", "--json", f"../{FOLDER.name}/same"], "both write"),
         (["--svg", "-", "--json", "-"], "both write to stdout"),
         (["--svg", "-", "--terminal"], "both write to stdout"),
         (["--npy", "a.npy", "--head", "0.1,1.2"], "same heads of every layer"),
@@ -258,6 +260,13 @@ def unwritable():
     odd = view(MODEL, TEXT, "--svg", FOLDER / "odd\x1b[31m\n.svg")
     check(odd.code == 0 and odd.err.count(b"\n") == 2 and b"\x1b" not in odd.err,
           f"a note quotes control characters: {odd.err!r}")
+    for name in ("turned\u202ename", "mark\u200f", "isolate\u2066", "letter\u061c", "csi\u009b"):
+        shown = view(name, TEXT)
+        mark = next(character for character in name if not character.isascii())
+        check_error(shown, NO_INPUT, f"\\u{ord(mark):04x}", name=f"{ord(mark):x}")
+        check(mark.encode() not in shown.err, f"an error escapes U+{ord(mark):04X}")
+    letters = "caf\u00e9 \u6771\u4eac"
+    check(letters in view(letters, TEXT).err.decode(), "letters stay as they are")
     with open("/dev/full", "wb") as full:
         for arguments in ([], ["--json", "-"], ["--npy", "-"], ["--help"]):
             result = Result(subprocess.run([PROGRAM, "view", MODEL, TEXT, *arguments], stdout=full,

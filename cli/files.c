@@ -1,0 +1,145 @@
+/* Files that the program writes, and stdout: see files.h. */
+#define _XOPEN_SOURCE 700 /* realpath */
+#include "files.h"
+
+#include <multihead/component.h>
+#include <multihead/io.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static mha_status write_stdout(void *user, const void *bytes, size_t count)
+{
+    (void)user;
+    errno = 0;
+    if (fwrite(bytes, 1, count, stdout) == count) return MHA_OK;
+    /* Whoever closed a pipe has seen enough: the silent status. */
+    if (errno == EPIPE) return mha_fail(MHA_ERR_CALLBACK, "stdout: closed");
+    return mha_fail(MHA_ERR_WRITE, "stdout: cannot write: %s", strerror(errno ? errno : EIO));
+}
+
+const mha_sink files_stdout = {.write = write_stdout};
+
+/* ------------------------------------------------------------------------------------------------
+ * Signals
+ * --------------------------------------------------------------------------------------------- */
+
+/* Not for a FIFO or a device: nothing of them can be removed, and they may block for ever. */
+void files_hold_signals(files_guard *guard, const char *path)
+{
+    struct stat status;
+    guard->holding = stat(path, &status) != 0 || S_ISREG(status.st_mode);
+    if (!guard->holding) return;
+    sigemptyset(&guard->held);
+    sigaddset(&guard->held, SIGINT);
+    sigaddset(&guard->held, SIGTERM);
+    sigaddset(&guard->held, SIGHUP);
+    sigprocmask(SIG_BLOCK, &guard->held, &guard->before);
+}
+
+void files_release_signals(files_guard *guard)
+{
+    if (guard->holding) sigprocmask(SIG_SETMASK, &guard->before, NULL);
+    guard->holding = false;
+}
+
+bool files_interrupted(const files_guard *guard)
+{
+    sigset_t pending;
+    if (!guard->holding || sigpending(&pending) != 0) return false;
+    return sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1 ||
+           sigismember(&pending, SIGHUP) == 1;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * .npy
+ * --------------------------------------------------------------------------------------------- */
+
+/* Pass a file on to stdout. */
+static mha_status pass_on(const char *path)
+{
+    char *bytes;
+    size_t size;
+    MHA_TRY(mha_file_read(path, SIZE_MAX / 2, &bytes, &size));
+    mha_status status = write_stdout(NULL, bytes, size);
+    mha_file_free(bytes);
+    return status;
+}
+
+/* The library writes .npy to files only, so stdout gets it by way of a temporary one. */
+static mha_status write_npy_stdout(const char *option, const mha_tensor *tensor)
+{
+    const char *folder = getenv("TMPDIR");
+    char path[512];
+    int length =
+        snprintf(path, sizeof path, "%s/multihead-XXXXXX", folder && *folder ? folder : "/tmp");
+    int fd = length < (int)sizeof path ? mkstemp(path) : -1;
+    if (fd < 0)
+        return mha_fail(MHA_ERR_WRITE,
+                        "%s -: cannot make a temporary file: %s; name a folder with TMPDIR", option,
+                        strerror(errno));
+    close(fd);
+    files_guard guard = {0};
+    files_hold_signals(&guard, path);
+    mha_status status = mha_npy_write(path, tensor);
+    if (status == MHA_OK) status = pass_on(path);
+    unlink(path);
+    files_release_signals(&guard);
+    return status;
+}
+
+mha_status files_write_npy(const char *option, const char *path, const mha_tensor *tensor)
+{
+    if (!strcmp(path, "-")) return write_npy_stdout(option, tensor);
+    files_guard guard = {0};
+    files_hold_signals(&guard, path);
+    mha_status status = mha_npy_write(path, tensor);
+    files_release_signals(&guard);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Names
+ * --------------------------------------------------------------------------------------------- */
+
+static char *copy_text(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = malloc(bytes);
+    if (copy) memcpy(copy, text, bytes);
+    return copy;
+}
+
+/* Where a path leads: all of it if it exists, else its folder, with the last name behind; NULL: out
+ * of memory, or no such folder. */
+static char *resolve(const char *path)
+{
+    char *whole = realpath(path, NULL);
+    if (whole) return whole;
+    char *folder = copy_text(path);
+    if (!folder) return NULL;
+    char *slash = strrchr(folder, '/');
+    const char *name = slash ? slash + 1 : folder;
+    char *place = realpath(!slash ? "." : slash == folder ? "/" : (*slash = '\0', folder), NULL);
+    size_t bytes = place ? strlen(place) + strlen(name) + 2 : 0;
+    char *made = place ? malloc(bytes) : NULL;
+    if (made) snprintf(made, bytes, "%s/%s", place, name);
+    free(place);
+    free(folder);
+    return made;
+}
+
+bool files_same(const char *a, const char *b)
+{
+    if (!strcmp(a, "-") || !strcmp(b, "-")) return false;
+    if (!strcmp(a, b)) return true;
+    char *at_a = resolve(a), *at_b = resolve(b);
+    bool same = at_a && at_b && !strcmp(at_a, at_b);
+    free(at_a);
+    free(at_b);
+    return same;
+}

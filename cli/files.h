@@ -1,0 +1,37 @@
+/* Files that the program writes, and stdout.
+ *
+ * A file appears whole or not at all. While one that could be left half-written is on its way,
+ * Ctrl-C and its like are held back: whoever writes notices them, the half is removed, and then
+ * they do what they always do.
+ */
+#ifndef CLI_FILES_H
+#define CLI_FILES_H
+
+#include <multihead/render.h>
+
+#include <signal.h>
+
+/* stdout as a sink. A closed pipe gives MHA_ERR_CALLBACK, the silent status. */
+extern const mha_sink files_stdout;
+
+/* Signals held back while a file is on its way. Start from {0}. */
+typedef struct files_guard {
+    bool holding;
+    sigset_t held, before;
+} files_guard;
+
+void files_hold_signals(files_guard *guard, const char *path);
+
+/* True if a signal came meanwhile. */
+bool files_interrupted(const files_guard *guard);
+
+/* A signal that came meanwhile ends the program here. */
+void files_release_signals(files_guard *guard);
+
+/* tensor as .npy, "-" being stdout; option is what messages call the output. */
+mha_status files_write_npy(const char *option, const char *path, const mha_tensor *tensor);
+
+/* True if two paths lead to the same file, which need not exist: "a" and "./a". "-" is no file. */
+bool files_same(const char *a, const char *b);
+
+#endif
