@@ -7,7 +7,7 @@ mha_library(multihead SOURCES
   attention/attn_position.c attention/attn_qk_norm.c attention/attn_rope.c
   attention/attn_tiled.c attention/attn_visible.c
   attention/feature_map.c attention/linear_attention.c
-  module/kv_cache.c module/linear.c module/module.c
+  module/kv_cache.c module/linear.c module/matmul.c module/module.c
   nn/layers.c)
 
 # So that the choices in it become masks and the loop becomes vectors.

@@ -1,23 +1,12 @@
-/* Linear layers: y = activation(x W^T + b) on packed weights.
- *
- * The output is divided into blocks of rows and groups of panels; each block has one owner. Within
- * it, inputs are taken MHAI_GEMM_BLOCK at a time: their products are summed in registers and then
- * added to the output, which began as the bias. That order is the same for every shape. */
+/* Linear layers: y = activation(x W^T + b) on packed weights. */
 #include "module/linear.h"
 
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/tensor.h"
+#include "module/matmul.h"
 
 #include <string.h>
-
-/* A group of 16 panels times 128 inputs is 256 KiB, to stay in L2 while the strips of a row block
- * pass over it; 8 strips are enough for that to pay. */
-enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8 };
-
-/* Copying a strip costs about a tenth of multiplying it by one panel: from 4 panels on it is
- * noise. 16 floats beyond the block put each row in sets of its own. */
-enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_GEMM_BLOCK + 16 };
 
 static mha_status allocate(const mha_allocator *allocator, int64_t count, float **memory,
                            size_t *bytes)
@@ -36,8 +25,7 @@ mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outp
 {
     const mha_allocator *allocator = &context->allocator;
     int64_t packed;
-    if (outputs > INT64_MAX - MHAI_PANEL ||
-        !mhai_mul_i64(mhai_round_up(outputs, MHAI_PANEL), inputs, &packed))
+    if (!mhai_matmul_panels(inputs, outputs, &packed))
         return mha_fail(MHA_ERR_SIZE, "weight: %lld x %lld elements overflow 64 bits",
                         (long long)outputs, (long long)inputs);
     mha_linear *made = allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_linear));
@@ -105,108 +93,19 @@ mha_status mha_linear_create(mha_context *context, const mha_tensor *weight, con
     return MHA_OK;
 }
 
-typedef struct linear_job {
-    const mha_linear *linear;
-    const mhai_kernels *kernels;
-    mha_activation activation;
-    const float *x;
-    float *y;
-    int64_t x_stride, y_stride, rows;
-    int64_t block_rows;   /* rows of a row block */
-    int64_t group_panels; /* panels of a column group */
-    int64_t blocks;       /* row blocks */
-} linear_job;
-
-/* Rows of x at a large power-of-two stride would fight for a few sets of L1, so a strip that meets
- * several panels is copied together first. Returns the strip to use and its stride. */
-static const float *gather_strip(const float *x, int64_t *stride, int rows, int64_t inputs,
-                                 float buffer[MHAI_MAX_ROWS * GATHER_STRIDE])
-{
-    for (int r = 0; r < rows; r++)
-        memcpy(buffer + r * GATHER_STRIDE, x + r * *stride, (size_t)inputs * sizeof(float));
-    *stride = GATHER_STRIDE;
-    return buffer;
-}
-
-/* The inputs of one block for all strips of one row block. */
-static void run_inputs(const linear_job *job, int64_t row, int64_t rows, int64_t panel,
-                       int64_t panels, int64_t input)
-{
-    const mha_linear *l = job->linear;
-    float buffer[MHAI_MAX_ROWS * GATHER_STRIDE];
-    int64_t strips = mhai_ceil_div(rows, job->kernels->tile_rows);
-    int64_t col = panel * MHAI_PANEL;
-    for (int64_t i = 0; i < strips; i++) {
-        int64_t begin = row + i * rows / strips, end = row + (i + 1) * rows / strips;
-        mhai_gemm g = {.rows = (int)(end - begin),
-                       .inner = mhai_min_i64(MHAI_GEMM_BLOCK, l->inputs - input),
-                       .panels = panels,
-                       .cols = mhai_min_i64(panels * MHAI_PANEL, l->outputs - col),
-                       .x = job->x + begin * job->x_stride + input,
-                       .x_stride = job->x_stride,
-                       .w = l->weight + col * l->inputs + input * MHAI_PANEL,
-                       .panel_stride = l->inputs * MHAI_PANEL,
-                       .bias = l->bias + col,
-                       .first = input == 0,
-                       .out = job->y + begin * job->y_stride + col,
-                       .out_stride = job->y_stride};
-        if (panels >= GATHER_PANELS && g.rows > 1)
-            g.x = gather_strip(g.x, &g.x_stride, g.rows, g.inner, buffer);
-        job->kernels->gemm_strip(&g);
-    }
-}
-
-static void activate(const linear_job *job, float *y, int64_t n)
-{
-    switch (job->activation) {
-    case MHA_ACTIVATION_NONE: break;
-    case MHA_ACTIVATION_GELU: job->kernels->activate_gelu(y, n); break;
-    case MHA_ACTIVATION_RELU:
-        for (int64_t i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i];
-        break;
-    }
-}
-
-static void run_block(void *argument, int64_t item, int worker)
-{
-    const linear_job *job = argument;
-    (void)worker;
-    /* Row blocks follow each other under one group, whose weights then stay in cache. */
-    int64_t row = item % job->blocks * job->block_rows;
-    int64_t rows = mhai_min_i64(job->block_rows, job->rows - row);
-    int64_t panel = item / job->blocks * job->group_panels, col = panel * MHAI_PANEL;
-    int64_t all_panels = mhai_ceil_div(job->linear->outputs, MHAI_PANEL);
-    int64_t panels = mhai_min_i64(job->group_panels, all_panels - panel);
-    int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->linear->outputs - col);
-    int64_t input = 0;
-    do { /* at least once: without inputs the output is the bias */
-        run_inputs(job, row, rows, panel, panels, input);
-        input += MHAI_GEMM_BLOCK;
-    } while (input < job->linear->inputs);
-    for (int64_t r = row; r < row + rows; r++)
-        activate(job, job->y + r * job->y_stride + col, cols);
-}
-
 void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activation activation,
                      const float *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride)
 {
-    if (rows == 0 || linear->outputs == 0) return;
-    linear_job job = {.linear = linear,
-                      .kernels = mhai_kernels_for(context->isa),
-                      .activation = activation,
-                      .x = x,
-                      .y = y,
-                      .x_stride = x_stride,
-                      .y_stride = y_stride,
-                      .rows = rows};
-    int64_t panels = mhai_ceil_div(linear->outputs, MHAI_PANEL);
-    job.block_rows = mhai_min_i64(rows, (int64_t)BLOCK_STRIPS * job.kernels->tile_rows);
-    job.blocks = mhai_ceil_div(rows, job.block_rows);
-    /* Few rows: narrower groups, so that every thread has some. */
-    int64_t wanted = mhai_ceil_div(4 * (int64_t)context->num_threads, job.blocks);
-    job.group_panels = mhai_min_i64(GROUP_PANELS, mhai_ceil_div(panels, wanted));
-    int64_t groups = mhai_ceil_div(panels, job.group_panels);
-    mha_parallel_for(context, job.blocks * groups, run_block, &job);
+    mhai_matmul_run(context, &(mhai_matmul){.rows = rows,
+                                            .inner = linear->inputs,
+                                            .cols = linear->outputs,
+                                            .a = x,
+                                            .a_stride = x_stride,
+                                            .panels = linear->weight,
+                                            .bias = linear->bias,
+                                            .activation = activation,
+                                            .c = y,
+                                            .c_stride = y_stride});
 }
 
 static mha_status check_activation(mha_activation activation)

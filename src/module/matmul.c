@@ -1,0 +1,188 @@
+/* Matrix products on packed panels; see matmul.h.
+ *
+ * The output is divided into blocks of rows and groups of panels; each block has one owner. Within
+ * it, inner indices are taken MHAI_GEMM_BLOCK at a time: their products are summed in registers and
+ * then added to the output, which began as the bias. That order is the same for every shape. */
+#include "module/matmul.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <string.h>
+
+/* A group of 16 panels times 128 inputs is 256 KiB, to stay in L2 while the strips of a row block
+ * pass over it; 8 strips are enough for that to pay. */
+enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8 };
+
+/* Copying a strip costs about a tenth of multiplying it by one panel: from 4 panels on it is
+ * noise. 16 floats beyond the block put each row in sets of its own. */
+enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_GEMM_BLOCK + 16 };
+
+typedef struct matmul_run {
+    const mhai_matmul *job;
+    const mhai_kernels *kernels;
+    int64_t block_rows;   /* rows of a row block */
+    int64_t group_panels; /* panels of a column group */
+    int64_t blocks;       /* row blocks */
+} matmul_run;
+
+/* ---- the product --------------------------------------------------------------------------- */
+
+/* Rows begin .. begin + rows - 1 of a, inner indices from `input` on: where they lie, or copied
+ * together. A transposed strip is always copied; others are if they meet several panels, because
+ * rows at a large power-of-two stride would fight for a few sets of L1. */
+static const float *strip_of(const mhai_matmul *job, const mhai_gemm *g, int64_t begin,
+                             int64_t input, int64_t *stride, float *buffer)
+{
+    if (job->a_transposed) {
+        for (int64_t i = 0; i < g->inner; i++)
+            for (int r = 0; r < g->rows; r++)
+                buffer[r * GATHER_STRIDE + i] = job->a[(input + i) * job->a_stride + begin + r];
+        *stride = GATHER_STRIDE;
+        return buffer;
+    }
+    const float *a = job->a + begin * job->a_stride + input;
+    *stride = job->a_stride;
+    if (g->panels < GATHER_PANELS || g->rows == 1) return a;
+    for (int r = 0; r < g->rows; r++)
+        memcpy(buffer + r * GATHER_STRIDE, a + r * job->a_stride, (size_t)g->inner * sizeof(float));
+    *stride = GATHER_STRIDE;
+    return buffer;
+}
+
+/* One block of inner indices for all strips of one row block. */
+static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t panel,
+                      int64_t panels, int64_t input)
+{
+    const mhai_matmul *job = run->job;
+    float buffer[MHAI_MAX_ROWS * GATHER_STRIDE];
+    int64_t strips = mhai_ceil_div(rows, run->kernels->tile_rows);
+    int64_t col = panel * MHAI_PANEL;
+    for (int64_t i = 0; i < strips; i++) {
+        int64_t begin = row + i * rows / strips, end = row + (i + 1) * rows / strips;
+        mhai_gemm g = {.rows = (int)(end - begin),
+                       .inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input),
+                       .panels = panels,
+                       .cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col),
+                       .w = job->panels + col * job->inner + input * MHAI_PANEL,
+                       .panel_stride = job->inner * MHAI_PANEL,
+                       .bias = job->bias ? job->bias + col : NULL,
+                       .first = input == 0 && !job->accumulate,
+                       .out = job->c + begin * job->c_stride + col,
+                       .out_stride = job->c_stride};
+        g.x = strip_of(job, &g, begin, input, &g.x_stride, buffer);
+        run->kernels->gemm_strip(&g);
+    }
+}
+
+static void activate(const matmul_run *run, float *y, int64_t n)
+{
+    switch (run->job->activation) {
+    case MHA_ACTIVATION_NONE: break;
+    case MHA_ACTIVATION_GELU: run->kernels->activate_gelu(y, n); break;
+    case MHA_ACTIVATION_RELU:
+        for (int64_t i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i];
+        break;
+    }
+}
+
+static void run_block(void *argument, int64_t item, int worker)
+{
+    const matmul_run *run = argument;
+    const mhai_matmul *job = run->job;
+    (void)worker;
+    /* Row blocks follow each other under one group, whose panels then stay in cache. */
+    int64_t row = item % run->blocks * run->block_rows;
+    int64_t rows = mhai_min_i64(run->block_rows, job->rows - row);
+    int64_t panel = item / run->blocks * run->group_panels, col = panel * MHAI_PANEL;
+    int64_t panels = mhai_min_i64(run->group_panels, mhai_ceil_div(job->cols, MHAI_PANEL) - panel);
+    int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col);
+    int64_t input = 0;
+    do { /* at least once: without inner indices the output is the bias */
+        run_inner(run, row, rows, panel, panels, input);
+        input += MHAI_GEMM_BLOCK;
+    } while (input < job->inner);
+    for (int64_t r = row; r < row + rows; r++)
+        activate(run, job->c + r * job->c_stride + col, cols);
+}
+
+void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
+{
+    if (job->rows == 0 || job->cols == 0) return;
+    matmul_run run = {.job = job, .kernels = mhai_kernels_for(context->isa)};
+    int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
+    run.block_rows = mhai_min_i64(job->rows, (int64_t)BLOCK_STRIPS * run.kernels->tile_rows);
+    run.blocks = mhai_ceil_div(job->rows, run.block_rows);
+    /* Few rows: narrower groups, so that every thread has some. */
+    int64_t wanted = mhai_ceil_div(4 * (int64_t)context->num_threads, run.blocks);
+    run.group_panels = mhai_min_i64(GROUP_PANELS, mhai_ceil_div(panels, wanted));
+    int64_t groups = mhai_ceil_div(panels, run.group_panels);
+    mha_parallel_for(context, run.blocks * groups, run_block, &run);
+}
+
+/* ---- packing ------------------------------------------------------------------------------- */
+
+typedef struct pack_job {
+    const mhai_kernels *kernels;
+    const float *b;
+    int64_t stride, inner, cols;
+    bool transposed;
+    float *panels;
+} pack_job;
+
+static void pack_panel(void *argument, int64_t panel, int worker)
+{
+    const pack_job *job = argument;
+    (void)worker;
+    int64_t col = panel * MHAI_PANEL, cols = mhai_min_i64(MHAI_PANEL, job->cols - col);
+    float *out = job->panels + col * job->inner;
+    if (job->transposed) {
+        job->kernels->pack_panels(&(mhai_pack){.out = out,
+                                               .in = job->b + col * job->stride,
+                                               .stride = job->stride,
+                                               .rows = cols,
+                                               .cols = job->inner});
+        return;
+    }
+    for (int64_t i = 0; i < job->inner; i++) {
+        memcpy(out + i * MHAI_PANEL, job->b + i * job->stride + col, (size_t)cols * sizeof(float));
+        for (int64_t c = cols; c < MHAI_PANEL; c++) out[i * MHAI_PANEL + c] = 0;
+    }
+}
+
+bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats)
+{
+    return cols <= INT64_MAX - MHAI_PANEL &&
+           mhai_mul_i64(mhai_round_up(cols, MHAI_PANEL), inner, floats);
+}
+
+void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool transposed,
+                      int64_t inner, int64_t cols, float *panels)
+{
+    pack_job job = {.kernels = mhai_kernels_for(context->isa),
+                    .b = b,
+                    .stride = stride,
+                    .inner = inner,
+                    .cols = cols,
+                    .transposed = transposed,
+                    .panels = panels};
+    mha_parallel_for(context, mhai_ceil_div(cols, MHAI_PANEL), pack_panel, &job);
+}
+
+mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, const float *b,
+                               int64_t stride, bool transposed)
+{
+    void *panels;
+    int64_t floats;
+    if (!mhai_matmul_panels(job->inner, job->cols, &floats))
+        return mha_fail(MHA_ERR_SIZE, "matrix: %lld x %lld elements overflow 64 bits",
+                        (long long)job->inner, (long long)job->cols);
+    mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &panels));
+    mhai_matmul_pack(context, b, stride, transposed, job->inner, job->cols, panels);
+    mhai_matmul packed = *job;
+    packed.panels = panels;
+    mhai_matmul_run(context, &packed);
+    mha_scratch_release(context, mark);
+    return MHA_OK;
+}

@@ -1,0 +1,42 @@
+/* Matrix products over the context's threads: what linear layers run forward, and what their
+ * gradients need. The right factor is packed into panels (kernels.h); nothing else is copied. */
+#ifndef MHAI_MATMUL_H
+#define MHAI_MATMUL_H
+
+#include "kernels/kernels.h"
+
+#include <multihead/component.h>
+#include <multihead/nn.h>
+
+/* c[rows, cols] = activation(a b + bias), or c += a b.
+ *
+ * Each element is summed over blocks of MHAI_GEMM_BLOCK inner indices in order, so its bits depend
+ * on its own row, its own column and nothing else. */
+typedef struct mhai_matmul {
+    int64_t rows, inner, cols;
+    const float *a; /* [rows][inner]; transposed: [inner][rows] */
+    int64_t a_stride;
+    bool a_transposed;
+    const float *panels; /* b, from mhai_matmul_pack() */
+    const float *bias;   /* [cols]; NULL: 0 */
+    bool accumulate;     /* c += a b; then there is no bias and no activation */
+    mha_activation activation;
+    float *c;
+    int64_t c_stride;
+} mhai_matmul;
+
+/* Nothing is checked or allocated. */
+void mhai_matmul_run(mha_context *context, const mhai_matmul *job);
+
+/* Floats that b [inner, cols] takes in panels; false if the number overflows. */
+bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats);
+
+/* Pack b [inner][cols], or [cols][inner] if transposed (a weight as PyTorch has it). */
+void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool transposed,
+                      int64_t inner, int64_t cols, float *panels);
+
+/* The same with b packed on the way, into scratch that is free again on return. */
+MHA_NODISCARD mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job,
+                                             const float *b, int64_t stride, bool transposed);
+
+#endif
