@@ -4,7 +4,7 @@ mha_library(multihead SOURCES
   base/status.c base/struct_copy.c base/tensor.c
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
   attention/attn_check.c attention/attn_forward.c attention/attn_mask.c attention/attn_plain.c
-  attention/attn_position.c attention/attn_qk_norm.c attention/attn_rope.c
+  attention/attn_position.c attention/attn_qk_norm.c attention/attn_rope.c attention/attn_row.c
   attention/attn_tiled.c attention/attn_visible.c
   attention/feature_map.c attention/linear_attention.c
   module/kv_cache.c module/linear.c module/matmul.c module/module.c

@@ -1,0 +1,126 @@
+/* See attn_row.h. The formula as it stands, sharing no code with the tiles. */
+#include "attention/attn_row.h"
+
+#include "base/checked.h"
+#include "base/philox.h"
+
+#include <math.h>
+
+/* No score that matters is this. */
+static const double HIDDEN = -INFINITY;
+
+bool mhai_attn_finite(const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i])) return false;
+    return true;
+}
+
+double mhai_attn_dot(const float *x, const float *y, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)x[i] * (double)y[i];
+    return sum;
+}
+
+int64_t mhai_attn_shaw_index(const mha_tensor *table, const mhai_attn_query *r, int64_t s)
+{
+    int64_t farthest = table->shape[0] / 2;
+    return mhai_max_i64(-farthest, mhai_min_i64(s - r->position, farthest)) + farthest;
+}
+
+const float *mhai_attn_shaw_row(const mha_tensor *table, const mhai_attn_query *r, int64_t s)
+{
+    return (const float *)table->data + mhai_attn_shaw_index(table, r, s) * table->stride[0];
+}
+
+static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
+{
+    return (s >= r->window.begin && s < r->window.end) || s < p->sink_keys ||
+           mhai_attn_flag(&p->global_keys, r->seq.batch, r->seq.k0 + s) ||
+           mhai_attn_flag(&p->global_queries, r->seq.batch, r->seq.q0 + r->t);
+}
+
+static bool visible(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
+{
+    const int64_t batch = r->seq.batch, t = r->seq.q0 + r->t, b = batch, h = r->h;
+    if (!window_keeps(p, r, s)) return false;
+    if (p->key_documents.data && mhai_attn_i32(&p->query_documents, batch, t) !=
+                                     mhai_attn_i32(&p->key_documents, batch, r->seq.k0 + s))
+        return false;
+    if (p->keep_blocks.data &&
+        !((const uint8_t *)p->keep_blocks
+              .data)[mhai_attn_offset(&p->keep_blocks, b, h, r->t / p->block_queries) +
+                     s / p->block_keys * p->keep_blocks.stride[3]])
+        return false;
+    if (p->keep.data && !((const uint8_t *)p->keep
+                              .data)[mhai_attn_offset(&p->keep, b, h, t) + s * p->keep.stride[3]])
+        return false;
+    return !p->callback || r->keep[s - r->keep_first];
+}
+
+static double dense_bias(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
+{
+    if (!p->bias.data) return 0;
+    return (double)((const float *)p->bias
+                        .data)[mhai_attn_offset(&p->bias, r->seq.batch, r->h, r->seq.q0 + r->t) +
+                               s * p->bias.stride[3]];
+}
+
+mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
+{
+    double bias = dense_bias(p, r, s);
+    mhai_attn_score x = {.value = HIDDEN, .slope = 1};
+    if (bias == -INFINITY || !visible(p, r, s)) return x;
+    const float *k = mhai_attn_row(&p->k, r->seq.batch, r->hk, r->seq.k0 + s);
+    x.value = NAN;
+    if (!r->finite || !mhai_attn_finite(k, p->D)) return x;
+    x.product = mhai_attn_dot(r->q, k, p->D);
+    if (p->shaw_keys.data)
+        x.product += mhai_attn_dot(r->q, mhai_attn_shaw_row(&p->shaw_keys, r, s), p->D);
+    x.value = x.product * (double)p->scale;
+    if (p->softcap > 0) {
+        double flat = tanh(x.value / (double)p->softcap);
+        x.slope = 1 - flat * flat;
+        x.value = (double)p->softcap * flat;
+    }
+    if (mhai_attn_has_relative(p))
+        x.value += (double)mhai_attn_relative(p, r->seq.batch, r->h, s - r->position);
+    x.value += bias;
+    return x;
+}
+
+double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
+{
+    if (p->dropout <= 0) return 1;
+    const uint32_t seed[2] = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)};
+    uint32_t word[4];
+    mhai_dropout_words(word, seed, (uint32_t)r->seq.b, (uint32_t)r->h, (uint32_t)r->t, s / 4);
+    bool dropped = (double)word[s % 4] < (double)p->dropout * 4294967296.0;
+    return dropped ? 0 : 1 / (1 - (double)p->dropout);
+}
+
+mhai_attn_sequence mhai_attn_sequence_of_row(const mhai_attn_problem *p, int64_t row, int64_t *t)
+{
+    int64_t b = 0;
+    if (p->query_starts) {
+        while (row >= p->query_starts[b + 1]) b++;
+        *t = row - p->query_starts[b];
+    } else {
+        b = row / p->T;
+        *t = row % p->T;
+    }
+    return mhai_attn_sequence_of(p, b);
+}
+
+mhai_attn_query mhai_attn_query_at(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                   int64_t h, int64_t t)
+{
+    mhai_attn_query r = {.seq = *seq, .h = h, .hk = h / p->group, .t = t};
+    r.position = t + seq->offset;
+    r.limit = mhai_attn_limit(p, seq, t);
+    r.window = mhai_attn_window(p, seq, t);
+    r.q = mhai_attn_row(&p->q, seq->batch, h, seq->q0 + t);
+    r.finite = mhai_attn_finite(r.q, p->D);
+    return r;
+}

@@ -1,0 +1,45 @@
+/* One query row in double precision: where it stands, what it sees, its scores. What the plain
+ * paths, forward and backward, are made of. */
+#ifndef MHAI_ATTN_ROW_H
+#define MHAI_ATTN_ROW_H
+
+#include "attention/attn.h"
+
+typedef struct mhai_attn_query {
+    mhai_attn_sequence seq;
+    int64_t h, hk, t;
+    int64_t position; /* t + offset */
+    mhai_attn_range limit, window;
+    bool finite; /* the query is */
+    const float *q;
+    const uint8_t *keep; /* what the callback said, from key keep_first on; not read without one */
+    int64_t keep_first;
+} mhai_attn_query;
+
+/* Query t of head h of sequence b; keep is left to the caller. */
+mhai_attn_query mhai_attn_query_at(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                   int64_t h, int64_t t);
+
+/* The sequence of row `row` of the tensors, all sequences counted, and the query it is there. */
+mhai_attn_sequence mhai_attn_sequence_of_row(const mhai_attn_problem *p, int64_t row, int64_t *t);
+
+/* A score in its parts: value = cap(scale * product) + bias + relative. */
+typedef struct mhai_attn_score {
+    double value;   /* -inf: not visible; NaN: visible, and not finite */
+    double product; /* q (k + shaw); not set if value is not finite */
+    double slope;   /* of the cap, 1 without one; likewise */
+} mhai_attn_score;
+
+mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
+
+/* The factor that dropout gives key s: 0 or 1 / (1 - dropout). */
+double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
+
+/* Row of a Shaw table for key s, and its number. */
+int64_t mhai_attn_shaw_index(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
+const float *mhai_attn_shaw_row(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
+
+bool mhai_attn_finite(const float *x, int64_t n);
+double mhai_attn_dot(const float *x, const float *y, int64_t n);
+
+#endif
