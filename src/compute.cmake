@@ -20,7 +20,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_X86)
   target_sources(multihead_objects PRIVATE kernels/isa/isa_avx2.c kernels/isa/isa_avx512.c)
   set_source_files_properties(kernels/isa/isa_avx2.c PROPERTIES COMPILE_OPTIONS
-    "${isa_flags};-mavx2;-mfma")
+    "${isa_flags};-mavx2;-mfma;-mf16c")
   set_source_files_properties(kernels/isa/isa_avx512.c PROPERTIES COMPILE_OPTIONS
-    "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
+    "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
 endif()

@@ -10,6 +10,7 @@
 typedef struct mhai_attn_broadcast {
     const void *data;
     int64_t stride[4];
+    mha_dtype dtype;
 } mhai_attn_broadcast;
 
 typedef struct mhai_attn_problem {
@@ -94,7 +95,12 @@ MHA_NODISCARD mha_status mhai_attn_plain(mha_context *context, const mhai_attn_p
 /* Scratch of the plain path for each worker. */
 MHA_NODISCARD mha_status mhai_attn_plain_bytes(const mhai_attn_problem *problem, size_t *bytes);
 
-/* Pointer to row [b, h, t] of a four-dimensional f32 tensor. */
+/* Pointer to row [b, h, t] of a four-dimensional tensor, of any type and of f32. */
+static inline void *mhai_attn_data(const mha_tensor *x, int64_t b, int64_t h, int64_t t)
+{
+    int64_t at = b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
+    return (char *)x->data + at * (int64_t)mha_dtype_size(x->dtype);
+}
 static inline float *mhai_attn_row(const mha_tensor *x, int64_t b, int64_t h, int64_t t)
 {
     return (float *)x->data + b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
@@ -105,6 +111,11 @@ static inline int64_t mhai_attn_offset(const mhai_attn_broadcast *x, int64_t b, 
                                        int64_t t)
 {
     return b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
+}
+
+static inline const void *mhai_attn_element(const mhai_attn_broadcast *x, int64_t offset)
+{
+    return (const char *)x->data + offset * (int64_t)mha_dtype_size(x->dtype);
 }
 
 /* Elements of two-axis broadcast inputs. */

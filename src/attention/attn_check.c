@@ -56,6 +56,7 @@ static mha_status check_broadcast(const mhai_attn_problem *p, const char *name,
     if (!p->need_data && !tensor.data) tensor.data = &nothing;
     MHA_TRY(mhai_tensor_check(name, &tensor, dtype, tensor.ndim, NULL));
     broadcast->data = tensor.data;
+    broadcast->dtype = dtype;
     return MHA_OK;
 }
 

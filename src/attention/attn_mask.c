@@ -197,6 +197,7 @@ static void point_at_dense(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     mhai_tile_mask *mask = &strip->mask;
     mask->keep_stride = bytes ? 1 : p->keep.stride[3];
     mask->bias_stride = p->bias.stride[3];
+    mask->bias_type = p->bias.dtype;
     for (int r = 0; r < strip->tile.rows; r++) {
         int64_t h = w->head[strip->first + r], t = c->seq.q0 + w->query[strip->first + r];
         mask->keep[r] = bytes ? w->keep + r * MHAI_KEY_BLOCK : NULL;
@@ -206,9 +207,9 @@ static void point_at_dense(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                             block->key * p->keep.stride[3];
         mask->bias[r] = NULL;
         if (p->bias.data)
-            mask->bias[r] = (const float *)p->bias.data +
-                            mhai_attn_offset(&p->bias, c->seq.batch, h, t) +
-                            block->key * p->bias.stride[3];
+            mask->bias[r] =
+                mhai_attn_element(&p->bias, mhai_attn_offset(&p->bias, c->seq.batch, h, t) +
+                                                block->key * p->bias.stride[3]);
     }
 }
 

@@ -208,8 +208,8 @@ static void load_rows(const tiled_job *job, mhai_attn_chunk *c, mhai_attn_worksp
         start_row(p, w, r);
         bool finite;
         job->kernels->scale_row(
-            w->q + r * p->D,
-            mhai_attn_row(&p->q, c->seq.batch, w->head[r], c->seq.q0 + w->query[r]), p->D, factor,
+            w->q + r * p->D, p->q.dtype,
+            mhai_attn_data(&p->q, c->seq.batch, w->head[r], c->seq.q0 + w->query[r]), p->D, factor,
             &finite);
         w->bad_query[r] = !finite;
         c->bad_query |= !finite;
@@ -363,7 +363,8 @@ static void arm_strip(const tiled_job *job, const mhai_attn_chunk *c, const mhai
             .bad_query = w->bad_query + s->first,
             .bad_key = w->bad_key,
             .bad_value = w->bad_value,
-            .values = mhai_attn_row(&p->v, c->seq.batch, c->hk, c->seq.k0 + block->key),
+            .values = mhai_attn_data(&p->v, c->seq.batch, c->hk, c->seq.k0 + block->key),
+            .value_type = p->v.dtype,
             .value_stride = p->v.stride[2],
             .value_dim = p->Dv,
             .visible = w->visible};
@@ -376,7 +377,8 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_chunk *c,
                          const mhai_attn_block *block, float *out, uint8_t *bad, bool *any_bad)
 {
     return (mhai_pack){.out = out,
-                       .in = mhai_attn_row(x, c->seq.batch, c->hk, c->seq.k0 + block->key),
+                       .in = mhai_attn_data(x, c->seq.batch, c->hk, c->seq.k0 + block->key),
+                       .type = x->dtype,
                        .stride = x->stride[2],
                        .rows = block->keys,
                        .cols = x->shape[3],
@@ -448,7 +450,7 @@ static void write_rows(const tiled_job *job, const mhai_attn_chunk *c, const mha
     for (int64_t r = 0; r < c->rows; r++) {
         int64_t h = w->head[r], t = c->seq.q0 + w->query[r];
         float gate = p->gates.data ? mhai_attn_f32(&p->gates, c->seq.batch, h) : 1.0f;
-        job->kernels->finish_row(mhai_attn_row(&p->o, c->seq.batch, h, t),
+        job->kernels->finish_row(p->o.dtype, mhai_attn_data(&p->o, c->seq.batch, h, t),
                                  w->o + r * padded_values(p), p->Dv, w->l[r], gate);
         if (p->lse.data) { /* m is in units of log2 e */
             double lse = ((double)w->m[r] + log2((double)w->l[r])) * 0.6931471805599453;

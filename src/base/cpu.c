@@ -3,6 +3,9 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/cpu.h"
 
+#if defined(MHAI_HAVE_X86)
+#include <cpuid.h>
+#endif
 #include <sched.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,6 +38,15 @@ bool mhai_isa_from_name(const char *name, mha_isa *isa)
     return false;
 }
 
+#if defined(MHAI_HAVE_X86)
+/* Clang 14 has no name for it. What the operating system saves is part of the question for AVX2. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 bool mha_isa_available(mha_isa isa)
 {
     switch (isa) {
@@ -42,7 +54,8 @@ bool mha_isa_available(mha_isa isa)
     case MHA_ISA_PORTABLE: return true;
     case MHA_ISA_NEON: return false; /* its kernels are not written yet */
 #if defined(MHAI_HAVE_X86)
-    case MHA_ISA_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case MHA_ISA_AVX2:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     case MHA_ISA_AVX512:
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");

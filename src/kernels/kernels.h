@@ -20,8 +20,9 @@ enum {
  * are packed as 0, so that packed data is always finite. */
 typedef struct mhai_pack {
     float *out;
-    const float *in; /* [rows, cols], cols contiguous */
-    int64_t stride;  /* of rows, in elements */
+    const void *in; /* [rows, cols], cols contiguous */
+    mha_dtype type; /* of in: MHA_F32, which is 0, MHA_F16 or MHA_BF16; likewise below */
+    int64_t stride; /* of rows, in elements */
     int64_t rows, cols;
     uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked */
     bool *any_bad; /* set to true if any is; never cleared */
@@ -38,8 +39,9 @@ typedef struct mhai_poison {
     const uint8_t *bad_query; /* [rows of the strip] */
     const uint8_t *bad_key;   /* [MHAI_KEY_BLOCK] */
     const uint8_t *bad_value; /* [MHAI_KEY_BLOCK] */
-    const float *values;      /* unpacked value of the block's key 0 */
-    int64_t value_stride;     /* of keys */
+    const void *values;       /* unpacked value of the block's key 0 */
+    mha_dtype value_type;
+    int64_t value_stride; /* of keys, in elements */
     int64_t value_dim;
     uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
 } mhai_poison;
@@ -54,7 +56,8 @@ typedef struct mhai_tile_mask {
     int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS]; /* keys of the block, begin <= end */
     const uint8_t *keep[MHAI_MAX_ROWS];           /* at the block's key 0 */
     int64_t keep_stride;                          /* of keys */
-    const float *bias[MHAI_MAX_ROWS];
+    const void *bias[MHAI_MAX_ROWS];
+    mha_dtype bias_type;
     int64_t bias_stride;
     const float *relative[MHAI_MAX_ROWS];
     const float *shaw[MHAI_MAX_ROWS];
@@ -96,7 +99,7 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
  * 1): m' = max(m, max_s score), p = 2^(score - m'), a = 2^(m - m'), l = a l + sum p, o = a o + p V.
  * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l. */
 
-/* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0. */
+/* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
 /* A strip of rows times packed weights, one block of inputs:
  *   out[r, :] = (first ? bias : out[r, :]) + x[r, 0 .. inner) W   for panels first_panel .. */

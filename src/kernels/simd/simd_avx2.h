@@ -1,10 +1,10 @@
-/* AVX2 with FMA: two registers hold the 16 lanes. The names are those of every simd_*.h; see
- * simd_portable.h for what each does. */
+/* AVX2 with FMA and F16C: two registers hold the 16 lanes. The names are those of every simd_*.h;
+ * see simd_portable.h for what each does. */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
-#if !defined(__AVX2__) || !defined(__FMA__)
-#error "simd_avx2.h is compiled without AVX2 and FMA"
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
+#error "simd_avx2.h is compiled without AVX2, FMA and F16C"
 #endif
 
 #include <immintrin.h>
@@ -44,6 +44,32 @@ static inline vf vf_load_n(const float *p, int64_t n)
 static inline void vf_store_n(float *p, int64_t n, vf x)
 {
     _mm256_maskstore_ps(p, first_lanes(n), x);
+}
+
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+static inline void vf_store_f16(uint16_t *p, vf x)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    __m256i half = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(half, 16));
+}
+static inline void vf_store_bf16(uint16_t *p, vf x)
+{
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    __m128i half =
+        _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+    _mm_storeu_si128((__m128i *)(void *)p, half);
 }
 
 static inline vf vf_add(vf a, vf b)
@@ -103,15 +129,14 @@ static inline float vf_max16(const vf part[2])
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-static inline void transpose8(const float *const rows[8], float *out, int64_t ld)
+static inline __attribute__((always_inline)) void transpose(const vf rows[8], float *out,
+                                                            int64_t ld)
 {
     __m256 a[8], b[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(rows[i]);
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+        b[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
     }
 #pragma GCC unroll 2
     for (int i = 0; i < 8; i += 4) {
@@ -124,16 +149,6 @@ static inline void transpose8(const float *const rows[8], float *out, int64_t ld
     for (int c = 0; c < 4; c++) {
         _mm256_storeu_ps(out + c * ld, _mm256_permute2f128_ps(a[c], a[4 + c], 0x20));
         _mm256_storeu_ps(out + (c + 4) * ld, _mm256_permute2f128_ps(a[c], a[4 + c], 0x31));
-    }
-}
-
-static inline void transpose16(const float *const rows[16], float *out, int64_t ld)
-{
-    for (int column = 0; column < 16; column += 8) {
-        const float *part[16];
-        for (int i = 0; i < 16; i++) part[i] = rows[i] + column;
-        transpose8(part, out + column * ld, ld);
-        transpose8(part + 8, out + column * ld + 8, ld);
     }
 }
 

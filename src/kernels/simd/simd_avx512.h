@@ -45,6 +45,31 @@ static inline void vf_store_n(float *p, int64_t n, vf x)
     _mm512_mask_storeu_ps(p, first_lanes(n), x);
 }
 
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+static inline void vf_store_f16(uint16_t *p, vf x)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p,
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(half, 16));
+}
+static inline void vf_store_bf16(uint16_t *p, vf x)
+{
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
+                                   _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)(void *)p,
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
 static inline vf vf_add(vf a, vf b)
 {
     return _mm512_add_ps(a, b);
@@ -103,16 +128,14 @@ static inline float vf_max16(const vf part[1])
     return _mm512_reduce_max_ps(part[0]);
 }
 
-/* Transpose 16 x 16: row i from rows[i], written to out + i * ld. */
-static inline void transpose16(const float *const rows[16], float *out, int64_t ld)
+static inline __attribute__((always_inline)) void transpose(const vf rows[16], float *out,
+                                                            int64_t ld)
 {
     __m512 a[16], b[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(rows[i]);
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+        b[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 16; i += 4) {

@@ -6,15 +6,19 @@
  *   TILE_ROWS, TILE_VECTORS the register block of the matrix kernel: rows x vectors of accumulators
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
+ *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
+ *                           VF_LANES halves (base/half.h)
  *   vf_fma                  a * b + c, one rounding except here, where it is two
  *   vf_round                to the nearest integer, ties to even (|a| < 2^22 matters only)
  *   vf_times_power          a * 2^n for an integer n in -126 .. 127 (elsewhere anything)
  *   vf_where_below          per lane a < limit ? yes : no; NaN is not below
  *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
  *                           lane i + lane i+8, then + i+4, + i+2, + i+1
- *   transpose16             16 rows of 16 floats, row pointers in, columns out at out + i * ld */
+ *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
+
+#include "base/half.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -52,6 +56,25 @@ static inline vf vf_load_n(const float *p, int64_t n)
 static inline void vf_store_n(float *p, int64_t n, vf x)
 {
     for (int64_t i = 0; i < n && i < VF_LANES; i++) p[i] = x[i];
+}
+
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return (vf){mhai_f16_to_f32(p[0]), mhai_f16_to_f32(p[1]), mhai_f16_to_f32(p[2]),
+                mhai_f16_to_f32(p[3])};
+}
+static inline void vf_store_f16(uint16_t *p, vf x)
+{
+    for (int i = 0; i < VF_LANES; i++) p[i] = mhai_f32_to_f16(x[i]);
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    return (vf){mhai_bf16_to_f32(p[0]), mhai_bf16_to_f32(p[1]), mhai_bf16_to_f32(p[2]),
+                mhai_bf16_to_f32(p[3])};
+}
+static inline void vf_store_bf16(uint16_t *p, vf x)
+{
+    for (int i = 0; i < VF_LANES; i++) p[i] = mhai_f32_to_bf16(x[i]);
 }
 
 static inline vf vf_add(vf a, vf b)
@@ -117,10 +140,11 @@ static inline float vf_max16(const vf part[4])
     return even > odd ? even : odd;
 }
 
-static inline void transpose16(const float *const rows[16], float *out, int64_t ld)
+static inline void transpose(const vf rows[4], float *out, int64_t ld)
 {
-    for (int column = 0; column < 16; column++)
-        for (int row = 0; row < 16; row++) out[column * ld + row] = rows[row][column];
+    for (int column = 0; column < VF_LANES; column++)
+        vf_store(out + column * ld,
+                 (vf){rows[0][column], rows[1][column], rows[2][column], rows[3][column]});
 }
 
 #endif

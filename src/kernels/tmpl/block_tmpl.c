@@ -11,7 +11,6 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK_COLS = TILE_VECTORS * VF_LANES };
 

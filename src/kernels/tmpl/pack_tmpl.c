@@ -1,13 +1,12 @@
 /* Packing into panels, and the check for non-finite elements on the way. */
 
-static inline bool row_finite(const float *row, int64_t n)
+ALWAYS_INLINE bool row_finite(mha_dtype type, const void *in, int64_t first, int64_t n)
 {
     /* x * 0 is NaN exactly for what is not finite, and a NaN stays in the sum. */
     vf sum = vf_zero();
     for (int64_t i = 0; i < n; i += VF_LANES) {
         int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
-        vf x = lanes == VF_LANES ? vf_load(row + i) : vf_load_n(row + i, lanes);
-        sum = vf_fma(x, vf_zero(), sum);
+        sum = vf_fma(load_n_as(type, in, first + i, lanes), vf_zero(), sum);
     }
     float lanes[VF_LANES], total = 0;
     vf_store(lanes, sum);
@@ -21,11 +20,11 @@ static inline bool element_finite(float x)
 }
 
 /* Note rows that are not finite; true if there are any. */
-static bool find_bad_rows(const mhai_pack *pack)
+ALWAYS_INLINE bool find_bad_rows(mha_dtype type, const mhai_pack *pack)
 {
     bool any = false;
     for (int64_t r = 0; r < pack->rows; r++) {
-        bool finite = row_finite(pack->in + r * pack->stride, pack->cols);
+        bool finite = row_finite(type, pack->in, r * pack->stride, pack->cols);
         pack->bad[r] = !finite;
         any |= !finite;
     }
@@ -33,35 +32,37 @@ static bool find_bad_rows(const mhai_pack *pack)
     return any;
 }
 
-/* Columns [col, cols) of up to 32 rows into a panel, element by element. */
-static void pack_panel_scalar(const mhai_pack *pack, int64_t row, int64_t col, float *panel)
+/* VF_LANES rows, transposed, from column col on; rows beyond the matrix are zeros. */
+ALWAYS_INLINE void pack_square(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
+                               int64_t cols, float *out, int64_t ld)
 {
-    int64_t rows = pack->rows - row < MHAI_PANEL ? pack->rows - row : MHAI_PANEL;
-    for (int64_t c = col; c < pack->cols; c++)
-        for (int64_t r = 0; r < MHAI_PANEL; r++)
-            panel[c * MHAI_PANEL + r] = r < rows ? pack->in[(row + r) * pack->stride + c] : 0.0f;
+    vf rows[VF_LANES];
+    UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] =
+        row + r < pack->rows ? load_n_as(type, pack->in, (row + r) * pack->stride + col, cols)
+                             : vf_zero();
+    transpose(rows, out, ld);
 }
 
-/* The multiple-of-16 columns of 16 rows; rows beyond the matrix read zeros. */
-static void pack_half_panel(const mhai_pack *pack, int64_t row, float *panel)
+ALWAYS_INLINE void pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
 {
-    static const float zeros[16];
-    const float *rows[16];
-    for (int64_t c = 0; c + 16 <= pack->cols; c += 16) {
-        for (int64_t r = 0; r < 16; r++)
-            rows[r] = row + r < pack->rows ? pack->in + (row + r) * pack->stride + c : zeros;
-        transpose16(rows, panel + c * MHAI_PANEL, MHAI_PANEL);
+    const int64_t whole = pack->cols / VF_LANES * VF_LANES;
+    for (int64_t c = 0; c < whole; c += VF_LANES)
+        for (int64_t r = 0; r < MHAI_PANEL; r += VF_LANES)
+            pack_square(type, pack, row + r, c, VF_LANES, panel + c * MHAI_PANEL + r, MHAI_PANEL);
+    for (int64_t r = 0; whole < pack->cols && r < MHAI_PANEL; r += VF_LANES) {
+        float square[VF_LANES * VF_LANES];
+        pack_square(type, pack, row + r, whole, pack->cols - whole, square, VF_LANES);
+        for (int64_t c = whole; c < pack->cols; c++)
+            memcpy(panel + c * MHAI_PANEL + r, square + (c - whole) * VF_LANES, sizeof(vf));
     }
 }
 
-static void pack_panels(const mhai_pack *pack)
+ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
 {
-    bool any_bad = pack->bad && find_bad_rows(pack);
+    bool any_bad = pack->bad && find_bad_rows(type, pack);
     for (int64_t row = 0; row < pack->rows; row += MHAI_PANEL) {
         float *panel = pack->out + row * pack->cols;
-        pack_half_panel(pack, row, panel);
-        pack_half_panel(pack, row + 16, panel + 16);
-        pack_panel_scalar(pack, row, pack->cols / 16 * 16, panel);
+        pack_panel(type, pack, row, panel);
         int64_t rows = pack->rows - row < MHAI_PANEL ? pack->rows - row : MHAI_PANEL;
         for (int64_t r = 0; any_bad && r < rows; r++)
             for (int64_t c = 0; pack->bad[row + r] && c < pack->cols; c++)
@@ -69,26 +70,27 @@ static void pack_panels(const mhai_pack *pack)
     }
 }
 
+static void pack_panels(const mhai_pack *pack){BY_TYPE(pack->type, pack_panels_as, pack)}
+
 /* One row of up to 32 columns, zero-padded. */
-static inline void pack_value_row(float *out, const float *in, int64_t cols)
+ALWAYS_INLINE
+    void pack_value_row(mha_dtype type, float *out, const void *in, int64_t first, int64_t cols)
 {
     for (int64_t c = 0; c < MHAI_PANEL; c += VF_LANES) {
-        int64_t left = cols - c;
-        vf x = left >= VF_LANES ? vf_load(in + c) : left > 0 ? vf_load_n(in + c, left) : vf_zero();
-        vf_store(out + c, x);
+        int64_t left = cols - c < VF_LANES ? cols - c : VF_LANES;
+        vf_store(out + c, left > 0 ? load_n_as(type, in, first + c, left) : vf_zero());
     }
 }
 
-static void pack_values(const mhai_pack *pack)
+ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 {
-    bool any_bad = pack->bad && find_bad_rows(pack);
+    bool any_bad = pack->bad && find_bad_rows(type, pack);
     int64_t padded = (pack->rows + 15) / 16 * 16;
     for (int64_t col = 0; col < pack->cols; col += MHAI_PANEL) {
         float *panel = pack->out + col * MHAI_KEY_BLOCK;
         for (int64_t r = 0; r < padded; r++) {
             bool inside = r < pack->rows;
-            pack_value_row(panel + r * MHAI_PANEL,
-                           inside ? pack->in + r * pack->stride + col : NULL,
+            pack_value_row(type, panel + r * MHAI_PANEL, pack->in, r * pack->stride + col,
                            inside ? pack->cols - col : 0);
             for (int64_t c = 0; any_bad && inside && pack->bad[r] && c < MHAI_PANEL; c++)
                 if (!element_finite(panel[r * MHAI_PANEL + c])) panel[r * MHAI_PANEL + c] = 0;
@@ -96,8 +98,21 @@ static void pack_values(const mhai_pack *pack)
     }
 }
 
-static void scale_row(float *out, const float *in, int64_t n, float factor, bool *finite)
+static void pack_values(const mhai_pack *pack){BY_TYPE(pack->type, pack_values_as, pack)}
+
+ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int64_t n, float factor,
+                                bool *finite)
 {
-    *finite = row_finite(in, n);
-    for (int64_t i = 0; i < n; i++) out[i] = *finite ? in[i] * factor : 0.0f;
+    *finite = row_finite(type, in, 0, n);
+    const vf by = vf_set1(factor);
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
+        vf_store_n(out + i, lanes, *finite ? vf_mul(load_n_as(type, in, i, lanes), by) : vf_zero());
+    }
+}
+
+static void scale_row(float *out, mha_dtype type, const void *in, int64_t n, float factor,
+                      bool *finite)
+{
+    BY_TYPE(type, scale_row_as, out, in, n, factor, finite)
 }

@@ -1,8 +1,13 @@
 /* All kernels of one instruction set and their table; included by isa/isa_*.c, which name the set
  * and include its simd header first. Only static code may stand here and in what is included:
  * anything else compiled with machine flags could be linked into code for lesser machines. */
+#include "base/half.h"
 #include "base/philox.h"
 #include "kernels/kernels.h"
+
+#include <string.h>
+
+#include "kernels/tmpl/types_tmpl.c"
 
 #include "kernels/tmpl/math_tmpl.c"
 

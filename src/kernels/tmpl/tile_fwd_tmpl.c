@@ -61,13 +61,30 @@ static void drop_keys(float *s, const uint8_t *keep, int64_t stride, int begin, 
     for (int j = begin; j < end; j++) s[j] = keep[j * stride] ? s[j] : -__builtin_inff();
 }
 
+static void widen_bias(mha_dtype type, const void *bias, int64_t stride, int begin, int end,
+                       float *out)
+{
+    int j = begin;
+    for (; stride == 1 && j + VF_LANES <= end; j += VF_LANES)
+        vf_store(out + j, type == MHA_F16 ? load_as(MHA_F16, bias, j) : load_as(MHA_BF16, bias, j));
+    for (; j < end; j++) out[j] = element_as(type, bias, j * stride);
+}
+
 /* Stride 1 as a constant, so that the usual case is vectorised. */
 static void add_bias_row(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
 {
-    if (mask->bias_stride == 1)
-        add_bias(s, mask->bias[row], 1, begin, end);
+    float wide[MHAI_KEY_BLOCK];
+    const float *bias = mask->bias[row];
+    int64_t stride = mask->bias_stride;
+    if (mask->bias_type != MHA_F32) {
+        widen_bias(mask->bias_type, bias, stride, begin, end, wide);
+        bias = wide;
+        stride = 1;
+    }
+    if (stride == 1)
+        add_bias(s, bias, 1, begin, end);
     else
-        add_bias(s, mask->bias[row], mask->bias_stride, begin, end);
+        add_bias(s, bias, stride, begin, end);
 }
 
 static void drop_keys_row(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
@@ -113,9 +130,11 @@ static void poison_values(const mhai_tile *t, int row)
     float *o = t->o + row * t->value_panels * MHAI_PANEL;
     for (int j = t->begin; j < t->end; j++) {
         if (!poison->bad_value[j] || !poison->visible[row * MHAI_KEY_BLOCK + j]) continue;
-        const float *value = poison->values + j * poison->value_stride;
-        for (int64_t d = 0; d < poison->value_dim; d++)
-            if (!element_finite(value[d])) o[d] += score_row(t, row)[j] * value[d];
+        for (int64_t d = 0; d < poison->value_dim; d++) {
+            float value =
+                element_as(poison->value_type, poison->values, j * poison->value_stride + d);
+            if (!element_finite(value)) o[d] += score_row(t, row)[j] * value;
+        }
     }
 }
 
@@ -229,12 +248,18 @@ static void tile_probabilities(const mhai_tile *t)
 
 /* Adding +0 turns a result of -0 into +0, so that its sign does not tell how many empty key blocks
  * were visited. */
-static void finish_row(float *out, const float *in, int64_t n, float sum, float gate)
+ALWAYS_INLINE void finish_row_as(mha_dtype type, void *out, const float *in, int64_t n, float sum,
+                                 float gate)
 {
     const vf divisor = vf_set1(sum == 0 ? 1.0f : sum), factor = vf_set1(gate);
     for (int64_t i = 0; i < n; i += VF_LANES) {
         int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
         vf x = vf_mul(vf_div(vf_load_n(in + i, lanes), divisor), factor);
-        vf_store_n(out + i, lanes, vf_add(x, vf_zero()));
+        store_n_as(type, out, i, lanes, vf_add(x, vf_zero()));
     }
+}
+
+static void finish_row(mha_dtype type, void *out, const float *in, int64_t n, float sum, float gate)
+{
+    BY_TYPE(type, finish_row_as, out, in, n, sum, gate)
 }

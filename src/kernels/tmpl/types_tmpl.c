@@ -1,0 +1,50 @@
+/* Elements of the types that tensors come in, as f32: converted in registers while they are read or
+ * written. `type` is a constant wherever these are inlined into a loop that matters. */
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* function(constant, ...), so that the compiler makes one body of each type. */
+#define BY_TYPE(type, function, ...)                       \
+    switch (type) {                                        \
+    case MHA_F16: function(MHA_F16, __VA_ARGS__); break;   \
+    case MHA_BF16: function(MHA_BF16, __VA_ARGS__); break; \
+    default: function(MHA_F32, __VA_ARGS__);               \
+    }
+
+ALWAYS_INLINE vf load_as(mha_dtype type, const void *p, int64_t i)
+{
+    if (type == MHA_F32) return vf_load((const float *)p + i);
+    return type == MHA_F16 ? vf_load_f16((const uint16_t *)p + i)
+                           : vf_load_bf16((const uint16_t *)p + i);
+}
+
+/* The first n <= VF_LANES elements from i on, then zeros; no others are read. */
+ALWAYS_INLINE vf load_n_as(mha_dtype type, const void *p, int64_t i, int64_t n)
+{
+    if (n == VF_LANES) return load_as(type, p, i);
+    if (type == MHA_F32) return vf_load_n((const float *)p + i, n);
+    uint16_t part[VF_LANES] = {0};
+    memcpy(part, (const uint16_t *)p + i, (size_t)n * sizeof *part);
+    return load_as(type, part, 0);
+}
+
+ALWAYS_INLINE void store_n_as(mha_dtype type, void *p, int64_t i, int64_t n, vf x)
+{
+    uint16_t part[VF_LANES], *to = (uint16_t *)p + i;
+    if (type == MHA_F32) {
+        vf_store_n((float *)p + i, n, x);
+        return;
+    }
+    if (type == MHA_F16)
+        vf_store_f16(part, x);
+    else
+        vf_store_bf16(part, x);
+    memcpy(to, part, (size_t)n * sizeof *part);
+}
+
+static inline float element_as(mha_dtype type, const void *p, int64_t i)
+{
+    if (type == MHA_F32) return ((const float *)p)[i];
+    uint16_t half = ((const uint16_t *)p)[i];
+    return type == MHA_F16 ? mhai_f16_to_f32(half) : mhai_bf16_to_f32(half);
+}
