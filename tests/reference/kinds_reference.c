@@ -43,6 +43,7 @@ static double broadcast(const mha_tensor *x, int count, const int64_t *full)
         if (x->shape[i] != 1) at += full[count - x->ndim + i] * x->stride[i];
     if (x->dtype == MHA_I32) return (double)((const int32_t *)x->data)[at];
     if (x->dtype == MHA_U8) return (double)((const uint8_t *)x->data)[at];
+    if (x->dtype == MHA_F64) return ((const double *)x->data)[at];
     return (double)((const float *)x->data)[at];
 }
 
@@ -53,7 +54,7 @@ static double pair(const mha_tensor *x, int64_t i, int64_t j)
 
 static double table_element(const mha_tensor *x, int64_t i, int64_t j)
 {
-    return (double)((const float *)x->data)[i * x->stride[0] + j * x->stride[1]];
+    return ref_element(x, (int64_t[]){i, j});
 }
 
 static double element(const mha_tensor *x, int64_t b, int64_t h, int64_t t, int64_t d)
@@ -89,7 +90,7 @@ static int64_t offset_of(const mha_attention_desc *desc, int64_t b)
 }
 
 /* s - (t + offset), held far from overflow. */
-static int64_t relative(const mha_attention_desc *desc, int64_t b, int64_t t, int64_t s)
+int64_t kinds_relative(const mha_attention_desc *desc, int64_t b, int64_t t, int64_t s)
 {
     const int64_t far = INT64_MAX / 4;
     int64_t offset = offset_of(desc, b);
@@ -100,7 +101,7 @@ static int64_t relative(const mha_attention_desc *desc, int64_t b, int64_t t, in
 int64_t kinds_shaw_row(const ref_attention *a, const mha_tensor *table, int64_t b, int64_t t,
                        int64_t s)
 {
-    int64_t k = (table->shape[0] - 1) / 2, rel = relative(a->desc, b, t, s);
+    int64_t k = (table->shape[0] - 1) / 2, rel = kinds_relative(a->desc, b, t, s);
     return (rel < -k ? -k : rel > k ? k : rel) + k;
 }
 
@@ -136,7 +137,7 @@ static bool in_window(const ref_attention *a, kinds_sequence at, int64_t b, int6
     if (s < desc->sink_keys) return true;
     if (desc->global_keys && pair(desc->global_keys, at.batch, at.k0 + s) != 0) return true;
     if (desc->global_queries && pair(desc->global_queries, at.batch, at.q0 + t) != 0) return true;
-    int64_t rel = relative(desc, b, t, s);
+    int64_t rel = kinds_relative(desc, b, t, s);
     bool left = desc->left_keys == -1 || rel >= -desc->left_keys;
     return left && (desc->right_keys == -1 || rel <= desc->right_keys);
 }
@@ -154,7 +155,7 @@ bool kinds_sees(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t
     const mha_attention_desc *desc = a->desc;
     kinds_sequence at = kinds_sequence_at(a, b);
     const int64_t dense[4] = {at.batch, h, at.q0 + t, s};
-    if ((desc->flags & MHA_ATTENTION_CAUSAL) && relative(desc, b, t, s) > 0) return false;
+    if ((desc->flags & MHA_ATTENTION_CAUSAL) && kinds_relative(desc, b, t, s) > 0) return false;
     if (desc->key_lengths && s >= desc->key_lengths[b]) return false;
     if (!in_window(a, at, b, t, s)) return false;
     if (desc->key_documents && pair(desc->key_documents, at.batch, at.k0 + s) !=
@@ -175,7 +176,7 @@ kinds_score kinds_score_at(const ref_attention *a, int64_t b, int64_t h, int64_t
 {
     const mha_attention_desc *desc = a->desc;
     kinds_sequence at = kinds_sequence_at(a, b);
-    int64_t hk = h / (a->q->shape[1] / a->k->shape[1]), rel = relative(desc, b, t, s);
+    int64_t hk = h / (a->q->shape[1] / a->k->shape[1]), rel = kinds_relative(desc, b, t, s);
     double scale = ref_scale(desc, a->q->shape[3]);
     kinds_score x = {0};
     for (int64_t d = 0; d < a->q->shape[3]; d++) {
@@ -251,7 +252,7 @@ double kinds_gate(const ref_attention *a, int64_t b, int64_t h)
 static void score_row(const ref_attention *a, int64_t b, int64_t h, int64_t t, kinds_row *row)
 {
     const mha_tensor *sinks = a->desc->sink_logits;
-    row->sink = sinks ? (double)((const float *)sinks->data)[h * sinks->stride[0]] : -INFINITY;
+    row->sink = sinks ? ref_element(sinks, &h) : -INFINITY;
     row->visible = 0;
     for (int64_t s = 0; s < row->keys; s++) {
         bool sees = kinds_sees(a, b, h, t, s);

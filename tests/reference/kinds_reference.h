@@ -1,6 +1,7 @@
 /* The whole formula of multihead/attention.h in double precision: every mask, every term of the
  * scores, sinks, gates, dropout and ragged batches. Written from the header's words; like
- * reference.h it calls nothing of the library and knows only its structs. */
+ * reference.h it calls nothing of the library and knows only its structs. Inputs may be f64 as well
+ * as f32, those of the descriptor too. */
 #ifndef TEST_KINDS_REFERENCE_H
 #define TEST_KINDS_REFERENCE_H
 
@@ -45,6 +46,9 @@ typedef struct kinds_score {
     double sum;
 } kinds_score;
 kinds_score kinds_score_at(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t s);
+
+/* s - i, held far from overflow. */
+int64_t kinds_relative(const mha_attention_desc *desc, int64_t b, int64_t t, int64_t s);
 
 /* Row of a Shaw table for a pair. */
 int64_t kinds_shaw_row(const ref_attention *a, const mha_tensor *table, int64_t b, int64_t t,

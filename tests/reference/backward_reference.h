@@ -1,0 +1,78 @@
+/* The gradients of the whole formula of multihead/attention.h in double precision, pair by pair:
+ * nothing is tiled, nothing recomputed from a stored lse. Verified by central differences of
+ * kinds_reference.h (tests/unit/test_backward_reference.c). Calls nothing of the library. */
+#ifndef TEST_BACKWARD_REFERENCE_H
+#define TEST_BACKWARD_REFERENCE_H
+
+#include "reference/kinds_reference.h"
+
+/* What has a gradient: name, and the tensor of a ref_attention it belongs to. */
+#define BACKWARD_LIST(X)                    \
+    X(Q, q, a->q)                           \
+    X(K, k, a->k)                           \
+    X(V, v, a->v)                           \
+    X(BIAS, bias, a->desc->bias)            \
+    X(ALIBI, alibi, a->desc->alibi_slopes)  \
+    X(T5, t5, a->desc->t5_table)            \
+    X(SHAW_K, shaw_k, a->desc->shaw_keys)   \
+    X(SHAW_V, shaw_v, a->desc->shaw_values) \
+    X(SINKS, sinks, a->desc->sink_logits)   \
+    X(GATES, gates, a->desc->gates)
+enum {
+#define BACKWARD_ENUM(name, field, tensor) BACKWARD_##name,
+    BACKWARD_LIST(BACKWARD_ENUM)
+#undef BACKWARD_ENUM
+        BACKWARD_SCALE,
+    BACKWARD_COUNT
+};
+
+/* One array an input, in the input's shape, contiguous; NULL: the problem has no such input. */
+typedef struct backward_arrays {
+    double *of[BACKWARD_COUNT];
+    int64_t count[BACKWARD_COUNT];
+} backward_arrays;
+
+/* The input itself; NULL if there is none, and for the scale. */
+const mha_tensor *backward_input(const ref_attention *a, int which);
+const char *backward_name(int which);
+
+backward_arrays backward_arrays_make(const ref_attention *a);
+void backward_arrays_free(backward_arrays *x);
+
+/* Everything that the gradients of one visible pair are made of. */
+typedef struct backward_pair {
+    kinds_sequence at;
+    int64_t b, h, hk, t, s;
+    double p, factor, gate; /* factor: what dropout makes of p */
+    double x;               /* dO . (v + shaw) */
+    double delta;           /* of the row: dO . o */
+    double ds;              /* of the score after the cap, dp being gate factor x */
+    double slope;           /* of the cap */
+    double score, lse;
+} backward_pair;
+typedef void (*backward_visit_fn)(void *user, const backward_pair *pair);
+
+/* Visit every visible pair; row, if not NULL, is called after the pairs of each row. */
+typedef void (*backward_row_fn)(void *user, int64_t b, int64_t h, int64_t t, const kinds_row *row,
+                                double delta);
+void backward_walk(const ref_attention *a, const mha_tensor *o_gradient, backward_visit_fn visit,
+                   backward_row_fn row, void *user);
+
+/* A pair's share of every gradient, each linear in one of these. */
+typedef struct backward_share {
+    double ds;   /* bias, ALiBi, T5 */
+    double dx_q; /* times scale (k + shaw): q */
+    double dx_k; /* times scale q: k, Shaw's keys */
+    double dx_c; /* times q (k + shaw): scale */
+    double w;    /* times dO: v, Shaw's values */
+    double gate; /* gates */
+} backward_share;
+
+/* Add a share; magnitudes: with the absolute value of what it is multiplied by. */
+void backward_add(const ref_attention *a, const mha_tensor *o_gradient, const backward_pair *pair,
+                  const backward_share *share, bool magnitudes, backward_arrays *out);
+
+/* All gradients of sum dO * o. */
+void backward_reference(const ref_attention *a, const mha_tensor *o_gradient, backward_arrays *out);
+
+#endif

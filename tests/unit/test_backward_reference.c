@@ -1,0 +1,205 @@
+/* The double-precision gradients that test_backward.c compares with, themselves verified: against
+ * central differences of the double-precision forward, for every element of every differentiable
+ * input, with every kind of attention alone, in pairs and in random company.
+ *
+ * Differences are of fourth order, f' = (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12 h; with
+ * h = 3e-4 their error is h^4 f5 / 30 (1e-15 f5) and a rounding of some 1e-16 f / h (1e-12 f). */
+#include "reference/backward_reference.h"
+#include "support/kinds.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* A problem whose inputs are f64, so that they can be moved by a little. */
+typedef struct doubled {
+    kinds_case c;
+    mha_attention_desc desc;
+    mha_tensor input[BACKWARD_COUNT];
+    double *memory[BACKWARD_COUNT], *gradient;
+    mha_tensor o_gradient;
+    ref_attention a;
+} doubled;
+
+static double *doubles(int64_t count)
+{
+    double *memory = calloc((size_t)count + 1, sizeof *memory);
+    assert_non_null(memory);
+    return memory;
+}
+
+static mha_tensor copy_tensor(const mha_tensor *x, double **memory)
+{
+    int64_t index[MHA_MAX_DIMS] = {0}, count;
+    assert_int_equal(mha_tensor_count(x, &count), MHA_OK);
+    *memory = doubles(count);
+    if (count > 0) {
+        double *out = *memory;
+        do *out++ = ref_element(x, index);
+        while (guarded_next(x, index));
+    }
+    return mha_tensor_contiguous(*memory, MHA_F64, x->ndim, x->shape);
+}
+
+static void point_at_copies(doubled *x)
+{
+    const ref_attention from = {
+        .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
+    const mha_tensor **to[BACKWARD_SCALE] = {&x->a.q,
+                                             &x->a.k,
+                                             &x->a.v,
+                                             &x->desc.bias,
+                                             &x->desc.alibi_slopes,
+                                             &x->desc.t5_table,
+                                             &x->desc.shaw_keys,
+                                             &x->desc.shaw_values,
+                                             &x->desc.sink_logits,
+                                             &x->desc.gates};
+    x->desc = x->c.desc;
+    x->a.desc = &x->desc;
+    for (int i = 0; i < BACKWARD_SCALE; i++) {
+        const mha_tensor *input = backward_input(&from, i);
+        if (!input) continue;
+        x->input[i] = copy_tensor(input, &x->memory[i]);
+        *to[i] = &x->input[i];
+    }
+}
+
+static void make(doubled *x, rng *r, unsigned kinds)
+{
+    memset(x, 0, sizeof *x);
+    kinds_shape shape = {.B = rng_between(r, 1, 2),
+                         .Hk = 1,
+                         .H = rng_between(r, 1, 2),
+                         .T = rng_between(r, 1, 4),
+                         .S = rng_between(r, 1, 6),
+                         .D = rng_between(r, 1, 3),
+                         .Dv = rng_between(r, 1, 3),
+                         .kinds = kinds};
+    kinds_make(&x->c, r, &shape);
+    point_at_copies(x);
+    static const float scales[] = {0.5f, -0.25f, 0.0f, 1.0f}; /* exact when moved by h */
+    x->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
+    x->desc.scale = RNG_PICK(r, scales);
+    const int64_t shape_o[4] = {x->a.q->shape[0], x->a.q->shape[1], x->a.q->shape[2],
+                                x->a.v->shape[3]};
+    x->o_gradient = mha_tensor_contiguous(NULL, MHA_F64, 4, shape_o);
+    int64_t count = shape_o[0] * shape_o[1] * shape_o[2] * shape_o[3];
+    x->o_gradient.data = x->gradient = doubles(count);
+    for (int64_t i = 0; i < count; i++) x->gradient[i] = (double)rng_normal(r);
+}
+
+static void unmake(doubled *x)
+{
+    for (int i = 0; i < BACKWARD_COUNT; i++) free(x->memory[i]);
+    free(x->gradient);
+    kinds_free(&x->c);
+}
+
+/* sum dO * o */
+static double loss(const doubled *x)
+{
+    const ref_attention *a = &x->a;
+    kinds_row row = kinds_row_make(x->c.shape.S, a->v->shape[3]);
+    double sum = 0;
+    for (int64_t b = 0; b < kinds_sequences(a); b++)
+        for (int64_t h = 0; h < a->q->shape[1]; h++)
+            for (int64_t t = 0; t < kinds_sequence_at(a, b).T; t++) {
+                kinds_sequence at = kinds_sequence_at(a, b);
+                kinds_attention_row(a, b, h, t, &row);
+                for (int64_t d = 0; d < row.value_dim; d++)
+                    sum += row.o[d] *
+                           ref_element(&x->o_gradient, (int64_t[]){at.batch, h, at.q0 + t, d});
+            }
+    kinds_row_free(&row);
+    return sum;
+}
+
+static double moved(doubled *x, double *element, double by)
+{
+    double old = element ? *element : (double)x->desc.scale;
+    if (element)
+        *element = old + by;
+    else
+        x->desc.scale = (float)(old + by);
+    double result = loss(x);
+    if (element)
+        *element = old;
+    else
+        x->desc.scale = (float)old;
+    return result;
+}
+
+static double difference(doubled *x, double *element, double *rounding)
+{
+    double h = element ? 3e-4 * fmax(1, fabs(*element)) : 0x1p-12;
+    double near[2] = {moved(x, element, h), moved(x, element, -h)};
+    double far[2] = {moved(x, element, 2 * h), moved(x, element, -2 * h)};
+    *rounding = 1e-14 * (fabs(near[0]) + fabs(far[0]) + 1) / h;
+    return (8 * (near[0] - near[1]) - (far[0] - far[1])) / (12 * h);
+}
+
+static void check_input(doubled *x, int which, const backward_arrays *got, int64_t *compared)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < got->count[which]; i++)
+        largest = fmax(largest, fabs(got->of[which][i]));
+    for (int64_t i = 0; i < got->count[which]; i++) {
+        double *element = which == BACKWARD_SCALE ? NULL : x->memory[which] + i;
+        if (element && !isfinite(*element)) { /* -inf: no key, no sink */
+            assert_true(got->of[which][i] == 0);
+            continue;
+        }
+        double rounding, expected = difference(x, element, &rounding), value = got->of[which][i];
+        if (!(fabs(value - expected) <= 1e-6 * fabs(value) + 1e-8 * largest + rounding))
+            fail_msg("%s[%lld] is %.12g, by differences %.12g\n  %s", backward_name(which),
+                     (long long)i, value, expected, x->c.text);
+        ++*compared;
+    }
+}
+
+static void check_kinds(uint64_t stream, unsigned kinds, int64_t *compared)
+{
+    rng r = rng_make(rng_run_seed(), stream);
+    doubled x;
+    if (kinds & (KIND_SINK_KEYS | KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES)) kinds |= KIND_WINDOW;
+    make(&x, &r, kinds);
+    backward_arrays got = backward_arrays_make(&x.a);
+    backward_reference(&x.a, &x.o_gradient, &got);
+    for (int i = 0; i < BACKWARD_COUNT; i++)
+        if (got.of[i]) check_input(&x, i, &got, &compared[i]);
+    backward_arrays_free(&got);
+    unmake(&x);
+}
+
+static void differences(void **state)
+{
+    (void)state;
+    int64_t compared[BACKWARD_COUNT] = {0};
+    uint64_t stream = 0;
+    for (int i = 0; i < KINDS_COUNT; i++)
+        for (int j = i; j < KINDS_COUNT; j++) check_kinds(stream++, 1u << i | 1u << j, compared);
+    int count = rng_cases(300, 20000);
+    for (int i = 0; i < count; i++) {
+        rng r = rng_make(rng_run_seed(), 1000000 + (uint64_t)i);
+        unsigned kinds = (unsigned)rng_next(&r) & KINDS_ALL;
+        if (rng_chance(&r, 0.5)) kinds &= (unsigned)rng_next(&r);
+        check_kinds(stream++, kinds, compared);
+    }
+    for (int i = 0; i < BACKWARD_COUNT; i++) {
+        printf("  %s: %lld elements\n", backward_name(i), (long long)compared[i]);
+        assert_true(compared[i] > 100);
+    }
+}
+
+int main(void)
+{
+    rng_run_seed();
+    const struct CMUnitTest tests[] = {cmocka_unit_test(differences)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
