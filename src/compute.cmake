@@ -6,6 +6,7 @@ mha_library(multihead SOURCES
   attention/attn_check.c attention/attn_forward.c attention/attn_mask.c attention/attn_plain.c
   attention/attn_position.c attention/attn_qk_norm.c attention/attn_rope.c attention/attn_row.c
   attention/attn_tiled.c attention/attn_visible.c
+  attention/attn_wanted.c
   attention/feature_map.c attention/linear_attention.c
   module/kv_cache.c module/linear.c module/matmul.c module/module.c
   nn/layers.c)

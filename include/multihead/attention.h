@@ -88,7 +88,7 @@ typedef struct mha_attention_desc {
     float scale; /* 0: 1/sqrt(D), unless MHA_ATTENTION_SCALE_GIVEN. Negative is allowed */
     /* Query t stands at key position i = t + q_offset. 0 aligns top-left; S - T aligns bottom-right
      * (the queries are the last ones); may be negative. Only with something that reads positions:
-     * causal, window, ALiBi, T5, Shaw. */
+     * causal, window, ALiBi, T5, Shaw, or the outputs diagonal and offset_mass. */
     int64_t q_offset;
     const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */
     const int64_t *key_lengths;  /* [B], 0 .. S; NULL: S for all */
@@ -127,12 +127,68 @@ typedef struct mha_attention_desc {
     int64_t sequences;
 } mha_attention_desc;
 
-/* Outputs beside o. NULL means not wanted. Asking for one does not change another's bits. */
+/* mha_attention_outputs.flags */
+enum {
+    MHA_OUTPUT_DROPPED_PROBABILITIES = 1 << 0 /* probabilities and average_probabilities hold p
+                                                 after dropout; without it, p before */
+};
+
+/* Which scores mha_attention_outputs.scores holds, in natural units. */
+typedef enum mha_score_stage {
+    MHA_SCORES_RAW = 0,    /* scale * sum_d q (k + shaw_keys), of every pair, masks ignored */
+    MHA_SCORES_CAPPED = 1, /* that after softcap; masks ignored */
+    MHA_SCORES_BIASED = 2  /* that with bias, ALiBi and T5: what softmax sees; -inf where the mask
+                              drops the key */
+} mha_score_stage;
+
+/* Outputs beside o. NULL means not wanted. Asking for one does not change another's bits.
+ *
+ * All are made from p before dropout (but for the flag above). A sink takes its share of p, so that
+ * a row's p may sum to less than 1; it is not a key, and no output counts it as one. Ragged: B is
+ * 1, rows t count in the packed axis, S is the longest sequence's, but column_sums has the packed
+ * axis of the keys.
+ *
+ * scores   raw and capped: every key in memory, those at and beyond key_lengths too; a pair whose
+ *          query or key has a non-finite element gives NaN, visible or not. Biased: -inf for a key
+ *          that the query does not see, NaN for a visible pair with such an element. -inf at every
+ *          stage where a ragged sequence has no such key.
+ * rows without a visible key: 0, largest_key and top_keys -1, biased scores -inf.
+ * rows with NaN (see above): entropy, largest_weight and top_weights are NaN, largest_key and
+ *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN where
+ *          such a p enters.
+ *
+ * No T x S array is built inside. */
 typedef struct mha_attention_outputs {
     uint32_t struct_size;
-    uint32_t reserved;               /* 0 */
-    const mha_tensor *lse;           /* [B,H,T] f32, natural logarithm */
-    const mha_tensor *probabilities; /* [B,H,T,S] f32, rows sum to 1 or are 0 */
+    uint32_t flags;
+    const mha_tensor *lse;                   /* [B,H,T] f32, natural logarithm */
+    const mha_tensor *probabilities;         /* [B,heads,rows,S] f32; without a sink, rows sum to 1
+                                                or are 0 */
+    const mha_tensor *average_probabilities; /* [B,T,S] f32, mean over all heads: in f32, summed in
+                                                their order, then divided by H */
+    const mha_tensor *scores;                /* [B,heads,rows,S] f32 at score_stage */
+    mha_score_stage score_stage;
+    uint32_t reserved; /* 0 */
+
+    /* The heads and query rows that probabilities and scores hold, in the order given; entries may
+     * repeat. NULL with a count of 0: all of them. Cost goes with the rows chosen. */
+    const int64_t *heads, *rows; /* 0 .. H-1; 0 .. T-1 */
+    int64_t heads_count, rows_count;
+
+    /* Statistics of every row, over its keys; of the f32 p that probabilities would hold. */
+    const mha_tensor *entropy;        /* [B,H,T] f32, -sum_s p log p, natural, 0 log 0 = 0 */
+    const mha_tensor *largest_weight; /* [B,H,T] f32, max_s p */
+    const mha_tensor *largest_key;    /* [B,H,T] i64, the first key with it; -1 if all p are 0 */
+    const mha_tensor *first_token;    /* [B,H,T] f32, p of key 0 */
+    const mha_tensor *diagonal;       /* [B,H,T] f32, p of key i = t + q_offset; 0 if outside */
+    const mha_tensor *offset_mass;    /* [B,H,T,offsets_count] f32, p of key i + offsets[n] */
+    const int64_t *offsets;           /* any sign, may repeat */
+    int64_t offsets_count;
+    const mha_tensor *top_keys;    /* [B,H,T,K] i64, the K >= 1 keys of largest p > 0, falling, ties
+                                      by key; -1 where there are fewer. With top_weights only */
+    const mha_tensor *top_weights; /* [B,H,T,K] f32, their p; 0 where there are fewer */
+    const mha_tensor *column_sums; /* [B,H,S] f32, sum_t p: what each key receives; summed in double
+                                      in the order of t, rounded once */
 } mha_attention_outputs;
 
 /**

@@ -2,6 +2,7 @@
 #ifndef MHAI_ATTN_H
 #define MHAI_ATTN_H
 
+#include "attention/attn_wanted.h"
 #include "kernels/kernels.h"
 
 #include <multihead/attention.h>
@@ -18,6 +19,7 @@ typedef struct mhai_attn_problem {
     int64_t group;                 /* H / Hk, query heads per key/value head */
     mha_tensor q, k, v, o;
     mha_tensor lse, probabilities; /* data NULL: not wanted */
+    mhai_attn_wanted want;         /* the other outputs */
     float scale;
     bool causal, window, strict;
     int64_t left_keys, right_keys; /* no larger than needed; open is larger than any distance */
@@ -49,11 +51,26 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
                                          const mha_tensor *o, const mha_attention_outputs *outputs,
                                          bool need_data, mhai_attn_problem *problem);
 
+/* Its parts for outputs (attn_wanted.c): the caller's struct in our size; shapes and lists, to be
+ * called when the inputs are checked; and the list of those that are wanted, o among them. */
+enum { MHAI_ATTN_OUTPUTS = 14 };
+typedef struct mhai_attn_named {
+    const char *name;
+    const mha_tensor *tensor;
+} mhai_attn_named;
+MHA_NODISCARD mha_status mhai_attn_copy_outputs(const mha_attention_outputs *outputs,
+                                                mha_attention_outputs *own);
+MHA_NODISCARD mha_status mhai_attn_check_outputs(const mha_attention_outputs *given, bool need_data,
+                                                 mhai_attn_problem *problem);
+int mhai_attn_list_outputs(const mhai_attn_problem *problem,
+                           mhai_attn_named list[MHAI_ATTN_OUTPUTS]);
+
 /* One sequence of the batch: its lengths, its offset, and where it lies in the tensors. */
 typedef struct mhai_attn_sequence {
     int64_t b;      /* its number */
     int64_t batch;  /* its index on the tensors' batch axis: b, or 0 if ragged */
     int64_t T, S;   /* queries, and keys within its length */
+    int64_t stored; /* keys in memory */
     int64_t q0, k0; /* rows of its first query and key */
     int64_t offset; /* position of query 0, clamped to where it still makes a difference */
 } mhai_attn_sequence;

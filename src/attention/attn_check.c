@@ -9,11 +9,6 @@
 
 #include <math.h>
 
-typedef struct named {
-    const char *name;
-    const mha_tensor *tensor;
-} named;
-
 /* Stands for memory that is never touched: a valid address to add to. */
 static double nothing;
 
@@ -274,14 +269,17 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
 
 /* ---- the descriptor -------------------------------------------------------------------------- */
 
-static mha_status check_offset(const mha_attention_desc *desc, mhai_attn_problem *p)
+static mha_status check_offset(const mha_attention_desc *desc, const mha_attention_outputs *wanted,
+                               mhai_attn_problem *p)
 {
-    bool read = p->causal || (desc->flags & MHA_ATTENTION_WINDOW) || desc->alibi_slopes ||
-                desc->t5_table || desc->shaw_keys || desc->shaw_values;
+    bool read = p->causal || wanted->diagonal || wanted->offset_mass ||
+                (desc->flags & MHA_ATTENTION_WINDOW) || desc->alibi_slopes || desc->t5_table ||
+                desc->shaw_keys || desc->shaw_values;
     if (!read && (desc->q_offset != 0 || desc->q_offsets))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: a q_offset has no meaning without causal, window, "
-                        "ALiBi, T5 or Shaw; set the flag MHA_ATTENTION_CAUSAL");
+                        "ALiBi, T5, Shaw, or the outputs diagonal and offset_mass; set the flag "
+                        "MHA_ATTENTION_CAUSAL");
     if (desc->q_offset != 0 && desc->q_offsets)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: set q_offset or q_offsets, not both");
@@ -300,7 +298,8 @@ static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem 
     return MHA_OK;
 }
 
-static mha_status check_desc(const mha_attention_desc *desc, mhai_attn_problem *p)
+static mha_status check_desc(const mha_attention_desc *desc, const mha_attention_outputs *wanted,
+                             mhai_attn_problem *p)
 {
     const uint32_t known = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_SCALE_GIVEN | MHA_ATTENTION_STRICT |
                            MHA_ATTENTION_WINDOW | MHA_ATTENTION_T5_ONE_SIDED;
@@ -315,7 +314,7 @@ static mha_status check_desc(const mha_attention_desc *desc, mhai_attn_problem *
     p->key_lengths = desc->key_lengths;
     MHA_TRY(check_scale(desc, p));
     MHA_TRY(check_ragged(desc, p));
-    MHA_TRY(check_offset(desc, p));
+    MHA_TRY(check_offset(desc, wanted, p));
     MHA_TRY(check_lengths(p));
     MHA_TRY(check_masks(desc, p));
     return check_scores(desc, p);
@@ -349,27 +348,39 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
     return MHA_OK;
 }
 
+static mha_tensor list_view(const int64_t *list, int64_t count)
+{
+    return mha_tensor_contiguous((void *)(uintptr_t)list, MHA_I64, 1, &count);
+}
+
 /* Every output against every input and the other outputs. */
 static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_desc *desc)
 {
-    const named outputs[] = {{"o", &p->o}, {"lse", &p->lse}, {"probabilities", &p->probabilities}};
-    const named inputs[] = {{"q", &p->q},
-                            {"k", &p->k},
-                            {"v", &p->v},
-                            {"keep_mask", desc->keep_mask},
-                            {"bias", desc->bias},
-                            {"global_keys", desc->global_keys},
-                            {"global_queries", desc->global_queries},
-                            {"query_documents", desc->query_documents},
-                            {"key_documents", desc->key_documents},
-                            {"keep_blocks", desc->keep_blocks},
-                            {"alibi_slopes", desc->alibi_slopes},
-                            {"t5_table", desc->t5_table},
-                            {"shaw_keys", desc->shaw_keys},
-                            {"shaw_values", desc->shaw_values},
-                            {"sink_logits", desc->sink_logits},
-                            {"gates", desc->gates}};
-    for (int i = 0; i < 3; i++) {
+    mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
+    const int count = mhai_attn_list_outputs(p, outputs);
+    const mha_tensor heads = list_view(p->want.heads, p->want.heads_count),
+                     rows = list_view(p->want.rows, p->want.rows_count),
+                     offsets = list_view(p->want.offsets, p->want.offsets_count);
+    const mhai_attn_named inputs[] = {{"heads", &heads},
+                                      {"rows", &rows},
+                                      {"offsets", &offsets},
+                                      {"q", &p->q},
+                                      {"k", &p->k},
+                                      {"v", &p->v},
+                                      {"keep_mask", desc->keep_mask},
+                                      {"bias", desc->bias},
+                                      {"global_keys", desc->global_keys},
+                                      {"global_queries", desc->global_queries},
+                                      {"query_documents", desc->query_documents},
+                                      {"key_documents", desc->key_documents},
+                                      {"keep_blocks", desc->keep_blocks},
+                                      {"alibi_slopes", desc->alibi_slopes},
+                                      {"t5_table", desc->t5_table},
+                                      {"shaw_keys", desc->shaw_keys},
+                                      {"shaw_values", desc->shaw_values},
+                                      {"sink_logits", desc->sink_logits},
+                                      {"gates", desc->gates}};
+    for (int i = 0; i < count; i++) {
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
             MHA_TRY(mhai_tensor_check_disjoint(outputs[i].name, outputs[i].tensor, inputs[j].name,
                                                inputs[j].tensor));
@@ -383,6 +394,18 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
 static mha_status choose_path(mha_path asked, mhai_attn_problem *p)
 {
     bool fits = p->D <= MHA_TILED_MAX_HEAD_DIM && p->Dv <= MHA_TILED_MAX_HEAD_DIM;
+    const mhai_attn_wanted *want = &p->want;
+    bool beyond = want->average.data || want->scores.data || want->column_sums.data ||
+                  want->heads || want->rows || want->dropped || mhai_attn_wants_statistics(want);
+    if (fits && beyond && asked != MHA_PATH_PLAIN) {
+        if (p->strict)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "an output that only path plain computes was asked for; ask for plain, "
+                            "or clear MHA_ATTENTION_STRICT");
+        p->path = MHA_PATH_PLAIN;
+        p->reason = "an output that only the plain path computes was asked for";
+        return MHA_OK;
+    }
     if (asked == MHA_PATH_TILED && !fits && p->strict)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "path tiled takes head sizes up to %d, not %lld and %lld; use path auto or "
@@ -409,22 +432,14 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     mha_attention_outputs wanted;
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &own, sizeof own,
                              offsetof(mha_attention_desc, left_keys), desc));
-    MHA_TRY(
-        mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted, sizeof wanted, outputs));
-    if (wanted.reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_outputs: reserved is %u, expected 0",
-                        (unsigned)wanted.reserved);
+    MHA_TRY(mhai_attn_copy_outputs(outputs, &wanted));
     mhai_attn_problem p = {.need_data = need_data};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
-    MHA_TRY(check_desc(&own, &p));
+    MHA_TRY(check_desc(&own, &wanted, &p));
     const int64_t *rows = p.q.shape; /* [batch, H, T] as the tensors have them */
     const int64_t o_shape[] = {rows[0], p.H, rows[2], p.Dv};
-    const int64_t p_shape[] = {rows[0], p.H, rows[2], p.S};
     if (o || need_data) MHA_TRY(check_output("o", o, 4, o_shape, need_data, &p.o));
-    if (wanted.lse) MHA_TRY(check_output("lse", wanted.lse, 3, o_shape, need_data, &p.lse));
-    if (wanted.probabilities)
-        MHA_TRY(check_output("probabilities", wanted.probabilities, 4, p_shape, need_data,
-                             &p.probabilities));
+    MHA_TRY(mhai_attn_check_outputs(&wanted, need_data, &p));
     if (need_data) MHA_TRY(check_overlap(&p, &own));
     MHA_TRY(choose_path(own.path, &p));
     *problem = p;

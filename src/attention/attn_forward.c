@@ -36,6 +36,17 @@ static double tensor_bytes(const mha_tensor *tensor)
     return bytes;
 }
 
+/* o counts, named or not. */
+static double output_bytes(const mhai_attn_problem *p)
+{
+    mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
+    int count = mhai_attn_list_outputs(p, outputs);
+    double bytes = 4.0 * (double)(p->q.shape[0] * p->H * p->q.shape[2]) * (double)p->Dv;
+    for (int i = 0; i < count; i++)
+        if (outputs[i].tensor != &p->o) bytes += tensor_bytes(outputs[i].tensor);
+    return bytes;
+}
+
 static mha_status scratch_bytes(const mha_context *context, const mhai_attn_problem *p,
                                 mha_attention_plan *plan)
 {
@@ -72,9 +83,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     MHA_TRY(scratch_bytes(context, &p, &made));
     for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
     made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
-    made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) +
-                 4.0 * (double)(p.q.shape[0] * p.H * p.q.shape[2]) * (double)p.Dv +
-                 tensor_bytes(&p.lse) + tensor_bytes(&p.probabilities);
+    made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) + output_bytes(&p);
     *plan = made;
     return MHA_OK;
 }

@@ -14,49 +14,41 @@ typedef struct plain_job {
     const mhai_attn_problem *p;
     unsigned char *memory;
     size_t worker_bytes;
-    int64_t rows; /* of q, all sequences and heads */
 } plain_job;
 
 typedef struct row {
     mhai_attn_query at;
-    double *w;     /* [S] scores, then weights; HIDDEN where a key is not visible */
-    double *o;     /* [Dv] */
-    uint8_t *keep; /* [S] what the callback said */
+    double *w; /* [S] scores, then weights; HIDDEN where a key is not visible */
+    double max, sum;
+    double *o;       /* [Dv] */
+    double *columns; /* [S] of a walk over many rows */
+    uint8_t *keep;   /* [S] what the callback said */
 } row;
 
 /* Weights and log-weights are never this; no score that matters is. */
 static const double HIDDEN = -INFINITY;
 
-/* Scores turned into exp(score - max); returns max, and the sum of these with the sink's. */
-static double row_weights(const mhai_attn_problem *p, row *r, double *sum)
+/* Scores turned into exp(score - max), with max and the sum of these with the sink's. */
+static void weigh_row(const mhai_attn_problem *p, row *r)
 {
-    double max = -INFINITY, sink = -INFINITY;
+    const mhai_attn_query *at = &r->at;
+    double sink = -INFINITY;
+    if (p->callback && at->limit.end > 0)
+        p->callback(p->callback_user, at->seq.b, at->h, at->t, 1, 0, at->limit.end, r->keep,
+                    at->limit.end);
     if (p->sink_logits.data)
-        sink = (double)((const float *)p->sink_logits.data)[r->at.h * p->sink_logits.stride[0]];
-    if (sink > max) max = sink;
-    for (int64_t s = 0; s < r->at.limit.end; s++) {
-        r->w[s] = mhai_attn_score_at(p, &r->at, s).value;
-        if (r->w[s] > max) max = r->w[s];
+        sink = (double)((const float *)p->sink_logits.data)[at->h * p->sink_logits.stride[0]];
+    r->max = sink;
+    for (int64_t s = 0; s < at->limit.end; s++) {
+        r->w[s] = mhai_attn_score_at(p, at, s).value;
+        if (r->w[s] > r->max) r->max = r->w[s];
     }
-    *sum = sink == -INFINITY ? 0 : exp(sink - max);
-    for (int64_t s = 0; s < r->at.limit.end; s++)
-        if (r->w[s] != HIDDEN) *sum += r->w[s] = exp(r->w[s] - max);
-    return max;
+    r->sum = sink == -INFINITY ? 0 : exp(sink - r->max);
+    for (int64_t s = 0; s < at->limit.end; s++)
+        if (r->w[s] != HIDDEN) r->sum += r->w[s] = exp(r->w[s] - r->max);
 }
 
-static void write_extras(const mhai_attn_problem *p, const row *r, double max, double sum)
-{
-    const int64_t t = r->at.seq.q0 + r->at.t;
-    if (p->lse.data)
-        *mhai_attn_row(&p->lse, r->at.seq.batch, r->at.h, t) =
-            sum == 0 ? -INFINITY : (float)(max + log(sum));
-    if (!p->probabilities.data) return;
-    float *out = mhai_attn_row(&p->probabilities, r->at.seq.batch, r->at.h, t);
-    for (int64_t s = 0; s < p->S; s++)
-        out[s] = s < r->at.limit.end && r->w[s] != HIDDEN ? (float)(r->w[s] / sum) : 0.0f;
-}
-
-static void write_output(const mhai_attn_problem *p, const row *r, double sum)
+static void write_output(const mhai_attn_problem *p, const row *r)
 {
     memset(r->o, 0, (size_t)p->Dv * sizeof(double));
     for (int64_t s = 0; s < r->at.limit.end; s++) {
@@ -72,7 +64,141 @@ static void write_output(const mhai_attn_problem *p, const row *r, double sum)
     float *out = mhai_attn_row(&p->o, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t);
     /* Adding +0 turns -0 into +0: no result is -0, on this path as on the other. */
     for (int64_t d = 0; d < p->Dv; d++)
-        out[d] = sum == 0 ? 0.0f : (float)(r->o[d] / sum * gate) + 0.0f;
+        out[d] = r->sum == 0 ? 0.0f : (float)(r->o[d] / r->sum * gate) + 0.0f;
+}
+
+/* ---- outputs on request -----------------------------------------------------------------------
+ */
+
+/* p of key s, as f32. */
+static float probability(const row *r, int64_t s)
+{
+    bool seen = s >= 0 && s < r->at.limit.end && r->w[s] != HIDDEN;
+    return seen ? (float)(r->w[s] / r->sum) : 0.0f;
+}
+
+/* What probabilities and average_probabilities hold of key s. */
+static float shown_probability(const mhai_attn_problem *p, const row *r, int64_t s)
+{
+    if (!p->want.dropped) return probability(r, s);
+    if (s >= r->at.limit.end || r->w[s] == HIDDEN) return 0;
+    double factor = mhai_attn_dropout_at(p, &r->at, s);
+    return factor > 0 ? (float)(r->w[s] / r->sum * factor) : 0.0f;
+}
+
+/* Row (i, j) of the axes of probabilities and scores. */
+static void write_matrices(const mhai_attn_problem *p, const row *r, int64_t i, int64_t j)
+{
+    const mha_score_stage stage = p->want.stage;
+    if (p->probabilities.data) {
+        float *out = mhai_attn_row(&p->probabilities, r->at.seq.batch, i, j);
+        for (int64_t s = 0; s < p->S; s++) out[s] = shown_probability(p, r, s);
+    }
+    if (p->want.scores.data) {
+        float *out = mhai_attn_row(&p->want.scores, r->at.seq.batch, i, j);
+        const int64_t end = stage == MHA_SCORES_BIASED ? r->at.limit.end : r->at.seq.stored;
+        for (int64_t s = 0; s < p->S; s++) {
+            double x = -INFINITY;
+            if (s < end)
+                x = stage == MHA_SCORES_BIASED
+                        ? mhai_attn_score_at(p, &r->at, s).value
+                        : mhai_attn_pair_score(p, &r->at, s, stage == MHA_SCORES_CAPPED);
+            out[s] = (float)x;
+        }
+    }
+}
+
+static void write_f32(const mha_tensor *x, const row *r, float value)
+{
+    if (x->data) *mhai_attn_row(x, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t) = value;
+}
+
+static int64_t *i64_row(const mha_tensor *x, const row *r)
+{
+    return (int64_t *)x->data + r->at.seq.batch * x->stride[0] + r->at.h * x->stride[1] +
+           (r->at.seq.q0 + r->at.t) * x->stride[2];
+}
+
+/* -sum p log p; -log p is log sum - (score - max), whatever p has lost. */
+static double entropy(const row *r)
+{
+    double sum = 0;
+    for (int64_t s = 0; s < r->at.limit.end; s++) {
+        if (r->w[s] == HIDDEN || r->w[s] == 0) continue;
+        sum += r->w[s] / r->sum * (log(r->sum) - log(r->w[s]));
+    }
+    return sum;
+}
+
+static int64_t largest_key(const mhai_attn_problem *p, const row *r)
+{
+    int64_t best = -1;
+    float weight = 0;
+    for (int64_t s = 0; s < p->S; s++)
+        if (probability(r, s) > weight) weight = probability(r, best = s);
+    return best;
+}
+
+/* Insertion into a list that falls; of equal weights the earlier key stays first. */
+static void write_top(const mhai_attn_problem *p, const row *r)
+{
+    const mhai_attn_wanted *want = &p->want;
+    const int64_t count = want->top_keys.shape[3];
+    int64_t *keys = i64_row(&want->top_keys, r), used = 0;
+    float *weights =
+        mhai_attn_row(&want->top_weights, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t);
+    for (int64_t s = 0; s < p->S; s++) {
+        float weight = probability(r, s);
+        if (!(weight > 0) || (used == count && weight <= weights[count - 1])) continue;
+        int64_t i = used < count ? used++ : count - 1;
+        for (; i > 0 && weights[i - 1] < weight; i--)
+            weights[i] = weights[i - 1], keys[i] = keys[i - 1];
+        weights[i] = weight, keys[i] = s;
+    }
+    for (; used < count; used++) weights[used] = isnan(r->sum) ? NAN : 0.0f, keys[used] = -1;
+}
+
+static void write_statistics(const mhai_attn_problem *p, const row *r)
+{
+    const mhai_attn_wanted *want = &p->want;
+    const bool seen = r->at.limit.end > 0 && r->sum != 0;
+    if (p->lse.data) write_f32(&p->lse, r, r->sum == 0 ? -INFINITY : (float)(r->max + log(r->sum)));
+    if (want->entropy.data) write_f32(&want->entropy, r, seen ? (float)entropy(r) : 0.0f);
+    if (want->largest_weight.data || want->largest_key.data) {
+        int64_t key = largest_key(p, r);
+        write_f32(&want->largest_weight, r, isnan(r->sum) ? NAN : probability(r, key));
+        if (want->largest_key.data) *i64_row(&want->largest_key, r) = key;
+    }
+    write_f32(&want->first_token, r, probability(r, 0));
+    write_f32(&want->diagonal, r, probability(r, r->at.position));
+    for (int64_t n = 0; want->offset_mass.data && n < want->offsets_count; n++) {
+        int64_t key;
+        if (!mhai_add_i64(r->at.position, want->offsets[n], &key)) key = -1;
+        mhai_attn_row(&want->offset_mass, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t)[n] =
+            probability(r, key);
+    }
+    if (want->top_keys.data) write_top(p, r);
+}
+
+/* ---- items ----------------------------------------------------------------------------------- */
+
+static void give_memory(const plain_job *job, int worker, row *r)
+{
+    r->w = (double *)(void *)(job->memory + (size_t)worker * job->worker_bytes);
+    r->o = r->w + job->p->S;
+    r->columns = r->o + job->p->Dv;
+    r->at.keep = r->keep = (uint8_t *)(r->columns + job->p->S);
+}
+
+/* Row `at` of head h, weighed; at counts the rows of q, those of all sequences in a row. */
+static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
+{
+    int64_t t;
+    mhai_attn_sequence seq = mhai_attn_sequence_of_row(job->p, at, &t);
+    row r = {.at = mhai_attn_query_at(job->p, &seq, h, t)};
+    give_memory(job, worker, &r);
+    weigh_row(job->p, &r);
+    return r;
 }
 
 /* Items are rows of q, all heads of a row of memory in a row. */
@@ -80,38 +206,96 @@ static void run_row(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
     const mhai_attn_problem *p = job->p;
-    int64_t t;
-    mhai_attn_sequence seq = mhai_attn_sequence_of_row(p, item / p->H, &t);
-    row r = {.at = mhai_attn_query_at(p, &seq, item % p->H, t)};
-    r.w = (double *)(void *)(job->memory + (size_t)worker * job->worker_bytes);
-    r.o = r.w + p->S;
-    r.at.keep = r.keep = (uint8_t *)(r.o + p->Dv);
-    if (p->callback && r.at.limit.end > 0)
-        p->callback(p->callback_user, seq.b, r.at.h, t, 1, 0, r.at.limit.end, r.keep,
-                    r.at.limit.end);
-    double sum, max = row_weights(p, &r, &sum);
-    write_extras(p, &r, max, sum);
-    write_output(p, &r, sum);
+    row r = row_at(job, worker, item / p->H, item % p->H);
+    write_statistics(p, &r);
+    if (!p->want.heads && !p->want.rows) write_matrices(p, &r, r.at.h, r.at.seq.q0 + r.at.t);
+    write_output(p, &r);
+}
+
+/* Items are the chosen rows: batch, head, row. */
+static void run_chosen(void *argument, int64_t item, int worker)
+{
+    const plain_job *job = argument;
+    const mhai_attn_problem *p = job->p;
+    const mhai_attn_wanted *want = &p->want;
+    int64_t j = item % want->rows_count, i = item / want->rows_count % want->heads_count;
+    int64_t batch = item / want->rows_count / want->heads_count;
+    int64_t at = batch * p->q.shape[2] + (want->rows ? want->rows[j] : j);
+    row r = row_at(job, worker, at, want->heads ? want->heads[i] : i);
+    write_matrices(p, &r, i, j);
+}
+
+/* Items are rows of q; the mean over heads, summed in their order. */
+static void run_average(void *argument, int64_t item, int worker)
+{
+    const plain_job *job = argument;
+    const mhai_attn_problem *p = job->p;
+    const mha_tensor *average = &p->want.average;
+    const int64_t rows = p->q.shape[2];
+    float *out = (float *)average->data + item / rows * average->stride[0] +
+                 item % rows * average->stride[1];
+    for (int64_t s = 0; s < p->S; s++) out[s] = 0;
+    for (int64_t h = 0; h < p->H; h++) {
+        row r = row_at(job, worker, item, h);
+        for (int64_t s = 0; s < p->S; s++) out[s] += shown_probability(p, &r, s);
+    }
+    for (int64_t s = 0; p->H > 0 && s < p->S; s++) out[s] /= (float)p->H;
+}
+
+/* Items are heads of sequences; every row in order. */
+static void run_columns(void *argument, int64_t item, int worker)
+{
+    const plain_job *job = argument;
+    const mhai_attn_problem *p = job->p;
+    const mha_tensor *sums = &p->want.column_sums;
+    const int64_t h = item % p->H;
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(p, item / p->H);
+    row none = {0};
+    give_memory(job, worker, &none);
+    double *columns = none.columns;
+    for (int64_t s = 0; s < seq.stored; s++) columns[s] = 0;
+    for (int64_t t = 0; t < seq.T; t++) {
+        row r = row_at(job, worker, seq.b * (p->query_starts ? 0 : p->T) + seq.q0 + t, h);
+        for (int64_t s = 0; s < seq.stored; s++) columns[s] += (double)probability(&r, s);
+    }
+    float *out = (float *)sums->data + seq.batch * sums->stride[0] + h * sums->stride[1] + seq.k0;
+    for (int64_t s = 0; s < seq.stored; s++) out[s] = (float)columns[s];
 }
 
 mha_status mhai_attn_plain_bytes(const mhai_attn_problem *p, size_t *bytes)
 {
     int64_t doubles;
-    if (!mhai_add_i64(p->S, p->Dv, &doubles) || !mhai_add_i64(doubles, p->S / 8 + 8, &doubles) ||
+    if (!mhai_mul_i64(2, p->S, &doubles) || !mhai_add_i64(doubles, p->Dv, &doubles) ||
+        !mhai_add_i64(doubles, p->S / 8 + 8, &doubles) ||
         !mhai_mul_size((size_t)doubles, sizeof(double), bytes))
         return mha_fail(MHA_ERR_SIZE, "k: a row of scores does not fit in memory");
     return MHA_OK;
 }
 
+static void run(mha_context *context, plain_job *job)
+{
+    const mhai_attn_problem *p = job->p;
+    const mhai_attn_wanted *want = &p->want;
+    const int64_t rows = p->q.shape[0] * p->q.shape[2];
+    mha_parallel_for(context, rows * p->H, run_row, job);
+    bool matrices = mhai_attn_wants(&p->probabilities) || mhai_attn_wants(&want->scores);
+    if (matrices && (want->heads || want->rows))
+        mha_parallel_for(context, p->q.shape[0] * want->heads_count * want->rows_count, run_chosen,
+                         job);
+    if (mhai_attn_wants(&want->average)) mha_parallel_for(context, rows, run_average, job);
+    if (mhai_attn_wants(&want->column_sums))
+        mha_parallel_for(context, p->B * p->H, run_columns, job);
+}
+
 mha_status mhai_attn_plain(mha_context *context, const mhai_attn_problem *p)
 {
-    plain_job job = {.p = p, .rows = p->q.shape[0] * p->q.shape[2] * p->H};
+    plain_job job = {.p = p};
     void *memory;
     MHA_TRY(mhai_attn_plain_bytes(p, &job.worker_bytes));
     mha_scratch_mark mark = mha_scratch_top(context);
     MHA_TRY(mha_scratch_alloc(context, context->num_threads, job.worker_bytes, &memory));
     job.memory = memory;
-    mha_parallel_for(context, job.rows, run_row, &job);
+    run(context, &job);
     mha_scratch_release(context, mark);
     return MHA_OK;
 }

@@ -67,17 +67,31 @@ static double dense_bias(const mhai_attn_problem *p, const mhai_attn_query *r, i
                                s * p->bias.stride[3]];
 }
 
+/* q (k + shaw); NaN if the pair is not finite. */
+static double product_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
+{
+    const float *k = mhai_attn_row(&p->k, r->seq.batch, r->hk, r->seq.k0 + s);
+    if (!r->finite || !mhai_attn_finite(k, p->D)) return NAN;
+    double product = mhai_attn_dot(r->q, k, p->D);
+    if (p->shaw_keys.data)
+        product += mhai_attn_dot(r->q, mhai_attn_shaw_row(&p->shaw_keys, r, s), p->D);
+    return product;
+}
+
+double mhai_attn_pair_score(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s,
+                            bool capped)
+{
+    double x = product_at(p, r, s) * (double)p->scale;
+    if (capped && p->softcap > 0) x = (double)p->softcap * tanh(x / (double)p->softcap);
+    return x;
+}
+
 mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
     double bias = dense_bias(p, r, s);
     mhai_attn_score x = {.value = HIDDEN, .slope = 1};
     if (bias == -INFINITY || !visible(p, r, s)) return x;
-    const float *k = mhai_attn_row(&p->k, r->seq.batch, r->hk, r->seq.k0 + s);
-    x.value = NAN;
-    if (!r->finite || !mhai_attn_finite(k, p->D)) return x;
-    x.product = mhai_attn_dot(r->q, k, p->D);
-    if (p->shaw_keys.data)
-        x.product += mhai_attn_dot(r->q, mhai_attn_shaw_row(&p->shaw_keys, r, s), p->D);
+    x.product = product_at(p, r, s);
     x.value = x.product * (double)p->scale;
     if (p->softcap > 0) {
         double flat = tanh(x.value / (double)p->softcap);

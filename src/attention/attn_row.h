@@ -32,6 +32,10 @@ typedef struct mhai_attn_score {
 
 mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
 
+/* scale * product, with the cap or without, of any pair, seen or not; NaN if it is not finite. */
+double mhai_attn_pair_score(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s,
+                            bool capped);
+
 /* The factor that dropout gives key s: 0 or 1 / (1 - dropout). */
 double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
 

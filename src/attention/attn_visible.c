@@ -18,6 +18,7 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
         seq.T = p->query_starts[b + 1] - seq.q0;
         seq.S = p->key_starts[b + 1] - seq.k0;
     }
+    seq.stored = seq.S;
     if (p->key_lengths) seq.S = p->key_lengths[b];
     seq.offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
     seq.offset = mhai_max_i64(-far, mhai_min_i64(seq.offset, far));

@@ -23,6 +23,8 @@ MAX_DIMS = 6
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "int8": 4, "uint8": 5, "int32": 6, "int64": 7}
 ISAS = {"auto": 0, "portable": 1, "neon": 2, "avx2": 3, "avx512": 4}
 PATHS = {"auto": 0, "tiled": 1, "plain": 2}
+SCORE_STAGES = {"raw": 0, "capped": 1, "biased": 2}
+DROPPED_PROBABILITIES = 1
 CAUSAL, SCALE_GIVEN, STRICT, WINDOW = 1, 2, 4, 8
 NO_QKV_BIAS, NO_OUT_BIAS = 1, 2
 
@@ -71,8 +73,16 @@ class AttentionDesc(C.Structure):
 
 class AttentionOutputs(C.Structure):
     c_name = "mha_attention_outputs"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("lse", TensorPointer),
-                ("probabilities", TensorPointer)]
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("lse", TensorPointer),
+                ("probabilities", TensorPointer), ("average_probabilities", TensorPointer),
+                ("scores", TensorPointer), ("score_stage", C.c_int), ("reserved", C.c_uint32),
+                ("heads", Int64Pointer), ("rows", Int64Pointer), ("heads_count", C.c_int64),
+                ("rows_count", C.c_int64), ("entropy", TensorPointer),
+                ("largest_weight", TensorPointer), ("largest_key", TensorPointer),
+                ("first_token", TensorPointer), ("diagonal", TensorPointer),
+                ("offset_mass", TensorPointer), ("offsets", Int64Pointer),
+                ("offsets_count", C.c_int64), ("top_keys", TensorPointer),
+                ("top_weights", TensorPointer), ("column_sums", TensorPointer)]
 
 
 class AttentionPlan(C.Structure):
@@ -203,19 +213,44 @@ def attention_desc(scale=None, causal=False, q_offset=0, key_lengths=None, keep_
     return desc
 
 
-def attention(q, k, v, outputs=(), context=None, **keywords):
+def _output_shapes(q, k, heads, rows, offsets, top):
+    """The shapes of mha_attention_outputs by name; those of i64 are largest_key and top_keys."""
+    batch, all_heads, queries = q.shape[:3]
+    row = (batch, all_heads, queries)
+    chosen = (batch, all_heads if heads is None else len(heads),
+              queries if rows is None else len(rows), k.shape[2])
+    shapes = {name: row for name in ("lse", "entropy", "largest_weight", "largest_key",
+                                     "first_token", "diagonal")}
+    shapes |= {"probabilities": chosen, "scores": chosen,
+               "average_probabilities": (batch, queries, k.shape[2]),
+               "column_sums": (batch, all_heads, k.shape[2]),
+               "offset_mass": (*row, len(offsets or ())),
+               "top_keys": (*row, top), "top_weights": (*row, top)}
+    return shapes
+
+
+def attention(q, k, v, outputs=(), context=None, heads=None, rows=None, offsets=None, top=1,
+              score_stage="raw", dropped=False, **keywords):
     """Attention of float32 arrays [B,H,T,D]; other keywords as attention_desc(). Returns o, or
-    (o, {name: array}) if outputs name "lse" or "probabilities"."""
+    (o, {name: array}) if outputs name fields of mha_attention_outputs. heads and rows choose what
+    probabilities and scores hold, score_stage is raw, capped or biased, dropped gives probabilities
+    after dropout, top is the K of top_keys and top_weights. Not for ragged batches."""
     context = context or default_context()
     desc = attention_desc(**keywords)
     o = np.full((*q.shape[:3], v.shape[3]), np.nan, np.float32)
+    shapes = _output_shapes(q, k, heads, rows, offsets, top)
     extra = {}
-    if "lse" in outputs:
-        extra["lse"] = np.full(q.shape[:3], np.nan, np.float32)
-    if "probabilities" in outputs:
-        extra["probabilities"] = np.full((*q.shape[:3], k.shape[2]), np.nan, np.float32)
-    wanted = AttentionOutputs(C.sizeof(AttentionOutputs), 0, _pointer(extra.get("lse")),
-                              _pointer(extra.get("probabilities")))
+    wanted = AttentionOutputs(C.sizeof(AttentionOutputs), DROPPED_PROBABILITIES * bool(dropped))
+    for name in outputs:
+        keys = name in ("largest_key", "top_keys")
+        extra[name] = (np.full(shapes[name], -9, np.int64) if keys
+                       else np.full(shapes[name], np.nan, np.float32))
+        setattr(wanted, name, _pointer(extra[name]))
+    wanted.score_stage = SCORE_STAGES[score_stage]
+    for name, chosen in (("heads", heads), ("rows", rows), ("offsets", offsets)):
+        if chosen is not None:
+            setattr(wanted, name, _int64s(chosen))
+            setattr(wanted, name + "_count", len(chosen))
     check(LIBRARY.mha_attention_forward(context.handle, C.byref(desc), C.byref(tensor(q)),
                                         C.byref(tensor(k)), C.byref(tensor(v)),
                                         C.byref(tensor(o)), C.byref(wanted)))
