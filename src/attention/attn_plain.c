@@ -67,8 +67,7 @@ static void write_output(const mhai_attn_problem *p, const row *r)
         out[d] = r->sum == 0 ? 0.0f : (float)(r->o[d] / r->sum * gate) + 0.0f;
 }
 
-/* ---- outputs on request -----------------------------------------------------------------------
- */
+/* ---- outputs on request --------------------------------------------------------------------- */
 
 /* p of key s, as f32. */
 static float probability(const row *r, int64_t s)

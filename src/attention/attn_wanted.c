@@ -38,8 +38,7 @@ static mha_status check_output(const char *name, const mha_tensor *given, mha_dt
     return mhai_tensor_check_output(name, tensor);
 }
 
-/* ---- lists ------------------------------------------------------------------------------------
- */
+/* ---- lists ---------------------------------------------------------------------------------- */
 
 /* NULL with a count of 0 means all `most`; entries must be in 0 .. most-1. */
 static mha_status check_list(const char *name, const int64_t *list, int64_t count, int64_t most,
@@ -76,8 +75,7 @@ static mha_status check_lists(const mha_attention_outputs *given, const mhai_att
     return MHA_OK;
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors -------------------------------------------------------------------------------- */
 
 static mha_status check_matrices(const mha_attention_outputs *given, bool need_data,
                                  mhai_attn_problem *p)
@@ -137,8 +135,7 @@ static mha_status check_rows(const mha_attention_outputs *given, bool need_data,
     return check_top(given, need_data, p);
 }
 
-/* ---- the call ---------------------------------------------------------------------------------
- */
+/* ---- the call ------------------------------------------------------------------------------- */
 
 mha_status mhai_attn_copy_outputs(const mha_attention_outputs *outputs, mha_attention_outputs *own)
 {
