@@ -14,6 +14,7 @@
     "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH)
 
 cli_exit cmd_view(int count, char *const *arguments);
+cli_exit cmd_count(int count, char *const *arguments);
 cli_exit cmd_selftest(int count, char *const *arguments);
 cli_exit cmd_help(int count, char *const *arguments);
 

@@ -56,6 +56,45 @@ bool files_interrupted(const files_guard *guard)
 }
 
 /* ------------------------------------------------------------------------------------------------
+ * Anything that is drawn into a sink
+ * --------------------------------------------------------------------------------------------- */
+
+/* A sink that looks for held signals now and then. */
+typedef struct guarded_sink {
+    files_guard signals;
+    const mha_sink *inner;
+    size_t unchecked; /* bytes written since signals were last looked for */
+} guarded_sink;
+
+static mha_status write_guarded(void *user, const void *bytes, size_t count)
+{
+    enum { CHECK_EVERY = 1 << 16 }; /* looking for signals is a system call */
+    guarded_sink *guard = user;
+    guard->unchecked += count;
+    if (guard->unchecked >= CHECK_EVERY) {
+        guard->unchecked = 0;
+        if (files_interrupted(&guard->signals)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
+    }
+    return guard->inner->write(guard->inner->user, bytes, count);
+}
+
+mha_status files_draw(const char *path, files_draw_fn *draw, const void *user)
+{
+    if (!strcmp(path, "-")) return draw(user, &files_stdout);
+    guarded_sink guard = {0};
+    mha_file *file = NULL;
+    files_hold_signals(&guard.signals, path);
+    mha_status status = mha_file_create(path, &file);
+    if (status == MHA_OK) {
+        guard.inner = mha_file_sink(file);
+        status = draw(user, &(mha_sink){.write = write_guarded, .user = &guard});
+    }
+    status = mha_file_finish(file, status);
+    files_release_signals(&guard.signals);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------
  * .npy
  * --------------------------------------------------------------------------------------------- */
 

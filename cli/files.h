@@ -14,6 +14,12 @@
 /* stdout as a sink. A closed pipe gives MHA_ERR_CALLBACK, the silent status. */
 extern const mha_sink files_stdout;
 
+/* What fills an output. */
+typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
+
+/* Let draw write to path, or to stdout if that is "-". */
+mha_status files_draw(const char *path, files_draw_fn *draw, const void *user);
+
 /* Signals held back while a file is on its way. Start from {0}. */
 typedef struct files_guard {
     bool holding;

@@ -17,6 +17,7 @@ static const struct {
     cli_exit (*run)(int count, char *const *arguments);
 } commands[] = {
     {"view", "draw what every attention head of a model looks at", cmd_view},
+    {"count", "count parameters, operations and bytes of attention", cmd_count},
     {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
     {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
 };

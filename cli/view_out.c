@@ -12,29 +12,6 @@
 #include <unistd.h>
 
 /* ------------------------------------------------------------------------------------------------
- * Sinks
- * --------------------------------------------------------------------------------------------- */
-
-/* A sink that looks for held signals now and then. */
-typedef struct guarded_sink {
-    files_guard signals;
-    const mha_sink *inner;
-    size_t unchecked; /* bytes written since signals were last looked for */
-} guarded_sink;
-
-static mha_status write_guarded(void *user, const void *bytes, size_t count)
-{
-    enum { CHECK_EVERY = 1 << 16 }; /* looking for signals is a system call */
-    guarded_sink *guard = user;
-    guard->unchecked += count;
-    if (guard->unchecked >= CHECK_EVERY) {
-        guard->unchecked = 0;
-        if (files_interrupted(&guard->signals)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
-    }
-    return guard->inner->write(guard->inner->user, bytes, count);
-}
-
-/* ------------------------------------------------------------------------------------------------
  * .npy
  * --------------------------------------------------------------------------------------------- */
 
@@ -81,6 +58,7 @@ typedef struct output_job {
     const view_options *options;
     const attention_maps *maps;
     const maps_picks *picks;
+    const mha_figure *figure; /* NULL for data */
 } output_job;
 
 /* The texts of the special tokens, each once; returns how many. A model has five or so. */
@@ -94,15 +72,16 @@ static int special_texts(const maps_tokens *tokens, const char *texts[], int cou
     return count;
 }
 
-static mha_status draw_html(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+static mha_status draw_html(const void *user, const mha_sink *sink)
 {
+    const output_job *job = user;
     const attention_maps *maps = job->maps;
     enum { MOST_SPECIAL = 16 };
     const char *special[MOST_SPECIAL];
     char size[64], tokens[64], text[1 << 14];
     int specials = special_texts(&maps->rows, special, 0, MOST_SPECIAL);
     specials = special_texts(&maps->cols, special, specials, MOST_SPECIAL);
-    mha_figure untitled = *figure; /* the report has the text itself, and more of it */
+    mha_figure untitled = *job->figure; /* the report has the text itself, and more of it */
     untitled.subtitle = NULL;
     snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
     snprintf(tokens, sizeof tokens, "%" PRId64, maps->rows.count);
@@ -121,49 +100,27 @@ static mha_status draw_html(const output_job *job, const mha_figure *figure, con
     return mha_render_html(&untitled, &report, sink);
 }
 
-static mha_status draw_svg(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+static mha_status draw_svg(const void *user, const mha_sink *sink)
 {
-    (void)job;
-    return mha_render_svg(figure, sink);
+    return mha_render_svg(((const output_job *)user)->figure, sink);
 }
 
-static mha_status draw_png(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+static mha_status draw_png(const void *user, const mha_sink *sink)
 {
-    (void)job;
-    return mha_render_png(figure, sink);
+    return mha_render_png(((const output_job *)user)->figure, sink);
 }
 
-static mha_status draw_json(const output_job *job, const mha_figure *figure, const mha_sink *sink)
+static mha_status draw_json(const void *user, const mha_sink *sink)
 {
-    (void)figure;
+    const output_job *job = user;
     return view_write_json(job->maps, job->picks, sink);
-}
-
-typedef mha_status draw_function(const output_job *job, const mha_figure *figure,
-                                 const mha_sink *sink);
-
-static mha_status draw_file(const output_job *job, draw_function *draw, const mha_figure *figure,
-                            const char *path)
-{
-    if (!strcmp(path, "-")) return draw(job, figure, &files_stdout);
-    guarded_sink guard = {0};
-    mha_file *file = NULL;
-    files_hold_signals(&guard.signals, path);
-    mha_status status = mha_file_create(path, &file);
-    if (status == MHA_OK) {
-        guard.inner = mha_file_sink(file);
-        status = draw(job, figure, &(mha_sink){.write = write_guarded, .user = &guard});
-    }
-    status = mha_file_finish(file, status);
-    files_release_signals(&guard.signals);
-    return status;
 }
 
 /* The one list of outputs. npy has no draw: it is no stream. */
 static const struct {
     const char *option;
     size_t path; /* in view_options */
-    draw_function *draw;
+    files_draw_fn *draw;
     bool figure, binary;
 } outputs[] = {
     {"--output", offsetof(view_options, html), draw_html, true, false},
@@ -240,7 +197,9 @@ static cli_exit write_one(const output_job *job, int i)
         if (outputs[i].figure)
             code = view_figure_make(job->options, job->maps, job->picks, NULL, &figure);
         if (code == CLI_OK) {
-            mha_status status = draw_file(job, outputs[i].draw, &figure.figure, path);
+            output_job drawn = *job;
+            drawn.figure = &figure.figure;
+            mha_status status = files_draw(path, outputs[i].draw, &drawn);
             if (status != MHA_OK) code = cli_fail_status(VIEW, status);
         }
         view_figure_free(&figure);

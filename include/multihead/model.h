@@ -145,6 +145,44 @@ MHA_API MHA_NODISCARD mha_status mha_model_forward(mha_context *context, const m
                                                    const mha_batch *batch,
                                                    const mha_model_outputs *outputs);
 
+/* ------------------------------------------------------------------------------------------------
+ * The shape of a model's attention, from config.json alone
+ * --------------------------------------------------------------------------------------------- */
+
+/* mha_model_shape.flags */
+enum {
+    MHA_MODEL_SHAPE_CAUSAL = 1 << 0,   /* a decoder: a token sees itself and what is before it */
+    MHA_MODEL_SHAPE_QKV_BIAS = 1 << 1, /* W_q, W_k and W_v have biases */
+    MHA_MODEL_SHAPE_OUT_BIAS = 1 << 2  /* W_o has one */
+};
+
+typedef struct mha_model_shape {
+    uint32_t struct_size;  /* in: sizeof(mha_model_shape) */
+    uint32_t flags;        /* out */
+    char architecture[32]; /* config.json's model_type */
+    int64_t layers;        /* L */
+    int64_t heads;         /* H */
+    int64_t kv_heads;      /* Hk */
+    int64_t embed_dim;     /* E */
+    int64_t head_dim;      /* D */
+    int64_t max_positions; /* 0: not said */
+    int64_t window;        /* keys that a token sees, itself included; 0: all */
+} mha_model_shape;
+
+/**
+ * Read the shape of a model's attention from FOLDER/config.json; weights need not be there. Knows
+ * more architectures than mha_model_load(): bert, roberta, electra, distilbert, gpt2, gpt_neox,
+ * llama, mistral, mixtral, qwen2, qwen3, gemma, phi3.
+ *
+ * Memory   fills *shape, as much of it as shape->struct_size says.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);
+ *          MHA_ERR_FORMAT; MHA_ERR_MODEL (a field missing, of a wrong type or absurd);
+ *          MHA_ERR_UNSUPPORTED (architecture); MHA_ERR_SIZE; MHA_ERR_NOMEM. *shape is then as it
+ *          was.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,58 @@
+/* What attention holds, computes and keeps, counted exactly: pure arithmetic, no printing.
+ *
+ *   E width   H query heads   Hk key/value heads   D head size   N tokens   B sequences   L layers
+ *
+ *   parameters   W_q [H D, E]   W_k, W_v [Hk D, E]   W_o [E, H D], and a bias a row where wanted
+ *   FLOPs        projections 2 B N (in) (out);  scores and weighted sum 2 D a visible pair each;
+ *                softmax 5 a visible pair (maximum, subtraction, exp, sum, division)
+ *   bytes        attention matrix B H N N;  keys and values 2 B Hk D N
+ */
+#ifndef CLI_COUNTS_H
+#define CLI_COUNTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct counts_shape {
+    int64_t embed, heads, kv_heads, head_dim; /* E, H, Hk, D */
+    int64_t layers;                           /* attention modules, L */
+    int64_t cached;                           /* those that keep keys and values while decoding */
+    int64_t batch, length;                    /* B, N */
+    int64_t left, right;                      /* keys seen before and after one's own; -1: all */
+    int64_t element_bytes;                    /* of the matrix and the cache */
+    bool qkv_bias, out_bias;
+} counts_shape;
+
+typedef struct counts_parameters {
+    int64_t q, k, v, o, biases, all;
+} counts_parameters;
+
+typedef struct counts_flops {
+    int64_t q, k, v, scores, softmax, sum, o, all;
+} counts_flops;
+
+/* Of one layer, unless the name says otherwise. */
+typedef struct counts {
+    counts_parameters parameters;
+    counts_flops flops;
+    int64_t pairs, visible_pairs; /* query-key pairs of one head of one sequence */
+    int64_t matrix_bytes;
+    int64_t cache_bytes;        /* all N tokens */
+    int64_t window_cache_bytes; /* the most tokens that a window still needs; else cache_bytes */
+    int64_t token_bytes;        /* one token of one sequence, all cached layers */
+    int64_t all_parameters, all_flops, all_matrix_bytes; /* all layers */
+    int64_t all_kv_bytes;                                /* keys and values of all layers */
+    int64_t all_cache_bytes, all_window_cache_bytes;     /* of those that are cached */
+} counts;
+
+/* False if a count passes 2^63 - 1, or a size is not positive. */
+bool counts_of(const counts_shape *shape, counts *result);
+
+/* Pairs (t, s) with t - left <= s <= t + right, 0 <= t, s < n; -1: open. -1 on overflow. */
+int64_t counts_visible(int64_t n, int64_t left, int64_t right);
+
+/* A number of key/value heads that shows sharing: the shape's own if it shares, else the divisor of
+ * H nearest to 8 that is neither 1 nor H; 0 if there is none. */
+int64_t counts_group_example(const counts_shape *shape);
+
+#endif
