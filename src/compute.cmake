@@ -8,6 +8,7 @@ mha_library(multihead SOURCES
   attention/attn_tiled.c attention/attn_visible.c
   attention/attn_wanted.c
   attention/feature_map.c attention/linear_attention.c
+  attention/attn_merge.c attention/patterns.c
   module/kv_cache.c module/linear.c module/matmul.c module/module.c
   nn/layers.c)
 

@@ -15,8 +15,10 @@
 #include <multihead/base.h>
 #include <multihead/cache.h>
 #include <multihead/linear_attention.h>
+#include <multihead/merge.h>
 #include <multihead/module.h>
 #include <multihead/nn.h>
+#include <multihead/patterns.h>
 #include <multihead/position.h>
 #include <multihead/sink.h>
 
