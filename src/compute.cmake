@@ -3,6 +3,7 @@ mha_library(multihead SOURCES
   base/buffer.c base/context.c base/cpu.c base/file.c base/pool.c base/scratch.c
   base/status.c base/struct_copy.c base/tensor.c
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
+  attention/attn_backward.c attention/attn_backward_plain.c
   attention/attn_check.c attention/attn_forward.c attention/attn_mask.c attention/attn_plain.c
   attention/attn_position.c attention/attn_qk_norm.c attention/attn_rope.c attention/attn_row.c
   attention/attn_tiled.c attention/attn_visible.c

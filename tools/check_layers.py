@@ -8,16 +8,16 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PUBLIC = {"attention", "base", "cache", "component", "linear_attention", "merge", "module", "nn",
-          "patterns", "position", "sink", "multihead"}
+PUBLIC = {"attention", "backward", "base", "cache", "component", "linear_attention", "merge",
+          "module", "nn", "patterns", "position", "sink", "multihead"}
 MODEL = {"io", "tokenizer", "model"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "sink"}),
     "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"},
-                      {"attention", "linear_attention", "merge", "patterns", "position", "base",
-                       "component"}),
+                      {"attention", "backward", "linear_attention", "merge", "patterns",
+                       "position", "base", "component"}),
     "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "cache", "component", "nn"}),
     "src/nn": ({"nn", "base"}, {"nn", "base", "component"}),
     "src/io": ({"io"}, {"io", "tokenizer", "base", "component", "sink"}),

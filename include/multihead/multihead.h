@@ -12,6 +12,7 @@
 #define MHA_VERSION_PATCH 0
 
 #include <multihead/attention.h>
+#include <multihead/backward.h>
 #include <multihead/base.h>
 #include <multihead/cache.h>
 #include <multihead/linear_attention.h>

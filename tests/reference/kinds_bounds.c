@@ -92,7 +92,7 @@ static double joined(const work *w, double sum, double error, double term)
     return error + r->u * (fabs(sum) + error) + r->tiny;
 }
 
-static double score_error(const work *w, int64_t s)
+static double score_error(const work *w, int64_t s, double *before)
 {
     const mha_attention_desc *desc = w->a->desc;
     kinds_score x = kinds_score_at(w->a, w->b, w->h, w->t, s);
@@ -102,6 +102,7 @@ static double score_error(const work *w, int64_t s)
         error += chain_error(w, desc->shaw_keys, i, true);
         error += w->r->u * (fabs(x.before_cap) + error) + w->r->tiny;
     }
+    *before = error;
     if (desc->softcap > 0) error = cap_error(w, &x, error);
     double sum = x.capped;
     if (desc->bias) error = joined(w, sum += x.bias, error, x.bias);
@@ -123,7 +124,8 @@ static void follow_blocks(work *w)
     w->largest = w->row->sink == -INFINITY ? 0 : 2 * r->u * fabs(w->row->sink);
     for (int64_t s = 0; s < w->row->keys; s++) {
         if (w->row->score[s] == -INFINITY) continue;
-        w->error[s] = score_error(w, s);
+        double before;
+        w->error[s] = score_error(w, s, &before);
         w->largest = fmax(w->largest, w->error[s]);
         double *top = &w->top[1 + s / r->key_block];
         *top = fmax(*top, w->row->score[s]);
@@ -337,4 +339,17 @@ void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b
     free(w.eps);
     free(w.top);
     free(w.tail);
+}
+
+double kinds_score_error(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
+                         int64_t t, int64_t s, double *before)
+{
+    const work w = {.a = a,
+                    .r = arith,
+                    .at = kinds_sequence_at(a, b),
+                    .b = b,
+                    .h = h,
+                    .hk = h / (a->q->shape[1] / a->k->shape[1]),
+                    .t = t};
+    return score_error(&w, s, before);
 }

@@ -11,4 +11,9 @@
 void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                      int64_t t, const kinds_row *row, bound_row *bound);
 
+/* How far the library's score of a pair may be from the reference's, in natural units; before:
+ * likewise, before the cap. */
+double kinds_score_error(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
+                         int64_t t, int64_t s, double *before);
+
 #endif

@@ -1,0 +1,113 @@
+/* multihead: the gradients of attention.
+ *
+ * Letters and formulas as in attention.h. With g = dO the gradient of a loss by o, c = gate[b,h],
+ * kept[s] = 0 or 1 / (1 - dropout), and p recomputed from the forward's lse:
+ *
+ *   p[s]     = exp(score[s] - lse)                     (before dropout)
+ *   x[s]     = sum_d g[d] (v[s,d] + shaw_values[clip(s-i),d])
+ *   delta    = sum_d g[d] o[d]                         = sum_s p[s] c kept[s] x[s]
+ *   ds[s]    = p[s] (c kept[s] x[s] - delta)           by the score after the cap
+ *   dx[s]    = ds[s] (1 - tanh^2)                      by the score before it, ds[s] without a cap
+ *
+ *   dq[t]             = scale sum_s dx[t,s] (k[s] + shaw_keys[clip(s-i)])
+ *   dk[s]             = scale sum_t dx[t,s] q[t]       over the query heads of the group, too
+ *   dv[s]             = sum_t c p[t,s] kept[t,s] g[t]
+ *   dbias[b,h,t,s]    = ds[t,s]                        summed where the bias is broadcast
+ *   dslope[b,h]       = -sum_ts ds[t,s] |s - i|
+ *   dt5[bucket,h]     = sum of ds over the pairs of the bucket
+ *   dshaw_keys[r]     = scale sum of dx[t,s] q[t] over the pairs of row r
+ *   dshaw_values[r]   = sum of c p[t,s] kept[t,s] g[t] over the pairs of row r
+ *   dsink[h]          = -sum_bt exp(sink[h] - lse[t]) delta[t]
+ *   dgate[b,h]        = sum_ts p[t,s] kept[t,s] x[t,s]       (needs p: o is 0 where the gate is)
+ *   dscale            = sum dx[t,s] q[t] (k[s] + shaw_keys[clip(s-i)])
+ *
+ * Dropout regenerates the forward's mask from the seed. A gradient by lse itself is not taken: lse
+ * is a by-product of the forward.
+ *
+ * Special values:
+ *   - A query that sees no key has no gradient and gives none: all its shares are 0.
+ *   - What a query does not see takes no part, whatever stands there: not a masked key or value,
+ *     not the query or the dO of a query without keys.
+ *   - A query that is not finite in q, dO, o or lse (which includes: that sees a key or value which
+ *     is not) makes NaN its dq, the dk and dv of every key that it sees, and the gradients of the
+ *     parameters on the way. Nothing else.
+ *
+ * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
+ * any strides, and whichever other gradients are asked for; those of q, k, v for any batch size.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_BACKWARD_H
+#define MULTIHEAD_BACKWARD_H
+
+#include <multihead/attention.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* mha_attention_gradients.flags */
+enum {
+    MHA_GRADIENTS_ACCUMULATE = 1 << 0 /* add to what the tensors hold, rounding the sum once;
+                                         without it they are overwritten */
+};
+
+/* The gradients that are wanted, all f32; NULL means not wanted. Asking for one does not change
+ * another's bits. Each has the shape of the input it belongs to, which must be there; a bias of
+ * shape [1,H,T,S] gives a gradient of shape [1,H,T,S]. q, k and v have a contiguous last axis, the
+ * others any strides. */
+typedef struct mha_attention_gradients {
+    uint32_t struct_size;
+    uint32_t flags;
+    const mha_tensor *q, *k, *v;
+    const mha_tensor *bias;
+    const mha_tensor *alibi_slopes, *t5_table;
+    const mha_tensor *shaw_keys, *shaw_values;
+    const mha_tensor *sink_logits, *gates;
+    const mha_tensor *scale; /* one element: any number of dims, all 1 */
+} mha_attention_gradients;
+
+/**
+ * Attention backward: the formulas above.
+ *
+ *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    desc: all as in the forward call
+ *   o [B,H ,T,Dv] in    lse [B,H,T] in: what the forward call gave
+ *   o_gradient [B,H,T,Dv] in, f32, last axis contiguous
+ *   gradients: tensors out
+ *
+ * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other;
+ *          elements of o and lse must not overlap, which the forward ensured. Scratch comes from
+ *          the context: a number for each of the B H T queries, sums for each parameter, and a
+ *          bounded block for each thread (tiled). Nothing of T x S is kept, except in a gradient of
+ *          a bias of that size. In a steady state nothing is allocated.
+ * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT for the gradient of an input that the
+ *          descriptor does not have. On error no output byte is written.
+ * Threads  one call at a time per context; any number of contexts.
+ * Accuracy docs/numerics.md, "Attention backward": p inherits u |lse| from the rounding of lse, and
+ *          ds what o is wrong by, sum_d |g[d]| |o error|.
+ * Since    0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_attention_backward(
+    mha_context *context, const mha_attention_desc *desc, const mha_tensor *q, const mha_tensor *k,
+    const mha_tensor *v, const mha_tensor *o, const mha_tensor *lse, const mha_tensor *o_gradient,
+    const mha_attention_gradients *gradients);
+
+/**
+ * Say what mha_attention_backward() would do with the same arguments, and check them all the same.
+ * o, lse and o_gradient may be NULL here; data pointers of tensors are not read (those of
+ * key_lengths and q_offsets are). In the plan, flops counts the matrix products that would be
+ * computed: gradients of keys and of queries each recompute scores, so it is more than 10 D a pair.
+ *
+ * Memory   fills *plan.   Errors  as mha_attention_backward(), except _NOMEM.
+ * Threads  any.           Since   0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_attention_backward_explain(
+    const mha_context *context, const mha_attention_desc *desc, const mha_tensor *q,
+    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o, const mha_tensor *lse,
+    const mha_tensor *o_gradient, const mha_attention_gradients *gradients,
+    mha_attention_plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

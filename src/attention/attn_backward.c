@@ -1,0 +1,406 @@
+/* Attention backward, the public calls: check, prepare what every path needs, run one, write the
+ * sums of the parameters. */
+#include "attention/attn_backward.h"
+
+#include "attention/attn_row.h"
+#include "base/checked.h"
+#include "base/context.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+
+#include <multihead/component.h>
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b)
+{
+    return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+/* Stands for memory that is never touched. */
+static float nothing;
+
+static mha_status check_wanted(const mhai_attn_problem *p, const char *name,
+                               const mha_tensor *given, const char *input_name,
+                               const mha_tensor *input, bool last, mha_tensor *wanted)
+{
+    if (!given) return MHA_OK;
+    if (!input)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: the descriptor has no %s to take a gradient of",
+                        name, input_name);
+    mha_tensor tensor = *given;
+    if (!p->need_data && !tensor.data) tensor.data = &nothing;
+    MHA_TRY(mhai_tensor_check(name, &tensor, MHA_F32, input->ndim, input->shape));
+    if (!tensor.data) tensor.data = &nothing; /* no elements */
+    if (last) MHA_TRY(mhai_tensor_check_last(name, &tensor));
+    *wanted = tensor;
+    return mhai_tensor_check_output(name, &tensor);
+}
+
+static mha_status check_scale(const mhai_attn_problem *p, const mha_tensor *given,
+                              mha_tensor *wanted)
+{
+    const mha_tensor any = {.ndim = given ? given->ndim : 0, .shape = {1, 1, 1, 1, 1, 1}};
+    if (given && (given->ndim < 0 || given->ndim > MHA_MAX_DIMS))
+        return mha_fail(MHA_ERR_SHAPE, "gradients.scale: has %d dimensions, expected 0..%d",
+                        (int)given->ndim, (int)MHA_MAX_DIMS);
+    return check_wanted(p, "gradients.scale", given, "scale", &any, false, wanted);
+}
+
+static mha_status check_gradients(const mha_attention_desc *desc,
+                                  const mha_attention_gradients *gradients,
+                                  mhai_backward_problem *x)
+{
+    const mhai_attn_problem *p = &x->p;
+    const struct {
+        const char *name, *input_name;
+        const mha_tensor *given, *input;
+        bool last;
+        mha_tensor *wanted;
+    } all[] = {
+        {"gradients.q", "q", gradients->q, &p->q, true, &x->q},
+        {"gradients.k", "k", gradients->k, &p->k, true, &x->k},
+        {"gradients.v", "v", gradients->v, &p->v, true, &x->v},
+        {"gradients.bias", "bias", gradients->bias, desc->bias, false, &x->bias},
+        {"gradients.alibi_slopes", "alibi_slopes", gradients->alibi_slopes, desc->alibi_slopes,
+         false, &x->alibi},
+        {"gradients.t5_table", "t5_table", gradients->t5_table, desc->t5_table, false, &x->t5},
+        {"gradients.shaw_keys", "shaw_keys", gradients->shaw_keys, desc->shaw_keys, false,
+         &x->shaw_keys},
+        {"gradients.shaw_values", "shaw_values", gradients->shaw_values, desc->shaw_values, false,
+         &x->shaw_values},
+        {"gradients.sink_logits", "sink_logits", gradients->sink_logits, desc->sink_logits, false,
+         &x->sinks},
+        {"gradients.gates", "gates", gradients->gates, desc->gates, false, &x->gates},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        MHA_TRY(check_wanted(p, all[i].name, all[i].given, all[i].input_name, all[i].input,
+                             all[i].last, all[i].wanted));
+    return check_scale(p, gradients->scale, &x->scale);
+}
+
+/* Every gradient against every input and the other gradients. */
+static mha_status check_overlap(const mhai_backward_problem *x, const mha_attention_desc *desc)
+{
+    const mhai_attn_problem *p = &x->p;
+    const mha_tensor *outputs[] = {&x->q,     &x->k,     &x->v,         &x->bias,
+                                   &x->alibi, &x->t5,    &x->shaw_keys, &x->shaw_values,
+                                   &x->sinks, &x->gates, &x->scale};
+    static const char *const names[] = {"gradients.q",
+                                        "gradients.k",
+                                        "gradients.v",
+                                        "gradients.bias",
+                                        "gradients.alibi_slopes",
+                                        "gradients.t5_table",
+                                        "gradients.shaw_keys",
+                                        "gradients.shaw_values",
+                                        "gradients.sink_logits",
+                                        "gradients.gates",
+                                        "gradients.scale"};
+    const struct {
+        const char *name;
+        const mha_tensor *tensor;
+    } inputs[] = {{"q", &p->q},
+                  {"k", &p->k},
+                  {"v", &p->v},
+                  {"o", &p->o},
+                  {"lse", &p->lse},
+                  {"o_gradient", &x->o_gradient},
+                  {"keep_mask", desc->keep_mask},
+                  {"bias", desc->bias},
+                  {"global_keys", desc->global_keys},
+                  {"global_queries", desc->global_queries},
+                  {"query_documents", desc->query_documents},
+                  {"key_documents", desc->key_documents},
+                  {"keep_blocks", desc->keep_blocks},
+                  {"alibi_slopes", desc->alibi_slopes},
+                  {"t5_table", desc->t5_table},
+                  {"shaw_keys", desc->shaw_keys},
+                  {"shaw_values", desc->shaw_values},
+                  {"sink_logits", desc->sink_logits},
+                  {"gates", desc->gates}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
+            MHA_TRY(
+                mhai_tensor_check_disjoint(names[i], outputs[i], inputs[j].name, inputs[j].tensor));
+        for (size_t j = 0; j < i; j++)
+            MHA_TRY(mhai_tensor_check_disjoint(names[i], outputs[i], names[j], outputs[j]));
+    }
+    return MHA_OK;
+}
+
+/* The tensors that only the backward has; explain may do without. */
+static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *lse,
+                                        const mha_tensor *o_gradient, bool need_data,
+                                        mhai_backward_problem *x)
+{
+    const mhai_attn_problem *p = &x->p;
+    const int64_t shape[] = {p->q.shape[0], p->H, p->q.shape[2], p->Dv};
+    if (need_data && (!o || !lse))
+        return mha_fail(MHA_ERR_NULL, "%s: is NULL, the backward needs what the forward gave",
+                        o ? "lse" : "o");
+    if (!o_gradient) return need_data ? mha_fail(MHA_ERR_NULL, "o_gradient: is NULL") : MHA_OK;
+    x->o_gradient = *o_gradient;
+    if (!x->o_gradient.data && !need_data) x->o_gradient.data = &nothing;
+    MHA_TRY(mhai_tensor_check("o_gradient", &x->o_gradient, MHA_F32, 4, shape));
+    if (!x->o_gradient.data) x->o_gradient.data = &nothing;
+    return mhai_tensor_check_last("o_gradient", &x->o_gradient);
+}
+
+static mha_status choose_path(const mha_attention_desc *desc, mhai_backward_problem *x)
+{
+    if (x->p.strict && desc->path != MHA_PATH_PLAIN)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "the backward has path plain only; ask for plain, or clear "
+                        "MHA_ATTENTION_STRICT");
+    x->p.reason =
+        desc->path == MHA_PATH_PLAIN ? "plain was asked for" : "the backward has path plain only";
+    x->p.path = MHA_PATH_PLAIN;
+    return MHA_OK;
+}
+
+typedef struct arguments {
+    const mha_attention_desc *desc;
+    const mha_tensor *q, *k, *v, *o, *lse, *o_gradient;
+    const mha_attention_gradients *gradients;
+} arguments;
+
+static mha_status check(const arguments *a, bool need_data, mhai_backward_problem *x)
+{
+    mha_attention_gradients gradients;
+    mha_attention_desc desc;
+    memset(x, 0, sizeof *x);
+    if (!a->gradients) return mha_fail(MHA_ERR_NULL, "gradients: is NULL");
+    MHA_TRY(mhai_struct_copy("mha_attention_gradients", &gradients, sizeof gradients,
+                             sizeof gradients, a->gradients));
+    if (gradients.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_gradients: flags 0x%x are unknown",
+                        (unsigned)(gradients.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE));
+    x->accumulate = gradients.flags & MHA_GRADIENTS_ACCUMULATE;
+    const mha_attention_outputs results = {.struct_size = sizeof results, .lse = a->lse};
+    MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, &x->p));
+    MHA_TRY(mhai_struct_copy("mha_attention_desc", &desc, sizeof desc,
+                             offsetof(mha_attention_desc, left_keys), a->desc));
+    MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
+    MHA_TRY(check_gradients(&desc, &gradients, x));
+    MHA_TRY(choose_path(&desc, x));
+    return need_data ? check_overlap(x, &desc) : MHA_OK;
+}
+
+/* ---- what every path needs ------------------------------------------------------------------- */
+
+static double f32_at(const mha_tensor *x, int64_t i)
+{
+    return (double)((const float *)x->data)[i * x->stride[0]];
+}
+
+/* One row's delta; its share of the sink's gradient is returned. An o of 0 has no share, whatever
+ * dO is: so a query without keys gives nothing. */
+static double prepare_row(mhai_backward_problem *x, int64_t batch, int64_t h, int64_t row)
+{
+    const mhai_attn_problem *p = &x->p;
+    const float *o = mhai_attn_row(&p->o, batch, h, row);
+    const float *g = mhai_attn_row(&x->o_gradient, batch, h, row);
+    double lse = (double)*mhai_attn_row(&p->lse, batch, h, row), delta = 0;
+    for (int64_t d = 0; d < p->Dv; d++)
+        if (o[d] != 0) delta += (double)o[d] * (double)g[d];
+    bool finite = lse < (double)INFINITY && mhai_attn_finite(o, p->Dv) &&
+                  mhai_attn_finite(g, p->Dv) &&
+                  mhai_attn_finite(mhai_attn_row(&p->q, batch, h, row), p->D);
+    x->delta[(batch * p->H + h) * p->q.shape[2] + row] = finite ? delta : NAN;
+    double sink = p->sink_logits.data ? f32_at(&p->sink_logits, h) : -INFINITY;
+    return sink == -INFINITY ? 0 : -exp(sink - lse) * delta;
+}
+
+static void prepare_head(void *argument, int64_t h, int worker)
+{
+    (void)worker;
+    mhai_backward_problem *x = argument;
+    double sink = 0;
+    for (int64_t batch = 0; batch < x->p.q.shape[0]; batch++)
+        for (int64_t row = 0; row < x->p.q.shape[2]; row++) sink += prepare_row(x, batch, h, row);
+    if (x->sums.sinks) x->sums.sinks[h] = sink;
+}
+
+static mha_status take_sums(mha_context *context, bool wanted, int64_t rows, int64_t cols,
+                            double **sums)
+{
+    int64_t count;
+    void *memory;
+    if (!wanted) return MHA_OK;
+    if (!mhai_mul_i64(rows, cols, &count))
+        return mha_fail(MHA_ERR_SIZE, "gradients: the sums of a table overflow 64 bits");
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof(double), &memory));
+    *sums = memory;
+    memset(memory, 0, (size_t)count * sizeof(double));
+    return MHA_OK;
+}
+
+static mha_status prepare(mha_context *context, mhai_backward_problem *x)
+{
+    const mhai_attn_problem *p = &x->p;
+    mhai_backward_sums *s = &x->sums;
+    int64_t batch = p->q.shape[0], rows = p->q.shape[2];
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(context, batch * p->H * rows, sizeof(double), &memory));
+    x->delta = memory;
+    MHA_TRY(take_sums(context, x->alibi.data, batch, p->H, &s->alibi));
+    MHA_TRY(take_sums(context, x->gates.data, batch, p->H, &s->gates));
+    MHA_TRY(take_sums(context, x->t5.data, p->t5_table.shape[0], p->H, &s->t5));
+    MHA_TRY(take_sums(context, x->shaw_keys.data, p->shaw_keys.shape[0], p->D, &s->shaw_keys));
+    MHA_TRY(
+        take_sums(context, x->shaw_values.data, p->shaw_values.shape[0], p->Dv, &s->shaw_values));
+    MHA_TRY(take_sums(context, x->sinks.data, p->H, 1, &s->sinks));
+    MHA_TRY(take_sums(context, x->scale.data, 1, 1, &s->scale));
+    mha_parallel_for(context, p->H, prepare_head, x);
+    return MHA_OK;
+}
+
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+/* A table of sums [rows, cols] into a tensor of the same shape. */
+static void write_table(const mhai_backward_problem *x, const double *sums, const mha_tensor *out)
+{
+    for (int64_t i = 0; sums && i < out->shape[0]; i++)
+        for (int64_t j = 0; j < out->shape[1]; j++)
+            mhai_backward_write(x, (float *)out->data + i * out->stride[0] + j * out->stride[1],
+                                sums[i * out->shape[1] + j]);
+}
+
+/* Sums [batch, H] into a tensor that broadcasts to it. */
+static void write_by_head(const mhai_backward_problem *x, const double *sums, const mha_tensor *out)
+{
+    if (!sums) return;
+    int64_t shape[2] = {1, 1}, stride[2] = {0, 0};
+    for (int i = 0; i < out->ndim; i++) {
+        shape[2 - out->ndim + i] = out->shape[i];
+        stride[2 - out->ndim + i] = out->stride[i];
+    }
+    int64_t batch = x->p.q.shape[0], H = x->p.H;
+    for (int64_t i = 0; i < shape[0]; i++)
+        for (int64_t j = 0; j < shape[1]; j++) {
+            double sum = 0;
+            for (int64_t b = shape[0] == 1 ? 0 : i; b < (shape[0] == 1 ? batch : i + 1); b++)
+                for (int64_t h = shape[1] == 1 ? 0 : j; h < (shape[1] == 1 ? H : j + 1); h++)
+                    sum += sums[b * H + h];
+            mhai_backward_write(x, (float *)out->data + i * stride[0] + j * stride[1], sum);
+        }
+}
+
+static void write_parameters(const mhai_backward_problem *x)
+{
+    const mhai_backward_sums *s = &x->sums;
+    write_by_head(x, s->alibi, &x->alibi);
+    write_by_head(x, s->gates, &x->gates);
+    write_table(x, s->t5, &x->t5);
+    write_table(x, s->shaw_keys, &x->shaw_keys);
+    write_table(x, s->shaw_values, &x->shaw_values);
+    for (int64_t h = 0; s->sinks && h < x->p.H; h++)
+        mhai_backward_write(x, (float *)x->sinks.data + h * x->sinks.stride[0], s->sinks[h]);
+    if (s->scale) mhai_backward_write(x, x->scale.data, s->scale[0]);
+}
+
+mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x)
+{
+    mhai_backward_bias made = {.shape = {1, 1, 1, 1}};
+    for (int i = 0; i < x->bias.ndim; i++) {
+        made.shape[4 - x->bias.ndim + i] = x->bias.shape[i];
+        made.stride[4 - x->bias.ndim + i] = x->bias.stride[i];
+    }
+    return made;
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+static mha_status run(mha_context *context, mhai_backward_problem *x)
+{
+    MHA_TRY(prepare(context, x));
+    MHA_TRY(mhai_backward_plain(context, x));
+    write_parameters(x);
+    return MHA_OK;
+}
+
+mha_status mha_attention_backward(mha_context *context, const mha_attention_desc *desc,
+                                  const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+                                  const mha_tensor *o, const mha_tensor *lse,
+                                  const mha_tensor *o_gradient,
+                                  const mha_attention_gradients *gradients)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_backward: context is NULL");
+    const arguments a = {desc, q, k, v, o, lse, o_gradient, gradients};
+    mhai_backward_problem x;
+    MHA_TRY(check(&a, true, &x));
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status = run(context, &x);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+/* Pairs that causal, lengths and window allow, over B and H. */
+static int64_t visible_pairs(const mhai_attn_problem *p)
+{
+    int64_t pairs = 0;
+    for (int64_t b = 0; b < p->B; b++) {
+        mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
+        for (int64_t t = 0; t < seq.T; t++) {
+            mhai_attn_range window = mhai_attn_window(p, &seq, t);
+            pairs += window.end - window.begin;
+        }
+    }
+    return pairs * p->H;
+}
+
+/* Of matrix products, for each pair: every walk recomputes its score and dO v. */
+static double flops_of_pair(const mhai_backward_problem *x)
+{
+    double D = (double)x->p.D, Dv = (double)x->p.Dv, pair = 2 * (D + Dv), sum = 0;
+    if (x->q.data) sum += pair + 2 * D;
+    if (x->k.data || x->v.data) sum += pair + (x->k.data ? 2 * D : 0) + (x->v.data ? 2 * Dv : 0);
+    if (mhai_backward_has_sums(x)) sum += pair;
+    if (x->bias.data) sum += pair;
+    return sum;
+}
+
+static double bytes_of(const mha_tensor *tensor)
+{
+    double bytes = tensor->data ? (double)mha_dtype_size(tensor->dtype) : 0;
+    for (int i = 0; i < tensor->ndim; i++) bytes *= (double)tensor->shape[i];
+    return bytes;
+}
+
+mha_status mha_attention_backward_explain(const mha_context *context,
+                                          const mha_attention_desc *desc, const mha_tensor *q,
+                                          const mha_tensor *k, const mha_tensor *v,
+                                          const mha_tensor *o, const mha_tensor *lse,
+                                          const mha_tensor *o_gradient,
+                                          const mha_attention_gradients *gradients,
+                                          mha_attention_plan *plan)
+{
+    if (!context || !plan)
+        return mha_fail(MHA_ERR_NULL, "mha_attention_backward_explain: %s is NULL",
+                        context ? "plan" : "context");
+    const arguments a = {desc, q, k, v, o, lse, o_gradient, gradients};
+    mhai_backward_problem x;
+    MHA_TRY(check(&a, false, &x));
+    size_t worker;
+    MHA_TRY(mhai_backward_plain_bytes(&x, &worker));
+    mha_attention_plan made = {.path = x.p.path, .reason = x.p.reason, .isa = MHA_ISA_PORTABLE};
+    made.key_block = x.p.S;
+    made.row_block = 1;
+    made.work_items = x.p.q.shape[0] * x.p.q.shape[2] * x.p.H;
+    made.visible_pairs = visible_pairs(&x.p);
+    made.flops = flops_of_pair(&x) * (double)made.visible_pairs;
+    const mha_tensor *tensors[] = {&x.p.q, &x.p.k, &x.p.v, &x.q, &x.k, &x.v, &x.bias};
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        made.bytes += bytes_of(tensors[i]);
+    made.bytes += 4.0 * (double)made.work_items * (double)(2 * x.p.Dv + 1);
+    if (!mhai_mul_size(worker, (size_t)context->num_threads, &made.scratch_bytes))
+        return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
+    made.scratch_bytes += (size_t)made.work_items * sizeof(double);
+    *plan = made;
+    return MHA_OK;
+}

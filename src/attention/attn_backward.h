@@ -1,0 +1,68 @@
+/* Inside the attention layer: a backward call, checked, and what its two paths share. */
+#ifndef MHAI_ATTN_BACKWARD_H
+#define MHAI_ATTN_BACKWARD_H
+
+#include "attention/attn.h"
+
+#include <multihead/backward.h>
+
+/* Sums of parameter gradients over all pairs, in double; NULL: not wanted. A path fills them in, in
+ * an order that does not depend on threads; they are written out at the end. */
+typedef struct mhai_backward_sums {
+    double *alibi, *gates;           /* [batch, H] */
+    double *t5;                      /* [buckets, H] */
+    double *shaw_keys, *shaw_values; /* [rows, D], [rows, Dv] */
+    double *sinks;                   /* [H] */
+    double *scale;                   /* [1] */
+} mhai_backward_sums;
+
+typedef struct mhai_backward_problem {
+    mhai_attn_problem p; /* o and lse are inputs */
+    mha_tensor o_gradient;
+    mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates,
+        scale; /* data NULL:
+                  not wanted */
+    bool accumulate;
+    double *delta; /* [batch, H, rows] dO . o, of each row of q; NaN: the row is not finite */
+    mhai_backward_sums sums;
+} mhai_backward_problem;
+
+/* delta of a row; row counts along the tensors' third axis. */
+static inline double mhai_backward_delta(const mhai_backward_problem *x, int64_t batch, int64_t h,
+                                         int64_t row)
+{
+    return x->delta[(batch * x->p.H + h) * x->p.q.shape[2] + row];
+}
+
+/* Gradients by parameters that need a walk over the pairs, sinks and the dense bias apart. */
+static inline bool mhai_backward_has_sums(const mhai_backward_problem *x)
+{
+    return x->alibi.data || x->gates.data || x->t5.data || x->shaw_keys.data ||
+           x->shaw_values.data || x->scale.data;
+}
+
+/* Keys of a sequence as the tensors hold them, those beyond its length among them. */
+int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b);
+
+static inline double mhai_backward_gate(const mhai_attn_problem *p, int64_t batch, int64_t h)
+{
+    return p->gates.data ? (double)mhai_attn_f32(&p->gates, batch, h) : 1;
+}
+
+/* One finished element: the sum, added to what is there if the call accumulates. +0 turns -0 into
+ * +0. */
+static inline void mhai_backward_write(const mhai_backward_problem *x, float *out, double sum)
+{
+    *out = (float)(x->accumulate ? (double)*out + sum : sum) + 0.0f;
+}
+
+/* The broadcast bias gradient: which of the axes B, H, T, S it has, and its strides. */
+typedef struct mhai_backward_bias {
+    int64_t shape[4], stride[4]; /* a missing axis is 1 and 0 */
+} mhai_backward_bias;
+mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x);
+
+MHA_NODISCARD mha_status mhai_backward_plain(mha_context *context, mhai_backward_problem *x);
+MHA_NODISCARD mha_status mhai_backward_plain_bytes(const mhai_backward_problem *x, size_t *bytes);
+
+#endif

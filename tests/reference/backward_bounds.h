@@ -1,0 +1,14 @@
+/* How far the library's gradients may be from backward_reference(): "Attention backward" in
+ * docs/numerics.md, evaluated for each element with its own sums. */
+#ifndef TEST_BACKWARD_BOUNDS_H
+#define TEST_BACKWARD_BOUNDS_H
+
+#include "reference/backward_reference.h"
+#include "reference/bounds.h"
+
+/* The bounds of every gradient, given the gradients themselves. The library is taken to be fed with
+ * its own o and lse, from a forward of the same arithmetic. */
+void backward_bounds(const ref_attention *a, const bound_arith *arith, const mha_tensor *o_gradient,
+                     const backward_arrays *exact, backward_arrays *bound);
+
+#endif

@@ -1,0 +1,370 @@
+/* Gradients of attention: every kind alone, in pairs and in random company, on every path and
+ * instruction set, against the double-precision reference within its bounds (docs/numerics.md,
+ * "Attention backward"); then their bits, what is not finite, and what is refused.
+ *
+ * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with
+ * MHA_TEST_SEED) runs the n-th alone. */
+#include "reference/backward_bounds.h"
+#include "support/failing_alloc.h"
+#include "support/kinds.h"
+#include "support/machines.h"
+#include "support/tally.h"
+
+#include <multihead/backward.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SAMPLE = 150, ALL = 5000 };
+
+/* ---- a call and its results ------------------------------------------------------------------ */
+
+/* Gradients of one call, those that the problem does not have apart. */
+typedef struct result {
+    bool has[BACKWARD_COUNT];
+    guarded of[BACKWARD_COUNT];
+    mha_attention_gradients gradients;
+} result;
+
+typedef struct trial {
+    int number;
+    kinds_case c;
+    ref_attention a;
+    guarded o_gradient;
+    bool accumulate;
+    const machines *all;
+    outcome forward[MOST_MACHINES];
+    result got[MOST_MACHINES];
+} trial;
+
+static void fail_trial(const trial *x, int m, const char *what)
+{
+    fail_msg("%s: %s\n  %s\n  alone: MHA_TEST_SEED=%llu MHA_TEST_CASE=%d", x->all->each[m].name,
+             what, x->c.text, (unsigned long long)rng_run_seed(), x->number);
+}
+
+static void point_at(result *r, unsigned wanted)
+{
+    const mha_tensor **to[BACKWARD_COUNT] = {&r->gradients.q,
+                                             &r->gradients.k,
+                                             &r->gradients.v,
+                                             &r->gradients.bias,
+                                             &r->gradients.alibi_slopes,
+                                             &r->gradients.t5_table,
+                                             &r->gradients.shaw_keys,
+                                             &r->gradients.shaw_values,
+                                             &r->gradients.sink_logits,
+                                             &r->gradients.gates,
+                                             &r->gradients.scale};
+    for (int i = 0; i < BACKWARD_COUNT; i++)
+        *to[i] = r->has[i] && (wanted & (1u << i)) ? &r->of[i].view : NULL;
+}
+
+/* Tensors for every gradient that the problem has, in layouts by chance. */
+static result result_make(rng *r, const ref_attention *a, bool plain_layout)
+{
+    result made = {.gradients = {.struct_size = sizeof made.gradients}};
+    for (int i = 0; i < BACKWARD_COUNT; i++) {
+        const mha_tensor *input = backward_input(a, i);
+        made.has[i] = input || i == BACKWARD_SCALE;
+        if (!made.has[i]) continue;
+        unsigned layout = plain_layout ? LAYOUT_CONTIGUOUS : guarded_random_layout(r, false);
+        if (i <= BACKWARD_V) layout &= ~(unsigned)LAYOUT_LAST;
+        made.of[i] =
+            guarded_make(r, MHA_F32, input ? input->ndim : 0, input ? input->shape : NULL, layout);
+    }
+    return made;
+}
+
+static void result_free(result *r)
+{
+    for (int i = 0; i < BACKWARD_COUNT; i++)
+        if (r->has[i]) guarded_free(&r->of[i]);
+}
+
+static void fill(rng *r, const mha_tensor *x)
+{
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(x)) return;
+    do *(float *)guarded_element(x, index) = rng_normal(r);
+    while (guarded_next(x, index));
+}
+
+/* What an accumulating call finds. */
+static float before(int which)
+{
+    return (float)which * 0.75f - 2;
+}
+
+static void put_before(result *r)
+{
+    for (int i = 0; i < BACKWARD_COUNT; i++) {
+        int64_t index[MHA_MAX_DIMS] = {0};
+        if (!r->has[i] || guarded_is_empty(&r->of[i].view)) continue;
+        do *(float *)guarded_element(&r->of[i].view, index) = before(i);
+        while (guarded_next(&r->of[i].view, index));
+    }
+}
+
+static mha_status run_backward(mha_context *context, const mha_attention_desc *given, mha_path path,
+                               const ref_attention *a, const outcome *forward,
+                               const mha_tensor *o_gradient,
+                               const mha_attention_gradients *gradients)
+{
+    mha_attention_desc desc = *given;
+    desc.path = path;
+    return mha_attention_backward(context, &desc, a->q, a->k, a->v, &forward->o.view,
+                                  &forward->lse.view, o_gradient, gradients);
+}
+
+static void make_trial(trial *x, rng *r, const kinds_shape *shape)
+{
+    kinds_make(&x->c, r, shape);
+    x->a = (ref_attention){
+        .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
+    const int64_t o_shape[4] = {x->a.q->shape[0], x->a.q->shape[1], x->a.q->shape[2],
+                                x->a.v->shape[3]};
+    x->o_gradient = guarded_make(r, MHA_F32, 4, o_shape, guarded_random_layout(r, true));
+    fill(r, &x->o_gradient.view);
+    x->accumulate = rng_chance(r, 0.3);
+}
+
+static bool same_results(const result *a, const result *b, unsigned which, int *different)
+{
+    for (int i = 0; i < BACKWARD_COUNT; i++) {
+        if (!a->has[i] || !(which & (1u << i))) continue;
+        *different = i;
+        if (!guarded_same_bits(&a->of[i].view, &b->of[i].view, false)) return false;
+    }
+    return true;
+}
+
+static void run_machines(trial *x, rng *r)
+{
+    for (int m = 0; m < x->all->count; m++) {
+        const machine *each = &x->all->each[m];
+        result *got = &x->got[m];
+        x->forward[m] = kinds_outcome(&x->c, r, LAYOUT_CONTIGUOUS);
+        if (kinds_run(each->context, &x->c, each->path, &x->forward[m]) != MHA_OK)
+            fail_trial(x, m, mha_error_detail());
+        *got = result_make(r, &x->a, x->c.shape.plain_layout);
+        point_at(got, ~0u);
+        if (x->accumulate) {
+            got->gradients.flags = MHA_GRADIENTS_ACCUMULATE;
+            put_before(got);
+        }
+        if (run_backward(each->context, &x->c.desc, each->path, &x->a, &x->forward[m],
+                         &x->o_gradient.view, &got->gradients) != MHA_OK)
+            fail_trial(x, m, mha_error_detail());
+        for (int i = 0; i < BACKWARD_COUNT; i++)
+            if (got->has[i] && !guarded_gaps_intact(&got->of[i]))
+                fail_trial(x, m, "wrote between elements");
+        int different;
+        if (m > 0 && each->isa == MHA_ISA_AVX512 && x->all->each[m - 1].isa == MHA_ISA_AVX2 &&
+            !same_results(got, &x->got[m - 1], ~0u, &different))
+            fail_trial(x, m, "not the bits of avx2");
+    }
+}
+
+/* ---- against the reference ------------------------------------------------------------------- */
+
+typedef struct score_card {
+    tally of[BACKWARD_COUNT];
+} score_card;
+
+static void compare_array(const trial *x, int m, int which, const double *exact,
+                          const double *bound, tally *card)
+{
+    const mha_tensor *got = &x->got[m].of[which].view;
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(got)) return;
+    do {
+        double value = (double)*(float *)guarded_element(got, index), wanted = *exact++;
+        double limit = *bound++;
+        if (x->accumulate) {
+            wanted += (double)before(which);
+            limit += 0x1p-23 * (fabs(wanted) + limit);
+        }
+        if (tally_compare(card, value, wanted, limit)) continue;
+        char what[200];
+        snprintf(what, sizeof what, "d%s[%lld,%lld,%lld,%lld] is %.9g, exact %.9g, bound %.3g",
+                 backward_name(which), (long long)index[0], (long long)index[1],
+                 (long long)index[2], (long long)index[3], value, wanted, limit);
+        fail_trial(x, m, what);
+    } while (guarded_next(got, index));
+}
+
+static void check_trial(const trial *x, score_card *cards)
+{
+    bool default_scale = x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
+    bool wide = x->c.shape.D > MHA_TILED_MAX_HEAD_DIM || x->c.shape.Dv > MHA_TILED_MAX_HEAD_DIM;
+    backward_arrays exact = backward_arrays_make(&x->a), bound = {0};
+    backward_reference(&x->a, &x->o_gradient.view, &exact);
+    for (int m = 0; m < x->all->count; m++) {
+        const machine *each = &x->all->each[m];
+        bool again =
+            m > 0 && each->isa == MHA_ISA_AVX512 && x->all->each[m - 1].isa == MHA_ISA_AVX2;
+        bound_arith arith = each->path == MHA_PATH_PLAIN || wide
+                                ? bound_arith_plain(default_scale)
+                                : bound_arith_tiled(each->isa, default_scale);
+        if (!again) {
+            backward_arrays_free(&bound);
+            bound = backward_arrays_make(&x->a);
+            backward_bounds(&x->a, &arith, &x->o_gradient.view, &exact, &bound);
+        }
+        for (int i = 0; i < BACKWARD_COUNT; i++)
+            if (exact.of[i]) compare_array(x, m, i, exact.of[i], bound.of[i], &cards[m].of[i]);
+    }
+    backward_arrays_free(&bound);
+    backward_arrays_free(&exact);
+}
+
+static void free_trial(trial *x)
+{
+    for (int m = 0; m < x->all->count; m++) {
+        outcome_free(&x->forward[m]);
+        result_free(&x->got[m]);
+    }
+    guarded_free(&x->o_gradient);
+    kinds_free(&x->c);
+}
+
+/* No more work than the reference can do in some milliseconds; long sequences stay long. */
+static void shrink(kinds_shape *n)
+{
+    const double most = 1e6;
+    while ((double)(n->B * n->H * n->T * n->S * (n->D + n->Dv + 20)) > most) {
+        if (n->D > 16)
+            n->D /= 2;
+        else if (n->Dv > 16)
+            n->Dv /= 2;
+        else if (n->B > 1)
+            n->B--;
+        else if (n->H > n->Hk)
+            n->H -= n->Hk;
+        else
+            *(n->T < n->S ? &n->T : &n->S) /= 2;
+    }
+}
+
+static void run_trial(int number, const kinds_shape *given, const machines *all, score_card *cards)
+{
+    rng r = rng_make(rng_run_seed(), (uint64_t)number);
+    kinds_shape shape = kinds_some_shape(&r);
+    if (given) {
+        shape.kinds = given->kinds;
+        if (given->S) shape.S = given->S;
+        if (given->T) shape.T = given->T;
+    }
+    shrink(&shape);
+    trial x = {.number = number, .all = all};
+    make_trial(&x, &r, &shape);
+    run_machines(&x, &r);
+    check_trial(&x, cards);
+    free_trial(&x);
+}
+
+static void print_cards(const machines *all, score_card *cards)
+{
+    for (int i = 0; i < all->count; i++)
+        for (int j = 0; j < BACKWARD_COUNT; j++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s, %s", all->each[i].name, backward_name(j));
+            cards[i].of[j].name = name;
+            tally_print(&cards[i].of[j]);
+            assert_true(tally_is_sharp(&cards[i].of[j]));
+        }
+}
+
+static void random_company(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    score_card cards[MOST_MACHINES] = {0};
+    const char *one = getenv("MHA_TEST_CASE");
+    if (one && *one) {
+        run_trial(atoi(one), NULL, &all, cards);
+    } else {
+        int count = rng_cases(SAMPLE, ALL);
+        for (int i = 0; i < count; i++) run_trial(i, NULL, &all, cards);
+        printf("  %d descriptors\n", count);
+        print_cards(&all, cards);
+    }
+    machines_free(&all);
+}
+
+/* Each kind alone, across the borders of blocks of keys and chunks of queries, and each pair. */
+static void alone_and_in_pairs(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    score_card cards[MOST_MACHINES] = {0};
+    int number = 1000000;
+    for (int i = 0; i < KINDS_COUNT; i++)
+        for (int j = i; j < KINDS_COUNT; j++) {
+            kinds_shape given = {.kinds = (1u << i) | (1u << j)};
+            if (given.kinds & (KIND_SINK_KEYS | KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES))
+                given.kinds |= KIND_WINDOW;
+            if (i == j) given.S = 300, given.T = 120;
+            run_trial(number++, &given, &all, cards);
+        }
+    print_cards(&all, cards);
+    machines_free(&all);
+}
+
+/* ---- bits ------------------------------------------------------------------------------------ */
+
+/* Gradients with 1, 2 and 5 threads, and asked for one by one, have the same bits. */
+static void bits_of_threads_and_wishes(void **state)
+{
+    (void)state;
+    machines one = machines_make(1), two = machines_make(2), five = machines_make(5);
+    const machines *others[] = {&two, &five};
+    int count = rng_cases(40, 2000);
+    for (int i = 0; i < count; i++) {
+        rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)i);
+        kinds_shape shape = kinds_some_shape(&r);
+        if (rng_chance(&r, 0.3)) shape.T = rng_between(&r, 100, 600), shape.B = 1;
+        shrink(&shape);
+        trial x = {.number = 2000000 + i, .all = &one};
+        make_trial(&x, &r, &shape);
+        run_machines(&x, &r);
+        for (int m = 0; m < one.count; m++) {
+            unsigned wanted = i % 2 ? 1u << rng_between(&r, 0, BACKWARD_COUNT - 1) : ~0u;
+            const machine *each = &others[i % 3 == 0]->each[m];
+            result again = result_make(&r, &x.a, false);
+            point_at(&again, wanted);
+            again.gradients.flags = x.got[m].gradients.flags;
+            if (x.accumulate) put_before(&again);
+            if (run_backward(each->context, &x.c.desc, each->path, &x.a, &x.forward[m],
+                             &x.o_gradient.view, &again.gradients) != MHA_OK)
+                fail_trial(&x, m, mha_error_detail());
+            int different;
+            if (!same_results(&x.got[m], &again, wanted, &different))
+                fail_trial(&x, m, backward_name(different));
+            result_free(&again);
+        }
+        free_trial(&x);
+    }
+    machines_free(&one);
+    machines_free(&two);
+    machines_free(&five);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    machines_print_missing();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(alone_and_in_pairs),
+        cmocka_unit_test(random_company),
+        cmocka_unit_test(bits_of_threads_and_wishes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
