@@ -1,6 +1,6 @@
 # libmultihead: base, kernels, attention, module, nn.
 mha_library(multihead SOURCES
-  base/buffer.c base/context.c base/cpu.c base/file.c base/pool.c base/scratch.c
+  base/buffer.c base/context.c base/convert.c base/cpu.c base/file.c base/pool.c base/scratch.c
   base/status.c base/struct_copy.c base/tensor.c
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
   attention/attn_backward.c attention/attn_backward_plain.c

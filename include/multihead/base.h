@@ -150,6 +150,24 @@ MHA_API mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, i
  */
 MHA_API MHA_NODISCARD mha_status mha_tensor_count(const mha_tensor *tensor, int64_t *count);
 
+/**
+ * Copy a tensor of f32, f64, f16 or bf16 into one of the same shape and any of these types.
+ *
+ *   in, out   the same shape, any strides
+ *
+ * Widening is exact. Narrowing rounds once to the nearest, ties to even; subnormals are kept, what
+ * is too large becomes an infinity (from 65520 on in f16), a NaN stays one.
+ *
+ * Memory   borrows both, which must not overlap. Nothing is allocated.
+ * Errors   MHA_ERR_NULL, _DTYPE, _SHAPE, _STRIDE (elements of out share memory), _OVERLAP, _SIZE.
+ *          On error no byte of out is written.
+ * Threads  any; runs in the calling one.
+ * Accuracy half an ulp of out's type: 2^-11 of the value in f16 (2^-25 where subnormal, below
+ *          2^-14), 2^-8 / 2 in bf16.
+ * Since    0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_tensor_convert(const mha_tensor *in, const mha_tensor *out);
+
 /* ------------------------------------------------------------------------------------------------
  * Context: threads, scratch memory, instruction set, allocator
  * --------------------------------------------------------------------------------------------- */

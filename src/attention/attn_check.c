@@ -12,22 +12,16 @@
 /* Stands for memory that is never touched: a valid address to add to. */
 static double nothing;
 
-static mha_status check_tensor(const char *name, const mha_tensor *given, int ndim,
-                               const int64_t *shape, bool need_data, mha_tensor *tensor)
+/* q, k, v, o: four axes, and a type of their own. */
+static mha_status check_tensor(const char *name, const mha_tensor *given, const int64_t *shape,
+                               bool need_data, mha_tensor *tensor)
 {
-    if (!given) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
+    MHA_TRY(mhai_tensor_check_real(name, given));
     *tensor = *given;
     if (!need_data && !tensor->data) tensor->data = &nothing;
-    MHA_TRY(mhai_tensor_check(name, tensor, MHA_F32, ndim, shape));
+    MHA_TRY(mhai_tensor_check(name, tensor, tensor->dtype, 4, shape));
     if (!tensor->data) tensor->data = &nothing; /* no elements */
     return mhai_tensor_check_last(name, tensor);
-}
-
-static mha_status check_output(const char *name, const mha_tensor *given, int ndim,
-                               const int64_t *shape, bool need_data, mha_tensor *tensor)
-{
-    MHA_TRY(check_tensor(name, given, ndim, shape, need_data, tensor));
-    return mhai_tensor_check_output(name, tensor);
 }
 
 /* Strides of a tensor of up to `axes` dimensions as seen through the last `axes` of shape[4],
@@ -165,7 +159,9 @@ static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem 
     const int64_t by_query[4] = {1, 1, batch, rows}, by_key[4] = {1, 1, batch, keys};
     MHA_TRY(check_window(desc, p));
     MHA_TRY(check_broadcast(p, "keep_mask", desc->keep_mask, MHA_U8, 4, dense, &p->keep));
-    MHA_TRY(check_broadcast(p, "bias", desc->bias, MHA_F32, 4, dense, &p->bias));
+    if (desc->bias) MHA_TRY(mhai_tensor_check_real("bias", desc->bias));
+    MHA_TRY(check_broadcast(p, "bias", desc->bias, desc->bias ? desc->bias->dtype : MHA_F32, 4,
+                            dense, &p->bias));
     MHA_TRY(
         check_broadcast(p, "global_keys", desc->global_keys, MHA_U8, 2, by_key, &p->global_keys));
     MHA_TRY(check_broadcast(p, "global_queries", desc->global_queries, MHA_U8, 2, by_query,
@@ -325,11 +321,11 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
 static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
                                bool need_data, mhai_attn_problem *p)
 {
-    MHA_TRY(check_tensor("q", q, 4, NULL, need_data, &p->q));
+    MHA_TRY(check_tensor("q", q, NULL, need_data, &p->q));
     p->B = p->q.shape[0], p->H = p->q.shape[1], p->T = p->q.shape[2], p->D = p->q.shape[3];
-    MHA_TRY(check_tensor("k", k, 4, (int64_t[]){p->B, -1, -1, p->D}, need_data, &p->k));
+    MHA_TRY(check_tensor("k", k, (int64_t[]){p->B, -1, -1, p->D}, need_data, &p->k));
     p->Hk = p->k.shape[1], p->S = p->k.shape[2];
-    MHA_TRY(check_tensor("v", v, 4, (int64_t[]){p->B, p->Hk, p->S, -1}, need_data, &p->v));
+    MHA_TRY(check_tensor("v", v, (int64_t[]){p->B, p->Hk, p->S, -1}, need_data, &p->v));
     p->Dv = p->v.shape[3];
     if (p->D == 0) return mha_fail(MHA_ERR_SHAPE, "q: dim 3, the head size, is 0");
     if (p->Hk == 0 ? p->H != 0 : p->H % p->Hk != 0)
@@ -438,7 +434,10 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     MHA_TRY(check_desc(&own, &wanted, &p));
     const int64_t *rows = p.q.shape; /* [batch, H, T] as the tensors have them */
     const int64_t o_shape[] = {rows[0], p.H, rows[2], p.Dv};
-    if (o || need_data) MHA_TRY(check_output("o", o, 4, o_shape, need_data, &p.o));
+    if (o || need_data) {
+        MHA_TRY(check_tensor("o", o, o_shape, need_data, &p.o));
+        MHA_TRY(mhai_tensor_check_output("o", &p.o));
+    }
     MHA_TRY(mhai_attn_check_outputs(&wanted, need_data, &p));
     if (need_data) MHA_TRY(check_overlap(&p, &own));
     MHA_TRY(choose_path(own.path, &p));

@@ -41,7 +41,8 @@ static double output_bytes(const mhai_attn_problem *p)
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
     int count = mhai_attn_list_outputs(p, outputs);
-    double bytes = 4.0 * (double)(p->q.shape[0] * p->H * p->q.shape[2]) * (double)p->Dv;
+    double bytes = (double)(p->q.shape[0] * p->H * p->q.shape[2]) * (double)p->Dv;
+    bytes *= (double)mha_dtype_size(p->o.dtype);
     for (int i = 0; i < count; i++)
         if (outputs[i].tensor != &p->o) bytes += tensor_bytes(outputs[i].tensor);
     return bytes;

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/convert.h"
 
 #include <multihead/component.h>
 
@@ -53,7 +54,8 @@ static void write_output(const mhai_attn_problem *p, const row *r)
     memset(r->o, 0, (size_t)p->Dv * sizeof(double));
     for (int64_t s = 0; s < r->at.limit.end; s++) {
         if (r->w[s] == HIDDEN) continue;
-        const float *v = mhai_attn_row(&p->v, r->at.seq.batch, r->at.hk, r->at.seq.k0 + s);
+        const float *v =
+            mhai_attn_read(&p->v, r->at.seq.batch, r->at.hk, r->at.seq.k0 + s, r->at.wide);
         const float *shaw =
             p->shaw_values.data ? mhai_attn_shaw_row(&p->shaw_values, &r->at, s) : NULL;
         double weight = r->w[s] * mhai_attn_dropout_at(p, &r->at, s);
@@ -61,10 +63,12 @@ static void write_output(const mhai_attn_problem *p, const row *r)
             r->o[d] += weight * ((double)v[d] + (shaw ? (double)shaw[d] : 0));
     }
     double gate = p->gates.data ? (double)mhai_attn_f32(&p->gates, r->at.seq.batch, r->at.h) : 1;
-    float *out = mhai_attn_row(&p->o, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t);
+    void *out = mhai_attn_data(&p->o, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t);
+    float *wide = p->o.dtype == MHA_F32 ? out : r->at.wide;
     /* Adding +0 turns -0 into +0: no result is -0, on this path as on the other. */
     for (int64_t d = 0; d < p->Dv; d++)
-        out[d] = r->sum == 0 ? 0.0f : (float)(r->o[d] / r->sum * gate) + 0.0f;
+        wide[d] = r->sum == 0 ? 0.0f : (float)(r->o[d] / r->sum * gate) + 0.0f;
+    if (wide != out) mhai_narrow(p->o.dtype, out, wide, p->Dv);
 }
 
 /* ---- outputs on request --------------------------------------------------------------------- */
@@ -181,12 +185,16 @@ static void write_statistics(const mhai_attn_problem *p, const row *r)
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
-static void give_memory(const plain_job *job, int worker, row *r)
+/* Returns room for a query and a key as f32. */
+static float *give_memory(const plain_job *job, int worker, row *r)
 {
+    const mhai_attn_problem *p = job->p;
     r->w = (double *)(void *)(job->memory + (size_t)worker * job->worker_bytes);
-    r->o = r->w + job->p->S;
-    r->columns = r->o + job->p->Dv;
-    r->at.keep = r->keep = (uint8_t *)(r->columns + job->p->S);
+    r->o = r->w + p->S;
+    r->columns = r->o + p->Dv;
+    float *room = (float *)(void *)(r->columns + p->S);
+    r->keep = (uint8_t *)(room + p->D + mhai_max_i64(p->D, p->Dv));
+    return room;
 }
 
 /* Row `at` of head h, weighed; at counts the rows of q, those of all sequences in a row. */
@@ -194,8 +202,10 @@ static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
 {
     int64_t t;
     mhai_attn_sequence seq = mhai_attn_sequence_of_row(job->p, at, &t);
-    row r = {.at = mhai_attn_query_at(job->p, &seq, h, t)};
-    give_memory(job, worker, &r);
+    row r = {0};
+    float *room = give_memory(job, worker, &r);
+    r.at = mhai_attn_query_at(job->p, &seq, h, t, room);
+    r.at.keep = r.keep;
     weigh_row(job->p, &r);
     return r;
 }
@@ -263,9 +273,10 @@ static void run_columns(void *argument, int64_t item, int worker)
 
 mha_status mhai_attn_plain_bytes(const mhai_attn_problem *p, size_t *bytes)
 {
-    int64_t doubles;
+    int64_t doubles, floats = p->D / 2 + mhai_max_i64(p->D, p->Dv) / 2 + 1; /* as many doubles */
     if (!mhai_mul_i64(2, p->S, &doubles) || !mhai_add_i64(doubles, p->Dv, &doubles) ||
         !mhai_add_i64(doubles, p->S / 8 + 8, &doubles) ||
+        !mhai_add_i64(doubles, floats, &doubles) ||
         !mhai_mul_size((size_t)doubles, sizeof(double), bytes))
         return mha_fail(MHA_ERR_SIZE, "k: a row of scores does not fit in memory");
     return MHA_OK;

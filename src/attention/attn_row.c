@@ -2,12 +2,21 @@
 #include "attention/attn_row.h"
 
 #include "base/checked.h"
+#include "base/convert.h"
 #include "base/philox.h"
 
 #include <math.h>
 
 /* No score that matters is this. */
 static const double HIDDEN = -INFINITY;
+
+const float *mhai_attn_read(const mha_tensor *x, int64_t b, int64_t h, int64_t t, float *room)
+{
+    const void *row = mhai_attn_data(x, b, h, t);
+    if (x->dtype == MHA_F32) return row;
+    mhai_widen(x->dtype, row, x->shape[3], room);
+    return room;
+}
 
 bool mhai_attn_finite(const float *x, int64_t n)
 {
@@ -62,15 +71,16 @@ static bool visible(const mhai_attn_problem *p, const mhai_attn_query *r, int64_
 static double dense_bias(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
     if (!p->bias.data) return 0;
-    return (double)((const float *)p->bias
-                        .data)[mhai_attn_offset(&p->bias, r->seq.batch, r->h, r->seq.q0 + r->t) +
-                               s * p->bias.stride[3]];
+    int64_t at = mhai_attn_offset(&p->bias, r->seq.batch, r->h, r->seq.q0 + r->t);
+    float bias;
+    mhai_widen(p->bias.dtype, mhai_attn_element(&p->bias, at + s * p->bias.stride[3]), 1, &bias);
+    return (double)bias;
 }
 
 /* q (k + shaw); NaN if the pair is not finite. */
 static double product_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
-    const float *k = mhai_attn_row(&p->k, r->seq.batch, r->hk, r->seq.k0 + s);
+    const float *k = mhai_attn_read(&p->k, r->seq.batch, r->hk, r->seq.k0 + s, r->wide);
     if (!r->finite || !mhai_attn_finite(k, p->D)) return NAN;
     double product = mhai_attn_dot(r->q, k, p->D);
     if (p->shaw_keys.data)
@@ -128,13 +138,14 @@ mhai_attn_sequence mhai_attn_sequence_of_row(const mhai_attn_problem *p, int64_t
 }
 
 mhai_attn_query mhai_attn_query_at(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
-                                   int64_t h, int64_t t)
+                                   int64_t h, int64_t t, float *room)
 {
     mhai_attn_query r = {.seq = *seq, .h = h, .hk = h / p->group, .t = t};
+    r.wide = room ? room + p->D : NULL;
     r.position = t + seq->offset;
     r.limit = mhai_attn_limit(p, seq, t);
     r.window = mhai_attn_window(p, seq, t);
-    r.q = mhai_attn_row(&p->q, seq->batch, h, seq->q0 + t);
+    r.q = mhai_attn_read(&p->q, seq->batch, h, seq->q0 + t, room);
     r.finite = mhai_attn_finite(r.q, p->D);
     return r;
 }

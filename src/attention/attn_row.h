@@ -12,13 +12,18 @@ typedef struct mhai_attn_query {
     mhai_attn_range limit, window;
     bool finite; /* the query is */
     const float *q;
+    float *wide;         /* [max(D, Dv)] room for a key or a value that is not f32 */
     const uint8_t *keep; /* what the callback said, from key keep_first on; not read without one */
     int64_t keep_first;
 } mhai_attn_query;
 
-/* Query t of head h of sequence b; keep is left to the caller. */
+/* Query t of head h of sequence b; keep is left to the caller. room: [D + max(D, Dv)] floats that
+ * stay the query's own; NULL if all tensors are f32. */
 mhai_attn_query mhai_attn_query_at(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
-                                   int64_t h, int64_t t);
+                                   int64_t h, int64_t t, float *room);
+
+/* Row [b, h, t] as f32: where it lies, or widened into room. */
+const float *mhai_attn_read(const mha_tensor *x, int64_t b, int64_t h, int64_t t, float *room);
 
 /* The sequence of row `row` of the tensors, all sequences counted, and the query it is there. */
 mhai_attn_sequence mhai_attn_sequence_of_row(const mhai_attn_problem *p, int64_t row, int64_t *t);

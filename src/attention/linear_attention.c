@@ -12,6 +12,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/convert.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -68,10 +69,6 @@ static mha_status check_shapes(const mha_linear_attention_desc *d, const mha_ten
         .query_starts = d->query_starts,
         .key_starts = d->key_starts,
         .sequences = d->sequences};
-    MHA_TRY(mhai_tensor_check("q", q, MHA_F32, 4, NULL));
-    MHA_TRY(mhai_tensor_check("k", k, MHA_F32, 4, NULL));
-    MHA_TRY(mhai_tensor_check("v", v, MHA_F32, 4, NULL));
-    MHA_TRY(mhai_tensor_check("o", o, MHA_F32, 4, NULL));
     return mhai_attn_check(&like, q, k, v, o, NULL, true, problem);
 }
 
@@ -282,18 +279,17 @@ static void map_rows(const linear_job *job, const workspace *w, const mha_tensor
 {
     const linear_problem *p = job->p;
     for (int64_t r = 0; r < count; r++)
-        memcpy(w->rows + r * p->a.D, mhai_attn_row(x, batch, h, t + r),
-               (size_t)p->a.D * sizeof(float));
+        mhai_widen(x->dtype, mhai_attn_data(x, batch, h, t + r), p->a.D, w->rows + r * p->a.D);
     p->map(p->map_user, w->rows, count, p->a.D, features, p->F);
 }
 
 /* S += phi(k) v^T and z += phi(k). */
 static void join_key(const linear_job *job, const workspace *w, const state *sums,
-                     const float *features, const float *value)
+                     const float *features, const void *value)
 {
     const int64_t F = job->p->F, strip = job->kernels->tile_rows;
     for (int64_t i = 0; i < F; i++) sums->z[i] += features[i];
-    memcpy(w->value, value, (size_t)job->p->a.Dv * sizeof(float));
+    mhai_widen(job->p->a.v.dtype, value, job->p->a.Dv, w->value);
     for (int64_t c = 0; c < job->padded; c += MHAI_PANEL)
         for (int64_t i = 0; i < F; i += strip)
             job->kernels->gemm_strip(&(mhai_gemm){.rows = (int)mhai_min_i64(strip, F - i),
@@ -327,7 +323,7 @@ static void join_keys(const linear_job *job, const workspace *w, const state *su
             at->mapped += count;
         }
         join_key(job, w, sums, w->key_features + at->next % BLOCK * job->p->F,
-                 mhai_attn_row(&a->v, at->seq.batch, at->hk, at->seq.k0 + at->next));
+                 mhai_attn_data(&a->v, at->seq.batch, at->hk, at->seq.k0 + at->next));
     }
 }
 
@@ -353,21 +349,24 @@ static bool all_zero(const float *x, int64_t n)
     return true;
 }
 
-static void write_row(const linear_job *job, const state *sums, const float *features,
-                      const float *row, float *out)
+/* Divided in place, then written with o's type. */
+static void write_row(const linear_job *job, const state *sums, const float *features, float *row,
+                      void *out)
 {
     const int64_t F = job->p->F, Dv = job->p->a.Dv;
     float total = normalizer(features, sums->z, F);
     /* A NaN in the query of a row that sees no key. */
     if (isnan(total) && all_zero(sums->z, F)) total = 0;
-    for (int64_t d = 0; d < Dv; d++) out[d] = total == 0 ? 0.0f : row[d] / total;
+    for (int64_t d = 0; d < Dv; d++) row[d] = total == 0 ? 0.0f : row[d] / total;
+    mhai_narrow(job->p->a.o.dtype, out, row, Dv);
 }
 
 /* Row r has its features at r * stride, and its result goes to out + r * out_stride. */
 static void answer(const linear_job *job, const workspace *w, const state *sums,
-                   const float *features, int64_t stride, int64_t rows, float *out,
+                   const float *features, int64_t stride, int64_t rows, void *out,
                    int64_t out_stride)
 {
+    const int64_t step = out_stride * (int64_t)mha_dtype_size(job->p->a.o.dtype);
     const int64_t F = job->p->F, strip = job->kernels->tile_rows;
     for (int64_t r = 0; r < rows; r += strip)
         for (int64_t i = 0; i < F && job->padded > 0; i += MHAI_GEMM_BLOCK)
@@ -384,7 +383,7 @@ static void answer(const linear_job *job, const workspace *w, const state *sums,
                                                   .out_stride = job->padded});
     for (int64_t r = 0; r < rows; r++)
         write_row(job, sums, features + r * stride, w->sums + r * job->padded,
-                  out + r * out_stride);
+                  (char *)out + r * step);
 }
 
 /* ---- the call ------------------------------------------------------------------------------ */
@@ -408,7 +407,7 @@ static void run_causal(void *argument, int64_t item, int worker)
                      w.features + g * BLOCK * p->F);
         join_keys(job, &w, &sums, &at, mhai_attn_limit(a, &at.seq, t).end);
         answer(job, &w, &sums, w.features + in_block * p->F, BLOCK * p->F, a->group,
-               mhai_attn_row(&a->o, b, h, row), a->o.stride[1]);
+               mhai_attn_data(&a->o, b, h, row), a->o.stride[1]);
     }
     if (p->s_after.ndim || p->z_after.ndim) {
         join_keys(job, &w, &sums, &at, at.seq.S);
@@ -443,7 +442,7 @@ static void run_queries(void *argument, int64_t item, int worker)
     for (int64_t h = first; count > 0 && h < first + a->group; h++) {
         map_rows(job, &w, &a->q, seq.batch, h, seq.q0 + t, count, w.features);
         answer(job, &w, &sums, w.features, job->p->F, count,
-               mhai_attn_row(&a->o, seq.batch, h, seq.q0 + t), a->o.stride[2]);
+               mhai_attn_data(&a->o, seq.batch, h, seq.q0 + t), a->o.stride[2]);
     }
 }
 

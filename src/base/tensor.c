@@ -130,6 +130,15 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     return MHA_OK;
 }
 
+mha_status mhai_tensor_check_real(const char *name, const mha_tensor *tensor)
+{
+    if (!tensor) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
+    if (tensor->dtype != MHA_F32 && tensor->dtype != MHA_F16 && tensor->dtype != MHA_BF16)
+        return mha_fail(MHA_ERR_DTYPE, "%s: dtype is %s, expected f32, f16 or bf16", name,
+                        mha_dtype_name(tensor->dtype));
+    return MHA_OK;
+}
+
 mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor)
 {
     int last = tensor->ndim - 1;

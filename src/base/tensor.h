@@ -9,6 +9,9 @@
 MHA_NODISCARD mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor,
                                            mha_dtype dtype, int ndim, const int64_t *shape);
 
+/* There is a tensor, and it is f32, f16 or bf16: what attention reads and writes. */
+MHA_NODISCARD mha_status mhai_tensor_check_real(const char *name, const mha_tensor *tensor);
+
 /* The last axis has stride 1 (or at most one element). */
 MHA_NODISCARD mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor);
 

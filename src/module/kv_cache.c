@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/convert.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -168,11 +169,13 @@ static void copy_rows(const mha_kv_cache *cache, int64_t b, int64_t count, const
                       float *to)
 {
     const int64_t heads = cache->desc.kv_heads, width = from->shape[3];
+    const int64_t size = (int64_t)mha_dtype_size(from->dtype);
     for (int64_t h = 0; count > 0 && h < heads; h++) {
-        const float *in = (const float *)from->data + b * from->stride[0] + h * from->stride[1];
+        const char *in =
+            (const char *)from->data + (b * from->stride[0] + h * from->stride[1]) * size;
         float *out = to + ((b * heads + h) * cache->desc.capacity + cache->lengths[b]) * width;
         for (int64_t t = 0; t < count; t++)
-            memcpy(out + t * width, in + t * from->stride[2], (size_t)width * sizeof(float));
+            mhai_widen(from->dtype, in + t * from->stride[2] * size, width, out + t * width);
     }
 }
 
@@ -181,10 +184,12 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k, const m
 {
     if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_append: cache is NULL");
     const mha_kv_cache_desc *d = &cache->desc;
-    MHA_TRY(
-        mhai_tensor_check("k", k, MHA_F32, 4, (int64_t[]){d->batch, d->kv_heads, -1, d->head_dim}));
+    MHA_TRY(mhai_tensor_check_real("k", k));
+    MHA_TRY(mhai_tensor_check_real("v", v));
+    MHA_TRY(mhai_tensor_check("k", k, k->dtype, 4,
+                              (int64_t[]){d->batch, d->kv_heads, -1, d->head_dim}));
     const int64_t n = k->shape[2];
-    MHA_TRY(mhai_tensor_check("v", v, MHA_F32, 4,
+    MHA_TRY(mhai_tensor_check("v", v, v->dtype, 4,
                               (int64_t[]){d->batch, d->kv_heads, n, d->value_head_dim}));
     MHA_TRY(mhai_tensor_check_last("k", k));
     MHA_TRY(mhai_tensor_check_last("v", v));
@@ -236,7 +241,8 @@ static mha_status check_call(const mha_kv_cache *cache, const mha_attention_desc
     if (d->query_starts || d->key_starts || d->sequences)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_kv_cache_attention: a ragged batch does not go with a cache");
-    return mhai_tensor_check("q", q, MHA_F32, 4,
+    MHA_TRY(mhai_tensor_check_real("q", q));
+    return mhai_tensor_check("q", q, q->dtype, 4,
                              (int64_t[]){cache->desc.batch, -1, -1, cache->desc.head_dim});
 }
 

@@ -580,8 +580,8 @@ typedef struct call {
     {                         \
         change;               \
     }
-SPOIL(q_dtype, c->q.dtype = MHA_F16)
-SPOIL(k_dtype, c->k.dtype = MHA_BF16)
+SPOIL(q_dtype, c->q.dtype = MHA_I8)
+SPOIL(k_dtype, c->k.dtype = MHA_U8)
 SPOIL(o_dtype, c->o.dtype = MHA_F64)
 SPOIL(heads, c->k.shape[1] = c->v.shape[1] = 3)
 SPOIL(lengths_differ, c->v.shape[2] = 4)
