@@ -1,6 +1,7 @@
 /* What must hold to the bit between two descriptors of the same thing, on every path and
  * instruction set: symbolic and dense masks, ragged and padded batches, grouped and repeated heads,
- * features that are set to do nothing, any number of threads, garbage that no query sees. */
+ * features that are set to do nothing, any number of threads, biases that no query sees. Keys,
+ * values and queries that are not finite are in test_nonfinite.c. */
 #include "reference/kinds_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -476,98 +477,6 @@ static void any_threads(void **state)
 
 /* ---- what is not finite ---------------------------------------------------------------------- */
 
-typedef struct place {
-    int64_t b, h, t;
-} place;
-
-/* Does the query see a spoiled key (bad[batch][hk][row] & 1) or value (& 2)? */
-static unsigned exposure(const kinds_case *c, place at, const uint8_t *bad)
-{
-    ref_attention a = kinds_reference(c);
-    kinds_sequence seq = kinds_sequence_at(&a, at.b);
-    int64_t hk = at.h / (c->shape.H / c->shape.Hk), rows = c->k.view.shape[2];
-    unsigned seen = 0;
-    for (int64_t s = 0; s < seq.S; s++) {
-        unsigned here = bad[(seq.batch * c->shape.Hk + hk) * rows + seq.k0 + s];
-        if (here && kinds_sees(&a, at.b, at.h, at.t, s)) seen |= here;
-    }
-    return seen;
-}
-
-static void spoil(kinds_case *c, rng *r, const uint8_t *bad)
-{
-    static const float garbage[] = {NAN, INFINITY, -INFINITY};
-    int64_t rows = c->k.view.shape[2], heads = c->shape.Hk, batch = c->k.view.shape[0];
-    for (int64_t i = 0; i < batch * heads * rows; i++) {
-        int64_t at[4] = {i / rows / heads, i / rows % heads, i % rows, 0};
-        if (bad[i] & 1) {
-            at[3] = rng_between(r, 0, c->shape.D - 1);
-            *(float *)guarded_element(&c->k.view, at) = RNG_PICK(r, garbage);
-        }
-        for (at[3] = 0; bad[i] & 2 && at[3] < c->shape.Dv; at[3]++)
-            *(float *)guarded_element(&c->v.view, at) = RNG_PICK(r, garbage);
-    }
-}
-
-static void check_exposed(const kinds_case *c, const machine *m, int number, const uint8_t *bad,
-                          const outcome *clean, const outcome *dirty)
-{
-    ref_attention a = kinds_reference(c);
-    for (int64_t i = 0; i < c->shape.B * c->shape.H * c->shape.T; i++) {
-        place at = {i / c->shape.T / c->shape.H, i / c->shape.T % c->shape.H, i % c->shape.T};
-        if (at.t >= kinds_sequence_at(&a, at.b).T) continue;
-        unsigned seen = exposure(c, at, bad);
-        const float *x = kinds_at(&clean->o.view, &a, at.b, at.h, at.t);
-        const float *y = kinds_at(&dirty->o.view, &a, at.b, at.h, at.t);
-        const float *lse = kinds_at(&dirty->lse.view, &a, at.b, at.h, at.t);
-        const float *p = kinds_at(&dirty->p.view, &a, at.b, at.h, at.t);
-        const float *own = kinds_at(&clean->p.view, &a, at.b, at.h, at.t);
-        size_t bytes = (size_t)c->shape.Dv * sizeof(float);
-        if (!seen) must(memcmp(x, y, bytes) == 0, m, c, number, "garbage reaches o unseen");
-        if (!(seen & 1))
-            must(memcmp(p, own, (size_t)c->result.S * sizeof(float)) == 0 &&
-                     memcmp(lse, kinds_at(&clean->lse.view, &a, at.b, at.h, at.t), 4) == 0,
-                 m, c, number, "garbage reaches p or lse unseen");
-        for (int64_t d = 0; seen && d < c->shape.Dv; d++)
-            must(seen & 1 ? isnan(y[d]) != 0 : !isfinite(y[d]), m, c, number,
-                 "a key or value that is not finite goes unnoticed");
-        if (seen & 1) must(isnan(*lse), m, c, number, "lse is not NaN");
-    }
-}
-
-/* Every element has one place here: no axis of stride 0. */
-static void garbage_unseen(void **state)
-{
-    (void)state;
-    machines all = machines_make(1);
-    for (int i = 0; i < rng_cases(60, 2000); i++) {
-        rng r = rng_make(rng_run_seed(), 110000 + (uint64_t)i);
-        kinds_shape n = kinds_some_shape(&r);
-        n.plain_layout = true;
-        n.kinds |= i % 2 ? 1u << (i / 2 % 12) : 0;
-        n.kinds |= n.kinds & (7u << 6) ? KIND_WINDOW : 0;
-        kinds_case *c = test_malloc(sizeof *c);
-        kinds_make(c, &r, &n);
-        int64_t count = c->k.view.shape[0] * n.Hk * c->k.view.shape[2];
-        uint8_t *bad = test_calloc((size_t)count + 1, 1);
-        double often = rng_chance(&r, 0.5) ? 0.03 : 0.4;
-        for (int64_t j = 0; j < count; j++)
-            bad[j] = rng_chance(&r, often) ? (uint8_t)rng_between(&r, 1, 3) : 0;
-        outcome clean[MOST_MACHINES];
-        for (int m = 0; m < all.count; m++) clean[m] = run(&all.each[m], c, &r, i);
-        spoil(c, &r, bad);
-        for (int m = 0; m < all.count; m++) {
-            outcome dirty = run(&all.each[m], c, &r, i);
-            check_exposed(c, &all.each[m], i, bad, &clean[m], &dirty);
-            outcome_free(&dirty);
-            outcome_free(&clean[m]);
-        }
-        test_free(bad);
-        discard(c);
-    }
-    machines_free(&all);
-}
-
 /* A bias has one value for each pair; where the mask drops the pair it may be anything. */
 static void garbage_in_unseen_bias(void **state)
 {
@@ -665,17 +574,11 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(symbolic_is_dense),
-        cmocka_unit_test(open_window),
-        cmocka_unit_test(ragged_is_padded),
-        cmocka_unit_test(grouped_is_repeated),
-        cmocka_unit_test(idle_features),
-        cmocka_unit_test(shut_off),
-        cmocka_unit_test(dropout_rate),
-        cmocka_unit_test(any_threads),
-        cmocka_unit_test(garbage_unseen),
-        cmocka_unit_test(garbage_in_unseen_bias),
-        cmocka_unit_test(hidden_tiles_are_skipped),
+        cmocka_unit_test(symbolic_is_dense),      cmocka_unit_test(open_window),
+        cmocka_unit_test(ragged_is_padded),       cmocka_unit_test(grouped_is_repeated),
+        cmocka_unit_test(idle_features),          cmocka_unit_test(shut_off),
+        cmocka_unit_test(dropout_rate),           cmocka_unit_test(any_threads),
+        cmocka_unit_test(garbage_in_unseen_bias), cmocka_unit_test(hidden_tiles_are_skipped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
