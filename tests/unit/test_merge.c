@@ -253,7 +253,7 @@ static void splits_equal_the_whole(void **state)
 
 /* ---- the formula alone ----------------------------------------------------------------------- */
 
-enum { B = 2, H = 3, T = 5, DV = 70, MANY = 100, ROWS = B * H * T };
+enum { B = 2, H = 3, T = 30, DV = 70, MANY = 100, ROWS = B * H * T };
 
 /* Parts by chance; some queries see nothing of some parts. */
 typedef struct synthetic {
@@ -498,9 +498,11 @@ static void not_finite(void **state)
         *at(&x.lse[1].view, 13, 0) = -2000; /* of no weight, and still seen */
         *at(&x.lse[2].view, 13, 0) = 1;
         *at(&x.o[1].view, 13, 2) = NAN;
+        *at(&x.lse[0].view, 15, 0) = NAN; /* and nothing else */
+        *at(&x.lse[1].view, 15, 0) = *at(&x.lse[2].view, 15, 0) = -INFINITY;
     }
     for (int row = 0; row < ROWS; row++) {
-        bool all = row == 7 || row == 9;
+        bool all = row == 7 || row == 9 || row == 15;
         float was = *at(&lse[0].view, row, 0), is = *at(&lse[1].view, row, 0);
         assert_true(all ? isnan(is) : row == 13 || was == is);
         for (int d = 0; d < DV; d++) {
