@@ -10,7 +10,8 @@ mha_library(multihead SOURCES
   attention/attn_wanted.c
   attention/feature_map.c attention/linear_attention.c
   attention/attn_merge.c attention/patterns.c
-  module/kv_cache.c module/linear.c module/matmul.c module/module.c
+  module/kv_cache.c module/linear.c module/matmul.c module/module.c module/module_extra.c
+  module/module_forward.c module/module_parameters.c
   nn/layers.c)
 
 # So that the choices in it become masks and the loop becomes vectors.

@@ -142,6 +142,12 @@ MHA_API mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, i
                                    int64_t head_dim);
 
 /**
+ * The view [B, T, E] of f32 memory laid out as [T, B, E], PyTorch's order without batch_first.
+ * Memory borrows data. Errors none. Threads any. Since 0.1
+ */
+MHA_API mha_tensor mha_tensor_tbe(float *data, int64_t length, int64_t batch, int64_t width);
+
+/**
  * Number of elements, checked.
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_SHAPE (ndim or a dimension is negative);

@@ -61,8 +61,13 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         MHA_TRY(mhai_attn_plain_bytes(p, &worker));
         plan->work_items = p->q.shape[0] * p->H * p->q.shape[2]; /* ragged too */
     }
-    if (!mhai_mul_size(worker, (size_t)context->num_threads, &plan->scratch_bytes))
+    size_t index = 0; /* where each sequence of a ragged batch begins, aligned as all scratch is */
+    if (p->path == MHA_PATH_TILED && p->query_starts)
+        index = ((size_t)p->B + 1) * sizeof(int64_t) + 64;
+    if (!mhai_mul_size(worker, (size_t)context->num_threads, &plan->scratch_bytes) ||
+        plan->scratch_bytes > SIZE_MAX - index)
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
+    plan->scratch_bytes += index;
     return MHA_OK;
 }
 

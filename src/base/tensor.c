@@ -54,6 +54,12 @@ mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, int64_t h
     return mhai_tensor_swap(&memory, 1, 2);
 }
 
+mha_tensor mha_tensor_tbe(float *data, int64_t length, int64_t batch, int64_t width)
+{
+    mha_tensor memory = mha_tensor_contiguous(data, MHA_F32, 3, (int64_t[]){length, batch, width});
+    return mhai_tensor_swap(&memory, 0, 1);
+}
+
 mha_tensor mhai_tensor_swap(const mha_tensor *tensor, int a, int b)
 {
     mha_tensor swapped = *tensor;

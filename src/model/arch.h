@@ -38,8 +38,9 @@ struct mha_model {
 };
 
 /* Copy the caller's struct (NULL: all defaults) into own, both beginning with struct_size. Fields
- * that the caller does not know become zero; fields that we do not know must be zero. */
+ * that the caller does not know become zero; fields that we do not know must be zero. first_size
+ * is the size of the struct's first version. */
 MHA_NODISCARD mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size,
-                                                const void *caller);
+                                                size_t first_size, const void *caller);
 
 #endif

@@ -34,30 +34,23 @@ static mha_status take_matrix(mha_context *context, int64_t rows, int64_t width,
     return MHA_OK;
 }
 
-/* The scratch of one attention module: q, k, v and the heads, what the attention itself says that
- * it wants, and maps to average if they are not an output anyway. Scratch is given out in multiples
- * of 64 bytes. */
-static mha_status measure_attention(const flow *f, const mha_module_outputs *want, int64_t *bytes)
+/* The largest scratch that an attention module will want. */
+static mha_status measure_attention(const flow *f, int64_t layer, size_t *most)
 {
-    const mhai_bert *bert = f->bert;
-    int64_t B = f->pass->B, T = f->pass->T, H = bert->heads;
-    const mha_tensor q = mha_tensor_bthd(NULL, B, T, H, bert->width / H);
+    const mhai_pass *pass = f->pass;
     const mha_attention_desc desc = {.struct_size = sizeof desc, .key_lengths = f->lengths};
-    const mha_attention_outputs outputs = {.struct_size = sizeof outputs,
-                                           .lse = want ? want->lse : NULL,
-                                           .probabilities = want ? want->probabilities : NULL};
-    mha_attention_plan plan;
-    MHA_TRY(mha_attention_explain(f->pass->context, &desc, &q, &q, &q, NULL, &outputs, &plan));
-    int64_t elements, maps = 0, sum;
-    bool wrong = __builtin_mul_overflow(f->rows, bert->width * 4, &elements);
-    if (want && want->average_probabilities && !want->probabilities)
-        wrong |= __builtin_mul_overflow(f->rows * H, T, &maps);
-    wrong |= __builtin_add_overflow(elements, maps, &sum);
-    wrong |= __builtin_mul_overflow(sum, (int64_t)sizeof(float), &sum);
-    wrong |= __builtin_add_overflow(sum, (int64_t)plan.scratch_bytes, &sum);
-    wrong |= __builtin_add_overflow(sum, 8 * 64, &sum);
-    if (wrong) return mha_fail(MHA_ERR_SIZE, "batch: its scratch overflows 64 bits");
-    *bytes = sum > *bytes ? sum : *bytes;
+    const int64_t shape[] = {pass->B, pass->T, f->bert->width};
+    const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
+    const mha_module_call call = {.struct_size = sizeof call,
+                                  .attention = &desc,
+                                  .query = &x,
+                                  .key = &x,
+                                  .value = &x,
+                                  .outputs =
+                                      pass->want.attention ? pass->want.attention[layer] : NULL};
+    size_t bytes = 0;
+    MHA_TRY(mha_module_scratch(pass->context, f->bert->layer[layer].attention, &call, &bytes));
+    *most = bytes > *most ? bytes : *most;
     return MHA_OK;
 }
 
@@ -66,7 +59,7 @@ static mha_status take_memory(flow *f)
     mha_context *context = f->pass->context;
     const mhai_pass *pass = f->pass;
     void *memory = NULL;
-    int64_t most = 0;
+    size_t most = 0;
     MHA_TRY(take_matrix(context, f->rows, f->bert->width, &f->x));
     MHA_TRY(take_matrix(context, f->rows, f->bert->width, &f->y));
     MHA_TRY(take_matrix(context, f->rows, f->bert->inner, &f->inner));
@@ -75,10 +68,9 @@ static mha_status take_memory(flow *f)
         f->lengths = memory;
         if (pass->B > 0) memcpy(f->lengths, pass->lengths, (size_t)pass->B * sizeof(int64_t));
     }
-    for (int64_t l = 0; l < f->bert->layers; l++)
-        MHA_TRY(measure_attention(f, pass->want.attention ? pass->want.attention[l] : NULL, &most));
+    for (int64_t l = 0; l < f->bert->layers; l++) MHA_TRY(measure_attention(f, l, &most));
     mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, most, 1, &memory));
+    MHA_TRY(mha_scratch_alloc(context, (int64_t)most, 1, &memory));
     mha_scratch_release(context, mark);
     return MHA_OK;
 }

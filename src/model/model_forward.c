@@ -159,9 +159,15 @@ static mha_status check_attention(const mha_model_info *info, const mhai_pass *p
 {
     mha_module_outputs w;
     if (!pass->want.attention || !pass->want.attention[layer]) return MHA_OK;
-    MHA_TRY(
-        mhai_model_read_struct("mha_module_outputs", &w, sizeof w, pass->want.attention[layer]));
+    MHA_TRY(mhai_model_read_struct("mha_module_outputs", &w, sizeof w,
+                                   offsetof(mha_module_outputs, attention),
+                                   pass->want.attention[layer]));
     MHA_TRY(check_reserved("mha_module_outputs", w.reserved));
+    if (w.attention)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_outputs: attention of layer %lld is set, but a model gives the "
+                        "module's own outputs only",
+                        (long long)layer);
     const int64_t B = pass->B, T = pass->T, H = info->heads, Hk = info->kv_heads;
     const int64_t D = info->head_dim;
     const int64_t map[] = {B, H, T, T}, mean[] = {B, T, T}, row[] = {B, H, T};
@@ -202,8 +208,9 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
                                  : "batch");
     mha_batch own;
     mhai_pass pass = {.context = context};
-    MHA_TRY(mhai_model_read_struct("mha_batch", &own, sizeof own, batch));
-    MHA_TRY(mhai_model_read_struct("mha_model_outputs", &pass.want, sizeof pass.want, outputs));
+    MHA_TRY(mhai_model_read_struct("mha_batch", &own, sizeof own, sizeof own, batch));
+    MHA_TRY(mhai_model_read_struct("mha_model_outputs", &pass.want, sizeof pass.want,
+                                   sizeof pass.want, outputs));
     MHA_TRY(check_reserved("mha_batch", own.reserved));
     MHA_TRY(check_reserved("mha_model_outputs", pass.want.reserved));
     MHA_TRY(check_batch(&model->info, &own));

@@ -23,13 +23,14 @@ enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
 static const size_t most_config_bytes = 16u << 20;
 
-mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size, const void *caller)
+mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size, size_t first_size,
+                                  const void *caller)
 {
     memset(own, 0, own_size);
     if (!caller) return MHA_OK;
     uint32_t size;
     memcpy(&size, caller, sizeof size);
-    if (size < own_size) /* own_size is the size of the first version so far */
+    if (size < first_size)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: struct_size is %u, set it to sizeof(%s)", name,
                         (unsigned)size, name);
     for (size_t i = own_size; i < size; i++)
@@ -37,7 +38,7 @@ mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size, 
             return mha_fail(MHA_ERR_UNSUPPORTED,
                             "%s: byte %zu is set, but this library knows only %zu bytes of it",
                             name, i, own_size);
-    memcpy(own, caller, own_size);
+    memcpy(own, caller, size < own_size ? size : own_size);
     return MHA_OK;
 }
 
@@ -176,7 +177,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
                         : !folder ? "folder"
                                   : "model");
     mha_model_options own;
-    MHA_TRY(mhai_model_read_struct("mha_model_options", &own, sizeof own, options));
+    MHA_TRY(mhai_model_read_struct("mha_model_options", &own, sizeof own, sizeof own, options));
     if (own.flags & ~(uint32_t)MHA_MODEL_NO_TOKENIZER)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_options: flags 0x%x are unknown",
                         (unsigned)own.flags);

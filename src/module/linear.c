@@ -54,6 +54,13 @@ void mha_linear_destroy(mha_linear *linear)
     a.release(a.user, linear, sizeof *linear);
 }
 
+/* Element [n, k] of W in its panels. */
+static float *packed_at(const mha_linear *linear, int64_t n, int64_t k)
+{
+    int64_t panel = n / MHAI_PANEL * linear->inputs * MHAI_PANEL;
+    return linear->weight + panel + k * MHAI_PANEL + n % MHAI_PANEL;
+}
+
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row)
 {
     const float *in = (const float *)weight->data + row * weight->stride[0];
@@ -67,8 +74,21 @@ void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_
     }
     for (int64_t n = 0; n < linear->outputs; n++)
         for (int64_t k = 0; k < linear->inputs; k++)
-            linear->weight[n / MHAI_PANEL * linear->inputs * MHAI_PANEL + k * MHAI_PANEL +
-                           n % MHAI_PANEL] = in[n * weight->stride[0] + k * weight->stride[1]];
+            *packed_at(linear, n, k) = in[n * weight->stride[0] + k * weight->stride[1]];
+}
+
+void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row)
+{
+    float *out = (float *)weight->data + row * weight->stride[0];
+    for (int64_t n = 0; n < linear->outputs; n++)
+        for (int64_t k = 0; k < linear->inputs; k++)
+            out[n * weight->stride[0] + k * weight->stride[1]] = *packed_at(linear, n, k);
+}
+
+void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row)
+{
+    for (int64_t n = 0; n < linear->outputs; n++)
+        ((float *)bias->data)[(row + n) * bias->stride[0]] = linear->bias[n];
 }
 
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row)

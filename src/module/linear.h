@@ -26,6 +26,10 @@ MHA_NODISCARD mha_status mhai_linear_create(mha_context *context, int64_t inputs
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row);
 
+/* The other way: unpack into those rows, or entries. */
+void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row);
+void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row);
+
 /* y = activation(x W^T + b) for rows rows at the given strides. Nothing is checked or allocated. */
 void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activation activation,
                      const float *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride);

@@ -26,7 +26,7 @@ PATHS = {"auto": 0, "tiled": 1, "plain": 2}
 SCORE_STAGES = {"raw": 0, "capped": 1, "biased": 2}
 DROPPED_PROBABILITIES = 1
 CAUSAL, SCALE_GIVEN, STRICT, WINDOW = 1, 2, 4, 8
-NO_QKV_BIAS, NO_OUT_BIAS = 1, 2
+NO_QKV_BIAS, NO_OUT_BIAS, BIAS_KV, ZERO_ATTN = 1, 2, 4, 8
 
 
 class Tensor(C.Structure):
@@ -104,11 +104,25 @@ class ModuleOutputs(C.Structure):
     c_name = "mha_module_outputs"
     _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
         (name, TensorPointer)
-        for name in ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")]
+        for name in ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
+    ] + [("attention", C.POINTER(AttentionOutputs))]
+
+
+class ModuleCall(C.Structure):
+    c_name = "mha_module_call"
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
+                ("attention", C.POINTER(AttentionDesc))] + [
+        (name, TensorPointer) for name in ("query", "key", "value", "out")
+    ] + [("outputs", C.POINTER(ModuleOutputs))]
+
+
+class ModuleParameter(C.Structure):
+    c_name = "mha_module_parameter"
+    _fields_ = [("name", C.c_char_p), ("ndim", C.c_int32), ("shape", C.c_int64 * MAX_DIMS)]
 
 
 STRUCTS = [Tensor, Allocator, ContextDesc, AttentionDesc, AttentionOutputs, AttentionPlan,
-           ModuleDesc, ModuleOutputs]
+           ModuleDesc, ModuleOutputs, ModuleCall, ModuleParameter]
 
 
 class MultiheadError(Exception):
@@ -124,6 +138,10 @@ def _load():
     library.mha_error_detail.restype = C.c_char_p
     library.mha_isa_name.restype = C.c_char_p
     library.mha_isa_available.restype = C.c_bool
+    library.mha_module_parameter_at.restype = C.c_bool
+    library.mha_module_parameter_at.argtypes = [C.c_void_p, C.c_int64, C.c_void_p]
+    library.mha_module_parameter_count.restype = C.c_int64
+    library.mha_module_parameter_count.argtypes = [C.c_void_p]
     for name in ("mha_context_destroy", "mha_module_destroy"):
         getattr(library, name).argtypes = [C.c_void_p]
         getattr(library, name).restype = None
@@ -270,9 +288,12 @@ def explain(q, k, v, context=None, **keywords):
 class Module:
     """mha_module; keywords are the fields of mha_module_desc."""
 
-    def __init__(self, embed_dim, num_heads, qkv_bias=True, out_bias=True, context=None, **sizes):
+    def __init__(self, embed_dim, num_heads, qkv_bias=True, out_bias=True, bias_kv=False,
+                 zero_attn=False, context=None, **sizes):
         self.context = context or default_context()
         flags = NO_QKV_BIAS * (not qkv_bias) | NO_OUT_BIAS * (not out_bias)
+        flags |= BIAS_KV * bool(bias_kv) | ZERO_ATTN * bool(zero_attn)
+        self.extra_keys = bool(bias_kv) + bool(zero_attn)
         desc = ModuleDesc(struct_size=C.sizeof(ModuleDesc), flags=flags, embed_dim=embed_dim,
                           num_heads=num_heads, **sizes)
         self.handle = C.c_void_p()
@@ -292,10 +313,27 @@ class Module:
         for name, value in parameters.items():
             self.set(name, value)
 
+    def parameter_shapes(self):
+        """{name: shape}, as a state_dict has them."""
+        found, shapes = ModuleParameter(), {}
+        while LIBRARY.mha_module_parameter_at(self.handle, len(shapes), C.byref(found)):
+            shapes[found.name.decode()] = tuple(found.shape[:found.ndim])
+        return shapes
+
+    def state_dict(self):
+        """{name: array}, the other way."""
+        result = {}
+        for name, shape in self.parameter_shapes().items():
+            result[name] = np.full(shape, np.nan, np.float32)
+            check(LIBRARY.mha_module_get_parameter(self.handle, name.encode(),
+                                                   C.byref(tensor(result[name]))))
+        return result
+
     def _output_shapes(self, batch, length, keys):
         d = self.desc
-        return {"probabilities": (batch, d.num_heads, length, keys),
-                "average_probabilities": (batch, length, keys),
+        columns = keys + self.extra_keys
+        return {"probabilities": (batch, d.num_heads, length, columns),
+                "average_probabilities": (batch, length, columns),
                 "q": (batch, d.num_heads, length, d.head_dim),
                 "k": (batch, d.kv_heads, keys, d.head_dim),
                 "v": (batch, d.kv_heads, keys, d.value_head_dim),
@@ -303,16 +341,19 @@ class Module:
                 "lse": (batch, d.num_heads, length)}
 
     def __call__(self, query, key=None, value=None, outputs=(), context=None, **keywords):
-        """out [B,T,E], or (out, {name: array}); key defaults to query, value to key."""
+        """out [B,T,E], or (out, {name: array}); key defaults to query, value to key. All of them
+        may lack the batch axis."""
         key = query if key is None else key
         value = key if value is None else value
         desc = attention_desc(**keywords)
-        shapes = self._output_shapes(query.shape[0], query.shape[1], key.shape[1])
+        batch = query.shape[0] if query.ndim == 3 else 1
+        shapes = self._output_shapes(batch, query.shape[-2], key.shape[-2])
+        if query.ndim == 2:
+            shapes = {name: shape[1:] for name, shape in shapes.items()}
         extra = {name: np.full(shapes[name], np.nan, np.float32) for name in outputs}
-        wanted = ModuleOutputs(C.sizeof(ModuleOutputs), 0,
-                               *[_pointer(extra.get(name)) for name, _ in
-                                 ModuleOutputs._fields_[2:]])
-        out = np.full((*query.shape[:2], self.desc.embed_dim), np.nan, np.float32)
+        wanted = ModuleOutputs(struct_size=C.sizeof(ModuleOutputs),
+                               **{name: _pointer(array) for name, array in extra.items()})
+        out = np.full((*query.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
         check(LIBRARY.mha_module_forward((context or self.context).handle, self.handle,
                                          C.byref(desc), C.byref(tensor(query)),
                                          C.byref(tensor(key)), C.byref(tensor(value)),

@@ -1,0 +1,187 @@
+/* Keys that every query sees, whatever the masks: a learned one (bias_k, bias_v) and one of zeros.
+ *
+ * They stand at no position, so nothing is added to their scores: the learned key's score is
+ * softcap(scale q bias_k), that of zeros is 0. The key of zeros adds exp(0) to the denominator and
+ * nothing to the sum of values, which is what a sink of logit 0 does; so it goes into the sinks.
+ * The learned key is merged into what attention found without it, by the log of the denominators:
+ *
+ *   lse' = log(exp(lse) + exp(score))     p' = p exp(lse - lse')     o' = o exp(lse - lse') + ...
+ *
+ * Neither keys nor values nor masks are copied for them, and every kind of mask goes with them. */
+#include "base/checked.h"
+#include "base/context.h"
+#include "base/philox.h"
+#include "base/tensor.h"
+#include "module/module_parts.h"
+
+#include <multihead/component.h>
+
+#include <math.h>
+
+enum { BLOCK_ROWS = 16 };
+
+int64_t mhai_module_extra_keys(const mha_module *module)
+{
+    uint32_t flags = module->desc.flags;
+    return !!(flags & MHA_MODULE_BIAS_KV) + !!(flags & MHA_MODULE_ZERO_ATTN);
+}
+
+/* ---- before attention ---------------------------------------------------------------------- */
+
+static double log_sum(double a, double b) /* log(exp(a) + exp(b)); NaN if one is */
+{
+    double most = a > b ? a : b, least = a > b ? b : a;
+    return most == -INFINITY ? most : most + log1p(exp(least - most));
+}
+
+/* The sinks of the call with a key of score 0 among them. */
+static mha_status add_zero_key(mhai_forward *f)
+{
+    const int64_t heads = f->module->desc.num_heads;
+    const mha_tensor *given = f->desc.sink_logits;
+    void *memory;
+    MHA_TRY(mhai_module_take(f, heads, sizeof(float), &memory));
+    if (given && !f->measuring)
+        MHA_TRY(mhai_tensor_check("sink_logits", given, MHA_F32, 1, &heads));
+    float *sinks = memory;
+    for (int64_t h = 0; h < heads && !f->measuring; h++) {
+        double sink =
+            given ? (double)((const float *)given->data)[h * given->stride[0]] : -INFINITY;
+        sinks[h] = (float)log_sum(sink, 0);
+    }
+    f->sinks = mha_tensor_contiguous(sinks, MHA_F32, 1, &heads);
+    f->desc.sink_logits = &f->sinks;
+    return MHA_OK;
+}
+
+mha_status mhai_module_extra_prepare(mhai_forward *f)
+{
+    const mha_module_desc *d = &f->module->desc;
+    if (d->flags & MHA_MODULE_ZERO_ATTN) MHA_TRY(add_zero_key(f));
+    if (f->extra == 0 || f->inner.lse) return MHA_OK;
+    if (!(d->flags & MHA_MODULE_BIAS_KV) && !f->probabilities.ndim) return MHA_OK;
+    int64_t rows, count;
+    void *memory;
+    if (!mhai_mul_i64(f->B, d->num_heads, &rows) || !mhai_mul_i64(rows, f->T, &count))
+        return mha_fail(MHA_ERR_SIZE, "lse: the number of elements overflows 64 bits");
+    MHA_TRY(mhai_module_take(f, count, sizeof(float), &memory));
+    f->lse = mha_tensor_contiguous(memory, MHA_F32, 3, (int64_t[]){f->B, d->num_heads, f->T});
+    f->inner.lse = &f->lse;
+    return MHA_OK;
+}
+
+/* ---- after it ------------------------------------------------------------------------------ */
+
+/* Row t of head h of the tensors' batch index b; its place in the caller's sequences. */
+typedef struct row {
+    int64_t b, h, t;
+    int64_t sequence, query;
+} row;
+
+static float *row_of(const mha_tensor *x, const row *r)
+{
+    return (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
+}
+
+/* softcap(scale q bias_k), NaN if it is not finite. */
+static double learned_score(const mhai_forward *f, const row *r)
+{
+    const mha_module_desc *d = &f->module->desc;
+    const float *q = row_of(&f->q, r), *k = f->module->vector[MHAI_BIAS_K];
+    k += r->h / (d->num_heads / d->kv_heads) * d->head_dim;
+    double scale = (double)f->desc.scale, cap = (double)f->desc.softcap, score = 0;
+    if (scale == 0 && !(f->desc.flags & MHA_ATTENTION_SCALE_GIVEN))
+        scale = 1 / sqrt((double)d->head_dim);
+    for (int64_t i = 0; i < d->head_dim; i++) score += (double)q[i] * (double)k[i];
+    score *= scale;
+    if (!isfinite(score)) return NAN;
+    return cap > 0 ? cap * tanh(score / cap) : score;
+}
+
+/* What dropout makes of the learned key's weight: it is key number `columns` of its row. */
+static double dropout_factor(const mhai_forward *f, const row *r)
+{
+    const double dropout = (double)f->desc.dropout;
+    const uint64_t seed = f->desc.dropout_seed;
+    uint32_t word[4];
+    if (dropout <= 0) return 1;
+    mhai_dropout_words(word, (uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)},
+                       (uint32_t)r->sequence, (uint32_t)r->h, (uint32_t)r->query, f->columns / 4);
+    return (double)word[f->columns % 4] < dropout * 4294967296.0 ? 0 : 1 / (1 - dropout);
+}
+
+static double gate_of(const mhai_forward *f, const row *r)
+{
+    const mha_tensor *gates = f->desc.gates;
+    const int64_t index[2] = {r->b, r->h};
+    int64_t at = 0;
+    for (int i = 0; gates && i < gates->ndim; i++)
+        if (gates->shape[i] > 1) at += index[2 - gates->ndim + i] * gates->stride[i];
+    return gates ? (double)((const float *)gates->data)[at] : 1;
+}
+
+/* o' = keep o + weight gate dropout bias_v. */
+static void merge_value(const mhai_forward *f, const row *r, double keep, double weight)
+{
+    const mha_module_desc *d = &f->module->desc;
+    const float *v = f->module->vector[MHAI_BIAS_V];
+    v += r->h / (d->num_heads / d->kv_heads) * d->value_head_dim;
+    float *o = row_of(&f->heads, r);
+    weight *= gate_of(f, r) * dropout_factor(f, r);
+    for (int64_t i = 0; i < d->value_head_dim; i++)
+        o[i] =
+            (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, as attention */
+}
+
+/* p' = keep p, and the new columns. A key that is not seen stays 0 in a row of NaNs too. */
+static void merge_probabilities(const mhai_forward *f, const row *r, double keep, double weight,
+                                double lse)
+{
+    const uint32_t flags = f->module->desc.flags;
+    float *p = row_of(&f->probabilities, r);
+    for (int64_t s = 0; s < f->columns && keep != 1; s++)
+        if (p[s] != 0) p[s] = (float)((double)p[s] * keep);
+    p += f->columns;
+    if (flags & MHA_MODULE_BIAS_KV) *p++ = (float)weight;
+    if (flags & MHA_MODULE_ZERO_ATTN) *p = (float)exp(-lse);
+}
+
+static void merge_row(const mhai_forward *f, const row *r)
+{
+    const mha_tensor *x = f->inner.lse;
+    float *at = (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
+    double old = (double)*at, lse = old, keep = 1, weight = 0;
+    if (f->module->desc.flags & MHA_MODULE_BIAS_KV) {
+        double score = learned_score(f, r);
+        lse = log_sum(old, score);
+        keep = exp(old - lse);
+        weight = exp(score - lse);
+        merge_value(f, r, keep, weight);
+    }
+    if (f->probabilities.ndim) merge_probabilities(f, r, keep, weight, lse);
+    *at = (float)lse;
+}
+
+static void merge_block(void *argument, int64_t block, int worker)
+{
+    const mhai_forward *f = argument;
+    const int64_t *starts = f->desc.query_starts;
+    (void)worker;
+    const int64_t end = mhai_min_i64(f->B * f->T, (block + 1) * BLOCK_ROWS);
+    for (int64_t i = block * BLOCK_ROWS; i < end; i++) {
+        row r = {.b = i / f->T, .t = i % f->T};
+        r.sequence = r.b, r.query = r.t;
+        if (starts) {
+            while (r.t >= starts[r.sequence + 1]) r.sequence++;
+            r.query -= starts[r.sequence];
+        }
+        for (r.h = 0; r.h < f->module->desc.num_heads; r.h++) merge_row(f, &r);
+    }
+}
+
+void mhai_module_extra_merge(mhai_forward *f)
+{
+    if (f->extra == 0 || !f->inner.lse) return;
+    if (!f->probabilities.ndim && !(f->module->desc.flags & MHA_MODULE_BIAS_KV)) return;
+    mha_parallel_for(f->context, mhai_ceil_div(f->B * f->T, BLOCK_ROWS), merge_block, f);
+}

@@ -1,0 +1,189 @@
+/* Parameters of a module by their PyTorch names: one list, which setting, getting and listing
+ * share.
+ *
+ * A projection's parameters have up to three names: as part of in_proj, as nn.MultiheadAttention
+ * has them where it cannot join them (q_proj_weight), and as a linear layer's (q_proj.weight).
+ * Which of them a state_dict has is PyTorch's rule: in_proj_weight if the three have one shape,
+ * else the separate weights; biases are always joined. */
+#include "base/tensor.h"
+#include "module/module_parts.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+typedef enum kind { WEIGHT, BIAS, VECTOR } kind;
+typedef enum listed { ALWAYS, NEVER, IF_ALIKE, UNLESS_ALIKE } listed; /* in a state_dict */
+
+typedef struct entry {
+    const char *name;
+    kind kind;
+    int first, count; /* the projections it fills, one after the other; or the vector */
+    int ndim;
+    listed listed;
+} entry;
+
+/* In the order of a state_dict. */
+static const entry entries[] = {
+    {"in_proj_weight", WEIGHT, MHAI_Q, 3, 2, IF_ALIKE},
+    {"q_proj_weight", WEIGHT, MHAI_Q, 1, 2, UNLESS_ALIKE},
+    {"k_proj_weight", WEIGHT, MHAI_K, 1, 2, UNLESS_ALIKE},
+    {"v_proj_weight", WEIGHT, MHAI_V, 1, 2, UNLESS_ALIKE},
+    {"in_proj_bias", BIAS, MHAI_Q, 3, 1, ALWAYS},
+    {"bias_k", VECTOR, MHAI_BIAS_K, 1, 3, ALWAYS},
+    {"bias_v", VECTOR, MHAI_BIAS_V, 1, 3, ALWAYS},
+    {"q_norm.weight", VECTOR, MHAI_Q_NORM, 1, 1, ALWAYS},
+    {"k_norm.weight", VECTOR, MHAI_K_NORM, 1, 1, ALWAYS},
+    {"sinks", VECTOR, MHAI_SINKS, 1, 1, ALWAYS},
+    {"out_proj.weight", WEIGHT, MHAI_O, 1, 2, ALWAYS},
+    {"out_proj.bias", BIAS, MHAI_O, 1, 1, ALWAYS},
+    {"q_proj.weight", WEIGHT, MHAI_Q, 1, 2, NEVER},
+    {"k_proj.weight", WEIGHT, MHAI_K, 1, 2, NEVER},
+    {"v_proj.weight", WEIGHT, MHAI_V, 1, 2, NEVER},
+    {"q_proj.bias", BIAS, MHAI_Q, 1, 1, NEVER},
+    {"k_proj.bias", BIAS, MHAI_K, 1, 1, NEVER},
+    {"v_proj.bias", BIAS, MHAI_V, 1, 1, NEVER},
+};
+enum { ENTRIES = sizeof entries / sizeof entries[0] };
+
+/* ---- the list ------------------------------------------------------------------------------ */
+
+/* q, k and v have weights of one shape, so that one tensor can hold all three. */
+static bool alike(const mha_module *module)
+{
+    const mha_linear *q = module->projection[MHAI_Q];
+    for (int i = MHAI_K; i <= MHAI_V; i++)
+        if (module->projection[i]->inputs != q->inputs ||
+            module->projection[i]->outputs != q->outputs)
+            return false;
+    return true;
+}
+
+static bool has(const mha_module *module, const entry *e)
+{
+    if (e->kind == VECTOR) return module->vector[e->first];
+    return e->kind == WEIGHT || module->projection[e->first]->has_bias;
+}
+
+static void shape_of(const mha_module *module, const entry *e, int64_t shape[3])
+{
+    int64_t rows = 0;
+    shape[0] = shape[1] = shape[2] = 1;
+    if (e->kind == VECTOR) {
+        shape[e->ndim - 1] = module->vector_length[e->first];
+        return;
+    }
+    for (int i = 0; i < e->count; i++) rows += module->projection[e->first + i]->outputs;
+    shape[0] = rows;
+    if (e->kind == WEIGHT) shape[1] = module->projection[e->first]->inputs;
+}
+
+static bool is_listed(const mha_module *module, const entry *e)
+{
+    if (e->listed == NEVER || !has(module, e)) return false;
+    return e->listed == ALWAYS || alike(module) == (e->listed == IF_ALIKE);
+}
+
+bool mha_module_parameter_at(const mha_module *module, int64_t index, mha_module_parameter *found)
+{
+    if (!module || !found || index < 0) return false;
+    for (int i = 0; i < ENTRIES; i++) {
+        const entry *e = &entries[i];
+        if (!is_listed(module, e) || index-- > 0) continue;
+        *found = (mha_module_parameter){.name = e->name, .ndim = e->ndim};
+        int64_t shape[3];
+        shape_of(module, e, shape);
+        memcpy(found->shape, shape, (size_t)e->ndim * sizeof(int64_t));
+        return true;
+    }
+    return false;
+}
+
+int64_t mha_module_parameter_count(const mha_module *module)
+{
+    mha_module_parameter p;
+    int64_t sum = 0;
+    for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
+        int64_t count = 1; /* all of it is in memory: no overflow */
+        for (int d = 0; d < p.ndim; d++) count *= p.shape[d];
+        sum += count;
+    }
+    return sum;
+}
+
+/* ---- by name ------------------------------------------------------------------------------- */
+
+/* The entry called name, checked against a tensor that is to hold it. */
+static mha_status find(const mha_module *module, const char *name, const mha_tensor *value,
+                       const entry **found)
+{
+    const entry *e = entries;
+    while (e < entries + ENTRIES && strcmp(name, e->name) != 0) e++;
+    if (e == entries + ENTRIES)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "parameter '%.80s' is unknown, expected a PyTorch name such as "
+                        "in_proj_weight, q_proj.weight or out_proj.bias",
+                        name);
+    if (!has(module, e))
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: this module was made without that %s", name,
+                        e->kind == BIAS ? "bias" : "parameter");
+    if (e->kind == WEIGHT && e->count > 1 && !alike(module))
+        return mha_fail(MHA_ERR_SHAPE,
+                        "%s needs q, k and v projections of one shape; use q_proj_weight, "
+                        "k_proj_weight and v_proj_weight instead",
+                        name);
+    int64_t shape[3];
+    shape_of(module, e, shape);
+    *found = e;
+    return mhai_tensor_check(name, value, MHA_F32, e->ndim, shape);
+}
+
+/* Where element i of a vector lies in a tensor whose other axes have one element. */
+static float *vector_element(const mha_tensor *tensor, int64_t i)
+{
+    return (float *)tensor->data + i * tensor->stride[tensor->ndim - 1];
+}
+
+mha_status mha_module_set_parameter(mha_module *module, const char *name, const mha_tensor *value)
+{
+    if (!module || !name)
+        return mha_fail(MHA_ERR_NULL, "mha_module_set_parameter: %s is NULL",
+                        module ? "name" : "module");
+    const entry *e;
+    MHA_TRY(find(module, name, value, &e));
+    for (int64_t i = 0; e->kind == VECTOR && i < module->vector_length[e->first]; i++)
+        module->vector[e->first][i] = *vector_element(value, i);
+    int64_t row = 0;
+    for (int i = 0; e->kind != VECTOR && i < e->count; i++) {
+        mha_linear *layer = module->projection[e->first + i];
+        if (e->kind == BIAS)
+            mhai_linear_set_bias(layer, value, row);
+        else
+            mhai_linear_set_weight(layer, value, row);
+        row += layer->outputs;
+    }
+    return MHA_OK;
+}
+
+mha_status mha_module_get_parameter(const mha_module *module, const char *name,
+                                    const mha_tensor *value)
+{
+    if (!module || !name)
+        return mha_fail(MHA_ERR_NULL, "mha_module_get_parameter: %s is NULL",
+                        module ? "name" : "module");
+    const entry *e;
+    MHA_TRY(find(module, name, value, &e));
+    MHA_TRY(mhai_tensor_check_output(name, value));
+    for (int64_t i = 0; e->kind == VECTOR && i < module->vector_length[e->first]; i++)
+        *vector_element(value, i) = module->vector[e->first][i];
+    int64_t row = 0;
+    for (int i = 0; e->kind != VECTOR && i < e->count; i++) {
+        const mha_linear *layer = module->projection[e->first + i];
+        if (e->kind == BIAS)
+            mhai_linear_get_bias(layer, value, row);
+        else
+            mhai_linear_get_weight(layer, value, row);
+        row += layer->outputs;
+    }
+    return MHA_OK;
+}

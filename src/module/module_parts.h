@@ -1,0 +1,72 @@
+/* Inside the module: what it is made of, and one forward call as the files here share it. */
+#ifndef MHAI_MODULE_PARTS_H
+#define MHAI_MODULE_PARTS_H
+
+#include "module/linear.h"
+
+#include <multihead/module.h>
+
+enum { MHAI_Q, MHAI_K, MHAI_V, MHAI_O, MHAI_PROJECTIONS };
+
+/* Parameters that are no layer's: one run of floats each. */
+enum {
+    MHAI_BIAS_K, /* [Hk*D] */
+    MHAI_BIAS_V, /* [Hk*Dv] */
+    MHAI_Q_NORM, /* [D] */
+    MHAI_K_NORM, /* [D] */
+    MHAI_SINKS,  /* [H] */
+    MHAI_VECTORS
+};
+
+struct mha_module {
+    mha_allocator allocator;
+    mha_module_desc desc; /* every default filled in */
+    mha_linear *projection[MHAI_PROJECTIONS];
+    float *vector[MHAI_VECTORS]; /* NULL: not a parameter of this module */
+    int64_t vector_length[MHAI_VECTORS];
+};
+
+/* The outputs of a call that are the module's own, in the order of f->each. */
+enum {
+    MHAI_OUT_P,
+    MHAI_OUT_AVERAGE,
+    MHAI_OUT_Q,
+    MHAI_OUT_K,
+    MHAI_OUT_V,
+    MHAI_OUT_HEADS,
+    MHAI_OUT_LSE,
+    MHAI_OUTPUTS
+};
+
+/* One forward call: sizes, checked inputs, and the views of scratch that flow between the steps.
+ * All views have a batch axis here, whether the caller's tensors have it or not. */
+typedef struct mhai_forward {
+    mha_context *context;
+    const mha_module *module;
+    int64_t B, T, S; /* S: rows of key and value */
+    int64_t columns; /* keys of the longest sequence: S, unless the batch is ragged */
+    int64_t extra;   /* columns behind them: bias_k, zeros */
+    bool unbatched;  /* the caller's tensors lack the batch axis */
+    bool measuring;  /* only count scratch: tensors may be without data */
+    int64_t bytes;   /* of scratch taken so far */
+    mha_tensor query, key, value, out;
+    mha_attention_desc desc;       /* the caller's with the module's own parameters put in */
+    mha_attention_outputs inner;   /* what attention is asked for */
+    mha_tensor each[MHAI_OUTPUTS]; /* the caller's; data NULL: not wanted */
+    bool wanted[MHAI_OUTPUTS];
+    mha_tensor q, k, v, heads;        /* [B,H,T,D] views of [B,T,H*D] scratch */
+    mha_tensor probabilities, narrow; /* all columns, and those that attention fills */
+    mha_tensor lse, sinks;
+} mhai_forward;
+
+/* Scratch for a call; while measuring, only its account. */
+MHA_NODISCARD mha_status mhai_module_take(mhai_forward *f, int64_t count, size_t size,
+                                          void **memory);
+
+/* module_extra.c: the keys that every query sees, beside those of the call. The first puts what it
+ * can into f->desc and asks attention for what the second needs, which runs on its results. */
+int64_t mhai_module_extra_keys(const mha_module *module);
+MHA_NODISCARD mha_status mhai_module_extra_prepare(mhai_forward *f);
+void mhai_module_extra_merge(mhai_forward *f);
+
+#endif
