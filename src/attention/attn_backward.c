@@ -183,6 +183,7 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
     x->accumulate = gradients.flags & MHA_GRADIENTS_ACCUMULATE;
     const mha_attention_outputs results = {.struct_size = sizeof results, .lse = a->lse};
     MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, &x->p));
+    MHA_TRY(mhai_attn_check_f32(&x->p));
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &desc, sizeof desc,
                              offsetof(mha_attention_desc, left_keys), a->desc));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));

@@ -61,7 +61,7 @@ static mhai_attn_query query_at(const plain_job *job, const mhai_attn_sequence *
                                 int64_t t, int worker)
 {
     const mhai_attn_problem *p = &job->x->p;
-    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t);
+    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t, NULL);
     uint8_t *keep = (uint8_t *)(worker_sums(job, worker) + p->D + p->Dv);
     r.keep = keep;
     if (p->callback && r.limit.end > 0)
@@ -108,7 +108,7 @@ static pair pair_of_key(const plain_job *job, const mhai_attn_sequence *seq, int
                         int64_t s, const float **q)
 {
     const mhai_attn_problem *p = &job->x->p;
-    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t);
+    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t, NULL);
     uint8_t keep;
     *q = r.q;
     if (s >= r.limit.end) return (pair){.visible = false};
