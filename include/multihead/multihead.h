@@ -19,6 +19,7 @@
 #include <multihead/merge.h>
 #include <multihead/module.h>
 #include <multihead/nn.h>
+#include <multihead/optimizer.h>
 #include <multihead/patterns.h>
 #include <multihead/position.h>
 #include <multihead/sink.h>

@@ -1,6 +1,10 @@
-/* multihead: what stands around attention in a transformer. Forward only so far.
+/* multihead: what stands around attention in a transformer, forward and backward.
  *
- * Letters: M rows (tokens), K inputs, N outputs or features. All tensors f32, last axis contiguous.
+ * Letters: M rows (tokens), K inputs, N outputs or features. Tensors are f32 unless said, with a
+ * contiguous last axis. A gradient of a parameter is always added to what is there (clear it before
+ * the first batch); a gradient of an activation is written, or with MHA_GRADIENT_ADD added. NULL:
+ * not wanted. Sums over rows are taken in a fixed order: bits do not depend on the number of
+ * threads.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -12,6 +16,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Flags of backward functions. */
+enum { MHA_GRADIENT_ADD = 1 << 0 /* add to dx, do not write it */ };
 
 /* A linear layer with its weight packed for the matrix kernels. */
 typedef struct mha_linear mha_linear;
@@ -57,6 +64,72 @@ MHA_API MHA_NODISCARD mha_status mha_linear_forward(mha_context *context, const 
                                                     const mha_tensor *y);
 
 /**
+ * The gradients of y = x W^T + b:
+ *
+ *   dx (+)= dy W        dweight += dy^T x        dbias += sum of the rows of dy
+ *
+ *   weight [N,K] in     x [M,K] in (not read without dweight)     dy [M,N] in
+ *   dx [M,K], dweight [N,K], dbias [N] out; each may be NULL; they may not overlap an input
+ *
+ * Memory   scratch from the context, of the size of weight or x.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED (flags);
+ *          nothing is then written.
+ * Threads  one call per context.
+ * Accuracy as mha_linear_forward(), with the length of each sum (N, M) in place of K.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context, const mha_tensor *weight,
+                                                     const mha_tensor *x, const mha_tensor *dy,
+                                                     uint32_t flags, const mha_tensor *dx,
+                                                     const mha_tensor *dweight,
+                                                     const mha_tensor *dbias);
+
+/**
+ * y = activation(x), element by element, for activations that are not fused: where training keeps
+ * x.
+ *
+ *   x [M,N] in    y [M,N] out, may be x itself
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP.
+ * Threads  one call per context.   Accuracy  GELU: |y - exact| <= 8 u |y| + 3e-8 |x|.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_activation_forward(mha_context *context,
+                                                        mha_activation activation,
+                                                        const mha_tensor *x, const mha_tensor *y);
+
+/**
+ * dx (+)= dy activation'(x); ReLU has slope 0 at 0.
+ *
+ *   x [M,N] in, before the activation    dy [M,N] in    dx [M,N] out, may be dy itself
+ *
+ * Memory   none.   Errors  as mha_activation_forward(), _UNSUPPORTED (flags).
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_activation_backward(mha_context *context,
+                                                         mha_activation activation,
+                                                         const mha_tensor *x, const mha_tensor *dy,
+                                                         const mha_tensor *dx);
+
+/**
+ * y = silu(gate) * up, silu(x) = x / (1 + exp(-x)) (Shazeer 2020, SwiGLU).
+ *
+ *   gate, up [M,N] in    y [M,N] out, may be either of them
+ *
+ * Memory   none.   Errors  as mha_activation_forward().   Threads  one call per context.
+ * Accuracy |y - exact| <= (1.4 |gate| + 9) u |y| + 2^-126 |gate up|.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_swiglu(mha_context *context, const mha_tensor *gate,
+                                            const mha_tensor *up, const mha_tensor *y);
+
+/** Its gradients: dgate, dup [M,N] out from dy; either may be gate, up or dy itself, but not each
+ * other. Memory none. Errors as mha_activation_forward(). Threads one call per context. Since 0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_swiglu_backward(mha_context *context, const mha_tensor *gate,
+                                                     const mha_tensor *up, const mha_tensor *dy,
+                                                     const mha_tensor *dgate,
+                                                     const mha_tensor *dup);
+
+/**
  * y = (z - mean(z)) / sqrt(var(z) + epsilon) * weight + bias per row, z = x + residual
  * (Ba et al. 2016; var divides by N).
  *
@@ -74,6 +147,87 @@ MHA_API MHA_NODISCARD mha_status mha_layer_norm(mha_context *context, const mha_
                                                 const mha_tensor *residual,
                                                 const mha_tensor *weight, const mha_tensor *bias,
                                                 float epsilon, const mha_tensor *y);
+
+/**
+ * y = z / sqrt(mean(z^2) + epsilon) * weight per row, z = x + residual (Zhang and Sennrich 2019).
+ * Everything else as mha_layer_norm().
+ */
+MHA_API MHA_NODISCARD mha_status mha_rms_norm(mha_context *context, const mha_tensor *x,
+                                              const mha_tensor *residual, const mha_tensor *weight,
+                                              float epsilon, const mha_tensor *y);
+
+/**
+ * The gradients of mha_layer_norm(); with r = 1 / sqrt(var + epsilon), n = (z - mean) r, g = dy *
+ * weight:
+ *
+ *   dx (+)= r (g - mean(g) - n mean(g n))        dweight += sum of dy n        dbias += sum of dy
+ *
+ * dx is the gradient of z: that of x and of residual alike.
+ *
+ *   x, residual, weight, epsilon   as in the forward call
+ *   dy [M,N] in    dx [M,N] out, may be dy itself    dweight, dbias [N] out; each may be NULL
+ *
+ * Memory   scratch from the context: 2 N doubles for every 64 rows.
+ * Errors   as mha_layer_norm(), _OVERLAP, _NOMEM, _UNSUPPORTED (flags); nothing is then written.
+ * Threads  one call per context.   Accuracy  in double, rounded once.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_layer_norm_backward(
+    mha_context *context, const mha_tensor *x, const mha_tensor *residual, const mha_tensor *weight,
+    float epsilon, const mha_tensor *dy, uint32_t flags, const mha_tensor *dx,
+    const mha_tensor *dweight, const mha_tensor *dbias);
+
+/** The gradients of mha_rms_norm(): as mha_layer_norm_backward() without means and bias. Memory,
+ * Errors, Threads, Accuracy as there. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_rms_norm_backward(mha_context *context, const mha_tensor *x,
+                                                       const mha_tensor *residual,
+                                                       const mha_tensor *weight, float epsilon,
+                                                       const mha_tensor *dy, uint32_t flags,
+                                                       const mha_tensor *dx,
+                                                       const mha_tensor *dweight);
+
+/**
+ * y[m] = table[ids[m]], or with MHA_GRADIENT_ADD y[m] += table[ids[m]].
+ *
+ *   table [V,N] in    ids [M] i32 in    y [M,N] out
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP; MHA_ERR_ARGUMENT (an id outside 0 ..
+ *          V-1, with its place); y is then untouched.
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_embedding(mha_context *context, const mha_tensor *table,
+                                               const mha_tensor *ids, uint32_t flags,
+                                               const mha_tensor *y);
+
+/** dtable[ids[m]] += dy[m], rows in order. dtable [V,N] out. Memory none. Errors as
+ * mha_embedding(). Threads one call per context. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_embedding_backward(mha_context *context, const mha_tensor *ids,
+                                                        const mha_tensor *dy,
+                                                        const mha_tensor *dtable);
+
+/**
+ * Cross-entropy against one target a row, weighted:
+ *
+ *   loss = sum_m weights[m] (log sum_v exp(logits[m,v]) - logits[m,targets[m]])
+ *   dlogits[m,v] = weights[m] (softmax(logits[m])[v] - [v = targets[m]])
+ *
+ *   logits [M,V] in    targets [M] i32 in, -1: this row does not count
+ *   weights [M] in, or NULL: 1 / (number of rows that count), the mean
+ *   loss out           losses [M] out, each row's unweighted loss (0 where it does not count)
+ *   dlogits [M,V] out, may be logits itself;   loss, losses, dlogits may be NULL
+ *
+ * Memory   scratch from the context, M doubles.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a target
+ *          outside -1 .. V-1); nothing is then written.
+ * Threads  one call per context.
+ * Accuracy of a row's loss: (V/16 + 8 + 2.4 sum_v p_v |logits[m,v] - max|) u.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
+                                                   const mha_tensor *targets,
+                                                   const mha_tensor *weights, double *loss,
+                                                   const mha_tensor *losses,
+                                                   const mha_tensor *dlogits);
 
 #ifdef __cplusplus
 }

@@ -118,7 +118,11 @@ typedef struct mhai_gemm {
     int64_t out_stride;
 } mhai_gemm;
 
-/* activate_gelu: x[i] = x[i] Phi(x[i]). */
+/* activate_gelu: x[i] = x[i] Phi(x[i]), Phi the normal distribution. gelu_backward: dx[i] = dy[i]
+ * times its derivative at x[i]; dx may be dy.
+ * swiglu: y[i] = silu(gate[i]) up[i], silu(x) = x / (1 + exp(-x)). swiglu_backward: dgate and dup
+ * from dy; they may be gate, up or dy, element for element.
+ * exp_row: p[i] = exp(x[i] - max), with the maximum and the sum of p; n >= 1, p may be x. */
 
 typedef struct mhai_kernels {
     mha_isa isa;

@@ -67,9 +67,10 @@ static inline vf erf_ratio(vf z2)
     return vf_fma(p, z2, vf_set1(1.12837911f));
 }
 
-/* x Phi(x), Phi(x) = erfc(-x / sqrt 2) / 2. The tail formula is used on both sides, so that
- * nothing cancels for x < 0. Beyond |z| = 4.2 (erfc < 3e-9) the fit is not valid and not needed. */
-static inline vf vf_gelu(vf x)
+/* Phi(x) = erfc(-x / sqrt 2) / 2, the normal distribution. The tail formula is used on both sides,
+ * so that nothing cancels for x < 0. Beyond |z| = 4.2 (erfc < 3e-9) the fit is not valid and not
+ * needed. */
+static inline vf vf_normal(vf x)
 {
     const vf one = vf_set1(1.0f), half = vf_set1(0.5f);
     vf z = vf_mul(vf_abs(x), vf_set1(0x1.6a09e6p-1f));
@@ -78,14 +79,13 @@ static inline vf vf_gelu(vf x)
     vf tail = vf_where_below(z, vf_set1(4.2f), erfc_tail(capped), vf_zero());
     vf erfc = vf_where_below(z, one, vf_sub(one, erf_small), tail);
     vf phi_negative = vf_mul(half, erfc); /* Phi(-|x|) */
-    vf phi = vf_where_below(x, vf_zero(), phi_negative, vf_sub(one, phi_negative));
-    return vf_mul(x, phi);
+    return vf_where_below(x, vf_zero(), phi_negative, vf_sub(one, phi_negative));
 }
 
-static void activate_gelu(float *x, int64_t n)
+/* 1 / (1 + exp(-x)) by e = exp(-|x|), which cannot overflow. Below -87.3 it is 0. */
+static inline vf vf_sigmoid(vf x)
 {
-    for (int64_t i = 0; i < n; i += VF_LANES) {
-        int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
-        vf_store_n(x + i, lanes, vf_gelu(vf_load_n(x + i, lanes)));
-    }
+    const vf one = vf_set1(1.0f);
+    vf e = vf_exp2(vf_mul(vf_abs(x), vf_set1(-0x1.715476p+0f)));
+    return vf_div(vf_where_below(x, vf_zero(), e, one), vf_add(one, e));
 }

@@ -13,6 +13,7 @@
 
 #include "kernels/tmpl/block_tmpl.c"
 
+#include "kernels/tmpl/act_tmpl.c"
 #include "kernels/tmpl/gemm_tmpl.c"
 #include "kernels/tmpl/pack_tmpl.c"
 #include "kernels/tmpl/tile_fwd_tmpl.c"

@@ -1,0 +1,83 @@
+/* Activations and their gradients, and the exponentials of a loss. Contracts in kernels.h. */
+
+/* Lanes of the vector at i of n. */
+static inline int64_t lanes_at(int64_t i, int64_t n)
+{
+    return n - i < VF_LANES ? n - i : VF_LANES;
+}
+
+static void activate_gelu(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        vf v = vf_load_n(x + i, lanes_at(i, n));
+        vf_store_n(x + i, lanes_at(i, n), vf_mul(v, vf_normal(v)));
+    }
+}
+
+/* d/dx x Phi(x) = Phi(x) + x phi(x), phi(x) = exp(-x^2 / 2) / sqrt(2 pi). */
+static void gelu_backward(float *dx, const float *x, const float *dy, int64_t n)
+{
+    const vf half = vf_set1(-0.5f * 0x1.715476p+0f), norm = vf_set1(0x1.988454p-2f);
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        int64_t lanes = lanes_at(i, n);
+        vf v = vf_load_n(x + i, lanes);
+        vf density = vf_mul(norm, vf_exp2(vf_mul(vf_mul(v, v), half)));
+        vf slope = vf_fma(v, density, vf_normal(v));
+        vf_store_n(dx + i, lanes, vf_mul(vf_load_n(dy + i, lanes), slope));
+    }
+}
+
+static void swiglu(float *y, const float *gate, const float *up, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        int64_t lanes = lanes_at(i, n);
+        vf g = vf_load_n(gate + i, lanes);
+        vf silu = vf_mul(g, vf_sigmoid(g));
+        vf_store_n(y + i, lanes, vf_mul(silu, vf_load_n(up + i, lanes)));
+    }
+}
+
+/* With s = sigmoid(gate): dup = dy gate s, dgate = dy up s (1 + gate (1 - s)). */
+static void swiglu_backward(float *dgate, float *dup, const float *gate, const float *up,
+                            const float *dy, int64_t n)
+{
+    const vf one = vf_set1(1.0f);
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        int64_t lanes = lanes_at(i, n);
+        vf g = vf_load_n(gate + i, lanes), u = vf_load_n(up + i, lanes);
+        vf d = vf_load_n(dy + i, lanes), s = vf_sigmoid(g);
+        vf slope = vf_mul(s, vf_fma(g, vf_sub(one, s), one));
+        vf_store_n(dup + i, lanes, vf_mul(d, vf_mul(g, s)));
+        vf_store_n(dgate + i, lanes, vf_mul(vf_mul(d, u), slope));
+    }
+}
+
+/* 16 entries from i on; what is beyond n is -inf. */
+static inline void load16(const float *x, int64_t i, int64_t n, float out[16])
+{
+    for (int64_t j = 0; j < 16; j++) out[j] = i + j < n ? x[i + j] : -__builtin_inff();
+}
+
+static void exp_row(float *p, const float *x, int64_t n, float *max, float *sum)
+{
+    enum { PARTS = 16 / VF_LANES };
+    vf top[PARTS], total[PARTS];
+    float part[16];
+    for (int j = 0; j < PARTS; j++) top[j] = vf_set1(-__builtin_inff()), total[j] = vf_zero();
+    for (int64_t i = 0; i < n; i += 16) {
+        load16(x, i, n, part);
+        for (int j = 0; j < PARTS; j++) top[j] = vf_max(vf_load(part + j * VF_LANES), top[j]);
+    }
+    *max = vf_max16(top);
+    const vf m = vf_set1(*max), log2e = vf_set1(0x1.715476p+0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        load16(x, i, n, part);
+        for (int j = 0; j < PARTS; j++) {
+            vf e = vf_exp2(vf_mul(vf_sub(vf_load(part + j * VF_LANES), m), log2e));
+            total[j] = vf_add(total[j], e);
+            vf_store(part + j * VF_LANES, e);
+        }
+        for (int64_t j = 0; j < 16 && i + j < n; j++) p[i + j] = part[j];
+    }
+    *sum = vf_sum16(total);
+}

@@ -1,0 +1,119 @@
+/* Gradients of a linear layer: three products, each with one of the factors transposed. */
+#include "base/tensor.h"
+#include "module/matmul.h"
+
+#include <multihead/component.h>
+
+static mha_status check_outputs(const mha_tensor *dx, const mha_tensor *dweight,
+                                const mha_tensor *dbias, const mha_tensor *inputs[3])
+{
+    const mha_tensor *outputs[] = {dx, dweight, dbias};
+    const char *names[] = {"dx", "dweight", "dbias"}, *input_names[] = {"weight", "x", "dy"};
+    for (int i = 0; i < 3; i++) {
+        if (!outputs[i]) continue;
+        MHA_TRY(mhai_tensor_check_last(names[i], outputs[i]));
+        MHA_TRY(mhai_tensor_check_output(names[i], outputs[i]));
+        for (int j = 0; j < 3; j++)
+            MHA_TRY(mhai_tensor_check_disjoint(names[i], outputs[i], input_names[j], inputs[j]));
+        for (int j = 0; j < i; j++)
+            MHA_TRY(mhai_tensor_check_disjoint(names[i], outputs[i], names[j], outputs[j]));
+    }
+    return MHA_OK;
+}
+
+static mha_status check(const mha_tensor *weight, const mha_tensor *x, const mha_tensor *dy,
+                        uint32_t flags, const mha_tensor *dx, const mha_tensor *dweight,
+                        const mha_tensor *dbias)
+{
+    if (flags & ~(uint32_t)MHA_GRADIENT_ADD)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_linear_backward: flags 0x%x are unknown",
+                        (unsigned)flags);
+    MHA_TRY(mhai_tensor_check("weight", weight, MHA_F32, 2, NULL));
+    MHA_TRY(mhai_tensor_check_last("weight", weight));
+    const int64_t *n = weight->shape, *k = weight->shape + 1;
+    MHA_TRY(mhai_tensor_check("dy", dy, MHA_F32, 2, (int64_t[]){-1, *n}));
+    MHA_TRY(mhai_tensor_check_last("dy", dy));
+    const int64_t x_shape[] = {dy->shape[0], *k};
+    if (dweight) {
+        MHA_TRY(mhai_tensor_check("x", x, MHA_F32, 2, x_shape));
+        MHA_TRY(mhai_tensor_check_last("x", x));
+        MHA_TRY(mhai_tensor_check("dweight", dweight, MHA_F32, 2, weight->shape));
+    }
+    if (dx) MHA_TRY(mhai_tensor_check("dx", dx, MHA_F32, 2, x_shape));
+    if (dbias) MHA_TRY(mhai_tensor_check("dbias", dbias, MHA_F32, 1, n));
+    return check_outputs(dx, dweight, dbias, (const mha_tensor *[]){weight, x, dy});
+}
+
+typedef struct bias_job {
+    const mha_tensor *dy, *dbias;
+} bias_job;
+
+enum { OWNED_COLUMNS = 16 };
+
+/* Sums of columns in double, rows in order. */
+static void sum_columns(void *argument, int64_t item, int worker)
+{
+    const bias_job *job = argument;
+    (void)worker;
+    const int64_t begin = item * OWNED_COLUMNS, left = job->dbias->shape[0] - begin;
+    const int64_t columns = left < OWNED_COLUMNS ? left : OWNED_COLUMNS;
+    double sum[OWNED_COLUMNS] = {0};
+    for (int64_t row = 0; row < job->dy->shape[0]; row++) {
+        const float *dy = (const float *)job->dy->data + row * job->dy->stride[0] + begin;
+        for (int64_t i = 0; i < columns; i++) sum[i] += (double)dy[i];
+    }
+    float *out = (float *)job->dbias->data + begin;
+    for (int64_t i = 0; i < columns; i++) out[i] = (float)((double)out[i] + sum[i]);
+}
+
+/* Make the scratch of the larger product sure, so that nothing fails between the two. */
+static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweight_inner,
+                          int64_t cols)
+{
+    void *memory;
+    int64_t inner = dx_inner > dweight_inner ? dx_inner : dweight_inner, floats;
+    if (!mhai_matmul_panels(inner, cols, &floats))
+        return mha_fail(MHA_ERR_SIZE, "a matrix of %lld x %lld elements overflows 64 bits",
+                        (long long)inner, (long long)cols);
+    mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
+    mha_scratch_release(context, mark);
+    return MHA_OK;
+}
+
+mha_status mha_linear_backward(mha_context *context, const mha_tensor *weight, const mha_tensor *x,
+                               const mha_tensor *dy, uint32_t flags, const mha_tensor *dx,
+                               const mha_tensor *dweight, const mha_tensor *dbias)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_linear_backward: context is NULL");
+    MHA_TRY(check(weight, x, dy, flags, dx, dweight, dbias));
+    const int64_t rows = dy->shape[0], outputs = weight->shape[0], inputs = weight->shape[1];
+    MHA_TRY(reserve(context, dx ? outputs : 0, dweight ? rows : 0, inputs));
+    if (dx)
+        MHA_TRY(mhai_matmul_packing(context,
+                                    &(mhai_matmul){.rows = rows,
+                                                   .inner = outputs,
+                                                   .cols = inputs,
+                                                   .a = dy->data,
+                                                   .a_stride = dy->stride[0],
+                                                   .accumulate = flags & MHA_GRADIENT_ADD,
+                                                   .c = dx->data,
+                                                   .c_stride = dx->stride[0]},
+                                    weight->data, weight->stride[0], false));
+    if (dweight)
+        MHA_TRY(mhai_matmul_packing(context,
+                                    &(mhai_matmul){.rows = outputs,
+                                                   .inner = rows,
+                                                   .cols = inputs,
+                                                   .a = dy->data,
+                                                   .a_stride = dy->stride[0],
+                                                   .a_transposed = true,
+                                                   .accumulate = true,
+                                                   .c = dweight->data,
+                                                   .c_stride = dweight->stride[0]},
+                                    x->data, x->stride[0], false));
+    bias_job job = {dy, dbias};
+    if (dbias)
+        mha_parallel_for(context, (outputs + OWNED_COLUMNS - 1) / OWNED_COLUMNS, sum_columns, &job);
+    return MHA_OK;
+}

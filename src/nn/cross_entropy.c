@@ -1,0 +1,122 @@
+/* Cross-entropy of rows of logits, and its gradient in the same pass. */
+#include "nn/nn_check.h"
+
+#include "base/context.h"
+#include "base/elementary.h"
+#include "kernels/kernels.h"
+
+typedef struct loss_job {
+    const mhai_kernels *kernels;
+    const mha_tensor *logits, *targets, *weights, *dlogits;
+    float mean;       /* the weight of a row that counts, without weights */
+    float *p;         /* [workers][V], where no gradient is wanted */
+    double *row_loss; /* [M] */
+} loss_job;
+
+static int32_t target_of(const mha_tensor *targets, int64_t row)
+{
+    return ((const int32_t *)targets->data)[row * targets->stride[0]];
+}
+
+static float weight_of(const loss_job *job, int64_t row)
+{
+    if (!job->weights) return job->mean;
+    return ((const float *)job->weights->data)[row * job->weights->stride[0]];
+}
+
+static void loss_row(void *argument, int64_t row, int worker)
+{
+    const loss_job *job = argument;
+    const int64_t n = job->logits->shape[1];
+    const int32_t target = target_of(job->targets, row);
+    float *p = job->dlogits ? mhai_nn_row(job->dlogits, row) : job->p + worker * n;
+    job->row_loss[row] = 0;
+    if (target < 0) {
+        for (int64_t i = 0; job->dlogits && i < n; i++) p[i] = 0;
+        return;
+    }
+    const float *logits = mhai_nn_row(job->logits, row);
+    double wanted = (double)logits[target]; /* read before p, which may be the same memory */
+    float max, sum;
+    job->kernels->exp_row(p, logits, n, &max, &sum);
+    job->row_loss[row] = sum > 0 ? mhai_log((double)sum) + ((double)max - wanted) : (double)NAN;
+    if (!job->dlogits) return;
+    const float weight = weight_of(job, row), factor = weight / sum;
+    for (int64_t i = 0; i < n; i++) p[i] *= factor;
+    p[target] -= weight;
+}
+
+static mha_status check_targets(const mha_tensor *targets, int64_t rows, int64_t classes,
+                                int64_t *counted)
+{
+    MHA_TRY(mhai_tensor_check("targets", targets, MHA_I32, 1, &rows));
+    *counted = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        int32_t target = target_of(targets, i);
+        if (target < -1 || target >= classes)
+            return mha_fail(MHA_ERR_ARGUMENT, "targets[%lld] is %d, expected -1..%lld",
+                            (long long)i, (int)target, (long long)classes - 1);
+        *counted += target >= 0;
+    }
+    return MHA_OK;
+}
+
+static mha_status check(const loss_job *job, const mha_tensor *losses, int64_t *counted)
+{
+    MHA_TRY(mhai_nn_matrix("logits", job->logits, -1, -1));
+    const int64_t rows = job->logits->shape[0], classes = job->logits->shape[1];
+    MHA_TRY(check_targets(job->targets, rows, classes, counted));
+    if (job->weights) MHA_TRY(mhai_tensor_check("weights", job->weights, MHA_F32, 1, &rows));
+    MHA_TRY(mhai_nn_out_vector("losses", losses, rows));
+    MHA_TRY(mhai_nn_out_matrix("dlogits", job->dlogits, rows, classes));
+    MHA_TRY(mhai_nn_alias("dlogits", job->dlogits, "logits", job->logits));
+    MHA_TRY(mhai_tensor_check_disjoint("dlogits", job->dlogits, "targets", job->targets));
+    MHA_TRY(mhai_tensor_check_disjoint("dlogits", job->dlogits, "weights", job->weights));
+    MHA_TRY(mhai_tensor_check_disjoint("losses", losses, "dlogits", job->dlogits));
+    MHA_TRY(mhai_tensor_check_disjoint("losses", losses, "logits", job->logits));
+    MHA_TRY(mhai_tensor_check_disjoint("losses", losses, "targets", job->targets));
+    return mhai_tensor_check_disjoint("losses", losses, "weights", job->weights);
+}
+
+/* Rows in their order, whichever thread computed them. */
+static double total_loss(const loss_job *job, const mha_tensor *losses)
+{
+    double total = 0;
+    for (int64_t row = 0; row < job->logits->shape[0]; row++) {
+        if (losses) ((float *)losses->data)[row] = (float)job->row_loss[row];
+        if (target_of(job->targets, row) >= 0)
+            total += (double)weight_of(job, row) * job->row_loss[row];
+    }
+    return total;
+}
+
+mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
+                             const mha_tensor *targets, const mha_tensor *weights, double *loss,
+                             const mha_tensor *losses, const mha_tensor *dlogits)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_cross_entropy: context is NULL");
+    loss_job job = {.kernels = mhai_kernels_for(context->isa),
+                    .logits = logits,
+                    .targets = targets,
+                    .weights = weights,
+                    .dlogits = dlogits};
+    int64_t counted;
+    MHA_TRY(check(&job, losses, &counted));
+    job.mean = counted > 0 ? 1.0f / (float)counted : 0;
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status = MHA_OK;
+    void *memory;
+    MHA_TRY_GOTO(mha_scratch_alloc(context, logits->shape[0], sizeof(double), &memory), done);
+    job.row_loss = memory;
+    if (!dlogits) {
+        int64_t floats = mha_context_threads(context) * logits->shape[1];
+        MHA_TRY_GOTO(mha_scratch_alloc(context, floats, sizeof(float), &memory), done);
+        job.p = memory;
+    }
+    mha_parallel_for(context, logits->shape[0], loss_row, &job);
+    double total = total_loss(&job, losses);
+    if (loss) *loss = total;
+done:
+    mha_scratch_release(context, mark);
+    return status;
+}

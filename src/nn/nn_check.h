@@ -1,0 +1,34 @@
+/* Checks that the layers share, and rows of checked matrices. */
+#ifndef MHAI_NN_CHECK_H
+#define MHAI_NN_CHECK_H
+
+#include "base/tensor.h"
+
+#include <multihead/component.h>
+#include <multihead/nn.h>
+
+/* An f32 matrix of that shape (-1: any) with contiguous rows. */
+MHA_NODISCARD mha_status mhai_nn_matrix(const char *name, const mha_tensor *tensor, int64_t rows,
+                                        int64_t cols);
+
+/* An f32 vector, contiguous. */
+MHA_NODISCARD mha_status mhai_nn_vector(const char *name, const mha_tensor *tensor, int64_t length);
+
+/* The same for what is written; NULL is fine. */
+MHA_NODISCARD mha_status mhai_nn_out_matrix(const char *name, const mha_tensor *tensor,
+                                            int64_t rows, int64_t cols);
+MHA_NODISCARD mha_status mhai_nn_out_vector(const char *name, const mha_tensor *tensor,
+                                            int64_t length);
+
+/* output shares no memory with other, or is the same view of it. */
+MHA_NODISCARD mha_status mhai_nn_alias(const char *name, const mha_tensor *output,
+                                       const char *other_name, const mha_tensor *other);
+
+MHA_NODISCARD mha_status mhai_nn_flags(const char *function, uint32_t flags);
+
+static inline float *mhai_nn_row(const mha_tensor *tensor, int64_t row)
+{
+    return tensor ? (float *)tensor->data + row * tensor->stride[0] : NULL;
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* Gradients of layer norm and RMS norm. Rows are taken in blocks of fixed length; a block's sums
+ * for weight and bias go to scratch and are joined in the order of blocks. */
+#include "nn/norm.h"
+
+#include "base/checked.h"
+
+#include <string.h>
+
+enum { BLOCK_ROWS = 64 };
+
+typedef struct backward_job {
+    const mhai_norm *norm;
+    const mha_tensor *dy, *dx;
+    bool add;
+    float *z;     /* [workers][N] */
+    double *sums; /* [blocks][2][N] of dy n and dy; NULL: not wanted */
+} backward_job;
+
+static void write_dx(const backward_job *job, int64_t row, const float *z, mhai_norm_row m)
+{
+    const int64_t n = job->dy->shape[1];
+    const float *dy = mhai_nn_row(job->dy, row), *weight = job->norm->weight->data;
+    float *dx = mhai_nn_row(job->dx, row);
+    double mean_g = 0, mean_gn = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double g = (double)dy[i] * (double)weight[i];
+        mean_g += g;
+        mean_gn += g * ((double)z[i] - m.mean) * m.scale;
+    }
+    mean_g = job->norm->centred ? mean_g / (double)n : 0;
+    mean_gn /= (double)n;
+    for (int64_t i = 0; i < n; i++) {
+        double normal = ((double)z[i] - m.mean) * m.scale;
+        double d = m.scale * ((double)dy[i] * (double)weight[i] - mean_g - normal * mean_gn);
+        dx[i] = (float)(job->add ? (double)dx[i] + d : d);
+    }
+}
+
+static void run_block(void *argument, int64_t block, int worker)
+{
+    const backward_job *job = argument;
+    const int64_t n = job->dy->shape[1], first = block * BLOCK_ROWS;
+    const int64_t end = mhai_min_i64(first + BLOCK_ROWS, job->dy->shape[0]);
+    float *z = job->z + worker * n;
+    double *sums = job->sums ? job->sums + block * 2 * n : NULL;
+    if (sums) memset(sums, 0, (size_t)(2 * n) * sizeof(double));
+    for (int64_t row = first; row < end; row++) {
+        const float *dy = mhai_nn_row(job->dy, row);
+        mhai_norm_load(job->norm, row, z);
+        mhai_norm_row m = mhai_norm_measure(job->norm, z);
+        for (int64_t i = 0; sums && i < n; i++) {
+            sums[i] += (double)dy[i] * ((double)z[i] - m.mean) * m.scale;
+            sums[n + i] += (double)dy[i];
+        }
+        if (job->dx) write_dx(job, row, z, m);
+    }
+}
+
+static void join_sums(const backward_job *job, int64_t blocks, int64_t part, const mha_tensor *out)
+{
+    const int64_t n = job->dy->shape[1];
+    float *to = out ? out->data : NULL;
+    for (int64_t i = 0; to && i < n; i++) {
+        double sum = 0;
+        for (int64_t block = 0; block < blocks; block++)
+            sum += job->sums[(block * 2 + part) * n + i];
+        to[i] = (float)((double)to[i] + sum);
+    }
+}
+
+static mha_status check(const mhai_norm *norm, const mha_tensor *dy, uint32_t flags,
+                        const mha_tensor *dx, const mha_tensor *dweight, const mha_tensor *dbias)
+{
+    MHA_TRY(mhai_nn_flags(norm->function, flags));
+    MHA_TRY(mhai_norm_check(norm));
+    int64_t rows = norm->x->shape[0], width = norm->x->shape[1];
+    MHA_TRY(mhai_nn_matrix("dy", dy, rows, width));
+    MHA_TRY(mhai_nn_out_matrix("dx", dx, rows, width));
+    MHA_TRY(mhai_nn_out_vector("dweight", dweight, width));
+    MHA_TRY(mhai_nn_out_vector("dbias", dbias, width));
+    MHA_TRY(mhai_nn_alias("dx", dx, "dy", dy));
+    const mha_tensor *inputs[] = {norm->x, norm->residual, norm->weight};
+    const char *names[] = {"x", "residual", "weight"};
+    for (int i = 0; i < 3; i++) {
+        MHA_TRY(mhai_tensor_check_disjoint("dx", dx, names[i], inputs[i]));
+        MHA_TRY(mhai_tensor_check_disjoint("dweight", dweight, names[i], inputs[i]));
+        MHA_TRY(mhai_tensor_check_disjoint("dbias", dbias, names[i], inputs[i]));
+    }
+    MHA_TRY(mhai_tensor_check_disjoint("dweight", dweight, "dy", dy));
+    MHA_TRY(mhai_tensor_check_disjoint("dbias", dbias, "dy", dy));
+    MHA_TRY(mhai_tensor_check_disjoint("dweight", dweight, "dx", dx));
+    MHA_TRY(mhai_tensor_check_disjoint("dbias", dbias, "dx", dx));
+    return mhai_tensor_check_disjoint("dweight", dweight, "dbias", dbias);
+}
+
+static mha_status backward(mha_context *context, const mhai_norm *norm, const mha_tensor *dy,
+                           uint32_t flags, const mha_tensor *dx, const mha_tensor *dweight,
+                           const mha_tensor *dbias)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "%s: context is NULL", norm->function);
+    MHA_TRY(check(norm, dy, flags, dx, dweight, dbias));
+    const int64_t blocks = mhai_ceil_div(dy->shape[0], BLOCK_ROWS), n = dy->shape[1];
+    backward_job job = {.norm = norm, .dy = dy, .dx = dx, .add = (flags & MHA_GRADIENT_ADD) != 0};
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status = MHA_OK;
+    void *memory;
+    if (n == 0 || blocks == 0) return MHA_OK;
+    MHA_TRY_GOTO(
+        mha_scratch_alloc(context, mha_context_threads(context) * n, sizeof(float), &memory), done);
+    job.z = memory;
+    if (dweight || dbias) {
+        MHA_TRY_GOTO(mha_scratch_alloc(context, blocks * 2 * n, sizeof(double), &memory), done);
+        job.sums = memory;
+    }
+    mha_parallel_for(context, blocks, run_block, &job);
+    join_sums(&job, blocks, 0, dweight);
+    join_sums(&job, blocks, 1, dbias);
+done:
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+mha_status mha_layer_norm_backward(mha_context *context, const mha_tensor *x,
+                                   const mha_tensor *residual, const mha_tensor *weight,
+                                   float epsilon, const mha_tensor *dy, uint32_t flags,
+                                   const mha_tensor *dx, const mha_tensor *dweight,
+                                   const mha_tensor *dbias)
+{
+    return backward(
+        context,
+        &(mhai_norm){"mha_layer_norm_backward", true, x, residual, weight, NULL, (double)epsilon},
+        dy, flags, dx, dweight, dbias);
+}
+
+mha_status mha_rms_norm_backward(mha_context *context, const mha_tensor *x,
+                                 const mha_tensor *residual, const mha_tensor *weight,
+                                 float epsilon, const mha_tensor *dy, uint32_t flags,
+                                 const mha_tensor *dx, const mha_tensor *dweight)
+{
+    return backward(
+        context,
+        &(mhai_norm){"mha_rms_norm_backward", false, x, residual, weight, NULL, (double)epsilon},
+        dy, flags, dx, dweight, NULL);
+}

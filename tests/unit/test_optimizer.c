@@ -1,0 +1,239 @@
+/* Steps of AdamW and SGD against the formulas in double, with bounds of the roundings; the
+ * gradient's norm, the schedule, bits and misuse. */
+#include "support/machines.h"
+#include "support/rng.h"
+#include "support/tally.h"
+
+#include <multihead/optimizer.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const double u = 0x1p-24;
+enum { COUNT = 9000 }; /* three pieces, the last not whole */
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_null(strchr(detail, '\n'));
+    assert_non_null(strstr(detail, word));
+}
+
+static float *numbers(rng *r, double factor, bool positive)
+{
+    float *x = malloc(COUNT * sizeof *x);
+    assert_non_null(x);
+    for (int i = 0; i < COUNT; i++) {
+        float value = (float)((double)rng_normal(r) * factor);
+        x[i] = positive ? fabsf(value) : value;
+    }
+    return x;
+}
+
+static float *copy_of(const float *x)
+{
+    float *copy = malloc(COUNT * sizeof *copy);
+    assert_non_null(copy);
+    return memcpy(copy, x, COUNT * sizeof *copy);
+}
+
+static mha_adamw some_adamw(rng *r)
+{
+    return (mha_adamw){.struct_size = sizeof(mha_adamw),
+                       .learning_rate = rng_uniform(r) * 0.1,
+                       .beta1 = 0.8 + 0.15 * rng_uniform(r),
+                       .beta2 = 0.9 + 0.0999 * rng_uniform(r),
+                       .epsilon = rng_chance(r, 0.3) ? 0 : 1e-6,
+                       .weight_decay = rng_chance(r, 0.5) ? 0 : 0.1,
+                       .gradient_scale = rng_chance(r, 0.5) ? 0 : rng_uniform(r),
+                       .step = rng_between(r, 1, 5000)};
+}
+
+/* g carries 2 roundings (scale, product), so m is good to 4 u of each term and v to 7 u; the
+ * root halves that, and with its factor and the addition the divisor is good to 7 u; rate, product
+ * and quotient add 4 u, 1 - rate decay 2 u, the difference 1 u. */
+static void adamw(void **state)
+{
+    (void)state;
+    machines all = machines_make(3);
+    tally t = {.name = "AdamW"};
+    for (int i = 0; i < rng_cases(20, 300); i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        mha_adamw s = some_adamw(&r);
+        float *p = numbers(&r, 1, false), *g = numbers(&r, 0.1, false);
+        float *m = numbers(&r, 0.1, false), *v = numbers(&r, 0.01, true);
+        float *p0 = copy_of(p), *m0 = copy_of(m), *v0 = copy_of(v);
+        assert_int_equal(mha_adamw_step(all.each[i % all.count].context, &s, COUNT, p, g, m, v),
+                         MHA_OK);
+        double scale = s.gradient_scale == 0 ? 1 : s.gradient_scale;
+        double epsilon = s.epsilon == 0 ? 1e-8 : s.epsilon;
+        double first = 1 - pow(s.beta1, (double)s.step), second = 1 - pow(s.beta2, (double)s.step);
+        for (int k = 0; k < COUNT; k++) {
+            double gk = (double)g[k] * scale, old_m = s.beta1 * (double)m0[k];
+            double new_m = old_m + (1 - s.beta1) * gk;
+            double size_m = fabs(old_m) + (1 - s.beta1) * fabs(gk);
+            double new_v = s.beta2 * (double)v0[k] + (1 - s.beta2) * gk * gk;
+            double divisor = sqrt(new_v / second) + epsilon;
+            double move = s.learning_rate / first * new_m / divisor;
+            double kept = (double)p0[k] * (1 - s.learning_rate * s.weight_decay);
+            double bound = 11 * u * fabs(move) +
+                           4 * u * size_m * s.learning_rate / first / divisor + 3 * u * fabs(kept) +
+                           u * fabs(kept - move);
+            if (!tally_compare(&t, (double)m[k], new_m, 4 * u * size_m) ||
+                !tally_compare(&t, (double)v[k], new_v, 7 * u * new_v) ||
+                !tally_compare(&t, (double)p[k], kept - move, bound))
+                fail_msg("case %d, parameter %d: p %g m %g v %g", i, k, (double)p[k], (double)m[k],
+                         (double)v[k]);
+        }
+        free(p), free(g), free(m), free(v), free(p0), free(m0), free(v0);
+    }
+    tally_print(&t);
+    assert_true(tally_is_sharp(&t));
+    machines_free(&all);
+}
+
+static void sgd(void **state)
+{
+    (void)state;
+    machines all = machines_make(3);
+    tally t = {.name = "SGD"};
+    for (int i = 0; i < 20; i++) {
+        rng r = rng_make(rng_run_seed(), 500 + (uint64_t)i);
+        mha_sgd s = {.struct_size = sizeof s,
+                     .learning_rate = rng_uniform(&r),
+                     .momentum = rng_chance(&r, 0.5) ? 0.9 : 0,
+                     .weight_decay = rng_chance(&r, 0.5) ? 0.1 : 0,
+                     .gradient_scale = rng_chance(&r, 0.5) ? 0.5 : 0};
+        float *p = numbers(&r, 1, false), *g = numbers(&r, 1, false), *v = numbers(&r, 1, false);
+        float *p0 = copy_of(p), *v0 = copy_of(v);
+        assert_int_equal(mha_sgd_step(all.each[i % all.count].context, &s, COUNT, p, g, v), MHA_OK);
+        double scale = s.gradient_scale == 0 ? 1 : s.gradient_scale;
+        for (int k = 0; k < COUNT; k++) {
+            double gk = (double)g[k] * scale + s.weight_decay * (double)p0[k];
+            double size = fabs((double)g[k] * scale) + s.weight_decay * fabs((double)p0[k]);
+            double velocity = s.momentum * (double)v0[k] + gk;
+            size += s.momentum * fabs((double)v0[k]);
+            double exact = (double)p0[k] - s.learning_rate * velocity;
+            double bound = 7 * u * s.learning_rate * size + u * fabs(exact);
+            if (!tally_compare(&t, (double)p[k], exact, bound)) fail_msg("parameter %d", k);
+            assert_true(s.momentum > 0 || v[k] == v0[k]);
+        }
+        free(p), free(g), free(v), free(p0), free(v0);
+    }
+    tally_print(&t);
+    assert_true(tally_is_sharp(&t));
+    machines_free(&all);
+}
+
+/* Steps and norms have the same bits with any number of threads, and a step in two parts those of
+ * one. */
+static void bits(void **state)
+{
+    (void)state;
+    float *p[3], *m[3], *v[3];
+    double norm[3];
+    for (int j = 0; j < 3; j++) {
+        machines all = machines_make(j == 0 ? 1 : j == 1 ? 2 : 8);
+        mha_context *context = all.each[0].context;
+        rng r = rng_make(rng_run_seed(), 900);
+        mha_adamw s = some_adamw(&r);
+        float *g = numbers(&r, 1, false);
+        p[j] = numbers(&r, 1, false), m[j] = numbers(&r, 1, false), v[j] = numbers(&r, 1, true);
+        int64_t part = j == 2 ? 4100 : COUNT;
+        assert_int_equal(mha_adamw_step(context, &s, part, p[j], g, m[j], v[j]), MHA_OK);
+        assert_int_equal(mha_adamw_step(context, &s, COUNT - part, p[j] + part, g + part,
+                                        m[j] + part, v[j] + part),
+                         MHA_OK);
+        assert_int_equal(mha_gradient_norm(context, COUNT, g, &norm[j]), MHA_OK);
+        double sum = 0;
+        for (int k = 0; k < COUNT; k++) sum += (double)g[k] * (double)g[k];
+        assert_true(fabs(norm[j] - sqrt(sum)) < 1e-12 * sqrt(sum));
+        assert_true(norm[j] == norm[0]);
+        assert_memory_equal(p[j], p[0], COUNT * sizeof(float));
+        assert_memory_equal(m[j], m[0], COUNT * sizeof(float));
+        free(g);
+        machines_free(&all);
+    }
+    for (int j = 0; j < 3; j++) free(p[j]), free(m[j]), free(v[j]);
+}
+
+static double rate_at(const mha_schedule *s, int64_t step)
+{
+    double rate = -1;
+    assert_int_equal(mha_learning_rate(s, step, &rate), MHA_OK);
+    return rate;
+}
+
+static void schedule(void **state)
+{
+    (void)state;
+    mha_schedule s = {.struct_size = sizeof s, .peak = 0.01, .warm_up = 50, .decay = 950};
+    s.floor = 0.1;
+    assert_true(fabs(rate_at(&s, 1) - 0.01 / 50) < 1e-16);
+    assert_true(rate_at(&s, 50) == 0.01);
+    for (int64_t step = 51; step <= 2000; step++) {
+        double x = step < 1000 ? (double)(step - 50) / 950 : 1;
+        double exact = 0.01 * (0.1 + 0.9 * (1 + cos(3.141592653589793 * x)) / 2);
+        assert_true(fabs(rate_at(&s, step) - exact) < 1e-16);
+    }
+    s.decay = s.warm_up = 0;
+    assert_true(rate_at(&s, 1) == 0.01 && rate_at(&s, INT64_MAX) == 0.01);
+    double rate = 7;
+    expect_error(mha_learning_rate(&s, 0, &rate), MHA_ERR_ARGUMENT, "step 0");
+    s.floor = 2;
+    expect_error(mha_learning_rate(&s, 1, &rate), MHA_ERR_ARGUMENT, "floor is 2, expected 0..1");
+    assert_true(rate == 7);
+}
+
+static void errors(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *x = all.each[0].context;
+    float p[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1}, m[4] = {0}, v[4] = {0};
+    const mha_adamw good = {.struct_size = sizeof good, .learning_rate = 0.1, .step = 1};
+    mha_adamw s = good;
+#define STEP mha_adamw_step(x, &s, 4, p, g, m, v)
+    expect_error(mha_adamw_step(NULL, &s, 4, p, g, m, v), MHA_ERR_NULL, "context");
+    expect_error(mha_adamw_step(x, &s, 4, p, g, NULL, v), MHA_ERR_NULL, "array");
+    expect_error(mha_adamw_step(x, &s, -1, p, g, m, v), MHA_ERR_ARGUMENT, "-1");
+    s.struct_size = 3;
+    expect_error(STEP, MHA_ERR_ARGUMENT, "struct_size");
+    s = good, s.step = 0;
+    expect_error(STEP, MHA_ERR_ARGUMENT, "step is 0");
+    s = good, s.learning_rate = NAN;
+    expect_error(STEP, MHA_ERR_ARGUMENT, "learning_rate");
+    s = good, s.beta1 = 1;
+    expect_error(STEP, MHA_ERR_ARGUMENT, "beta1");
+    s = good, s.epsilon = -1;
+    expect_error(STEP, MHA_ERR_ARGUMENT, "epsilon");
+    s = good, s.reserved = 1;
+    expect_error(STEP, MHA_ERR_UNSUPPORTED, "reserved");
+#undef STEP
+    mha_sgd d = {.struct_size = sizeof d, .learning_rate = 0.1, .momentum = 0.9};
+    expect_error(mha_sgd_step(x, &d, 4, p, g, NULL), MHA_ERR_NULL, "velocity");
+    d.momentum = -1;
+    expect_error(mha_sgd_step(x, &d, 4, p, g, v), MHA_ERR_ARGUMENT, "momentum is -1");
+    double norm;
+    expect_error(mha_gradient_norm(x, 4, NULL, &norm), MHA_ERR_NULL, "array");
+    for (int i = 0; i < 4; i++) assert_true(p[i] == (float)(i + 1) && m[i] == 0 && v[i] == 0);
+    machines_free(&all);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(adamw),    cmocka_unit_test(sgd),    cmocka_unit_test(bits),
+        cmocka_unit_test(schedule), cmocka_unit_test(errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
