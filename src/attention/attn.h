@@ -101,8 +101,12 @@ int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, 
 /* How the tiled path divides a problem. A chunk is a run of query rows of one key/value head; the
  * rows of its query heads follow each other: row r is query r % T of head r / T of the group. */
 typedef struct mhai_attn_tiling {
-    int64_t chunk_rows; /* rows of a chunk, the last may have fewer */
-    int64_t items;      /* chunks of all key/value heads of all sequences */
+    int64_t chunk_rows;      /* rows of a chunk, the last may have fewer */
+    int64_t items;           /* chunks of all key/value heads of all sequences */
+    int64_t runs;            /* of consecutive queries of one head in a chunk, at most */
+    int64_t average_queries; /* of an item of the average over heads */
+    int64_t chosen_rows;     /* of an item of the chosen rows */
+    int64_t kept_rows;       /* whose m and l later passes need */
     size_t worker_bytes;
 } mhai_attn_tiling;
 

@@ -390,18 +390,6 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
 static mha_status choose_path(mha_path asked, mhai_attn_problem *p)
 {
     bool fits = p->D <= MHA_TILED_MAX_HEAD_DIM && p->Dv <= MHA_TILED_MAX_HEAD_DIM;
-    const mhai_attn_wanted *want = &p->want;
-    bool beyond = want->average.data || want->scores.data || want->column_sums.data ||
-                  want->heads || want->rows || want->dropped || mhai_attn_wants_statistics(want);
-    if (fits && beyond && asked != MHA_PATH_PLAIN) {
-        if (p->strict)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "an output that only path plain computes was asked for; ask for plain, "
-                            "or clear MHA_ATTENTION_STRICT");
-        p->path = MHA_PATH_PLAIN;
-        p->reason = "an output that only the plain path computes was asked for";
-        return MHA_OK;
-    }
     if (asked == MHA_PATH_TILED && !fits && p->strict)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "path tiled takes head sizes up to %d, not %lld and %lld; use path auto or "

@@ -1,5 +1,5 @@
 /* The public calls: check, choose, run; and the account that explain gives of it. */
-#include "attention/attn.h"
+#include "attention/attn_tiles.h"
 
 #include "base/checked.h"
 #include "base/context.h"
@@ -48,26 +48,31 @@ static double output_bytes(const mhai_attn_problem *p)
     return bytes;
 }
 
+/* As scratch is handed out. */
+static size_t rounded(size_t bytes)
+{
+    return bytes / 64 * 64 + 64;
+}
+
 static mha_status scratch_bytes(const mha_context *context, const mhai_attn_problem *p,
                                 mha_attention_plan *plan)
 {
-    size_t worker = 0;
+    size_t worker = 0, shared = 0;
     if (p->path == MHA_PATH_TILED) {
         mhai_attn_tiling tiling;
         MHA_TRY(mhai_attn_tile(p, context->num_threads, (int)plan->row_block, &tiling));
         plan->work_items = tiling.items;
         worker = tiling.worker_bytes;
+        if (mhai_attn_needs_kept(p))
+            shared += rounded((size_t)tiling.kept_rows * 2 * sizeof(float));
+        if (p->query_starts) shared += rounded((size_t)(p->B + 1) * sizeof(int64_t));
     } else {
         MHA_TRY(mhai_attn_plain_bytes(p, &worker));
         plan->work_items = p->q.shape[0] * p->H * p->q.shape[2]; /* ragged too */
     }
-    size_t index = 0; /* where each sequence of a ragged batch begins, aligned as all scratch is */
-    if (p->path == MHA_PATH_TILED && p->query_starts)
-        index = ((size_t)p->B + 1) * sizeof(int64_t) + 64;
     if (!mhai_mul_size(worker, (size_t)context->num_threads, &plan->scratch_bytes) ||
-        plan->scratch_bytes > SIZE_MAX - index)
+        __builtin_add_overflow(rounded(plan->scratch_bytes), shared, &plan->scratch_bytes))
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
-    plan->scratch_bytes += index;
     return MHA_OK;
 }
 

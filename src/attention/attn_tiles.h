@@ -1,5 +1,13 @@
-/* Between the driver of the tiled path and its masks: one worker's memory, the chunk it works on,
- * the key block at hand, and a strip of rows against that block. */
+/* What all passes of the tiled path are made of: one worker's memory, the chunk of query rows it
+ * works on, the key block at hand, a strip of rows against that block, and two walks over them:
+ *
+ *   mhai_attn_walk_chunk  row-major: the rows of a chunk against all their key blocks, in order
+ *   mhai_attn_walk_keys   key-major: a key block against all rows of its key/value head, in order
+ *
+ * A pass is a visitor: its strip() is called for each strip against each block, with the block's
+ * keys packed (w->k), its values if asked for (w->v), the strip's queries (strip->tile.q) and mask
+ * ready for a kernel. What is summed over a walk has one owner and one order, so the bits depend
+ * neither on threads nor on how rows are cut into chunks. */
 #ifndef MHAI_ATTN_TILES_H
 #define MHAI_ATTN_TILES_H
 
@@ -14,19 +22,27 @@ typedef struct mhai_attn_workspace {
         *window;        /* [rows] keys within causal and length; and within the window */
     uint8_t *bad_query; /* [rows] not finite */
     uint8_t *bad_key, *bad_value, *visible;
-    uint8_t *keep;        /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK] composed mask of a strip */
-    float *relative;      /* terms by distance, a table for each run of rows of one head */
-    int64_t *relative_at; /* [rows] where in it a row's entry for the block's key 0 is */
-    float *shaw_keys;     /* [rows][2k+1 padded] q times the table, in units of scores */
-    float *shaw_values;   /* [rows][2k+1 padded] p summed by distance */
-    float *shaw_panels;   /* a packed table */
+    uint8_t *keep;            /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK] composed mask of a strip */
+    float *relative;          /* terms by distance, a table for each run of rows of one head */
+    int64_t *relative_at;     /* [rows] where in it a row's entry for the block's key 0 is */
+    float *shaw_keys;         /* [rows][2k+1 padded] q times the table, in units of scores */
+    float *shaw_values;       /* [rows][2k+1 padded] p summed by distance */
+    float *shaw_panels;       /* a packed table */
+    double *entropy;          /* [rows] statistics on their way */
+    float *largest, *log_sum; /* [rows], log_sum is log2 of l */
+    int64_t *largest_key;     /* [rows] */
+    double *columns;          /* [MHAI_KEY_BLOCK] sums over rows */
     size_t bytes;
 } mhai_attn_workspace;
 
+/* Rows of some heads of one key/value head: with i = first + r, row r is head head0 + i / width and
+ * the (i % width)-th of `width` queries: query0 and on, or those of a list. */
 typedef struct mhai_attn_chunk {
     mhai_attn_sequence seq;
     int64_t hk;
-    int64_t first, rows;    /* of the key/value head's rows */
+    int64_t first, rows;
+    int64_t head0, query0, width;
+    const int64_t *list;    /* NULL, or rows of the tensors; query0 is not read then */
     mhai_attn_range limit;  /* hull of the rows' limits */
     mhai_attn_range window; /* hull of the rows' windows that are not empty */
     bool global_query;      /* some row is not bound by the window */
@@ -52,6 +68,86 @@ typedef struct mhai_attn_strip {
     bool masked;   /* the tile needs the mask */
 } mhai_attn_strip;
 
+/* One pass, or several over the same problem; what all of them share. */
+typedef struct mhai_attn_walk {
+    const mhai_attn_problem *p;
+    const mhai_kernels *kernels;
+    mhai_attn_tiling tiling;
+    const int64_t *first_item; /* [B + 1] of each sequence; NULL: all have the same number */
+    unsigned char *memory;
+    mhai_dropout dropout; /* what all strips share */
+} mhai_attn_walk;
+
+enum {
+    MHAI_WALK_VALUES = 1 << 0, /* pack values too */
+    MHAI_WALK_ALL = 1 << 1     /* row-major: visit what sees nothing as well, up to column S, with
+                                  tile.begin == tile.end; only the strip's rows are set then */
+};
+
+typedef struct mhai_attn_visitor {
+    unsigned options;
+    void *user;
+    /* A chunk's rows are placed and its queries loaded; m and l are those of no keys (or the sink).
+     * A later pass puts the final ones there. NULL: nothing to do. */
+    void (*chunk)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w);
+    void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                  const mhai_attn_block *block, mhai_attn_strip *strip);
+} mhai_attn_visitor;
+
+/* ---- attn_rows.c: memory and rows ------------------------------------------------------------ */
+
+int64_t mhai_attn_padded_values(const mhai_attn_problem *p); /* Dv in whole panels */
+int64_t mhai_attn_padded_shaw(const mha_tensor *table);      /* likewise its rows; 0 without it */
+
+/* A workspace of the tiling's sizes in memory; with memory NULL only its size is of use. */
+mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
+                                      int tile_rows, unsigned char *memory);
+mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worker);
+
+/* Where the chunk's rows stand and what they see; then their queries, scaled, and what Shaw's
+ * tables need of them. */
+void mhai_attn_place_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
+void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
+
+/* Shaw's values: after a tile, and when all tiles are done. */
+void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                               const mhai_attn_workspace *w, const mhai_attn_block *block,
+                               const mhai_attn_strip *strip);
+void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                                  mhai_attn_workspace *w);
+
+/* ---- attn_walk.c ----------------------------------------------------------------------------- */
+
+/* The chunk of an item < tiling.items: a run of rows of one key/value head. */
+mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item);
+
+/* Index of ragged items and the workers' memory, from the context's scratch. */
+MHA_NODISCARD mha_status mhai_attn_walk_begin(mha_context *context, mhai_attn_walk *walk);
+
+/* Row-major, of a chunk whose seq, hk, rows and what places them are set. */
+void mhai_attn_walk_chunk(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w,
+                          const mhai_attn_visitor *visitor);
+
+/* Key-major: items are blocks of MHAI_KEY_BLOCK keys of the key/value heads of all sequences. Each
+ * walks all rows that see any of it, head after head and query after query, in chunks that are cut
+ * anywhere. Where the block begins beyond the sequence's keys nothing is visited. */
+int64_t mhai_attn_key_items(const mhai_attn_walk *walk);
+typedef struct mhai_attn_key_item {
+    mhai_attn_sequence seq;
+    int64_t hk, key;
+} mhai_attn_key_item;
+mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t item);
+void mhai_attn_walk_keys(const mhai_attn_walk *walk, const mhai_attn_key_item *item,
+                         mhai_attn_workspace *w, const mhai_attn_visitor *visitor);
+
+/* What dropout needs for a strip. */
+void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                           const mhai_attn_workspace *w, const mhai_attn_block *block,
+                           const mhai_attn_strip *strip, mhai_dropout *dropout);
+
+/* ---- attn_mask.c ----------------------------------------------------------------------------- */
+
+/* The block at key of a chunk whose limit is set. */
 mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                    int64_t key);
 
@@ -63,5 +159,27 @@ bool mhai_attn_block_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w, const mhai_attn_block *block,
                           mhai_attn_strip *strip);
+
+/* ---- attn_outputs.c, attn_sums.c: passes after the forward ----------------------------------- */
+
+/* The final m and l of every row, [batch][H][rows of q]; from scratch if a later pass needs them.
+ */
+typedef struct mhai_attn_kept {
+    float *m, *l;
+} mhai_attn_kept;
+
+bool mhai_attn_needs_kept(const mhai_attn_problem *p);
+void mhai_attn_keep_rows(const mhai_attn_kept *kept, const mhai_attn_problem *p,
+                         const mhai_attn_chunk *c, const mhai_attn_workspace *w);
+void mhai_attn_restore_rows(const mhai_attn_kept *kept, const mhai_attn_problem *p,
+                            const mhai_attn_chunk *c, const mhai_attn_workspace *w);
+
+/* Probabilities, scores and the statistics of rows. */
+void mhai_attn_run_outputs(mha_context *context, const mhai_attn_walk *walk,
+                           const mhai_attn_kept *kept);
+
+/* Average over heads, sums over rows. */
+void mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
+                        const mhai_attn_kept *kept);
 
 #endif

@@ -77,6 +77,14 @@ typedef struct mhai_dropout {
     uint32_t query[MHAI_MAX_ROWS], head[MHAI_MAX_ROWS], batch;
 } mhai_dropout;
 
+/* What tile_probabilities says of its rows, over the keys of the tile: -sum p log p in nats (with
+ * -log p from the score, so that small p keep theirs), and the largest p. Of a row whose sum is NaN
+ * neither means anything. */
+typedef struct mhai_tile_statistics {
+    const float *log_sum; /* [rows] in: log2 of l; NULL: no entropy wanted */
+    float entropy[MHAI_MAX_ROWS], largest[MHAI_MAX_ROWS];
+} mhai_tile_statistics;
+
 /* A strip of query rows against one key block. Scores are in units of log2 e: q comes multiplied
  * by scale * log2 e. */
 typedef struct mhai_tile {
@@ -90,14 +98,17 @@ typedef struct mhai_tile {
     float *s;       /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
     float *o;       /* [rows][value_panels * 32], sum of p v, in and out */
     float *m, *l;   /* [rows], running maximum (log2 units) and sum, in and out */
-    const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, scores as they are */
-    const mhai_dropout *dropout; /* NULL: none; not used by tile_probabilities */
-    float *alpha;                /* [rows] out, the factor a; NULL: not wanted */
+    const mhai_tile_mask *mask;       /* NULL: every row sees begin .. end, scores as they are */
+    const mhai_dropout *dropout;      /* NULL: none; not used by tile_probabilities */
+    float *alpha;                     /* [rows] out, the factor a; NULL: not wanted */
+    mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not wanted */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
  * 1): m' = max(m, max_s score), p = 2^(score - m'), a = 2^(m - m'), l = a l + sum p, o = a o + p V.
- * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l. */
+ * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l.
+ * tile_masked_scores: s[r][begin .. end) = the score in natural units, -inf where it is hidden.
+ * tile_drop: dropout of s[r][begin .. end), which holds probabilities. */
 
 /* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 

@@ -458,8 +458,11 @@ static void plans_come_true(void **state)
         mha_context *context;
         mha_attention_plan plan;
         assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
+        const mha_attention_outputs outputs = {
+            .struct_size = sizeof outputs, .lse = &x.lse.view, .probabilities = &x.p.view};
         assert_int_equal(mha_attention_explain(context, &p.desc, &p.q.view, &p.k.view, &p.v.view,
-                                               NULL, NULL, &plan),
+                                               &x.o.view, &outputs, &plan),
                          MHA_OK);
         assert_int_equal(plan.path,
                          p.desc.path == MHA_PATH_PLAIN ? MHA_PATH_PLAIN : MHA_PATH_TILED);
@@ -470,7 +473,6 @@ static void plans_come_true(void **state)
         assert_true(plan.flops == 2.0 * (double)(n.D + n.Dv) * (double)plan.visible_pairs);
         assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
         int64_t calls = memory.calls;
-        outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
         assert_int_equal(problem_run(context, &p, p.desc.path, &x), MHA_OK);
         if (memory.calls != calls)
             fail_msg("%s: %zu bytes were promised to be enough", p.text, plan.scratch_bytes);

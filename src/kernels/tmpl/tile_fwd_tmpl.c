@@ -234,16 +234,62 @@ static void row_probabilities(float *s, int begin, int end, float m, float l)
     for (int j = begin; j < end; j += VF_LANES) vf_store(s + j, vf_div(vf_load(s + j), sum));
 }
 
+/* row_probabilities of a row with keys, and -sum p log p on the way: -log p = (m - s + log2 l) ln 2
+ * whatever p has lost to rounding. Hidden keys are at a finite distance where p is flushed to 0.
+ * l >= 1, since the largest key of the row added 1 to it, so no term is negative. */
+static float row_entropy(float *s, int begin, int end, float m, float l, float log_sum)
+{
+    vf sum[LANES16];
+    const vf top = vf_set1(m), divisor = vf_set1(l), tail = vf_set1(log_sum);
+    UNROLL for (int i = 0; i < LANES16; i++) sum[i] = vf_zero();
+    for (int j = begin; j < end; j += 16) UNROLL for (int i = 0; i < LANES16; i++)
+        {
+            vf x = vf_max(vf_sub(vf_load(s + j + i * VF_LANES), top), vf_set1(-160.0f));
+            vf p = vf_div(vf_exp2(x), divisor);
+            vf_store(s + j + i * VF_LANES, p);
+            sum[i] = vf_fma(p, vf_sub(tail, x), sum[i]);
+        }
+    return vf_sum16(sum) * 0x1.62e430p-1f; /* ln 2 */
+}
+
+static void finish_probabilities(const mhai_tile *t, int row, int end)
+{
+    const float m = t->m[row], l = t->l[row];
+    float *s = score_row(t, row);
+    mhai_tile_statistics *statistics = t->statistics;
+    if (l != l)
+        nan_probabilities(s, t->begin, end);
+    else if (statistics && statistics->log_sum && m != -__builtin_inff())
+        statistics->entropy[row] = row_entropy(s, t->begin, end, m, l, statistics->log_sum[row]);
+    else
+        row_probabilities(s, t->begin, end, m, l);
+    if (statistics) statistics->largest[row] = row_max(s, t->begin, end);
+}
+
 static void tile_probabilities(const mhai_tile *t)
 {
     tile_scores(t);
     for (int row = 0; row < t->rows; row++) {
-        int end = prepare_row(t, row);
-        if (t->l[row] == t->l[row])
-            row_probabilities(score_row(t, row), t->begin, end, t->m[row], t->l[row]);
-        else
-            nan_probabilities(score_row(t, row), t->begin, end);
+        if (t->statistics) t->statistics->entropy[row] = 0;
+        finish_probabilities(t, row, prepare_row(t, row));
     }
+}
+
+static void tile_masked_scores(const mhai_tile *t)
+{
+    const vf unit = vf_set1(0x1.62e430p-1f); /* ln 2 */
+    tile_scores(t);
+    for (int row = 0; row < t->rows; row++) {
+        int end = prepare_row(t, row);
+        float *s = score_row(t, row);
+        for (int j = t->begin; j < end; j += VF_LANES)
+            vf_store(s + j, vf_mul(vf_load(s + j), unit));
+    }
+}
+
+static void tile_drop(const mhai_tile *t)
+{
+    for (int row = 0; row < t->rows; row++) drop_row(t, row);
 }
 
 /* Adding +0 turns a result of -0 into +0, so that its sign does not tell how many empty key blocks

@@ -1,0 +1,230 @@
+/* A worker's memory and the rows of a chunk in it: where they stand, what they see, their queries,
+ * and the sums by distance of Shaw's relative positions. */
+#include "attention/attn_tiles.h"
+
+#include "base/checked.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double log2_e = 1.4426950408889634;
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+int64_t mhai_attn_padded_values(const mhai_attn_problem *p)
+{
+    return mhai_round_up(p->Dv, MHAI_PANEL);
+}
+
+/* Columns of a row's table of distances. */
+int64_t mhai_attn_padded_shaw(const mha_tensor *table)
+{
+    return table->data ? mhai_round_up(table->shape[0], MHAI_PANEL) : 0;
+}
+
+static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
+{
+    void *part = memory ? memory + *used : NULL;
+    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
+    return part;
+}
+
+/* Each run of consecutive queries of one head has a table of distances of its own. */
+static int64_t relative_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
+{
+    if (!mhai_attn_has_relative(p)) return 0;
+    return tiling->runs * MHAI_KEY_BLOCK + tiling->chunk_rows;
+}
+
+/* Lay a workspace out in memory; with memory NULL only its size is of use. Every factor is bounded
+ * by constants of this library, or by attn_check.c (Shaw tables). */
+mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
+                                      int tile_rows, unsigned char *memory)
+{
+    mhai_attn_workspace w = {0};
+    const int64_t rows = tiling->chunk_rows;
+    size_t *used = &w.bytes;
+    int64_t shaw_keys = mhai_attn_padded_shaw(&p->shaw_keys),
+            shaw_values = mhai_attn_padded_shaw(&p->shaw_values);
+    w.q = carve(memory, used, rows * p->D, sizeof(float));
+    w.o = carve(memory, used, rows * mhai_attn_padded_values(p), sizeof(float));
+    w.m = carve(memory, used, rows, sizeof(float));
+    w.l = carve(memory, used, rows, sizeof(float));
+    w.k = carve(memory, used, MHAI_KEY_BLOCK * p->D, sizeof(float));
+    w.v = carve(memory, used, MHAI_KEY_BLOCK * mhai_attn_padded_values(p), sizeof(float));
+    w.s = carve(memory, used, (int64_t)tile_rows * MHAI_SCORE_STRIDE, sizeof(float));
+    w.head = carve(memory, used, rows, sizeof(int64_t));
+    w.query = carve(memory, used, rows, sizeof(int64_t));
+    w.limit = carve(memory, used, rows, sizeof(mhai_attn_range));
+    w.window = carve(memory, used, rows, sizeof(mhai_attn_range));
+    w.bad_query = carve(memory, used, rows, 1);
+    w.bad_key = carve(memory, used, MHAI_KEY_BLOCK, 1);
+    w.bad_value = carve(memory, used, MHAI_KEY_BLOCK, 1);
+    w.visible = carve(memory, used, (int64_t)MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
+    w.keep = carve(memory, used, (int64_t)MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
+    w.relative_at = carve(memory, used, mhai_attn_has_relative(p) ? rows : 0, sizeof(int64_t));
+    w.relative = carve(memory, used, relative_floats(p, tiling), sizeof(float));
+    w.shaw_keys = carve(memory, used, rows * shaw_keys, sizeof(float));
+    w.shaw_values = carve(memory, used, rows * shaw_values, sizeof(float));
+    w.shaw_panels = carve(memory, used,
+                          mhai_max_i64(shaw_keys * p->D, shaw_values * mhai_attn_padded_values(p)),
+                          sizeof(float));
+    bool statistics = mhai_attn_wants_statistics(&p->want);
+    w.entropy = carve(memory, used, statistics ? rows : 0, sizeof(double));
+    w.largest = carve(memory, used, statistics ? rows : 0, sizeof(float));
+    w.log_sum = carve(memory, used, statistics ? rows : 0, sizeof(float));
+    w.largest_key = carve(memory, used, statistics ? rows : 0, sizeof(int64_t));
+    w.columns = carve(memory, used, p->want.column_sums.data ? MHAI_KEY_BLOCK : 0, sizeof(double));
+    return w;
+}
+
+mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worker)
+{
+    return mhai_attn_lay_out(walk->p, &walk->tiling, walk->kernels->tile_rows,
+                             walk->memory + (size_t)worker * walk->tiling.worker_bytes);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static mhai_attn_range hull(mhai_attn_range a, mhai_attn_range b)
+{
+    if (a.begin >= a.end) return b;
+    if (b.begin >= b.end) return a;
+    return (mhai_attn_range){mhai_min_i64(a.begin, b.begin), mhai_max_i64(a.end, b.end)};
+}
+
+/* Where row r stands and what it sees. */
+static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_workspace *w,
+                      int64_t r)
+{
+    int64_t i = (c->first + r) % c->width;
+    int64_t t = c->list ? c->list[i] - c->seq.q0 : c->query0 + i;
+    w->head[r] = c->head0 + (c->first + r) / c->width;
+    w->query[r] = t;
+    w->limit[r] = mhai_attn_limit(p, &c->seq, t);
+    bool global = mhai_attn_flag(&p->global_queries, c->seq.batch, c->seq.q0 + t);
+    w->window[r] = global ? w->limit[r] : mhai_attn_window(p, &c->seq, t);
+    c->limit = hull(c->limit, w->limit[r]);
+    c->window = hull(c->window, w->window[r]);
+    c->global_query |= global;
+}
+
+/* The softmax starts without keys, or with the sink: a key of score sink and no value. */
+static void start_row(const mhai_attn_problem *p, mhai_attn_workspace *w, int64_t r)
+{
+    w->m[r] = -INFINITY;
+    w->l[r] = 0;
+    if (!p->sink_logits.data) return;
+    float sink = ((const float *)p->sink_logits.data)[w->head[r] * p->sink_logits.stride[0]];
+    if (sink == -INFINITY) return;
+    w->m[r] = (float)((double)sink * log2_e);
+    w->l[r] = 1;
+}
+
+void mhai_attn_place_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    c->limit = c->window = (mhai_attn_range){0, 0};
+    c->global_query = false;
+    for (int64_t r = 0; r < c->rows; r++) place_row(walk->p, c, w, r);
+}
+
+/* Queries scaled into the workspace. With a cap, scores take on the unit log2 e only after it. */
+static void load_queries(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    const mhai_attn_problem *p = walk->p;
+    const float factor = p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
+    c->bad_query = false;
+    for (int64_t r = 0; r < c->rows; r++) {
+        start_row(p, w, r);
+        bool finite;
+        walk->kernels->scale_row(
+            w->q + r * p->D, p->q.dtype,
+            mhai_attn_data(&p->q, c->seq.batch, w->head[r], c->seq.q0 + w->query[r]), p->D, factor,
+            &finite);
+        w->bad_query[r] = !finite;
+        c->bad_query |= !finite;
+    }
+    memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(p)) * sizeof(float));
+}
+
+/* out[r] = x[r] W for the rows of a chunk, W packed; each product is one chain over inner. */
+static void multiply_rows(const mhai_attn_walk *walk, int64_t rows, int64_t inner, int64_t cols,
+                          const float *x, int64_t x_stride, const float *panels, float *out,
+                          int64_t out_stride, bool first)
+{
+    for (int64_t r = 0; r < rows; r += walk->kernels->tile_rows)
+        walk->kernels->gemm_strip(
+            &(mhai_gemm){.rows = (int)mhai_min_i64(walk->kernels->tile_rows, rows - r),
+                         .inner = inner,
+                         .panels = mhai_ceil_div(cols, MHAI_PANEL),
+                         .cols = cols,
+                         .x = x + r * x_stride,
+                         .x_stride = x_stride,
+                         .w = panels,
+                         .panel_stride = inner * MHAI_PANEL,
+                         .first = first,
+                         .out = out + r * out_stride,
+                         .out_stride = out_stride});
+}
+
+/* ---- Shaw's relative positions --------------------------------------------------------------- */
+
+/* Every row's products with the table of keys; sums by distance at 0. */
+static void start_shaw(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    const mhai_attn_problem *p = walk->p;
+    const mha_tensor *table = &p->shaw_keys;
+    if (p->shaw_values.data)
+        memset(w->shaw_values, 0,
+               (size_t)(c->rows * mhai_attn_padded_shaw(&p->shaw_values)) * sizeof(float));
+    if (!table->data) return;
+    walk->kernels->pack_panels(&(mhai_pack){.out = w->shaw_panels,
+                                            .in = table->data,
+                                            .stride = table->stride[0],
+                                            .rows = table->shape[0],
+                                            .cols = p->D});
+    multiply_rows(walk, c->rows, p->D, table->shape[0], w->q, p->D, w->shaw_panels, w->shaw_keys,
+                  mhai_attn_padded_shaw(table), true);
+}
+
+void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    load_queries(walk, c, w);
+    start_shaw(walk, c, w);
+}
+
+/* After a tile: a row's sums by distance, w = a w + sum of p at that distance, keys in order. */
+void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                               const mhai_attn_workspace *w, const mhai_attn_block *block,
+                               const mhai_attn_strip *strip)
+{
+    int64_t columns = p->shaw_values.shape[0], farthest = columns / 2;
+    for (int r = 0; r < strip->tile.rows; r++) {
+        int64_t row = strip->first + r;
+        float *sums = w->shaw_values + row * mhai_attn_padded_shaw(&p->shaw_values);
+        const float *weights = strip->tile.s + r * MHAI_SCORE_STRIDE;
+        for (int64_t i = 0; i < columns; i++) sums[i] *= strip->tile.alpha[r];
+        int64_t base = block->key - (w->query[row] + c->seq.offset) + farthest;
+        for (int j = strip->tile.begin; j < strip->tile.end; j++)
+            sums[mhai_max_i64(0, mhai_min_i64(base + j, columns - 1))] += weights[j];
+    }
+}
+
+/* The table of values times the sums, MHAI_GEMM_BLOCK distances at a time. */
+void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                                  mhai_attn_workspace *w)
+{
+    const mha_tensor *table = &walk->p->shaw_values;
+    const int64_t rows = table->shape[0];
+    for (int64_t i = 0; table->data && i < rows; i += MHAI_GEMM_BLOCK) {
+        int64_t inner = mhai_min_i64(MHAI_GEMM_BLOCK, rows - i);
+        for (int64_t d = 0; d < walk->p->Dv; d++) /* packed transposed: outputs are columns d */
+            for (int64_t j = 0; j < inner; j++)
+                w->shaw_panels[d / MHAI_PANEL * inner * MHAI_PANEL + j * MHAI_PANEL +
+                               d % MHAI_PANEL] =
+                    ((const float *)table->data)[(i + j) * table->stride[0] + d];
+        multiply_rows(walk, c->rows, inner, walk->p->Dv, w->shaw_values + i,
+                      mhai_attn_padded_shaw(table), w->shaw_panels, w->o,
+                      mhai_attn_padded_values(walk->p), false);
+    }
+}

@@ -1,0 +1,360 @@
+/* How a problem is divided, and the two walks over its tiles (attn_tiles.h). */
+#include "attention/attn_tiles.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <multihead/component.h>
+
+/* A chunk packs its key blocks anew, so it should be long (packing 512 keys costs about as much as
+ * 15 query rows against them); its q and o should stay in a 1 MiB L2 beside the packed block.
+ * Rows of a list have tables of distances of their own, 2 KiB each. */
+enum { LONGEST_CHUNK = 768, SHORTEST_CHUNK = 256, LEAST_QUERIES = 64, LONGEST_LIST = 128 };
+
+/* ---- division of the work ------------------------------------------------------------------ */
+
+static int64_t chunks_of(const mhai_attn_problem *p, int64_t queries, int64_t chunk_rows)
+{
+    return chunk_rows > 0 ? mhai_ceil_div(p->group * queries, chunk_rows) : 0;
+}
+
+/* Runs of consecutive queries of one head in a chunk, at most. */
+static int64_t runs_of(const mhai_attn_problem *p, const mhai_attn_tiling *t)
+{
+    const int64_t rows = t->chunk_rows;
+    bool narrow = p->query_starts || p->want.average.data; /* heads may have one query each */
+    int64_t runs = mhai_min_i64(rows, p->group);
+    if (!narrow && p->T > 0) runs = mhai_min_i64(runs, rows / p->T + 2);
+    return p->want.rows ? mhai_max_i64(runs, t->chosen_rows) : runs;
+}
+
+/* Queries of an item of the average, whose rows are those of all heads. */
+static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t chunk_rows)
+{
+    int64_t queries = p->group > 0 ? chunk_rows / p->group : 0;
+    if (threads > 1)
+        queries = mhai_min_i64(queries, mhai_ceil_div(p->B * p->T, 4 * (int64_t)threads));
+    return mhai_max_i64(queries, LEAST_QUERIES);
+}
+
+mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows,
+                          mhai_attn_tiling *tiling)
+{
+    mhai_attn_tiling t = {0};
+    int64_t rows = p->group * p->T, heads = p->B * p->Hk;
+    int64_t chunks = mhai_ceil_div(rows, LONGEST_CHUNK);
+    /* More, shorter chunks if there is too little to share out. */
+    if (heads > 0 && heads * chunks < 4 * (int64_t)threads && threads > 1) {
+        int64_t wanted = mhai_ceil_div(4 * (int64_t)threads, heads);
+        int64_t most = mhai_max_i64(1, rows / SHORTEST_CHUNK);
+        chunks = mhai_max_i64(chunks, mhai_min_i64(wanted, most));
+    }
+    if (rows > 0) t.chunk_rows = mhai_round_up(mhai_ceil_div(rows, chunks), tile_rows);
+    t.chunk_rows = mhai_min_i64(t.chunk_rows, rows);
+    for (int64_t b = 0; b < (p->query_starts ? p->B : p->B > 0); b++) {
+        int64_t each = chunks_of(p, mhai_attn_sequence_of(p, b).T, t.chunk_rows), items;
+        if (!mhai_mul_i64(p->query_starts ? p->Hk : heads, each, &items) ||
+            !mhai_add_i64(t.items, items, &t.items))
+            return mha_fail(MHA_ERR_SIZE, "q: the number of pieces of work overflows 64 bits");
+    }
+    t.average_queries = average_queries(p, threads, t.chunk_rows);
+    t.chosen_rows = p->want.rows ? mhai_min_i64(t.chunk_rows, LONGEST_LIST) : t.chunk_rows;
+    t.runs = runs_of(p, &t);
+    t.kept_rows = mhai_attn_needs_kept(p) ? p->q.shape[0] * p->H * p->q.shape[2] : 0;
+    t.worker_bytes = mhai_attn_lay_out(p, &t, tile_rows, NULL).bytes;
+    *tiling = t;
+    return MHA_OK;
+}
+
+/* The sequence of an item: by division, or by search where sequences differ. */
+static int64_t sequence_of_item(const mhai_attn_walk *walk, int64_t *item)
+{
+    const mhai_attn_problem *p = walk->p;
+    if (!walk->first_item) {
+        int64_t each = p->Hk * chunks_of(p, p->T, walk->tiling.chunk_rows), b = *item / each;
+        *item %= each;
+        return b;
+    }
+    int64_t low = 0, high = p->B; /* first_item[low] <= item < first_item[high] */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (walk->first_item[middle] <= *item)
+            low = middle;
+        else
+            high = middle;
+    }
+    *item -= walk->first_item[low];
+    return low;
+}
+
+/* Items are taken backwards: under a causal mask the late rows of a head have the most to do. */
+mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item)
+{
+    const mhai_attn_problem *p = walk->p;
+    int64_t at = walk->tiling.items - 1 - item;
+    int64_t b = sequence_of_item(walk, &at);
+    mhai_attn_chunk c = {.seq = mhai_attn_sequence_of(p, b)};
+    int64_t chunks = chunks_of(p, c.seq.T, walk->tiling.chunk_rows);
+    c.hk = at / chunks;
+    c.head0 = c.hk * p->group;
+    c.width = c.seq.T;
+    c.first = at % chunks * walk->tiling.chunk_rows;
+    c.rows = mhai_min_i64(walk->tiling.chunk_rows, p->group * c.seq.T - c.first);
+    return c;
+}
+
+/* Where each sequence of a ragged batch begins among the items. */
+static mha_status index_items(mha_context *context, mhai_attn_walk *walk)
+{
+    const mhai_attn_problem *p = walk->p;
+    void *memory;
+    walk->first_item = NULL;
+    if (!p->query_starts) return MHA_OK;
+    MHA_TRY(mha_scratch_alloc(context, p->B + 1, sizeof(int64_t), &memory));
+    int64_t *first = memory;
+    first[0] = 0;
+    for (int64_t b = 0; b < p->B; b++)
+        first[b + 1] =
+            first[b] + p->Hk * chunks_of(p, mhai_attn_sequence_of(p, b).T, walk->tiling.chunk_rows);
+    walk->first_item = first;
+    return MHA_OK;
+}
+
+/* The threshold is 2^32 p, rounded down; p = 1 drops everything, the last word by its scale of 0.
+ */
+static mhai_dropout dropout_of(const mhai_attn_problem *p)
+{
+    double threshold = (double)p->dropout * 4294967296.0;
+    return (mhai_dropout){.seed = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)},
+                          .threshold = threshold >= 4294967295.0 ? UINT32_MAX : (uint32_t)threshold,
+                          .scale =
+                              p->dropout < 1 ? (float)(1.0 / (1.0 - (double)p->dropout)) : 0.0f};
+}
+
+mha_status mhai_attn_walk_begin(mha_context *context, mhai_attn_walk *walk)
+{
+    void *memory;
+    walk->dropout = dropout_of(walk->p);
+    MHA_TRY(index_items(context, walk));
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, walk->tiling.worker_bytes, &memory));
+    walk->memory = memory;
+    return MHA_OK;
+}
+
+/* ---- strips -------------------------------------------------------------------------------- */
+
+/* Terms by distance for each run of consecutive queries of one head. A run's table begins with the
+ * distance of its last row to the block's key 0; earlier rows read it from further on. */
+static void fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                          mhai_attn_workspace *w, const mhai_attn_block *block)
+{
+    int64_t at = 0;
+    for (int64_t r = 0, next; r < c->rows; r = next) {
+        next = r + 1;
+        while (next < c->rows && w->head[next] == w->head[r] &&
+               w->query[next] == w->query[next - 1] + 1)
+            next++;
+        int64_t rel = block->key - (w->query[next - 1] + c->seq.offset);
+        int64_t count = block->keys + (next - r) - 1;
+        for (int64_t i = 0; i < count; i++)
+            w->relative[at + i] = mhai_attn_relative(p, c->seq.batch, w->head[r], rel + i);
+        for (int64_t i = r; i < next; i++) w->relative_at[i] = at + (next - 1 - i);
+        at += MHAI_KEY_BLOCK + (next - r);
+    }
+}
+
+/* Everything that goes with scores, apart from what the rows see. */
+static void set_score_terms(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                            const mhai_attn_workspace *w, const mhai_attn_block *block,
+                            mhai_attn_strip *s)
+{
+    const mhai_attn_problem *p = walk->p;
+    bool relative = mhai_attn_has_relative(p);
+    int64_t table = p->shaw_keys.data ? p->shaw_keys.shape[0] : 0;
+    s->mask.softcap = p->softcap;
+    s->mask.shaw_last = table - 1;
+    for (int r = 0; r < s->tile.rows; r++) {
+        int64_t row = s->first + r;
+        s->mask.relative[r] = relative ? w->relative + w->relative_at[row] : NULL;
+        s->mask.shaw[r] = table ? w->shaw_keys + row * mhai_attn_padded_shaw(&p->shaw_keys) : NULL;
+        s->mask.shaw_center[r] = block->key - (w->query[row] + c->seq.offset) + table / 2;
+    }
+    s->masked |= relative || table || p->softcap > 0;
+}
+
+/* Strip number i of the chunk against a block; false if it sees none of it. */
+static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                       const mhai_attn_workspace *w, const mhai_attn_block *block, bool seen,
+                       int64_t i, mhai_attn_strip *s)
+{
+    const mhai_attn_problem *p = walk->p;
+    int64_t strips = mhai_ceil_div(c->rows, walk->kernels->tile_rows);
+    s->first = i * c->rows / strips;
+    s->tile = (mhai_tile){.rows = (int)((i + 1) * c->rows / strips - s->first),
+                          .head_dim = p->D,
+                          .value_panels = mhai_attn_padded_values(p) / MHAI_PANEL,
+                          .q = w->q + s->first * p->D,
+                          .k = w->k,
+                          .v = w->v,
+                          .s = w->s,
+                          .o = w->o + s->first * mhai_attn_padded_values(p),
+                          .m = w->m + s->first,
+                          .l = w->l + s->first};
+    if (!seen || !mhai_attn_mask_strip(p, c, w, block, s)) {
+        s->tile.begin = s->tile.end = 0;
+        return false;
+    }
+    set_score_terms(walk, c, w, block, s);
+    return true;
+}
+
+/* Now that the block is packed, and known to be finite or not. */
+static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                      const mhai_attn_workspace *w, const mhai_attn_block *block,
+                      mhai_attn_strip *s)
+{
+    const mhai_attn_problem *p = walk->p;
+    s->mask.poison = NULL;
+    if (block->bad || c->bad_query) {
+        s->poison = (mhai_poison){
+            .bad_query = w->bad_query + s->first,
+            .bad_key = w->bad_key,
+            .bad_value = w->bad_value,
+            .values = mhai_attn_data(&p->v, c->seq.batch, c->hk, c->seq.k0 + block->key),
+            .value_type = p->v.dtype,
+            .value_stride = p->v.stride[2],
+            .value_dim = p->Dv,
+            .visible = w->visible};
+        s->mask.poison = &s->poison;
+    }
+    s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
+}
+
+static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_chunk *c,
+                         const mhai_attn_block *block, float *out, uint8_t *bad, bool *any_bad)
+{
+    return (mhai_pack){.out = out,
+                       .in = mhai_attn_data(x, c->seq.batch, c->hk, c->seq.k0 + block->key),
+                       .type = x->dtype,
+                       .stride = x->stride[2],
+                       .rows = block->keys,
+                       .cols = x->shape[3],
+                       .bad = bad,
+                       .any_bad = any_bad};
+}
+
+/* Pack the block's keys, and its values if wanted, when the first strip needs them. */
+static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                       bool values, mhai_attn_block *block)
+{
+    if (block->packed) return;
+    block->packed = true;
+    mhai_pack pack = pack_of(&walk->p->k, c, block, w->k, w->bad_key, &block->bad);
+    walk->kernels->pack_panels(&pack);
+    if (!values) return;
+    pack = pack_of(&walk->p->v, c, block, w->v, w->bad_value, &block->bad);
+    walk->kernels->pack_values(&pack);
+}
+
+void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                           const mhai_attn_workspace *w, const mhai_attn_block *block,
+                           const mhai_attn_strip *s, mhai_dropout *dropout)
+{
+    *dropout = walk->dropout;
+    dropout->batch = (uint32_t)c->seq.b;
+    dropout->key = block->key;
+    for (int r = 0; r < s->tile.rows; r++) {
+        dropout->head[r] = (uint32_t)w->head[s->first + r];
+        dropout->query[r] = (uint32_t)w->query[s->first + r];
+    }
+}
+
+/* ---- the walks ------------------------------------------------------------------------------- */
+
+/* All strips of a loaded chunk against one block. */
+static void walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                       mhai_attn_block *block, const mhai_attn_visitor *visitor)
+{
+    const bool all = visitor->options & MHAI_WALK_ALL;
+    const int64_t strips = mhai_ceil_div(c->rows, walk->kernels->tile_rows);
+    bool seen = block->keys > 0 && mhai_attn_block_seen(walk->p, c, block);
+    if (!seen && !all) return;
+    if (seen && mhai_attn_has_relative(walk->p)) fill_relative(walk->p, c, w, block);
+    for (int64_t i = 0; i < strips; i++) {
+        mhai_attn_strip s;
+        if (make_strip(walk, c, w, block, seen, i, &s)) {
+            pack_block(walk, c, w, visitor->options & MHAI_WALK_VALUES, block);
+            arm_strip(walk, c, w, block, &s);
+        } else if (!all) {
+            continue;
+        }
+        visitor->strip(visitor->user, c, w, block, &s);
+    }
+}
+
+void mhai_attn_walk_chunk(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w,
+                          const mhai_attn_visitor *visitor)
+{
+    mhai_attn_place_rows(walk, c, w);
+    mhai_attn_load_rows(walk, c, w);
+    if (visitor->chunk) visitor->chunk(visitor->user, c, w);
+    const int64_t end = visitor->options & MHAI_WALK_ALL ? walk->p->S : c->limit.end;
+    for (int64_t key = 0; key < end; key += MHAI_KEY_BLOCK) {
+        mhai_attn_block block = {.key = key};
+        if (key < c->limit.end) block = mhai_attn_block_at(walk->p, c, key);
+        walk_block(walk, c, w, &block, visitor);
+    }
+}
+
+int64_t mhai_attn_key_items(const mhai_attn_walk *walk)
+{
+    const mhai_attn_problem *p = walk->p;
+    return p->B * p->Hk * mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+}
+
+mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t item)
+{
+    const mhai_attn_problem *p = walk->p;
+    const int64_t blocks = mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    return (mhai_attn_key_item){.seq = mhai_attn_sequence_of(p, item / blocks / p->Hk),
+                                .hk = item / blocks % p->Hk,
+                                .key = item % blocks * MHAI_KEY_BLOCK};
+}
+
+/* False if by its first and last query alone a chunk sees nothing of the block: what makes a walk
+ * under a window or a causal mask cost as much as the pairs in it. */
+static bool chunk_near(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                       const mhai_attn_block *block)
+{
+    const bool one_head = c->first / c->width == (c->first + c->rows - 1) / c->width;
+    int64_t first = one_head ? c->first % c->width : 0;
+    int64_t last = one_head ? (c->first + c->rows - 1) % c->width : c->width - 1;
+    if (mhai_attn_limit(p, &c->seq, last).end <= block->key) return false;
+    if (!p->window || p->global_queries.data || block->exempt_begin < block->exempt_end)
+        return true;
+    return first + c->seq.offset - p->left_keys < block->key + block->keys &&
+           last + c->seq.offset + p->right_keys >= block->key;
+}
+
+void mhai_attn_walk_keys(const mhai_attn_walk *walk, const mhai_attn_key_item *item,
+                         mhai_attn_workspace *w, const mhai_attn_visitor *visitor)
+{
+    const mhai_attn_problem *p = walk->p;
+    const int64_t rows = p->group * item->seq.T, most = walk->tiling.chunk_rows;
+    mhai_attn_chunk c = {.seq = item->seq,
+                         .hk = item->hk,
+                         .head0 = item->hk * p->group,
+                         .width = item->seq.T,
+                         .limit = {0, item->seq.S}};
+    if (item->key >= item->seq.S) return;
+    mhai_attn_block block = mhai_attn_block_at(p, &c, item->key);
+    for (c.first = 0; c.first < rows; c.first += most) {
+        c.rows = mhai_min_i64(most, rows - c.first);
+        if (!chunk_near(p, &c, &block)) continue;
+        mhai_attn_place_rows(walk, &c, w);
+        if (!mhai_attn_block_seen(p, &c, &block)) continue;
+        mhai_attn_load_rows(walk, &c, w);
+        if (visitor->chunk) visitor->chunk(visitor->user, &c, w);
+        walk_block(walk, &c, w, &block, visitor);
+    }
+}
