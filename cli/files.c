@@ -141,6 +141,16 @@ mha_status files_write_npy(const char *option, const char *path, const mha_tenso
     return status;
 }
 
+mha_status files_write_bytes(const char *path, const void *bytes, size_t size)
+{
+    if (!strcmp(path, "-")) return size > 0 ? write_stdout(NULL, bytes, size) : MHA_OK;
+    files_guard guard = {0};
+    files_hold_signals(&guard, path);
+    mha_status status = mha_file_write(path, bytes, size);
+    files_release_signals(&guard);
+    return status;
+}
+
 /* ------------------------------------------------------------------------------------------------
  * Names
  * --------------------------------------------------------------------------------------------- */
@@ -163,7 +173,8 @@ static char *resolve(const char *path)
     if (!folder) return NULL;
     char *slash = strrchr(folder, '/');
     const char *name = slash ? slash + 1 : folder;
-    char *place = realpath(!slash ? "." : slash == folder ? "/" : (*slash = '\0', folder), NULL);
+    if (slash) *slash = '\0';
+    char *place = realpath(!slash ? "." : *folder ? folder : "/", NULL);
     size_t bytes = place ? strlen(place) + strlen(name) + 2 : 0;
     char *made = place ? malloc(bytes) : NULL;
     if (made) snprintf(made, bytes, "%s/%s", place, name);
@@ -181,4 +192,23 @@ bool files_same(const char *a, const char *b)
     free(at_a);
     free(at_b);
     return same;
+}
+
+mha_status files_check_place(const char *path)
+{
+    struct stat status;
+    bool exists = stat(path, &status) == 0;
+    int error = exists || errno == ENOENT ? 0 : errno;
+    if (exists && S_ISDIR(status.st_mode)) error = EISDIR;
+    if (exists && !error && access(path, W_OK) != 0) error = errno;
+    char *folder = exists || error ? NULL : copy_text(path);
+    if (folder) {
+        char *slash = strrchr(folder, '/');
+        if (slash) *slash = '\0';
+        if (access(!slash ? "." : *folder ? folder : "/", W_OK | X_OK) != 0) error = errno;
+        free(folder);
+    }
+    if (!error) return MHA_OK;
+    return mha_fail(MHA_ERR_WRITE, "%s: cannot write: %s", path,
+                    error == ENOENT ? "no such folder" : strerror(error));
 }

@@ -37,6 +37,12 @@ void files_release_signals(files_guard *guard);
 /* tensor as .npy, "-" being stdout; option is what messages call the output. */
 mha_status files_write_npy(const char *option, const char *path, const mha_tensor *tensor);
 
+/* The same for any bytes. */
+mha_status files_write_bytes(const char *path, const void *bytes, size_t size);
+
+/* Whether a file can be written there, as far as can be told without writing. */
+mha_status files_check_place(const char *path);
+
 /* True if two paths lead to the same file, which need not exist: "a" and "./a". "-" is no file. */
 bool files_same(const char *a, const char *b);
 

@@ -18,6 +18,7 @@ static const struct {
 } commands[] = {
     {"view", "draw what every attention head of a model looks at", cmd_view},
     {"count", "count parameters, operations and bytes of attention", cmd_count},
+    {"run", "compute attention of arrays in .npy or .safetensors files", cmd_run},
     {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
     {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
 };

@@ -1,0 +1,157 @@
+/* Errors of the library in words of the command line: it speaks of fields of the descriptor,
+ * whoever called speaks of options and files. */
+#include "run.h"
+
+#include <multihead/component.h>
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Words of the library, the option that says the same, and where its file stands in run_options (0:
+ * it has none). A word may end in a blank to be longer than one word. */
+static const struct {
+    const char *word, *option;
+    size_t text;
+} words[] = {
+#define FILE_WORD(word_, option_, field_)                                       \
+    {                                                                           \
+        .word = word_, .option = option_, .text = offsetof(run_options, field_) \
+    }
+#define WORD(word_, option_)             \
+    {                                    \
+        .word = word_, .option = option_ \
+    }
+    FILE_WORD("keep_mask", "--keep-mask", keep_mask),
+    FILE_WORD("bias", "--bias", bias),
+    FILE_WORD("global_keys", "--global-keys", global_keys),
+    FILE_WORD("global_queries", "--global-queries", global_queries),
+    FILE_WORD("query_documents", "--query-documents", query_documents),
+    FILE_WORD("key_documents", "--key-documents", key_documents),
+    FILE_WORD("keep_blocks", "--keep-blocks", keep_blocks),
+    FILE_WORD("alibi_slopes", "--alibi-slopes", alibi_slopes),
+    FILE_WORD("t5_table", "--t5-table", t5_table),
+    FILE_WORD("shaw_keys", "--shaw-keys", shaw_keys),
+    FILE_WORD("shaw_values", "--shaw-values", shaw_values),
+    FILE_WORD("sink_logits", "--sink-logits", sink_logits),
+    FILE_WORD("gates", "--gates", gates),
+    FILE_WORD("key_lengths", "--lengths", lengths),
+    FILE_WORD("q_offsets", "--offsets", offsets),
+    FILE_WORD("query_starts", "--query-starts", query_starts),
+    FILE_WORD("key_starts", "--key-starts", key_starts),
+    FILE_WORD("positions.ids", "--positions", positions),
+    WORD("mha_attention_desc: ", ""),
+    WORD("mha_attention_outputs: ", ""),
+    WORD("mha_linear_attention_desc: ", ""),
+    WORD("mha_rope_desc: ", "--rope: "),
+    WORD("clear MHA_ATTENTION_STRICT", "leave --strict out"),
+    WORD("need the flag MHA_ATTENTION_WINDOW", "need --window"),
+    WORD("set the flag MHA_ATTENTION_CAUSAL", "add --causal"),
+    WORD("set the flag MHA_LINEAR_ATTENTION_CAUSAL", "add --causal"),
+    WORD("q_offset", "--offset"),
+    WORD("left_keys", "keys before"),
+    WORD("right_keys", "keys after"),
+    WORD("sink_keys", "--sink-keys"),
+    WORD("block_queries", "queries"),
+    WORD("block_keys", "and keys"),
+    WORD("t5_max_distance", "--t5-max-distance"),
+    WORD("softcap", "--softcap"),
+    WORD("dropout", "--dropout"),
+    WORD("rotary_dim", "--rope-dim"),
+    WORD("base", "--rope-base"),
+    WORD("factor", "--rope-scale"),
+#undef FILE_WORD
+#undef WORD
+};
+
+enum { WORD_COUNT = sizeof words / sizeof *words };
+
+static bool is_letter(char c)
+{
+    return isalnum((unsigned char)c) || c == '_';
+}
+
+/* The entry that stands at text as a whole word, or -1. */
+static int find_word(const char *text)
+{
+    for (int i = 0; i < WORD_COUNT; i++) {
+        size_t length = strlen(words[i].word);
+        bool open = is_letter(words[i].word[length - 1]);
+        if (!strncmp(text, words[i].word, length) && !(open && is_letter(text[length]))) return i;
+    }
+    return -1;
+}
+
+static const char *file_of(const run_options *options, int word)
+{
+    if (words[word].text == 0) return NULL;
+    return *(const char *const *)(const void *)((const char *)options + words[word].text);
+}
+
+/* "k: dim 3 ..." begins with an input: its file, and what it was taken for. Returns the bytes of
+ * detail that are said by it. */
+static size_t name_input(const run_options *options, const run_problem *problem, const char *detail,
+                         char *out, size_t size)
+{
+    static const char letters[] = "qkv";
+    const char *at = strchr(letters, detail[0]);
+    if (!*detail || !at || detail[1] != ':') return 0;
+    const char *names[] = {problem->q_name, problem->k_name, problem->v_name};
+    const mha_tensor *views[] = {&problem->q, &problem->k, &problem->v};
+    char shape[128];
+    snprintf(out, size, "%s (%s%s, taken as [B,H,T,D] = %s):", names[at - letters],
+             options->x || options->example ? "as " : "--", (char[]){detail[0], '\0'},
+             run_shape_text(views[at - letters], shape, sizeof shape));
+    return 2;
+}
+
+/* A growing line; what does not fit is cut. */
+typedef struct line {
+    char text[1024];
+    size_t used;
+} line;
+
+static void append(line *l, const char *text, size_t bytes)
+{
+    size_t room = sizeof l->text - 1 - l->used;
+    if (bytes > room) bytes = room;
+    memcpy(l->text + l->used, text, bytes);
+    l->used += bytes;
+    l->text[l->used] = '\0';
+}
+
+/* The option of a word; at the beginning of a message with its file or list, and "[1]" behind it,
+ * which names an entry, set apart. Returns the bytes of detail that are said by it. */
+static size_t say_word(const run_options *options, int word, const char *detail, bool first,
+                       line *out)
+{
+    size_t at = strlen(words[word].word);
+    const char *file = first ? file_of(options, word) : NULL;
+    append(out, words[word].option, strlen(words[word].option));
+    if (!file) return at;
+    append(out, " ", 1);
+    append(out, file, strlen(file));
+    size_t index = detail[at] == '[' ? strcspn(detail + at + 1, "]") : 0;
+    if (index == 0 || detail[at + 1 + index] != ']') return at;
+    append(out, ": entry ", strlen(": entry "));
+    append(out, detail + at + 1, index);
+    return at + index + 2;
+}
+
+cli_exit run_fail(const run_options *options, const run_problem *problem, mha_status status)
+{
+    const char *detail = mha_error_detail();
+    line out = {0};
+    size_t at = name_input(options, problem, detail, out.text, sizeof out.text);
+    out.used = strlen(out.text);
+    for (bool inside = false; detail[at]; inside = is_letter(detail[at - 1])) {
+        int word = inside ? -1 : find_word(detail + at);
+        if (word < 0)
+            append(&out, &detail[at++], 1);
+        else
+            at += say_word(options, word, detail + at, at == 0, &out);
+    }
+    if (status == MHA_ERR_SHAPE || status == MHA_ERR_NUMERIC)
+        return cli_fail(CLI_BAD_INPUT, RUN, "%s", out.text);
+    return cli_fail_status(RUN, mha_fail(status, "%s", out.text));
+}
