@@ -9,7 +9,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PUBLIC = {"attention", "backward", "base", "cache", "component", "linear_attention", "merge",
-          "module", "nn", "optimizer", "patterns", "position", "sink", "multihead"}
+          "module", "nn", "optimizer", "patterns", "position", "presets", "sink", "multihead"}
 MODEL = {"io", "tokenizer", "model"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
@@ -20,6 +20,7 @@ ALLOWED = {
                        "position", "base", "component"}),
     "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "cache", "component", "nn"}),
     "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),
+    "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
     "src/io": ({"io"}, {"io", "tokenizer", "base", "component", "sink"}),
     "src/render": ({"render"}, {"render", "base", "component", "sink"}),
     "src/model": ({"model", "io"}, PUBLIC | MODEL),

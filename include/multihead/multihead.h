@@ -22,6 +22,7 @@
 #include <multihead/optimizer.h>
 #include <multihead/patterns.h>
 #include <multihead/position.h>
+#include <multihead/presets.h>
 #include <multihead/sink.h>
 
 #endif

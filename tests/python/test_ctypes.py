@@ -8,6 +8,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 import multihead_ctypes as mha  # noqa: E402
+import presets_ctypes as presets  # noqa: E402
 
 
 def c_layout(tmp_path):
@@ -16,7 +17,7 @@ def c_layout(tmp_path):
     if not compiler:
         pytest.skip("no C compiler")
     lines = ['#include <multihead/multihead.h>', '#include <stdio.h>', 'int main(void) {']
-    for struct in mha.STRUCTS:
+    for struct in mha.STRUCTS + presets.STRUCTS:
         name = struct.c_name
         lines.append(f'printf("{name} 0 %zu\\n", sizeof({name}));')
         for field, _ in struct._fields_:
@@ -34,7 +35,7 @@ def c_layout(tmp_path):
 
 def test_layouts(tmp_path):
     ours = {}
-    for struct in mha.STRUCTS:
+    for struct in mha.STRUCTS + presets.STRUCTS:
         ours[struct.c_name] = (0, C.sizeof(struct))
         for field, kind in struct._fields_:
             ours[f"{struct.c_name}.{field}"] = (getattr(struct, field).offset, C.sizeof(kind))

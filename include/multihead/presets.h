@@ -1,0 +1,183 @@
+/* multihead: attention by the conventions of others.
+ *
+ * The library's own conventions are in attention.h and module.h. Each function here is a rival's
+ * operator with that rival's arguments, defaults, meaning of masks, shapes and special values, so
+ * that code which was written for it gets the same numbers. docs/presets.md has all of them beside
+ * ours in one table. Two things are ours everywhere:
+ *
+ *   - Booleans are MHA_U8 tensors, 0 false and everything else true; what true means is the
+ * rival's.
+ *   - A key that a query does not see is skipped, not multiplied by 0: NaN or infinity in a masked
+ *     key or value never reaches a result (with the rivals 0 * NaN is NaN). A non-finite element of
+ *     a visible key or of the query makes the row NaN.
+ *
+ * Float masks may hold anything that is not NaN or +infinity; -inf masks. Finite values below
+ * -1e38, which some programs use for "masked", are moved together (x -> x / 2 - 5e37) so that they
+ * stay finite within: a row whose keys all have the lowest float gives their mean, as the rivals
+ * do. Only where that is needed, or where two masks meet, is a copy of the mask made in the
+ * context's scratch; otherwise masks are read where they lie.
+ *
+ * Letters as in attention.h: B batch, H query heads, Hk key/value heads, T queries, S keys, D and
+ * Dv head sizes.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_PRESETS_H
+#define MULTIHEAD_PRESETS_H
+
+#include <multihead/attention.h>
+#include <multihead/module.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * PyTorch: torch.nn.functional.scaled_dot_product_attention
+ * --------------------------------------------------------------------------------------------- */
+
+/* mha_pytorch_sdpa_args.flags */
+enum {
+    MHA_SDPA_IS_CAUSAL = 1 << 0,   /* is_causal=True */
+    MHA_SDPA_SCALE_GIVEN = 1 << 1, /* scale is a number, even 0; without it scale=None */
+    MHA_SDPA_ENABLE_GQA = 1 << 2   /* enable_gqa=True */
+};
+
+/* The keyword arguments; zero everywhere is PyTorch's default. */
+typedef struct mha_pytorch_sdpa_args {
+    uint32_t struct_size;
+    uint32_t flags;
+    const mha_tensor *attn_mask; /* u8: true attends; float: is added; NULL: None */
+    float scale;
+    float dropout_p;       /* 0 .. 1 */
+    uint64_t dropout_seed; /* of our generator; PyTorch's draws other numbers */
+} mha_pytorch_sdpa_args;
+
+/**
+ * F.scaled_dot_product_attention(query, key, value, ...) of PyTorch 2.13 on a CPU.
+ *
+ *   query [..., H, T, D] in   key [..., Hk, S, D] in   value [..., Hk, S, Dv] in
+ *   out   [..., H, T, Dv] out      2 to 6 dimensions; the number of each may differ
+ *
+ * args may be NULL. Leading dimensions broadcast against each other as PyTorch's do, that of the
+ * heads too. With MHA_SDPA_ENABLE_GQA the third dimension from the end holds heads, H a multiple
+ * of Hk, and query head h reads head h / (H / Hk); without the flag different numbers of heads are
+ * an error, unless one is 1. attn_mask has any number of dimensions and broadcasts to
+ * [..., H, T, S]. is_causal keeps keys s <= t (aligned top-left, whatever T and S). scale may be 0
+ * or negative. A query without a visible key gives 0.
+ *
+ * Where ours differs: is_causal together with attn_mask is an error always, as PyTorch documents
+ * (its flash kernel, chosen for 4 dimensions and equal head sizes, computes both; its math kernel
+ * refuses). is_causal with a scale of 0 or less gives what the formula says (flash: NaN). Masks of
+ * 0 and 1 dimensions are taken always (PyTorch: not with flash). Without keys out has the shape
+ * above (PyTorch forgets the leading dimensions of value). Grouped key and value need the same
+ * number of heads. D must not be 0. A scale that is not finite is an error.
+ *
+ * Memory   everything is borrowed for the call; out overlaps nothing. Scratch as
+ *          mha_attention_forward(), and a copy of the mask as said at the top.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
+ *          (unknown flags). On error no output byte is written.
+ * Threads  one call at a time per context. Bits as mha_attention_forward().
+ * Accuracy as mha_attention_forward().
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_pytorch_sdpa_forward(
+    mha_context *context, const mha_pytorch_sdpa_args *args, const mha_tensor *query,
+    const mha_tensor *key, const mha_tensor *value, const mha_tensor *out);
+
+/* ------------------------------------------------------------------------------------------------
+ * ONNX: the operator Attention of the default domain
+ * --------------------------------------------------------------------------------------------- */
+
+/* mha_onnx_attention_attributes.flags */
+enum {
+    MHA_ONNX_IS_CAUSAL = 1 << 0,   /* is_causal = 1 */
+    MHA_ONNX_SCALE_GIVEN = 1 << 1, /* scale is there, even 0; without it 1/sqrt(head_size) */
+    MHA_ONNX_WINDOW = 1 << 2       /* left_window_size and right_window_size hold; else both -1 */
+};
+
+/* qk_matmul_output_mode, with the meaning of onnx 1.22 and later (1.18 to 1.21 had 1 and 2 the
+ * other way round) */
+typedef enum mha_onnx_qk_mode {
+    MHA_ONNX_QK_RAW = 0,          /* scale * Q K^T of every pair, masks ignored */
+    MHA_ONNX_QK_CAPPED = 1,       /* that after softcap */
+    MHA_ONNX_QK_BIASED = 2,       /* that with mask and bias; -inf where a key is masked */
+    MHA_ONNX_QK_PROBABILITIES = 3 /* after softmax; 0 in a row without a visible key */
+} mha_onnx_qk_mode;
+
+/* The attributes; zero everywhere is ONNX's default, of the newest opset. */
+typedef struct mha_onnx_attention_attributes {
+    uint32_t struct_size;
+    uint32_t flags;
+    int32_t opset; /* 23, 24 or 25; 0: 25. A later one that has no new Attention is 25 */
+    int32_t softmax_precision;         /* ONNX's number of a type: 0 not given, 1 float, 10 float16,
+                                          11 double, 16 bfloat16 */
+    int64_t q_num_heads, kv_num_heads; /* with 3-D inputs; else 0 */
+    int64_t left_window_size, right_window_size; /* opset 25 */
+    float scale;                                 /* >= 0 */
+    float softcap;                               /* 0: none */
+    mha_onnx_qk_mode qk_matmul_output_mode;
+} mha_onnx_attention_attributes;
+
+/* The inputs by their names; the optional ones are NULL if absent. P keys are in the past, and
+ * S + P are attended to. */
+typedef struct mha_onnx_attention_inputs {
+    uint32_t struct_size;
+    uint32_t reserved;            /* 0 */
+    const mha_tensor *q, *k, *v;  /* [B,H,T,D] [B,Hk,S,D] [B,Hk,S,Dv], or [B,T,H*D] and so on */
+    const mha_tensor *attn_mask;  /* 1 to 4 dims, u8: true attends; float: is added */
+    const mha_tensor *past_key;   /* [B,Hk,P,D] */
+    const mha_tensor *past_value; /* [B,Hk,P,Dv] */
+    const mha_tensor *nonpad_kv_seqlen; /* i64 [B], opset 24 and later; not with a past */
+} mha_onnx_attention_inputs;
+
+/* The outputs; NULL means not wanted, except y. */
+typedef struct mha_onnx_attention_outputs {
+    uint32_t struct_size;
+    uint32_t reserved;                  /* 0 */
+    const mha_tensor *y;                /* [B,H,T,Dv], or [B,T,H*Dv] if q is 3-D */
+    const mha_tensor *present_key;      /* [B,Hk,P+S,D], for 3-D inputs too */
+    const mha_tensor *present_value;    /* [B,Hk,P+S,Dv] */
+    const mha_tensor *qk_matmul_output; /* [B,H,T,P+S] f32 */
+} mha_onnx_attention_outputs;
+
+/**
+ * The ONNX operator Attention, opsets 23 to 25, as onnx 1.23 defines it.
+ *
+ *   y = softmax(softcap(scale * q [past_key; k]^T) + mask) [past_value; v]
+ *
+ * H is a multiple of Hk; query head h reads head h / (H / Hk). attn_mask broadcasts to [B,H,T,P+S]
+ * from the right. From opset 24 its last dimension may be shorter than P+S: the keys beyond it are
+ * masked (so a last dimension of 1 keeps key 0 only, as in onnx's reference; opset 23 broadcasts
+ * it). Query t stands at position t + offset: offset is P with a past, nonpad_kv_seqlen[b] - T with
+ * that input, which may be negative, else 0. is_causal keeps keys s <= t + offset; a window keeps
+ * t + offset - left .. t + offset + right, both ends included, -1 open; all that is given holds
+ * together. Keys at nonpad_kv_seqlen[b] and beyond are masked. A query without a visible key gives
+ * 0.
+ *
+ * Where ours differs: q, k, v, past and y have one element type (ONNX's T1 and T2 may differ; no
+ * double). scale is applied once to the product, not its root to both sides; a negative one, whose
+ * root is NaN, is an error. Softmax is computed in f32, and in double if softmax_precision is
+ * double; float16 and bfloat16 ask for less and get f32. qk_matmul_output is f32 and, at mode 0,
+ * not capped (onnx 1.23's reference evaluator caps it; the operator's text does not).
+ *
+ * Memory   everything is borrowed for the call; no output overlaps anything. Scratch as
+ *          mha_attention_forward(), [B] offsets, a copy of the mask where it is short or as said
+ *          at the top, and the joined keys and values if there is a past but the presents are not
+ *          wanted.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
+ *          (unknown flags; an input or attribute that the opset does not have). On error no output
+ *          byte is written.
+ * Threads  one call at a time per context. Bits as mha_attention_forward().
+ * Accuracy as mha_attention_forward(); qk_matmul_output as its scores.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_onnx_attention(mha_context *context,
+                                                    const mha_onnx_attention_attributes *attributes,
+                                                    const mha_onnx_attention_inputs *inputs,
+                                                    const mha_onnx_attention_outputs *outputs);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
