@@ -10,7 +10,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PUBLIC = {"attention", "backward", "base", "cache", "component", "linear_attention", "merge",
           "module", "nn", "optimizer", "patterns", "position", "presets", "sink", "multihead"}
-MODEL = {"io", "tokenizer", "model"}
+MODEL = {"io", "tokenizer", "model", "state"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "sink"}),

@@ -31,37 +31,10 @@ bool mhai_weights_have(const mhai_weights *weights, const char *name)
     return find(weights, name) >= 0;
 }
 
-/* IEEE 754 binary16, every value exactly. */
-static float from_f16(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 0x1F;
-    uint32_t fraction = half & 0x3FF, bits;
-    float value;
-    if (exponent == 0) { /* zero and subnormal: fraction * 2^-24 */
-        value = (float)fraction * 0x1p-24f;
-        return sign ? -value : value;
-    }
-    if (exponent == 31)
-        bits = sign | 0x7F800000 | fraction << 13;
-    else
-        bits = sign | (exponent + 112) << 23 | fraction << 13;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static float from_bf16(uint16_t brain)
-{
-    uint32_t bits = (uint32_t)brain << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 /* Exchange a 16-bit tensor for an f32 one. */
 static mha_status convert(mhai_weights *weights, const char *name, mha_tensor *tensor)
 {
     int kind = tensor->ndim - 1;
-    const uint16_t *from = tensor->data;
     int64_t count = 0;
     MHA_TRY(mha_tensor_count(tensor, &count));
     if ((uint64_t)count > PTRDIFF_MAX / sizeof(float))
@@ -71,13 +44,13 @@ static mha_status convert(mhai_weights *weights, const char *name, mha_tensor *t
     if (!to)
         return mha_fail(MHA_ERR_NOMEM, "weight '%s': cannot allocate %lld floats", name,
                         (long long)count);
-    bool half = tensor->dtype == MHA_F16;
-    for (int64_t i = 0; i < count; i++) to[i] = half ? from_f16(from[i]) : from_bf16(from[i]);
-    *tensor = mha_tensor_contiguous(to, MHA_F32, tensor->ndim, tensor->shape);
+    const mha_tensor wide = mha_tensor_contiguous(to, MHA_F32, tensor->ndim, tensor->shape);
+    MHA_TRY(mha_tensor_convert(tensor, &wide));
+    *tensor = wide;
     return MHA_OK;
 }
 
-static void print_shape(char *text, size_t room, const mha_tensor *tensor)
+void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
 {
     size_t used = (size_t)snprintf(text, room, "[");
     for (int i = 0; i < tensor->ndim && used < room; i++)
@@ -98,8 +71,8 @@ static mha_status get(mhai_weights *weights, const char *name, const mha_tensor 
     for (int i = 0; same && i < expected->ndim; i++) same = tensor->shape[i] == expected->shape[i];
     if (!same) {
         char has[160], wants[160];
-        print_shape(has, sizeof has, tensor);
-        print_shape(wants, sizeof wants, expected);
+        mhai_weights_print_shape(has, sizeof has, tensor);
+        mhai_weights_print_shape(wants, sizeof wants, expected);
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' has shape %s, config.json asks for %s",
                         mhai_show_path(weights->path).text, weights->prefix, name, has, wants);
     }

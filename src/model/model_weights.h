@@ -28,4 +28,7 @@ MHA_NODISCARD mha_status mhai_weights_vector(mhai_weights *weights, const char *
 MHA_NODISCARD mha_status mhai_weights_matrix(mhai_weights *weights, const char *name, int64_t rows,
                                              int64_t columns, mha_tensor *tensor);
 
+/* "[2, 3]". */
+void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor);
+
 #endif

@@ -163,8 +163,18 @@ def module_bound(module, x, y, z, keep, bias, heads):
 
     (q, qe), (k, ke), (v, ve) = (project(a.astype(np.float64), i) for i, a in enumerate((x, y, z)))
     scale = (E // heads) ** -0.5
-    exact, _, _, _ = exact_attention(q, k, v, scale, keep, bias)
+    for more in ["bias"] * ("bias_k" in parts) + ["zero"] * module.add_zero_attn:
+        learned = [np.broadcast_to(parts.get(f"bias_{n}", np.zeros(E)).reshape(1, heads, 1, -1)
+                                   * (more == "bias"), (len(x), heads, 1, E // heads))
+                   for n in "kv"]
+        k, v = (np.concatenate((a, b), 2) for a, b in zip((k, v), learned))
+        ke, ve = (np.pad(a, ((0, 0), (0, 0), (0, 1), (0, 0))) for a in (ke, ve))
+        keep = np.pad(keep, ((0, 0),) * 3 + ((0, 1),), constant_values=True)
+        bias = np.pad(bias, ((0, 0),) * 3 + ((0, 1),))
+    exact, _, lse, _ = exact_attention(q, k, v, scale, keep, bias)
     delta = score_error(q, k, scale, bias, qe, ke)
+    if "bias_k" in parts:  # merged by the log of the denominators
+        delta = delta + 2 * U * np.abs(lse)[..., None]
     error, _, _ = attention_error(delta, keep, v, ve)
     error = np.broadcast_to(error, exact.shape)
     joined, wrong = (a.swapaxes(1, 2).reshape(*x.shape[:2], E) for a in (exact, error))

@@ -1,0 +1,60 @@
+/* multihead: a module's parameters in files, as PyTorch's state_dict in safetensors.
+ *
+ *   mha_module_load_state(module, "model.safetensors", "encoder.layers.0.self_attn.");
+ *
+ * The names are those of mha_module_parameter_at(): in_proj_weight, in_proj_bias, bias_k, bias_v,
+ * out_proj.weight, out_proj.bias, and q_proj_weight, k_proj_weight, v_proj_weight in place of
+ * in_proj_weight where torch.nn.MultiheadAttention has them. So in Python
+ *
+ *   module.load_state_dict(safetensors.torch.load_file("state.safetensors"))
+ *
+ * takes what is saved here, and safetensors.torch.save_file(module.state_dict(), ...) writes what
+ * is loaded here.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_STATE_H
+#define MULTIHEAD_STATE_H
+
+#include <multihead/module.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Load every parameter of a module from a safetensors file.
+ *
+ *   prefix   stands before every name in the file, as "encoder.layers.0.self_attn."; NULL: none.
+ *            Tensors that do not begin with it are not looked at
+ *
+ * f32, and f16, bf16 and f64, which are converted. Strict, as load_state_dict() is: every parameter
+ * must be there, and nothing else under the prefix. All or nothing: on an error the module is as
+ * it was.
+ *
+ * Memory   copied; the file is closed again. Conversions take memory for the time of the call.
+ * Errors   as mha_safetensors_open(); MHA_ERR_NULL; MHA_ERR_MODEL: a tensor is missing, unexpected,
+ *          or of another shape, all three with its name; MHA_ERR_UNSUPPORTED (another dtype);
+ *          MHA_ERR_SIZE, _NOMEM.
+ * Threads  nobody else uses the module.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_module_load_state(mha_module *module, const char *path,
+                                                       const char *prefix);
+
+/**
+ * Save every parameter of a module to a safetensors file of f32 tensors, whole or not at all.
+ *
+ *   prefix   is put before every name; NULL: none
+ *
+ * Memory   as much as the parameters, for the time of the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_UTF8 (the prefix); MHA_ERR_WRITE (an older file of that name is
+ *          then as it was); MHA_ERR_NOMEM.
+ * Threads  any, while nobody sets parameters.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_module_save_state(const mha_module *module, const char *path,
+                                                       const char *prefix);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
