@@ -266,11 +266,14 @@ static mha_status take_heads(mhai_forward *f, int64_t length, int64_t heads, int
     return MHA_OK;
 }
 
-/* Where probabilities go, and the part of it that attention fills. */
+/* Where probabilities go, and the part of it that attention fills. Attention knows their average
+ * too, unless keys are to come. */
 static mha_status take_probabilities(mhai_forward *f)
 {
     const int64_t H = f->module->desc.num_heads, columns = f->columns + f->extra;
-    if (!f->wanted[MHAI_OUT_P] && !f->wanted[MHAI_OUT_AVERAGE]) return MHA_OK;
+    const bool average = f->wanted[MHAI_OUT_AVERAGE];
+    if (average && !f->extra) f->inner.average_probabilities = &f->each[MHAI_OUT_AVERAGE];
+    if (!f->wanted[MHAI_OUT_P] && !(average && f->extra)) return MHA_OK;
     f->probabilities = f->each[MHAI_OUT_P];
     if (!f->wanted[MHAI_OUT_P]) {
         void *memory;
@@ -340,12 +343,13 @@ static void copy_heads(const mhai_forward *f, const mha_tensor *from, int output
                        (size_t)from->shape[3] * sizeof(float));
 }
 
-/* Mean over heads, summed in their order. */
+/* Mean over heads, summed in their order, as attention does it. */
 static void average_heads(const mhai_forward *f)
 {
+    if (!f->wanted[MHAI_OUT_AVERAGE] || !f->extra) return;
     const mha_tensor *p = &f->probabilities, *mean = &f->each[MHAI_OUT_AVERAGE];
     int64_t heads = f->module->desc.num_heads, columns = f->columns + f->extra;
-    for (int64_t b = 0; f->wanted[MHAI_OUT_AVERAGE] && b < f->B; b++)
+    for (int64_t b = 0; b < f->B; b++)
         for (int64_t t = 0; t < f->T; t++) {
             float *out = (float *)mean->data + b * mean->stride[0] + t * mean->stride[1];
             for (int64_t s = 0; s < columns; s++) out[s] = 0;
