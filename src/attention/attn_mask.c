@@ -52,9 +52,28 @@ mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_c
     return block;
 }
 
+/* Some row of the chunk keeps a pattern block in the key block. Rows of one head and one pattern
+ * row are looked up once, so that what a long pattern hides costs next to nothing. */
+static bool pattern_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                         const mhai_attn_block *block)
+{
+    const mhai_attn_broadcast *x = &p->keep_blocks;
+    const int64_t T = c->seq.T, end = c->first + c->rows;
+    const int64_t last = (block->key + block->keys - 1) / p->block_keys;
+    for (int64_t r = c->first, next; r < end; r = next) {
+        int64_t h = c->hk * p->group + r / T, t = r % T, row = t / p->block_queries;
+        next = r + mhai_min_i64((row + 1) * p->block_queries, T) - t;
+        const uint8_t *keep = (const uint8_t *)x->data + mhai_attn_offset(x, c->seq.batch, h, row);
+        for (int64_t cell = block->key / p->block_keys; cell <= last; cell++)
+            if (keep[cell * x->stride[3]]) return true;
+    }
+    return false;
+}
+
 bool mhai_attn_block_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                           const mhai_attn_block *block)
 {
+    if (p->keep_blocks.data && !pattern_seen(p, c, block)) return false;
     if (!p->window || c->global_query || block->exempt_begin < block->exempt_end) return true;
     return c->window.begin < block->key + block->keys && c->window.end > block->key;
 }

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""The cases of bench/long.c that torch has, measured alike: scaled_dot_product_attention of one head
+of 64 in float32, full, causal, and with a window of 512 as the boolean mask that it asks for.
+
+    python3 bench/long_torch.py [LENGTH ...]        needs torch and Linux
+
+Each case in a process of its own, one thread; processor seconds, best of up to ten calls within about
+four seconds; peak resident memory beyond q, k, v and o.
+"""
+import subprocess
+import sys
+import time
+
+D, WINDOW, LENGTHS = 64, 512, (1024, 4096, 16384, 65536)
+
+
+def status_kb(name):
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name))
+
+
+def measure(kind, n):
+    import torch
+    import torch.nn.functional as F
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    q, k, v, o = (torch.rand(1, 1, n, D) - 0.5 for _ in range(4))
+
+    def run():
+        mask = None
+        if kind == "window of 512":
+            row = torch.arange(n)
+            mask = (row[:, None] >= row) & (row[:, None] - row < WINDOW)
+        o.copy_(F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal"))
+
+    with torch.inference_mode():
+        F.scaled_dot_product_attention(q[:, :, :8], k[:, :, :8], v[:, :, :8])  # loads what it loads
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+        before, begun, best = status_kb("VmRSS:"), time.process_time(), 1e9
+        for _ in range(10):
+            start = time.process_time()
+            run()
+            best = min(best, time.process_time() - start)
+            if time.process_time() - begun > 4:
+                break
+    print(f"| {kind} | {n} | {best:.4g} | {(status_kb('VmHWM:') - before) / 1024:.1f} |")
+
+
+def main():
+    if len(sys.argv) == 3 and not sys.argv[1].isdigit():
+        measure(sys.argv[1], int(sys.argv[2]))
+        return
+    print("| kind | n | seconds | beyond q, k, v, o: MB |\n|---|---|---|---|", flush=True)
+    for kind in ("full", "causal", "window of 512"):
+        for n in map(int, sys.argv[1:] or LENGTHS):
+            if subprocess.run([sys.executable, __file__, kind, str(n)], check=False).returncode:
+                print(f"| {kind} | {n} | failed | |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
