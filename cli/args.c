@@ -37,6 +37,17 @@ static int edit_distance(const char *a, const char *b)
     return cost[n][m];
 }
 
+/* A beginning counts as near, "--trunc" may mean "--truncate"; the other way round, "--output" for
+ * "--out"; and a word of the name, "--mask" for "--keep-mask". */
+static bool is_part(const char *word, size_t length, const char *name)
+{
+    size_t whole = strlen(name);
+    if (length < 3) return false;
+    if (!strncmp(word, name, length) || (whole >= 3 && !strncmp(word, name, whole))) return true;
+    const char *behind = whole > length ? name + whole - length : name;
+    return behind > name && behind[-1] == '-' && !strcmp(behind, word);
+}
+
 const char *args_nearest(const char *word, const char *const *names, size_t count)
 {
     const char *best = NULL;
@@ -44,9 +55,7 @@ const char *args_nearest(const char *word, const char *const *names, size_t coun
     int bound = length > 4 ? 3 : 2; /* the first distance that is too far */
     for (size_t i = 0; i < count; i++) {
         int distance = edit_distance(word, names[i]);
-        /* A beginning counts as near: "--trunc" may mean "--truncate". */
-        if (distance >= bound && length >= 3 && !strncmp(word, names[i], length))
-            distance = bound - 1;
+        if (distance >= bound && is_part(word, length, names[i])) distance = bound - 1;
         if (distance < bound) {
             best = names[i];
             bound = distance;

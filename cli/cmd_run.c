@@ -83,7 +83,12 @@ static const args_option option_table[] = {
     TEXT("positions", positions, "ARRAY", "[T] or [B,T]; default 0, 1, 2, ... from the offset"),
     TEXT("key-positions", key_positions, "ARRAY", "[S] or [B,S]; default 0, 1, 2, ..."),
     HEADING("Outputs (.npy; FILE may be - for stdout)"),
-    TEXT("out", out, "FILE", "o, with the axes of q"),
+    {.kind = ARGS_TEXT,
+     .letter = 'o',
+     .name = "out",
+     .value = "FILE",
+     .help = "o, with the axes of q",
+     .field = offsetof(run_options, out)},
     TEXT("lse", lse, "FILE", "[B,H,T] log of the sum of exp(score)"),
     TEXT("probabilities", probabilities, "FILE", "[B,H,T,S] the weights"),
     TEXT("average", average, "FILE", "[B,T,S], their mean over heads"),
@@ -278,6 +283,13 @@ static cli_exit check_inputs(const run_options *options)
                         options->q   ? "q"
                         : options->k ? "k"
                                      : "v");
+    if ((options->example || options->x) && options->kv_heads &&
+        options->kv_heads != options->heads)
+        return cli_fail(CLI_USAGE, RUN,
+                        "--kv-heads %" PRId64
+                        ": the keys are the queries here, and have their %" PRId64
+                        " heads; give --q, --k and --v",
+                        options->kv_heads, options->heads);
     if (options->example || options->x) return CLI_OK;
     if (given == 0)
         return cli_fail(CLI_USAGE, RUN,
@@ -293,11 +305,11 @@ static cli_exit check_inputs(const run_options *options)
 
 static cli_exit check(run_options *options)
 {
-    cli_exit code = check_inputs(options);
+    cli_exit code = check_company(options);
+    if (code == CLI_OK) code = check_inputs(options);
     /* The example is there to be looked at. */
     if (options->example && !options->linear && !run_has_files(options)) options->trace = 1;
     if (code == CLI_OK && options->linear) code = check_linear(options);
-    if (code == CLI_OK) code = check_company(options);
     if (code == CLI_OK) code = run_check_outputs(options);
     return code;
 }

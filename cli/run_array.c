@@ -29,8 +29,10 @@ cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, run_arr
     size_t elements = count > 0 ? (size_t)count : 1;
     array->tensor.data = array->memory[2] = calloc(elements, mha_dtype_size(dtype));
     if (array->tensor.data) return CLI_OK;
-    return cli_fail(CLI_NO_MEMORY, RUN, "out of memory: %" PRId64 " elements of %zu bytes", count,
-                    mha_dtype_size(dtype));
+    return cli_fail(CLI_NO_MEMORY, RUN,
+                    "out of memory: an array of %" PRId64 " elements of %zu bytes; of weights and "
+                    "scores, --pick-heads and --pick-rows want less",
+                    count, mha_dtype_size(dtype));
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -249,6 +251,9 @@ static cli_exit open_safetensors(const char *text, size_t path_bytes, run_array 
 
 static cli_exit open_npy(const char *path, run_array *array)
 {
+    if (!strcmp(path, "-"))
+        return cli_fail(CLI_USAGE, RUN,
+                        "-: arrays are not read from a pipe; write a file, and name it");
     mha_npy *npy = NULL;
     mha_status status = mha_npy_read(path, &npy);
     if (status != MHA_OK) return cli_fail_status(RUN, status);

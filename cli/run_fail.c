@@ -28,6 +28,8 @@ static const struct {
     FILE_WORD("global_queries", "--global-queries", global_queries),
     FILE_WORD("query_documents", "--query-documents", query_documents),
     FILE_WORD("key_documents", "--key-documents", key_documents),
+    FILE_WORD("query_documents", "--documents", documents),
+    FILE_WORD("key_documents", "--documents", documents),
     FILE_WORD("keep_blocks", "--keep-blocks", keep_blocks),
     FILE_WORD("alibi_slopes", "--alibi-slopes", alibi_slopes),
     FILE_WORD("t5_table", "--t5-table", t5_table),
@@ -53,7 +55,7 @@ static const struct {
     WORD("right_keys", "keys after"),
     WORD("sink_keys", "--sink-keys"),
     WORD("block_queries", "queries"),
-    WORD("block_keys", "and keys"),
+    WORD("block_keys", "keys"),
     WORD("t5_max_distance", "--t5-max-distance"),
     WORD("softcap", "--softcap"),
     WORD("dropout", "--dropout"),
@@ -71,21 +73,25 @@ static bool is_letter(char c)
     return isalnum((unsigned char)c) || c == '_';
 }
 
-/* The entry that stands at text as a whole word, or -1. */
-static int find_word(const char *text)
-{
-    for (int i = 0; i < WORD_COUNT; i++) {
-        size_t length = strlen(words[i].word);
-        bool open = is_letter(words[i].word[length - 1]);
-        if (!strncmp(text, words[i].word, length) && !(open && is_letter(text[length]))) return i;
-    }
-    return -1;
-}
-
 static const char *file_of(const run_options *options, int word)
 {
     if (words[word].text == 0) return NULL;
     return *(const char *const *)(const void *)((const char *)options + words[word].text);
+}
+
+/* The entry that stands at text as a whole word, or -1. Of two for one word that whose file is
+ * given. */
+static int find_word(const run_options *options, const char *text)
+{
+    int found = -1;
+    for (int i = 0; i < WORD_COUNT; i++) {
+        size_t length = strlen(words[i].word);
+        bool open = is_letter(words[i].word[length - 1]);
+        if (strncmp(text, words[i].word, length) != 0 || (open && is_letter(text[length])))
+            continue;
+        if (found < 0 || file_of(options, i)) found = i;
+    }
+    return found;
 }
 
 /* "k: dim 3 ..." begins with an input: its file, and what it was taken for. Returns the bytes of
@@ -145,7 +151,7 @@ cli_exit run_fail(const run_options *options, const run_problem *problem, mha_st
     size_t at = name_input(options, problem, detail, out.text, sizeof out.text);
     out.used = strlen(out.text);
     for (bool inside = false; detail[at]; inside = is_letter(detail[at - 1])) {
-        int word = inside ? -1 : find_word(detail + at);
+        int word = inside ? -1 : find_word(options, detail + at);
         if (word < 0)
             append(&out, &detail[at++], 1);
         else

@@ -87,6 +87,20 @@ static cli_exit check_inputs_stay(const run_options *options, const named_path *
     return CLI_OK;
 }
 
+/* All outputs but --json are .npy: a name that says otherwise is a slip. */
+static cli_exit check_name(const run_options *options, const named_path *output)
+{
+    static const char *const others[] = {".safetensors", ".npz", ".pt", ".csv", ".txt", ".json"};
+    size_t length = strlen(output->path);
+    for (size_t i = 0; i < sizeof others / sizeof *others && output->path != options->json; i++) {
+        size_t bytes = strlen(others[i]);
+        if (length > bytes && !strcmp(output->path + length - bytes, others[i]))
+            return cli_fail(CLI_USAGE, RUN, "%s %s: a .npy file is written; name it so",
+                            output->option, output->path);
+    }
+    return CLI_OK;
+}
+
 static cli_exit check_stdout(const run_options *options, const named_path *output,
                              const char **on_stdout)
 {
@@ -111,7 +125,8 @@ cli_exit run_check_outputs(const run_options *options)
             if (files_same(paths[i].path, paths[j].path))
                 return cli_fail(CLI_USAGE, RUN, "%s and %s both write '%s'", paths[j].option,
                                 paths[i].option, paths[i].path);
-        cli_exit code = check_inputs_stay(options, &paths[i]);
+        cli_exit code = check_name(options, &paths[i]);
+        if (code == CLI_OK) code = check_inputs_stay(options, &paths[i]);
         if (code == CLI_OK) code = check_stdout(options, &paths[i], &on_stdout);
         if (code == CLI_OK && strcmp(paths[i].path, "-") != 0 &&
             files_check_place(paths[i].path) != MHA_OK)

@@ -329,14 +329,13 @@ static bool mask_title(const run_board *board, char *text, size_t size)
         {desc->query_documents, "documents: no key of another one"},
         {desc->keep_blocks, "blocks that are not kept"},
         {desc->keep_mask, "keep-mask: no key where it is false"},
-        {desc->bias, "bias of -inf"},
     };
     size_t used = (size_t)snprintf(text, size, "Masked, a dot is hidden (");
     bool any = false;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (!parts[i].given) continue;
         used += (size_t)snprintf(text + used, size - used, "%s%s", any ? "; " : "", parts[i].text);
-        any = any || parts[i].text != parts[6].text;
+        any = true;
     }
     snprintf(text + used, size - used, ")");
     return any;
@@ -392,21 +391,39 @@ static cli_exit show_scores(const run_board *board, int64_t head, int64_t hk, in
     return code;
 }
 
+static bool sees_nothing(const run_board *board, int64_t head)
+{
+    bool nothing = false;
+    for (int64_t r = 0; r < board->rows.tensor.shape[0]; r++)
+        nothing |= run_board_row_sum(board, BOARD_WEIGHTS, head, r) == 0;
+    return nothing;
+}
+
+static cli_exit show_dropout(const run_board *board, int64_t head, int *number)
+{
+    double share = (double)board->problem->desc.dropout;
+    char text[256];
+    snprintf(text, sizeof text, "Dropout: weights become 0 with probability %.6g%s", share,
+             share < 1 ? ", the others are" : "");
+    if (share < 1) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, " divided by %.6g", 1 - share);
+    }
+    title(number, text);
+    return print_step(board, BOARD_DROPPED, head);
+}
+
 static cli_exit show_weights(const run_board *board, int64_t head, int *number)
 {
-    const mha_attention_desc *desc = &board->problem->desc;
-    char text[512];
-    title(number, desc->sink_logits
+    title(number, board->problem->desc.sink_logits
                       ? "Softmax: e^score divided by the row's sum, to which the sink adds"
+                  : sees_nothing(board, head)
+                      ? "Softmax: e^score divided by the row's sum; a row that sees no key is 0"
                       : "Softmax: e^score divided by the row's sum; each row sums to 1");
     cli_exit code = print_step(board, BOARD_WEIGHTS, head);
     if (code == CLI_OK) write_softmax(board, head);
-    if (code != CLI_OK || !run_board_has(board, BOARD_DROPPED)) return code;
-    snprintf(text, sizeof text,
-             "Dropout: weights become 0 with probability %.6g, the others are divided by %.6g",
-             (double)desc->dropout, 1 - (double)desc->dropout);
-    title(number, text);
-    return print_step(board, BOARD_DROPPED, head);
+    return code == CLI_OK && run_board_has(board, BOARD_DROPPED) ? show_dropout(board, head, number)
+                                                                 : code;
 }
 
 static cli_exit show_head(const run_board *board, int64_t head)

@@ -210,6 +210,44 @@ def scores():
                       softcap=2, scale=-0.5, sink=(0, 0, 1, 1), gate=lambda b, h: h + 1.0))
 
 
+def company():
+    """Options drawn at random, several at once. MHA_SEED=n draws others."""
+    seed = int(os.environ.get("MHA_SEED", "1"))
+    draw = random.Random(seed)
+    keep = booleans((H, T, S), "ck.npy", 0.8)
+    blocks = booleans((B, 1, 2, 3), "cb.npy", 0.8)
+    bias = numbers((B, 1, T, S), "cbias.npy")
+    slopes = (0.5, 0.25, 0, -0.125)
+    documents = [0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 0]
+    masks_of = {
+        "--lengths 7,4": lambda i, b, h, t, s: s < (7, 4)[b],
+        "--keep-mask ck.npy": lambda i, b, h, t, s: keep[h, t, s],
+        "--keep-blocks cb.npy --block-size 3x3": lambda i, b, h, t, s: blocks[b, 0, t // 3, s // 3],
+        "--query-documents 0,0,1,1,1 --key-documents 0,0,0,1,1,1,0":
+            lambda i, b, h, t, s: documents[0][t] == documents[1][s],
+        "--causal": lambda i, b, h, t, s: s <= i,
+        "--window 2,0 --sink-keys 1": lambda i, b, h, t, s: i - 2 <= s <= i or s < 1,
+    }
+    biases = {"--bias cbias.npy": lambda i, b, h, t, s: bias[b, 0, t, s],
+              "--alibi-slopes 0.5,0.25,0,-0.125": lambda i, b, h, t, s: -slopes[h] * abs(s - i)}
+    others = {"--softcap 3": {"softcap": 3}, "--scale 0.7": {"scale": 0.7},
+              "--gates 1,0.5,0,-1": {"gate": lambda b, h: (1, 0.5, 0, -1)[h]},
+              "--sink-logits 1,-1,0,-inf": {"sink": (1, -1, 0, -INF)}}
+    for _ in range(40):
+        some = [draw.sample(list(pool), draw.randint(0, min(3, len(pool))))
+                for pool in (masks_of, biases, others)]
+        reads = any(word in name for name in some[0] + some[1]
+                    for word in ("--causal", "--window", "--alibi"))
+        offset = draw.randint(-2, 3) if reads else 0
+        arguments = " ".join(sum(some, [])).split() + (["--offset", offset] if offset else [])
+        more = {key: value for name in some[2] for key, value in others[name].items()}
+        compare(f"company of seed {seed}: {arguments}", arguments,
+                reference(see=lambda b, h, t, s: all(masks_of[m](t + offset, b, h, t, s)
+                                                     for m in some[0]),
+                          bias=lambda b, h, t, s: sum(biases[m](t + offset, b, h, t, s)
+                                                      for m in some[1]), **more))
+
+
 def dropout():
     arguments = [*INPUTS, "--dropout", "0.5", "--seed", "3", "-q", "--out", "o.npy",
                  "--probabilities", "p.npy"]
@@ -218,7 +256,7 @@ def dropout():
     check(close(p, reference()["p"]), "weights are those before dropout")
     check_good(compute(*arguments, "--after-dropout", "--threads", "1"), "after dropout")
     dropped = load("p.npy")
-    check(close(load("o.npy").values, first), "the same seed drops the same weights")
+    check(load("o.npy").values == first, "the same seed gives the same bits, whatever is asked for")
     check(all(d == 0 or abs(d - 2 * a) <= 1e-5 for d, a in zip(dropped.values, p)) and
           0.3 < dropped.values.count(0.0) / len(p) < 0.7, "dropped is 0 or p / 0.5")
     expected = [sum(dropped[b, h, t, s] * V[b, h // 2, s, d] for s in range(S))
@@ -386,12 +424,10 @@ def shapes():
     for name, arguments, shape, values, lse in cases:
         check_good(compute("--q", f"q-{name}.npy", "--k", f"k-{name}.npy", "--v", f"v-{name}.npy",
                            "--causal", *arguments, "--out", "o.npy", "--lse", "l.npy",
-                           "-q"), name)
+                           "--average", "a.npy", "-q"), name)
         found = load("o.npy")
         check(found.shape == shape and found.values == values, f"{name}: o {found.shape}")
         check(load("l.npy").shape == lse, f"{name}: lse {load('l.npy').shape}")
-        check_good(compute("--q", f"q-{name}.npy", "--k", f"k-{name}.npy", "--v", f"v-{name}.npy",
-                           *arguments, "--average", "a.npy", "-q"), name)
         check(len(load("a.npy").shape) == 2 + (len(lse) == 3), f"{name}: average")
     same = numbers((T, 8), "x.npy")
     check_good(compute("--x", "x.npy", "--heads", "2", "--out", "o.npy", "-q"), "--x")
@@ -622,6 +658,12 @@ def wrong_lines():
         ([*one, "--q", "q.npy"], "leave it or --q out"),
         (["--example", "--x", "x.npy"], "--example has arrays of its own"),
         ([*one, "--kv-heads", "2"], "--kv-heads goes with --heads"),
+        ([*one, "--heads", "4", "--kv-heads", "2"], "--kv-heads 2", "4 heads", "--q, --k and --v"),
+        ([*one, "--output", "o.npy"], "did you mean '--out'"),
+        ([*INPUTS, "--mask", "keep.npy"], "did you mean '--keep-mask'"),
+        ([*one, "-o", "o.safetensors"], "a .npy file is written"),
+        (["--x", "-"], "not read from a pipe"),
+        ([*one, "--keep-blocks", "1", "--block-size", "0x2"], "queries 0 and keys 2 must be positive"),
         ([*one, "--window", "3"], "--window 3", "4,0"),
         ([*one, "--window", "3,x"], "--window 3,x"),
         ([*one, "--window=-3,0"], "keys before -3"),
@@ -721,6 +763,7 @@ def wrong_files():
         ([*one, "--keep-mask", "float-mask.npy"], BAD_INPUT, "float-mask.npy (--keep-mask)", "f32",
          "booleans", "--bias"),
         ([*one, "--bias", "flat1d.npy"], BAD_INPUT, "--bias flat1d.npy", "40"),
+        ([*one, "--documents", "0,1,2"], BAD_INPUT, "--documents 0,1,2", "dim 0 is 3"),
         ([*one, "--documents", "far.npy"], BAD_INPUT, "far.npy", "32 bits"),
         ([*one, "--gates", "inf"], BAD_INPUT, "--gates inf: entry 0,0 is not finite"),
         ([*one, "--sink-logits", "inf"], BAD_INPUT, "--sink-logits inf", "2^127"),
@@ -820,6 +863,7 @@ def help_and_manual():
 
 masks()
 scores()
+company()
 dropout()
 rope()
 linear()
