@@ -19,6 +19,8 @@ static const int dtype_bytes[] = {2, 2, 4, 1};
 static const args_option option_table[] = {
     ROW_HEADING("What is counted"),
     CONFIG_ROWS(count_options),
+    ROW_NUMBER("layers", count_options, config.layers, 1, CONFIG_MOST,
+               "default: the model's, or 1"),
     ROW_NUMBER("length", count_options, config.length, 1, CONFIG_MOST,
                "tokens N; default: the model's, else 1024"),
     ROW_NUMBER("batch", count_options, config.batch, 1, CONFIG_MOST, "sequences B; default 1"),
@@ -26,8 +28,9 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "no-bias", count_options, config.bias, 2, "without; the default is the model's"),
     ROW_FLAG(0, "causal", count_options, config.causal, 1, "a token sees no later one"),
     ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "every token sees every other"),
-    ROW_TEXT("window", count_options, config.window, "W",
-             "a causal token sees W keys, its own included;\nL:R: L before and R after its own"),
+    ROW_TEXT(
+        "window", count_options, config.window, "W",
+        "a causal token sees W keys, its own included;\nL,R: L before and R after it (-1: all)"),
     ROW_CHOICE("dtype", count_options, dtype, dtypes, "of matrix and cache; default f16"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "json", count_options, json, 1, "the counts as JSON"),

@@ -98,7 +98,7 @@ static bool parse_keys(const char *text, char end, int64_t *keys, const char **r
     char *stop;
     errno = 0;
     long long number = strtoll(text, &stop, 10);
-    if (stop == text || *stop != end || errno || number < 0 || number > CONFIG_MOST) return false;
+    if (stop == text || *stop != end || errno || number < -1 || number > CONFIG_MOST) return false;
     *keys = number;
     *rest = stop + (end != 0);
     return true;
@@ -109,23 +109,23 @@ cli_exit config_window(const char *command, const char *text, bool causal, int64
 {
     const char *rest = text;
     int64_t before = 0, after = 0;
-    bool pair = strchr(text, ':') != NULL;
-    bool good = pair ? parse_keys(text, ':', &before, &rest) && parse_keys(rest, 0, &after, &rest)
+    bool pair = strchr(text, ',') != NULL;
+    bool good = pair ? parse_keys(text, ',', &before, &rest) && parse_keys(rest, 0, &after, &rest)
                      : parse_keys(text, 0, &before, &rest) && before >= 1;
     if (!good)
         return cli_fail(CLI_USAGE, command,
                         "--window %s: a number of keys is wanted, its own included: 4096; or keys "
-                        "before and after: 128:128",
+                        "before and after: 128,128 (-1: all)",
                         text);
     if (!pair && !causal)
         return cli_fail(CLI_USAGE, command,
                         "--window %s: without --causal, say how many keys before and after: "
-                        "--window %" PRId64 ":%" PRId64,
+                        "--window %" PRId64 ",%" PRId64,
                         text, before / 2, before / 2);
-    if (causal && after > 0)
+    if (causal && after != 0)
         return cli_fail(CLI_USAGE, command,
                         "--window %s: a causal query sees no later key; use --window %" PRId64
-                        ":0, or leave --causal out",
+                        ",0, or leave --causal out",
                         text, before);
     *left = pair ? before : before - 1;
     *right = after;
@@ -171,18 +171,21 @@ static cli_exit fill_sizes(const char *command, const config_options *o, counts_
 
 static cli_exit take_plain(const char *command, const config_options *o, config *out)
 {
-    if (!o->embed || !o->heads)
+    if (!o->heads || !(o->embed || o->head_dim))
         return cli_fail(CLI_USAGE, command,
                         "%s is missing: give --embed and --heads, or --like NAME, or a model "
                         "folder",
-                        o->embed ? "--heads" : "--embed");
-    out->shape = (counts_shape){.embed = o->embed,
+                        o->heads ? "--embed" : "--heads");
+    int64_t embed = o->embed;
+    if (!embed && __builtin_mul_overflow(o->heads, o->head_dim, &embed))
+        return cli_fail(CLI_USAGE, command, "--heads times --head-dim is beyond 2^63 - 1");
+    out->shape = (counts_shape){.embed = embed,
                                 .heads = o->heads,
                                 .kv_heads = o->heads,
                                 .layers = 1,
                                 .cached = 1,
                                 .left = -1};
-    snprintf(out->name, sizeof out->name, "width %s, %s head%s", words_count(o->embed).text,
+    snprintf(out->name, sizeof out->name, "width %s, %s head%s", words_count(embed).text,
              words_count(o->heads).text, o->heads == 1 ? "" : "s");
     return CLI_OK;
 }

@@ -10,7 +10,7 @@
 /* 0 and NULL: not given. */
 typedef struct config_options {
     const char *like, *model; /* --like NAME; the folder */
-    const char *window;       /* "W" or "L:R" */
+    const char *window;       /* "W" or "L,R" */
     int64_t embed, heads, kv_heads, head_dim, layers, length, batch;
     int causal; /* 1: yes, 2: no */
     int bias;   /* 1: yes, 2: no */
@@ -28,8 +28,7 @@ enum { CONFIG_MOST_HEADS = 1 << 20 };
         ROW_NUMBER("kv-heads", type, config.kv_heads, 1, CONFIG_MOST_HEADS,                     \
                    "key/value heads; default: as many as query heads"),                         \
         ROW_NUMBER("head-dim", type, config.head_dim, 1, CONFIG_MOST,                           \
-                   "head size D; default: E / H"),                                              \
-        ROW_NUMBER("layers", type, config.layers, 1, CONFIG_MOST, "layers; default 1")
+                   "head size D; default: E / H")
 
 /* What was asked about, with every default filled in. */
 typedef struct config {

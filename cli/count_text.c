@@ -50,29 +50,6 @@ static void print_bytes(const count_report *r, const char *name, int64_t one, in
     putchar('\n');
 }
 
-/* Long notes at spaces. */
-static void print_wrapped(const char *label, const char *text)
-{
-    enum { WIDTH = 88 };
-    size_t indent = strlen(label), column = indent;
-    printf("%s", label);
-    while (*text) {
-        size_t word = strcspn(text, " ");
-        if (column > indent && column + 1 + word > WIDTH) {
-            printf("\n%*s", (int)indent, "");
-            column = indent;
-        } else if (column > indent) {
-            putchar(' ');
-            column++;
-        }
-        printf("%.*s", (int)word, text);
-        column += word;
-        text += word;
-        text += strspn(text, " ");
-    }
-    putchar('\n');
-}
-
 /* ------------------------------------------------------------------------------------------------
  * Sections
  * --------------------------------------------------------------------------------------------- */
@@ -102,8 +79,8 @@ static void print_head(const count_report *r)
            " byte%s an element\n",
            words_count(s->batch).text, s->batch == 1 ? "" : "s", words_count(s->length).text,
            r->dtype, s->element_bytes, s->element_bytes == 1 ? "" : "s");
-    if (r->config.source) print_wrapped("  sizes: ", r->config.source);
-    if (r->config.note) print_wrapped("  note: ", r->config.note);
+    if (r->config.source) words_print("  sizes: ", r->config.source);
+    if (r->config.note) words_print("  note: ", r->config.note);
 }
 
 static void print_parameters(const count_report *r)

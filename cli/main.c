@@ -19,6 +19,7 @@ static const struct {
     {"view", "draw what every attention head of a model looks at", cmd_view},
     {"count", "count parameters, operations and bytes of attention", cmd_count},
     {"run", "compute attention of arrays in .npy or .safetensors files", cmd_run},
+    {"explain", "say what would run for a problem, why, and draw it", cmd_explain},
     {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
     {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
 };

@@ -56,3 +56,25 @@ words words_flops(double flops)
                                         "TFLOP", "PFLOP", "EFLOP"};
     return scaled(flops, 1000, units, sizeof units / sizeof *units);
 }
+
+void words_print(const char *label, const char *text)
+{
+    enum { WIDTH = 88 };
+    size_t indent = strlen(label), column = indent;
+    printf("%s", label);
+    while (*text) {
+        size_t word = strcspn(text, " ");
+        if (column > indent && column + 1 + word > WIDTH) {
+            printf("\n%*s", (int)indent, "");
+            column = indent;
+        } else if (column > indent) {
+            putchar(' ');
+            column++;
+        }
+        printf("%.*s", (int)word, text);
+        column += word;
+        text += word;
+        text += strspn(text, " ");
+    }
+    putchar('\n');
+}

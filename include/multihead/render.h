@@ -188,6 +188,94 @@ MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const 
  */
 MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink);
 
+/* ------------------------------------------------------------------------------------------------
+ * Diagrams: boxes, arrows, texts, grids and figures on cards
+ * --------------------------------------------------------------------------------------------- */
+
+/* Colours by what they are for; each has a soft tone for areas, a strong one for lines and a dark
+ * one for texts, on light and on dark paper. */
+typedef enum mha_ink {
+    MHA_INK_TEXT = 0,
+    MHA_INK_MUTED = 1,
+    MHA_INK_GREY = 2,
+    MHA_INK_BLUE = 3,
+    MHA_INK_ORANGE = 4,
+    MHA_INK_GREEN = 5,
+    MHA_INK_PURPLE = 6,
+    MHA_INK_ROSE = 7
+} mha_ink;
+
+typedef enum mha_mark_kind {
+    MHA_MARK_BOX = 0,   /* a rounded rectangle with text and, below it, detail; \n breaks lines */
+    MHA_MARK_LINE = 1,  /* from x, y to x + width, y + height */
+    MHA_MARK_TEXT = 2,  /* text from the baseline x, y on, broken at width unless that is 0 */
+    MHA_MARK_CELLS = 3, /* a grid of rows x cols colours that fills the rectangle */
+    MHA_MARK_FIGURE = 4 /* a figure, as large as fits into the rectangle */
+} mha_mark_kind;
+
+/* mha_mark.flags */
+enum {
+    MHA_MARK_ARROW = 1 << 0,  /* a line with a head at its end */
+    MHA_MARK_ACROSS = 1 << 1, /* a curved line that leaves and arrives horizontally */
+    MHA_MARK_DOWN = 1 << 2,   /* a curved line that leaves and arrives vertically */
+    MHA_MARK_DASHED = 1 << 3,
+    MHA_MARK_BOLD = 1 << 4,
+    MHA_MARK_MONO = 1 << 5,   /* a face of fixed width */
+    MHA_MARK_MIDDLE = 1 << 6, /* x is the middle of the text */
+    MHA_MARK_END = 1 << 7,    /* x is the end of the text */
+    MHA_MARK_FULL = 1 << 8,   /* a box filled with its strong tone */
+    MHA_MARK_BARE = 1 << 9    /* of a figure only the cells of its first map, as one image */
+};
+
+/* What a byte of a grid means: 0 nothing, else an ink, drawn soft with MHA_CELL_SOFT. */
+enum { MHA_CELL_SOFT = 128 };
+
+typedef struct mha_mark {
+    mha_mark_kind kind;
+    mha_ink ink;
+    uint32_t flags;
+    double x, y, width, height; /* in units of the drawing, from the panel's top left corner */
+    double size;                /* of the text; 0: 13 */
+    const char *text, *detail;
+    int64_t rows, cols;
+    const uint8_t *cells; /* [rows, cols] */
+    const mha_figure *figure;
+} mha_mark;
+
+/* A card: title and caption above a drawing of width x height. */
+typedef struct mha_diagram_panel {
+    const char *title, *caption; /* NULL: none */
+    double width, height;
+    const mha_mark *marks; /* [mark_count], drawn in this order */
+    int64_t mark_count;
+} mha_diagram_panel;
+
+typedef struct mha_diagram {
+    uint32_t struct_size;            /* sizeof(mha_diagram) */
+    uint32_t panel_size;             /* sizeof(mha_diagram_panel) */
+    uint32_t mark_size;              /* sizeof(mha_mark) */
+    bool dark;                       /* dark paper; figures follow */
+    double width;                    /* 0: 1200; grows to hold the widest panel */
+    const char *title, *subtitle;    /* NULL: none */
+    const char *footnote;            /* likewise */
+    const mha_diagram_panel *panels; /* [panel_count], in rows from left to right */
+    int64_t panel_count;
+} mha_diagram;
+
+/**
+ * Draw a diagram as SVG 1.1: no script, no font file, nothing fetched. Texts too wide for their box
+ * get smaller, then lose their end. The same diagram gives the same bytes, always.
+ *
+ * Memory   everything is borrowed for the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (sizes not set, an unknown kind or ink, a number that is
+ *          not finite or beyond 10^6); MHA_ERR_SHAPE (negative counts); MHA_ERR_SIZE (more than
+ *          2^10 panels, 2^16 marks or a grid of 2^20 cells); as mha_render_svg() for figures;
+ *          MHA_ERR_UNSUPPORTED (fields of a newer version); or what the sink gave.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_diagram(const mha_diagram *diagram,
+                                                    const mha_sink *sink);
+
 /* A line of a report's head: "model", "all-MiniLM-L6-v2". */
 typedef struct mha_fact {
     const char *name, *value;

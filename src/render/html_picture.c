@@ -52,7 +52,7 @@ static mha_status draw_svg(const mhai_html_page *page, mhai_writer *w)
         layout.image = layout.image || as_images;
         layout.tiny = layout.tiny || layout.image;
         layout.values = layout.values && !layout.image;
-        status = mhai_svg_write(&layout, true, &sink);
+        status = mhai_svg_write(&layout, &(mhai_svg_frame){.inside = true, .suffix = ""}, &sink);
     }
     if (!status) {
         mhai_sink_text(w, "<figure>");

@@ -13,7 +13,7 @@
 #include <string.h>
 
 typedef struct svg {
-    bool in_page; /* HTML needs no name spaces */
+    mhai_svg_frame frame;
     mhai_writer writer;
     mha_status status; /* other than the writer's: out of memory */
 } svg;
@@ -30,12 +30,17 @@ static void color_attribute(svg *s, const char *name, mhai_color c)
     mhai_sink_print(&s->writer, " %s=\"#%02x%02x%02x\"", name, c.rgb[0], c.rgb[1], c.rgb[2]);
 }
 
+static void rect_size(svg *s, double width, double height)
+{
+    attribute(s, "width", width);
+    attribute(s, "height", height);
+}
+
 static void rect_attributes(svg *s, double x, double y, double width, double height)
 {
     attribute(s, "x", x);
     attribute(s, "y", y);
-    attribute(s, "width", width);
-    attribute(s, "height", height);
+    rect_size(s, width, height);
 }
 
 static void svg_rect(void *user, double x, double y, double width, double height, mhai_color color)
@@ -54,7 +59,7 @@ static void svg_hatch(void *user, double x, double y, double width, double heigh
     (void)theme; /* the pattern is defined once, at the top */
     mhai_sink_text(&s->writer, "<rect");
     rect_attributes(s, x, y, width, height);
-    mhai_sink_text(&s->writer, " fill=\"url(#mha-hatch)\"/>\n");
+    mhai_sink_print(&s->writer, " fill=\"url(#mha-hatch%s)\"/>\n", s->frame.suffix);
 }
 
 static void points(svg *s, const double *xy, int count)
@@ -203,7 +208,7 @@ static void run_rect(svg *s, const mhai_map *map, int64_t row, int64_t col, int6
     rect_attributes(s, (double)col * map->cell_width, (double)row * map->cell_height,
                     (double)length * map->cell_width, map->cell_height);
     if (fill == 255 + MHAI_CELL_MASKED && !map->tiny)
-        mhai_sink_text(&s->writer, " fill=\"url(#mha-hatch)\"");
+        mhai_sink_print(&s->writer, " fill=\"url(#mha-hatch%s)\"", s->frame.suffix);
     else if (fill == 255 + MHAI_CELL_NOT_FINITE && !map->tiny)
         color_attribute(s, "fill", map->theme->paper);
     else
@@ -259,12 +264,15 @@ static void svg_map(void *user, const mhai_map *map)
 static void open_document(svg *s, const mhai_layout *l)
 {
     const mha_figure *f = &l->figure;
+    const mhai_svg_frame *frame = &s->frame;
     mhai_sink_text(&s->writer,
-                   s->in_page ? "<svg"
-                              : "<svg xmlns=\"http://www.w3.org/2000/svg\" "
-                                "xmlns:xlink=\"http://www.w3.org/1999/xlink\" version=\"1.1\"");
-    attribute(s, "width", l->width);
-    attribute(s, "height", l->height);
+                   frame->inside ? "<svg"
+                                 : "<svg xmlns=\"http://www.w3.org/2000/svg\" "
+                                   "xmlns:xlink=\"http://www.w3.org/1999/xlink\" version=\"1.1\"");
+    if (frame->place)
+        rect_attributes(s, frame->place[0], frame->place[1], frame->place[2], frame->place[3]);
+    else
+        rect_size(s, l->width, l->height);
     mhai_sink_text(&s->writer, " viewBox=\"");
     points(s, (const double[4]){0, 0, l->width, l->height}, 2);
     mhai_sink_text(
@@ -275,17 +283,20 @@ static void open_document(svg *s, const mhai_layout *l)
                     "</title>\n<desc>%" PRId64 " %s of %" PRId64 " rows and %" PRId64 " columns. ",
                     f->panel_count, f->panel_count == 1 ? "map" : "maps", f->rows, f->cols);
     for (int i = 0; i < l->remark_lines; i++) mhai_sink_escaped(&s->writer, l->remarks[i].text);
-    mhai_sink_text(&s->writer, "</desc>\n<defs><pattern id=\"mha-hatch\" width=\"6\" height=\"6\" "
-                               "patternUnits=\"userSpaceOnUse\"><rect width=\"6\" height=\"6\"");
+    mhai_sink_print(&s->writer,
+                    "</desc>\n<defs><pattern id=\"mha-hatch%s\" width=\"6\" height=\"6\" "
+                    "patternUnits=\"userSpaceOnUse\"><rect width=\"6\" height=\"6\"",
+                    frame->suffix);
     color_attribute(s, "fill", l->theme.mask_paper);
     mhai_sink_text(&s->writer, "/><path d=\"M-1 1L1 -1M-1 7L7 -1M5 7L7 5\"");
     color_attribute(s, "stroke", l->theme.mask_line);
     mhai_sink_text(&s->writer, " stroke-width=\"1.2\"/></pattern></defs>\n");
 }
 
-mha_status mhai_svg_write(const mhai_layout *layout, bool in_page, const mha_sink *sink)
+mha_status mhai_svg_write(const mhai_layout *layout, const mhai_svg_frame *frame,
+                          const mha_sink *sink)
 {
-    svg s = {.in_page = in_page};
+    svg s = {.frame = frame ? *frame : (mhai_svg_frame){.suffix = ""}};
     mhai_sink_open(&s.writer, sink);
     const mhai_canvas canvas = {&s, svg_rect, svg_hatch, svg_triangle, svg_line, svg_text, svg_map};
     open_document(&s, layout);
@@ -295,12 +306,37 @@ mha_status mhai_svg_write(const mhai_layout *layout, bool in_page, const mha_sin
     return mhai_sink_flush(&s.writer);
 }
 
+mha_status mhai_svg_cells(const mhai_layout *l, const mhai_svg_frame *frame, const mha_sink *sink)
+{
+    if (!l->figure.panel_count || !l->figure.rows || !l->figure.cols) return MHA_OK;
+    svg s = {.frame = *frame};
+    mhai_cells cells;
+    MHA_TRY(mhai_cells_alloc(l->row.drawn, l->col.drawn, &cells));
+    mha_panel panel = mhai_figure_panel(&l->figure, 0);
+    mhai_cells_fill(&l->figure, &panel, l->row.pool, l->col.pool, &cells);
+    const mhai_map map = {.x = frame->place[0],
+                          .y = frame->place[1],
+                          .cell_width = frame->place[2] / (double)cells.cols,
+                          .cell_height = frame->place[3] / (double)cells.rows,
+                          .cells = &cells,
+                          .scale = mhai_ranges_at(&l->ranges, 0),
+                          .palette = &l->palette,
+                          .theme = &l->theme,
+                          .figure = &l->figure,
+                          .image = true};
+    mhai_sink_open(&s.writer, sink);
+    svg_map(&s, &map);
+    mhai_cells_free(&cells);
+    MHA_TRY(s.status);
+    return mhai_sink_flush(&s.writer);
+}
+
 mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink)
 {
     if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "mha_render_svg: sink is NULL");
     mhai_layout layout;
     mha_status status = mhai_layout_make(figure, &layout);
-    if (!status) status = mhai_svg_write(&layout, false, sink);
+    if (!status) status = mhai_svg_write(&layout, NULL, sink);
     mhai_layout_free(&layout);
     return status;
 }

@@ -73,7 +73,7 @@ def by_formula():
                 arguments += ["--window", left + 1]
             else:
                 right = draw.randint(0, 80)
-                arguments += ["--window", f"{left}:{right}"]
+                arguments += ["--window", f"{left},{right}"]
         data = counted(*arguments)
         layer, model = expected(e, h, hk, d, layers, batch, n, BYTES[dtype], bias, left, right)
         check(data["layer"] == layer, f"{arguments}: {data['layer']} instead of {layer}")
@@ -197,9 +197,9 @@ def refusals():
             (["--like", "gpt2", MODEL], ("one of them",)),
             ([MODEL, MODEL], ("one too many",)),
             ([*shape, "--causal", "--window", 0], ("--window 0",)),
-            ([*shape, "--causal", "--window", "4:4"], ("later key",)),
-            ([*shape, "--window", 8], ("4:4", "--causal")),
-            ([*shape, "--window", "x:y"], ("x:y",)),
+            ([*shape, "--causal", "--window", "4,4"], ("later key",)),
+            ([*shape, "--window", 8], ("4,4", "--causal")),
+            ([*shape, "--window", "x,y"], ("x,y",)),
             ([*shape, "--length", 1 << 40], ("2^63",)),
             (["--embed", 1 << 40, "--heads", 1], ("2^63",)),
             ([*shape, "--layers", 1 << 40, "--batch", 1 << 20], ("2^63",)),

@@ -1,0 +1,202 @@
+"""multihead explain: the account against what the formulas give, the picture as XML with the shapes
+in it, the mask cell by cell, the same bytes every time, and what it refuses.
+"""
+import json
+import re
+import sys
+import xml.etree.ElementTree as xml
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
+SVG = "{http://www.w3.org/2000/svg}"
+SMALL = ["--heads", 4, "--head-dim", 8, "--length", 12]
+
+
+def explain(*arguments, **changes):
+    return run("explain", *arguments, **changes)
+
+
+def explained(*arguments):
+    result = explain(*arguments, "--json")
+    if not check_good(result, arguments):
+        return None, None
+    data = json.loads(result.out)
+    return data["problem"], data["plan"]
+
+
+def plans():
+    problem, plan = explained("--embed", 512, "--heads", 8, "--length", 10, "--batch", 2)
+    check((problem["head_dim"], problem["kv_heads"], problem["embed"]) == (64, 8, 512), f"{problem}")
+    check(plan["path"] == "tiled" and plan["visible_pairs"] == plan["pairs"] == 2 * 8 * 100, f"{plan}")
+    check(plan["flops"] == 2 * 128 * 1600, f"flops {plan['flops']}")
+    check(plan["bytes"] == 4 * 4 * 2 * 8 * 10 * 64, f"bytes {plan['bytes']}")
+    check(plan["matrix_bytes"] == 4 * 1600 and plan["scratch_bytes"] > 0, f"{plan}")
+    check(plan["isa"] in ("portable", "avx2", "avx512", "neon") and plan["threads"] >= 1, f"{plan}")
+    _, plan = explained("--heads", 2, "--head-dim", 16, "--length", 100, "--causal")
+    check(plan["visible_pairs"] == 2 * 5050 and plan["pairs"] == 2 * 10000, f"causal: {plan}")
+    _, plan = explained("--heads", 2, "--head-dim", 16, "--length", 100, "--causal", "--window", 10)
+    check(plan["visible_pairs"] == 2 * (100 * 10 - 45), f"window: {plan}")
+    _, plan = explained("--heads", 2, "--head-dim", 16, "--length", 100, "--window", "3,4")
+    check(plan["visible_pairs"] == 2 * (800 - 6 - 10), f"two sides: {plan}")
+    problem, plan = explained("--heads", 32, "--kv-heads", 8, "--head-dim", 128, "--queries", 1,
+                              "--keys", 4096, "--causal", "--offset", 4095, "--threads", 3)
+    check(plan["visible_pairs"] == 32 * 4096 and plan["threads"] == 3, f"decode: {plan}")
+    check((problem["queries"], problem["keys"], problem["offset"]) == (1, 4096, 4095), f"{problem}")
+
+
+def paths():
+    _, plan = explained("--heads", 2, "--head-dim", 300, "--length", 8)
+    check(plan["path"] == "plain" and "256" in plan["reason"], f"wide heads: {plan}")
+    check_error(explain("--heads", 2, "--head-dim", 300, "--length", 8, "--strict"), UNSUPPORTED,
+                "plain", command="explain")
+    _, plan = explained(*SMALL, "--path", "plain", "--isa", "portable", "--threads", 1)
+    check(plan["path"] == "plain" and plan["key_block"] == 12, f"asked for: {plan}")
+    _, plan = explained(*SMALL, "--isa", "portable")
+    check(plan["isa"] == "portable", f"isa: {plan}")
+    everything = ["--softcap", 30, "--dropout", 0.1, "--alibi", "--t5", 32, "--shaw", 4,
+                  "--dense-mask", "--dense-bias", "--sink-logits", "--gates", "--sink-keys", 2,
+                  "--window", 4, "--causal", "--blocks", "local=1,global=1,random=1",
+                  "--block-size", 4, "--lse", "--probabilities"]
+    text = explain(*SMALL, *everything)
+    check_good(text, "everything at once")
+    for part in ("softcap 30", "dropout 0.1", "ALiBi", "T5", "Shaw", "dense mask", "dense bias",
+                 "sink logits", "gates", "first 2 keys", "blocks of 4 x 4", "causal", "In words"):
+        check(part in " ".join(text.out.decode().split()), f"the account must say {part!r}")
+    check(max(map(columns, text.lines)) <= 90, "lines fit 90 columns")
+
+
+def words():
+    text = explain("--like", "llama-2-70b").out.decode()
+    for part in ("[1, 64, 4096, 128]", "[1, 8, 4096, 128]", "537,001,984", "4 GiB", "Llama 2",
+                 "8x smaller", "tiled"):
+        check(part in text, f"llama-2-70b: must say {part!r}")
+    text = explain("--heads", 4, "--head-dim", 8, "--queries", 1, "--keys", 64, "--causal")
+    check("--offset 63" in text.out.decode(), "the offset of a decoding step is suggested")
+    check("[1, 3, " in explain(MODEL).out.decode(), "a model folder")
+
+
+def arrays():
+    write_npy(FOLDER / "q.npy", (2, 4, 3, 8), [0.0] * 192)
+    write_npy(FOLDER / "k.npy", (2, 2, 5, 8), [0.0] * 160)
+    write_npy(FOLDER / "v.npy", (2, 2, 5, 6), [0.0] * 120)
+    problem, plan = explained("--q", "q.npy", "--k", "k.npy", "--v", "v.npy")
+    check([problem[n] for n in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim",
+                                "value_dim")] == [2, 4, 2, 3, 5, 8, 6], f"arrays: {problem}")
+    check(plan["pairs"] == 2 * 4 * 3 * 5, f"arrays: {plan}")
+    check_good(explain("--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--svg", "arrays.svg"), "svg")
+    swapped = explain("--q", "k.npy", "--k", "q.npy")
+    check(swapped.code != 0 and len(swapped.errors) == 1, f"2 query heads, 4 to share: {swapped.err}")
+    check_error(explain("--q", "none.npy"), NO_INPUT, "none.npy", command="explain")
+    write_npy(FOLDER / "flat.npy", (4,), [0.0] * 4)
+    check_error(explain("--q", "flat.npy"), BAD_INPUT, "flat.npy", "axes", command="explain")
+    check_error(explain("--q", "q.npy", "--heads", 4), USAGE, "sizes", command="explain")
+    check_error(explain(*SMALL, "--k", "k.npy"), USAGE, "--q", command="explain")
+
+
+def texts_of(svg):
+    return ["".join(node.itertext()) for node in svg.iter(SVG + "text")]
+
+
+def picture(name, *arguments):
+    result = explain(*arguments, "--svg", f"{name}.svg")
+    check_good(result, name)
+    data = (FOLDER / f"{name}.svg").read_bytes()
+    again = explain(*arguments, "--svg", "-", "--threads", 1, MHA_ISA="portable")
+    check(again.out == data, f"{name}: the bytes depend on the machine, or on the threads")
+    check(b"<script" not in data and b"http" not in data.replace(b"http://www.w3.org", b""),
+          f"{name}: nothing may be fetched")
+    return xml.fromstring(data)
+
+
+def pictures():
+    svg = picture("grouped", "--embed", 4096, "--heads", 32, "--kv-heads", 8, "--length", 10,
+                  "--batch", 2)
+    texts = texts_of(svg)
+    check(svg.get("width") == "1200", "1200 wide")
+    for part in ("[2, 10, 4096]", "[4096, 4096]", "[4096, 1024]", "[2, 32, 10, 128]",
+                 "[2, 8, 10, 128]", "[2, 32, 10, 10]", "W_q", "W_o", "out", "41,943,040",
+                 "GQA, this one", "MHA", "MQA", "8,192 numbers kept a token",
+                 "2,048 numbers kept a token", "256 numbers kept a token"):
+        check(any(part in text for text in texts), f"grouped: the picture must hold {part!r}")
+    check(len(list(svg.iter(SVG + "image"))) == 2, "the table and its colour bar")
+    dark = explain("--like", "gpt2", "--svg", "-", "--dark").out
+    light = explain("--like", "gpt2", "--svg", "-").out
+    check(b"#0e1014" in dark and b"#0e1014" not in light, "two papers")
+    for name, arguments in (("one", ["--embed", 64, "--heads", 1]),
+                            ("long", ["--like", "mistral-7b", "--length", 1 << 20]),
+                            ("many", ["--like", "t5-11b"]),
+                            ("step", ["--like", "llama-3-8b", "--queries", 1, "--offset", 8191]),
+                            ("odd", ["--heads", 7, "--head-dim", 3, "--length", 1]),
+                            ("blocks", [*SMALL, "--blocks", "local=1", "--block-size", 2])):
+        svg = picture(name, *arguments)
+        box = list(map(float, svg.get("viewBox").split()))
+        for node in svg.iter(SVG + "rect"):
+            x, y, width, height = (float(node.get(a, 0)) for a in ("x", "y", "width", "height"))
+            check(x >= 0 and y >= 0 and x + width <= box[2] + 0.01 and y + height <= box[3] + 0.01,
+                  f"{name}: a box leaves the page: {node.attrib}")
+    check("MQA" not in texts_of(picture("one2", "--embed", 8, "--heads", 1)), "one head shares none")
+
+
+def mask():
+    """Each cell of a small mask: blue seen, orange exempt, else hidden."""
+    n, window, sinks = 12, 4, 2
+    svg = picture("mask", *SMALL, "--causal", "--window", window, "--sink-keys", sinks)
+    groups = [list(g) for g in svg.iter(SVG + "g") if len(list(g)) == n * n]
+    if not check(len(groups) == 1, f"mask: {len(groups)} grids of {n} x {n} cells"):
+        return
+    fills = [node.get("fill") for node in groups[0]]
+    for t in range(n):
+        for s in range(n):
+            seen = s <= t and t - s < window
+            wanted = "#7db0e8" if seen else "#f0b06a" if s <= t and s < sinks else "#f2f3f5"
+            check(fills[t * n + s] == wanted, f"mask: query {t}, key {s}: {fills[t * n + s]}")
+
+
+def refusals():
+    for arguments, parts in (
+            (["--heads", 8], ("--embed is missing",)),
+            (["--embed", 512, "--heads", 7], ("512", "--head-dim")),
+            ([*SMALL, "--window", 4], ("--causal", "2,2")),
+            ([*SMALL, "--isa", "sse"], ("portable",)),
+            ([*SMALL, "--blocks", "locl=1"], ("'locl'", "local=N")),
+            ([*SMALL, "--blocks", "local"], ("local=N",)),
+            ([*SMALL, "--blocks", "local=-1"], ("local=N",)),
+            ([*SMALL, "--blocks", "local=1,"], ("local=N",)),
+            ([*SMALL, "--block-size", 4], ("--blocks",)),
+            ([*SMALL, "--softcap", "x"], ("number",)),
+            ([*SMALL, "--softcap", "-3"], ("softcap",)),
+            ([*SMALL, "--dropout", 2], ("dropout",)),
+            ([*SMALL, "--dark"], ("--svg",)),
+            ([*SMALL, "--json", "--svg", "-"], ("stdout",)),
+            ([*SMALL, "--batch", 1 << 30], ("2^31",)),
+            (["--heads", 1 << 20, "--head-dim", 1, "--queries", 1 << 20, "--keys", 1 << 40],
+             ("2^63",)),
+            ([*SMALL, "--lenght", 3], ("--length",)),
+            ([MODEL, MODEL], ("one too many",))):
+        check_error(explain(*arguments), USAGE, *parts, command="explain")
+    check_error(explain(*SMALL, "--svg", "no-such-folder/x.svg"), NO_OUTPUT, "no-such-folder",
+                command="explain")
+    (FOLDER / "older.svg").write_text("as it was")
+    check(explain("--heads", 2, "--head-dim", 300, "--strict", "--svg", "older.svg").code != 0
+          and (FOLDER / "older.svg").read_text() == "as it was", "a failed run changed an older file")
+    help_text = explain("--help")
+    check_good(help_text, "--help")
+    check(max(map(len, help_text.lines)) <= 80, "help fits 80 columns")
+    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead explain`")[-1]
+    manual = manual.split("\n## ")[0]
+    for option in sorted(set(re.findall(r"--[a-z][a-z0-9-]+", help_text.out.decode()))):
+        check(option in manual, f"docs/program.md, explain: nothing of {option}")
+    check(explain().code == USAGE and b"Examples:" in explain().err, "explain without arguments")
+
+
+plans()
+paths()
+words()
+arrays()
+pictures()
+mask()
+refusals()
+finish()
