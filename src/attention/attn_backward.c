@@ -151,18 +151,6 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     return mhai_tensor_check_last("o_gradient", &x->o_gradient);
 }
 
-static mha_status choose_path(const mha_attention_desc *desc, mhai_backward_problem *x)
-{
-    if (x->p.strict && desc->path != MHA_PATH_PLAIN)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "the backward has path plain only; ask for plain, or clear "
-                        "MHA_ATTENTION_STRICT");
-    x->p.reason =
-        desc->path == MHA_PATH_PLAIN ? "plain was asked for" : "the backward has path plain only";
-    x->p.path = MHA_PATH_PLAIN;
-    return MHA_OK;
-}
-
 typedef struct arguments {
     const mha_attention_desc *desc;
     const mha_tensor *q, *k, *v, *o, *lse, *o_gradient;
@@ -188,7 +176,6 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
                              offsetof(mha_attention_desc, left_keys), a->desc));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
     MHA_TRY(check_gradients(&desc, &gradients, x));
-    MHA_TRY(choose_path(&desc, x));
     return need_data ? check_overlap(x, &desc) : MHA_OK;
 }
 
@@ -320,7 +307,8 @@ mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x)
 static mha_status run(mha_context *context, mhai_backward_problem *x)
 {
     MHA_TRY(prepare(context, x));
-    MHA_TRY(mhai_backward_plain(context, x));
+    MHA_TRY(x->p.path == MHA_PATH_TILED ? mhai_backward_tiled(context, x)
+                                        : mhai_backward_plain(context, x));
     write_parameters(x);
     return MHA_OK;
 }
@@ -355,13 +343,15 @@ static int64_t visible_pairs(const mhai_attn_problem *p)
     return pairs * p->H;
 }
 
-/* Of matrix products, for each pair: every walk recomputes its score and dO v. */
-static double flops_of_pair(const mhai_backward_problem *x)
+/* Of matrix products, for each pair: every walk recomputes its score and dO v. The tiled path may
+ * do without a walk of its own for dq, and takes the parameters along with it. */
+static double flops_of_pair(const mhai_backward_problem *x, bool tiled, bool both)
 {
     double D = (double)x->p.D, Dv = (double)x->p.Dv, pair = 2 * (D + Dv), sum = 0;
-    if (x->q.data) sum += pair + 2 * D;
-    if (x->k.data || x->v.data) sum += pair + (x->k.data ? 2 * D : 0) + (x->v.data ? 2 * Dv : 0);
-    if (mhai_backward_has_sums(x)) sum += pair;
+    bool keys = x->k.data || x->v.data, parameters = mhai_backward_has_sums(x);
+    if (x->q.data || (tiled && parameters)) sum += (both ? 0 : pair) + 2 * D;
+    if (keys) sum += pair + (x->k.data ? 2 * D : 0) + (x->v.data ? 2 * Dv : 0);
+    if (!tiled && parameters) sum += pair;
     if (x->bias.data) sum += pair;
     return sum;
 }
@@ -387,21 +377,27 @@ mha_status mha_attention_backward_explain(const mha_context *context,
     const arguments a = {desc, q, k, v, o, lse, o_gradient, gradients};
     mhai_backward_problem x;
     MHA_TRY(check(&a, false, &x));
-    size_t worker;
-    MHA_TRY(mhai_backward_plain_bytes(&x, &worker));
-    mha_attention_plan made = {.path = x.p.path, .reason = x.p.reason, .isa = MHA_ISA_PORTABLE};
-    made.key_block = x.p.S;
-    made.row_block = 1;
-    made.work_items = x.p.q.shape[0] * x.p.q.shape[2] * x.p.H;
+    bool tiled = x.p.path == MHA_PATH_TILED;
+    mhai_backward_tiling tiling = {.key_block = x.p.S, .row_block = 1};
+    mha_attention_plan made = {.path = x.p.path, .reason = x.p.reason};
+    if (tiled)
+        tiling = mhai_backward_tile(&x, context->isa, context->num_threads);
+    else
+        MHA_TRY(mhai_backward_plain_bytes(&x, &tiling.worker_bytes));
+    int64_t rows = x.p.q.shape[0] * x.p.q.shape[2] * x.p.H;
+    made.isa = tiled ? context->isa : MHA_ISA_PORTABLE;
+    made.key_block = tiling.key_block;
+    made.row_block = tiling.row_block;
+    made.work_items = tiled ? tiling.items : rows;
     made.visible_pairs = visible_pairs(&x.p);
-    made.flops = flops_of_pair(&x) * (double)made.visible_pairs;
+    made.flops = flops_of_pair(&x, tiled, tiling.both) * (double)made.visible_pairs;
     const mha_tensor *tensors[] = {&x.p.q, &x.p.k, &x.p.v, &x.q, &x.k, &x.v, &x.bias};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
         made.bytes += bytes_of(tensors[i]);
-    made.bytes += 4.0 * (double)made.work_items * (double)(2 * x.p.Dv + 1);
-    if (!mhai_mul_size(worker, (size_t)context->num_threads, &made.scratch_bytes))
+    made.bytes += 4.0 * (double)rows * (double)(2 * x.p.Dv + 1);
+    if (!mhai_mul_size(tiling.worker_bytes, (size_t)context->num_threads, &made.scratch_bytes))
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
-    made.scratch_bytes += (size_t)made.work_items * sizeof(double);
+    made.scratch_bytes += (size_t)rows * sizeof(double);
     *plan = made;
     return MHA_OK;
 }

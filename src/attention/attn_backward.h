@@ -62,7 +62,17 @@ typedef struct mhai_backward_bias {
 } mhai_backward_bias;
 mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x);
 
-MHA_NODISCARD mha_status mhai_backward_plain(mha_context *context, mhai_backward_problem *x);
+MHA_NODISCARD mha_status mhai_backward_plain(mha_context *context, const mhai_backward_problem *x);
 MHA_NODISCARD mha_status mhai_backward_plain_bytes(const mhai_backward_problem *x, size_t *bytes);
+
+/* What the tiled path does with a call. */
+typedef struct mhai_backward_tiling {
+    int64_t key_block, row_block;
+    int64_t items;
+    size_t worker_bytes;
+    bool both; /* dq, dk and dv in one walk */
+} mhai_backward_tiling;
+mhai_backward_tiling mhai_backward_tile(const mhai_backward_problem *x, mha_isa isa, int threads);
+MHA_NODISCARD mha_status mhai_backward_tiled(mha_context *context, const mhai_backward_problem *x);
 
 #endif

@@ -274,7 +274,7 @@ static mha_status run_parameters(mha_context *context, plain_job *job)
     return MHA_OK;
 }
 
-mha_status mhai_backward_plain(mha_context *context, mhai_backward_problem *x)
+mha_status mhai_backward_plain(mha_context *context, const mhai_backward_problem *x)
 {
     plain_job job = {.x = x};
     const mhai_attn_problem *p = &x->p;

@@ -135,6 +135,39 @@ typedef struct mhai_gemm {
  * from dy; they may be gate, up or dy, element for element.
  * exp_row: p[i] = exp(x[i] - max), with the maximum and the sum of p; n >= 1, p may be x. */
 
+/* The backward of a strip against one key block. Of the tile, everything that makes scores is as in
+ * tile_forward (no poison), dropout too; v, o, m, l and alpha are not read. */
+typedef struct mhai_tile_back {
+    mhai_tile tile;
+    int64_t value_dim;
+    const float *g;     /* [rows][value_dim] dO, 0 where a row is not finite */
+    const float *v;     /* the block's values, in panels as its keys are: [16][value_dim][32] */
+    float *x;           /* [rows][MHAI_SCORE_STRIDE] as s */
+    float *slope;       /* likewise, written with a cap only */
+    const float *lse;   /* [rows], log2 units; +inf: the row has no key */
+    const float *delta; /* [rows] dO . o; NaN: the row is not finite */
+    const float *gate;  /* [rows] */
+    float *share;       /* [rows] out: sum of p kept x */
+    /* g times Shaw's table of values, as in mhai_tile_mask; NULL: none. */
+    const float *shaw[MHAI_MAX_ROWS];
+    int64_t shaw_center[MHAI_MAX_ROWS], shaw_last;
+} mhai_tile_back;
+/* tile_backward: p = 2^(score - lse), x = g . (v + shaw), then in place, for begin .. end:
+ * s = gate p kept, x = p (gate kept x - delta), slope = 1 - tanh^2. What a row does not see is 0 in
+ * both; in a row that is not finite, all that it sees is NaN. */
+
+/* gemm_transposed: out[c, :] += sum over rows r of a[r][c] b[r, :]; each sum is one chain over the
+ * rows, then added. */
+typedef struct mhai_gemm_transposed {
+    int64_t rows, cols; /* of a */
+    const float *a;     /* [rows][a_stride] */
+    int64_t a_stride;
+    const float *b; /* panels, as pack_values makes them */
+    int64_t panels, panel_stride;
+    float *out; /* [cols][out_stride], panels * 32 columns */
+    int64_t out_stride;
+} mhai_gemm_transposed;
+
 typedef struct mhai_kernels {
     mha_isa isa;
     int tile_rows; /* rows of a strip */

@@ -37,7 +37,8 @@ ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const floa
     vf_store(c, sum);
 }
 
-ALWAYS_INLINE void block_body(int rows, block_finish finish, const block *t)
+/* transposed: A lies [inner][rows], so that C = A^T B. */
+ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, const block *t)
 {
     vf sum[TILE_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
@@ -50,7 +51,7 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, const block *t)
             vf_load(b + i * MHAI_PANEL + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
-            vf row = vf_set1(a[r * a_stride + i]);
+            vf row = vf_set1(transposed ? a[i * a_stride + r] : a[r * a_stride + i]);
             UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
                 vf_fma(row, column[j], sum[r][j]);
         }
@@ -61,16 +62,17 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, const block *t)
 }
 
 /* One function per number of rows, so that every register count is a constant. */
-#define BLOCK_CASE(n)                                                      \
-    case n:                                                                \
-        if (n <= TILE_ROWS) block_body(n <= TILE_ROWS ? n : 1, finish, t); \
+#define BLOCK_CASE(n)                                                                  \
+    case n:                                                                            \
+        if (n <= TILE_ROWS) block_body(n <= TILE_ROWS ? n : 1, finish, transposed, t); \
         return;
 /* clang-format would move one more case to a line of its own each time it runs. */
 /* clang-format off */
-#define DEFINE_BLOCK(name, finish_kind)                                                         \
+#define DEFINE_BLOCK(name, finish_kind, is_transposed)                                          \
     static __attribute__((noinline)) void name(int rows, const block *t)                        \
     {                                                                                           \
         const block_finish finish = finish_kind;                                                \
+        const bool transposed = is_transposed;                                                  \
         switch (rows) {                                                                         \
             BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5)               \
             BLOCK_CASE(6) BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10)              \
@@ -78,9 +80,10 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, const block *t)
         }                                                                                       \
     }
 /* clang-format on */
-DEFINE_BLOCK(block_store_rows, FINISH_STORE)
-DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE)
-DEFINE_BLOCK(block_add_rows, FINISH_ADD)
+DEFINE_BLOCK(block_store_rows, FINISH_STORE, false)
+DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false)
+DEFINE_BLOCK(block_add_rows, FINISH_ADD, false)
+DEFINE_BLOCK(block_add_columns, FINISH_ADD, true)
 _Static_assert(TILE_ROWS <= 14, "add cases above");
 
 /* A whole panel: as many register blocks as it is wide. */
