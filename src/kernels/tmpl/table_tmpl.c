@@ -16,8 +16,9 @@
 #include "kernels/tmpl/act_tmpl.c"
 #include "kernels/tmpl/gemm_tmpl.c"
 #include "kernels/tmpl/pack_tmpl.c"
-#include "kernels/tmpl/tile_bwd_tmpl.c"
 #include "kernels/tmpl/tile_fwd_tmpl.c"
+
+#include "kernels/tmpl/tile_bwd_tmpl.c"
 
 _Static_assert((int)TILE_ROWS <= (int)MHAI_MAX_ROWS, "raise MHAI_MAX_ROWS");
 _Static_assert(MHAI_PANEL % (TILE_VECTORS * VF_LANES) == 0, "register blocks must fill panels");
