@@ -11,8 +11,10 @@
 #define ISA_NAME(name, value, text) text,
 
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};
-static const char *const paths[] = {"auto", "tiled", "plain", NULL}; /* mha_path */
-static const char *const layouts[] = {"bhtd", "bthd", NULL};         /* run_layout */
+static const char *const paths[] = {"auto", "tiled", "plain", NULL};      /* mha_path */
+static const char *const layouts[] = {"bhtd", "bthd", NULL};              /* run_layout */
+static const char *const dtypes[] = {"auto", "f32", "f16", "bf16", NULL}; /* run_o_dtype() */
+static const char *const norms[] = {"none", "rms", "l2", NULL};
 static const char *const stages[] = {"biased", "raw", "capped", NULL};
 static const char *const pairings[] = {"interleaved", "halves", NULL}; /* mha_rope_pairing */
 
@@ -29,6 +31,8 @@ static const char *const pairings[] = {"interleaved", "halves", NULL}; /* mha_ro
         .field = offsetof(run_options, field_)                         \
     }
 
+static const char outputs_heading[] = "Outputs (.npy; FILE may be - for stdout)";
+
 static const args_option option_table[] = {
     HEADING("Inputs"),
     TEXT("q", q, "FILE", "queries [B,H,T,D], [H,T,D] or [T,D]"),
@@ -38,6 +42,7 @@ static const args_option option_table[] = {
     NUMBER("heads", heads, 1, 1 << 20, "split the last axis of [B,T,H*D] into heads"),
     NUMBER("kv-heads", kv_heads, 1, 1 << 20, "that of keys and values; default: as --heads"),
     CHOICE("layout", layout, layouts, "order of four axes; default bhtd"),
+    CHOICE("dtype", dtype, dtypes, "of q, k, v and o; default: the files', o float32"),
     FLAG("example", example, "a built-in problem of three tokens, traced"),
     HEADING("Which keys a query sees (ARRAY: a file, or a list as 3,5)"),
     FLAG("causal", causal, "none after the query's own position"),
@@ -73,8 +78,10 @@ static const args_option option_table[] = {
     REAL("dropout", dropout, "drop weights with this probability"),
     NUMBER("seed", seed, 0, INT64_MAX, "of the dropout; default 0"),
     FLAG("linear", linear, "linear attention (elu + 1) instead of softmax"),
-    HEADING("Rotary positions (RoPE), of q and k before all else"),
-    FLAG("rope", rope, "turn q and k by their positions"),
+    HEADING("What is done to q and k first"),
+    CHOICE("qk-norm", qk_norm, norms, "divide each by its root mean square or length"),
+    REAL("qk-epsilon", qk_epsilon, "of that norm; default 1e-6"),
+    FLAG("rope", rope, "rotary positions: turn them by where they stand"),
     CHOICE("rope-pairing", rope_pairing, pairings,
            "which elements turn together; default as\npublished: interleaved; Llama's: halves"),
     REAL("rope-base", rope_base, "default 10000"),
@@ -82,7 +89,7 @@ static const args_option option_table[] = {
     REAL("rope-scale", rope_scale, "positions are divided by it"),
     TEXT("positions", positions, "ARRAY", "[T] or [B,T]; default 0, 1, 2, ... from the offset"),
     TEXT("key-positions", key_positions, "ARRAY", "[S] or [B,S]; default 0, 1, 2, ..."),
-    HEADING("Outputs (.npy; FILE may be - for stdout)"),
+    HEADING(outputs_heading),
     {.kind = ARGS_TEXT,
      .letter = 'o',
      .name = "out",
@@ -198,6 +205,9 @@ static cli_exit check_linear(const run_options *options)
                                         "isa",
                                         "threads",
                                         "quiet",
+                                        "dtype",
+                                        "qk-norm",
+                                        "qk-epsilon",
                                         "help"};
     for (int i = 0; i < OPTION_COUNT; i++) {
         bool allowed = option_table[i].kind == ARGS_HEADING || !is_given(options, &option_table[i]);
@@ -227,6 +237,7 @@ static cli_exit check_company(const run_options *o)
         {o->key_documents, o->query_documents, "--key-documents", "--query-documents"},
         {o->key_starts, o->query_starts, "--key-starts", "--query-starts"},
         {o->seed, o->dropout.given, "--seed", "--dropout X"},
+        {o->qk_epsilon.given, o->qk_norm, "--qk-epsilon", "--qk-norm rms"},
         {o->rope_base.given, o->rope, "--rope-base", "--rope"},
         {o->rope_scale.given, o->rope, "--rope-scale", "--rope"},
         {o->rope_dim, o->rope, "--rope-dim", "--rope"},
@@ -303,6 +314,21 @@ static cli_exit check_inputs(const run_options *options)
     return CLI_OK;
 }
 
+/* Results must not take the place of what they were made from. Inputs stand before the heading of
+ * the outputs. */
+static cli_exit check_inputs_stay(const run_options *options)
+{
+    for (int i = 0; strcmp(option_table[i].name, outputs_heading) != 0; i++) {
+        if (option_table[i].kind != ARGS_TEXT || !is_given(options, &option_table[i])) continue;
+        const void *field = (const char *)options + option_table[i].field;
+        const char *path = *(const char *const *)field, *output = run_writes(options, path);
+        if (output)
+            return cli_fail(CLI_USAGE, RUN, "%s writes to %s, the file of --%s: name another one",
+                            output, path, option_table[i].name);
+    }
+    return CLI_OK;
+}
+
 static cli_exit check(run_options *options)
 {
     cli_exit code = check_company(options);
@@ -310,6 +336,7 @@ static cli_exit check(run_options *options)
     /* The example is there to be looked at. */
     if (options->example && !options->linear && !run_has_files(options)) options->trace = 1;
     if (code == CLI_OK && options->linear) code = check_linear(options);
+    if (code == CLI_OK) code = check_inputs_stay(options);
     if (code == CLI_OK) code = run_check_outputs(options);
     return code;
 }
@@ -337,7 +364,8 @@ static cli_exit run(const run_options *options)
     if (code == CLI_OK) code = run_compute(options, context, &problem, &results);
     if (code == CLI_OK) code = run_write(options, &problem, &results);
     if (code == CLI_OK && options->trace) code = run_trace(options, context, &problem);
-    if (code == CLI_OK && !options->trace && !run_has_files(options)) run_print_result(&results);
+    if (code == CLI_OK && !options->trace && !run_has_files(options))
+        code = run_print_result(&results);
     if (code == CLI_OK) code = cli_finish_stdout(RUN, code);
     if (code == CLI_OK) run_say(options, &problem, &results);
     run_results_free(&results);

@@ -19,7 +19,7 @@ typedef enum run_layout { RUN_BHTD = 0, RUN_BTHD = 1 } run_layout;
 typedef struct run_options {
     const char *x, *q, *k, *v;
     int64_t heads, kv_heads;
-    int layout, example;
+    int layout, example, dtype;
 
     int causal, strict, linear, alibi, t5_one_sided, rope;
     int64_t offset, sink_keys, t5_max_distance, seed, rope_dim;
@@ -28,7 +28,8 @@ typedef struct run_options {
     const char *keep_blocks, *keep_mask, *bias, *alibi_slopes, *t5_table, *shaw_keys, *shaw_values;
     const char *sink_logits, *gates, *positions, *key_positions;
     args_real scale, softcap, dropout, rope_base, rope_scale;
-    int rope_pairing;
+    int rope_pairing, qk_norm;
+    args_real qk_epsilon;
 
     const char *out, *lse, *probabilities, *average, *scores, *entropy, *largest_key;
     const char *largest_weight, *first_token, *diagonal, *offset_mass, *column_sums;
@@ -51,6 +52,7 @@ typedef struct run_options {
 
 /* What an array's elements are for, which says what may be turned into them. */
 typedef enum run_kind {
+    RUN_FLOAT,  /* f32, f16 and bf16 as they are, else f32, of any number */
     RUN_REAL,   /* f32, of any number */
     RUN_KEEP,   /* u8, of booleans and whole numbers */
     RUN_INDEX,  /* i64, of whole numbers */
@@ -72,6 +74,9 @@ cli_exit run_array_read(const char *option, const char *text, run_kind kind, boo
 cli_exit run_list_read(const char *option, const char *text, const char *what, int64_t count,
                        run_array *list);
 
+/* The numbers of a tensor in another floating type, in row order. */
+cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, run_array *array);
+
 /* An array of our own memory, zeroed. */
 cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, run_array *array);
 
@@ -86,8 +91,8 @@ enum { RUN_MOST_ARRAYS = 40 };
 typedef struct run_problem {
     run_array kept[RUN_MOST_ARRAYS]; /* all arrays that the views below borrow from */
     int kept_count;
-    mha_tensor q, k, v;                   /* [B,H,T,D], after RoPE */
-    mha_tensor plain_q, plain_k;          /* and before it */
+    mha_tensor q, k, v;                   /* [B,H,T,D], after --qk-norm and RoPE */
+    mha_tensor plain_q, plain_k;          /* and before them */
     const char *q_name, *k_name, *v_name; /* of their files */
     bool batch_axis,
         head_axis; /* which of the leading axes the file of q has, or gets by --heads */
@@ -97,6 +102,9 @@ typedef struct run_problem {
     mha_linear_attention_desc linear;
     mha_attention_outputs wanted; /* which heads, rows, offsets; the tensors are added later */
 } run_problem;
+
+/* The type of o: --dtype, or float32. */
+mha_dtype run_o_dtype(const run_options *options);
 
 /* Keys of the longest sequence. The starts must have been checked. */
 int64_t run_longest(const run_problem *problem);
@@ -134,6 +142,9 @@ typedef struct run_results {
 cli_exit run_check_outputs(const run_options *options);
 bool run_has_files(const run_options *options);
 
+/* The output that writes to path, or NULL. */
+const char *run_writes(const run_options *options, const char *path);
+
 cli_exit run_compute(const run_options *options, mha_context *context, const run_problem *problem,
                      run_results *results);
 void run_results_free(run_results *results);
@@ -144,7 +155,7 @@ cli_exit run_write(const run_options *options, const run_problem *problem,
 
 /* What ran, on stderr; o on stdout, as much of it as one looks at. */
 void run_say(const run_options *options, const run_problem *problem, const run_results *results);
-void run_print_result(const run_results *results);
+cli_exit run_print_result(const run_results *results);
 
 /* Shape as text: "[2, 3]". */
 const char *run_shape_text(const mha_tensor *tensor, char *text, size_t size);

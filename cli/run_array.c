@@ -35,28 +35,19 @@ cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, run_arr
                     count, mha_dtype_size(dtype));
 }
 
+cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, run_array *array)
+{
+    cli_exit code = run_array_make(dtype, tensor->ndim, tensor->shape, array);
+    if (code != CLI_OK) return code;
+    mha_status status = mha_tensor_convert(tensor, &array->tensor);
+    if (status == MHA_OK) return CLI_OK;
+    run_array_free(array);
+    return cli_fail_status(RUN, status);
+}
+
 /* ------------------------------------------------------------------------------------------------
  * Elements
  * --------------------------------------------------------------------------------------------- */
-
-/* IEEE 754 half precision: 1 sign, 5 exponent, 10 fraction bits. */
-static double value_of_half(uint16_t half)
-{
-    int exponent = half >> 10 & 31, fraction = half & 1023;
-    double value = exponent == 31  ? (fraction ? NAN : INFINITY)
-                   : exponent == 0 ? ldexp(fraction, -24)
-                                   : ldexp(fraction + 1024, exponent - 25);
-    return half & 0x8000 ? -value : value;
-}
-
-/* The upper half of a float. */
-static double value_of_bfloat(uint16_t upper)
-{
-    uint32_t bits = (uint32_t)upper << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return (double)value;
-}
 
 static bool is_whole(mha_dtype dtype)
 {
@@ -75,13 +66,8 @@ static int64_t whole_element(const mha_tensor *tensor, int64_t i)
 
 static double real_element(const mha_tensor *tensor, int64_t i)
 {
-    switch (tensor->dtype) {
-    case MHA_F32: return (double)((const float *)tensor->data)[i];
-    case MHA_F64: return ((const double *)tensor->data)[i];
-    case MHA_F16: return value_of_half(((const uint16_t *)tensor->data)[i]);
-    case MHA_BF16: return value_of_bfloat(((const uint16_t *)tensor->data)[i]);
-    default: return (double)whole_element(tensor, i);
-    }
+    return tensor->dtype == MHA_F64 ? ((const double *)tensor->data)[i]
+                                    : (double)whole_element(tensor, i);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -98,6 +84,10 @@ typedef struct conversion {
 
 static cli_exit to_real(const conversion *c, mha_tensor *to)
 {
+    if (c->from->dtype == MHA_F16 || c->from->dtype == MHA_BF16) {
+        mha_status status = mha_tensor_convert(c->from, to);
+        return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
+    }
     int64_t rounded = 0;
     for (int64_t i = 0; i < c->count; i++) {
         double value = real_element(c->from, i);
@@ -158,18 +148,23 @@ static cli_exit to_index(const conversion *c, mha_tensor *to)
 static cli_exit convert(const char *option, const char *name, run_kind kind, bool quiet,
                         run_array *array)
 {
-    static const mha_dtype types[] = {
-        [RUN_REAL] = MHA_F32, [RUN_KEEP] = MHA_U8, [RUN_INDEX] = MHA_I64, [RUN_INDEX32] = MHA_I32};
-    if (array->tensor.dtype == types[kind]) return CLI_OK;
+    static const mha_dtype types[] = {[RUN_FLOAT] = MHA_F32,
+                                      [RUN_REAL] = MHA_F32,
+                                      [RUN_KEEP] = MHA_U8,
+                                      [RUN_INDEX] = MHA_I64,
+                                      [RUN_INDEX32] = MHA_I32};
+    mha_dtype from = array->tensor.dtype;
+    if (from == types[kind]) return CLI_OK;
+    if (kind == RUN_FLOAT && (from == MHA_F16 || from == MHA_BF16)) return CLI_OK;
     conversion c = {.option = option, .name = name, .from = &array->tensor, .quiet = quiet};
     mha_status status = mha_tensor_count(&array->tensor, &c.count);
     if (status != MHA_OK) return cli_fail_status(RUN, status);
     run_array made;
     cli_exit code = run_array_make(types[kind], array->tensor.ndim, array->tensor.shape, &made);
     if (code == CLI_OK) {
-        code = kind == RUN_REAL   ? to_real(&c, &made.tensor)
-               : kind == RUN_KEEP ? to_keep(&c, &made.tensor)
-                                  : to_index(&c, &made.tensor);
+        code = types[kind] == MHA_F32 ? to_real(&c, &made.tensor)
+               : kind == RUN_KEEP     ? to_keep(&c, &made.tensor)
+                                      : to_index(&c, &made.tensor);
     }
     run_array_free(code == CLI_OK ? array : &made);
     if (code == CLI_OK) *array = made;

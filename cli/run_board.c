@@ -147,7 +147,7 @@ cli_exit run_board_make(const run_options *options, mha_context *context,
     int64_t shape[] = {problem->q.shape[0], problem->q.shape[1], problem->q.shape[2],
                        problem->v.shape[3]};
     cli_exit code = choose_all(board);
-    if (code == CLI_OK) code = run_array_make(MHA_F32, 4, shape, &board->o);
+    if (code == CLI_OK) code = run_array_make(run_o_dtype(options), 4, shape, &board->o);
     /* The last call is that of the problem itself, whose o stays. */
     for (int step = 0; step < BOARD_STEPS && code == CLI_OK; step++)
         if (run_board_has(board, (board_step)step))

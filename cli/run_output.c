@@ -75,18 +75,6 @@ static int list_paths(const run_options *options, named_path *paths)
     return count;
 }
 
-/* Results must not take the place of what they were made from. */
-static cli_exit check_inputs_stay(const run_options *options, const named_path *output)
-{
-    const named_path inputs[] = {
-        {"--x", options->x}, {"--q", options->q}, {"--k", options->k}, {"--v", options->v}};
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-        if (inputs[i].path && files_same(inputs[i].path, output->path))
-            return cli_fail(CLI_USAGE, RUN, "%s %s is the file of %s too: write to another one",
-                            output->option, output->path, inputs[i].option);
-    return CLI_OK;
-}
-
 /* All outputs but --json are .npy: a name that says otherwise is a slip. */
 static cli_exit check_name(const run_options *options, const named_path *output)
 {
@@ -115,6 +103,15 @@ static cli_exit check_stdout(const run_options *options, const named_path *outpu
     return CLI_OK;
 }
 
+const char *run_writes(const run_options *options, const char *path)
+{
+    named_path paths[OUTPUT_COUNT + 1];
+    int count = list_paths(options, paths);
+    for (int i = 0; i < count; i++)
+        if (files_same(paths[i].path, path)) return paths[i].option;
+    return NULL;
+}
+
 cli_exit run_check_outputs(const run_options *options)
 {
     named_path paths[OUTPUT_COUNT + 1];
@@ -126,7 +123,6 @@ cli_exit run_check_outputs(const run_options *options)
                 return cli_fail(CLI_USAGE, RUN, "%s and %s both write '%s'", paths[j].option,
                                 paths[i].option, paths[i].path);
         cli_exit code = check_name(options, &paths[i]);
-        if (code == CLI_OK) code = check_inputs_stay(options, &paths[i]);
         if (code == CLI_OK) code = check_stdout(options, &paths[i], &on_stdout);
         if (code == CLI_OK && strcmp(paths[i].path, "-") != 0 &&
             files_check_place(paths[i].path) != MHA_OK)
@@ -191,7 +187,7 @@ static cli_exit make_o(const run_options *options, const run_problem *problem, r
     int64_t b = problem->q.shape[0], h = problem->q.shape[1], t = problem->q.shape[2];
     int64_t d = problem->v.shape[3];
     int64_t shape[] = {b, time_first ? t : h, time_first ? h : t, d};
-    cli_exit code = run_array_make(MHA_F32, 4, shape, array);
+    cli_exit code = run_array_make(run_o_dtype(options), 4, shape, array);
     if (code != CLI_OK) return code;
     *view = array->tensor;
     *saved = saved_view(problem, &array->tensor, time_first ? "BTHV" : "BHTV");
@@ -203,7 +199,7 @@ static cli_exit make_o(const run_options *options, const run_problem *problem, r
     }
     if (problem->split) {
         int64_t flat[] = {b, t, h * d};
-        mha_tensor all = mha_tensor_contiguous(array->tensor.data, MHA_F32, 3, flat);
+        mha_tensor all = mha_tensor_contiguous(array->tensor.data, view->dtype, 3, flat);
         *saved = saved_view(problem, &all, "BTW");
     }
     return CLI_OK;
@@ -264,6 +260,19 @@ static mha_status plan(const run_options *options, const mha_context *context,
                                  NULL, wanted, out);
 }
 
+/* NumPy has no bfloat16: such an o is saved as float32, which holds its numbers exactly. */
+static cli_exit widen_o(run_results *results)
+{
+    if (results->saved[0].dtype != MHA_BF16) return CLI_OK;
+    run_array wide;
+    cli_exit code = run_array_convert(&results->saved[0], MHA_F32, &wide);
+    if (code != CLI_OK) return code;
+    run_array_free(&results->arrays[0]);
+    results->arrays[0] = wide;
+    results->saved[0] = wide.tensor;
+    return CLI_OK;
+}
+
 cli_exit run_compute(const run_options *options, mha_context *context, const run_problem *problem,
                      run_results *results)
 {
@@ -280,7 +289,7 @@ cli_exit run_compute(const run_options *options, mha_context *context, const run
     double begin = now();
     if (status == MHA_OK) status = forward(options, context, problem, &o, &wanted);
     results->seconds = now() - begin;
-    return status == MHA_OK ? CLI_OK : run_fail(options, problem, status);
+    return status == MHA_OK ? widen_o(results) : run_fail(options, problem, status);
 }
 
 void run_results_free(run_results *results)
@@ -294,7 +303,10 @@ void run_results_free(run_results *results)
 
 const char *run_dtype_text(mha_dtype dtype)
 {
-    return dtype == MHA_I64 ? "int64" : dtype == MHA_F32 ? "float32" : mha_dtype_name(dtype);
+    return dtype == MHA_I64   ? "int64"
+           : dtype == MHA_F32 ? "float32"
+           : dtype == MHA_F16 ? "float16"
+                              : mha_dtype_name(dtype);
 }
 
 static void json_shape(json_out *json, const mha_tensor *tensor)
@@ -335,7 +347,8 @@ static void json_outputs(json_out *json, const run_options *options, const run_r
         json_print(json, "%s\n    {\"output\": \"%s\", \"file\": ", first ? "" : ",",
                    outputs[i].option + 2);
         json_text(json, path);
-        json_print(json, ", \"dtype\": \"%s\", \"shape\": ", run_dtype_text(outputs[i].dtype));
+        json_print(json,
+                   ", \"dtype\": \"%s\", \"shape\": ", run_dtype_text(results->saved[i].dtype));
         json_shape(json, &results->saved[i]);
         json_print(json, "}");
         first = false;
@@ -376,7 +389,8 @@ cli_exit run_write(const run_options *options, const run_problem *problem,
         mha_status status = files_write_npy(outputs[i].option, path, &results->saved[i]);
         if (status != MHA_OK) return cli_fail_status(RUN, status);
         if (strcmp(path, "-") != 0)
-            cli_note(options->quiet, "wrote %s: %s %s", path, run_dtype_text(outputs[i].dtype),
+            cli_note(options->quiet, "wrote %s: %s %s", path,
+                     run_dtype_text(results->saved[i].dtype),
                      run_shape_text(&results->saved[i], shape, sizeof shape));
     }
     if (!options->json) return CLI_OK;
@@ -414,9 +428,15 @@ void run_say(const run_options *options, const run_problem *problem, const run_r
                  1e3 * results->seconds, words_flops(plan->flops).text);
 }
 
-void run_print_result(const run_results *results)
+cli_exit run_print_result(const run_results *results)
 {
     char shape[128];
-    printf("o float32 %s\n", run_shape_text(&results->saved[0], shape, sizeof shape));
-    run_print_array(&results->saved[0]);
+    run_array wide;
+    cli_exit code = run_array_convert(&results->saved[0], MHA_F32, &wide);
+    if (code != CLI_OK) return code;
+    printf("o %s %s\n", run_dtype_text(results->saved[0].dtype),
+           run_shape_text(&results->saved[0], shape, sizeof shape));
+    run_print_array(&wide.tensor);
+    run_array_free(&wide);
+    return CLI_OK;
 }

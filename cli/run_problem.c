@@ -85,7 +85,7 @@ static cli_exit view_array(const run_options *options, const char *option, const
     int64_t t = array->shape[options->heads || n == 2 || !time_first ? n - 2 : n - 3];
     int64_t b = n == (options->heads ? 3 : 4) ? array->shape[0] : 1;
     int64_t shape[] = {b, h, t, d};
-    *view = mha_tensor_contiguous(array->data, MHA_F32, 4, shape);
+    *view = mha_tensor_contiguous(array->data, array->dtype, 4, shape);
     if (time_first) {
         view->stride[1] = d;
         view->stride[2] = h * d;
@@ -102,14 +102,16 @@ static cli_exit load_inputs(const run_options *options, run_problem *problem,
         for (int i = 0; i < 3 && code == CLI_OK; i++) arrays[i] = run_keep(problem, &made[i]);
         return code;
     }
+    /* What turns q and k knows f32 only. */
+    run_kind turned = options->rope || options->qk_norm ? RUN_REAL : RUN_FLOAT;
     if (options->x) {
-        cli_exit code = load(options, problem, "--x", options->x, RUN_REAL, &arrays[0]);
+        cli_exit code = load(options, problem, "--x", options->x, turned, &arrays[0]);
         arrays[1] = arrays[2] = arrays[0];
         return code;
     }
-    cli_exit code = load(options, problem, "--q", options->q, RUN_REAL, &arrays[0]);
-    if (code == CLI_OK) code = load(options, problem, "--k", options->k, RUN_REAL, &arrays[1]);
-    if (code == CLI_OK) code = load(options, problem, "--v", options->v, RUN_REAL, &arrays[2]);
+    cli_exit code = load(options, problem, "--q", options->q, turned, &arrays[0]);
+    if (code == CLI_OK) code = load(options, problem, "--k", options->k, turned, &arrays[1]);
+    if (code == CLI_OK) code = load(options, problem, "--v", options->v, RUN_FLOAT, &arrays[2]);
     return code;
 }
 
@@ -153,7 +155,7 @@ static const struct {
         .field = offsetof(mha_attention_desc, field_), .kind = kind_ \
     }
     TENSOR("--keep-mask", keep_mask, keep_mask, RUN_KEEP),
-    TENSOR("--bias", bias, bias, RUN_REAL),
+    TENSOR("--bias", bias, bias, RUN_FLOAT),
     TENSOR("--global-keys", global_keys, global_keys, RUN_KEEP),
     TENSOR("--global-queries", global_queries, global_queries, RUN_KEEP),
     TENSOR("--documents", documents, query_documents, RUN_INDEX32),
@@ -400,6 +402,58 @@ static cli_exit apply_rope(const run_options *options, mha_context *context, run
 }
 
 /* ------------------------------------------------------------------------------------------------
+ * Norms and types
+ * --------------------------------------------------------------------------------------------- */
+
+/* --qk-norm of q or k, without weights. */
+static cli_exit norm(const run_options *options, mha_context *context, run_problem *problem,
+                     mha_tensor *x)
+{
+    /* In the order of the choices. */
+    static const mha_qk_norm_kind kinds[] = {MHA_QK_NORM_RMS, MHA_QK_NORM_RMS, MHA_QK_NORM_L2};
+    double epsilon = options->qk_epsilon.given ? options->qk_epsilon.value : 1e-6;
+    run_array made;
+    cli_exit code = run_array_make(MHA_F32, 4, x->shape, &made);
+    if (code != CLI_OK) return code;
+    mha_status status =
+        mha_qk_norm(context, kinds[options->qk_norm], (float)epsilon, x, NULL, &made.tensor);
+    if (status != MHA_OK) {
+        run_array_free(&made);
+        return run_fail(options, problem, status);
+    }
+    const mha_tensor *kept = run_keep(problem, &made);
+    if (kept) *x = *kept;
+    return kept ? CLI_OK : CLI_INTERNAL;
+}
+
+mha_dtype run_o_dtype(const run_options *options)
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F32, MHA_F16, MHA_BF16}; /* the choices */
+    return types[options->dtype];
+}
+
+static cli_exit convert(run_problem *problem, mha_dtype dtype, mha_tensor *x)
+{
+    if (x->dtype == dtype) return CLI_OK;
+    run_array made;
+    cli_exit code = run_array_convert(x, dtype, &made);
+    const mha_tensor *kept = code == CLI_OK ? run_keep(problem, &made) : NULL;
+    if (kept) *x = *kept;
+    return kept ? CLI_OK : code != CLI_OK ? code : CLI_INTERNAL;
+}
+
+/* --dtype: the tensors as they would be stored in that type. */
+static cli_exit convert_all(const run_options *options, run_problem *problem)
+{
+    if (!options->dtype) return CLI_OK;
+    mha_dtype dtype = run_o_dtype(options);
+    cli_exit code = convert(problem, dtype, &problem->q);
+    if (code == CLI_OK) code = convert(problem, dtype, &problem->k);
+    if (code == CLI_OK) code = convert(problem, dtype, &problem->v);
+    return code;
+}
+
+/* ------------------------------------------------------------------------------------------------
  * All of it
  * --------------------------------------------------------------------------------------------- */
 
@@ -462,7 +516,10 @@ cli_exit run_problem_make(const run_options *options, mha_context *context, run_
     if (code == CLI_OK) code = load_tensors(options, problem);
     if (code == CLI_OK) code = fill_slopes(options, problem);
     if (code == CLI_OK) code = fill_wanted(options, problem);
+    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->q);
+    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->k);
     if (code == CLI_OK && options->rope) code = apply_rope(options, context, problem);
+    if (code == CLI_OK) code = convert_all(options, problem);
     if (code != CLI_OK) return code;
     mha_attention_desc *desc = &problem->desc;
     if (desc->q_offsets && !options->offset) desc->q_offset = 0;

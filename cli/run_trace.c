@@ -117,10 +117,16 @@ static int64_t limit_of(const run_board *board)
     return board->options->trace_limit ? board->options->trace_limit : 16;
 }
 
-static float element(const mha_tensor *tensor, int64_t b, int64_t h, int64_t t, int64_t d)
+/* One number, whatever its floating type. */
+static double element(const mha_tensor *tensor, int64_t b, int64_t h, int64_t t, int64_t d)
 {
-    return ((const float *)tensor->data)[b * tensor->stride[0] + h * tensor->stride[1] +
-                                         t * tensor->stride[2] + d * tensor->stride[3]];
+    int64_t at = b * tensor->stride[0] + h * tensor->stride[1] + t * tensor->stride[2] +
+                 d * tensor->stride[3];
+    double number = 0;
+    char *place = (char *)tensor->data + (size_t)at * mha_dtype_size(tensor->dtype);
+    mha_tensor from = mha_tensor_contiguous(place, tensor->dtype, 0, NULL);
+    mha_tensor to = mha_tensor_contiguous(&number, MHA_F64, 0, NULL);
+    return mha_tensor_convert(&from, &to) == MHA_OK ? number : (double)NAN;
 }
 
 /* The rows of one head of a tensor; first is where the sequence begins in it. */
@@ -138,7 +144,7 @@ static cli_exit print_vectors(const run_board *board, char letter, const mha_ten
     for (int64_t r = 0; r < t.row_count; r++)
         for (int64_t c = 0; c < t.column_count; c++)
             t.numbers[r * t.column_count + c] =
-                (double)element(tensor, board->batch, head, first + t.rows[r], c);
+                element(tensor, board->batch, head, first + t.rows[r], c);
     print_table(&t);
     free_table(&t);
     return CLI_OK;
@@ -235,8 +241,8 @@ static void write_product(const run_board *board, int64_t head, int64_t kv_head)
     printf("    q%" PRId64 ".k%" PRId64 " =", q, k);
     for (int64_t d = 0; d < size; d++)
         printf("%s %.4g*%.4g", d ? " +" : "",
-               (double)element(&p->q, board->batch, h, board->first_query + q, d),
-               (double)element(&p->k, board->batch, kv_head, board->first_key + k, d));
+               element(&p->q, board->batch, h, board->first_query + q, d),
+               element(&p->k, board->batch, kv_head, board->first_key + k, d));
     printf(" = %.4g\n", run_board_at(board, BOARD_PRODUCTS, head, row, column));
 }
 
@@ -352,8 +358,12 @@ static cli_exit show_inputs(const run_board *board, int64_t h, int64_t hk, int *
     if (code == CLI_OK) putchar('\n');
     if (code == CLI_OK)
         code = print_vectors(board, 'v', &p->v, hk, board->first_key, &board->columns);
-    if (code != CLI_OK || !board->options->rope) return code;
-    title(number, "RoPE: q and k turned by the positions of their tokens");
+    bool norm = board->options->qk_norm, rope = board->options->rope;
+    if (code != CLI_OK || (!norm && !rope && !board->options->dtype)) return code;
+    title(number, norm && rope ? "Norms of q and k divided out, then RoPE: turned by position"
+                  : norm       ? "Norms of q and k divided out"
+                  : rope       ? "RoPE: q and k turned by the positions of their tokens"
+                               : "q and k as --dtype rounds them");
     code = print_vectors(board, 'q', &p->q, h, board->first_query, &board->rows);
     if (code == CLI_OK) putchar('\n');
     if (code == CLI_OK)

@@ -320,6 +320,51 @@ def linear():
         check(close(load("o.npy").values, expected), f"linear {arguments}: o")
 
 
+def types():
+    """f16 and bf16: computed from the rounded numbers, o rounded to the type."""
+    def bfloat(x):
+        bits = struct.unpack("<I", struct.pack("<f", x))[0]
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+    def half(x):
+        return struct.unpack("<e", struct.pack("<e", x))[0]
+
+    arrays = {name: Array(shape, [random.gauss(0, 1) for _ in range(product(shape))])
+              for name, shape in (("q", (H, T, D)), ("k", (HK, S, D)), ("v", (HK, S, DV)))}
+    for dtype, rounded, saved in (("f16", half, "<f2"), ("bf16", bfloat, "<f4")):
+        for name, array in arrays.items():
+            save(FOLDER / f"t{name}.npy", array.shape, array.values)
+            save(FOLDER / f"r{name}.npy", array.shape, list(map(rounded, array.values)))
+        files = [[word for name in "qkv" for word in (f"--{name}", f"{first}{name}.npy")]
+                 for first in "tr"]
+        check_good(compute(*files[0], "--dtype", dtype, "--causal", "--out", "o.npy", "-q"), dtype)
+        check_good(compute(*files[1], "--causal", "--out", "r.npy", "-q"), f"{dtype} rounded before")
+        check(load("o.npy").values == list(map(rounded, load("r.npy").values)), f"--dtype {dtype}")
+        check(saved.encode() in (FOLDER / "o.npy").read_bytes()[:128], f"{dtype}: the file's type")
+        check_good(compute(*files[0], "--dtype", dtype, "--rope", "--trace", "-q"),
+                   f"{dtype}, traced")
+        check(f"o {'float16' if dtype == 'f16' else 'float32'}" in
+              compute(*files[0], "--dtype", dtype).lines[0], f"{dtype}, printed")
+        check_good(compute(*files[0], "--dtype", dtype, "--linear", "-q"), f"{dtype}, linear")
+        check_good(compute(*files[0], "--dtype", dtype, "--alibi", "--bias", "0.5", "-q"), f"{dtype}, a bias")
+
+
+def norms():
+    def normed(x, kind):
+        values = []
+        for at in range(0, len(x.values), D):
+            row = x.values[at:at + D]
+            squares = sum(value * value for value in row)
+            size = math.sqrt(squares / D + 0.01) if kind == "rms" else max(math.sqrt(squares), 0.01)
+            values += [value / size for value in row]
+        return Array(x.shape, values)
+
+    for kind in ("rms", "l2"):
+        compare(f"norm {kind}", ["--qk-norm", kind, "--qk-epsilon", "0.01"],
+                reference(q=normed(Q, kind), k=normed(K, kind)))
+
+
 def packed():
     """Sequences packed without padding are what each is alone."""
     lengths_q, lengths_k = (2, 0, 3), (3, 1, 4)
@@ -710,7 +755,11 @@ def wrong_lines():
         ([*one, "--out", "a.npy", "--lse", "./a.npy"], "--out and --lse both write './a.npy'"),
         ([*one, "--out", "-", "--json", "-"], "both write to stdout"),
         ([*one, "--out", "-", "--trace"], "--trace and --out both write to stdout"),
-        ([*one, "--out", "./x.npy"], "file of --x"),
+        ([*one, "--out", "./x.npy"], "the file of --x"),
+        ([*one, "--keep-mask", "keep.npy", "--lse", "keep.npy"], "the file of --keep-mask"),
+        ([*one, "--qk-epsilon", "1"], "--qk-norm"),
+        ([*one, "--qk-norm", "rms", "--qk-epsilon=-1"], "epsilon"),
+        ([*one, "--dtype", "f8"], "auto, f32, f16, bf16"),
         ([*one, "--path", "fast"], "auto, tiled, plain"),
         ([*one, "--isa", "sse9"], "avx2"),
         ([*one, "--threads", "0"], "1 to 1024"),
@@ -867,6 +916,8 @@ company()
 dropout()
 rope()
 linear()
+types()
+norms()
 packed()
 outputs()
 shapes()
