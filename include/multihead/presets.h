@@ -86,6 +86,75 @@ MHA_API MHA_NODISCARD mha_status mha_pytorch_sdpa_forward(
     const mha_tensor *key, const mha_tensor *value, const mha_tensor *out);
 
 /* ------------------------------------------------------------------------------------------------
+ * PyTorch: torch.nn.MultiheadAttention.forward
+ * --------------------------------------------------------------------------------------------- */
+
+/* mha_pytorch_mha_args.flags */
+enum {
+    MHA_PYTORCH_BATCH_FIRST = 1 << 0, /* the module was made with batch_first=True */
+    MHA_PYTORCH_IS_CAUSAL = 1 << 1,   /* is_causal=True: a hint that attn_mask is the causal mask */
+    MHA_PYTORCH_PER_HEAD = 1 << 2,    /* average_attn_weights=False */
+    MHA_PYTORCH_TRAINING = 1 << 3     /* the module is in training mode: dropout acts */
+};
+
+/* The arguments of forward; zero everywhere is PyTorch's default. need_weights is whether weights
+ * are asked for. */
+typedef struct mha_pytorch_mha_args {
+    uint32_t struct_size;
+    uint32_t flags;
+    const mha_tensor *query;            /* [T,B,E ], [B,T,E ] if batch_first, or [T,E ] */
+    const mha_tensor *key;              /* [S,B,Ek], [B,S,Ek],                or [S,Ek] */
+    const mha_tensor *value;            /* [S,B,Ev], [B,S,Ev],                or [S,Ev] */
+    const mha_tensor *key_padding_mask; /* [B,S] or [S]; u8: true masks; float: is added */
+    const mha_tensor *attn_mask; /* [T,S], or [B*H,T,S] with the heads of a sequence in a row;
+                                    u8: true masks; float: is added */
+    float dropout;               /* of the module, 0 .. 1 */
+    uint32_t reserved;           /* 0 */
+    uint64_t dropout_seed;       /* of our generator; PyTorch's draws other numbers */
+} mha_pytorch_mha_args;
+
+/**
+ * nn.MultiheadAttention.forward of PyTorch 2.13: module holds the parameters, and what add_bias_kv,
+ * add_zero_attn, bias, kdim and vdim chose (module.h; state.h carries parameters over).
+ *
+ *   out      [T,B,E], [B,T,E] if batch_first, or [T,E] out
+ *   weights  [B,T,S'] out, or [B,H,T,S'] with MHA_PYTORCH_PER_HEAD; without B if query is [T,E].
+ *            S' counts the columns of bias_k and of the zeros. NULL: need_weights=False
+ *
+ * True in a boolean mask masks, which is the opposite of scaled_dot_product_attention. Two float
+ * masks are added; a boolean one masks beside a float one. bias_k and the zeros are never masked.
+ * Dropout acts with MHA_PYTORCH_TRAINING only; weights are then those after dropout, and the
+ * averages of these.
+ *
+ * A query without a visible key: with weights, its weights are NaN in that head and in the average,
+ * and all of its out is NaN. Without weights its heads are 0, and out is what W_o makes of them.
+ *
+ * is_causal needs an attn_mask. Where PyTorch lets the hint stand for the mask (no weights, no
+ * key_padding_mask) the mask's values are not read and keys s <= t are seen.
+ *
+ * Where ours differs: PyTorch's inference fast path (eval, no gradients, one batch-first tensor for
+ * query, key and value, an even number of heads) gives NaN in rows without keys without weights too
+ * and ignores is_causal; this is the way that all other calls take. With bias_k or zeros the hint
+ * is not taken for the mask (PyTorch: the causal mask then hides these as well, but with weights it
+ * does not).
+ *
+ * Memory   everything is borrowed for the call; out and weights overlap nothing. Scratch as
+ *          mha_module_run(), and: [B,H,T] if there is a mask and weights; a copy of a float mask as
+ *          said at the top, [B,T,S] or [B,H,T,S] where two are added that hold more than 0 and
+ *          -inf; [B,H,T,S'] for averages of weights after dropout.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
+ *          (unknown flags). On error no output byte is written.
+ * Threads  one call at a time per context; any number on one module.
+ * Accuracy as mha_module_run().
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_pytorch_mha_forward(mha_context *context,
+                                                         const mha_module *module,
+                                                         const mha_pytorch_mha_args *args,
+                                                         const mha_tensor *out,
+                                                         const mha_tensor *weights);
+
+/* ------------------------------------------------------------------------------------------------
  * ONNX: the operator Attention of the default domain
  * --------------------------------------------------------------------------------------------- */
 

@@ -20,6 +20,17 @@ class PytorchSdpaArgs(C.Structure):
                 ("dropout_seed", C.c_uint64)]
 
 
+BATCH_FIRST, IS_CAUSAL, PER_HEAD, TRAINING = 1, 2, 4, 8
+
+
+class PytorchMhaArgs(C.Structure):
+    c_name = "mha_pytorch_mha_args"
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
+        (name, mha.TensorPointer)
+        for name in ("query", "key", "value", "key_padding_mask", "attn_mask")] + [
+        ("dropout", C.c_float), ("reserved", C.c_uint32), ("dropout_seed", C.c_uint64)]
+
+
 ONNX_IS_CAUSAL, ONNX_SCALE_GIVEN, ONNX_WINDOW = 1, 2, 4
 
 
@@ -48,7 +59,7 @@ class OnnxAttentionOutputs(C.Structure):
         (name.lower(), mha.TensorPointer) for name in ONNX_OUTPUTS]
 
 
-STRUCTS = [PytorchSdpaArgs, OnnxAttentionAttributes, OnnxAttentionInputs, OnnxAttentionOutputs]
+STRUCTS = [PytorchSdpaArgs, PytorchMhaArgs, OnnxAttentionAttributes, OnnxAttentionInputs, OnnxAttentionOutputs]
 
 
 def view(array):
@@ -85,6 +96,28 @@ def pytorch_sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fal
         (context or mha.default_context()).handle, C.byref(args), view(query), view(key),
         view(value), view(out)))
     return out
+
+
+def pytorch_mha(module, query, key, value, key_padding_mask=None, need_weights=True,
+                attn_mask=None, average_attn_weights=True, is_causal=False, batch_first=False,
+                dropout=0.0, training=False, dropout_seed=0, context=None):
+    """nn.MultiheadAttention.forward with the parameters of a mha.Module: (out, weights or None)."""
+    flags = BATCH_FIRST * bool(batch_first) | IS_CAUSAL * bool(is_causal)
+    flags |= PER_HEAD * (not average_attn_weights) | TRAINING * bool(training)
+    args = PytorchMhaArgs(C.sizeof(PytorchMhaArgs), flags, view(query), view(key), view(value),
+                          view(key_padding_mask), view(attn_mask), dropout, 0, dropout_seed)
+    lone, first = query.ndim == 2, 0 if batch_first else 1
+    B = () if lone else (query.shape[first],)
+    T, S = (x.shape[0] if lone else x.shape[1 - first] for x in (query, key))
+    heads = () if average_attn_weights else (module.desc.num_heads,)
+    out = np.full(query.shape, np.nan, np.float32)
+    weights = None
+    if need_weights:
+        weights = np.full((*B, *heads, T, S + module.extra_keys), np.nan, np.float32)
+    mha.check(mha.LIBRARY.mha_pytorch_mha_forward(
+        (context or module.context).handle, module.handle, C.byref(args), view(out),
+        view(weights)))
+    return out, weights
 
 
 def onnx_shapes(inputs, q_num_heads=0, kv_num_heads=0):
