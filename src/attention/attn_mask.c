@@ -143,7 +143,7 @@ static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
            mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.k0 + s);
 }
 
-/* The callback fills the strip by runs of rows of one head. */
+/* The callback fills the strip by runs of consecutive queries of one head. */
 static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       const mhai_attn_strip *strip)
@@ -151,7 +151,9 @@ static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     const int64_t *head = w->head + strip->first, *query = w->query + strip->first;
     for (int r = 0, next; r < strip->tile.rows; r = next) {
         next = r + 1;
-        while (next < strip->tile.rows && head[next] == head[r]) next++;
+        while (next < strip->tile.rows && head[next] == head[r] &&
+               query[next] == query[next - 1] + 1)
+            next++;
         p->callback(p->callback_user, c->seq.b, head[r], query[r], next - r,
                     block->key + strip->tile.begin, strip->tile.end - strip->tile.begin,
                     w->keep + r * MHAI_KEY_BLOCK + strip->tile.begin, MHAI_KEY_BLOCK);

@@ -353,3 +353,42 @@ double kinds_score_error(const ref_attention *a, const bound_arith *arith, int64
                     .t = t};
     return score_error(&w, s, before);
 }
+
+double kinds_bound_score(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
+                         int64_t t, int64_t s, mha_score_stage stage, const kinds_score *x)
+{
+    const work w = {.a = a,
+                    .r = arith,
+                    .at = kinds_sequence_at(a, b),
+                    .b = b,
+                    .h = h,
+                    .hk = h / (a->q->shape[1] / a->k->shape[1]),
+                    .t = t};
+    double raw, error = score_error(&w, s, &raw), value = x->sum;
+    if (stage == MHA_SCORES_RAW) error = raw, value = x->before_cap;
+    if (stage == MHA_SCORES_CAPPED) {
+        error = a->desc->softcap > 0 ? cap_error(&w, x, raw) : raw;
+        value = x->capped;
+    }
+    /* Tiled: times ln 2, which f32 has to 0.05 u, and the product rounds. Plain: rounds. */
+    return (error + 1.05 * f32_u * (fabs(value) + error)) * reference_slack + 0x1p-148;
+}
+
+/* sum p (-log p): what p is wrong by, times -log p; and p times what -log p = log l + m - s is
+ * wrong by: at most the logarithm of p's relative error, that of lse, and three roundings of
+ * parts that are all positive. Then a sum of positive terms: 36 roundings in a block, the blocks in
+ * double, the product with ln 2. */
+double kinds_bound_entropy(const kinds_row *row, const bound_row *bound)
+{
+    double sum = 0, error = 0;
+    for (int64_t s = 0; s < row->keys; s++) {
+        double p = row->p[s], wrong = bound->p[s];
+        if (p <= 0) continue;
+        if (wrong >= 0.5) return INFINITY;
+        double log_p = -log(p), relative = fmin(wrong / p, 2);
+        sum += p * log_p;
+        error += wrong * (log_p + relative);
+        error += (p + wrong) * (relative + bound->lse + 3 * f32_u * log_p);
+    }
+    return (error + 42 * f32_u * (sum + error)) * reference_slack + 0x1p-120;
+}
