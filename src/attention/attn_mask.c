@@ -58,11 +58,12 @@ static bool pattern_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          const mhai_attn_block *block)
 {
     const mhai_attn_broadcast *x = &p->keep_blocks;
-    const int64_t T = c->seq.T, end = c->first + c->rows;
+    const int64_t end = c->first + c->rows;
     const int64_t last = (block->key + block->keys - 1) / p->block_keys;
     for (int64_t r = c->first, next; r < end; r = next) {
-        int64_t h = c->hk * p->group + r / T, t = r % T, row = t / p->block_queries;
-        next = r + mhai_min_i64((row + 1) * p->block_queries, T) - t;
+        int64_t h = c->head0 + r / c->width, i = r % c->width;
+        int64_t t = c->list ? c->list[i] - c->seq.q0 : c->query0 + i, row = t / p->block_queries;
+        next = c->list ? r + 1 : r + mhai_min_i64((row + 1) * p->block_queries - t, c->width - i);
         const uint8_t *keep = (const uint8_t *)x->data + mhai_attn_offset(x, c->seq.batch, h, row);
         for (int64_t cell = block->key / p->block_keys; cell <= last; cell++)
             if (keep[cell * x->stride[3]]) return true;
