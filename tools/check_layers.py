@@ -8,9 +8,9 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PUBLIC = {"attention", "backward", "base", "cache", "component", "linear_attention", "merge",
-          "module", "nn", "optimizer", "patterns", "position", "presets", "sink", "multihead"}
 MODEL = {"io", "tokenizer", "model", "state"}
+# The headers of the compute library: all that are no companion's.
+PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - {"render"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "sink"}),
@@ -19,7 +19,9 @@ ALLOWED = {
                       {"attention", "backward", "linear_attention", "merge", "patterns",
                        "position", "base", "component"}),
     "src/module": ({"module", "kernels", "base"}, {"module", "attention", "base", "cache", "component", "nn"}),
-    "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),
+    "src/nn": ({"nn", "kernels", "base"},
+               {"nn", "optimizer", "transformer", "attention", "backward", "position", "base",
+                "component"}),
     "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
     "src/io": ({"io"}, {"io", "tokenizer", "base", "component", "sink"}),
     "src/render": ({"render"}, {"render", "base", "component", "sink"}),

@@ -24,5 +24,6 @@
 #include <multihead/position.h>
 #include <multihead/presets.h>
 #include <multihead/sink.h>
+#include <multihead/transformer.h>
 
 #endif

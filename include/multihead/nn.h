@@ -43,6 +43,18 @@ typedef enum mha_activation {
 MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const mha_tensor *weight,
                                                    const mha_tensor *bias, mha_linear **linear);
 
+/**
+ * Give a linear layer other numbers of the same shape: training does after each step.
+ *
+ *   weight [N,K] in    bias [N] in; NULL if the layer has none
+ *
+ * Memory   copied and packed; nothing is allocated.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _SIZE; MHA_ERR_ARGUMENT (a bias too many). Nothing has
+ * then changed. Threads  nobody else uses the layer.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight,
+                                                   const mha_tensor *bias);
+
 /** Destroy a linear layer; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
  * Since 0.1 */
 MHA_API void mha_linear_destroy(mha_linear *linear);

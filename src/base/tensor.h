@@ -18,7 +18,8 @@ MHA_NODISCARD mha_status mhai_tensor_check_last(const char *name, const mha_tens
 /* No two elements of an output share memory. Refuses a few exotic interleavings that do not. */
 MHA_NODISCARD mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor);
 
-/* output shares no byte with other, judged by their address ranges; NULL or empty is disjoint. */
+/* output shares no byte with other, judged by their address ranges, or by their columns where both
+ * have rows of one stride (q, k, v side by side); NULL or empty is disjoint. */
 MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output,
                                                     const char *other_name,
                                                     const mha_tensor *other);

@@ -128,6 +128,19 @@ void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activat
                                             .c_stride = y_stride});
 }
 
+mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const mha_tensor *bias)
+{
+    if (!linear) return mha_fail(MHA_ERR_NULL, "mha_linear_update: linear is NULL");
+    if (bias && !linear->has_bias)
+        return mha_fail(MHA_ERR_ARGUMENT, "bias: this layer was made without one");
+    const int64_t shape[] = {linear->outputs, linear->inputs};
+    MHA_TRY(mhai_tensor_check("weight", weight, MHA_F32, 2, shape));
+    if (linear->has_bias) MHA_TRY(mhai_tensor_check("bias", bias, MHA_F32, 1, shape));
+    mhai_linear_set_weight(linear, weight, 0);
+    if (bias) mhai_linear_set_bias(linear, bias, 0);
+    return MHA_OK;
+}
+
 static mha_status check_activation(mha_activation activation)
 {
     if (activation == MHA_ACTIVATION_NONE || activation == MHA_ACTIVATION_GELU ||

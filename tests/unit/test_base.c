@@ -1,7 +1,9 @@
 /* The base layer: status and detail, tensor views, contexts, scratch memory, loops. */
 #include "support/failing_alloc.h"
+#include "support/rng.h"
 
 #include <multihead/component.h>
+#include <multihead/nn.h>
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -179,6 +181,47 @@ static void clear_environment(void)
 {
     unsetenv("MHA_ISA");
     unsetenv("MHA_THREADS");
+}
+
+/* Views of a few rows side by side: told apart from those that share an element, by trying all. The
+ * check is not public; an embedding's table and result go through it. */
+static void overlaps(void **state)
+{
+    (void)state;
+    mha_context *context = NULL;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    static float memory[400];
+    int64_t apart = 0, refused = 0;
+    for (int i = 0; i < 4000; i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        int32_t ids[4] = {0};
+        mha_tensor v[2], list = mha_tensor_contiguous(ids, MHA_I32, 1, (int64_t[]){4});
+        bool touched[400] = {false}, shared = false;
+        int64_t stride = rng_between(&r, 1, 20), cols = rng_between(&r, 1, 12);
+        for (int j = 0; j < 2; j++) {
+            if (j == 1 && rng_chance(&r, 0.3)) stride = rng_between(&r, 1, 20);
+            v[j] = mha_tensor_contiguous(memory + rng_between(&r, 100, 200), MHA_F32, 2,
+                                         (int64_t[]){4, cols});
+            v[j].stride[0] = rng_chance(&r, 0.3) ? -stride : stride;
+            for (int64_t row = 0; row < 4; row++)
+                for (int64_t c = 0; c < cols; c++) {
+                    int64_t at = (float *)v[j].data - memory + row * v[j].stride[0] + c;
+                    shared |= j == 1 && touched[at];
+                    touched[at] |= j == 0;
+                }
+        }
+        if (stride < cols || llabs(v[0].stride[0]) < cols) continue; /* rows of one view overlap */
+        mha_status status = mha_embedding(context, &v[0], &list, 0, &v[1]);
+        assert_true(status == MHA_OK || status == MHA_ERR_OVERLAP);
+        if (shared) assert_int_equal(status, MHA_ERR_OVERLAP);
+        if (!shared && llabs(v[0].stride[0]) == llabs(v[1].stride[0]))
+            assert_int_equal(status, MHA_OK); /* rows of one stride: exact */
+        apart += status == MHA_OK;
+        refused += status != MHA_OK;
+    }
+    printf("  %lld pairs apart, %lld refused\n", (long long)apart, (long long)refused);
+    assert_true(apart > 200 && refused > 200);
+    mha_context_destroy(context);
 }
 
 static void instruction_sets(void **state)
@@ -582,6 +625,7 @@ int main(void)
         cmocka_unit_test(element_types),
         cmocka_unit_test(views),
         cmocka_unit_test(counts),
+        cmocka_unit_test(overlaps),
         cmocka_unit_test(instruction_sets),
         cmocka_unit_test(environment),
         cmocka_unit_test(context_errors),

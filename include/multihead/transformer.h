@@ -1,0 +1,263 @@
+/* multihead: a whole transformer, forward and backward: embeddings, blocks of attention and
+ * feed-forward layers with residual connections, and an output over the vocabulary.
+ *
+ *   x = tokens_table[token] (+ positions)                           [B,T,E]
+ *   each layer:   x = x + attention(norm(x))                        pre-norm
+ *                (x = x + attention(norm(x), memory))               with cross-attention
+ *                 x = x + feed_forward(norm(x))
+ *   logits = norm(x) W_out^T                                        [B,T,V]
+ *
+ * Post-norm blocks take x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
+ * 2017). The feed-forward layer is W_down gelu(W_up x), or W_down (silu(W_gate x) * W_up x).
+ * Without one (ff_dim 0) layers are attention alone.
+ *
+ * One flat array holds every parameter, so that an optimizer is a loop over numbers; a table names
+ * and shapes them. Gradients are a second array of the same form. The same numbers give the same
+ * bits on any number of threads.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_TRANSFORMER_H
+#define MULTIHEAD_TRANSFORMER_H
+
+#include <multihead/attention.h>
+#include <multihead/nn.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum mha_norm {
+    MHA_NORM_NONE = 0,
+    MHA_NORM_LAYER = 1, /* weight and bias */
+    MHA_NORM_RMS = 2    /* weight */
+} mha_norm;
+
+typedef enum mha_encoding {
+    MHA_ENCODING_NONE = 0,
+    MHA_ENCODING_LEARNED = 1,    /* a table [max_length,E], added to the embeddings */
+    MHA_ENCODING_SINUSOIDAL = 2, /* added likewise, fixed (Vaswani et al. 2017, section 3.5) */
+    MHA_ENCODING_ROTARY = 3      /* queries and keys are turned, halves paired as in Llama */
+} mha_encoding;
+
+typedef enum mha_feed_forward {
+    MHA_FEED_FORWARD_GELU = 0,
+    MHA_FEED_FORWARD_RELU = 1,
+    MHA_FEED_FORWARD_SWIGLU = 2
+} mha_feed_forward;
+
+/* mha_transformer_desc.flags */
+enum {
+    MHA_TRANSFORMER_CAUSAL = 1 << 0,         /* a token sees itself and what is before it */
+    MHA_TRANSFORMER_POST_NORM = 1 << 1,      /* the norm after the sum, not before the function */
+    MHA_TRANSFORMER_EMBEDDING_NORM = 1 << 2, /* a norm on the embeddings (BERT) */
+    MHA_TRANSFORMER_BIAS = 1 << 3,           /* linear layers have biases, except the output */
+    MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers attend to a memory too */
+    MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the table of tokens */
+    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6       /* ends with the last x, normed if pre-norm */
+};
+
+typedef struct mha_transformer_desc {
+    uint32_t struct_size;
+    uint32_t flags;
+    int64_t vocab_size; /* V, required */
+    int64_t max_length; /* of a sequence, required */
+    int64_t embed_dim;  /* E, required */
+    int64_t num_layers; /* L, required */
+    int64_t num_heads;  /* H, required */
+    int64_t kv_heads;   /* 0: H */
+    int64_t head_dim;   /* 0: E / H */
+    int64_t ff_dim;     /* F; 0: no feed-forward layers */
+    int64_t memory_dim; /* width of the memory; 0: E. Only with MHA_TRANSFORMER_CROSS */
+    mha_norm norm;
+    mha_encoding positions;
+    mha_feed_forward feed_forward;
+    float norm_epsilon; /* 0: 1e-5 */
+    float rope_base;    /* 0: 10000 */
+    uint32_t reserved;  /* 0 */
+} mha_transformer_desc;
+
+/* Parameters, and packed copies of the matrices. */
+typedef struct mha_transformer mha_transformer;
+
+/**
+ * Make a transformer with matrices and biases 0 and norms 1.
+ *
+ * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
+ *          outlive it (the context need not).
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _SIZE, _UNSUPPORTED, _NOMEM.
+ * Threads  as mha_context_create().   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
+                                                        const mha_transformer_desc *desc,
+                                                        mha_transformer **transformer);
+
+/** Destroy a transformer; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
+ * Since 0.2 */
+MHA_API void mha_transformer_destroy(mha_transformer *transformer);
+
+/** The description with every default filled in. Memory fills *desc. Errors none. Threads any.
+ * Since 0.2 */
+MHA_API void mha_transformer_describe(const mha_transformer *transformer,
+                                      mha_transformer_desc *desc);
+
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+/* What a parameter is for: how it begins, and whether weight decay holds for it. */
+typedef enum mha_parameter_kind {
+    MHA_PARAMETER_MATRIX = 0,    /* [outputs, inputs]; the only kind that decays */
+    MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions */
+    MHA_PARAMETER_BIAS = 2,
+    MHA_PARAMETER_NORM = 3
+} mha_parameter_kind;
+
+typedef struct mha_parameter {
+    char name[64]; /* "layers.0.self_attn.q_proj.weight", ... */
+    mha_parameter_kind kind;
+    int64_t layer;  /* -1: none */
+    int64_t offset; /* of its first element in the flat array */
+    int64_t count;
+    int ndim;
+    int64_t shape[2];
+} mha_parameter;
+
+/** How many parameters (named arrays) there are, and how many numbers they hold together. Memory
+ * none. Errors none. Threads any. Since 0.2 */
+MHA_API int64_t mha_transformer_parameters(const mha_transformer *transformer);
+MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
+
+/**
+ * Parameter number index, in the order of the flat array:
+ *
+ *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E]    embed_norm.weight .bias
+ *   layers.N.self_attn_norm.weight .bias
+ *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
+ *   layers.N.cross_attn_norm, cross_attn      likewise
+ *   layers.N.mlp_norm                         likewise
+ *   layers.N.mlp.gate_proj.weight (SwiGLU)    up_proj.weight .bias    down_proj.weight .bias
+ *   norm.weight .bias                         lm_head.weight [V,E]
+ *
+ * Memory   fills *parameter.   Errors  MHA_ERR_NULL, _ARGUMENT.   Threads  any.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_parameter(const mha_transformer *transformer,
+                                                           int64_t index, mha_parameter *parameter);
+
+/** The flat array itself, mha_transformer_size() floats. After a change call
+ * mha_transformer_update(). Memory the transformer's own. Errors none. Threads as the transformer.
+ * Since 0.2 */
+MHA_API float *mha_transformer_data(mha_transformer *transformer);
+
+/**
+ * Take note of changed parameters: pack the matrices anew.
+ *
+ * Memory   nothing is allocated.   Errors   MHA_ERR_NULL, what mha_module_set_parameter() gives.
+ * Threads  nobody else uses the transformer.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_update(mha_context *context,
+                                                        mha_transformer *transformer);
+
+typedef struct mha_transformer_init {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    uint64_t seed;
+    double embedding_std; /* 0: 1 / sqrt(E) */
+    double position_std;  /* of learned positions; 0: they begin as 0 */
+    double head_grade;    /* head h's W_V and W_O are multiplied by its h-th power; 0: 1 */
+} mha_transformer_init;
+
+/**
+ * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
+ * down_proj) by 1 / sqrt(number of such matrices) smaller still; embeddings as said; biases 0,
+ * norms 1. From Philox words by seed and place: the same on every machine. Calls
+ * mha_transformer_update().
+ *
+ * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED.
+ * Threads  nobody else uses the transformer.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context,
+                                                            mha_transformer *transformer,
+                                                            const mha_transformer_init *init);
+
+/* ---- forward, backward ----------------------------------------------------------------------- */
+
+typedef struct mha_transformer_input {
+    uint32_t struct_size;
+    uint32_t reserved;             /* 0 */
+    const mha_tensor *tokens;      /* i32 [B,T] */
+    const int64_t *lengths;        /* [B], 0 .. T; NULL: T. What is beyond takes part in nothing */
+    const mha_tensor *memory;      /* f32 [B,S,memory_dim], with MHA_TRANSFORMER_CROSS */
+    const int64_t *memory_lengths; /* [B]; NULL: S */
+    const mha_tensor *gates;       /* f32 [L,H], times each head's output; NULL: 1 */
+    const mha_tensor *cross_gates; /* the same for cross-attention */
+    float dropout;                 /* of attention probabilities; 0 outside training */
+    uint64_t dropout_seed;         /* a new one each step; layers draw from it apart */
+} mha_transformer_input;
+
+/* What a forward call leaves for a backward one, and for whoever looks at heads. */
+typedef struct mha_activations mha_activations;
+
+/**
+ * Make room for batches of up to max_tokens = B T tokens (and, with cross-attention, max_memory =
+ * B S rows of memory).
+ *
+ * Memory   the caller owns *activations: about (2 to 4 x E + 3 to 4 x F + heads) L floats for each
+ *          token; from the context's allocator, which must outlive it.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SIZE, _NOMEM.   Threads  as mha_context_create().   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_activations_create(mha_context *context,
+                                                        const mha_transformer *transformer,
+                                                        int64_t max_tokens, int64_t max_memory,
+                                                        mha_activations **activations);
+
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.2 */
+MHA_API void mha_activations_destroy(mha_activations *activations);
+
+/**
+ * The whole transformer.
+ *
+ *   output [B,T,V] out, the logits; with MHA_TRANSFORMER_NO_OUTPUT [B,T,E]
+ *   probabilities [L,B,H,T,T] out, of self-attention; cross_probabilities [L,B,H,T,S] out; or NULL
+ *
+ * Rows beyond a sequence's length are computed, but mean nothing.
+ *
+ * Memory   activations are overwritten; scratch from the context.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a token, a
+ *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). output is
+ *          then unspecified.
+ * Threads  one call per context and activations.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
+    mha_context *context, const mha_transformer *transformer, const mha_transformer_input *input,
+    mha_activations *activations, const mha_tensor *output, const mha_tensor *probabilities,
+    const mha_tensor *cross_probabilities);
+
+/* Where gradients go. Each is added to what is there. */
+typedef struct mha_transformer_gradients {
+    uint32_t struct_size;
+    uint32_t reserved;             /* 0 */
+    float *parameters;             /* mha_transformer_size() floats, required */
+    const mha_tensor *memory;      /* [B,S,memory_dim]; NULL: not wanted */
+    const mha_tensor *gates;       /* [L,H]; NULL: not wanted */
+    const mha_tensor *cross_gates; /* [L,H] */
+} mha_transformer_gradients;
+
+/**
+ * The gradients of a loss whose gradient by the output is output_gradient, after
+ * mha_transformer_forward() with the same input and activations (which are used up).
+ *
+ *   output_gradient as output, in
+ *
+ * Memory   scratch from the context.
+ * Errors   as mha_transformer_forward(), MHA_ERR_ARGUMENT if activations hold another batch; the
+ *          gradients are then unspecified.
+ * Threads  one call per context and activations.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
+    mha_context *context, const mha_transformer *transformer, const mha_transformer_input *input,
+    mha_activations *activations, const mha_tensor *output_gradient,
+    const mha_transformer_gradients *gradients);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,151 @@
+/* What a forward call keeps of a batch: one block of memory, carved into the pieces that the
+ * backward call reads. */
+#include "nn/transformer_parts.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <string.h>
+
+/* With memory NULL only the size is counted. */
+typedef struct carver {
+    float *memory;
+    int64_t used;
+    bool overflow;
+} carver;
+
+static float *carve(carver *c, int64_t rows, int64_t cols)
+{
+    int64_t count, next;
+    if (!mhai_mul_i64(rows, cols, &count) || count > INT64_MAX - 16 ||
+        !mhai_add_i64(c->used, mhai_round_up(count, 16), &next)) {
+        c->overflow = true;
+        return NULL;
+    }
+    float *part = c->memory ? c->memory + c->used : NULL;
+    c->used = next;
+    return part;
+}
+
+static mhai_kept_step carve_step(carver *c, const mha_transformer *t, int64_t tokens)
+{
+    const int64_t width = t->desc.embed_dim;
+    mhai_kept_step step = {.x = carve(c, tokens, width)};
+    step.in = mhai_transformer_pre_norm(t) ? carve(c, tokens, width) : step.x;
+    if (mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM)) step.z = carve(c, tokens, width);
+    return step;
+}
+
+static mhai_kept_attention carve_attention(carver *c, const mha_transformer *t, int64_t tokens,
+                                           int64_t memory_rows)
+{
+    const mha_transformer_desc *d = &t->desc;
+    const int64_t q = d->num_heads * d->head_dim, kv = 2 * d->kv_heads * d->head_dim;
+    mhai_kept_attention kept = {.step = carve_step(c, t, tokens)};
+    kept.qkv = carve(c, tokens, memory_rows >= 0 ? q : q + kv);
+    if (memory_rows >= 0) kept.memory = carve(c, memory_rows, kv);
+    kept.heads = carve(c, tokens, q);
+    kept.lse = carve(c, tokens, d->num_heads);
+    return kept;
+}
+
+static void carve_all(carver *c, mha_activations *a)
+{
+    const mha_transformer *t = a->transformer;
+    const mha_transformer_desc *d = &t->desc;
+    if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM)
+        a->embedded = carve(c, a->max_tokens, d->embed_dim);
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        mhai_kept_layer *layer = &a->layers[i];
+        layer->self = carve_attention(c, t, a->max_tokens, -1);
+        if (d->flags & MHA_TRANSFORMER_CROSS)
+            layer->cross = carve_attention(c, t, a->max_tokens, a->max_memory);
+        if (d->ff_dim == 0) continue;
+        layer->ff = carve_step(c, t, a->max_tokens);
+        layer->up = carve(c, a->max_tokens, mhai_transformer_up(t));
+        layer->act = carve(c, a->max_tokens, d->ff_dim);
+    }
+    a->x = carve(c, a->max_tokens, d->embed_dim);
+    a->last = mhai_transformer_pre_norm(t) ? carve(c, a->max_tokens, d->embed_dim) : a->x;
+    a->gradient = carve(c, a->max_tokens, d->embed_dim);
+}
+
+static mha_status allocate(const mha_activations *a, int64_t count, size_t size, void **memory)
+{
+    size_t bytes;
+    if (!mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX)
+        return mha_fail(MHA_ERR_SIZE, "activations: they do not fit in memory");
+    *memory = a->allocator.alloc(a->allocator.user, bytes, 64);
+    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "activations: cannot allocate %zu bytes", bytes);
+    memset(*memory, 0, bytes);
+    return MHA_OK;
+}
+
+static mha_status make_parts(mha_activations *a)
+{
+    void *memory;
+    carver counter = {0};
+    MHA_TRY(allocate(a, a->transformer->desc.num_layers, sizeof *a->layers, &memory));
+    a->layers = memory;
+    MHA_TRY(allocate(a, a->max_tokens, 2 * sizeof *a->ids, &memory));
+    a->ids = memory;
+    a->positions = a->ids + a->max_tokens;
+    carve_all(&counter, a);
+    if (counter.overflow || counter.used > PTRDIFF_MAX / (int64_t)sizeof(float))
+        return mha_fail(MHA_ERR_SIZE, "activations: they do not fit in memory");
+    a->bytes = (size_t)counter.used * sizeof(float);
+    MHA_TRY(allocate(a, counter.used, sizeof(float), &memory));
+    a->memory = memory;
+    carve_all(&(carver){.memory = a->memory}, a);
+    return MHA_OK;
+}
+
+mha_status mha_activations_create(mha_context *context, const mha_transformer *transformer,
+                                  int64_t max_tokens, int64_t max_memory,
+                                  mha_activations **activations)
+{
+    if (!context || !transformer || !activations)
+        return mha_fail(MHA_ERR_NULL, "mha_activations_create: %s is NULL",
+                        !context       ? "context"
+                        : !transformer ? "transformer"
+                                       : "activations");
+    const bool cross = mhai_transformer_has(transformer, MHA_TRANSFORMER_CROSS);
+    if (max_tokens < 1 || max_tokens > INT32_MAX || max_memory < 0 || max_memory > INT32_MAX ||
+        (max_memory > 0 && !cross))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_activations_create: max_tokens is %lld, expected 1..%d; max_memory is "
+                        "%lld, expected 0%s",
+                        (long long)max_tokens, INT32_MAX, (long long)max_memory,
+                        cross ? " or more" : ", there is no cross-attention");
+    const mha_allocator *allocator = &context->allocator;
+    mha_activations *made =
+        allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_activations));
+    if (!made)
+        return mha_fail(MHA_ERR_NOMEM, "activations: cannot allocate %zu bytes", sizeof *made);
+    *made = (mha_activations){.allocator = *allocator,
+                              .transformer = transformer,
+                              .max_tokens = max_tokens,
+                              .max_memory = max_memory,
+                              .T = -1};
+    mha_status status = make_parts(made);
+    if (status == MHA_OK)
+        *activations = made;
+    else
+        mha_activations_destroy(made);
+    return status;
+}
+
+static void release(const mha_allocator *a, void *memory, size_t bytes)
+{
+    if (memory) a->release(a->user, memory, bytes);
+}
+
+void mha_activations_destroy(mha_activations *a)
+{
+    if (!a) return;
+    const mha_allocator allocator = a->allocator;
+    release(&allocator, a->layers, (size_t)a->transformer->desc.num_layers * sizeof *a->layers);
+    release(&allocator, a->ids, (size_t)a->max_tokens * 2 * sizeof *a->ids);
+    release(&allocator, a->memory, a->bytes);
+    allocator.release(allocator.user, a, sizeof *a);
+}

@@ -1,0 +1,417 @@
+/* A transformer's parameters: one flat array, a table of names, and packed copies of matrices. */
+#include "nn/transformer_parts.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+#include "base/struct_copy.h"
+
+#include <multihead/position.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- description --------------------------------------------------------------------------- */
+
+/* The bound keeps products of two of these inside 64 bits. */
+static mha_status check_number(const char *name, int64_t value, int64_t least)
+{
+    if (value >= least && value <= INT32_MAX) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: %s is %lld, expected %lld..%d", name,
+                    (long long)value, (long long)least, INT32_MAX);
+}
+
+static mha_status check_heads(mha_transformer_desc *d)
+{
+    if (d->head_dim == 0 && d->embed_dim % d->num_heads != 0)
+        return mha_fail(MHA_ERR_SHAPE,
+                        "embed_dim %lld is not a multiple of num_heads %lld; choose another number "
+                        "of heads or set head_dim",
+                        (long long)d->embed_dim, (long long)d->num_heads);
+    if (d->head_dim == 0) d->head_dim = d->embed_dim / d->num_heads;
+    if (d->kv_heads == 0) d->kv_heads = d->num_heads;
+    MHA_TRY(check_number("head_dim", d->head_dim, 1));
+    MHA_TRY(check_number("kv_heads", d->kv_heads, 1));
+    if (d->num_heads % d->kv_heads != 0)
+        return mha_fail(MHA_ERR_SHAPE, "num_heads %lld is not a multiple of kv_heads %lld",
+                        (long long)d->num_heads, (long long)d->kv_heads);
+    if (d->positions == MHA_ENCODING_ROTARY && d->head_dim % 2 != 0)
+        return mha_fail(MHA_ERR_SHAPE, "head_dim is %lld, rotary positions need an even one",
+                        (long long)d->head_dim);
+    return MHA_OK;
+}
+
+static mha_status check_kinds(const mha_transformer_desc *d)
+{
+    const uint32_t known = MHA_TRANSFORMER_NO_OUTPUT * 2 - 1;
+    if (d->flags & ~known || d->reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or reserved %u",
+                        (unsigned)d->flags, (unsigned)d->reserved);
+    if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SWIGLU)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
+                        "is unknown",
+                        (int)d->norm, (int)d->positions, (int)d->feed_forward);
+    if (d->memory_dim != 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT, "memory_dim is %lld without MHA_TRANSFORMER_CROSS",
+                        (long long)d->memory_dim);
+    if (d->norm == MHA_NORM_NONE &&
+        d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: post-norm and a norm on the "
+                                          "embeddings need a norm: set layer or RMS");
+    return MHA_OK;
+}
+
+static mha_status fill_defaults(mha_transformer_desc *d)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } required[] = {{"vocab_size", d->vocab_size},
+                    {"max_length", d->max_length},
+                    {"embed_dim", d->embed_dim},
+                    {"num_layers", d->num_layers},
+                    {"num_heads", d->num_heads}};
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
+        MHA_TRY(check_number(required[i].name, required[i].value, 1));
+    MHA_TRY(check_kinds(d));
+    MHA_TRY(check_heads(d));
+    MHA_TRY(check_number("ff_dim", d->ff_dim, 0));
+    MHA_TRY(check_number("memory_dim", d->memory_dim, 0));
+    if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
+    if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
+    if (d->rope_base == 0) d->rope_base = 10000;
+    if (!(d->norm_epsilon > 0) || isinf(d->norm_epsilon) || !(d->rope_base >= 1) ||
+        isinf(d->rope_base))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "norm_epsilon is %g, expected > 0; rope_base is %g, expected >= 1",
+                        (double)d->norm_epsilon, (double)d->rope_base);
+    return MHA_OK;
+}
+
+/* ---- layout -------------------------------------------------------------------------------- */
+
+/* The table under construction. With table NULL only numbers and sizes are counted. */
+typedef struct layout {
+    mha_transformer *t;
+    int64_t layer;
+    const char *prefix; /* "self_attn", ... */
+    bool overflow;
+} layout;
+
+static int64_t add(layout *l, const char *name, mha_parameter_kind kind, int64_t rows, int64_t cols)
+{
+    mha_transformer *t = l->t;
+    int64_t offset = t->size, count;
+    mha_parameter p = {.kind = kind, .layer = l->layer, .offset = offset, .ndim = cols ? 2 : 1};
+    p.shape[0] = rows;
+    p.shape[1] = cols;
+    if (!mhai_mul_i64(rows, cols ? cols : 1, &count) || !mhai_add_i64(offset, count, &t->size)) {
+        l->overflow = true;
+        t->size = 0;
+        return MHAI_NOWHERE;
+    }
+    p.count = count;
+    if (l->layer >= 0)
+        snprintf(p.name, sizeof p.name, "layers.%lld.%s%s", (long long)l->layer, l->prefix, name);
+    else
+        snprintf(p.name, sizeof p.name, "%s%s", l->prefix, name);
+    if (t->parameters) t->parameters[t->parameter_count] = p;
+    t->parameter_count++;
+    return offset;
+}
+
+static mhai_place_norm add_norm(layout *l, const char *prefix)
+{
+    mhai_place_norm place = {MHAI_NOWHERE, MHAI_NOWHERE};
+    const mha_transformer_desc *d = &l->t->desc;
+    l->prefix = prefix;
+    if (d->norm == MHA_NORM_NONE) return place;
+    place.weight = add(l, ".weight", MHA_PARAMETER_NORM, d->embed_dim, 0);
+    if (d->norm == MHA_NORM_LAYER)
+        place.bias = add(l, ".bias", MHA_PARAMETER_NORM, d->embed_dim, 0);
+    return place;
+}
+
+/* Linear layers of one input that lie together; a name NULL ends the list early. */
+static mhai_place_linear add_linear(layout *l, int64_t inputs, const char *const names[3],
+                                    const int64_t outputs[3])
+{
+    mhai_place_linear place = {MHAI_NOWHERE, MHAI_NOWHERE, inputs, 0, NULL};
+    char name[32];
+    for (int i = 0; i < 3 && names[i]; i++) {
+        snprintf(name, sizeof name, ".%s.weight", names[i]);
+        int64_t at = add(l, name, MHA_PARAMETER_MATRIX, outputs[i], inputs);
+        if (i == 0) place.weight = at;
+        place.outputs += outputs[i];
+    }
+    for (int i = 0; i < 3 && names[i] && mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS); i++) {
+        snprintf(name, sizeof name, ".%s.bias", names[i]);
+        int64_t at = add(l, name, MHA_PARAMETER_BIAS, outputs[i], 0);
+        if (i == 0) place.bias = at;
+    }
+    return place;
+}
+
+static mhai_place_attention add_attention(layout *l, bool cross)
+{
+    static const char *const qkv_names[3] = {"q_proj", "k_proj", "v_proj"};
+    static const char *const q_name[3] = {"q_proj"}, *const kv_names[3] = {"k_proj", "v_proj"};
+    static const char *const o_name[3] = {"o_proj"};
+    const mha_transformer_desc *d = &l->t->desc;
+    const int64_t q = d->num_heads * d->head_dim, kv = d->kv_heads * d->head_dim;
+    mhai_place_attention place = {.norm =
+                                      add_norm(l, cross ? "cross_attn_norm" : "self_attn_norm")};
+    l->prefix = cross ? "cross_attn" : "self_attn";
+    if (cross) {
+        place.in = add_linear(l, d->embed_dim, q_name, (const int64_t[]){q, 0, 0});
+        place.memory = add_linear(l, d->memory_dim, kv_names, (const int64_t[]){kv, kv, 0});
+    } else {
+        place.in = add_linear(l, d->embed_dim, qkv_names, (const int64_t[]){q, kv, kv});
+    }
+    place.out = add_linear(l, q, o_name, (const int64_t[]){d->embed_dim, 0, 0});
+    return place;
+}
+
+static void add_feed_forward(layout *l, mhai_place_layer *layer)
+{
+    static const char *const gated[3] = {"gate_proj", "up_proj"}, *const up[3] = {"up_proj"};
+    static const char *const down[3] = {"down_proj"};
+    const mha_transformer_desc *d = &l->t->desc;
+    if (d->ff_dim == 0) return;
+    layer->ff_norm = add_norm(l, "mlp_norm");
+    l->prefix = "mlp";
+    layer->up = add_linear(l, d->embed_dim, d->feed_forward == MHA_FEED_FORWARD_SWIGLU ? gated : up,
+                           (const int64_t[]){d->ff_dim, d->ff_dim, 0});
+    layer->down = add_linear(l, d->ff_dim, down, (const int64_t[]){d->embed_dim, 0, 0});
+}
+
+/* Walk through everything that has parameters. */
+static mha_status lay_out(mha_transformer *t)
+{
+    const mha_transformer_desc *d = &t->desc;
+    layout l = {.t = t, .layer = -1, .prefix = "embed_tokens"};
+    t->size = t->parameter_count = 0;
+    t->tokens = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->vocab_size, d->embed_dim);
+    l.prefix = "embed_positions";
+    t->positions = MHAI_NOWHERE;
+    if (d->positions == MHA_ENCODING_LEARNED)
+        t->positions = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->max_length, d->embed_dim);
+    t->embed_norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE};
+    if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM) t->embed_norm = add_norm(&l, "embed_norm");
+    mhai_place_layer unused = {0};
+    for (int64_t i = 0; i < d->num_layers && !l.overflow; i++) {
+        mhai_place_layer *layer = t->layers ? &t->layers[i] : &unused;
+        l.layer = i;
+        layer->self = add_attention(&l, false);
+        if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = add_attention(&l, true);
+        add_feed_forward(&l, layer);
+    }
+    l.layer = -1;
+    t->norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE};
+    if (mhai_transformer_pre_norm(t)) t->norm = add_norm(&l, "norm");
+    t->output = (mhai_place_linear){t->tokens, MHAI_NOWHERE, d->embed_dim, d->vocab_size, NULL};
+    l.prefix = "lm_head";
+    if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
+        t->output.weight = add(&l, ".weight", MHA_PARAMETER_MATRIX, d->vocab_size, d->embed_dim);
+    if (l.overflow || t->size > PTRDIFF_MAX / 64)
+        return mha_fail(MHA_ERR_SIZE, "transformer: its parameters do not fit in memory");
+    return MHA_OK;
+}
+
+/* ---- making -------------------------------------------------------------------------------- */
+
+static mha_status allocate(mha_transformer *t, int64_t count, size_t size, void **memory)
+{
+    size_t bytes;
+    if (!mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX)
+        return mha_fail(MHA_ERR_SIZE, "transformer: %lld elements do not fit in memory",
+                        (long long)count);
+    *memory = t->allocator.alloc(t->allocator.user, bytes, 64);
+    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
+    memset(*memory, 0, bytes);
+    return MHA_OK;
+}
+
+static mha_status pack(mha_context *context, const mha_transformer *t, mhai_place_linear *place)
+{
+    if (place->outputs == 0) return MHA_OK;
+    mha_tensor weight = mhai_transformer_rows(t->data + place->weight, place->outputs,
+                                              place->inputs, place->inputs);
+    mha_tensor bias =
+        mhai_transformer_vector(t->data + (place->bias < 0 ? 0 : place->bias), place->outputs);
+    const mha_tensor *given = place->bias < 0 ? NULL : &bias;
+    if (place->packed) return mha_linear_update(place->packed, &weight, given);
+    return mha_linear_create(context, &weight, given, &place->packed);
+}
+
+mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
+{
+    if (!context || !t)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_update: %s is NULL",
+                        context ? "transformer" : "context");
+    for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        mhai_place_layer *layer = &t->layers[i];
+        mhai_place_linear *all[] = {&layer->self.in,      &layer->self.out,  &layer->cross.in,
+                                    &layer->cross.memory, &layer->cross.out, &layer->up,
+                                    &layer->down};
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) MHA_TRY(pack(context, t, all[k]));
+    }
+    return mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT) ? MHA_OK
+                                                              : pack(context, t, &t->output);
+}
+
+/* Cosines and sines of every position, from turning (1, 0); or the sinusoidal table. */
+static mha_status make_encoding(mha_context *context, mha_transformer *t)
+{
+    const mha_transformer_desc *d = &t->desc;
+    const bool rotary = d->positions == MHA_ENCODING_ROTARY;
+    void *memory;
+    if (!rotary && d->positions != MHA_ENCODING_SINUSOIDAL) return MHA_OK;
+    const int64_t width = rotary ? d->head_dim : d->embed_dim, half = width / 2;
+    t->encoding_count = 2 * d->max_length * width;
+    MHA_TRY(allocate(t, t->encoding_count, sizeof(float), &memory));
+    t->encoding = memory;
+    mha_tensor table = mhai_transformer_rows(t->encoding, d->max_length, width, width);
+    if (!rotary) return mha_sinusoidal_encoding(context, 0, &table);
+    float *unit = t->encoding + d->max_length * width;
+    for (int64_t i = 0; i < d->max_length; i++)
+        for (int64_t j = 0; j < half; j++) unit[i * width + j] = 1;
+    mha_tensor x = mha_tensor_bthd(unit, 1, d->max_length, 1, width);
+    mha_rope_desc rope = {
+        .struct_size = sizeof rope, .pairing = MHA_ROPE_HALVES, .base = (double)d->rope_base};
+    MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
+    for (int64_t i = 0; i < d->max_length; i++)
+        for (int64_t j = 0; j < half; j++) {
+            t->encoding[i * half + j] = unit[i * width + j];
+            t->encoding[(d->max_length + i) * half + j] = unit[i * width + half + j];
+        }
+    return MHA_OK;
+}
+
+static mha_status make_parts(mha_context *context, mha_transformer *t)
+{
+    void *memory;
+    MHA_TRY(lay_out(t)); /* counts */
+    t->parameter_room = t->parameter_count;
+    MHA_TRY(allocate(t, t->parameter_room, sizeof *t->parameters, &memory));
+    t->parameters = memory;
+    MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &memory));
+    t->layers = memory;
+    MHA_TRY(lay_out(t));
+    MHA_TRY(allocate(t, t->size, sizeof *t->data, &memory));
+    t->data = memory;
+    for (int64_t i = 0; i < t->parameter_count; i++) {
+        const mha_parameter *p = &t->parameters[i];
+        const char *dot = strrchr(p->name, '.');
+        for (int64_t k = 0; p->kind == MHA_PARAMETER_NORM && dot[1] == 'w' && k < p->count; k++)
+            t->data[p->offset + k] = 1;
+    }
+    MHA_TRY(make_encoding(context, t));
+    return mha_transformer_update(context, t);
+}
+
+mha_status mha_transformer_create(mha_context *context, const mha_transformer_desc *desc,
+                                  mha_transformer **transformer)
+{
+    if (!context || !desc || !transformer)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_create: %s is NULL",
+                        !context ? "context"
+                        : !desc  ? "desc"
+                                 : "transformer");
+    mha_transformer_desc own;
+    MHA_TRY(mhai_struct_copy("mha_transformer_desc", &own, sizeof own, sizeof own, desc));
+    MHA_TRY(fill_defaults(&own));
+    const mha_allocator *a = &context->allocator;
+    mha_transformer *made = a->alloc(a->user, sizeof *made, _Alignof(mha_transformer));
+    if (!made)
+        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", sizeof *made);
+    *made = (mha_transformer){.allocator = *a, .desc = own};
+    mha_status status = make_parts(context, made);
+    if (status == MHA_OK)
+        *transformer = made;
+    else
+        mha_transformer_destroy(made);
+    return status;
+}
+
+static void release(const mha_allocator *a, void *memory, int64_t count, size_t size)
+{
+    if (memory) a->release(a->user, memory, (size_t)count * size);
+}
+
+void mha_transformer_destroy(mha_transformer *t)
+{
+    if (!t) return;
+    const mha_allocator a = t->allocator;
+    for (int64_t i = 0; t->layers && i < t->desc.num_layers; i++) {
+        mhai_place_layer *layer = &t->layers[i];
+        mha_linear *all[] = {layer->self.in.packed,      layer->self.out.packed,
+                             layer->cross.in.packed,     layer->cross.out.packed,
+                             layer->cross.memory.packed, layer->up.packed,
+                             layer->down.packed};
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) mha_linear_destroy(all[k]);
+    }
+    mha_linear_destroy(t->output.packed);
+    release(&a, t->layers, t->desc.num_layers, sizeof *t->layers);
+    release(&a, t->parameters, t->parameter_room, sizeof *t->parameters);
+    release(&a, t->data, t->size, sizeof *t->data);
+    release(&a, t->encoding, t->encoding_count, sizeof *t->encoding);
+    a.release(a.user, t, sizeof *t);
+}
+
+/* ---- looking ------------------------------------------------------------------------------- */
+
+void mha_transformer_describe(const mha_transformer *t, mha_transformer_desc *desc)
+{
+    *desc = t->desc;
+    desc->struct_size = sizeof *desc;
+}
+
+int64_t mha_transformer_parameters(const mha_transformer *t)
+{
+    return t->parameter_count;
+}
+
+int64_t mha_transformer_size(const mha_transformer *t)
+{
+    return t->size;
+}
+
+mha_status mha_transformer_parameter(const mha_transformer *t, int64_t index,
+                                     mha_parameter *parameter)
+{
+    if (!t || !parameter)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_parameter: %s is NULL",
+                        t ? "parameter" : "transformer");
+    if (index < 0 || index >= t->parameter_count)
+        return mha_fail(MHA_ERR_ARGUMENT, "there is no parameter %lld, the last is %lld",
+                        (long long)index, (long long)t->parameter_count - 1);
+    *parameter = t->parameters[index];
+    return MHA_OK;
+}
+
+float *mha_transformer_data(mha_transformer *t)
+{
+    return t->data;
+}
+
+mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, int64_t stride)
+{
+    union {
+        const float *in;
+        void *out; /* a view may be written; whoever reads gives const views on */
+    } pointer = {data};
+    mha_tensor tensor =
+        mha_tensor_contiguous(pointer.out, MHA_F32, 2, (const int64_t[]){rows, cols});
+    tensor.stride[0] = stride;
+    return tensor;
+}
+
+mha_tensor mhai_transformer_vector(const float *data, int64_t count)
+{
+    mha_tensor tensor = mhai_transformer_rows(data, count, 1, 1);
+    tensor.ndim = 1;
+    return tensor;
+}

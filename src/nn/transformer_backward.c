@@ -1,0 +1,324 @@
+/* A transformer backward: the steps of the forward call in reverse. One buffer holds the gradient
+ * of the stream; each step adds what comes back through it. */
+#include "nn/transformer_parts.h"
+
+#include "base/checked.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+#include "nn/nn_check.h"
+
+#include <multihead/backward.h>
+
+#include <string.h>
+
+/* One call. */
+typedef struct call {
+    mha_context *context;
+    const mha_transformer *t;
+    mha_transformer_input input;
+    mha_activations *a;
+    mha_transformer_gradients out;
+    float *dx;     /* [tokens,E] the gradient of the stream */
+    float *din;    /* [tokens,E] that of what a step read */
+    float *wide;   /* [tokens, widest] of qkv, heads or the feed-forward layer */
+    float *also;   /* the same, of heads and activations */
+    float *memory; /* [memory rows, 2 Hk D] */
+    float *gates;  /* [H] */
+} call;
+
+static int64_t tokens_of(const mha_activations *a)
+{
+    return a->B * a->T;
+}
+
+static mha_tensor stream(const call *c, const float *data)
+{
+    const int64_t width = c->t->desc.embed_dim;
+    return mhai_transformer_rows(data, tokens_of(c->a), width, width);
+}
+
+/* ---- norms, linear layers -------------------------------------------------------------------- */
+
+/* dx (+)= the gradient through norm(x) of dy. */
+static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
+                       uint32_t flags, float *dx)
+{
+    const int64_t width = c->t->desc.embed_dim;
+    const float epsilon = c->t->desc.norm_epsilon;
+    float *gradients = c->out.parameters;
+    mha_tensor in = stream(c, x), upper = stream(c, dy), lower = stream(c, dx);
+    mha_tensor weight = mhai_transformer_vector(c->t->data + place->weight, width);
+    mha_tensor dweight = mhai_transformer_vector(gradients + place->weight, width);
+    if (c->t->desc.norm == MHA_NORM_RMS)
+        return mha_rms_norm_backward(c->context, &in, NULL, &weight, epsilon, &upper, flags, &lower,
+                                     &dweight);
+    mha_tensor dbias = mhai_transformer_vector(gradients + place->bias, width);
+    return mha_layer_norm_backward(c->context, &in, NULL, &weight, epsilon, &upper, flags, &lower,
+                                   &dweight, &dbias);
+}
+
+/* dx (NULL: not wanted) from dy, and the layer's own gradients. */
+static mha_status linear(const call *c, const mhai_place_linear *place, const mha_tensor *x,
+                         const mha_tensor *dy, uint32_t flags, const mha_tensor *dx)
+{
+    float *gradients = c->out.parameters;
+    mha_tensor weight = mhai_transformer_rows(c->t->data + place->weight, place->outputs,
+                                              place->inputs, place->inputs);
+    mha_tensor dweight = mhai_transformer_rows(gradients + place->weight, place->outputs,
+                                               place->inputs, place->inputs);
+    mha_tensor dbias =
+        mhai_transformer_vector(gradients + (place->bias < 0 ? 0 : place->bias), place->outputs);
+    return mha_linear_backward(c->context, &weight, x, dy, flags, dx, &dweight,
+                               place->bias < 0 ? NULL : &dbias);
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
+
+/* Before a step is undone: through the norm after the sum. */
+static mha_status begin_step(const call *c, const mhai_place_norm *place,
+                             const mhai_kept_step *step)
+{
+    return step->z ? norm(c, place, step->z, c->dx, 0, c->dx) : MHA_OK;
+}
+
+/* Afterwards: din, the gradient of what the step read, joins that of the stream. */
+static mha_status end_step(const call *c, const mhai_place_norm *place, const mhai_kept_step *step)
+{
+    if (mhai_transformer_pre_norm(c->t))
+        return norm(c, place, step->x, c->din, MHA_GRADIENT_ADD, c->dx);
+    const int64_t count = tokens_of(c->a) * c->t->desc.embed_dim;
+    for (int64_t i = 0; i < count; i++) c->dx[i] += c->din[i];
+    return MHA_OK;
+}
+
+static void add_gates(const call *c, const mha_tensor *to, int64_t layer)
+{
+    float *row = mhai_nn_row(to, layer);
+    for (int64_t h = 0; h < c->t->desc.num_heads; h++) row[h] += c->gates[h];
+}
+
+/* Through the attention itself: from the heads' gradient in c->also to that of q, k, v. */
+static mha_status attention(const call *c, const mhai_kept_attention *kept, int64_t layer,
+                            bool cross)
+{
+    const mha_activations *a = c->a;
+    const mha_tensor *dgates = cross ? c->out.cross_gates : c->out.gates;
+    mhai_call_attention described;
+    mhai_transformer_attention(c->t, &c->input, layer, cross, &described);
+    mhai_qkv qkv = mhai_transformer_qkv(a, cross, kept->qkv, kept->memory);
+    mhai_qkv gradient = mhai_transformer_qkv(a, cross, c->wide, c->memory);
+    mha_tensor heads = mhai_transformer_heads(a, kept->heads);
+    mha_tensor lse = mhai_transformer_lse(a, kept->lse);
+    mha_tensor dheads = mhai_transformer_heads(a, c->also);
+    mha_tensor gates = mhai_transformer_vector(c->gates, c->t->desc.num_heads);
+    const mha_attention_gradients wanted = {.struct_size = sizeof wanted,
+                                            .q = &gradient.q,
+                                            .k = &gradient.k,
+                                            .v = &gradient.v,
+                                            .gates = dgates ? &gates : NULL};
+    MHA_TRY(mha_attention_backward(c->context, &described.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
+                                   &lse, &dheads, &wanted));
+    if (dgates) add_gates(c, dgates, layer);
+    return cross ? MHA_OK : mhai_transformer_turn(c->context, c->t, &gradient, true);
+}
+
+static mha_status attend(const call *c, const mhai_place_attention *place,
+                         const mhai_kept_attention *kept, int64_t layer, bool cross)
+{
+    const int64_t rows = tokens_of(c->a);
+    MHA_TRY(begin_step(c, &place->norm, &kept->step));
+    mha_tensor dx = stream(c, c->dx), din = stream(c, c->din), in = stream(c, kept->step.in);
+    mha_tensor heads =
+        mhai_transformer_rows(kept->heads, rows, place->out.inputs, place->out.inputs);
+    mha_tensor dheads = mhai_transformer_rows(c->also, rows, place->out.inputs, place->out.inputs);
+    MHA_TRY(linear(c, &place->out, &heads, &dx, 0, &dheads));
+    MHA_TRY(attention(c, kept, layer, cross));
+    if (cross) {
+        const mha_tensor *m = c->input.memory, *dm = c->out.memory;
+        const int64_t count = c->a->B * c->a->S, width = place->memory.inputs;
+        mha_tensor memory = mhai_transformer_rows(m->data, count, width, m->stride[1]);
+        mha_tensor dkv =
+            mhai_transformer_rows(c->memory, count, place->memory.outputs, place->memory.outputs);
+        mha_tensor dmemory = mhai_transformer_rows(dm ? dm->data : c->memory, count, width,
+                                                   dm ? dm->stride[1] : width);
+        MHA_TRY(linear(c, &place->memory, &memory, &dkv, MHA_GRADIENT_ADD, dm ? &dmemory : NULL));
+    }
+    mha_tensor dqkv = mhai_transformer_rows(c->wide, rows, place->in.outputs, place->in.outputs);
+    MHA_TRY(linear(c, &place->in, &in, &dqkv, 0, &din));
+    return end_step(c, &place->norm, &kept->step);
+}
+
+static mha_status feed_forward(const call *c, const mhai_place_layer *place,
+                               const mhai_kept_layer *kept)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    const int64_t rows = tokens_of(c->a), F = d->ff_dim, wide = mhai_transformer_up(c->t);
+    MHA_TRY(begin_step(c, &place->ff_norm, &kept->ff));
+    mha_tensor dx = stream(c, c->dx), din = stream(c, c->din), in = stream(c, kept->ff.in);
+    mha_tensor act = mhai_transformer_rows(kept->act, rows, F, F);
+    mha_tensor dact = mhai_transformer_rows(c->also, rows, F, F);
+    mha_tensor first = mhai_transformer_rows(kept->up, rows, F, wide);
+    mha_tensor dfirst = mhai_transformer_rows(c->wide, rows, F, wide);
+    MHA_TRY(linear(c, &place->down, &act, &dx, 0, &dact));
+    if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU) {
+        mha_tensor second = mhai_transformer_rows(kept->up + F, rows, F, wide);
+        mha_tensor dsecond = mhai_transformer_rows(c->wide + F, rows, F, wide);
+        MHA_TRY(mha_swiglu_backward(c->context, &first, &second, &dact, &dfirst, &dsecond));
+    } else {
+        MHA_TRY(mha_activation_backward(
+            c->context,
+            d->feed_forward == MHA_FEED_FORWARD_GELU ? MHA_ACTIVATION_GELU : MHA_ACTIVATION_RELU,
+            &first, &dact, &dfirst));
+    }
+    mha_tensor dup = mhai_transformer_rows(c->wide, rows, wide, wide);
+    MHA_TRY(linear(c, &place->up, &in, &dup, 0, &din));
+    return end_step(c, &place->ff_norm, &kept->ff);
+}
+
+/* From the output's gradient to that of the stream after the last layer. */
+static mha_status begin(const call *c, const mha_tensor *output_gradient)
+{
+    const int64_t rows = tokens_of(c->a);
+    mha_tensor dlast = stream(c, c->dx), last = stream(c, c->a->last);
+    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_NO_OUTPUT)) {
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(mhai_nn_row(&dlast, i),
+                   (const float *)output_gradient->data + i / c->a->T * output_gradient->stride[0] +
+                       i % c->a->T * output_gradient->stride[1],
+                   (size_t)c->t->desc.embed_dim * sizeof(float));
+    } else {
+        mha_tensor dlogits = mhai_transformer_rows(
+            output_gradient->data, rows, output_gradient->shape[2], output_gradient->stride[1]);
+        MHA_TRY(linear(c, &c->t->output, &last, &dlogits, 0, &dlast));
+    }
+    if (!mhai_transformer_pre_norm(c->t)) return MHA_OK;
+    return norm(c, &c->t->norm, c->a->x, c->dx, 0, c->dx);
+}
+
+/* Back into the tables. */
+static mha_status finish(const call *c)
+{
+    const mha_transformer *t = c->t;
+    const int64_t rows = tokens_of(c->a), width = t->desc.embed_dim;
+    if (c->a->embedded) MHA_TRY(norm(c, &t->embed_norm, c->a->embedded, c->dx, 0, c->dx));
+    mha_tensor dx = stream(c, c->dx);
+    mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
+    mha_tensor positions = mha_tensor_contiguous(c->a->positions, MHA_I32, 1, &rows);
+    mha_tensor table =
+        mhai_transformer_rows(c->out.parameters + t->tokens, t->desc.vocab_size, width, width);
+    MHA_TRY(mha_embedding_backward(c->context, &ids, &dx, &table));
+    if (t->desc.positions != MHA_ENCODING_LEARNED) return MHA_OK;
+    table =
+        mhai_transformer_rows(c->out.parameters + t->positions, t->desc.max_length, width, width);
+    return mha_embedding_backward(c->context, &positions, &dx, &table);
+}
+
+/* ---- the call ------------------------------------------------------------------------------ */
+
+static mha_status check_batches(const char *name, const mha_tensor *x)
+{
+    MHA_TRY(mhai_tensor_check_last(name, x));
+    if (x->shape[0] > 1 && x->stride[0] != x->shape[1] * x->stride[1])
+        return mha_fail(MHA_ERR_STRIDE, "%s: sequences must follow each other without gaps", name);
+    return MHA_OK;
+}
+
+static mha_status check_gates(const call *c, const char *name, const mha_tensor *gates,
+                              const mha_tensor *given)
+{
+    if (!gates) return MHA_OK;
+    if (!given)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: a gradient of gates that the input does not have",
+                        name);
+    return mhai_nn_out_matrix(name, gates, c->t->desc.num_layers, c->t->desc.num_heads);
+}
+
+static mha_status check_call(call *c, const mha_transformer_input *input,
+                             const mha_tensor *output_gradient,
+                             const mha_transformer_gradients *gradients)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    const mha_activations *a = c->a;
+    MHA_TRY(mhai_transformer_check("mha_transformer_backward", c->t, input, &c->input));
+    if (a->transformer != c->t || a->B != c->input.tokens->shape[0] ||
+        a->T != c->input.tokens->shape[1] || (c->input.memory && a->S != c->input.memory->shape[1]))
+        return mha_fail(MHA_ERR_ARGUMENT, "activations: they hold another batch, call "
+                                          "mha_transformer_forward() first");
+    MHA_TRY(mhai_struct_copy("mha_transformer_gradients", &c->out, sizeof c->out, sizeof c->out,
+                             gradients));
+    if (c->out.reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_gradients: reserved is %u",
+                        (unsigned)c->out.reserved);
+    if (!c->out.parameters)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_gradients: parameters is NULL");
+    const int64_t shape[] = {a->B, a->T,
+                             d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
+    MHA_TRY(mhai_tensor_check("output_gradient", output_gradient, MHA_F32, 3, shape));
+    MHA_TRY(check_batches("output_gradient", output_gradient));
+    MHA_TRY(check_gates(c, "gates", c->out.gates, c->input.gates));
+    MHA_TRY(check_gates(c, "cross_gates", c->out.cross_gates, c->input.cross_gates));
+    if (!c->out.memory) return MHA_OK;
+    if (!c->input.memory)
+        return mha_fail(MHA_ERR_ARGUMENT, "memory: a gradient of a memory that is not there");
+    MHA_TRY(
+        mhai_tensor_check("memory gradient", c->out.memory, MHA_F32, 3, c->input.memory->shape));
+    MHA_TRY(mhai_tensor_check_output("memory gradient", c->out.memory));
+    return check_batches("memory gradient", c->out.memory);
+}
+
+static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory)
+{
+    void *taken;
+    MHA_TRY(mha_scratch_alloc(c->context, rows * cols, sizeof(float), &taken));
+    *memory = taken;
+    return MHA_OK;
+}
+
+static mha_status take_scratch(call *c)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    const int64_t rows = tokens_of(c->a), q = d->num_heads * d->head_dim;
+    const int64_t kv = 2 * d->kv_heads * d->head_dim;
+    c->dx = c->a->gradient;
+    MHA_TRY(take(c, rows, d->embed_dim, &c->din));
+    MHA_TRY(take(c, rows, mhai_max_i64(q + kv, mhai_transformer_up(c->t)), &c->wide));
+    MHA_TRY(take(c, rows, mhai_max_i64(q, d->ff_dim), &c->also));
+    MHA_TRY(take(c, c->a->B * c->a->S, kv, &c->memory));
+    return take(c, 1, d->num_heads, &c->gates);
+}
+
+static mha_status backward(call *c, const mha_tensor *output_gradient)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    if (tokens_of(c->a) == 0) return MHA_OK;
+    MHA_TRY(take_scratch(c));
+    MHA_TRY(begin(c, output_gradient));
+    for (int64_t i = d->num_layers - 1; i >= 0; i--) {
+        const mhai_place_layer *place = &c->t->layers[i];
+        const mhai_kept_layer *kept = &c->a->layers[i];
+        if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept));
+        if (d->flags & MHA_TRANSFORMER_CROSS)
+            MHA_TRY(attend(c, &place->cross, &kept->cross, i, true));
+        MHA_TRY(attend(c, &place->self, &kept->self, i, false));
+    }
+    return finish(c);
+}
+
+mha_status mha_transformer_backward(mha_context *context, const mha_transformer *transformer,
+                                    const mha_transformer_input *input,
+                                    mha_activations *activations, const mha_tensor *output_gradient,
+                                    const mha_transformer_gradients *gradients)
+{
+    if (!context || !transformer || !activations || !gradients)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_backward: %s is NULL",
+                        !context       ? "context"
+                        : !transformer ? "transformer"
+                        : !activations ? "activations"
+                                       : "gradients");
+    call c = {.context = context, .t = transformer, .a = activations};
+    MHA_TRY(check_call(&c, input, output_gradient, gradients));
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status = backward(&c, output_gradient);
+    mha_scratch_release(context, mark);
+    return status;
+}

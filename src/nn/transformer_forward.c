@@ -1,0 +1,409 @@
+/* A transformer forward: each step reads the stream, adds what it found, and keeps what its
+ * gradient will need. */
+#include "nn/transformer_parts.h"
+
+#include "base/checked.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+#include "nn/nn_check.h"
+
+#include <multihead/position.h>
+
+#include <string.h>
+
+/* One call. */
+typedef struct call {
+    mha_context *context;
+    const mha_transformer *t;
+    mha_transformer_input input;
+    mha_activations *a;
+    const mha_tensor *probabilities, *cross_probabilities;
+} call;
+
+static int64_t tokens_of(const mha_activations *a)
+{
+    return a->B * a->T;
+}
+
+/* ---- checks -------------------------------------------------------------------------------- */
+
+static mha_status check_lengths(const char *name, const int64_t *lengths, int64_t batch,
+                                int64_t most)
+{
+    for (int64_t b = 0; lengths && b < batch; b++)
+        if (lengths[b] < 0 || lengths[b] > most)
+            return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld] is %lld, expected 0..%lld", name,
+                            (long long)b, (long long)lengths[b], (long long)most);
+    return MHA_OK;
+}
+
+static mha_status check_memory(const mha_transformer *t, const mha_transformer_input *input)
+{
+    const mha_tensor *memory = input->memory;
+    if (!mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) {
+        if (memory || input->memory_lengths || input->cross_gates)
+            return mha_fail(MHA_ERR_ARGUMENT, "memory, memory_lengths, cross_gates: this "
+                                              "transformer has no cross-attention");
+        return MHA_OK;
+    }
+    const int64_t shape[] = {input->tokens->shape[0], -1, t->desc.memory_dim};
+    MHA_TRY(mhai_tensor_check("memory", memory, MHA_F32, 3, shape));
+    MHA_TRY(mhai_tensor_check_last("memory", memory));
+    if (shape[0] > 1 && memory->stride[0] != memory->shape[1] * memory->stride[1])
+        return mha_fail(MHA_ERR_STRIDE, "memory: sequences must follow each other without gaps");
+    return check_lengths("memory_lengths", input->memory_lengths, shape[0], memory->shape[1]);
+}
+
+mha_status mhai_transformer_check(const char *function, const mha_transformer *t,
+                                  const mha_transformer_input *given, mha_transformer_input *input)
+{
+    if (!given) return mha_fail(MHA_ERR_NULL, "%s: input is NULL", function);
+    MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input, sizeof *input, given));
+    const int64_t gates[] = {t->desc.num_layers, t->desc.num_heads};
+    if (input->reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: reserved is %u, expected 0",
+                        (unsigned)input->reserved);
+    MHA_TRY(mhai_tensor_check("tokens", input->tokens, MHA_I32, 2, NULL));
+    const int64_t batch = input->tokens->shape[0], length = input->tokens->shape[1];
+    if (length > t->desc.max_length)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "tokens: %lld in a sequence, this transformer takes up to %lld",
+                        (long long)length, (long long)t->desc.max_length);
+    MHA_TRY(check_lengths("lengths", input->lengths, batch, length));
+    if (input->gates) MHA_TRY(mhai_nn_matrix("gates", input->gates, gates[0], gates[1]));
+    if (input->cross_gates)
+        MHA_TRY(mhai_nn_matrix("cross_gates", input->cross_gates, gates[0], gates[1]));
+    return check_memory(t, input);
+}
+
+static mha_status check_room(const mha_transformer_input *input, const mha_activations *a)
+{
+    const int64_t batch = input->tokens->shape[0], length = input->tokens->shape[1];
+    const int64_t memory = input->memory ? input->memory->shape[1] : 0;
+    int64_t tokens, rows;
+    if (!mhai_mul_i64(batch, length, &tokens) || !mhai_mul_i64(batch, memory, &rows) ||
+        tokens > a->max_tokens || rows > a->max_memory)
+        return mha_fail(MHA_ERR_SIZE,
+                        "activations: %lld sequences of %lld tokens and %lld rows of memory, made "
+                        "for %lld tokens and %lld rows",
+                        (long long)batch, (long long)length, (long long)memory,
+                        (long long)a->max_tokens, (long long)a->max_memory);
+    return MHA_OK;
+}
+
+static mha_status check_probabilities(const call *c, const char *name, const mha_tensor *tensor,
+                                      int64_t keys)
+{
+    const int64_t shape[] = {c->t->desc.num_layers, c->a->B, c->t->desc.num_heads, c->a->T, keys};
+    if (!tensor) return MHA_OK;
+    MHA_TRY(mhai_tensor_check(name, tensor, MHA_F32, 5, shape));
+    return mhai_tensor_check_output(name, tensor);
+}
+
+/* Token numbers in a row, and the position of each. */
+static mha_status load_tokens(const call *c)
+{
+    const mha_tensor *tokens = c->input.tokens;
+    const int64_t batch = c->a->B, length = c->a->T;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < length; i++) {
+            int32_t id =
+                ((const int32_t *)tokens->data)[b * tokens->stride[0] + i * tokens->stride[1]];
+            if (id < 0 || id >= c->t->desc.vocab_size)
+                return mha_fail(MHA_ERR_ARGUMENT, "tokens[%lld,%lld] is %d, expected 0..%lld",
+                                (long long)b, (long long)i, (int)id,
+                                (long long)c->t->desc.vocab_size - 1);
+            c->a->ids[b * length + i] = id;
+            c->a->positions[b * length + i] = (int32_t)i;
+        }
+    return MHA_OK;
+}
+
+/* ---- pieces that forward and backward share ------------------------------------------------- */
+
+static mha_tensor heads_view(const float *data, int64_t batch, int64_t length, int64_t heads,
+                             int64_t head_dim, int64_t width)
+{
+    mha_tensor rows = mhai_transformer_rows(data, batch * length, heads * head_dim, width);
+    mha_tensor view = mha_tensor_bthd(rows.data, batch, length, heads, head_dim);
+    view.stride[0] = length * width;
+    view.stride[2] = width;
+    return view;
+}
+
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, bool cross, const float *qkv,
+                              const float *memory)
+{
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const int64_t q = d->num_heads * d->head_dim, kv = d->kv_heads * d->head_dim;
+    const int64_t width = cross ? q : q + 2 * kv, kv_width = cross ? 2 * kv : width;
+    const int64_t keys = cross ? a->S : a->T;
+    const float *k = cross ? memory : qkv + q;
+    return (mhai_qkv){heads_view(qkv, a->B, a->T, d->num_heads, d->head_dim, width),
+                      heads_view(k, a->B, keys, d->kv_heads, d->head_dim, kv_width),
+                      heads_view(k + kv, a->B, keys, d->kv_heads, d->head_dim, kv_width)};
+}
+
+mha_tensor mhai_transformer_heads(const mha_activations *a, const float *heads)
+{
+    const mha_transformer_desc *d = &a->transformer->desc;
+    return heads_view(heads, a->B, a->T, d->num_heads, d->head_dim, d->num_heads * d->head_dim);
+}
+
+mha_tensor mhai_transformer_lse(const mha_activations *a, const float *lse)
+{
+    mha_tensor rows = mhai_transformer_rows(lse, a->B * a->transformer->desc.num_heads, a->T, a->T);
+    return mha_tensor_contiguous(rows.data, MHA_F32, 3,
+                                 (const int64_t[]){a->B, a->transformer->desc.num_heads, a->T});
+}
+
+void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_input *input,
+                                int64_t layer, bool cross, mhai_call_attention *made)
+{
+    const mha_tensor *gates = cross ? input->cross_gates : input->gates;
+    *made = (mhai_call_attention){
+        .desc = {.struct_size = sizeof made->desc,
+                 .key_lengths = cross ? input->memory_lengths : input->lengths,
+                 .dropout = input->dropout,
+                 .dropout_seed = input->dropout_seed +
+                                 UINT64_C(0x9E3779B97F4A7C15) * (uint64_t)(2 * layer + cross)}};
+    if (!cross && mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
+        made->desc.flags = MHA_ATTENTION_CAUSAL;
+    if (!gates) return;
+    made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer), t->desc.num_heads);
+    made->desc.gates = &made->gates;
+}
+
+mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
+                                 const mhai_qkv *qkv, bool back)
+{
+    const mha_transformer_desc *d = &t->desc;
+    if (d->positions != MHA_ENCODING_ROTARY) return MHA_OK;
+    const int64_t half = d->head_dim / 2;
+    mha_tensor cosines = mhai_transformer_rows(t->encoding, d->max_length, half, half);
+    mha_tensor sines =
+        mhai_transformer_rows(t->encoding + d->max_length * half, d->max_length, half, half);
+    const mha_rope_desc rope = {.struct_size = sizeof rope,
+                                .flags = back ? MHA_ROPE_INVERSE : 0,
+                                .pairing = MHA_ROPE_HALVES,
+                                .cos_table = &cosines,
+                                .sin_table = &sines};
+    MHA_TRY(mha_rope_apply(context, &rope, &qkv->q, &qkv->q));
+    return mha_rope_apply(context, &rope, &qkv->k, &qkv->k);
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
+
+static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, float *y)
+{
+    const int64_t width = c->t->desc.embed_dim;
+    mha_tensor in = mhai_transformer_rows(x, tokens_of(c->a), width, width);
+    mha_tensor out = mhai_transformer_rows(y, tokens_of(c->a), width, width);
+    mha_tensor weight = mhai_transformer_vector(c->t->data + place->weight, width);
+    if (c->t->desc.norm == MHA_NORM_RMS)
+        return mha_rms_norm(c->context, &in, NULL, &weight, c->t->desc.norm_epsilon, &out);
+    mha_tensor bias = mhai_transformer_vector(c->t->data + place->bias, width);
+    return mha_layer_norm(c->context, &in, NULL, &weight, &bias, c->t->desc.norm_epsilon, &out);
+}
+
+static mha_status project(const call *c, const mhai_place_linear *place, const float *x,
+                          int64_t rows, float *y)
+{
+    mha_tensor in = mhai_transformer_rows(x, rows, place->inputs, place->inputs);
+    mha_tensor out = mhai_transformer_rows(y, rows, place->outputs, place->outputs);
+    return mha_linear_forward(c->context, place->packed, MHA_ACTIVATION_NONE, &in, &out);
+}
+
+/* What a step reads: the stream, or its norm. */
+static mha_status begin_step(const call *c, const mhai_place_norm *place,
+                             const mhai_kept_step *step)
+{
+    return mhai_transformer_pre_norm(c->t) ? norm(c, place, step->x, step->in) : MHA_OK;
+}
+
+/* next = x + y, with a norm around it if post-norm; y lies in next. */
+static mha_status end_step(const call *c, const mhai_place_norm *place, const mhai_kept_step *step,
+                           float *next)
+{
+    float *sum = step->z ? step->z : next;
+    const int64_t count = tokens_of(c->a) * c->t->desc.embed_dim;
+    for (int64_t i = 0; i < count; i++) sum[i] = step->x[i] + next[i];
+    return step->z ? norm(c, place, step->z, next) : MHA_OK;
+}
+
+static mha_status attend(const call *c, const mhai_place_attention *place,
+                         const mhai_kept_attention *kept, int64_t layer, bool cross, float *next)
+{
+    const mha_activations *a = c->a;
+    const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
+    mhai_call_attention attention;
+    mha_tensor part;
+    MHA_TRY(begin_step(c, &place->norm, &kept->step));
+    MHA_TRY(project(c, &place->in, kept->step.in, tokens_of(a), kept->qkv));
+    if (cross) {
+        const mha_tensor *m = c->input.memory;
+        mha_tensor in =
+            mhai_transformer_rows(m->data, a->B * a->S, place->memory.inputs, m->stride[1]);
+        mha_tensor out = mhai_transformer_rows(kept->memory, a->B * a->S, place->memory.outputs,
+                                               place->memory.outputs);
+        MHA_TRY(
+            mha_linear_forward(c->context, place->memory.packed, MHA_ACTIVATION_NONE, &in, &out));
+    }
+    mhai_qkv qkv = mhai_transformer_qkv(a, cross, kept->qkv, kept->memory);
+    if (!cross) MHA_TRY(mhai_transformer_turn(c->context, c->t, &qkv, false));
+    mhai_transformer_attention(c->t, &c->input, layer, cross, &attention);
+    mha_tensor heads = mhai_transformer_heads(a, kept->heads);
+    mha_tensor lse = mhai_transformer_lse(a, kept->lse);
+    mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
+    if (wanted) {
+        part = *wanted;
+        part.data = (float *)part.data + layer * part.stride[0];
+        part.ndim = 4;
+        memmove(part.shape, part.shape + 1, 4 * sizeof part.shape[0]);
+        memmove(part.stride, part.stride + 1, 4 * sizeof part.stride[0]);
+        outputs.probabilities = &part;
+    }
+    MHA_TRY(mha_attention_forward(c->context, &attention.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
+                                  &outputs));
+    MHA_TRY(project(c, &place->out, kept->heads, tokens_of(a), next));
+    return end_step(c, &place->norm, &kept->step, next);
+}
+
+static mha_status feed_forward(const call *c, const mhai_place_layer *place,
+                               const mhai_kept_layer *kept, float *next)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    const int64_t rows = tokens_of(c->a), wide = mhai_transformer_up(c->t);
+    MHA_TRY(begin_step(c, &place->ff_norm, &kept->ff));
+    MHA_TRY(project(c, &place->up, kept->ff.in, rows, kept->up));
+    mha_tensor first = mhai_transformer_rows(kept->up, rows, d->ff_dim, wide);
+    mha_tensor act = mhai_transformer_rows(kept->act, rows, d->ff_dim, d->ff_dim);
+    if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU) {
+        mha_tensor up = mhai_transformer_rows(kept->up + d->ff_dim, rows, d->ff_dim, wide);
+        MHA_TRY(mha_swiglu(c->context, &first, &up, &act));
+    } else {
+        MHA_TRY(mha_activation_forward(
+            c->context,
+            d->feed_forward == MHA_FEED_FORWARD_GELU ? MHA_ACTIVATION_GELU : MHA_ACTIVATION_RELU,
+            &first, &act));
+    }
+    MHA_TRY(project(c, &place->down, kept->act, rows, next));
+    return end_step(c, &place->ff_norm, &kept->ff, next);
+}
+
+/* The stream of a step lies where the step before it wrote: the order of steps is that of memory.
+ */
+static float *next_stream(const mha_activations *a, int64_t layer, int step)
+{
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const bool cross = d->flags & MHA_TRANSFORMER_CROSS, ff = d->ff_dim > 0;
+    if (step == 0 && cross) return a->layers[layer].cross.step.x;
+    if (step <= 1 && ff) return a->layers[layer].ff.x;
+    return layer + 1 < d->num_layers ? a->layers[layer + 1].self.step.x : a->x;
+}
+
+static mha_status embed(const call *c)
+{
+    const mha_transformer *t = c->t;
+    const mha_transformer_desc *d = &t->desc;
+    const int64_t rows = tokens_of(c->a), width = d->embed_dim;
+    float *first = c->a->embedded ? c->a->embedded : c->a->layers[0].self.step.x;
+    mha_tensor table = mhai_transformer_rows(t->data + t->tokens, d->vocab_size, width, width);
+    mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
+    mha_tensor positions = mha_tensor_contiguous(c->a->positions, MHA_I32, 1, &rows);
+    mha_tensor x = mhai_transformer_rows(first, rows, width, width);
+    MHA_TRY(mha_embedding(c->context, &table, &ids, 0, &x));
+    const float *added = d->positions == MHA_ENCODING_LEARNED      ? t->data + t->positions
+                         : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encoding
+                                                                   : NULL;
+    if (added) {
+        table = mhai_transformer_rows(added, d->max_length, width, width);
+        MHA_TRY(mha_embedding(c->context, &table, &positions, MHA_GRADIENT_ADD, &x));
+    }
+    return c->a->embedded ? norm(c, &t->embed_norm, first, c->a->layers[0].self.step.x) : MHA_OK;
+}
+
+static mha_status write_output(const call *c, const mha_tensor *output)
+{
+    const int64_t width = c->t->desc.embed_dim, length = c->a->T;
+    if (mhai_transformer_pre_norm(c->t)) MHA_TRY(norm(c, &c->t->norm, c->a->x, c->a->last));
+    for (int64_t b = 0; b < c->a->B; b++) {
+        mha_tensor in =
+            mhai_transformer_rows(c->a->last + b * length * width, length, width, width);
+        mha_tensor out = mhai_transformer_rows((float *)output->data + b * output->stride[0],
+                                               length, output->shape[2], output->stride[1]);
+        if (mhai_transformer_has(c->t, MHA_TRANSFORMER_NO_OUTPUT)) {
+            for (int64_t i = 0; i < length; i++)
+                memcpy(mhai_nn_row(&out, i), mhai_nn_row(&in, i), (size_t)width * sizeof(float));
+            continue;
+        }
+        if (output->stride[0] == length * output->stride[1] || c->a->B == 1) {
+            in.shape[0] = out.shape[0] = tokens_of(c->a);
+            return mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, &in,
+                                      &out);
+        }
+        MHA_TRY(
+            mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, &in, &out));
+    }
+    return MHA_OK;
+}
+
+static mha_status check_call(call *c, const mha_transformer_input *input, const mha_tensor *output)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    if (c->a->transformer != c->t)
+        return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
+    MHA_TRY(mhai_transformer_check("mha_transformer_forward", c->t, input, &c->input));
+    MHA_TRY(check_room(&c->input, c->a));
+    c->a->B = c->input.tokens->shape[0];
+    c->a->T = c->input.tokens->shape[1];
+    c->a->S = c->input.memory ? c->input.memory->shape[1] : 0;
+    const int64_t shape[] = {c->a->B, c->a->T,
+                             d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
+    MHA_TRY(mhai_tensor_check("output", output, MHA_F32, 3, shape));
+    MHA_TRY(mhai_tensor_check_last("output", output));
+    MHA_TRY(mhai_tensor_check_output("output", output));
+    MHA_TRY(check_probabilities(c, "probabilities", c->probabilities, c->a->T));
+    if (c->cross_probabilities && !(d->flags & MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT, "cross_probabilities: this transformer has no "
+                                          "cross-attention");
+    return check_probabilities(c, "cross_probabilities", c->cross_probabilities, c->a->S);
+}
+
+static mha_status forward(call *c, const mha_tensor *output)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    MHA_TRY(load_tokens(c));
+    if (tokens_of(c->a) == 0) return MHA_OK;
+    MHA_TRY(embed(c));
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mhai_place_layer *place = &c->t->layers[i];
+        const mhai_kept_layer *kept = &c->a->layers[i];
+        MHA_TRY(attend(c, &place->self, &kept->self, i, false, next_stream(c->a, i, 0)));
+        if (d->flags & MHA_TRANSFORMER_CROSS)
+            MHA_TRY(attend(c, &place->cross, &kept->cross, i, true, next_stream(c->a, i, 1)));
+        if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept, next_stream(c->a, i, 2)));
+    }
+    return write_output(c, output);
+}
+
+mha_status mha_transformer_forward(mha_context *context, const mha_transformer *transformer,
+                                   const mha_transformer_input *input, mha_activations *activations,
+                                   const mha_tensor *output, const mha_tensor *probabilities,
+                                   const mha_tensor *cross_probabilities)
+{
+    if (!context || !transformer || !activations)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_forward: %s is NULL",
+                        !context       ? "context"
+                        : !transformer ? "transformer"
+                                       : "activations");
+    call c = {.context = context,
+              .t = transformer,
+              .a = activations,
+              .probabilities = probabilities,
+              .cross_probabilities = cross_probabilities};
+    mha_status status = check_call(&c, input, output);
+    if (status == MHA_OK) status = forward(&c, output);
+    if (status != MHA_OK) activations->T = -1; /* they hold no batch */
+    return status;
+}

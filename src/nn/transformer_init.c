@@ -1,0 +1,98 @@
+/* Random parameters. Every number is drawn by seed and place, so that neither the order of the
+ * loops nor the number of threads matters. */
+#include "nn/transformer_parts.h"
+
+#include "base/elementary.h"
+#include "base/philox.h"
+#include "base/struct_copy.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A standard normal number for a place (Box and Muller 1958): u in (0, 1] and a turn. */
+static double normal(uint64_t seed, int64_t place)
+{
+    uint32_t word[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0x6D686131u, 0};
+    mhai_philox(word, (const uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)});
+    double u = ((double)word[0] + 1) / 4294967296.0;
+    double turn = (double)word[1] / 4294967296.0 + (double)word[2] / 18446744073709551616.0;
+    return sqrt(-2 * mhai_log(u)) * mhai_turn_cos(turn);
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), part = strlen(end);
+    return length >= part && strcmp(text + length - part, end) == 0;
+}
+
+/* Matrices that write to the residual stream are smaller by the root of their number. */
+static double deviation(const mha_transformer *t, const mha_transformer_init *init,
+                        const mha_parameter *p)
+{
+    const mha_transformer_desc *d = &t->desc;
+    if (p->kind == MHA_PARAMETER_EMBEDDING)
+        return p->offset == t->positions ? init->position_std : init->embedding_std;
+    double writers =
+        (double)d->num_layers * (1 + !!(d->flags & MHA_TRANSFORMER_CROSS) + (d->ff_dim > 0));
+    double std = 1 / sqrt((double)p->shape[1]);
+    bool writes = ends_with(p->name, "o_proj.weight") || ends_with(p->name, "down_proj.weight");
+    return writes ? std / sqrt(writers) : std;
+}
+
+/* grade to the power of the head that element [row, col] belongs to; 1 if it is of no head. */
+static double grade_of(const mha_transformer *t, const mha_transformer_init *init,
+                       const mha_parameter *p, int64_t row, int64_t col)
+{
+    const mha_transformer_desc *d = &t->desc;
+    int64_t head = 0;
+    if (ends_with(p->name, "v_proj.weight")) head = row / d->head_dim;
+    if (ends_with(p->name, "o_proj.weight")) head = col / d->head_dim;
+    double factor = 1;
+    for (; head > 0; head--) factor *= init->head_grade;
+    return factor;
+}
+
+static void draw(mha_transformer *t, const mha_transformer_init *init, const mha_parameter *p)
+{
+    const double std = deviation(t, init, p);
+    for (int64_t i = 0; i < p->count; i++) {
+        double x = std > 0 ? std * normal(init->seed, p->offset + i) : 0;
+        if (p->kind == MHA_PARAMETER_MATRIX)
+            x *= grade_of(t, init, p, i / p->shape[1], i % p->shape[1]);
+        t->data[p->offset + i] = (float)x;
+    }
+}
+
+mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
+                                      const mha_transformer_init *init)
+{
+    if (!context || !t || !init)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_initialise: %s is NULL",
+                        !context ? "context"
+                        : !t     ? "transformer"
+                                 : "init");
+    mha_transformer_init own;
+    MHA_TRY(mhai_struct_copy("mha_transformer_init", &own, sizeof own, sizeof own, init));
+    if (own.reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_init: reserved is %u, expected 0",
+                        (unsigned)own.reserved);
+    if (own.embedding_std == 0) own.embedding_std = 1 / sqrt((double)t->desc.embed_dim);
+    if (own.head_grade == 0) own.head_grade = 1;
+    if (!(own.embedding_std > 0 && own.embedding_std <= 1e6) ||
+        !(own.position_std >= 0 && own.position_std <= 1e6) ||
+        !(own.head_grade > 0 && own.head_grade <= 1))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "embedding_std is %g, position_std %g, expected 0..1e6; head_grade is %g, "
+                        "expected 0..1",
+                        own.embedding_std, own.position_std, own.head_grade);
+    for (int64_t i = 0; i < t->parameter_count; i++) {
+        const mha_parameter *p = &t->parameters[i];
+        if (p->kind == MHA_PARAMETER_MATRIX || p->kind == MHA_PARAMETER_EMBEDDING)
+            draw(t, &own, p);
+        else
+            for (int64_t k = 0; k < p->count; k++)
+                t->data[p->offset + k] =
+                    p->kind == MHA_PARAMETER_NORM && ends_with(p->name, "weight") ? 1.0f : 0.0f;
+    }
+    return mha_transformer_update(context, t);
+}

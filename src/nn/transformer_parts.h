@@ -1,0 +1,135 @@
+/* Inside a transformer: where its parameters lie, and what a forward call keeps of a batch. */
+#ifndef MHAI_TRANSFORMER_PARTS_H
+#define MHAI_TRANSFORMER_PARTS_H
+
+#include <multihead/component.h>
+#include <multihead/transformer.h>
+
+enum { MHAI_NOWHERE = -1 };
+
+/* Offsets into the flat array; MHAI_NOWHERE: there is none. */
+typedef struct mhai_place_norm {
+    int64_t weight, bias;
+} mhai_place_norm;
+
+typedef struct mhai_place_linear {
+    int64_t weight, bias;
+    int64_t inputs, outputs;
+    mha_linear *packed;
+} mhai_place_linear;
+
+/* Self-attention projects q, k and v at once: their weights lie one after the other. */
+typedef struct mhai_place_attention {
+    mhai_place_norm norm;
+    mhai_place_linear in;     /* q, k, v; in cross-attention q alone */
+    mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
+    mhai_place_linear out;
+} mhai_place_attention;
+
+typedef struct mhai_place_layer {
+    mhai_place_attention self, cross; /* cross.in.packed NULL: none */
+    mhai_place_norm ff_norm;
+    mhai_place_linear up, down; /* up: gate and up together in SwiGLU; packed NULL: none */
+} mhai_place_layer;
+
+struct mha_transformer {
+    mha_allocator allocator;
+    mha_transformer_desc desc; /* every default filled in */
+    mha_parameter *parameters;
+    int64_t parameter_count, parameter_room;
+    float *data;
+    int64_t size;
+    int64_t tokens, positions; /* offsets of the tables */
+    mhai_place_norm embed_norm, norm;
+    mhai_place_layer *layers;
+    mhai_place_linear output; /* weight is that of the tokens if tied */
+    float *encoding;          /* [max_length,E] sinusoidal; or [2][max_length,D/2] cosines, sines */
+    int64_t encoding_count;
+};
+
+static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
+{
+    return t->desc.flags & flag;
+}
+
+/* Norms in front of functions, not after them, and one at the end. */
+static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
+{
+    return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
+}
+
+/* ---- what a forward call keeps -----------------------------------------------------------------
+ */
+
+/* A function between residual connections. x is the stream before it; in what it reads, which is x
+ * itself without pre-norm; z the sum after it, before a post-norm. */
+typedef struct mhai_kept_step {
+    float *x, *in, *z; /* [tokens,E]; z NULL unless post-norm */
+} mhai_kept_step;
+
+typedef struct mhai_kept_attention {
+    mhai_kept_step step;
+    float *qkv;    /* [tokens, (H + 2 Hk) D]; in cross-attention [tokens, H D] */
+    float *memory; /* cross-attention: [memory rows, 2 Hk D] */
+    float *heads;  /* [tokens, H D] */
+    float *lse;    /* [B,H,T] */
+} mhai_kept_attention;
+
+typedef struct mhai_kept_layer {
+    mhai_kept_attention self, cross;
+    mhai_kept_step ff;
+    float *up, *act; /* [tokens, F or 2 F], [tokens, F] */
+} mhai_kept_layer;
+
+struct mha_activations {
+    mha_allocator allocator;
+    const mha_transformer *transformer;
+    int64_t max_tokens, max_memory;
+    int64_t B, T, S; /* the batch that is kept; T = -1: none */
+    float *memory;   /* all floats below */
+    size_t bytes;
+    int32_t *ids, *positions; /* [tokens] */
+    float *embedded;          /* before the norm on embeddings; else NULL */
+    mhai_kept_layer *layers;
+    float *x, *last; /* the stream after the last layer, and with its norm */
+    float *gradient; /* [tokens,E] working memory of the backward call */
+};
+
+/* [rows, cols] of contiguous memory, and of a part of wider rows. */
+mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, int64_t stride);
+mha_tensor mhai_transformer_vector(const float *data, int64_t count);
+
+/* q [B,H,T,D], k and v [B,Hk,S,D] of what an attention step keeps, or of gradients laid out alike.
+ */
+typedef struct mhai_qkv {
+    mha_tensor q, k, v;
+} mhai_qkv;
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, bool cross, const float *qkv,
+                              const float *memory);
+mha_tensor mhai_transformer_heads(const mha_activations *a, const float *heads);
+mha_tensor mhai_transformer_lse(const mha_activations *a, const float *lse);
+
+/* The attention of one layer of a call. Holds what desc points to. */
+typedef struct mhai_call_attention {
+    mha_attention_desc desc;
+    mha_tensor gates;
+} mhai_call_attention;
+void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_input *input,
+                                int64_t layer, bool cross, mhai_call_attention *made);
+
+/* Turn q and k, or back. */
+MHA_NODISCARD mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
+                                               const mhai_qkv *qkv, bool back);
+
+/* Check a call's input against transformer and activations. */
+MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_transformer *t,
+                                                const mha_transformer_input *given,
+                                                mha_transformer_input *input);
+
+/* Number of floats of the feed-forward layer's first product: F or 2 F. */
+static inline int64_t mhai_transformer_up(const mha_transformer *t)
+{
+    return t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU ? 2 * t->desc.ff_dim : t->desc.ff_dim;
+}
+
+#endif

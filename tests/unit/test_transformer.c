@@ -1,0 +1,571 @@
+/* A whole transformer: its table of parameters, that the gradient of every parameter is that of the
+ * loss (along random directions), that bits do not depend on threads, that it learns, and misuse.
+ * tests/python/test_transformer_torch.py compares numbers with PyTorch. */
+#include "support/failing_alloc.h"
+#include "support/machines.h"
+#include "support/rng.h"
+
+#include <multihead/optimizer.h>
+#include <multihead/transformer.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_TOKENS = 64, MOST_MEMORY = 64, MOST_VOCAB = 24, MOST_WIDTH = 24 };
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_null(strchr(detail, '\n'));
+    assert_non_null(strstr(detail, word));
+}
+
+/* A transformer by chance with a batch to run it on. */
+typedef struct example {
+    mha_transformer *t;
+    mha_activations *a;
+    mha_transformer_input input;
+    mha_transformer_desc desc;
+    int64_t B, T, S, lengths[4], memory_lengths[4];
+    int32_t ids[MOST_TOKENS], targets[MOST_TOKENS];
+    float memory_data[MOST_MEMORY * MOST_WIDTH], gate_data[64], cross_gate_data[64];
+    float output_data[MOST_TOKENS * MOST_VOCAB], gradient_data[MOST_TOKENS * MOST_VOCAB];
+    mha_tensor tokens, target, memory, gates, cross_gates, output, gradient;
+} example;
+
+static mha_transformer_desc some_desc(rng *r)
+{
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .vocab_size = rng_between(r, 5, MOST_VOCAB),
+                              .max_length = 16,
+                              .num_layers = rng_between(r, 1, 3),
+                              .num_heads = rng_chance(r, 0.5) ? 2 : 4,
+                              .ff_dim = rng_chance(r, 0.2) ? 0 : rng_between(r, 1, 20)};
+    d.embed_dim = d.num_heads * (rng_chance(r, 0.5) ? 2 : 6);
+    if (rng_chance(r, 0.3)) d.head_dim = 4;
+    if (rng_chance(r, 0.4)) d.kv_heads = d.num_heads / 2;
+    d.norm = (mha_norm)rng_between(r, 0, 2);
+    d.positions = (mha_encoding)rng_between(r, 0, 3);
+    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 2);
+    if (d.feed_forward == MHA_FEED_FORWARD_RELU)
+        d.feed_forward = MHA_FEED_FORWARD_GELU; /* smooth */
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
+    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_CROSS;
+    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
+    if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
+    if (d.flags & MHA_TRANSFORMER_CROSS && rng_chance(r, 0.5)) d.memory_dim = 6;
+    return d;
+}
+
+static void fill(rng *r, float *x, int64_t count, double factor)
+{
+    for (int64_t i = 0; i < count; i++) x[i] = (float)((double)rng_normal(r) * factor);
+}
+
+static void make_batch(example *e, rng *r)
+{
+    const mha_transformer_desc *d = &e->desc;
+    e->B = rng_between(r, 1, 4);
+    e->T = rng_between(r, 1, 12);
+    e->S = d->flags & MHA_TRANSFORMER_CROSS ? rng_between(r, 1, 9) : 0;
+    for (int64_t b = 0; b < e->B; b++) {
+        e->lengths[b] = rng_between(r, 1, e->T);
+        e->memory_lengths[b] = rng_between(r, 0, e->S);
+        for (int64_t i = 0; i < e->T; i++) {
+            e->ids[b * e->T + i] = (int32_t)rng_between(r, 0, d->vocab_size - 1);
+            e->targets[b * e->T + i] =
+                i < e->lengths[b] ? (int32_t)rng_between(r, 0, d->vocab_size - 1) : -1;
+        }
+    }
+    fill(r, e->memory_data, MOST_MEMORY * MOST_WIDTH, 1);
+    fill(r, e->gate_data, 64, 1);
+    fill(r, e->cross_gate_data, 64, 1);
+    const int64_t width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size;
+    const int64_t rows = e->B * e->T;
+    e->tokens = mha_tensor_contiguous(e->ids, MHA_I32, 2, (int64_t[]){e->B, e->T});
+    e->target = mha_tensor_contiguous(e->targets, MHA_I32, 1, &rows);
+    e->memory =
+        mha_tensor_contiguous(e->memory_data, MHA_F32, 3, (int64_t[]){e->B, e->S, d->memory_dim});
+    const int64_t gates[] = {d->num_layers, d->num_heads};
+    e->gates = mha_tensor_contiguous(e->gate_data, MHA_F32, 2, gates);
+    e->cross_gates = mha_tensor_contiguous(e->cross_gate_data, MHA_F32, 2, gates);
+    const int64_t shape[] = {e->B, e->T, width};
+    e->output = mha_tensor_contiguous(e->output_data, MHA_F32, 3, shape);
+    e->gradient = mha_tensor_contiguous(e->gradient_data, MHA_F32, 3, shape);
+}
+
+static example *example_make(mha_context *context, rng *r)
+{
+    example *e = calloc(1, sizeof *e);
+    assert_non_null(e);
+    e->desc = some_desc(r);
+    if (mha_transformer_create(context, &e->desc, &e->t) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    mha_transformer_describe(e->t, &e->desc);
+    const mha_transformer_init init = {
+        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
+    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
+    float *data = mha_transformer_data(e->t); /* no special values: norms other than 1, biases */
+    for (int64_t i = 0; i < mha_transformer_size(e->t); i++) data[i] += 0.1f * rng_normal(r);
+    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    make_batch(e, r);
+    e->input = (mha_transformer_input){.struct_size = sizeof e->input, .tokens = &e->tokens};
+    if (rng_chance(r, 0.7)) e->input.lengths = e->lengths;
+    if (rng_chance(r, 0.4)) e->input.gates = &e->gates;
+    if (rng_chance(r, 0.3)) e->input.dropout = 0.3f, e->input.dropout_seed = rng_next(r);
+    const bool cross = e->desc.flags & MHA_TRANSFORMER_CROSS;
+    if (cross) e->input.memory = &e->memory;
+    if (cross && rng_chance(r, 0.5)) e->input.memory_lengths = e->memory_lengths;
+    if (cross && rng_chance(r, 0.5)) e->input.cross_gates = &e->cross_gates;
+    assert_int_equal(
+        mha_activations_create(context, e->t, MOST_TOKENS, cross ? MOST_MEMORY : 0, &e->a), MHA_OK);
+    return e;
+}
+
+static void example_free(example *e)
+{
+    mha_activations_destroy(e->a);
+    mha_transformer_destroy(e->t);
+    free(e);
+}
+
+/* Cross-entropy; without an output the half of the squares of the rows that count. */
+static double loss_of(mha_context *context, example *e)
+{
+    const int64_t rows = e->B * e->T, width = e->output.shape[2];
+    double loss = 0;
+    if (mha_transformer_forward(context, e->t, &e->input, e->a, &e->output, NULL, NULL) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    if (e->desc.flags & MHA_TRANSFORMER_NO_OUTPUT) {
+        for (int64_t i = 0; i < rows * width; i++) {
+            float x = e->targets[i / width] < 0 ? 0 : e->output_data[i];
+            e->gradient_data[i] = x;
+            loss += 0.5 * (double)x * (double)x;
+        }
+        return loss;
+    }
+    mha_tensor logits = mha_tensor_contiguous(e->output_data, MHA_F32, 2, (int64_t[]){rows, width});
+    mha_tensor gradient =
+        mha_tensor_contiguous(e->gradient_data, MHA_F32, 2, (int64_t[]){rows, width});
+    assert_int_equal(mha_cross_entropy(context, &logits, &e->target, NULL, &loss, NULL, &gradient),
+                     MHA_OK);
+    return loss;
+}
+
+typedef struct gradients {
+    float *parameters, memory[MOST_MEMORY * MOST_WIDTH], gates[64], cross_gates[64];
+} gradients;
+
+static double backward(mha_context *context, example *e, gradients *g)
+{
+    memset(g, 0, sizeof *g);
+    g->parameters = calloc((size_t)mha_transformer_size(e->t), sizeof(float));
+    assert_non_null(g->parameters);
+    double loss = loss_of(context, e);
+    mha_tensor memory = e->memory, gates = e->gates, cross_gates = e->cross_gates;
+    memory.data = g->memory, gates.data = g->gates, cross_gates.data = g->cross_gates;
+    const mha_transformer_gradients out = {.struct_size = sizeof out,
+                                           .parameters = g->parameters,
+                                           .memory = e->input.memory ? &memory : NULL,
+                                           .gates = e->input.gates ? &gates : NULL,
+                                           .cross_gates =
+                                               e->input.cross_gates ? &cross_gates : NULL};
+    if (mha_transformer_backward(context, e->t, &e->input, e->a, &e->gradient, &out) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    return loss;
+}
+
+/* Central difference of the loss along a unit direction. */
+static double difference(mha_context *context, example *e, float *x, const float *start,
+                         const double *direction, int64_t count, double h, double *scale)
+{
+    double loss[2];
+    for (int sign = 0; sign < 2; sign++) {
+        for (int64_t i = 0; i < count; i++)
+            x[i] = (float)((double)start[i] + (sign ? h : -h) * direction[i]);
+        assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+        loss[sign] = loss_of(context, e);
+        *scale = fmax(*scale, fabs(loss[sign]));
+    }
+    return (loss[1] - loss[0]) / (2 * h);
+}
+
+/* The slope of the loss along a random direction of some numbers x. Differences at h and 2 h cancel
+ * the h^2 term of their error (Richardson), and their own difference is a measure of it; the loss
+ * is known to some 4e-7 of its size (f32). A wrong gradient changes the slope by a part of its own
+ * size. */
+static void check_slope(mha_context *context, example *e, rng *r, const char *name, float *x,
+                        const float *gradient, int64_t count, double *worst)
+{
+    double *direction = malloc((size_t)count * sizeof *direction);
+    float *start = malloc((size_t)count * sizeof *start);
+    assert_true(direction && start);
+    memcpy(start, x, (size_t)count * sizeof *start);
+    double norm = 0, slope = 0, scale = 0;
+    for (int64_t i = 0; i < count; i++) {
+        direction[i] = (double)rng_normal(r);
+        norm += direction[i] * direction[i];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        direction[i] /= sqrt(norm);
+        slope += (double)gradient[i] * direction[i];
+    }
+    const double h = 4e-3;
+    double near = difference(context, e, x, start, direction, count, h, &scale);
+    double far = difference(context, e, x, start, direction, count, 2 * h, &scale);
+    memcpy(x, start, (size_t)count * sizeof *start);
+    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    double numeric = (4 * near - far) / 3;
+    double bound = 4e-7 * (1 + scale) / h + 5e-4 * fabs(slope) + 0.5 * fabs(far - near);
+    *worst = fmax(*worst, fabs(numeric - slope) / bound);
+    if (fabs(numeric - slope) > bound)
+        fail_msg("%s: slope %.6g by differences, %.6g by gradients (bound %.2g)", name, numeric,
+                 slope, bound);
+    free(direction), free(start);
+}
+
+static void check_example(mha_context *context, example *e, rng *r, double *worst)
+{
+    gradients g;
+    backward(context, e, &g);
+    for (int64_t i = 0; i < mha_transformer_parameters(e->t); i++) {
+        mha_parameter p;
+        assert_int_equal(mha_transformer_parameter(e->t, i, &p), MHA_OK);
+        check_slope(context, e, r, p.name, mha_transformer_data(e->t) + p.offset,
+                    g.parameters + p.offset, p.count, worst);
+    }
+    const int64_t heads = e->desc.num_layers * e->desc.num_heads;
+    if (e->input.gates) check_slope(context, e, r, "gates", e->gate_data, g.gates, heads, worst);
+    if (e->input.cross_gates)
+        check_slope(context, e, r, "cross gates", e->cross_gate_data, g.cross_gates, heads, worst);
+    if (e->input.memory)
+        check_slope(context, e, r, "memory", e->memory_data, g.memory,
+                    e->B * e->S * e->desc.memory_dim, worst);
+    free(g.parameters);
+}
+
+static void slopes(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    double worst = 0;
+    for (int i = 0; i < rng_cases(24, 400); i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r);
+        check_example(context, e, &r, &worst);
+        example_free(e);
+    }
+    printf("  largest difference of slopes / bound %.3f\n", worst);
+    assert_true(worst > 0.01);
+    machines_free(&all);
+}
+
+/* The same bits with 1, 2 and 8 threads, and with padding: rows beyond a length change nothing. */
+static void bits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        gradients g[3];
+        double loss[3];
+        int64_t size = 0;
+        for (int j = 0; j < 3; j++) {
+            machines all = machines_make(j == 0 ? 1 : j == 1 ? 2 : 8);
+            rng r = rng_make(rng_run_seed(), 500 + (uint64_t)i);
+            example *e = example_make(all.each[0].context, &r);
+            e->input.lengths = e->lengths;
+            if (j == 2) /* other tokens in the padding */
+                for (int64_t k = 0; k < e->B * e->T; k++)
+                    if (e->targets[k] < 0) e->ids[k] = 0;
+            size = mha_transformer_size(e->t);
+            loss[j] = backward(all.each[0].context, e, &g[j]);
+            assert_true(loss[j] == loss[0]);
+            assert_memory_equal(g[j].gates, g[0].gates, sizeof g[0].gates);
+            assert_memory_equal(g[j].memory, g[0].memory, sizeof g[0].memory);
+            for (int64_t k = 0; k < size; k++)
+                assert_true(g[j].parameters[k] == g[0].parameters[k]);
+            example_free(e);
+            machines_free(&all);
+        }
+        for (int j = 0; j < 3; j++) free(g[j].parameters);
+    }
+}
+
+/* A tiny model learns to repeat its own token, from noise to less than a tenth of the loss. */
+static void learns(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    mha_context *context = all.each[all.count > 2 ? 2 : 0].context;
+    const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                       .flags = MHA_TRANSFORMER_CAUSAL,
+                                       .vocab_size = 10,
+                                       .max_length = 16,
+                                       .embed_dim = 16,
+                                       .num_layers = 2,
+                                       .num_heads = 2,
+                                       .ff_dim = 32,
+                                       .norm = MHA_NORM_RMS,
+                                       .positions = MHA_ENCODING_ROTARY,
+                                       .feed_forward = MHA_FEED_FORWARD_SWIGLU};
+    rng r = rng_make(7, 0);
+    example *e = calloc(1, sizeof *e);
+    assert_non_null(e);
+    assert_int_equal(mha_transformer_create(context, &desc, &e->t), MHA_OK);
+    mha_transformer_describe(e->t, &e->desc);
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = 3};
+    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
+    assert_int_equal(mha_activations_create(context, e->t, MOST_TOKENS, 0, &e->a), MHA_OK);
+    const int64_t size = mha_transformer_size(e->t);
+    float *m = calloc((size_t)size, sizeof *m), *v = calloc((size_t)size, sizeof *v);
+    double first = 0, last = 0;
+    for (int64_t step = 1; step <= 150; step++) {
+        make_batch(e, &r);
+        e->input = (mha_transformer_input){.struct_size = sizeof e->input, .tokens = &e->tokens};
+        memcpy(e->targets, e->ids, sizeof e->targets);
+        gradients g;
+        last = backward(context, e, &g);
+        if (first == 0) first = last;
+        const mha_adamw s = {.struct_size = sizeof s, .learning_rate = 1e-2, .step = step};
+        assert_int_equal(
+            mha_adamw_step(context, &s, size, mha_transformer_data(e->t), g.parameters, m, v),
+            MHA_OK);
+        assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+        free(g.parameters);
+    }
+    printf("  loss %.3f, after 150 steps %.3f\n", first, last);
+    assert_true(first > 1.5 && last < 0.1 * first);
+    free(m), free(v);
+    example_free(e);
+    machines_free(&all);
+}
+
+/* Names and places of a Llama-style decoder's parameters. */
+static void table(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                       .flags = MHA_TRANSFORMER_CAUSAL,
+                                       .vocab_size = 131,
+                                       .max_length = 48,
+                                       .embed_dim = 64,
+                                       .num_layers = 2,
+                                       .num_heads = 4,
+                                       .ff_dim = 128,
+                                       .norm = MHA_NORM_RMS,
+                                       .positions = MHA_ENCODING_ROTARY,
+                                       .feed_forward = MHA_FEED_FORWARD_SWIGLU};
+    static const char *const names[] = {
+        "embed_tokens.weight",
+        "layers.0.self_attn_norm.weight",
+        "layers.0.self_attn.q_proj.weight",
+        "layers.0.self_attn.k_proj.weight",
+        "layers.0.self_attn.v_proj.weight",
+        "layers.0.self_attn.o_proj.weight",
+        "layers.0.mlp_norm.weight",
+        "layers.0.mlp.gate_proj.weight",
+        "layers.0.mlp.up_proj.weight",
+        "layers.0.mlp.down_proj.weight",
+    };
+    mha_transformer *t;
+    assert_int_equal(mha_transformer_create(all.each[0].context, &desc, &t), MHA_OK);
+    mha_parameter p;
+    int64_t at = 0;
+    for (int64_t i = 0; i < mha_transformer_parameters(t); i++) {
+        assert_int_equal(mha_transformer_parameter(t, i, &p), MHA_OK);
+        if (i < 10) assert_string_equal(p.name, names[i]);
+        assert_int_equal(p.offset, at);
+        assert_int_equal(p.count, p.ndim == 2 ? p.shape[0] * p.shape[1] : p.shape[0]);
+        at += p.count;
+    }
+    assert_string_equal(p.name, "lm_head.weight");
+    assert_int_equal(at, mha_transformer_size(t));
+    /* 2 x 131 x 64 for the words, 2 layers of 4 x 64^2 + 3 x 64 x 128 and 2 norms, 1 norm. */
+    assert_int_equal(at, 2 * 131 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64);
+    expect_error(mha_transformer_parameter(t, 99, &p), MHA_ERR_ARGUMENT, "no parameter 99");
+    mha_transformer_destroy(t);
+    machines_free(&all);
+}
+
+/* The same seed gives the same numbers; their deviations are as documented. */
+static void beginnings(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                 .vocab_size = 200,
+                                 .max_length = 20,
+                                 .embed_dim = 64,
+                                 .num_layers = 2,
+                                 .num_heads = 4,
+                                 .ff_dim = 128,
+                                 .norm = MHA_NORM_LAYER};
+    mha_transformer *t[2];
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(mha_transformer_create(all.each[0].context, &desc, &t[i]), MHA_OK);
+        const mha_transformer_init init = {
+            .struct_size = sizeof init, .seed = 5, .head_grade = 0.3};
+        assert_int_equal(mha_transformer_initialise(all.each[0].context, t[i], &init), MHA_OK);
+    }
+    assert_memory_equal(mha_transformer_data(t[0]), mha_transformer_data(t[1]),
+                        (size_t)mha_transformer_size(t[0]) * sizeof(float));
+    for (int64_t i = 0; i < mha_transformer_parameters(t[0]); i++) {
+        mha_parameter p;
+        assert_int_equal(mha_transformer_parameter(t[0], i, &p), MHA_OK);
+        const float *x = mha_transformer_data(t[0]) + p.offset;
+        bool graded = strstr(p.name, "v_proj") || strstr(p.name, "o_proj");
+        if (p.kind != MHA_PARAMETER_MATRIX) continue;
+        double squares = 0, wanted = 1 / sqrt((double)p.shape[1]);
+        if (strstr(p.name, "o_proj") || strstr(p.name, "down_proj")) wanted /= 2; /* 4 writers */
+        int64_t count = 0;
+        for (int64_t k = 0; k < p.count; k++) {
+            bool first_head = strstr(p.name, "o_proj") ? k % p.shape[1] < 16 : k < 16 * p.shape[1];
+            if (graded && !first_head) continue;
+            squares += (double)x[k] * (double)x[k];
+            count++;
+        }
+        double deviation = sqrt(squares / (double)count); /* known to 1 / sqrt(2 count), 4 sigma */
+        assert_true(fabs(deviation / wanted - 1) < 4 / sqrt(2 * (double)count));
+        if (strstr(p.name, "v_proj")) { /* the second head is 0.3 of the first */
+            double second = 0;
+            for (int64_t k = 16 * p.shape[1]; k < 32 * p.shape[1]; k++)
+                second += (double)x[k] * (double)x[k];
+            assert_true(fabs(sqrt(second / 1024) / wanted / 0.3 - 1) < 4 / sqrt(2048.0));
+        }
+    }
+    mha_transformer_destroy(t[0]);
+    mha_transformer_destroy(t[1]);
+    machines_free(&all);
+}
+
+static void errors(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *x = all.each[0].context;
+    const mha_transformer_desc good = {.struct_size = sizeof good,
+                                       .vocab_size = 9,
+                                       .max_length = 8,
+                                       .embed_dim = 12,
+                                       .num_layers = 1,
+                                       .num_heads = 2,
+                                       .ff_dim = 5};
+    mha_transformer_desc d = good;
+    mha_transformer *t = NULL;
+    expect_error(mha_transformer_create(NULL, &d, &t), MHA_ERR_NULL, "context");
+    d.num_heads = 5;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_SHAPE, "12 is not a multiple");
+    d = good, d.num_layers = 0;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "num_layers is 0");
+    d = good, d.flags = 1 << 12;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_UNSUPPORTED, "0x1000");
+    d = good, d.flags = MHA_TRANSFORMER_POST_NORM;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "need a norm");
+    d = good, d.head_dim = 3, d.positions = MHA_ENCODING_ROTARY;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_SHAPE, "even");
+    d = good, d.memory_dim = 3;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "memory_dim");
+    d = good, d.vocab_size = INT32_MAX, d.embed_dim = INT32_MAX - 1, d.num_layers = INT32_MAX;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_SIZE, "do not fit");
+    assert_null(t);
+    assert_int_equal(mha_transformer_create(x, &good, &t), MHA_OK);
+    mha_activations *a = NULL;
+    expect_error(mha_activations_create(x, t, 0, 0, &a), MHA_ERR_ARGUMENT, "max_tokens is 0");
+    expect_error(mha_activations_create(x, t, 8, 8, &a), MHA_ERR_ARGUMENT, "no cross-attention");
+    assert_int_equal(mha_activations_create(x, t, 12, 0, &a), MHA_OK);
+    int32_t ids[16] = {0};
+    float out[16 * 9], gradient[1000] = {0};
+    mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){2, 4});
+    mha_tensor output = mha_tensor_contiguous(out, MHA_F32, 3, (int64_t[]){2, 4, 9});
+    mha_transformer_input in = {.struct_size = sizeof in, .tokens = &tokens};
+    const mha_transformer_gradients g = {.struct_size = sizeof g, .parameters = gradient};
+#define FORWARD mha_transformer_forward(x, t, &in, a, &output, NULL, NULL)
+    expect_error(mha_transformer_backward(x, t, &in, a, &output, &g), MHA_ERR_ARGUMENT,
+                 "forward() first");
+    assert_int_equal(FORWARD, MHA_OK);
+    assert_int_equal(mha_transformer_backward(x, t, &in, a, &output, &g), MHA_OK);
+    ids[5] = 9;
+    expect_error(FORWARD, MHA_ERR_ARGUMENT, "tokens[1,1] is 9, expected 0..8");
+    expect_error(mha_transformer_backward(x, t, &in, a, &output, &g), MHA_ERR_ARGUMENT, "another");
+    ids[5] = 0;
+    in.lengths = (const int64_t[]){4, 5};
+    expect_error(FORWARD, MHA_ERR_ARGUMENT, "lengths[1] is 5, expected 0..4");
+    in.lengths = NULL, in.dropout = 2;
+    expect_error(FORWARD, MHA_ERR_ARGUMENT, "dropout");
+    in.dropout = 0, in.gates = &output;
+    expect_error(FORWARD, MHA_ERR_SHAPE, "gates");
+    in.gates = NULL, in.memory = &output;
+    expect_error(FORWARD, MHA_ERR_ARGUMENT, "no cross-attention");
+    in.memory = NULL, output.shape[2] = 8;
+    expect_error(FORWARD, MHA_ERR_SHAPE, "output");
+    output.shape[2] = 9;
+    tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, 9});
+    expect_error(FORWARD, MHA_ERR_ARGUMENT, "9 in a sequence, this transformer takes up to 8");
+    tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){2, 8});
+    expect_error(FORWARD, MHA_ERR_SIZE, "made for 12 tokens");
+#undef FORWARD
+    mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+    machines_free(&all);
+}
+
+static void memory(void **state)
+{
+    (void)state;
+    int refused = 0;
+    for (int64_t n = 0;; n++) {
+        failing_alloc allocator = failing_alloc_make();
+        allocator.fail_at = n;
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = 1,
+                                       .allocator = failing_alloc_interface(&allocator)};
+        mha_context *context = NULL;
+        mha_transformer *t = NULL;
+        mha_activations *a = NULL;
+        const mha_transformer_desc d = {.struct_size = sizeof d,
+                                        .flags = MHA_TRANSFORMER_CROSS,
+                                        .vocab_size = 9,
+                                        .max_length = 8,
+                                        .embed_dim = 12,
+                                        .num_layers = 2,
+                                        .num_heads = 2,
+                                        .ff_dim = 5,
+                                        .positions = MHA_ENCODING_ROTARY};
+        mha_status status = mha_context_create(&desc, &context);
+        if (status == MHA_OK) status = mha_transformer_create(context, &d, &t);
+        if (status == MHA_OK) status = mha_activations_create(context, t, 8, 8, &a);
+        assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
+        refused += status != MHA_OK;
+        mha_activations_destroy(a);
+        mha_transformer_destroy(t);
+        mha_context_destroy(context);
+        assert_int_equal(allocator.live, 0);
+        assert_int_equal(allocator.mistakes, 0);
+        if (allocator.calls <= n) break;
+    }
+    printf("  %d refusals\n", refused);
+    assert_true(refused > 20);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(table),  cmocka_unit_test(beginnings), cmocka_unit_test(slopes),
+        cmocka_unit_test(bits),   cmocka_unit_test(learns),     cmocka_unit_test(errors),
+        cmocka_unit_test(memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
