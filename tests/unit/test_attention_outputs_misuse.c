@@ -1,0 +1,425 @@
+/* Outputs on request: every wrong request is refused with a status and a sentence, and nothing is
+ * written; allocations that fail; scratch as explain promised; batches and padding; old structs. */
+#include "support/extras.h"
+#include "support/failing_alloc.h"
+#include "support/machines.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { B = 2, H = 4, T = 5, S = 7, K = 3 };
+
+/* A plain problem, a request for everything, and tensors to spoil. */
+typedef struct call {
+    kinds_case c;
+    extras x;
+    mha_tensor spoiled;
+    int64_t list[4];
+} call;
+
+static void call_make(call *a, rng *r)
+{
+    const kinds_shape shape = {
+        .B = B, .H = H, .Hk = 2, .T = T, .S = S, .D = 8, .Dv = 8, .plain_layout = true};
+    const extras_request request = {.heads = {3, 0, 3},
+                                    .heads_count = 3,
+                                    .rows = {4, 1},
+                                    .rows_count = 2,
+                                    .offsets = {-1, 0},
+                                    .offsets_count = 2,
+                                    .top = K,
+                                    .stage = MHA_SCORES_BIASED};
+    kinds_make(&a->c, r, &shape);
+    extras_make(&a->x, r, &a->c, &request, EXTRAS_ALL, LAYOUT_CONTIGUOUS);
+}
+
+static void call_free(call *a)
+{
+    extras_free(&a->x);
+    kinds_free(&a->c);
+}
+
+/* ---- misuse ---------------------------------------------------------------------------------- */
+
+/* A copy of an output's view, put in its place. */
+#define SPOILED(field) (a->spoiled = *a->x.outputs.field, a->x.outputs.field = &a->spoiled)
+#define SPOIL(name, ...)      \
+    static void name(call *a) \
+    {                         \
+        __VA_ARGS__;          \
+    }
+SPOIL(unknown_flag, a->x.outputs.flags = 4)
+SPOIL(reserved, a->x.outputs.reserved = 1)
+SPOIL(stage, a->x.outputs.score_stage = (mha_score_stage)3)
+SPOIL(head_high, a->x.request.heads[1] = H)
+SPOIL(head_low, a->x.request.heads[2] = -1)
+SPOIL(heads_negative, a->x.outputs.heads_count = -1)
+SPOIL(heads_null, a->x.outputs.heads = NULL)
+SPOIL(row_high, a->x.request.rows[0] = T)
+SPOIL(row_low, a->x.request.rows[0] = INT64_MIN)
+SPOIL(rows_null, a->x.outputs.rows = NULL)
+SPOIL(rows_negative, a->x.outputs.rows_count = INT64_MIN)
+SPOIL(rows_more, a->x.outputs.rows_count = 1)
+SPOIL(offsets_null, a->x.outputs.offsets = NULL)
+SPOIL(offsets_alone, a->x.outputs.offset_mass = NULL)
+SPOIL(offsets_negative, a->x.outputs.offsets_count = -2)
+SPOIL(offsets_more, a->x.outputs.offsets_count = 3)
+SPOIL(keys_alone, a->x.outputs.top_weights = NULL)
+SPOIL(weights_alone, a->x.outputs.top_keys = NULL)
+SPOIL(top_none, SPOILED(top_keys), a->spoiled.shape[3] = 0)
+SPOIL(top_unequal, SPOILED(top_weights), a->spoiled.shape[3] = K - 1)
+SPOIL(keys_f32, SPOILED(largest_key), a->spoiled.dtype = MHA_F32)
+SPOIL(keys_i32, SPOILED(top_keys), a->spoiled.dtype = MHA_I32)
+SPOIL(entropy_f64, SPOILED(entropy), a->spoiled.dtype = MHA_F64)
+SPOIL(entropy_shape, SPOILED(entropy), a->spoiled.shape[1] = H + 1)
+SPOIL(entropy_ndim, SPOILED(entropy), a->spoiled.ndim = 2)
+SPOIL(weight_stride, SPOILED(largest_weight), a->spoiled.stride[2] = 0)
+SPOIL(first_null, SPOILED(first_token), a->spoiled.data = NULL)
+SPOIL(average_shape, SPOILED(average_probabilities), a->spoiled.shape[1] = 2)
+SPOIL(scores_shape, SPOILED(scores), a->spoiled.shape[3] = S - 1)
+SPOIL(p_shape, SPOILED(probabilities), a->spoiled.shape[1] = H)
+SPOIL(columns_shape, SPOILED(column_sums), a->spoiled.shape[2] = T)
+SPOIL(columns_stride, SPOILED(column_sums), a->spoiled.stride[2] = 2)
+SPOIL(on_o, SPOILED(entropy), a->spoiled.data = a->x.o.view.data)
+SPOIL(on_q, SPOILED(diagonal), a->spoiled.data = a->c.q.view.data)
+SPOIL(on_v, SPOILED(column_sums), a->spoiled.data = a->c.v.view.data)
+SPOIL(twice, SPOILED(first_token), a->spoiled.data = a->x.outputs.diagonal->data)
+SPOIL(top_twice, SPOILED(top_weights), a->spoiled.data = a->x.outputs.top_keys->data)
+SPOIL(scores_twice, SPOILED(scores), a->spoiled.data = a->x.outputs.probabilities->data)
+SPOIL(average_on_columns, SPOILED(average_probabilities),
+      a->spoiled.data = a->x.outputs.column_sums->data)
+SPOIL(on_heads, a->x.outputs.heads = a->x.outputs.largest_key->data,
+      memset(a->x.outputs.largest_key->data, 0, 32))
+SPOIL(on_rows, a->x.outputs.rows = a->x.outputs.top_keys->data,
+      memset(a->x.outputs.top_keys->data, 0, 32))
+SPOIL(on_offsets, a->x.outputs.offsets = a->x.outputs.top_keys->data)
+
+static const struct {
+    void (*spoil)(call *a);
+    mha_status status;
+    const char *word;
+} errors[] = {
+    {unknown_flag, MHA_ERR_UNSUPPORTED, "flags"},
+    {reserved, MHA_ERR_UNSUPPORTED, "reserved"},
+    {stage, MHA_ERR_ARGUMENT, "score_stage"},
+    {head_high, MHA_ERR_ARGUMENT, "heads[1]"},
+    {head_low, MHA_ERR_ARGUMENT, "heads[2]"},
+    {heads_negative, MHA_ERR_ARGUMENT, "heads"},
+    {heads_null, MHA_ERR_ARGUMENT, "heads"},
+    {row_high, MHA_ERR_ARGUMENT, "rows[0]"},
+    {row_low, MHA_ERR_ARGUMENT, "rows[0]"},
+    {rows_null, MHA_ERR_ARGUMENT, "rows"},
+    {rows_negative, MHA_ERR_ARGUMENT, "rows"},
+    {rows_more, MHA_ERR_SHAPE, "probabilities"},
+    {offsets_null, MHA_ERR_ARGUMENT, "offsets"},
+    {offsets_alone, MHA_ERR_ARGUMENT, "offset_mass"},
+    {offsets_negative, MHA_ERR_ARGUMENT, "offset"},
+    {offsets_more, MHA_ERR_SHAPE, "offset_mass"},
+    {keys_alone, MHA_ERR_ARGUMENT, "top_weights"},
+    {weights_alone, MHA_ERR_ARGUMENT, "top_keys"},
+    {top_none, MHA_ERR_SHAPE, "top_keys"},
+    {top_unequal, MHA_ERR_SHAPE, "top_weights"},
+    {keys_f32, MHA_ERR_DTYPE, "largest_key"},
+    {keys_i32, MHA_ERR_DTYPE, "top_keys"},
+    {entropy_f64, MHA_ERR_DTYPE, "entropy"},
+    {entropy_shape, MHA_ERR_SHAPE, "entropy"},
+    {entropy_ndim, MHA_ERR_SHAPE, "entropy"},
+    {weight_stride, MHA_ERR_STRIDE, "largest_weight"},
+    {first_null, MHA_ERR_NULL, "first_token"},
+    {average_shape, MHA_ERR_SHAPE, "average_probabilities"},
+    {scores_shape, MHA_ERR_SHAPE, "scores"},
+    {p_shape, MHA_ERR_SHAPE, "probabilities"},
+    {columns_shape, MHA_ERR_SHAPE, "column_sums"},
+    {columns_stride, MHA_ERR_STRIDE, "column_sums"},
+    {on_o, MHA_ERR_OVERLAP, "entropy"},
+    {on_q, MHA_ERR_OVERLAP, "diagonal"},
+    {on_v, MHA_ERR_OVERLAP, "column_sums"},
+    {twice, MHA_ERR_OVERLAP, "first_token"},
+    {top_twice, MHA_ERR_OVERLAP, "top_weights"},
+    {scores_twice, MHA_ERR_OVERLAP, "scores"},
+    {average_on_columns, MHA_ERR_OVERLAP, "average_probabilities"},
+    {on_heads, MHA_ERR_OVERLAP, "heads"},
+    {on_rows, MHA_ERR_OVERLAP, "rows"},
+    {on_offsets, MHA_ERR_OVERLAP, "offsets"},
+};
+
+static void snapshot(extras *x)
+{
+    guarded_snapshot(&x->o);
+    for (int i = 0; i < EXTRAS_COUNT; i++) guarded_snapshot(&x->each[i]);
+}
+
+static bool unchanged(const extras *x)
+{
+    bool all = guarded_unchanged(&x->o);
+    for (int i = 0; i < EXTRAS_COUNT; i++) all = all && guarded_unchanged(&x->each[i]);
+    return all;
+}
+
+static void every_error(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+        for (int m = 0; m < all.count; m++) {
+            rng r = rng_make(rng_run_seed(), i);
+            call a;
+            call_make(&a, &r);
+            errors[i].spoil(&a);
+            snapshot(&a.x);
+            mha_status status = extras_run(all.each[m].context, &a.c, all.each[m].path, &a.x);
+            const char *detail = mha_error_detail();
+            if (m == 0) printf("  %2d %s\n", (int)status, detail);
+            if (status != errors[i].status || !strstr(detail, errors[i].word))
+                fail_msg("case %zu: status %d, expected %d naming %s: %s", i, (int)status,
+                         (int)errors[i].status, errors[i].word, detail);
+            if (!unchanged(&a.x)) fail_msg("case %zu: something was written", i);
+            call_free(&a);
+        }
+    machines_free(&all);
+}
+
+/* ---- the struct as it was, and what is allowed ----------------------------------------------- */
+
+/* A struct of the first release ends with probabilities: what follows in memory is not read. */
+static void old_struct(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 1);
+    call a;
+    call_make(&a, &r);
+    mha_tensor p = a.x.each[EXTRA_P].view;
+    guarded whole = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, H, T, S}, 0);
+    p = whole.view;
+    memset(&a.x.outputs, 0x5a, sizeof a.x.outputs);
+    a.x.outputs.struct_size = 24;
+    a.x.outputs.flags = 0;
+    a.x.outputs.lse = NULL;
+    a.x.outputs.probabilities = &p;
+    assert_int_equal(extras_run(all.each[0].context, &a.c, MHA_PATH_AUTO, &a.x), MHA_OK);
+    guarded_free(&whole);
+    call_free(&a);
+    machines_free(&all);
+}
+
+/* Empty lists, empty axes, strict, an offset that only `diagonal` reads. */
+static void allowed(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    static const int64_t shapes[][3] = {{0, 4, 3}, {2, 0, 3}, {2, 4, 0}, {2, 4, 3}, {1, 1, 600}};
+    for (int m = 0; m < all.count; m++)
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            rng r = rng_make(rng_run_seed(), 2);
+            const kinds_shape shape = {.B = shapes[i][0],
+                                       .H = 4,
+                                       .Hk = 2,
+                                       .T = shapes[i][1],
+                                       .S = shapes[i][2],
+                                       .D = 8,
+                                       .Dv = 8,
+                                       .plain_layout = true};
+            const extras_request request = {.rows_count = -1, .top = 2}; /* no head, no offset */
+            kinds_case c;
+            extras x;
+            kinds_make(&c, &r, &shape);
+            c.desc.flags |= MHA_ATTENTION_STRICT;
+            c.desc.q_offset = 1;
+            extras_make(&x, &r, &c, &request, EXTRAS_ALL, 0);
+            mha_status status = extras_run(all.each[m].context, &c, all.each[m].path, &x);
+            if (status != MHA_OK) fail_msg("%s: %s", all.each[m].name, mha_error_detail());
+            extras_free(&x);
+            kinds_free(&c);
+        }
+    machines_free(&all);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* True if the call went through with allocation number n failing, and later ones if and_later. */
+static bool survives(call *a, const machine *m, int64_t n, bool and_later)
+{
+    failing_alloc memory = failing_alloc_make();
+    memory.fail_at = n;
+    memory.fail_after = and_later;
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = 3,
+                                   .isa = m->isa,
+                                   .allocator = failing_alloc_interface(&memory)};
+    mha_context *context = NULL;
+    mha_status status = mha_context_create(&desc, &context);
+    snapshot(&a->x);
+    if (status == MHA_OK) status = extras_run(context, &a->c, m->path, &a->x);
+    if (status != MHA_OK) {
+        assert_int_equal(status, MHA_ERR_NOMEM);
+        assert_true(unchanged(&a->x));
+    }
+    mha_context_destroy(context);
+    assert_int_equal(memory.live, 0);
+    assert_int_equal(memory.mistakes, 0);
+    return status == MHA_OK && memory.calls <= n;
+}
+
+static void every_allocation_fails(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int m = 0; m < all.count; m++)
+        for (int later = 0; later < 2; later++) {
+            rng r = rng_make(rng_run_seed(), 3);
+            call a;
+            call_make(&a, &r);
+            int64_t n = 0;
+            while (!survives(&a, &all.each[m], n, later)) n++;
+            assert_true(n > 2);
+            call_free(&a);
+        }
+    machines_free(&all);
+}
+
+/* Scratch that explain named is enough, for any selection of outputs. */
+static void plans_come_true(void **state)
+{
+    (void)state;
+    for (int i = 0; i < rng_cases(150, 1500); i++) {
+        rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
+        kinds_shape shape = kinds_some_shape(&r);
+        kinds_case c;
+        extras x;
+        kinds_make(&c, &r, &shape);
+        extras_request request = extras_some(&r, &c);
+        const unsigned top = 1 << EXTRA_TOP_KEYS | 1 << EXTRA_TOP_WEIGHTS;
+        unsigned which = (unsigned)rng_next(&r) & EXTRAS_ALL;
+        extras_make(&x, &r, &c, &request, which & top ? which | top : which, 0);
+        failing_alloc memory = failing_alloc_make();
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = (int32_t)rng_between(&r, 1, 4),
+                                       .allocator = failing_alloc_interface(&memory)};
+        mha_context *context;
+        mha_attention_plan plan;
+        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        assert_int_equal(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
+                                               &x.o.view, &x.outputs, &plan),
+                         MHA_OK);
+        assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+        int64_t calls = memory.calls;
+        assert_int_equal(extras_run(context, &c, MHA_PATH_AUTO, &x), MHA_OK);
+        if (memory.calls != calls)
+            fail_msg("%s: %zu bytes were promised to be enough", c.text, plan.scratch_bytes);
+        mha_context_destroy(context);
+        extras_free(&x);
+        kinds_free(&c);
+    }
+}
+
+/* Statistics of all rows need 8 bytes a row and head, and no T x S array. */
+static void linear_memory(void **state)
+{
+    (void)state;
+    const int64_t heads = 8, length = 1000000;
+    mha_context *context;
+    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
+    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads, length, 64});
+    const mha_tensor row = mha_tensor_contiguous(NULL, MHA_F32, 3, x.shape);
+    const mha_tensor key = mha_tensor_contiguous(NULL, MHA_I64, 3, x.shape);
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs,
+                                           .entropy = &row,
+                                           .largest_weight = &row,
+                                           .largest_key = &key,
+                                           .first_token = &row,
+                                           .diagonal = &row,
+                                           .column_sums = &row};
+    mha_attention_plan bare, full;
+    assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, NULL, &bare), MHA_OK);
+    assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, &outputs, &full),
+                     MHA_OK);
+    assert_int_equal(full.path, MHA_PATH_TILED);
+    assert_true(full.scratch_bytes <
+                bare.scratch_bytes + (size_t)(8 * heads * length) + 64 * 1024 * 2);
+    mha_context_destroy(context);
+}
+
+/* ---- batches and padding --------------------------------------------------------------------- */
+
+/* An output's entry b, and its first S columns where it has that axis last. */
+static mha_tensor part(const extras *x, int i, int64_t b, int64_t keys)
+{
+    mha_tensor view = guarded_slice(&x->each[i].view, 0, b, 1);
+    bool columns = i == EXTRA_P || i == EXTRA_AVERAGE || i == EXTRA_SCORES || i == EXTRA_COLUMNS;
+    if (columns) view = guarded_slice(&view, view.ndim - 1, 0, keys);
+    return view;
+}
+
+/* Sequence b of a padded batch alone, without the padding, gives the same bits. */
+static void alone(const machine *m, const kinds_case *c, const extras *together, rng *r, int64_t b)
+{
+    const int64_t keys = c->lengths[b];
+    kinds_case one = *c;
+    one.q.view = guarded_slice(&c->q.view, 0, b, 1);
+    one.k.view = guarded_slice(&c->k.view, 0, b, 1);
+    one.v.view = guarded_slice(&c->v.view, 0, b, 1);
+    one.k.view = guarded_slice(&one.k.view, 2, 0, keys);
+    one.v.view = guarded_slice(&one.v.view, 2, 0, keys);
+    one.desc.key_lengths = NULL;
+    one.result.B = 1, one.result.S = keys;
+    extras x;
+    extras_make(&x, r, &one, &together->request, EXTRAS_ALL, 0);
+    assert_int_equal(extras_run(m->context, &one, m->path, &x), MHA_OK);
+    for (int i = 0; i < EXTRAS_COUNT; i++) {
+        mha_tensor expected = part(together, i, b, keys);
+        if (!guarded_same_bits(&x.each[i].view, &expected, false))
+            fail_msg("%s: %s of sequence %lld changes with its batch", m->name, extras_name(i),
+                     (long long)b);
+    }
+    extras_free(&x);
+}
+
+static void batch_and_padding(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int n = 0; n < rng_cases(10, 100); n++) {
+        rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)n);
+        const kinds_shape shape = {.B = 3,
+                                   .H = 4,
+                                   .Hk = 2,
+                                   .T = rng_between(&r, 1, 70),
+                                   .S = rng_between(&r, 1, 1100),
+                                   .D = rng_between(&r, 1, 40),
+                                   .Dv = 8,
+                                   .kinds = KIND_CAUSAL | KIND_LENGTHS | KIND_SOFTCAP,
+                                   .plain_layout = true};
+        kinds_case c;
+        extras x;
+        kinds_make(&c, &r, &shape);
+        extras_request request = extras_some(&r, &c);
+        request.stage = MHA_SCORES_BIASED; /* others hold padded keys too */
+        for (int m = 0; m < all.count; m++) {
+            extras_make(&x, &r, &c, &request, EXTRAS_ALL, 0);
+            assert_int_equal(extras_run(all.each[m].context, &c, all.each[m].path, &x), MHA_OK);
+            for (int64_t b = 0; b < 3; b++) alone(&all.each[m], &c, &x, &r, b);
+            extras_free(&x);
+        }
+        kinds_free(&c);
+    }
+    machines_free(&all);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_error),       cmocka_unit_test(old_struct),
+        cmocka_unit_test(allowed),           cmocka_unit_test(every_allocation_fails),
+        cmocka_unit_test(plans_come_true),   cmocka_unit_test(linear_memory),
+        cmocka_unit_test(batch_and_padding),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
