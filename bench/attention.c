@@ -1,4 +1,6 @@
-/* Attention forward, f32, not causal: the best of 12 calls in GFLOP/s, counting 4 h n n d.
+/* Attention forward, not causal: the best of 12 calls in GFLOP/s, counting 4 h n n d, with f32
+ * tensors; and the time of f16 and bf16 tensors relative to that, calls of the three types taking
+ * turns.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/attention.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_attention && MHA_THREADS=1 build/bench_attention
@@ -12,6 +14,14 @@
 #include <stdlib.h>
 #include <time.h>
 
+enum { TYPES = 3 };
+static const mha_dtype types[TYPES] = {MHA_F32, MHA_F16, MHA_BF16};
+
+/* q, k, v, o */
+typedef struct problem {
+    mha_tensor x[4];
+} problem;
+
 static double now(void)
 {
     struct timespec t;
@@ -19,31 +29,52 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static mha_status measure(mha_context *context, int64_t h, int64_t n, int64_t d)
+/* The same numbers in each type, as far as it holds them. */
+static mha_status fill(problem p[TYPES], float *memory, int64_t h, int64_t n, int64_t d)
 {
-    int64_t count = h * n * d;
-    float *memory = malloc((size_t)count * 4 * sizeof *memory);
-    if (!memory) return mha_fail(MHA_ERR_NOMEM, "out of memory");
+    const int64_t count = h * n * d, shape[] = {1, h, n, d};
     uint32_t state = 1;
     for (int64_t i = 0; i < 4 * count; i++) {
         state = state * 1664525u + 1013904223u;
         memory[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
     }
-    mha_tensor x[4]; /* q, k, v, o */
-    for (int i = 0; i < 4; i++)
-        x[i] = mha_tensor_contiguous(memory + i * count, MHA_F32, 4, (int64_t[]){1, h, n, d});
-    double best = 1e9;
     mha_status status = MHA_OK;
-    for (int i = 0; i < 12 && status == MHA_OK; i++) {
+    for (int t = 0; t < TYPES; t++)
+        for (int i = 0; i < 4 && status == MHA_OK; i++) {
+            p[t].x[i] = mha_tensor_contiguous(memory + (4 * t + i) * count, types[t], 4, shape);
+            if (t > 0) status = mha_tensor_convert(&p[0].x[i], &p[t].x[i]);
+        }
+    return status;
+}
+
+static mha_status time_types(mha_context *context, const problem p[TYPES], double best[TYPES])
+{
+    mha_status status = MHA_OK;
+    for (int t = 0; t < TYPES; t++) best[t] = 1e9;
+    for (int i = 0; i < 12 * TYPES && status == MHA_OK; i++) {
+        const mha_tensor *x = p[i % TYPES].x;
         double start = now();
         status = mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], NULL);
         double seconds = now() - start;
-        if (seconds < best) best = seconds;
+        if (seconds < best[i % TYPES]) best[i % TYPES] = seconds;
     }
+    return status;
+}
+
+static mha_status measure(mha_context *context, int64_t h, int64_t n, int64_t d)
+{
+    problem p[TYPES];
+    double best[TYPES];
+    int64_t count = h * n * d;
+    float *memory = malloc((size_t)count * 4 * TYPES * sizeof *memory);
+    if (!memory) return mha_fail(MHA_ERR_NOMEM, "out of memory");
+    mha_status status = fill(p, memory, h, n, d);
+    if (status == MHA_OK) status = time_types(context, p, best);
     free(memory);
     if (status == MHA_OK)
-        printf("%2d heads of %3d, %4d tokens: %6.1f\n", (int)h, (int)d, (int)n,
-               4e-9 * (double)count * (double)n / best);
+        printf("%2d heads of %3d, %4d tokens: %6.1f   f16 %.3f, bf16 %.3f of its time\n", (int)h,
+               (int)d, (int)n, 4e-9 * (double)count * (double)n / best[0], best[1] / best[0],
+               best[2] / best[0]);
     return status;
 }
 
