@@ -40,6 +40,14 @@
  * stay within +-6e35, since up to 512 of them are summed before the division
  * (docs/numerics.md 3.9).
  *
+ * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is f32 (in
+ * double on the plain path, and then rounded to f32); elements are converted in registers, and no
+ * copy of a tensor is made. The results have the bits of widening every input to f32, which is
+ * exact, and of rounding o, the only output that need not be f32, from f32 to its own type: to the
+ * nearest, ties to even, subnormals kept. What is too large for o's type becomes an infinity (in
+ * f16 from 65520 on), and a negative result may round to -0. A NaN or an infinity of any type is
+ * treated as above.
+ *
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
  * and any amount of padding, and with or without optional outputs. docs/numerics.md says how, and
  * derives the bounds quoted here.
@@ -93,7 +101,7 @@ typedef struct mha_attention_desc {
     const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */
     const int64_t *key_lengths;  /* [B], 0 .. S; NULL: S for all */
     const mha_tensor *keep_mask; /* u8, up to 4 dims, broadcasts to [B,H,T,S]; NULL: keep all */
-    const mha_tensor *bias;      /* f32, likewise, added to the scaled scores; NULL: none */
+    const mha_tensor *bias;      /* f32, f16 or bf16, likewise, added to the scaled scores */
 
     /* Masks that need no T x S array; cost goes with the pairs they keep. */
     int64_t left_keys, right_keys;    /* keys seen before and after position i, which is seen too;
@@ -194,10 +202,10 @@ typedef struct mha_attention_outputs {
 /**
  * Attention forward: the formula above, one softmax per query row.
  *
- *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out    all f32
+ *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out
  *
- * H is a multiple of Hk; query head h reads key head h / (H/Hk). Any strides, last axis contiguous.
- * desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
+ * each f32, f16 or bf16. H is a multiple of Hk; query head h reads key head h / (H/Hk). Any strides,
+ * last axis contiguous. desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
  *
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
  *          Scratch comes from the context; its size is bounded for any T and S (tiled), or is
@@ -209,6 +217,8 @@ typedef struct mha_attention_outputs {
  * Accuracy |o - exact| <= (2 max_s|delta_s| + (S/51 + 600) u) max_s|v| with u = 2^-24 and delta_s
  *          the error of a score, (D + 3) u |scale| sum_d |q_d k_d| + u |score| + 1.3 u |bias|, for
  *          small delta_s and without the terms of other features (docs/numerics.md has all of it).
+ *          f16 and bf16 inputs add nothing to it: exact is the result for the numbers that they
+ *          hold. An o of such a type adds the bound of mha_tensor_convert().
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,

@@ -168,9 +168,9 @@ MHA_API MHA_NODISCARD mha_status mha_tensor_count(const mha_tensor *tensor, int6
  * Errors   MHA_ERR_NULL, _DTYPE, _SHAPE, _STRIDE (elements of out share memory), _OVERLAP, _SIZE.
  *          On error no byte of out is written.
  * Threads  any; runs in the calling one.
- * Accuracy half an ulp of out's type: 2^-11 of the value in f16 (2^-25 where subnormal, below
- *          2^-14), 2^-8 / 2 in bf16.
- * Since    0.2
+ * Accuracy half an ulp of out's type: of the value, 2^-11 in f16, 2^-8 in bf16, 2^-24 in f32; where
+ *          it is subnormal in that type, 2^-25 (f16, below 2^-14), 2^-134 (bf16), 2^-150 (f32).
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tensor_convert(const mha_tensor *in, const mha_tensor *out);
 

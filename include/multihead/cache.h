@@ -83,7 +83,9 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
 /**
  * Append positions to every sequence.
  *
- *   k [B,Hk,n,D] in    v [B,Hk,n,Dv] in    f32, any strides, last axis contiguous
+ *   k [B,Hk,n,D] in    v [B,Hk,n,Dv] in    any strides, last axis contiguous
+ *
+ * each f32, f16 or bf16; the cache holds them as f32, exactly.
  *
  * counts [B] says how many of the n positions sequence b takes, the first ones, 0 .. n; NULL: all
  * n.
@@ -100,7 +102,7 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
 /**
  * mha_attention_forward() of q against what the cache holds.
  *
- *   q [B,H,T,D] in    o [B,H,T,Dv] out    f32; outputs as there; S is the longest of the lengths
+ *   q [B,H,T,D] in    o [B,H,T,Dv] out    types and outputs as there; S is the longest length
  *
  * desc says what kind of attention, as there (NULL: every query sees all keys of its sequence,
  * which is what cross-attention wants; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the

@@ -84,7 +84,11 @@ typedef struct mha_linear_attention_outputs {
 /**
  * Linear attention forward: the formulas above.
  *
- *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out    all f32
+ *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out
+ *
+ * each f32, f16 or bf16, in any mixture: the results are those of widening the inputs to f32, which
+ * is exact, and of rounding o to its type at the end, to the nearest (mha_tensor_convert()). A
+ * feature map of the caller's sees f32.
  *
  * H is a multiple of Hk. Any strides, last axis contiguous. desc and outputs may be NULL. Lengths
  * of 0 are allowed everywhere: T = 0 only builds a state, S = 0 only reads one. One step of
@@ -100,7 +104,8 @@ typedef struct mha_linear_attention_outputs {
  *          same for any number of threads, any batch and any padding.
  * Accuracy |o - exact| <= 2 (n + F + 10) u max_s |v| to first order, n the number of visible keys,
  *          u = 2^-24, for features that are not negative; phi is within 2.5 u of elu + 1,
- * relatively. Since    0.1
+ *          relatively. An o of f16 or bf16 adds the bound of mha_tensor_convert().
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status
 mha_linear_attention_forward(mha_context *context, const mha_linear_attention_desc *desc,

@@ -20,7 +20,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY_DIR = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build")
 
 MAX_DIMS = 6
-DTYPES = {"float32": 0, "float64": 1, "float16": 2, "int8": 4, "uint8": 5, "int32": 6, "int64": 7}
+# NumPy has no bfloat16: its patterns come as uint16.
+DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint16": 3, "int8": 4, "uint8": 5,
+          "int32": 6, "int64": 7}
 ISAS = {"auto": 0, "portable": 1, "neon": 2, "avx2": 3, "avx512": 4}
 PATHS = {"auto": 0, "tiled": 1, "plain": 2}
 SCORE_STAGES = {"raw": 0, "capped": 1, "biased": 2}
@@ -248,14 +250,15 @@ def _output_shapes(q, k, heads, rows, offsets, top):
 
 
 def attention(q, k, v, outputs=(), context=None, heads=None, rows=None, offsets=None, top=1,
-              score_stage="raw", dropped=False, **keywords):
-    """Attention of float32 arrays [B,H,T,D]; other keywords as attention_desc(). Returns o, or
+              score_stage="raw", dropped=False, o_type=np.float32, **keywords):
+    """Attention of arrays [B,H,T,D]; other keywords as attention_desc(). Returns o of o_type, or
     (o, {name: array}) if outputs name fields of mha_attention_outputs. heads and rows choose what
     probabilities and scores hold, score_stage is raw, capped or biased, dropped gives probabilities
     after dropout, top is the K of top_keys and top_weights. Not for ragged batches."""
     context = context or default_context()
     desc = attention_desc(**keywords)
-    o = np.full((*q.shape[:3], v.shape[3]), np.nan, np.float32)
+    unset = 0x7FFF if o_type == np.uint16 else np.nan
+    o = np.full((*q.shape[:3], v.shape[3]), unset, o_type)
     shapes = _output_shapes(q, k, heads, rows, offsets, top)
     extra = {}
     wanted = AttentionOutputs(C.sizeof(AttentionOutputs), DROPPED_PROBABILITIES * bool(dropped))
