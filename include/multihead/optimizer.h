@@ -26,13 +26,15 @@ typedef struct mha_adamw {
     double weight_decay;   /* 0: none */
     double gradient_scale; /* the gradient is multiplied by it first; 0: 1 */
     int64_t step;          /* from 1 */
+    const float *rates;    /* [count], times the learning rate of each number; NULL: 1 */
 } mha_adamw;
 
 /**
  *   g = gradient * gradient_scale
  *   m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2
- *   p = p (1 - learning_rate weight_decay)
- *       - learning_rate / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + epsilon)
+ *   d = learning_rate / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + epsilon)
+ *       + learning_rate weight_decay p
+ *   p = p - rates d
  *
  *   gradient [count] in    parameter, m, v [count] in and out; m and v begin as 0
  *

@@ -43,6 +43,7 @@ typedef struct adamw_job {
     const float *gradient;
     float scale, beta1, rest1, beta2, rest2; /* rest = 1 - beta */
     float keep, rate, root, epsilon;         /* p = p keep - rate m / (sqrt(v) root + epsilon) */
+    const float *rates;                      /* NULL: 1 */
 } adamw_job;
 
 static void adamw_piece(void *argument, int64_t piece, int worker)
@@ -56,7 +57,8 @@ static void adamw_piece(void *argument, int64_t piece, int worker)
         float v = j.v[i] * j.beta2 + g * g * j.rest2;
         j.m[i] = m;
         j.v[i] = v;
-        j.parameter[i] = j.parameter[i] * j.keep - j.rate * m / (sqrtf(v) * j.root + j.epsilon);
+        float moved = j.parameter[i] * j.keep - j.rate * m / (sqrtf(v) * j.root + j.epsilon);
+        j.parameter[i] = j.rates ? j.parameter[i] + j.rates[i] * (moved - j.parameter[i]) : moved;
     }
 }
 
@@ -103,7 +105,8 @@ mha_status mha_adamw_step(mha_context *context, const mha_adamw *settings, int64
                      .keep = (float)(1 - s.learning_rate * s.weight_decay),
                      .rate = (float)(s.learning_rate / (1 - power(s.beta1, s.step))),
                      .root = (float)(1 / sqrt(1 - power(s.beta2, s.step))),
-                     .epsilon = (float)s.epsilon};
+                     .epsilon = (float)s.epsilon,
+                     .rates = s.rates};
     mha_parallel_for(context, mhai_ceil_div(count, PIECE), adamw_piece, &job);
     return MHA_OK;
 }

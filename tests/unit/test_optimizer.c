@@ -71,6 +71,8 @@ static void adamw(void **state)
         float *p = numbers(&r, 1, false), *g = numbers(&r, 0.1, false);
         float *m = numbers(&r, 0.1, false), *v = numbers(&r, 0.01, true);
         float *p0 = copy_of(p), *m0 = copy_of(m), *v0 = copy_of(v);
+        float *rates = numbers(&r, 1, true);
+        if (rng_chance(&r, 0.5)) s.rates = rates;
         assert_int_equal(mha_adamw_step(all.each[i % all.count].context, &s, COUNT, p, g, m, v),
                          MHA_OK);
         double scale = s.gradient_scale == 0 ? 1 : s.gradient_scale;
@@ -87,13 +89,20 @@ static void adamw(void **state)
             double bound = 11 * u * fabs(move) +
                            4 * u * size_m * s.learning_rate / first / divisor + 3 * u * fabs(kept) +
                            u * fabs(kept - move);
+            double exact = kept - move, rate = s.rates ? (double)rates[k] : 1;
+            if (s.rates) { /* the difference, its product and the sum are rounded */
+                exact = (double)p0[k] + rate * (exact - (double)p0[k]);
+                bound = rate * (bound + u * fabs(move)) +
+                        2 * u * rate * fabs(kept - (double)p0[k]) + 3 * u * rate * fabs(move) +
+                        u * fabs(exact) + 2 * u * rate * fabs(kept);
+            }
             if (!tally_compare(&t, (double)m[k], new_m, 4 * u * size_m) ||
                 !tally_compare(&t, (double)v[k], new_v, 7 * u * new_v) ||
-                !tally_compare(&t, (double)p[k], kept - move, bound))
+                !tally_compare(&t, (double)p[k], exact, bound))
                 fail_msg("case %d, parameter %d: p %g m %g v %g", i, k, (double)p[k], (double)m[k],
                          (double)v[k]);
         }
-        free(p), free(g), free(m), free(v), free(p0), free(m0), free(v0);
+        free(p), free(g), free(m), free(v), free(p0), free(m0), free(v0), free(rates);
     }
     tally_print(&t);
     assert_true(tally_is_sharp(&t));
