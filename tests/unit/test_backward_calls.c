@@ -1,0 +1,573 @@
+/* Around the numbers of mha_attention_backward(): what is not finite, padding and batches, errors,
+ * plans, memory that runs out. */
+#include "reference/kinds_reference.h"
+#include "support/failing_alloc.h"
+#include "support/kinds.h"
+#include "support/machines.h"
+
+#include <multihead/backward.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- a call in contiguous memory ------------------------------------------------------------- */
+
+enum { QUERIES = 0, KEYS = 1, VALUES = 2, SCALE = 3, GRADIENTS = 4 };
+
+typedef struct call {
+    mha_attention_desc desc;
+    mha_tensor q, k, v, o, lse, o_gradient, of[GRADIENTS];
+    mha_attention_gradients gradients;
+} call;
+
+static mha_tensor tensor(int ndim, const int64_t *shape)
+{
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++) count *= shape[i];
+    float *memory = calloc((size_t)count + 1, sizeof *memory);
+    assert_non_null(memory);
+    return mha_tensor_contiguous(memory, MHA_F32, ndim, shape);
+}
+
+static int64_t count_of(const mha_tensor *x)
+{
+    int64_t count;
+    assert_int_equal(mha_tensor_count(x, &count), MHA_OK);
+    return count;
+}
+
+static void randomize(rng *r, const mha_tensor *x)
+{
+    for (int64_t i = 0; i < count_of(x); i++) ((float *)x->data)[i] = rng_normal(r);
+}
+
+/* Everything but the three inputs, which the caller sets. */
+static void complete(call *c, rng *r)
+{
+    const int64_t o[4] = {c->q.shape[0], c->q.shape[1], c->q.shape[2], c->v.shape[3]};
+    c->o = tensor(4, o);
+    c->lse = tensor(3, o);
+    c->o_gradient = tensor(4, o);
+    if (r) randomize(r, &c->o_gradient);
+    c->of[QUERIES] = tensor(4, c->q.shape);
+    c->of[KEYS] = tensor(4, c->k.shape);
+    c->of[VALUES] = tensor(4, c->v.shape);
+    c->of[SCALE] = tensor(0, NULL);
+    c->gradients.struct_size = sizeof c->gradients;
+    c->gradients.q = &c->of[QUERIES];
+    c->gradients.k = &c->of[KEYS];
+    c->gradients.v = &c->of[VALUES];
+    c->desc.struct_size = sizeof c->desc;
+}
+
+static void free_results(call *c)
+{
+    free(c->o.data);
+    free(c->lse.data);
+    free(c->o_gradient.data);
+    for (int i = 0; i < GRADIENTS; i++) free(c->of[i].data);
+}
+
+static mha_status backward(mha_context *context, call *c)
+{
+    return mha_attention_backward(context, &c->desc, &c->q, &c->k, &c->v, &c->o, &c->lse,
+                                  &c->o_gradient, &c->gradients);
+}
+
+static void run(mha_context *context, mha_path path, call *c)
+{
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &c->lse};
+    c->desc.path = path;
+    if (mha_attention_forward(context, &c->desc, &c->q, &c->k, &c->v, &c->o, &outputs) != MHA_OK ||
+        backward(context, c) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+}
+
+static float *row(const mha_tensor *x, int64_t b, int64_t h, int64_t t)
+{
+    return (float *)x->data + b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
+}
+
+/* ---- what is not finite ---------------------------------------------------------------------- */
+
+static bool finite_row(const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i])) return false;
+    return true;
+}
+
+static void spoil(rng *r, const mha_tensor *x, double often)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    int64_t last = x->shape[x->ndim - 1], rows = last > 0 ? count_of(x) / last : 0;
+    for (int64_t i = 0; i < rows; i++)
+        if (rng_chance(r, often))
+            ((float *)x->data)[i * last + rng_between(r, 0, last - 1)] = RNG_PICK(r, bad);
+}
+
+static mha_tensor copy_of(const mha_tensor *x)
+{
+    mha_tensor made = tensor(x->ndim, x->shape);
+    memcpy(made.data, x->data, (size_t)count_of(x) * sizeof(float));
+    return made;
+}
+
+typedef struct poisoned {
+    kinds_case c;
+    ref_attention a;
+    call clean, bad;
+    const char *machine;
+} poisoned;
+
+static bool row_is_bad(const poisoned *x, int64_t b, int64_t h, int64_t t, bool *sees)
+{
+    kinds_sequence at = kinds_sequence_at(&x->a, b);
+    int64_t hk = h / (x->c.shape.H / x->c.shape.Hk);
+    bool bad = !finite_row(row(&x->bad.q, at.batch, h, at.q0 + t), x->c.shape.D) ||
+               !finite_row(row(&x->bad.o_gradient, at.batch, h, at.q0 + t), x->c.shape.Dv);
+    *sees = false;
+    for (int64_t s = 0; s < at.S; s++) {
+        if (!kinds_sees(&x->a, b, h, t, s)) continue;
+        *sees = true;
+        bad |= !finite_row(row(&x->bad.k, at.batch, hk, at.k0 + s), x->c.shape.D) ||
+               !finite_row(row(&x->bad.v, at.batch, hk, at.k0 + s), x->c.shape.Dv);
+    }
+    return bad;
+}
+
+/* All NaN where spoiled, the bits of the clean call elsewhere. */
+static void check_row(const poisoned *x, int which, int64_t b, int64_t h, int64_t t, bool spoiled)
+{
+    const float *got = row(&x->bad.of[which], b, h, t), *clean = row(&x->clean.of[which], b, h, t);
+    for (int64_t d = 0; d < x->bad.of[which].shape[3]; d++)
+        if (spoiled ? !isnan(got[d]) : memcmp(&got[d], &clean[d], sizeof *got) != 0)
+            fail_msg("%s: gradient %d [%lld,%lld,%lld,%lld] is %g, %s%g\n  %s seed %llu",
+                     x->machine, which, (long long)b, (long long)h, (long long)t, (long long)d,
+                     (double)got[d], spoiled ? "expected NaN, not " : "without poison ",
+                     (double)clean[d], x->c.text, (unsigned long long)rng_run_seed());
+}
+
+static void check_poison(const poisoned *x)
+{
+    const kinds_shape *n = &x->c.shape;
+    int64_t stored = x->bad.k.shape[2];
+    bool *key = calloc((size_t)(x->bad.k.shape[0] * n->Hk * stored) + 1, sizeof *key);
+    bool any = false;
+    for (int64_t b = 0; b < kinds_sequences(&x->a); b++) {
+        kinds_sequence at = kinds_sequence_at(&x->a, b);
+        for (int64_t h = 0; h < n->H; h++)
+            for (int64_t t = 0; t < at.T; t++) {
+                bool sees, bad = row_is_bad(x, b, h, t, &sees);
+                int64_t hk = h / (n->H / n->Hk);
+                check_row(x, QUERIES, at.batch, h, at.q0 + t, bad && sees);
+                any |= bad && sees;
+                for (int64_t s = 0; bad && s < at.S; s++)
+                    key[(at.batch * n->Hk + hk) * stored + at.k0 + s] |=
+                        kinds_sees(&x->a, b, h, t, s);
+            }
+    }
+    for (int64_t b = 0; b < x->bad.k.shape[0]; b++)
+        for (int64_t h = 0; h < n->Hk; h++)
+            for (int64_t s = 0; s < stored; s++)
+                for (int which = KEYS; which <= VALUES; which++)
+                    check_row(x, which, b, h, s, key[(b * n->Hk + h) * stored + s]);
+    float scale = *(float *)x->bad.of[SCALE].data, clean = *(float *)x->clean.of[SCALE].data;
+    assert_true(any ? isnan(scale) : memcmp(&scale, &clean, sizeof scale) == 0);
+    free(key);
+}
+
+static void run_poisoned(poisoned *x, rng *r, const machine *m)
+{
+    x->clean = (call){.desc = x->c.desc, .q = x->c.q.view, .k = x->c.k.view, .v = x->c.v.view};
+    complete(&x->clean, r);
+    x->bad = x->clean;
+    x->bad.q = copy_of(&x->clean.q);
+    x->bad.k = copy_of(&x->clean.k);
+    x->bad.v = copy_of(&x->clean.v);
+    complete(&x->bad, NULL);
+    memcpy(x->bad.o_gradient.data, x->clean.o_gradient.data,
+           (size_t)count_of(&x->clean.o) * sizeof(float));
+    spoil(r, &x->bad.q, 0.03);
+    spoil(r, &x->bad.k, 0.03);
+    spoil(r, &x->bad.v, 0.03);
+    spoil(r, &x->bad.o_gradient, 0.03);
+    x->clean.gradients.scale = &x->clean.of[SCALE];
+    x->bad.gradients.scale = &x->bad.of[SCALE];
+    x->machine = m->name;
+    run(m->context, m->path, &x->clean);
+    run(m->context, m->path, &x->bad);
+    check_poison(x);
+    free(x->bad.q.data);
+    free(x->bad.k.data);
+    free(x->bad.v.data);
+    free_results(&x->clean);
+    free_results(&x->bad);
+}
+
+static void poison_stays(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    int count = rng_cases(60, 3000);
+    for (int i = 0; i < count; i++)
+        for (int m = 0; m < all.count; m++) {
+            rng r = rng_make(rng_run_seed(), 3000000 + (uint64_t)i);
+            kinds_shape shape = kinds_some_shape(&r);
+            shape.plain_layout = true;
+            if (shape.D > 64) shape.D = 64;
+            if (shape.T > 60) shape.T = 60;
+            poisoned x = {0};
+            kinds_make(&x.c, &r, &shape);
+            x.a = (ref_attention){
+                .desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+            run_poisoned(&x, &r, &all.each[m]);
+            kinds_free(&x.c);
+        }
+    machines_free(&all);
+}
+
+/* ---- padding and batches --------------------------------------------------------------------- */
+
+static void put(const mha_tensor *from, const mha_tensor *to)
+{
+    for (int64_t h = 0; h < from->shape[1]; h++)
+        for (int64_t t = 0; t < from->shape[2]; t++)
+            memcpy(row(to, 0, h, t), row(from, 0, h, t), (size_t)from->shape[3] * sizeof(float));
+}
+
+static void same_rows(const machine *m, const mha_tensor *alone, const mha_tensor *padded)
+{
+    for (int64_t h = 0; h < alone->shape[1]; h++)
+        for (int64_t t = 0; t < alone->shape[2]; t++)
+            if (memcmp(row(alone, 0, h, t), row(padded, 0, h, t),
+                       (size_t)alone->shape[3] * sizeof(float)) != 0)
+                fail_msg("%s: row %lld of head %lld has other bits beside padding", m->name,
+                         (long long)t, (long long)h);
+}
+
+/* One sequence alone; and as the first of two, longer ones, the rest of it padding: keys by length,
+ * queries by a dO of 0. */
+static void check_padding(rng *r, const machine *m)
+{
+    const int64_t T = rng_between(r, 1, 260), S = rng_between(r, 1, 600), D = rng_between(r, 1, 40);
+    const int64_t more_T = T + rng_between(r, 0, 130), more_S = S + rng_between(r, 0, 300);
+    const int64_t q[4] = {1, 2, T, D}, k[4] = {1, 1, S, D};
+    const int64_t more_q[4] = {2, 2, more_T, D}, more_k[4] = {2, 1, more_S, D};
+    int64_t lengths[2] = {S, rng_between(r, 0, more_S)}, offsets[2] = {S - T, 0};
+    call alone = {.q = tensor(4, q), .k = tensor(4, k), .v = tensor(4, k)};
+    call padded = {.q = tensor(4, more_q), .k = tensor(4, more_k), .v = tensor(4, more_k)};
+    mha_tensor *from[] = {&alone.q, &alone.k, &alone.v}, *to[] = {&padded.q, &padded.k, &padded.v};
+    complete(&alone, r);
+    complete(&padded, r);
+    for (int i = 0; i < 3; i++) {
+        randomize(r, from[i]);
+        randomize(r, to[i]);
+        put(from[i], to[i]);
+    }
+    for (int64_t h = 0; h < 2; h++)
+        for (int64_t t = T; t < more_T; t++)
+            memset(row(&padded.o_gradient, 0, h, t), 0, (size_t)D * sizeof(float));
+    put(&alone.o_gradient, &padded.o_gradient);
+    alone.desc.flags = padded.desc.flags = MHA_ATTENTION_CAUSAL;
+    alone.desc.q_offsets = padded.desc.q_offsets = offsets;
+    padded.desc.key_lengths = lengths;
+    run(m->context, m->path, &alone);
+    run(m->context, m->path, &padded);
+    for (int i = QUERIES; i <= VALUES; i++) same_rows(m, &alone.of[i], &padded.of[i]);
+    for (int64_t s = S; s < more_S; s++)
+        for (int64_t d = 0; d < D; d++)
+            assert_true(row(&padded.of[KEYS], 0, 0, s)[d] == 0 &&
+                        row(&padded.of[VALUES], 0, 0, s)[d] == 0);
+    call *both[] = {&alone, &padded};
+    for (int i = 0; i < 2; i++) {
+        free(both[i]->q.data);
+        free(both[i]->k.data);
+        free(both[i]->v.data);
+        free_results(both[i]);
+    }
+}
+
+static void padding_and_batches(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    int count = rng_cases(8, 300);
+    for (int i = 0; i < count; i++)
+        for (int m = 0; m < all.count; m++) {
+            rng r = rng_make(rng_run_seed(), 4000000 + (uint64_t)i);
+            check_padding(&r, &all.each[m]);
+        }
+    machines_free(&all);
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
+
+typedef struct misuse {
+    call c;
+    mha_context *context;
+    mha_tensor bias, d_bias, gates, d_gates;
+    const mha_tensor *o_at, *lse_at, *g_at;
+    const mha_attention_gradients *gradients_at;
+} misuse;
+
+#define SPOIL(name, change)     \
+    static void name(misuse *x) \
+    {                           \
+        change;                 \
+    }
+SPOIL(null_context, x->context = NULL)
+SPOIL(null_o, x->o_at = NULL)
+SPOIL(null_lse, x->lse_at = NULL)
+SPOIL(null_o_gradient, x->g_at = NULL)
+SPOIL(null_gradients, x->gradients_at = NULL)
+SPOIL(size_0, x->c.gradients.struct_size = 0)
+SPOIL(unknown_flag, x->c.gradients.flags = 2)
+SPOIL(q_shape, x->c.of[QUERIES].shape[2] = T - 1)
+SPOIL(k_heads, x->c.of[KEYS].shape[1] = H)
+SPOIL(v_dtype, x->c.of[VALUES].dtype = MHA_F64)
+SPOIL(q_last, x->c.of[QUERIES].stride[3] = 2)
+SPOIL(v_repeats, x->c.of[VALUES].stride[1] = 0)
+SPOIL(k_data, x->c.of[KEYS].data = NULL)
+SPOIL(o_gradient_shape, x->c.o_gradient.shape[3] = D)
+SPOIL(o_gradient_dtype, x->c.o_gradient.dtype = MHA_I32)
+SPOIL(o_gradient_last, x->c.o_gradient.stride[3] = -1)
+SPOIL(lse_shape, x->c.lse.shape[2] = T + 1)
+SPOIL(no_bias, x->c.desc.bias = NULL)
+SPOIL(no_t5, x->c.gradients.t5_table = &x->d_gates)
+SPOIL(no_alibi, x->c.gradients.alibi_slopes = &x->d_gates)
+SPOIL(no_shaw_keys, x->c.gradients.shaw_keys = &x->d_gates)
+SPOIL(no_shaw_values, x->c.gradients.shaw_values = &x->d_gates)
+SPOIL(no_sinks, x->c.gradients.sink_logits = &x->d_gates)
+SPOIL(bias_shape, x->d_bias.shape[0] = T + 1)
+SPOIL(bias_ndim, x->d_bias.ndim = 1)
+SPOIL(gates_shape, x->d_gates.shape[0] = 1)
+SPOIL(scale_shape, (x->c.of[SCALE].ndim = 1, x->c.of[SCALE].shape[0] = 2))
+SPOIL(scale_ndim, x->c.of[SCALE].ndim = 99)
+SPOIL(k_is_v, x->c.of[KEYS].data = x->c.of[VALUES].data)
+SPOIL(q_in_q, x->c.of[QUERIES].data = x->c.q.data)
+SPOIL(q_in_o, x->c.of[QUERIES].data = x->c.o.data)
+SPOIL(q_in_o_gradient, x->c.of[QUERIES].data = x->c.o_gradient.data)
+SPOIL(gates_in_bias, x->d_gates.data = x->bias.data)
+SPOIL(bad_forward_argument, x->c.desc.path = (mha_path)9)
+
+static const struct {
+    void (*spoil)(misuse *);
+    mha_status status;
+    const char *word;
+    bool not_explain; /* explain does not mind */
+} errors[] = {{null_context, MHA_ERR_NULL, "context", false},
+              {null_o, MHA_ERR_NULL, "o", true},
+              {null_lse, MHA_ERR_NULL, "lse", true},
+              {null_o_gradient, MHA_ERR_NULL, "o_gradient", true},
+              {null_gradients, MHA_ERR_NULL, "gradients", false},
+              {size_0, MHA_ERR_ARGUMENT, "mha_attention_gradients", false},
+              {unknown_flag, MHA_ERR_UNSUPPORTED, "flags", false},
+              {q_shape, MHA_ERR_SHAPE, "gradients.q", false},
+              {k_heads, MHA_ERR_SHAPE, "gradients.k", false},
+              {v_dtype, MHA_ERR_DTYPE, "gradients.v", false},
+              {q_last, MHA_ERR_STRIDE, "gradients.q", false},
+              {v_repeats, MHA_ERR_STRIDE, "gradients.v", false},
+              {k_data, MHA_ERR_NULL, "gradients.k", true},
+              {o_gradient_shape, MHA_ERR_SHAPE, "o_gradient", false},
+              {o_gradient_dtype, MHA_ERR_DTYPE, "o_gradient", false},
+              {o_gradient_last, MHA_ERR_STRIDE, "o_gradient", false},
+              {lse_shape, MHA_ERR_SHAPE, "lse", false},
+              {no_bias, MHA_ERR_ARGUMENT, "bias", false},
+              {no_t5, MHA_ERR_ARGUMENT, "t5_table", false},
+              {no_alibi, MHA_ERR_ARGUMENT, "alibi_slopes", false},
+              {no_shaw_keys, MHA_ERR_ARGUMENT, "shaw_keys", false},
+              {no_shaw_values, MHA_ERR_ARGUMENT, "shaw_values", false},
+              {no_sinks, MHA_ERR_ARGUMENT, "sink_logits", false},
+              {bias_shape, MHA_ERR_SHAPE, "gradients.bias", false},
+              {bias_ndim, MHA_ERR_SHAPE, "gradients.bias", false},
+              {gates_shape, MHA_ERR_SHAPE, "gradients.gates", false},
+              {scale_shape, MHA_ERR_SHAPE, "gradients.scale", false},
+              {scale_ndim, MHA_ERR_SHAPE, "gradients.scale", false},
+              {k_is_v, MHA_ERR_OVERLAP, "gradients.v", true},
+              {q_in_q, MHA_ERR_OVERLAP, "gradients.q", true},
+              {q_in_o, MHA_ERR_OVERLAP, "gradients.q", true},
+              {q_in_o_gradient, MHA_ERR_OVERLAP, "o_gradient", true},
+              {gates_in_bias, MHA_ERR_OVERLAP, "gradients.gates", true},
+              {bad_forward_argument, MHA_ERR_ARGUMENT, "path", false}};
+
+static void make_misuse(misuse *x, mha_context *context)
+{
+    rng r = rng_make(1, 1);
+    memset(x, 0, sizeof *x);
+    x->context = context;
+    x->c.q = tensor(4, (const int64_t[]){B, H, T, D});
+    x->c.k = tensor(4, (const int64_t[]){B, HK, S, D});
+    x->c.v = tensor(4, (const int64_t[]){B, HK, S, DV});
+    complete(&x->c, &r);
+    x->bias = tensor(2, (const int64_t[]){T, S});
+    x->d_bias = tensor(2, (const int64_t[]){T, S});
+    x->gates = tensor(2, (const int64_t[]){B, H});
+    x->d_gates = tensor(2, (const int64_t[]){B, H});
+    x->c.desc.bias = &x->bias;
+    x->c.desc.gates = &x->gates;
+    x->c.gradients.bias = &x->d_bias;
+    x->c.gradients.gates = &x->d_gates;
+    x->c.gradients.scale = &x->c.of[SCALE];
+    x->o_at = &x->c.o;
+    x->lse_at = &x->c.lse;
+    x->g_at = &x->c.o_gradient;
+    x->gradients_at = &x->c.gradients;
+}
+
+static void free_misuse(const misuse *x)
+{
+    call c = x->c;
+    free(c.q.data);
+    free(c.k.data);
+    free(c.v.data);
+    free(x->bias.data);
+    free(x->d_bias.data);
+    free(x->gates.data);
+    free(x->d_gates.data);
+    free_results(&c);
+}
+
+static void each_error(void **state)
+{
+    (void)state;
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        misuse x, kept;
+        mha_attention_plan plan;
+        make_misuse(&x, context);
+        kept = x;
+        errors[i].spoil(&x);
+        mha_status status = mha_attention_backward(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v,
+                                                   x.o_at, x.lse_at, x.g_at, x.gradients_at);
+        if (status != errors[i].status || !strstr(mha_error_detail(), errors[i].word))
+            fail_msg("error %zu: status %d, \"%s\"", i, (int)status, mha_error_detail());
+        mha_status said =
+            mha_attention_backward_explain(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
+                                           x.lse_at, x.g_at, x.gradients_at, &plan);
+        if (said != (errors[i].not_explain ? MHA_OK : errors[i].status))
+            fail_msg("explain of error %zu: status %d, \"%s\"", i, (int)said, mha_error_detail());
+        free_misuse(&kept);
+    }
+    mha_context_destroy(context);
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static mha_attention_plan plan_of(const mha_context *context, int64_t n, int64_t head_dim,
+                                  mha_path path, uint32_t flags, mha_status *status)
+{
+    const int64_t shape[4] = {1, 8, n, head_dim};
+    const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, shape);
+    const mha_tensor t5 = mha_tensor_contiguous(NULL, MHA_F32, 2, (int64_t[]){32, 8});
+    const mha_attention_desc desc = {
+        .struct_size = sizeof desc, .path = path, .flags = flags, .t5_table = &t5, .dropout = 0.1f};
+    const mha_attention_gradients wanted = {
+        .struct_size = sizeof wanted, .q = &x, .k = &x, .v = &x, .t5_table = &t5};
+    mha_attention_plan plan = {.path = MHA_PATH_AUTO};
+    *status = mha_attention_backward_explain(context, &desc, &x, &x, &x, NULL, NULL, NULL, &wanted,
+                                             &plan);
+    return plan;
+}
+
+static void plans(void **state)
+{
+    (void)state;
+    mha_context *context;
+    mha_status status;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_attention_plan small = plan_of(context, 1024, 64, MHA_PATH_AUTO, 0, &status);
+    assert_int_equal(status, MHA_OK);
+    assert_int_equal(small.path, MHA_PATH_TILED);
+    assert_true(small.isa == mha_context_isa(context) && small.visible_pairs == 8 * 1024 * 1024);
+    /* dq apart from dk, dv since a table's gradient is wanted: 14 D a pair */
+    assert_true(small.flops == 14.0 * 64 * 8 * 1024 * 1024);
+    /* Linear in the length: a number for each query, and what does not depend on it. */
+    mha_attention_plan large = plan_of(context, 32768, 64, MHA_PATH_AUTO, 0, &status);
+    assert_true(large.scratch_bytes - small.scratch_bytes == 8 * (32768 - 1024) * sizeof(double));
+    mha_attention_plan wide = plan_of(context, 64, 300, MHA_PATH_AUTO, 0, &status);
+    assert_int_equal(wide.path, MHA_PATH_PLAIN);
+    assert_non_null(strstr(wide.reason, "256"));
+    plan_of(context, 64, 300, MHA_PATH_AUTO, MHA_ATTENTION_STRICT, &status);
+    assert_int_equal(status, MHA_ERR_UNSUPPORTED);
+    plan_of(context, 64, 300, MHA_PATH_PLAIN, MHA_ATTENTION_STRICT, &status);
+    assert_int_equal(status, MHA_OK);
+    mha_context_destroy(context);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* A descriptor with everything, so that every allocation is met. */
+static void memory_runs_out(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 5000000);
+    kinds_shape shape = {.B = 2, .H = 4, .Hk = 2, .T = 9, .S = 20, .D = 8, .Dv = 5};
+    shape.kinds = KIND_T5 | KIND_SHAW_KEYS | KIND_SHAW_VALUES | KIND_DROPOUT | KIND_SOFTCAP;
+    shape.plain_layout = true;
+    for (int path = MHA_PATH_TILED; path <= MHA_PATH_PLAIN; path++) {
+        kinds_case c;
+        kinds_make(&c, &r, &shape);
+        call x = {.desc = c.desc, .q = c.q.view, .k = c.k.view, .v = c.v.view};
+        complete(&x, &r);
+        mha_tensor t5 = tensor(2, c.desc.t5_table->shape);
+        mha_tensor keys = tensor(2, c.desc.shaw_keys->shape);
+        x.gradients.t5_table = &t5;
+        x.gradients.shaw_keys = &keys;
+        x.desc.path = (mha_path)path;
+        failing_alloc alloc = failing_alloc_make();
+        for (int64_t at = 0; at < 1000; at++) {
+            mha_context *context;
+            alloc = failing_alloc_make();
+            const mha_context_desc desc = {.struct_size = sizeof desc,
+                                           .num_threads = 1,
+                                           .allocator = failing_alloc_interface(&alloc)};
+            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            memset(x.of[QUERIES].data, 0x55, (size_t)count_of(&x.of[QUERIES]) * sizeof(float));
+            alloc.fail_at = alloc.calls + at;
+            alloc.fail_after = true;
+            mha_status status = backward(context, &x);
+            uint32_t first;
+            memcpy(&first, x.of[QUERIES].data, sizeof first);
+            if (status == MHA_OK) {
+                alloc.fail_at = -1; /* lets the scratch merge its blocks */
+                alloc.fail_after = false;
+                assert_int_equal(backward(context, &x), MHA_OK);
+                alloc.fail_at = alloc.calls; /* from then on nothing is allocated */
+                assert_int_equal(backward(context, &x), MHA_OK);
+            } else {
+                assert_int_equal(status, MHA_ERR_NOMEM);
+                assert_true(first == 0x55555555);
+            }
+            mha_context_destroy(context);
+            assert_true(alloc.live == 0 && alloc.mistakes == 0);
+            if (status == MHA_OK) break;
+            assert_true(at < 999);
+        }
+        free(t5.data);
+        free(keys.data);
+        free_results(&x);
+        kinds_free(&c);
+    }
+}
+
+int main(void)
+{
+    rng_run_seed();
+    machines_print_missing();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(poison_stays),    cmocka_unit_test(padding_and_batches),
+        cmocka_unit_test(each_error),      cmocka_unit_test(plans),
+        cmocka_unit_test(memory_runs_out),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
