@@ -48,7 +48,7 @@ typedef struct back_job {
     const mhai_kernels *kernels;
     unsigned char *memory;
     size_t worker_bytes;
-    mhai_dropout dropout;
+    mhai_attn_walk walk;    /* p, kernels and dropout */
     int64_t chunks, blocks; /* of the longest sequence */
     int64_t held;           /* rows of dq in a workspace */
     bool both;
@@ -161,27 +161,6 @@ static workspace workspace_of(const back_job *job, int worker)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static mhai_attn_range hull(mhai_attn_range a, mhai_attn_range b)
-{
-    if (a.begin >= a.end) return b;
-    if (b.begin >= b.end) return a;
-    return (mhai_attn_range){mhai_min_i64(a.begin, b.begin), mhai_max_i64(a.end, b.end)};
-}
-
-/* Where row r stands and what it sees. */
-static void place_row(const mhai_attn_problem *p, chunk *c, mhai_attn_workspace *w, int64_t r)
-{
-    int64_t t = c->t + r;
-    bool global = mhai_attn_flag(&p->global_queries, c->c.seq.batch, c->c.seq.q0 + t);
-    w->head[r] = c->h;
-    w->query[r] = t;
-    w->limit[r] = mhai_attn_limit(p, &c->c.seq, t);
-    w->window[r] = global ? w->limit[r] : mhai_attn_window(p, &c->c.seq, t);
-    c->c.limit = hull(c->c.limit, w->limit[r]);
-    c->c.window = hull(c->c.window, w->window[r]);
-    c->c.global_query |= global;
-}
-
 /* out[r] = x[r] W for the rows of a chunk, W packed. */
 static void multiply_rows(const back_job *job, int64_t rows, int64_t inner, int64_t cols,
                           const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
@@ -243,12 +222,10 @@ static chunk load_chunk(const back_job *job, workspace *w, int64_t b, int64_t h,
     const mhai_attn_problem *p = job->p;
     chunk c = {.c = {.seq = mhai_attn_sequence_of(p, b), .hk = h / p->group}};
     c.b = b, c.h = h, c.t = t;
-    c.c.first = h % p->group * c.c.seq.T + t;
-    c.c.rows = mhai_min_i64(CHUNK, c.c.seq.T - t);
-    for (int64_t r = 0; r < c.c.rows; r++) {
-        place_row(p, &c, &w->rows, r);
-        load_row(job, &c, w, r);
-    }
+    c.c.rows = c.c.width = mhai_min_i64(CHUNK, c.c.seq.T - t);
+    c.c.head0 = h, c.c.query0 = t;
+    mhai_attn_place_rows(&job->walk, &c.c, &w->rows);
+    for (int64_t r = 0; r < c.c.rows; r++) load_row(job, &c, w, r);
     if (panels && c.c.rows > 0) {
         pack_rows(job, &p->q, &c, w->bad, w->q_panels);
         pack_rows(job, &job->x->o_gradient, &c, w->bad, w->g_panels);
@@ -325,18 +302,6 @@ static void set_terms(const back_job *job, const chunk *c, const workspace *w,
     s->masked |= relative || keys->data || p->softcap > 0;
 }
 
-static void set_dropout(const back_job *job, const chunk *c, const mhai_attn_block *block,
-                        const mhai_attn_strip *s, mhai_dropout *dropout)
-{
-    *dropout = job->dropout;
-    dropout->batch = (uint32_t)c->b;
-    dropout->key = block->key;
-    for (int r = 0; r < s->tile.rows; r++) {
-        dropout->head[r] = (uint32_t)c->h;
-        dropout->query[r] = (uint32_t)(c->t + s->first + r);
-    }
-}
-
 /* Rows first .. first + rows - 1 of the cell; false if they see nothing of the block. */
 static bool run_strip(const back_job *job, const chunk *c, workspace *w, const cell *at,
                       int64_t first, int rows, float *share, mhai_attn_strip *s)
@@ -362,7 +327,7 @@ static bool run_strip(const back_job *job, const chunk *c, workspace *w, const c
     set_terms(job, c, w, &at->block, s, &back);
     s->tile.mask = s->masked ? &s->mask : NULL;
     if (p->dropout > 0) {
-        set_dropout(job, c, &at->block, s, &dropout);
+        mhai_attn_set_dropout(&job->walk, &c->c, &w->rows, &at->block, s, &dropout);
         s->tile.dropout = &dropout;
     }
     back.tile = s->tile;
@@ -490,7 +455,7 @@ static void run_block(const back_job *job, workspace *w, const mhai_attn_sequenc
             if (x->v.data) add_by_key(job, &c, w->p, w->g_panels, &at, p->Dv, w->dv);
             pass_cap(job, &c, w, &at);
             if (x->k.data) add_by_key(job, &c, w->x, w->q_panels, &at, p->D, w->dk);
-            if (dq) add_queries(job, &c, w, &at, dq + c.c.first * padded(p->D));
+            if (dq) add_queries(job, &c, w, &at, dq + (h % p->group * seq->T + t) * padded(p->D));
         }
     int64_t rows = mhai_min_i64(BLOCK, stored - key), first = seq->k0 + key;
     if (x->k.data) write_rows(x, &x->k, seq->batch, hk, first, rows, w->dk, (double)p->scale);
@@ -796,21 +761,11 @@ static bool choose_both(const mhai_backward_problem *x, int threads)
     return held <= most_held && (heads % threads == 0 || heads >= 4 * (int64_t)threads);
 }
 
-/* As in the forward: 2^32 p, rounded down; p = 1 drops the last word by its scale of 0. */
-static mhai_dropout dropout_of(const mhai_attn_problem *p)
-{
-    double threshold = (double)p->dropout * 4294967296.0;
-    return (mhai_dropout){.seed = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)},
-                          .threshold = threshold >= 4294967295.0 ? UINT32_MAX : (uint32_t)threshold,
-                          .scale =
-                              p->dropout < 1 ? (float)(1.0 / (1.0 - (double)p->dropout)) : 0.0f};
-}
-
 static back_job job_of(const mhai_backward_problem *x, mha_isa isa, int threads)
 {
     const mhai_attn_problem *p = &x->p;
     back_job job = {.x = x, .p = p, .kernels = mhai_kernels_for(isa)};
-    job.dropout = dropout_of(p);
+    job.walk = (mhai_attn_walk){.p = p, .kernels = job.kernels, .dropout = mhai_attn_dropout_of(p)};
     job.chunks = mhai_ceil_div(p->T, CHUNK);
     job.blocks = mhai_ceil_div(p->S, BLOCK);
     job.both = choose_both(x, threads);

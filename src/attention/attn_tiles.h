@@ -140,7 +140,8 @@ mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t ite
 void mhai_attn_walk_keys(const mhai_attn_walk *walk, const mhai_attn_key_item *item,
                          mhai_attn_workspace *w, const mhai_attn_visitor *visitor);
 
-/* What dropout needs for a strip. */
+/* What dropout needs for a call, and for a strip. */
+mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p);
 void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                            const mhai_attn_workspace *w, const mhai_attn_block *block,
                            const mhai_attn_strip *strip, mhai_dropout *dropout);

@@ -122,7 +122,7 @@ static mha_status index_items(mha_context *context, mhai_attn_walk *walk)
 
 /* The threshold is 2^32 p, rounded down; p = 1 drops everything, the last word by its scale of 0.
  */
-static mhai_dropout dropout_of(const mhai_attn_problem *p)
+mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p)
 {
     double threshold = (double)p->dropout * 4294967296.0;
     return (mhai_dropout){.seed = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)},
@@ -134,7 +134,7 @@ static mhai_dropout dropout_of(const mhai_attn_problem *p)
 mha_status mhai_attn_walk_begin(mha_context *context, mhai_attn_walk *walk)
 {
     void *memory;
-    walk->dropout = dropout_of(walk->p);
+    walk->dropout = mhai_attn_dropout_of(walk->p);
     MHA_TRY(index_items(context, walk));
     MHA_TRY(mha_scratch_alloc(context, context->num_threads, walk->tiling.worker_bytes, &memory));
     walk->memory = memory;
