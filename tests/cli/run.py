@@ -167,6 +167,9 @@ def masks():
     blocks = booleans((H, 3, 2), "blocks.npy")
     compare("blocks", ["--keep-blocks", "blocks.npy", "--block-size", "2x4"],
             reference(see=lambda b, h, t, s: blocks[h, t // 2, s // 4]))
+    counts = Array((T, S), [random.choice((0, 0, 1, 2, -1)) for _ in range(T * S)], "counts.npy", "<i8")
+    compare("integers as a mask", ["--keep-mask", "counts.npy"],
+            reference(see=lambda b, h, t, s: counts[t, s] != 0))
     for shape in ((T, S), (B, 1, T, S), (H, 1, S), (B, H, T, S), (S,)):
         keep = booleans(shape, "keep.npy")
         compare(f"keep-mask {shape}", ["--keep-mask", "keep.npy", "--causal", "--offset", "3"],
@@ -193,6 +196,12 @@ def scores():
         return near + (4 if distance > 0 else 0)
     compare("t5", ["--t5-table", "t5.npy", "--t5-max-distance", "16"],
             reference(bias=lambda b, h, t, s: table[bucket(s - t), h]))
+
+    def one_sided(distance):  # 8 buckets, 4 of them exact
+        far = max(-distance, 0)
+        return far if far < 4 else min(7, 4 + int(math.log(far / 4) / math.log(16 / 4) * 4))
+    compare("t5, one-sided", ["--t5-table", "t5.npy", "--t5-max-distance", "16", "--t5-one-sided"],
+            reference(bias=lambda b, h, t, s: table[one_sided(s - t), h]))
     on_keys, on_values = numbers((5, D), "sk.npy"), numbers((5, DV), "sv.npy")
 
     def row(array, width):
@@ -298,6 +307,13 @@ def rope():
     for arguments, of_q, of_k, details in cases:
         compare(f"{arguments}", arguments,
                 reference(q=turned(Q, of_q, **details), k=turned(K, of_k, **details)))
+
+
+    k = numbers((B, H, T, D), "same-k.npy")
+    compare("positions of queries and keys", ["--rope", "--positions", "5,2,8,1,1"],
+            reference(k=turned(k, lambda b, s: (5, 2, 8, 1, 1)[s]), v=k,
+                      q=turned(Q, lambda b, t: (5, 2, 8, 1, 1)[t])),
+            ["--q", "q.npy", "--k", "same-k.npy", "--v", "same-k.npy"])
 
 
 def linear():
@@ -657,6 +673,9 @@ def blackboard():
     for part in ("Head 3, with key/value head 1", "Sequence 1 of 2", "1 of 4 heads", "3 of 5 queries",
                  "key position t + 1", "Dropout", "divided by 0.6", "ALiBi"):
         check(part in text, f"trace says {part!r}")
+    result = compute(*INPUTS, "--bias", "bias.npy", "--lengths", "3,3", "--window", "1,1", "--trace")
+    check(all(-INF not in row for row in table(result.lines, "Biased")) and
+          any(-INF in row for row in table(result.lines, "Masked")), "biases come before the mask")
     # What is on and what is not.
     text = compute(*INPUTS, "--trace").out.decode()
     check(all(f"\nHead {h}," in text for h in range(H)), "all four heads are shown")
@@ -680,6 +699,13 @@ def blackboard():
     check_good(ragged, "packed, traced")
     p = load("p.npy")
     found = table(ragged.lines, "Softmax")
+    pq, pv = load("pq.npy"), load("pv.npy")
+    vectors = [[float(x) for x in line.split()[1:]] for line in ragged.lines
+               if re.match(r"    [qv]\d( +[-.\d]+)+$", line)]
+    known = [[array[0, first + t, d] for d in range(D)] for array, first, count in
+             ((pq, 2, 3), (pv, 4, 4)) for t in range(count)]
+    check(all(any(close(row, there, 6e-4) for there in vectors) for row in known),
+          f"packed, traced: vectors of the sequence: {vectors}")
     check(len(found) == 3 and all(abs(found[t][s] - p[0, 2 + t, s]) <= 6e-4
                                   for t in range(3) for s in range(4)), f"packed, traced: {found}")
     both = compute("--example", "--out", "o.npy", "--trace")
