@@ -36,6 +36,7 @@ static void print_overview(FILE *file)
           "Examples:\n"
           "  multihead view MODEL \"The cat sat on the mat\"\n"
           "  multihead view MODEL --example animal -o report.html\n"
+          "  multihead run --example --causal\n"
           "  multihead help view\n"
           "\n"
           "Subcommands:\n",

@@ -236,9 +236,9 @@ static cli_exit open_safetensors(const char *text, size_t path_bytes, run_array 
     if (index < 0) {
         name_list(file, names, sizeof names);
         return cli_fail(name ? CLI_BAD_INPUT : CLI_USAGE, RUN,
-                        "%.*s: %s%s%s; it has %" PRId64 ": %s; write FILE.safetensors:NAME",
+                        "%.*s: %s%s%s it has %" PRId64 ": %s; write FILE.safetensors:NAME",
                         (int)path_bytes, text, name ? "no tensor '" : "which of its tensors?",
-                        name ? name : "", name ? "'" : "", count, names);
+                        name ? name : "", name ? "';" : "", count, names);
     }
     status = mha_safetensors_tensor(file, index, &array->tensor);
     return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);

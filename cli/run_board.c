@@ -40,8 +40,9 @@ static cli_exit find_sequence(run_board *board)
     int64_t b = board->sequence = board->options->trace_sequence;
     if (b >= count)
         return cli_fail(CLI_USAGE, RUN,
-                        "--trace-sequence %" PRId64 ": there are %" PRId64 ", counted from 0", b,
-                        count);
+                        "--trace-sequence: there is no sequence %" PRId64
+                        "; they are 0 to %" PRId64,
+                        b, count - 1);
     board->batch = problem->ragged ? 0 : b;
     board->first_query = problem->ragged ? desc->query_starts[b] : 0;
     board->first_key = problem->ragged ? desc->key_starts[b] : 0;

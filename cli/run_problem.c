@@ -205,8 +205,9 @@ static cli_exit load_numbers(const run_options *options, run_problem *problem, c
                         option, shape);
     if (count >= 0 && tensor->shape[0] != count)
         return cli_fail(CLI_BAD_INPUT, RUN,
-                        "%s (%s): %" PRId64 " numbers, expected %" PRId64 ", one for each sequence",
-                        text, option, tensor->shape[0], count);
+                        "%s (%s): %" PRId64 " number%s, expected %" PRId64
+                        ", one for each sequence",
+                        text, option, tensor->shape[0], tensor->shape[0] == 1 ? "" : "s", count);
     *numbers = tensor->data;
     if (given) *given = tensor->shape[0];
     return CLI_OK;
@@ -226,8 +227,8 @@ static cli_exit load_sequences(const run_options *options, run_problem *problem)
     problem->ragged = options->query_starts != NULL;
     if (problem->ragged && (queries != keys || queries < 2))
         return cli_fail(CLI_BAD_INPUT, RUN,
-                        "--query-starts has %" PRId64 " numbers and --key-starts %" PRId64
-                        ": both need one more than there are sequences, as 0,3,8 for two",
+                        "--query-starts: %" PRId64 " and --key-starts: %" PRId64
+                        " numbers; both need one more than there are sequences, as 0,3,8 for two",
                         queries, keys);
     desc->sequences = problem->ragged ? queries - 1 : 0;
     int64_t count = problem->ragged ? desc->sequences : problem->q.shape[0];
@@ -364,6 +365,23 @@ static cli_exit turn(const run_options *options, mha_context *context, run_probl
     return kept ? CLI_OK : CLI_INTERNAL;
 }
 
+/* [T] or [B,T], or 1 in place of either. */
+static cli_exit load_positions(const run_options *options, run_problem *problem, const char *option,
+                               const char *text, int64_t rows, const mha_tensor **ids)
+{
+    cli_exit code = load(options, problem, option, text, RUN_INDEX, ids);
+    if (code != CLI_OK) return code;
+    const mha_tensor *t = *ids;
+    int64_t b = problem->q.shape[0], last = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
+    int64_t first = t->ndim == 2 ? t->shape[0] : 1;
+    if (t->ndim <= 2 && (last == 1 || last == rows) && (first == 1 || first == b)) return CLI_OK;
+    char shape[128];
+    return cli_fail(CLI_BAD_INPUT, RUN,
+                    "%s (%s): has shape %s, expected [%" PRId64 "] or [%" PRId64 ", %" PRId64
+                    "]: a position for each token",
+                    text, option, run_shape_text(t, shape, sizeof shape), rows, b, rows);
+}
+
 /* Where queries stand: --positions, or t + offset; and keys: --key-positions, or the same as
  * queries where --positions names every key too, or s. */
 static cli_exit find_positions(const run_options *options, run_problem *problem,
@@ -376,7 +394,8 @@ static cli_exit find_positions(const run_options *options, run_problem *problem,
     *of_k = (mha_positions){0};
     if (options->positions) {
         *of_q = (mha_positions){0};
-        code = load(options, problem, "--positions", options->positions, RUN_INDEX, &of_q->ids);
+        code = load_positions(options, problem, "--positions", options->positions,
+                              problem->q.shape[2], &of_q->ids);
         if (problem->q.shape[2] == problem->k.shape[2]) of_k->ids = of_q->ids;
     } else if (problem->ragged) {
         *of_q = (mha_positions){0};
@@ -384,8 +403,8 @@ static cli_exit find_positions(const run_options *options, run_problem *problem,
                                 options->offset, &of_q->ids);
     }
     if (code == CLI_OK && options->key_positions)
-        code = load(options, problem, "--key-positions", options->key_positions, RUN_INDEX,
-                    &of_k->ids);
+        code = load_positions(options, problem, "--key-positions", options->key_positions,
+                              problem->k.shape[2], &of_k->ids);
     else if (code == CLI_OK && !of_k->ids && problem->ragged)
         code =
             ragged_positions(problem, desc->key_starts, problem->k.shape[2], NULL, 0, &of_k->ids);
