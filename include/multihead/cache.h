@@ -8,7 +8,8 @@
  *   mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL);     their n queries
  *
  * Appending and attending in pieces of any size, down to one position, gives the bits of the whole
- * causal sequence at once: a row's arithmetic depends on the places of its keys only (attention.h).
+ * causal sequence at once: a row's arithmetic depends on the places of its keys only (attention.h;
+ * docs/numerics.md 1 says what that costs).
  *
  * How keys lie in memory is the cache's own affair (they may become packed panels or pages), so
  * there is no view of them. Keys are stored as given: rotate them before (RoPE), by their
