@@ -44,6 +44,8 @@ typedef struct explain_problem {
     mha_attention_plan plan;
     mha_isa isa;
     int threads;
+    int64_t mask_pairs;  /* of B H T S, seen through all of the mask but dense parts; -1: too many
+                            rows and blocks to count */
     double pairs;        /* B H T S */
     double matrix_bytes; /* of B H T S scores in f32 */
 } explain_problem;

@@ -95,7 +95,11 @@ static void draw_projections(picture *f)
     const int64_t heads[] = {p->H, p->k.shape[1], p->v.shape[1]}, rows[] = {p->T, p->S, p->S};
     const int64_t sizes[] = {p->D, p->D, p->Dv};
     step(f, MHA_INK_GREY, 0, 1, "x, the tokens",
-         sketch_text(s, "[%" I64 ", %" I64 ", %" I64 "]", p->B, p->S, p->E));
+         p->T == p->S ? sketch_text(s, "[%" I64 ", %" I64 ", %" I64 "]", p->B, p->S, p->E)
+                      : sketch_text(s,
+                                    "q: [%" I64 ", %" I64 ", %" I64 "]\nk, v: [%" I64 ", %" I64
+                                    ", %" I64 "]",
+                                    p->B, p->T, p->E, p->B, p->S, p->E));
     for (int i = 0; i < 3; i++) {
         flow(f, MHA_INK_GREY, 0, 1, 1, i, 0);
         step(f, inks[i], 1, i, sketch_text(s, "W_%s", names[i]),
@@ -120,7 +124,8 @@ static void draw_attention(picture *f)
     flow(f, MHA_INK_BLUE, 2, 0, 3, 0.5, behind_q);
     flow(f, MHA_INK_ORANGE, 2, 1, 3, 0.5, behind_k);
     stack(f, MHA_INK_PURPLE, 3, 0.5, p->H);
-    step(f, MHA_INK_PURPLE, 3, 0.5, "scores, masked",
+    bool masked = (double)p->mask_pairs != p->pairs || p->desc.keep_mask;
+    step(f, MHA_INK_PURPLE, 3, 0.5, masked ? "scores, masked" : "scores",
          sketch_text(s, "q k" TRANSPOSED " / " SQRT "%" I64 "\n%s", p->D, square));
     flow(f, MHA_INK_PURPLE, 3, 0.5, 4, 0.5, behind_q);
     stack(f, MHA_INK_PURPLE, 4, 0.5, p->H);
@@ -211,8 +216,8 @@ static void draw_sharing(picture *f, double x, const char *name, int64_t kv_head
     sketch_words(s, MHA_INK_TEXT, x + 14, 22, MHA_MARK_BOLD,
                  sketch_text(s, "%s%s", name, asked ? ", this one" : ""));
     sketch_words(s, MHA_INK_MUTED, x + SHARE_W - 14, 22, MHA_MARK_END,
-                 sketch_text(s, "%s " TIMES " %s head%s", words_count(kv_heads).text,
-                             words_count(group).text, group == 1 ? "" : "s"))
+                 sketch_text(s, "%s group%s of %s", words_count(kv_heads).text,
+                             kv_heads == 1 ? "" : "s", words_count(group).text))
         ->size = 12;
     for (int64_t h = 0; h < shown; h++) {
         double width, kv_width, left = row_place(x, shown, h, 30, &width);
@@ -229,8 +234,7 @@ static void draw_sharing(picture *f, double x, const char *name, int64_t kv_head
     }
     char more[128] = "";
     if (shown < p->H)
-        snprintf(more, sizeof more, "%" I64 " of %s query heads drawn; ", shown,
-                 words_count(p->H).text);
+        snprintf(more, sizeof more, "%" I64 " of %s drawn, ", shown, words_count(p->H).text);
     sketch_words(s, MHA_INK_MUTED, x + SHARE_W / 2.0, SHARE_H - 14, MHA_MARK_MIDDLE,
                  sketch_text(s, "%s%s numbers kept a token", more,
                              words_count(kv_heads * (p->D + p->Dv)).text))
@@ -241,10 +245,18 @@ static void draw_heads(picture *f)
 {
     const explain_problem *p = f->p;
     int64_t kv = p->k.shape[1], group = counts_group_example(&f->p->config.shape), at = 0;
+    int64_t count = 1 + (group > 0) + (p->H > 1);
     const double step_x = SHARE_W + SHARE_GAP;
-    draw_sharing(f, 0, "MHA", p->H, kv == p->H);
-    if (group) draw_sharing(f, step_x * (double)++at, "GQA", group, kv == group);
-    if (p->H > 1) draw_sharing(f, step_x * (double)++at, "MQA", 1, kv == 1);
+    double x = (FULL_WIDTH - (step_x * (double)count - SHARE_GAP)) / 2;
+    draw_sharing(f, x, "MHA", p->H, kv == p->H);
+    if (group) draw_sharing(f, x + step_x * (double)++at, "GQA", group, kv == group);
+    if (p->H > 1) draw_sharing(f, x + step_x * (double)++at, "MQA", 1, kv == 1);
+    if (p->H == 1) {
+        snprintf(f->captions[1], MOST_CAPTION,
+                 "One head has nothing to share: MHA, GQA and MQA are the same. With more heads, "
+                 "the same width gives several patterns instead of one.");
+        return;
+    }
     snprintf(f->captions[1], MOST_CAPTION,
              "Multi-head: every query head has keys and values of its own. Grouped-query: a group "
              "of query heads reads the same ones. Multi-query: all do. The fewer there are, the "
@@ -351,18 +363,17 @@ static void draw_mask(picture *f)
 static void caption_mask(picture *f)
 {
     const explain_problem *p = f->p;
-    double share = p->pairs > 0 ? 100 * (double)p->plan.visible_pairs / p->pairs : 0;
-    char cells[160] = "";
+    char cells[160] = "", share[128] = "What the pattern leaves out is not computed.";
+    bool all = p->mask_pairs >= 0 && (double)p->mask_pairs == p->pairs;
     if (f->grid_rows < p->T || f->grid_cols < p->S)
         snprintf(cells, sizeof cells, " One cell stands for about %s " TIMES " %s pairs.",
                  words_count((p->T + f->grid_rows / 2) / f->grid_rows).text,
                  words_count((p->S + f->grid_cols / 2) / f->grid_cols).text);
-    snprintf(f->captions[2], MOST_CAPTION,
-             "%.3g%% of the pairs are computed%s; the rest has weight 0.%s", share,
-             p->desc.keep_blocks ? " but for the blocks left out" : "", cells);
-    if (share == 100 && !p->desc.keep_blocks)
-        snprintf(f->captions[2], MOST_CAPTION, "Every query sees every key: nothing is hidden.%s",
-                 cells);
+    if (p->mask_pairs >= 0)
+        snprintf(share, sizeof share, "%.3g%% of the pairs are computed; the rest has weight 0.",
+                 100 * (double)p->mask_pairs / p->pairs);
+    snprintf(f->captions[2], MOST_CAPTION, "%s%s",
+             all ? "Every query sees every key: nothing is hidden." : share, cells);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -467,7 +478,10 @@ static void draw_numbers(picture *f)
         sketch_text(s, "%s", all < 1e12 ? words_count((int64_t)all).text : words_rough(all).text),
         "weights in W_q, k, v, o", "E (H + Hk) (D + Dv)");
     number(f, 1, MHA_INK_PURPLE,
-           sketch_text(s, "%s", words_rough((double)p->plan.visible_pairs).text),
+           sketch_text(s, "%s",
+                       p->plan.visible_pairs < 1000000
+                           ? words_count(p->plan.visible_pairs).text
+                           : words_rough((double)p->plan.visible_pairs).text),
            "query-key pairs of all heads", "B H T S, if seen");
     number(f, 2, MHA_INK_ROSE, sketch_text(s, "%s", words_flops(p->plan.flops).text),
            "for scores and sums", "2 (D + Dv) a pair");
@@ -492,10 +506,10 @@ static void describe(picture *f)
         snprintf(f->title, sizeof f->title, "Attention with %s", p->config.name);
     char tokens[128];
     if (p->T == p->S)
-        snprintf(tokens, sizeof tokens, "%s tokens", words_count(p->T).text);
+        snprintf(tokens, sizeof tokens, "%s token%s", words_count(p->T).text, p->T == 1 ? "" : "s");
     else
-        snprintf(tokens, sizeof tokens, "%s queries and %s keys", words_count(p->T).text,
-                 words_count(p->S).text);
+        snprintf(tokens, sizeof tokens, "%s quer%s and %s key%s", words_count(p->T).text,
+                 p->T == 1 ? "y" : "ies", words_count(p->S).text, p->S == 1 ? "" : "s");
     snprintf(f->subtitle, sizeof f->subtitle,
              "One layer: %s sequence%s of %s, %s numbers wide, %s query head%s of %s, %s key/value "
              "head%s%s.",

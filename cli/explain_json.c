@@ -58,6 +58,10 @@ static void put_plan(json_out *json, const explain_problem *p)
     put_int(json, ", ", "row_block", plan->row_block);
     put_int(json, ", ", "work_items", plan->work_items);
     put_int(json, ",\n    ", "visible_pairs", plan->visible_pairs);
+    if (p->mask_pairs >= 0)
+        put_int(json, ", ", "mask_pairs", p->mask_pairs);
+    else
+        json_print(json, ", \"mask_pairs\": null");
     json_print(json, ", \"pairs\": %.0f", p->pairs);
     json_print(json, ", \"flops\": %.0f", plan->flops);
     json_print(json, ", \"bytes\": %.0f", plan->bytes);

@@ -15,6 +15,7 @@
 /* Counting visible pairs takes a step a query, and the count must fit into 63 bits. */
 #define MOST_ROWS (INT64_C(1) << 31)
 #define MOST_BLOCKS (INT64_C(1) << 24)
+#define MOST_STEPS (INT64_C(1) << 27) /* in counting a mask: about a second */
 enum { DEFAULT_BLOCK = 64 };
 
 /* ------------------------------------------------------------------------------------------------
@@ -246,25 +247,6 @@ static mha_status ask(const explain_options *o, explain_problem *p)
     return status;
 }
 
-cli_exit explain_make(const explain_options *o, explain_problem *p)
-{
-    cli_exit code = o->q ? size_from_files(o, p) : size_from_config(o, p);
-    if (code == CLI_OK) code = check_sizes(p);
-    if (code == CLI_OK) code = make_blocks(o, p);
-    if (code != CLI_OK) return code;
-    describe(o, p);
-    mha_status status = ask(o, p);
-    p->pairs = (double)p->B * (double)p->H * (double)p->T * (double)p->S;
-    p->matrix_bytes = 4 * p->pairs;
-    return status == MHA_OK ? CLI_OK : cli_fail_status(EXPLAIN, status);
-}
-
-void explain_free(explain_problem *p)
-{
-    free(p->kept);
-    p->kept = NULL;
-}
-
 /* ------------------------------------------------------------------------------------------------
  * What a query sees
  * --------------------------------------------------------------------------------------------- */
@@ -316,4 +298,42 @@ explain_seen explain_visible(const explain_problem *p, int64_t t, int64_t s0, in
         all.exempt += part.exempt;
     }
     return all;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * All together
+ * --------------------------------------------------------------------------------------------- */
+
+/* The plan counts what causal, lengths and window leave; first keys add to that, and blocks take
+ * from it. */
+static void count_mask(explain_problem *p)
+{
+    int64_t steps = p->kept ? p->block_cols : 1, seen = 0;
+    p->mask_pairs = p->plan.visible_pairs;
+    if (!p->kept && !p->desc.sink_keys) return;
+    p->mask_pairs = -1;
+    if (p->T > MOST_STEPS / steps) return;
+    for (int64_t t = 0; t < p->T; t++) seen += explain_visible(p, t, 0, p->S).seen;
+    p->mask_pairs = seen * p->B * p->H;
+}
+
+cli_exit explain_make(const explain_options *o, explain_problem *p)
+{
+    cli_exit code = o->q ? size_from_files(o, p) : size_from_config(o, p);
+    if (code == CLI_OK) code = check_sizes(p);
+    if (code == CLI_OK) code = make_blocks(o, p);
+    if (code != CLI_OK) return code;
+    describe(o, p);
+    mha_status status = ask(o, p);
+    p->pairs = (double)p->B * (double)p->H * (double)p->T * (double)p->S;
+    p->matrix_bytes = 4 * p->pairs;
+    if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
+    count_mask(p);
+    return CLI_OK;
+}
+
+void explain_free(explain_problem *p)
+{
+    free(p->kept);
+    p->kept = NULL;
 }

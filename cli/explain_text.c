@@ -132,6 +132,10 @@ static void print_cost(const explain_problem *p)
     say("visible pairs", "%s of %s, %.3g%%", words_count(plan->visible_pairs).text,
         p->pairs < 9e15 ? words_count((int64_t)p->pairs).text : pairs,
         p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0);
+    if (p->mask_pairs >= 0 && p->mask_pairs != plan->visible_pairs)
+        say("of the mask", "%s, %.3g%%, with first keys and blocks",
+            words_count(p->mask_pairs).text,
+            p->pairs > 0 ? 100 * (double)p->mask_pairs / p->pairs : 0.0);
     say("operations", "%s", words_flops(plan->flops).text);
     say("bytes moved", "%s: inputs and outputs, each once", words_bytes(plan->bytes).text);
     say("intensity", "%.3g operations a byte: %s", intensity,

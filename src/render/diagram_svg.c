@@ -14,31 +14,31 @@
  * Colours
  * --------------------------------------------------------------------------------------------- */
 
-/* Tones of an ink: areas, half-strong areas, lines, texts. Contrast of text on area, and of text on
- * the card, is at least 7 to 1 in both themes. */
+/* Tones of an ink: areas, soft and half-strong cells, lines, texts. Contrast of text on area, and
+ * of text on the card, is at least 7 to 1 in both themes. */
 typedef struct tones {
-    const char *area, *half, *line, *text;
+    const char *area, *soft, *half, *line, *text;
 } tones;
 
 static const tones light_inks[] = {
-    {"#eceef1", "#8b909a", "#33363d", "#1b1b1f"}, /* text */
-    {"#f2f3f5", "#b6bac2", "#8b909a", "#555a64"}, /* muted */
-    {"#eef0f4", "#b5bac4", "#7d8490", "#363b45"}, /* grey */
-    {"#e2eefb", "#7db0e8", "#2a6fbb", "#123f70"}, /* blue */
-    {"#fdebd6", "#f0b06a", "#c4680f", "#6e3604"}, /* orange */
-    {"#dff3e5", "#7ccb97", "#278852", "#154a2d"}, /* green */
-    {"#eee6f9", "#b79be0", "#7748b4", "#432374"}, /* purple */
-    {"#fbe3e8", "#ea9aaa", "#bf3b57", "#741a30"}, /* rose */
+    {"#eceef1", "#d9dce1", "#8b909a", "#33363d", "#1b1b1f"}, /* text */
+    {"#f2f3f5", "#f2f3f5", "#b6bac2", "#8b909a", "#555a64"}, /* muted */
+    {"#eef0f4", "#dadde3", "#b5bac4", "#7d8490", "#363b45"}, /* grey */
+    {"#e2eefb", "#bfdaf6", "#7db0e8", "#2a6fbb", "#123f70"}, /* blue */
+    {"#fdebd6", "#f9d4ab", "#f0b06a", "#c4680f", "#6e3604"}, /* orange */
+    {"#dff3e5", "#b4e2c3", "#7ccb97", "#278852", "#154a2d"}, /* green */
+    {"#eee6f9", "#d8c8f0", "#b79be0", "#7748b4", "#432374"}, /* purple */
+    {"#fbe3e8", "#f4c2cc", "#ea9aaa", "#bf3b57", "#741a30"}, /* rose */
 };
 static const tones dark_inks[] = {
-    {"#2b2f36", "#7b818c", "#d3d6db", "#f0f1f3"}, /* text */
-    {"#23262c", "#4b515b", "#7b818c", "#b4b8c0"}, /* muted */
-    {"#2a2e35", "#5d646f", "#959ca8", "#e3e6ea"}, /* grey */
-    {"#1a2d46", "#3f78b5", "#6caaea", "#d3e6fb"}, /* blue */
-    {"#3a2913", "#b0702a", "#eba04f", "#fce5c8"}, /* orange */
-    {"#17341f", "#3f8f5d", "#62c48a", "#d2f1de"}, /* green */
-    {"#2d2342", "#7657ab", "#b590ea", "#e9dcfb"}, /* purple */
-    {"#401d28", "#a8465c", "#ec8299", "#fcdae1"}, /* rose */
+    {"#2b2f36", "#444952", "#7b818c", "#d3d6db", "#f0f1f3"}, /* text */
+    {"#23262c", "#23262c", "#4b515b", "#7b818c", "#b4b8c0"}, /* muted */
+    {"#2a2e35", "#3f444d", "#5d646f", "#959ca8", "#e3e6ea"}, /* grey */
+    {"#1a2d46", "#2a5079", "#3f78b5", "#6caaea", "#d3e6fb"}, /* blue */
+    {"#3a2913", "#704a1e", "#b0702a", "#eba04f", "#fce5c8"}, /* orange */
+    {"#17341f", "#285c3b", "#3f8f5d", "#62c48a", "#d2f1de"}, /* green */
+    {"#2d2342", "#4f3b74", "#7657ab", "#b590ea", "#e9dcfb"}, /* purple */
+    {"#401d28", "#702f3f", "#a8465c", "#ec8299", "#fcdae1"}, /* rose */
 };
 
 static const tones *tones_of(const mhai_diagram *m, int ink)
@@ -279,7 +279,7 @@ static void draw_cells(pen *p, const mha_mark *m)
             rect(p,
                  (const double[4]){m->x + (double)c * width, m->y + (double)r * height,
                                    (double)(end - c) * width - gap, height - gap},
-                 gap > 0 ? 1.5 : 0, cell & MHA_CELL_SOFT ? ink->area : ink->half, NULL);
+                 gap > 0 ? 1.5 : 0, cell & MHA_CELL_SOFT ? ink->soft : ink->half, NULL);
         }
     mhai_sink_text(p->writer, "</g>\n");
 }

@@ -41,6 +41,20 @@ def plans():
     check(plan["visible_pairs"] == 2 * (100 * 10 - 45), f"window: {plan}")
     _, plan = explained("--heads", 2, "--head-dim", 16, "--length", 100, "--window", "3,4")
     check(plan["visible_pairs"] == 2 * (800 - 6 - 10), f"two sides: {plan}")
+    n, size = 30, 4
+    for blocks, causal, window, sinks in ((1, 0, 0, 0), (0, 1, 5, 3), (1, 1, 5, 3), (0, 0, 5, 3)):
+        arguments = ["--heads", 3, "--head-dim", 8, "--length", n] + ["--causal"] * causal
+        arguments += ["--blocks", "local=1,global=1", "--block-size", size] if blocks else []
+        arguments += ["--window", f"{window},{0 if causal else window}"] if window else []
+        arguments += ["--sink-keys", sinks] if sinks else []
+        _, plan = explained(*arguments)
+        def seen(t, s):
+            r, c = t // size, s // size
+            return ((not causal or s <= t) and (not window or abs(t - s) <= window or s < sinks)
+                    and (not blocks or r == 0 or c == 0 or 0 <= r - c <= 1
+                         or (not causal and c - r == 1)))
+        wanted = 3 * sum(seen(t, s) for t in range(n) for s in range(n))
+        check(plan["mask_pairs"] == wanted, f"{arguments}: {plan['mask_pairs']}, not {wanted}")
     problem, plan = explained("--heads", 32, "--kv-heads", 8, "--head-dim", 128, "--queries", 1,
                               "--keys", 4096, "--causal", "--offset", 4095, "--threads", 3)
     check(plan["visible_pairs"] == 32 * 4096 and plan["threads"] == 3, f"decode: {plan}")

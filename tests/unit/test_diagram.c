@@ -147,7 +147,7 @@ static void colors(void **state)
     mha_buffer dark = draw(&d);
     assert_int_equal(count_of(light.data, "<rect"), 2 + 4); /* page, card, four cells that show */
     assert_int_equal(count_of(light.data, "#7db0e8"), 1);   /* blue, half strong */
-    assert_int_equal(count_of(light.data, "#e2eefb"), 1);   /* blue, soft */
+    assert_int_equal(count_of(light.data, "#bfdaf6"), 1);   /* blue, soft */
     assert_int_equal(count_of(light.data, "#f0b06a"), 2);   /* orange */
     assert_int_equal(count_of(dark.data, "#7db0e8"), 0);
     assert_int_equal(count_of(dark.data, "#3f78b5"), 1);
