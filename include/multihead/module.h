@@ -13,6 +13,8 @@
 #define MULTIHEAD_MODULE_H
 
 #include <multihead/attention.h>
+#include <multihead/cache.h>
+#include <multihead/position.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,7 +25,10 @@ enum {
     MHA_MODULE_NO_QKV_BIAS = 1 << 0, /* no b_q, b_k, b_v */
     MHA_MODULE_NO_OUT_BIAS = 1 << 1, /* no b_o */
     MHA_MODULE_BIAS_KV = 1 << 2,     /* one more key and value, learned: bias_k, bias_v */
-    MHA_MODULE_ZERO_ATTN = 1 << 3    /* and one of zeros, the last */
+    MHA_MODULE_ZERO_ATTN = 1 << 3,   /* and one of zeros, the last */
+    MHA_MODULE_SINKS = 1 << 4,       /* learned sink logits (attention.h): sinks */
+    MHA_MODULE_ROPE = 1 << 5,        /* q and k are rotated by their positions */
+    MHA_MODULE_QK_NORM = 1 << 6      /* and normed before: q_norm.weight, k_norm.weight */
 };
 
 typedef struct mha_module_desc {
@@ -36,6 +41,14 @@ typedef struct mha_module_desc {
     int64_t value_head_dim; /* Dv; 0: D */
     int64_t key_dim;        /* Ek; 0: E */
     int64_t value_dim;      /* Ev; 0: E */
+    /* With MHA_MODULE_ROPE, as the fields of mha_rope_desc (position.h). */
+    mha_rope_pairing rope_pairing;
+    /* With MHA_MODULE_QK_NORM, as the arguments of mha_qk_norm(). */
+    mha_qk_norm_kind qk_norm;
+    int64_t rotary_dim;            /* even; 0: D */
+    double rope_base, rope_factor; /* 0: 10000, 1 */
+    float qk_norm_epsilon;         /* 0: 1e-6, of MHA_QK_NORM_L2 1e-12 */
+    uint32_t reserved;             /* 0 */
 } mha_module_desc;
 
 /* Parameters and their packed copies. Never changes during a forward call, so any number of
@@ -43,12 +56,13 @@ typedef struct mha_module_desc {
 typedef struct mha_module mha_module;
 
 /**
- * Make a module with all parameters zero.
+ * Make a module with all parameters zero, but q_norm.weight and k_norm.weight 1.
  *
  * Memory   the caller owns *module; memory comes from the context's allocator, which must outlive
  *          the module (the context need not).
- * Errors   MHA_ERR_NULL, _ARGUMENT, _SIZE, _NOMEM; MHA_ERR_SHAPE if embed_dim is not a multiple of
- *          num_heads and head_dim is 0, or num_heads not one of kv_heads.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a size, a number of RoPE or the norm, or one of
+ *          them without its flag), _UNSUPPORTED, _SIZE, _NOMEM; MHA_ERR_SHAPE if embed_dim is not a
+ *          multiple of num_heads and head_dim is 0, or num_heads not one of kv_heads.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_create(mha_context *context,
@@ -73,6 +87,8 @@ MHA_API void mha_module_describe(const mha_module *module, mha_module_desc *desc
  *   q_proj.weight, q_proj.bias and so on          the same, one linear layer each
  *   out_proj.weight [E, H*Dv]  out_proj.bias [E]
  *   bias_k [1, 1, Hk*D]        bias_v [1, 1, Hk*Dv]                 with MHA_MODULE_BIAS_KV
+ *   q_norm.weight [D]          k_norm.weight [D]                    with MHA_MODULE_QK_NORM
+ *   sinks [H]                                                       with MHA_MODULE_SINKS
  *
  * f32, any strides.
  *
@@ -127,8 +143,8 @@ typedef struct mha_module_outputs {
     uint32_t reserved;                       /* 0 */
     const mha_tensor *probabilities;         /* [B,H,T,S] */
     const mha_tensor *average_probabilities; /* [B,T,S], the mean over heads */
-    const mha_tensor *q;                     /* [B,H ,T,D ] after the projection */
-    const mha_tensor *k;                     /* [B,Hk,S,D ] without bias_k and zeros */
+    const mha_tensor *q;                     /* [B,H ,T,D ] projected, normed and rotated */
+    const mha_tensor *k;                     /* [B,Hk,S,D ] likewise, without bias_k and zeros */
     const mha_tensor *v;                     /* [B,Hk,S,Dv] */
     const mha_tensor *heads;                 /* [B,H ,T,Dv] what W_o mixes */
     const mha_tensor *lse;                   /* [B,H,T] */
@@ -147,6 +163,11 @@ typedef struct mha_module_call {
     const mha_tensor *value;             /* [B,S,Ev] in */
     const mha_tensor *out;               /* [B,T,E ] out */
     const mha_module_outputs *outputs;   /* NULL: none */
+    /* With MHA_MODULE_ROPE: where tokens stand. NULL: key s at s, query t at t + q_offset, as for
+     * masks; with a cache behind what it holds; ragged, from each sequence's start. */
+    const mha_positions *query_positions, *key_positions;
+    mha_kv_cache *cache;   /* NULL: none */
+    const int64_t *counts; /* [B] with a cache: see mha_module_run(); NULL: all */
 } mha_module_call;
 
 /**
@@ -154,25 +175,43 @@ typedef struct mha_module_call {
  *
  *   query [B,T,E] in    key [B,S,Ek] in    value [B,S,Ev] in    out [B,T,E] out    f32
  *
- * Self-attention passes the same tensor three times. attention describes mask, scale and path.
- * Strides are free, last axis contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch
- * axis, query [T,E], key [S,Ek], value [S,Ev] and out [T,E], every output lacks it too (as
- * probabilities [H,T,S]), and B is 1.
+ * Self-attention passes the same tensor three times. attention describes mask, scale, path, and
+ * what else there is (window, softcap, ALiBi, T5, Shaw, ...). Strides are free, last axis
+ * contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch axis, query [T,E], key [S,Ek],
+ * value [S,Ev] and out [T,E], every output lacks it too (as probabilities [H,T,S]), and B is 1.
+ *
+ * After the projection q and k are normed and rotated, in this order, if the module has it so.
  *
  * The key of MHA_MODULE_BIAS_KV and that of zeros are seen by every query, whatever the masks
  * (causal, lengths, windows, documents, blocks, keep_mask, callback, ragged batches): dense masks
- * and biases have S columns without them. They stand at no position: nothing is added to their
- * scores, which are softcap(scale q bias_k) and 0. Dropout knows them as keys S and S + 1. A query
- * that sees no other key sees them.
+ * and biases have S columns without them. They stand at no position: they are not normed or
+ * rotated, and nothing is added to their scores, which are softcap(scale q bias_k) and 0. Dropout
+ * takes the first for key 2^34 - 1. A query that sees no other key sees them.
+ *
+ * With a cache (mha_module_cache_create(), of the same B) a call does one of three things:
+ *
+ *   query, key, value, out   a step of generation: the T = S new tokens are projected and appended,
+ *                            and attend causally to all that the cache then holds. counts[b] says
+ *                            how many of them are sequence b's, the first ones; in out, what
+ *                            stands behind them is of no use
+ *   key, value               append only: what an encoder gave, once, for cross-attention
+ *   query, out               attend only, to all that the cache holds, or as attention says; the
+ *                            queries stand at the last T positions unless q_offset says otherwise
+ *
+ * S in outputs is then the longest length, but outputs k and v have the new keys. Steps of any
+ * sizes, down to one token, give the bits of the whole causal sequence at once.
  *
  * Memory   borrowed for the call; scratch from the context, of the size of q, k, v and the heads
  *          (mha_module_scratch()).
- * Errors   as mha_attention_forward(); MHA_ERR_SHAPE names key and value lengths that differ.
- *          On error no output byte is written.
- * Threads  one call at a time per context.
- * Accuracy projections as mha_linear_forward() (nn.h), attention as mha_attention_forward(); with
- *          bias_k the errors of all scores are larger by 2^-24 |lse|.
- * Since    0.1
+ * Errors   as mha_attention_forward(); MHA_ERR_SHAPE names key and value lengths that differ, or
+ *          sizes of a cache that are not the module's; MHA_ERR_SIZE if a cache is full;
+ *          MHA_ERR_ARGUMENT if both the module and attention bring sinks, for positions without
+ *          RoPE, and for what a cache knows itself (key_lengths, a step's q_offset). On error no
+ *          output byte is written, and a cache is as it was.
+ * Threads  one call at a time per context, and per cache if it is appended to.
+ * Accuracy projections as mha_linear_forward() (nn.h), norm and rotation as in position.h,
+ * attention as mha_attention_forward(); with bias_k the errors of all scores are larger by 2^-24
+ * |lse|. Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_run(mha_context *context, const mha_module *module,
                                                 const mha_module_call *call);
@@ -197,6 +236,16 @@ MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const 
  */
 MHA_API MHA_NODISCARD mha_status mha_module_scratch(mha_context *context, const mha_module *module,
                                                     const mha_module_call *call, size_t *bytes);
+
+/**
+ * An empty cache for the module's keys and values, of `capacity` positions for each of `batch`
+ * sequences. cache.h has what else can be done with it (lengths, truncate, reset).
+ *
+ * Memory, Errors, Threads   as mha_kv_cache_create().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_module_cache_create(mha_context *context,
+                                                         const mha_module *module, int64_t batch,
+                                                         int64_t capacity, mha_kv_cache **cache);
 
 #ifdef __cplusplus
 }

@@ -130,6 +130,11 @@ void mha_kv_cache_reset(mha_kv_cache *cache)
     memset(cache->lengths, 0, (size_t)cache->desc.batch * sizeof(int64_t));
 }
 
+void mhai_kv_cache_cut(mha_kv_cache *cache, int64_t b, int64_t length)
+{
+    cache->lengths[b] = length;
+}
+
 mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
 {
     if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_truncate: cache is NULL");
@@ -146,7 +151,7 @@ mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
 
 /* ---- append -------------------------------------------------------------------------------- */
 
-static mha_status check_counts(const mha_kv_cache *cache, int64_t n, const int64_t *counts)
+mha_status mhai_kv_cache_check_counts(const mha_kv_cache *cache, int64_t n, const int64_t *counts)
 {
     const int64_t capacity = cache->desc.capacity;
     for (int64_t b = 0; b < cache->desc.batch; b++) {
@@ -193,7 +198,7 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k, const m
                               (int64_t[]){d->batch, d->kv_heads, n, d->value_head_dim}));
     MHA_TRY(mhai_tensor_check_last("k", k));
     MHA_TRY(mhai_tensor_check_last("v", v));
-    MHA_TRY(check_counts(cache, n, counts));
+    MHA_TRY(mhai_kv_cache_check_counts(cache, n, counts));
     for (int64_t b = 0; b < d->batch; b++) {
         int64_t count = counts ? counts[b] : n;
         copy_rows(cache, b, count, k, cache->keys);

@@ -7,11 +7,9 @@
 
 #include <multihead/component.h>
 
-#include <string.h>
-
 enum {
-    KNOWN_FLAGS =
-        MHA_MODULE_NO_QKV_BIAS | MHA_MODULE_NO_OUT_BIAS | MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN
+    KNOWN_FLAGS = MHA_MODULE_NO_QKV_BIAS | MHA_MODULE_NO_OUT_BIAS | MHA_MODULE_BIAS_KV |
+                  MHA_MODULE_ZERO_ATTN | MHA_MODULE_SINKS | MHA_MODULE_ROPE | MHA_MODULE_QK_NORM
 };
 
 /* ---- description --------------------------------------------------------------------------- */
@@ -72,7 +70,7 @@ static mha_status create_projections(mha_context *context, mha_module *module)
     return MHA_OK;
 }
 
-/* The vectors that the flags ask for, zero. */
+/* The vectors that the flags ask for: zero, but norms are weighted by 1. */
 static mha_status create_vectors(mha_module *module)
 {
     const mha_module_desc *d = &module->desc;
@@ -83,6 +81,9 @@ static mha_status create_vectors(mha_module *module)
     } vectors[MHAI_VECTORS] = {
         [MHAI_BIAS_K] = {MHA_MODULE_BIAS_KV, d->kv_heads * d->head_dim},
         [MHAI_BIAS_V] = {MHA_MODULE_BIAS_KV, d->kv_heads * d->value_head_dim},
+        [MHAI_Q_NORM] = {MHA_MODULE_QK_NORM, d->head_dim},
+        [MHAI_K_NORM] = {MHA_MODULE_QK_NORM, d->head_dim},
+        [MHAI_SINKS] = {MHA_MODULE_SINKS, d->num_heads},
     };
     for (int i = 0; i < MHAI_VECTORS; i++) {
         if (!(d->flags & vectors[i].flag)) continue;
@@ -94,7 +95,8 @@ static mha_status create_vectors(mha_module *module)
         if (!module->vector[i])
             return mha_fail(MHA_ERR_NOMEM, "module: cannot allocate %zu bytes", bytes);
         module->vector_length[i] = vectors[i].length;
-        memset(module->vector[i], 0, bytes);
+        bool norm = i == MHAI_Q_NORM || i == MHAI_K_NORM;
+        for (int64_t n = 0; n < vectors[i].length; n++) module->vector[i][n] = norm;
     }
     return MHA_OK;
 }
@@ -107,8 +109,10 @@ mha_status mha_module_create(mha_context *context, const mha_module_desc *desc, 
                         : !desc  ? "desc"
                                  : "module");
     mha_module_desc d;
-    MHA_TRY(mhai_struct_copy("mha_module_desc", &d, sizeof d, sizeof d, desc));
+    MHA_TRY(mhai_struct_copy("mha_module_desc", &d, sizeof d,
+                             offsetof(mha_module_desc, rope_pairing), desc));
     MHA_TRY(fill_defaults(&d));
+    MHA_TRY(mhai_module_position_check(context, &d));
     const mha_allocator *a = &context->allocator;
     mha_module *made = a->alloc(a->user, sizeof *made, _Alignof(mha_module));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "module: cannot allocate %zu bytes", sizeof *made);

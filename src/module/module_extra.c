@@ -57,6 +57,10 @@ static mha_status add_zero_key(mhai_forward *f)
 mha_status mhai_module_extra_prepare(mhai_forward *f)
 {
     const mha_module_desc *d = &f->module->desc;
+    if (d->flags & MHA_MODULE_SINKS) {
+        f->sinks = mha_tensor_contiguous(f->module->vector[MHAI_SINKS], MHA_F32, 1, &d->num_heads);
+        f->desc.sink_logits = &f->sinks;
+    }
     if (d->flags & MHA_MODULE_ZERO_ATTN) MHA_TRY(add_zero_key(f));
     if (f->extra == 0 || f->inner.lse) return MHA_OK;
     if (!(d->flags & MHA_MODULE_BIAS_KV) && !f->probabilities.ndim) return MHA_OK;
@@ -98,7 +102,8 @@ static double learned_score(const mhai_forward *f, const row *r)
     return cap > 0 ? cap * tanh(score / cap) : score;
 }
 
-/* What dropout makes of the learned key's weight: it is key number `columns` of its row. */
+/* What dropout makes of the learned key's weight: it is key number 2^34 - 1, the last that dropout
+ * can count, whatever the number of keys. */
 static double dropout_factor(const mhai_forward *f, const row *r)
 {
     const double dropout = (double)f->desc.dropout;
@@ -106,8 +111,8 @@ static double dropout_factor(const mhai_forward *f, const row *r)
     uint32_t word[4];
     if (dropout <= 0) return 1;
     mhai_dropout_words(word, (uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)},
-                       (uint32_t)r->sequence, (uint32_t)r->h, (uint32_t)r->query, f->columns / 4);
-    return (double)word[f->columns % 4] < dropout * 4294967296.0 ? 0 : 1 / (1 - dropout);
+                       (uint32_t)r->sequence, (uint32_t)r->h, (uint32_t)r->query, UINT32_MAX);
+    return (double)word[3] < dropout * 4294967296.0 ? 0 : 1 / (1 - dropout);
 }
 
 static double gate_of(const mhai_forward *f, const row *r)

@@ -43,12 +43,17 @@ enum {
 typedef struct mhai_forward {
     mha_context *context;
     const mha_module *module;
-    int64_t B, T, S; /* S: rows of key and value */
-    int64_t columns; /* keys of the longest sequence: S, unless the batch is ragged */
-    int64_t extra;   /* columns behind them: bias_k, zeros */
-    bool unbatched;  /* the caller's tensors lack the batch axis */
-    bool measuring;  /* only count scratch: tensors may be without data */
-    int64_t bytes;   /* of scratch taken so far */
+    int64_t B, T, S;          /* S: rows of key and value */
+    int64_t columns;          /* keys of the longest sequence: S, unless the batch is ragged */
+    int64_t extra;            /* columns behind them: bias_k, zeros */
+    bool has_query, has_keys; /* to project */
+    bool unbatched;           /* the caller's tensors lack the batch axis */
+    bool measuring;           /* only count scratch: tensors may be without data */
+    int64_t bytes;            /* of scratch taken so far */
+    size_t attention_bytes;   /* of scratch that attention to the cache will take */
+    mha_kv_cache *cache;      /* NULL: none */
+    const int64_t *counts;    /* [B] new positions of each sequence; NULL: S */
+    int64_t *lengths, *new_lengths, *query_starts; /* [B] of the cache: before, after; of queries */
     mha_tensor query, key, value, out;
     mha_attention_desc desc;       /* the caller's with the module's own parameters put in */
     mha_attention_outputs inner;   /* what attention is asked for */
@@ -57,11 +62,27 @@ typedef struct mhai_forward {
     mha_tensor q, k, v, heads;        /* [B,H,T,D] views of [B,T,H*D] scratch */
     mha_tensor probabilities, narrow; /* all columns, and those that attention fills */
     mha_tensor lse, sinks;
+    mha_positions query_positions, key_positions;
+    mha_tensor query_ids, key_ids;
 } mhai_forward;
 
 /* Scratch for a call; while measuring, only its account. */
 MHA_NODISCARD mha_status mhai_module_take(mhai_forward *f, int64_t count, size_t size,
                                           void **memory);
+
+/* module_check.c: read a call's arguments into f. */
+MHA_NODISCARD mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call);
+
+/* module_position.c: norm and rotation of q and k. */
+MHA_NODISCARD mha_status mhai_module_position_check(mha_context *context, mha_module_desc *desc);
+MHA_NODISCARD mha_status mhai_module_position_prepare(mhai_forward *f, const mha_module_call *call);
+MHA_NODISCARD mha_status mhai_module_position_apply(const mhai_forward *f);
+
+/* module_cached.c: a call with a cache. What it checks and needs; what attention would do; append
+ * and attend, or nothing of both. */
+MHA_NODISCARD mha_status mhai_module_cached_prepare(mhai_forward *f);
+MHA_NODISCARD mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan);
+MHA_NODISCARD mha_status mhai_module_cached_attend(mhai_forward *f);
 
 /* module_extra.c: the keys that every query sees, beside those of the call. The first puts what it
  * can into f->desc and asks attention for what the second needs, which runs on its results. */

@@ -28,7 +28,7 @@ PATHS = {"auto": 0, "tiled": 1, "plain": 2}
 SCORE_STAGES = {"raw": 0, "capped": 1, "biased": 2}
 DROPPED_PROBABILITIES = 1
 CAUSAL, SCALE_GIVEN, STRICT, WINDOW = 1, 2, 4, 8
-NO_QKV_BIAS, NO_OUT_BIAS, BIAS_KV, ZERO_ATTN = 1, 2, 4, 8
+NO_QKV_BIAS, NO_OUT_BIAS, BIAS_KV, ZERO_ATTN, SINKS, ROPE, QK_NORM = 1, 2, 4, 8, 16, 32, 64
 
 
 class Tensor(C.Structure):
@@ -99,7 +99,10 @@ class ModuleDesc(C.Structure):
     c_name = "mha_module_desc"
     _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("embed_dim", C.c_int64),
                 ("num_heads", C.c_int64), ("kv_heads", C.c_int64), ("head_dim", C.c_int64),
-                ("value_head_dim", C.c_int64), ("key_dim", C.c_int64), ("value_dim", C.c_int64)]
+                ("value_head_dim", C.c_int64), ("key_dim", C.c_int64), ("value_dim", C.c_int64),
+                ("rope_pairing", C.c_int), ("qk_norm", C.c_int), ("rotary_dim", C.c_int64),
+                ("rope_base", C.c_double), ("rope_factor", C.c_double),
+                ("qk_norm_epsilon", C.c_float), ("reserved", C.c_uint32)]
 
 
 class ModuleOutputs(C.Structure):
@@ -115,7 +118,8 @@ class ModuleCall(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
                 ("attention", C.POINTER(AttentionDesc))] + [
         (name, TensorPointer) for name in ("query", "key", "value", "out")
-    ] + [("outputs", C.POINTER(ModuleOutputs))]
+    ] + [("outputs", C.POINTER(ModuleOutputs)), ("query_positions", C.c_void_p),
+         ("key_positions", C.c_void_p), ("cache", C.c_void_p), ("counts", Int64Pointer)]
 
 
 class ModuleParameter(C.Structure):
@@ -292,10 +296,11 @@ class Module:
     """mha_module; keywords are the fields of mha_module_desc."""
 
     def __init__(self, embed_dim, num_heads, qkv_bias=True, out_bias=True, bias_kv=False,
-                 zero_attn=False, context=None, **sizes):
+                 zero_attn=False, sinks=False, rope=False, norm=False, context=None, **sizes):
         self.context = context or default_context()
         flags = NO_QKV_BIAS * (not qkv_bias) | NO_OUT_BIAS * (not out_bias)
-        flags |= BIAS_KV * bool(bias_kv) | ZERO_ATTN * bool(zero_attn)
+        flags |= BIAS_KV * bool(bias_kv) | ZERO_ATTN * bool(zero_attn) | SINKS * bool(sinks)
+        flags |= ROPE * bool(rope) | QK_NORM * bool(norm)
         self.extra_keys = bool(bias_kv) + bool(zero_attn)
         desc = ModuleDesc(struct_size=C.sizeof(ModuleDesc), flags=flags, embed_dim=embed_dim,
                           num_heads=num_heads, **sizes)

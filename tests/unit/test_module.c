@@ -571,7 +571,7 @@ static void create_errors(void **state)
     expect_error(mha_module_create(context, &d, NULL), MHA_ERR_NULL, "module");
     d.struct_size = 0;
     expect_error(CREATE, MHA_ERR_ARGUMENT, "struct_size");
-    d = right, d.flags = 64;
+    d = right, d.flags = 1 << 30;
     expect_error(CREATE, MHA_ERR_UNSUPPORTED, "flags");
     d = right, d.embed_dim = 0;
     expect_error(CREATE, MHA_ERR_ARGUMENT, "embed_dim");

@@ -72,7 +72,7 @@ typedef struct trial {
     mha_module_desc module_desc;
     mha_module *module;
     int64_t extra, columns;
-    guarded query, key, value, bias_k, bias_v;
+    guarded query, key, value, bias_k, bias_v, own_sinks;
     mha_attention_desc desc; /* c's, with the key of zeros among the sinks */
     float sinks[64];
     mha_tensor sink_tensor;
@@ -87,14 +87,25 @@ typedef struct results {
 static void make_desc(trial *x)
 {
     x->desc = x->c.desc;
+    if (x->module_desc.flags & MHA_MODULE_SINKS) x->desc.sink_logits = &x->own_sinks.view;
     if (!(x->module_desc.flags & MHA_MODULE_ZERO_ATTN)) return;
-    const mha_tensor *given = x->c.desc.sink_logits;
+    const mha_tensor *given = x->desc.sink_logits;
     for (int64_t h = 0; h < x->c.shape.H; h++) {
         double sink = given ? (double)*(float *)guarded_element(given, &h) : -INFINITY;
         x->sinks[h] = (float)(fmax(sink, 0) + log1p(exp(-fabs(sink))));
     }
     x->sink_tensor = mha_tensor_contiguous(x->sinks, MHA_F32, 1, &x->c.shape.H);
     x->desc.sink_logits = &x->sink_tensor;
+}
+
+/* Masks take any offset; positions at the end of 64 bits overflow. */
+static bool offsets_are_far(const kinds_case *c)
+{
+    const int64_t far = (int64_t)1 << 40;
+    bool found = c->desc.q_offset > far || c->desc.q_offset < -far;
+    for (int64_t b = 0; c->desc.q_offsets && b < c->shape.B; b++)
+        found |= c->desc.q_offsets[b] > far || c->desc.q_offsets[b] < -far;
+    return found;
 }
 
 static void trial_make(trial *x, rng *r, mha_context *context, uint32_t flags)
@@ -111,8 +122,13 @@ static void trial_make(trial *x, rng *r, mha_context *context, uint32_t flags)
                                        .kv_heads = n.Hk,
                                        .head_dim = n.D,
                                        .value_head_dim = n.Dv};
+    if (x->c.desc.sink_logits) x->module_desc.flags &= ~(uint32_t)MHA_MODULE_SINKS;
+    if (n.D < 2 || offsets_are_far(&x->c)) x->module_desc.flags &= ~(uint32_t)MHA_MODULE_ROPE;
+    if (x->module_desc.flags & MHA_MODULE_ROPE) x->module_desc.rotary_dim = n.D / 2 * 2;
     must(mha_module_create(context, &x->module_desc, &x->module));
     set_all(r, x->module);
+    if (x->module_desc.flags & MHA_MODULE_SINKS)
+        x->own_sinks = parameter(r, x->module, "sinks", 1, &n.H);
     const mha_tensor *q = &x->c.q.view, *k = &x->c.k.view;
     int64_t E = x->module_desc.embed_dim;
     x->query = filled(r, 3, (int64_t[]){q->shape[0], q->shape[2], E}, LAYOUT_PAD, 1);
@@ -137,6 +153,7 @@ static void trial_free(trial *x)
         guarded_free(&x->bias_k);
         guarded_free(&x->bias_v);
     }
+    if (x->module_desc.flags & MHA_MODULE_SINKS) guarded_free(&x->own_sinks);
     kinds_free(&x->c);
 }
 
@@ -202,16 +219,16 @@ static double learned_score(const trial *x, const float *q, int64_t h, double *e
     return cap > 0 ? cap * tanh(score / cap) : score;
 }
 
-/* What dropout leaves of the learned key, number `columns` of its row. */
+/* What dropout leaves of the learned key, number 2^34 - 1 of its row. */
 static double learned_factor(const trial *x, int64_t b, int64_t h, int64_t t)
 {
     const double dropout = (double)x->desc.dropout;
     if (dropout == 0) return 1;
     const uint64_t seed = x->desc.dropout_seed;
-    const uint32_t counter[4] = {(uint32_t)(x->columns / 4), (uint32_t)t, (uint32_t)h, (uint32_t)b};
+    const uint32_t counter[4] = {UINT32_MAX, (uint32_t)t, (uint32_t)h, (uint32_t)b};
     uint32_t word[4];
     kinds_philox(counter, (uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)}, word);
-    if ((double)word[x->columns % 4] < dropout * 4294967296.0) return 0;
+    if ((double)word[3] < dropout * 4294967296.0) return 0;
     return 1 / (1 - dropout);
 }
 
@@ -324,7 +341,7 @@ static void extra_keys(void **state)
     for (int i = 0; i < rng_cases(120, 3000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         trial x;
-        uint32_t flags = (uint32_t)rng_between(&r, 1, 3) * MHA_MODULE_BIAS_KV;
+        uint32_t flags = (uint32_t)rng_between(&r, 1, 31) * MHA_MODULE_BIAS_KV;
         trial_make(&x, &r, all.each[0].context, flags);
         for (int m = 0; m < all.count; m++) {
             results y;
@@ -358,7 +375,7 @@ static void extra_bits(void **state)
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
         trial x;
         trial_make(&x, &r, one.each[0].context,
-                   (uint32_t)rng_between(&r, 1, 3) * MHA_MODULE_BIAS_KV);
+                   (uint32_t)rng_between(&r, 1, 31) * MHA_MODULE_BIAS_KV);
         for (int m = 0; m < one.count; m++) {
             results y, z;
             results_make(&y, &r, &x, 0);
@@ -789,7 +806,7 @@ static void scratch_account(void **state)
         must(mha_context_create(&context_desc, &context));
         trial x;
         results y;
-        trial_make(&x, &r, context, (uint32_t)rng_between(&r, 0, 3) * MHA_MODULE_BIAS_KV);
+        trial_make(&x, &r, context, (uint32_t)rng_between(&r, 0, 31) * MHA_MODULE_BIAS_KV);
         results_make(&y, &r, &x, 0);
         if (rng_chance(&r, 0.5)) y.wanted.probabilities = NULL;
         if (rng_chance(&r, 0.5)) y.wanted.lse = NULL;

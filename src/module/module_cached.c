@@ -1,0 +1,153 @@
+/* A call with a cache: append the new keys and values, attend to all that it holds, or only one of
+ * the two. The cache changes after everything that can fail but attention itself, and that finds
+ * its scratch ready; should it fail all the same, the lengths go back to what they were. */
+#include "base/checked.h"
+#include "base/context.h"
+#include "module/kv_cache.h"
+#include "module/module_parts.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* ---- checks -------------------------------------------------------------------------------- */
+
+static mha_status check_size(const char *name, int64_t cache, int64_t module)
+{
+    if (cache == module) return MHA_OK;
+    return mha_fail(MHA_ERR_SHAPE,
+                    "cache: %s is %lld, this call has %lld; make it by mha_module_cache_create()",
+                    name, (long long)cache, (long long)module);
+}
+
+static mha_status check_cache(const mhai_forward *f)
+{
+    const mha_module_desc *d = &f->module->desc;
+    mha_kv_cache_desc c;
+    mha_kv_cache_describe(f->cache, &c);
+    MHA_TRY(check_size("batch", c.batch, f->B));
+    MHA_TRY(check_size("kv_heads", c.kv_heads, d->kv_heads));
+    MHA_TRY(check_size("head_dim", c.head_dim, d->head_dim));
+    return check_size("value_head_dim", c.value_head_dim, d->value_head_dim);
+}
+
+/* The cache knows lengths, and where the tokens of a step stand. */
+static mha_status check_desc(const mhai_forward *f)
+{
+    const mha_attention_desc *d = &f->desc;
+    if (d->key_lengths)
+        return mha_fail(MHA_ERR_ARGUMENT, "key_lengths: those of a call with a cache are the "
+                                          "cache's own, leave them NULL");
+    if (d->query_starts || d->key_starts || d->sequences)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "query_starts: a ragged batch does not go with a cache");
+    if (f->has_keys && (d->q_offset != 0 || d->q_offsets))
+        return mha_fail(MHA_ERR_ARGUMENT, "q_offset: new tokens stand behind what the cache holds, "
+                                          "leave it 0");
+    if (f->has_keys && f->has_query && f->T != f->S)
+        return mha_fail(MHA_ERR_SHAPE,
+                        "query has length %lld, key has length %lld: a step with a cache takes "
+                        "query, key and value of the same tokens",
+                        (long long)f->T, (long long)f->S);
+    return MHA_OK;
+}
+
+/* ---- before the work ----------------------------------------------------------------------- */
+
+/* Lengths before and after, and where queries begin. They are read while measuring too. */
+static mha_status take_lengths(mhai_forward *f)
+{
+    const mha_attention_desc *d = &f->desc;
+    const int64_t *held = mha_kv_cache_lengths(f->cache);
+    void *memory;
+    MHA_TRY(mhai_module_take(f, 3 * f->B, sizeof(int64_t), &memory));
+    if (f->measuring) MHA_TRY(mha_scratch_alloc(f->context, 3 * f->B, sizeof(int64_t), &memory));
+    f->lengths = memory;
+    f->new_lengths = f->lengths + f->B;
+    f->query_starts = f->new_lengths + f->B;
+    f->columns = 0;
+    for (int64_t b = 0; b < f->B; b++) {
+        f->lengths[b] = held[b];
+        f->new_lengths[b] = held[b] + (!f->has_keys ? 0 : f->counts ? f->counts[b] : f->S);
+        f->query_starts[b] = f->has_keys        ? held[b]
+                             : d->q_offsets     ? d->q_offsets[b]
+                             : d->q_offset != 0 ? d->q_offset
+                                                : held[b] - f->T;
+        f->columns = mhai_max_i64(f->columns, f->new_lengths[b]);
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_module_cached_prepare(mhai_forward *f)
+{
+    MHA_TRY(check_cache(f));
+    MHA_TRY(check_desc(f));
+    if (f->has_keys) MHA_TRY(mhai_kv_cache_check_counts(f->cache, f->S, f->counts));
+    if (f->counts && !f->has_keys)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_call: counts have no meaning without key and "
+                                          "value, which are to be appended");
+    MHA_TRY(take_lengths(f));
+    if (!f->has_keys || !f->has_query) return MHA_OK;
+    f->desc.flags |= MHA_ATTENTION_CAUSAL;
+    f->desc.q_offsets = f->query_starts;
+    return MHA_OK;
+}
+
+mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
+{
+    const mha_module_desc *d = &f->module->desc;
+    if (!f->has_query) return MHA_OK;
+    const int64_t k_shape[] = {f->B, d->kv_heads, f->columns, d->head_dim};
+    const int64_t v_shape[] = {f->B, d->kv_heads, f->columns, d->value_head_dim};
+    const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, k_shape);
+    const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, v_shape);
+    mha_attention_desc desc = f->desc;
+    desc.key_lengths = f->new_lengths;
+    MHA_TRY(mha_attention_explain(f->context, &desc, &f->q, &k, &v, &f->heads, &f->inner, plan));
+    size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* what the cache's attention adds */
+    if (plan->scratch_bytes > PTRDIFF_MAX - more)
+        return mha_fail(MHA_ERR_SIZE, "module: its scratch overflows 64 bits");
+    plan->scratch_bytes += more;
+    f->attention_bytes = plan->scratch_bytes;
+    return MHA_OK;
+}
+
+/* ---- the work ------------------------------------------------------------------------------ */
+
+/* Scratch keeps what it has: after this the same amount cannot be refused. */
+static mha_status reserve(mhai_forward *f)
+{
+    void *memory;
+    mha_scratch_mark mark = mha_scratch_top(f->context);
+    MHA_TRY(mha_scratch_alloc(f->context, (int64_t)f->attention_bytes, 1, &memory));
+    mha_scratch_release(f->context, mark);
+    return MHA_OK;
+}
+
+mha_status mhai_module_cached_attend(mhai_forward *f)
+{
+    if (f->has_query) MHA_TRY(reserve(f));
+    if (f->has_keys) MHA_TRY(mha_kv_cache_append(f->cache, &f->k, &f->v, f->counts));
+    if (!f->has_query) return MHA_OK;
+    mha_status status =
+        mha_kv_cache_attention(f->context, f->cache, &f->desc, &f->q, &f->heads, &f->inner);
+    for (int64_t b = 0; status != MHA_OK && b < f->B; b++)
+        mhai_kv_cache_cut(f->cache, b, f->lengths[b]);
+    return status;
+}
+
+/* ---- a cache for a module ------------------------------------------------------------------ */
+
+mha_status mha_module_cache_create(mha_context *context, const mha_module *module, int64_t batch,
+                                   int64_t capacity, mha_kv_cache **cache)
+{
+    if (!module) return mha_fail(MHA_ERR_NULL, "mha_module_cache_create: module is NULL");
+    const mha_module_desc *d = &module->desc;
+    const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                    .batch = batch,
+                                    .kv_heads = d->kv_heads,
+                                    .capacity = capacity,
+                                    .head_dim = d->head_dim,
+                                    .value_head_dim = d->value_head_dim};
+    return mha_kv_cache_create(context, &desc, cache);
+}

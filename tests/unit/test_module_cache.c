@@ -1,0 +1,829 @@
+/* Generation with a module and its cache: steps of any sizes against the whole sequence, bit by
+ * bit, with everything that a module may have; positions and norms; and a cache that no error
+ * changes. */
+#include "support/failing_alloc.h"
+#include "support/guarded.h"
+#include "support/machines.h"
+
+#include <multihead/module.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_B = 3 };
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_null(strchr(detail, '\n'));
+    assert_non_null(strstr(detail, word));
+}
+
+static void must(mha_status status)
+{
+    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
+}
+
+static guarded filled(rng *r, int ndim, const int64_t *shape, double factor)
+{
+    guarded g = guarded_make(r, MHA_F32, ndim, shape, LAYOUT_PAD);
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(&g.view)) return g;
+    do *(float *)guarded_element(&g.view, index) = (float)((double)rng_normal(r) * factor);
+    while (guarded_next(&g.view, index));
+    return g;
+}
+
+static void set_all(rng *r, mha_module *module)
+{
+    mha_module_parameter p;
+    for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
+        guarded value = filled(r, p.ndim, p.shape, p.ndim == 2 ? 1 / sqrt((double)p.shape[1]) : 1);
+        must(mha_module_set_parameter(module, p.name, &value.view));
+        guarded_free(&value);
+    }
+}
+
+/* Rows from .. from+count-1 of sequence b. */
+static mha_tensor rows_of(const mha_tensor *x, int64_t b, int64_t from, int64_t count)
+{
+    mha_tensor one = guarded_slice(x, 0, b, 1);
+    return guarded_slice(&one, 1, from, count);
+}
+
+/* ---- everything that a module may have ------------------------------------------------------- */
+
+static mha_module_desc some_desc(rng *r)
+{
+    static const int64_t heads[][2] = {{1, 1}, {4, 2}, {6, 2}, {4, 1}, {3, 3}};
+    static const int64_t dims[] = {2, 4, 8, 16, 34};
+    static const mha_rope_pairing pairings[] = {MHA_ROPE_INTERLEAVED, MHA_ROPE_HALVES};
+    int64_t pair = rng_between(r, 0, 4);
+    mha_module_desc d = {.struct_size = sizeof d,
+                         .flags = (uint32_t)rng_between(r, 0, 127),
+                         .embed_dim = rng_between(r, 1, 40),
+                         .num_heads = heads[pair][0],
+                         .kv_heads = heads[pair][1],
+                         .head_dim = RNG_PICK(r, dims)};
+    d.value_head_dim = rng_chance(r, 0.6) ? 0 : RNG_PICK(r, dims);
+    if (d.flags & MHA_MODULE_ROPE) {
+        d.rope_pairing = RNG_PICK(r, pairings);
+        d.rotary_dim = rng_chance(r, 0.5) ? 0 : 2 * rng_between(r, 1, d.head_dim / 2);
+        d.rope_base = rng_chance(r, 0.5) ? 0 : 500000;
+        d.rope_factor = rng_chance(r, 0.7) ? 0 : 4;
+    }
+    if (d.flags & MHA_MODULE_QK_NORM) {
+        d.qk_norm = rng_chance(r, 0.5) ? MHA_QK_NORM_RMS : MHA_QK_NORM_L2;
+        d.qk_norm_epsilon = rng_chance(r, 0.5) ? 0 : 1e-3f;
+    }
+    return d;
+}
+
+/* A causal descriptor with window, cap and terms of distance by chance; and what it points to. */
+typedef struct kind {
+    mha_attention_desc desc;
+    guarded slopes, table;
+} kind;
+
+static void kind_make(kind *k, rng *r, const mha_module_desc *d)
+{
+    *k = (kind){.desc = {.struct_size = sizeof k->desc, .flags = MHA_ATTENTION_CAUSAL}};
+    k->slopes = filled(r, 1, &d->num_heads, 0.2);
+    k->table = filled(r, 2, (int64_t[]){8, d->num_heads}, 0.5);
+    if (rng_chance(r, 0.4)) {
+        k->desc.flags |= MHA_ATTENTION_WINDOW;
+        k->desc.left_keys = rng_between(r, 0, 30);
+        k->desc.sink_keys = rng_chance(r, 0.5) ? 0 : 3;
+    }
+    if (rng_chance(r, 0.3)) k->desc.softcap = 3;
+    if (rng_chance(r, 0.3)) k->desc.alibi_slopes = &k->slopes.view;
+    if (rng_chance(r, 0.3)) k->desc.t5_table = &k->table.view;
+}
+
+static void kind_free(kind *k)
+{
+    guarded_free(&k->slopes);
+    guarded_free(&k->table);
+}
+
+/* ---- steps against the whole ----------------------------------------------------------------- */
+
+typedef struct story {
+    mha_module *module;
+    mha_module_desc d;
+    kind k;
+    int64_t B, length[MOST_B], longest;
+    guarded x;
+} story;
+
+static void story_make(story *s, rng *r, mha_context *context)
+{
+    *s = (story){.d = some_desc(r), .B = rng_between(r, 1, MOST_B)};
+    for (int64_t b = 0; b < s->B; b++) {
+        s->length[b] = rng_chance(r, 0.1) ? rng_between(r, 500, 530) : rng_between(r, 0, 60);
+        s->longest = s->length[b] > s->longest ? s->length[b] : s->longest;
+    }
+    must(mha_module_create(context, &s->d, &s->module));
+    set_all(r, s->module);
+    kind_make(&s->k, r, &s->d);
+    s->x = filled(r, 3, (int64_t[]){s->B, s->longest, s->d.embed_dim}, 1);
+}
+
+static void story_free(story *s)
+{
+    mha_module_destroy(s->module);
+    kind_free(&s->k);
+    guarded_free(&s->x);
+}
+
+/* Each sequence by itself, at once. */
+static void run_whole(mha_context *context, const story *s, mha_path path, const mha_tensor *out)
+{
+    mha_attention_desc desc = s->k.desc;
+    desc.path = path;
+    for (int64_t b = 0; b < s->B; b++) {
+        const mha_tensor x = rows_of(&s->x.view, b, 0, s->length[b]);
+        const mha_tensor y = rows_of(out, b, 0, s->length[b]);
+        must(mha_module_forward(context, s->module, &desc, &x, &x, &x, &y, NULL));
+    }
+}
+
+/* Steps of at most `most` tokens, every sequence as far as it goes. Tokens that a sequence has not
+ * are NaN, and so are its rows of out beforehand. */
+static void run_steps(mha_context *context, const story *s, mha_path path, rng *r, int64_t most,
+                      const mha_tensor *out)
+{
+    mha_kv_cache *cache;
+    mha_attention_desc desc = s->k.desc;
+    desc.path = path;
+    if (rng_chance(r, 0.5)) desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL; /* a step implies it */
+    must(mha_module_cache_create(context, s->module, s->B, s->longest + 1, &cache));
+    const int64_t *held = mha_kv_cache_lengths(cache);
+    for (int64_t done = 0; done < s->longest;) {
+        const int64_t n = rng_between(r, 1, most);
+        const int64_t shape[] = {s->B, n, s->d.embed_dim};
+        guarded x = guarded_make(r, MHA_F32, 3, shape, LAYOUT_PAD); /* all NaN */
+        guarded y = guarded_make(r, MHA_F32, 3, shape, LAYOUT_PAD);
+        int64_t counts[MOST_B], before[MOST_B];
+        for (int64_t b = 0; b < s->B; b++) {
+            const int64_t left = s->length[b] - held[b];
+            before[b] = held[b];
+            counts[b] = left < n ? left : n;
+            for (int64_t i = 0; i < counts[b] * shape[2]; i++) {
+                int64_t from[] = {b, held[b] + i / shape[2], i % shape[2]};
+                int64_t to[] = {b, i / shape[2], i % shape[2]};
+                *(float *)guarded_element(&x.view, to) =
+                    *(float *)guarded_element(&s->x.view, from);
+            }
+        }
+        const mha_module_call call = {.struct_size = sizeof call,
+                                      .attention = &desc,
+                                      .query = &x.view,
+                                      .key = &x.view,
+                                      .value = &x.view,
+                                      .out = &y.view,
+                                      .cache = cache,
+                                      .counts = counts};
+        must(mha_module_run(context, s->module, &call));
+        done += n;
+        for (int64_t b = 0; b < s->B; b++) {
+            assert_int_equal(held[b], before[b] + counts[b]);
+            for (int64_t i = 0; i < counts[b] * shape[2]; i++) {
+                int64_t to[] = {b, before[b] + i / shape[2], i % shape[2]};
+                int64_t from[] = {b, i / shape[2], i % shape[2]};
+                *(float *)guarded_element(out, to) = *(float *)guarded_element(&y.view, from);
+            }
+        }
+        guarded_free(&x);
+        guarded_free(&y);
+    }
+    mha_kv_cache_destroy(cache);
+}
+
+static void steps_are_the_whole(void **state)
+{
+    (void)state;
+    machines one = machines_make(1), two = machines_make(2);
+    for (int i = 0; i < rng_cases(80, 2000); i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        story s;
+        story_make(&s, &r, one.each[0].context);
+        const int64_t shape[] = {s.B, s.longest, s.d.embed_dim};
+        for (int m = 0; m < one.count; m++) {
+            static const int64_t most[] = {1, 7, 40, 600};
+            guarded whole = guarded_make(&r, MHA_F32, 3, shape, 0);
+            guarded steps = guarded_make(&r, MHA_F32, 3, shape, 0);
+            run_whole(one.each[m].context, &s, one.each[m].path, &whole.view);
+            run_steps(two.each[m].context, &s, one.each[m].path, &r, RNG_PICK(&r, most),
+                      &steps.view);
+            for (int64_t b = 0; b < s.B; b++) {
+                const mha_tensor w = rows_of(&whole.view, b, 0, s.length[b]);
+                const mha_tensor t = rows_of(&steps.view, b, 0, s.length[b]);
+                if (!guarded_same_bits(&w, &t, false))
+                    fail_msg("case %d, %s, sequence %lld of length %lld: flags 0x%x, steps differ",
+                             i, one.each[m].name, (long long)b, (long long)s.length[b],
+                             (unsigned)s.d.flags);
+            }
+            guarded_free(&whole);
+            guarded_free(&steps);
+        }
+        story_free(&s);
+    }
+    machines_free(&one);
+    machines_free(&two);
+}
+
+/* Cross-attention: filled once in two pieces, then asked row by row, against the whole call. */
+static void cross_attention(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(40, 1000); i++) {
+        rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
+        mha_module_desc d = some_desc(&r);
+        d.key_dim = rng_between(&r, 1, 30), d.value_dim = rng_between(&r, 1, 30);
+        const int64_t B = rng_between(&r, 1, MOST_B), T = rng_between(&r, 1, 9);
+        const int64_t S = rng_between(&r, 1, 60), first = rng_between(&r, 0, S);
+        mha_module *module;
+        must(mha_module_create(all.each[0].context, &d, &module));
+        set_all(&r, module);
+        guarded x = filled(&r, 3, (int64_t[]){B, T, d.embed_dim}, 1);
+        guarded k = filled(&r, 3, (int64_t[]){B, S, d.key_dim}, 1);
+        guarded v = filled(&r, 3, (int64_t[]){B, S, d.value_dim}, 1);
+        guarded whole = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, d.embed_dim}, 0);
+        guarded rows = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, d.embed_dim}, 0);
+        int64_t lengths[MOST_B], counts[2][MOST_B];
+        for (int64_t b = 0; b < B; b++) {
+            counts[0][b] = rng_between(&r, 0, first);
+            lengths[b] = counts[0][b];
+            counts[1][b] = lengths[b] == first ? rng_between(&r, 0, S - first) : 0;
+            lengths[b] += counts[1][b];
+        }
+        for (int m = 0; m < all.count; m++) {
+            mha_context *context = all.each[m].context;
+            mha_kv_cache *cache;
+            mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
+            must(mha_module_cache_create(context, module, B, S, &cache));
+            for (int part = 0; part < 2; part++) {
+                mha_tensor kp =
+                    guarded_slice(&k.view, 1, part ? first : 0, part ? S - first : first);
+                mha_tensor vp =
+                    guarded_slice(&v.view, 1, part ? first : 0, part ? S - first : first);
+                must(mha_module_run(context, module,
+                                    &(mha_module_call){.struct_size = sizeof(mha_module_call),
+                                                       .key = &kp,
+                                                       .value = &vp,
+                                                       .cache = cache,
+                                                       .counts = counts[part]}));
+            }
+            for (int64_t t = 0; t < T; t++) {
+                mha_tensor q = guarded_slice(&x.view, 1, t, 1);
+                mha_tensor o = guarded_slice(&rows.view, 1, t, 1);
+                const mha_positions at = {.start = t};
+                must(mha_module_run(
+                    context, module,
+                    &(mha_module_call){.struct_size = sizeof(mha_module_call),
+                                       .attention = &desc,
+                                       .query = &q,
+                                       .out = &o,
+                                       .query_positions = d.flags & MHA_MODULE_ROPE ? &at : NULL,
+                                       .cache = cache}));
+            }
+            assert_memory_equal(mha_kv_cache_lengths(cache), lengths, (size_t)B * sizeof(int64_t));
+            desc.key_lengths = lengths;
+            must(mha_module_forward(context, module, &desc, &x.view, &k.view, &v.view, &whole.view,
+                                    NULL));
+            assert_true(guarded_same_bits(&whole.view, &rows.view, false));
+            mha_kv_cache_destroy(cache);
+        }
+        guarded *tensors[] = {&x, &k, &v, &whole, &rows};
+        for (int n = 0; n < 5; n++) guarded_free(tensors[n]);
+        mha_module_destroy(module);
+    }
+    machines_free(&all);
+}
+
+/* Outputs of a step are those of the last rows of the whole: maps over all that the cache holds. */
+static void step_outputs(void **state)
+{
+    (void)state;
+    enum { T = 9, E = 12, H = 4, Hk = 2, D = 6, LAST = 4 };
+    rng r = rng_make(rng_run_seed(), 20000);
+    machines all = machines_make(2);
+    mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H, .kv_heads = Hk};
+    d.head_dim = D;
+    d.flags = MHA_MODULE_ROPE | MHA_MODULE_QK_NORM | MHA_MODULE_SINKS | MHA_MODULE_BIAS_KV;
+    for (int m = 0; m < all.count; m++) {
+        mha_context *context = all.each[m].context;
+        mha_module *module;
+        mha_kv_cache *cache;
+        must(mha_module_create(context, &d, &module));
+        must(mha_module_cache_create(context, module, 1, T, &cache));
+        set_all(&r, module);
+        guarded x = filled(&r, 3, (int64_t[]){1, T, E}, 1);
+        guarded y = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
+        guarded p = guarded_make(&r, MHA_F32, 4, (int64_t[]){1, H, T, T + 1}, 0);
+        guarded k = guarded_make(&r, MHA_F32, 4, (int64_t[]){1, Hk, T, D}, 0);
+        guarded p2 = guarded_make(&r, MHA_F32, 4, (int64_t[]){1, H, LAST, T + 1}, 0);
+        guarded k2 = guarded_make(&r, MHA_F32, 4, (int64_t[]){1, Hk, LAST, D}, 0);
+        mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
+        desc.path = all.each[m].path;
+        mha_module_outputs wanted = {
+            .struct_size = sizeof wanted, .probabilities = &p.view, .k = &k.view};
+        must(mha_module_forward(context, module, &desc, &x.view, &x.view, &x.view, &y.view,
+                                &wanted));
+        for (int part = 0; part < 2; part++) {
+            mha_tensor xp = guarded_slice(&x.view, 1, part ? T - LAST : 0, part ? LAST : T - LAST);
+            mha_tensor yp = guarded_slice(&y.view, 1, part ? T - LAST : 0, part ? LAST : T - LAST);
+            wanted.probabilities = part ? &p2.view : NULL;
+            wanted.k = part ? &k2.view : NULL;
+            const mha_module_call call = {.struct_size = sizeof call,
+                                          .attention = &desc,
+                                          .query = &xp,
+                                          .key = &xp,
+                                          .value = &xp,
+                                          .out = &yp,
+                                          .outputs = &wanted,
+                                          .cache = cache};
+            must(mha_module_run(context, module, &call));
+        }
+        mha_tensor last = guarded_slice(&p.view, 2, T - LAST, LAST);
+        assert_true(guarded_same_bits(&last, &p2.view, false));
+        last = guarded_slice(&k.view, 2, T - LAST, LAST);
+        assert_true(guarded_same_bits(&last, &k2.view, false));
+        guarded *tensors[] = {&x, &y, &p, &k, &p2, &k2};
+        for (int n = 0; n < 6; n++) guarded_free(tensors[n]);
+        mha_kv_cache_destroy(cache);
+        mha_module_destroy(module);
+    }
+    machines_free(&all);
+}
+
+/* ---- norm and rotation ----------------------------------------------------------------------- */
+
+/* q and k of the module are those of the same one without them, normed, then rotated, by the
+ * functions of position.h, which have a reference of their own: by place, with an offset, with
+ * positions of the caller's, and in a ragged batch. */
+static void norm_then_rotate(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    mha_context *context = all.each[all.count - 1].context;
+    for (int i = 0; i < rng_cases(60, 1000); i++) {
+        rng r = rng_make(rng_run_seed(), 30000 + (uint64_t)i);
+        mha_module_desc d = some_desc(&r), bare;
+        bool ragged = rng_chance(&r, 0.3), given = rng_chance(&r, 0.4);
+        const int64_t B = ragged ? 1 : rng_between(&r, 1, MOST_B), T = rng_between(&r, 1, 20);
+        const int64_t S = rng_between(&r, 1, 20);
+        d.flags |= rng_chance(&r, 0.7) ? MHA_MODULE_ROPE : 0;
+        d.flags &= ~(uint32_t)(MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN);
+        bool rope = d.flags & MHA_MODULE_ROPE, norm = d.flags & MHA_MODULE_QK_NORM;
+        mha_module *module, *plain;
+        must(mha_module_create(context, &d, &module));
+        mha_module_describe(module, &d);
+        bare = d;
+        bare.flags &= ~(uint32_t)(MHA_MODULE_ROPE | MHA_MODULE_QK_NORM);
+        bare.rope_pairing = MHA_ROPE_INTERLEAVED, bare.qk_norm = MHA_QK_NORM_RMS;
+        bare.rotary_dim = 0, bare.rope_base = bare.rope_factor = 0, bare.qk_norm_epsilon = 0;
+        must(mha_module_create(context, &bare, &plain));
+        set_all(&r, module);
+        mha_module_parameter p;
+        for (int64_t n = 0; mha_module_parameter_at(plain, n, &p); n++) {
+            guarded value = guarded_make(&r, MHA_F32, p.ndim, p.shape, 0);
+            must(mha_module_get_parameter(module, p.name, &value.view));
+            must(mha_module_set_parameter(plain, p.name, &value.view));
+            guarded_free(&value);
+        }
+        guarded x = filled(&r, 3, (int64_t[]){B, T, d.embed_dim}, 1);
+        guarded y = filled(&r, 3, (int64_t[]){B, S, d.embed_dim}, 1);
+        guarded o = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, d.embed_dim}, 0);
+        guarded out[2][2];
+        mha_module_outputs wanted[2];
+        for (int n = 0; n < 2; n++) {
+            out[n][0] = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, d.num_heads, T, d.head_dim}, 0);
+            out[n][1] = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, d.kv_heads, S, d.head_dim}, 0);
+            wanted[n] = (mha_module_outputs){
+                .struct_size = sizeof wanted[n], .q = &out[n][0].view, .k = &out[n][1].view};
+        }
+        int64_t offsets[MOST_B] = {7, -3, 40}, starts[2][3] = {{0, T / 3, T}, {0, S / 2, S}};
+        guarded id[2];
+        for (int n = 0; n < 2; n++) {
+            id[n] = guarded_make(&r, MHA_I64, 2, (int64_t[]){B, n ? S : T}, 0);
+            for (int64_t j = 0; j < B * (n ? S : T); j++) {
+                int64_t b = j / (n ? S : T), t = j % (n ? S : T);
+                int64_t seq = ragged && t >= starts[n][1] ? 1 : 0;
+                int64_t by_place =
+                    ragged ? t - starts[n][seq] + (n ? 0 : offsets[seq]) : t + (n ? 0 : offsets[b]);
+                *(int64_t *)guarded_element(&id[n].view, (int64_t[]){b, t}) =
+                    given ? rng_between(&r, -50, 5000) : by_place;
+            }
+        }
+        mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
+        desc.q_offsets = offsets;
+        if (ragged) desc.query_starts = starts[0], desc.key_starts = starts[1], desc.sequences = 2;
+        mha_positions at[2] = {{.ids = &id[0].view}, {.ids = &id[1].view}};
+        mha_module_call call = {.struct_size = sizeof call,
+                                .attention = &desc,
+                                .query = &x.view,
+                                .key = &y.view,
+                                .value = &y.view,
+                                .out = &o.view,
+                                .outputs = &wanted[0]};
+        must(mha_module_run(context, plain, &call));
+        call.outputs = &wanted[1];
+        if (rope && given) call.query_positions = &at[0], call.key_positions = &at[1];
+        must(mha_module_run(context, module, &call));
+        for (int n = 0; n < 2; n++) {
+            const mha_tensor *q = &out[0][n].view;
+            guarded w = guarded_make(&r, MHA_F32, 1, &d.head_dim, 0);
+            if (norm) {
+                must(mha_module_get_parameter(module, n ? "k_norm.weight" : "q_norm.weight",
+                                              &w.view));
+                must(mha_qk_norm(context, d.qk_norm, d.qk_norm_epsilon, q, &w.view, q));
+            }
+            mha_rope_desc turn = {.struct_size = sizeof turn,
+                                  .pairing = d.rope_pairing,
+                                  .rotary_dim = d.rotary_dim,
+                                  .base = d.rope_base,
+                                  .factor = d.rope_factor,
+                                  .positions = at[n]};
+            if (rope) must(mha_rope_apply(context, &turn, q, q));
+            assert_true(guarded_same_bits(q, &out[1][n].view, false));
+            guarded_free(&w);
+        }
+        for (int n = 0; n < 2; n++) {
+            guarded_free(&id[n]);
+            guarded_free(&out[n][0]);
+            guarded_free(&out[n][1]);
+        }
+        guarded_free(&x);
+        guarded_free(&y);
+        guarded_free(&o);
+        mha_module_destroy(module);
+        mha_module_destroy(plain);
+    }
+    machines_free(&all);
+}
+
+/* The module's sinks are those of the descriptor. */
+static void sinks(void **state)
+{
+    (void)state;
+    enum { T = 6, E = 8, H = 4 };
+    rng r = rng_make(rng_run_seed(), 40000);
+    machines all = machines_make(2);
+    mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H};
+    for (int m = 0; m < all.count; m++) {
+        mha_context *context = all.each[m].context;
+        mha_module *with, *without;
+        d.flags = MHA_MODULE_SINKS;
+        must(mha_module_create(context, &d, &with));
+        set_all(&r, with);
+        d.flags = 0;
+        must(mha_module_create(context, &d, &without));
+        mha_module_parameter p;
+        for (int64_t n = 0; mha_module_parameter_at(without, n, &p); n++) {
+            guarded value = guarded_make(&r, MHA_F32, p.ndim, p.shape, 0);
+            must(mha_module_get_parameter(with, p.name, &value.view));
+            must(mha_module_set_parameter(without, p.name, &value.view));
+            guarded_free(&value);
+        }
+        guarded logits = guarded_make(&r, MHA_F32, 1, (int64_t[]){H}, 0);
+        must(mha_module_get_parameter(with, "sinks", &logits.view));
+        guarded x = filled(&r, 3, (int64_t[]){1, T, E}, 1);
+        guarded a = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
+        guarded b = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
+        mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
+        must(mha_module_forward(context, with, &desc, &x.view, &x.view, &x.view, &a.view, NULL));
+        desc.sink_logits = &logits.view;
+        must(mha_module_forward(context, without, &desc, &x.view, &x.view, &x.view, &b.view, NULL));
+        assert_true(guarded_same_bits(&a.view, &b.view, false));
+        expect_error(
+            mha_module_forward(context, with, &desc, &x.view, &x.view, &x.view, &b.view, NULL),
+            MHA_ERR_ARGUMENT, "sinks of its own");
+        guarded *tensors[] = {&logits, &x, &a, &b};
+        for (int n = 0; n < 4; n++) guarded_free(tensors[n]);
+        mha_module_destroy(with);
+        mha_module_destroy(without);
+    }
+    machines_free(&all);
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static void create_errors(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    const mha_module_desc right = {.struct_size = sizeof right, .embed_dim = 12, .num_heads = 2};
+    mha_module *module = NULL;
+    mha_module_desc d;
+#define CREATE mha_module_create(context, &d, &module)
+    d = right, d.rotary_dim = 4;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE");
+    d = right, d.rope_factor = 1;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE");
+    d = right, d.qk_norm_epsilon = 1;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "MHA_MODULE_QK_NORM");
+    d = right, d.reserved = 1;
+    expect_error(CREATE, MHA_ERR_UNSUPPORTED, "reserved is 1");
+    d = right, d.flags = MHA_MODULE_ROPE, d.rotary_dim = 5;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "rotary_dim is 5");
+    d.rotary_dim = 8;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "head size 6");
+    d = right, d.flags = MHA_MODULE_ROPE, d.head_dim = 5;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "rotary_dim is 5");
+    d = right, d.flags = MHA_MODULE_ROPE, d.rope_base = 0.5;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "base is 0.5");
+    d = right, d.flags = MHA_MODULE_ROPE, d.rope_factor = -1;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "factor is -1");
+    d = right, d.flags = MHA_MODULE_ROPE, d.rope_pairing = (mha_rope_pairing)7;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "pairing is 7");
+    d = right, d.flags = MHA_MODULE_QK_NORM, d.qk_norm_epsilon = -1;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "epsilon is -1");
+    d = right, d.flags = MHA_MODULE_QK_NORM, d.qk_norm = (mha_qk_norm_kind)3;
+    expect_error(CREATE, MHA_ERR_ARGUMENT, "kind is 3");
+    assert_null(module);
+    d = right, d.flags = MHA_MODULE_ROPE | MHA_MODULE_QK_NORM;
+    must(CREATE);
+    mha_module_describe(module, &d);
+    assert_int_equal(d.rotary_dim, 6);
+    assert_true(d.rope_base == 10000 && d.rope_factor == 1 && d.qk_norm_epsilon == 1e-6f);
+    mha_module_destroy(module);
+    must(CREATE); /* from what it said itself */
+    float w[6];
+    const mha_tensor weight = mha_tensor_contiguous(w, MHA_F32, 1, (int64_t[]){6});
+    must(mha_module_get_parameter(module, "k_norm.weight", &weight));
+    for (int i = 0; i < 6; i++) assert_true(w[i] == 1);
+    mha_module_destroy(module);
+    d = right, d.struct_size = offsetof(mha_module_desc, rope_pairing); /* its first version */
+    must(CREATE);
+    mha_module_destroy(module);
+#undef CREATE
+    machines_free(&all);
+}
+
+/* The arguments of a step, to be spoiled one at a time. */
+enum { B = 2, T = 3, E = 8, H = 4, Hk = 2, D = 4, HELD = 5, CAPACITY = 9 };
+
+typedef struct step {
+    mha_module_call call;
+    mha_attention_desc desc;
+    mha_tensor x, other, y;
+    mha_module_outputs wanted;
+    int64_t counts[B], lengths[B];
+    mha_positions positions;
+    mha_tensor map, gates, sink;
+    float values[H];
+} step;
+
+#define SPOIL(name, change)   \
+    static void name(step *s) \
+    {                         \
+        change;               \
+    }
+SPOIL(too_many, s->x.shape[1] = 5; s->x.stride[1] = 0; s->y.shape[1] = 5; s->call.counts = NULL)
+SPOIL(count_low, s->counts[1] = -1)
+SPOIL(count_high, s->counts[1] = T + 1)
+SPOIL(batch, s->x.shape[0] = 1; s->y.shape[0] = 1)
+SPOIL(lengths_given, s->desc.key_lengths = s->lengths)
+SPOIL(offset_given, s->desc.q_offset = 2)
+SPOIL(offsets_given, s->desc.q_offsets = s->lengths)
+SPOIL(ragged, s->desc.sequences = 2; s->desc.query_starts = s->desc.key_starts = s->lengths)
+SPOIL(uneven, s->other.shape[1] = 2; s->call.key = s->call.value = &s->other)
+SPOIL(no_value, s->call.value = NULL)
+SPOIL(no_key, s->call.key = NULL)
+SPOIL(no_out, s->call.out = NULL)
+SPOIL(no_query, s->call.query = NULL)
+SPOIL(counts_of_nothing, s->call.key = s->call.value = NULL)
+SPOIL(k_of_nothing, s->call.key = s->call.value = NULL; s->call.counts = NULL;
+      s->wanted.k = &s->map; s->wanted.probabilities = NULL)
+SPOIL(window_right, s->desc.flags = MHA_ATTENTION_WINDOW; s->desc.right_keys = 2)
+SPOIL(map_shape, s->map.shape[3]++)
+SPOIL(gate_nan, s->values[1] = NAN; s->desc.gates = &s->gates)
+SPOIL(sink_high, s->values[1] = INFINITY; s->desc.sink_logits = &s->sink)
+SPOIL(positions, s->call.query_positions = &s->positions)
+SPOIL(out_in_x, s->y.data = s->x.data)
+SPOIL(map_in_out, s->map.data = s->y.data)
+SPOIL(bad_softcap, s->desc.softcap = -1)
+SPOIL(strict, s->desc.dropout = 2)
+
+static const struct {
+    void (*spoil)(step *);
+    mha_status status;
+    const char *word;
+} errors[] = {
+    {too_many, MHA_ERR_SIZE, "holds 5 of 9 positions, 5 more"},
+    {count_low, MHA_ERR_ARGUMENT, "counts[1] is -1"},
+    {count_high, MHA_ERR_ARGUMENT, "counts[1] is 4, expected 0..3"},
+    {batch, MHA_ERR_SHAPE, "batch is 2, this call has 1"},
+    {lengths_given, MHA_ERR_ARGUMENT, "key_lengths"},
+    {offset_given, MHA_ERR_ARGUMENT, "q_offset"},
+    {offsets_given, MHA_ERR_ARGUMENT, "q_offset"},
+    {ragged, MHA_ERR_UNSUPPORTED, "ragged"},
+    {uneven, MHA_ERR_SHAPE, "query has length 3, key has length 2"},
+    {no_value, MHA_ERR_NULL, "value"},
+    {no_key, MHA_ERR_NULL, "key"},
+    {no_out, MHA_ERR_NULL, "out"},
+    {no_query, MHA_ERR_NULL, "query"},
+    {counts_of_nothing, MHA_ERR_ARGUMENT, "counts have no meaning"},
+    {k_of_nothing, MHA_ERR_ARGUMENT, "projects no keys"},
+    {window_right, MHA_ERR_ARGUMENT, "right_keys is 2"},
+    {map_shape, MHA_ERR_SHAPE, "probabilities: dim 3 is 9, expected 8"},
+    {gate_nan, MHA_ERR_NUMERIC, "gates[0,1]"},
+    {sink_high, MHA_ERR_NUMERIC, "sink_logits[1]"},
+    {positions, MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE"},
+    {out_in_x, MHA_ERR_OVERLAP, "out overlaps query"},
+    {map_in_out, MHA_ERR_OVERLAP, "probabilities overlaps out"},
+    {bad_softcap, MHA_ERR_ARGUMENT, "softcap is -1"},
+    {strict, MHA_ERR_ARGUMENT, "dropout is 2"},
+};
+
+static void step_make(step *s, mha_kv_cache *cache, const mha_tensor *x, const mha_tensor *y,
+                      float *map)
+{
+    *s = (step){.desc = {.struct_size = sizeof s->desc}, .x = *x, .other = *x, .y = *y};
+    s->counts[0] = s->counts[1] = T;
+    s->map = mha_tensor_contiguous(map, MHA_F32, 4, (int64_t[]){B, H, T, HELD + T});
+    s->gates = mha_tensor_contiguous(s->values, MHA_F32, 2, (int64_t[]){1, H});
+    s->sink = mha_tensor_contiguous(s->values, MHA_F32, 1, (int64_t[]){H});
+    s->wanted = (mha_module_outputs){.struct_size = sizeof s->wanted, .probabilities = &s->map};
+    s->call = (mha_module_call){.struct_size = sizeof s->call,
+                                .attention = &s->desc,
+                                .query = &s->x,
+                                .key = &s->x,
+                                .value = &s->x,
+                                .out = &s->y,
+                                .outputs = &s->wanted,
+                                .cache = cache,
+                                .counts = s->counts};
+}
+
+/* After every error the cache holds what it held, and no output byte is written. */
+static void step_errors(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 50000);
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H, .kv_heads = Hk};
+    d.head_dim = D;
+    mha_module *module, *other;
+    mha_kv_cache *cache, *wide;
+    must(mha_module_create(context, &d, &module));
+    set_all(&r, module);
+    must(mha_module_cache_create(context, module, B, CAPACITY, &cache));
+    d.head_dim = D + 1;
+    must(mha_module_create(context, &d, &other));
+    must(mha_module_cache_create(context, other, B, CAPACITY, &wide));
+    guarded first = filled(&r, 3, (int64_t[]){B, HELD, E}, 1),
+            x = filled(&r, 3, (int64_t[]){B, T, E}, 1);
+    guarded y = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, 5, E}, 0);
+    mha_tensor out = guarded_slice(&y.view, 1, 0, T);
+    float map[B * H * T * (HELD + T)], before[B * H * T * (HELD + T)];
+    step s;
+    step_make(&s, cache, &x.view, &out, map);
+    s.call.counts = NULL, s.call.outputs = NULL, s.call.query = s.call.out = NULL;
+    s.call.key = s.call.value = &first.view;
+    must(mha_module_run(context, module, &s.call));
+    guarded_snapshot(&y);
+    for (size_t i = 0; i < sizeof map / sizeof map[0]; i++) before[i] = map[i] = 0.5f;
+    const int64_t *held = mha_kv_cache_lengths(cache);
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        step_make(&s, cache, &x.view, &out, map);
+        errors[i].spoil(&s);
+        mha_status status = mha_module_run(context, module, &s.call);
+        if (status == MHA_OK) fail_msg("case %zu (%s) succeeds", i, errors[i].word);
+        expect_error(status, errors[i].status, errors[i].word);
+        assert_int_equal(held[0], HELD);
+        assert_int_equal(held[1], HELD);
+        assert_true(guarded_unchanged(&y));
+        assert_memory_equal(map, before, sizeof map);
+    }
+    step_make(&s, wide, &x.view, &out, map);
+    expect_error(mha_module_run(context, module, &s.call), MHA_ERR_SHAPE, "head_dim is 5");
+    step_make(&s, NULL, &x.view, &out, map);
+    expect_error(mha_module_run(context, module, &s.call), MHA_ERR_ARGUMENT, "without a cache");
+    expect_error(mha_module_cache_create(context, NULL, 1, 1, &cache), MHA_ERR_NULL, "module");
+    expect_error(mha_module_cache_create(context, module, 0, 1, &cache), MHA_ERR_ARGUMENT, "batch");
+    step_make(&s, cache, &x.view, &out, map);
+    must(mha_module_run(context, module, &s.call));
+    assert_int_equal(held[1], HELD + T);
+    mha_kv_cache_destroy(cache);
+    mha_kv_cache_destroy(wide);
+    mha_module_destroy(module);
+    mha_module_destroy(other);
+    guarded_free(&first);
+    guarded_free(&x);
+    guarded_free(&y);
+    machines_free(&all);
+}
+
+/* Everything from context to the second step, allocation number n failing; true if none failed. */
+static bool survives(mha_path path, int64_t n, bool later)
+{
+    rng r = rng_make(rng_run_seed(), 60000);
+    failing_alloc memory = failing_alloc_make();
+    memory.fail_at = n;
+    memory.fail_after = later;
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = 2,
+                                   .allocator = failing_alloc_interface(&memory)};
+    const uint32_t flags = MHA_MODULE_ROPE | MHA_MODULE_QK_NORM | MHA_MODULE_SINKS |
+                           MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN;
+    const mha_module_desc d = {
+        .struct_size = sizeof d, .flags = flags, .embed_dim = 64, .num_heads = 8, .kv_heads = 4};
+    const mha_attention_desc attention = {.struct_size = sizeof attention, .path = path};
+    mha_context *context = NULL;
+    mha_module *module = NULL;
+    mha_kv_cache *cache = NULL;
+    guarded x = filled(&r, 3, (int64_t[]){2, 40, 64}, 1);
+    guarded y = guarded_make(&r, MHA_F32, 3, (int64_t[]){2, 40, 64}, 0);
+    guarded mean = guarded_make(&r, MHA_F32, 3, (int64_t[]){2, 40, 42}, 0);
+    const mha_module_outputs wanted = {.struct_size = sizeof wanted,
+                                       .average_probabilities = &mean.view};
+    guarded_snapshot(&y);
+    guarded_snapshot(&mean);
+    mha_status status = mha_context_create(&desc, &context);
+    if (status == MHA_OK) status = mha_module_create(context, &d, &module);
+    if (status == MHA_OK) status = mha_module_cache_create(context, module, 2, 50, &cache);
+    const mha_module_call call = {.struct_size = sizeof call,
+                                  .attention = &attention,
+                                  .query = &x.view,
+                                  .key = &x.view,
+                                  .value = &x.view,
+                                  .out = &y.view,
+                                  .outputs = &wanted,
+                                  .cache = cache};
+    if (status == MHA_OK) status = mha_module_run(context, module, &call);
+    if (status != MHA_OK) {
+        assert_int_equal(status, MHA_ERR_NOMEM);
+        assert_true(guarded_unchanged(&y));
+        assert_true(guarded_unchanged(&mean));
+        for (int b = 0; cache && b < 2; b++) assert_int_equal(mha_kv_cache_lengths(cache)[b], 0);
+    }
+    bool failed = memory.calls > n;
+    if (!failed) { /* a steady state from the second call on */
+        size_t bytes = 0;
+        int64_t calls = memory.calls;
+        memory.fail_at = -1;
+        mha_kv_cache_reset(cache);
+        must(mha_module_run(context, module, &call));
+        assert_int_equal(memory.calls, calls);
+        mha_kv_cache_reset(cache);
+        must(mha_module_scratch(context, module, &call, &bytes));
+        mha_context_destroy(context); /* what is told is enough for a new one */
+        must(mha_context_create(&desc, &context));
+        must(mha_context_reserve(context, bytes));
+        calls = memory.calls;
+        must(mha_module_run(context, module, &call));
+        assert_int_equal(memory.calls, calls);
+    }
+    mha_kv_cache_destroy(cache);
+    mha_module_destroy(module);
+    mha_context_destroy(context);
+    assert_int_equal(memory.live, 0);
+    assert_int_equal(memory.mistakes, 0);
+    guarded_free(&x);
+    guarded_free(&y);
+    guarded_free(&mean);
+    return !failed && status == MHA_OK;
+}
+
+static void every_allocation_fails(void **state)
+{
+    (void)state;
+    for (int path = MHA_PATH_TILED; path <= MHA_PATH_PLAIN; path++)
+        for (int later = 0; later < 2; later++) {
+            int64_t n = 0;
+            while (!survives((mha_path)path, n, later)) n++;
+            printf("  path %d: %lld allocations, each one refused%s\n", path, (long long)n,
+                   later ? " with all later ones" : "");
+            assert_true(n >= 20);
+        }
+}
+
+int main(void)
+{
+    rng_run_seed();
+    machines_print_missing();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_are_the_whole),
+        cmocka_unit_test(cross_attention),
+        cmocka_unit_test(step_outputs),
+        cmocka_unit_test(norm_then_rotate),
+        cmocka_unit_test(sinks),
+        cmocka_unit_test(create_errors),
+        cmocka_unit_test(step_errors),
+        cmocka_unit_test(every_allocation_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
