@@ -11,6 +11,7 @@
 #define ISA_NAME(name, value, text) text,
 
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};     /* mha_isa */
+static const char *const dtypes[] = {"f32", "f16", "bf16", NULL};    /* explain_problem.dtype */
 static const char *const paths[] = {"auto", "tiled", "plain", NULL}; /* mha_path */
 
 #define REAL(name_, field_, help_)                                     \
@@ -60,7 +61,14 @@ static const args_option option_table[] = {
     REAL("dropout", dropout, "drop weights with this probability"),
     ROW_FLAG(0, "lse", explain_options, lse, 1, "the log of each row's sum is wanted too"),
     ROW_FLAG(0, "probabilities", explain_options, probabilities, 1, "all weights are wanted too"),
+    ROW_FLAG(0, "average", explain_options, average, 1, "their mean over heads is wanted"),
+    ROW_FLAG(0, "scores", explain_options, scores, 1, "all scores are wanted"),
+    ROW_FLAG(0, "statistics", explain_options, statistics, 1,
+             "entropy, largest weight and key, weight of the\nfirst key and of the diagonal, each "
+             "row"),
+    ROW_FLAG(0, "column-sums", explain_options, column_sums, 1, "what each key receives is wanted"),
     ROW_HEADING("How it runs"),
+    ROW_CHOICE("dtype", explain_options, dtype, dtypes, "of q, k, v and o; default f32"),
     ROW_CHOICE("path", explain_options, path, paths, "default auto: tiled where it can"),
     ROW_FLAG(0, "strict", explain_options, strict, 1, "an error where that path would be left"),
     ROW_CHOICE("isa", explain_options, isa, isas, "instruction set; default auto: the best"),

@@ -22,7 +22,9 @@ typedef struct explain_options {
     int64_t sink_keys, shaw, t5, block_size, threads;
     args_real softcap, dropout;
     const char *blocks;
-    int alibi, sink_logits, gates, dense_mask, dense_bias, lse, probabilities;
+    int alibi, sink_logits, gates, dense_mask, dense_bias;
+    int lse, probabilities, average, scores, statistics, column_sums; /* outputs wanted */
+    int dtype;                                                        /* f32, f16, bf16 */
     int path, isa, strict;
     const char *svg;
     int dark, json, quiet;
@@ -37,12 +39,12 @@ typedef struct explain_problem {
     mha_attention_desc desc;
     mha_tensor q, k, v;
     mha_tensor mask, bias, slopes, t5, shaw_keys, shaw_values, sinks, gates, blocks;
-    mha_tensor lse, probabilities;
+    mha_tensor o, lse, probabilities, average, scores, keys, statistic, column_sums;
     mha_attention_outputs outputs;
     uint8_t *kept; /* the blocks' memory, or NULL */
     int64_t block_rows, block_cols, kept_blocks;
     mha_attention_plan plan;
-    mha_isa isa;
+    mha_dtype dtype; /* of q, k, v and o */
     int threads;
     int64_t mask_pairs;  /* of B H T S, seen through all of the mask but dense parts; -1: too many
                             rows and blocks to count */

@@ -22,6 +22,12 @@ enum { DEFAULT_BLOCK = 64 };
  * Sizes
  * --------------------------------------------------------------------------------------------- */
 
+static mha_dtype type_of(const explain_options *o)
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
+    return types[o->dtype];
+}
+
 /* The shape of an array as [B,H,T,D], with ones in front. */
 static cli_exit read_shape(const char *path, int64_t shape[4])
 {
@@ -53,8 +59,8 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
     if (code != CLI_OK) return code;
     *p = (explain_problem){
         .B = q[0], .H = q[1], .T = q[2], .D = q[3], .Hk = k[1], .S = k[2], .Dv = v[3]};
-    p->k = mha_tensor_contiguous(NULL, MHA_F32, 4, k);
-    p->v = mha_tensor_contiguous(NULL, MHA_F32, 4, v);
+    p->k = mha_tensor_contiguous(NULL, type_of(o), 4, k);
+    p->v = mha_tensor_contiguous(NULL, type_of(o), 4, v);
     p->E = p->H * p->D;
     p->config.shape.heads = p->H;
     p->config.shape.kv_heads = p->Hk;
@@ -86,8 +92,8 @@ static cli_exit size_from_config(const explain_options *o, explain_problem *p)
     p->T = o->queries ? o->queries : o->config.length ? s->length : p->S;
     p->left = s->left;
     p->right = s->right;
-    p->k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){p->B, p->Hk, p->S, p->D});
-    p->v = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){p->B, p->Hk, p->S, p->Dv});
+    p->k = mha_tensor_contiguous(NULL, type_of(o), 4, (int64_t[]){p->B, p->Hk, p->S, p->D});
+    p->v = mha_tensor_contiguous(NULL, type_of(o), 4, (int64_t[]){p->B, p->Hk, p->S, p->Dv});
     return CLI_OK;
 }
 
@@ -218,6 +224,22 @@ static void describe_scores(const explain_options *o, explain_problem *p)
     d->shaw_values = shaped(o->shaw > 0, &p->shaw_values, MHA_F32, 2, shaw_v);
 }
 
+static void describe_outputs(const explain_options *o, explain_problem *p)
+{
+    mha_attention_outputs *out = &p->outputs;
+    const int64_t rows[3] = {p->B, p->H, p->T}, all[4] = {p->B, p->H, p->T, p->S};
+    const int64_t mean[3] = {p->B, p->T, p->S}, columns[3] = {p->B, p->H, p->S};
+    out->struct_size = sizeof *out;
+    out->lse = shaped(o->lse, &p->lse, MHA_F32, 3, rows);
+    out->probabilities = shaped(o->probabilities, &p->probabilities, MHA_F32, 4, all);
+    out->average_probabilities = shaped(o->average, &p->average, MHA_F32, 3, mean);
+    out->scores = shaped(o->scores, &p->scores, MHA_F32, 4, all);
+    out->column_sums = shaped(o->column_sums, &p->column_sums, MHA_F32, 3, columns);
+    out->entropy = shaped(o->statistics, &p->statistic, MHA_F32, 3, rows);
+    out->largest_weight = out->first_token = out->diagonal = out->entropy;
+    out->largest_key = shaped(o->statistics, &p->keys, MHA_I64, 3, rows);
+}
+
 static void describe(const explain_options *o, explain_problem *p)
 {
     p->desc.struct_size = sizeof p->desc;
@@ -225,11 +247,10 @@ static void describe(const explain_options *o, explain_problem *p)
     if (o->strict) p->desc.flags |= MHA_ATTENTION_STRICT;
     describe_masks(o, p);
     describe_scores(o, p);
-    p->q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->D});
-    p->outputs.struct_size = sizeof p->outputs;
-    p->outputs.lse = shaped(o->lse, &p->lse, MHA_F32, 3, (int64_t[]){p->B, p->H, p->T});
-    p->outputs.probabilities = shaped(o->probabilities, &p->probabilities, MHA_F32, 4,
-                                      (int64_t[]){p->B, p->H, p->T, p->S});
+    p->dtype = type_of(o);
+    p->q = mha_tensor_contiguous(NULL, p->dtype, 4, (int64_t[]){p->B, p->H, p->T, p->D});
+    p->o = mha_tensor_contiguous(NULL, p->dtype, 4, (int64_t[]){p->B, p->H, p->T, p->Dv});
+    describe_outputs(o, p);
 }
 
 static mha_status ask(const explain_options *o, explain_problem *p)
@@ -240,7 +261,7 @@ static mha_status ask(const explain_options *o, explain_problem *p)
     mha_status status = mha_context_create(&desc, &context);
     if (status == MHA_OK) {
         p->threads = mha_context_threads(context);
-        status = mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, NULL, &p->outputs,
+        status = mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, &p->o, &p->outputs,
                                        &p->plan);
     }
     mha_context_destroy(context);

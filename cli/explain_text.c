@@ -86,11 +86,24 @@ static void list_features(const explain_problem *p, char *text, size_t size)
     if (d->gates) add(text, size, "gates");
 }
 
+static void list_outputs(const explain_problem *p, char *text, size_t size)
+{
+    const mha_attention_outputs *out = &p->outputs;
+    add(text, size, "o");
+    if (out->lse) add(text, size, "log-sum-exp");
+    if (out->probabilities) add(text, size, "all weights");
+    if (out->average_probabilities) add(text, size, "weights averaged over heads");
+    if (out->scores) add(text, size, "all scores");
+    if (out->entropy) add(text, size, "statistics of each row");
+    if (out->column_sums) add(text, size, "what each key receives");
+}
+
 static void print_problem(const explain_problem *p)
 {
-    char mask[512] = "", features[256] = "";
+    char mask[512] = "", features[256] = "", outputs[256] = "";
     list_mask(p, mask, sizeof mask);
     list_features(p, features, sizeof features);
+    list_outputs(p, outputs, sizeof outputs);
     printf("%s: attention of one layer\n", p->config.name);
     say("q",
         "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
@@ -102,6 +115,9 @@ static void print_problem(const explain_problem *p)
         p->v.shape[2], p->v.shape[3]);
     say("mask", "%s", mask);
     if (*features) say("scores", "%s", features);
+    say("wanted", "%s", outputs);
+    say("type", "%s, computed in %s", mha_dtype_name(p->dtype),
+        p->plan.path == MHA_PATH_TILED ? "f32" : "double");
     if (p->config.source) say("sizes", "%s", p->config.source);
 }
 
@@ -231,9 +247,9 @@ static void tell_memory(const explain_problem *p)
     else
         snprintf(text + used, sizeof text - used, ".");
     words_print("  ", text);
-    if (p->outputs.probabilities)
-        words_print("  ", "All weights were asked for: that output is itself an N x N array, and a "
-                          "second pass computes the scores again.");
+    if (p->outputs.probabilities || p->outputs.scores || p->outputs.average_probabilities)
+        words_print("  ", "Weights or scores were asked for: such an output is itself an N x N "
+                          "array, and a second pass computes the scores again.");
 }
 
 void explain_print(const explain_problem *problem)

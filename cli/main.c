@@ -37,6 +37,7 @@ static void print_overview(FILE *file)
           "  multihead view MODEL \"The cat sat on the mat\"\n"
           "  multihead view MODEL --example animal -o report.html\n"
           "  multihead run --example --causal\n"
+          "  multihead explain --like llama-2-70b --svg attention.svg\n"
           "  multihead help view\n"
           "\n"
           "Subcommands:\n",

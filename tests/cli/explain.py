@@ -35,6 +35,11 @@ def plans():
     check(plan["bytes"] == 4 * 4 * 2 * 8 * 10 * 64, f"bytes {plan['bytes']}")
     check(plan["matrix_bytes"] == 4 * 1600 and plan["scratch_bytes"] > 0, f"{plan}")
     check(plan["isa"] in ("portable", "avx2", "avx512", "neon") and plan["threads"] >= 1, f"{plan}")
+    _, half = explained("--embed", 512, "--heads", 8, "--length", 10, "--batch", 2, "--dtype", "f16")
+    check(half["bytes"] == plan["bytes"] / 2, f"f16: {half}")
+    _, more = explained("--embed", 512, "--heads", 8, "--length", 10, "--batch", 2, "--scores",
+                        "--statistics")
+    check(more["bytes"] == plan["bytes"] + 4 * 1600 + (4 * 4 + 8) * 160, f"outputs: {more}")
     _, plan = explained("--heads", 2, "--head-dim", 16, "--length", 100, "--causal")
     check(plan["visible_pairs"] == 2 * 5050 and plan["pairs"] == 2 * 10000, f"causal: {plan}")
     _, plan = explained("--heads", 2, "--head-dim", 16, "--length", 100, "--causal", "--window", 10)
@@ -73,11 +78,13 @@ def paths():
     everything = ["--softcap", 30, "--dropout", 0.1, "--alibi", "--t5", 32, "--shaw", 4,
                   "--dense-mask", "--dense-bias", "--sink-logits", "--gates", "--sink-keys", 2,
                   "--window", 4, "--causal", "--blocks", "local=1,global=1,random=1",
-                  "--block-size", 4, "--lse", "--probabilities"]
+                  "--block-size", 4, "--lse", "--probabilities", "--average", "--scores",
+                  "--statistics", "--column-sums", "--dtype", "bf16"]
     text = explain(*SMALL, *everything)
     check_good(text, "everything at once")
     for part in ("softcap 30", "dropout 0.1", "ALiBi", "T5", "Shaw", "dense mask", "dense bias",
-                 "sink logits", "gates", "first 2 keys", "blocks of 4 x 4", "causal", "In words"):
+                 "sink logits", "gates", "first 2 keys", "blocks of 4 x 4", "causal", "In words",
+                 "averaged over heads", "statistics", "each key receives", "bf16"):
         check(part in " ".join(text.out.decode().split()), f"the account must say {part!r}")
     check(max(map(columns, text.lines)) <= 90, "lines fit 90 columns")
 
