@@ -191,7 +191,7 @@ static mha_status check_mask(const onnx_call *c)
         int axis = 4 - mask->ndim + i;
         int64_t d = mask->shape[i];
         bool fits = d == full[axis] || d == 1;
-        if (axis == 3) fits = c->opset < 24 ? fits : d <= keys;
+        if (axis == 3 && c->opset >= 24) fits |= d < keys;
         if (!fits)
             return mha_fail(MHA_ERR_SHAPE,
                             "attn_mask: dim %d is %lld, it must be 1 or %lld to broadcast", i,
