@@ -40,9 +40,9 @@
  * stay within +-6e35, since up to 512 of them are summed before the division
  * (docs/numerics.md 3.9).
  *
- * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is f32 (in
- * double on the plain path, and then rounded to f32); elements are converted in registers, and no
- * copy of a tensor is made. The results have the bits of widening every input to f32, which is
+ * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is f32
+ * (in double on the plain path, and then rounded to f32); elements are converted in registers, and
+ * no copy of a tensor is made. The results have the bits of widening every input to f32, which is
  * exact, and of rounding o, the only output that need not be f32, from f32 to its own type: to the
  * nearest, ties to even, subnormals kept. What is too large for o's type becomes an infinity (in
  * f16 from 65520 on), and a negative result may round to -0. A NaN or an infinity of any type is
@@ -204,12 +204,13 @@ typedef struct mha_attention_outputs {
  *
  *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out
  *
- * each f32, f16 or bf16. H is a multiple of Hk; query head h reads key head h / (H/Hk). Any strides,
- * last axis contiguous. desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
+ * each f32, f16 or bf16. H is a multiple of Hk; query head h reads key head h / (H/Hk). Any
+ * strides, last axis contiguous. desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
  *
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
  *          Scratch comes from the context; its size is bounded for any T and S (tiled), or is
- *          O(S) per thread (plain). In a steady state nothing is allocated.
+ *          O(S) per thread (plain). Outputs that need the probabilities take 8 bytes a row and
+ *          head more (tiled). In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM;
  *          MHA_ERR_UNSUPPORTED if the flags are strict and the path cannot take the problem.
  *          On error no output byte is written.
@@ -231,14 +232,17 @@ MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,
 typedef struct mha_attention_plan {
     mha_path path; /* MHA_PATH_TILED or MHA_PATH_PLAIN */
     mha_isa isa;
-    const char *reason;    /* why this path, one sentence, static text */
-    int64_t key_block;     /* keys per softmax step: a constant, part of the bits contract */
-    int64_t row_block;     /* query rows in registers at a time */
-    int64_t work_items;    /* pieces that the threads share */
-    int64_t visible_pairs; /* query-key pairs that causal, lengths and window allow, over B and H */
-    double flops;          /* 2 (D + Dv) visible_pairs */
-    double bytes;          /* of inputs and outputs, each counted once */
-    size_t scratch_bytes;  /* of the context's scratch, all threads */
+    const char *reason; /* why this path, one sentence, static text */
+    int64_t key_block;  /* keys per softmax step: a constant, part of the bits contract */
+    int64_t row_block;  /* query rows in registers at a time */
+    int64_t work_items; /* pieces that the threads share */
+    int64_t
+        visible_pairs;    /* query-key pairs over B and H that causal, lengths, window and sink_keys
+                             allow. What tensors and the callback hide (documents, blocks, masks)
+                             or exempt (global keys and queries) is not read and not counted */
+    double flops;         /* 2 (D + Dv) visible_pairs, and 2 D for each further pass over them */
+    double bytes;         /* of inputs and outputs, each counted once */
+    size_t scratch_bytes; /* of the context's scratch, all threads */
 } mha_attention_plan;
 
 /**

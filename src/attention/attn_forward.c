@@ -17,7 +17,7 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
                                           : mhai_attn_plain(context, &problem);
 }
 
-/* Pairs that causal, lengths and window allow in sequence b, for one head. */
+/* Pairs that causal, lengths, window and sink keys allow in sequence b, for one head. */
 static int64_t visible_keys(const mhai_attn_problem *p, int64_t b)
 {
     mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
@@ -25,8 +25,28 @@ static int64_t visible_keys(const mhai_attn_problem *p, int64_t b)
     for (int64_t t = 0; t < seq.T; t++) {
         mhai_attn_range window = mhai_attn_window(p, &seq, t);
         pairs += window.end - window.begin;
+        if (!p->window) continue;
+        int64_t sinks = mhai_min_i64(p->sink_keys, mhai_attn_limit(p, &seq, t).end);
+        pairs += sinks - mhai_max_i64(0, mhai_min_i64(sinks, window.end) - window.begin);
     }
     return pairs;
+}
+
+/* How many times the scores of all rows are computed again for outputs on request. */
+static double passes(const mhai_attn_problem *p)
+{
+    const mhai_attn_wanted *want = &p->want;
+    const bool some = want->heads || want->rows, tiled = p->path == MHA_PATH_TILED;
+    const double rows = (double)p->H * (double)p->q.shape[2];
+    const double chosen = (double)want->heads_count * (double)want->rows_count;
+    const double part = rows > 0 ? chosen / rows : 0; /* of the rows, in a pass over chosen ones */
+    bool statistics = mhai_attn_wants_statistics(want);
+    bool probabilities = mhai_attn_wants(&p->probabilities);
+    double count = mhai_attn_wants(&want->average) + mhai_attn_wants(&want->column_sums);
+    if (mhai_attn_wants(&want->scores)) count += part;
+    if (some && probabilities) count += part;
+    if (tiled) count += statistics || (probabilities && !some);
+    return count;
 }
 
 static double tensor_bytes(const mha_tensor *tensor)
@@ -94,6 +114,12 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     MHA_TRY(scratch_bytes(context, &p, &made));
     for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
     made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
+    if (passes(&p) > 0) {
+        made.flops += 2.0 * (double)p.D * (double)made.visible_pairs * passes(&p);
+        if (tiled)
+            made.reason = "the tiled path takes this problem; outputs on request take further "
+                          "passes over its scores";
+    }
     made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) + output_bytes(&p);
     *plan = made;
     return MHA_OK;

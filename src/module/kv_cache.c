@@ -259,11 +259,14 @@ mha_status mha_kv_cache_attention(mha_context *context, const mha_kv_cache *cach
         return mha_fail(MHA_ERR_NULL, "mha_kv_cache_attention: %s is NULL",
                         context ? "cache" : "context");
     mha_attention_desc d;
+    mha_attention_outputs wanted;
     mha_tensor keys, values;
     void *memory;
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &d, sizeof d,
                              offsetof(mha_attention_desc, left_keys), desc));
     d.struct_size = sizeof d;
+    MHA_TRY(mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted,
+                             offsetof(mha_attention_outputs, average_probabilities), outputs));
     MHA_TRY(check_call(cache, &d, q));
     mhai_kv_cache_view(cache, &keys, &values);
     mha_scratch_mark mark = mha_scratch_top(context);
@@ -271,7 +274,8 @@ mha_status mha_kv_cache_attention(mha_context *context, const mha_kv_cache *cach
     int64_t *offsets = memory;
     for (int64_t b = 0; b < cache->desc.batch; b++) offsets[b] = cache->lengths[b] - q->shape[2];
     d.key_lengths = cache->lengths;
-    if (reads_positions(&d) && d.q_offset == 0 && !d.q_offsets) d.q_offsets = offsets;
+    bool reads = reads_positions(&d) || wanted.diagonal || wanted.offset_mass;
+    if (reads && d.q_offset == 0 && !d.q_offsets) d.q_offsets = offsets;
     mha_status status = mha_attention_forward(context, &d, q, &keys, &values, o, outputs);
     mha_scratch_release(context, mark);
     return status;

@@ -1,5 +1,6 @@
 /* Outputs on request: every wrong request is refused with a status and a sentence, and nothing is
  * written; allocations that fail; scratch as explain promised; batches and padding; old structs. */
+#include "reference/kinds_reference.h"
 #include "support/extras.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -318,6 +319,38 @@ static void plans_come_true(void **state)
     }
 }
 
+/* Pairs that explain counts: what needs no tensor to know. */
+static void pairs_are_counted(void **state)
+{
+    (void)state;
+    const unsigned counted =
+        KIND_CAUSAL | KIND_OFFSETS | KIND_LENGTHS | KIND_WINDOW | KIND_SINK_KEYS | KIND_RAGGED;
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    for (int i = 0; i < rng_cases(200, 2000); i++) {
+        rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
+        kinds_shape shape = kinds_some_shape(&r);
+        kinds_case c;
+        mha_attention_plan plan;
+        int64_t pairs = 0;
+        shape.kinds = (unsigned)rng_next(&r) & counted;
+        kinds_make(&c, &r, &shape);
+        const ref_attention a = {.desc = &c.desc, .q = &c.q.view, .k = &c.k.view, .v = &c.v.view};
+        for (int64_t b = 0; b < kinds_sequences(&a); b++)
+            for (int64_t t = 0; t < kinds_sequence_at(&a, b).T; t++)
+                for (int64_t s = 0; s < kinds_sequence_at(&a, b).S; s++)
+                    pairs += c.result.H * kinds_sees(&a, b, 0, t, s);
+        assert_int_equal(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
+                                               NULL, NULL, &plan),
+                         MHA_OK);
+        if (plan.visible_pairs != pairs)
+            fail_msg("%lld pairs, not %lld: %s", (long long)plan.visible_pairs, (long long)pairs,
+                     c.text);
+        kinds_free(&c);
+    }
+    mha_context_destroy(context);
+}
+
 /* Statistics of all rows need 8 bytes a row and head, and no T x S array. */
 static void linear_memory(void **state)
 {
@@ -416,10 +449,10 @@ int main(void)
 {
     rng_run_seed();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_error),       cmocka_unit_test(old_struct),
-        cmocka_unit_test(allowed),           cmocka_unit_test(every_allocation_fails),
-        cmocka_unit_test(plans_come_true),   cmocka_unit_test(linear_memory),
-        cmocka_unit_test(batch_and_padding),
+        cmocka_unit_test(every_error),     cmocka_unit_test(old_struct),
+        cmocka_unit_test(allowed),         cmocka_unit_test(every_allocation_fails),
+        cmocka_unit_test(plans_come_true), cmocka_unit_test(pairs_are_counted),
+        cmocka_unit_test(linear_memory),   cmocka_unit_test(batch_and_padding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
