@@ -236,10 +236,10 @@ typedef struct mha_attention_plan {
     int64_t key_block;  /* keys per softmax step: a constant, part of the bits contract */
     int64_t row_block;  /* query rows in registers at a time */
     int64_t work_items; /* pieces that the threads share */
-    int64_t
-        visible_pairs;    /* query-key pairs over B and H that causal, lengths, window and sink_keys
-                             allow. What tensors and the callback hide (documents, blocks, masks)
-                             or exempt (global keys and queries) is not read and not counted */
+    /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. What tensors
+     * and the callback hide (documents, blocks, masks) or exempt from the window (global keys and
+     * queries) is not read, and not counted. */
+    int64_t visible_pairs;
     double flops;         /* 2 (D + Dv) visible_pairs, and 2 D for each further pass over them */
     double bytes;         /* of inputs and outputs, each counted once */
     size_t scratch_bytes; /* of the context's scratch, all threads */
