@@ -7,6 +7,7 @@
 #include "support/kinds.h"
 #include "support/machines.h"
 
+#include <multihead/backward.h>
 #include <multihead/cache.h>
 #include <multihead/linear_attention.h>
 
@@ -131,6 +132,15 @@ static void draw(trial *x, rng *r, const kinds_shape *shape)
     if (x->c.desc.bias) x->bias = twin_of(r, x->c.desc.bias, some_type(r), layout, 0.01);
 }
 
+static void forget(trial *x)
+{
+    twin_free(&x->q);
+    twin_free(&x->k);
+    twin_free(&x->v);
+    if (x->c.desc.bias) twin_free(&x->bias);
+    kinds_free(&x->c);
+}
+
 static mha_status run(mha_context *context, const trial *x, mha_path path, bool narrow,
                       outcome *result)
 {
@@ -169,11 +179,7 @@ static void run_trial(int number, const machines *one, const machines *several, 
     if (head_dim) shape.D = head_dim, shape.Dv = rng_between(&r, 1, 80);
     draw(&x, &r, &shape);
     for (int m = 0; m < one->count; m++) compare(&x, &r, &one->each[m], &several->each[m]);
-    twin_free(&x.q);
-    twin_free(&x.k);
-    twin_free(&x.v);
-    if (x.c.desc.bias) twin_free(&x.bias);
-    kinds_free(&x.c);
+    forget(&x);
 }
 
 static void any_descriptor(void **state)
@@ -198,6 +204,78 @@ static void any_head_size(void **state)
     for (int64_t d = 1; d <= 49; d++) run_trial(2000000 + (int)d, &one, &several, d);
     machines_free(&one);
     machines_free(&several);
+}
+
+/* ---- outputs on request ---------------------------------------------------------------------- */
+
+enum { WISHES = 8, TOP = 3 };
+
+/* Everything beside o, lse and p; o with it. */
+static void ask_for_all(mha_context *context, const trial *x, mha_path path, mha_score_stage stage,
+                        bool narrow, const mha_tensor *o, guarded all[WISHES])
+{
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs,
+                                           .scores = &all[0].view,
+                                           .score_stage = stage,
+                                           .average_probabilities = &all[1].view,
+                                           .column_sums = &all[2].view,
+                                           .entropy = &all[3].view,
+                                           .largest_weight = &all[4].view,
+                                           .largest_key = &all[5].view,
+                                           .top_keys = &all[6].view,
+                                           .top_weights = &all[7].view};
+    mha_attention_desc desc = x->c.desc;
+    desc.path = path;
+    if (desc.bias) desc.bias = narrow ? &x->bias.narrow.view : &x->bias.wide.view;
+    if (mha_attention_forward(context, &desc, narrow ? &x->q.narrow.view : &x->q.wide.view,
+                              narrow ? &x->k.narrow.view : &x->k.wide.view,
+                              narrow ? &x->v.narrow.view : &x->v.wide.view, o, &outputs) != MHA_OK)
+        fail_msg("%s: %s", x->c.text, mha_error_detail());
+}
+
+static void compare_outputs(const trial *x, rng *r, const machine *m)
+{
+    const problem_shape *n = &x->c.result;
+    const int64_t shapes[WISHES][4] = {{n->B, n->H, n->T, n->S}, {n->B, n->T, n->S},
+                                       {n->B, n->H, n->S},       {n->B, n->H, n->T},
+                                       {n->B, n->H, n->T},       {n->B, n->H, n->T},
+                                       {n->B, n->H, n->T, TOP},  {n->B, n->H, n->T, TOP}};
+    const mha_score_stage stage = (mha_score_stage)rng_between(r, 0, 2);
+    const int64_t o_shape[] = {n->B, n->H, n->T, n->Dv};
+    guarded o[2], all[2][WISHES];
+    for (int narrow = 0; narrow < 2; narrow++) {
+        o[narrow] = guarded_make(r, narrow ? x->o_type : MHA_F32, 4, o_shape, LAYOUT_PAD);
+        for (int i = 0; i < WISHES; i++) {
+            int ndim = i == 0 || i >= 6 ? 4 : 3;
+            mha_dtype type = i == 5 || i == 6 ? MHA_I64 : MHA_F32;
+            all[narrow][i] = guarded_make(r, type, ndim, shapes[i], LAYOUT_PAD);
+        }
+        ask_for_all(m->context, x, m->path, stage, narrow, &o[narrow].view, all[narrow]);
+    }
+    if (!rounded(&o[0].view, &o[1].view)) fail_trial(x, m, "o is not the f32 o rounded");
+    for (int i = 0; i < WISHES; i++)
+        if (!guarded_same_bits(&all[0][i].view, &all[1][i].view, true))
+            fail_trial(x, m, "an output on request differs");
+    for (int narrow = 0; narrow < 2; narrow++) {
+        guarded_free(&o[narrow]);
+        for (int i = 0; i < WISHES; i++) guarded_free(&all[narrow][i]);
+    }
+}
+
+static void outputs_on_request(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = rng_cases(60, 1000); i > 0; i--) {
+        rng r = rng_make(rng_run_seed(), 5000000 + (uint64_t)i);
+        kinds_shape shape = kinds_some_shape(&r);
+        shape.kinds &= ~(unsigned)KIND_RAGGED;
+        trial x = {.number = i};
+        draw(&x, &r, &shape);
+        for (int m = 0; m < all.count; m++) compare_outputs(&x, &r, &all.each[m]);
+        forget(&x);
+    }
+    machines_free(&all);
 }
 
 /* ---- every number ---------------------------------------------------------------------------- */
@@ -471,6 +549,33 @@ static void other_outputs_stay_f32(void **state)
     mha_context_destroy(context);
 }
 
+/* The backward takes f32 only, and says so. */
+static void backward_refuses_them(void **state)
+{
+    (void)state;
+    static float memory[6][64];
+    static const char *const names[] = {"q", "k", "v", "o"};
+    const int64_t shape[] = {1, 1, 4, 4};
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    for (int i = 0; i < 4; i++) {
+        mha_tensor x[6];
+        for (int j = 0; j < 6; j++)
+            x[j] = mha_tensor_contiguous(memory[j], j == i ? MHA_BF16 : MHA_F32, 4, shape);
+        mha_tensor lse = x[4];
+        lse.ndim = 3;
+        lse.stride[0] = lse.stride[1] = 4, lse.stride[2] = 1;
+        const mha_attention_gradients gradients = {.struct_size = sizeof gradients};
+        assert_int_equal(mha_attention_backward(context, NULL, &x[0], &x[1], &x[2], &x[3], &lse,
+                                                &x[5], &gradients),
+                         MHA_ERR_DTYPE);
+        printf("  %s\n", mha_error_detail());
+        assert_true(strncmp(mha_error_detail(), names[i], 1) == 0);
+        assert_non_null(strstr(mha_error_detail(), "bf16, expected f32"));
+    }
+    mha_context_destroy(context);
+}
+
 /* Addresses are counted in bytes of each tensor's own type. */
 static void overlap_is_judged_in_bytes(void **state)
 {
@@ -500,6 +605,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_descriptor),
         cmocka_unit_test(any_head_size),
+        cmocka_unit_test(outputs_on_request),
         cmocka_unit_test(every_value_arrives),
         cmocka_unit_test(every_midpoint_is_rounded),
         cmocka_unit_test(every_score_is_that_of_f32),
@@ -508,6 +614,7 @@ int main(void)
         cmocka_unit_test(linear_attention_takes_them),
         cmocka_unit_test(other_types_are_refused),
         cmocka_unit_test(other_outputs_stay_f32),
+        cmocka_unit_test(backward_refuses_them),
         cmocka_unit_test(overlap_is_judged_in_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
