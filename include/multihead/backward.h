@@ -77,9 +77,10 @@ typedef struct mha_attention_gradients {
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other;
  *          elements of o and lse must not overlap, which the forward ensured. Scratch comes from
- *          the context: a number for each of the B H T queries, sums for each parameter, and a
- *          bounded block for each thread (tiled). Nothing of T x S is kept, except in a gradient of
- *          a bias of that size. In a steady state nothing is allocated.
+ *          the context: a number for each of the B H T queries, sums for each parameter, and for
+ *          each thread a cell of 112 x 256 pairs with at most 16 MiB of dq (tiled; a Shaw table
+ *          takes 32 times its size, too) or a row (plain). Nothing of T x S is kept, except in a
+ *          gradient of a bias of that size. In a steady state nothing is allocated.
  * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT for the gradient of an input that the
  *          descriptor does not have. On error no output byte is written.
  * Threads  one call at a time per context; any number of contexts.

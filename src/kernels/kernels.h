@@ -116,7 +116,7 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
  *   out[r, :] = (first ? bias : out[r, :]) + x[r, 0 .. inner) W   for panels first_panel .. */
 typedef struct mhai_gemm {
     int rows;
-    int64_t inner;  /* inputs in this block, <= MHAI_GEMM_BLOCK */
+    int64_t inner;  /* inputs in this block, one chain; a linear layer takes MHAI_GEMM_BLOCK */
     int64_t panels; /* panels to do */
     int64_t cols;   /* outputs in them; the last panel may be partial */
     const float *x; /* [rows][x_stride] */

@@ -1,0 +1,354 @@
+/* See attn_backward_cells.h: one worker's memory, rows and keys loaded into it, and cells. */
+#include "attention/attn_backward_cells.h"
+
+#include <multihead/component.h>
+
+#include <math.h>
+#include <string.h>
+
+static const double log2_e = 1.4426950408889634;
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
+{
+    void *part = memory ? memory + *used : NULL;
+    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
+    return part;
+}
+
+static void lay_out_rows(const mhai_attn_problem *p, unsigned char *memory, mhai_cells_space *w)
+{
+    size_t *used = &w->bytes;
+    mhai_attn_workspace *r = &w->rows;
+    r->head = carve(memory, used, MHAI_CELL_QUERIES, sizeof(int64_t));
+    r->query = carve(memory, used, MHAI_CELL_QUERIES, sizeof(int64_t));
+    r->limit = carve(memory, used, MHAI_CELL_QUERIES, sizeof(mhai_attn_range));
+    r->window = carve(memory, used, MHAI_CELL_QUERIES, sizeof(mhai_attn_range));
+    r->keep = carve(memory, used, MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
+    r->relative =
+        carve(memory, used, mhai_attn_has_relative(p) ? MHAI_CELL_KEYS + MHAI_CELL_QUERIES : 0,
+              sizeof(float));
+    w->lse = carve(memory, used, MHAI_CELL_QUERIES, sizeof(float));
+    w->delta = carve(memory, used, MHAI_CELL_QUERIES, sizeof(float));
+    w->gate = carve(memory, used, MHAI_CELL_QUERIES, sizeof(float));
+    w->bad = carve(memory, used, MHAI_KEY_BLOCK, 1);
+    w->diagonal = carve(memory, used, MHAI_CELL_KEYS + MHAI_CELL_QUERIES, sizeof(double));
+}
+
+/* Every factor is bounded by constants of this library, or by attn_check.c (Shaw tables). */
+static mhai_cells_space lay_out(const mhai_cells_job *job, unsigned char *memory)
+{
+    const mhai_attn_problem *p = job->p;
+    const int64_t D = mhai_cells_padded(p->D), Dv = mhai_cells_padded(p->Dv);
+    const int64_t keys = mhai_cells_table_columns(&p->shaw_keys),
+                  values = mhai_cells_table_columns(&p->shaw_values);
+    mhai_cells_space w = {.bytes = 0};
+    size_t *used = &w.bytes;
+    lay_out_rows(p, memory, &w);
+    w.q = carve(memory, used, MHAI_CELL_QUERIES * p->D, sizeof(float));
+    w.g = carve(memory, used, MHAI_CELL_QUERIES * p->Dv, sizeof(float));
+    w.q_panels = carve(memory, used, MHAI_KEY_BLOCK * D, sizeof(float));
+    w.g_panels = carve(memory, used, MHAI_KEY_BLOCK * Dv, sizeof(float));
+    w.k_panels = carve(memory, used, MHAI_CELL_KEYS * p->D, sizeof(float));
+    w.v_panels = carve(memory, used, MHAI_CELL_KEYS * p->Dv, sizeof(float));
+    w.k_values = carve(memory, used, MHAI_KEY_BLOCK * D, sizeof(float));
+    w.p = carve(memory, used, MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE, sizeof(float));
+    w.x = carve(memory, used, MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE, sizeof(float));
+    w.slope = carve(memory, used, p->softcap > 0 ? MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE : 0,
+                    sizeof(float));
+    w.dk = carve(memory, used, MHAI_CELL_KEYS * D, sizeof(float));
+    w.dv = carve(memory, used, MHAI_CELL_KEYS * Dv, sizeof(float));
+    w.dq = carve(memory, used, job->held * D, sizeof(float));
+    w.shaw_q = carve(memory, used, MHAI_CELL_QUERIES * keys, sizeof(float));
+    w.shaw_x = carve(memory, used, MHAI_CELL_QUERIES * keys, sizeof(float));
+    w.shaw_g = carve(memory, used, MHAI_CELL_QUERIES * values, sizeof(float));
+    w.shaw_p = carve(memory, used, MHAI_CELL_QUERIES * values, sizeof(float));
+    w.bias = carve(memory, used, job->x->bias.data ? MHAI_CELL_QUERIES * MHAI_CELL_KEYS : 0,
+                   sizeof(double));
+    return w;
+}
+
+size_t mhai_cells_space_bytes(const mhai_cells_job *job)
+{
+    return lay_out(job, NULL).bytes;
+}
+
+mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker)
+{
+    return lay_out(job, job->memory + (size_t)worker * job->worker_bytes);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* out[r] = x[r] W for the rows of a chunk, W packed. */
+void mhai_cells_multiply(const mhai_cells_job *job, int64_t rows, int64_t inner, int64_t cols,
+                         const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
+                         bool first, float *out, int64_t out_stride)
+{
+    for (int64_t r = 0; r < rows; r += job->kernels->tile_rows)
+        job->kernels->gemm_strip(
+            &(mhai_gemm){.rows = (int)mhai_min_i64(job->kernels->tile_rows, rows - r),
+                         .inner = inner,
+                         .panels = mhai_ceil_div(cols, MHAI_PANEL),
+                         .cols = cols,
+                         .x = x + r * x_stride,
+                         .x_stride = x_stride,
+                         .w = w,
+                         .panel_stride = panel_stride,
+                         .first = first,
+                         .out = out + r * out_stride,
+                         .out_stride = out_stride});
+}
+
+static void pack_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai_cells_chunk *c,
+                      uint8_t *bad, float *out)
+{
+    bool any_bad = false;
+    job->kernels->pack_values(
+        &(mhai_pack){.out = out,
+                     .in = mhai_attn_data(x, c->c.seq.batch, c->h, c->c.seq.q0 + c->t),
+                     .type = x->dtype,
+                     .stride = x->stride[2],
+                     .rows = c->c.rows,
+                     .cols = x->shape[3],
+                     .bad = bad,
+                     .any_bad = &any_bad});
+}
+
+/* A row's numbers, q and dO; what is not finite becomes 0, and delta says so. */
+static void load_row(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                     int64_t r)
+{
+    const mhai_attn_problem *p = job->p;
+    const float factor = p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
+    const int64_t batch = c->c.seq.batch, row = c->c.seq.q0 + c->t + r;
+    float lse = *mhai_attn_row(&p->lse, batch, c->h, row);
+    bool finite;
+    w->lse[r] = lse == -INFINITY ? INFINITY : (float)((double)lse * log2_e);
+    w->delta[r] = (float)mhai_backward_delta(job->x, batch, c->h, row);
+    w->gate[r] = (float)mhai_backward_gate(p, batch, c->h);
+    job->kernels->scale_row(w->q + r * p->D, p->q.dtype, mhai_attn_data(&p->q, batch, c->h, row),
+                            p->D, factor, &finite);
+    job->kernels->scale_row(w->g + r * p->Dv, job->x->o_gradient.dtype,
+                            mhai_attn_data(&job->x->o_gradient, batch, c->h, row), p->Dv, 1,
+                            &finite);
+}
+
+/* The chunk of at most MHAI_CELL_QUERIES queries from t on. panels: q and dO are wanted on the
+ * right side of products, too. */
+mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
+                                       int64_t h, int64_t t, bool panels)
+{
+    const mhai_attn_problem *p = job->p;
+    mhai_cells_chunk c = {.c = {.seq = mhai_attn_sequence_of(p, b), .hk = h / p->group}};
+    c.b = b, c.h = h, c.t = t;
+    c.c.rows = c.c.width = mhai_min_i64(MHAI_CELL_QUERIES, c.c.seq.T - t);
+    c.c.head0 = h, c.c.query0 = t;
+    mhai_attn_place_rows(&job->walk, &c.c, &w->rows);
+    for (int64_t r = 0; r < c.c.rows; r++) load_row(job, &c, w, r);
+    if (panels && c.c.rows > 0) {
+        pack_rows(job, &p->q, &c, w->bad, w->q_panels);
+        pack_rows(job, &job->x->o_gradient, &c, w->bad, w->g_panels);
+    }
+    int64_t keys = mhai_cells_table_columns(&p->shaw_keys),
+            values = mhai_cells_table_columns(&p->shaw_values);
+    if (keys)
+        mhai_cells_multiply(job, c.c.rows, p->D, keys, w->q, p->D, job->shaw_keys,
+                            p->D * MHAI_PANEL, true, w->shaw_q, keys);
+    if (values)
+        mhai_cells_multiply(job, c.c.rows, p->Dv, values, w->g, p->Dv, job->shaw_values,
+                            p->Dv * MHAI_PANEL, true, w->shaw_g, values);
+    return c;
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_sequence *seq, int64_t hk,
+                         int64_t key, mhai_cells_space *w, float *out, bool *any_bad)
+{
+    return (mhai_pack){.out = out,
+                       .in = mhai_attn_data(x, seq->batch, hk, seq->k0 + key),
+                       .type = x->dtype,
+                       .stride = x->stride[2],
+                       .rows = mhai_min_i64(MHAI_CELL_KEYS, seq->S - key),
+                       .cols = x->shape[3],
+                       .bad = w->bad,
+                       .any_bad = any_bad};
+}
+
+/* The block of keys and values from key on; keys on the right side of products too, if wanted. */
+void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
+                           const mhai_attn_sequence *seq, int64_t hk, int64_t key, bool rows)
+{
+    bool any_bad = false;
+    mhai_pack pack = pack_of(&job->p->k, seq, hk, key, w, w->k_panels, &any_bad);
+    job->kernels->pack_panels(&pack);
+    pack = pack_of(&job->p->v, seq, hk, key, w, w->v_panels, &any_bad);
+    job->kernels->pack_panels(&pack);
+    if (!rows) return;
+    pack = pack_of(&job->p->k, seq, hk, key, w, w->k_values, &any_bad);
+    job->kernels->pack_values(&pack);
+}
+
+/* ---- cells ----------------------------------------------------------------------------------- */
+
+/* Terms by distance; the table begins with the distance of the chunk's last row to key 0. */
+static void fill_relative(const mhai_attn_problem *p, const mhai_cells_chunk *c,
+                          mhai_attn_workspace *w, const mhai_attn_block *block)
+{
+    int64_t last = c->t + c->c.rows - 1, rel = block->key - (last + c->c.seq.offset);
+    for (int64_t i = 0; i < block->keys + c->c.rows - 1; i++)
+        w->relative[i] = mhai_attn_relative(p, c->c.seq.batch, c->h, rel + i);
+}
+
+/* Everything that goes with a strip's scores and values, apart from what the rows see. */
+static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
+                      const mhai_cells_space *w, const mhai_attn_block *block, mhai_attn_strip *s,
+                      mhai_tile_back *back)
+{
+    const mhai_attn_problem *p = job->p;
+    bool relative = mhai_attn_has_relative(p);
+    const mha_tensor *keys = &p->shaw_keys, *values = &p->shaw_values;
+    s->mask.softcap = p->softcap;
+    s->mask.poison = NULL;
+    s->mask.shaw_last = keys->data ? keys->shape[0] - 1 : 0;
+    back->shaw_last = values->data ? values->shape[0] - 1 : 0;
+    for (int r = 0; r < s->tile.rows; r++) {
+        int64_t row = s->first + r, rel = block->key - (c->t + row + c->c.seq.offset);
+        s->mask.relative[r] = relative ? w->rows.relative + (c->c.rows - 1 - row) : NULL;
+        s->mask.shaw[r] = keys->data ? w->shaw_q + row * mhai_cells_table_columns(keys) : NULL;
+        s->mask.shaw_center[r] = rel + (keys->data ? keys->shape[0] / 2 : 0);
+        back->shaw[r] = values->data ? w->shaw_g + row * mhai_cells_table_columns(values) : NULL;
+        back->shaw_center[r] = rel + (values->data ? values->shape[0] / 2 : 0);
+    }
+    s->masked |= relative || keys->data || p->softcap > 0;
+}
+
+/* Rows first .. first + rows - 1 of the cell; false if they see nothing of the block. */
+static bool run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                      const mhai_cell *at, int64_t first, int rows, float *share,
+                      mhai_attn_strip *s)
+{
+    const mhai_attn_problem *p = job->p;
+    mhai_dropout dropout;
+    s->first = first;
+    s->tile = (mhai_tile){.rows = rows,
+                          .head_dim = p->D,
+                          .q = w->q + first * p->D,
+                          .k = w->k_panels,
+                          .s = w->p + first * MHAI_SCORE_STRIDE};
+    if (!mhai_attn_mask_strip(p, &c->c, &w->rows, &at->block, s)) return false;
+    mhai_tile_back back = {.value_dim = p->Dv,
+                           .g = w->g + first * p->Dv,
+                           .v = w->v_panels,
+                           .x = w->x + first * MHAI_SCORE_STRIDE,
+                           .slope = w->slope ? w->slope + first * MHAI_SCORE_STRIDE : NULL,
+                           .lse = w->lse + first,
+                           .delta = w->delta + first,
+                           .gate = w->gate + first,
+                           .share = share};
+    set_terms(job, c, w, &at->block, s, &back);
+    s->tile.mask = s->masked ? &s->mask : NULL;
+    if (p->dropout > 0) {
+        mhai_attn_set_dropout(&job->walk, &c->c, &w->rows, &at->block, s, &dropout);
+        s->tile.dropout = &dropout;
+    }
+    back.tile = s->tile;
+    job->kernels->tile_backward(&back);
+    return true;
+}
+
+/* What strips did not compute of the cell's hull is 0. */
+static void clear_around(const mhai_cells_space *w, int64_t first, int rows, int begin, int end,
+                         const mhai_cell *at)
+{
+    for (int64_t r = first; r < first + rows; r++) {
+        float *p = w->p + r * MHAI_SCORE_STRIDE, *x = w->x + r * MHAI_SCORE_STRIDE;
+        for (int j = at->begin; j < begin; j++) p[j] = x[j] = 0;
+        for (int j = end; j < at->end; j++) p[j] = x[j] = 0;
+    }
+}
+
+/* Compute P and ds of the chunk against the block at key, which is packed; the gates' share is
+ * added to *share, in the order of the rows. False if nothing is visible. */
+bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                    int64_t key, double *share, mhai_cell *at)
+{
+    mhai_attn_chunk cut = c->c;
+    cut.limit.end = mhai_min_i64(cut.limit.end, key + MHAI_CELL_KEYS);
+    if (cut.limit.end <= key) return false;
+    *at = (mhai_cell){.block = mhai_attn_block_at(job->p, &cut, key)};
+    if (!mhai_attn_block_seen(job->p, &c->c, &at->block)) return false;
+    if (mhai_attn_has_relative(job->p)) fill_relative(job->p, c, &w->rows, &at->block);
+    int64_t strips = mhai_ceil_div(c->c.rows, job->kernels->tile_rows);
+    int begin[MHAI_CELL_QUERIES], end[MHAI_CELL_QUERIES]; /* of each strip */
+    at->begin = MHAI_CELL_KEYS;
+    for (int64_t i = 0; i < strips; i++) {
+        int64_t first = i * c->c.rows / strips;
+        int rows = (int)((i + 1) * c->c.rows / strips - first);
+        float shares[MHAI_MAX_ROWS];
+        mhai_attn_strip s;
+        bool seen = run_strip(job, c, w, at, first, rows, shares, &s);
+        begin[i] = seen ? s.tile.begin : 0;
+        end[i] = seen ? s.tile.end : 0;
+        if (!seen) continue;
+        for (int r = 0; share && r < rows; r++) *share += (double)shares[r];
+        if (begin[i] < at->begin) at->begin = begin[i];
+        if (end[i] > at->end) at->end = end[i];
+    }
+    if (at->begin >= at->end) return false;
+    for (int64_t i = 0; i < strips; i++) {
+        int64_t first = i * c->c.rows / strips;
+        clear_around(w, first, (int)((i + 1) * c->c.rows / strips - first),
+                     end[i] > 0 ? begin[i] : at->end, end[i] > 0 ? end[i] : at->end, at);
+    }
+    return true;
+}
+
+/* ds -> dx */
+void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
+                         const mhai_cells_space *w, const mhai_cell *at)
+{
+    if (!(job->p->softcap > 0)) return;
+    for (int64_t r = 0; r < c->c.rows; r++) {
+        float *x = w->x + r * MHAI_SCORE_STRIDE;
+        const float *slope = w->slope + r * MHAI_SCORE_STRIDE;
+        for (int j = at->begin; j < at->end; j++) x[j] = x[j] == 0 ? 0 : x[j] * slope[j];
+    }
+}
+
+/* ---- Shaw's tables --------------------------------------------------------------------------- */
+
+/* Shaw's tables, packed once for all chunks. */
+mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job)
+{
+    const mhai_attn_problem *p = job->p;
+    const struct {
+        const mha_tensor *table;
+        float **by_distance, **rows;
+    } all[] = {{&p->shaw_keys, &job->shaw_keys, &job->shaw_keys_rows},
+               {&p->shaw_values, &job->shaw_values, NULL}};
+    for (int i = 0; i < 2; i++) {
+        const mha_tensor *table = all[i].table;
+        if (!table->data) continue;
+        int64_t n = mhai_cells_table_columns(table), columns = table->shape[1];
+        void *memory;
+        MHA_TRY(mha_scratch_alloc(context, n * columns, sizeof(float), &memory));
+        *all[i].by_distance = memory;
+        job->kernels->pack_panels(&(mhai_pack){.out = memory,
+                                               .in = table->data,
+                                               .stride = table->stride[0],
+                                               .rows = table->shape[0],
+                                               .cols = columns});
+        if (!all[i].rows) continue;
+        MHA_TRY(mha_scratch_alloc(context, n * mhai_cells_padded(columns), sizeof(float), &memory));
+        float *rows = *all[i].rows = memory;
+        memset(rows, 0, (size_t)(n * mhai_cells_padded(columns)) * sizeof(float));
+        for (int64_t r = 0; r < table->shape[0]; r++)
+            for (int64_t d = 0; d < columns; d++)
+                rows[d / MHAI_PANEL * n * MHAI_PANEL + r * MHAI_PANEL + d % MHAI_PANEL] =
+                    ((const float *)table->data)[r * table->stride[0] + d];
+    }
+    return MHA_OK;
+}

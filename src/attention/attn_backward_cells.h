@@ -1,0 +1,108 @@
+/* Cells of the backward's tiled path: at most MHAI_CELL_QUERIES queries of one head, a chunk,
+ * against at most MHAI_CELL_KEYS keys, a block, both counted from 0. */
+#ifndef MHAI_ATTN_BACKWARD_CELLS_H
+#define MHAI_ATTN_BACKWARD_CELLS_H
+
+#include "attention/attn_backward.h"
+#include "attention/attn_tiles.h"
+#include "base/checked.h"
+
+/* Part of the bits contract. 112 is 8 strips of 14 rows; P, dX, keys, values and their gradients of
+ * a cell stay in a 1 MiB L2 for head sizes up to 128. MHAI_CELL_KEYS is a multiple of 32. */
+enum { MHAI_CELL_QUERIES = 112, MHAI_CELL_KEYS = 256 };
+
+/* Sums of one chunk. */
+typedef struct mhai_cells_sums {
+    double *t5;                     /* [buckets] */
+    float *shaw_keys, *shaw_values; /* [rows padded][D padded], [rows padded][Dv padded] */
+    double alibi, gates, scale;
+} mhai_cells_sums;
+
+typedef struct mhai_cells_job {
+    const mhai_backward_problem *x;
+    const mhai_attn_problem *p;
+    const mhai_kernels *kernels;
+    unsigned char *memory;
+    size_t worker_bytes;
+    mhai_attn_walk walk;    /* p, kernels and dropout */
+    int64_t chunks, blocks; /* of the longest sequence */
+    int64_t held;           /* rows of dq in a workspace */
+    bool both;
+    /* Shaw's tables packed to be multiplied with rows (by distance), and with sums by distance. */
+    float *shaw_keys, *shaw_values, *shaw_keys_rows;
+    mhai_cells_sums *sums; /* [WAVE] */
+    int64_t wave;          /* first item of the wave at hand */
+} mhai_cells_job;
+
+/* One worker's memory. */
+typedef struct mhai_cells_space {
+    mhai_attn_workspace rows; /* what masks need: head, query, limit, window, keep, relative */
+    float *q, *g; /* [MHAI_CELL_QUERIES][D], [MHAI_CELL_QUERIES][Dv]: scaled queries, dO */
+    float *q_panels, *g_panels;
+    float *lse, *delta, *gate;             /* [MHAI_CELL_QUERIES] */
+    float *k_panels, *v_panels, *k_values; /* the block, packed */
+    float *p, *x, *slope;   /* [MHAI_CELL_QUERIES][MHAI_SCORE_STRIDE]: c p kept, ds or dx */
+    float *dk, *dv;         /* [MHAI_CELL_KEYS][D padded], [MHAI_CELL_KEYS][Dv padded] */
+    float *dq;              /* [held][D padded] */
+    float *shaw_q, *shaw_g; /* [MHAI_CELL_QUERIES][table padded]: q and dO times the tables */
+    float *shaw_x, *shaw_p; /* likewise: x and p summed by distance */
+    double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
+    double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
+    uint8_t *bad;           /* [MHAI_KEY_BLOCK] */
+    size_t bytes;
+} mhai_cells_space;
+
+/* A chunk with what its cells share. */
+typedef struct mhai_cells_chunk {
+    mhai_attn_chunk c;
+    int64_t b, h, t; /* its first query */
+} mhai_cells_chunk;
+
+/* A cell's visible hull, in keys of the block. */
+typedef struct mhai_cell {
+    mhai_attn_block block;
+    int begin, end;
+} mhai_cell;
+
+static inline int64_t mhai_cells_padded(int64_t columns)
+{
+    return mhai_round_up(columns, MHAI_PANEL);
+}
+
+static inline int64_t mhai_cells_table_columns(const mha_tensor *table)
+{
+    return table->data ? mhai_cells_padded(table->shape[0]) : 0;
+}
+
+/* A worker's memory, and its size, of a job whose x, p and held are set. */
+size_t mhai_cells_space_bytes(const mhai_cells_job *job);
+mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker);
+
+/* Shaw's tables, packed once for all chunks, in the context's scratch. */
+MHA_NODISCARD mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job);
+
+/* out[r] = (first ? 0 : out[r]) + x[r] W for rows of a chunk, W packed. */
+void mhai_cells_multiply(const mhai_cells_job *job, int64_t rows, int64_t inner, int64_t cols,
+                         const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
+                         bool first, float *out, int64_t out_stride);
+
+/* The chunk of queries from t on. panels: q and dO are wanted on the right side of products, too.
+ */
+mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
+                                       int64_t h, int64_t t, bool panels);
+
+/* The block of keys and values from key on; keys on the right side of products too, if wanted. */
+void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
+                           const mhai_attn_sequence *seq, int64_t hk, int64_t key, bool rows);
+
+/* Compute c p kept into w->p and ds into w->x, for the chunk against the block at key, both loaded.
+ * The gates' share is added to *share, in the order of the rows; NULL: not wanted. False if nothing
+ * is visible. */
+bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                    int64_t key, double *share, mhai_cell *at);
+
+/* ds -> dx in w->x. */
+void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
+                         const mhai_cells_space *w, const mhai_cell *at);
+
+#endif
