@@ -121,9 +121,11 @@ typedef struct mha_parameter {
     int64_t shape[2];
 } mha_parameter;
 
-/** How many parameters (named arrays) there are, and how many numbers they hold together. Memory
- * none. Errors none. Threads any. Since 0.2 */
+/** How many parameters (named arrays) there are. Memory none. Errors none. Threads any. Since 0.2
+ */
 MHA_API int64_t mha_transformer_parameters(const mha_transformer *transformer);
+
+/** How many numbers they hold together. Memory none. Errors none. Threads any. Since 0.2 */
 MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 
 /**

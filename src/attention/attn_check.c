@@ -290,7 +290,9 @@ static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem 
     if (p->scale == 0 && !(desc->flags & MHA_ATTENTION_SCALE_GIVEN))
         p->scale = (float)(1.0 / sqrt((double)p->D));
     if (!isfinite(p->scale))
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: scale is not finite");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_attention_desc: scale is %g, expected a finite number",
+                        (double)p->scale);
     return MHA_OK;
 }
 
@@ -340,7 +342,8 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
     for (int i = 0; i < 4; i++)
         fits = fits && mhai_mul_i64(pairs, mhai_max_i64(1, i < 3 ? p->q.shape[i] : p->S), &pairs);
     if (!fits || pairs > INT64_MAX / 4)
-        return mha_fail(MHA_ERR_SIZE, "q, k: B H T S overflows 64 bits");
+        return mha_fail(MHA_ERR_SIZE, "q, k: B H T S = %lld x %lld x %lld x %lld overflows 64 bits",
+                        (long long)p->B, (long long)p->H, (long long)p->T, (long long)p->S);
     return MHA_OK;
 }
 

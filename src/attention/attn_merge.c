@@ -58,7 +58,8 @@ static mha_status count_rows(const mha_tensor *o, bool lse, int64_t *rows)
         if (o->shape[i] == 0) *rows = 0;
     for (int i = 0; i < 3; i++)
         if (!mhai_mul_i64(*rows, o->shape[i], rows))
-            return mha_fail(MHA_ERR_SIZE, "o: B H T overflows 64 bits");
+            return mha_fail(MHA_ERR_SIZE, "o: B H T = %lld x %lld x %lld overflows 64 bits",
+                            (long long)o->shape[0], (long long)o->shape[1], (long long)o->shape[2]);
     return MHA_OK;
 }
 

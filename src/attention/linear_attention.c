@@ -135,7 +135,9 @@ static mha_status check(const mha_linear_attention_desc *desc, const mha_tensor 
     MHA_TRY(mhai_struct_copy("mha_linear_attention_outputs", &wanted, sizeof wanted, sizeof wanted,
                              outputs));
     if (wanted.reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_linear_attention_outputs: reserved must be 0");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_linear_attention_outputs: reserved is %u, expected 0",
+                        (unsigned)wanted.reserved);
     MHA_TRY(check_desc(&d));
     MHA_TRY(check_shapes(&d, q, k, v, o, &p->a));
     p->F = d.feature_dim ? d.feature_dim : p->a.D;

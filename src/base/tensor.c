@@ -91,19 +91,20 @@ mha_status mha_tensor_count(const mha_tensor *tensor, int64_t *count)
     return MHA_OK;
 }
 
-/* Lowest and highest element offset; false if one is too far for byte arithmetic. */
-static bool element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
+/* Lowest and highest element offset; the first axis that takes one too far for byte arithmetic, or
+ * -1 if none does. */
+static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
     const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes an element, two ends, and a margin */
     *low = *high = 0;
     for (int i = 0; i < tensor->ndim; i++) {
         int64_t reach;
-        if (!mhai_mul_i64(tensor->shape[i] - 1, tensor->stride[i], &reach)) return false;
-        if (reach < -limit || reach > limit) return false;
+        if (!mhai_mul_i64(tensor->shape[i] - 1, tensor->stride[i], &reach)) return i;
+        if (reach < -limit || reach > limit) return i;
         *(reach < 0 ? low : high) += reach;
-        if (*low < -limit || *high > limit) return false;
+        if (*low < -limit || *high > limit) return i;
     }
-    return true;
+    return -1;
 }
 
 mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dtype dtype, int ndim,
@@ -128,11 +129,15 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     }
     if (count == 0) return MHA_OK;
     int64_t low, high;
-    if (!element_span(tensor, &low, &high))
-        return mha_fail(MHA_ERR_SIZE, "%s: shape and strides reach beyond the address space", name);
+    int far = element_span(tensor, &low, &high);
+    if (far >= 0)
+        return mha_fail(MHA_ERR_SIZE,
+                        "%s: dim %d, %lld at a stride of %lld, reaches beyond the address space",
+                        name, far, (long long)tensor->shape[far], (long long)tensor->stride[far]);
     if (!tensor->data) return mha_fail(MHA_ERR_NULL, "%s: data is NULL", name);
     if ((uintptr_t)tensor->data % mha_dtype_size(dtype) != 0)
-        return mha_fail(MHA_ERR_STRIDE, "%s: data is not aligned to its element size", name);
+        return mha_fail(MHA_ERR_STRIDE, "%s: data is not aligned to its elements of %zu bytes",
+                        name, mha_dtype_size(dtype));
     return MHA_OK;
 }
 
@@ -190,7 +195,7 @@ bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *en
     for (int i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] == 0) return false;
     int64_t low, high;
-    if (!element_span(tensor, &low, &high)) return false;
+    if (element_span(tensor, &low, &high) >= 0) return false;
     int64_t size = (int64_t)mha_dtype_size(tensor->dtype);
     *begin = (uintptr_t)tensor->data + (uintptr_t)(low * size);
     *end = (uintptr_t)tensor->data + (uintptr_t)((high + 1) * size);

@@ -37,7 +37,8 @@ static mha_status check_positive(const char *name, int64_t value)
 static mha_status check_desc(mha_kv_cache_desc *d, size_t *key_bytes, size_t *bytes)
 {
     if (d->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: reserved must be 0");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: reserved is %u, expected 0",
+                        (unsigned)d->reserved);
     if (d->value_head_dim == 0) d->value_head_dim = d->head_dim;
     MHA_TRY(check_positive("batch", d->batch));
     MHA_TRY(check_positive("kv_heads", d->kv_heads));

@@ -680,7 +680,7 @@ static const error_case errors[] = {
     {call_rope, y_repeats, MHA_ERR_STRIDE, "share memory"},
     {call_rope, y_interleaves, MHA_ERR_STRIDE, "share memory"},
     {call_rope, y_misaligned, MHA_ERR_STRIDE, "y: data is not aligned"},
-    {call_rope, x_far, MHA_ERR_SIZE, "x: shape and strides"},
+    {call_rope, x_far, MHA_ERR_SIZE, "x: dim 0, 2 at a stride of"},
     {call_rope, y_in_x, MHA_ERR_OVERLAP, "y overlaps x"},
     {call_rope, y_turns_x, MHA_ERR_OVERLAP, "y overlaps x"},
     {call_rope, small_struct, MHA_ERR_ARGUMENT, "struct_size is 8"},
