@@ -165,7 +165,11 @@ typedef enum mha_score_stage {
  *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN where
  *          such a p enters.
  *
- * No T x S array is built inside. */
+ * Cost: what needs p computes the scores of its rows again, with no T x S array inside. Row
+ * statistics and probabilities of all rows share one pass, 0.7 to 0.8 of the forward pass (top keys
+ * up to 0.6 more, where many weights are nearly equal; probabilities 0.4 for writing them). The
+ * average, column sums and scores take one each, 0.8 to 1; chosen rows in proportion to their
+ * number. docs/numerics.md 3.13 has the figures and the bounds. */
 typedef struct mha_attention_outputs {
     uint32_t struct_size;
     uint32_t flags;

@@ -1,5 +1,5 @@
 /* Outputs on request (mha_attention_outputs). Entropy, scores and probabilities after dropout are
- * held to the double-precision reference within their bounds (docs/numerics.md, 3.11). All others
+ * held to the double-precision reference within their bounds (docs/numerics.md, 3.13). All others
  * are exact functions of the probabilities, which test_attention_kinds.c holds to theirs, and must
  * be those to the bit; so must what comes of any number of threads, and of asking for less.
  *
