@@ -354,6 +354,18 @@ static void step_outputs(void **state)
                                           .cache = cache};
             must(mha_module_run(context, module, &call));
         }
+        /* asked once more without new keys: the queries stand at the last positions */
+        mha_tensor xp = guarded_slice(&x.view, 1, T - LAST, LAST);
+        mha_tensor yp = guarded_slice(&y.view, 1, T - LAST, LAST);
+        guarded again = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, LAST, E}, 0);
+        must(mha_module_run(context, module,
+                            &(mha_module_call){.struct_size = sizeof(mha_module_call),
+                                               .attention = &desc,
+                                               .query = &xp,
+                                               .out = &again.view,
+                                               .cache = cache}));
+        assert_true(guarded_same_bits(&yp, &again.view, false));
+        guarded_free(&again);
         mha_tensor last = guarded_slice(&p.view, 2, T - LAST, LAST);
         assert_true(guarded_same_bits(&last, &p2.view, false));
         last = guarded_slice(&k.view, 2, T - LAST, LAST);
@@ -368,106 +380,129 @@ static void step_outputs(void **state)
 
 /* ---- norm and rotation ----------------------------------------------------------------------- */
 
-/* q and k of the module are those of the same one without them, normed, then rotated, by the
- * functions of position.h, which have a reference of their own: by place, with an offset, with
- * positions of the caller's, and in a ragged batch. */
+/* A module and the same one without norm and rotation. */
+static void pair_make(rng *r, mha_context *context, mha_module_desc *d, mha_module **module,
+                      mha_module **plain)
+{
+    must(mha_module_create(context, d, module));
+    set_all(r, *module);
+    mha_module_describe(*module, d);
+    mha_module_desc bare = *d;
+    bare.flags &= ~(uint32_t)(MHA_MODULE_ROPE | MHA_MODULE_QK_NORM);
+    bare.rope_pairing = MHA_ROPE_INTERLEAVED, bare.qk_norm = MHA_QK_NORM_RMS;
+    bare.rotary_dim = 0, bare.rope_base = bare.rope_factor = 0, bare.qk_norm_epsilon = 0;
+    must(mha_module_create(context, &bare, plain));
+    mha_module_parameter p;
+    for (int64_t n = 0; mha_module_parameter_at(*plain, n, &p); n++) {
+        guarded value = guarded_make(r, MHA_F32, p.ndim, p.shape, 0);
+        must(mha_module_get_parameter(*module, p.name, &value.view));
+        must(mha_module_set_parameter(*plain, p.name, &value.view));
+        guarded_free(&value);
+    }
+}
+
+/* Norm, then rotation, of q or k by the functions of position.h. */
+static void norm_and_rotate(rng *r, mha_context *context, const mha_module *module, bool keys,
+                            const mha_tensor *ids, const mha_tensor *x)
+{
+    mha_module_desc d;
+    mha_module_describe(module, &d);
+    if (d.flags & MHA_MODULE_QK_NORM) {
+        guarded w = guarded_make(r, MHA_F32, 1, &d.head_dim, 0);
+        must(mha_module_get_parameter(module, keys ? "k_norm.weight" : "q_norm.weight", &w.view));
+        must(mha_qk_norm(context, d.qk_norm, d.qk_norm_epsilon, x, &w.view, x));
+        guarded_free(&w);
+    }
+    const mha_rope_desc turn = {.struct_size = sizeof turn,
+                                .pairing = d.rope_pairing,
+                                .rotary_dim = d.rotary_dim,
+                                .base = d.rope_base,
+                                .factor = d.rope_factor,
+                                .positions = {.ids = ids}};
+    if (d.flags & MHA_MODULE_ROPE) must(mha_rope_apply(context, &turn, x, x));
+}
+
+/* Where the tokens of [B,length] stand: anywhere, or by place from first[b] on. Of a ragged batch
+ * the second sequence begins at token `second`. */
+static guarded some_ids(rng *r, int64_t batch, int64_t length, const int64_t *first, bool anywhere,
+                        int64_t second)
+{
+    guarded ids = guarded_make(r, MHA_I64, 2, (int64_t[]){batch, length}, 0);
+    for (int64_t i = 0; i < batch * length; i++) {
+        int64_t b = i / length, t = i % length, place = first[b] + t;
+        if (second >= 0 && t >= second) place = first[1] + t - second;
+        *(int64_t *)guarded_element(&ids.view, (int64_t[]){b, t}) =
+            anywhere ? rng_between(r, -50, 5000) : place;
+    }
+    return ids;
+}
+
+/* One call of both modules: q and k of the one, normed and rotated here, are those of the other. */
+static void check_pair(rng *r, mha_context *context, mha_module_desc d, bool ragged, bool given)
+{
+    static const int64_t offsets[MOST_B] = {7, -3, 40}, none[MOST_B] = {0};
+    const int64_t batch = ragged ? 1 : rng_between(r, 1, MOST_B), rows = rng_between(r, 1, 20);
+    const int64_t keys = rng_between(r, 1, 20), lengths[2] = {rows, keys};
+    const int64_t starts[2][3] = {{0, rows / 3, rows}, {0, keys / 2, keys}};
+    mha_module *module, *plain;
+    pair_make(r, context, &d, &module, &plain);
+    guarded x = filled(r, 3, (int64_t[]){batch, rows, d.embed_dim}, 1);
+    guarded y = filled(r, 3, (int64_t[]){batch, keys, d.embed_dim}, 1);
+    guarded o = guarded_make(r, MHA_F32, 3, (int64_t[]){batch, rows, d.embed_dim}, 0);
+    guarded out[2][2], ids[2]; /* [with or without][q or k] */
+    for (int n = 0; n < 2; n++) {
+        ids[n] =
+            some_ids(r, batch, lengths[n], n ? none : offsets, given, ragged ? starts[n][1] : -1);
+        for (int m = 0; m < 2; m++) {
+            int64_t heads = n ? d.kv_heads : d.num_heads;
+            out[m][n] =
+                guarded_make(r, MHA_F32, 4, (int64_t[]){batch, heads, lengths[n], d.head_dim}, 0);
+        }
+    }
+    mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
+    desc.q_offsets = offsets;
+    if (ragged) desc.query_starts = starts[0], desc.key_starts = starts[1], desc.sequences = 2;
+    const mha_positions at[2] = {{.ids = &ids[0].view}, {.ids = &ids[1].view}};
+    for (int m = 0; m < 2; m++) {
+        const mha_module_outputs wanted = {
+            .struct_size = sizeof wanted, .q = &out[m][0].view, .k = &out[m][1].view};
+        const bool chosen = m && given && d.flags & MHA_MODULE_ROPE;
+        const mha_module_call call = {.struct_size = sizeof call,
+                                      .attention = &desc,
+                                      .query = &x.view,
+                                      .key = &y.view,
+                                      .value = &y.view,
+                                      .out = &o.view,
+                                      .outputs = &wanted,
+                                      .query_positions = chosen ? &at[0] : NULL,
+                                      .key_positions = chosen ? &at[1] : NULL};
+        must(mha_module_run(context, m ? module : plain, &call));
+    }
+    for (int n = 0; n < 2; n++) {
+        norm_and_rotate(r, context, module, n, &ids[n].view, &out[0][n].view);
+        assert_true(guarded_same_bits(&out[0][n].view, &out[1][n].view, false));
+        guarded_free(&ids[n]);
+        for (int m = 0; m < 2; m++) guarded_free(&out[m][n]);
+    }
+    guarded_free(&x);
+    guarded_free(&y);
+    guarded_free(&o);
+    mha_module_destroy(module);
+    mha_module_destroy(plain);
+}
+
+/* By place, with an offset, with positions of the caller's, and in a ragged batch. The functions of
+ * position.h have a reference of their own. */
 static void norm_then_rotate(void **state)
 {
     (void)state;
     machines all = machines_make(2);
-    mha_context *context = all.each[all.count - 1].context;
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 30000 + (uint64_t)i);
-        mha_module_desc d = some_desc(&r), bare;
-        bool ragged = rng_chance(&r, 0.3), given = rng_chance(&r, 0.4);
-        const int64_t B = ragged ? 1 : rng_between(&r, 1, MOST_B), T = rng_between(&r, 1, 20);
-        const int64_t S = rng_between(&r, 1, 20);
-        d.flags |= rng_chance(&r, 0.7) ? MHA_MODULE_ROPE : 0;
+        mha_module_desc d = some_desc(&r);
         d.flags &= ~(uint32_t)(MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN);
-        bool rope = d.flags & MHA_MODULE_ROPE, norm = d.flags & MHA_MODULE_QK_NORM;
-        mha_module *module, *plain;
-        must(mha_module_create(context, &d, &module));
-        mha_module_describe(module, &d);
-        bare = d;
-        bare.flags &= ~(uint32_t)(MHA_MODULE_ROPE | MHA_MODULE_QK_NORM);
-        bare.rope_pairing = MHA_ROPE_INTERLEAVED, bare.qk_norm = MHA_QK_NORM_RMS;
-        bare.rotary_dim = 0, bare.rope_base = bare.rope_factor = 0, bare.qk_norm_epsilon = 0;
-        must(mha_module_create(context, &bare, &plain));
-        set_all(&r, module);
-        mha_module_parameter p;
-        for (int64_t n = 0; mha_module_parameter_at(plain, n, &p); n++) {
-            guarded value = guarded_make(&r, MHA_F32, p.ndim, p.shape, 0);
-            must(mha_module_get_parameter(module, p.name, &value.view));
-            must(mha_module_set_parameter(plain, p.name, &value.view));
-            guarded_free(&value);
-        }
-        guarded x = filled(&r, 3, (int64_t[]){B, T, d.embed_dim}, 1);
-        guarded y = filled(&r, 3, (int64_t[]){B, S, d.embed_dim}, 1);
-        guarded o = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, d.embed_dim}, 0);
-        guarded out[2][2];
-        mha_module_outputs wanted[2];
-        for (int n = 0; n < 2; n++) {
-            out[n][0] = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, d.num_heads, T, d.head_dim}, 0);
-            out[n][1] = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, d.kv_heads, S, d.head_dim}, 0);
-            wanted[n] = (mha_module_outputs){
-                .struct_size = sizeof wanted[n], .q = &out[n][0].view, .k = &out[n][1].view};
-        }
-        int64_t offsets[MOST_B] = {7, -3, 40}, starts[2][3] = {{0, T / 3, T}, {0, S / 2, S}};
-        guarded id[2];
-        for (int n = 0; n < 2; n++) {
-            id[n] = guarded_make(&r, MHA_I64, 2, (int64_t[]){B, n ? S : T}, 0);
-            for (int64_t j = 0; j < B * (n ? S : T); j++) {
-                int64_t b = j / (n ? S : T), t = j % (n ? S : T);
-                int64_t seq = ragged && t >= starts[n][1] ? 1 : 0;
-                int64_t by_place =
-                    ragged ? t - starts[n][seq] + (n ? 0 : offsets[seq]) : t + (n ? 0 : offsets[b]);
-                *(int64_t *)guarded_element(&id[n].view, (int64_t[]){b, t}) =
-                    given ? rng_between(&r, -50, 5000) : by_place;
-            }
-        }
-        mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
-        desc.q_offsets = offsets;
-        if (ragged) desc.query_starts = starts[0], desc.key_starts = starts[1], desc.sequences = 2;
-        mha_positions at[2] = {{.ids = &id[0].view}, {.ids = &id[1].view}};
-        mha_module_call call = {.struct_size = sizeof call,
-                                .attention = &desc,
-                                .query = &x.view,
-                                .key = &y.view,
-                                .value = &y.view,
-                                .out = &o.view,
-                                .outputs = &wanted[0]};
-        must(mha_module_run(context, plain, &call));
-        call.outputs = &wanted[1];
-        if (rope && given) call.query_positions = &at[0], call.key_positions = &at[1];
-        must(mha_module_run(context, module, &call));
-        for (int n = 0; n < 2; n++) {
-            const mha_tensor *q = &out[0][n].view;
-            guarded w = guarded_make(&r, MHA_F32, 1, &d.head_dim, 0);
-            if (norm) {
-                must(mha_module_get_parameter(module, n ? "k_norm.weight" : "q_norm.weight",
-                                              &w.view));
-                must(mha_qk_norm(context, d.qk_norm, d.qk_norm_epsilon, q, &w.view, q));
-            }
-            mha_rope_desc turn = {.struct_size = sizeof turn,
-                                  .pairing = d.rope_pairing,
-                                  .rotary_dim = d.rotary_dim,
-                                  .base = d.rope_base,
-                                  .factor = d.rope_factor,
-                                  .positions = at[n]};
-            if (rope) must(mha_rope_apply(context, &turn, q, q));
-            assert_true(guarded_same_bits(q, &out[1][n].view, false));
-            guarded_free(&w);
-        }
-        for (int n = 0; n < 2; n++) {
-            guarded_free(&id[n]);
-            guarded_free(&out[n][0]);
-            guarded_free(&out[n][1]);
-        }
-        guarded_free(&x);
-        guarded_free(&y);
-        guarded_free(&o);
-        mha_module_destroy(module);
-        mha_module_destroy(plain);
+        check_pair(&r, all.each[all.count - 1].context, d, rng_chance(&r, 0.3),
+                   rng_chance(&r, 0.4));
     }
     machines_free(&all);
 }
