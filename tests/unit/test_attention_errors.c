@@ -575,26 +575,38 @@ static void steady_state(void **state)
     machines_free(&all);
 }
 
-/* The tiled path's scratch does not grow with the lengths, a hundredfold here. */
+/* The tiled path's scratch does not grow with the lengths, a hundredfold here: full, causal, with a
+ * window and with a block pattern. A window's work grows with the length, not with its square. */
 static void linear_memory(void **state)
 {
     (void)state;
+    enum { WINDOW = 512, BLOCK = 128, FULL = 0, CAUSAL, BAND, PATTERN, KINDS };
     mha_context *context;
-    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
-    size_t bytes[2];
-    for (int i = 0; i < 2; i++) {
-        int64_t length = i ? 1000000 : 10000;
-        int64_t shape[] = {1, 8, length, 64};
-        mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, shape);
-        mha_attention_plan plan;
-        assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, NULL, &plan),
-                         MHA_OK);
-        bytes[i] = plan.scratch_bytes;
-        assert_int_equal(plan.visible_pairs, 8 * length * length);
+    const mha_context_desc two = {.struct_size = sizeof two, .num_threads = 2};
+    assert_int_equal(mha_context_create(&two, &context), MHA_OK);
+    for (int kind = 0; kind < KINDS; kind++) {
+        size_t bytes[2];
+        for (int i = 0; i < 2; i++) {
+            const int64_t n = i ? 1000000 : 10000, blocks = (n + BLOCK - 1) / BLOCK;
+            mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 8, n, 64});
+            mha_tensor keep = mha_tensor_contiguous(NULL, MHA_U8, 2, (int64_t[]){blocks, blocks});
+            mha_attention_desc desc = {.struct_size = sizeof desc};
+            mha_attention_plan plan;
+            if (kind == CAUSAL || kind == BAND) desc.flags |= MHA_ATTENTION_CAUSAL;
+            if (kind == BAND) desc.flags |= MHA_ATTENTION_WINDOW, desc.left_keys = WINDOW - 1;
+            if (kind == PATTERN)
+                desc.keep_blocks = &keep, desc.block_queries = desc.block_keys = BLOCK;
+            assert_int_equal(mha_attention_explain(context, &desc, &x, &x, &x, NULL, NULL, &plan),
+                             MHA_OK);
+            bytes[i] = plan.scratch_bytes;
+            int64_t band = (int64_t)WINDOW * n - (int64_t)WINDOW * (WINDOW - 1) / 2;
+            if (kind == FULL) assert_int_equal(plan.visible_pairs, 8 * n * n);
+            if (kind == CAUSAL) assert_int_equal(plan.visible_pairs, 8 * (n * (n + 1) / 2));
+            if (kind == BAND) assert_int_equal(plan.visible_pairs, 8 * band);
+        }
+        /* Chunks of rows are cut a little differently. */
+        assert_true(bytes[1] < bytes[0] + bytes[0] / 4);
     }
-    assert_true(bytes[1] <
-                bytes[0] + bytes[0] / 4); /* chunks of rows are cut a little differently */
     mha_context_destroy(context);
 }
 
