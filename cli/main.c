@@ -20,6 +20,7 @@ static const struct {
     {"count", "count parameters, operations and bytes of attention", cmd_count},
     {"run", "compute attention of arrays in .npy or .safetensors files", cmd_run},
     {"explain", "say what would run for a problem, why, and draw it", cmd_explain},
+    {"train", "train a small transformer and watch its heads specialise", cmd_train},
     {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
     {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
 };

@@ -1,0 +1,316 @@
+/* multihead train: a small transformer learns a task from nothing, and its heads specialise. */
+#include "args.h"
+#include "commands.h"
+#include "train_report.h"
+#include "train_save.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+const train_task *const train_tasks[] = {&train_sentences, &train_induction, &train_ioi,
+                                         &train_reverse, NULL};
+
+typedef struct train_options {
+    const char *folder, *resume;
+    int64_t seed, steps, batch, layers, heads, embed, ff, every, seconds, threads;
+    args_real learning_rate;
+    int no_report, quiet, fresh;
+} train_options;
+
+#define NUMBER(name_, field_, least_, most_, help_)                                       \
+    {                                                                                     \
+        .kind = ARGS_NUMBER, .name = name_, .value = "N", .help = help_, .least = least_, \
+        .most = most_, .field = offsetof(train_options, field_)                           \
+    }
+
+static const args_option option_table[] = {
+    {.kind = ARGS_HEADING, .name = "The model; what is not given is the task's recipe"},
+    NUMBER("layers", layers, 1, TRAIN_MOST_LAYERS, "layers"),
+    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "heads of a layer, at equal width"),
+    NUMBER("embed", embed, 2, 4096, "width of the model"),
+    NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention alone"),
+    {.kind = ARGS_HEADING, .name = "How it learns"},
+    NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
+    NUMBER("steps", steps, 1, INT64_C(1) << 40, "at most"),
+    NUMBER("seconds", seconds, 1, 1000000, "at most"),
+    NUMBER("batch", batch, 1, 256, "sequences of a step"),
+    NUMBER("every", every, 1, 1000000, "steps between two looks at held-out data"),
+    {.kind = ARGS_REAL,
+     .name = "learning-rate",
+     .value = "X",
+     .help = "of AdamW, after the warm-up",
+     .field = offsetof(train_options, learning_rate)},
+    {.kind = ARGS_HEADING, .name = "Where to"},
+    {.kind = ARGS_TEXT,
+     .letter = 'o',
+     .name = "output",
+     .value = "FOLDER",
+     .help = "the model as a Hugging Face folder, the state of\n"
+             "training, the curve and reports of its heads",
+     .field = offsetof(train_options, folder)},
+    {.kind = ARGS_FLAG,
+     .name = "fresh",
+     .help = "begin anew where the folder holds a training",
+     .least = 1,
+     .field = offsetof(train_options, fresh)},
+    {.kind = ARGS_FLAG,
+     .name = "no-report",
+     .help = "train and save, no numbers and pictures",
+     .least = 1,
+     .field = offsetof(train_options, no_report)},
+    {.kind = ARGS_HEADING, .name = "Other"},
+    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
+    {.kind = ARGS_FLAG,
+     .letter = 'q',
+     .name = "quiet",
+     .help = "no progress on stderr",
+     .least = 1,
+     .field = offsetof(train_options, quiet)},
+    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+};
+
+static const args_page page = {
+    .command = TRAIN,
+    .summary = "train a small transformer from nothing and watch its heads specialise",
+    .usage = "train [options] TASK",
+    .examples = "multihead train sentences -o demo\n"
+                "multihead train sentences --seed 3 --heads 8\n"
+                "multihead train induction --layers 1      (the control: it fails)\n"
+                "multihead train reverse -o reverse",
+    .notes =
+        "Tasks: sentences (which noun is \"it\"?), induction (a repeated block), ioi (\"A B A\"\n"
+        "wants \"B\"), reverse (encoder and decoder). Training stops when the task's goal is\n"
+        "reached on held-out data; what is reported is measured on other held-out data. Where\n"
+        "a recipe says so, a try that is stuck begins again with a derived seed, and the tries\n"
+        "are counted. The same seed gives the same model on any number of threads. Called again\n"
+        "with the same folder it goes on where it was; Ctrl-C saves and stops.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- progress ------------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+    interrupted = number;
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One line that is written over on a terminal, a line a look elsewhere. */
+static void show_progress(const train_options *options, const train_run *run, const train_scores *s,
+                          double tokens_per_second)
+{
+    const train_model *model = &run->model;
+    if (options->quiet) return;
+    bool terminal = isatty(2);
+    const train_task *task = model->task;
+    char tries[32] = "", kinds[64] = "";
+    if (run->attempt > 0) snprintf(tries, sizeof tries, "try %" PRId64 "  ", run->attempt + 1);
+    if (task->kinds[1])
+        snprintf(kinds, sizeof kinds, " (%s %.1f, %s %.1f)", task->kinds[0],
+                 100 * train_accuracy_of(s, 0), task->kinds[1], 100 * train_accuracy_of(s, 1));
+    fprintf(stderr,
+            "%s%sstep %" PRId64 " of at most %" PRId64
+            "  loss %.3f  right %.1f %%%s  %.0f tokens/s  %.1f s%s",
+            terminal ? "\r\033[K" : "", tries, model->step, model->recipe.steps, model->loss,
+            100 * train_accuracy(s), kinds, tokens_per_second, run->seconds, terminal ? "" : "\n");
+    fflush(stderr);
+}
+
+/* ---- training ------------------------------------------------------------------------------ */
+
+/* Steps until the next look; the time they took joins the run's. */
+static cli_exit train_on(train_run *run, int64_t until, double *tokens_per_second)
+{
+    const double begin = seconds_now();
+    double tokens = 0;
+    cli_exit code = CLI_OK;
+    while (run->model.step < until && code == CLI_OK && !interrupted) {
+        code = train_model_step(&run->model);
+        tokens += (double)run->model.batch.B * (double)run->model.batch.T;
+    }
+    const double took = seconds_now() - begin;
+    run->seconds += took;
+    *tokens_per_second = took > 0 ? tokens / took : 0;
+    return code;
+}
+
+static cli_exit train_try(const train_options *options, train_run *run, train_verdict *verdict)
+{
+    const train_recipe *recipe = &run->model.recipe;
+    cli_exit code = CLI_OK;
+    *verdict = run->done ? TRAIN_DONE : TRAIN_GO_ON; /* an earlier call came to the end */
+    while (code == CLI_OK && *verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps &&
+           !interrupted && (options->seconds == 0 || run->seconds < (double)options->seconds)) {
+        train_scores s;
+        double speed;
+        int64_t next = train_save_looked(run) + recipe->every;
+        code = train_on(run, next < recipe->steps ? next : recipe->steps, &speed);
+        if (code != CLI_OK || interrupted) break;
+        code = train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s);
+        if (code != CLI_OK) break;
+        *verdict = run->model.task->judge(recipe, run->model.step, &s);
+        show_progress(options, run, &s, speed);
+        run->done = *verdict == TRAIN_DONE;
+        code = train_save_point(run, &s);
+    }
+    return code;
+}
+
+/* Try after try, until one reaches the goal or there are no more. */
+static cli_exit train_all(const train_options *options, mha_context *context, train_run *run,
+                          train_verdict *verdict)
+{
+    for (;;) {
+        cli_exit code = train_try(options, run, verdict);
+        const bool more = run->attempt + 1 < run->model.recipe.tries;
+        const bool out_of_time = options->seconds > 0 && run->seconds >= (double)options->seconds;
+        if (code != CLI_OK || *verdict == TRAIN_DONE || interrupted || out_of_time || !more)
+            return code;
+        const train_task *task = run->model.task;
+        const train_recipe recipe = run->model.recipe;
+        cli_note(options->quiet,
+                 "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
+                 isatty(2) ? "\n" : "", run->model.step, run->attempt + 2);
+        train_model_free(&run->model);
+        run->attempt++;
+        train_save_again(run);
+        code = train_model_make(context, task, &recipe, train_try_seed(run->seed, run->attempt),
+                                &run->model);
+        if (code != CLI_OK) return code;
+    }
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static cli_exit find_task(const args_texts *plain, const train_task **task)
+{
+    const char *names[16];
+    size_t count = 0;
+    while (train_tasks[count]) {
+        names[count] = train_tasks[count]->name;
+        count++;
+    }
+    if (plain->count != 1)
+        return cli_fail(CLI_USAGE, TRAIN, "name one task: sentences, induction, ioi or reverse");
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
+    if (*task) return CLI_OK;
+    const char *near = args_nearest(plain->items[0], names, count);
+    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'%s%s%s", plain->items[0],
+                    near ? "; did you mean '" : "; there are sentences, induction, ioi and reverse",
+                    near ? near : "", near ? "'?" : "");
+}
+
+/* Another number of heads at equal width. */
+static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
+{
+    const int64_t width = model->head_dim ? model->head_dim * model->num_heads : model->embed_dim;
+    if (width % heads != 0)
+        return cli_fail(CLI_USAGE, TRAIN,
+                        "--heads %" PRId64 " does not divide the %" PRId64
+                        " elements of all heads together",
+                        heads, width);
+    if (model->head_dim) model->head_dim = width / heads;
+    model->num_heads = heads;
+    return CLI_OK;
+}
+
+/* The task's recipe with what the options change. */
+static cli_exit make_recipe(const train_options *o, const train_task *task, train_recipe *recipe)
+{
+    *recipe = *task->recipe;
+    mha_transformer_desc *parts[] = {&recipe->model, &recipe->encoder};
+    for (int i = 0; i < 2 && (i == 0 || recipe->encoder.num_layers > 0); i++) {
+        if (o->layers) parts[i]->num_layers = o->layers;
+        if (o->embed) parts[i]->embed_dim = o->embed;
+        if (o->ff >= 0) parts[i]->ff_dim = o->ff;
+        cli_exit code = o->heads ? set_heads(o->heads, parts[i]) : CLI_OK;
+        if (code != CLI_OK) return code;
+    }
+    if (o->steps) recipe->steps = o->steps;
+    if (o->batch) recipe->batch = o->batch;
+    if (o->every) recipe->every = o->every;
+    if (!o->learning_rate.given) return CLI_OK;
+    if (!(o->learning_rate.value > 0 && o->learning_rate.value <= 1))
+        return cli_fail(CLI_USAGE, TRAIN, "--learning-rate is %g, expected more than 0, up to 1",
+                        o->learning_rate.value);
+    recipe->learning_rate = o->learning_rate.value;
+    return CLI_OK;
+}
+
+static void say_how_it_ended(const train_options *options, const train_run *run,
+                             train_verdict verdict)
+{
+    const train_model *model = &run->model;
+    if (!options->quiet && isatty(2)) fputc('\n', stderr);
+    if (interrupted)
+        cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
+                 options->folder ? "; call it again with the same folder to go on" : "");
+    printf("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training: %s\n",
+           verdict == TRAIN_DONE ? "Goal reached" : "Goal missed", model->step, run->attempt + 1,
+           run->seconds, model->task->goal);
+}
+
+static cli_exit finish(const train_options *options, train_run *run, train_verdict verdict)
+{
+    int64_t found[2] = {0};
+    cli_exit code = train_save_folder(run);
+    say_how_it_ended(options, run, verdict);
+    if (code != CLI_OK || options->no_report || interrupted) return code;
+    code = train_report_print(&run->model, found);
+    return code == CLI_OK ? train_save_pictures(run, found, options->quiet) : code;
+}
+
+static cli_exit run_training(const train_options *options, const train_task *task)
+{
+    train_recipe recipe;
+    train_verdict verdict = TRAIN_GO_ON;
+    train_run run = {.folder = options->folder, .seed = (uint64_t)options->seed};
+    cli_exit code = make_recipe(options, task, &recipe);
+    if (code != CLI_OK) return code;
+    mha_context *context = NULL;
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = (int32_t)options->threads};
+    mha_status status = mha_context_create(&desc, &context);
+    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    code = train_save_begin(context, task, &recipe, options->fresh, &run);
+    if (code == CLI_OK) {
+        void (*before[2])(int) = {signal(SIGINT, on_signal), signal(SIGTERM, on_signal)};
+        code = train_all(options, context, &run, &verdict);
+        signal(SIGINT, before[0]);
+        signal(SIGTERM, before[1]);
+        if (code == CLI_OK) code = finish(options, &run, verdict);
+    }
+    train_model_free(&run.model);
+    train_save_end(&run);
+    mha_context_destroy(context);
+    return code;
+}
+
+cli_exit cmd_train(int count, char *const *arguments)
+{
+    train_options options = {.ff = -1};
+    args_texts plain = {0};
+    const train_task *task = NULL;
+    if (args_want_help(count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code == CLI_OK) code = find_task(&plain, &task);
+    return code == CLI_OK ? run_training(&options, task) : code;
+}

@@ -1,0 +1,248 @@
+/* What was learned: in numbers on stdout, and as pictures. */
+#include "train_report.h"
+
+#include "view.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- numbers ------------------------------------------------------------------------------- */
+
+/* The head that looks most at what is right, for its weaker kind. */
+static void find_best(const train_task *task, const mha_transformer_desc *d, const train_scores *s,
+                      int64_t *layer, int64_t *head)
+{
+    double best = -1;
+    for (int64_t l = 0; l < d->num_layers; l++)
+        for (int64_t h = 0; h < d->num_heads; h++) {
+            double right = train_right(s, 0, l, h);
+            if (task->kinds[1] && train_right(s, 1, l, h) < right) right = train_right(s, 1, l, h);
+            if (right > best) {
+                best = right;
+                *layer = l;
+                *head = h;
+            }
+        }
+}
+
+static cli_exit score_without(train_model *model, const uint8_t *off, train_scores *s)
+{
+    mha_transformer_desc d;
+    float gates[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS];
+    mha_transformer_describe(model->decoder.net, &d);
+    const int64_t shape[] = {d.num_layers, d.num_heads};
+    for (int64_t i = 0; i < shape[0] * shape[1]; i++) gates[i] = off[i] ? 0 : 1;
+    mha_tensor view = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
+    return train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, &view, s);
+}
+
+static void print_accuracy(const train_task *task, const char *before, const train_scores *s)
+{
+    printf("%s %5.1f %%", before, 100 * train_accuracy(s));
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1]; kind++)
+        printf("%s%s %.1f %%", kind ? ", " : "  (", task->kinds[kind],
+               100 * train_accuracy_of(s, kind));
+    puts(task->kinds[1] ? ")" : "");
+}
+
+/* Every head: where it looks, and what is left without it. */
+static cli_exit print_heads(train_model *model, const train_scores *all, double *left)
+{
+    const train_task *task = model->task;
+    mha_transformer_desc d;
+    mha_transformer_describe(model->decoder.net, &d);
+    printf("\n%-6s", "head");
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1]; kind++)
+        printf("  %6s: right wrong", task->kinds[kind]);
+    printf("%s  before   accuracy without it\n", task->kinds[1] ? "" : "  right");
+    for (int64_t l = 0; l < d.num_layers; l++)
+        for (int64_t h = 0; h < d.num_heads; h++) {
+            uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
+            train_scores s;
+            off[l * d.num_heads + h] = 1;
+            cli_exit code = score_without(model, off, &s);
+            if (code != CLI_OK) return code;
+            left[l * d.num_heads + h] = train_accuracy(&s);
+            int used = printf("L%" PRId64 "H%" PRId64, l, h);
+            printf("%*s", used < 6 ? 6 - used : 0, "");
+            for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1]; kind++)
+                printf("          %5.2f %5.2f", train_right(all, kind, l, h),
+                       train_wrong(all, kind, l, h));
+            if (!task->kinds[1]) printf("  %5.2f", train_right(all, 0, l, h));
+            printf("   %5.2f   %5.1f %%\n", train_previous(all, l, h),
+                   100 * left[l * d.num_heads + h]);
+        }
+    return CLI_OK;
+}
+
+/* The head named, and the half of all others that matters least, switched off. */
+static cli_exit print_ablations(train_model *model, const double *left, int64_t best)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(model->decoder.net, &d);
+    const int64_t heads = d.num_layers * d.num_heads;
+    uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
+    train_scores s;
+    if (heads < 3) return CLI_OK;
+    for (int64_t n = 0; n < (heads - 1) / 2; n++) {
+        int64_t least = -1;
+        for (int64_t i = 0; i < heads; i++)
+            if (i != best && !off[i] && (least < 0 || left[i] > left[least])) least = i;
+        off[least] = 1;
+    }
+    cli_exit code = score_without(model, off, &s);
+    char line[96];
+    snprintf(line, sizeof line,
+             "Without the %" PRId64 " heads that matter least: ", (heads - 1) / 2);
+    if (code == CLI_OK) print_accuracy(model->task, line, &s);
+    return code;
+}
+
+cli_exit train_report_print(train_model *model, int64_t found[2])
+{
+    const train_task *task = model->task;
+    double left[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
+    mha_transformer_desc d;
+    train_scores all;
+    int64_t layer = 0, head = 0;
+    mha_transformer_describe(model->decoder.net, &d);
+    cli_exit code =
+        train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, &all);
+    if (code != CLI_OK) return code;
+    if (task->baselines) {
+        train_random r = train_random_make(TRAIN_SPLIT_REPORT, 1);
+        task->baselines(&r);
+    }
+    print_accuracy(task, "Right on held-out data:", &all);
+    code = print_heads(model, &all, left);
+    if (code != CLI_OK) return code;
+    find_best(task, &d, &all, &layer, &head);
+    found[0] = layer;
+    found[1] = head;
+    printf("\nL%" PRId64 "H%" PRId64 " looks at what is right: it has %.0f %%", layer, head,
+           100 * train_right(&all, 0, layer, head));
+    if (task->kinds[1])
+        printf(" (%s) and %.0f %% (%s)", task->kinds[0], 100 * train_right(&all, 1, layer, head),
+               task->kinds[1]);
+    printf(" of its weight there; without it %.1f %% are right.\n",
+           100 * left[layer * d.num_heads + head]);
+    return print_ablations(model, left, layer * d.num_heads + head);
+}
+
+/* ---- pictures ------------------------------------------------------------------------------ */
+
+static int32_t word_number(const train_task *task, const char *word, size_t length)
+{
+    for (int64_t i = 0; i < task->word_count; i++)
+        if (strlen(task->words[i]) == length && !strncmp(task->words[i], word, length))
+            return (int32_t)i;
+    return -1;
+}
+
+/* Put a text, or a sequence that is drawn where there is none, into the probe batch alone. */
+static cli_exit set_text(train_model *model, const char *text)
+{
+    train_batch *batch = &model->probe;
+    train_random r = train_random_make(TRAIN_SPLIT_REPORT, 2);
+    model->task->draw(&r, TRAIN_SPLIT_REPORT, 1, batch);
+    batch->B = 1;
+    if (!text) return CLI_OK;
+    batch->tokens[0] = word_number(model->task, "<s>", 3);
+    batch->T = 1;
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        int32_t id = word_number(model->task, text, length);
+        if (id < 0)
+            return cli_fail(CLI_BAD_INPUT, TRAIN, "the task '%s' does not know the word '%.*s'",
+                            model->task->name, (int)length, text);
+        if (batch->T == batch->longest)
+            return cli_fail(CLI_BAD_INPUT, TRAIN, "more than %lld words",
+                            (long long)batch->longest - 1);
+        batch->tokens[batch->T++] = id;
+        text += length + (text[length] == ' ');
+    }
+    batch->lengths[0] = batch->T;
+    return CLI_OK;
+}
+
+static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t count,
+                           maps_tokens *tokens)
+{
+    void *memory;
+    cli_exit code = maps_alloc(TRAIN, count, sizeof(maps_token), &memory);
+    if (code != CLI_OK) return code;
+    tokens->items = memory;
+    tokens->count = count;
+    for (int64_t i = 0; i < count; i++) {
+        const char *word = task->words[ids[i]];
+        tokens->items[i] = (maps_token){.text = maps_copy_text(word, strlen(word)),
+                                        .id = ids[i],
+                                        .begin = -1,
+                                        .end = -1,
+                                        .sequence = -1,
+                                        .special = word[0] == '<'};
+        if (!tokens->items[i].text) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+    }
+    return CLI_OK;
+}
+
+/* The maps of the probe batch, which holds one sequence. */
+static cli_exit make_maps(train_model *model, const char *text, attention_maps *maps)
+{
+    const train_batch *batch = &model->probe;
+    mha_transformer_desc d;
+    char name[64];
+    mha_transformer_describe(model->decoder.net, &d);
+    snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
+    maps->name = maps_copy_text(name, strlen(name));
+    if (text) {
+        maps->text[0] = maps_copy_text(text, strlen(text));
+        maps->text_bytes[0] = strlen(text);
+    }
+    maps->layers = d.num_layers;
+    maps->heads = d.num_heads;
+    cli_exit code = add_tokens(model->task, batch->tokens, batch->T, &maps->rows);
+    maps->cols = maps->rows;
+    if (code == CLI_OK && model->encoder.net) {
+        maps->cols = (maps_tokens){0};
+        code = add_tokens(model->task, batch->source, batch->S, &maps->cols);
+    }
+    void *layers;
+    if (code == CLI_OK) code = maps_alloc(TRAIN, d.num_layers, sizeof(float *), &layers);
+    if (code != CLI_OK) return code;
+    maps->layer = layers;
+    const int64_t count = d.num_heads * maps->rows.count * maps->cols.count;
+    for (int64_t l = 0; l < d.num_layers && code == CLI_OK; l++) {
+        code = maps_add_layer(TRAIN, maps, l);
+        if (code == CLI_OK)
+            memcpy(maps->layer[l], model->probabilities + l * count, (size_t)count * sizeof(float));
+    }
+    return code;
+}
+
+cli_exit train_report_picture(train_model *model, const char *text, const char *path,
+                              const int64_t *print, bool quiet)
+{
+    attention_maps maps = {0};
+    maps_picks picks = {0}, one = {0};
+    char head[64];
+    view_options options = {.html = path, .quiet = quiet}, chosen = {0};
+    cli_exit code = set_text(model, text);
+    if (code == CLI_OK) code = train_model_look(model, NULL);
+    if (code == CLI_OK) code = make_maps(model, text, &maps);
+    if (code == CLI_OK)
+        code = maps_pick(TRAIN, &options.layers, &options.heads, maps.layers, maps.heads, &picks);
+    if (code == CLI_OK && path) code = view_write_files(&options, &maps, &picks);
+    if (code == CLI_OK && print) {
+        snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, print[0], print[1]);
+        chosen.heads = (args_texts){.items = {head}, .count = 1};
+        code = maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps.layers, maps.heads, &one);
+        if (code == CLI_OK) code = view_print(&chosen, &maps, &one);
+    }
+    maps_picks_free(&one);
+    maps_picks_free(&picks);
+    maps_free(&maps);
+    return code;
+}

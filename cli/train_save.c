@@ -1,0 +1,308 @@
+/* See train_save.h. The state of training is one safetensors file that is replaced as a whole: a
+ * program killed at any moment finds the last one, whole. */
+#include "train_save.h"
+
+#include "files.h"
+#include "maps.h"
+#include "train_report.h"
+
+#include <multihead/io.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { PATH_BYTES = 4096, MOST_TENSORS = 8, SETTINGS_BYTES = 512 };
+
+static cli_exit path_of(const train_run *run, const char *name, char path[PATH_BYTES])
+{
+    int length = snprintf(path, PATH_BYTES, "%s/%s", run->folder, name);
+    if (length > 0 && length < PATH_BYTES) return CLI_OK;
+    return cli_fail(CLI_NO_OUTPUT, TRAIN, "the folder's name is too long");
+}
+
+/* Everything that the course of training depends on. */
+static void describe(const train_model *model, char text[SETTINGS_BYTES])
+{
+    const train_recipe *r = &model->recipe;
+    const mha_transformer_desc *d = &r->model;
+    snprintf(text, SETTINGS_BYTES,
+             "layers %" PRId64 " heads %" PRId64 " head_dim %" PRId64 " embed %" PRId64
+             " ff %" PRId64 " batch %" PRId64 " every %" PRId64 " learning-rate %.17g",
+             d->num_layers, d->num_heads, d->head_dim, d->embed_dim, d->ff_dim, r->batch, r->every,
+             r->learning_rate);
+}
+
+/* ---- the state ----------------------------------------------------------------------------- */
+
+typedef struct state_list {
+    const char *names[MOST_TENSORS];
+    mha_tensor tensors[MOST_TENSORS];
+    int64_t count;
+} state_list;
+
+static void add(state_list *list, const char *name, void *data, mha_dtype dtype, int64_t rows,
+                int64_t cols)
+{
+    list->names[list->count] = name;
+    list->tensors[list->count++] =
+        mha_tensor_contiguous(data, dtype, cols ? 2 : 1, (const int64_t[]){rows, cols});
+}
+
+static void list_state(train_run *run, state_list *list)
+{
+    train_part *d = &run->model.decoder, *e = &run->model.encoder;
+    *list = (state_list){0};
+    add(list, "parameters", mha_transformer_data(d->net), MHA_F32, d->size, 0);
+    add(list, "m", d->m, MHA_F32, d->size, 0);
+    add(list, "v", d->v, MHA_F32, d->size, 0);
+    if (e->net) {
+        add(list, "encoder.parameters", mha_transformer_data(e->net), MHA_F32, e->size, 0);
+        add(list, "encoder.m", e->m, MHA_F32, e->size, 0);
+        add(list, "encoder.v", e->v, MHA_F32, e->size, 0);
+    }
+    add(list, "curve", run->curve, MHA_F64, run->looks, TRAIN_CURVE_COLUMNS);
+}
+
+static cli_exit save_state(train_run *run)
+{
+    char path[PATH_BYTES], settings[SETTINGS_BYTES], numbers[5][32];
+    state_list list;
+    cli_exit code = path_of(run, "training.safetensors", path);
+    if (code != CLI_OK) return code;
+    list_state(run, &list);
+    describe(&run->model, settings);
+    snprintf(numbers[0], sizeof numbers[0], "%" PRIu64, run->seed);
+    snprintf(numbers[1], sizeof numbers[1], "%" PRId64, run->attempt);
+    snprintf(numbers[2], sizeof numbers[2], "%" PRId64, run->model.step);
+    snprintf(numbers[3], sizeof numbers[3], "%.3f", run->seconds);
+    snprintf(numbers[4], sizeof numbers[4], "%.17g", run->model.loss);
+    const char *const metadata[] = {"task",     run->model.task->name,
+                                    "settings", settings,
+                                    "seed",     numbers[0],
+                                    "try",      numbers[1],
+                                    "step",     numbers[2],
+                                    "seconds",  numbers[3],
+                                    "loss",     numbers[4],
+                                    "done",     run->done ? "yes" : "no",
+                                    NULL};
+    files_guard guard = {0};
+    files_hold_signals(&guard, path);
+    mha_status status = mha_safetensors_write(path, list.names, list.tensors, list.count, metadata);
+    files_release_signals(&guard);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
+static cli_exit foreign(const char *path, const char *what)
+{
+    return cli_fail(CLI_BAD_INPUT, TRAIN, "%s: %s; --fresh begins anew, -o names another folder",
+                    path, what);
+}
+
+static bool read_number(const mha_safetensors *file, const char *key, uint64_t *value)
+{
+    const char *text = mha_safetensors_metadata(file, key);
+    char *end = NULL;
+    if (!text || *text < '0' || *text > '9') return false;
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    return errno == 0 && *end == '\0';
+}
+
+/* One array of the state; its length must be that of the model at hand. */
+static bool read_array(const mha_safetensors *file, const char *name, mha_dtype dtype,
+                       int64_t count, void *out)
+{
+    mha_tensor tensor;
+    int64_t index = mha_safetensors_find(file, name), have = 0;
+    if (index < 0 || mha_safetensors_tensor(file, index, &tensor) != MHA_OK) return false;
+    if (tensor.dtype != dtype || mha_tensor_count(&tensor, &have) != MHA_OK || have != count)
+        return false;
+    memcpy(out, tensor.data, (size_t)count * mha_dtype_size(dtype));
+    return true;
+}
+
+static cli_exit grow_curve(train_run *run, int64_t looks)
+{
+    if (looks <= run->room) return CLI_OK;
+    int64_t room = looks < 64 ? 64 : 2 * looks;
+    double *grown = realloc(run->curve, (size_t)room * TRAIN_CURVE_COLUMNS * sizeof *grown);
+    if (!grown) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+    run->curve = grown;
+    run->room = room;
+    return CLI_OK;
+}
+
+static cli_exit read_curve(train_run *run, const char *path, const mha_safetensors *file)
+{
+    mha_tensor curve;
+    int64_t index = mha_safetensors_find(file, "curve"), most = INT64_C(1) << 24;
+    if (index < 0 || mha_safetensors_tensor(file, index, &curve) != MHA_OK || curve.ndim != 2 ||
+        curve.shape[1] != TRAIN_CURVE_COLUMNS || curve.shape[0] > most)
+        return foreign(path, "no state of a training");
+    cli_exit code = grow_curve(run, curve.shape[0]);
+    if (code != CLI_OK) return code;
+    run->looks = curve.shape[0];
+    return read_array(file, "curve", MHA_F64, run->looks * TRAIN_CURVE_COLUMNS, run->curve)
+               ? CLI_OK
+               : foreign(path, "no state of a training");
+}
+
+static cli_exit read_parameters(train_run *run, const char *path, const mha_safetensors *file)
+{
+    state_list list;
+    list_state(run, &list);
+    for (int64_t i = 0; i + 1 < list.count; i++) /* the last one is the curve */
+        if (!read_array(file, list.names[i], MHA_F32, list.tensors[i].shape[0],
+                        list.tensors[i].data))
+            return foreign(path, "it holds another model than these options make");
+    mha_status status = mha_transformer_update(run->model.context, run->model.decoder.net);
+    if (status == MHA_OK && run->model.encoder.net)
+        status = mha_transformer_update(run->model.context, run->model.encoder.net);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
+/* Seed, try and settings first: they say which model it was. */
+static cli_exit read_state(mha_context *context, const train_task *task, const train_recipe *recipe,
+                           const char *path, const mha_safetensors *file, train_run *run)
+{
+    uint64_t seed, attempt, step;
+    char settings[SETTINGS_BYTES];
+    const char *name = mha_safetensors_metadata(file, "task");
+    const char *saved = mha_safetensors_metadata(file, "settings");
+    const char *done = mha_safetensors_metadata(file, "done");
+    const char *seconds = mha_safetensors_metadata(file, "seconds");
+    const char *loss = mha_safetensors_metadata(file, "loss");
+    if (!name || !saved || !done || !seconds || !loss || !read_number(file, "seed", &seed) ||
+        !read_number(file, "try", &attempt) || !read_number(file, "step", &step) ||
+        attempt > 1000 || step > INT64_MAX / 2)
+        return foreign(path, "no state of a training");
+    if (strcmp(name, task->name) != 0)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "%s: a training of '%s', not of '%s'; -o names "
+                        "another folder",
+                        path, name, task->name);
+    if (seed != run->seed)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "%s: begun with --seed %" PRIu64
+                        "; give that, or --fresh, or another folder",
+                        path, seed);
+    run->attempt = (int64_t)attempt;
+    cli_exit code = train_model_make(context, task, recipe, train_try_seed(run->seed, run->attempt),
+                                     &run->model);
+    if (code != CLI_OK) return code;
+    describe(&run->model, settings);
+    if (strcmp(settings, saved) != 0)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "%s: begun with other settings (%s); give those, or "
+                        "--fresh, or another folder",
+                        path, saved);
+    code = read_parameters(run, path, file);
+    if (code == CLI_OK) code = read_curve(run, path, file);
+    run->model.step = (int64_t)step;
+    run->seconds = strtod(seconds, NULL);
+    run->done = !strcmp(done, "yes");
+    run->model.loss = strtod(loss, NULL);
+    return code;
+}
+
+cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
+                          bool fresh, train_run *run)
+{
+    char path[PATH_BYTES];
+    struct stat there;
+    if (run->folder) {
+        cli_exit code = path_of(run, "training.safetensors", path);
+        if (code != CLI_OK) return code;
+        if (mkdir(run->folder, 0777) != 0 && errno != EEXIST)
+            return cli_fail(CLI_NO_OUTPUT, TRAIN, "%s: cannot make the folder: %s", run->folder,
+                            strerror(errno));
+        if (stat(run->folder, &there) == 0 && !S_ISDIR(there.st_mode))
+            return cli_fail(CLI_NO_OUTPUT, TRAIN, "%s: is not a folder", run->folder);
+    }
+    if (!run->folder || fresh || stat(path, &there) != 0)
+        return train_model_make(context, task, recipe, run->seed, &run->model);
+    mha_safetensors *file;
+    mha_status status = mha_safetensors_open(path, &file);
+    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    cli_exit code = read_state(context, task, recipe, path, file, run);
+    mha_safetensors_close(file);
+    return code;
+}
+
+void train_save_end(train_run *run)
+{
+    free(run->curve);
+    run->curve = NULL;
+}
+
+void train_save_again(train_run *run)
+{
+    run->looks = 0;
+    run->done = false;
+}
+
+int64_t train_save_looked(const train_run *run)
+{
+    if (run->looks == 0) return 0;
+    return (int64_t)run->curve[(run->looks - 1) * TRAIN_CURVE_COLUMNS + TRAIN_CURVE_STEP];
+}
+
+cli_exit train_save_point(train_run *run, const train_scores *scores)
+{
+    cli_exit code = grow_curve(run, run->looks + 1);
+    if (code != CLI_OK) return code;
+    double *point = run->curve + run->looks++ * TRAIN_CURVE_COLUMNS;
+    point[TRAIN_CURVE_STEP] = (double)run->model.step;
+    point[TRAIN_CURVE_LOSS] = run->model.loss;
+    point[TRAIN_CURVE_RIGHT] = train_accuracy(scores);
+    for (int kind = 0; kind < TRAIN_KINDS; kind++)
+        point[TRAIN_CURVE_KIND + kind] = train_accuracy_of(scores, kind);
+    return run->folder ? save_state(run) : CLI_OK;
+}
+
+/* ---- the folder ---------------------------------------------------------------------------- */
+
+static mha_status draw_curve(const void *user, const mha_sink *sink)
+{
+    const train_run *run = user;
+    char line[160];
+    int length = snprintf(line, sizeof line, "step,loss,right,right_kind_0,right_kind_1\n");
+    mha_status status = sink->write(sink->user, line, (size_t)length);
+    for (int64_t i = 0; i < run->looks && status == MHA_OK; i++) {
+        const double *p = run->curve + i * TRAIN_CURVE_COLUMNS;
+        length =
+            snprintf(line, sizeof line, "%.0f,%.6g,%.6g,%.6g,%.6g\n", p[0], p[1], p[2], p[3], p[4]);
+        status = sink->write(sink->user, line, (size_t)length);
+    }
+    return status;
+}
+
+cli_exit train_save_folder(train_run *run)
+{
+    char path[PATH_BYTES];
+    if (!run->folder) return CLI_OK;
+    cli_exit code = save_state(run);
+    if (code == CLI_OK) code = path_of(run, "curve.csv", path);
+    if (code != CLI_OK) return code;
+    mha_status status = files_draw(path, draw_curve, run);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
+cli_exit train_save_pictures(train_run *run, const int64_t found[2], bool quiet)
+{
+    const train_task *task = run->model.task;
+    char path[PATH_BYTES];
+    cli_exit code = CLI_OK;
+    for (int i = 0; i < 2 && code == CLI_OK; i++) {
+        if (i == 1 && !task->examples[1]) break;
+        if (run->folder) code = path_of(run, i ? "report-2.html" : "report.html", path);
+        if (code == CLI_OK)
+            code = train_report_picture(&run->model, task->examples[i], run->folder ? path : NULL,
+                                        i == 0 ? found : NULL, quiet);
+    }
+    return code;
+}

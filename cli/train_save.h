@@ -1,0 +1,49 @@
+/* What a training leaves behind: its state after every look, so that it can go on after any end;
+ * the model as a folder; the curve; reports of its heads. */
+#ifndef CLI_TRAIN_SAVE_H
+#define CLI_TRAIN_SAVE_H
+
+#include "train.h"
+
+/* What the curve knows of a look. */
+enum {
+    TRAIN_CURVE_STEP,
+    TRAIN_CURVE_LOSS,
+    TRAIN_CURVE_RIGHT,
+    TRAIN_CURVE_KIND,
+    TRAIN_CURVE_COLUMNS = 5
+};
+
+typedef struct train_run {
+    train_model model;
+    const char *folder; /* NULL: nothing is kept */
+    uint64_t seed;
+    int64_t attempt; /* tries before this one */
+    double seconds;  /* of training, all tries */
+    bool done;       /* the goal was reached */
+    double *curve;   /* [looks][TRAIN_CURVE_COLUMNS] of this try */
+    int64_t looks, room;
+} train_run;
+
+/* A model at its beginning, or where the folder's training stood. */
+cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
+                          bool fresh, train_run *run);
+void train_save_end(train_run *run);
+
+/* The step of the last look, 0 before the first. The next one is counted from it and not from the
+ * step at hand: who was stopped between a step and its look must not miss it. */
+int64_t train_save_looked(const train_run *run);
+
+/* After a look: a point of the curve, and the state of training. */
+cli_exit train_save_point(train_run *run, const train_scores *scores);
+
+/* A new try: the curve begins again. */
+void train_save_again(train_run *run);
+
+/* The model's folder, the state and the curve. */
+cli_exit train_save_folder(train_run *run);
+
+/* Reports of its heads, and the one found on the terminal. */
+cli_exit train_save_pictures(train_run *run, const int64_t found[2], bool quiet);
+
+#endif

@@ -1,0 +1,173 @@
+"""multihead train: what it prints and keeps, the same model from the same seed on any number of
+threads, resuming after Ctrl-C and after being killed, and bad input.
+
+Needs no packages. $MULTIHEAD is the program; default build/multihead.
+"""
+import json
+import os
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = os.environ.get("MULTIHEAD", "build/multihead")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+checks = failures = 0
+
+
+def check(good, text):
+    global checks, failures
+    checks += 1
+    if not good:
+        failures += 1
+        print("FAILED:", text)
+
+
+def train(*arguments, timeout=600):
+    return subprocess.run([PROGRAM, "train", *arguments], capture_output=True, text=True,
+                          timeout=timeout)
+
+
+def tensors(path):
+    """Header and bytes of each tensor of a safetensors file."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    metadata = header.pop("__metadata__")
+    body = data[8 + length:]
+    return metadata, {name: body[slice(*entry["data_offsets"])] for name, entry in header.items()}
+
+
+def learned(folder):
+    """What must not depend on how the training went: step, try and every number."""
+    metadata, found = tensors(folder / "training.safetensors")
+    return metadata["step"], metadata["try"], metadata["done"], found
+
+
+def quick(folder, *more):
+    """A training of a second or two."""
+    return train("ioi", "--seed", "4", "--no-report", "-o", str(folder), *more)
+
+
+def reaches_goal(folder):
+    result = train("ioi", "--seed", "2", "-o", str(folder))
+    check(result.returncode == 0, f"ioi: exit {result.returncode}: {result.stderr}")
+    check("Goal reached after" in result.stdout, "ioi: the goal is not reached")
+    check("Right on held-out data: 100.0 %" in result.stdout, "ioi: not all sequences are right")
+    check("without it" in result.stdout, "ioi: no ablation")
+    names = {path.name for path in folder.iterdir()}
+    check({"training.safetensors", "curve.csv", "report.html"} <= names, f"ioi: kept {names}")
+    curve = (folder / "curve.csv").read_text().splitlines()
+    check(curve[0] == "step,loss,right,right_kind_0,right_kind_1", "curve.csv: its head")
+    check(float(curve[-1].split(",")[2]) == 1, "curve.csv: its last line")
+    check("step" in result.stderr and "tokens/s" in result.stderr, "no progress on stderr")
+    check(train("ioi", "--quiet", "--no-report").stderr == "", "--quiet: something on stderr")
+
+
+def same_bits(folder):
+    results = []
+    for threads in (1, 2, 3):
+        target = folder / f"threads{threads}"
+        quick(target, "--threads", str(threads))
+        results.append(learned(target))
+    check(results[0] == results[1] == results[2], "another model with another number of threads")
+    other = folder / "other"
+    train("ioi", "--seed", "5", "--no-report", "-o", str(other))
+    check(learned(other) != results[0], "another seed gives the same model")
+
+
+def goes_on_after(signals, folder, tries):
+    """Stopped at random moments, then run to the end: the bits of an undisturbed run."""
+    task = ["induction", "--steps", "60", "--every", "10", "--no-report", "--embed", "32"]
+    whole = folder / "whole"
+    check(train(*task, "-o", str(whole)).returncode == 0, "the undisturbed run fails")
+    for number in range(tries):
+        target = folder / f"stopped{number}"
+        for _ in range(30):
+            running = subprocess.Popen([PROGRAM, "train", *task, "-o", str(target)],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            time.sleep(random.uniform(0.02, 0.8))
+            running.send_signal(signals[number % len(signals)])
+            running.communicate()
+            if running.returncode == 0 and signals[number % len(signals)] == signal.SIGKILL:
+                break
+            state = target / "training.safetensors"
+            if state.exists():
+                check(tensors(state)[0]["task"] == "induction", "half a state of training")
+                if tensors(state)[0]["step"] == "60":
+                    break
+        result = train(*task, "-o", str(target))
+        check(result.returncode == 0, f"going on fails: {result.stderr}")
+        check(learned(target) == learned(whole), "going on ends in other bits")
+        rest = [path.name for path in target.iterdir() if path.name.endswith(".part")]
+        check(len(rest) <= 30, f"left behind: {rest}")
+
+
+def bad_input(folder):
+    kept = folder / "kept"
+    quick(kept)
+    state = (kept / "training.safetensors").read_bytes()
+    cases = [
+        ([], 2, "Usage"),
+        (["sentence"], 2, "did you mean 'sentences'"),
+        (["sentences", "ioi"], 2, "name one task"),
+        (["ioi", "--heads", "3"], 2, "does not divide"),
+        (["ioi", "--learning-rate", "7"], 2, "--learning-rate is 7"),
+        (["ioi", "--layers", "0"], 2, "--layers"),
+        (["sentences", "--heads", "5"], 2, "does not divide the 64"),
+        (["ioi", "-o", str(folder / "no" / "where")], 6, "cannot make the folder"),
+        (["ioi", "-o", str(kept / "curve.csv")], 6, "not a folder"),
+        (["ioi", "-o", str(kept)], 4, "begun with --seed 4"),
+        (["induction", "-o", str(kept), "--seed", "4"], 4, "a training of 'ioi'"),
+        (["ioi", "-o", str(kept), "--seed", "4", "--embed", "32"], 4, "other settings"),
+    ]
+    for arguments, code, word in cases:
+        result = train(*arguments)
+        text = result.stderr
+        check(result.returncode == code, f"{arguments}: exit {result.returncode}, not {code}: {text}")
+        check(word in text, f"{arguments}: no '{word}' in: {text}")
+    for cut in (0, 7, 100, len(state) // 2, len(state) - 1):
+        (kept / "training.safetensors").write_bytes(state[:cut])
+        result = train("ioi", "-o", str(kept), "--seed", "4")
+        check(result.returncode in (3, 4), f"a state cut at {cut}: exit {result.returncode}")
+        check("training.safetensors" in result.stderr, f"a state cut at {cut}: {result.stderr}")
+    generator = random.Random(1)
+    for _ in range(200 if LONG else 40):
+        broken = bytearray(state)
+        for _ in range(generator.randrange(1, 4)):
+            broken[generator.randrange(min(len(broken), 700))] = generator.randrange(256)
+        (kept / "training.safetensors").write_bytes(broken)
+        result = train("ioi", "-o", str(kept), "--seed", "4", "--no-report")
+        check(result.returncode in (0, 3, 4), f"a damaged state: exit {result.returncode}")
+    (kept / "training.safetensors").write_bytes(b"no training")
+    check(quick(kept, "--fresh").returncode == 0, "--fresh: does not begin anew")
+
+
+def manual():
+    text = (ROOT / "docs" / "program.md").read_text().split("## `multihead train`")[1]
+    text = text.split("\n## ")[0]
+    help_text = train("--help").stdout
+    for line in help_text.splitlines():
+        for word in line.replace(",", " ").split():
+            if word.startswith("--") and word != "--help":
+                check(word in text, f"docs/program.md, train: nothing of {word}")
+    for name in ("sentences", "induction", "ioi", "reverse"):
+        check(name in help_text and f"`{name}`" in text, f"task {name} is not explained")
+
+
+with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
+    root = pathlib.Path(place)
+    for part in ("goal", "bits", "kill", "bad"):
+        (root / part).mkdir()
+    reaches_goal(root / "goal" / "ioi")
+    same_bits(root / "bits")
+    goes_on_after([signal.SIGKILL, signal.SIGINT], root / "kill", 20 if LONG else 2)
+    bad_input(root / "bad")
+    manual()
+print(f"{checks} checks, {failures} failed")
+sys.exit(failures > 0)
