@@ -72,8 +72,12 @@ typedef struct mha_attention_gradients {
  *
  *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    desc: all as in the forward call
  *   o [B,H ,T,Dv] in    lse [B,H,T] in: what the forward call gave
- *   o_gradient [B,H,T,Dv] in, f32, last axis contiguous
- *   gradients: tensors out
+ *   o_gradient [B,H,T,Dv] in, last axis contiguous
+ *   gradients: tensors out, f32
+ *
+ * q, k, v, o, o_gradient and a bias may each be f32, f16 or bf16: every element is widened exactly,
+ * so the bits are those of f32 tensors of the same numbers. (An o that was rounded to f16 is what
+ * delta is computed from, and 2^-11 |o| its error.)
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other;
  *          elements of o and lse must not overlap, which the forward ensured. Scratch comes from

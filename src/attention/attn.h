@@ -65,9 +65,6 @@ MHA_NODISCARD mha_status mhai_attn_check_outputs(const mha_attention_outputs *gi
 int mhai_attn_list_outputs(const mhai_attn_problem *problem,
                            mhai_attn_named list[MHAI_ATTN_OUTPUTS]);
 
-/* For what takes no f16 or bf16: q, k, v, o and bias are f32. */
-MHA_NODISCARD mha_status mhai_attn_check_f32(const mhai_attn_problem *problem);
-
 /* One sequence of the batch: its lengths, its offset, and where it lies in the tensors. */
 typedef struct mhai_attn_sequence {
     int64_t b;      /* its number */

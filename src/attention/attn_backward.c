@@ -146,7 +146,8 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     if (!o_gradient) return need_data ? mha_fail(MHA_ERR_NULL, "o_gradient: is NULL") : MHA_OK;
     x->o_gradient = *o_gradient;
     if (!x->o_gradient.data && !need_data) x->o_gradient.data = &nothing;
-    MHA_TRY(mhai_tensor_check("o_gradient", &x->o_gradient, MHA_F32, 4, shape));
+    MHA_TRY(mhai_tensor_check_real("o_gradient", &x->o_gradient));
+    MHA_TRY(mhai_tensor_check("o_gradient", &x->o_gradient, o_gradient->dtype, 4, shape));
     if (!x->o_gradient.data) x->o_gradient.data = &nothing;
     return mhai_tensor_check_last("o_gradient", &x->o_gradient);
 }
@@ -171,7 +172,6 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
     x->accumulate = gradients.flags & MHA_GRADIENTS_ACCUMULATE;
     const mha_attention_outputs results = {.struct_size = sizeof results, .lse = a->lse};
     MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, &x->p));
-    MHA_TRY(mhai_attn_check_f32(&x->p));
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &desc, sizeof desc,
                              offsetof(mha_attention_desc, left_keys), a->desc));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
@@ -186,19 +186,25 @@ static double f32_at(const mha_tensor *x, int64_t i)
     return (double)((const float *)x->data)[i * x->stride[0]];
 }
 
+typedef struct preparation {
+    mhai_backward_problem *x;
+    float *room; /* [threads][D + 2 Dv] for rows that are not f32 */
+} preparation;
+
 /* One row's delta; its share of the sink's gradient is returned. An o of 0 has no share, whatever
  * dO is: so a query without keys gives nothing. */
-static double prepare_row(mhai_backward_problem *x, int64_t batch, int64_t h, int64_t row)
+static double prepare_row(mhai_backward_problem *x, int64_t batch, int64_t h, int64_t row,
+                          float *room)
 {
     const mhai_attn_problem *p = &x->p;
-    const float *o = mhai_attn_row(&p->o, batch, h, row);
-    const float *g = mhai_attn_row(&x->o_gradient, batch, h, row);
+    const float *q = mhai_attn_read(&p->q, batch, h, row, room);
+    const float *o = mhai_attn_read(&p->o, batch, h, row, room + p->D);
+    const float *g = mhai_attn_read(&x->o_gradient, batch, h, row, room + p->D + p->Dv);
     double lse = (double)*mhai_attn_row(&p->lse, batch, h, row), delta = 0;
     for (int64_t d = 0; d < p->Dv; d++)
         if (o[d] != 0) delta += (double)o[d] * (double)g[d];
     bool finite = lse < (double)INFINITY && mhai_attn_finite(o, p->Dv) &&
-                  mhai_attn_finite(g, p->Dv) &&
-                  mhai_attn_finite(mhai_attn_row(&p->q, batch, h, row), p->D);
+                  mhai_attn_finite(g, p->Dv) && mhai_attn_finite(q, p->D);
     x->delta[(batch * p->H + h) * p->q.shape[2] + row] = finite ? delta : NAN;
     double sink = p->sink_logits.data ? f32_at(&p->sink_logits, h) : -INFINITY;
     return sink == -INFINITY ? 0 : -exp(sink - lse) * delta;
@@ -206,12 +212,29 @@ static double prepare_row(mhai_backward_problem *x, int64_t batch, int64_t h, in
 
 static void prepare_head(void *argument, int64_t h, int worker)
 {
-    (void)worker;
-    mhai_backward_problem *x = argument;
+    const preparation *prepared = argument;
+    mhai_backward_problem *x = prepared->x;
+    float *room = prepared->room + worker * (x->p.D + 2 * x->p.Dv);
     double sink = 0;
     for (int64_t batch = 0; batch < x->p.q.shape[0]; batch++)
-        for (int64_t row = 0; row < x->p.q.shape[2]; row++) sink += prepare_row(x, batch, h, row);
+        for (int64_t row = 0; row < x->p.q.shape[2]; row++)
+            sink += prepare_row(x, batch, h, row, room);
     if (x->sums.sinks) x->sums.sinks[h] = sink;
+}
+
+/* delta of every row, and the sinks' gradient on the way. */
+static mha_status prepare_rows(mha_context *context, mhai_backward_problem *x)
+{
+    int64_t floats, D = x->p.D, Dv = x->p.Dv;
+    void *memory;
+    if (!mhai_add_i64(D, Dv, &floats) || !mhai_add_i64(floats, Dv, &floats) ||
+        !mhai_mul_i64(floats, context->num_threads, &floats))
+        return mha_fail(MHA_ERR_SIZE, "q: a row for each thread overflows 64 bits");
+    mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
+    mha_parallel_for(context, x->p.H, prepare_head, &(preparation){x, memory});
+    mha_scratch_release(context, mark);
+    return MHA_OK;
 }
 
 static mha_status take_sums(mha_context *context, bool wanted, int64_t rows, int64_t cols,
@@ -226,6 +249,24 @@ static mha_status take_sums(mha_context *context, bool wanted, int64_t rows, int
     *sums = memory;
     memset(memory, 0, (size_t)count * sizeof(double));
     return MHA_OK;
+}
+
+/* What the calls above allocate. */
+static size_t prepared_bytes(const mhai_backward_problem *x, int threads)
+{
+    const mhai_attn_problem *p = &x->p;
+    int64_t batch = p->q.shape[0], heads = batch * p->H;
+    size_t bytes = mhai_backward_piece(heads * p->q.shape[2], sizeof(double)) + 64;
+    if (x->alibi.data) bytes += mhai_backward_piece(heads, sizeof(double));
+    if (x->gates.data) bytes += mhai_backward_piece(heads, sizeof(double));
+    if (x->t5.data) bytes += mhai_backward_piece(p->t5_table.shape[0] * p->H, sizeof(double));
+    if (x->shaw_keys.data)
+        bytes += mhai_backward_piece(p->shaw_keys.shape[0] * p->D, sizeof(double));
+    if (x->shaw_values.data)
+        bytes += mhai_backward_piece(p->shaw_values.shape[0] * p->Dv, sizeof(double));
+    if (x->sinks.data) bytes += mhai_backward_piece(p->H, sizeof(double));
+    if (x->scale.data) bytes += mhai_backward_piece(1, sizeof(double));
+    return bytes + mhai_backward_piece(threads * (p->D + 2 * p->Dv), sizeof(float));
 }
 
 static mha_status prepare(mha_context *context, mhai_backward_problem *x)
@@ -244,8 +285,7 @@ static mha_status prepare(mha_context *context, mhai_backward_problem *x)
         take_sums(context, x->shaw_values.data, p->shaw_values.shape[0], p->Dv, &s->shaw_values));
     MHA_TRY(take_sums(context, x->sinks.data, p->H, 1, &s->sinks));
     MHA_TRY(take_sums(context, x->scale.data, 1, 1, &s->scale));
-    mha_parallel_for(context, p->H, prepare_head, x);
-    return MHA_OK;
+    return prepare_rows(context, x);
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
@@ -383,7 +423,7 @@ mha_status mha_attention_backward_explain(const mha_context *context,
     if (tiled)
         tiling = mhai_backward_tile(&x, context->isa, context->num_threads);
     else
-        MHA_TRY(mhai_backward_plain_bytes(&x, &tiling.worker_bytes));
+        MHA_TRY(mhai_backward_plain_bytes(&x, &tiling.worker_bytes, &tiling.shared_bytes));
     int64_t rows = x.p.q.shape[0] * x.p.q.shape[2] * x.p.H;
     made.isa = tiled ? context->isa : MHA_ISA_PORTABLE;
     made.key_block = tiling.key_block;
@@ -397,7 +437,7 @@ mha_status mha_attention_backward_explain(const mha_context *context,
     made.bytes += 4.0 * (double)rows * (double)(2 * x.p.Dv + 1);
     if (!mhai_mul_size(tiling.worker_bytes, (size_t)context->num_threads, &made.scratch_bytes))
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
-    made.scratch_bytes += (size_t)rows * sizeof(double);
+    made.scratch_bytes += tiling.shared_bytes + prepared_bytes(&x, context->num_threads) + 64;
     *plan = made;
     return MHA_OK;
 }

@@ -16,7 +16,7 @@
 
 typedef struct plain_job {
     const mhai_backward_problem *x;
-    unsigned char *memory; /* each worker's: sums in double, then the callback's bytes */
+    unsigned char *memory; /* each worker's: sums in double, rows as f32, the callback's bytes */
     size_t worker_bytes;
     double
         *by_head; /* [H] of shaw_keys, shaw_values and scale, before they are summed over heads */
@@ -30,6 +30,12 @@ typedef struct pair {
     double x, ds, dx, product;
 } pair;
 
+/* A query comes with room for itself, for a key or a value, and for dO. */
+static int64_t widest(const mhai_attn_problem *p)
+{
+    return mhai_max_i64(p->D, p->Dv);
+}
+
 static pair pair_at(const plain_job *job, const mhai_attn_query *r, int64_t s)
 {
     const mhai_attn_problem *p = &job->x->p;
@@ -38,12 +44,13 @@ static pair pair_at(const plain_job *job, const mhai_attn_query *r, int64_t s)
     if (score.value == -INFINITY) return (pair){.visible = false};
     double delta = mhai_backward_delta(job->x, batch, r->h, row);
     if (isnan(delta) || isnan(score.value)) return (pair){true, NAN, NAN, NAN, NAN, NAN};
-    const float *g = mhai_attn_row(&job->x->o_gradient, batch, r->h, row);
+    const float *g = mhai_attn_read(&job->x->o_gradient, batch, r->h, row, r->wide + widest(p));
     double lse = (double)*mhai_attn_row(&p->lse, batch, r->h, row);
     double weight = lse == -INFINITY ? 0 : exp(score.value - lse);
     double factor = mhai_attn_dropout_at(p, r, s);
     pair made = {.visible = true, .kept = weight * factor, .product = score.product};
-    made.x = mhai_attn_dot(g, mhai_attn_row(&p->v, batch, r->hk, r->seq.k0 + s), p->Dv);
+    const float *v = mhai_attn_read(&p->v, batch, r->hk, r->seq.k0 + s, r->wide);
+    made.x = mhai_attn_dot(g, v, p->Dv);
     if (p->shaw_values.data)
         made.x += mhai_attn_dot(g, mhai_attn_shaw_row(&p->shaw_values, r, s), p->Dv);
     made.ds = weight * (mhai_backward_gate(p, batch, r->h) * factor * made.x - delta);
@@ -56,13 +63,19 @@ static double *worker_sums(const plain_job *job, int worker)
     return (double *)(void *)(job->memory + (size_t)worker * job->worker_bytes);
 }
 
+static float *worker_room(const plain_job *job, int worker)
+{
+    return (float *)(void *)(worker_sums(job, worker) + job->x->p.D + job->x->p.Dv);
+}
+
 /* The query, and what the callback says of all its keys. */
 static mhai_attn_query query_at(const plain_job *job, const mhai_attn_sequence *seq, int64_t h,
                                 int64_t t, int worker)
 {
     const mhai_attn_problem *p = &job->x->p;
-    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t, NULL);
-    uint8_t *keep = (uint8_t *)(worker_sums(job, worker) + p->D + p->Dv);
+    float *room = worker_room(job, worker);
+    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t, room);
+    uint8_t *keep = (uint8_t *)(room + p->D + widest(p) + p->Dv);
     r.keep = keep;
     if (p->callback && r.limit.end > 0)
         p->callback(p->callback_user, seq->b, h, t, 1, 0, r.limit.end, keep, r.limit.end);
@@ -95,7 +108,7 @@ static void run_query(void *argument, int64_t item, int worker)
     for (int64_t s = 0; s < r.limit.end; s++) {
         pair at = pair_at(job, &r, s);
         if (!at.visible) continue;
-        add_row(sums, at.dx, mhai_attn_row(&p->k, seq.batch, r.hk, seq.k0 + s), p->D);
+        add_row(sums, at.dx, mhai_attn_read(&p->k, seq.batch, r.hk, seq.k0 + s, r.wide), p->D);
         if (p->shaw_keys.data) add_row(sums, at.dx, mhai_attn_shaw_row(&p->shaw_keys, &r, s), p->D);
     }
     write_row(job->x, &job->x->q, seq.batch, r.h, seq.q0 + t, sums, (double)p->scale);
@@ -105,10 +118,10 @@ static void run_query(void *argument, int64_t item, int worker)
 
 /* Key s of the sequence, seen by query t. */
 static pair pair_of_key(const plain_job *job, const mhai_attn_sequence *seq, int64_t h, int64_t t,
-                        int64_t s, const float **q)
+                        int64_t s, int worker, const float **q)
 {
     const mhai_attn_problem *p = &job->x->p;
-    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t, NULL);
+    mhai_attn_query r = mhai_attn_query_at(p, seq, h, t, worker_room(job, worker));
     uint8_t keep;
     *q = r.q;
     if (s >= r.limit.end) return (pair){.visible = false};
@@ -136,11 +149,12 @@ static void run_key(void *argument, int64_t item, int worker)
     for (int64_t h = hk * p->group; h < (hk + 1) * p->group; h++)
         for (int64_t t = 0; t < seq.T; t++) {
             const float *q;
-            pair at = pair_of_key(job, &seq, h, t, s, &q);
+            pair at = pair_of_key(job, &seq, h, t, s, worker, &q);
             if (!at.visible) continue;
             add_row(dk, at.dx, q, p->D);
-            add_row(dv, at.kept * mhai_backward_gate(p, seq.batch, h),
-                    mhai_attn_row(&x->o_gradient, seq.batch, h, seq.q0 + t), p->Dv);
+            const float *g = mhai_attn_read(&x->o_gradient, seq.batch, h, seq.q0 + t,
+                                            worker_room(job, worker) + p->D);
+            add_row(dv, at.kept * mhai_backward_gate(p, seq.batch, h), g, p->Dv);
         }
     if (x->k.data) write_row(x, &x->k, seq.batch, hk, seq.k0 + s, dk, (double)p->scale);
     if (x->v.data) write_row(x, &x->v, seq.batch, hk, seq.k0 + s, dv, 1);
@@ -171,7 +185,7 @@ static void add_pair(const plain_job *job, const mhai_attn_query *r, int64_t s, 
     if (sums->shaw_values)
         add_row(own + mhai_attn_shaw_index(&p->shaw_values, r, s) * p->Dv,
                 at->kept * mhai_backward_gate(p, batch, r->h),
-                mhai_attn_row(&job->x->o_gradient, batch, r->h, r->seq.q0 + r->t), p->Dv);
+                mhai_attn_read(&job->x->o_gradient, batch, r->h, r->seq.q0 + r->t, r->wide), p->Dv);
 }
 
 static void run_head(void *argument, int64_t h, int worker)
@@ -216,7 +230,6 @@ static mhai_attn_range taken_in(int64_t shape, int64_t index, int64_t length)
 
 static void run_bias(void *argument, int64_t item, int worker)
 {
-    (void)worker;
     const plain_job *job = argument;
     const mhai_attn_problem *p = &job->x->p;
     mhai_backward_bias bias = mhai_backward_bias_of(job->x);
@@ -234,7 +247,7 @@ static void run_bias(void *argument, int64_t item, int worker)
             for (int64_t h = heads.begin; h < heads.end; h++)
                 for (int64_t s = keys.begin; s < keys.end; s++) {
                     const float *q;
-                    pair at = pair_of_key(job, &seq, h, t, s, &q);
+                    pair at = pair_of_key(job, &seq, h, t, s, worker, &q);
                     if (at.visible) sum += at.ds;
                 }
         }
@@ -245,27 +258,41 @@ static void run_bias(void *argument, int64_t item, int worker)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-mha_status mhai_backward_plain_bytes(const mhai_backward_problem *x, size_t *bytes)
+/* Numbers that a head keeps until they are summed over heads: scale and Shaw's tables. */
+static mha_status head_sums(const mhai_backward_problem *x, int64_t *count)
 {
-    int64_t doubles;
-    if (!mhai_add_i64(x->p.D, x->p.Dv, &doubles) ||
+    const mhai_attn_problem *p = &x->p;
+    int64_t keys = 0, values = 0, all;
+    *count = 0;
+    if (!mhai_backward_has_sums(x)) return MHA_OK;
+    if ((x->shaw_keys.data && !mhai_mul_i64(p->shaw_keys.shape[0], p->D, &keys)) ||
+        (x->shaw_values.data && !mhai_mul_i64(p->shaw_values.shape[0], p->Dv, &values)) ||
+        !mhai_add_i64(keys, values, &all) || !mhai_add_i64(all, 1, count) ||
+        !mhai_mul_i64(*count, p->H, &all) || all > INT64_MAX / 16)
+        return mha_fail(MHA_ERR_SIZE, "gradients: a Shaw table for each head overflows");
+    return MHA_OK;
+}
+
+mha_status mhai_backward_plain_bytes(const mhai_backward_problem *x, size_t *worker, size_t *shared)
+{
+    int64_t doubles; /* a float each is enough for the rows: D + max(D, Dv) + Dv of them */
+    int64_t sums;
+    if (!mhai_add_i64(x->p.D, x->p.Dv, &doubles) || !mhai_mul_i64(doubles, 3, &doubles) ||
         !mhai_add_i64(doubles, x->p.S / 8 + 8, &doubles) ||
-        !mhai_mul_size((size_t)doubles, sizeof(double), bytes))
+        !mhai_mul_size((size_t)doubles, sizeof(double), worker))
         return mha_fail(MHA_ERR_SIZE, "k: a row does not fit in memory");
+    MHA_TRY(head_sums(x, &sums));
+    *shared = mhai_backward_piece(sums * x->p.H, sizeof(double)) + 64;
     return MHA_OK;
 }
 
 static mha_status run_parameters(mha_context *context, plain_job *job)
 {
     const mhai_attn_problem *p = &job->x->p;
-    int64_t keys = 0, values = 0, sums;
     void *memory;
-    if (!mhai_backward_has_sums(job->x)) return MHA_OK;
-    if ((job->x->sums.shaw_keys && !mhai_mul_i64(p->shaw_keys.shape[0], p->D, &keys)) ||
-        (job->x->sums.shaw_values && !mhai_mul_i64(p->shaw_values.shape[0], p->Dv, &values)) ||
-        !mhai_add_i64(keys, values, &sums) || !mhai_add_i64(sums, 1, &job->head_sums) ||
-        !mhai_mul_i64(job->head_sums, p->H, &sums))
-        return mha_fail(MHA_ERR_SIZE, "gradients: a Shaw table for each head overflows");
+    MHA_TRY(head_sums(job->x, &job->head_sums));
+    if (job->head_sums == 0) return MHA_OK;
+    int64_t sums = job->head_sums * p->H;
     MHA_TRY(mha_scratch_alloc(context, sums, sizeof(double), &memory));
     job->by_head = memory;
     memset(memory, 0, (size_t)sums * sizeof(double));
@@ -279,7 +306,8 @@ mha_status mhai_backward_plain(mha_context *context, const mhai_backward_problem
     plain_job job = {.x = x};
     const mhai_attn_problem *p = &x->p;
     void *memory;
-    MHA_TRY(mhai_backward_plain_bytes(x, &job.worker_bytes));
+    size_t shared;
+    MHA_TRY(mhai_backward_plain_bytes(x, &job.worker_bytes, &shared));
     MHA_TRY(mha_scratch_alloc(context, context->num_threads, job.worker_bytes, &memory));
     job.memory = memory;
     MHA_TRY(run_parameters(context, &job)); /* the last that may fail; nothing is written yet */

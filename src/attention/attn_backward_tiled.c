@@ -14,6 +14,7 @@
  * Each output has one owner; its sums are chains over the cells' rows or keys, added in the order
  * of the cells, whichever walk they come from. */
 #include "attention/attn_backward_cells.h"
+#include "attention/attn_row.h"
 #include "base/context.h"
 
 #include <multihead/component.h>
@@ -204,7 +205,8 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
     double sum = 0;
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float *dq = w->dq + r * mhai_cells_padded(job->p->D);
-        const float *q = mhai_attn_row(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r);
+        const float *q = mhai_attn_read(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r,
+                                        w->q + r * job->p->D); /* scaled queries are done with */
         for (int64_t d = 0; d < job->p->D; d++)
             if (dq[d] != 0) sum += (double)q[d] * (double)dq[d];
     }
@@ -421,6 +423,22 @@ static mhai_cells_job job_of(const mhai_backward_problem *x, mha_isa isa, int th
     return job;
 }
 
+/* Tables and sums of a wave: what mhai_cells_pack_tables() and take_sums() allocate. */
+static size_t shared_bytes(const mhai_backward_problem *x)
+{
+    const mhai_attn_problem *p = &x->p;
+    int64_t keys = mhai_cells_table_columns(&p->shaw_keys);
+    int64_t values = mhai_cells_table_columns(&p->shaw_values);
+    int64_t D = mhai_cells_padded(p->D), Dv = mhai_cells_padded(p->Dv);
+    size_t bytes = mhai_backward_piece(keys * (p->D + D) + values * p->Dv, sizeof(float)) + 3 * 64;
+    if (!mhai_backward_has_sums(x)) return bytes;
+    bytes += mhai_backward_piece(WAVE, sizeof(mhai_cells_sums));
+    if (x->t5.data) bytes += WAVE * mhai_backward_piece(p->t5_table.shape[0], sizeof(double));
+    if (x->shaw_keys.data) bytes += WAVE * mhai_backward_piece(keys * D, sizeof(float));
+    if (x->shaw_values.data) bytes += WAVE * mhai_backward_piece(values * Dv, sizeof(float));
+    return bytes;
+}
+
 mhai_backward_tiling mhai_backward_tile(const mhai_backward_problem *x, mha_isa isa, int threads)
 {
     mhai_cells_job job = job_of(x, isa, threads);
@@ -430,6 +448,7 @@ mhai_backward_tiling mhai_backward_tile(const mhai_backward_problem *x, mha_isa 
     mhai_backward_tiling tiling = {.key_block = MHAI_CELL_KEYS,
                                    .row_block = job.kernels->tile_rows,
                                    .worker_bytes = job.worker_bytes,
+                                   .shared_bytes = shared_bytes(x),
                                    .both = job.both};
     int64_t pieces[4];
     bias_pieces(&job, pieces);

@@ -435,15 +435,3 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     *problem = p;
     return MHA_OK;
 }
-
-mha_status mhai_attn_check_f32(const mhai_attn_problem *p)
-{
-    const mha_tensor bias = {.dtype = p->bias.dtype};
-    const mhai_attn_named all[] = {
-        {"q", &p->q}, {"k", &p->k}, {"v", &p->v}, {"o", &p->o}, {"bias", &bias}};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (all[i].tensor->dtype != MHA_F32)
-            return mha_fail(MHA_ERR_DTYPE, "%s: dtype is %s, expected f32", all[i].name,
-                            mha_dtype_name(all[i].tensor->dtype));
-    return MHA_OK;
-}

@@ -1,5 +1,6 @@
 /* Around the numbers of mha_attention_backward(): what is not finite, padding and batches, errors,
  * plans, memory that runs out. */
+#include "reference/half_reference.h"
 #include "reference/kinds_reference.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
@@ -307,6 +308,94 @@ static void padding_and_batches(void **state)
     machines_free(&all);
 }
 
+/* ---- f16 and bf16 ---------------------------------------------------------------------------- */
+
+/* The same numbers in memory of a type by chance, and in f32. */
+typedef struct twin {
+    mha_tensor narrow, wide;
+} twin;
+
+static twin twin_of(rng *r, const mha_tensor *from)
+{
+    static const mha_dtype types[] = {MHA_F16, MHA_BF16, MHA_F32};
+    twin x = {.wide = tensor(from->ndim, from->shape)};
+    x.narrow = tensor(from->ndim, from->shape);
+    x.narrow.dtype = RNG_PICK(r, types);
+    for (int64_t i = 0; i < count_of(from); i++) {
+        double value = (double)((const float *)from->data)[i];
+        float *wide = (float *)x.wide.data + i;
+        if (x.narrow.dtype == MHA_F32) {
+            ((float *)x.narrow.data)[i] = *wide = (float)value;
+            continue;
+        }
+        uint16_t half = half_nearest(x.narrow.dtype, value);
+        ((uint16_t *)x.narrow.data)[i] = half;
+        *wide = (float)half_value(x.narrow.dtype, half);
+    }
+    return x;
+}
+
+static void free_twin(const twin *x)
+{
+    free(x->narrow.data);
+    free(x->wide.data);
+}
+
+/* Any forward's o and lse will do: both calls get the same. */
+static void check_halves(rng *r, const machine *m, const kinds_case *c)
+{
+    call wide = {.desc = c->desc, .q = c->q.view, .k = c->k.view, .v = c->v.view};
+    complete(&wide, r);
+    run(m->context, m->path, &wide);
+    twin q = twin_of(r, &wide.q), k = twin_of(r, &wide.k), v = twin_of(r, &wide.v);
+    twin o = twin_of(r, &wide.o), g = twin_of(r, &wide.o_gradient), bias = {.wide = {.ndim = 0}};
+    if (c->desc.bias) bias = twin_of(r, c->desc.bias);
+    call narrow = wide;
+    wide.q = q.wide, wide.k = k.wide, wide.v = v.wide;
+    complete(&narrow, NULL);
+    free(narrow.o.data);
+    free(narrow.o_gradient.data);
+    memcpy(narrow.lse.data, wide.lse.data, (size_t)count_of(&wide.lse) * sizeof(float));
+    narrow.q = q.narrow, narrow.k = k.narrow, narrow.v = v.narrow;
+    narrow.o = o.narrow, narrow.o_gradient = g.narrow;
+    free(wide.o.data);
+    free(wide.o_gradient.data);
+    wide.o = o.wide, wide.o_gradient = g.wide;
+    if (c->desc.bias) wide.desc.bias = &bias.wide, narrow.desc.bias = &bias.narrow;
+    wide.gradients.scale = &wide.of[SCALE];
+    narrow.gradients.scale = &narrow.of[SCALE];
+    if (backward(m->context, &wide) != MHA_OK || backward(m->context, &narrow) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    for (int i = 0; i < GRADIENTS; i++)
+        if (!guarded_same_bits(&wide.of[i], &narrow.of[i], true))
+            fail_msg("%s: gradient %d has other bits from half precision\n  %s", m->name, i,
+                     c->text);
+    wide.o.data = wide.o_gradient.data = narrow.o.data = narrow.o_gradient.data = NULL;
+    free_results(&wide);
+    free_results(&narrow);
+    const twin *all[] = {&q, &k, &v, &o, &g, &bias};
+    for (int i = 0; i < 6; i++) free_twin(all[i]);
+}
+
+static void halves_are_widened(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    int count = rng_cases(40, 2000);
+    for (int i = 0; i < count; i++) {
+        rng r = rng_make(rng_run_seed(), 6000000 + (uint64_t)i);
+        kinds_shape shape = kinds_some_shape(&r);
+        shape.plain_layout = true;
+        if (shape.D > 64) shape.D = 64;
+        if (shape.T > 60) shape.T = 60;
+        kinds_case c;
+        kinds_make(&c, &r, &shape);
+        for (int m = 0; m < all.count; m++) check_halves(&r, &all.each[m], &c);
+        kinds_free(&c);
+    }
+    machines_free(&all);
+}
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
@@ -506,6 +595,25 @@ static void plans(void **state)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+/* With the scratch that explain tells of, nothing is allocated. */
+static void check_reserve(call *x)
+{
+    mha_context *context;
+    mha_attention_plan plan;
+    failing_alloc alloc = failing_alloc_make();
+    const mha_context_desc desc = {
+        .struct_size = sizeof desc, .num_threads = 1, .allocator = failing_alloc_interface(&alloc)};
+    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    assert_int_equal(mha_attention_backward_explain(context, &x->desc, &x->q, &x->k, &x->v, &x->o,
+                                                    &x->lse, &x->o_gradient, &x->gradients, &plan),
+                     MHA_OK);
+    assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+    alloc.fail_at = alloc.calls;
+    alloc.fail_after = true;
+    assert_int_equal(backward(context, x), MHA_OK);
+    mha_context_destroy(context);
+}
+
 /* A descriptor with everything, so that every allocation is met. */
 static void memory_runs_out(void **state)
 {
@@ -523,7 +631,9 @@ static void memory_runs_out(void **state)
         mha_tensor keys = tensor(2, c.desc.shaw_keys->shape);
         x.gradients.t5_table = &t5;
         x.gradients.shaw_keys = &keys;
+        x.gradients.scale = &x.of[SCALE];
         x.desc.path = (mha_path)path;
+        check_reserve(&x);
         failing_alloc alloc = failing_alloc_make();
         for (int64_t at = 0; at < 1000; at++) {
             mha_context *context;
@@ -565,8 +675,11 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(poison_stays),    cmocka_unit_test(padding_and_batches),
-        cmocka_unit_test(each_error),      cmocka_unit_test(plans),
+        cmocka_unit_test(poison_stays),
+        cmocka_unit_test(padding_and_batches),
+        cmocka_unit_test(halves_are_widened),
+        cmocka_unit_test(each_error),
+        cmocka_unit_test(plans),
         cmocka_unit_test(memory_runs_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
