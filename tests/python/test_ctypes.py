@@ -10,6 +10,9 @@ np = pytest.importorskip("numpy")
 import backward_ctypes as backward  # noqa: E402
 import multihead_ctypes as mha  # noqa: E402
 import presets_ctypes as presets  # noqa: E402
+import training_ctypes as training  # noqa: E402
+
+STRUCTS = mha.STRUCTS + presets.STRUCTS + backward.STRUCTS + training.STRUCTS
 
 
 def c_layout(tmp_path):
@@ -18,7 +21,7 @@ def c_layout(tmp_path):
     if not compiler:
         pytest.skip("no C compiler")
     lines = ['#include <multihead/multihead.h>', '#include <stdio.h>', 'int main(void) {']
-    for struct in mha.STRUCTS + presets.STRUCTS + backward.STRUCTS:
+    for struct in STRUCTS:
         name = struct.c_name
         lines.append(f'printf("{name} 0 %zu\\n", sizeof({name}));')
         for field, _ in struct._fields_:
@@ -36,7 +39,7 @@ def c_layout(tmp_path):
 
 def test_layouts(tmp_path):
     ours = {}
-    for struct in mha.STRUCTS + presets.STRUCTS + backward.STRUCTS:
+    for struct in STRUCTS:
         ours[struct.c_name] = (0, C.sizeof(struct))
         for field, kind in struct._fields_:
             ours[f"{struct.c_name}.{field}"] = (getattr(struct, field).offset, C.sizeof(kind))
