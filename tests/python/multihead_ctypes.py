@@ -113,6 +113,11 @@ class ModuleOutputs(C.Structure):
     ] + [("attention", C.POINTER(AttentionOutputs))]
 
 
+class Positions(C.Structure):
+    c_name = "mha_positions"
+    _fields_ = [("start", C.c_int64), ("starts", Int64Pointer), ("ids", TensorPointer)]
+
+
 class ModuleCall(C.Structure):
     c_name = "mha_module_call"
     _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
@@ -128,7 +133,7 @@ class ModuleParameter(C.Structure):
 
 
 STRUCTS = [Tensor, Allocator, ContextDesc, AttentionDesc, AttentionOutputs, AttentionPlan,
-           ModuleDesc, ModuleOutputs, ModuleCall, ModuleParameter]
+           ModuleDesc, ModuleOutputs, Positions, ModuleCall, ModuleParameter]
 
 
 class MultiheadError(Exception):
@@ -148,7 +153,9 @@ def _load():
     library.mha_module_parameter_at.argtypes = [C.c_void_p, C.c_int64, C.c_void_p]
     library.mha_module_parameter_count.restype = C.c_int64
     library.mha_module_parameter_count.argtypes = [C.c_void_p]
-    for name in ("mha_context_destroy", "mha_module_destroy"):
+    library.mha_kv_cache_lengths.restype = Int64Pointer
+    library.mha_kv_cache_lengths.argtypes = [C.c_void_p]
+    for name in ("mha_context_destroy", "mha_module_destroy", "mha_kv_cache_destroy"):
         getattr(library, name).argtypes = [C.c_void_p]
         getattr(library, name).restype = None
     return library
@@ -368,7 +375,42 @@ class Module:
                                          C.byref(tensor(out)), C.byref(wanted)))
         return (out, extra) if outputs else out
 
+    def step(self, cache, tokens, counts=None, positions=None, context=None, **keywords):
+        """out [B,n,E] of n new tokens, appended to the cache and attended to causally. positions:
+        one start for all sequences; default: behind what the cache holds."""
+        desc = attention_desc(**keywords)
+        out = np.full((*tokens.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
+        where = None if positions is None else Positions(start=positions)
+        pointer = C.cast(C.pointer(where), C.c_void_p) if where else None
+        call = ModuleCall(struct_size=C.sizeof(ModuleCall), attention=C.pointer(desc),
+                          query=_pointer(tokens), key=_pointer(tokens), value=_pointer(tokens),
+                          out=_pointer(out), query_positions=pointer, key_positions=pointer,
+                          cache=cache.handle, counts=_int64s(counts))
+        check(LIBRARY.mha_module_run((context or self.context).handle, self.handle,
+                                     C.byref(call)))
+        return out
+
     def __del__(self):
         if getattr(self, "handle", None):
             LIBRARY.mha_module_destroy(self.handle)
+            self.handle = None
+
+
+class Cache:
+    """mha_kv_cache of a module."""
+
+    def __init__(self, module, batch, capacity):
+        self.handle = C.c_void_p()
+        self.batch = batch
+        check(LIBRARY.mha_module_cache_create(module.context.handle, module.handle,
+                                              C.c_int64(batch), C.c_int64(capacity),
+                                              C.byref(self.handle)))
+
+    @property
+    def lengths(self):
+        return LIBRARY.mha_kv_cache_lengths(self.handle)[:self.batch]
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            LIBRARY.mha_kv_cache_destroy(self.handle)
             self.handle = None

@@ -551,6 +551,10 @@ static void test_refuses_outputs(void **state)
     f.r->module[L - 1].reserved = 1;
     refuse(&f, MHA_ERR_UNSUPPORTED, "mha_module_outputs: reserved is 1");
     f.r->module[L - 1].reserved = 0;
+    const mha_attention_outputs inner = {.struct_size = sizeof inner};
+    f.r->module[L - 1].attention = &inner;
+    refuse(&f, MHA_ERR_UNSUPPORTED, "the module's own outputs only");
+    f.r->module[L - 1].attention = NULL;
     good = *last;
     last->data = (char *)last->data + 2;
     refuse(&f, MHA_ERR_STRIDE, "aligned");

@@ -572,7 +572,15 @@ static void shape_errors(void **state)
     expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "lse is given twice");
     wanted.lse = NULL, inner.lse = &out3;
     expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_OVERLAP, "lse overlaps out");
-    inner.lse = NULL, inner.struct_size = 2;
+    inner.lse = NULL, inner.entropy = &out3;
+    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_OVERLAP, "entropy overlaps out");
+    const int64_t head = 1;
+    p.shape[3] = S;
+    inner.entropy = NULL, inner.heads = &head, inner.heads_count = 1;
+    wanted.probabilities = &p;
+    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "to choose some");
+    wanted.probabilities = NULL;
+    inner.heads = NULL, inner.heads_count = 0, inner.struct_size = 2;
     expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "mha_attention_outputs");
     wanted.attention = NULL;
     wanted.struct_size = offsetof(mha_module_outputs, attention); /* the first version of it */
@@ -584,6 +592,76 @@ static void shape_errors(void **state)
     call.struct_size = 0;
     expect_error(mha_module_run(context, module, &call), MHA_ERR_ARGUMENT, "mha_module_call");
     mha_module_destroy(module);
+    machines_free(&all);
+}
+
+/* What attention itself can tell, through the module: the bits that it has on the module's q, k, v.
+ */
+static void attention_outputs(void **state)
+{
+    (void)state;
+    enum { B = 2, T = 7, S = 9, H = 4, Hk = 2, D = 5, E = 12, TOP = 3 };
+    rng r = rng_make(rng_run_seed(), 35000);
+    machines all = machines_make(2);
+    static const int64_t heads[] = {3, 1}, rows[] = {6, 0, 0};
+    mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H, .kv_heads = Hk};
+    d.head_dim = D, d.flags = MHA_MODULE_SINKS;
+    for (int m = 0; m < all.count; m++) {
+        mha_context *context = all.each[m].context;
+        mha_module *module;
+        must(mha_module_create(context, &d, &module));
+        set_all(&r, module);
+        guarded sinks = parameter(&r, module, "sinks", 1, (int64_t[]){H});
+        guarded x = filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
+        guarded y = filled(&r, 3, (int64_t[]){B, S, E}, 0, 1);
+        guarded out = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
+        guarded q = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, H, T, D}, 0);
+        guarded k = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, Hk, S, D}, 0);
+        guarded v = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, Hk, S, D}, 0);
+        guarded o = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, H, T, D}, 0);
+        guarded some[2][6];
+        for (int i = 0; i < 2; i++) {
+            some[i][0] = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, 2, 3, S}, 0);
+            some[i][1] = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, H, T}, 0);
+            some[i][2] = guarded_make(&r, MHA_I64, 4, (int64_t[]){B, H, T, TOP}, 0);
+            some[i][3] = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, H, T, TOP}, 0);
+            some[i][4] = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, H, S}, 0);
+            some[i][5] = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, S}, 0);
+            mha_attention_outputs inner = {.struct_size = sizeof inner,
+                                           .probabilities = &some[i][0].view,
+                                           .entropy = &some[i][1].view,
+                                           .top_keys = &some[i][2].view,
+                                           .top_weights = &some[i][3].view,
+                                           .column_sums = &some[i][4].view,
+                                           .heads = heads,
+                                           .rows = rows,
+                                           .heads_count = 2,
+                                           .rows_count = 3};
+            const mha_module_outputs wanted = {.struct_size = sizeof wanted,
+                                               .average_probabilities = &some[0][5].view,
+                                               .q = &q.view,
+                                               .k = &k.view,
+                                               .v = &v.view,
+                                               .attention = &inner};
+            mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
+            if (i == 0)
+                must(mha_module_forward(context, module, &desc, &x.view, &y.view, &y.view,
+                                        &out.view, &wanted));
+            desc.sink_logits = &sinks.view;
+            inner.average_probabilities = &some[i][5].view;
+            if (i == 1)
+                must(mha_attention_forward(context, &desc, &q.view, &k.view, &v.view, &o.view,
+                                           &inner));
+        }
+        for (int n = 0; n < 6; n++) {
+            assert_true(guarded_same_bits(&some[0][n].view, &some[1][n].view, false));
+            guarded_free(&some[0][n]);
+            guarded_free(&some[1][n]);
+        }
+        guarded *tensors[] = {&sinks, &x, &y, &out, &q, &k, &v, &o};
+        for (int n = 0; n < 8; n++) guarded_free(tensors[n]);
+        mha_module_destroy(module);
+    }
     machines_free(&all);
 }
 
@@ -848,11 +926,12 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(extra_keys),           cmocka_unit_test(extra_bits),
-        cmocka_unit_test(extra_not_finite),     cmocka_unit_test(other_shapes),
-        cmocka_unit_test(shape_errors),         cmocka_unit_test(parameter_list),
-        cmocka_unit_test(parameters_come_back), cmocka_unit_test(parameter_errors),
-        cmocka_unit_test(grouped_is_repeated),  cmocka_unit_test(scratch_account),
+        cmocka_unit_test(extra_keys),       cmocka_unit_test(extra_bits),
+        cmocka_unit_test(extra_not_finite), cmocka_unit_test(other_shapes),
+        cmocka_unit_test(shape_errors),     cmocka_unit_test(attention_outputs),
+        cmocka_unit_test(parameter_list),   cmocka_unit_test(parameters_come_back),
+        cmocka_unit_test(parameter_errors), cmocka_unit_test(grouped_is_repeated),
+        cmocka_unit_test(scratch_account),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
