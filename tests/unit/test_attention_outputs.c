@@ -443,6 +443,44 @@ static void random_company(void **state)
     machines_free(&all);
 }
 
+/* ---- windows that end at a key block ----------------------------------------------------------
+ */
+
+/* Sums by key skip blocks that no window of a chunk reaches: not one too many. */
+static void block_edges(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    const kinds_shape shape = {.B = 1,
+                               .H = 2,
+                               .Hk = 1,
+                               .T = 5,
+                               .S = 1100,
+                               .D = 4,
+                               .Dv = 4,
+                               .kinds = KIND_WINDOW,
+                               .plain_layout = true};
+    for (int64_t reach = 0; reach < 3; reach++)
+        for (int64_t offset = 500; offset < 520; offset++) {
+            rng r = rng_make(rng_run_seed(), 900000);
+            trial x = {.number = -1, .request = {.heads_count = -1, .rows_count = -1, .top = 1}};
+            kinds_make(&x.c, &r, &shape);
+            x.c.desc.left_keys = x.c.desc.right_keys = reach;
+            x.c.desc.q_offset = offset;
+            x.a = (ref_attention){
+                .desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+            for (int m = 0; m < all.count; m++) {
+                x.m = &all.each[m];
+                make_results(&x, &r);
+                check_average(&x);
+                for (int64_t h = 0; h < 2; h++) check_columns(&x, 0, h);
+                free_results(&x);
+            }
+            kinds_free(&x.c);
+        }
+    machines_free(&all);
+}
+
 /* ---- threads --------------------------------------------------------------------------------- */
 
 static void any_number_of_threads(void **state)
@@ -480,6 +518,7 @@ int main(void)
     machines_print_missing();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_company),
+        cmocka_unit_test(block_edges),
         cmocka_unit_test(any_number_of_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
