@@ -8,7 +8,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"io", "tokenizer", "model", "state"}
+MODEL = {"io", "tokenizer", "model", "state", "checkpoint"}
 # The headers of the compute library: all that are no companion's.
 PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - {"render"}
 # folder: (internal folders it may include, public headers it may include)

@@ -33,12 +33,12 @@ typedef enum mha_norm {
     MHA_NORM_RMS = 2    /* weight */
 } mha_norm;
 
-typedef enum mha_encoding {
+typedef enum mha_position_encoding {
     MHA_ENCODING_NONE = 0,
     MHA_ENCODING_LEARNED = 1,    /* a table [max_length,E], added to the embeddings */
     MHA_ENCODING_SINUSOIDAL = 2, /* added likewise, fixed (Vaswani et al. 2017, section 3.5) */
     MHA_ENCODING_ROTARY = 3      /* queries and keys are turned, halves paired as in Llama */
-} mha_encoding;
+} mha_position_encoding;
 
 typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GELU = 0,
@@ -70,7 +70,7 @@ typedef struct mha_transformer_desc {
     int64_t ff_dim;     /* F; 0: no feed-forward layers */
     int64_t memory_dim; /* width of the memory; 0: E. Only with MHA_TRANSFORMER_CROSS */
     mha_norm norm;
-    mha_encoding positions;
+    mha_position_encoding positions;
     mha_feed_forward feed_forward;
     float norm_epsilon; /* 0: 1e-5 */
     float rope_base;    /* 0: 10000 */

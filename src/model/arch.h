@@ -43,4 +43,10 @@ struct mha_model {
 MHA_NODISCARD mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size,
                                                 size_t first_size, const void *caller);
 
+/* folder/name; the caller frees it. NULL: no memory. */
+char *mhai_model_join(const char *folder, const char *name);
+
+/* Whether a folder is one, with config.json and model.safetensors in it. */
+MHA_NODISCARD mha_status mhai_model_check_folder(const char *folder);
+
 #endif

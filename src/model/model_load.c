@@ -44,7 +44,7 @@ mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size, 
 
 /* ---- files of the folder ------------------------------------------------------------------- */
 
-static char *join(const char *folder, const char *name)
+char *mhai_model_join(const char *folder, const char *name)
 {
     size_t bytes = strlen(folder) + strlen(name) + 2;
     char *path = malloc(bytes);
@@ -55,13 +55,13 @@ static char *join(const char *folder, const char *name)
 static bool holds(const char *folder, const char *name)
 {
     struct stat status;
-    char *path = join(folder, name);
+    char *path = mhai_model_join(folder, name);
     bool found = path && stat(path, &status) == 0;
     free(path);
     return found;
 }
 
-static mha_status check_folder(const char *folder)
+mha_status mhai_model_check_folder(const char *folder)
 {
     struct stat status;
     static const char contents[] = "config.json, model.safetensors and vocab.txt or tokenizer.json";
@@ -146,10 +146,10 @@ static mha_status load_tokenizer(const char *folder, mha_model *model)
 static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
                        mha_model *model)
 {
-    MHA_TRY(check_folder(folder));
+    MHA_TRY(mhai_model_check_folder(folder));
     json_t *root = NULL;
-    char *config_path = join(folder, "config.json");
-    char *weights_path = join(folder, "model.safetensors");
+    char *config_path = mhai_model_join(folder, "config.json");
+    char *weights_path = mhai_model_join(folder, "model.safetensors");
     mha_status status = MHA_OK;
     if (!config_path || !weights_path) {
         status = mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);

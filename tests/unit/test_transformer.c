@@ -53,7 +53,7 @@ static mha_transformer_desc some_desc(rng *r)
     if (rng_chance(r, 0.3)) d.head_dim = 4;
     if (rng_chance(r, 0.4)) d.kv_heads = d.num_heads / 2;
     d.norm = (mha_norm)rng_between(r, 0, 2);
-    d.positions = (mha_encoding)rng_between(r, 0, 3);
+    d.positions = (mha_position_encoding)rng_between(r, 0, 3);
     d.feed_forward = (mha_feed_forward)rng_between(r, 0, 2);
     if (d.feed_forward == MHA_FEED_FORWARD_RELU)
         d.feed_forward = MHA_FEED_FORWARD_GELU; /* smooth */

@@ -1,0 +1,78 @@
+/* multihead: transformers as ordinary Hugging Face folders, saved and loaded.
+ *
+ *   config.json             what the transformer is
+ *   tokenizer.json, tokenizer_config.json    its words, if they were given
+ *   model.safetensors       its parameters, f32
+ *
+ * model_type says which of three kinds a folder is:
+ *
+ *   llama      causal, pre-norm with RMS norms, rotary positions, SwiGLU feed-forward layers;
+ *              LlamaForCausalLM of transformers loads it as it is
+ *   bert       post-norm with layer norms, one on the embeddings, learned positions, GELU or ReLU,
+ *              biases; BertModel of transformers (and mha_model_load()) load it. An output over the
+ *              vocabulary is ours alone and lies beside, as lm_head.weight
+ *   multihead  everything else; only this library reads it
+ *
+ * docs/model-folders.md lists every field and name.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_CHECKPOINT_H
+#define MULTIHEAD_CHECKPOINT_H
+
+#include <multihead/transformer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a folder says beside the transformer. All of it may be left out. */
+typedef struct mha_checkpoint_settings {
+    uint32_t struct_size;
+    uint32_t reserved;        /* 0 */
+    const char *const *words; /* [word_count] the text of each token, different ones, UTF-8; NULL:
+                                 no tokenizer is written */
+    int64_t word_count;       /* at most vocab_size */
+    const char *bos_word;     /* the special tokens, each one of words; NULL: there is none */
+    const char *eos_word;
+    const char *pad_word;
+    const char *unknown_word;
+} mha_checkpoint_settings;
+
+/**
+ * Save a transformer to a folder, which is made if it is missing (those above it are not). Each
+ * file is written whole or not at all, model.safetensors last. The tokenizer splits a text at white
+ * space and looks each word up. settings may be NULL.
+ *
+ * Memory   borrowed for the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a word twice or empty, a special token that is no word,
+ *          more words than vocab_size); MHA_ERR_UTF8; MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_WRITE
+ *          (not a folder, not allowed, disk full); MHA_ERR_NOMEM. Files that were written before
+ *          the one that failed stay.
+ * Threads  any, while nobody changes the transformer.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
+                                                     mha_transformer *transformer,
+                                                     const mha_checkpoint_settings *settings);
+
+/**
+ * Load a transformer from a folder of one of the three kinds, whoever wrote it. F16 and BF16 become
+ * f32. What was saved here comes back with the same bits.
+ *
+ * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
+ *          outlive it; conversions use the C library's. But for tables of angles (at most 512
+ *          MB) no more is allocated than the weights in the file ask for.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE (folder or file missing); MHA_ERR_FORMAT (malformed JSON or
+ *          safetensors); MHA_ERR_MODEL (a field of config.json missing, of a wrong type or absurd;
+ *          a weight missing, of another shape than config.json says, or one that is not asked for);
+ *          MHA_ERR_UNSUPPORTED (another model_type, an option that is not built, a weight's type);
+ *          MHA_ERR_SIZE; what mha_transformer_create() gives. *transformer is then as it was.
+ * Threads  as mha_context_create().   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const char *folder,
+                                                     mha_transformer **transformer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,186 @@
+/* Saving a transformer: everything is checked and named before the first file is begun. */
+#include "io/file.h"
+#include "model/arch.h"
+#include "model/checkpoint_parts.h"
+
+#include <multihead/component.h>
+#include <multihead/io.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+}
+
+/* ---- JSON files ---------------------------------------------------------------------------- */
+
+typedef struct output {
+    mha_file *file;
+    mha_status status;
+} output;
+
+static int append(const char *bytes, size_t size, void *user)
+{
+    output *out = user;
+    out->status = mhai_file_append(out->file, bytes, size);
+    return out->status == MHA_OK ? 0 : -1;
+}
+
+mha_status mhai_checkpoint_write_json(const char *folder, const char *name, const json_t *root)
+{
+    output out = {NULL, MHA_OK};
+    char *path = mhai_model_join(folder, name);
+    if (!path) return no_memory();
+    mha_status status = mha_file_create(path, &out.file);
+    free(path);
+    MHA_TRY(status);
+    /* Nine digits give every float back. */
+    if (json_dump_callback(root, append, &out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 &&
+        out.status == MHA_OK)
+        out.status = no_memory();
+    if (out.status == MHA_OK) out.status = mhai_file_append(out.file, "\n", 1);
+    return mha_file_finish(out.file, out.status);
+}
+
+/* ---- config.json --------------------------------------------------------------------------- */
+
+static bool put_id(json_t *root, const char *key, const json_t *vocabulary, const char *word)
+{
+    /* null, not absent: transformers has ids of its own in mind for a Llama model */
+    return mhai_checkpoint_put(
+        root, key,
+        word ? json_integer(json_integer_value(json_object_get(vocabulary, word))) : json_null());
+}
+
+static mha_status write_config(const char *folder, const mhai_checkpoint_kind *kind,
+                               const mha_transformer_desc *desc,
+                               const mha_checkpoint_settings *settings, const json_t *vocabulary)
+{
+    json_t *root = json_object();
+    mha_status status;
+    if (root && mhai_checkpoint_put(root, "model_type", json_string(kind->model_type)) &&
+        kind->write(desc, root) && put_id(root, "bos_token_id", vocabulary, settings->bos_word) &&
+        put_id(root, "eos_token_id", vocabulary, settings->eos_word) &&
+        put_id(root, "pad_token_id", vocabulary, settings->pad_word))
+        status = mhai_checkpoint_write_json(folder, "config.json", root);
+    else
+        status = no_memory();
+    json_decref(root);
+    return status;
+}
+
+/* ---- model.safetensors --------------------------------------------------------------------- */
+
+typedef struct weight_list {
+    int64_t count;
+    char (*text)[MHAI_CHECKPOINT_NAME];
+    const char **names;
+    mha_tensor *tensors;
+    float *zeros;
+} weight_list;
+
+static void free_list(weight_list *list)
+{
+    free(list->text);
+    free(list->names);
+    free(list->tensors);
+    free(list->zeros);
+}
+
+/* BERT adds an embedding of the segment, which we have not. */
+static mha_status add_segments(const mha_transformer_desc *desc, weight_list *list)
+{
+    list->zeros = calloc((size_t)desc->embed_dim, 2 * sizeof(float));
+    if (!list->zeros) return no_memory();
+    list->names[list->count] = "embeddings.token_type_embeddings.weight";
+    list->tensors[list->count++] =
+        mha_tensor_contiguous(list->zeros, MHA_F32, 2, (const int64_t[]){2, desc->embed_dim});
+    return MHA_OK;
+}
+
+static mha_status list_weights(const mhai_checkpoint_kind *kind, const mha_transformer_desc *desc,
+                               mha_transformer *transformer, weight_list *list)
+{
+    const int64_t count = mha_transformer_parameters(transformer);
+    const size_t room = (size_t)count + 1;
+    list->text = calloc(room, sizeof *list->text);
+    list->names = calloc(room, sizeof *list->names);
+    list->tensors = calloc(room, sizeof *list->tensors);
+    if (!list->text || !list->names || !list->tensors) return no_memory();
+    for (int64_t i = 0; i < count; i++) {
+        mha_parameter p;
+        MHA_TRY(mha_transformer_parameter(transformer, i, &p));
+        mhai_checkpoint_name(kind, p.name, list->text[i]);
+        list->names[i] = list->text[i];
+        list->tensors[i] = mha_tensor_contiguous(mha_transformer_data(transformer) + p.offset,
+                                                 MHA_F32, p.ndim, p.shape);
+    }
+    list->count = count;
+    return strcmp(kind->model_type, "bert") == 0 ? add_segments(desc, list) : MHA_OK;
+}
+
+static mha_status write_weights(const char *folder, const weight_list *list)
+{
+    static const char *const metadata[] = {"format", "pt", NULL}; /* what transformers asks for */
+    char *path = mhai_model_join(folder, "model.safetensors");
+    if (!path) return no_memory();
+    mha_status status =
+        mha_safetensors_write(path, list->names, list->tensors, list->count, metadata);
+    free(path);
+    return status;
+}
+
+/* ---- public -------------------------------------------------------------------------------- */
+
+static mha_status make_folder(const char *folder)
+{
+    struct stat there;
+    if (mkdir(folder, 0777) == 0) return MHA_OK;
+    if (errno != EEXIST)
+        return mha_fail(MHA_ERR_WRITE, "%s: cannot make the folder: %s",
+                        mhai_show_path(folder).text, strerror(errno));
+    if (stat(folder, &there) == 0 && S_ISDIR(there.st_mode)) return MHA_OK;
+    return mha_fail(MHA_ERR_WRITE, "%s: is there and not a folder", mhai_show_path(folder).text);
+}
+
+static mha_status save(const char *folder, mha_transformer *transformer,
+                       const mha_checkpoint_settings *settings, json_t *vocabulary,
+                       weight_list *list)
+{
+    mha_transformer_desc desc;
+    mha_transformer_describe(transformer, &desc);
+    const mhai_checkpoint_kind *kind = mhai_checkpoint_kind_of(&desc);
+    MHA_TRY(list_weights(kind, &desc, transformer, list));
+    MHA_TRY(make_folder(folder));
+    MHA_TRY(write_config(folder, kind, &desc, settings, vocabulary));
+    if (settings->words)
+        MHA_TRY(mhai_checkpoint_write_words(folder, settings, desc.max_length, vocabulary));
+    return write_weights(folder, list);
+}
+
+mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
+                               const mha_checkpoint_settings *settings)
+{
+    if (!folder || !transformer)
+        return mha_fail(MHA_ERR_NULL, "mha_checkpoint_save: %s is NULL",
+                        folder ? "transformer" : "folder");
+    mha_checkpoint_settings own;
+    mha_transformer_desc desc;
+    json_t *vocabulary = NULL;
+    weight_list list = {0};
+    MHA_TRY(
+        mhai_model_read_struct("mha_checkpoint_settings", &own, sizeof own, sizeof own, settings));
+    if (own.reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_checkpoint_settings: reserved is %u, expected 0",
+                        (unsigned)own.reserved);
+    mha_transformer_describe(transformer, &desc);
+    MHA_TRY(mhai_checkpoint_vocabulary(&own, desc.vocab_size, &vocabulary));
+    mha_status status = save(folder, transformer, &own, vocabulary, &list);
+    free_list(&list);
+    json_decref(vocabulary);
+    return status;
+}

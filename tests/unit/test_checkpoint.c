@@ -1,0 +1,512 @@
+/* Transformers in folders: saved and loaded with the same bits, for every kind; foreign, damaged
+ * and hostile folders; what cannot be written. tests/python/test_checkpoint_hf.py has transformers
+ * read and write them. */
+#include "support/failing_alloc.h"
+#include "support/rng.h"
+#include "support/temp_files.h"
+
+#include <multihead/checkpoint.h>
+#include <multihead/io.h>
+#include <multihead/model.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <signal.h>
+
+#include <cmocka.h>
+
+static mha_context *context;
+
+static void must(mha_status status)
+{
+    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
+}
+
+static const mha_transformer_desc llama = {.struct_size = sizeof llama,
+                                           .flags = MHA_TRANSFORMER_CAUSAL,
+                                           .vocab_size = 11,
+                                           .max_length = 16,
+                                           .embed_dim = 8,
+                                           .num_layers = 2,
+                                           .num_heads = 4,
+                                           .kv_heads = 2,
+                                           .head_dim = 6,
+                                           .ff_dim = 10,
+                                           .norm = MHA_NORM_RMS,
+                                           .positions = MHA_ENCODING_ROTARY,
+                                           .feed_forward = MHA_FEED_FORWARD_SWIGLU};
+
+static const mha_transformer_desc bert = {
+    .struct_size = sizeof bert,
+    .flags = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM | MHA_TRANSFORMER_BIAS,
+    .vocab_size = 11,
+    .max_length = 16,
+    .embed_dim = 8,
+    .num_layers = 2,
+    .num_heads = 2,
+    .ff_dim = 10,
+    .norm = MHA_NORM_LAYER,
+    .positions = MHA_ENCODING_LEARNED};
+
+static mha_transformer *make(mha_transformer_desc d, uint64_t stream)
+{
+    mha_transformer *t = NULL;
+    rng r = rng_make(rng_run_seed(), stream);
+    must(mha_transformer_create(context, &d, &t));
+    for (int64_t i = 0; i < mha_transformer_size(t); i++)
+        mha_transformer_data(t)[i] = rng_normal(&r);
+    mha_transformer_data(t)[1] = -0.0f;
+    must(mha_transformer_update(context, t));
+    return t;
+}
+
+static void expect_same(mha_transformer *a, mha_transformer *b)
+{
+    mha_transformer_desc x, y;
+    mha_transformer_describe(a, &x);
+    mha_transformer_describe(b, &y);
+    assert_memory_equal(&x, &y, sizeof x);
+    assert_memory_equal(mha_transformer_data(a), mha_transformer_data(b),
+                        (size_t)mha_transformer_size(a) * sizeof(float));
+}
+
+/* Every row of the output, bit by bit: the packed matrices are those of the parameters. */
+static void expect_same_output(mha_transformer *a, mha_transformer *b)
+{
+    enum { T = 5, MOST = 64 };
+    int32_t ids[T] = {1, 3, 0, 2, 4};
+    float rows[2][T * MOST] = {{0}}, memory_data[3 * MOST] = {0};
+    mha_transformer_desc d;
+    mha_transformer_describe(a, &d);
+    mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
+    mha_tensor memory =
+        mha_tensor_contiguous(memory_data, MHA_F32, 3, (int64_t[]){1, 3, d.memory_dim});
+    const bool cross = d.flags & MHA_TRANSFORMER_CROSS;
+    const mha_transformer_input input = {
+        .struct_size = sizeof input, .tokens = &tokens, .memory = cross ? &memory : NULL};
+    for (int i = 0; i < 2; i++) {
+        mha_activations *activations = NULL;
+        mha_tensor output = mha_tensor_contiguous(
+            rows[i], MHA_F32, 3,
+            (int64_t[]){1, T, d.flags & MHA_TRANSFORMER_NO_OUTPUT ? d.embed_dim : d.vocab_size});
+        must(mha_activations_create(context, i ? b : a, T, cross ? 3 : 0, &activations));
+        must(mha_transformer_forward(context, i ? b : a, &input, activations, &output, NULL, NULL));
+        mha_activations_destroy(activations);
+    }
+    assert_memory_equal(rows[0], rows[1], sizeof rows[0]);
+}
+
+/* ---- there and back ------------------------------------------------------------------------- */
+
+static void round_trip(mha_transformer_desc d, const char *kind)
+{
+    char wanted[64];
+    mha_transformer *from = make(d, 1), *to = NULL;
+    must(mha_checkpoint_save(temp_path("model"), from, NULL));
+    char *config = temp_read(temp_path("model/config.json"), NULL);
+    snprintf(wanted, sizeof wanted, "\"model_type\": \"%s\"", kind);
+    if (!strstr(config, wanted)) fail_msg("%s is not in %s", wanted, config);
+    free(config);
+    must(mha_checkpoint_load(context, temp_path("model"), &to));
+    expect_same(from, to);
+    expect_same_output(from, to);
+    mha_transformer_destroy(from);
+    mha_transformer_destroy(to);
+}
+
+static void round_trips(void **state)
+{
+    (void)state;
+    mha_transformer_desc d = llama;
+    round_trip(d, "llama");
+    d.flags |= MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_BIAS;
+    d.norm_epsilon = 1.2345678e-6f;
+    d.rope_base = 500000;
+    round_trip(d, "llama");
+    d = bert;
+    round_trip(d, "bert");
+    d.flags |= MHA_TRANSFORMER_TIED;
+    d.norm_epsilon = 1e-12f;
+    round_trip(d, "bert");
+    d.flags ^= MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT;
+    d.feed_forward = MHA_FEED_FORWARD_RELU;
+    round_trip(d, "bert");
+}
+
+/* Anything that differs in one point from what transformers has becomes a folder of our own. */
+static void round_trips_of_our_own(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        mha_transformer_desc d = i < 9 ? llama : bert;
+        if (i == 0) d.flags = 0;
+        if (i == 1) d.ff_dim = 0;
+        if (i == 2) d.norm = MHA_NORM_NONE;
+        if (i == 3) d.norm = MHA_NORM_LAYER;
+        if (i == 4) d.positions = MHA_ENCODING_SINUSOIDAL;
+        if (i == 5) d.positions = MHA_ENCODING_NONE;
+        if (i == 6) d.feed_forward = MHA_FEED_FORWARD_RELU;
+        if (i == 7) d.flags |= MHA_TRANSFORMER_CROSS, d.memory_dim = 12;
+        if (i == 8) d.flags |= MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_OUTPUT;
+        if (i == 9) d.flags &= ~(uint32_t)MHA_TRANSFORMER_BIAS;
+        if (i == 10) d.kv_heads = 1;
+        if (i == 11) d.flags |= MHA_TRANSFORMER_CAUSAL;
+        round_trip(d, "multihead");
+    }
+}
+
+/* An encoder is one of mha_model_load() too, which computes it by other code. */
+static void encoder_as_model(void **state)
+{
+    (void)state;
+    enum { T = 6 };
+    mha_transformer_desc d = bert;
+    d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    mha_transformer *t = make(d, 2);
+    mha_model *model = NULL;
+    mha_activations *activations = NULL;
+    int32_t ids[T] = {1, 3, 0, 2, 10, 4};
+    float ours[T * 8], models[T * 8];
+    must(mha_checkpoint_save(temp_path("encoder"), t, NULL));
+    const mha_model_options options = {.struct_size = sizeof options,
+                                       .flags = MHA_MODEL_NO_TOKENIZER};
+    must(mha_model_load(context, temp_path("encoder"), &options, &model));
+    mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
+    mha_tensor out = mha_tensor_contiguous(ours, MHA_F32, 3, (int64_t[]){1, T, 8});
+    mha_tensor hidden = mha_tensor_contiguous(models, MHA_F32, 3, (int64_t[]){1, T, 8});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    must(mha_activations_create(context, t, T, 0, &activations));
+    must(mha_transformer_forward(context, t, &input, activations, &out, NULL, NULL));
+    const mha_batch batch = {.struct_size = sizeof batch, .batch = 1, .length = T, .ids = ids};
+    const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &hidden};
+    must(mha_model_forward(context, model, &batch, &outputs));
+    /* Rows of a layer norm with unit weights are about 1; two layers of some hundred roundings. */
+    for (int i = 0; i < T * 8; i++) assert_float_equal(ours[i], models[i], 1e-4f);
+    mha_activations_destroy(activations);
+    mha_model_destroy(model);
+    mha_transformer_destroy(t);
+}
+
+/* ---- words ---------------------------------------------------------------------------------- */
+
+static const char *const words[] = {"<pad>", "<s>", "</s>", "<unk>", "a", "caf\xC3\xA9", "\"q\"\\"};
+
+static mha_checkpoint_settings some_words(void)
+{
+    return (mha_checkpoint_settings){.struct_size = sizeof(mha_checkpoint_settings),
+                                     .words = words,
+                                     .word_count = 7,
+                                     .bos_word = "<s>",
+                                     .eos_word = "</s>",
+                                     .pad_word = "<pad>",
+                                     .unknown_word = "<unk>"};
+}
+
+static void expect_in(const char *path, const char *part)
+{
+    char *text = temp_read(path, NULL);
+    if (!strstr(text, part)) fail_msg("%s: %s is not in %s", path, part, text);
+    free(text);
+}
+
+static void words_are_written(void **state)
+{
+    (void)state;
+    mha_transformer *t = make(llama, 3);
+    const mha_checkpoint_settings settings = some_words();
+    must(mha_checkpoint_save(temp_path("words"), t, &settings));
+    expect_in(temp_path("words/tokenizer.json"), "\"caf\xC3\xA9\": 5");
+    expect_in(temp_path("words/tokenizer.json"), "\"\\\"q\\\"\\\\\": 6");
+    expect_in(temp_path("words/tokenizer.json"), "\"unk_token\": \"<unk>\"");
+    expect_in(temp_path("words/tokenizer_config.json"), "\"eos_token\": \"</s>\"");
+    expect_in(temp_path("words/config.json"), "\"eos_token_id\": 2");
+    expect_in(temp_path("words/config.json"), "\"bos_token_id\": 1");
+    mha_transformer_destroy(t);
+}
+
+static void words_are_checked(void **state)
+{
+    (void)state;
+    mha_transformer *t = make(llama, 3);
+    const char *const twice[] = {"a", "b", "a"}, *const empty[] = {"a", ""};
+    const char *const none[] = {"a", NULL}, *const bad[] = {"a", "\xFFz"};
+    mha_checkpoint_settings s = some_words();
+    const char *folder = temp_path("unwritten");
+    s.word_count = 12;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "word_count is 12");
+    s.word_count = 0;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "word_count is 0");
+    s.word_count = 4;
+    s.eos_word = "a";
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "eos_word 'a'");
+    s = (mha_checkpoint_settings){.struct_size = sizeof s, .words = twice, .word_count = 3};
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "words[0] and words[2]");
+    s.word_count = 2;
+    s.words = empty;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "words[1] is empty");
+    s.words = none;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_NULL, "words[1]");
+    s.words = bad;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_UTF8, "words[1]");
+    s.words = NULL;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "word_count is 2");
+    s.word_count = 0;
+    s.bos_word = "a";
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "bos_word");
+    s.bos_word = NULL;
+    s.reserved = 1;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_UNSUPPORTED, "reserved");
+    s.struct_size = 4;
+    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "struct_size");
+    expect_error(mha_checkpoint_save(NULL, t, NULL), MHA_ERR_NULL, "folder");
+    expect_error(mha_checkpoint_save(folder, NULL, NULL), MHA_ERR_NULL, "transformer");
+    assert_int_not_equal(access(folder, F_OK), 0); /* nothing was begun */
+    mha_transformer_destroy(t);
+}
+
+/* ---- foreign and damaged folders --------------------------------------------------------------
+ */
+
+/* A folder with the llama's weights and another config.json: the first `from` replaced by `to`. */
+static void with_config(const char *from, const char *to, mha_status wanted, const char *part)
+{
+    size_t size;
+    char *config = temp_read(temp_path("base/config.json"), &size);
+    char *at = strstr(config, from), *changed = malloc(size + strlen(to) + 1);
+    mha_transformer *t = NULL;
+    assert_non_null(at);
+    assert_non_null(changed);
+    const int length = snprintf(changed, size + strlen(to) + 1, "%.*s%s%s", (int)(at - config),
+                                config, to, at + strlen(from));
+    temp_write("foreign/config.json", changed, (size_t)length);
+    expect_error(mha_checkpoint_load(context, temp_path("foreign"), &t), wanted, part);
+    assert_null(t);
+    free(changed);
+    free(config);
+}
+
+static void begin_foreign(const mha_transformer_desc *d)
+{
+    size_t size;
+    mha_transformer *t = make(*d, 4);
+    must(mha_checkpoint_save(temp_path("base"), t, NULL));
+    char *weights = temp_read(temp_path("base/model.safetensors"), &size);
+    temp_write("foreign/model.safetensors", weights, size);
+    free(weights);
+    mha_transformer_destroy(t);
+}
+
+static void foreign_configs(void **state)
+{
+    (void)state;
+    begin_foreign(&llama);
+    with_config("\"llama\"", "\"mamba\"", MHA_ERR_UNSUPPORTED, "'mamba'");
+    with_config("\"vocab_size\": 11", "\"vocab_size\": 12", MHA_ERR_MODEL, "[12, 8]");
+    with_config("\"vocab_size\": 11", "\"vocab_size\": -1", MHA_ERR_MODEL, "vocab_size");
+    with_config("\"hidden_size\": 8", "\"hidden_size\": 8.0", MHA_ERR_MODEL, "whole number");
+    with_config("\"intermediate_size\": 10", "\"intermediate_size\": 1048576", MHA_ERR_MODEL,
+                "numbers");
+    with_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4096", MHA_ERR_MODEL,
+                "numbers");
+    with_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", MHA_ERR_MODEL,
+                "model.layers.1.");
+    with_config("\"num_attention_heads\": 4", "\"num_attention_heads\": 1048575", MHA_ERR_MODEL,
+                "numbers");
+    with_config("\"head_dim\": 6", "\"head_dim\": 3", MHA_ERR_SHAPE, "head_dim");
+    with_config("\"head_dim\": 6", "\"head_dim\": 4", MHA_ERR_MODEL, "q_proj");
+    with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", MHA_ERR_MODEL,
+                "k_proj");
+    with_config("\"max_position_embeddings\": 16", "\"max_position_embeddings\": 1048577",
+                MHA_ERR_MODEL, "max_position_embeddings");
+    with_config("\"silu\"", "\"gelu\"", MHA_ERR_UNSUPPORTED, "hidden_act 'gelu'");
+    with_config("\"attention_bias\": false", "\"attention_bias\": true", MHA_ERR_MODEL,
+                "q_proj.bias");
+    with_config("\"attention_bias\": false", "\"attention_bias\": 0", MHA_ERR_MODEL, "true nor");
+    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", MHA_ERR_UNSUPPORTED,
+                "rope_type 'yarn'");
+    with_config("\"rope_parameters\"", "\"rope_scaling\"", MHA_ERR_UNSUPPORTED, "rope_scaling");
+    with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"",
+                MHA_ERR_UNSUPPORTED, "partial_rotary_factor");
+    with_config("\"rms_norm_eps\": 1", "\"rms_norm_eps\": 0,\"x\": 1", MHA_ERR_MODEL,
+                "rms_norm_eps");
+    with_config("{", "[{", MHA_ERR_FORMAT, "config.json");
+    with_config("\"vocab_size\": 11", "\"vocab_size\": 11, \"quantization_config\": {\"bits\": 4}",
+                MHA_ERR_UNSUPPORTED, "quantization_config");
+}
+
+static void foreign_configs_of_our_own(void **state)
+{
+    (void)state;
+    mha_transformer_desc d = llama;
+    d.positions = MHA_ENCODING_SINUSOIDAL;
+    begin_foreign(&d);
+    with_config("\"sinusoidal\"", "\"alibi\"", MHA_ERR_UNSUPPORTED, "positions 'alibi'");
+    with_config("\"sinusoidal\"", "\"learned\"", MHA_ERR_MODEL, "numbers");
+    with_config("\"norm\": \"rms\"", "\"norm\": \"none\"", MHA_ERR_MODEL, "norm.weight");
+    with_config("\"causal\": true", "\"causal\": \"yes\"", MHA_ERR_MODEL, "causal");
+    with_config("\"cross_attention\": false", "\"cross_attention\": true", MHA_ERR_MODEL, "");
+    with_config("\"max_length\": 16", "\"max_length\": 0", MHA_ERR_MODEL, "max_length");
+    with_config("\"rms\"", "\"rms\", \"norm\": \"rms\"", MHA_ERR_FORMAT, "config.json");
+}
+
+static void wrong_folders(void **state)
+{
+    (void)state;
+    mha_transformer *t = NULL;
+    expect_error(mha_checkpoint_load(context, temp_path("nowhere"), &t), MHA_ERR_FILE, "no such");
+    temp_write("half/config.json", "{}", 2);
+    expect_error(mha_checkpoint_load(context, temp_path("half"), &t), MHA_ERR_FILE,
+                 "model.safetensors");
+    temp_write("half/model.safetensors", "", 0);
+    expect_error(mha_checkpoint_load(context, temp_path("half"), &t), MHA_ERR_MODEL, "model_type");
+    expect_error(mha_checkpoint_load(NULL, temp_path("half"), &t), MHA_ERR_NULL, "context");
+    expect_error(mha_checkpoint_load(context, NULL, &t), MHA_ERR_NULL, "folder");
+    expect_error(mha_checkpoint_load(context, temp_path("half"), NULL), MHA_ERR_NULL,
+                 "transformer");
+    assert_null(t);
+}
+
+/* Whatever bytes change: a status, never a crash; and what loads can be run. */
+static void damaged_files(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    begin_foreign(&llama);
+    for (int i = 0; i < 2; i++) {
+        char from[64], to[64];
+        size_t size, kept;
+        int loaded = 0;
+        snprintf(from, sizeof from, "base/%s", names[i]);
+        snprintf(to, sizeof to, "foreign/%s", names[i]);
+        char *bytes = temp_read(temp_path(from), &size), *config;
+        config = temp_read(temp_path("base/config.json"), &kept);
+        temp_write("foreign/config.json", config, kept);
+        free(config);
+        unsigned char *changed = malloc(size + 1);
+        assert_non_null(changed);
+        for (uint32_t seed = 0; seed < 400; seed++) {
+            mha_transformer *t = NULL;
+            kept = size;
+            memcpy(changed, bytes, size);
+            mutate(changed, &kept, seed);
+            temp_write(to, changed, kept);
+            if (mha_checkpoint_load(context, temp_path("foreign"), &t) == MHA_OK) loaded++;
+            mha_transformer_destroy(t);
+        }
+        printf("  %s: %d of 400 damaged ones load\n", names[i], loaded);
+        free(changed);
+        free(bytes);
+    }
+}
+
+/* ---- what cannot be written, or allocated ------------------------------------------------------
+ */
+
+static void unwritable(void **state)
+{
+    (void)state;
+    mha_transformer *t = make(llama, 5);
+    temp_write("file", "x", 1);
+    expect_error(mha_checkpoint_save(temp_path("file"), t, NULL), MHA_ERR_WRITE, "not a folder");
+    expect_error(mha_checkpoint_save(temp_path("no/such"), t, NULL), MHA_ERR_WRITE, "no/such");
+    if (geteuid() != 0) {
+        assert_int_equal(mkdir(temp_path("closed"), 0500), 0);
+        expect_error(mha_checkpoint_save(temp_path("closed"), t, NULL), MHA_ERR_WRITE,
+                     "config.json");
+    }
+    mha_transformer_destroy(t);
+}
+
+/* A file that outgrows what is left of the disk: the older checkpoint stays, and loads. */
+static void disk_full(void **state)
+{
+    (void)state;
+    struct rlimit before, small;
+    struct stat status;
+    mha_transformer *old = make(llama, 6), *new = make(llama, 7), *back = NULL;
+    must(mha_checkpoint_save(temp_path("full"), old, NULL));
+    assert_int_equal(stat(temp_path("full/model.safetensors"), &status), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = before;
+    small.rlim_cur = (rlim_t)status.st_size - 1;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    mha_status got = mha_checkpoint_save(temp_path("full"), new, NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, handler);
+    expect_error(got, MHA_ERR_WRITE, "model.safetensors");
+    must(mha_checkpoint_load(context, temp_path("full"), &back));
+    expect_same(old, back);
+    mha_transformer_destroy(old);
+    mha_transformer_destroy(new);
+    mha_transformer_destroy(back);
+}
+
+static void allocations_fail(void **state)
+{
+    (void)state;
+    mha_transformer *t = make(llama, 8);
+    must(mha_checkpoint_save(temp_path("model"), t, NULL));
+    failing_alloc alloc = failing_alloc_make();
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .allocator = failing_alloc_interface(&alloc)};
+    mha_context *own = NULL;
+    must(mha_context_create(&desc, &own));
+    const int64_t base = alloc.calls;
+    mha_status status = MHA_ERR_NOMEM;
+    int failures = 0;
+    for (; status == MHA_ERR_NOMEM && failures < 200; failures++) {
+        mha_transformer *back = NULL;
+        alloc.calls = base;
+        alloc.fail_at = base + failures;
+        status = mha_checkpoint_load(own, temp_path("model"), &back);
+        if (status == MHA_OK) expect_same(t, back);
+        if (status != MHA_OK) assert_null(back);
+        mha_transformer_destroy(back);
+    }
+    assert_int_equal(status, MHA_OK);
+    assert_true(failures > 5);
+    mha_context_destroy(own);
+    assert_int_equal(alloc.live, 0);
+    assert_int_equal(alloc.mistakes, 0);
+    mha_transformer_destroy(t);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    temp_begin();
+    return mha_context_create(NULL, &context) != MHA_OK;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    mha_context_destroy(context);
+    temp_end();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(round_trips),
+                                       cmocka_unit_test(round_trips_of_our_own),
+                                       cmocka_unit_test(encoder_as_model),
+                                       cmocka_unit_test(words_are_written),
+                                       cmocka_unit_test(words_are_checked),
+                                       cmocka_unit_test(foreign_configs),
+                                       cmocka_unit_test(foreign_configs_of_our_own),
+                                       cmocka_unit_test(wrong_folders),
+                                       cmocka_unit_test(damaged_files),
+                                       cmocka_unit_test(unwritable),
+                                       cmocka_unit_test(disk_full),
+                                       cmocka_unit_test(allocations_fail)};
+    return cmocka_run_group_tests(tests, begin, end);
+}
