@@ -19,6 +19,7 @@ typedef struct mha_call {
     mha_pytorch_mha_args args;
     const mha_tensor *out_given, *weights_given;
     int64_t B, H, T, S, columns;                /* columns: S and those of bias_k and the zeros */
+    bool learned;                               /* there is a column of bias_k */
     mha_tensor query, key, value, out;          /* [B, length, width] */
     mha_tensor attn, padding;                   /* [B,H,T,S] by strides; data NULL: absent */
     const mha_tensor *keep_attn, *keep_padding; /* those of them that mask: the callback's */
@@ -67,7 +68,8 @@ static mha_status check_inputs(mha_call *c)
     c->H = d.num_heads;
     if (c->S > INT64_MAX - 2)
         return mha_fail(MHA_ERR_SIZE, "key: %lld keys are too many", (long long)c->S);
-    c->columns = c->S + !!(d.flags & MHA_MODULE_BIAS_KV) + !!(d.flags & MHA_MODULE_ZERO_ATTN);
+    c->learned = d.flags & MHA_MODULE_BIAS_KV;
+    c->columns = c->S + c->learned + !!(d.flags & MHA_MODULE_ZERO_ATTN);
     return MHA_OK;
 }
 
@@ -330,19 +332,30 @@ static float *row_of(const mha_tensor *x, const int64_t *index)
     return (float *)x->data + mhai_preset_offset(x, x->ndim - 1, index);
 }
 
+/* Which key column s is to dropout: that of bias_k is the last key that dropout can count, as
+ * module.h says, and that of zeros, which changes no sum, is the one before. */
+static int64_t dropout_key(const mha_call *c, int64_t s)
+{
+    const int64_t last = ((int64_t)1 << 34) - 1;
+    if (s < c->S) return s;
+    return s == c->S && c->learned ? last : last - 1;
+}
+
 /* The weights of one row after dropout, with the factors that attention used. */
-static void drop_row(const mha_attention_desc *desc, const int64_t *index, float *row, int64_t n)
+static void drop_row(const mha_call *c, const mha_attention_desc *desc, const int64_t *index,
+                     float *row)
 {
     const uint32_t seed[2] = {(uint32_t)desc->dropout_seed, (uint32_t)(desc->dropout_seed >> 32)};
     const double all = (double)desc->dropout * 4294967296.0; /* as on the tiled path */
     const uint32_t threshold = all >= 4294967295.0 ? UINT32_MAX : (uint32_t)all;
     const double factor = desc->dropout < 1 ? 1 / (1 - (double)desc->dropout) : 0;
     uint32_t word[4];
-    for (int64_t s = 0; s < n; s++) {
-        if (s % 4 == 0)
+    for (int64_t s = 0; s < c->columns; s++) {
+        int64_t key = dropout_key(c, s);
+        if (s % 4 == 0 || s >= c->S)
             mhai_dropout_words(word, seed, (uint32_t)index[0], (uint32_t)index[1],
-                               (uint32_t)index[2], s / 4);
-        if (word[s % 4] < threshold)
+                               (uint32_t)index[2], key / 4);
+        if (word[key % 4] < threshold)
             row[s] *= 0; /* a NaN stays one */
         else
             row[s] = (float)((double)row[s] * factor);
@@ -355,7 +368,7 @@ static void drop_weights(const mha_call *c, const mha_attention_desc *desc)
     if (!c->probabilities.data || desc->dropout <= 0 || mhai_preset_is_empty(&c->probabilities))
         return;
     do {
-        drop_row(desc, index, row_of(&c->probabilities, index), c->columns);
+        drop_row(c, desc, index, row_of(&c->probabilities, index));
     } while (mhai_preset_next(&c->probabilities, 3, index));
 }
 

@@ -928,13 +928,82 @@ static void module_hint(void **state)
     mha_context_destroy(context);
 }
 
+static void set_parameter(mha_module *module, const char *name, int ndim, const int64_t *shape,
+                          float *data)
+{
+    mha_tensor value = mha_tensor_contiguous(data, MHA_F32, ndim, shape);
+    assert_int_equal(mha_module_set_parameter(module, name, &value), MHA_OK);
+}
+
+/* The weights after dropout are those that out was made of, learned keys among them; W_o is the
+ * identity, so that out shows it: sum_s w[s] v[s], chains of S + 1 terms of up to 4 |w v|. */
+static void module_dropout(void **state)
+{
+    (void)state;
+    enum { T = 9, S = 11, E = 4 };
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    for (uint32_t flags = 0; flags < 4; flags++) {
+        rng r = rng_make(rng_run_seed(), 400000 + flags);
+        uint32_t extra = (flags & 1 ? (uint32_t)MHA_MODULE_BIAS_KV : 0) |
+                         (flags & 2 ? (uint32_t)MHA_MODULE_ZERO_ATTN : 0);
+        mha_module *module = some_module(context, &r, E, 1, extra);
+        float one[E][E] = {{0}}, none[E] = {0}, learned[E] = {0}, v[S][E];
+        float out[T][E], weights[T][S + 2], quiet[T][S + 2];
+        for (int i = 0; i < E; i++) one[i][i] = 1, learned[i] = rng_normal(&r);
+        set_parameter(module, "out_proj.weight", 2, (int64_t[]){E, E}, &one[0][0]);
+        set_parameter(module, "out_proj.bias", 1, (int64_t[]){E}, none);
+        if (flags & 1) set_parameter(module, "bias_v", 3, (int64_t[]){1, 1, E}, learned);
+        guarded q = numbers(&r, 2, (int64_t[]){T, E}), x = numbers(&r, 2, (int64_t[]){S, E});
+        const int columns = S + (flags & 1 ? 1 : 0) + (flags & 2 ? 1 : 0);
+        mha_tensor to = mha_tensor_contiguous(out, MHA_F32, 2, (int64_t[]){T, E});
+        mha_tensor tw = mha_tensor_contiguous(weights, MHA_F32, 2, (int64_t[]){T, columns});
+        mha_tensor tv = mha_tensor_contiguous(v, MHA_F32, 3, (int64_t[]){1, S, E});
+        tw.stride[0] = S + 2;
+        mha_module_outputs outputs = {.struct_size = sizeof outputs, .v = &tv};
+        assert_int_equal(
+            mha_module_forward(context, module, NULL, &q.view, &x.view, &x.view, &to, &outputs),
+            MHA_OK);
+        mha_pytorch_mha_args args = {.struct_size = sizeof args,
+                                     .query = &q.view,
+                                     .key = &x.view,
+                                     .value = &x.view,
+                                     .dropout = 0.5f,
+                                     .dropout_seed = rng_next(&r)};
+        tw.data = quiet;
+        assert_int_equal(mha_pytorch_mha_forward(context, module, &args, &to, &tw), MHA_OK);
+        tw.data = weights;
+        args.flags = MHA_PYTORCH_TRAINING;
+        assert_int_equal(mha_pytorch_mha_forward(context, module, &args, &to, &tw), MHA_OK);
+        int dropped = 0;
+        for (int t = 0; t < T; t++) {
+            for (int s = 0; s < columns; s++) {
+                dropped += weights[t][s] == 0;
+                assert_true(weights[t][s] == 0 || weights[t][s] == 2 * quiet[t][s]);
+            }
+            for (int e = 0; e < E; e++) {
+                double sum = 0, size = 0;
+                for (int s = 0; s < S + (flags & 1 ? 1 : 0); s++) {
+                    double term = (double)weights[t][s] * (double)(s < S ? v[s][e] : learned[e]);
+                    sum += term, size += fabs(term);
+                }
+                assert_true(fabs(sum - (double)out[t][e]) <= 64 * 0x1p-24 * (size + 1));
+            }
+        }
+        assert_in_range(dropped, T * columns / 4, 3 * T * columns / 4); /* 5 sigma and more */
+        guarded_free(&q), guarded_free(&x);
+        mha_module_destroy(module);
+    }
+    mha_context_destroy(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sdpa_conventions), cmocka_unit_test(sdpa_slices),
         cmocka_unit_test(onnx_conventions), cmocka_unit_test(onnx_double),
         cmocka_unit_test(lowest_floats),    cmocka_unit_test(module_conventions),
-        cmocka_unit_test(module_hint),
+        cmocka_unit_test(module_hint),      cmocka_unit_test(module_dropout),
     };
     return cmocka_run_group_tests_name("presets", tests, NULL, NULL);
 }
