@@ -107,11 +107,11 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
  *
  * desc says what kind of attention, as there (NULL: every query sees all keys of its sequence,
  * which is what cross-attention wants; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the
- * cache's. Where something reads positions (causal, window, ALiBi, T5, Shaw), q_offsets NULL and
- * q_offset 0 mean that the queries are the last T positions of each sequence: q_offsets[b] =
- * length[b] - T. After an append with counts, set q_offsets to the lengths before it: query t then
- * belongs to the position that took row t of k, and what stands in rows from counts[b] on is of no
- * use.
+ * cache's. Where something reads positions (causal, window, ALiBi, T5, Shaw, the outputs diagonal
+ * and offset_mass), q_offsets NULL and q_offset 0 mean that the queries are the last T positions of
+ * each sequence: q_offsets[b] = length[b] - T. After an append with counts, set q_offsets to the
+ * lengths before it: query t then belongs to the position that took row t of k, and what stands in
+ * rows from counts[b] on is of no use.
  *
  * Memory   as mha_attention_forward(), and B numbers of scratch. Outputs must not overlap q.
  * Errors   as mha_attention_forward(); MHA_ERR_NULL (cache); MHA_ERR_ARGUMENT if desc brings

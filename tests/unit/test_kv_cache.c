@@ -356,6 +356,46 @@ static void test_outputs_and_empty(void **unused)
     mha_context_destroy(context);
 }
 
+/* The diagonal of the newest query is its own key, without a causal mask too. */
+static void test_diagonal(void **unused)
+{
+    (void)unused;
+    enum { B = 2, H = 2, D = 4, N = 6, T = 2 };
+    rng r = rng_make(rng_run_seed(), 5000);
+    mha_context *context;
+    mha_kv_cache *cache;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    const mha_kv_cache_desc desc = {
+        .struct_size = sizeof desc, .batch = B, .kv_heads = H, .capacity = N, .head_dim = D};
+    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
+    float x[B * H * N * D], o[B * H * T * D], p[B][H][T][N], diagonal[B][H][T], before[B][H][T][1];
+    for (int i = 0; i < B * H * N * D; i++) x[i] = rng_normal(&r);
+    const int64_t lengths[B] = {N, 4}, back[] = {-1};
+    const mha_tensor kv = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, N, D});
+    const mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, T, D});
+    const mha_tensor ot = mha_tensor_contiguous(o, MHA_F32, 4, q.shape);
+    const mha_tensor pt = mha_tensor_contiguous(p, MHA_F32, 4, (int64_t[]){B, H, T, N});
+    const mha_tensor dt = mha_tensor_contiguous(diagonal, MHA_F32, 3, q.shape);
+    const mha_tensor bt = mha_tensor_contiguous(before, MHA_F32, 4, (int64_t[]){B, H, T, 1});
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs,
+                                           .probabilities = &pt,
+                                           .diagonal = &dt,
+                                           .offset_mass = &bt,
+                                           .offsets = back,
+                                           .offsets_count = 1};
+    assert_int_equal(mha_kv_cache_append(cache, &kv, &kv, lengths), MHA_OK);
+    assert_int_equal(mha_kv_cache_attention(context, cache, NULL, &q, &ot, &outputs), MHA_OK);
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < H; h++)
+            for (int t = 0; t < T; t++) {
+                int64_t own = lengths[b] - T + t;
+                assert_true(p[b][h][t][own] > 0 && diagonal[b][h][t] == p[b][h][t][own]);
+                assert_true(before[b][h][t][0] == p[b][h][t][own - 1]);
+            }
+    mha_kv_cache_destroy(cache);
+    mha_context_destroy(context);
+}
+
 /* ---- errors --------------------------------------------------------------------------------- */
 
 /* A full cache stays as it was: what it held still gives the same bits. */
@@ -534,8 +574,9 @@ int main(void)
         cmocka_unit_test(test_pieces_equal_whole), cmocka_unit_test(test_decode_crosses_blocks),
         cmocka_unit_test(test_truncate_and_reset), cmocka_unit_test(test_cross_attention),
         cmocka_unit_test(test_positions),          cmocka_unit_test(test_outputs_and_empty),
-        cmocka_unit_test(test_overflow),           cmocka_unit_test(test_create_errors),
-        cmocka_unit_test(test_call_errors),        cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_diagonal),           cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_create_errors),      cmocka_unit_test(test_call_errors),
+        cmocka_unit_test(test_no_memory)};
     machines_print_missing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
