@@ -41,6 +41,7 @@
 #define MULTIHEAD_BACKWARD_H
 
 #include <multihead/attention.h>
+#include <multihead/linear_attention.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -111,6 +112,57 @@ MHA_API MHA_NODISCARD mha_status mha_attention_backward_explain(
     const mha_tensor *k, const mha_tensor *v, const mha_tensor *o, const mha_tensor *lse,
     const mha_tensor *o_gradient, const mha_attention_gradients *gradients,
     mha_attention_plan *plan);
+
+/* ------------------------------------------------------------------------------------------------
+ * Linear attention
+ * --------------------------------------------------------------------------------------------- */
+
+/* The gradient of a loss by rows [count,head_dim], given the rows and the gradient by their
+ * features [count,feature_dim], all contiguous; the backward of a mha_feature_map_fn. */
+typedef void (*mha_feature_map_gradient_fn)(void *user, const float *rows, int64_t count,
+                                            int64_t head_dim, const float *feature_gradients,
+                                            int64_t feature_dim, float *row_gradients);
+
+/* The gradients that are wanted, all f32; NULL means not wanted. Shapes are those of the inputs. */
+typedef struct mha_linear_attention_gradients {
+    uint32_t struct_size;
+    uint32_t flags; /* MHA_GRADIENTS_ACCUMULATE */
+    const mha_tensor *q, *k, *v;
+    const mha_tensor *state_s, *state_z;              /* of the state that the call started from */
+    mha_feature_map_gradient_fn feature_map_gradient; /* needed with a feature_map of the caller */
+} mha_linear_attention_gradients;
+
+/**
+ * Linear attention backward. With a = phi(q[t]), f[s] = phi(k[s]), n = a S, m = a . z, o = n / m, S
+ * and z the sums over the keys that t sees, and g = dO:
+ *
+ *   da       = (S g - (g . o) z) / m                                  dq = da phi'(q)
+ *   R[s]     = sum over the queries t that see s of a g^T / m         [F,Dv]
+ *   r[s]     = - sum likewise of a (g . o) / m                        [F]
+ *   df[s]    = R[s] v[s] + r[s]           dv[s] = f[s]^T R[s]         dk = df phi'(k)
+ *   dstate_s = sum over all queries of a g^T / m                      dstate_z likewise
+ *
+ *   q, k, v, desc as in mha_linear_attention_forward(), whose o is recomputed
+ *   o_gradient [B,H,T,Dv] in, last axis contiguous     gradients: tensors out, f32
+ *
+ * S walks forward with the queries, R backward with the keys: time O((T + S) F Dv), and memory that
+ * does not depend on T S. A gradient by the state after the call is not taken. phi is the
+ * forward's, everything else is double. phi' of elu + 1 is 1 above 0, phi(x) below, 0 below -87. A
+ * query whose phi(q) . z is 0 has no gradient and gives none. What is not finite makes NaN what it
+ * reaches: the gradients of the queries and keys that see it or that it sees.
+ *
+ * Memory   everything is borrowed for the call; tensors must not overlap (o_gradient neither).
+ *          Scratch: two numbers for each query, and a state in double for each thread.
+ * Errors   as mha_linear_attention_forward(), where o means o_gradient; MHA_ERR_ARGUMENT for a
+ * state gradient without a state; MHA_ERR_UNSUPPORTED for a feature_map without its gradient. On
+ * error no output byte is written. Threads  one call at a time per context. Key/value heads are
+ * shared out over threads; bits do not depend on their number. Accuracy the features' 2.5 u, the
+ * last rounding, and double between. Since    0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_linear_attention_backward(
+    mha_context *context, const mha_linear_attention_desc *desc, const mha_tensor *q,
+    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o_gradient,
+    const mha_linear_attention_gradients *gradients);
 
 #ifdef __cplusplus
 }

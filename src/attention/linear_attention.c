@@ -7,8 +7,8 @@
  * set, and each sum has one fixed order: keys one by one for S and z, features in order for o. So
  * no division of the keys over calls, of the rows over strips or of the heads over threads shows.
  */
-#include "attention/attn.h"
 #include "attention/feature_map.h"
+#include "attention/linear.h"
 
 #include "base/checked.h"
 #include "base/context.h"
@@ -17,20 +17,11 @@
 #include "base/tensor.h"
 
 #include <multihead/component.h>
-#include <multihead/linear_attention.h>
 
 #include <math.h>
 #include <string.h>
 
 enum { BLOCK = 64 }; /* rows whose features are computed together */
-
-typedef struct linear_problem {
-    mhai_attn_problem a; /* shapes, lengths, who sees what; nothing of the softmax is read */
-    int64_t F;
-    mha_feature_map_fn map;
-    void *map_user;
-    mha_tensor s_before, z_before, s_after, z_after; /* ndim 0: absent */
-} linear_problem;
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
@@ -72,8 +63,8 @@ static mha_status check_shapes(const mha_linear_attention_desc *d, const mha_ten
     return mhai_attn_check(&like, q, k, v, o, NULL, true, problem);
 }
 
-static mha_status check_state(const char *name, const mha_tensor *given, const linear_problem *p,
-                              int ndim, mha_tensor *state)
+static mha_status check_state(const char *name, const mha_tensor *given,
+                              const mhai_linear_problem *p, int ndim, mha_tensor *state)
 {
     const int64_t shape[4] = {p->a.B, p->a.Hk, p->F, p->a.Dv};
     if (!given) return MHA_OK;
@@ -92,7 +83,7 @@ static bool same_view(const mha_tensor *a, const mha_tensor *b)
 }
 
 static mha_status check_state_output(const char *name, const mha_tensor *output,
-                                     const linear_problem *p, const mha_tensor *own_input,
+                                     const mhai_linear_problem *p, const mha_tensor *own_input,
                                      const mha_tensor *other_input)
 {
     const mhai_attn_problem *a = &p->a;
@@ -108,7 +99,7 @@ static mha_status check_state_output(const char *name, const mha_tensor *output,
 }
 
 static mha_status check_states(const mha_linear_attention_desc *d,
-                               const mha_linear_attention_outputs *wanted, linear_problem *p)
+                               const mha_linear_attention_outputs *wanted, mhai_linear_problem *p)
 {
     if (!d->state_s != !d->state_z)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -125,9 +116,9 @@ static mha_status check_states(const mha_linear_attention_desc *d,
                                       &p->z_after);
 }
 
-static mha_status check(const mha_linear_attention_desc *desc, const mha_tensor *q,
-                        const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
-                        const mha_linear_attention_outputs *outputs, linear_problem *p)
+mha_status mhai_linear_check(const mha_linear_attention_desc *desc, const mha_tensor *q,
+                             const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
+                             const mha_linear_attention_outputs *outputs, mhai_linear_problem *p)
 {
     mha_linear_attention_desc d;
     mha_linear_attention_outputs wanted;
@@ -164,7 +155,7 @@ typedef struct workspace {
 } workspace;
 
 typedef struct linear_job {
-    const linear_problem *p;
+    const mhai_linear_problem *p;
     const mhai_kernels *kernels;
     int64_t padded; /* Dv rounded up to panels */
     int64_t query_rows, sum_rows;
@@ -184,7 +175,7 @@ static bool add_floats(int64_t *total, int64_t a, int64_t b)
 
 static mha_status size_job(linear_job *job)
 {
-    const linear_problem *p = job->p;
+    const mhai_linear_problem *p = job->p;
     const mhai_attn_problem *a = &p->a;
     int64_t s = 0, w = 0;
     bool fits = a->Dv < INT64_MAX - MHAI_PANEL;
@@ -249,7 +240,7 @@ static int64_t panel_columns(const linear_job *job, int64_t panel)
 
 static void load_state(const linear_job *job, int64_t b, int64_t hk, const state *to)
 {
-    const linear_problem *p = job->p;
+    const mhai_linear_problem *p = job->p;
     memset(to->s, 0, (size_t)(job->padded * p->F) * sizeof(float));
     memset(to->z, 0, (size_t)p->F * sizeof(float));
     if (p->s_before.ndim == 0) return;
@@ -263,7 +254,7 @@ static void load_state(const linear_job *job, int64_t b, int64_t hk, const state
 
 static void save_state(const linear_job *job, int64_t b, int64_t hk, const state *from)
 {
-    const linear_problem *p = job->p;
+    const mhai_linear_problem *p = job->p;
     for (int64_t panel = 0; p->s_after.ndim && panel * MHAI_PANEL < p->a.Dv; panel++)
         for (int64_t i = 0; i < p->F; i++)
             memcpy(state_row(&p->s_after, b, hk, i) + panel * MHAI_PANEL,
@@ -279,7 +270,7 @@ static void save_state(const linear_job *job, int64_t b, int64_t hk, const state
 static void map_rows(const linear_job *job, const workspace *w, const mha_tensor *x, int64_t batch,
                      int64_t h, int64_t t, int64_t count, float *features)
 {
-    const linear_problem *p = job->p;
+    const mhai_linear_problem *p = job->p;
     for (int64_t r = 0; r < count; r++)
         mhai_widen(x->dtype, mhai_attn_data(x, batch, h, t + r), p->a.D, w->rows + r * p->a.D);
     p->map(p->map_user, w->rows, count, p->a.D, features, p->F);
@@ -394,7 +385,7 @@ static void answer(const linear_job *job, const workspace *w, const state *sums,
 static void run_causal(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;
-    const linear_problem *p = job->p;
+    const mhai_linear_problem *p = job->p;
     const mhai_attn_problem *a = &p->a;
     workspace w = workspace_of(job, worker);
     state sums = state_of(job, worker);
@@ -474,8 +465,8 @@ mha_status mha_linear_attention_forward(mha_context *context, const mha_linear_a
                                         const mha_linear_attention_outputs *outputs)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_linear_attention_forward: context is NULL");
-    linear_problem problem = {0};
-    MHA_TRY(check(desc, q, k, v, o, outputs, &problem));
+    mhai_linear_problem problem = {0};
+    MHA_TRY(mhai_linear_check(desc, q, k, v, o, outputs, &problem));
     linear_job job = {.p = &problem, .kernels = mhai_kernels_for(context->isa)};
     MHA_TRY(size_job(&job));
     mha_scratch_mark mark = mha_scratch_top(context);
