@@ -149,7 +149,7 @@ static void constant_added(void **state)
     machines all = machines_make(1);
     tally tallies[3] = {
         {.name = "constant, o"}, {.name = "constant, p"}, {.name = "constant, lse"}};
-    for (int i = 0; i < rng_cases(60, 3000); i++) {
+    for (int i = 0; i < rng_cases(60, 1500); i++) {
         rng r;
         kinds_case *c = make(&r, (uint64_t)i,
                              KINDS_ALL & ~(unsigned)(KIND_BIAS | KIND_SINK_LOGITS | KIND_RAGGED));
@@ -200,7 +200,7 @@ static void keys_permuted(void **state)
         KIND_KEEP | KIND_BIAS | KIND_DOCUMENTS | KIND_SOFTCAP | KIND_SINK_LOGITS | KIND_GATES;
     machines all = machines_make(1);
     tally tallies[3] = {{.name = "order, o"}, {.name = "order, p"}, {.name = "order, lse"}};
-    for (int i = 0; i < rng_cases(60, 3000); i++) {
+    for (int i = 0; i < rng_cases(60, 1500); i++) {
         rng r;
         kinds_case *c = make(&r, 100000 + (uint64_t)i, kinds);
         int64_t *order = test_malloc((size_t)(c->shape.S + 1) * sizeof *order);
