@@ -11,8 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-const train_task *const train_tasks[] = {&train_sentences, &train_induction, &train_ioi,
-                                         &train_reverse, NULL};
+const train_task *const train_tasks[] = {&train_sentences, &train_pronouns, &train_induction,
+                                         &train_ioi,       &train_reverse,  NULL};
 
 typedef struct train_options {
     const char *folder, *resume;
@@ -35,8 +35,8 @@ static const args_option option_table[] = {
     NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention alone"),
     {.kind = ARGS_HEADING, .name = "How it learns"},
     NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
-    NUMBER("steps", steps, 1, INT64_C(1) << 40, "at most"),
-    NUMBER("seconds", seconds, 1, 1000000, "at most"),
+    NUMBER("steps", steps, 1, INT64_C(1) << 40, "of a try, at most"),
+    NUMBER("seconds", seconds, 1, 1000000, "of all tries together, at most"),
     NUMBER("batch", batch, 1, 256, "sequences of a step"),
     NUMBER("every", every, 1, 1000000, "steps between two looks at held-out data"),
     {.kind = ARGS_REAL,
@@ -204,13 +204,15 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
         count++;
     }
     if (plain->count != 1)
-        return cli_fail(CLI_USAGE, TRAIN, "name one task: sentences, induction, ioi or reverse");
+        return cli_fail(CLI_USAGE, TRAIN,
+                        "name one task: sentences, pronouns, induction, ioi or reverse");
     for (size_t i = 0; i < count; i++)
         if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
     if (*task) return CLI_OK;
     const char *near = args_nearest(plain->items[0], names, count);
     return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'%s%s%s", plain->items[0],
-                    near ? "; did you mean '" : "; there are sentences, induction, ioi and reverse",
+                    near ? "; did you mean '"
+                         : "; there are sentences, pronouns, induction, ioi and reverse",
                     near ? near : "", near ? "'?" : "");
 }
 

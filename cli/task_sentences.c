@@ -68,11 +68,12 @@ static const char *const words[WORDS] = {
 
 enum { LONGEST = 48 };
 
-/* A sentence on its way. */
+/* A sentence on its way. Whole: with what follows, for those who read from left to right. */
 typedef struct sentence {
     int32_t words[LONGEST];
     int64_t length;
     int64_t noun[2]; /* where the animate one and the place stand */
+    int64_t it;      /* where "it" stands */
     int64_t row;     /* before the noun to be foretold */
     int kind;        /* 0: it is animate, 1: a place */
 } sentence;
@@ -152,7 +153,7 @@ static void put_rest(train_random *r, sentence *s, const int noun[2], int proper
     put(s, END);
 }
 
-static void make_sentence(train_random *r, train_split split, sentence *s)
+static void make_sentence(train_random *r, train_split split, bool whole, sentence *s)
 {
     int noun[2];
     *s = (sentence){0};
@@ -164,53 +165,94 @@ static void make_sentence(train_random *r, train_split split, sentence *s)
     put(s, BEGIN);
     put_clause(r, s, noun);
     put(s, BECAUSE);
+    s->it = s->length;
     put(s, IT);
     put(s, WAS);
     put(s, one_of(r, DEGREE, 4));
     int property = one_of(r, s->kind ? PLACE_PROPERTY : ANIMATE_PROPERTY, PROPERTIES);
     put(s, property);
     if (train_random_chance(r, 0.3)) put(s, one_of(r, TIME, 4));
-    put_rest(r, s, noun, property);
+    if (whole) {
+        put_rest(r, s, noun, property);
+    } else {
+        put(s, STOP);
+        put(s, END);
+    }
 }
 
-/* The mean over all words, and as much again over the nouns to be foretold. */
-static void set_targets(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
+/* Reading from left to right: the mean over all words, and as much again over the nouns to be
+ * foretold. */
+static void foretell(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
+{
+    for (int64_t i = 0; i + 1 < s->length; i++) {
+        const int64_t at = b * batch->T + i;
+        batch->targets[at] = s->words[i + 1];
+        batch->weights[at] = 1.0f / (float)targets;
+        if (i == s->row) batch->weights[at] += 1.0f / (float)batch->B;
+    }
+}
+
+/* Reading in both directions: at "it" stands its noun. */
+static void resolve(train_batch *batch, int64_t b, const sentence *s)
+{
+    const int64_t at = b * batch->T + s->it;
+    batch->targets[at] = s->words[s->noun[s->kind]];
+    batch->weights[at] = 1.0f / (float)batch->B;
+}
+
+static void set_sentence(train_batch *batch, int64_t b, const sentence *s, bool whole)
 {
     for (int64_t i = 0; i < batch->T; i++) {
-        const int64_t at = b * batch->T + i;
-        const bool known = i + 1 < s->length;
-        batch->tokens[at] = i < s->length ? s->words[i] : END;
-        batch->targets[at] = known ? s->words[i + 1] : -1;
-        batch->weights[at] = known ? 1.0f / (float)targets : 0;
-        if (i == s->row) batch->weights[at] += 1.0f / (float)batch->B;
+        batch->tokens[b * batch->T + i] = i < s->length ? s->words[i] : END;
+        batch->targets[b * batch->T + i] = -1;
+        batch->weights[b * batch->T + i] = 0;
     }
     batch->lengths[b] = s->length;
     batch->probes[b] = (train_probe){.b = b,
-                                     .row = s->row,
+                                     .row = whole ? s->row : s->it,
                                      .kind = s->kind,
                                      .right = {s->noun[s->kind]},
                                      .rights = 1,
                                      .wrong = s->noun[1 - s->kind]};
 }
 
-static void draw(train_random *r, train_split split, int64_t count, train_batch *batch)
+static void draw_sentences(train_random *r, train_split split, int64_t count, bool whole,
+                           train_batch *batch)
 {
     enum { MOST = 256 };
     sentence sentences[MOST];
     int64_t targets = 0;
     batch->B = count < MOST ? count : MOST;
-    batch->T = 0;
+    batch->T = batch->S = 0;
     for (int64_t b = 0; b < batch->B; b++) {
-        make_sentence(r, split, &sentences[b]);
+        make_sentence(r, split, whole, &sentences[b]);
         targets += sentences[b].length - 1;
         if (sentences[b].length > batch->T) batch->T = sentences[b].length;
     }
-    for (int64_t b = 0; b < batch->B; b++) set_targets(batch, b, &sentences[b], targets);
+    for (int64_t b = 0; b < batch->B; b++) {
+        set_sentence(batch, b, &sentences[b], whole);
+        if (whole)
+            foretell(batch, b, &sentences[b], targets);
+        else
+            resolve(batch, b, &sentences[b]);
+    }
     batch->probe_count = batch->B;
-    batch->S = 0;
 }
 
-/* One head must look at the right noun for each kind on its own: averaged over both, a head that
+static void draw(train_random *r, train_split split, int64_t count, train_batch *batch)
+{
+    draw_sentences(r, split, count, true, batch);
+}
+
+static void draw_masked(train_random *r, train_split split, int64_t count, train_batch *batch)
+{
+    draw_sentences(r, split, count, false, batch);
+}
+
+/* Done when both kinds are sure and one head has `enough` of its weight on the right noun of each;
+ * to be begun again where the best head has not even `least` (0: go on).
+ *
+ * One head must look at the right noun for each kind on its own: averaged over both, a head that
  * knows only one kind would pass. */
 static double weaker_kind(const train_scores *s, int64_t layer, int64_t head)
 {
@@ -218,7 +260,8 @@ static double weaker_kind(const train_scores *s, int64_t layer, int64_t head)
     return a < b ? a : b;
 }
 
-static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
+static train_verdict judge_both(const train_recipe *recipe, const train_scores *s, double enough,
+                                double least)
 {
     double best = 0;
     bool sure = train_accuracy_of(s, 0) >= 0.995 && train_accuracy_of(s, 1) >= 0.995;
@@ -229,9 +272,19 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
                                ? train_wrong(s, 0, l, h)
                                : train_wrong(s, 1, l, h);
             if (right > best) best = right;
-            if (sure && right >= 0.85 && wrong <= 0.04) return TRAIN_DONE;
+            if (sure && right >= enough && wrong <= 0.04) return TRAIN_DONE;
         }
-    return step >= 300 && best < 0.3 ? TRAIN_RESTART : TRAIN_GO_ON;
+    return best < least ? TRAIN_RESTART : TRAIN_GO_ON;
+}
+
+static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
+{
+    return judge_both(recipe, s, 0.85, step >= 300 ? 0.3 : 0);
+}
+
+static train_verdict judge_masked(const train_recipe *recipe, int64_t step, const train_scores *s)
+{
+    return judge_both(recipe, s, 0.75, step >= 350 ? 0.7 : 0);
 }
 
 /* Guesses by place alone, on sentences of the grammar. */
@@ -241,7 +294,7 @@ static void baselines(train_random *r)
     int64_t nearest = 0, slot[LONGEST] = {0}, best = 0;
     for (int i = 0; i < SENTENCES; i++) {
         sentence s;
-        make_sentence(r, TRAIN_SPLIT_REPORT, &s);
+        make_sentence(r, TRAIN_SPLIT_REPORT, true, &s);
         nearest += s.noun[s.kind] > s.noun[1 - s.kind];
         slot[s.noun[s.kind]]++;
     }
@@ -293,4 +346,48 @@ const train_task train_sentences = {
     .end = END,
     .examples = {"the animal didn't cross the street because it was too tired . the tired animal",
                  "the animal didn't cross the street because it was too wide . the wide street"},
+};
+
+static const train_recipe masked_recipe = {
+    .model = {.flags =
+                  MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM,
+              .embed_dim = 64,
+              .num_layers = 2,
+              .num_heads = 4,
+              .ff_dim = 128,
+              .norm = MHA_NORM_LAYER,
+              .positions = MHA_ENCODING_LEARNED},
+    .init = {.head_grade = 0.3},
+    .learning_rate = 3e-3,
+    .beta1 = 0.9,
+    .beta2 = 0.98,
+    .weight_decay = 0.01,
+    .clip = 1,
+    .warm_up = 50,
+    .batch = 32,
+    .steps = 600,
+    .every = 25,
+    .tries = 10,
+    .probes_to_stop = 600,
+    .probes_to_report = 2000,
+};
+
+const train_task train_pronouns = {
+    .name = "pronouns",
+    .summary = "the same sentences for an encoder, which sees both sides: the famous row of \"it\"",
+    .goal = "99.5 % of both kinds, one head with 75 % of the weight of \"it\" on the right noun of "
+            "each",
+    .kinds = {"tired", "wide"},
+    .words = words,
+    .word_count = WORDS,
+    .longest = LONGEST,
+    .recipe = &masked_recipe,
+    .probes = 1,
+    .draw = draw_masked,
+    .judge = judge_masked,
+    .baselines = baselines,
+    .begin = BEGIN,
+    .end = END,
+    .examples = {"the animal didn't cross the street because it was too tired .",
+                 "the animal didn't cross the street because it was too wide ."},
 };

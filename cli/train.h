@@ -114,7 +114,7 @@ typedef struct train_task {
 
 /* The one list of tasks, ended by NULL. */
 extern const train_task *const train_tasks[];
-extern const train_task train_sentences, train_induction, train_ioi, train_reverse;
+extern const train_task train_sentences, train_pronouns, train_induction, train_ioi, train_reverse;
 
 /* ---- a model in training --------------------------------------------------------------------- */
 

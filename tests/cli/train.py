@@ -155,7 +155,7 @@ def manual():
         for word in line.replace(",", " ").split():
             if word.startswith("--") and word != "--help":
                 check(word in text, f"docs/program.md, train: nothing of {word}")
-    for name in ("sentences", "induction", "ioi", "reverse"):
+    for name in ("sentences", "pronouns", "induction", "ioi", "reverse"):
         check(name in help_text and f"`{name}`" in text, f"task {name} is not explained")
 
 
