@@ -6,6 +6,7 @@
 #include "maps.h"
 #include "train_report.h"
 
+#include <multihead/checkpoint.h>
 #include <multihead/io.h>
 
 #include <errno.h>
@@ -281,6 +282,22 @@ static mha_status draw_curve(const void *user, const mha_sink *sink)
     return status;
 }
 
+static cli_exit save_model(const train_run *run, const char *name, mha_transformer *net)
+{
+    char path[PATH_BYTES];
+    const train_task *task = run->model.task;
+    const mha_checkpoint_settings settings = {
+        .struct_size = sizeof settings,
+        .words = task->words,
+        .word_count = task->word_count,
+        .bos_word = task->begin < 0 ? NULL : task->words[task->begin],
+        .eos_word = task->end < 0 ? NULL : task->words[task->end]};
+    cli_exit code = path_of(run, name, path);
+    if (code != CLI_OK) return code;
+    mha_status status = mha_checkpoint_save(path, net, &settings);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
 cli_exit train_save_folder(train_run *run)
 {
     char path[PATH_BYTES];
@@ -289,7 +306,11 @@ cli_exit train_save_folder(train_run *run)
     if (code == CLI_OK) code = path_of(run, "curve.csv", path);
     if (code != CLI_OK) return code;
     mha_status status = files_draw(path, draw_curve, run);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    code = save_model(run, run->model.encoder.net ? "decoder" : ".", run->model.decoder.net);
+    return code == CLI_OK && run->model.encoder.net
+               ? save_model(run, "encoder", run->model.encoder.net)
+               : code;
 }
 
 cli_exit train_save_pictures(train_run *run, const int64_t found[2], bool quiet)

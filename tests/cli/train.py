@@ -61,7 +61,8 @@ def reaches_goal(folder):
     check("Right on held-out data: 100.0 %" in result.stdout, "ioi: not all sequences are right")
     check("without it" in result.stdout, "ioi: no ablation")
     names = {path.name for path in folder.iterdir()}
-    check({"training.safetensors", "curve.csv", "report.html"} <= names, f"ioi: kept {names}")
+    check({"training.safetensors", "curve.csv", "report.html", "config.json", "model.safetensors",
+           "tokenizer.json"} <= names, f"ioi: kept {names}")
     curve = (folder / "curve.csv").read_text().splitlines()
     check(curve[0] == "step,loss,right,right_kind_0,right_kind_1", "curve.csv: its head")
     check(float(curve[-1].split(",")[2]) == 1, "curve.csv: its last line")
