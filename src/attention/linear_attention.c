@@ -8,7 +8,7 @@
  * no division of the keys over calls, of the rows over strips or of the heads over threads shows.
  */
 #include "attention/feature_map.h"
-#include "attention/linear.h"
+#include "attention/linear_problem.h"
 
 #include "base/checked.h"
 #include "base/context.h"

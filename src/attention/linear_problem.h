@@ -1,6 +1,6 @@
 /* A checked call of linear attention, forward or backward. */
-#ifndef MHAI_LINEAR_H
-#define MHAI_LINEAR_H
+#ifndef MHAI_LINEAR_PROBLEM_H
+#define MHAI_LINEAR_PROBLEM_H
 
 #include "attention/attn.h"
 

@@ -3,7 +3,7 @@
  * is walked by one thread. */
 #include "attention/attn_row.h"
 #include "attention/feature_map.h"
-#include "attention/linear.h"
+#include "attention/linear_problem.h"
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/struct_copy.h"
