@@ -8,10 +8,8 @@ ALWAYS_INLINE bool row_finite(mha_dtype type, const void *in, int64_t first, int
         int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
         sum = vf_fma(load_n_as(type, in, first + i, lanes), vf_zero(), sum);
     }
-    float lanes[VF_LANES], total = 0;
-    vf_store(lanes, sum);
-    for (int i = 0; i < VF_LANES; i++) total += lanes[i];
-    return total == 0;
+    const vf part[16 / VF_LANES] = {sum};
+    return vf_sum16(part) == 0;
 }
 
 static inline bool element_finite(float x)
