@@ -7,7 +7,6 @@
 #include "support/kinds.h"
 #include "support/machines.h"
 
-#include <multihead/backward.h>
 #include <multihead/cache.h>
 #include <multihead/linear_attention.h>
 
@@ -549,33 +548,6 @@ static void other_outputs_stay_f32(void **state)
     mha_context_destroy(context);
 }
 
-/* The backward takes f32 only, and says so. */
-static void backward_refuses_them(void **state)
-{
-    (void)state;
-    static float memory[6][64];
-    static const char *const names[] = {"q", "k", "v", "o"};
-    const int64_t shape[] = {1, 1, 4, 4};
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
-    for (int i = 0; i < 4; i++) {
-        mha_tensor x[6];
-        for (int j = 0; j < 6; j++)
-            x[j] = mha_tensor_contiguous(memory[j], j == i ? MHA_BF16 : MHA_F32, 4, shape);
-        mha_tensor lse = x[4];
-        lse.ndim = 3;
-        lse.stride[0] = lse.stride[1] = 4, lse.stride[2] = 1;
-        const mha_attention_gradients gradients = {.struct_size = sizeof gradients};
-        assert_int_equal(mha_attention_backward(context, NULL, &x[0], &x[1], &x[2], &x[3], &lse,
-                                                &x[5], &gradients),
-                         MHA_ERR_DTYPE);
-        printf("  %s\n", mha_error_detail());
-        assert_true(strncmp(mha_error_detail(), names[i], 1) == 0);
-        assert_non_null(strstr(mha_error_detail(), "bf16, expected f32"));
-    }
-    mha_context_destroy(context);
-}
-
 /* Addresses are counted in bytes of each tensor's own type. */
 static void overlap_is_judged_in_bytes(void **state)
 {
@@ -614,7 +586,6 @@ int main(void)
         cmocka_unit_test(linear_attention_takes_them),
         cmocka_unit_test(other_types_are_refused),
         cmocka_unit_test(other_outputs_stay_f32),
-        cmocka_unit_test(backward_refuses_them),
         cmocka_unit_test(overlap_is_judged_in_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
