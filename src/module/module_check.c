@@ -84,8 +84,8 @@ static int64_t count_columns(const mhai_forward *f)
     if (!d->query_starts || !d->key_starts) return f->S;
     int64_t longest = 0;
     for (int64_t b = 0; b < d->sequences; b++) {
-        bool fits = d->key_starts[b] >= 0 && d->key_starts[b + 1] <= f->S;
-        if (fits) longest = mhai_max_i64(longest, d->key_starts[b + 1] - d->key_starts[b]);
+        int64_t begin = d->key_starts[b], end = d->key_starts[b + 1];
+        if (begin >= 0 && begin <= end && end <= f->S) longest = mhai_max_i64(longest, end - begin);
     }
     return longest;
 }

@@ -59,8 +59,8 @@ static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows,
     for (int64_t i = 0; id && i < rows; i++) id[i] = 0;
     for (int64_t b = 0; id && b < d->sequences; b++) {
         int64_t first = query ? d->q_offsets ? d->q_offsets[b] : d->q_offset : 0;
-        /* attention refuses wrong offsets later on */
-        for (int64_t i = mhai_max_i64(0, starts[b]); i < starts[b + 1] && i < rows; i++)
+        if (starts[b] < 0) continue; /* attention refuses it later on */
+        for (int64_t i = starts[b]; i < starts[b + 1] && i < rows; i++)
             if (!mhai_add_i64(first, i - starts[b], &id[i]))
                 return mha_fail(MHA_ERR_SIZE, "q_offset: position %lld of sequence %lld overflows",
                                 (long long)(i - starts[b]), (long long)b);

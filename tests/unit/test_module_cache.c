@@ -606,6 +606,53 @@ static void create_errors(void **state)
     machines_free(&all);
 }
 
+/* Offsets of a ragged batch that lie are refused, whoever reads them first. */
+static void ragged_errors(void **state)
+{
+    (void)state;
+    enum { ROWS = 6, WIDTH = 8 };
+    rng r = rng_make(rng_run_seed(), 45000);
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    const mha_module_desc d = {.struct_size = sizeof d,
+                               .flags = MHA_MODULE_ROPE | MHA_MODULE_BIAS_KV,
+                               .embed_dim = WIDTH,
+                               .num_heads = 2};
+    mha_module *module;
+    must(mha_module_create(context, &d, &module));
+    guarded x = filled(&r, 3, (int64_t[]){1, ROWS, WIDTH}, 1);
+    guarded y = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, ROWS, WIDTH}, 0);
+    guarded_snapshot(&y);
+    static const int64_t wrong[][3] = {{0, INT64_MIN, ROWS}, {INT64_MIN, 2, ROWS},
+                                       {0, INT64_MAX, ROWS}, {0, 7, ROWS},
+                                       {0, 2, INT64_MAX},    {INT64_MAX, INT64_MIN, ROWS}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        for (int both = 0; both < 2; both++) {
+            static const int64_t right[3] = {0, 2, ROWS};
+            const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                             .query_starts = both ? wrong[i] : right,
+                                             .key_starts = wrong[i],
+                                             .sequences = 2};
+            expect_error(mha_module_forward(context, module, &desc, &x.view, &x.view, &x.view,
+                                            &y.view, NULL),
+                         MHA_ERR_ARGUMENT, both ? "query_starts" : "key_starts");
+            assert_true(guarded_unchanged(&y));
+        }
+    const mha_positions both = {.start = 1, .starts = wrong[0]};
+    const mha_module_call call = {.struct_size = sizeof call,
+                                  .query = &x.view,
+                                  .key = &x.view,
+                                  .value = &x.view,
+                                  .out = &y.view,
+                                  .key_positions = &both};
+    expect_error(mha_module_run(context, module, &call), MHA_ERR_ARGUMENT, "positions");
+    assert_true(guarded_unchanged(&y));
+    mha_module_destroy(module);
+    guarded_free(&x);
+    guarded_free(&y);
+    machines_free(&all);
+}
+
 /* The arguments of a step, to be spoiled one at a time. */
 enum { B = 2, T = 3, E = 8, H = 4, Hk = 2, D = 4, HELD = 5, CAPACITY = 9 };
 
@@ -857,6 +904,7 @@ int main(void)
         cmocka_unit_test(norm_then_rotate),
         cmocka_unit_test(sinks),
         cmocka_unit_test(create_errors),
+        cmocka_unit_test(ragged_errors),
         cmocka_unit_test(step_errors),
         cmocka_unit_test(every_allocation_fails),
     };
