@@ -4,6 +4,7 @@ Each case is drawn from (seed, number); the seed is printed and MHA_TEST_SEED re
 sample of CASES by default, all with MHA_TEST_LONG=1. The judges are those of
 test_attention_torch.py: a priori bounds of docs/numerics.md for every element.
 """
+import copy
 import ctypes as C
 import os
 import time
@@ -419,7 +420,7 @@ def carry_parameters(library, folder, theirs, ours):
 
 
 def test_multihead_attention_by_chance(contexts, state_library, tmp_path):
-    worst, blind, seen = 0.0, 0, set()
+    worst, blind, seen, mine, torchs = 0.0, 0, set(), 0.0, 0.0
     print(f"\n  seed {SEED}, {MHA_CASES} modules", end="")
     for number in range(MHA_CASES):
         theirs, make, inputs, keywords = draw_mha(number)
@@ -433,14 +434,21 @@ def test_multihead_attention_by_chance(contexts, state_library, tmp_path):
             right.pop("is_causal", None)
         with torch.no_grad():  # in training mode, so that no fast path is taken; dropout is 0
             exact = theirs(*tensors, **right)
+            single = copy.deepcopy(theirs).float()(*[x.float() for x in tensors], **{
+                n: x.float() if "mask" in n and x.dtype != torch.bool else x
+                for n, x in right.items()})
         got = presets.pytorch_mha(ours, *inputs, batch_first=theirs.batch_first, **keywords)
         worst = max(worst, judge_mha(theirs, inputs, keywords, got, exact, text))
+        mine += np.nansum(np.square(got[0] - exact[0].numpy()))
+        torchs += np.nansum(np.square(single[0].numpy() - exact[0].numpy()))
         blind += bool(np.isnan(got[0]).any())
         seen.add(tuple(x.dtype.name if x is not None else None for x in (
             keywords.get("attn_mask"), keywords.get("key_padding_mask"))))
-    print(f", largest error / bound {worst:.3f}; {blind} with rows of NaN, {len(seen)} of 9 pairs "
-          "of masks")
+    versus = (mine / torchs) ** 0.5
+    print(f", largest error / bound {worst:.3f}, root of squared errors / torch float32's "
+          f"{versus:.2f}; {blind} with rows of NaN, {len(seen)} of 9 pairs of masks")
     assert worst > 0.001 and len(seen) >= 8 and blind > 0
+    assert versus <= 2
 
 
 def test_multihead_attention_dropout(contexts):
