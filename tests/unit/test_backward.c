@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-enum { SAMPLE = 150, ALL = 5000 };
+enum { SAMPLE = 100, ALL = 5000 };
 
 /* ---- a call and its results ------------------------------------------------------------------ */
 
@@ -238,7 +238,7 @@ static void free_trial(trial *x)
 /* No more work than the reference can do in some milliseconds; long sequences stay long. */
 static void shrink(kinds_shape *n)
 {
-    const double most = 1e6;
+    const double most = 4e5;
     while ((double)(n->B * n->H * n->T * n->S * (n->D + n->Dv + 20)) > most) {
         if (n->D > 16)
             n->D /= 2;
@@ -326,7 +326,7 @@ static void bits_of_threads_and_wishes(void **state)
     (void)state;
     machines one = machines_make(1), two = machines_make(2), five = machines_make(5);
     const machines *others[] = {&two, &five};
-    int count = rng_cases(40, 2000);
+    int count = rng_cases(30, 2000);
     for (int i = 0; i < count; i++) {
         rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)i);
         kinds_shape shape = kinds_some_shape(&r);
