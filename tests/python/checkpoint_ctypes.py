@@ -1,0 +1,140 @@
+"""Transformers and their folders over ctypes: create, set, save, load, run."""
+import ctypes as C
+
+import numpy as np
+
+import multihead_ctypes as mha
+
+CAUSAL, POST_NORM, EMBEDDING_NORM, BIAS, CROSS, TIED, NO_OUTPUT = (1 << i for i in range(7))
+NORM_NONE, NORM_LAYER, NORM_RMS = range(3)
+ENCODING_NONE, ENCODING_LEARNED, ENCODING_SINUSOIDAL, ENCODING_ROTARY = range(4)
+GELU, RELU, SWIGLU = range(3)
+
+
+class TransformerDesc(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
+        (name, C.c_int64) for name in ("vocab_size", "max_length", "embed_dim", "num_layers",
+                                       "num_heads", "kv_heads", "head_dim", "ff_dim",
+                                       "memory_dim")] + [
+        ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
+        ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32)]
+
+
+class Parameter(C.Structure):
+    _fields_ = [("name", C.c_char * 64), ("kind", C.c_int), ("layer", C.c_int64),
+                ("offset", C.c_int64), ("count", C.c_int64), ("ndim", C.c_int),
+                ("shape", C.c_int64 * 2)]
+
+
+class Init(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("seed", C.c_uint64),
+                ("embedding_std", C.c_double), ("position_std", C.c_double),
+                ("head_grade", C.c_double)]
+
+
+class Input(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
+                ("tokens", C.POINTER(mha.Tensor)), ("lengths", C.POINTER(C.c_int64)),
+                ("memory", C.POINTER(mha.Tensor)), ("memory_lengths", C.POINTER(C.c_int64)),
+                ("gates", C.POINTER(mha.Tensor)), ("cross_gates", C.POINTER(mha.Tensor)),
+                ("dropout", C.c_float), ("dropout_seed", C.c_uint64)]
+
+
+class Settings(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
+                ("words", C.POINTER(C.c_char_p)), ("word_count", C.c_int64)] + [
+        (name, C.c_char_p) for name in ("bos_word", "eos_word", "pad_word", "unknown_word")]
+
+
+def library():
+    """libmultihead-model; None where it is not built."""
+    path = mha.LIBRARY_DIR / "libmultihead-model.so"
+    return C.CDLL(str(path)) if path.exists() else None
+
+
+mha.LIBRARY.mha_transformer_data.restype = C.POINTER(C.c_float)
+mha.LIBRARY.mha_transformer_data.argtypes = [C.c_void_p]
+mha.LIBRARY.mha_transformer_size.restype = C.c_int64
+mha.LIBRARY.mha_transformer_size.argtypes = [C.c_void_p]
+mha.LIBRARY.mha_transformer_parameters.restype = C.c_int64
+mha.LIBRARY.mha_transformer_parameters.argtypes = [C.c_void_p]
+mha.LIBRARY.mha_transformer_destroy.argtypes = [C.c_void_p]
+mha.LIBRARY.mha_activations_destroy.argtypes = [C.c_void_p]
+
+
+class Transformer:
+    """A transformer made from fields of mha_transformer_desc, or loaded from a folder."""
+
+    def __init__(self, folder=None, **fields):
+        self.context = mha.Context(num_threads=1)
+        self.handle = C.c_void_p()
+        if folder is not None:
+            mha.check(library().mha_checkpoint_load(self.context.handle, str(folder).encode(),
+                                                    C.byref(self.handle)))
+        else:
+            desc = TransformerDesc(struct_size=C.sizeof(TransformerDesc), **fields)
+            mha.check(mha.LIBRARY.mha_transformer_create(self.context.handle, C.byref(desc),
+                                                     C.byref(self.handle)))
+        self.desc = TransformerDesc()
+        mha.LIBRARY.mha_transformer_describe(self.handle, C.byref(self.desc))
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            mha.LIBRARY.mha_transformer_destroy(self.handle)
+
+    @property
+    def data(self):
+        """Every parameter, a view; update() after a change."""
+        return np.ctypeslib.as_array(mha.LIBRARY.mha_transformer_data(self.handle),
+                                     (mha.LIBRARY.mha_transformer_size(self.handle),))
+
+    def update(self):
+        mha.check(mha.LIBRARY.mha_transformer_update(self.context.handle, self.handle))
+
+    def randomise(self, seed):
+        """Parameters as training begins with, and then no special values: norms other than 1."""
+        init = Init(struct_size=C.sizeof(Init), seed=seed, embedding_std=1, position_std=1)
+        mha.check(mha.LIBRARY.mha_transformer_initialise(self.context.handle, self.handle,
+                                                     C.byref(init)))
+        self.data[:] += 0.1 * np.random.default_rng(seed).standard_normal(self.data.size,
+                                                                          np.float32)
+        self.update()
+
+    def parameters(self):
+        """{name: view}."""
+        found = {}
+        for i in range(mha.LIBRARY.mha_transformer_parameters(self.handle)):
+            p = Parameter()
+            mha.check(mha.LIBRARY.mha_transformer_parameter(self.handle, C.c_int64(i), C.byref(p)))
+            found[p.name.decode()] = self.data[p.offset:p.offset + p.count].reshape(
+                list(p.shape[:p.ndim]))
+        return found
+
+    def save(self, folder, words=None, **special):
+        """special: bos_word="<s>", ..."""
+        words = [word.encode() for word in words or []]
+        array = (C.c_char_p * max(1, len(words)))(*words)
+        settings = Settings(struct_size=C.sizeof(Settings), words=array if words else None,
+                            word_count=len(words),
+                            **{name: word.encode() for name, word in special.items()})
+        mha.check(library().mha_checkpoint_save(str(folder).encode(), self.handle,
+                                                C.byref(settings)))
+
+    def __call__(self, ids):
+        """Logits (or the last hidden states) of int ids [B,T]."""
+        ids = np.ascontiguousarray(ids, np.int32)
+        width = self.desc.embed_dim if self.desc.flags & NO_OUTPUT else self.desc.vocab_size
+        output = np.zeros((*ids.shape, width), np.float32)
+        tokens, out = mha.tensor(ids), mha.tensor(output)
+        activations = C.c_void_p()
+        mha.check(mha.LIBRARY.mha_activations_create(
+            self.context.handle, self.handle, C.c_int64(ids.size), C.c_int64(0),
+            C.byref(activations)))
+        try:
+            given = Input(struct_size=C.sizeof(Input), tokens=C.pointer(tokens))
+            mha.check(mha.LIBRARY.mha_transformer_forward(
+                self.context.handle, self.handle, C.byref(given), activations, C.byref(out), None,
+                None))
+        finally:
+            mha.LIBRARY.mha_activations_destroy(activations)
+        return output

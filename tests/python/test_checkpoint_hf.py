@@ -1,0 +1,186 @@
+"""Folders of transformers, saved here and loaded by Hugging Face transformers, and the other way:
+the same numbers (at most twice the error that torch in float32 has against torch in float64) and
+the same greedy tokens. Run with -s to see the errors."""
+import json
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import checkpoint_ctypes as ck  # noqa: E402
+import multihead_ctypes as mha  # noqa: E402
+
+if ck.library() is None:
+    pytest.skip("libmultihead-model is not built", allow_module_level=True)
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+torch.set_num_threads(1)
+VOCAB, LENGTH = 61, 32
+WORDS = ["<pad>", "<s>", "</s>", "<unk>"] + [f"word{i}" for i in range(VOCAB - 4)]
+SPECIAL = dict(pad_word="<pad>", bos_word="<s>", eos_word="</s>", unknown_word="<unk>")
+LLAMA = dict(flags=ck.CAUSAL, vocab_size=VOCAB, max_length=LENGTH, embed_dim=32, num_layers=3,
+             num_heads=4, ff_dim=56, norm=ck.NORM_RMS, positions=ck.ENCODING_ROTARY,
+             feed_forward=ck.SWIGLU)
+BERT = dict(flags=ck.POST_NORM | ck.EMBEDDING_NORM | ck.BIAS, vocab_size=VOCAB, max_length=LENGTH,
+            embed_dim=32, num_layers=3, num_heads=4, ff_dim=56, norm=ck.NORM_LAYER,
+            positions=ck.ENCODING_LEARNED, norm_epsilon=1e-12)
+
+
+def some_ids(seed):
+    return np.random.default_rng(seed).integers(0, VOCAB, (6, LENGTH))
+
+
+def theirs(model, ids, dtype):
+    """Logits, or last hidden states, in a floating type; the model's numbers are f32's."""
+    with torch.no_grad():
+        out = model.to(dtype)(torch.from_numpy(ids))
+    return (out.logits if hasattr(out, "logits") else out.last_hidden_state).double().numpy()
+
+
+def expect_same(ours, model, seed):
+    ids = some_ids(seed)
+    exact, single = (theirs(model, ids, dtype) for dtype in (torch.float64, torch.float32))
+    error, torchs = np.abs(ours(ids) - exact).max(), np.abs(single - exact).max()
+    print(f"\n  error {error:.2e}, torch in float32 {torchs:.2e}, ratio {error / torchs:.2f}", end="")
+    assert error <= 2 * torchs
+
+
+def greedy(ours, prompt, count):
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(ours(np.array([ids]))[0, -1].argmax()))
+    return ids
+
+
+def randomise(model, seed):
+    """Every parameter by chance: a model as transformers makes it has biases 0 and norms 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise / parameter.shape[-1] ** 0.5 if parameter.dim() > 1
+                            else 1 + 0.2 * noise)
+    return model.eval()
+
+
+@pytest.mark.parametrize("options", [
+    {}, dict(kv_heads=2), dict(kv_heads=1, head_dim=6), dict(flags=ck.CAUSAL | ck.TIED),
+    dict(flags=ck.CAUSAL | ck.BIAS, rope_base=5e5, norm_epsilon=1e-6)], ids=str)
+def test_our_llama(tmp_path, options):
+    ours = ck.Transformer(**{**LLAMA, **options})
+    ours.randomise(3)
+    ours.save(tmp_path / "model")
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", attn_implementation="eager", output_loading_info=True)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    expect_same(ours, model.eval(), 4)
+    prompt = some_ids(5)[0, :5]
+    generated = model.float().generate(torch.from_numpy(prompt)[None], do_sample=False,
+                                       max_length=LENGTH, pad_token_id=0)
+    assert generated[0].tolist() == greedy(ours, prompt, LENGTH - len(prompt))
+
+
+def test_our_words(tmp_path):
+    ours = ck.Transformer(**LLAMA)
+    ours.save(tmp_path, WORDS, **SPECIAL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = tokenizer("word3  word50 <s> nothing\tword0\n</s>")["input_ids"]
+    assert ids == [7, 54, 1, 3, 4, 2]
+    assert tokenizer.decode(ids) == "word3 word50 <s> <unk> word0 </s>"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "word3 word50 word0"
+    assert len(tokenizer) == VOCAB and tokenizer.model_max_length == LENGTH
+    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token,
+            tokenizer.unk_token) == ("<pad>", "<s>", "</s>", "<unk>")
+    assert (model.config.pad_token_id, model.config.bos_token_id,
+            model.config.eos_token_id) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("options", [
+    {}, dict(num_key_value_heads=2), dict(num_key_value_heads=1, head_dim=6),
+    dict(tie_word_embeddings=True), dict(attention_bias=True), dict(mlp_bias=True),
+    dict(attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5, num_key_value_heads=2),
+    dict(rope_parameters=dict(rope_type="default", rope_theta=5e5))], ids=str)
+def test_their_llama(tmp_path, options):
+    config = transformers.LlamaConfig(**{**dict(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=3,
+        num_attention_heads=4, max_position_embeddings=LENGTH, attn_implementation="eager"),
+        **options})
+    model = randomise(transformers.LlamaForCausalLM(config), 6)
+    model.save_pretrained(tmp_path)
+    ours = ck.Transformer(tmp_path)
+    expect_same(ours, model, 7)
+    prompt = some_ids(8)[0, :5]
+    generated = model.float().generate(torch.from_numpy(prompt)[None], do_sample=False,
+                                       max_length=LENGTH, pad_token_id=0, eos_token_id=None)
+    assert generated[0].tolist() == greedy(ours, prompt, LENGTH - len(prompt))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits(tmp_path, dtype):
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=3,
+        num_attention_heads=4, max_position_embeddings=LENGTH)
+    model = randomise(transformers.LlamaForCausalLM(config), 13)
+    model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
+    wide = transformers.LlamaForCausalLM.from_pretrained(  # anew: .to() rounded the angles too
+        tmp_path, dtype=torch.float32, attn_implementation="eager")
+    expect_same(ck.Transformer(tmp_path), wide, 14)
+
+
+def test_older_config(tmp_path):
+    """rope_theta where transformers 4 has it."""
+    ours = ck.Transformer(**{**LLAMA, "rope_base": 5e5})
+    ours.randomise(1)
+    ours.save(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"], config["dtype"]
+    path.write_text(json.dumps({**config, "rope_scaling": None}))
+    again = ck.Transformer(tmp_path)
+    assert again.desc.rope_base == 5e5
+    assert np.array_equal(again(some_ids(2)), ours(some_ids(2)))
+
+
+@pytest.mark.parametrize("feed_forward", [ck.GELU, ck.RELU])
+@pytest.mark.parametrize("output", [0, ck.TIED, ck.NO_OUTPUT])
+def test_our_bert(tmp_path, output, feed_forward):
+    ours = ck.Transformer(**{**BERT, "flags": BERT["flags"] | output,
+                             "feed_forward": feed_forward})
+    ours.randomise(9)
+    ours.save(tmp_path)
+    model, report = transformers.AutoModel.from_pretrained(
+        tmp_path, attn_implementation="eager", output_loading_info=True)
+    assert type(model).__name__ == "BertModel"
+    assert set(report["missing_keys"]) == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert set(report["unexpected_keys"]) == (set() if output else {"lm_head.weight"})
+    hidden = ck.Transformer(**{**BERT, "flags": BERT["flags"] | ck.NO_OUTPUT,
+                               "feed_forward": feed_forward})
+    hidden.data[:] = ours.data[:hidden.data.size]
+    hidden.update()
+    expect_same(hidden, model.eval(), 10)
+
+
+@pytest.mark.parametrize("act", ["gelu", "relu"])
+def test_their_bert(tmp_path, act):
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=3,
+        num_attention_heads=4, max_position_embeddings=LENGTH, hidden_act=act,
+        attn_implementation="eager")
+    model = randomise(transformers.BertModel(config), 11)
+    model.save_pretrained(tmp_path)
+    expect_same(ck.Transformer(tmp_path), model, 12)
+
+
+def test_refused(tmp_path):
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=1,
+        num_attention_heads=4, max_position_embeddings=LENGTH,
+        rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0))
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(mha.MultiheadError, match="rope_type 'linear'"):
+        ck.Transformer(tmp_path)
