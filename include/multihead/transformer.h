@@ -259,6 +259,59 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
     mha_activations *activations, const mha_tensor *output_gradient,
     const mha_transformer_gradients *gradients);
 
+/* ---- decoding -------------------------------------------------------------------------------- */
+
+/* A causal transformer under way: the keys and values of the tokens so far, for each layer. */
+typedef struct mha_decoder mha_decoder;
+
+/**
+ * Begin to decode `batch` sequences of equal length, in steps of up to max_step tokens each.
+ *
+ *   batch, max_step   at least 1; max_step at most max_length
+ *
+ * Memory   the caller owns *decoder; 2 L B max_length Hk D floats that are touched as they are
+ * used, and activations for B max_step tokens; from the context's allocator, which must outlive it.
+ * The transformer must outlive it too. Errors   MHA_ERR_NULL, _ARGUMENT; MHA_ERR_UNSUPPORTED (not
+ * causal, or with cross-attention); MHA_ERR_SIZE, _NOMEM.   Threads  as mha_context_create(). Since
+ * 0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
+                                                    const mha_transformer *transformer,
+                                                    int64_t batch, int64_t max_step,
+                                                    mha_decoder **decoder);
+
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.2 */
+MHA_API void mha_decoder_destroy(mha_decoder *decoder);
+
+/** The number of tokens that each sequence holds. Memory none. Errors none. Threads any while
+ * nobody steps. Since 0.2 */
+MHA_API int64_t mha_decoder_length(const mha_decoder *decoder);
+
+/**
+ * Forget the tokens from `length` on: a rejected draft, or 0 for new sequences.
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT if it holds fewer.
+ * Threads  nobody else uses the decoder.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
+
+/**
+ * The next n tokens of every sequence; their output.
+ *
+ *   tokens i32 [B,n], 1 <= n <= max_step    output [B,n,V] out (or [B,n,E]), as
+ *   mha_transformer_forward()
+ *
+ * Steps of any sizes give the bits of mha_transformer_forward() of the whole sequences.
+ *
+ * Memory   scratch from the context.
+ * Errors   as mha_transformer_forward(); MHA_ERR_SIZE (more than max_step tokens, or sequences
+ *          beyond max_length). The decoder is then as it was, output unspecified.
+ * Threads  one call per context and decoder.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_decoder *decoder,
+                                                  const mha_tensor *tokens,
+                                                  const mha_tensor *output);
+
 #ifdef __cplusplus
 }
 #endif

@@ -119,7 +119,7 @@ static mha_status attention(const call *c, const mhai_kept_attention *kept, int6
     MHA_TRY(mha_attention_backward(c->context, &described.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
                                    &lse, &dheads, &wanted));
     if (dgates) add_gates(c, dgates, layer);
-    return cross ? MHA_OK : mhai_transformer_turn(c->context, c->t, &gradient, true);
+    return cross ? MHA_OK : mhai_transformer_turn(c->context, c->t, &gradient, 0, true);
 }
 
 static mha_status attend(const call *c, const mhai_place_attention *place,

@@ -18,6 +18,8 @@ typedef struct call {
     mha_transformer_input input;
     mha_activations *a;
     const mha_tensor *probabilities, *cross_probabilities;
+    mha_kv_cache *const *caches; /* [L]: tokens stand at start and behind; NULL: at 0 */
+    int64_t start;
 } call;
 
 static int64_t tokens_of(const mha_activations *a)
@@ -114,7 +116,7 @@ static mha_status load_tokens(const call *c)
                                 (long long)b, (long long)i, (int)id,
                                 (long long)c->t->desc.vocab_size - 1);
             c->a->ids[b * length + i] = id;
-            c->a->positions[b * length + i] = (int32_t)i;
+            c->a->positions[b * length + i] = (int32_t)(c->start + i);
         }
     return MHA_OK;
 }
@@ -175,7 +177,7 @@ void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_
 }
 
 mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
-                                 const mhai_qkv *qkv, bool back)
+                                 const mhai_qkv *qkv, int64_t start, bool back)
 {
     const mha_transformer_desc *d = &t->desc;
     if (d->positions != MHA_ENCODING_ROTARY) return MHA_OK;
@@ -186,6 +188,7 @@ mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
     const mha_rope_desc rope = {.struct_size = sizeof rope,
                                 .flags = back ? MHA_ROPE_INVERSE : 0,
                                 .pairing = MHA_ROPE_HALVES,
+                                .positions = {.start = start},
                                 .cos_table = &cosines,
                                 .sin_table = &sines};
     MHA_TRY(mha_rope_apply(context, &rope, &qkv->q, &qkv->q));
@@ -250,7 +253,7 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
             mha_linear_forward(c->context, place->memory.packed, MHA_ACTIVATION_NONE, &in, &out));
     }
     mhai_qkv qkv = mhai_transformer_qkv(a, cross, kept->qkv, kept->memory);
-    if (!cross) MHA_TRY(mhai_transformer_turn(c->context, c->t, &qkv, false));
+    if (!cross) MHA_TRY(mhai_transformer_turn(c->context, c->t, &qkv, c->start, false));
     mhai_transformer_attention(c->t, &c->input, layer, cross, &attention);
     mha_tensor heads = mhai_transformer_heads(a, kept->heads);
     mha_tensor lse = mhai_transformer_lse(a, kept->lse);
@@ -263,8 +266,14 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
         memmove(part.stride, part.stride + 1, 4 * sizeof part.stride[0]);
         outputs.probabilities = &part;
     }
-    MHA_TRY(mha_attention_forward(c->context, &attention.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
-                                  &outputs));
+    if (c->caches) {
+        MHA_TRY(mha_kv_cache_append(c->caches[layer], &qkv.k, &qkv.v, NULL));
+        MHA_TRY(mha_kv_cache_attention(c->context, c->caches[layer], &attention.desc, &qkv.q,
+                                       &heads, NULL));
+    } else {
+        MHA_TRY(mha_attention_forward(c->context, &attention.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
+                                      &outputs));
+    }
     MHA_TRY(project(c, &place->out, kept->heads, tokens_of(a), next));
     return end_step(c, &place->norm, &kept->step, next);
 }
@@ -405,5 +414,17 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
     mha_status status = check_call(&c, input, output);
     if (status == MHA_OK) status = forward(&c, output);
     if (status != MHA_OK) activations->T = -1; /* they hold no batch */
+    return status;
+}
+
+mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t, mha_activations *a,
+                                 const mha_tensor *tokens, mha_kv_cache *const *caches,
+                                 int64_t start, const mha_tensor *output)
+{
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = tokens};
+    call c = {.context = context, .t = t, .a = a, .caches = caches, .start = start};
+    mha_status status = check_call(&c, &input, output);
+    if (status == MHA_OK) status = forward(&c, output);
+    a->T = -1; /* keys of earlier tokens are not there: nothing for a backward call */
     return status;
 }

@@ -2,6 +2,7 @@
 #ifndef MHAI_TRANSFORMER_PARTS_H
 #define MHAI_TRANSFORMER_PARTS_H
 
+#include <multihead/cache.h>
 #include <multihead/component.h>
 #include <multihead/transformer.h>
 
@@ -117,9 +118,16 @@ typedef struct mhai_call_attention {
 void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_input *input,
                                 int64_t layer, bool cross, mhai_call_attention *made);
 
-/* Turn q and k, or back. */
+/* Turn q and k of tokens that begin at position start, or back. */
 MHA_NODISCARD mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
-                                               const mhai_qkv *qkv, bool back);
+                                               const mhai_qkv *qkv, int64_t start, bool back);
+
+/* A forward call whose tokens stand behind what caches hold: `start` positions of every sequence,
+ * one cache for each layer. The caches are longer afterwards, some of them also after an error. */
+MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
+                                               mha_activations *a, const mha_tensor *tokens,
+                                               mha_kv_cache *const *caches, int64_t start,
+                                               const mha_tensor *output);
 
 /* Check a call's input against transformer and activations. */
 MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_transformer *t,

@@ -1,0 +1,137 @@
+/* A transformer token by token: a forward call whose attention reads caches. */
+#include "nn/transformer_parts.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+#include "base/tensor.h"
+
+#include <string.h>
+
+struct mha_decoder {
+    mha_allocator allocator;
+    const mha_transformer *transformer;
+    mha_activations *activations;
+    mha_kv_cache **caches; /* [L] */
+    int64_t batch, max_step, length;
+};
+
+static mha_status make_parts(mha_context *context, mha_decoder *d)
+{
+    const mha_transformer_desc *t = &d->transformer->desc;
+    const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                    .batch = d->batch,
+                                    .kv_heads = t->kv_heads,
+                                    .capacity = t->max_length,
+                                    .head_dim = t->head_dim};
+    const size_t bytes = (size_t)t->num_layers * sizeof *d->caches;
+    d->caches = d->allocator.alloc(d->allocator.user, bytes, _Alignof(mha_kv_cache *));
+    if (!d->caches) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
+    memset(d->caches, 0, bytes);
+    for (int64_t i = 0; i < t->num_layers; i++)
+        MHA_TRY(mha_kv_cache_create(context, &desc, &d->caches[i]));
+    return mha_activations_create(context, d->transformer, d->batch * d->max_step, 0,
+                                  &d->activations);
+}
+
+static mha_status check(const mha_transformer *t, int64_t batch, int64_t max_step)
+{
+    int64_t tokens;
+    if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL) ||
+        mhai_transformer_has(t, MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_decoder_create: only transformers that are causal and have no "
+                        "cross-attention are decoded step by step");
+    if (batch < 1 || max_step < 1 || max_step > t->desc.max_length ||
+        !mhai_mul_i64(batch, max_step, &tokens) || tokens > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_decoder_create: batch is %lld, max_step is %lld, expected 1 or more, "
+                        "1..%lld, and no more than %d together",
+                        (long long)batch, (long long)max_step, (long long)t->desc.max_length,
+                        INT32_MAX);
+    return MHA_OK;
+}
+
+mha_status mha_decoder_create(mha_context *context, const mha_transformer *transformer,
+                              int64_t batch, int64_t max_step, mha_decoder **decoder)
+{
+    if (!context || !transformer || !decoder)
+        return mha_fail(MHA_ERR_NULL, "mha_decoder_create: %s is NULL",
+                        !context       ? "context"
+                        : !transformer ? "transformer"
+                                       : "decoder");
+    MHA_TRY(check(transformer, batch, max_step));
+    const mha_allocator *a = &context->allocator;
+    mha_decoder *made = a->alloc(a->user, sizeof *made, _Alignof(mha_decoder));
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", sizeof *made);
+    *made = (mha_decoder){
+        .allocator = *a, .transformer = transformer, .batch = batch, .max_step = max_step};
+    mha_status status = make_parts(context, made);
+    if (status == MHA_OK)
+        *decoder = made;
+    else
+        mha_decoder_destroy(made);
+    return status;
+}
+
+void mha_decoder_destroy(mha_decoder *d)
+{
+    if (!d) return;
+    const mha_allocator a = d->allocator;
+    const int64_t layers = d->transformer->desc.num_layers;
+    for (int64_t i = 0; d->caches && i < layers; i++) mha_kv_cache_destroy(d->caches[i]);
+    if (d->caches) a.release(a.user, d->caches, (size_t)layers * sizeof *d->caches);
+    mha_activations_destroy(d->activations);
+    a.release(a.user, d, sizeof *d);
+}
+
+int64_t mha_decoder_length(const mha_decoder *d)
+{
+    return d->length;
+}
+
+/* Back to a length that every cache has. */
+static mha_status cut(const mha_decoder *d, int64_t length)
+{
+    for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
+        for (int64_t b = 0; b < d->batch; b++)
+            if (mha_kv_cache_lengths(d->caches[i])[b] > length)
+                MHA_TRY(mha_kv_cache_truncate(d->caches[i], b, length));
+    return MHA_OK;
+}
+
+mha_status mha_decoder_truncate(mha_decoder *d, int64_t length)
+{
+    if (!d) return mha_fail(MHA_ERR_NULL, "mha_decoder_truncate: decoder is NULL");
+    if (length < 0 || length > d->length)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_truncate: length is %lld, expected 0..%lld",
+                        (long long)length, (long long)d->length);
+    MHA_TRY(cut(d, length));
+    d->length = length;
+    return MHA_OK;
+}
+
+mha_status mha_decoder_step(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
+                            const mha_tensor *output)
+{
+    if (!context || !d)
+        return mha_fail(MHA_ERR_NULL, "mha_decoder_step: %s is NULL",
+                        context ? "decoder" : "context");
+    MHA_TRY(mhai_tensor_check("tokens", tokens, MHA_I32, 2, (const int64_t[]){d->batch, -1}));
+    const int64_t count = tokens->shape[1], most = d->transformer->desc.max_length;
+    if (count < 1 || count > d->max_step)
+        return mha_fail(count < 1 ? MHA_ERR_ARGUMENT : MHA_ERR_SIZE,
+                        "tokens: a step of %lld, this decoder takes 1..%lld", (long long)count,
+                        (long long)d->max_step);
+    if (count > most - d->length)
+        return mha_fail(MHA_ERR_SIZE,
+                        "tokens: %lld behind %lld are more than max_length, %lld; "
+                        "mha_decoder_truncate() makes room",
+                        (long long)count, (long long)d->length, (long long)most);
+    mha_status status = mhai_transformer_step(context, d->transformer, d->activations, tokens,
+                                              d->caches, d->length, output);
+    if (status == MHA_OK)
+        d->length += count;
+    else
+        MHA_TRY(cut(d, d->length));
+    return status;
+}

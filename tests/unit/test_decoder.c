@@ -1,0 +1,236 @@
+/* Decoding: steps of every size give the bits of the whole sequence at once, for every kind of
+ * transformer; drafts taken back; misuse. */
+#include "support/failing_alloc.h"
+#include "support/rng.h"
+
+#include <multihead/transformer.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LENGTH = 40, BATCH = 3, VOCAB = 19, WIDTH = 24 };
+
+static mha_context *context;
+
+static void must(mha_status status)
+{
+    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
+}
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_non_null(strstr(detail, word));
+}
+
+static mha_transformer_desc some_desc(rng *r)
+{
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .flags = MHA_TRANSFORMER_CAUSAL,
+                              .vocab_size = VOCAB,
+                              .max_length = LENGTH,
+                              .embed_dim = WIDTH,
+                              .num_layers = rng_between(r, 1, 3),
+                              .num_heads = 4,
+                              .kv_heads = rng_chance(r, 0.5) ? 2 : 4,
+                              .ff_dim = rng_chance(r, 0.2) ? 0 : 20};
+    if (rng_chance(r, 0.3)) d.head_dim = 10;
+    d.norm = (mha_norm)rng_between(r, 0, 2);
+    d.positions = (mha_position_encoding)rng_between(r, 0, 3);
+    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 2);
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
+    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
+    if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
+    return d;
+}
+
+static mha_transformer *make(const mha_transformer_desc *d, uint64_t seed)
+{
+    mha_transformer *t = NULL;
+    must(mha_transformer_create(context, d, &t));
+    const mha_transformer_init init = {
+        .struct_size = sizeof init, .seed = seed, .embedding_std = 1, .position_std = 0.5};
+    must(mha_transformer_initialise(context, t, &init));
+    return t;
+}
+
+static int64_t width_of(const mha_transformer *t)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(t, &d);
+    return d.flags & MHA_TRANSFORMER_NO_OUTPUT ? d.embed_dim : d.vocab_size;
+}
+
+/* [B,LENGTH] tokens, and rows from, from + 1, .. of them or of an output of some width. */
+static mha_tensor part(void *data, mha_dtype dtype, int64_t from, int64_t count, int64_t width)
+{
+    const size_t size = dtype == MHA_I32 ? sizeof(int32_t) : sizeof(float);
+    mha_tensor t =
+        mha_tensor_contiguous((char *)data + (size_t)(from * width) * size, dtype,
+                              dtype == MHA_I32 ? 2 : 3, (const int64_t[]){BATCH, count, width});
+    t.stride[0] = LENGTH * width;
+    return t;
+}
+
+static void whole(const mha_transformer *t, int32_t *ids, float *rows)
+{
+    mha_activations *a = NULL;
+    mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH, 1);
+    mha_tensor out = part(rows, MHA_F32, 0, LENGTH, width_of(t));
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    must(mha_activations_create(context, t, BATCH * LENGTH, 0, &a));
+    must(mha_transformer_forward(context, t, &input, a, &out, NULL, NULL));
+    mha_activations_destroy(a);
+}
+
+static void step(const mha_transformer *t, mha_decoder *decoder, int32_t *ids, float *rows,
+                 int64_t from, int64_t count)
+{
+    mha_tensor tokens = part(ids, MHA_I32, from, count, 1);
+    mha_tensor out = part(rows, MHA_F32, from, count, width_of(t));
+    must(mha_decoder_step(context, decoder, &tokens, &out));
+    assert_int_equal(mha_decoder_length(decoder), from + count);
+}
+
+static void steps_have_the_bits_of_the_whole(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 1);
+    for (int round = 0; round < 30; round++) {
+        int32_t ids[BATCH * LENGTH], drafts[BATCH * LENGTH];
+        float at_once[BATCH * LENGTH * WIDTH] = {0}, stepped[BATCH * LENGTH * WIDTH] = {0};
+        const mha_transformer_desc d = some_desc(&r);
+        mha_transformer *t = make(&d, rng_next(&r));
+        mha_decoder *decoder = NULL;
+        const int64_t most = round % 3 == 0 ? 1 : rng_between(&r, 1, LENGTH);
+        for (int i = 0; i < BATCH * LENGTH; i++) ids[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
+        for (int i = 0; i < BATCH * LENGTH; i++) drafts[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
+        whole(t, ids, at_once);
+        must(mha_decoder_create(context, t, BATCH, most, &decoder));
+        for (int64_t at = 0, count; at < LENGTH; at += count) {
+            count = rng_between(&r, 1, most < LENGTH - at ? most : LENGTH - at);
+            if (rng_chance(&r, 0.3)) { /* a draft that is taken back */
+                step(t, decoder, drafts, stepped, at, count);
+                must(mha_decoder_truncate(decoder, at));
+            }
+            step(t, decoder, ids, stepped, at, count);
+        }
+        assert_memory_equal(at_once, stepped, sizeof at_once);
+        mha_decoder_destroy(decoder);
+        mha_transformer_destroy(t);
+    }
+}
+
+static void misuse(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 2);
+    int32_t ids[BATCH * LENGTH] = {0};
+    float rows[BATCH * LENGTH * WIDTH];
+    mha_transformer_desc d = some_desc(&r);
+    d.flags = MHA_TRANSFORMER_CAUSAL;
+    mha_transformer *t = make(&d, 1), *other = NULL;
+    mha_decoder *decoder = NULL;
+    expect_error(mha_decoder_create(NULL, t, 1, 1, &decoder), MHA_ERR_NULL, "context");
+    expect_error(mha_decoder_create(context, NULL, 1, 1, &decoder), MHA_ERR_NULL, "transformer");
+    expect_error(mha_decoder_create(context, t, 1, 1, NULL), MHA_ERR_NULL, "decoder");
+    expect_error(mha_decoder_create(context, t, 0, 1, &decoder), MHA_ERR_ARGUMENT, "batch is 0");
+    expect_error(mha_decoder_create(context, t, 1, LENGTH + 1, &decoder), MHA_ERR_ARGUMENT,
+                 "max_step is 41");
+    expect_error(mha_decoder_create(context, t, INT64_MAX, 2, &decoder), MHA_ERR_ARGUMENT, "batch");
+    d.flags = 0;
+    other = make(&d, 1);
+    expect_error(mha_decoder_create(context, other, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
+    assert_null(decoder);
+    mha_transformer_destroy(other);
+    must(mha_decoder_create(context, t, BATCH, LENGTH / 2 + 1, &decoder));
+    mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH / 2 + 1, 1);
+    mha_tensor out = part(rows, MHA_F32, 0, LENGTH / 2 + 1, VOCAB);
+    must(mha_decoder_step(context, decoder, &tokens, &out));
+    expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "max_length, 40");
+    must(mha_decoder_truncate(decoder, 10));
+    expect_error(mha_decoder_step(context, NULL, &tokens, &out), MHA_ERR_NULL, "decoder");
+    expect_error(mha_decoder_step(NULL, decoder, &tokens, &out), MHA_ERR_NULL, "context");
+    expect_error(mha_decoder_step(context, decoder, NULL, &out), MHA_ERR_NULL, "tokens");
+    expect_error(mha_decoder_step(context, decoder, &tokens, NULL), MHA_ERR_NULL, "output");
+    tokens.shape[1] = out.shape[1] = LENGTH / 2 + 2;
+    expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "1..21");
+    tokens.shape[1] = out.shape[1] = 2;
+    ids[1] = VOCAB;
+    expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_ARGUMENT, "tokens");
+    assert_int_equal(mha_decoder_length(decoder), 10);
+    expect_error(mha_decoder_truncate(decoder, 11), MHA_ERR_ARGUMENT, "0..10");
+    expect_error(mha_decoder_truncate(NULL, 0), MHA_ERR_NULL, "decoder");
+    mha_decoder_destroy(decoder);
+    mha_decoder_destroy(NULL);
+    mha_transformer_destroy(t);
+}
+
+/* Whatever allocation fails: the decoder is as it was, and the step can be made again. */
+static void allocations_fail(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 3);
+    int32_t ids[BATCH * LENGTH] = {0};
+    float wanted[BATCH * LENGTH * WIDTH] = {0}, got[BATCH * LENGTH * WIDTH] = {0};
+    mha_transformer_desc d = some_desc(&r);
+    mha_transformer *t = make(&d, 5);
+    whole(t, ids, wanted);
+    failing_alloc alloc = failing_alloc_make();
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .allocator = failing_alloc_interface(&alloc)};
+    mha_status status = MHA_ERR_NOMEM;
+    int failures = 0;
+    for (; status == MHA_ERR_NOMEM && failures < 300; failures++) {
+        mha_context *own = NULL;
+        mha_decoder *decoder = NULL;
+        alloc.fail_at = -1;
+        must(mha_context_create(&desc, &own));
+        alloc.fail_at = alloc.calls + failures;
+        status = mha_decoder_create(own, t, BATCH, LENGTH, &decoder);
+        mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH, 1);
+        mha_tensor out = part(got, MHA_F32, 0, LENGTH, width_of(t));
+        if (decoder && (status = mha_decoder_step(own, decoder, &tokens, &out)) != MHA_OK) {
+            assert_int_equal(mha_decoder_length(decoder), 0);
+            must(mha_decoder_step(own, decoder, &tokens, &out));
+        }
+        if (decoder) assert_memory_equal(wanted, got, sizeof wanted);
+        mha_decoder_destroy(decoder);
+        mha_context_destroy(own);
+    }
+    assert_int_equal(status, MHA_OK);
+    assert_true(failures > 4);
+    assert_int_equal(alloc.live, 0);
+    assert_int_equal(alloc.mistakes, 0);
+    mha_transformer_destroy(t);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    return mha_context_create(NULL, &context) != MHA_OK;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    mha_context_destroy(context);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(steps_have_the_bits_of_the_whole),
+                                       cmocka_unit_test(misuse),
+                                       cmocka_unit_test(allocations_fail)};
+    return cmocka_run_group_tests(tests, begin, end);
+}
