@@ -231,8 +231,8 @@ MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const 
  * The scratch that mha_module_run() of the same call takes at most; checks the call all the same.
  * Data pointers of tensors may be NULL and are not read, nor is out needed.
  *
- * Memory   fills *bytes, for mha_context_reserve().   Errors   as mha_module_run(), except _OVERLAP.
- * Threads  as mha_module_run().   Since  0.1
+ * Memory   fills *bytes, for mha_context_reserve().
+ * Errors   as mha_module_run(), except _OVERLAP.   Threads  as there.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_scratch(mha_context *context, const mha_module *module,
                                                     const mha_module_call *call, size_t *bytes);
