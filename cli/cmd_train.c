@@ -82,12 +82,13 @@ static const args_page page = {
                 "multihead train induction --layers 1      (the control: it fails)\n"
                 "multihead train reverse -o reverse",
     .notes =
-        "Tasks: sentences (which noun is \"it\"?), induction (a repeated block), ioi (\"A B A\"\n"
-        "wants \"B\"), reverse (encoder and decoder). Training stops when the task's goal is\n"
-        "reached on held-out data; what is reported is measured on other held-out data. Where\n"
-        "a recipe says so, a try that is stuck begins again with a derived seed, and the tries\n"
-        "are counted. The same seed gives the same model on any number of threads. Called again\n"
-        "with the same folder it goes on where it was; Ctrl-C saves and stops.",
+        "Tasks: sentences (which noun is \"it\"?), pronouns (the same, seen from both sides),\n"
+        "induction (a repeated block), ioi (\"A B A\" wants \"B\"), reverse (encoder and\n"
+        "decoder). Training stops when the task's goal is reached on held-out data; what is\n"
+        "reported is measured on other held-out data. Where a recipe says so, a try that is\n"
+        "stuck begins again with a derived seed, and the tries are counted. The same seed\n"
+        "gives the same model on any number of threads. Called again with the same folder it\n"
+        "goes on where it was; Ctrl-C saves and stops.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
