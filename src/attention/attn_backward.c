@@ -152,6 +152,19 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     return mhai_tensor_check_last("o_gradient", &x->o_gradient);
 }
 
+/* Pieces of work are counted over B H T S: a ragged batch of many sequences, one of them long, must
+ * not overflow that. */
+static mha_status check_size(const mhai_attn_problem *p)
+{
+    int64_t pairs;
+    if (!mhai_mul_i64(mhai_max_i64(1, p->B), mhai_max_i64(1, p->H), &pairs) ||
+        !mhai_mul_i64(pairs, mhai_max_i64(1, p->T), &pairs) ||
+        !mhai_mul_i64(pairs, mhai_max_i64(1, p->S), &pairs))
+        return mha_fail(MHA_ERR_SIZE, "q, k: sequences x H x longest T x longest S overflows 64 "
+                                      "bits");
+    return MHA_OK;
+}
+
 typedef struct arguments {
     const mha_attention_desc *desc;
     const mha_tensor *q, *k, *v, *o, *lse, *o_gradient;
@@ -174,6 +187,7 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
     MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, &x->p));
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &desc, sizeof desc,
                              offsetof(mha_attention_desc, left_keys), a->desc));
+    MHA_TRY(check_size(&x->p));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
     MHA_TRY(check_gradients(&desc, &gradients, x));
     return need_data ? check_overlap(x, &desc) : MHA_OK;

@@ -568,6 +568,23 @@ static mha_attention_plan plan_of(const mha_context *context, int64_t n, int64_t
     return plan;
 }
 
+/* Eight sequences, one of them with all of 2^40 queries and 2^20 keys: 2^63 places. */
+static void check_huge(const mha_context *context)
+{
+    const int64_t rows = (int64_t)1 << 40, cols = 1 << 20;
+    const int64_t queries[9] = {0, rows, rows, rows, rows, rows, rows, rows, rows},
+                  keys[9] = {0, cols, cols, cols, cols, cols, cols, cols, cols};
+    mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 1, rows, 1});
+    mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 1, cols, 1});
+    const mha_attention_desc desc = {
+        .struct_size = sizeof desc, .query_starts = queries, .key_starts = keys, .sequences = 8};
+    const mha_attention_gradients wanted = {.struct_size = sizeof wanted, .q = &q};
+    mha_attention_plan plan;
+    assert_int_equal(mha_attention_backward_explain(context, &desc, &q, &k, &k, NULL, NULL, NULL,
+                                                    &wanted, &plan),
+                     MHA_ERR_SIZE);
+}
+
 static void plans(void **state)
 {
     (void)state;
@@ -590,6 +607,7 @@ static void plans(void **state)
     assert_int_equal(status, MHA_ERR_UNSUPPORTED);
     plan_of(context, 64, 300, MHA_PATH_PLAIN, MHA_ATTENTION_STRICT, &status);
     assert_int_equal(status, MHA_OK);
+    check_huge(context);
     mha_context_destroy(context);
 }
 
