@@ -42,7 +42,7 @@ typedef struct mha_checkpoint_settings {
 /**
  * Save a transformer to a folder, which is made if it is missing (those above it are not). Each
  * file is written whole or not at all, model.safetensors last. The tokenizer splits a text at white
- * space and looks each word up. settings may be NULL.
+ * space, looks each word up, and begins with bos_word if there is one. settings may be NULL.
  *
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a word twice or empty, a special token that is no word,
@@ -71,6 +71,53 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
  */
 MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                                                      mha_transformer **transformer);
+
+/* ---- words --------------------------------------------------------------------------------- */
+
+/* The tokenizer of a folder as mha_checkpoint_save() writes them, for reading texts and writing
+ * them. Never changes after loading. */
+typedef struct mha_vocabulary mha_vocabulary;
+
+/**
+ * Load tokenizer.json and, if there is one, tokenizer_config.json.
+ *
+ * Memory   the caller owns *vocabulary; from the C library.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE; MHA_ERR_FORMAT; MHA_ERR_MODEL (ids that are not 0 .. n - 1,
+ *          a special token that is no word); MHA_ERR_UNSUPPORTED (another kind of tokenizer: only
+ *          WordLevel behind WhitespaceSplit); MHA_ERR_SIZE; MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_vocabulary_load(const char *folder,
+                                                     mha_vocabulary **vocabulary);
+
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.2 */
+MHA_API void mha_vocabulary_destroy(mha_vocabulary *vocabulary);
+
+/** The number of words. Memory none. Errors none. Threads any. Since 0.2 */
+MHA_API int64_t mha_vocabulary_count(const mha_vocabulary *vocabulary);
+
+/** The word of a token; NULL if there is no such token. Memory lives as long as vocabulary. Errors
+ * none. Threads any. Since 0.2 */
+MHA_API const char *mha_vocabulary_word(const mha_vocabulary *vocabulary, int64_t id);
+
+/** The token that ends a text; -1 if there is none. Memory none. Errors none. Threads any.
+ * Since 0.2 */
+MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
+
+/**
+ * The tokens of a text: its words, split at white space, behind the token that begins a text if the
+ * folder has one. Special tokens are recognised where they stand as words.
+ *
+ *   text [bytes]  UTF-8    ids [room] out    *count out, the number of tokens
+ *
+ * Memory   borrowed for the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (a word that is not in the vocabulary, which has no token
+ *          for unknown ones); MHA_ERR_UTF8; MHA_ERR_SIZE (more than room); MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_vocabulary_encode(const mha_vocabulary *vocabulary,
+                                                       const char *text, size_t bytes, int32_t *ids,
+                                                       int64_t room, int64_t *count);
 
 #ifdef __cplusplus
 }

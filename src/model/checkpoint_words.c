@@ -88,6 +88,20 @@ static bool add_special(json_t *list, const json_t *vocabulary, const char *word
     return json_array_append_new(list, token) == 0;
 }
 
+/* What a model learned to begin with stands in front of every text. */
+static json_t *beginning(const mha_checkpoint_settings *s, const json_t *vocabulary)
+{
+    const char *bos = s->bos_word;
+    if (!bos) return json_null();
+    return json_pack("{s:s,s:[{s:{s:s,s:i}},{s:{s:s,s:i}}],"
+                     "s:[{s:{s:s,s:i}},{s:{s:s,s:i}},{s:{s:s,s:i}}],s:{s:{s:s,s:[I],s:[s]}}}",
+                     "type", "TemplateProcessing", "single", "SpecialToken", "id", bos, "type_id",
+                     0, "Sequence", "id", "A", "type_id", 0, "pair", "SpecialToken", "id", bos,
+                     "type_id", 0, "Sequence", "id", "A", "type_id", 0, "Sequence", "id", "B",
+                     "type_id", 0, "special_tokens", bos, "id", bos, "ids",
+                     json_integer_value(json_object_get(vocabulary, bos)), "tokens", bos);
+}
+
 static json_t *tokenizer(const mha_checkpoint_settings *s, json_t *vocabulary)
 {
     json_t *added = json_array();
@@ -98,10 +112,10 @@ static json_t *tokenizer(const mha_checkpoint_settings *s, json_t *vocabulary)
         json_decref(added);
         return NULL;
     }
-    return json_pack("{s:s,s:n,s:n,s:o,s:n,s:{s:s},s:n,s:n,s:{s:s,s:O,s:s}}", "version", "1.0",
+    return json_pack("{s:s,s:n,s:n,s:o,s:n,s:{s:s},s:o,s:n,s:{s:s,s:O,s:s}}", "version", "1.0",
                      "truncation", "padding", "added_tokens", added, "normalizer", "pre_tokenizer",
-                     "type", "WhitespaceSplit", "post_processor", "decoder", "model", "type",
-                     "WordLevel", "vocab", vocabulary, "unk_token",
+                     "type", "WhitespaceSplit", "post_processor", beginning(s, vocabulary),
+                     "decoder", "model", "type", "WordLevel", "vocab", vocabulary, "unk_token",
                      s->unknown_word ? s->unknown_word : "<unk>");
 }
 

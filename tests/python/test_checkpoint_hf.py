@@ -90,8 +90,8 @@ def test_our_words(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = tokenizer("word3  word50 <s> nothing\tword0\n</s>")["input_ids"]
-    assert ids == [7, 54, 1, 3, 4, 2]
-    assert tokenizer.decode(ids) == "word3 word50 <s> <unk> word0 </s>"
+    assert ids == [1, 7, 54, 1, 3, 4, 2]
+    assert tokenizer.decode(ids) == "<s> word3 word50 <s> <unk> word0 </s>"
     assert tokenizer.decode(ids, skip_special_tokens=True) == "word3 word50 word0"
     assert len(tokenizer) == VOCAB and tokenizer.model_max_length == LENGTH
     assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token,

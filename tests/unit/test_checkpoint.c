@@ -231,6 +231,91 @@ static void words_are_written(void **state)
     mha_transformer_destroy(t);
 }
 
+static void expect_tokens(const mha_vocabulary *v, const char *text, const char *wanted)
+{
+    int32_t ids[16];
+    int64_t count = 0;
+    char got[128] = "";
+    must(mha_vocabulary_encode(v, text, strlen(text), ids, 16, &count));
+    for (int64_t i = 0; i < count; i++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%d ", (int)ids[i]);
+    assert_string_equal(got, wanted);
+}
+
+static void words_are_read(void **state)
+{
+    (void)state;
+    int32_t ids[2];
+    int64_t count = 7;
+    mha_transformer *t = make(llama, 3);
+    mha_vocabulary *v = NULL;
+    mha_checkpoint_settings s = some_words();
+    must(mha_checkpoint_save(temp_path("read"), t, &s));
+    must(mha_vocabulary_load(temp_path("read"), &v));
+    assert_int_equal(mha_vocabulary_count(v), 7);
+    for (int i = 0; i < 7; i++) assert_string_equal(mha_vocabulary_word(v, i), words[i]);
+    assert_null(mha_vocabulary_word(v, 7));
+    assert_null(mha_vocabulary_word(v, -1));
+    assert_int_equal(mha_vocabulary_end(v), 2);
+    expect_tokens(v, "a", "1 4 ");
+    expect_tokens(v, "", "1 ");
+    expect_tokens(v, "  caf\xC3\xA9\xC2\xA0 a\n\"q\"\\ b </s>", "1 5 4 6 3 2 ");
+    expect_error(mha_vocabulary_encode(v, "a a", 3, ids, 2, &count), MHA_ERR_SIZE, "than 2");
+    expect_error(mha_vocabulary_encode(v, "a", 1, NULL, 0, &count), MHA_ERR_SIZE, "than 0");
+    expect_error(mha_vocabulary_encode(v, "a\xFF", 2, ids, 2, &count), MHA_ERR_UTF8, "byte 1");
+    expect_error(mha_vocabulary_encode(v, "a\0b", 3, ids, 2, &count), MHA_ERR_UTF8, "byte 1");
+    expect_error(mha_vocabulary_encode(NULL, "a", 1, ids, 2, &count), MHA_ERR_NULL, "NULL");
+    assert_int_equal(count, 7);
+    mha_vocabulary_destroy(v);
+    s = (mha_checkpoint_settings){.struct_size = sizeof s, .words = words, .word_count = 5};
+    must(mha_checkpoint_save(temp_path("read"), t, &s));
+    must(mha_vocabulary_load(temp_path("read"), &v));
+    assert_int_equal(mha_vocabulary_end(v), -1);
+    expect_tokens(v, "a <s>", "4 1 ");
+    must(mha_vocabulary_encode(v, "", 0, NULL, 0, &count));
+    assert_int_equal(count, 0);
+    /* the name that stands for unknown words is there, as a word */
+    expect_tokens(v, "zebra", "3 ");
+    mha_vocabulary_destroy(v);
+    mha_vocabulary_destroy(NULL);
+    mha_transformer_destroy(t);
+}
+
+/* Whatever bytes change, a status; and other people's tokenizers are named as such. */
+static void foreign_words(void **state)
+{
+    (void)state;
+    size_t size, kept;
+    mha_transformer *t = make(llama, 3);
+    mha_vocabulary *v = NULL;
+    const mha_checkpoint_settings s = some_words();
+    must(mha_checkpoint_save(temp_path("words"), t, &s));
+    char *text = temp_read(temp_path("words/tokenizer.json"), &size);
+    unsigned char *changed = malloc(size + 1);
+    assert_non_null(changed);
+    for (uint32_t seed = 0; seed < 400; seed++) {
+        kept = size;
+        memcpy(changed, text, size);
+        mutate(changed, &kept, seed);
+        temp_write("words/tokenizer.json", changed, kept);
+        if (mha_vocabulary_load(temp_path("words"), &v) == MHA_OK) mha_vocabulary_destroy(v);
+    }
+    v = NULL;
+    static const char bpe[] = "{\"model\": {\"type\": \"BPE\"}}";
+    temp_write("words/tokenizer.json", bpe, sizeof bpe - 1);
+    expect_error(mha_vocabulary_load(temp_path("words"), &v), MHA_ERR_UNSUPPORTED, "WordLevel");
+    static const char holes[] = "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 1}}, "
+                                "\"pre_tokenizer\": {\"type\": \"WhitespaceSplit\"}}";
+    temp_write("words/tokenizer.json", holes, sizeof holes - 1);
+    expect_error(mha_vocabulary_load(temp_path("words"), &v), MHA_ERR_MODEL, "0..0");
+    expect_error(mha_vocabulary_load(temp_path("none"), &v), MHA_ERR_FILE, "tokenizer.json");
+    expect_error(mha_vocabulary_load(NULL, &v), MHA_ERR_NULL, "folder");
+    assert_null(v);
+    free(changed);
+    free(text);
+    mha_transformer_destroy(t);
+}
+
 static void words_are_checked(void **state)
 {
     (void)state;
@@ -501,6 +586,8 @@ int main(void)
                                        cmocka_unit_test(encoder_as_model),
                                        cmocka_unit_test(words_are_written),
                                        cmocka_unit_test(words_are_checked),
+                                       cmocka_unit_test(words_are_read),
+                                       cmocka_unit_test(foreign_words),
                                        cmocka_unit_test(foreign_configs),
                                        cmocka_unit_test(foreign_configs_of_our_own),
                                        cmocka_unit_test(wrong_folders),
