@@ -4,7 +4,7 @@
  *
  * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. */
 #include "reference/half_reference.h"
-#include "support/extras.h"
+#include "support/kinds.h"
 #include "support/machines.h"
 
 #include <multihead/cache.h>
@@ -170,32 +170,6 @@ static void compare(const trial *x, rng *r, const machine *one, const machine *s
     outcome_free(&got);
 }
 
-static mha_status run_extras(const machine *m, const trial *x, bool narrow, extras *result)
-{
-    mha_attention_desc desc = x->c.desc;
-    desc.path = m->path;
-    if (desc.bias) desc.bias = narrow ? &x->bias.narrow.view : &x->bias.wide.view;
-    return mha_attention_forward(m->context, &desc, narrow ? &x->q.narrow.view : &x->q.wide.view,
-                                 narrow ? &x->k.narrow.view : &x->k.wide.view,
-                                 narrow ? &x->v.narrow.view : &x->v.wide.view, &result->o.view,
-                                 &result->outputs);
-}
-
-/* All outputs on request have the bits that the widened tensors give. */
-static void compare_extras(const trial *x, rng *r, const machine *one, const machine *several)
-{
-    const extras_request request = extras_some(r, &x->c);
-    extras wide, got;
-    extras_make(&wide, r, &x->c, &request, EXTRAS_ALL, LAYOUT_CONTIGUOUS);
-    extras_make(&got, r, &x->c, &request, EXTRAS_ALL, LAYOUT_CONTIGUOUS);
-    if (run_extras(one, x, false, &wide) != MHA_OK || run_extras(several, x, true, &got) != MHA_OK)
-        fail_trial(x, one, mha_error_detail());
-    int differs = extras_differ(&wide, &got, true);
-    if (differs >= 0) fail_trial(x, one, extras_name(differs));
-    extras_free(&wide);
-    extras_free(&got);
-}
-
 static void run_trial(int number, const machines *one, const machines *several, int64_t head_dim)
 {
     rng r = rng_make(rng_run_seed(), (uint64_t)number);
@@ -203,10 +177,7 @@ static void run_trial(int number, const machines *one, const machines *several, 
     kinds_shape shape = kinds_some_shape(&r);
     if (head_dim) shape.D = head_dim, shape.Dv = rng_between(&r, 1, 80);
     draw(&x, &r, &shape);
-    for (int m = 0; m < one->count; m++) {
-        compare(&x, &r, &one->each[m], &several->each[m]);
-        if (number % 4 == 0) compare_extras(&x, &r, &one->each[m], &several->each[m]);
-    }
+    for (int m = 0; m < one->count; m++) compare(&x, &r, &one->each[m], &several->each[m]);
     forget(&x);
 }
 
