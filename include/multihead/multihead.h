@@ -18,6 +18,7 @@
 #include <multihead/linear_attention.h>
 #include <multihead/merge.h>
 #include <multihead/module.h>
+#include <multihead/module_backward.h>
 #include <multihead/nn.h>
 #include <multihead/optimizer.h>
 #include <multihead/patterns.h>

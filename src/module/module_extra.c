@@ -76,22 +76,11 @@ mha_status mhai_module_extra_prepare(mhai_forward *f)
 
 /* ---- after it ------------------------------------------------------------------------------ */
 
-/* Row t of head h of the tensors' batch index b; its place in the caller's sequences. */
-typedef struct row {
-    int64_t b, h, t;
-    int64_t sequence, query;
-} row;
-
-static float *row_of(const mha_tensor *x, const row *r)
-{
-    return (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
-}
-
 /* softcap(scale q bias_k), NaN if it is not finite. */
-static double learned_score(const mhai_forward *f, const row *r)
+double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r)
 {
     const mha_module_desc *d = &f->module->desc;
-    const float *q = row_of(&f->q, r), *k = f->module->vector[MHAI_BIAS_K];
+    const float *q = mhai_module_row_of(&f->q, r), *k = f->module->vector[MHAI_BIAS_K];
     k += r->h / (d->num_heads / d->kv_heads) * d->head_dim;
     double scale = (double)f->desc.scale, cap = (double)f->desc.softcap, score = 0;
     if (scale == 0 && !(f->desc.flags & MHA_ATTENTION_SCALE_GIVEN))
@@ -104,7 +93,7 @@ static double learned_score(const mhai_forward *f, const row *r)
 
 /* What dropout makes of the learned key's weight: it is key number 2^34 - 1, the last that dropout
  * can count, whatever the number of keys. */
-static double dropout_factor(const mhai_forward *f, const row *r)
+static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
 {
     const double dropout = (double)f->desc.dropout;
     const uint64_t seed = f->desc.dropout_seed;
@@ -115,7 +104,7 @@ static double dropout_factor(const mhai_forward *f, const row *r)
     return (double)word[3] < dropout * 4294967296.0 ? 0 : 1 / (1 - dropout);
 }
 
-static double gate_of(const mhai_forward *f, const row *r)
+static double gate_of(const mhai_forward *f, const mhai_module_row *r)
 {
     const mha_tensor *gates = f->desc.gates;
     const int64_t index[2] = {r->b, r->h};
@@ -125,25 +114,30 @@ static double gate_of(const mhai_forward *f, const row *r)
     return gates ? (double)((const float *)gates->data)[at] : 1;
 }
 
+double mhai_module_learned_factor(const mhai_forward *f, const mhai_module_row *r)
+{
+    return gate_of(f, r) * dropout_factor(f, r);
+}
+
 /* o' = keep o + weight gate dropout bias_v. */
-static void merge_value(const mhai_forward *f, const row *r, double keep, double weight)
+static void merge_value(const mhai_forward *f, const mhai_module_row *r, double keep, double weight)
 {
     const mha_module_desc *d = &f->module->desc;
     const float *v = f->module->vector[MHAI_BIAS_V];
     v += r->h / (d->num_heads / d->kv_heads) * d->value_head_dim;
-    float *o = row_of(&f->heads, r);
-    weight *= gate_of(f, r) * dropout_factor(f, r);
+    float *o = mhai_module_row_of(&f->heads, r);
+    weight *= mhai_module_learned_factor(f, r);
     for (int64_t i = 0; i < d->value_head_dim; i++)
         o[i] =
             (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, as attention */
 }
 
 /* p' = keep p, and the new columns. A key that is not seen stays 0 in a row of NaNs too. */
-static void merge_probabilities(const mhai_forward *f, const row *r, double keep, double weight,
-                                double lse)
+static void merge_probabilities(const mhai_forward *f, const mhai_module_row *r, double keep,
+                                double weight, double lse)
 {
     const uint32_t flags = f->module->desc.flags;
-    float *p = row_of(&f->probabilities, r);
+    float *p = mhai_module_row_of(&f->probabilities, r);
     for (int64_t s = 0; s < f->columns && keep != 1; s++)
         if (p[s] != 0) p[s] = (float)((double)p[s] * keep);
     p += f->columns;
@@ -151,13 +145,13 @@ static void merge_probabilities(const mhai_forward *f, const row *r, double keep
     if (flags & MHA_MODULE_ZERO_ATTN) *p = (float)exp(-lse);
 }
 
-static void merge_row(const mhai_forward *f, const row *r)
+static void merge_row(const mhai_forward *f, const mhai_module_row *r)
 {
     const mha_tensor *x = f->inner.lse;
     float *at = (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
     double old = (double)*at, lse = old, keep = 1, weight = 0;
     if (f->module->desc.flags & MHA_MODULE_BIAS_KV) {
-        double score = learned_score(f, r);
+        double score = mhai_module_learned_score(f, r);
         lse = log_sum(old, score);
         keep = exp(old - lse);
         weight = exp(score - lse);
@@ -167,19 +161,25 @@ static void merge_row(const mhai_forward *f, const row *r)
     *at = (float)lse;
 }
 
+mhai_module_row mhai_module_row_at(const mhai_forward *f, int64_t i)
+{
+    const int64_t *starts = f->desc.query_starts;
+    mhai_module_row r = {.b = i / f->T, .t = i % f->T};
+    r.sequence = r.b, r.query = r.t;
+    if (starts) {
+        while (r.t >= starts[r.sequence + 1]) r.sequence++;
+        r.query -= starts[r.sequence];
+    }
+    return r;
+}
+
 static void merge_block(void *argument, int64_t block, int worker)
 {
     const mhai_forward *f = argument;
-    const int64_t *starts = f->desc.query_starts;
     (void)worker;
     const int64_t end = mhai_min_i64(f->B * f->T, (block + 1) * BLOCK_ROWS);
     for (int64_t i = block * BLOCK_ROWS; i < end; i++) {
-        row r = {.b = i / f->T, .t = i % f->T};
-        r.sequence = r.b, r.query = r.t;
-        if (starts) {
-            while (r.t >= starts[r.sequence + 1]) r.sequence++;
-            r.query -= starts[r.sequence];
-        }
+        mhai_module_row r = mhai_module_row_at(f, i);
         for (r.h = 0; r.h < f->module->desc.num_heads; r.h++) merge_row(f, &r);
     }
 }

@@ -84,19 +84,30 @@ static bool is_listed(const mha_module *module, const entry *e)
     return e->listed == ALWAYS || alike(module) == (e->listed == IF_ALIKE);
 }
 
+static const entry *listed_at(const mha_module *module, int64_t index)
+{
+    for (int i = 0; i < ENTRIES && index >= 0; i++)
+        if (is_listed(module, &entries[i]) && index-- == 0) return &entries[i];
+    return NULL;
+}
+
 bool mha_module_parameter_at(const mha_module *module, int64_t index, mha_module_parameter *found)
 {
-    if (!module || !found || index < 0) return false;
-    for (int i = 0; i < ENTRIES; i++) {
-        const entry *e = &entries[i];
-        if (!is_listed(module, e) || index-- > 0) continue;
-        *found = (mha_module_parameter){.name = e->name, .ndim = e->ndim};
-        int64_t shape[3];
-        shape_of(module, e, shape);
-        memcpy(found->shape, shape, (size_t)e->ndim * sizeof(int64_t));
-        return true;
-    }
-    return false;
+    const entry *e = module && found ? listed_at(module, index) : NULL;
+    if (!e) return false;
+    *found = (mha_module_parameter){.name = e->name, .ndim = e->ndim};
+    int64_t shape[3];
+    shape_of(module, e, shape);
+    memcpy(found->shape, shape, (size_t)e->ndim * sizeof(int64_t));
+    return true;
+}
+
+bool mhai_module_place_at(const mha_module *module, int64_t index, mhai_module_place *place)
+{
+    const entry *e = listed_at(module, index);
+    if (!e) return false;
+    *place = (mhai_module_place){e->kind == WEIGHT, e->kind == VECTOR, e->first, e->count};
+    return true;
 }
 
 int64_t mha_module_parameter_count(const mha_module *module)

@@ -77,6 +77,8 @@ MHA_NODISCARD mha_status mhai_module_check(mhai_forward *f, const mha_module_cal
 MHA_NODISCARD mha_status mhai_module_position_check(mha_context *context, mha_module_desc *desc);
 MHA_NODISCARD mha_status mhai_module_position_prepare(mhai_forward *f, const mha_module_call *call);
 MHA_NODISCARD mha_status mhai_module_position_apply(const mhai_forward *f);
+MHA_NODISCARD mha_status mhai_module_position_turn_back(const mhai_forward *f, const mha_tensor *dq,
+                                                        const mha_tensor *dk);
 
 /* module_cached.c: a call with a cache. What it checks and needs; what attention would do; append
  * and attend, or nothing of both. */
@@ -89,5 +91,36 @@ MHA_NODISCARD mha_status mhai_module_cached_attend(mhai_forward *f);
 int64_t mhai_module_extra_keys(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_extra_prepare(mhai_forward *f);
 void mhai_module_extra_merge(mhai_forward *f);
+
+/* Row t of head h of the tensors' batch index b; its place in the caller's sequences. */
+typedef struct mhai_module_row {
+    int64_t b, h, t;
+    int64_t sequence, query;
+} mhai_module_row;
+
+static inline float *mhai_module_row_of(const mha_tensor *x, const mhai_module_row *r)
+{
+    return (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
+}
+
+/* Row i of B * T, head 0; the learned key's score there, and what its weight is multiplied by. */
+mhai_module_row mhai_module_row_at(const mhai_forward *f, int64_t i);
+double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r);
+double mhai_module_learned_factor(const mhai_forward *f, const mhai_module_row *r);
+
+/* module_parameters.c: what the parameter of that index fills: weights or biases of `count`
+ * projections from `first` on, or vector `first`. */
+typedef struct mhai_module_place {
+    bool weight, vector;
+    int first, count;
+} mhai_module_place;
+bool mhai_module_place_at(const mha_module *module, int64_t index, mhai_module_place *place);
+
+/* module_backward_extra.c: what the learned key adds to dq [B,H,T,D] and to its own gradients
+ * (NULL: not wanted), given those of the heads. f->q, f->heads, f->lse are what the forward gave.
+ */
+MHA_NODISCARD mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
+                                                    const mha_tensor *dq, float *bias_k,
+                                                    float *bias_v);
 
 #endif

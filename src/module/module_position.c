@@ -127,3 +127,15 @@ mha_status mhai_module_position_apply(const mhai_forward *f)
     if (f->has_query) MHA_TRY(apply(f, &f->q, MHAI_Q_NORM, &f->query_positions));
     return f->has_keys ? apply(f, &f->k, MHAI_K_NORM, &f->key_positions) : MHA_OK;
 }
+
+mha_status mhai_module_position_turn_back(const mhai_forward *f, const mha_tensor *dq,
+                                          const mha_tensor *dk)
+{
+    if (!(f->module->desc.flags & MHA_MODULE_ROPE)) return MHA_OK;
+    mha_rope_desc rope = rope_of(&f->module->desc);
+    rope.flags = MHA_ROPE_INVERSE;
+    rope.positions = f->query_positions;
+    MHA_TRY(mha_rope_apply(f->context, &rope, dq, dq));
+    rope.positions = f->key_positions;
+    return mha_rope_apply(f->context, &rope, dk, dk);
+}

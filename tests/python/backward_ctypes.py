@@ -1,4 +1,5 @@
-"""mha_attention_backward() over multihead_ctypes.py, for tests and measurements only."""
+"""mha_attention_backward() and mha_module_backward() over multihead_ctypes.py, for tests and
+measurements only."""
 import ctypes as C
 
 import numpy as np
@@ -15,7 +16,17 @@ class AttentionGradients(C.Structure):
         (name, mha.TensorPointer) for name in NAMES]
 
 
-STRUCTS = [AttentionGradients]
+class ModuleGradients(C.Structure):
+    c_name = "mha_module_gradients"
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
+        (name, mha.TensorPointer) for name in ("query", "key", "value")
+    ] + [("parameters", C.POINTER(mha.TensorPointer)), ("parameters_count", C.c_int64),
+         ("attention", C.POINTER(AttentionGradients))]
+
+
+STRUCTS = [AttentionGradients, ModuleGradients]
+ADD = 1
+KEPT = ("q", "k", "v", "heads", "lse")
 
 
 def attention_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), context=None,
@@ -33,4 +44,37 @@ def attention_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), cont
     mha.check(mha.LIBRARY.mha_attention_backward(
         context.handle, C.byref(desc), *(C.byref(mha.tensor(x)) for x in
                                          (q, k, v, o, lse, o_gradient)), C.byref(gradients)))
+    return found
+
+
+def module_backward(module, query, key, value, kept, out_gradient, attention=(), context=None,
+                    into=None, flags=0, **keywords):
+    """{name: array} of the gradients of the inputs and of every parameter, beginning with zeros, or
+    with the arrays of into; kept: what the forward call gave for KEPT. attention: {name: array} for
+    mha_attention_gradients. keywords as attention_desc() takes them, those of the forward call."""
+    context = context or module.context
+    shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
+    names = module.parameter_shapes()
+    found = {name: np.zeros(shape, np.float32) for name, shape in (shapes | names).items()}
+    found |= into or {}
+
+    def pointer(array):
+        return C.pointer(mha.tensor(array))
+
+    desc = mha.attention_desc(**keywords)
+    outputs = mha.ModuleOutputs(struct_size=C.sizeof(mha.ModuleOutputs),
+                                **{name: pointer(kept[name]) for name in KEPT})
+    call = mha.ModuleCall(struct_size=C.sizeof(mha.ModuleCall), attention=C.pointer(desc),
+                          query=pointer(query), key=pointer(key), value=pointer(value),
+                          outputs=C.pointer(outputs))
+    parameters = (mha.TensorPointer * len(names))(*(pointer(found[name]) for name in names))
+    inner = AttentionGradients(C.sizeof(AttentionGradients), 0,
+                               **{name: pointer(array) for name, array in dict(attention).items()})
+    gradients = ModuleGradients(
+        struct_size=C.sizeof(ModuleGradients), flags=flags, parameters=parameters,
+        parameters_count=len(names), attention=C.pointer(inner),
+        **{name: pointer(found[name]) for name in shapes})
+    mha.check(mha.LIBRARY.mha_module_backward(context.handle, module.handle, C.byref(call),
+                                              C.byref(mha.tensor(out_gradient)),
+                                              C.byref(gradients)))
     return found

@@ -1,0 +1,65 @@
+/* multihead: the gradients of the multi-head attention module.
+ *
+ * With dO the gradient of a loss by out, and attention's gradients as in backward.h:
+ *
+ *   dheads = dO W_o        dW_o += dO^T heads        db_o += sum of the rows of dO
+ *   dq, dk, dv             attention backward, then back through rotation and norm
+ *   dquery = dq W_q        dW_q += dq^T query        db_q += sum of the rows of dq
+ *   dkey, dvalue           likewise
+ *
+ * Gradients of parameters are always added to what is there (clear them before the first batch).
+ * Bits are the same for any number of threads, and whichever other gradients are asked for.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_MODULE_BACKWARD_H
+#define MULTIHEAD_MODULE_BACKWARD_H
+
+#include <multihead/backward.h>
+#include <multihead/module.h>
+#include <multihead/nn.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The gradients that are wanted, f32 with a contiguous last axis; NULL: not wanted. */
+typedef struct mha_module_gradients {
+    uint32_t struct_size;
+    uint32_t flags;                        /* 0, or MHA_GRADIENT_ADD: for query, key and value */
+    const mha_tensor *query, *key, *value; /* of the inputs' shapes; overwritten, or added to. If
+                                              added to they may be one tensor (self-attention) */
+    const mha_tensor *const *parameters;   /* [parameters_count], in the order and of the shapes of
+                                              mha_module_parameter_at(); entries may be NULL */
+    int64_t parameters_count;
+    /* Of what the call's descriptor brings: bias, tables, gates, ... q, k and v stay NULL, and the
+     * flags hold for these alone. */
+    const mha_attention_gradients *attention;
+} mha_module_gradients;
+
+/**
+ * The gradients of mha_module_run(), after that call.
+ *
+ *   call           as it was, with outputs q, k, v, heads and lse as it filled them; out is not
+ *                  read. The module's parameters are those of then
+ *   out_gradient   as out, in
+ *
+ * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other.
+ *          Scratch from the context: q, k, v and heads twice, and the largest weight.
+ * Errors   as mha_module_run(); MHA_ERR_ARGUMENT for a cache, or the gradient of an input that is
+ *          not there; MHA_ERR_UNSUPPORTED for MHA_QK_NORM_L2, and for gradients of gates and scale
+ *          with MHA_MODULE_BIAS_KV. Nothing is then written; after MHA_ERR_NOMEM the gradients are
+ *          unspecified.
+ * Threads  one call at a time per context; nobody sets parameters.
+ * Accuracy as mha_linear_backward() (nn.h) and mha_attention_backward().
+ * Since    0.2
+ */
+MHA_API MHA_NODISCARD mha_status mha_module_backward(mha_context *context, const mha_module *module,
+                                                     const mha_module_call *call,
+                                                     const mha_tensor *out_gradient,
+                                                     const mha_module_gradients *gradients);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

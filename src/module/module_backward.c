@@ -1,0 +1,418 @@
+/* The module backward: the steps of the forward call in reverse, on rows [B * T, width].
+ *
+ * The call is checked as the forward checks it; q, k, v, heads and lse come from its outputs, so
+ * nothing but a norm's input is computed again. */
+#include "base/checked.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+#include "module/module_parts.h"
+
+#include <multihead/component.h>
+#include <multihead/module_backward.h>
+
+#include <string.h>
+
+enum { MAX_PARAMETERS = 12, MAX_OUTPUTS = 3 + MAX_PARAMETERS, INPUTS = 9 };
+
+/* Where the gradient of a projection goes; data NULL: not wanted. */
+typedef struct target {
+    mha_tensor weight, bias;
+} target;
+
+typedef struct call {
+    mhai_forward f;
+    mha_module_gradients out;
+    mha_attention_gradients wanted;
+    mha_tensor out_gradient; /* [B,T,E], as query, key and value below */
+    mha_tensor query, key, value;
+    target projection[MHAI_PROJECTIONS];
+    float *vector[MHAI_VECTORS];
+    mha_tensor sinks;
+    float *heads, *dheads, *dq, *dk, *dv; /* rows */
+    float *weight;                        /* of one projection */
+    mha_tensor view_dheads, view_dq, view_dk, view_dv;
+} call;
+
+static mha_status take(call *c, int64_t rows, int64_t cols, float **memory)
+{
+    void *taken;
+    MHA_TRY(mha_scratch_alloc(c->f.context, rows * cols, sizeof(float), &taken));
+    *memory = taken;
+    return MHA_OK;
+}
+
+static mha_tensor rows_of(float *data, int64_t rows, int64_t cols)
+{
+    return mha_tensor_contiguous(data, MHA_F32, 2, (int64_t[]){rows, cols});
+}
+
+/* ---- checks -------------------------------------------------------------------------------- */
+
+/* A tensor with or without the batch axis, seen with it. */
+static mha_status view_of(const call *c, const char *name, const mha_tensor *given,
+                          const int64_t shape[3], mha_tensor *view)
+{
+    const int first = c->f.unbatched ? 1 : 0;
+    MHA_TRY(mhai_tensor_check(name, given, MHA_F32, 3 - first, shape + first));
+    MHA_TRY(mhai_tensor_check_last(name, given));
+    *view = *given;
+    if (!first) return MHA_OK;
+    *view = mha_tensor_contiguous(given->data, MHA_F32, 3, shape);
+    view->stride[1] = given->stride[0];
+    view->stride[0] = shape[1] * given->stride[0];
+    return MHA_OK;
+}
+
+/* The forward's checks do not look at data pointers while they measure. */
+static mha_status check_call(call *c, const mha_module_call *given, mha_module_call *own)
+{
+    static const char *const names[] = {"query", "key", "value", "q", "k", "v", "heads", "lse"};
+    mha_module_outputs kept;
+    MHA_TRY(mhai_struct_copy("mha_module_call", own, sizeof *own, sizeof *own, given));
+    if (own->cache)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_backward: a call with a cache has no "
+                                          "gradients, leave it NULL");
+    if (!own->outputs)
+        return mha_fail(MHA_ERR_NULL, "mha_module_backward: outputs is NULL, expected q, k, v, "
+                                      "heads and lse of the forward call");
+    MHA_TRY(mhai_struct_copy("mha_module_outputs", &kept, sizeof kept,
+                             offsetof(mha_module_outputs, attention), own->outputs));
+    const mha_tensor *all[] = {own->query, own->key, own->value, kept.q,
+                               kept.k,     kept.v,   kept.heads, kept.lse};
+    for (int i = 0; i < 8; i++) {
+        if (!all[i]) return mha_fail(MHA_ERR_NULL, "%s: is NULL, the gradients need it", names[i]);
+        MHA_TRY(mhai_tensor_check(names[i], all[i], MHA_F32, all[i]->ndim, NULL));
+    }
+    kept.probabilities = kept.average_probabilities = NULL;
+    kept.attention = NULL;
+    own->outputs = &kept;
+    own->out = NULL;
+    c->f.measuring = true;
+    MHA_TRY(mhai_module_check(&c->f, own));
+    c->f.measuring = false;
+    own->outputs = NULL;
+    c->f.q = c->f.each[MHAI_OUT_Q], c->f.k = c->f.each[MHAI_OUT_K], c->f.v = c->f.each[MHAI_OUT_V];
+    c->f.heads = c->f.each[MHAI_OUT_HEADS], c->f.lse = c->f.each[MHAI_OUT_LSE];
+    return MHA_OK;
+}
+
+/* One parameter's gradient, divided among the projections that it fills. */
+static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradient)
+{
+    const mha_module *module = c->f.module;
+    mha_module_parameter p;
+    mhai_module_place place;
+    if (!mha_module_parameter_at(module, index, &p) || !mhai_module_place_at(module, index, &place))
+        return mha_fail(MHA_ERR_ARGUMENT, "parameters: this module has no number %lld",
+                        (long long)index);
+    if (!gradient) return MHA_OK;
+    MHA_TRY(mhai_tensor_check(p.name, gradient, MHA_F32, p.ndim, p.shape));
+    MHA_TRY(mhai_tensor_check_last(p.name, gradient));
+    if (place.vector) {
+        c->vector[place.first] = gradient->data;
+        return MHA_OK;
+    }
+    int64_t row = 0;
+    for (int i = place.first; i < place.first + place.count; i++) {
+        mha_tensor *to = place.weight ? &c->projection[i].weight : &c->projection[i].bias;
+        *to = *gradient;
+        to->shape[0] = module->projection[i]->outputs;
+        to->data = (float *)gradient->data + row * gradient->stride[0];
+        row += to->shape[0];
+    }
+    return MHA_OK;
+}
+
+/* Outputs share memory with nothing; inputs' gradients may be one tensor if they are added to. */
+static mha_status check_overlap(const call *c, const mha_module_call *own)
+{
+    const mha_tensor *outputs[MAX_OUTPUTS] = {c->out.query, c->out.key, c->out.value};
+    const mha_tensor *inputs[INPUTS] = {own->query,       own->key,    own->value,
+                                        &c->out_gradient, &c->f.q,     &c->f.k,
+                                        &c->f.v,          &c->f.heads, &c->f.lse};
+    const bool added = c->out.flags & MHA_GRADIENT_ADD;
+    for (int64_t i = 0; i < c->out.parameters_count; i++) outputs[3 + i] = c->out.parameters[i];
+    for (int64_t i = 0; i < 3 + c->out.parameters_count; i++) {
+        if (!outputs[i]) continue;
+        MHA_TRY(mhai_tensor_check_output("gradient", outputs[i]));
+        for (int j = 0; j < INPUTS; j++)
+            MHA_TRY(mhai_tensor_check_disjoint("gradient", outputs[i], "an input", inputs[j]));
+        for (int64_t j = 0; j < i; j++)
+            if (!(added && i < 3 && outputs[j] && outputs[j]->data == outputs[i]->data))
+                MHA_TRY(mhai_tensor_check_disjoint("gradient", outputs[i], "another gradient",
+                                                   outputs[j]));
+    }
+    return MHA_OK;
+}
+
+static mha_status read_attention(call *c)
+{
+    const uint32_t flags = c->f.module->desc.flags;
+    mha_attention_gradients *w = &c->wanted;
+    *w = (mha_attention_gradients){.struct_size = sizeof *w};
+    if (c->out.attention)
+        MHA_TRY(
+            mhai_struct_copy("mha_attention_gradients", w, sizeof *w, sizeof *w, c->out.attention));
+    w->struct_size = sizeof *w;
+    if (w->q || w->k || w->v)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_gradients: q, k and v of attention are the "
+                                          "module's own, leave them NULL");
+    if (w->sink_logits && (flags & MHA_MODULE_SINKS))
+        return mha_fail(MHA_ERR_ARGUMENT, "sink_logits: the module has sinks of its own, ask for "
+                                          "the gradient of the parameter sinks");
+    if ((w->gates || w->scale) && (flags & MHA_MODULE_BIAS_KV))
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: gradients of gates and scale do "
+                                             "not know bias_k");
+    return MHA_OK;
+}
+
+static mha_status read_gradients(call *c, const mha_tensor *out_gradient,
+                                 const mha_module_gradients *given)
+{
+    const mha_module_desc *d = &c->f.module->desc;
+    const int64_t B = c->f.B, T = c->f.T, S = c->f.S;
+    MHA_TRY(mhai_struct_copy("mha_module_gradients", &c->out, sizeof c->out, sizeof c->out, given));
+    if (c->out.flags & ~(uint32_t)MHA_GRADIENT_ADD)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_gradients: flags 0x%x are unknown",
+                        (unsigned)c->out.flags);
+    if ((d->flags & MHA_MODULE_QK_NORM) && d->qk_norm != MHA_QK_NORM_RMS)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: MHA_QK_NORM_L2 has no gradient "
+                                             "here, use MHA_QK_NORM_RMS");
+    if (c->out.parameters_count < 0 || c->out.parameters_count > MAX_PARAMETERS)
+        return mha_fail(MHA_ERR_ARGUMENT, "parameters_count is %lld, expected 0..%d",
+                        (long long)c->out.parameters_count, (int)MAX_PARAMETERS);
+    if (c->out.parameters_count > 0 && !c->out.parameters)
+        return mha_fail(MHA_ERR_NULL, "mha_module_gradients: parameters is NULL");
+    MHA_TRY(view_of(c, "out_gradient", out_gradient, (int64_t[]){B, T, d->embed_dim},
+                    &c->out_gradient));
+    if (c->out.query)
+        MHA_TRY(
+            view_of(c, "query gradient", c->out.query, (int64_t[]){B, T, d->embed_dim}, &c->query));
+    if (c->out.key)
+        MHA_TRY(view_of(c, "key gradient", c->out.key, (int64_t[]){B, S, d->key_dim}, &c->key));
+    if (c->out.value)
+        MHA_TRY(
+            view_of(c, "value gradient", c->out.value, (int64_t[]){B, S, d->value_dim}, &c->value));
+    for (int64_t i = 0; i < c->out.parameters_count; i++)
+        MHA_TRY(read_parameter(c, i, c->out.parameters[i]));
+    return read_attention(c);
+}
+
+/* ---- scratch ------------------------------------------------------------------------------- */
+
+static mha_status take_rows(call *c)
+{
+    const mha_module_desc *d = &c->f.module->desc;
+    const int64_t B = c->f.B, T = c->f.T, S = c->f.S, H = d->num_heads, Hk = d->kv_heads;
+    int64_t largest = 0;
+    for (int i = 0; i < MHAI_PROJECTIONS; i++)
+        largest = mhai_max_i64(largest, c->f.module->projection[i]->inputs *
+                                            c->f.module->projection[i]->outputs);
+    MHA_TRY(take(c, B * T, H * d->value_head_dim, &c->heads));
+    MHA_TRY(take(c, B * T, H * d->value_head_dim, &c->dheads));
+    MHA_TRY(take(c, B * T, H * d->head_dim, &c->dq));
+    MHA_TRY(take(c, B * S, Hk * d->head_dim, &c->dk));
+    MHA_TRY(take(c, B * S, Hk * d->value_head_dim, &c->dv));
+    MHA_TRY(take(c, 1, largest, &c->weight));
+    c->view_dheads = mha_tensor_bthd(c->dheads, B, T, H, d->value_head_dim);
+    c->view_dq = mha_tensor_bthd(c->dq, B, T, H, d->head_dim);
+    c->view_dk = mha_tensor_bthd(c->dk, B, S, Hk, d->head_dim);
+    c->view_dv = mha_tensor_bthd(c->dv, B, S, Hk, d->value_head_dim);
+    return MHA_OK;
+}
+
+/* The sinks of the module and the gradients that attention is to write. */
+static mha_status prepare_attention(call *c)
+{
+    const mha_module *module = c->f.module;
+    const int64_t H = module->desc.num_heads;
+    mha_attention_gradients *w = &c->wanted;
+    w->q = &c->view_dq, w->k = &c->view_dk, w->v = &c->view_dv;
+    if (w->flags & MHA_GRADIENTS_ACCUMULATE) { /* of the caller's tensors, not of these */
+        memset(c->dq, 0, (size_t)(c->f.B * c->f.T * H * module->desc.head_dim) * sizeof(float));
+        memset(c->dk, 0,
+               (size_t)(c->f.B * c->f.S * module->projection[MHAI_K]->outputs) * sizeof(float));
+        memset(c->dv, 0,
+               (size_t)(c->f.B * c->f.S * module->projection[MHAI_V]->outputs) * sizeof(float));
+    }
+    if (module->desc.flags & MHA_MODULE_SINKS) {
+        float *memory;
+        c->f.sinks = mha_tensor_contiguous(module->vector[MHAI_SINKS], MHA_F32, 1, &H);
+        c->f.desc.sink_logits = &c->f.sinks;
+        MHA_TRY(take(c, 1, H, &memory));
+        memset(memory, 0, (size_t)H * sizeof(float));
+        c->sinks = mha_tensor_contiguous(memory, MHA_F32, 1, &H);
+        w->sink_logits = &c->sinks;
+    }
+    mha_attention_plan plan;
+    return mha_attention_backward_explain(c->f.context, &c->f.desc, &c->f.q, &c->f.k, &c->f.v,
+                                          &c->f.heads, &c->f.lse, &c->view_dheads, w, &plan);
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
+
+static float *row_at(const mha_tensor *x, int64_t row) /* row of [B,L,width] */
+{
+    return (float *)x->data + row / x->shape[1] * x->stride[0] + row % x->shape[1] * x->stride[1];
+}
+
+static bool one_run(const mha_tensor *x)
+{
+    return x->stride[1] >= x->shape[2] &&
+           (x->shape[0] <= 1 || x->stride[0] == x->shape[1] * x->stride[1]);
+}
+
+/* [B,L,width] as rows: where they lie, or copied to scratch. */
+static mha_status read_rows(call *c, const mha_tensor *x, mha_tensor *rows)
+{
+    const int64_t count = x->shape[0] * x->shape[1], width = x->shape[2];
+    *rows = rows_of(x->data, count, width);
+    rows->stride[0] = x->stride[1];
+    if (one_run(x)) return MHA_OK;
+    float *copy;
+    MHA_TRY(take(c, count, width, &copy));
+    for (int64_t i = 0; i < count; i++)
+        memcpy(copy + i * width, row_at(x, i), (size_t)width * sizeof(float));
+    *rows = rows_of(copy, count, width);
+    return MHA_OK;
+}
+
+/* The gradients of y = x W^T + b, dy [rows, outputs]; dx NULL: not wanted. */
+static mha_status linear(call *c, int projection, const mha_tensor *x, const mha_tensor *dy,
+                         uint32_t flags, const mha_tensor *dx)
+{
+    const mha_linear *layer = c->f.module->projection[projection];
+    const target *to = &c->projection[projection];
+    mha_tensor weight = rows_of(c->weight, layer->outputs, layer->inputs);
+    if (dx) mhai_linear_get_weight(layer, &weight, 0);
+    return mha_linear_backward(c->f.context, &weight, x, dy, flags, dx,
+                               to->weight.data ? &to->weight : NULL,
+                               to->bias.data ? &to->bias : NULL);
+}
+
+/* Back through one of the projections of the inputs. */
+static mha_status project(call *c, int projection, const mha_tensor *x, float *dy,
+                          const mha_tensor *dx)
+{
+    const int64_t rows = x->shape[0] * x->shape[1];
+    const mha_tensor upper = rows_of(dy, rows, c->f.module->projection[projection]->outputs);
+    const bool added = c->out.flags & MHA_GRADIENT_ADD;
+    mha_tensor in, lower;
+    mha_scratch_mark mark = mha_scratch_top(c->f.context);
+    MHA_TRY(read_rows(c, x, &in));
+    if (!dx->data || one_run(dx)) {
+        lower = rows_of(dx->data, rows, x->shape[2]);
+        lower.stride[0] = dx->stride[1];
+        MHA_TRY(linear(c, projection, &in, &upper, added ? MHA_GRADIENT_ADD : 0,
+                       dx->data ? &lower : NULL));
+    } else {
+        float *memory;
+        MHA_TRY(take(c, rows, x->shape[2], &memory));
+        lower = rows_of(memory, rows, x->shape[2]);
+        MHA_TRY(linear(c, projection, &in, &upper, 0, &lower));
+        for (int64_t i = 0; i < rows; i++) {
+            float *to = row_at(dx, i);
+            const float *from = memory + i * x->shape[2];
+            for (int64_t j = 0; j < x->shape[2]; j++) to[j] = added ? to[j] + from[j] : from[j];
+        }
+    }
+    mha_scratch_release(c->f.context, mark);
+    return MHA_OK;
+}
+
+/* Back through the norm of q or k, whose input is projected anew. dy [rows, heads * D]. */
+static mha_status norm(call *c, int projection, const mha_tensor *x, int vector, float *dy)
+{
+    const mha_module *module = c->f.module;
+    const mha_linear *layer = module->projection[projection];
+    const int64_t rows = x->shape[0] * x->shape[1], D = module->desc.head_dim;
+    const int64_t count = rows * (layer->outputs / D);
+    if (!(module->desc.flags & MHA_MODULE_QK_NORM)) return MHA_OK;
+    float *memory;
+    mha_tensor in;
+    mha_scratch_mark mark = mha_scratch_top(c->f.context);
+    MHA_TRY(read_rows(c, x, &in));
+    MHA_TRY(take(c, rows, layer->outputs, &memory));
+    mhai_linear_run(c->f.context, layer, MHA_ACTIVATION_NONE, in.data, in.stride[0], rows, memory,
+                    layer->outputs);
+    const mha_tensor before = rows_of(memory, count, D), upper = rows_of(dy, count, D);
+    const mha_tensor weight = mha_tensor_contiguous(module->vector[vector], MHA_F32, 1, &D);
+    const mha_tensor dweight = mha_tensor_contiguous(c->vector[vector], MHA_F32, 1, &D);
+    MHA_TRY(mha_rms_norm_backward(c->f.context, &before, NULL, &weight,
+                                  module->desc.qk_norm_epsilon, &upper, 0, &upper,
+                                  c->vector[vector] ? &dweight : NULL));
+    mha_scratch_release(c->f.context, mark);
+    return MHA_OK;
+}
+
+/* From the gradient of out to that of the heads. */
+static mha_status mix(call *c)
+{
+    const mhai_forward *f = &c->f;
+    const int64_t rows = f->B * f->T, width = f->module->projection[MHAI_O]->inputs;
+    const int64_t Dv = f->module->desc.value_head_dim;
+    for (int64_t i = 0; i < rows; i++) {
+        mhai_module_row r = {.b = i / f->T, .t = i % f->T};
+        for (; r.h < f->module->desc.num_heads; r.h++)
+            memcpy(c->heads + i * width + r.h * Dv, mhai_module_row_of(&f->heads, &r),
+                   (size_t)Dv * sizeof(float));
+    }
+    const mha_tensor heads = rows_of(c->heads, rows, width);
+    const mha_tensor dheads = rows_of(c->dheads, rows, width);
+    mha_tensor upper;
+    mha_scratch_mark mark = mha_scratch_top(f->context);
+    MHA_TRY(read_rows(c, &c->out_gradient, &upper));
+    MHA_TRY(linear(c, MHAI_O, &heads, &upper, 0, &dheads));
+    mha_scratch_release(f->context, mark);
+    return MHA_OK;
+}
+
+static mha_status compute(call *c)
+{
+    mhai_forward *f = &c->f;
+    MHA_TRY(mix(c));
+    MHA_TRY(mha_attention_backward(f->context, &f->desc, &f->q, &f->k, &f->v, &f->heads, &f->lse,
+                                   &c->view_dheads, &c->wanted));
+    MHA_TRY(mhai_module_extra_backward(f, &c->view_dheads, &c->view_dq, c->vector[MHAI_BIAS_K],
+                                       c->vector[MHAI_BIAS_V]));
+    float *sinks = c->vector[MHAI_SINKS];
+    for (int64_t h = 0; sinks && h < f->module->desc.num_heads; h++)
+        sinks[h] += ((const float *)c->sinks.data)[h];
+    MHA_TRY(mhai_module_position_turn_back(f, &c->view_dq, &c->view_dk));
+    MHA_TRY(norm(c, MHAI_Q, &f->query, MHAI_Q_NORM, c->dq));
+    MHA_TRY(norm(c, MHAI_K, &f->key, MHAI_K_NORM, c->dk));
+    MHA_TRY(project(c, MHAI_Q, &f->query, c->dq, &c->query));
+    MHA_TRY(project(c, MHAI_K, &f->key, c->dk, &c->key));
+    return project(c, MHAI_V, &f->value, c->dv, &c->value);
+}
+
+static mha_status run(call *c, const mha_module_call *given, const mha_tensor *out_gradient,
+                      const mha_module_gradients *gradients)
+{
+    mha_module_call own;
+    MHA_TRY(check_call(c, given, &own));
+    MHA_TRY(read_gradients(c, out_gradient, gradients));
+    MHA_TRY(check_overlap(c, &own));
+    MHA_TRY(mhai_module_position_prepare(&c->f, &own));
+    MHA_TRY(take_rows(c));
+    MHA_TRY(prepare_attention(c));
+    return compute(c);
+}
+
+mha_status mha_module_backward(mha_context *context, const mha_module *module,
+                               const mha_module_call *given, const mha_tensor *out_gradient,
+                               const mha_module_gradients *gradients)
+{
+    if (!context || !module || !given || !out_gradient || !gradients)
+        return mha_fail(MHA_ERR_NULL, "mha_module_backward: %s is NULL",
+                        !context        ? "context"
+                        : !module       ? "module"
+                        : !given        ? "call"
+                        : !out_gradient ? "out_gradient"
+                                        : "gradients");
+    call c = {.f = {.context = context, .module = module}};
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status = run(&c, given, out_gradient, gradients);
+    mha_scratch_release(context, mark);
+    return status;
+}
