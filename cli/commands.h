@@ -18,6 +18,7 @@ cli_exit cmd_count(int count, char *const *arguments);
 cli_exit cmd_run(int count, char *const *arguments);
 cli_exit cmd_explain(int count, char *const *arguments);
 cli_exit cmd_train(int count, char *const *arguments);
+cli_exit cmd_generate(int count, char *const *arguments);
 cli_exit cmd_selftest(int count, char *const *arguments);
 cli_exit cmd_help(int count, char *const *arguments);
 

@@ -21,6 +21,7 @@ static const struct {
     {"run", "compute attention of arrays in .npy or .safetensors files", cmd_run},
     {"explain", "say what would run for a problem, why, and draw it", cmd_explain},
     {"train", "train a small transformer and watch its heads specialise", cmd_train},
+    {"generate", "let a model go on with a text, token by token", cmd_generate},
     {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
     {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
 };

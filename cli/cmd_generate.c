@@ -1,0 +1,292 @@
+/* multihead generate: go on with a text, token by token, with a cache of keys and values. */
+#include "commands.h"
+#include "generate.h"
+#include "option_rows.h"
+
+#include <multihead/checkpoint.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct generate_options {
+    args_real temperature, top_p;
+    int64_t top_k, seed, max_tokens, threads;
+    int ids, quiet;
+} generate_options;
+
+#define REAL(name_, field_, help_)                                     \
+    {                                                                  \
+        .kind = ARGS_REAL, .name = name_, .value = "X", .help = help_, \
+        .field = offsetof(generate_options, field_)                    \
+    }
+
+static const args_option option_table[] = {
+    ROW_HEADING("How a token is chosen (the likeliest, if nothing is said)"),
+    REAL("temperature", temperature,
+         "draw by chance: below 1 the likely ones more often,\nabove 1 less; 0 is the likeliest"),
+    ROW_NUMBER("top-k", generate_options, top_k, 1, INT64_C(1) << 31,
+               "draw among the N likeliest only"),
+    REAL("top-p", top_p,
+         "draw among the likeliest that together have this\nprobability, above 0 to 1"),
+    ROW_NUMBER("seed", generate_options, seed, 0, INT64_MAX,
+               "of the draws; default 0. The same seed, the same\ntext, on any number of threads"),
+    ROW_HEADING("How much"),
+    ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
+               "new tokens at most; default 64"),
+    ROW_HEADING("Other"),
+    ROW_FLAG(
+        0, "ids", generate_options, ids, 1,
+        "TEXT and the output are numbers of tokens: for\nmodels with a tokenizer of another kind"),
+    ROW_NUMBER("threads", generate_options, threads, 1, 1024,
+               "default: as many as this process may use"),
+    ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
+    ROW_FLAG('h', "help", generate_options, quiet, 0, "this text"),
+};
+
+static const args_page page = {
+    .command = GENERATE,
+    .summary = "let a model go on with a text",
+    .usage = "generate [options] FOLDER [TEXT]",
+    .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
+                "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
+                "multihead generate llama-folder --ids \"1 306 4658\" --max-tokens 20",
+    .notes = "FOLDER is what 'multihead train -o' saved, or any Llama folder (with --ids).\n"
+             "Without TEXT it starts from the token that begins a text. It ends at the\n"
+             "token that ends one, or where the model's positions end. The text appears on\n"
+             "stdout word by word. docs/program.md is the manual.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ------------------------------------------------------------------------------------------------
+ * A model under way
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct run {
+    mha_context *context;
+    mha_transformer *transformer;
+    mha_transformer_desc desc;
+    mha_vocabulary *vocabulary; /* NULL with --ids */
+    mha_decoder *decoder;
+    generate_how how;
+    int64_t most; /* new tokens */
+    bool quiet;
+    int32_t *ids; /* [max_length] the prompt, then what was chosen last */
+    int64_t count;
+    float *logits; /* [max_length, V] */
+    generate_candidate *work;
+    bool begun; /* something stands on the line */
+} run;
+
+static void end_run(run *r)
+{
+    mha_decoder_destroy(r->decoder);
+    mha_vocabulary_destroy(r->vocabulary);
+    mha_transformer_destroy(r->transformer);
+    mha_context_destroy(r->context);
+    free(r->ids);
+    free(r->logits);
+    free(r->work);
+}
+
+/* A word that may come from anywhere: nothing of it steers a terminal. */
+static void put_word(const char *word)
+{
+    for (; *word; word++) {
+        const unsigned char c = (unsigned char)word[0], after = (unsigned char)word[1];
+        const bool control = c < 0x20 || c == 0x7F;
+        const bool second_set = c == 0xC2 && after >= 0x80 && after < 0xA0;
+        putchar(control || second_set ? '?' : c);
+        if (second_set) word++;
+    }
+}
+
+/* One token on stdout, at once. */
+static cli_exit show(run *r, int32_t id)
+{
+    errno = 0;
+    if (r->begun) putchar(' ');
+    const char *word = r->vocabulary ? mha_vocabulary_word(r->vocabulary, id) : NULL;
+    if (word)
+        put_word(word);
+    else
+        printf("%" PRId32, id);
+    r->begun = true;
+    return fflush(stdout) == 0 ? CLI_OK : cli_finish_stdout(GENERATE, CLI_OK);
+}
+
+/* Numbers between white space. */
+static cli_exit read_ids(run *r, const char *text)
+{
+    for (char *end; *(text += strspn(text, " \t\n\r")); text = end) {
+        errno = 0;
+        const long long id = strtoll(text, &end, 10);
+        if (end == text || (*end && !strchr(" \t\n\r", *end)) || errno || id < 0 ||
+            id >= r->desc.vocab_size)
+            return cli_fail(
+                CLI_USAGE, GENERATE,
+                "--ids: '%.20s' does not begin with a token, a number from 0 to %" PRId64, text,
+                r->desc.vocab_size - 1);
+        if (r->count == r->desc.max_length)
+            return cli_fail(CLI_BAD_INPUT, GENERATE, "text: it has more than %" PRId64 " tokens",
+                            r->desc.max_length);
+        r->ids[r->count++] = (int32_t)id;
+    }
+    return CLI_OK;
+}
+
+static cli_exit read_text(run *r, const char *text)
+{
+    if (!r->vocabulary) {
+        cli_exit code = read_ids(r, text);
+        if (code != CLI_OK) return code;
+    } else {
+        mha_status status = mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
+                                                  r->desc.max_length, &r->count);
+        if (status != MHA_OK) return cli_fail_status(GENERATE, status);
+    }
+    if (r->count > 0) return CLI_OK;
+    return cli_fail(CLI_USAGE, GENERATE,
+                    "nothing to begin with: this model has no token that begins a text, give TEXT");
+}
+
+static cli_exit load_words(run *r, const char *folder)
+{
+    mha_status status = mha_vocabulary_load(folder, &r->vocabulary);
+    if (status == MHA_ERR_UNSUPPORTED || status == MHA_ERR_FILE)
+        return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE,
+                        "%s; with --ids no tokenizer is needed", mha_error_detail());
+    if (status != MHA_OK) return cli_fail_status(GENERATE, status);
+    if (mha_vocabulary_count(r->vocabulary) <= r->desc.vocab_size) return CLI_OK;
+    return cli_fail(CLI_BAD_INPUT, GENERATE,
+                    "%s: the tokenizer has %" PRId64 " words, the model %" PRId64
+                    "; they belong to different models",
+                    folder, mha_vocabulary_count(r->vocabulary), r->desc.vocab_size);
+}
+
+static cli_exit load(run *r, const generate_options *options, const char *folder)
+{
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = (int32_t)options->threads};
+    mha_status status = mha_context_create(&desc, &r->context);
+    if (status == MHA_OK) status = mha_checkpoint_load(r->context, folder, &r->transformer);
+    if (status != MHA_OK) return cli_fail_status(GENERATE, status);
+    mha_transformer_describe(r->transformer, &r->desc);
+    if (r->desc.flags & MHA_TRANSFORMER_NO_OUTPUT || !(r->desc.flags & MHA_TRANSFORMER_CAUSAL) ||
+        r->desc.flags & MHA_TRANSFORMER_CROSS)
+        return cli_fail(CLI_UNSUPPORTED, GENERATE,
+                        "%s: it does not foretell what comes next (an encoder, or the decoder of "
+                        "an encoder-decoder)",
+                        folder);
+    return options->ids ? CLI_OK : load_words(r, folder);
+}
+
+static cli_exit make_room(run *r)
+{
+    const size_t most = (size_t)r->desc.max_length, words = (size_t)r->desc.vocab_size;
+    r->ids = calloc(most, sizeof *r->ids);
+    r->work = calloc(words, sizeof *r->work);
+    return r->ids && r->work ? CLI_OK : cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
+}
+
+/* The prompt in one step; only its last row counts. */
+static cli_exit begin(run *r)
+{
+    const int64_t V = r->desc.vocab_size;
+    r->logits = calloc((size_t)r->count * (size_t)V, sizeof *r->logits);
+    if (!r->logits) return cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
+    mha_status status = mha_decoder_create(r->context, r->transformer, 1, r->count, &r->decoder);
+    mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, r->count});
+    mha_tensor out =
+        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, r->count, V});
+    if (status == MHA_OK) status = mha_decoder_step(r->context, r->decoder, &tokens, &out);
+    if (status != MHA_OK) return cli_fail_status(GENERATE, status);
+    memmove(r->logits, r->logits + (r->count - 1) * V, (size_t)V * sizeof *r->logits);
+    return CLI_OK;
+}
+
+/* The next token after the one in ids[0]. */
+static cli_exit go_on(run *r)
+{
+    mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, 1});
+    mha_tensor out =
+        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, 1, r->desc.vocab_size});
+    mha_status status = mha_decoder_step(r->context, r->decoder, &tokens, &out);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
+}
+
+static cli_exit generate(run *r)
+{
+    cli_exit code = begin(r);
+    const int32_t end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
+    for (int64_t i = 0; i < r->count && code == CLI_OK; i++) code = show(r, r->ids[i]);
+    for (int64_t i = 0; i < r->most && code == CLI_OK; i++) {
+        if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids))
+            return cli_fail(CLI_BAD_INPUT, GENERATE, "the model gives logits that are not finite");
+        if (r->ids[0] == end) break;
+        code = show(r, r->ids[0]);
+        if (mha_decoder_length(r->decoder) == r->desc.max_length) {
+            if (i + 1 < r->most)
+                cli_note(r->quiet, "the model's %" PRId64 " positions are used up",
+                         r->desc.max_length);
+            break;
+        }
+        if (code == CLI_OK && i + 1 < r->most) code = go_on(r);
+    }
+    if (code == CLI_OK) putchar('\n');
+    return code;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * The command line
+ * --------------------------------------------------------------------------------------------- */
+
+static cli_exit check_options(const generate_options *options, run *r)
+{
+    const bool chance = options->temperature.given || options->top_p.given || options->top_k;
+    r->how = (generate_how){.temperature = options->temperature.given ? options->temperature.value
+                                           : chance                   ? 1
+                                                                      : 0,
+                            .top_k = options->top_k,
+                            .top_p = options->top_p.given ? options->top_p.value : 1,
+                            .seed = (uint64_t)options->seed};
+    r->most = options->max_tokens;
+    r->quiet = options->quiet;
+    if (r->how.temperature < 0 || r->how.temperature > 1e6)
+        return cli_fail(CLI_USAGE, GENERATE, "--temperature is %g, expected 0 to 1000000",
+                        r->how.temperature);
+    if (!(r->how.top_p > 0) || r->how.top_p > 1)
+        return cli_fail(CLI_USAGE, GENERATE, "--top-p is %g, expected more than 0, at most 1",
+                        r->how.top_p);
+    return CLI_OK;
+}
+
+cli_exit cmd_generate(int argument_count, char *const *arguments)
+{
+    generate_options options = {.max_tokens = 64};
+    args_texts plain = {0};
+    run r = {0};
+    if (args_want_help(argument_count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (argument_count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, argument_count, arguments, &options, &plain);
+    if (code == CLI_OK) code = check_options(&options, &r);
+    if (code != CLI_OK) return code;
+    if (plain.count < 1)
+        return cli_fail(CLI_USAGE, GENERATE,
+                        "the model folder is missing: multihead generate FOLDER [TEXT]");
+    if (plain.count > 2)
+        return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
+                        plain.items[2]);
+    code = load(&r, &options, plain.items[0]);
+    if (code == CLI_OK) code = make_room(&r);
+    if (code == CLI_OK) code = read_text(&r, plain.count > 1 ? plain.items[1] : "");
+    if (code == CLI_OK) code = generate(&r);
+    end_run(&r);
+    return code;
+}

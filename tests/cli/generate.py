@@ -1,0 +1,210 @@
+"""multihead generate on a model whose numbers are chosen: its next token depends on the last one
+alone, so every draw can be foretold; then a Llama, and what is refused."""
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
+WORDS = ["<s>", "</s>", "red", "green", "blue", "caf\u00e9"]
+V, LENGTH = len(WORDS), 12
+# LOGITS[last][next]
+LOGITS = [[-9, -9, 2.0, 1.0, 0.5, -1.0],
+          [0] * V,
+          [-9, -2, 0.0, 3.0, 2.5, 1.0],
+          [-9, -1, 1.5, 0.0, 1.0, 1.25],
+          [-9, 4, 1.0, 1.0, 0.0, 3.0],
+          [-9, -3, 2.0, 0.25, 0.5, 0.0]]
+
+
+def write_weights(path, tensors):
+    header, data = {}, b""
+    for name, rows in tensors.items():
+        flat = [x for row in rows for x in row]
+        begin = len(data)
+        data += struct.pack(f"<{len(flat)}f", *flat)
+        header[name] = {"dtype": "F32", "shape": [len(rows), len(rows[0])],
+                        "data_offsets": [begin, len(data)]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def make(name, logits=LOGITS, words=WORDS, begins=True, **changes):
+    """A transformer of one layer whose attention is 0: a table from token to logits."""
+    folder = FOLDER / name
+    folder.mkdir()
+    config = dict(model_type="multihead", vocab_size=V, max_length=LENGTH, embed_dim=V,
+                  num_layers=1, num_heads=1, ff_dim=0, norm="none", positions="none", causal=True)
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    zero = [[0.0] * V for _ in range(V)]
+    same = [[float(i == j) for j in range(V)] for i in range(V)]
+    write_weights(folder / "model.safetensors", {
+        "embed_tokens.weight": same, "lm_head.weight": [list(row) for row in zip(*logits)],
+        **{f"layers.0.self_attn.{part}_proj.weight": zero for part in "qkvo"}})
+    first = {"type": "TemplateProcessing",
+             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}}]}
+    (folder / "tokenizer.json").write_text(json.dumps(
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": first if begins else None,
+         "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(words)},
+                   "unk_token": "<unk>"}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": "</s>", "model_max_length": 10 ** 30}))
+    return folder
+
+
+def uniform(seed, step):
+    mask = (1 << 64) - 1
+    z = (seed * 0xD1342543DE82EF95 + (step + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return ((z ^ (z >> 31)) >> 11) * 2.0 ** -53
+
+
+def foretell(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0):
+    ids = list(ids)
+    for step in range(most):
+        row = LOGITS[ids[-1]]
+        order = sorted(range(V), key=lambda i: (-row[i], i))
+        if temperature == 0:
+            chosen = order[0]
+        else:
+            order = order[:top_k]
+            weights = [math.exp((row[i] - row[order[0]]) / temperature) for i in order]
+            kept = next((n for n in range(1, len(order) + 1)
+                         if math.fsum(weights[:n]) >= top_p * math.fsum(weights)), len(order))
+            at = uniform(seed, step) * math.fsum(weights[:kept])
+            chosen = next(i for n, i in enumerate(order, 1) if at < math.fsum(weights[:n]))
+        if chosen == 1:
+            break
+        ids.append(chosen)
+        if len(ids) > LENGTH:
+            break
+    return " ".join(WORDS[i] for i in ids)
+
+
+def generate(*arguments, **keywords):
+    return run("generate", *arguments, **keywords)
+
+
+def expect(wanted, *arguments):
+    result = generate(*arguments)
+    check_good(result, arguments)
+    check(result.out.decode() == wanted + "\n", f"{arguments}: {result.out!r}, wanted {wanted!r}")
+    return result
+
+
+def greedy(folder):
+    expect("<s> red green red green", folder, "--max-tokens", 4)
+    expect("<s> blue", folder, "blue")  # ends
+    expect("<s> caf\u00e9 red green red", folder, " caf\u00e9 ", "--max-tokens", 3)
+    expect("<s> green", folder, "green", "--max-tokens", 0)
+    expect(foretell([0, 2], 5), folder, "red", "--temperature", 0, "--max-tokens", 5)
+    result = expect(foretell([0], LENGTH), folder)
+    check(any("12 positions" in line for line in result.errors), f"note: {result.errors}")
+    check(not generate(folder, "-q").err, "quiet")
+    full = " ".join(["red"] * (LENGTH - 1))
+    expect(f"<s> {full} green", folder, full)
+
+
+def by_chance(folder):
+    seen = set()
+    for seed in range(40):
+        wanted = foretell([0, 2], 8, 1.0, seed=seed)
+        seen.add(wanted)
+        expect(wanted, folder, "red", "--temperature", 1, "--seed", seed, "--max-tokens", 8)
+    check(len(seen) > 20, f"{len(seen)} different texts of 40 seeds")
+    for seed in range(12):
+        options = ["--max-tokens", 6, "--seed", seed]
+        expect(foretell([0, 2], 6, 1.0, top_k=2, seed=seed), folder, "red", "--top-k", 2, *options)
+        expect(foretell([0, 2], 6, 1.0, top_p=0.6, seed=seed), folder, "red", "--top-p", 0.6,
+               *options)
+        expect(foretell([0, 3], 6, 2.5, 3, 0.8, seed), folder, "green", "--temperature", 2.5,
+               "--top-k", 3, "--top-p", 0.8, *options)
+    expect(foretell([0, 2], 4), folder, "red", "--top-k", 1, "--max-tokens", 4)
+    one = generate(folder, "--temperature", 3, "--threads", 1).out
+    check(one == generate(folder, "--temperature", 3, "--threads", 2).out, "threads")
+
+
+def numbers(folder):
+    expect("2 3 2 3", folder, "--ids", "2", "--max-tokens", 3)
+    expect("4 1 0 2", folder, "--ids", " 4\n", "--max-tokens", 3)  # no end without words
+    (folder / "tokenizer.json").unlink()
+    expect("2 3", folder, "--ids", "2", "--max-tokens", 1)
+    check_error(generate(folder, "red"), NO_INPUT, "tokenizer.json", "--ids", command="generate")
+    for text, part in (("6", "0 to 5"), ("3 -1", "'-1'"), ("2 x", "'x'"), ("2,3", "'2,3'")):
+        check_error(generate(folder, "--ids", text), USAGE, part, command="generate")
+    check_error(generate(folder, "--ids"), USAGE, "nothing to begin with", command="generate")
+
+
+def streaming(folder):
+    """Every word is there before the program ends: the reader takes two and goes."""
+    process = subprocess.Popen([PROGRAM, "generate", str(folder), "--temperature", "1"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    process.stdout.read(3)
+    process.stdout.close()
+    code, err = process.wait(60), process.stderr.read()
+    process.stderr.close()
+    check(code in (0, NO_OUTPUT) and not err.strip().startswith(b"multihead: generate: error"),
+          f"closed pipe: {code}, {err!r}")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "wb") as full:
+            result = generate(folder, stdout=full)
+        check(result.code == NO_OUTPUT and len(result.errors) == 1, f"full: {result.errors}")
+
+
+def refusals(folder):
+    for arguments, code, parts in (
+            (["--seed", 1], USAGE, ("folder is missing",)),
+            ([folder, "a", "b"], USAGE, ("'b'", "quotes")),
+            ([folder, "--temperature", -1], USAGE, ("--temperature",)),
+            ([folder, "--temperature", "nan"], USAGE, ("--temperature",)),
+            ([folder, "--top-p", 0], USAGE, ("--top-p",)),
+            ([folder, "--top-p", 1.5], USAGE, ("--top-p",)),
+            ([folder, "--top-k", 0], USAGE, ("--top-k",)),
+            ([folder, "--top-q", 0], USAGE, ("--top-k",)),
+            ([folder, "zebra"], BAD_INPUT, ("'zebra'", "6 words")),
+            ([folder, b"\xff"], BAD_INPUT, ("UTF-8",)),
+            ([folder, "red " * LENGTH], BAD_INPUT, ("12 tokens",)),
+            ([FOLDER / "none"], NO_INPUT, ("no such folder",)),
+            ([MODEL, "a"], UNSUPPORTED, ("encoder",)),
+            ([make("encoder", causal=False), "red"], UNSUPPORTED, ("encoder",)),
+            ([make("mute", begins=False)], USAGE, ("give TEXT",)),
+            ([make("more", words=WORDS + ["x"]), "red"], BAD_INPUT, ("7 words",)),
+            ([make("alien", model_type="rwkv"), "red"], UNSUPPORTED, ("'rwkv'",)),
+            ([make("bad", logits=[[math.nan] * V] * V), "red"], None, ("finite",))):
+        result = generate(*arguments)
+        if code is None:  # the prompt stands on stdout already
+            check(result.code == BAD_INPUT and parts[0] in " ".join(result.errors), "not finite")
+        else:
+            check_error(result, code, *parts, command="generate")
+    shown = make("steers", words=WORDS[:2] + ["a\x1b[2J\u009bb"] + WORDS[3:])
+    check(generate(shown, "--max-tokens", 1).out == b"<s> a?[2J?b\n", "words steer no terminal")
+
+
+def help_and_manual():
+    help_text = generate("--help")
+    check_good(help_text, "--help")
+    check(max(map(len, help_text.lines)) <= 80, "help fits 80 columns")
+    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead generate`")[-1]
+    manual = manual.split("\n## ")[0]
+    for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())) - {"--help"}:
+        check(option in manual, f"docs/program.md, generate: nothing of {option}")
+    check(generate().code == USAGE and b"Examples:" in generate().err, "without arguments")
+
+
+model = make("model")
+greedy(model)
+by_chance(model)
+streaming(model)
+refusals(model)
+numbers(model)
+help_and_manual()
+finish()
