@@ -234,6 +234,73 @@ static void poison_stays(void **state)
     machines_free(&all);
 }
 
+/* A query without keys gives no gradient to a sink either, whatever its dO holds. */
+static void query_without_keys(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int m = 0; m < all.count; m++) {
+        rng r = rng_make(1, 2);
+        uint8_t keep[2] = {0, 1};
+        float sink = 0.5f, found[2];
+        const mha_tensor mask = mha_tensor_contiguous(keep, MHA_U8, 2, (int64_t[]){2, 1});
+        const mha_tensor sinks = mha_tensor_contiguous(&sink, MHA_F32, 1, (int64_t[]){1});
+        call c = {.q = tensor(4, (int64_t[]){1, 1, 2, 3}),
+                  .k = tensor(4, (int64_t[]){1, 1, 4, 3}),
+                  .v = tensor(4, (int64_t[]){1, 1, 4, 2})};
+        complete(&c, &r);
+        randomize(&r, &c.q);
+        randomize(&r, &c.k);
+        randomize(&r, &c.v);
+        c.desc.keep_mask = &mask;
+        c.desc.sink_logits = &sinks;
+        for (int spoiled = 0; spoiled < 2; spoiled++) {
+            const mha_tensor out =
+                mha_tensor_contiguous(&found[spoiled], MHA_F32, 1, (int64_t[]){1});
+            c.gradients.sink_logits = &out;
+            if (spoiled) *(float *)c.o_gradient.data = *(float *)c.q.data = NAN;
+            run(all.each[m].context, all.each[m].path, &c);
+        }
+        assert_true(found[0] == found[1] && found[0] != 0);
+        free(c.q.data);
+        free(c.k.data);
+        free(c.v.data);
+        free_results(&c);
+    }
+    machines_free(&all);
+}
+
+/* A product with a hidden value may overflow; it takes no part. */
+static void huge_where_hidden(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int m = 0; m < all.count; m++) {
+        rng r = rng_make(1, 4);
+        uint8_t keep[3] = {1, 0, 1};
+        const mha_tensor mask = mha_tensor_contiguous(keep, MHA_U8, 1, (int64_t[]){3});
+        call c = {.q = tensor(4, (int64_t[]){1, 1, 2, 3}),
+                  .k = tensor(4, (int64_t[]){1, 1, 3, 3}),
+                  .v = tensor(4, (int64_t[]){1, 1, 3, 2})};
+        complete(&c, &r);
+        randomize(&r, &c.q);
+        randomize(&r, &c.k);
+        randomize(&r, &c.v);
+        c.desc.keep_mask = &mask;
+        for (int i = 0; i < 4; i++) ((float *)c.o_gradient.data)[i] = 10;
+        for (int i = 0; i < 2; i++) row(&c.v, 0, 0, 1)[i] = 3e38f;
+        for (int i = 0; i < 3; i++) row(&c.k, 0, 0, 1)[i] = 3e38f;
+        run(all.each[m].context, all.each[m].path, &c);
+        for (int i = QUERIES; i <= VALUES; i++)
+            assert_true(finite_row(c.of[i].data, count_of(&c.of[i])));
+        free(c.q.data);
+        free(c.k.data);
+        free(c.v.data);
+        free_results(&c);
+    }
+    machines_free(&all);
+}
+
 /* ---- padding and batches --------------------------------------------------------------------- */
 
 static void put(const mha_tensor *from, const mha_tensor *to)
@@ -441,7 +508,7 @@ SPOIL(bias_ndim, x->d_bias.ndim = 1)
 SPOIL(gates_shape, x->d_gates.shape[0] = 1)
 SPOIL(scale_shape, (x->c.of[SCALE].ndim = 1, x->c.of[SCALE].shape[0] = 2))
 SPOIL(scale_ndim, x->c.of[SCALE].ndim = 99)
-SPOIL(k_is_v, x->c.of[KEYS].data = x->c.of[VALUES].data)
+SPOIL(v_is_k, x->c.of[VALUES].data = x->c.of[KEYS].data) /* the smaller one */
 SPOIL(q_in_q, x->c.of[QUERIES].data = x->c.q.data)
 SPOIL(q_in_o, x->c.of[QUERIES].data = x->c.o.data)
 SPOIL(q_in_o_gradient, x->c.of[QUERIES].data = x->c.o_gradient.data)
@@ -481,10 +548,10 @@ static const struct {
               {gates_shape, MHA_ERR_SHAPE, "gradients.gates", false},
               {scale_shape, MHA_ERR_SHAPE, "gradients.scale", false},
               {scale_ndim, MHA_ERR_SHAPE, "gradients.scale", false},
-              {k_is_v, MHA_ERR_OVERLAP, "gradients.v", true},
+              {v_is_k, MHA_ERR_OVERLAP, "gradients.v", true},
               {q_in_q, MHA_ERR_OVERLAP, "gradients.q", true},
               {q_in_o, MHA_ERR_OVERLAP, "gradients.q", true},
-              {q_in_o_gradient, MHA_ERR_OVERLAP, "o_gradient", true},
+              {q_in_o_gradient, MHA_ERR_OVERLAP, "gradients.q", true},
               {gates_in_bias, MHA_ERR_OVERLAP, "gradients.gates", true},
               {bad_forward_argument, MHA_ERR_ARGUMENT, "path", false}};
 
@@ -694,6 +761,8 @@ int main(void)
     machines_print_missing();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(poison_stays),
+        cmocka_unit_test(query_without_keys),
+        cmocka_unit_test(huge_where_hidden),
         cmocka_unit_test(padding_and_batches),
         cmocka_unit_test(halves_are_widened),
         cmocka_unit_test(each_error),
