@@ -198,7 +198,11 @@ static cli_exit begin(run *r)
     const int64_t V = r->desc.vocab_size;
     r->logits = calloc((size_t)r->count * (size_t)V, sizeof *r->logits);
     if (!r->logits) return cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
-    mha_status status = mha_decoder_create(r->context, r->transformer, 1, r->count, &r->decoder);
+    const int64_t left = r->desc.max_length - r->count;
+    const mha_decoder_desc desc = {.struct_size = sizeof desc,
+                                   .capacity = r->count + (r->most < left ? r->most : left),
+                                   .max_step = r->count};
+    mha_status status = mha_decoder_create(r->context, r->transformer, &desc, &r->decoder);
     mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, r->count});
     mha_tensor out =
         mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, r->count, V});

@@ -264,20 +264,27 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
 /* A causal transformer under way: the keys and values of the tokens so far, for each layer. */
 typedef struct mha_decoder mha_decoder;
 
+typedef struct mha_decoder_desc {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    int64_t batch;     /* B, sequences of equal length; 0: 1 */
+    int64_t capacity;  /* tokens of a sequence, at most max_length; 0: max_length */
+    int64_t max_step;  /* tokens of a sequence in one step; 0: capacity */
+} mha_decoder_desc;
+
 /**
- * Begin to decode `batch` sequences of equal length, in steps of up to max_step tokens each.
+ * Begin to decode. desc may be NULL.
  *
- *   batch, max_step   at least 1; max_step at most max_length
- *
- * Memory   the caller owns *decoder; 2 L B max_length Hk D floats that are touched as they are
- * used, and activations for B max_step tokens; from the context's allocator, which must outlive it.
- * The transformer must outlive it too. Errors   MHA_ERR_NULL, _ARGUMENT; MHA_ERR_UNSUPPORTED (not
- * causal, or with cross-attention); MHA_ERR_SIZE, _NOMEM.   Threads  as mha_context_create(). Since
- * 0.2
+ * Memory   the caller owns *decoder; 2 L B capacity Hk D floats that are touched as they are used,
+ *          and activations for B max_step tokens; from the context's allocator, which must outlive
+ *          it. The transformer must outlive it too.
+ * Errors   MHA_ERR_NULL, _ARGUMENT; MHA_ERR_UNSUPPORTED (not causal, or with cross-attention, or a
+ *          field of a newer library is set); MHA_ERR_SIZE, _NOMEM.
+ * Threads  as mha_context_create().   Since  0.2
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     const mha_transformer *transformer,
-                                                    int64_t batch, int64_t max_step,
+                                                    const mha_decoder_desc *desc,
                                                     mha_decoder **decoder);
 
 /** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.2 */
@@ -298,14 +305,14 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int6
 /**
  * The next n tokens of every sequence; their output.
  *
- *   tokens i32 [B,n], 1 <= n <= max_step    output [B,n,V] out (or [B,n,E]), as
- *   mha_transformer_forward()
+ *   tokens i32 [B,n], 1 <= n <= max_step
+ *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward()
  *
  * Steps of any sizes give the bits of mha_transformer_forward() of the whole sequences.
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_SIZE (more than max_step tokens, or sequences
- *          beyond max_length). The decoder is then as it was, output unspecified.
+ *          beyond the capacity). The decoder is then as it was, output unspecified.
  * Threads  one call per context and decoder.   Since  0.2
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_decoder *decoder,

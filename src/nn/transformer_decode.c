@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <string.h>
@@ -12,7 +13,7 @@ struct mha_decoder {
     const mha_transformer *transformer;
     mha_activations *activations;
     mha_kv_cache **caches; /* [L] */
-    int64_t batch, max_step, length;
+    int64_t batch, capacity, max_step, length;
 };
 
 static mha_status make_parts(mha_context *context, mha_decoder *d)
@@ -21,7 +22,7 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
     const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
                                     .batch = d->batch,
                                     .kv_heads = t->kv_heads,
-                                    .capacity = t->max_length,
+                                    .capacity = d->capacity,
                                     .head_dim = t->head_dim};
     const size_t bytes = (size_t)t->num_layers * sizeof *d->caches;
     d->caches = d->allocator.alloc(d->allocator.user, bytes, _Alignof(mha_kv_cache *));
@@ -33,38 +34,63 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
                                   &d->activations);
 }
 
-static mha_status check(const mha_transformer *t, int64_t batch, int64_t max_step)
+static mha_status check_kind(const mha_transformer *t)
+{
+    if (mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL) &&
+        !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS))
+        return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "mha_decoder_create: only transformers that are causal and have no "
+                    "cross-attention are decoded step by step");
+}
+
+static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *desc,
+                             mha_decoder_desc *own)
 {
     int64_t tokens;
-    if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL) ||
-        mhai_transformer_has(t, MHA_TRANSFORMER_CROSS))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_decoder_create: only transformers that are causal and have no "
-                        "cross-attention are decoded step by step");
-    if (batch < 1 || max_step < 1 || max_step > t->desc.max_length ||
-        !mhai_mul_i64(batch, max_step, &tokens) || tokens > INT32_MAX)
+    *own = (mha_decoder_desc){0};
+    if (desc) MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own, sizeof *own, desc));
+    if (own->reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_desc: reserved is %u, expected 0",
+                        (unsigned)own->reserved);
+    if (own->batch == 0) own->batch = 1;
+    if (own->capacity == 0) own->capacity = t->desc.max_length;
+    if (own->max_step == 0) own->max_step = own->capacity;
+    if (own->capacity < 1 || own->capacity > t->desc.max_length || own->max_step < 1 ||
+        own->max_step > own->capacity)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_decoder_create: batch is %lld, max_step is %lld, expected 1 or more, "
-                        "1..%lld, and no more than %d together",
-                        (long long)batch, (long long)max_step, (long long)t->desc.max_length,
-                        INT32_MAX);
+                        "mha_decoder_desc: capacity is %lld, expected 1..%lld (max_length); "
+                        "max_step is %lld, expected 1..capacity",
+                        (long long)own->capacity, (long long)t->desc.max_length,
+                        (long long)own->max_step);
+    if (own->batch < 1 || !mhai_mul_i64(own->batch, own->max_step, &tokens) || tokens > INT32_MAX)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_decoder_desc: batch is %lld, expected 1 or more, and at most %d tokens "
+            "in a step of all",
+            (long long)own->batch, INT32_MAX);
     return MHA_OK;
 }
 
 mha_status mha_decoder_create(mha_context *context, const mha_transformer *transformer,
-                              int64_t batch, int64_t max_step, mha_decoder **decoder)
+                              const mha_decoder_desc *desc, mha_decoder **decoder)
 {
     if (!context || !transformer || !decoder)
         return mha_fail(MHA_ERR_NULL, "mha_decoder_create: %s is NULL",
                         !context       ? "context"
                         : !transformer ? "transformer"
                                        : "decoder");
-    MHA_TRY(check(transformer, batch, max_step));
+    mha_decoder_desc own;
+    MHA_TRY(check_kind(transformer));
+    MHA_TRY(check_desc(transformer, desc, &own));
     const mha_allocator *a = &context->allocator;
     mha_decoder *made = a->alloc(a->user, sizeof *made, _Alignof(mha_decoder));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_decoder){
-        .allocator = *a, .transformer = transformer, .batch = batch, .max_step = max_step};
+    *made = (mha_decoder){.allocator = *a,
+                          .transformer = transformer,
+                          .batch = own.batch,
+                          .capacity = own.capacity,
+                          .max_step = own.max_step};
     mha_status status = make_parts(context, made);
     if (status == MHA_OK)
         *decoder = made;
@@ -117,14 +143,14 @@ mha_status mha_decoder_step(mha_context *context, mha_decoder *d, const mha_tens
         return mha_fail(MHA_ERR_NULL, "mha_decoder_step: %s is NULL",
                         context ? "decoder" : "context");
     MHA_TRY(mhai_tensor_check("tokens", tokens, MHA_I32, 2, (const int64_t[]){d->batch, -1}));
-    const int64_t count = tokens->shape[1], most = d->transformer->desc.max_length;
+    const int64_t count = tokens->shape[1], most = d->capacity;
     if (count < 1 || count > d->max_step)
         return mha_fail(count < 1 ? MHA_ERR_ARGUMENT : MHA_ERR_SIZE,
                         "tokens: a step of %lld, this decoder takes 1..%lld", (long long)count,
                         (long long)d->max_step);
     if (count > most - d->length)
         return mha_fail(MHA_ERR_SIZE,
-                        "tokens: %lld behind %lld are more than max_length, %lld; "
+                        "tokens: %lld behind %lld are more than its capacity, %lld; "
                         "mha_decoder_truncate() makes room",
                         (long long)count, (long long)d->length, (long long)most);
     mha_status status = mhai_transformer_step(context, d->transformer, d->activations, tokens,

@@ -63,6 +63,14 @@ static mha_transformer *make(const mha_transformer_desc *d, uint64_t seed)
     return t;
 }
 
+static mha_status create(mha_context *c, const mha_transformer *t, int64_t batch, int64_t capacity,
+                         int64_t max_step, mha_decoder **decoder)
+{
+    const mha_decoder_desc desc = {
+        .struct_size = sizeof desc, .batch = batch, .capacity = capacity, .max_step = max_step};
+    return mha_decoder_create(c, t, &desc, decoder);
+}
+
 static int64_t width_of(const mha_transformer *t)
 {
     mha_transformer_desc d;
@@ -115,7 +123,7 @@ static void steps_have_the_bits_of_the_whole(void **state)
         for (int i = 0; i < BATCH * LENGTH; i++) ids[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
         for (int i = 0; i < BATCH * LENGTH; i++) drafts[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
         whole(t, ids, at_once);
-        must(mha_decoder_create(context, t, BATCH, most, &decoder));
+        must(create(context, t, BATCH, 0, most, &decoder));
         for (int64_t at = 0, count; at < LENGTH; at += count) {
             count = rng_between(&r, 1, most < LENGTH - at ? most : LENGTH - at);
             if (rng_chance(&r, 0.3)) { /* a draft that is taken back */
@@ -140,23 +148,25 @@ static void misuse(void **state)
     d.flags = MHA_TRANSFORMER_CAUSAL;
     mha_transformer *t = make(&d, 1), *other = NULL;
     mha_decoder *decoder = NULL;
-    expect_error(mha_decoder_create(NULL, t, 1, 1, &decoder), MHA_ERR_NULL, "context");
-    expect_error(mha_decoder_create(context, NULL, 1, 1, &decoder), MHA_ERR_NULL, "transformer");
-    expect_error(mha_decoder_create(context, t, 1, 1, NULL), MHA_ERR_NULL, "decoder");
-    expect_error(mha_decoder_create(context, t, 0, 1, &decoder), MHA_ERR_ARGUMENT, "batch is 0");
-    expect_error(mha_decoder_create(context, t, 1, LENGTH + 1, &decoder), MHA_ERR_ARGUMENT,
+    expect_error(create(NULL, t, 1, 1, 1, &decoder), MHA_ERR_NULL, "context");
+    expect_error(create(context, NULL, 1, 1, 1, &decoder), MHA_ERR_NULL, "transformer");
+    expect_error(create(context, t, 1, 1, 1, NULL), MHA_ERR_NULL, "decoder");
+    expect_error(create(context, t, -1, 0, 1, &decoder), MHA_ERR_ARGUMENT, "batch is -1");
+    expect_error(create(context, t, 1, 0, LENGTH + 1, &decoder), MHA_ERR_ARGUMENT,
                  "max_step is 41");
-    expect_error(mha_decoder_create(context, t, INT64_MAX, 2, &decoder), MHA_ERR_ARGUMENT, "batch");
+    expect_error(create(context, t, 1, LENGTH + 1, 1, &decoder), MHA_ERR_ARGUMENT,
+                 "capacity is 41");
+    expect_error(create(context, t, INT64_MAX, 0, 2, &decoder), MHA_ERR_ARGUMENT, "batch");
     d.flags = 0;
     other = make(&d, 1);
-    expect_error(mha_decoder_create(context, other, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
+    expect_error(create(context, other, 1, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
     assert_null(decoder);
     mha_transformer_destroy(other);
-    must(mha_decoder_create(context, t, BATCH, LENGTH / 2 + 1, &decoder));
+    must(create(context, t, BATCH, 0, LENGTH / 2 + 1, &decoder));
     mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH / 2 + 1, 1);
     mha_tensor out = part(rows, MHA_F32, 0, LENGTH / 2 + 1, VOCAB);
     must(mha_decoder_step(context, decoder, &tokens, &out));
-    expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "max_length, 40");
+    expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "capacity, 40");
     must(mha_decoder_truncate(decoder, 10));
     expect_error(mha_decoder_step(context, NULL, &tokens, &out), MHA_ERR_NULL, "decoder");
     expect_error(mha_decoder_step(NULL, decoder, &tokens, &out), MHA_ERR_NULL, "context");
@@ -170,6 +180,16 @@ static void misuse(void **state)
     assert_int_equal(mha_decoder_length(decoder), 10);
     expect_error(mha_decoder_truncate(decoder, 11), MHA_ERR_ARGUMENT, "0..10");
     expect_error(mha_decoder_truncate(NULL, 0), MHA_ERR_NULL, "decoder");
+    mha_decoder_destroy(decoder);
+    must(create(context, t, BATCH, 3, 0, &decoder));
+    tokens.shape[1] = out.shape[1] = 4;
+    expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "1..3");
+    mha_decoder_destroy(decoder);
+    must(mha_decoder_create(context, t, NULL, &decoder)); /* one sequence, as long as may be */
+    tokens.shape[0] = out.shape[0] = 1;
+    tokens.shape[1] = out.shape[1] = LENGTH;
+    ids[1] = 0;
+    must(mha_decoder_step(context, decoder, &tokens, &out));
     mha_decoder_destroy(decoder);
     mha_decoder_destroy(NULL);
     mha_transformer_destroy(t);
@@ -196,7 +216,7 @@ static void allocations_fail(void **state)
         alloc.fail_at = -1;
         must(mha_context_create(&desc, &own));
         alloc.fail_at = alloc.calls + failures;
-        status = mha_decoder_create(own, t, BATCH, LENGTH, &decoder);
+        status = create(own, t, BATCH, LENGTH, 0, &decoder);
         mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH, 1);
         mha_tensor out = part(got, MHA_F32, 0, LENGTH, width_of(t));
         if (decoder && (status = mha_decoder_step(own, decoder, &tokens, &out)) != MHA_OK) {
