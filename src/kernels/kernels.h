@@ -119,8 +119,9 @@ typedef struct mhai_gemm {
     int64_t inner;  /* inputs in this block, one chain; a linear layer takes MHAI_GEMM_BLOCK */
     int64_t panels; /* panels to do */
     int64_t cols;   /* outputs in them; the last panel may be partial */
-    const float *x; /* [rows][x_stride] */
+    const float *x; /* [rows][x_stride]; transposed: [inner][x_stride] */
     int64_t x_stride;
+    bool transposed;
     const float *w;       /* first panel at this block's first input */
     int64_t panel_stride; /* elements between panels */
     const float *bias;    /* [cols]; NULL: 0 */

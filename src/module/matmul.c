@@ -18,6 +18,11 @@ enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8 };
  * noise. 16 floats beyond the block put each row in sets of its own. */
 enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_GEMM_BLOCK + 16 };
 
+/* Copying and turning a transposed strip costs as much as multiplying it by one panel: up to 8
+ * panels it is read where it lies. Judged by the whole product, not by groups, which depend on
+ * threads. */
+enum { TURN_COLS = 8 * MHAI_PANEL };
+
 typedef struct matmul_run {
     const mhai_matmul *job;
     const mhai_kernels *kernels;
@@ -29,11 +34,15 @@ typedef struct matmul_run {
 /* ---- the product --------------------------------------------------------------------------- */
 
 /* Rows begin .. begin + rows - 1 of a, inner indices from `input` on: where they lie, or copied
- * together. A transposed strip is always copied; others are if they meet several panels, because
- * rows at a large power-of-two stride would fight for a few sets of L1. */
+ * together if they meet several panels, because rows at a large power-of-two stride would fight for
+ * a few sets of L1. */
 static const float *strip_of(const mhai_matmul *job, const mhai_gemm *g, int64_t begin,
                              int64_t input, int64_t *stride, float *buffer)
 {
+    if (g->transposed) {
+        *stride = job->a_stride;
+        return job->a + input * job->a_stride + begin;
+    }
     if (job->a_transposed) {
         for (int64_t i = 0; i < g->inner; i++)
             for (int r = 0; r < g->rows; r++)
@@ -64,6 +73,7 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
                        .inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input),
                        .panels = panels,
                        .cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col),
+                       .transposed = job->a_transposed && job->cols <= TURN_COLS,
                        .w = job->panels + col * job->inner + input * MHAI_PANEL,
                        .panel_stride = job->inner * MHAI_PANEL,
                        .bias = job->bias ? job->bias + col : NULL,

@@ -7,7 +7,7 @@ static void gemm_partial_panel(const mhai_gemm *g, block t, int64_t cols)
     float *out = t.c;
     t.c = buffer;
     t.c_stride = MHAI_PANEL;
-    panel_product(block_store_rows, g->rows, t);
+    panel_product(g->transposed ? block_add_columns : block_store_rows, g->rows, t);
     for (int r = 0; r < g->rows; r++)
         for (int64_t c = 0; c < cols; c++) out[r * g->out_stride + c] += buffer[r * MHAI_PANEL + c];
 }
@@ -31,7 +31,7 @@ static void gemm_strip(const mhai_gemm *g)
                    .c = g->out + panel * MHAI_PANEL,
                    .c_stride = g->out_stride};
         if (cols >= MHAI_PANEL)
-            panel_product(block_add_rows, g->rows, t);
+            panel_product(g->transposed ? block_add_columns : block_add_rows, g->rows, t);
         else
             gemm_partial_panel(g, t, cols);
     }
