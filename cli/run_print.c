@@ -20,9 +20,16 @@ const char *run_shape_text(const mha_tensor *tensor, char *text, size_t size)
  * Columns
  * --------------------------------------------------------------------------------------------- */
 
+/* No minus before a nought, nor before a NaN: its sign says nothing and differs by machine. */
+static double unsigned_where_idle(double number)
+{
+    return number == 0 ? 0 : isnan(number) ? (double)NAN : number;
+}
+
 static int print_width(const run_format *format, double number)
 {
     char text[64];
+    number = unsigned_where_idle(number);
     return snprintf(text, sizeof text, format->style == 'f' ? "%.*f" : "%.*e", format->digits,
                     number);
 }
@@ -54,7 +61,7 @@ run_format run_format_of(const double *numbers, int64_t count, int digits, bool 
 
 void run_print_number(const run_format *format, double number)
 {
-    if (number == 0) number = 0; /* no minus before a nought */
+    number = unsigned_where_idle(number);
     if (format->style == 'f')
         printf("%*.*f", format->width, format->digits, number);
     else

@@ -715,6 +715,9 @@ def blackboard():
     nan = Array((3, 4), [float("nan")] + [1.0] * 11, "nan.npy")
     check(nan.shape and compute("--x", "nan.npy", "--trace").code == 0, "NaN, traced")
     check_good(compute("--x", "nan.npy"), "NaN, printed")
+    huge = Array((3, 4), [3e38] * 12, "huge.npy")
+    printed = compute("--x", "huge.npy").out
+    check(huge.shape and b"nan" in printed and b"-nan" not in printed, f"a NaN that is made: {printed}")
 
 
 # ---- everything that can be wrong ---------------------------------------------------------------
@@ -737,6 +740,7 @@ def wrong_lines():
         ([*one, "--keep-blocks", "1", "--block-size", "0x2"], "queries 0 and keys 2 must be positive"),
         ([*one, "--window", "3"], "--window 3", "4,0"),
         ([*one, "--window", "3,x"], "--window 3,x"),
+        ([*one, "--window", "99999999999999999999,0"], "--window 9999", "4,0"),
         ([*one, "--window=-3,0"], "keys before -3"),
         ([*one, "--causal", "--window", "3,1"], "keys after is 1"),
         ([*one, "--sink-keys", "1"], "--sink-keys, --global-keys and --global-queries need --window"),
