@@ -16,7 +16,7 @@ const train_task *const train_tasks[] = {&train_sentences, &train_pronouns, &tra
 
 typedef struct train_options {
     const char *folder, *resume;
-    int64_t seed, steps, batch, layers, heads, embed, ff, every, seconds, threads;
+    int64_t seed, steps, tries, batch, layers, heads, embed, ff, every, seconds, threads;
     args_real learning_rate;
     int no_report, quiet, fresh;
 } train_options;
@@ -36,6 +36,7 @@ static const args_option option_table[] = {
     {.kind = ARGS_HEADING, .name = "How it learns"},
     NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
     NUMBER("steps", steps, 1, INT64_C(1) << 40, "of a try, at most"),
+    NUMBER("tries", tries, 1, 1000, "tries at most; default: the recipe's"),
     NUMBER("seconds", seconds, 1, 1000000, "of all tries together, at most"),
     NUMBER("batch", batch, 1, 256, "sequences of a step"),
     NUMBER("every", every, 1, 1000000, "steps between two looks at held-out data"),
@@ -244,6 +245,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
         if (code != CLI_OK) return code;
     }
     if (o->steps) recipe->steps = o->steps;
+    if (o->tries) recipe->tries = o->tries;
     if (o->batch) recipe->batch = o->batch;
     if (o->every) recipe->every = o->every;
     if (!o->learning_rate.given) return CLI_OK;

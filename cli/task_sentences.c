@@ -322,9 +322,9 @@ static const train_recipe recipe = {
     .clip = 1,
     .warm_up = 50,
     .batch = 32,
-    .steps = 1200,
+    .steps = 600,
     .every = 25,
-    .tries = 4,
+    .tries = 6,
     .probes_to_stop = 600,
     .probes_to_report = 2000,
 };

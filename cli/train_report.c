@@ -192,11 +192,13 @@ static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t c
 static cli_exit make_maps(train_model *model, const char *text, attention_maps *maps)
 {
     const train_batch *batch = &model->probe;
+    static const char kind[] = "transformer, trained here";
     mha_transformer_desc d;
     char name[64];
     mha_transformer_describe(model->decoder.net, &d);
     snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
     maps->name = maps_copy_text(name, strlen(name));
+    maps->architecture = maps_copy_text(kind, sizeof kind - 1);
     if (text) {
         maps->text[0] = maps_copy_text(text, strlen(text));
         maps->text_bytes[0] = strlen(text);
