@@ -1,6 +1,6 @@
 /* A whole transformer: its table of parameters, that the gradient of every parameter is that of the
  * loss (along random directions), that bits do not depend on threads, that it learns, and misuse.
- * tests/python/test_transformer_torch.py compares numbers with PyTorch. */
+ * tests/python/test_training_torch.py compares numbers with PyTorch. */
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
