@@ -40,6 +40,8 @@ def array_of(tensor):
 def arrays():
     generator = np.random.default_rng(1)
     for name in mha.DTYPES:
+        if name == "uint16":  # bfloat16's patterns, which NumPy does not know
+            continue
         for shape in ((), (0,), (5,), (3, 0, 2), (2, 3, 4), (2, 1, 3, 1, 2, 5)):
             yield np.array(generator.normal(size=shape) * 100, dtype=float).astype(name)
 
