@@ -107,7 +107,6 @@ static void put_word(const char *word)
 /* One token on stdout, at once. */
 static cli_exit show(run *r, int32_t id)
 {
-    errno = 0;
     if (r->begun) putchar(' ');
     const char *word = r->vocabulary ? mha_vocabulary_word(r->vocabulary, id) : NULL;
     if (word)
@@ -115,7 +114,7 @@ static cli_exit show(run *r, int32_t id)
     else
         printf("%" PRId32, id);
     r->begun = true;
-    return fflush(stdout) == 0 ? CLI_OK : cli_finish_stdout(GENERATE, CLI_OK);
+    return cli_finish_stdout(GENERATE, CLI_OK);
 }
 
 /* Numbers between white space. */
@@ -222,25 +221,37 @@ static cli_exit go_on(run *r)
     return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
 }
 
+/* The line ends before anything is said on stderr, which may be the same terminal. */
+static cli_exit end_line(const run *r)
+{
+    if (r->begun) putchar('\n');
+    return cli_finish_stdout(GENERATE, CLI_OK);
+}
+
 static cli_exit generate(run *r)
 {
+    bool full = false;
     cli_exit code = begin(r);
     const int32_t end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
     for (int64_t i = 0; i < r->count && code == CLI_OK; i++) code = show(r, r->ids[i]);
     for (int64_t i = 0; i < r->most && code == CLI_OK; i++) {
-        if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids))
-            return cli_fail(CLI_BAD_INPUT, GENERATE, "the model gives logits that are not finite");
+        if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids)) {
+            code = end_line(r);
+            return code != CLI_OK ? code
+                                  : cli_fail(CLI_BAD_INPUT, GENERATE,
+                                             "the model gives logits that are not finite");
+        }
         if (r->ids[0] == end) break;
         code = show(r, r->ids[0]);
         if (mha_decoder_length(r->decoder) == r->desc.max_length) {
-            if (i + 1 < r->most)
-                cli_note(r->quiet, "the model's %" PRId64 " positions are used up",
-                         r->desc.max_length);
+            full = i + 1 < r->most;
             break;
         }
         if (code == CLI_OK && i + 1 < r->most) code = go_on(r);
     }
-    if (code == CLI_OK) putchar('\n');
+    if (code == CLI_OK) code = end_line(r);
+    if (code == CLI_OK && full)
+        cli_note(r->quiet, "the model's %" PRId64 " positions are used up", r->desc.max_length);
     return code;
 }
 

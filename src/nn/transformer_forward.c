@@ -357,6 +357,27 @@ static mha_status write_output(const call *c, const mha_tensor *output)
     return MHA_OK;
 }
 
+/* What is written, against what is read and against each other. */
+static mha_status check_overlap(const call *c, const mha_tensor *output)
+{
+    const struct {
+        const char *name;
+        const mha_tensor *tensor;
+    } all[] = {{"output", output},
+               {"probabilities", c->probabilities},
+               {"cross_probabilities", c->cross_probabilities},
+               {"tokens", c->input.tokens},
+               {"memory", c->input.memory},
+               {"gates", c->input.gates},
+               {"cross_gates", c->input.cross_gates}};
+    for (size_t i = 0; i < 3; i++)
+        for (size_t k = i + 1; all[i].tensor && k < sizeof all / sizeof all[0]; k++)
+            if (all[k].tensor)
+                MHA_TRY(mhai_tensor_check_disjoint(all[i].name, all[i].tensor, all[k].name,
+                                                   all[k].tensor));
+    return MHA_OK;
+}
+
 static mha_status check_call(call *c, const mha_transformer_input *input, const mha_tensor *output)
 {
     const mha_transformer_desc *d = &c->t->desc;
@@ -376,7 +397,8 @@ static mha_status check_call(call *c, const mha_transformer_input *input, const 
     if (c->cross_probabilities && !(d->flags & MHA_TRANSFORMER_CROSS))
         return mha_fail(MHA_ERR_ARGUMENT, "cross_probabilities: this transformer has no "
                                           "cross-attention");
-    return check_probabilities(c, "cross_probabilities", c->cross_probabilities, c->a->S);
+    MHA_TRY(check_probabilities(c, "cross_probabilities", c->cross_probabilities, c->a->S));
+    return check_overlap(c, output);
 }
 
 static mha_status forward(call *c, const mha_tensor *output)

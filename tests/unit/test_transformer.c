@@ -511,6 +511,11 @@ static void errors(void **state)
     in.memory = NULL, output.shape[2] = 8;
     expect_error(FORWARD, MHA_ERR_SHAPE, "output");
     output.shape[2] = 9;
+    mha_tensor gates = output;
+    gates.ndim = 2, gates.shape[0] = good.num_layers, gates.shape[1] = good.num_heads;
+    gates.stride[0] = good.num_heads, gates.stride[1] = 1, in.gates = &gates;
+    expect_error(FORWARD, MHA_ERR_OVERLAP, "output overlaps gates");
+    in.gates = NULL;
     tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, 9});
     expect_error(FORWARD, MHA_ERR_ARGUMENT, "9 in a sequence, this transformer takes up to 8");
     tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){2, 8});
