@@ -91,7 +91,7 @@ typedef struct mha_attention_gradients {
  * Threads  one call at a time per context; any number of contexts.
  * Accuracy docs/numerics.md, "Attention backward": p inherits u |lse| from the rounding of lse, and
  *          ds what o is wrong by, sum_d |g[d]| |o error|.
- * Since    0.2
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_backward(
     mha_context *context, const mha_attention_desc *desc, const mha_tensor *q, const mha_tensor *k,
@@ -105,7 +105,7 @@ MHA_API MHA_NODISCARD mha_status mha_attention_backward(
  * computed: gradients of keys and of queries each recompute scores, so it is more than 10 D a pair.
  *
  * Memory   fills *plan.   Errors  as mha_attention_backward(), except _NOMEM.
- * Threads  any.           Since   0.2
+ * Threads  any.           Since   0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_backward_explain(
     const mha_context *context, const mha_attention_desc *desc, const mha_tensor *q,
@@ -157,7 +157,7 @@ typedef struct mha_linear_attention_gradients {
  * state gradient without a state; MHA_ERR_UNSUPPORTED for a feature_map without its gradient. On
  * error no output byte is written. Threads  one call at a time per context. Key/value heads are
  * shared out over threads; bits do not depend on their number. Accuracy the features' 2.5 u, the
- * last rounding, and double between. Since    0.2
+ * last rounding, and double between. Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_attention_backward(
     mha_context *context, const mha_linear_attention_desc *desc, const mha_tensor *q,

@@ -49,7 +49,7 @@ typedef struct mha_checkpoint_settings {
  *          more words than vocab_size); MHA_ERR_UTF8; MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_WRITE
  *          (not a folder, not allowed, disk full); MHA_ERR_NOMEM. Files that were written before
  *          the one that failed stay.
- * Threads  any, while nobody changes the transformer.   Since  0.2
+ * Threads  any, while nobody changes the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
                                                      mha_transformer *transformer,
@@ -67,7 +67,7 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
  *          a weight missing, of another shape than config.json says, or one that is not asked for);
  *          MHA_ERR_UNSUPPORTED (another model_type, an option that is not built, a weight's type);
  *          MHA_ERR_SIZE; what mha_transformer_create() gives. *transformer is then as it was.
- * Threads  as mha_context_create().   Since  0.2
+ * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                                                      mha_transformer **transformer);
@@ -85,23 +85,23 @@ typedef struct mha_vocabulary mha_vocabulary;
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE; MHA_ERR_FORMAT; MHA_ERR_MODEL (ids that are not 0 .. n - 1,
  *          a special token that is no word); MHA_ERR_UNSUPPORTED (another kind of tokenizer: only
  *          WordLevel behind WhitespaceSplit); MHA_ERR_SIZE; MHA_ERR_NOMEM.
- * Threads  any.   Since  0.2
+ * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_load(const char *folder,
                                                      mha_vocabulary **vocabulary);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.2 */
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.1 */
 MHA_API void mha_vocabulary_destroy(mha_vocabulary *vocabulary);
 
-/** The number of words. Memory none. Errors none. Threads any. Since 0.2 */
+/** The number of words. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_vocabulary_count(const mha_vocabulary *vocabulary);
 
 /** The word of a token; NULL if there is no such token. Memory lives as long as vocabulary. Errors
- * none. Threads any. Since 0.2 */
+ * none. Threads any. Since 0.1 */
 MHA_API const char *mha_vocabulary_word(const mha_vocabulary *vocabulary, int64_t id);
 
 /** The token that ends a text; -1 if there is none. Memory none. Errors none. Threads any.
- * Since 0.2 */
+ * Since 0.1 */
 MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
 
 /**
@@ -113,7 +113,7 @@ MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (a word that is not in the vocabulary, which has no token
  *          for unknown ones); MHA_ERR_UTF8; MHA_ERR_SIZE (more than room); MHA_ERR_NOMEM.
- * Threads  any.   Since  0.2
+ * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_encode(const mha_vocabulary *vocabulary,
                                                        const char *text, size_t bytes, int32_t *ids,

@@ -52,7 +52,7 @@ typedef struct mha_module_gradients {
  *          unspecified.
  * Threads  one call at a time per context; nobody sets parameters.
  * Accuracy as mha_linear_backward() (nn.h) and mha_attention_backward().
- * Since    0.2
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_backward(mha_context *context, const mha_module *module,
                                                      const mha_module_call *call,

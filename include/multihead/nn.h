@@ -50,7 +50,7 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const m
  *
  * Memory   copied and packed; nothing is allocated.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _SIZE; MHA_ERR_ARGUMENT (a bias too many). Nothing has
- * then changed. Threads  nobody else uses the layer.   Since  0.2
+ * then changed. Threads  nobody else uses the layer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight,
                                                    const mha_tensor *bias);
@@ -162,7 +162,7 @@ MHA_API MHA_NODISCARD mha_status mha_layer_norm(mha_context *context, const mha_
 
 /**
  * y = z / sqrt(mean(z^2) + epsilon) * weight per row, z = x + residual (Zhang and Sennrich 2019).
- * Memory, Errors, Threads, Accuracy as mha_layer_norm(). Since 0.2
+ * Memory, Errors, Threads, Accuracy as mha_layer_norm(). Since 0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_rms_norm(mha_context *context, const mha_tensor *x,
                                               const mha_tensor *residual, const mha_tensor *weight,

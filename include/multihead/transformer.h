@@ -86,18 +86,18 @@ typedef struct mha_transformer mha_transformer;
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it (the context need not).
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _SIZE, _UNSUPPORTED, _NOMEM.
- * Threads  as mha_context_create().   Since  0.2
+ * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
                                                         const mha_transformer_desc *desc,
                                                         mha_transformer **transformer);
 
 /** Destroy a transformer; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
- * Since 0.2 */
+ * Since 0.1 */
 MHA_API void mha_transformer_destroy(mha_transformer *transformer);
 
 /** The description with every default filled in. Memory fills *desc. Errors none. Threads any.
- * Since 0.2 */
+ * Since 0.1 */
 MHA_API void mha_transformer_describe(const mha_transformer *transformer,
                                       mha_transformer_desc *desc);
 
@@ -121,11 +121,11 @@ typedef struct mha_parameter {
     int64_t shape[2];
 } mha_parameter;
 
-/** How many parameters (named arrays) there are. Memory none. Errors none. Threads any. Since 0.2
+/** How many parameters (named arrays) there are. Memory none. Errors none. Threads any. Since 0.1
  */
 MHA_API int64_t mha_transformer_parameters(const mha_transformer *transformer);
 
-/** How many numbers they hold together. Memory none. Errors none. Threads any. Since 0.2 */
+/** How many numbers they hold together. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 
 /**
@@ -139,21 +139,21 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.mlp.gate_proj.weight (SwiGLU)    up_proj.weight .bias    down_proj.weight .bias
  *   norm.weight .bias                         lm_head.weight [V,E]
  *
- * Memory   fills *parameter.   Errors  MHA_ERR_NULL, _ARGUMENT.   Threads  any.   Since  0.2
+ * Memory   fills *parameter.   Errors  MHA_ERR_NULL, _ARGUMENT.   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_parameter(const mha_transformer *transformer,
                                                            int64_t index, mha_parameter *parameter);
 
 /** The flat array itself, mha_transformer_size() floats. After a change call
  * mha_transformer_update(). Memory the transformer's own. Errors none. Threads as the transformer.
- * Since 0.2 */
+ * Since 0.1 */
 MHA_API float *mha_transformer_data(mha_transformer *transformer);
 
 /**
  * Take note of changed parameters: pack the matrices anew.
  *
  * Memory   nothing is allocated.   Errors   MHA_ERR_NULL, what mha_module_set_parameter() gives.
- * Threads  nobody else uses the transformer.   Since  0.2
+ * Threads  nobody else uses the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_update(mha_context *context,
                                                         mha_transformer *transformer);
@@ -174,7 +174,7 @@ typedef struct mha_transformer_init {
  * mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED.
- * Threads  nobody else uses the transformer.   Since  0.2
+ * Threads  nobody else uses the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context,
                                                             mha_transformer *transformer,
@@ -204,14 +204,14 @@ typedef struct mha_activations mha_activations;
  *
  * Memory   the caller owns *activations: about (2 to 4 x E + 3 to 4 x F + heads) L floats for each
  *          token; from the context's allocator, which must outlive it.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _SIZE, _NOMEM.   Threads  as mha_context_create().   Since  0.2
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SIZE, _NOMEM.   Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_activations_create(mha_context *context,
                                                         const mha_transformer *transformer,
                                                         int64_t max_tokens, int64_t max_memory,
                                                         mha_activations **activations);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.2 */
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.1 */
 MHA_API void mha_activations_destroy(mha_activations *activations);
 
 /**
@@ -226,7 +226,7 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a token, a
  *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). output is
  *          then unspecified.
- * Threads  one call per context and activations.   Since  0.2
+ * Threads  one call per context and activations.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
     mha_context *context, const mha_transformer *transformer, const mha_transformer_input *input,
@@ -252,7 +252,7 @@ typedef struct mha_transformer_gradients {
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(), MHA_ERR_ARGUMENT if activations hold another batch; the
  *          gradients are then unspecified.
- * Threads  one call per context and activations.   Since  0.2
+ * Threads  one call per context and activations.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
     mha_context *context, const mha_transformer *transformer, const mha_transformer_input *input,
@@ -280,25 +280,25 @@ typedef struct mha_decoder_desc {
  *          it. The transformer must outlive it too.
  * Errors   MHA_ERR_NULL, _ARGUMENT; MHA_ERR_UNSUPPORTED (not causal, or with cross-attention, or a
  *          field of a newer library is set); MHA_ERR_SIZE, _NOMEM.
- * Threads  as mha_context_create().   Since  0.2
+ * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     const mha_transformer *transformer,
                                                     const mha_decoder_desc *desc,
                                                     mha_decoder **decoder);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.2 */
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.1 */
 MHA_API void mha_decoder_destroy(mha_decoder *decoder);
 
 /** The number of tokens that each sequence holds. Memory none. Errors none. Threads any while
- * nobody steps. Since 0.2 */
+ * nobody steps. Since 0.1 */
 MHA_API int64_t mha_decoder_length(const mha_decoder *decoder);
 
 /**
  * Forget the tokens from `length` on: a rejected draft, or 0 for new sequences.
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT if it holds fewer.
- * Threads  nobody else uses the decoder.   Since  0.2
+ * Threads  nobody else uses the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
 
@@ -313,7 +313,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int6
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_SIZE (more than max_step tokens, or sequences
  *          beyond the capacity). The decoder is then as it was, output unspecified.
- * Threads  one call per context and decoder.   Since  0.2
+ * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_decoder *decoder,
                                                   const mha_tensor *tokens,
