@@ -5,6 +5,7 @@
 #include "train_save.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -141,6 +142,11 @@ static cli_exit train_on(train_run *run, int64_t until, double *tokens_per_secon
     cli_exit code = CLI_OK;
     while (run->model.step < until && code == CLI_OK && !interrupted) {
         code = train_model_step(&run->model);
+        if (code == CLI_OK && !isfinite(run->model.loss))
+            code = cli_fail(CLI_BAD_INPUT, TRAIN,
+                            "the loss is not finite after step %" PRId64
+                            "; give a smaller --learning-rate, and --fresh to begin anew",
+                            run->model.step);
         tokens += (double)run->model.batch.B * (double)run->model.batch.T;
     }
     const double took = seconds_now() - begin;
@@ -261,9 +267,11 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
 {
     const train_model *model = &run->model;
     if (!options->quiet && isatty(2)) fputc('\n', stderr);
-    if (interrupted)
+    if (interrupted) {
         cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
                  options->folder ? "; call it again with the same folder to go on" : "");
+        return;
+    }
     printf("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training: %s\n",
            verdict == TRAIN_DONE ? "Goal reached" : "Goal missed", model->step, run->attempt + 1,
            run->seconds, model->task->goal);
@@ -302,6 +310,10 @@ static cli_exit run_training(const train_options *options, const train_task *tas
     train_model_free(&run.model);
     train_save_end(&run);
     mha_context_destroy(context);
+    if (code == CLI_OK && interrupted) { /* all is saved: end as programs end that are stopped */
+        fflush(stdout);
+        raise(interrupted);
+    }
     return code;
 }
 

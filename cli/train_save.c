@@ -18,6 +18,8 @@
 
 enum { PATH_BYTES = 4096, MOST_TENSORS = 8, SETTINGS_BYTES = 512 };
 
+static const uint64_t MOST_STEPS = UINT64_C(1) << 40; /* as --steps */
+
 static cli_exit path_of(const train_run *run, const char *name, char path[PATH_BYTES])
 {
     int length = snprintf(path, PATH_BYTES, "%s/%s", run->folder, name);
@@ -32,7 +34,7 @@ static void describe(const train_model *model, char text[SETTINGS_BYTES])
     const mha_transformer_desc *d = &r->model;
     snprintf(text, SETTINGS_BYTES,
              "layers %" PRId64 " heads %" PRId64 " head_dim %" PRId64 " embed %" PRId64
-             " ff %" PRId64 " batch %" PRId64 " every %" PRId64 " learning-rate %.17g",
+             " ff %" PRId64 " batch %" PRId64 " every %" PRId64 " learning-rate %.9g",
              d->num_layers, d->num_heads, d->head_dim, d->embed_dim, d->ff_dim, r->batch, r->every,
              r->learning_rate);
 }
@@ -122,7 +124,7 @@ static bool read_array(const mha_safetensors *file, const char *name, mha_dtype 
     if (index < 0 || mha_safetensors_tensor(file, index, &tensor) != MHA_OK) return false;
     if (tensor.dtype != dtype || mha_tensor_count(&tensor, &have) != MHA_OK || have != count)
         return false;
-    memcpy(out, tensor.data, (size_t)count * mha_dtype_size(dtype));
+    if (count > 0) memcpy(out, tensor.data, (size_t)count * mha_dtype_size(dtype));
     return true;
 }
 
@@ -147,9 +149,14 @@ static cli_exit read_curve(train_run *run, const char *path, const mha_safetenso
     cli_exit code = grow_curve(run, curve.shape[0]);
     if (code != CLI_OK) return code;
     run->looks = curve.shape[0];
-    return read_array(file, "curve", MHA_F64, run->looks * TRAIN_CURVE_COLUMNS, run->curve)
-               ? CLI_OK
-               : foreign(path, "no state of a training");
+    if (!read_array(file, "curve", MHA_F64, run->looks * TRAIN_CURVE_COLUMNS, run->curve))
+        return foreign(path, "no state of a training");
+    for (int64_t i = 0; i < run->looks; i++) {
+        double step = run->curve[i * TRAIN_CURVE_COLUMNS + TRAIN_CURVE_STEP];
+        if (!(step >= 1 && step <= (double)run->model.step))
+            return foreign(path, "its curve has a look at a step that was not done");
+    }
+    return CLI_OK;
 }
 
 static cli_exit read_parameters(train_run *run, const char *path, const mha_safetensors *file)
@@ -179,7 +186,8 @@ static cli_exit read_state(mha_context *context, const train_task *task, const t
     const char *loss = mha_safetensors_metadata(file, "loss");
     if (!name || !saved || !done || !seconds || !loss || !read_number(file, "seed", &seed) ||
         !read_number(file, "try", &attempt) || !read_number(file, "step", &step) ||
-        attempt > 1000 || step > INT64_MAX / 2)
+        attempt > 1000 || step > MOST_STEPS || !(strtod(seconds, NULL) >= 0) ||
+        !(strtod(seconds, NULL) < 1e9))
         return foreign(path, "no state of a training");
     if (strcmp(name, task->name) != 0)
         return cli_fail(CLI_BAD_INPUT, TRAIN,
@@ -201,9 +209,9 @@ static cli_exit read_state(mha_context *context, const train_task *task, const t
                         "%s: begun with other settings (%s); give those, or "
                         "--fresh, or another folder",
                         path, saved);
+    run->model.step = (int64_t)step;
     code = read_parameters(run, path, file);
     if (code == CLI_OK) code = read_curve(run, path, file);
-    run->model.step = (int64_t)step;
     run->seconds = strtod(seconds, NULL);
     run->done = !strcmp(done, "yes");
     run->model.loss = strtod(loss, NULL);
@@ -224,10 +232,14 @@ cli_exit train_save_begin(mha_context *context, const train_task *task, const tr
         if (stat(run->folder, &there) == 0 && !S_ISDIR(there.st_mode))
             return cli_fail(CLI_NO_OUTPUT, TRAIN, "%s: is not a folder", run->folder);
     }
-    if (!run->folder || fresh || stat(path, &there) != 0)
-        return train_model_make(context, task, recipe, run->seed, &run->model);
+    if (!run->folder || fresh || stat(path, &there) != 0) {
+        cli_exit code = train_model_make(context, task, recipe, run->seed, &run->model);
+        /* Who cannot save should not find out at the end. */
+        return code == CLI_OK && run->folder ? save_state(run) : code;
+    }
     mha_safetensors *file;
     mha_status status = mha_safetensors_open(path, &file);
+    if (status == MHA_ERR_FORMAT) return foreign(path, "cannot be read as a training");
     if (status != MHA_OK) return cli_fail_status(TRAIN, status);
     cli_exit code = read_state(context, task, recipe, path, file, run);
     mha_safetensors_close(file);

@@ -135,7 +135,8 @@ def bad_input(folder):
         (kept / "training.safetensors").write_bytes(state[:cut])
         result = train("ioi", "-o", str(kept), "--seed", "4")
         check(result.returncode in (3, 4), f"a state cut at {cut}: exit {result.returncode}")
-        check("training.safetensors" in result.stderr, f"a state cut at {cut}: {result.stderr}")
+        check("training.safetensors" in result.stderr and "--fresh" in result.stderr,
+              f"a state cut at {cut}: {result.stderr}")
     generator = random.Random(1)
     for _ in range(200 if LONG else 40):
         broken = bytearray(state)
@@ -146,6 +147,34 @@ def bad_input(folder):
         check(result.returncode in (0, 3, 4), f"a damaged state: exit {result.returncode}")
     (kept / "training.safetensors").write_bytes(b"no training")
     check(quick(kept, "--fresh").returncode == 0, "--fresh: does not begin anew")
+
+
+def not_finite(folder):
+    """Numbers that went astray end the training with a word, not with NaN for the rest of it."""
+    task = ["ioi", "--tries", "1", "--no-report", "-o", str(folder)]
+    train(*task, "--steps", "10")
+    path = folder / "training.safetensors"
+    state = path.read_bytes()
+    _, found = tensors(path)
+    spoiled = struct.pack("<f", float("nan")) * (len(found["parameters"]) // 4)
+    path.write_bytes(state.replace(found["parameters"], spoiled))
+    result = train(*task, "--steps", "20")
+    check(result.returncode == 4 and "not finite after step 11" in result.stderr,
+          f"NaN: exit {result.returncode}: {result.stderr}")
+
+
+def interrupted(folder):
+    """Ctrl-C ends it as every program ends that is stopped, with all that was learned saved."""
+    running = subprocess.Popen([PROGRAM, "train", "induction", "-o", str(folder)],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (folder / "training.safetensors").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate()
+    check(running.returncode == -signal.SIGINT, f"Ctrl-C: exit {running.returncode}")
+    check("Goal" not in out and "interrupted after step" in err, f"Ctrl-C: {out} {err}")
+    check(int(tensors(folder / "training.safetensors")[0]["step"]) > 0, "Ctrl-C: nothing is saved")
 
 
 def manual():
@@ -168,6 +197,8 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     same_bits(root / "bits")
     goes_on_after([signal.SIGKILL, signal.SIGINT], root / "kill", 20 if LONG else 4)
     bad_input(root / "bad")
+    not_finite(root / "nan")
+    interrupted(root / "stop")
     manual()
 print(f"{checks} checks, {failures} failed")
 sys.exit(failures > 0)
