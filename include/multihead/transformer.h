@@ -136,7 +136,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
  *   layers.N.cross_attn_norm, cross_attn      likewise
  *   layers.N.mlp_norm                         likewise
- *   layers.N.mlp.gate_proj.weight (SwiGLU)    up_proj.weight .bias    down_proj.weight .bias
+ *   layers.N.mlp.gate_proj.weight .bias (SwiGLU)    up_proj, down_proj likewise
  *   norm.weight .bias                         lm_head.weight [V,E]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, _ARGUMENT.   Threads  any.   Since  0.1
