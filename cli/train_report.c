@@ -225,12 +225,15 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
 }
 
 cli_exit train_report_picture(train_model *model, const char *text, const char *path,
-                              const int64_t *print, bool quiet)
+                              const int64_t found[2], bool print, bool quiet)
 {
     attention_maps maps = {0};
     maps_picks picks = {0}, one = {0};
     char head[64];
     view_options options = {.html = path, .quiet = quiet}, chosen = {0};
+    mha_transformer_desc d;
+    mha_transformer_describe(model->decoder.net, &d);
+    options.first_panel = found[0] * d.num_heads + found[1];
     cli_exit code = set_text(model, text);
     if (code == CLI_OK) code = train_model_look(model, NULL);
     if (code == CLI_OK) code = make_maps(model, text, &maps);
@@ -238,7 +241,7 @@ cli_exit train_report_picture(train_model *model, const char *text, const char *
         code = maps_pick(TRAIN, &options.layers, &options.heads, maps.layers, maps.heads, &picks);
     if (code == CLI_OK && path) code = view_write_files(&options, &maps, &picks);
     if (code == CLI_OK && print) {
-        snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, print[0], print[1]);
+        snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found[0], found[1]);
         chosen.heads = (args_texts){.items = {head}, .count = 1};
         code = maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps.layers, maps.heads, &one);
         if (code == CLI_OK) code = view_print(&chosen, &maps, &one);

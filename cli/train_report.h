@@ -9,8 +9,8 @@
 cli_exit train_report_print(train_model *model, int64_t found[2]);
 
 /* Every head on a text of the task's words (NULL: a sequence that is drawn): as a report in one
- * file (path NULL: none), and the head `print` (NULL: none) in the terminal. */
+ * file (path NULL: none) that opens on the head found, and that head in the terminal. */
 cli_exit train_report_picture(train_model *model, const char *text, const char *path,
-                              const int64_t *print, bool quiet);
+                              const int64_t found[2], bool print, bool quiet);
 
 #endif

@@ -335,7 +335,7 @@ cli_exit train_save_pictures(train_run *run, const int64_t found[2], bool quiet)
         if (run->folder) code = path_of(run, i ? "report-2.html" : "report.html", path);
         if (code == CLI_OK)
             code = train_report_picture(&run->model, task->examples[i], run->folder ? path : NULL,
-                                        i == 0 ? found : NULL, quiet);
+                                        found, i == 0, quiet);
     }
     return code;
 }

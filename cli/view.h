@@ -26,6 +26,7 @@ typedef struct view_options {
     int paper, color, ascii, terminal; /* view_paper, view_color */
     int renormalise, truncate, quiet;
     int64_t threads, max_tokens, width; /* 0: not given */
+    int64_t first_panel;                /* of a report; no option */
 } view_options;
 
 /* Maps of a model's run over the texts; picks as --layer and --head say. */

@@ -96,7 +96,8 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
                          .producer = "multihead " CLI_VERSION,
                          .same_labels = maps->rows.items == maps->cols.items,
                          .special = special,
-                         .special_count = specials};
+                         .special_count = specials,
+                         .first_panel = job->options->first_panel};
     return mha_render_html(&untitled, &report, sink);
 }
 

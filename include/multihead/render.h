@@ -294,6 +294,7 @@ typedef struct mha_report {
      * reader can hide any other label too. The page states the share that was hidden. */
     const char *const *special;
     int64_t special_count;
+    int64_t first_panel; /* the map that is shown large at first; 0: the first one */
 } mha_report;
 
 /**

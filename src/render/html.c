@@ -9,7 +9,7 @@
 
 enum { MOST_BYTES = 10000000 };
 
-static mha_status check_report(const mha_report *report, mha_report *own)
+static mha_status check_report(const mha_report *report, const mha_figure *figure, mha_report *own)
 {
     *own = (mha_report){0};
     if (report && report->struct_size < sizeof(uint32_t))
@@ -21,6 +21,10 @@ static mha_status check_report(const mha_report *report, mha_report *own)
     if (own->fact_count && !own->facts) return mha_fail(MHA_ERR_NULL, "report: facts is NULL");
     if (own->special_count && !own->special)
         return mha_fail(MHA_ERR_NULL, "report: special is NULL");
+    if (own->first_panel < 0 ||
+        own->first_panel >= (figure->panel_count > 0 ? figure->panel_count : 1))
+        return mha_fail(MHA_ERR_ARGUMENT, "report: first_panel is %lld, the figure has %lld",
+                        (long long)own->first_panel, (long long)figure->panel_count);
     if (!own->most_bytes) own->most_bytes = MOST_BYTES;
     return MHA_OK;
 }
@@ -151,7 +155,7 @@ mha_status mha_render_html(const mha_figure *figure, const mha_report *report, c
     mhai_html_page page = {0};
     mha_status status;
     MHA_TRY(mhai_figure_check(figure, &page.figure));
-    MHA_TRY(check_report(report, &page.report));
+    MHA_TRY(check_report(report, figure, &page.report));
     MHA_TRY_GOTO(survey_panels(&page), done);
     MHA_TRY_GOTO(mhai_html_make_picture(&page), done);
     MHA_TRY_GOTO(choose_coding(&page), done);

@@ -272,6 +272,7 @@ static void write_options(const mhai_html_page *page, mhai_writer *w)
         member_real(w, "hi", f->hi);
     }
     member_text(w, "values", values[f->print_values]);
+    member_integer(w, "first_panel", page->report.first_panel);
     member_list(w, "special", page->report.special, page->report.special_count);
 }
 

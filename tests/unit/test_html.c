@@ -130,14 +130,15 @@ static void test_nothing_is_fetched(void **state)
                                .text = "a b c",
                                .facts = facts,
                                .fact_count = 2,
-                               .producer = "multihead test"};
+                               .producer = "multihead test",
+                               .first_panel = 1};
     mha_buffer page = render(&figure, &report);
     check_page(&page);
     assert_null(strstr(page.data, "http"));
     static const char *const parts[] = {"<title>Title</title>", "<dt>model</dt><dd><bdi>tiny",
                                         "[CLS] hidden: 12 %",   "multihead test",
                                         "<svg width=",          "A sentence.",
-                                        "\"name\":\"1\""};
+                                        "\"name\":\"1\"",       "\"first_panel\":1"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(page.data, parts[i])) fail_msg("the page lacks %s", parts[i]);
     mha_buffer again = render(&figure, &report);
@@ -414,6 +415,8 @@ static void test_refusals(void **state)
     refuse(&figure, &report, MHA_ERR_ARGUMENT, "negative");
     report = (mha_report){.struct_size = sizeof report, .most_bytes = -1};
     refuse(&figure, &report, MHA_ERR_ARGUMENT, "negative");
+    report = (mha_report){.struct_size = sizeof report, .first_panel = 1};
+    refuse(&figure, &report, MHA_ERR_ARGUMENT, "first_panel is 1, the figure has 1");
     struct {
         mha_report report;
         uint64_t newer;

@@ -2,7 +2,7 @@
 
 const byId = id => document.getElementById(id);
 const state = {
-    panel: 0, peek: -1,          // the chosen map; the one under the pointer in the overview
+    panel: data.first_panel, peek: -1, // the chosen map; the one under the pointer in the overview
     row: -1, col: -1,            // the chosen cell, as places of items (not of the view)
     hover: null, locked: false,  // {row, col} under the pointer; whether it is ignored
     cmap: data.cmap, scale: data.scale, range: data.range,
