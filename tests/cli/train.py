@@ -28,9 +28,9 @@ def check(good, text):
         print("FAILED:", text)
 
 
-def train(*arguments, timeout=600):
+def train(*arguments, timeout=600, **environment):
     return subprocess.run([PROGRAM, "train", *arguments], capture_output=True, text=True,
-                          timeout=timeout)
+                          timeout=timeout, env={**os.environ, **environment})
 
 
 def tensors(path):
@@ -77,6 +77,12 @@ def same_bits(folder):
         quick(target, "--threads", str(threads))
         results.append(learned(target))
     check(results[0] == results[1] == results[2], "another model with another number of threads")
+    wide = []  # AVX2 and AVX-512 alike, where the machine has both
+    for isa in ("avx2", "avx512"):
+        target = folder / isa
+        if train("ioi", "--seed", "4", "--no-report", "-o", str(target), MHA_ISA=isa).returncode == 0:
+            wide.append(learned(target))
+    check(all(one == wide[0] for one in wide), "another model on AVX2 than on AVX-512")
     other = folder / "other"
     train("ioi", "--seed", "5", "--no-report", "-o", str(other))
     check(learned(other) != results[0], "another seed gives the same model")
