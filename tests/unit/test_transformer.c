@@ -201,13 +201,13 @@ static double difference(mha_context *context, example *e, float *x, const float
     return (loss[1] - loss[0]) / (2 * h);
 }
 
-/* The slope of the loss along a random direction of some numbers x. Differences at h and 2 h cancel
- * the h^2 term of their error (Richardson), and their own difference is a measure of it; the loss
- * is known to some 1.5e-6 of its size (f32, through norms). Where the loss bends sharply a smaller
- * h is needed, and tried. A wrong gradient changes the slope by a part of its own size, at every h.
- */
+/* The slope of the loss along a random direction of some numbers x, three times: differences at h
+ * and 2 h cancel the h^2 term of their error (Richardson), for three h. By how much the three
+ * disagree is what the roundings of the loss (f32, amplified by norms of little variance) and its
+ * higher derivatives do here; beside it stand 4e-7 of the loss and a part of the slope. Most
+ * examples are tame, and a wrong gradient shows there as a part of the slope's own size. */
 static void check_slope(mha_context *context, example *e, rng *r, const char *name, float *x,
-                        const float *gradient, int64_t count, double *worst)
+                        const float *gradient, int64_t count, double *worst, int *tame)
 {
     double *direction = malloc((size_t)count * sizeof *direction);
     float *start = malloc((size_t)count * sizeof *start);
@@ -222,24 +222,27 @@ static void check_slope(mha_context *context, example *e, rng *r, const char *na
         direction[i] /= sqrt(norm);
         slope += (double)gradient[i] * direction[i];
     }
-    double least = INFINITY, numeric = 0, bound = 0;
-    for (double h = 4e-3; h > 0.9e-3 && least > 1; h /= 2) {
+    const double widest = 4e-3;
+    double low = INFINITY, high = -INFINITY;
+    for (double h = widest; h > widest / 5; h /= 2) {
         double near = difference(context, e, x, start, direction, count, h, &scale);
         double far = difference(context, e, x, start, direction, count, 2 * h, &scale);
-        numeric = (4 * near - far) / 3;
-        bound = 1.5e-6 * (1 + scale) / h + 5e-4 * fabs(slope) + 0.5 * fabs(far - near);
-        least = fmin(least, fabs(numeric - slope) / bound);
+        low = fmin(low, (4 * near - far) / 3);
+        high = fmax(high, (4 * near - far) / 3);
     }
     memcpy(x, start, (size_t)count * sizeof *start);
     assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
-    *worst = fmax(*worst, least);
-    if (!(least <= 1))
+    double numeric = (low + high) / 2;
+    double bound = 4e-7 * (1 + scale) / widest + 1e-3 * fabs(slope) + 1.5 * (high - low);
+    *worst = fmax(*worst, fabs(numeric - slope) / bound);
+    *tame += high - low < 0.02 * fabs(slope);
+    if (fabs(numeric - slope) > bound)
         fail_msg("%s: slope %.6g by differences, %.6g by gradients (bound %.2g)", name, numeric,
                  slope, bound);
     free(direction), free(start);
 }
 
-static void check_example(mha_context *context, example *e, rng *r, double *worst)
+static void check_example(mha_context *context, example *e, rng *r, double *worst, int *tame)
 {
     gradients g;
     backward(context, e, &g);
@@ -247,15 +250,17 @@ static void check_example(mha_context *context, example *e, rng *r, double *wors
         mha_parameter p;
         assert_int_equal(mha_transformer_parameter(e->t, i, &p), MHA_OK);
         check_slope(context, e, r, p.name, mha_transformer_data(e->t) + p.offset,
-                    g.parameters + p.offset, p.count, worst);
+                    g.parameters + p.offset, p.count, worst, tame);
     }
     const int64_t heads = e->desc.num_layers * e->desc.num_heads;
-    if (e->input.gates) check_slope(context, e, r, "gates", e->gate_data, g.gates, heads, worst);
+    if (e->input.gates)
+        check_slope(context, e, r, "gates", e->gate_data, g.gates, heads, worst, tame);
     if (e->input.cross_gates)
-        check_slope(context, e, r, "cross gates", e->cross_gate_data, g.cross_gates, heads, worst);
+        check_slope(context, e, r, "cross gates", e->cross_gate_data, g.cross_gates, heads, worst,
+                    tame);
     if (e->input.memory)
         check_slope(context, e, r, "memory", e->memory_data, g.memory,
-                    e->B * e->S * e->desc.memory_dim, worst);
+                    e->B * e->S * e->desc.memory_dim, worst, tame);
     free(g.parameters);
 }
 
@@ -264,15 +269,16 @@ static void slopes(void **state)
     (void)state;
     machines all = machines_make(2);
     double worst = 0;
+    int tame = 0;
     for (int i = 0; i < rng_cases(24, 400); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         mha_context *context = all.each[i % all.count].context;
         example *e = example_make(context, &r);
-        check_example(context, e, &r, &worst);
+        check_example(context, e, &r, &worst, &tame);
         example_free(e);
     }
-    printf("  largest difference of slopes / bound %.3f\n", worst);
-    assert_true(worst > 0.01);
+    printf("  largest difference of slopes / bound %.3f, %d slopes known to 2 %%\n", worst, tame);
+    assert_true(worst > 0.01 && tame > 50);
     machines_free(&all);
 }
 
