@@ -170,7 +170,7 @@ cli_exit cmd_explain(int count, char *const *arguments)
         config_print_models();
         return CLI_OK;
     }
-    explain_problem problem = {0};
+    explain_problem problem;
     code = explain_make(&options, &problem);
     if (code == CLI_OK) code = write_outputs(&options, &problem);
     explain_free(&problem);

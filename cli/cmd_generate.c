@@ -92,12 +92,14 @@ static void end_run(run *r)
     free(r->work);
 }
 
-/* A word that may come from anywhere: nothing of it steers a terminal. */
-static void put_word(const char *word)
+/* A word that may come from anywhere: nothing of it steers a terminal. Lines and tabs are
+ * characters of a text. */
+static void put_word(const char *word, bool characters)
 {
     for (; *word; word++) {
         const unsigned char c = (unsigned char)word[0], after = (unsigned char)word[1];
-        const bool control = c < 0x20 || c == 0x7F;
+        const bool line = characters && (c == '\n' || c == '\t');
+        const bool control = (c < 0x20 || c == 0x7F) && !line;
         const bool second_set = c == 0xC2 && after >= 0x80 && after < 0xA0;
         putchar(control || second_set ? '?' : c);
         if (second_set) word++;
@@ -107,10 +109,13 @@ static void put_word(const char *word)
 /* One token on stdout, at once. */
 static cli_exit show(run *r, int32_t id)
 {
-    if (r->begun) putchar(' ');
+    const bool characters =
+        r->vocabulary && mha_vocabulary_splitting(r->vocabulary) == MHA_SPLIT_CHARACTERS;
+    if (characters && id == mha_vocabulary_begin(r->vocabulary)) return CLI_OK;
+    if (r->begun && !characters) putchar(' ');
     const char *word = r->vocabulary ? mha_vocabulary_word(r->vocabulary, id) : NULL;
     if (word)
-        put_word(word);
+        put_word(word, characters);
     else
         printf("%" PRId32, id);
     r->begun = true;

@@ -11,6 +11,7 @@
 #include "args.h"
 #include "commands.h"
 #include "maps.h"
+#include "random.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -58,24 +59,10 @@ static const args_page page = {
  * Random problems
  * --------------------------------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea and Flood 2014). */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
-}
-
-static int64_t random_below(uint64_t *state, int64_t n)
-{
-    return (int64_t)(next_random(state) % (uint64_t)n);
-}
-
 /* In -size .. size. */
-static float random_float(uint64_t *state, double size)
+static float random_float(random_source *r, double size)
 {
-    return (float)(size * ((double)(next_random(state) >> 11) * 0x1p-52 - 1));
+    return (float)(size * (2 * random_part(r) - 1));
 }
 
 enum { MOST_BATCH = 2 };
@@ -101,38 +88,38 @@ static void free_problem(random_problem *p)
     *p = (random_problem){0};
 }
 
-static cli_exit make_floats(uint64_t *state, int64_t count, double size, float **out)
+static cli_exit make_floats(random_source *r, int64_t count, double size, float **out)
 {
     void *memory;
     cli_exit code = maps_alloc(SELFTEST, count, sizeof(float), &memory);
     *out = memory;
-    for (int64_t i = 0; i < count && code == CLI_OK; i++) (*out)[i] = random_float(state, size);
+    for (int64_t i = 0; i < count && code == CLI_OK; i++) (*out)[i] = random_float(r, size);
     return code;
 }
 
 /* Each part of a mask in about a third of the problems, so that they mix. */
-static cli_exit make_mask(uint64_t *state, random_problem *p)
+static cli_exit make_mask(random_source *r, random_problem *p)
 {
     cli_exit code = CLI_OK;
-    if (random_below(state, 3) == 0) {
+    if (random_below(r, 3) == 0) {
         p->desc.flags |= MHA_ATTENTION_CAUSAL;
-        p->desc.q_offset = random_below(state, p->T + p->S) - p->T;
+        p->desc.q_offset = random_below(r, p->T + p->S) - p->T;
     }
-    if (random_below(state, 3) == 0) {
-        for (int64_t b = 0; b < p->B; b++) p->key_lengths[b] = random_below(state, p->S + 1);
+    if (random_below(r, 3) == 0) {
+        for (int64_t b = 0; b < p->B; b++) p->key_lengths[b] = random_below(r, p->S + 1);
         p->desc.key_lengths = p->key_lengths;
     }
-    if (random_below(state, 3) == 0) {
+    if (random_below(r, 3) == 0) {
         void *keep;
         code = maps_alloc(SELFTEST, p->T * p->S, 1, &keep);
         p->keep = keep;
         for (int64_t i = 0; i < p->T * p->S && code == CLI_OK; i++)
-            p->keep[i] = random_below(state, 4) != 0;
+            p->keep[i] = random_below(r, 4) != 0;
         p->keep_tensor = mha_tensor_contiguous(keep, MHA_U8, 2, (int64_t[]){p->T, p->S});
         p->desc.keep_mask = &p->keep_tensor;
     }
-    if (code == CLI_OK && random_below(state, 3) == 0) {
-        code = make_floats(state, p->B * p->H * p->T * p->S, 3, &p->bias);
+    if (code == CLI_OK && random_below(r, 3) == 0) {
+        code = make_floats(r, p->B * p->H * p->T * p->S, 3, &p->bias);
         p->bias_tensor =
             mha_tensor_contiguous(p->bias, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->S});
         p->desc.bias = &p->bias_tensor;
@@ -140,24 +127,24 @@ static cli_exit make_mask(uint64_t *state, random_problem *p)
     return code;
 }
 
-static cli_exit make_problem(uint64_t *state, random_problem *p)
+static cli_exit make_problem(random_source *r, random_problem *p)
 {
     static const int64_t sizes[] = {1, 7, 16, 32, 40, 64, 80, 96, 128, 256};
     enum { SIZES = sizeof sizes / sizeof *sizes, MOST_T = 70, MOST_S = 700 };
     *p = (random_problem){.desc = {.struct_size = sizeof p->desc}};
-    p->B = 1 + random_below(state, MOST_BATCH);
-    p->Hk = 1 + random_below(state, 2);
-    p->H = p->Hk * (1 + random_below(state, 2));
-    p->T = 1 + random_below(state, MOST_T);
-    p->S = 1 + random_below(state, MOST_S);
-    p->D = sizes[random_below(state, SIZES)];
-    p->Dv = random_below(state, 2) ? p->D : sizes[random_below(state, SIZES)];
+    p->B = 1 + random_below(r, MOST_BATCH);
+    p->Hk = 1 + random_below(r, 2);
+    p->H = p->Hk * (1 + random_below(r, 2));
+    p->T = 1 + random_below(r, MOST_T);
+    p->S = 1 + random_below(r, MOST_S);
+    p->D = sizes[random_below(r, SIZES)];
+    p->Dv = random_below(r, 2) ? p->D : sizes[random_below(r, SIZES)];
     p->outputs = p->B * p->H * p->T * p->Dv;
-    cli_exit code = make_floats(state, p->B * p->H * p->T * p->D, 3, &p->q);
-    if (code == CLI_OK) code = make_floats(state, p->B * p->Hk * p->S * p->D, 3, &p->k);
-    if (code == CLI_OK) code = make_floats(state, p->B * p->Hk * p->S * p->Dv, 3, &p->v);
-    if (code == CLI_OK) code = make_mask(state, p);
-    if (code == CLI_OK) code = make_floats(state, p->outputs, 0, &p->expected);
+    cli_exit code = make_floats(r, p->B * p->H * p->T * p->D, 3, &p->q);
+    if (code == CLI_OK) code = make_floats(r, p->B * p->Hk * p->S * p->D, 3, &p->k);
+    if (code == CLI_OK) code = make_floats(r, p->B * p->Hk * p->S * p->Dv, 3, &p->v);
+    if (code == CLI_OK) code = make_mask(r, p);
+    if (code == CLI_OK) code = make_floats(r, p->outputs, 0, &p->expected);
     return code;
 }
 
@@ -271,7 +258,7 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
 {
     size_t bytes = (size_t)p->outputs * sizeof(float);
     float *best = runners[count - 1].out, *again;
-    cli_exit code = make_floats(&(uint64_t){0}, p->outputs, 0, &again);
+    cli_exit code = make_floats(&(random_source){0}, p->outputs, 0, &again);
     if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, again);
     if (code == CLI_OK && memcmp(again, best, bytes) != 0) bits->threads_differ = true;
     free(again);
@@ -284,14 +271,14 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
     return code;
 }
 
-static cli_exit run_problem(uint64_t *state, mha_context *three, contender *runners, int count,
+static cli_exit run_problem(random_source *r, mha_context *three, contender *runners, int count,
                             bit_check *bits)
 {
     random_problem p;
-    cli_exit code = make_problem(state, &p);
+    cli_exit code = make_problem(r, &p);
     if (code == CLI_OK) code = solve(three, &p, MHA_PATH_PLAIN, p.expected);
     for (int i = 0; i < count && code == CLI_OK; i++) {
-        code = make_floats(state, p.outputs, 0, &runners[i].out);
+        code = make_floats(r, p.outputs, 0, &runners[i].out);
         if (code == CLI_OK) code = solve(runners[i].context, &p, MHA_PATH_TILED, runners[i].out);
     }
     if (code == CLI_OK) compare(&p, runners, count);
@@ -345,11 +332,11 @@ cli_exit cmd_selftest(int count, char *const *arguments)
     mha_context *three = NULL;
     bit_check bits = {0};
     int runner_count;
-    uint64_t state = (uint64_t)options.seed;
+    random_source r = {(uint64_t)options.seed};
     code = make_runners(runners, &runner_count);
     if (code == CLI_OK) code = make_context(runners[runner_count - 1].isa, 3, &three);
     for (int64_t i = 0; i < options.problems && code == CLI_OK; i++)
-        code = run_problem(&state, three, runners, runner_count, &bits);
+        code = run_problem(&r, three, runners, runner_count, &bits);
     if (code == CLI_OK) code = report(&options, runners, runner_count, &bits);
     mha_context_destroy(three);
     for (int i = 0; i < runner_count; i++) mha_context_destroy(runners[i].context);

@@ -1,8 +1,11 @@
 /* multihead train: a small transformer learns a task from nothing, and its heads specialise. */
 #include "args.h"
 #include "commands.h"
+#include "train_print.h"
 #include "train_report.h"
 #include "train_save.h"
+#include "train_text.h"
+#include "view.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -12,14 +15,19 @@
 #include <time.h>
 #include <unistd.h>
 
-const train_task *const train_tasks[] = {&train_sentences, &train_pronouns, &train_induction,
-                                         &train_ioi,       &train_reverse,  NULL};
+const train_task *const train_tasks[] = {
+    &train_sentences, &train_pronouns,  &train_induction, &train_ioi,
+    &train_reverse,   &train_agreement, &train_brackets,  NULL};
 
 typedef struct train_options {
     const char *folder, *resume;
     int64_t seed, steps, tries, batch, layers, heads, embed, ff, every, seconds, threads;
-    args_real learning_rate;
+    args_real learning_rate, dropout;
+    const char *text;
+    int64_t context, words;
+    int characters;
     int no_report, quiet, fresh;
+    int64_t print; /* sequences, instead of training */
 } train_options;
 
 #define NUMBER(name_, field_, least_, most_, help_)                                       \
@@ -34,6 +42,20 @@ static const args_option option_table[] = {
     NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "heads of a layer, at equal width"),
     NUMBER("embed", embed, 2, 4096, "width of the model"),
     NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention alone"),
+    {.kind = ARGS_HEADING, .name = "A text of your own instead of a task"},
+    {.kind = ARGS_TEXT,
+     .name = "text",
+     .value = "FILE",
+     .help = "foretell its next word; UTF-8. Punctuation marks are\nwords of their own",
+     .field = offsetof(train_options, text)},
+    {.kind = ARGS_FLAG,
+     .name = "chars",
+     .help = "characters instead of words",
+     .least = 1,
+     .field = offsetof(train_options, characters)},
+    NUMBER("context", context, 8, 4096, "tokens of a sequence; default 64, of characters 128"),
+    NUMBER("words", words, 8, 65536,
+           "the vocabulary, at most; default 4096. Others, and\nwords that occur once, are <unk>"),
     {.kind = ARGS_HEADING, .name = "How it learns"},
     NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
     NUMBER("steps", steps, 1, INT64_C(1) << 40, "of a try, at most"),
@@ -46,6 +68,12 @@ static const args_option option_table[] = {
      .value = "X",
      .help = "of AdamW, after the warm-up",
      .field = offsetof(train_options, learning_rate)},
+    {.kind = ARGS_REAL,
+     .name = "dropout",
+     .value = "X",
+     .help = "part of the attention weights that each step drops,\n0 to 1; none are where heads "
+             "are measured",
+     .field = offsetof(train_options, dropout)},
     {.kind = ARGS_HEADING, .name = "Where to"},
     {.kind = ARGS_TEXT,
      .letter = 'o',
@@ -65,6 +93,8 @@ static const args_option option_table[] = {
      .least = 1,
      .field = offsetof(train_options, no_report)},
     {.kind = ARGS_HEADING, .name = "Other"},
+    NUMBER("print", print, 1, 1000000,
+           "no training: N held-out sequences as CoNLL-U, with\nlinks to what must be looked at"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
     {.kind = ARGS_FLAG,
      .letter = 'q',
@@ -78,15 +108,17 @@ static const args_option option_table[] = {
 static const args_page page = {
     .command = TRAIN,
     .summary = "train a small transformer from nothing and watch its heads specialise",
-    .usage = "train [options] TASK",
+    .usage = "train [options] TASK | --text FILE",
     .examples = "multihead train sentences -o demo\n"
                 "multihead train sentences --seed 3 --heads 8\n"
                 "multihead train induction --layers 1      (the control: it fails)\n"
-                "multihead train reverse -o reverse",
+                "multihead train reverse -o reverse\n"
+                "multihead train --text novel.txt -o novel",
     .notes =
         "Tasks: sentences (which noun is \"it\"?), pronouns (the same, seen from both sides),\n"
         "induction (a repeated block), ioi (\"A B A\" wants \"B\"), reverse (encoder and\n"
-        "decoder). Training stops when the task's goal is reached on held-out data; what is\n"
+        "decoder), agreement (of verb and subject), brackets (which one is open?).\n"
+        "Training stops when the task's goal is reached on held-out data; what is\n"
         "reported is measured on other held-out data. Where a recipe says so, a try that is\n"
         "stuck begins again with a derived seed, and the tries are counted. The same seed\n"
         "gives the same model on any number of threads. Called again with the same folder it\n"
@@ -111,35 +143,64 @@ static double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* One line that is written over on a terminal, a line a look elsewhere. */
+/* How it went since the last look. */
+typedef struct pace {
+    double tokens, seconds;
+    int64_t steps;
+} pace;
+
+enum { LINE = 320, BAR = 10 };
+
+/* What is right of each kind, or the held-out loss of a text; empty if there is nothing to say. */
+static void describe_look(const train_task *task, const train_scores *s, char text[LINE])
+{
+    int used = 0;
+    *text = '\0';
+    if (task->text)
+        snprintf(text, LINE, "  held out %.3f (perplexity %.1f)", s->loss, exp(s->loss));
+    if (!task->kinds[1]) return;
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
+        used += snprintf(text + used, LINE - (size_t)used, "%s%s %.1f", kind ? ", " : " (",
+                         task->kinds[kind], 100 * train_accuracy_of(s, kind));
+    snprintf(text + used, LINE - (size_t)used, ")");
+}
+
+/* On a terminal one line with a bar that is written over and cut to its width, else a line a look.
+ */
 static void show_progress(const train_options *options, const train_run *run, const train_scores *s,
-                          double tokens_per_second)
+                          const pace *p)
 {
     const train_model *model = &run->model;
+    const bool terminal = isatty(2);
+    char look[LINE], line[2 * LINE], bar[BAR + 3] = "", tries[32] = "";
     if (options->quiet) return;
-    bool terminal = isatty(2);
-    const train_task *task = model->task;
-    char tries[32] = "", kinds[64] = "";
+    const int64_t left = model->recipe.steps - model->step;
+    const double each = p->steps > 0 ? p->seconds / (double)p->steps : 0;
+    const int64_t full = model->step * BAR / (model->recipe.steps > 0 ? model->recipe.steps : 1);
+    for (int i = 0; terminal && i < BAR; i++) bar[i] = i < full ? '#' : '.';
+    if (terminal) bar[BAR] = ' ';
+    describe_look(model->task, s, look);
     if (run->attempt > 0) snprintf(tries, sizeof tries, "try %" PRId64 "  ", run->attempt + 1);
-    if (task->kinds[1])
-        snprintf(kinds, sizeof kinds, " (%s %.1f, %s %.1f)", task->kinds[0],
-                 100 * train_accuracy_of(s, 0), task->kinds[1], 100 * train_accuracy_of(s, 1));
-    fprintf(stderr,
-            "%s%sstep %" PRId64 " of at most %" PRId64
-            "  loss %.3f  right %.1f %%%s  %.0f tokens/s  %.1f s%s",
-            terminal ? "\r\033[K" : "", tries, model->step, model->recipe.steps, model->loss,
-            100 * train_accuracy(s), kinds, tokens_per_second, run->seconds, terminal ? "" : "\n");
+    snprintf(line, sizeof line,
+             "%s%sstep %" PRId64 "/%" PRId64
+             "  loss %.3f  right %.1f %%%s  %.0f s, at most %.0f more  %.0f tokens/s",
+             bar, tries, model->step, model->recipe.steps, model->loss, 100 * train_accuracy(s),
+             look, run->seconds, each * (double)left, p->seconds > 0 ? p->tokens / p->seconds : 0);
+    if (terminal)
+        fprintf(stderr, "\r\033[K%.*s", (int)view_terminal_width(2, 0) - 1, line);
+    else
+        fprintf(stderr, "%s\n", line);
     fflush(stderr);
 }
 
 /* ---- training ------------------------------------------------------------------------------ */
 
 /* Steps until the next look; the time they took joins the run's. */
-static cli_exit train_on(train_run *run, int64_t until, double *tokens_per_second)
+static cli_exit train_on(train_run *run, int64_t until, pace *p)
 {
     const double begin = seconds_now();
-    double tokens = 0;
     cli_exit code = CLI_OK;
+    *p = (pace){.steps = -run->model.step};
     while (run->model.step < until && code == CLI_OK && !interrupted) {
         code = train_model_step(&run->model);
         if (code == CLI_OK && !isfinite(run->model.loss))
@@ -147,11 +208,11 @@ static cli_exit train_on(train_run *run, int64_t until, double *tokens_per_secon
                             "the loss is not finite after step %" PRId64
                             "; give a smaller --learning-rate, and --fresh to begin anew",
                             run->model.step);
-        tokens += (double)run->model.batch.B * (double)run->model.batch.T;
+        p->tokens += (double)run->model.batch.B * (double)run->model.batch.T;
     }
-    const double took = seconds_now() - begin;
-    run->seconds += took;
-    *tokens_per_second = took > 0 ? tokens / took : 0;
+    p->seconds = seconds_now() - begin;
+    p->steps += run->model.step;
+    run->seconds += p->seconds;
     return code;
 }
 
@@ -163,16 +224,17 @@ static cli_exit train_try(const train_options *options, train_run *run, train_ve
     while (code == CLI_OK && *verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps &&
            !interrupted && (options->seconds == 0 || run->seconds < (double)options->seconds)) {
         train_scores s;
-        double speed;
+        pace speed;
         int64_t next = train_save_looked(run) + recipe->every;
         code = train_on(run, next < recipe->steps ? next : recipe->steps, &speed);
         if (code != CLI_OK || interrupted) break;
         code = train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s);
         if (code != CLI_OK) break;
         *verdict = run->model.task->judge(recipe, run->model.step, &s);
-        show_progress(options, run, &s, speed);
+        show_progress(options, run, &s, &speed);
         run->done = *verdict == TRAIN_DONE;
         code = train_save_point(run, &s);
+        if (run->done) *verdict = TRAIN_DONE; /* by patience, too */
     }
     return code;
 }
@@ -194,34 +256,36 @@ static cli_exit train_all(const train_options *options, mha_context *context, tr
                  isatty(2) ? "\n" : "", run->model.step, run->attempt + 2);
         train_model_free(&run->model);
         run->attempt++;
-        train_save_again(run);
         code = train_model_make(context, task, &recipe, train_try_seed(run->seed, run->attempt),
                                 &run->model);
+        if (code == CLI_OK) code = train_save_again(run);
         if (code != CLI_OK) return code;
     }
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* The task that is named; the list of them is train_tasks alone. */
 static cli_exit find_task(const args_texts *plain, const train_task **task)
 {
     const char *names[16];
-    size_t count = 0;
-    while (train_tasks[count]) {
+    char all[256] = "";
+    size_t count = 0, used = 0;
+    for (; train_tasks[count]; count++) {
         names[count] = train_tasks[count]->name;
-        count++;
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", count ? ", " : "",
+                                 names[count]);
     }
     if (plain->count != 1)
-        return cli_fail(CLI_USAGE, TRAIN,
-                        "name one task: sentences, pronouns, induction, ioi or reverse");
+        return cli_fail(CLI_USAGE, TRAIN, "name one task of: %s; or give --text FILE", all);
     for (size_t i = 0; i < count; i++)
         if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
     if (*task) return CLI_OK;
     const char *near = args_nearest(plain->items[0], names, count);
-    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'%s%s%s", plain->items[0],
-                    near ? "; did you mean '"
-                         : "; there are sentences, pronouns, induction, ioi and reverse",
-                    near ? near : "", near ? "'?" : "");
+    if (near)
+        return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; did you mean '%s'?", plain->items[0],
+                        near);
+    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; there are: %s", plain->items[0], all);
 }
 
 /* Another number of heads at equal width. */
@@ -251,9 +315,14 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
         if (code != CLI_OK) return code;
     }
     if (o->steps) recipe->steps = o->steps;
+    if (task->text) recipe->decay = recipe->steps - recipe->warm_up; /* down to 0 at the end */
+    if (recipe->decay < 0) recipe->decay = 0;
     if (o->tries) recipe->tries = o->tries;
     if (o->batch) recipe->batch = o->batch;
     if (o->every) recipe->every = o->every;
+    if (o->dropout.given) recipe->dropout = o->dropout.value;
+    if (!(recipe->dropout >= 0 && recipe->dropout <= 1))
+        return cli_fail(CLI_USAGE, TRAIN, "--dropout is %g, expected 0 to 1", recipe->dropout);
     if (!o->learning_rate.given) return CLI_OK;
     if (!(o->learning_rate.value > 0 && o->learning_rate.value <= 1))
         return cli_fail(CLI_USAGE, TRAIN, "--learning-rate is %g, expected more than 0, up to 1",
@@ -272,6 +341,14 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
                  options->folder ? "; call it again with the same folder to go on" : "");
         return;
     }
+    if (model->task->text) {
+        printf("%" PRId64
+               " steps, %.1f s of training; held-out text was foretold best after %" PRId64
+               " steps%s\n",
+               model->step, run->seconds, run->best_step,
+               run->best_step < model->step ? ": this is the model that is kept" : "");
+        return;
+    }
     printf("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training: %s\n",
            verdict == TRAIN_DONE ? "Goal reached" : "Goal missed", model->step, run->attempt + 1,
            run->seconds, model->task->goal);
@@ -279,19 +356,21 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
 
 static cli_exit finish(const train_options *options, train_run *run, train_verdict verdict)
 {
-    int64_t found[2] = {0};
+    train_finding found;
     cli_exit code = train_save_folder(run);
     say_how_it_ended(options, run, verdict);
     if (code != CLI_OK || options->no_report || interrupted) return code;
-    code = train_report_print(&run->model, found);
-    return code == CLI_OK ? train_save_pictures(run, found, options->quiet) : code;
+    code = train_report_print(&run->model, &found);
+    return code == CLI_OK ? train_report_pictures(run, &found, options->quiet) : code;
 }
 
 static cli_exit run_training(const train_options *options, const train_task *task)
 {
     train_recipe recipe;
     train_verdict verdict = TRAIN_GO_ON;
-    train_run run = {.folder = options->folder, .seed = (uint64_t)options->seed};
+    train_run run = {.folder = options->folder,
+                     .seed = (uint64_t)options->seed,
+                     .pictures = !options->no_report};
     cli_exit code = make_recipe(options, task, &recipe);
     if (code != CLI_OK) return code;
     mha_context *context = NULL;
@@ -300,6 +379,11 @@ static cli_exit run_training(const train_options *options, const train_task *tas
     mha_status status = mha_context_create(&desc, &context);
     if (status != MHA_OK) return cli_fail_status(TRAIN, status);
     code = train_save_begin(context, task, &recipe, options->fresh, &run);
+    if (code == CLI_OK && !run.done && run.model.step > recipe.steps)
+        code = cli_fail(CLI_USAGE, TRAIN,
+                        "%s: stands at step %" PRId64 " already, --steps is %" PRId64
+                        "; give more, or --fresh to begin anew",
+                        options->folder, run.model.step, recipe.steps);
     if (code == CLI_OK) {
         void (*before[2])(int) = {signal(SIGINT, on_signal), signal(SIGTERM, on_signal)};
         code = train_all(options, context, &run, &verdict);
@@ -317,6 +401,23 @@ static cli_exit run_training(const train_options *options, const train_task *tas
     return code;
 }
 
+static cli_exit train_on_text(const train_options *options, const args_texts *plain)
+{
+    if (plain->count > 0)
+        return cli_fail(CLI_USAGE, TRAIN, "'%s' and --text: give a task or a text",
+                        plain->items[0]);
+    const train_text_options how = {.path = options->text,
+                                    .characters = options->characters,
+                                    .context = options->context,
+                                    .words = options->words};
+    train_text text;
+    cli_exit code = train_text_make(&how, &text);
+    if (code != CLI_OK) return code;
+    code = run_training(options, &text.task);
+    train_text_free(&text);
+    return code;
+}
+
 cli_exit cmd_train(int count, char *const *arguments)
 {
     train_options options = {.ff = -1};
@@ -328,6 +429,13 @@ cli_exit cmd_train(int count, char *const *arguments)
     }
     if (count == 0) return args_print_short_help(&page);
     cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code == CLI_OK && options.text) return train_on_text(&options, &plain);
+    if (code == CLI_OK && (options.characters || options.context || options.words))
+        code = cli_fail(CLI_USAGE, TRAIN, "%s goes with --text FILE",
+                        options.characters ? "--chars"
+                        : options.context  ? "--context"
+                                           : "--words");
     if (code == CLI_OK) code = find_task(&plain, &task);
+    if (code == CLI_OK && options.print) return train_print(task, options.print);
     return code == CLI_OK ? run_training(&options, task) : code;
 }

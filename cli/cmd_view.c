@@ -1,10 +1,15 @@
 /* multihead view: draw what every attention head looks at. Options and their help are the table
  * below; the work is in view_*.c. */
 #include "commands.h"
+#include "files.h"
 #include "view.h"
+#include "view_ask.h"
+#include "view_desk.h"
+#include "view_roles.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CMAP_NAME(name, value, text, is_signed) text,
@@ -12,8 +17,9 @@
 
 static const char *const cmaps[] = {MHA_CMAP_LIST(CMAP_NAME) NULL};
 static const char *const scales[] = {MHA_SCALE_LIST(SCALE_NAME) NULL};
-static const char *const values[] = {"auto", "always", "never", NULL}; /* mha_values */
-static const char *const whens[] = {"auto", "always", "never", NULL};  /* view_color */
+static const char *const values[] = {"auto", "always", "never", NULL};    /* mha_values */
+static const char *const sorts[] = {"weight", "arrives", "effect", NULL}; /* ask_measure */
+static const char *const whens[] = {"auto", "always", "never", NULL};     /* view_color */
 
 #define HEADING(title)                      \
     {                                       \
@@ -46,6 +52,18 @@ static const args_option option_table[] = {
     VALUE(ARGS_TEXTS, 0, "head", heads, "LIST",
           "heads, counted from 0: 3 or 0,2-4 of every layer\n"
           "chosen, or with their layer: L4H11 or 4.11"),
+    HEADING("Who looks from one word at another"),
+    VALUE(ARGS_TEXT, 0, "from", from, "WORD",
+          "rank heads: those that look from this word, as it\n"
+          "stands in the text; it:2 is the second \"it\""),
+    VALUE(ARGS_TEXT, 0, "to", to, "WORD", "at this one"),
+    CHOICE("sort", sort, sorts,
+           "by weight (the default), by the length of what\n"
+           "arrives, or by the effect of removing the head"),
+    HEADING("What heads write"),
+    VALUE(ARGS_TEXT, 0, "desk", desk, "LAYER",
+          "what each head of a layer adds to the stream;\n"
+          "files have every term of every head"),
     HEADING("Where to (several at once; FILE may be - for stdout)"),
     VALUE(ARGS_TEXT, 'o', "output", html, "FILE.html", "an interactive report in one file"),
     VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a picture to print or to put in a page"),
@@ -55,6 +73,9 @@ static const args_option option_table[] = {
           "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
     FLAG(0, "terminal", terminal, 1, "the terminal picture too, beside files"),
     HEADING("The text"),
+    VALUE(ARGS_TEXT, 0, "contrast", contrast, "TEXT",
+          "draw the weights less those in this text, which\n"
+          "must have as many tokens"),
     VALUE(ARGS_TEXT, 0, "text-file", text_file, "FILE", "read the text from a file; - is stdin"),
     VALUE(ARGS_TEXT, 0, "example", example, "NAME",
           "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
@@ -101,13 +122,15 @@ static const args_page page = {
                 "multihead view MODEL --example animal --head L3H7\n"
                 "multihead view MODEL \"Who flew?\" \"The pilot flew.\" -o report.html\n"
                 "multihead view MODEL --example cat --layer 0,2-3 --svg maps.svg --npy maps.npy\n"
+                "multihead view MODEL \"It was too tired.\" --contrast \"It was too wide.\"\n"
+                "multihead view MODEL --example animal --from it --to animal\n"
                 "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
                 "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
-    .notes = "MODEL is a Hugging Face folder: config.json, model.safetensors, vocab.txt or\n"
-             "tokenizer.json. A row is a query (looking), a column a key (looked at); each row\n"
-             "sums to 1. Heads are counted from 0: L0H3 is the fourth head of the first layer.\n"
-             "Data goes to stdout, messages to stderr; 'multihead help exit-codes' says how it\n"
-             "ends. docs/program.md is the manual.",
+    .notes = "MODEL is a Hugging Face folder (config.json, model.safetensors, vocab.txt or\n"
+             "tokenizer.json), or what 'multihead train -o' wrote. A row is a query (looking),\n"
+             "a column a key (looked at); each row sums to 1. Heads count from 0: L0H3 is the\n"
+             "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
+             "'multihead help exit-codes' says how it ends. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -150,6 +173,56 @@ static cli_exit check_model_options(const view_options *options)
     return CLI_OK;
 }
 
+static cli_exit check_contrast(const view_options *options)
+{
+    const int texts =
+        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    if (!options->contrast) return CLI_OK;
+    if (options->attention)
+        return cli_fail(CLI_USAGE, VIEW, "--contrast goes with a model and a text");
+    if (texts != 1)
+        return cli_fail(CLI_USAGE, VIEW, "--contrast compares with one text; leave out the second");
+    if (options->renormalise)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--renormalise does not go with --contrast: rows of "
+                        "differences do not sum to 1");
+    return CLI_OK;
+}
+
+static cli_exit check_ask(const view_options *options)
+{
+    const int texts =
+        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    if (!options->from && !options->to)
+        return options->sort ? cli_fail(CLI_USAGE, VIEW, "--sort goes with --from and --to")
+                             : CLI_OK;
+    if (!options->from || !options->to)
+        return cli_fail(CLI_USAGE, VIEW, "--from WORD and --to WORD go together");
+    if (options->attention)
+        return cli_fail(CLI_USAGE, VIEW, "--from and --to ask a model; --attention has none");
+    if (options->contrast)
+        return cli_fail(CLI_USAGE, VIEW, "--contrast and --from are two questions; ask one");
+    if (texts != 1) return cli_fail(CLI_USAGE, VIEW, "--from and --to take one text");
+    return CLI_OK;
+}
+
+static cli_exit check_desk(const view_options *options)
+{
+    const int texts =
+        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    if (!options->desk) return CLI_OK;
+    if (options->attention || options->contrast || options->from)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--desk goes with a model and a text, and without --attention, --contrast "
+                        "and --from");
+    if (texts != 1) return cli_fail(CLI_USAGE, VIEW, "--desk takes one text");
+    if (options->layers.count > 0 || options->heads.count > 0 || options->hide.count > 0)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--desk shows all heads of its layer at all tokens: leave out --layer, "
+                        "--head and --hide");
+    return CLI_OK;
+}
+
 static cli_exit check(const view_options *options)
 {
     mha_range range;
@@ -158,6 +231,9 @@ static cli_exit check(const view_options *options)
         options->attention ? check_array_options(options) : check_model_options(options);
     if (code == CLI_OK && options->renormalise && options->hide.count == 0)
         code = cli_fail(CLI_USAGE, VIEW, "--renormalise goes with --hide");
+    if (code == CLI_OK) code = check_contrast(options);
+    if (code == CLI_OK) code = check_ask(options);
+    if (code == CLI_OK) code = check_desk(options);
     if (code == CLI_OK) code = view_check_range(options, &range, &lo, &hi);
     if (code == CLI_OK) code = view_check_outputs(options);
     return code;
@@ -181,18 +257,71 @@ static void say_what_next(const view_options *options, const maps_picks *picks)
                  last, last, picks->layers * picks->heads);
 }
 
+static mha_status draw_answer(const void *user, const mha_sink *sink)
+{
+    return view_ask_write_json(user, sink);
+}
+
+/* The files of a question: its own JSON, and the maps otherwise. */
+static cli_exit write_answer(const view_options *options, const view_ask *found)
+{
+    attention_maps maps = {0};
+    maps_picks picks = {0};
+    view_options drawn = *options;
+    int64_t *order;
+    if (options->json) {
+        mha_status status = files_draw(options->json, draw_answer, found);
+        if (status != MHA_OK) return cli_fail_status(VIEW, status);
+        if (strcmp(options->json, "-") != 0)
+            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json, found->count);
+    }
+    drawn.json = NULL;
+    drawn.ask = found;
+    if (!view_has_files(&drawn)) return CLI_OK;
+    cli_exit code = view_ask_order(found, (ask_measure)options->sort, &order);
+    if (code == CLI_OK && found->count > 0) drawn.first_panel = order[0];
+    free(order);
+    if (code == CLI_OK) code = view_model_maps(&drawn, &maps, &picks);
+    if (code == CLI_OK) view_warn_of_idle_names(&drawn, &maps);
+    if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
+    maps_picks_free(&picks);
+    maps_free(&maps);
+    return code;
+}
+
+static cli_exit ask(const view_options *options)
+{
+    view_ask found;
+    cli_exit code = view_ask_measure(options, &found);
+    if (code == CLI_OK) code = write_answer(options, &found);
+    if (code == CLI_OK && (options->terminal || !view_has_files(options)))
+        code = view_ask_print(options, &found);
+    if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
+    if (code == CLI_OK && !view_has_files(options))
+        cli_note(options->quiet, "next: add -o report.html for the maps and this table in one "
+                                 "file, --sort effect for another order");
+    view_ask_free(&found);
+    return code;
+}
+
 static cli_exit view(const view_options *options)
 {
     attention_maps maps = {0};
     maps_picks picks = {0};
-    cli_exit code = options->attention ? view_array_maps(options, &maps, &picks)
-                                       : view_model_maps(options, &maps, &picks);
+    view_roles roles = {0};
+    view_options drawn = *options;
+    drawn.roles = &roles;
+    cli_exit code = options->attention  ? view_array_maps(options, &maps, &picks)
+                    : options->contrast ? view_contrast_maps(options, &maps, &picks)
+                                        : view_model_maps(options, &maps, &picks);
     if (code == CLI_OK) view_warn_of_idle_names(options, &maps);
-    if (code == CLI_OK) code = view_write_files(options, &maps, &picks);
+    if (code == CLI_OK) code = view_roles_make(options, &maps, &roles);
+    if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
     if (code == CLI_OK && (options->terminal || !view_has_files(options)))
         code = view_print(options, &maps, &picks);
     if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
     if (code == CLI_OK) say_what_next(options, &picks);
+    view_roles_free(&roles);
     maps_picks_free(&picks);
     maps_free(&maps);
     return code;
@@ -213,5 +342,6 @@ cli_exit cmd_view(int count, char *const *arguments)
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];
     code = check(&options);
-    return code == CLI_OK ? view(&options) : code;
+    if (code != CLI_OK) return code;
+    return options.desk ? view_desk(&options) : options.from ? ask(&options) : view(&options);
 }

@@ -14,11 +14,14 @@
     "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH)
 
 cli_exit cmd_view(int count, char *const *arguments);
+cli_exit cmd_heads(int count, char *const *arguments);
 cli_exit cmd_count(int count, char *const *arguments);
 cli_exit cmd_run(int count, char *const *arguments);
 cli_exit cmd_explain(int count, char *const *arguments);
 cli_exit cmd_train(int count, char *const *arguments);
 cli_exit cmd_generate(int count, char *const *arguments);
+cli_exit cmd_bench(int count, char *const *arguments);
+cli_exit cmd_prune(int count, char *const *arguments);
 cli_exit cmd_selftest(int count, char *const *arguments);
 cli_exit cmd_help(int count, char *const *arguments);
 

@@ -340,6 +340,7 @@ static void count_mask(explain_problem *p)
 
 cli_exit explain_make(const explain_options *o, explain_problem *p)
 {
+    *p = (explain_problem){0}; /* explain_free() may come at any time */
     cli_exit code = o->q ? size_from_files(o, p) : size_from_config(o, p);
     if (code == CLI_OK) code = check_sizes(p);
     if (code == CLI_OK) code = make_blocks(o, p);

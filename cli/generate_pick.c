@@ -1,16 +1,16 @@
 /* Choosing a token: temperature, then the top k, then the top p, as transformers orders them. */
 #include "generate.h"
 
+#include "random.h"
+
 #include <math.h>
 #include <stdlib.h>
 
-/* A number from 0 on below 1 by seed and step (splitmix64, Steele et al. 2014). */
+/* A number from 0 on below 1 by seed and step. */
 static double uniform(uint64_t seed, uint64_t step)
 {
-    uint64_t z = seed * UINT64_C(0xD1342543DE82EF95) + (step + 1) * UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    random_source r = {seed * UINT64_C(0xD1342543DE82EF95) + step * UINT64_C(0x9E3779B97F4A7C15)};
+    return random_part(&r);
 }
 
 /* The likeliest first; of equals the lower id. */

@@ -17,11 +17,14 @@ static const struct {
     cli_exit (*run)(int count, char *const *arguments);
 } commands[] = {
     {"view", "draw what every attention head of a model looks at", cmd_view},
+    {"heads", "find out what every head of a model does, over texts", cmd_heads},
     {"count", "count parameters, operations and bytes of attention", cmd_count},
     {"run", "compute attention of arrays in .npy or .safetensors files", cmd_run},
     {"explain", "say what would run for a problem, why, and draw it", cmd_explain},
     {"train", "train a small transformer and watch its heads specialise", cmd_train},
+    {"prune", "take heads out of a model, the least important ones first", cmd_prune},
     {"generate", "let a model go on with a text, token by token", cmd_generate},
+    {"bench", "how fast attention is here, as a part of what the machine can do", cmd_bench},
     {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
     {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
 };
@@ -38,6 +41,7 @@ static void print_overview(FILE *file)
           "Examples:\n"
           "  multihead view MODEL \"The cat sat on the mat\"\n"
           "  multihead view MODEL --example animal -o report.html\n"
+          "  multihead heads MODEL --text letters.txt --sort role\n"
           "  multihead run --example --causal\n"
           "  multihead explain --like llama-2-70b --svg attention.svg\n"
           "  multihead help view\n"

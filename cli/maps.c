@@ -40,7 +40,10 @@ cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer
 
 void maps_tokens_free(maps_tokens *tokens)
 {
-    for (int64_t i = 0; tokens->items && i < tokens->count; i++) free(tokens->items[i].text);
+    for (int64_t i = 0; tokens->items && i < tokens->count; i++) {
+        free(tokens->items[i].text);
+        free(tokens->items[i].label);
+    }
     free(tokens->items);
     *tokens = (maps_tokens){0};
 }
@@ -49,8 +52,12 @@ void maps_free(attention_maps *maps)
 {
     for (int64_t i = 0; maps->layer && i < maps->layers; i++) free(maps->layer[i]);
     free(maps->layer);
+    for (int64_t i = 0; maps->twin && i < maps->layers; i++) free(maps->twin[i]);
+    free(maps->twin);
     if (maps->cols.items != maps->rows.items) maps_tokens_free(&maps->cols);
     maps_tokens_free(&maps->rows);
+    maps_tokens_free(&maps->tokens);
+    maps_tokens_free(&maps->other);
     for (int i = 0; i < 2; i++) free(maps->text[i]);
     free(maps->name);
     free(maps->architecture);

@@ -12,6 +12,7 @@
 
 typedef struct maps_token {
     char *text;
+    char *label;        /* what pictures write; NULL: text */
     int32_t id, type;   /* -1: not known */
     int64_t begin, end; /* bytes of its text; -1: none */
     int sequence;       /* 0 text, 1 pair, -1 neither */
@@ -31,6 +32,12 @@ typedef struct attention_maps {
     int64_t layers, heads;  /* L, H of the source */
     maps_tokens rows, cols; /* T, S; cols.items is rows.items where they are the same tokens */
     float **layer;          /* [L] each [H,T,S], or NULL: not wanted */
+    float **twin;           /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
+    bool causal;            /* a row cannot see the columns behind it */
+    int64_t cell;           /* a cell is the largest weight of cell x cell tokens; 0: one token */
+    maps_tokens tokens;     /* those of the text, where cell > 1 */
+    bool contrast;          /* weights in text[0] less those in text[1], whose tokens are other */
+    maps_tokens other;      /* as many as rows; else empty */
 } attention_maps;
 
 /* Which heads are wanted. */

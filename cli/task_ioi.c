@@ -8,11 +8,9 @@ enum { NAMES = 6, BEGIN = NAMES, MIDDLE, WORDS, LENGTH = 5, SEQUENCES = NAMES * 
 
 static const char *const words[WORDS] = {"Ada", "Bob", "Cem", "Dua", "Eva", "Fen", "<s>", "?"};
 
-static void draw(train_random *r, train_split split, int64_t count, train_batch *batch)
+static void draw(const train_ask *ask, train_batch *batch)
 {
-    (void)r;
-    (void)split;
-    (void)count;
+    (void)ask; /* all there are, always */
     batch->B = SEQUENCES;
     batch->T = LENGTH;
     batch->S = 0;
@@ -39,7 +37,7 @@ static void draw(train_random *r, train_split split, int64_t count, train_batch 
 static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
 {
     (void)recipe;
-    if (train_accuracy(s) == 1) return TRAIN_DONE;
+    if (train_accuracy(s) == 1 && s->loss < 0.01) return TRAIN_DONE; /* and sure */
     return step >= 200 ? TRAIN_RESTART : TRAIN_GO_ON;
 }
 
@@ -67,7 +65,7 @@ static const train_recipe recipe = {
 const train_task train_ioi = {
     .name = "ioi",
     .summary = "\"A B A\" wants \"B\": sixty sequences, which two heads solve and one does not",
-    .goal = "all sixty sequences",
+    .goal = "all sixty sequences, with a loss below 0.01",
     .words = words,
     .word_count = WORDS,
     .longest = LENGTH,

@@ -11,17 +11,18 @@ static const char *const words[WORDS] = {
 };
 /* clang-format on */
 
-static void draw(train_random *r, train_split split, int64_t count, train_batch *batch)
+static void draw(const train_ask *ask, train_batch *batch)
 {
-    (void)split; /* sequences do not come twice */
-    const int64_t length = SHORTEST + train_random_below(r, LONGEST - SHORTEST + 1);
+    random_source *r = ask->random;
+    const int64_t count = ask->count; /* of any split: sequences do not come twice */
+    const int64_t length = SHORTEST + random_below(r, LONGEST - SHORTEST + 1);
     batch->B = count;
     batch->S = length;
     batch->T = length + 1;
     batch->probe_count = 0;
     for (int64_t b = 0; b < count; b++) {
         int32_t *source = batch->source + b * batch->S;
-        for (int64_t i = 0; i < length; i++) source[i] = (int32_t)train_random_below(r, SYMBOLS);
+        for (int64_t i = 0; i < length; i++) source[i] = (int32_t)random_below(r, SYMBOLS);
         for (int64_t i = 0; i <= length; i++) {
             const int64_t at = b * batch->T + i;
             batch->tokens[at] = i == 0 ? BEGIN : source[length - i];

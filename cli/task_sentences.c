@@ -83,19 +83,19 @@ static void put(sentence *s, int word)
     s->words[s->length++] = word;
 }
 
-static int one_of(train_random *r, int first, int64_t count)
+static int one_of(random_source *r, int first, int64_t count)
 {
-    return first + (int)train_random_below(r, count);
+    return first + (int)random_below(r, count);
 }
 
 /* the [adjective] noun [(with | near | behind) the thing] */
-static void put_noun(train_random *r, sentence *s, int kind, int noun)
+static void put_noun(random_source *r, sentence *s, int kind, int noun)
 {
     put(s, THE);
-    if (train_random_chance(r, 0.3)) put(s, one_of(r, ADJECTIVE, ADJECTIVES));
+    if (random_chance(r, 0.3)) put(s, one_of(r, ADJECTIVE, ADJECTIVES));
     s->noun[kind] = s->length;
     put(s, noun);
-    if (!train_random_chance(r, 0.25)) return;
+    if (!random_chance(r, 0.25)) return;
     put(s, one_of(r, PREPOSITION, PLACES_OF));
     put(s, THE);
     put(s, one_of(r, THING, THINGS));
@@ -104,17 +104,17 @@ static void put_noun(train_random *r, sentence *s, int kind, int noun)
 /* A tenth of the pairs, by their numbers. */
 static bool held_out(int animate, int place)
 {
-    train_random r = train_random_make((uint64_t)animate, 1000 + (uint64_t)place);
-    return train_random_below(&r, 10) == 0;
+    random_source r = random_make((uint64_t)animate, 1000 + (uint64_t)place);
+    return random_below(&r, 10) == 0;
 }
 
-static void put_clause(train_random *r, sentence *s, const int noun[2])
+static void put_clause(random_source *r, sentence *s, const int noun[2])
 {
-    if (train_random_chance(r, 0.3)) {
+    if (random_chance(r, 0.3)) {
         put(s, one_of(r, FILLER, 4));
         put(s, COMMA);
     }
-    if (train_random_chance(r, 0.5)) {
+    if (random_chance(r, 0.5)) {
         put_noun(r, s, 0, noun[0]);
         put(s, DIDNT);
         put(s, one_of(r, VERB, VERBS));
@@ -126,17 +126,17 @@ static void put_clause(train_random *r, sentence *s, const int noun[2])
         put(s, BY);
         put_noun(r, s, 0, noun[0]);
     }
-    if (train_random_chance(r, 0.3)) put(s, one_of(r, FILLER, 4));
+    if (random_chance(r, 0.3)) put(s, one_of(r, FILLER, 4));
 }
 
 /* What follows, and says which noun it was. */
-static void put_rest(train_random *r, sentence *s, const int noun[2], int property)
+static void put_rest(random_source *r, sentence *s, const int noun[2], int property)
 {
-    bool stop = train_random_chance(r, 0.5);
+    bool stop = random_chance(r, 0.5);
     put(s, stop ? STOP : COMMA);
     if (!stop) put(s, SO);
     put(s, THE);
-    if (train_random_chance(r, 0.5)) put(s, property);
+    if (random_chance(r, 0.5)) put(s, property);
     s->row = s->length - 1;
     put(s, noun[s->kind]);
     if (stop) {
@@ -153,7 +153,7 @@ static void put_rest(train_random *r, sentence *s, const int noun[2], int proper
     put(s, END);
 }
 
-static void make_sentence(train_random *r, train_split split, bool whole, sentence *s)
+static void make_sentence(random_source *r, train_split split, bool whole, sentence *s)
 {
     int noun[2];
     *s = (sentence){0};
@@ -161,7 +161,7 @@ static void make_sentence(train_random *r, train_split split, bool whole, senten
         noun[0] = one_of(r, ANIMATE, NOUNS);
         noun[1] = one_of(r, PLACE, NOUNS);
     } while (held_out(noun[0], noun[1]) != (split != TRAIN_SPLIT_TRAIN));
-    s->kind = (int)train_random_below(r, 2);
+    s->kind = (int)random_below(r, 2);
     put(s, BEGIN);
     put_clause(r, s, noun);
     put(s, BECAUSE);
@@ -171,7 +171,7 @@ static void make_sentence(train_random *r, train_split split, bool whole, senten
     put(s, one_of(r, DEGREE, 4));
     int property = one_of(r, s->kind ? PLACE_PROPERTY : ANIMATE_PROPERTY, PROPERTIES);
     put(s, property);
-    if (train_random_chance(r, 0.3)) put(s, one_of(r, TIME, 4));
+    if (random_chance(r, 0.3)) put(s, one_of(r, TIME, 4));
     if (whole) {
         put_rest(r, s, noun, property);
     } else {
@@ -216,16 +216,15 @@ static void set_sentence(train_batch *batch, int64_t b, const sentence *s, bool 
                                      .wrong = s->noun[1 - s->kind]};
 }
 
-static void draw_sentences(train_random *r, train_split split, int64_t count, bool whole,
-                           train_batch *batch)
+static void draw_sentences(const train_ask *ask, bool whole, train_batch *batch)
 {
     enum { MOST = 256 };
     sentence sentences[MOST];
     int64_t targets = 0;
-    batch->B = count < MOST ? count : MOST;
+    batch->B = ask->count < MOST ? ask->count : MOST;
     batch->T = batch->S = 0;
     for (int64_t b = 0; b < batch->B; b++) {
-        make_sentence(r, split, whole, &sentences[b]);
+        make_sentence(ask->random, ask->split, whole, &sentences[b]);
         targets += sentences[b].length - 1;
         if (sentences[b].length > batch->T) batch->T = sentences[b].length;
     }
@@ -239,40 +238,28 @@ static void draw_sentences(train_random *r, train_split split, int64_t count, bo
     batch->probe_count = batch->B;
 }
 
-static void draw(train_random *r, train_split split, int64_t count, train_batch *batch)
+static void draw(const train_ask *ask, train_batch *batch)
 {
-    draw_sentences(r, split, count, true, batch);
+    draw_sentences(ask, true, batch);
 }
 
-static void draw_masked(train_random *r, train_split split, int64_t count, train_batch *batch)
+static void draw_masked(const train_ask *ask, train_batch *batch)
 {
-    draw_sentences(r, split, count, false, batch);
+    draw_sentences(ask, false, batch);
 }
 
 /* Done when both kinds are sure and one head has `enough` of its weight on the right noun of each;
- * to be begun again where the best head has not even `least` (0: go on).
- *
- * One head must look at the right noun for each kind on its own: averaged over both, a head that
- * knows only one kind would pass. */
-static double weaker_kind(const train_scores *s, int64_t layer, int64_t head)
-{
-    double a = train_right(s, 0, layer, head), b = train_right(s, 1, layer, head);
-    return a < b ? a : b;
-}
-
+ * to be begun again where the best head has not even `least` (0: go on). */
 static train_verdict judge_both(const train_recipe *recipe, const train_scores *s, double enough,
                                 double least)
 {
     double best = 0;
-    bool sure = train_accuracy_of(s, 0) >= 0.995 && train_accuracy_of(s, 1) >= 0.995;
+    bool sure = train_worst_accuracy(s) >= 0.995;
     for (int64_t l = 0; l < recipe->model.num_layers; l++)
         for (int64_t h = 0; h < recipe->model.num_heads; h++) {
-            double right = weaker_kind(s, l, h);
-            double wrong = train_wrong(s, 0, l, h) > train_wrong(s, 1, l, h)
-                               ? train_wrong(s, 0, l, h)
-                               : train_wrong(s, 1, l, h);
+            double right = train_worst_right(s, l, h);
             if (right > best) best = right;
-            if (sure && right >= enough && wrong <= 0.04) return TRAIN_DONE;
+            if (sure && right >= enough && train_worst_wrong(s, l, h) <= 0.04) return TRAIN_DONE;
         }
     return best < least ? TRAIN_RESTART : TRAIN_GO_ON;
 }
@@ -288,7 +275,7 @@ static train_verdict judge_masked(const train_recipe *recipe, int64_t step, cons
 }
 
 /* Guesses by place alone, on sentences of the grammar. */
-static void baselines(train_random *r)
+static void baselines(random_source *r)
 {
     enum { SENTENCES = 20000 };
     int64_t nearest = 0, slot[LONGEST] = {0}, best = 0;

@@ -105,7 +105,8 @@ cli_exit train_model_make(mha_context *context, const train_task *task, const tr
                         (int)TRAIN_MOST_LAYERS, (int)TRAIN_MOST_HEADS);
     cli_exit code = train_batch_make(recipe->batch, task->longest, task->probes, &model->batch);
     if (code == CLI_OK)
-        code = train_batch_make(PROBE_SEQUENCES, task->longest, task->probes, &model->probe);
+        code = train_batch_make(task->looked_at ? task->looked_at : PROBE_SEQUENCES, task->longest,
+                                task->probes, &model->probe);
     if (code == CLI_OK) code = part_make(model, &desc, seed, &model->decoder);
     if (code == CLI_OK && encoder.num_layers > 0)
         code = part_make(model, &encoder, seed + 1, &model->encoder);
@@ -244,12 +245,27 @@ static mha_status move(train_model *model)
     return status;
 }
 
+/* Training mode: attention weights are dropped, others in every step and in the encoder. Who looks
+ * at held-out data drops nothing. */
+static void drop(const train_model *model, views *v)
+{
+    random_source r = random_make(model->seed ^ UINT64_C(0x64726F70), (uint64_t)model->step);
+    v->input.dropout = v->encoder.dropout = (float)model->recipe.dropout;
+    v->input.dropout_seed = random_next(&r);
+    v->encoder.dropout_seed = random_next(&r);
+}
+
 cli_exit train_model_step(train_model *model)
 {
     views v;
-    train_random r = train_random_make(model->seed, (uint64_t)model->step);
-    model->task->draw(&r, TRAIN_SPLIT_TRAIN, model->recipe.batch, &model->batch);
+    random_source r = random_make(model->seed, (uint64_t)model->step);
+    const train_ask ask = {.task = model->task,
+                           .random = &r,
+                           .split = TRAIN_SPLIT_TRAIN,
+                           .count = model->recipe.batch};
+    model->task->draw(&ask, &model->batch);
     make_views(model, &model->batch, &v);
+    drop(model, &v);
     mha_status status = forward(model, &v, NULL);
     if (status == MHA_OK)
         status = mha_cross_entropy(model->context, &v.rows, &v.targets, &v.weights, &model->loss,
@@ -261,7 +277,7 @@ cli_exit train_model_step(train_model *model)
     return CLI_OK;
 }
 
-cli_exit train_model_look(train_model *model, const mha_tensor *gates)
+cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *loss)
 {
     views v;
     mha_transformer_desc d;
@@ -277,5 +293,7 @@ cli_exit train_model_look(train_model *model, const mha_tensor *gates)
                               (int64_t[]){d.num_layers, batch->B, d.num_heads, batch->T,
                                           model->encoder.net ? batch->S : batch->T});
     mha_status status = forward(model, &v, &probabilities);
+    if (status == MHA_OK && loss)
+        status = mha_cross_entropy(model->context, &v.rows, &v.targets, NULL, loss, NULL, NULL);
     return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
 }

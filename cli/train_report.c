@@ -1,24 +1,28 @@
 /* What was learned: in numbers on stdout, and as pictures. */
 #include "train_report.h"
 
+#include "train_evidence.h"
+#include "train_text.h"
 #include "view.h"
+#include "words.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_SHOWN = 32 }; /* tokens of a text of the user */
+
 /* ---- numbers ------------------------------------------------------------------------------- */
 
 /* The head that looks most at what is right, for its weaker kind. */
-static void find_best(const train_task *task, const mha_transformer_desc *d, const train_scores *s,
-                      int64_t *layer, int64_t *head)
+static void find_best(const mha_transformer_desc *d, const train_scores *s, int64_t *layer,
+                      int64_t *head)
 {
     double best = -1;
     for (int64_t l = 0; l < d->num_layers; l++)
         for (int64_t h = 0; h < d->num_heads; h++) {
-            double right = train_right(s, 0, l, h);
-            if (task->kinds[1] && train_right(s, 1, l, h) < right) right = train_right(s, 1, l, h);
+            const double right = train_worst_right(s, l, h);
             if (right > best) {
                 best = right;
                 *layer = l;
@@ -27,7 +31,7 @@ static void find_best(const train_task *task, const mha_transformer_desc *d, con
         }
 }
 
-static cli_exit score_without(train_model *model, const uint8_t *off, train_scores *s)
+cli_exit train_report_without(train_model *model, const uint8_t *off, train_scores *s)
 {
     mha_transformer_desc d;
     float gates[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS];
@@ -41,7 +45,7 @@ static cli_exit score_without(train_model *model, const uint8_t *off, train_scor
 static void print_accuracy(const train_task *task, const char *before, const train_scores *s)
 {
     printf("%s %5.1f %%", before, 100 * train_accuracy(s));
-    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1]; kind++)
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
         printf("%s%s %.1f %%", kind ? ", " : "  (", task->kinds[kind],
                100 * train_accuracy_of(s, kind));
     puts(task->kinds[1] ? ")" : "");
@@ -54,7 +58,7 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
     mha_transformer_desc d;
     mha_transformer_describe(model->decoder.net, &d);
     printf("\n%-6s", "head");
-    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1]; kind++)
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
         printf("  %6s: right wrong", task->kinds[kind]);
     printf("%s  before   accuracy without it\n", task->kinds[1] ? "" : "  right");
     for (int64_t l = 0; l < d.num_layers; l++)
@@ -62,12 +66,12 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
             uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
             train_scores s;
             off[l * d.num_heads + h] = 1;
-            cli_exit code = score_without(model, off, &s);
+            cli_exit code = train_report_without(model, off, &s);
             if (code != CLI_OK) return code;
             left[l * d.num_heads + h] = train_accuracy(&s);
             int used = printf("L%" PRId64 "H%" PRId64, l, h);
             printf("%*s", used < 6 ? 6 - used : 0, "");
-            for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1]; kind++)
+            for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
                 printf("          %5.2f %5.2f", train_right(all, kind, l, h),
                        train_wrong(all, kind, l, h));
             if (!task->kinds[1]) printf("  %5.2f", train_right(all, 0, l, h));
@@ -92,7 +96,7 @@ static cli_exit print_ablations(train_model *model, const double *left, int64_t 
             if (i != best && !off[i] && (least < 0 || left[i] > left[least])) least = i;
         off[least] = 1;
     }
-    cli_exit code = score_without(model, off, &s);
+    cli_exit code = train_report_without(model, off, &s);
     char line[96];
     snprintf(line, sizeof line,
              "Without the %" PRId64 " heads that matter least: ", (heads - 1) / 2);
@@ -100,35 +104,52 @@ static cli_exit print_ablations(train_model *model, const double *left, int64_t 
     return code;
 }
 
-cli_exit train_report_print(train_model *model, int64_t found[2])
+void train_report_size(train_model *model)
 {
+    const int64_t parameters = model->decoder.size + (model->encoder.net ? model->encoder.size : 0);
+    printf("The model: %s parameters, %s a step\n", words_count(parameters).text,
+           words_flops(train_model_flops(model)).text);
+}
+
+cli_exit train_report_print(train_model *model, train_finding *found)
+{
+    *found = (train_finding){0};
+    if (model->task->text) return train_text_print(model, found);
     const train_task *task = model->task;
-    double left[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
     mha_transformer_desc d;
-    train_scores all;
+    train_scores *all = &found->all;
+    double *left = found->left;
     int64_t layer = 0, head = 0;
     mha_transformer_describe(model->decoder.net, &d);
     cli_exit code =
-        train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, &all);
+        train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, all);
     if (code != CLI_OK) return code;
     if (task->baselines) {
-        train_random r = train_random_make(TRAIN_SPLIT_REPORT, 1);
+        random_source r = random_make(TRAIN_SPLIT_REPORT, 1);
         task->baselines(&r);
     }
-    print_accuracy(task, "Right on held-out data:", &all);
-    code = print_heads(model, &all, left);
+    train_report_size(model);
+    print_accuracy(task, "Right on held-out data:", all);
+    code = print_heads(model, all, left);
     if (code != CLI_OK) return code;
-    find_best(task, &d, &all, &layer, &head);
-    found[0] = layer;
-    found[1] = head;
+    find_best(&d, all, &layer, &head);
+    found->layer = layer;
+    found->head = head;
     printf("\nL%" PRId64 "H%" PRId64 " looks at what is right: it has %.0f %%", layer, head,
-           100 * train_right(&all, 0, layer, head));
-    if (task->kinds[1])
-        printf(" (%s) and %.0f %% (%s)", task->kinds[0], 100 * train_right(&all, 1, layer, head),
-               task->kinds[1]);
-    printf(" of its weight there; without it %.1f %% are right.\n",
-           100 * left[layer * d.num_heads + head]);
-    return print_ablations(model, left, layer * d.num_heads + head);
+           100 * train_right(all, 0, layer, head));
+    if (task->kinds[1]) printf(" (%s)", task->kinds[0]);
+    for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
+        printf(", %.0f %% (%s)", 100 * train_right(all, kind, layer, head), task->kinds[kind]);
+    printf(
+        " of its weight there; without it %.1f %% are right.\nIts heaviest column is a right one "
+        "in %.1f %%",
+        100 * left[layer * d.num_heads + head], 100 * train_hits(all, 0, layer, head));
+    if (task->kinds[1]) printf(" (%s)", task->kinds[0]);
+    for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
+        printf(", %.1f %% (%s)", 100 * train_hits(all, kind, layer, head), task->kinds[kind]);
+    puts(".");
+    code = print_ablations(model, left, layer * d.num_heads + head);
+    return code == CLI_OK && task->more ? task->more(model, all) : code;
 }
 
 /* ---- pictures ------------------------------------------------------------------------------ */
@@ -141,14 +162,16 @@ static int32_t word_number(const train_task *task, const char *word, size_t leng
     return -1;
 }
 
-/* Put a text, or a sequence that is drawn where there is none, into the probe batch alone. */
-static cli_exit set_text(train_model *model, const char *text)
+cli_exit train_report_set_text(train_model *model, const char *text)
 {
     train_batch *batch = &model->probe;
-    train_random r = train_random_make(TRAIN_SPLIT_REPORT, 2);
-    model->task->draw(&r, TRAIN_SPLIT_REPORT, 1, batch);
+    random_source r = random_make(TRAIN_SPLIT_REPORT, 2);
+    model->task->draw(&(train_ask){model->task, &r, TRAIN_SPLIT_REPORT, 0, 1}, batch);
     batch->B = 1;
-    if (!text) return CLI_OK;
+    if (!text) {
+        if (model->task->text && batch->T > MOST_SHOWN) batch->T = batch->lengths[0] = MOST_SHOWN;
+        return CLI_OK;
+    }
     batch->tokens[0] = word_number(model->task, "<s>", 3);
     batch->T = 1;
     while (*text) {
@@ -196,7 +219,10 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
     mha_transformer_desc d;
     char name[64];
     mha_transformer_describe(model->decoder.net, &d);
-    snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
+    if (model->task->text) /* the best step of it */
+        snprintf(name, sizeof name, "a text of %" PRId64 " words", model->task->text->count);
+    else
+        snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
     maps->name = maps_copy_text(name, strlen(name));
     maps->architecture = maps_copy_text(kind, sizeof kind - 1);
     if (text) {
@@ -205,6 +231,7 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
     }
     maps->layers = d.num_layers;
     maps->heads = d.num_heads;
+    maps->causal = !model->encoder.net && (d.flags & MHA_TRANSFORMER_CAUSAL);
     cli_exit code = add_tokens(model->task, batch->tokens, batch->T, &maps->rows);
     maps->cols = maps->rows;
     if (code == CLI_OK && model->encoder.net) {
@@ -224,30 +251,60 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
     return code;
 }
 
-cli_exit train_report_picture(train_model *model, const char *text, const char *path,
-                              const int64_t found[2], bool print, bool quiet)
+/* The head found, on the terminal. */
+static cli_exit print_map(const train_finding *found, const attention_maps *maps)
+{
+    char head[64];
+    maps_picks one = {0};
+    view_options chosen = {0};
+    snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found->layer, found->head);
+    chosen.heads = (args_texts){.items = {head}, .count = 1};
+    cli_exit code =
+        maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &one);
+    if (code == CLI_OK) code = view_print(&chosen, maps, &one);
+    maps_picks_free(&one);
+    return code;
+}
+
+static cli_exit write_html(const train_run *run, const train_finding *found, int example,
+                           const attention_maps *maps, const char *path, bool quiet)
+{
+    train_evidence evidence;
+    maps_picks picks = {0};
+    view_options options = {.html = path,
+                            .quiet = quiet,
+                            .first_panel = found->layer * maps->heads + found->head,
+                            .extra = &evidence.extra};
+    cli_exit code = train_evidence_make(run, found, example, &evidence);
+    if (code == CLI_OK)
+        code = maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks);
+    if (code == CLI_OK) code = view_write_files(&options, maps, &picks);
+    maps_picks_free(&picks);
+    train_evidence_free(&evidence);
+    return code;
+}
+
+static cli_exit make_picture(train_run *run, const train_finding *found, int example, bool quiet)
 {
     attention_maps maps = {0};
-    maps_picks picks = {0}, one = {0};
-    char head[64];
-    view_options options = {.html = path, .quiet = quiet}, chosen = {0};
-    mha_transformer_desc d;
-    mha_transformer_describe(model->decoder.net, &d);
-    options.first_panel = found[0] * d.num_heads + found[1];
-    cli_exit code = set_text(model, text);
-    if (code == CLI_OK) code = train_model_look(model, NULL);
-    if (code == CLI_OK) code = make_maps(model, text, &maps);
-    if (code == CLI_OK)
-        code = maps_pick(TRAIN, &options.layers, &options.heads, maps.layers, maps.heads, &picks);
-    if (code == CLI_OK && path) code = view_write_files(&options, &maps, &picks);
-    if (code == CLI_OK && print) {
-        snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found[0], found[1]);
-        chosen.heads = (args_texts){.items = {head}, .count = 1};
-        code = maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps.layers, maps.heads, &one);
-        if (code == CLI_OK) code = view_print(&chosen, &maps, &one);
+    char path[TRAIN_PATH_BYTES];
+    const char *text = run->model.task->examples[example];
+    cli_exit code = train_report_set_text(&run->model, text);
+    if (code == CLI_OK) code = train_model_look(&run->model, NULL, NULL);
+    if (code == CLI_OK) code = make_maps(&run->model, text, &maps);
+    if (code == CLI_OK && run->folder) {
+        code = train_save_path(run, example ? "report-2.html" : "report.html", path);
+        if (code == CLI_OK) code = write_html(run, found, example, &maps, path, quiet);
     }
-    maps_picks_free(&one);
-    maps_picks_free(&picks);
+    if (code == CLI_OK && example == 0) code = print_map(found, &maps);
     maps_free(&maps);
+    return code;
+}
+
+cli_exit train_report_pictures(train_run *run, const train_finding *found, bool quiet)
+{
+    cli_exit code = CLI_OK;
+    for (int i = 0; i < 2 && code == CLI_OK; i++)
+        if (i == 0 || run->model.task->examples[1]) code = make_picture(run, found, i, quiet);
     return code;
 }

@@ -3,7 +3,7 @@
 #ifndef CLI_TRAIN_SAVE_H
 #define CLI_TRAIN_SAVE_H
 
-#include "train.h"
+#include "train_frames.h"
 
 /* What the curve knows of a look. */
 enum {
@@ -11,7 +11,9 @@ enum {
     TRAIN_CURVE_LOSS,
     TRAIN_CURVE_RIGHT,
     TRAIN_CURVE_KIND,
-    TRAIN_CURVE_COLUMNS = 5
+    TRAIN_CURVE_BEST = TRAIN_CURVE_KIND + TRAIN_KINDS, /* weight of the best head, its worst kind */
+    TRAIN_CURVE_HELD_OUT,                              /* loss */
+    TRAIN_CURVE_COLUMNS
 };
 
 typedef struct train_run {
@@ -23,6 +25,11 @@ typedef struct train_run {
     bool done;       /* the goal was reached */
     double *curve;   /* [looks][TRAIN_CURVE_COLUMNS] of this try */
     int64_t looks, room;
+    float *best; /* the parameters of the lowest held-out loss; NULL: the recipe has no patience */
+    int64_t best_step;
+    double best_loss;
+    bool pictures; /* snapshots are wanted */
+    train_frames frames;
 } train_run;
 
 /* A model at its beginning, or where the folder's training stood. */
@@ -34,16 +41,20 @@ void train_save_end(train_run *run);
  * step at hand: who was stopped between a step and its look must not miss it. */
 int64_t train_save_looked(const train_run *run);
 
+/* Whether training has gone on long enough without getting better. */
+bool train_save_out_of_patience(const train_run *run);
+
 /* After a look: a point of the curve, and the state of training. */
 cli_exit train_save_point(train_run *run, const train_scores *scores);
 
-/* A new try: the curve begins again. */
-void train_save_again(train_run *run);
+/* A new try has been made: curve and snapshots begin again. */
+cli_exit train_save_again(train_run *run);
+
+/* A file of the folder. */
+enum { TRAIN_PATH_BYTES = 4096 };
+cli_exit train_save_path(const train_run *run, const char *name, char path[TRAIN_PATH_BYTES]);
 
 /* The model's folder, the state and the curve. */
 cli_exit train_save_folder(train_run *run);
-
-/* Reports of its heads, and the one found on the terminal. */
-cli_exit train_save_pictures(train_run *run, const int64_t found[2], bool quiet);
 
 #endif

@@ -3,6 +3,7 @@
 #define CLI_VIEW_H
 
 #include "maps.h"
+#include "text_model.h"
 
 #include <multihead/render.h>
 
@@ -14,6 +15,18 @@ typedef enum view_paper { PAPER_AUTO = 0, PAPER_LIGHT = 1, PAPER_DARK = 2 } view
 
 typedef enum view_color { COLOR_AUTO = 0, COLOR_ALWAYS = 1, COLOR_NEVER = 2 } view_color;
 
+/* What a report says beside its maps, all heads of a model in order. */
+typedef struct view_extra {
+    const mha_curve *curves;
+    const mha_frame *frames;
+    const mha_column *columns;
+    int64_t curve_count, frame_count, column_count;
+} view_extra;
+
+typedef struct view_ask view_ask; /* view_ask.h */
+
+typedef struct view_roles view_roles;
+
 typedef struct view_options {
     args_texts texts; /* the two texts, without the model; pointers into the command line */
     const char *model;
@@ -22,22 +35,39 @@ typedef struct view_options {
     args_texts layers, heads, hide;
     const char *html, *svg, *png, *json, *npy; /* outputs */
     const char *range;
+    const char *contrast;              /* the text to compare with */
+    const char *from, *to;             /* words: which heads look from one at the other */
+    const char *desk;                  /* a layer: what its heads write */
     int cmap, scale, values;           /* mha_cmap, mha_scale, mha_values */
     int paper, color, ascii, terminal; /* view_paper, view_color */
     int renormalise, truncate, quiet;
     int64_t threads, max_tokens, width; /* 0: not given */
+    int sort;                           /* ask_measure */
     int64_t first_panel;                /* of a report; no option */
+    const view_ask *ask;                /* scores of a report; no option */
+    const view_extra *extra;            /* likewise; NULL: nothing */
+    const view_roles *roles;            /* likewise */
 } view_options;
 
 /* Maps of a model's run over the texts; picks as --layer and --head say. */
 cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
 
+/* The norm-based twins of the maps, if a report of one text is wanted that has room for them. */
+cli_exit view_add_twins(const view_options *options, const text_model *model,
+                        const text_tokens *tokens, const maps_picks *picks, attention_maps *maps);
+
+/* From --example, --text-file and the command line into maps->text. */
+cli_exit view_take_texts(const view_options *options, attention_maps *maps);
+
+/* Maps of the text less those of --contrast, token by token. */
+cli_exit view_contrast_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+
+/* What of all changes most: "L1H2: +0.31 from it to animal". */
+void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,
+                          size_t size);
+
 /* Maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
-
-/* A whole file, or stdin for "-", whatever kind of file it is; ends with a NUL that *size does not
- * count. The caller frees *bytes. */
-cli_exit view_read_text(const char *path, char **bytes, size_t *size);
 
 /* Tokens from a file: one a line, or a JSON list of texts if the name ends in .json. */
 cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
@@ -45,6 +75,7 @@ cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
 /* A figure and the memory behind it. A remark goes to the footnote; NULL: none. */
 typedef struct view_figure {
     mha_figure figure;
+    const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
     void *memory[16];
     int memory_count;
 } view_figure;
@@ -69,6 +100,10 @@ cli_exit view_check_outputs(const view_options *options);
 /* All files asked for, with a line on stderr each. */
 cli_exit view_write_files(const view_options *options, const attention_maps *maps,
                           const maps_picks *picks);
+
+/* Columns of the terminal that a descriptor leads to: what is given unless that is 0, else what the
+ * terminal says, else COLUMNS, else 80. */
+int32_t view_terminal_width(int descriptor, int64_t given);
 
 /* Fewer heads for a terminal of that width: the sharpest of each layer. */
 cli_exit view_sharpest(const attention_maps *maps, const maps_picks *all, int64_t width,

@@ -1,5 +1,6 @@
 /* From maps to a figure: which heads, which tokens, what is hidden and what that hides. */
 #include "view.h"
+#include "view_roles.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -98,7 +99,8 @@ static cli_exit make_axis(const view_options *options, const maps_tokens *tokens
     *axis = (struct kept_axis){.tokens = tokens, .at = at, .labels = labels};
     for (int64_t i = 0; i < tokens->count; i++) {
         if (is_hidden(options, &tokens->items[i])) continue;
-        axis->labels[axis->count] = tokens->items[i].text;
+        const maps_token *token = &tokens->items[i];
+        axis->labels[axis->count] = token->label ? token->label : token->text;
         axis->at[axis->count++] = i;
     }
     if (axis->count > 0) return CLI_OK;
@@ -141,14 +143,16 @@ typedef struct panel_maker {
     kept_axis rows, cols;
     mha_panel *panels;
     panel_text *texts;
-    float *values; /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *values;   /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *twins;    /* likewise */
+    uint8_t *masked; /* [rows, cols] cells that no query can see; NULL: none */
     int64_t count;
     bool grouped;      /* by layer; not where each has one head only, whose name says it */
     double hidden_sum; /* over panels, of the mean hidden mass of their rows */
 } panel_maker;
 
 /* Copy the cells that stay; returns the mean over rows of the weight that goes. */
-static double copy_cells(const panel_maker *maker, const float *map, float *out)
+static double copy_cells(const panel_maker *maker, const float *map, bool renormalise, float *out)
 {
     double hidden = 0;
     for (int64_t t = 0; t < maker->rows.count; t++) {
@@ -158,28 +162,39 @@ static double copy_cells(const panel_maker *maker, const float *map, float *out)
         for (int64_t s = 0; s < maker->maps->cols.count; s++) all += row[s];
         for (int64_t s = 0; s < maker->cols.count; s++) kept += to[s] = row[maker->cols.at[s]];
         hidden += all - kept;
-        for (int64_t s = 0; s < maker->cols.count && maker->options->renormalise && kept > 0; s++)
+        for (int64_t s = 0; s < maker->cols.count && renormalise && kept > 0; s++)
             to[s] = (float)(to[s] / kept);
     }
     return hidden / (double)maker->rows.count;
 }
 
-/* "Its largest weight is 0.87: it looks at animal." */
+/* "Its largest weight is 0.87: it looks at animal." Or, of a contrast, its largest change. */
 static void write_detail(const panel_maker *maker, const mha_panel *panel, char *detail)
 {
+    const bool contrast = maker->maps->contrast;
     int64_t best = -1;
-    for (int64_t i = 0; i < maker->rows.count * maker->cols.count; i++)
-        if (isfinite(panel->values[i]) && (best < 0 || panel->values[i] > panel->values[best]))
-            best = i;
+    double most = 0;
+    for (int64_t i = 0; i < maker->rows.count * maker->cols.count; i++) {
+        const double value = contrast ? fabs((double)panel->values[i]) : (double)panel->values[i];
+        if (!isfinite(value) || (best >= 0 && !(value > most))) continue;
+        best = i;
+        most = value;
+    }
     detail[0] = '\0';
     if (best < 0) return;
     const char *from = maker->rows.labels[best / maker->cols.count];
     const char *to = maker->cols.labels[best % maker->cols.count];
     if (strlen(from) + strlen(to) + 64 > DETAIL_BYTES) return;
-    snprintf(detail, DETAIL_BYTES,
-             "Its largest weight is %.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks at "
-             "\xE2\x80\x9C%s\xE2\x80\x9D.",
-             (double)panel->values[best], from, to);
+    if (contrast)
+        snprintf(detail, DETAIL_BYTES,
+                 "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
+                 "\xE2\x80\x9C%s\xE2\x80\x9D in the first text.",
+                 (double)panel->values[best], from, panel->values[best] < 0 ? "less" : "more", to);
+    else
+        snprintf(detail, DETAIL_BYTES,
+                 "Its largest weight is %.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks at "
+                 "\xE2\x80\x9C%s\xE2\x80\x9D.",
+                 (double)panel->values[best], from, to);
 }
 
 static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t group)
@@ -188,18 +203,47 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
     panel_text *text = &maker->texts[maker->count];
     const float *map =
         maker->maps->layer[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
-    *panel = (mha_panel){.values = map, .name = text->name, .detail = text->detail, .group = group};
+    *panel = (mha_panel){.values = map,
+                         .name = text->name,
+                         .detail = text->detail,
+                         .group = group,
+                         .masked = maker->masked};
     snprintf(text->name, sizeof text->name, "L%" PRId64 "H%" PRId64, layer, head);
+    if (maker->maps->twin)
+        panel->twin =
+            maker->maps->twin[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
     if (maker->values) {
         float *cells = maker->values + maker->count * maker->rows.count * maker->cols.count;
-        double hidden = copy_cells(maker, map, cells);
+        double hidden = copy_cells(maker, map, maker->options->renormalise, cells);
         maker->hidden_sum += hidden;
-        snprintf(text->note, sizeof text->note, "hidden: %.0f %%", 100 * hidden);
+        if (maker->twins) {
+            float *twin = maker->twins + maker->count * maker->rows.count * maker->cols.count;
+            copy_cells(maker, panel->twin, false, twin);
+            panel->twin = twin;
+        }
         panel->values = cells;
-        panel->note = text->note;
+        if (!maker->maps->contrast) {
+            snprintf(text->note, sizeof text->note, "hidden: %.0f %%", 100 * hidden);
+            panel->note = text->note;
+        }
     }
     write_detail(maker, panel, text->detail);
+    view_roles_dress(maker->options->roles, layer, head, panel);
     maker->count++;
+}
+
+/* In a causal map what lies behind a token. */
+static cli_exit make_mask(view_figure *out, panel_maker *maker)
+{
+    void *memory;
+    const int64_t rows = maker->rows.count, cols = maker->cols.count;
+    if (!maker->maps->causal) return CLI_OK;
+    cli_exit code = keep(out, rows * cols, 1, &memory);
+    maker->masked = memory;
+    for (int64_t t = 0; t < rows && code == CLI_OK; t++)
+        for (int64_t s = 0; s < cols; s++)
+            maker->masked[t * cols + s] = maker->cols.at[s] > maker->rows.at[t];
+    return code;
 }
 
 static cli_exit make_panels(const maps_picks *picks, view_figure *out, panel_maker *maker)
@@ -207,11 +251,14 @@ static cli_exit make_panels(const maps_picks *picks, view_figure *out, panel_mak
     const attention_maps *maps = maker->maps;
     int64_t cells = maker->rows.count * maker->cols.count;
     bool hides = maker->rows.count < maps->rows.count || maker->cols.count < maps->cols.count;
-    void *panels, *texts, *values = NULL;
+    void *panels, *texts, *values = NULL, *twins = NULL;
     cli_exit code = keep(out, picks->count, sizeof(mha_panel), &panels);
     if (code == CLI_OK) code = keep(out, picks->count, sizeof(panel_text), &texts);
     if (code == CLI_OK && hides) code = keep(out, picks->count * cells, sizeof(float), &values);
+    if (code == CLI_OK && hides && maps->twin)
+        code = keep(out, picks->count * cells, sizeof(float), &twins);
     if (code != CLI_OK) return code;
+    maker->twins = twins;
     maker->panels = panels;
     maker->texts = texts;
     maker->values = values;
@@ -258,7 +305,7 @@ bool view_join_texts(const attention_maps *maps, int most, char *out, size_t siz
     if (!maps->text[0]) return false;
     append_elided(out, size / 2, maps->text[0], maps->text_bytes[0], most);
     if (maps->text[1]) {
-        append_elided(out, size, " |", 2, 2);
+        append_elided(out, size, maps->contrast ? " less" : " |", maps->contrast ? 5 : 2, 5);
         strcat(out, " "); /* half of the room is left */
         append_elided(out, size, maps->text[1], maps->text_bytes[1], most);
     }
@@ -287,11 +334,18 @@ static const char *make_footnote(const panel_maker *maker, const char *remark, c
 {
     const attention_maps *maps = maker->maps;
     if (remark) append_elided(out, FOOTNOTE_BYTES / 2, remark, strlen(remark), FOOTNOTE_BYTES);
-    if (!maker->values) return remark ? out : NULL;
+    if (maps->cell > 1) {
+        const size_t at = strlen(out);
+        snprintf(out + at, FOOTNOTE_BYTES - at,
+                 "%sa cell is the largest weight of %" PRId64 " x %" PRId64 " tokens, of %" PRId64,
+                 remark ? "; " : "", maps->cell, maps->cell, maps->tokens.count);
+    }
+    if (!maker->values) return *out ? out : NULL;
     size_t used = strlen(out);
     snprintf(out + used, FOOTNOTE_BYTES - used, "%shidden:", remark ? "; " : "");
     append_hidden(maker->options, &maps->rows, out);
     if (maps->cols.items != maps->rows.items) append_hidden(maker->options, &maps->cols, out);
+    if (maps->contrast) return out;
     used = strlen(out);
     snprintf(out + used, FOOTNOTE_BYTES - used,
              "; hidden keys hold %.1f %% of the weight of the rows shown (mean over heads)%s",
@@ -318,6 +372,18 @@ static cli_exit name_groups(const maps_picks *picks, view_figure *out)
     return CLI_OK;
 }
 
+static cli_exit list_tokens(const attention_maps *maps, view_figure *out)
+{
+    void *labels;
+    if (maps->cell <= 1) return CLI_OK;
+    cli_exit code = keep(out, maps->tokens.count, sizeof(char *), &labels);
+    if (code != CLI_OK) return code;
+    for (int64_t i = 0; i < maps->tokens.count; i++)
+        ((const char **)labels)[i] = maps->tokens.items[i].text;
+    out->tokens = labels;
+    return CLI_OK;
+}
+
 static cli_exit make(const view_options *options, const attention_maps *maps,
                      const maps_picks *picks, const char *remark, view_figure *out)
 {
@@ -329,18 +395,24 @@ static cli_exit make(const view_options *options, const attention_maps *maps,
                            .title = maps->name,
                            .row_axis = "query (looking)",
                            .col_axis = "key (looked at)",
-                           .cmap = (mha_cmap)options->cmap,
+                           .cmap = maps->contrast && options->cmap == MHA_CMAP_VIRIDIS
+                                       ? MHA_CMAP_DIVERGING
+                                       : (mha_cmap)options->cmap,
                            .scale = (mha_scale)options->scale,
                            .dark = options->paper == PAPER_DARK,
                            .print_values = (mha_values)options->values,
-                           .value_name = maps->architecture ? "weight" : "value"};
+                           .value_name = maps->contrast       ? "difference"
+                                         : maps->architecture ? "weight"
+                                                              : "value"};
     cli_exit code = view_check_range(options, &figure->range, &figure->lo, &figure->hi);
     if (code == CLI_OK) code = make_axis(options, &maps->rows, out, &maker.rows);
     if (code == CLI_OK) code = make_axis(options, &maps->cols, out, &maker.cols);
+    if (code == CLI_OK) code = make_mask(out, &maker);
     if (code == CLI_OK) code = make_panels(picks, out, &maker);
     if (code == CLI_OK && maker.grouped) code = name_groups(picks, out);
     if (code == CLI_OK) code = keep(out, SUBTITLE_BYTES, 1, &subtitle);
     if (code == CLI_OK) code = keep(out, FOOTNOTE_BYTES, 1, &footnote);
+    if (code == CLI_OK) code = list_tokens(maps, out);
     if (code != CLI_OK) return code;
     figure->rows = maker.rows.count;
     figure->cols = maker.cols.count;

@@ -81,6 +81,8 @@ mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
     json_print(&json, "],\n");
     put_tokens(&json, "tokens", &maps->rows);
     if (maps->cols.items != maps->rows.items) put_tokens(&json, "key_tokens", &maps->cols);
+    if (maps->contrast) put_tokens(&json, "contrast_tokens", &maps->other);
+    json_print(&json, "  \"quantity\": \"%s\",\n", maps->contrast ? "difference" : "weight");
     json_print(&json, "  \"layers\": [");
     const char *separator = "\n";
     for (int64_t l = 0; l < maps->layers; l++) {

@@ -1,8 +1,8 @@
 /* Maps of a model: load the folder, tokenise, run the encoder, keep the layers that are wanted. */
+#include "text_model.h"
+#include "texts.h"
 #include "view.h"
-
-#include <multihead/model.h>
-#include <multihead/tokenizer.h>
+#include "view_pool.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,38 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The sentences that lessons on attention use. */
-static const struct {
-    const char *name, *text;
-} examples[] = {
-    {"animal", "The animal didn't cross the street because it was too tired."},
-    {"bank", "The bank by the river was flooded."},
-    {"cat", "The cat sat on the mat"},
-    {"river", "The river banks overflowed."},
-    {"pilot", "The pilot flew the plane to Paris."},
-};
-
-enum { EXAMPLE_COUNT = sizeof examples / sizeof *examples };
-
 /* ------------------------------------------------------------------------------------------------
  * Texts
  * --------------------------------------------------------------------------------------------- */
-
-static cli_exit find_example(const char *name, const char **text)
-{
-    const char *names[EXAMPLE_COUNT];
-    for (int i = 0; i < EXAMPLE_COUNT; i++) {
-        char number[] = {(char)('1' + i), '\0'};
-        names[i] = examples[i].name;
-        if (strcmp(name, names[i]) != 0 && strcmp(name, number) != 0) continue;
-        *text = examples[i].text;
-        return CLI_OK;
-    }
-    const char *near = args_nearest(name, names, EXAMPLE_COUNT);
-    return cli_fail(CLI_USAGE, VIEW,
-                    "--example %s: animal, bank, cat, river, pilot or 1 to 5 is wanted%s%s%s", name,
-                    near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
-}
 
 static cli_exit take_text(const char *text, size_t bytes, attention_maps *maps)
 {
@@ -61,19 +32,19 @@ static cli_exit take_text_file(const char *path, attention_maps *maps)
                         "it in quotes");
     char *bytes = NULL;
     size_t size = 0;
-    cli_exit code = view_read_text(path, &bytes, &size);
+    cli_exit code = texts_read_file(VIEW, path, &bytes, &size);
     if (code == CLI_OK) code = take_text(bytes, size, maps);
     free(bytes);
     return code;
 }
 
-/* From --example, --text-file, and the command line, "-" being stdin. */
-static cli_exit take_texts(const view_options *options, attention_maps *maps)
+/* "-" is stdin. */
+cli_exit view_take_texts(const view_options *options, attention_maps *maps)
 {
     const char *text = NULL;
     cli_exit code = CLI_OK;
     if (options->example) {
-        code = find_example(options->example, &text);
+        code = texts_example(VIEW, options->example, &text);
         if (code == CLI_OK) code = take_text(text, strlen(text), maps);
     }
     if (code == CLI_OK && options->text_file) code = take_text_file(options->text_file, maps);
@@ -89,90 +60,41 @@ static cli_exit take_texts(const view_options *options, attention_maps *maps)
  * Tokens
  * --------------------------------------------------------------------------------------------- */
 
-static cli_exit check_not_empty(const mha_encoding *encoding, int sequence)
+static void note_truncation(const view_options *options, const text_tokens *tokens)
 {
-    for (int64_t i = 0; i < encoding->count; i++)
-        if (encoding->sequence[i] == sequence) return CLI_OK;
-    if (encoding->dropped[sequence] > 0)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--truncate leaves no token of the %s text; raise --max-tokens",
-                        sequence == 0 ? "first" : "second");
-    return cli_fail(CLI_BAD_INPUT, VIEW,
-                    sequence == 0 ? "the text is empty; give at least one word"
-                                  : "the second text is empty; give at least one word, or leave "
-                                    "it out");
-}
-
-static cli_exit check_length(const view_options *options, const mha_encoding *encoding,
-                             int64_t limit)
-{
-    int64_t dropped = encoding->dropped[0] + encoding->dropped[1];
-    if (dropped > 0)
+    if (tokens->dropped > 0)
         cli_note(options->quiet,
-                 "truncated: the last %" PRId64 " of %" PRId64 " tokens are left out", dropped,
-                 dropped + encoding->count);
-    if (encoding->count <= limit) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, VIEW,
-                    "the text has %" PRId64 " tokens, the limit is %" PRId64
-                    "%s; shorten it, or add --truncate",
-                    encoding->count, limit, options->max_tokens ? "" : " (the model's positions)");
+                 "truncated: the last %" PRId64 " of %" PRId64 " tokens are left out",
+                 tokens->dropped, tokens->dropped + tokens->list.count);
 }
 
-static cli_exit copy_token(const mha_tokenizer *tokenizer, const mha_encoding *encoding, int64_t i,
-                           maps_token *token)
+/* Rows and columns; those of an encoder-decoder are the target's and the source's. */
+static cli_exit tokenise(const view_options *options, const text_model *model, attention_maps *maps,
+                         text_tokens *rows, text_tokens *cols)
 {
-    const char *text = mha_tokenizer_token(tokenizer, encoding->ids[i]);
-    *token = (maps_token){.text = maps_copy_text(text ? text : "?", text ? strlen(text) : 1),
-                          .id = encoding->ids[i],
-                          .type = encoding->type_ids[i],
-                          .begin = encoding->begin[i],
-                          .end = encoding->end[i],
-                          .sequence = encoding->sequence[i],
-                          .special = encoding->special[i] != 0};
-    if (token->text) return CLI_OK;
-    return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: the text of a token");
-}
-
-static cli_exit copy_tokens(const mha_tokenizer *tokenizer, const mha_encoding *encoding,
-                            attention_maps *maps)
-{
-    void *items;
-    cli_exit code = maps_alloc(VIEW, encoding->count, sizeof(maps_token), &items);
-    maps->rows = (maps_tokens){.items = items, .count = items ? encoding->count : 0};
-    for (int64_t i = 0; i < encoding->count && code == CLI_OK; i++)
-        code = copy_token(tokenizer, encoding, i, &maps->rows.items[i]);
-    maps->cols = maps->rows;
-    return code;
-}
-
-static cli_exit tokenise(const view_options *options, const mha_model *model,
-                         const mha_model_info *info, attention_maps *maps, mha_encoding *encoding)
-{
-    const mha_tokenizer *tokenizer = mha_model_tokenizer(model);
-    int64_t limit = options->max_tokens ? options->max_tokens : info->max_positions;
-    if (limit > info->max_positions)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--max-tokens %" PRId64 ": the model takes at most %" PRId64, limit,
-                        info->max_positions);
-    if (maps->text[1] && info->type_vocab_size < 2)
-        return cli_fail(CLI_UNSUPPORTED, VIEW,
-                        "%s: the model knows no second text (its type_vocab_size is 1); give one",
-                        options->model);
-    mha_encode_options encode = {.struct_size = sizeof encode};
-    if (options->truncate) {
-        encode.max_length = limit;
-        encode.truncation = MHA_TRUNCATE_LONGEST_FIRST;
+    const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
+    char *const *text = maps->text;
+    const size_t *bytes = maps->text_bytes;
+    cli_exit code;
+    if (!model->encoder) {
+        code = text_model_encode(model, &limits, text[0], bytes[0], text[1], bytes[1], rows);
+        maps->rows = maps->cols = rows->list;
+    } else if (!text[1]) {
+        code = cli_fail(CLI_USAGE, VIEW,
+                        "%s: an encoder-decoder takes two texts, a source and a target; %s/encoder "
+                        "takes one",
+                        options->model, options->model);
+    } else {
+        code = text_model_encode_source(model, &limits, text[0], bytes[0], cols);
+        if (code == CLI_OK)
+            code = text_model_encode(model, &limits, text[1], bytes[1], NULL, 0, rows);
+        maps->rows = rows->list;
+        maps->cols = cols->list;
     }
-    mha_status status = mha_tokenizer_encode(tokenizer, &encode, maps->text[0], maps->text_bytes[0],
-                                             maps->text[1], maps->text_bytes[1], encoding);
-    if (status == MHA_ERR_UTF8)
-        return cli_fail(CLI_BAD_INPUT, VIEW, "%s; save or type it as UTF-8", mha_error_detail());
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
-    cli_exit code = check_not_empty(encoding, 0);
-    if (code == CLI_OK && maps->text[1]) code = check_not_empty(encoding, 1);
-    if (code == CLI_OK) code = check_length(options, encoding, limit);
-    if (code == CLI_OK) code = copy_tokens(tokenizer, encoding, maps);
-    return code;
+    if (code != CLI_OK) return code;
+    note_truncation(options, rows);
+    note_truncation(options, cols);
+    return CLI_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -205,15 +127,15 @@ static mha_status after_layer(void *user, int64_t layer)
     return MHA_OK;
 }
 
-/* Run the model; every layer with a head that is wanted leaves its maps. */
-static cli_exit run(mha_context *context, const mha_model *model, const mha_encoding *encoding,
-                    const maps_picks *picks, progress_line *progress, attention_maps *maps)
+/* A BERT: one layer at a time, and only those that are wanted. */
+static cli_exit run_segments(const text_model *model, const text_tokens *tokens,
+                             const maps_picks *picks, progress_line *progress, attention_maps *maps)
 {
     void *wanted = NULL, *outputs = NULL, *tensors = NULL;
     cli_exit code = maps_alloc(VIEW, maps->layers, sizeof(mha_module_outputs *), &wanted);
     if (code == CLI_OK) code = maps_alloc(VIEW, maps->layers, sizeof(mha_module_outputs), &outputs);
     if (code == CLI_OK) code = maps_alloc(VIEW, maps->layers, sizeof(mha_tensor), &tensors);
-    int64_t shape[] = {1, maps->heads, encoding->count, encoding->count};
+    int64_t shape[] = {1, maps->heads, tokens->list.count, tokens->list.count};
     for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
         code = maps_add_layer(VIEW, maps, l);
@@ -226,20 +148,51 @@ static cli_exit run(mha_context *context, const mha_model *model, const mha_enco
     if (code == CLI_OK) {
         mha_batch batch = {.struct_size = sizeof batch,
                            .batch = 1,
-                           .length = encoding->count,
-                           .ids = encoding->ids,
-                           .type_ids = encoding->type_ids};
+                           .length = tokens->list.count,
+                           .ids = tokens->ids,
+                           .type_ids = tokens->types};
         mha_model_outputs all = {.struct_size = sizeof all,
                                  .attention = wanted,
                                  .after_layer = after_layer,
                                  .after_layer_user = progress};
-        mha_status status = mha_model_forward(context, model, &batch, &all);
+        mha_status status = mha_model_forward(model->context, model->segments, &batch, &all);
         clear_progress(progress);
         if (status != MHA_OK) code = cli_fail_status(VIEW, status);
     }
     free(wanted);
     free(outputs);
     free(tensors);
+    return code;
+}
+
+/* All layers at once; maps then keeps those that are wanted. Self-attention, or, of an
+ * encoder-decoder, cross-attention. */
+static cli_exit run_net(const text_model *model, const text_tokens *rows, const text_tokens *cols,
+                        const maps_picks *picks, attention_maps *maps)
+{
+    const int64_t T = maps->rows.count, S = maps->cols.count;
+    const int64_t shape[] = {maps->layers, 1, maps->heads, T, S};
+    int64_t count = 0;
+    void *memory = NULL;
+    mha_activations *kept = NULL;
+    mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 5, shape);
+    mha_status status = mha_tensor_count(&all, &count);
+    if (status != MHA_OK) return cli_fail_status(VIEW, status);
+    cli_exit code = maps_alloc(VIEW, count, sizeof(float), &memory);
+    all.data = memory;
+    if (code == CLI_OK)
+        code = model->encoder ? text_model_run_cross(model, cols, rows, &all)
+                              : text_model_run(model, rows, &all, &kept);
+    mha_activations_destroy(kept);
+    for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++) {
+        if (maps_picks_in_layer(picks, l) == 0) continue;
+        code = maps_add_layer(VIEW, maps, l);
+        if (code == CLI_OK)
+            memcpy(maps->layer[l], (const float *)memory + l * maps->heads * T * S,
+                   (size_t)(maps->heads * T * S) * sizeof(float));
+    }
+    maps->causal = model->causal && !model->encoder;
+    free(memory);
     return code;
 }
 
@@ -261,54 +214,53 @@ static void warn_of_not_finite(const view_options *options, const attention_maps
                  options->model, count);
 }
 
-static cli_exit describe(const mha_model *model, mha_model_info *info, attention_maps *maps)
+static cli_exit describe(const text_model *model, attention_maps *maps)
 {
-    mha_status status = mha_model_describe(model, info);
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
-    maps->layers = info->layers;
-    maps->heads = info->heads;
-    maps->architecture = maps_copy_text(info->architecture, strlen(info->architecture));
+    maps->layers = model->layers;
+    maps->heads = model->heads;
+    maps->name = maps_copy_text(model->name, strlen(model->name));
+    maps->architecture = maps_copy_text(model->architecture, strlen(model->architecture));
+    if (!maps->name || !maps->architecture)
+        return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
     void *layers;
-    cli_exit code = maps_alloc(VIEW, info->layers, sizeof(float *), &layers);
+    cli_exit code = maps_alloc(VIEW, model->layers, sizeof(float *), &layers);
     maps->layer = layers;
     return code;
 }
 
-static cli_exit load(const view_options *options, mha_context *context,
-                     const progress_line *progress, mha_model **model)
+static cli_exit load(const view_options *options, const progress_line *progress, text_model *model)
 {
     if (progress->on) fprintf(stderr, "\r\033[Kloading %s", options->model);
-    mha_status status = mha_model_load(context, options->model, NULL, model);
-    clear_progress(progress);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
+    cli_exit code =
+        text_model_open(VIEW, options->model, options->threads, TEXT_MODEL_SEGMENTS, model);
+    if (code == CLI_OK) clear_progress(progress);
+    return code;
 }
 
 cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks)
 {
-    mha_context *context = NULL;
-    mha_model *model = NULL;
-    mha_encoding encoding = {.struct_size = sizeof encoding};
-    mha_model_info info = {.struct_size = sizeof info};
+    text_model model = {0};
+    text_tokens rows = {0}, cols = {0};
     progress_line progress = start_progress(options);
-    cli_exit code = take_texts(options, maps);
+    cli_exit code = view_take_texts(options, maps);
     if (code != CLI_OK) return code;
-    mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = (int32_t)options->threads};
-    mha_status status = mha_context_create(&desc, &context);
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
-    code = load(options, context, &progress, &model);
-    if (code == CLI_OK) code = describe(model, &info, maps);
-    progress.layers = info.layers;
-    if (code == CLI_OK)
-        code = maps_pick(VIEW, &options->layers, &options->heads, info.layers, info.heads, picks);
-    if (code == CLI_OK) code = tokenise(options, model, &info, maps, &encoding);
-    if (code == CLI_OK) code = run(context, model, &encoding, picks, &progress, maps);
-    if (code == CLI_OK) {
-        maps->name = maps_name_of_path(options->model);
-        if (!maps->name) code = cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
-        warn_of_not_finite(options, maps, picks);
-    }
-    mha_encoding_free(&encoding);
-    mha_model_destroy(model);
-    mha_context_destroy(context);
+    code = load(options, &progress, &model);
+    if (code == CLI_OK) code = describe(&model, maps);
+    progress.layers = model.layers;
+    if (code == CLI_OK) code = text_model_pick(&model, &options->layers, &options->heads, picks);
+    if (code == CLI_OK) code = tokenise(options, &model, maps, &rows, &cols);
+    const int64_t cell =
+        code == CLI_OK && !model.encoder ? view_pool_cell(options, picks, rows.list.count) : 1;
+    if (code == CLI_OK && cell > 1)
+        code = view_pool_maps(&model, &rows, cell, picks, progress.on, maps);
+    else if (code == CLI_OK)
+        code = model.segments ? run_segments(&model, &rows, picks, &progress, maps)
+                              : run_net(&model, &rows, &cols, picks, maps);
+    if (code == CLI_OK) code = view_add_twins(options, &model, &rows, picks, maps);
+    if (code == CLI_OK) warn_of_not_finite(options, maps, picks);
+    rows.list = cols.list = (maps_tokens){0}; /* they are the maps' now */
+    text_tokens_free(&rows);
+    text_tokens_free(&cols);
+    text_model_close(&model);
     return code;
 }

@@ -2,6 +2,8 @@
 #include "commands.h"
 #include "files.h"
 #include "view.h"
+#include "view_ask.h"
+#include "view_roles.h"
 
 #include <multihead/component.h>
 
@@ -58,7 +60,8 @@ typedef struct output_job {
     const view_options *options;
     const attention_maps *maps;
     const maps_picks *picks;
-    const mha_figure *figure; /* NULL for data */
+    const mha_figure *figure;  /* NULL for data */
+    const char *const *tokens; /* of pooled maps, else NULL */
 } output_job;
 
 /* The texts of the special tokens, each once; returns how many. A model has five or so. */
@@ -84,7 +87,8 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     mha_figure untitled = *job->figure; /* the report has the text itself, and more of it */
     untitled.subtitle = NULL;
     snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
-    snprintf(tokens, sizeof tokens, "%" PRId64, maps->rows.count);
+    const int64_t count = maps->cell > 1 ? maps->tokens.count : maps->rows.count;
+    snprintf(tokens, sizeof tokens, "%" PRId64, count);
     mha_fact facts[] = {{"model", maps->name},
                         {"kind", maps->architecture ? maps->architecture : "array"},
                         {"layers x heads", size},
@@ -97,8 +101,39 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
                          .same_labels = maps->rows.items == maps->cols.items,
                          .special = special,
                          .special_count = specials,
-                         .first_panel = job->options->first_panel};
-    return mha_render_html(&untitled, &report, sink);
+                         .first_panel = job->options->first_panel,
+                         .twin_name = "what arrives",
+                         .twin_value = "length"};
+    if (maps->cell > 1) {
+        report.cell_tokens = maps->cell;
+        report.tokens = job->tokens;
+        report.token_count = maps->tokens.count;
+    }
+    if (job->options->extra) {
+        const view_extra *extra = job->options->extra;
+        report.curve_size = sizeof(mha_curve);
+        report.curves = extra->curves;
+        report.curve_count = extra->curve_count;
+        report.frames = extra->frames;
+        report.frame_count = extra->frame_count;
+        report.columns = extra->columns;
+        report.column_count = extra->column_count;
+    }
+    mha_column columns[ASK_MEASURES], scores[VIEW_ROLES_MEASURES];
+    double *values = NULL;
+    if (!report.columns) {
+        report.column_count = view_roles_columns(job->options->roles, job->picks, scores);
+        report.columns = scores;
+    }
+    if (job->options->ask) {
+        if (view_ask_columns(job->options->ask, job->picks, columns, &values) != CLI_OK)
+            return MHA_ERR_CALLBACK; /* it has spoken */
+        report.columns = columns;
+        report.column_count = ASK_MEASURES;
+    }
+    mha_status status = mha_render_html(&untitled, &report, sink);
+    free(values);
+    return status;
 }
 
 static mha_status draw_svg(const void *user, const mha_sink *sink)
@@ -200,15 +235,24 @@ static cli_exit write_one(const output_job *job, int i)
         if (code == CLI_OK) {
             output_job drawn = *job;
             drawn.figure = &figure.figure;
+            drawn.tokens = figure.tokens;
             mha_status status = files_draw(path, outputs[i].draw, &drawn);
             if (status != MHA_OK) code = cli_fail_status(VIEW, status);
         }
         view_figure_free(&figure);
     }
+    const attention_maps *maps = job->maps;
+    const bool pooled = maps->cell > 1;
+    char blocks[64] = "";
+    if (pooled)
+        snprintf(blocks, sizeof blocks, ", in blocks of %" PRId64 " x %" PRId64, maps->cell,
+                 maps->cell);
     if (code == CLI_OK && strcmp(path, "-") != 0)
-        cli_note(job->options->quiet, "wrote %s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens",
-                 path, job->picks->count, job->picks->count == 1 ? "head" : "heads",
-                 job->maps->rows.count, job->maps->cols.count);
+        cli_note(job->options->quiet,
+                 "wrote %s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s", path,
+                 job->picks->count, job->picks->count == 1 ? "head" : "heads",
+                 pooled ? maps->tokens.count : maps->rows.count,
+                 pooled ? maps->tokens.count : maps->cols.count, blocks);
     return code;
 }
 
@@ -248,12 +292,13 @@ cli_exit view_print(const view_options *options, const attention_maps *maps,
     if (options->layers.count > 0 || options->heads.count > 0)
         return print_picks(options, maps, picks, NULL, &terminal);
     maps_picks few;
-    char remark[128];
+    char remark[400], change[300] = "";
     cli_exit code = view_sharpest(maps, picks, terminal.columns, &few);
-    snprintf(remark, sizeof remark,
-             "%" PRId64 " of %" PRId64 " heads: those that look most "
-             "sharply at other tokens%s",
-             few.count, picks->count, maps->layers > 1 ? ", one a layer" : "");
+    if (maps->contrast) view_contrast_remark(maps, picks, change, sizeof change);
+    snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s%s",
+             few.count, picks->count,
+             maps->contrast ? "change most" : "look most sharply at other tokens",
+             maps->layers > 1 ? ", one a layer" : "", *change ? "; " : "", change);
     if (code == CLI_OK)
         code =
             print_picks(options, maps, &few, few.count < picks->count ? remark : NULL, &terminal);

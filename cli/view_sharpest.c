@@ -1,10 +1,12 @@
 /* What to show where nothing was chosen: 72 heads do not fit a terminal, a few telling ones do. */
 #include "view.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* How sharply a head looks at other tokens: the mean, over rows of tokens that stand for text, of
- * the largest weight on another such token (Voita et al. 2019 call it confidence). */
+ * the largest weight on another such token (Voita et al. 2019 call it confidence). Of a contrast,
+ * the largest change, in rows of tokens that both texts have. */
 static double sharpness(const attention_maps *maps, int64_t layer, int64_t head)
 {
     int64_t rows = maps->rows.count, cols = maps->cols.count, counted = 0;
@@ -12,12 +14,12 @@ static double sharpness(const attention_maps *maps, int64_t layer, int64_t head)
     bool same = maps->rows.items == maps->cols.items;
     double sum = 0;
     for (int64_t t = 0; t < rows; t++) {
-        if (maps->rows.items[t].special) continue;
+        if (maps->rows.items[t].special || (maps->contrast && maps->rows.items[t].label)) continue;
         double most = 0;
         for (int64_t s = 0; s < cols; s++)
             if (!maps->cols.items[s].special && !(same && s == t) &&
-                (double)map[t * cols + s] > most)
-                most = (double)map[t * cols + s];
+                fabs((double)map[t * cols + s]) > most)
+                most = fabs((double)map[t * cols + s]);
         sum += most;
         counted++;
     }

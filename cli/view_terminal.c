@@ -15,13 +15,12 @@ static const char *variable(const char *name)
     return value ? value : "";
 }
 
-/* --width, else what the terminal says, else COLUMNS, else 80. */
-static int32_t find_width(const view_options *options)
+int32_t view_terminal_width(int descriptor, int64_t given)
 {
     enum { LEAST = 20, MOST = 10000 };
     struct winsize size;
-    long width = (long)options->width;
-    if (width == 0 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) width = size.ws_col;
+    int64_t width = given;
+    if (width == 0 && ioctl(descriptor, TIOCGWINSZ, &size) == 0) width = size.ws_col;
     if (width == 0) width = strtol(variable("COLUMNS"), NULL, 10);
     if (width <= 0 || width > MOST) width = 80;
     return (int32_t)(width < LEAST ? LEAST : width);
@@ -60,7 +59,7 @@ mha_terminal view_terminal(const view_options *options)
     const char *depth = variable("COLORTERM");
     bool true_color = !strcmp(depth, "truecolor") || !strcmp(depth, "24bit");
     return (mha_terminal){.struct_size = sizeof(mha_terminal),
-                          .columns = find_width(options),
+                          .columns = view_terminal_width(STDOUT_FILENO, options->width),
                           .color = !want_color(options) ? MHA_TERMINAL_PLAIN
                                    : true_color         ? MHA_TERMINAL_TRUECOLOR
                                                         : MHA_TERMINAL_256,

@@ -1,61 +1,11 @@
-/* Files of text and of tokens: whole texts, a token a line, or a JSON list of texts. */
+/* Files of tokens: a token a line, or a JSON list of texts. */
+#include "texts.h"
 #include "view.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ------------------------------------------------------------------------------------------------
- * Reading
- * --------------------------------------------------------------------------------------------- */
-
-static cli_exit cannot_read(const char *path, int error)
-{
-    return cli_fail(CLI_NO_INPUT, VIEW, "%s: cannot read: %s", path,
-                    error == ENOENT ? "no such file" : strerror(error));
-}
-
-/* All that the stream gives, up to a limit that no text for a model comes near. */
-static cli_exit read_stream(FILE *file, const char *path, char **bytes, size_t *size)
-{
-    const size_t limit = (size_t)64 << 20;
-    size_t capacity = 0;
-    *size = 0;
-    for (;;) {
-        if (*size + 1 >= capacity) {
-            capacity = capacity ? 2 * capacity : 4096;
-            char *grown = capacity <= limit ? realloc(*bytes, capacity) : NULL;
-            if (!grown)
-                return cli_fail(capacity <= limit ? CLI_NO_MEMORY : CLI_BAD_INPUT, VIEW,
-                                "%s: longer than %zu bytes", path, capacity / 2);
-            *bytes = grown;
-        }
-        errno = 0;
-        size_t got = fread(*bytes + *size, 1, capacity - *size - 1, file);
-        *size += got;
-        if (ferror(file)) return cannot_read(path, errno);
-        if (got == 0) break;
-    }
-    (*bytes)[*size] = '\0';
-    return CLI_OK;
-}
-
-cli_exit view_read_text(const char *path, char **bytes, size_t *size)
-{
-    bool standard = !strcmp(path, "-");
-    FILE *file = standard ? stdin : fopen(path, "rb");
-    if (!file) return cannot_read(path, errno);
-    *bytes = NULL;
-    cli_exit code = read_stream(file, standard ? "stdin" : path, bytes, size);
-    if (!standard) fclose(file);
-    if (code != CLI_OK) {
-        free(*bytes);
-        *bytes = NULL;
-    }
-    return code;
-}
 
 /* ------------------------------------------------------------------------------------------------
  * Tokens
@@ -242,7 +192,7 @@ cli_exit view_read_tokens(const char *path, maps_tokens *tokens)
 {
     char *text;
     size_t size, length = strlen(path);
-    cli_exit code = view_read_text(path, &text, &size);
+    cli_exit code = texts_read_file(VIEW, path, &text, &size);
     if (code != CLI_OK) return code;
     size_t valid = maps_valid_utf8(text, size);
     size_t start = size >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */

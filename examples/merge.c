@@ -51,8 +51,10 @@ int main(void)
     if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
 
     double apart = 0;
-    for (int i = 0; i < T * D; i++)
-        apart = fmax(apart, fabs((double)merged.o[i] - (double)whole.o[i]));
+    for (int i = 0; i < T * D; i++) {
+        double error = fabs((double)merged.o[i] - (double)whole.o[i]);
+        if (error > apart) apart = error;
+    }
     printf("%d keys as %d and %d, merged: within 1e-6 of the whole: %s\n", S, CUT, S - CUT,
            apart < 1e-6 ? "yes" : "no");
     mha_context_destroy(context);

@@ -1,6 +1,6 @@
-# libmultihead: base, kernels, attention, module, nn, presets.
+# libmultihead: base, kernels, attention, module, nn, presets, analysis.
 file(GLOB compute_sources CONFIGURE_DEPENDS
-  base/*.c attention/*.c module/*.c nn/*.c presets/*.c)
+  base/*.c attention/*.c module/*.c nn/*.c presets/*.c analysis/*.c)
 mha_library(multihead SOURCES ${compute_sources}
   kernels/kern_dispatch.c kernels/isa/isa_portable.c)
 
@@ -17,4 +17,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     "${isa_flags};-mavx2;-mfma;-mf16c")
   set_source_files_properties(kernels/isa/isa_avx512.c PROPERTIES COMPILE_OPTIONS
     "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_NEON)
+  target_sources(multihead_objects PRIVATE kernels/isa/isa_neon.c)
+  set_source_files_properties(kernels/isa/isa_neon.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
 endif()

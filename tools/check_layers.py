@@ -24,6 +24,7 @@ ALLOWED = {
     "src/nn": ({"nn", "kernels", "base"},
                {"nn", "optimizer", "transformer", "attention", "backward", "cache", "position",
                 "base", "component"}),
+    "src/analysis": ({"analysis", "nn", "base"}, PUBLIC),
     "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
     "src/io": ({"io"}, {"io", "tokenizer", "base", "component", "sink"}),
     "src/render": ({"render"}, {"render", "base", "component", "sink"}),

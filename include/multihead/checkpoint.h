@@ -26,6 +26,13 @@
 extern "C" {
 #endif
 
+/* How a tokenizer cuts a text into the pieces that are its words. */
+typedef enum mha_splitting {
+    MHA_SPLIT_SPACE = 0,       /* at white space; "tired." is one word */
+    MHA_SPLIT_PUNCTUATION = 1, /* each punctuation character is a word of its own, too */
+    MHA_SPLIT_CHARACTERS = 2   /* every character is one, white space too */
+} mha_splitting;
+
 /* What a folder says beside the transformer. All of it may be left out. */
 typedef struct mha_checkpoint_settings {
     uint32_t struct_size;
@@ -37,16 +44,21 @@ typedef struct mha_checkpoint_settings {
     const char *eos_word;
     const char *pad_word;
     const char *unknown_word;
+    mha_splitting splitting; /* of texts, with words */
+    /* Without words: a folder with a config.json, whose tokenizer files (tokenizer.json, vocab.txt
+     * and their like) and numbers of special tokens are taken over; NULL: none */
+    const char *like;
 } mha_checkpoint_settings;
 
 /**
  * Save a transformer to a folder, which is made if it is missing (those above it are not). Each
- * file is written whole or not at all, model.safetensors last. The tokenizer splits a text at white
- * space, looks each word up, and begins with bos_word if there is one. settings may be NULL.
+ * file is written whole or not at all, model.safetensors last. The tokenizer splits a text as
+ * settings say, looks each word up, and begins with bos_word if there is one. settings may be NULL.
  *
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a word twice or empty, a special token that is no word,
- *          more words than vocab_size); MHA_ERR_UTF8; MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_WRITE
+ *          more words than vocab_size, no such splitting, words and like); MHA_ERR_UTF8;
+ *          MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_FILE, _FORMAT, _SIZE (of like); MHA_ERR_WRITE
  *          (not a folder, not allowed, disk full); MHA_ERR_NOMEM. Files that were written before
  *          the one that failed stay.
  * Threads  any, while nobody changes the transformer.   Since  0.1
@@ -72,6 +84,20 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
 MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                                                      mha_transformer **transformer);
 
+/**
+ * The next piece of a text: bytes [*from, *at), with *at, 0 at first, moved behind it. *from is
+ * bytes where none is left.
+ *
+ *   text [bytes]  UTF-8
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no such splitting, *at beyond the text); MHA_ERR_UTF8 (a
+ *          zero byte, too).
+ * Threads  any.   Cost  linear in the bytes that are passed over.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_split_next(mha_splitting splitting, const char *text,
+                                                size_t bytes, size_t *at, size_t *from);
+
 /* ---- words --------------------------------------------------------------------------------- */
 
 /* The tokenizer of a folder as mha_checkpoint_save() writes them, for reading texts and writing
@@ -84,7 +110,7 @@ typedef struct mha_vocabulary mha_vocabulary;
  * Memory   the caller owns *vocabulary; from the C library.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE; MHA_ERR_FORMAT; MHA_ERR_MODEL (ids that are not 0 .. n - 1,
  *          a special token that is no word); MHA_ERR_UNSUPPORTED (another kind of tokenizer: only
- *          WordLevel behind WhitespaceSplit); MHA_ERR_SIZE; MHA_ERR_NOMEM.
+ *          WordLevel behind one of the three splittings); MHA_ERR_SIZE; MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_load(const char *folder,
@@ -100,13 +126,22 @@ MHA_API int64_t mha_vocabulary_count(const mha_vocabulary *vocabulary);
  * none. Threads any. Since 0.1 */
 MHA_API const char *mha_vocabulary_word(const mha_vocabulary *vocabulary, int64_t id);
 
+/** How its texts are split; written again, characters are joined as they are, words with a space
+ * between them. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API mha_splitting mha_vocabulary_splitting(const mha_vocabulary *vocabulary);
+
+/** The token that begins a text; -1 if there is none. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API int32_t mha_vocabulary_begin(const mha_vocabulary *vocabulary);
+
 /** The token that ends a text; -1 if there is none. Memory none. Errors none. Threads any.
  * Since 0.1 */
 MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
 
 /**
- * The tokens of a text: its words, split at white space, behind the token that begins a text if the
- * folder has one. Special tokens are recognised where they stand as words.
+ * The tokens of a text: its words, as the folder splits them, behind the token that begins a text
+ * if it has one. Special tokens are recognised where they stand between white space, but not among
+ * characters.
  *
  *   text [bytes]  UTF-8    ids [room] out    *count out, the number of tokens
  *
@@ -118,6 +153,19 @@ MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_encode(const mha_vocabulary *vocabulary,
                                                        const char *text, size_t bytes, int32_t *ids,
                                                        int64_t room, int64_t *count);
+
+/**
+ * The same, and which bytes of the text each token stands for.
+ *
+ *   begin, end [room] out: bytes [begin, end) of the text; -1, -1 for the token put in front
+ *
+ * Memory   borrowed for the call.   Errors  as mha_vocabulary_encode().   Threads  any.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate(const mha_vocabulary *vocabulary,
+                                                       const char *text, size_t bytes, int32_t *ids,
+                                                       int64_t *begin, int64_t *end, int64_t room,
+                                                       int64_t *count);
 
 #ifdef __cplusplus
 }

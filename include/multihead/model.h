@@ -172,7 +172,7 @@ typedef struct mha_model_shape {
 /**
  * Read the shape of a model's attention from FOLDER/config.json; weights need not be there. Knows
  * more architectures than mha_model_load(): bert, roberta, electra, distilbert, gpt2, gpt_neox,
- * llama, mistral, mixtral, qwen2, qwen3, gemma, phi3.
+ * llama, mistral, mixtral, qwen2, qwen3, gemma, phi3, and this library's own, multihead.
  *
  * Memory   fills *shape, as much of it as shape->struct_size says.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);

@@ -12,9 +12,13 @@
 #define MHA_VERSION_PATCH 0
 
 #include <multihead/attention.h>
+#include <multihead/attribution.h>
 #include <multihead/backward.h>
 #include <multihead/base.h>
 #include <multihead/cache.h>
+#include <multihead/head_distances.h>
+#include <multihead/heads.h>
+#include <multihead/importance.h>
 #include <multihead/linear_attention.h>
 #include <multihead/merge.h>
 #include <multihead/module.h>

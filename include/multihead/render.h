@@ -101,18 +101,38 @@ typedef enum mha_values {
     MHA_VALUES_NEVER = 2
 } mha_values;
 
-/* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. */
+/* One measured number of a map: reports draw it as a bar from 0 to `most`, with a tick where chance
+ * is. This struct does not grow. */
+typedef struct mha_measure {
+    const char *name; /* "on the previous token" */
+    double value;     /* not finite: not measured, written as a dash */
+    double chance;    /* what chance alone gives; 0 or not finite: not told */
+    double most;      /* where the bar ends; 0 or not finite: 1 */
+    int64_t count;    /* of rows, sentences, ... that it was measured on; 0: not told */
+    const char *note; /* what is counted, "rows", or a unit, "bits"; or NULL */
+} mha_measure;
+
+/* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. What follows
+ * mask_stride is for reports (HTML) only. */
 typedef struct mha_panel {
     const float *values; /* NULL only if rows or cols is 0 */
     int64_t row_stride;  /* in elements; 0: cols */
     const char *name;    /* "L0H3"; NULL: its index */
     const char *note;    /* one line under the name, or NULL */
-    const char *detail;  /* a sentence for reports (HTML), or NULL */
+    const char *detail;  /* for reports (HTML): sentences, \n between paragraphs; or NULL */
     int64_t group;       /* 0 .. group_count-1; 0 if the figure has no groups */
     /* [rows, cols], row stride mask_stride (0: cols): nonzero is a cell that cannot have a value.
      * It is drawn in a neutral hatch outside the colours, never as 0. NULL: none. */
     const uint8_t *masked;
     int64_t mask_stride;
+    const char *badge;           /* a word or two for its kind: "previous token"; NULL: none */
+    const mha_measure *measures; /* [measure_count], at most 64: the evidence on its card */
+    int64_t measure_count;
+    /* [rows, cols] of another quantity of the same cells (a norm, a term of a sum) with the same
+     * mask, drawn beside the large map in a range of its own; row stride twin_stride (0: cols).
+     * Named by twin_name of the report. NULL: none. */
+    const float *twin;
+    int64_t twin_stride;
 } mha_panel;
 
 typedef struct mha_figure {
@@ -171,9 +191,10 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
- *          over negative values), MHA_ERR_SHAPE (negative sizes, strides shorter than a row),
- *          MHA_ERR_SIZE (more than 2^31 cells or 2^16 panels), MHA_ERR_NOMEM, or what the sink
- * gave. Threads  any.   Since  0.1
+ *          over negative values, a count of measures), MHA_ERR_SHAPE (negative sizes, strides
+ *          shorter than a row), MHA_ERR_SIZE (more than 2^31 cells or 2^16 panels), MHA_ERR_NOMEM,
+ *          or what the sink gave.
+ * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink);
 
@@ -281,6 +302,37 @@ typedef struct mha_fact {
     const char *name, *value;
 } mha_fact;
 
+/* A line of a chart; points that are not finite are gaps. This struct does not grow. */
+typedef struct mha_series {
+    const char *name;
+    const double *x, *y; /* [count], x ascending */
+    int64_t count;
+    bool baseline; /* what the others are compared with: drawn dashed and grey */
+} mha_series;
+
+/* A line chart: the loss of a training, quality against heads kept. */
+typedef struct mha_curve {
+    const char *title, *caption, *x_axis, *y_axis; /* NULL: none */
+    const mha_series *series;                      /* [series_count] */
+    int64_t series_count;
+    bool timeline; /* x is the same as mha_frame.at: a line follows the playback */
+} mha_curve;
+
+/* All maps at one moment of a training. This struct does not grow. */
+typedef struct mha_frame {
+    const char *label; /* "step 100" */
+    double at;         /* 100; ascending */
+    /* [panel_count] of [rows, cols] without gaps, masked as the panels are; NULL: as the figure */
+    const float *const *maps;
+} mha_frame;
+
+/* A column of the table of scores: one number a panel. This struct does not grow. */
+typedef struct mha_column {
+    const char *name, *about; /* about: what it means, a sentence; NULL: none */
+    const double *values;     /* [panel_count]; not finite: a dash, sorted last */
+    bool ascending;           /* the first click on its head puts the smallest first */
+} mha_column;
+
 /* What a report says beside its figure. */
 typedef struct mha_report {
     uint32_t struct_size;
@@ -294,7 +346,23 @@ typedef struct mha_report {
      * reader can hide any other label too. The page states the share that was hidden. */
     const char *const *special;
     int64_t special_count;
-    int64_t first_panel; /* the map that is shown large at first; 0: the first one */
+    int64_t first_panel;     /* the map that is shown large at first; 0: the first one */
+    uint32_t curve_size;     /* sizeof(mha_curve), needed with curves */
+    const mha_curve *curves; /* [curve_count], at most 64; of all points at most 10^5 */
+    int64_t curve_count;
+    const mha_column
+        *columns; /* [column_count], at most 64: names, badges and these make a table */
+    int64_t column_count;
+    const mha_frame *frames; /* [frame_count], in order: a player above the maps; NULL: none */
+    int64_t frame_count;
+    const char *twin_name;  /* "norm of what arrives"; NULL: "twin" */
+    const char *twin_value; /* what its cells hold, as value_name of the figure; NULL: "value" */
+    /* A figure whose cells are already the maxima of cell_tokens x cell_tokens tokens: all labels
+     * of both axes in tokens, rows = cols = token_count / cell_tokens rounded up. Without tokens
+     * the labels of the figure are those of its blocks. 0 or 1: a cell is one token. */
+    int64_t cell_tokens;
+    const char *const *tokens; /* [token_count] or NULL */
+    int64_t token_count;
 } mha_report;
 
 /**
@@ -303,12 +371,16 @@ typedef struct mha_report {
  *   report  NULL: the figure alone
  *
  * Values are embedded exactly as long as the file stays within most_bytes, else in 16 or 8 bits,
- * else reduced by the maximum of blocks as well; the page says which, and how precise it is. Page
- * and labels are about 100 KB and are always written, however small most_bytes is.
+ * else reduced by the maximum of blocks as well; the page says which, and how precise it is. Twins
+ * are treated as maps are. Frames take at most half of most_bytes, in 8 bits; where they do not
+ * fit, every second, third, ... of them and the last are kept, at least 8, and the page says so.
+ * Page and texts are about 150 KB and are always written, however small most_bytes is.
  *
  * Memory   as mha_render_svg().
- * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size not set, a negative
- *          count), MHA_ERR_NULL (facts or special), MHA_ERR_UNSUPPORTED (fields of a newer
+ * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size or curve_size not
+ * set, a negative count, no such first_panel), MHA_ERR_NULL (a list that is counted but not there),
+ * MHA_ERR_SIZE (more curves, columns or points than said above, more than 10^4 frames),
+ * MHA_ERR_SHAPE (token_count does not fit the figure), MHA_ERR_UNSUPPORTED (fields of a newer
  * version). Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_html(const mha_figure *figure, const mha_report *report,

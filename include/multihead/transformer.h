@@ -75,6 +75,15 @@ typedef struct mha_transformer_desc {
     float norm_epsilon; /* 0: 1e-5 */
     float rope_base;    /* 0: 10000 */
     uint32_t reserved;  /* 0 */
+    /* [L] of self-attention, 0 .. num_heads, with a head_dim: layers that do not have as many heads
+     * as others; NULL: num_heads. A layer of 0 adds the bias of its output and nothing else, and
+     * has no other parameters of attention but a post-norm's. Gates, probabilities and what else is
+     * [H] keep room for num_heads. Copied; mha_transformer_describe() gives the transformer's own
+     */
+    const int64_t *layer_heads;
+    /* [L], each a divisor of the layer's heads; NULL: kv_heads, or as many as heads where kv_heads
+     * is num_heads */
+    const int64_t *layer_kv_heads;
 } mha_transformer_desc;
 
 /* Parameters, and packed copies of the matrices. */
@@ -193,6 +202,9 @@ typedef struct mha_transformer_input {
     const mha_tensor *cross_gates; /* the same for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one each step; layers draw from it apart */
+    /* f32 [L,H D] in, with gates: what stands for a head of self-attention as far as its gate
+     * closes it, gate z + (1 - gate) mean, at every token; NULL: 0. Forward calls only */
+    const mha_tensor *head_means;
 } mha_transformer_input;
 
 /* What a forward call leaves for a backward one, and for whoever looks at heads. */
@@ -218,7 +230,8 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  * The whole transformer.
  *
  *   output [B,T,V] out, the logits; with MHA_TRANSFORMER_NO_OUTPUT [B,T,E]
- *   probabilities [L,B,H,T,T] out, of self-attention; cross_probabilities [L,B,H,T,S] out; or NULL
+ *   probabilities [L,B,H,T,T] out, of self-attention, 0 for heads that a layer does not have;
+ *   cross_probabilities [L,B,H,T,S] out; or NULL
  *
  * Rows beyond a sequence's length are computed, but mean nothing.
  *
@@ -233,14 +246,84 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
     mha_activations *activations, const mha_tensor *output, const mha_tensor *probabilities,
     const mha_tensor *cross_probabilities);
 
+/* ---- looking at what a forward call kept -------------------------------------------------------
+ */
+
+/* The functions between a layer's residual connections. */
+typedef enum mha_layer_part {
+    MHA_PART_SELF_ATTENTION = 0,
+    MHA_PART_CROSS_ATTENTION = 1,
+    MHA_PART_FEED_FORWARD = 2
+} mha_layer_part;
+
+/* What one of them read and made, as views of the activations. H, Hk and D are this layer's. What a
+ * part does not have is a tensor of ndim 0 without data. In attention S is T, or the memory's rows.
+ */
+typedef struct mha_layer_view {
+    uint32_t struct_size; /* in: sizeof(mha_layer_view) */
+    uint32_t reserved;
+    mha_tensor stream;       /* [B,T,E] x, the residual stream before it */
+    mha_tensor input;        /* [B,T,E] what it reads: norm(x), or x itself without pre-norm */
+    mha_tensor sum;          /* [B,T,E] x + f(...), before a post-norm */
+    mha_tensor next;         /* [B,T,E] the stream behind it: sum, or its norm if post-norm */
+    mha_tensor q;            /* [B,H,T,D] as attention saw it: rotary positions are in q and k */
+    mha_tensor k, v;         /* [B,Hk,S,D] */
+    mha_tensor lse;          /* [B,H,T] */
+    mha_tensor heads;        /* [B,H,T,D] what each head found, times its gate */
+    mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: what W_o reads */
+    mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: what W_down reads */
+} mha_layer_view;
+
+/**
+ * Views of a part of a layer as the last mha_transformer_forward() left it. To be read, not
+ * written; those of different parts share memory (one's next is another's stream).
+ *
+ * Memory   fills *view; borrowed until the activations' next forward or backward call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer, a part that it does not
+ *          have, activations that hold no batch).
+ * Threads  any, while no call uses the activations.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_activations_layer(const mha_activations *activations,
+                                                       int64_t layer, mha_layer_part part,
+                                                       mha_layer_view *view);
+
+/* The two ends of the stream, all [B,T,E]. */
+typedef struct mha_stream_view {
+    uint32_t struct_size; /* in: sizeof(mha_stream_view) */
+    uint32_t reserved;
+    mha_tensor embedded; /* the sum of the tables, before a norm on embeddings */
+    mha_tensor first;    /* the stream before the first layer */
+    mha_tensor last;     /* behind the last layer, before the norm at the end */
+    mha_tensor normed;   /* behind it; last itself without one. W_out reads it */
+} mha_stream_view;
+
+/** The same of the stream's ends. Memory, Errors, Threads as mha_activations_layer(). Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_activations_stream(const mha_activations *activations,
+                                                        mha_stream_view *view);
+
+/**
+ * The parameter of a name (mha_transformer_parameter() lists them); with layer >= 0, of a name
+ * without "layers.N." in front: "self_attn.o_proj.weight".
+ *
+ * Memory   fills *parameter.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is none.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_find(const mha_transformer *transformer,
+                                                      int64_t layer, const char *name,
+                                                      mha_parameter *parameter);
+
 /* Where gradients go. Each is added to what is there. */
 typedef struct mha_transformer_gradients {
     uint32_t struct_size;
     uint32_t reserved;             /* 0 */
-    float *parameters;             /* mha_transformer_size() floats, required */
+    float *parameters;             /* mha_transformer_size() floats; NULL: not wanted */
     const mha_tensor *memory;      /* [B,S,memory_dim]; NULL: not wanted */
     const mha_tensor *gates;       /* [L,H]; NULL: not wanted */
     const mha_tensor *cross_gates; /* [L,H] */
+    /* f32 [L,B,H,T], of self-attention: head's output times the gradient by it, summed over the
+     * head's numbers. Where gates are 1 its sum over the tokens of a sequence is the gradient by
+     * that sequence's gate */
+    const mha_tensor *heads;
 } mha_transformer_gradients;
 
 /**
@@ -258,6 +341,45 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
     mha_context *context, const mha_transformer *transformer, const mha_transformer_input *input,
     mha_activations *activations, const mha_tensor *output_gradient,
     const mha_transformer_gradients *gradients);
+
+/* ---- fewer heads ----------------------------------------------------------------------------- */
+
+/**
+ * A smaller transformer without some heads of self-attention: their rows of W_q, W_k and W_v and
+ * their columns of W_o are not in it. It computes what the old one does with the gates of these
+ * heads 0; with num_heads head_dim <= 128 to the bit.
+ *
+ *   keep f32 [L,H] in, 1: stays, 0: goes
+ *
+ * A key/value head goes with the last head that reads it. Where groups are left with different
+ * numbers of heads, key/value heads are repeated for groups of a size that divides all: exact, but
+ * not smaller for it. num_heads becomes the most that a layer has left; cross-attention stays, and
+ * with it num_heads.
+ *
+ * Memory   the caller owns *pruned, as from mha_transformer_create(); scratch from the context.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _NOMEM; MHA_ERR_ARGUMENT (keep is neither 0 nor
+ *          1). *pruned is then as it was.
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_prune(mha_context *context,
+                                                       const mha_transformer *transformer,
+                                                       const mha_tensor *keep,
+                                                       mha_transformer **pruned);
+
+/**
+ * Grouped queries (Ainslie et al. 2023, 2.1): the keys and values of neighbouring heads become one
+ * head, whose W_k, W_v and biases are the mean of theirs. The model computes something else
+ * afterwards, and wants to be trained on.
+ *
+ *   kv_heads  of every layer that has heads: a divisor of the number that it has
+ *
+ * Memory   as mha_transformer_prune().   Errors  MHA_ERR_NULL, _NOMEM; MHA_ERR_SHAPE (no divisor).
+ * Threads  one call per context.   Accuracy  means in double, rounded once.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
+                                                          const mha_transformer *transformer,
+                                                          int64_t kv_heads,
+                                                          mha_transformer **shared);
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 

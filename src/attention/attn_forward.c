@@ -74,6 +74,19 @@ static size_t rounded(size_t bytes)
     return bytes / 64 * 64 + 64;
 }
 
+/* What the tiled path does with keys and values, and what comes after it. */
+static const char *tiled_reason(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
+                                int64_t tile_rows)
+{
+    if (passes(p) > 0)
+        return "the tiled path takes this problem; outputs on request take further passes over its "
+               "scores";
+    if (mhai_attn_by_rows(p, tiling->chunk_rows, tile_rows))
+        return "the tiled path takes this problem; with so few queries it reads finite keys and "
+               "values where they lie, without packing them";
+    return p->reason;
+}
+
 static mha_status scratch_bytes(const mha_context *context, const mhai_attn_problem *p,
                                 mha_attention_plan *plan)
 {
@@ -81,7 +94,8 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
     if (p->path == MHA_PATH_TILED) {
         mhai_attn_tiling tiling;
         MHA_TRY(mhai_attn_tile(p, context->num_threads, (int)plan->row_block, &tiling));
-        plan->work_items = tiling.items;
+        plan->work_items = mhai_attn_alone(context, p) ? tiling.items > 0 : tiling.items;
+        plan->reason = tiled_reason(p, &tiling, plan->row_block);
         worker = tiling.worker_bytes;
         if (mhai_attn_needs_kept(p))
             shared += rounded((size_t)tiling.kept_rows * 2 * sizeof(float));
@@ -114,12 +128,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     MHA_TRY(scratch_bytes(context, &p, &made));
     for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
     made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
-    if (passes(&p) > 0) {
-        made.flops += 2.0 * (double)p.D * (double)made.visible_pairs * passes(&p);
-        if (tiled)
-            made.reason = "the tiled path takes this problem; outputs on request take further "
-                          "passes over its scores";
-    }
+    made.flops += 2.0 * (double)p.D * (double)made.visible_pairs * passes(&p);
     made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) + output_bytes(&p);
     *plan = made;
     return MHA_OK;

@@ -135,6 +135,56 @@ static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     return holes;
 }
 
+/* All rows of a strip are of one row of the pattern. */
+static bool one_pattern_row(const mhai_attn_problem *p, const mhai_attn_workspace *w,
+                            const mhai_attn_strip *strip)
+{
+    const int64_t *head = w->head + strip->first, *query = w->query + strip->first;
+    const int64_t row = query[0] / p->block_queries;
+    for (int r = 1; r < strip->tile.rows; r++)
+        if (head[r] != head[0] || query[r] / p->block_queries != row) return false;
+    return true;
+}
+
+/* Runs of panels that a pattern row keeps, blocks being whole panels. */
+static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                      const mhai_attn_workspace *w, const mhai_attn_block *block,
+                      const mhai_attn_strip *strip, mhai_tile_mask *mask)
+{
+    const mhai_attn_broadcast *x = &p->keep_blocks;
+    const int64_t row = w->query[strip->first] / p->block_queries;
+    const uint8_t *keep =
+        (const uint8_t *)x->data + mhai_attn_offset(x, c->seq.batch, w->head[strip->first], row);
+    bool open = false;
+    mask->runs = 0;
+    for (int j = 0; j < block->keys;) {
+        const int64_t cell = (block->key + j) / p->block_keys;
+        const int next =
+            inside(mhai_min_i64((cell + 1) * p->block_keys, block->key + block->keys), block);
+        const bool kept = keep[cell * x->stride[3]];
+        if (kept && !open) mask->run_begin[mask->runs++] = j;
+        if (kept) mask->run_end[mask->runs - 1] = next;
+        open = kept;
+        j = next;
+    }
+}
+
+/* Only what of the runs lies in the tile; those that are left may end before it. */
+static void trim_runs(mhai_tile *tile, mhai_tile_mask *mask)
+{
+    int runs = 0;
+    for (int i = 0; i < mask->runs; i++) {
+        const int begin = mask->run_begin[i] > tile->begin ? mask->run_begin[i] : tile->begin;
+        const int end = mask->run_end[i] < tile->end ? mask->run_end[i] : tile->end;
+        if (begin >= end) continue;
+        mask->run_begin[runs] = begin;
+        mask->run_end[runs++] = end;
+    }
+    mask->runs = runs;
+    tile->begin = runs > 0 ? mask->run_begin[0] : 0;
+    tile->end = runs > 0 ? mask->run_end[runs - 1] : 0;
+}
+
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
 static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
@@ -194,6 +244,11 @@ static void compose_row(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     }
 }
 
+static int between(int least, int x, int most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
 /* ---- a strip --------------------------------------------------------------------------------- */
 
 /* Documents of the strip against those of the block: -1 none in common, 0 all the same, 1 mixed. */
@@ -243,24 +298,33 @@ bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     mhai_tile_mask *mask = &strip->mask;
     int documents = p->key_documents.data ? compare_documents(p, c, w, block, strip) : 0;
     if (documents < 0) return false;
+    const bool panels =
+        p->keep_blocks.data && p->block_keys % MHAI_PANEL == 0 && one_pattern_row(p, w, strip);
     bool exempt = false, pattern = false;
     tile->begin = block->keys;
     tile->end = 0;
+    mask->runs = 0;
+    if (panels) find_runs(p, c, w, block, strip, mask);
     for (int r = 0; r < tile->rows; r++) {
         int64_t row = strip->first + r;
         exempt |= row_interval(w, block, row, &mask->begin[r], &mask->end[r]);
-        if (p->keep_blocks.data)
+        if (p->keep_blocks.data && !panels)
             pattern |= row_pattern(p, c, w, block, row, &mask->begin[r], &mask->end[r]);
         if (mask->begin[r] >= mask->end[r]) continue;
         if (mask->begin[r] < tile->begin) tile->begin = mask->begin[r];
         if (mask->end[r] > tile->end) tile->end = mask->end[r];
     }
     if (tile->begin >= tile->end) return false;
-    bool partial = false;
-    for (int r = 0; r < tile->rows; r++)
-        partial |= mask->begin[r] != tile->begin || mask->end[r] != tile->end;
-    partial |= tile->begin % MHAI_PANEL != 0;
     tile->begin -= tile->begin % MHAI_PANEL;
+    if (panels) trim_runs(tile, mask);
+    if (tile->begin >= tile->end) return false;
+    bool partial = mask->runs > 1;
+    if (mask->runs == 1) mask->runs = 0;
+    for (int r = 0; r < tile->rows; r++) {
+        mask->begin[r] = between(tile->begin, mask->begin[r], tile->end);
+        mask->end[r] = between(mask->begin[r], mask->end[r], tile->end);
+        partial |= mask->begin[r] != tile->begin || mask->end[r] != tile->end;
+    }
     bool bytes = exempt || documents || pattern || p->callback;
     if (bytes) {
         if (p->callback)

@@ -29,19 +29,63 @@ static void start_outputs(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
 }
 
+/* Where a strip's tile leaves its factors, and the dropout that it takes. */
+typedef struct strip_extras {
+    mhai_dropout dropout;
+    float alpha[MHAI_MAX_ROWS];
+} strip_extras;
+
+static void set_extras(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                       const mhai_attn_workspace *w, const mhai_attn_block *block,
+                       mhai_attn_strip *s, strip_extras *extras)
+{
+    s->tile.alpha = walk->p->shaw_values.data ? extras->alpha : NULL;
+    if (walk->p->dropout > 0) {
+        mhai_attn_set_dropout(walk, c, w, block, s, &extras->dropout);
+        s->tile.dropout = &extras->dropout;
+    }
+}
+
 static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_block *block, mhai_attn_strip *s)
 {
     const mhai_attn_walk *walk = user;
-    mhai_dropout dropout;
-    float alpha[MHAI_MAX_ROWS];
-    s->tile.alpha = alpha;
-    if (walk->p->dropout > 0) {
-        mhai_attn_set_dropout(walk, c, w, block, s, &dropout);
-        s->tile.dropout = &dropout;
-    }
+    strip_extras extras;
+    set_extras(walk, c, w, block, s, &extras);
     walk->kernels->tile_forward(&s->tile);
     if (walk->p->shaw_values.data) mhai_attn_add_shaw_values(walk->p, c, w, block, s);
+}
+
+/* The packed block's memory is free: keys' for a panel, values' for the sums, and behind them the
+ * scores of several strips (mhai_attn_by_rows()). */
+static bool forward_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                         const mhai_attn_block *block, mhai_attn_strip *strips, int count)
+{
+    const mhai_attn_walk *walk = user;
+    const mhai_attn_problem *p = walk->p;
+    const int64_t first = c->seq.k0 + block->key;
+    const mhai_tile_rows rows = {.k = mhai_attn_row(&p->k, c->seq.batch, c->hk, first),
+                                 .v = mhai_attn_row(&p->v, c->seq.batch, c->hk, first),
+                                 .k_stride = p->k.stride[2],
+                                 .v_stride = p->v.stride[2],
+                                 .keys = block->keys,
+                                 .tiles = count,
+                                 .panel = w->k,
+                                 .o = w->v};
+    const mhai_tile *tiles[MHAI_ROWS_TILES] = {NULL};
+    strip_extras extras[MHAI_ROWS_TILES];
+    bool done;
+    for (int i = 0; i < count; i++) {
+        mhai_attn_strip *s = &strips[i];
+        s->mask.poison = NULL;
+        s->tile.mask = s->masked ? &s->mask : NULL;
+        set_extras(walk, c, w, block, s, &extras[i]);
+        tiles[i] = &s->tile;
+    }
+    walk->kernels->tile_rows_forward(tiles, &rows, &done);
+    for (int i = 0; done && p->shaw_values.data && i < count; i++)
+        mhai_attn_add_shaw_values(p, c, w, block, &strips[i]);
+    return done;
 }
 
 static void write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
@@ -67,7 +111,8 @@ static void run_item(void *argument, int64_t item, int worker)
     const mhai_attn_visitor visitor = {.options = MHAI_WALK_VALUES,
                                        .user = (void *)(uintptr_t)walk,
                                        .chunk = start_outputs,
-                                       .strip = forward_strip};
+                                       .strip = forward_strip,
+                                       .rows = forward_rows};
     mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
     mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, item);
     mhai_attn_walk_chunk(walk, &c, &w, &visitor);
@@ -86,7 +131,10 @@ static mha_status run(mha_context *context, tiled_job *job)
         job->kept.m = memory;
         job->kept.l = job->kept.m + kept;
     }
-    mha_parallel_for(context, job->walk.tiling.items, run_item, job);
+    if (mhai_attn_alone(context, job->walk.p))
+        for (int64_t item = 0; item < job->walk.tiling.items; item++) run_item(job, item, 0);
+    else
+        mha_parallel_for(context, job->walk.tiling.items, run_item, job);
     mhai_attn_run_outputs(context, &job->walk, &job->kept);
     mhai_attn_run_sums(context, &job->walk, &job->kept);
     return MHA_OK;

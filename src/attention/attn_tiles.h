@@ -92,6 +92,11 @@ typedef struct mhai_attn_visitor {
     void (*chunk)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w);
     void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                   const mhai_attn_block *block, mhai_attn_strip *strip);
+    /* Row-major, of a chunk of few rows: all its strips that see something of the block at once,
+     * with keys and values as they lie; false if it cannot, and strip() is to follow. NULL: never
+     * tried. */
+    bool (*rows)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                 const mhai_attn_block *block, mhai_attn_strip *strips, int count);
 } mhai_attn_visitor;
 
 /* ---- attn_rows.c: memory and rows ------------------------------------------------------------ */
@@ -120,6 +125,12 @@ void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_ch
 
 /* The chunk of an item < tiling.items: a run of rows of one key/value head. */
 mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item);
+
+/* The problem is too small to wake other threads for its forward pass. */
+bool mhai_attn_alone(const mha_context *context, const mhai_attn_problem *p);
+
+/* Chunks of so few rows read keys and values as they lie instead of packing them. */
+bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows);
 
 /* Index of ragged items and the workers' memory, from the context's scratch. */
 MHA_NODISCARD mha_status mhai_attn_walk_begin(mha_context *context, mhai_attn_walk *walk);

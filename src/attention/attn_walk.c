@@ -9,7 +9,13 @@
 /* A chunk packs its key blocks anew, so it should be long (packing 512 keys costs about as much as
  * 15 query rows against them); its q and o should stay in a 1 MiB L2 beside the packed block.
  * Rows of a list have tables of distances of their own, 2 KiB each. */
-enum { LONGEST_CHUNK = 768, SHORTEST_CHUNK = 256, LEAST_QUERIES = 64, LONGEST_LIST = 128 };
+enum {
+    LONGEST_CHUNK = 768,
+    SHORTEST_CHUNK = 256,
+    LEAST_QUERIES = 64,
+    LONGEST_LIST = 128,
+    FEW_ROWS = 56
+};
 
 /* ---- division of the work ------------------------------------------------------------------ */
 
@@ -64,6 +70,20 @@ mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows
     t.worker_bytes = mhai_attn_lay_out(p, &t, tile_rows, NULL).bytes;
     *tiling = t;
     return MHA_OK;
+}
+
+/* A sleeping thread takes some ten microseconds to wake and to come back (3.5 where it has nothing
+ * to do and the machine is free, measured with empty items; much more where it is not), so a second
+ * one pays from about 30 microseconds of work on. That is counted at 100 operations a nanosecond
+ * and 10 bytes of keys and values, both on the fast side. A host's own parallel-for knows best
+ * itself. */
+bool mhai_attn_alone(const mha_context *context, const mhai_attn_problem *p)
+{
+    const double least = 30e3;
+    const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
+    const double operations = 2.0 * (double)p->H * (double)p->T * keys;
+    const double bytes = (double)p->Hk * keys * (double)mha_dtype_size(p->k.dtype);
+    return !context->host_parallel_for && operations / 100 + bytes / 10 < least;
 }
 
 /* The sequence of an item: by division, or by search where sequences differ. */
@@ -182,15 +202,30 @@ static void set_score_terms(const mhai_attn_walk *walk, const mhai_attn_chunk *c
     s->masked |= relative || table || p->softcap > 0;
 }
 
-/* Strip number i of the chunk against a block; false if it sees none of it. */
-static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
-                       const mhai_attn_workspace *w, const mhai_attn_block *block, bool seen,
-                       int64_t i, mhai_attn_strip *s)
+/* Rows of the strip that begins at row `first`: strips are of nearly one height. Where blocks of a
+ * pattern are higher than that, each strip is of one row of the pattern, and skips what that hides.
+ */
+static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, int64_t first)
 {
     const mhai_attn_problem *p = walk->p;
-    int64_t strips = mhai_ceil_div(c->rows, walk->kernels->tile_rows);
-    s->first = i * c->rows / strips;
-    s->tile = (mhai_tile){.rows = (int)((i + 1) * c->rows / strips - s->first),
+    const int64_t most = walk->kernels->tile_rows;
+    int64_t left = c->rows - first;
+    if (p->keep_blocks.data && !c->list && p->block_queries >= most) {
+        int64_t i = (c->first + first) % c->width, t = c->query0 + i;
+        int64_t same = mhai_min_i64(p->block_queries - t % p->block_queries, c->width - i);
+        left = mhai_min_i64(left, same);
+    }
+    return mhai_ceil_div(left, mhai_ceil_div(left, most));
+}
+
+/* The strip at row `first` of the chunk against a block; false if it sees none of it. */
+static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                       const mhai_attn_workspace *w, const mhai_attn_block *block, bool seen,
+                       int64_t first, mhai_attn_strip *s)
+{
+    const mhai_attn_problem *p = walk->p;
+    s->first = first;
+    s->tile = (mhai_tile){.rows = (int)strip_rows(walk, c, first),
                           .head_dim = p->D,
                           .value_panels = mhai_attn_padded_values(p) / MHAI_PANEL,
                           .q = w->q + s->first * p->D,
@@ -271,18 +306,52 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 
 /* ---- the walks ------------------------------------------------------------------------------- */
 
+/* Types and sizes that tile_rows_forward takes, in the memory of a packed block of values. Several
+ * strips pay where keys come from memory; those of a short sequence are packed faster. */
+bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
+{
+    if (p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 || p->Dv % MHAI_PANEL != 0) return false;
+    if (rows <= tile_rows) return true;
+    return rows <= FEW_ROWS && p->S > MHAI_KEY_BLOCK &&
+           rows * (p->Dv + MHAI_SCORE_STRIDE) <= MHAI_KEY_BLOCK * p->Dv;
+}
+
+/* All strips of a chunk of few rows at once; false if they must be done one by one. Several of them
+ * need scores of their own, and masks: composed bytes are of one strip. */
+static bool walk_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                      const mhai_attn_block *block, const mhai_attn_visitor *visitor)
+{
+    mhai_attn_strip strips[MHAI_ROWS_TILES];
+    float *scores = w->v + c->rows * mhai_attn_padded_values(walk->p);
+    int count = 0;
+    for (int64_t first = 0; first < c->rows;) {
+        mhai_attn_strip *s = &strips[count];
+        if (count == MHAI_ROWS_TILES) return false;
+        bool sees = make_strip(walk, c, w, block, true, first, s);
+        first += s->tile.rows;
+        if (!sees) continue;
+        if (s->mask.keep[0] == w->keep && s->tile.rows < c->rows) return false;
+        if (s->tile.rows < c->rows) s->tile.s = scores + s->first * MHAI_SCORE_STRIDE;
+        count++;
+    }
+    return count == 0 || visitor->rows(visitor->user, c, w, block, strips, count);
+}
+
 /* All strips of a loaded chunk against one block. */
 static void walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                        mhai_attn_block *block, const mhai_attn_visitor *visitor)
 {
     const bool all = visitor->options & MHAI_WALK_ALL;
-    const int64_t strips = mhai_ceil_div(c->rows, walk->kernels->tile_rows);
     bool seen = block->keys > 0 && mhai_attn_block_seen(walk->p, c, block);
     if (!seen && !all) return;
     if (seen && mhai_attn_has_relative(walk->p)) fill_relative(walk->p, c, w, block);
-    for (int64_t i = 0; i < strips; i++) {
-        mhai_attn_strip s;
-        if (make_strip(walk, c, w, block, seen, i, &s)) {
+    if (visitor->rows && !c->bad_query &&
+        mhai_attn_by_rows(walk->p, c->rows, walk->kernels->tile_rows) &&
+        walk_rows(walk, c, w, block, visitor))
+        return;
+    mhai_attn_strip s;
+    for (int64_t first = 0; first < c->rows; first += s.tile.rows) {
+        if (make_strip(walk, c, w, block, seen, first, &s)) {
             pack_block(walk, c, w, visitor->options & MHAI_WALK_VALUES, block);
             arm_strip(walk, c, w, block, &s);
         } else if (!all) {

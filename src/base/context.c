@@ -1,4 +1,5 @@
 /* Contexts: checking what the caller and the environment ask for, and owning what comes of it. */
+#define _DEFAULT_SOURCE /* madvise */
 #include "base/context.h"
 
 #include "base/cpu.h"
@@ -8,15 +9,25 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { MOST_THREADS = 1024 };
+
+/* Huge pages, and the size from which they are asked for: matrices are read down their columns too,
+ * a page for each row, and with pages of 4 KiB a training step of width 512 takes 7 % longer. */
+enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 2 * HUGE_PAGE };
 
 static void *default_alloc(void *user, size_t bytes, size_t alignment)
 {
     (void)user;
     if (alignment < sizeof(void *)) alignment = sizeof(void *);
+    const bool huge = bytes >= HUGE_FROM && alignment <= HUGE_PAGE;
     void *memory = NULL;
-    return posix_memalign(&memory, alignment, bytes) == 0 ? memory : NULL;
+    if (posix_memalign(&memory, huge ? HUGE_PAGE : alignment, bytes) != 0) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (huge) (void)madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return memory;
 }
 
 static void default_release(void *user, void *memory, size_t bytes)

@@ -52,7 +52,11 @@ bool mha_isa_available(mha_isa isa)
     switch (isa) {
     case MHA_ISA_AUTO:
     case MHA_ISA_PORTABLE: return true;
-    case MHA_ISA_NEON: return false; /* its kernels are not written yet */
+#if defined(MHAI_HAVE_NEON)
+    case MHA_ISA_NEON: return true; /* every 64-bit Arm has it */
+#else
+    case MHA_ISA_NEON: return false;
+#endif
 #if defined(MHAI_HAVE_X86)
     case MHA_ISA_AVX2:
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();

@@ -41,12 +41,7 @@ static inline double mhai_cos_small(double x)
     return 1 + sum;
 }
 
-/* cos(2 pi x) and sin(2 pi x) for 0 <= x < 2^51: eighths of a turn. */
-static inline double mhai_turn_cos(double x);
-static inline double mhai_turn_sin(double x)
-{
-    return mhai_turn_cos(x + 0.75);
-}
+/* cos(2 pi x) for 0 <= x < 2^51: eighths of a turn. */
 static inline double mhai_turn_cos(double x)
 {
     const double turn = 6.283185307179586;

@@ -1,17 +1,23 @@
 /* A pool of POSIX threads.
  *
  * The caller works too, as worker 0. Workers sleep on a condition variable between runs and take
- * items from one atomic counter. POSIX rather than C11 threads: glibc builds the latter on
- * internals that the thread sanitizer cannot see.
+ * items from one atomic counter. Before they sleep, and before the caller does at the end of a run,
+ * they look for a moment whether there is something to do: the runs of a training step follow each
+ * other faster than a sleeping thread wakes. What they look at is atomic; what they do about it
+ * happens under the mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the
+ * latter on internals that the thread sanitizer cannot see.
  *
  * After a fork the child has none of the threads and perhaps a mutex in mid-use, so the pool
  * remembers the process that made it and starts afresh in another one. */
 #include "base/pool.h"
 
+#include "base/cpu.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct worker {
@@ -27,9 +33,10 @@ struct mhai_pool {
     int started;  /* threads that exist */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    uint64_t generation; /* guarded by mutex, as are the next three */
-    int busy;            /* threads that have not finished the present run */
-    bool quit;
+    bool watchful;               /* no more workers than processors: looking takes none away */
+    _Atomic uint64_t generation; /* written under the mutex, as are the next three */
+    _Atomic int busy;            /* threads that have not finished the present run */
+    _Atomic bool quit;
     mha_parallel_body body;
     void *argument;
     int64_t items, step;
@@ -48,6 +55,48 @@ static void work(mhai_pool *pool, int index)
     }
 }
 
+/* Microseconds to look before sleeping: some ten times what falling asleep and waking cost. */
+enum { PATIENCE = 50, LOOKS = 32 };
+
+static int64_t microseconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static bool has_news(mhai_pool *pool, uint64_t seen)
+{
+    return atomic_load_explicit(&pool->generation, memory_order_relaxed) != seen ||
+           atomic_load_explicit(&pool->quit, memory_order_relaxed);
+}
+
+static bool is_done(mhai_pool *pool)
+{
+    return atomic_load_explicit(&pool->busy, memory_order_relaxed) == 0;
+}
+
+/* Look until there is a run other than `seen` (a worker), or until this one is done (the caller,
+ * whose run that is), for a moment at most. */
+static void look(mhai_pool *pool, uint64_t seen, bool caller)
+{
+    if (!pool->watchful) return;
+    for (const int64_t end = microseconds() + PATIENCE; microseconds() < end;)
+        for (int i = 0; i < LOOKS; i++) {
+            if (caller ? is_done(pool) : has_news(pool, seen)) return;
+            pause_briefly();
+        }
+}
+
 static void *worker_main(void *argument)
 {
     worker *self = argument;
@@ -63,6 +112,9 @@ static void *worker_main(void *argument)
         work(pool, self->index);
         pthread_mutex_lock(&pool->mutex);
         if (--pool->busy == 0) pthread_cond_signal(&pool->done);
+        pthread_mutex_unlock(&pool->mutex);
+        look(pool, seen, false);
+        pthread_mutex_lock(&pool->mutex);
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
@@ -80,6 +132,7 @@ static void start(mhai_pool *pool)
     pool->busy = 0;
     pool->quit = false;
     pool->started = 0;
+    pool->watchful = pool->capacity <= mhai_cpu_count();
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -146,6 +199,7 @@ void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void 
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->mutex);
     work(pool, 0);
+    look(pool, 0, true);
     pthread_mutex_lock(&pool->mutex);
     while (pool->busy > 0) pthread_cond_wait(&pool->done, &pool->mutex);
     pthread_mutex_unlock(&pool->mutex);

@@ -5,6 +5,9 @@ extern const mhai_kernels mhai_kernels_portable;
 #if defined(MHAI_HAVE_X86)
 extern const mhai_kernels mhai_kernels_avx2, mhai_kernels_avx512;
 #endif
+#if defined(MHAI_HAVE_NEON)
+extern const mhai_kernels mhai_kernels_neon;
+#endif
 
 const mhai_kernels *mhai_kernels_for(mha_isa isa)
 {
@@ -12,6 +15,9 @@ const mhai_kernels *mhai_kernels_for(mha_isa isa)
 #if defined(MHAI_HAVE_X86)
     case MHA_ISA_AVX512: return &mhai_kernels_avx512;
     case MHA_ISA_AVX2: return &mhai_kernels_avx2;
+#endif
+#if defined(MHAI_HAVE_NEON)
+    case MHA_ISA_NEON: return &mhai_kernels_neon;
 #endif
     default: return &mhai_kernels_portable;
     }

@@ -51,11 +51,15 @@ typedef struct mhai_poison {
  * shaw[clip(shaw_center + j, 0, shaw_last)]      (in units of the score before the cap) s  =
  * softcap log2 e tanh(s / softcap)               (q then comes without the factor log2 e) s +=
  * (bias[j * bias_stride] + relative[j]) log2 e   (a bias of -inf drops the key) s  = -inf outside
- * begin .. end, and where keep[j * keep_stride] is 0 */
+ * begin .. end and outside the runs, and where keep[j * keep_stride] is 0 */
+enum { MHAI_MAX_RUNS = MHAI_KEY_BLOCK / MHAI_PANEL / 2 };
 typedef struct mhai_tile_mask {
-    int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS]; /* keys of the block, begin <= end */
-    const uint8_t *keep[MHAI_MAX_ROWS];           /* at the block's key 0 */
-    int64_t keep_stride;                          /* of keys */
+    int runs; /* of panels of which rows see something, with gaps between them; 0: one, the tile */
+    int run_begin[MHAI_MAX_RUNS], run_end[MHAI_MAX_RUNS]; /* begin a multiple of 32, as the end is
+                                                             but for that of the tile */
+    int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS];         /* keys of the block, begin <= end */
+    const uint8_t *keep[MHAI_MAX_ROWS];                   /* at the block's key 0 */
+    int64_t keep_stride;                                  /* of keys */
     const void *bias[MHAI_MAX_ROWS];
     mha_dtype bias_type;
     int64_t bias_stride;
@@ -110,6 +114,20 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
  * tile_masked_scores: s[r][begin .. end) = the score in natural units, -inf where it is hidden.
  * tile_drop: dropout of s[r][begin .. end), which holds probabilities. */
 
+/* Keys and values of a block that are not packed, for up to MHAI_ROWS_TILES strips; value_dim is a
+ * multiple of 32. */
+enum { MHAI_ROWS_TILES = 10 };
+typedef struct mhai_tile_rows {
+    const float *k, *v; /* the block's key 0 */
+    int64_t k_stride, v_stride;
+    int keys;     /* that can be read */
+    int tiles;    /* each with its own s */
+    float *panel; /* [head_dim][32], working memory */
+    float *o;     /* [rows of all tiles][value_panels * 32], likewise */
+} mhai_tile_rows;
+/* tile_rows_forward: tile_forward of each tile from such rows (no poison; k and v of the tiles are
+ * not read). *done false: something is not finite, and nothing has changed but working memory. */
+
 /* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
 /* A strip of rows times packed weights, one block of inputs:
@@ -122,13 +140,20 @@ typedef struct mhai_gemm {
     const float *x; /* [rows][x_stride]; transposed: [inner][x_stride] */
     int64_t x_stride;
     bool transposed;
+    float *gather;        /* [MHAI_GATHER] working memory, into which x is copied first; or NULL */
     const float *w;       /* first panel at this block's first input */
     int64_t panel_stride; /* elements between panels */
     const float *bias;    /* [cols]; NULL: 0 */
     bool first;
     float *out; /* [rows][out_stride] */
     int64_t out_stride;
+    /* What calls to come will read, fetched into the cache on the way; NULL: nothing. Of every
+     * panel, panel_stride apart, 4 floats for each input; and rows of some lines each. */
+    const float *next_w, *next_x;
+    int64_t next_rows, next_stride, next_lines;
 } mhai_gemm;
+
+enum { MHAI_GATHER = MHAI_MAX_ROWS * MHAI_SCORE_STRIDE };
 
 /* activate_gelu: x[i] = x[i] Phi(x[i]), Phi the normal distribution. gelu_backward: dx[i] = dy[i]
  * times its derivative at x[i]; dx may be dy.

@@ -155,8 +155,8 @@ static bool fits_llama(const mha_transformer_desc *d)
 {
     const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM |
                             MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_NO_OUTPUT;
-    return has(d, MHA_TRANSFORMER_CAUSAL) && !has(d, others) && d->norm == MHA_NORM_RMS &&
-           d->positions == MHA_ENCODING_ROTARY && d->ff_dim > 0 &&
+    return has(d, MHA_TRANSFORMER_CAUSAL) && !has(d, others) && !d->layer_heads &&
+           d->norm == MHA_NORM_RMS && d->positions == MHA_ENCODING_ROTARY && d->ff_dim > 0 &&
            d->feed_forward == MHA_FEED_FORWARD_SWIGLU;
 }
 
@@ -273,7 +273,7 @@ static bool fits_bert(const mha_transformer_desc *d)
 {
     const uint32_t wanted =
         MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM | MHA_TRANSFORMER_BIAS;
-    return (d->flags & wanted) == wanted &&
+    return (d->flags & wanted) == wanted && !d->layer_heads &&
            !has(d, MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS) && d->norm == MHA_NORM_LAYER &&
            d->positions == MHA_ENCODING_LEARNED && d->ff_dim > 0 &&
            d->feed_forward != MHA_FEED_FORWARD_SWIGLU && d->kv_heads == d->num_heads &&
@@ -351,9 +351,22 @@ static bool fits_own(const mha_transformer_desc *d)
     return true;
 }
 
+static bool put_list(json_t *root, const char *key, const int64_t *numbers, int64_t count)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; list && i < count; i++)
+        if (json_array_append_new(list, json_integer(numbers[i])) != 0) {
+            json_decref(list);
+            return false;
+        }
+    return mhai_checkpoint_put(root, key, list);
+}
+
 static bool write_own(const mha_transformer_desc *d, json_t *root)
 {
     bool good =
+        (!d->layer_heads || (put_list(root, "layer_heads", d->layer_heads, d->num_layers) &&
+                             put_list(root, "layer_kv_heads", d->layer_kv_heads, d->num_layers))) &&
         put_list_of_one(root, "architectures", "MultiheadTransformer") &&
         put_count(root, "vocab_size", d->vocab_size) &&
         put_count(root, "max_length", d->max_length) &&
@@ -390,6 +403,44 @@ static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc
     return MHA_OK;
 }
 
+/* num_layers whole numbers from 0 to most. */
+static mha_status read_list(const mhai_config *config, const char *key, int64_t count, int64_t most,
+                            int64_t *numbers)
+{
+    const json_t *list = json_object_get(config->root, key);
+    if (!json_is_array(list) || (int64_t)json_array_size(list) != count)
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no list of %lld numbers, one for each layer",
+                        mhai_show_path(config->path).text, key, (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const json_t *value = json_array_get(list, (size_t)i);
+        numbers[i] = (int64_t)json_integer_value(value);
+        if (!json_is_integer(value) || numbers[i] < 0 || numbers[i] > most)
+            return mha_fail(MHA_ERR_MODEL, "%s: '%s' number %lld is no whole number from 0 to %lld",
+                            mhai_show_path(config->path).text, key, (long long)i, (long long)most);
+    }
+    return MHA_OK;
+}
+
+/* Heads by layer. No weight would vouch for a num_heads that no layer has. */
+static mha_status read_layers(const mhai_config *config, mhai_checkpoint_plan *plan)
+{
+    mha_transformer_desc *d = &plan->desc;
+    int64_t most = 1;
+    if (absent(config, "layer_heads") && absent(config, "layer_kv_heads")) return MHA_OK;
+    plan->head_lists = calloc((size_t)d->num_layers, 2 * sizeof *plan->head_lists);
+    if (!plan->head_lists) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    int64_t *heads = plan->head_lists, *kv = heads + d->num_layers;
+    MHA_TRY(read_list(config, "layer_heads", d->num_layers, d->num_heads, heads));
+    MHA_TRY(read_list(config, "layer_kv_heads", d->num_layers, d->num_heads, kv));
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (heads[i] > most) most = heads[i];
+    d->layer_heads = heads;
+    d->layer_kv_heads = kv;
+    if (most == d->num_heads || has(d, MHA_TRANSFORMER_CROSS)) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL, "%s: 'num_heads' is %lld, but no layer has more than %lld",
+                    mhai_show_path(config->path).text, (long long)d->num_heads, (long long)most);
+}
+
 static mha_status read_own(const mhai_config *config, mhai_checkpoint_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
@@ -402,7 +453,8 @@ static mha_status read_own(const mhai_config *config, mhai_checkpoint_plan *plan
     MHA_TRY(read_count(config, "head_dim", 1, MOST_WIDTH, 0, &d->head_dim));
     MHA_TRY(read_count(config, "ff_dim", 0, MOST_WIDTH, 0, &d->ff_dim));
     MHA_TRY(read_count(config, "memory_dim", 0, MOST_WIDTH, 0, &d->memory_dim));
-    return read_own_kinds(config, d);
+    MHA_TRY(read_own_kinds(config, d));
+    return read_layers(config, plan);
 }
 
 static bool ignores_none(const mhai_checkpoint_plan *plan, const char *name)

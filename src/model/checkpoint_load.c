@@ -36,10 +36,13 @@ static double numbers_described(const mha_transformer_desc *d)
     const double D = (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
     const double q = 2 * E * (double)d->num_heads * D;
-    double layer = q + 2 * E * kv * D;
+    double layers = (double)d->num_layers * (q + 2 * E * kv * D), layer = 0;
+    if (d->layer_heads) layers = 0;
+    for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
+        layers += 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
     if (d->flags & MHA_TRANSFORMER_CROSS) layer += q + 2 * memory * kv * D;
     layer += (d->feed_forward == MHA_FEED_FORWARD_SWIGLU ? 3.0 : 2.0) * E * (double)d->ff_dim;
-    double all = (double)d->num_layers * layer + (double)d->vocab_size * E;
+    double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * E;
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         all += (double)d->vocab_size * E;
@@ -190,15 +193,22 @@ static mha_status load_body(loading *l, const mhai_config *config)
 static mha_status load_files(loading *l, const mhai_config *config, const char *weights_path)
 {
     mha_safetensors *file = NULL;
-    MHA_TRY(choose_kind(config, l));
-    l->plan.desc.struct_size = sizeof l->plan.desc;
-    MHA_TRY(l->kind->read(config, &l->plan));
     MHA_TRY(mha_safetensors_open(weights_path, &file));
     l->weights = (mhai_weights){.path = weights_path, .file = file, .prefix = ""};
     mha_status status = load_body(l, config);
     free(l->used);
     mhai_weights_close(&l->weights);
     mha_safetensors_close(file);
+    return status;
+}
+
+static mha_status load_plan(loading *l, const mhai_config *config, const char *weights_path)
+{
+    MHA_TRY(choose_kind(config, l));
+    l->plan.desc.struct_size = sizeof l->plan.desc;
+    mha_status status = l->kind->read(config, &l->plan);
+    if (status == MHA_OK) status = load_files(l, config, weights_path);
+    free(l->plan.head_lists);
     return status;
 }
 
@@ -215,7 +225,7 @@ static mha_status load(loading *l, const char *folder)
     }
     MHA_TRY_GOTO(mhai_json_read(config_path, most_config_bytes, &root), done);
     const mhai_config config = {config_path, root};
-    status = load_files(l, &config, weights_path);
+    status = load_plan(l, &config, weights_path);
 done:
     json_decref(root);
     free(weights_path);

@@ -15,6 +15,7 @@ typedef struct mhai_checkpoint_plan {
     mha_transformer_desc desc;
     /* Where the transformer has biases but the file has none: they stay 0. */
     bool no_attention_bias, no_mlp_bias;
+    int64_t *head_lists; /* what desc.layer_heads points to; NULL: none. To be freed */
 } mhai_checkpoint_plan;
 
 typedef struct mhai_checkpoint_kind {
@@ -56,5 +57,9 @@ MHA_NODISCARD mha_status mhai_checkpoint_vocabulary(const mha_checkpoint_setting
 MHA_NODISCARD mha_status mhai_checkpoint_write_words(const char *folder,
                                                      const mha_checkpoint_settings *settings,
                                                      int64_t max_length, json_t *vocabulary);
+
+/* Take over from another folder: the ids of special tokens; the files of the tokenizer. */
+MHA_NODISCARD mha_status mhai_checkpoint_like_ids(const char *like, json_t *root);
+MHA_NODISCARD mha_status mhai_checkpoint_like_files(const char *like, const char *folder);
 
 #endif

@@ -7,6 +7,7 @@
 #include <multihead/io.h>
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -61,14 +62,13 @@ static mha_status write_config(const char *folder, const mhai_checkpoint_kind *k
                                const mha_checkpoint_settings *settings, const json_t *vocabulary)
 {
     json_t *root = json_object();
-    mha_status status;
+    mha_status status = no_memory();
     if (root && mhai_checkpoint_put(root, "model_type", json_string(kind->model_type)) &&
         kind->write(desc, root) && put_id(root, "bos_token_id", vocabulary, settings->bos_word) &&
         put_id(root, "eos_token_id", vocabulary, settings->eos_word) &&
         put_id(root, "pad_token_id", vocabulary, settings->pad_word))
-        status = mhai_checkpoint_write_json(folder, "config.json", root);
-    else
-        status = no_memory();
+        status = settings->like ? mhai_checkpoint_like_ids(settings->like, root) : MHA_OK;
+    if (status == MHA_OK) status = mhai_checkpoint_write_json(folder, "config.json", root);
     json_decref(root);
     return status;
 }
@@ -157,6 +157,7 @@ static mha_status save(const char *folder, mha_transformer *transformer,
     MHA_TRY(list_weights(kind, &desc, transformer, list));
     MHA_TRY(make_folder(folder));
     MHA_TRY(write_config(folder, kind, &desc, settings, vocabulary));
+    if (settings->like) MHA_TRY(mhai_checkpoint_like_files(settings->like, folder));
     if (settings->words)
         MHA_TRY(mhai_checkpoint_write_words(folder, settings, desc.max_length, vocabulary));
     return write_weights(folder, list);
@@ -172,11 +173,16 @@ mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
     mha_transformer_desc desc;
     json_t *vocabulary = NULL;
     weight_list list = {0};
-    MHA_TRY(
-        mhai_model_read_struct("mha_checkpoint_settings", &own, sizeof own, sizeof own, settings));
+    MHA_TRY(mhai_model_read_struct("mha_checkpoint_settings", &own, sizeof own,
+                                   offsetof(mha_checkpoint_settings, splitting), settings));
+    if ((unsigned)own.splitting > MHA_SPLIT_CHARACTERS)
+        return mha_fail(MHA_ERR_ARGUMENT, "splitting is %d, there is no such one",
+                        (int)own.splitting);
     if (own.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_checkpoint_settings: reserved is %u, expected 0",
                         (unsigned)own.reserved);
+    if (own.words && own.like)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_checkpoint_settings: words and like; give one");
     mha_transformer_describe(transformer, &desc);
     MHA_TRY(mhai_checkpoint_vocabulary(&own, desc.vocab_size, &vocabulary));
     mha_status status = save(folder, transformer, &own, vocabulary, &list);

@@ -1,4 +1,4 @@
-/* The tokenizer of a folder: one token for each word, texts split at white space. */
+/* The tokenizer of a folder: one token for each word, texts split as the settings say. */
 #include "io/file.h"
 #include "model/checkpoint_parts.h"
 
@@ -102,6 +102,25 @@ static json_t *beginning(const mha_checkpoint_settings *s, const json_t *vocabul
                      json_integer_value(json_object_get(vocabulary, bos)), "tokens", bos);
 }
 
+static json_t *splitting(mha_splitting how)
+{
+    switch (how) {
+    case MHA_SPLIT_PUNCTUATION:
+        return json_pack("{s:s,s:[{s:s},{s:s,s:s}]}", "type", "Sequence", "pretokenizers", "type",
+                         "WhitespaceSplit", "type", "Punctuation", "behavior", "Isolated");
+    case MHA_SPLIT_CHARACTERS:
+        return json_pack("{s:s,s:{s:s},s:s,s:b}", "type", "Split", "pattern", "Regex", "[\\s\\S]",
+                         "behavior", "Isolated", "invert", 0);
+    default: return json_pack("{s:s}", "type", "WhitespaceSplit");
+    }
+}
+
+/* Words are joined with a space where there is no decoder, characters as they are. */
+static json_t *decoder(mha_splitting how)
+{
+    return how == MHA_SPLIT_CHARACTERS ? json_pack("{s:s}", "type", "Fuse") : json_null();
+}
+
 static json_t *tokenizer(const mha_checkpoint_settings *s, json_t *vocabulary)
 {
     json_t *added = json_array();
@@ -112,11 +131,11 @@ static json_t *tokenizer(const mha_checkpoint_settings *s, json_t *vocabulary)
         json_decref(added);
         return NULL;
     }
-    return json_pack("{s:s,s:n,s:n,s:o,s:n,s:{s:s},s:o,s:n,s:{s:s,s:O,s:s}}", "version", "1.0",
+    return json_pack("{s:s,s:n,s:n,s:o,s:n,s:o,s:o,s:o,s:{s:s,s:O,s:s}}", "version", "1.0",
                      "truncation", "padding", "added_tokens", added, "normalizer", "pre_tokenizer",
-                     "type", "WhitespaceSplit", "post_processor", beginning(s, vocabulary),
-                     "decoder", "model", "type", "WordLevel", "vocab", vocabulary, "unk_token",
-                     s->unknown_word ? s->unknown_word : "<unk>");
+                     splitting(s->splitting), "post_processor", beginning(s, vocabulary), "decoder",
+                     decoder(s->splitting), "model", "type", "WordLevel", "vocab", vocabulary,
+                     "unk_token", s->unknown_word ? s->unknown_word : "<unk>");
 }
 
 static bool put_word(json_t *root, const char *key, const char *word)

@@ -18,13 +18,18 @@ static const size_t most_config_bytes = 16u << 20;
 
 /* What an architecture calls its sizes. */
 typedef struct key_names {
-    const char *embed, *layers, *heads, *positions;
+    const char *embed, *layers, *heads, *positions, *kv_heads, *causal;
 } key_names;
 
-static const key_names usual = {"hidden_size", "num_hidden_layers", "num_attention_heads",
-                                "max_position_embeddings"};
-static const key_names of_gpt2 = {"n_embd", "n_layer", "n_head", "n_positions"};
-static const key_names of_distilbert = {"dim", "n_layers", "n_heads", "max_position_embeddings"};
+static const key_names usual = {"hidden_size",         "num_hidden_layers",
+                                "num_attention_heads", "max_position_embeddings",
+                                "num_key_value_heads", "is_decoder"};
+static const key_names of_gpt2 = {
+    "n_embd", "n_layer", "n_head", "n_positions", "num_key_value_heads", "is_decoder"};
+static const key_names of_distilbert = {
+    "dim", "n_layers", "n_heads", "max_position_embeddings", "num_key_value_heads", "is_decoder"};
+static const key_names of_ours = {"embed_dim",  "num_layers", "num_heads",
+                                  "max_length", "kv_heads",   "causal"};
 
 /* Flags, and the field of config.json that decides about biases where there is one. */
 enum {
@@ -55,6 +60,7 @@ static const architecture architectures[] = {
     {"qwen3", &usual, CAUSAL, "attention_bias", true},
     {"gemma", &usual, CAUSAL, "attention_bias", true},
     {"phi3", &usual, CAUSAL, NULL, true},
+    {"multihead", &of_ours, 0, "bias", true},
 };
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
@@ -116,10 +122,11 @@ static mha_status check_heads(const mhai_config *config, const mha_model_shape *
     return MHA_OK;
 }
 
-static mha_status read_grouped(const mhai_config *config, mha_model_shape *shape)
+static mha_status read_grouped(const mhai_config *config, const key_names *keys,
+                               mha_model_shape *shape)
 {
     bool windowed = true;
-    MHA_TRY(read_count(config, "num_key_value_heads", MOST_WIDTH, shape->heads, &shape->kv_heads));
+    MHA_TRY(read_count(config, keys->kv_heads, MOST_WIDTH, shape->heads, &shape->kv_heads));
     MHA_TRY(read_bool(config, "use_sliding_window", &windowed));
     int64_t window = 0;
     MHA_TRY(read_count(config, "sliding_window", most_positions, 0, &window));
@@ -137,7 +144,7 @@ static mha_status read_shape(const mhai_config *config, mha_model_shape *shape)
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MOST_WIDTH, &shape->heads));
     MHA_TRY(read_count(config, keys->positions, most_positions, 0, &shape->max_positions));
     shape->kv_heads = shape->heads;
-    if (a->grouped) MHA_TRY(read_grouped(config, shape));
+    if (a->grouped) MHA_TRY(read_grouped(config, keys, shape));
     bool head_dim_given = a->grouped && has(config, "head_dim");
     MHA_TRY(check_heads(config, shape, head_dim_given));
     shape->head_dim = shape->embed_dim / shape->heads;
@@ -147,7 +154,7 @@ static mha_status read_shape(const mhai_config *config, mha_model_shape *shape)
     if (a->bias_key) MHA_TRY(read_bool(config, a->bias_key, &bias));
     shape->flags = a->bias_key ? (a->flags & CAUSAL) | (bias ? QKV | OUT : 0) : a->flags;
     bool decoder = false;
-    MHA_TRY(read_bool(config, "is_decoder", &decoder));
+    MHA_TRY(read_bool(config, keys->causal, &decoder));
     if (decoder) shape->flags |= CAUSAL;
     snprintf(shape->architecture, sizeof shape->architecture, "%s", a->model_type);
     return MHA_OK;

@@ -9,7 +9,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <utf8proc.h>
 
 static const size_t most_bytes = 256u << 20;
 
@@ -18,6 +17,7 @@ struct mha_vocabulary {
     const char **words; /* [count] */
     int64_t count;
     int32_t begin, end, unknown; /* -1: none */
+    mha_splitting splitting;
 };
 
 /* ---- loading ------------------------------------------------------------------------------- */
@@ -25,8 +25,8 @@ struct mha_vocabulary {
 static mha_status unsupported(const char *path, const char *what)
 {
     return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: %s; only whole words behind white space are read (WordLevel, "
-                    "WhitespaceSplit)",
+                    "%s: %s; only whole words are read (WordLevel), split at white space, at "
+                    "punctuation too, or into characters",
                     mhai_show_path(path).text, what);
 }
 
@@ -87,13 +87,30 @@ static mha_status read_beginning(const char *path, const json_t *root, mha_vocab
     return find(v, path, "post_processor", word ? word : "", &v->begin);
 }
 
+/* One of the pre-tokenizers that mha_checkpoint_save() writes. */
+static bool read_splitting(const json_t *root, mha_splitting *splitting)
+{
+    const json_t *how = json_object_get(root, "pre_tokenizer");
+    const json_t *parts = json_object_get(how, "pretokenizers");
+    *splitting = MHA_SPLIT_SPACE;
+    if (is_text(how, "type", "WhitespaceSplit")) return true;
+    *splitting = MHA_SPLIT_PUNCTUATION;
+    if (is_text(how, "type", "Sequence") && json_array_size(parts) == 2)
+        return is_text(json_array_get(parts, 0), "type", "WhitespaceSplit") &&
+               is_text(json_array_get(parts, 1), "type", "Punctuation") &&
+               is_text(json_array_get(parts, 1), "behavior", "Isolated");
+    *splitting = MHA_SPLIT_CHARACTERS;
+    return is_text(how, "type", "Split") && is_text(how, "behavior", "Isolated") &&
+           is_text(json_object_get(how, "pattern"), "Regex", "[\\s\\S]") &&
+           !json_is_true(json_object_get(how, "invert"));
+}
+
 static mha_status read_words(const char *path, const json_t *root, mha_vocabulary *v)
 {
     const json_t *model = json_object_get(root, "model");
     if (!is_text(model, "type", "WordLevel"))
         return unsupported(path, "the model is not WordLevel");
-    if (!is_text(json_object_get(root, "pre_tokenizer"), "type", "WhitespaceSplit") ||
-        !is_unset(root, "normalizer"))
+    if (!read_splitting(root, &v->splitting) || !is_unset(root, "normalizer"))
         return unsupported(path, "it has a normalizer or another pre_tokenizer");
     json_t *ids = json_object_get(model, "vocab");
     if (!json_is_object(ids))
@@ -172,33 +189,23 @@ const char *mha_vocabulary_word(const mha_vocabulary *v, int64_t id)
     return id >= 0 && id < v->count ? v->words[id] : NULL;
 }
 
+mha_splitting mha_vocabulary_splitting(const mha_vocabulary *v)
+{
+    return v->splitting;
+}
+
+int32_t mha_vocabulary_begin(const mha_vocabulary *v)
+{
+    return v->begin;
+}
+
 int32_t mha_vocabulary_end(const mha_vocabulary *v)
 {
     return v->end;
 }
 
-/* White space as Unicode has it. */
-static bool is_space(utf8proc_int32_t code)
-{
-    const utf8proc_category_t c = utf8proc_category(code);
-    return (code >= 9 && code <= 13) || code == 0x85 || c == UTF8PROC_CATEGORY_ZS ||
-           c == UTF8PROC_CATEGORY_ZL || c == UTF8PROC_CATEGORY_ZP;
-}
-
-/* Bytes of the character at text, at least 1; *space says what it is. */
-static mha_status next(const char *text, size_t at, size_t bytes, size_t *step, bool *space)
-{
-    utf8proc_int32_t code;
-    const utf8proc_ssize_t length = utf8proc_iterate((const utf8proc_uint8_t *)text + at,
-                                                     (utf8proc_ssize_t)(bytes - at), &code);
-    if (length < 1 || code == 0)
-        return mha_fail(MHA_ERR_UTF8, "text: byte %zu does not begin a valid UTF-8 character", at);
-    *step = (size_t)length;
-    *space = is_space(code);
-    return MHA_OK;
-}
-
-static mha_status look_up(const mha_vocabulary *v, char *word, int32_t *id)
+/* The token of a word that ends with a zero byte. */
+static mha_status look_up(const mha_vocabulary *v, const char *word, int32_t *id)
 {
     const json_t *found = json_object_get(v->ids, word);
     *id = found ? (int32_t)json_integer_value(found) : v->unknown;
@@ -207,34 +214,68 @@ static mha_status look_up(const mha_vocabulary *v, char *word, int32_t *id)
                     mhai_show_name(word).text, (long long)v->count);
 }
 
-static mha_status encode(const mha_vocabulary *v, char *text, size_t bytes, int32_t *ids,
-                         int64_t room, int64_t *count)
+/* Where tokens go: begin and end may be NULL. */
+typedef struct token_room {
+    int32_t *ids;
+    int64_t *begin, *end;
+    int64_t room, count;
+} token_room;
+
+static mha_status put_token(token_room *out, int32_t id, int64_t begin, int64_t end)
 {
-    int64_t tokens = 0;
-    if (v->begin >= 0 && room > 0) ids[0] = v->begin;
-    if (v->begin >= 0) tokens = 1;
-    for (size_t at = 0, from = 0, step; at <= bytes; at += step) {
-        bool space = true;
-        step = 1;
-        if (at < bytes) MHA_TRY(next(text, at, bytes, &step, &space));
-        if (!space) continue;
-        text[at] = '\0'; /* the end of a word */
-        if (at > from) {
-            if (tokens >= room)
-                return mha_fail(MHA_ERR_SIZE, "text: it has more than %lld tokens",
-                                (long long)room);
-            MHA_TRY(look_up(v, text + from, &ids[tokens++]));
-        }
-        from = at + step;
-    }
-    if (tokens > room)
-        return mha_fail(MHA_ERR_SIZE, "text: it has more than %lld tokens", (long long)room);
-    *count = tokens;
+    if (out->count >= out->room)
+        return mha_fail(MHA_ERR_SIZE, "text: it has more than %lld tokens", (long long)out->room);
+    if (out->begin) out->begin[out->count] = begin;
+    if (out->end) out->end[out->count] = end;
+    out->ids[out->count++] = id;
     return MHA_OK;
 }
 
-mha_status mha_vocabulary_encode(const mha_vocabulary *v, const char *text, size_t bytes,
-                                 int32_t *ids, int64_t room, int64_t *count)
+/* One piece, bytes [from, to) of a text that is ours to write zero bytes into. */
+static mha_status encode_piece(const mha_vocabulary *v, char *text, size_t from, size_t to,
+                               token_room *out)
+{
+    int32_t id;
+    const char after = text[to];
+    text[to] = '\0';
+    mha_status status = look_up(v, text + from, &id);
+    text[to] = after;
+    return status == MHA_OK ? put_token(out, id, (int64_t)from, (int64_t)to) : status;
+}
+
+/* Whether a word between white space is a special token, which punctuation does not split. */
+static bool is_special(const mha_vocabulary *v, const char *word, size_t bytes)
+{
+    const int32_t special[] = {v->begin, v->end, v->unknown};
+    for (int i = 0; i < 3; i++) {
+        const char *name = mha_vocabulary_word(v, special[i]);
+        if (name && strlen(name) == bytes && memcmp(name, word, bytes) == 0) return true;
+    }
+    return false;
+}
+
+static mha_status encode(const mha_vocabulary *v, char *text, size_t bytes, token_room *out)
+{
+    const bool twice = v->splitting == MHA_SPLIT_PUNCTUATION;
+    if (v->begin >= 0) MHA_TRY(put_token(out, v->begin, -1, -1));
+    for (size_t at = 0, from;;) {
+        MHA_TRY(mha_split_next(twice ? MHA_SPLIT_SPACE : v->splitting, text, bytes, &at, &from));
+        if (from == bytes) return MHA_OK;
+        size_t inner = from, begin = from;
+        if (!twice || is_special(v, text + from, at - from)) {
+            MHA_TRY(encode_piece(v, text, from, at, out));
+            continue;
+        }
+        while (inner < at) {
+            MHA_TRY(mha_split_next(v->splitting, text, at, &inner, &begin));
+            MHA_TRY(encode_piece(v, text, begin, inner, out));
+        }
+    }
+}
+
+mha_status mha_vocabulary_locate(const mha_vocabulary *v, const char *text, size_t bytes,
+                                 int32_t *ids, int64_t *begin, int64_t *end, int64_t room,
+                                 int64_t *count)
 {
     if (!v || (!text && bytes) || (!ids && room > 0) || !count)
         return mha_fail(MHA_ERR_NULL, "mha_vocabulary_encode: an argument is NULL");
@@ -242,7 +283,15 @@ mha_status mha_vocabulary_encode(const mha_vocabulary *v, const char *text, size
     char *copy = malloc(bytes + 1);
     if (!copy) return mha_fail(MHA_ERR_NOMEM, "text: cannot allocate %zu bytes", bytes + 1);
     if (bytes) memcpy(copy, text, bytes);
-    mha_status status = encode(v, copy, bytes, ids, room, count);
+    token_room out = {.ids = ids, .begin = begin, .end = end, .room = room};
+    mha_status status = encode(v, copy, bytes, &out);
+    if (status == MHA_OK) *count = out.count;
     free(copy);
     return status;
+}
+
+mha_status mha_vocabulary_encode(const mha_vocabulary *v, const char *text, size_t bytes,
+                                 int32_t *ids, int64_t room, int64_t *count)
+{
+    return mha_vocabulary_locate(v, text, bytes, ids, NULL, NULL, room, count);
 }

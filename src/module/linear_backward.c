@@ -1,4 +1,5 @@
 /* Gradients of a linear layer: three products, each with one of the factors transposed. */
+#include "base/checked.h"
 #include "base/tensor.h"
 #include "module/matmul.h"
 
@@ -46,19 +47,21 @@ static mha_status check(const mha_tensor *weight, const mha_tensor *x, const mha
 
 typedef struct bias_job {
     const mha_tensor *dy, *dbias;
+    int64_t owned; /* columns of an item */
 } bias_job;
 
-/* Four lines of each row: rows lie pages apart, so fewer would cost a miss for every line. */
-enum { OWNED_COLUMNS = 64 };
+/* As many columns as threads leave, since rows lie pages apart and each begins with a miss; their
+ * sums stay in L1. */
+enum { MOST_COLUMNS = 1024 };
 
 /* Sums of columns in double, rows in order. */
 static void sum_columns(void *argument, int64_t item, int worker)
 {
     const bias_job *job = argument;
     (void)worker;
-    const int64_t begin = item * OWNED_COLUMNS, left = job->dbias->shape[0] - begin;
-    const int64_t columns = left < OWNED_COLUMNS ? left : OWNED_COLUMNS;
-    double sum[OWNED_COLUMNS] = {0};
+    const int64_t begin = item * job->owned, left = job->dbias->shape[0] - begin;
+    const int64_t columns = left < job->owned ? left : job->owned;
+    double sum[MOST_COLUMNS] = {0};
     for (int64_t row = 0; row < job->dy->shape[0]; row++) {
         const float *dy = (const float *)job->dy->data + row * job->dy->stride[0] + begin;
         for (int64_t i = 0; i < columns; i++) sum[i] += (double)dy[i];
@@ -113,8 +116,9 @@ mha_status mha_linear_backward(mha_context *context, const mha_tensor *weight, c
                                                    .c = dweight->data,
                                                    .c_stride = dweight->stride[0]},
                                     x->data, x->stride[0], false));
-    bias_job job = {dy, dbias};
-    if (dbias)
-        mha_parallel_for(context, (outputs + OWNED_COLUMNS - 1) / OWNED_COLUMNS, sum_columns, &job);
+    bias_job job = {dy, dbias, mhai_ceil_div(outputs, mha_context_threads(context))};
+    job.owned = mhai_min_i64(MOST_COLUMNS, mhai_round_up(job.owned, 16));
+    if (dbias && outputs > 0)
+        mha_parallel_for(context, mhai_ceil_div(outputs, job.owned), sum_columns, &job);
     return MHA_OK;
 }

@@ -14,14 +14,9 @@
  * pass over it; 8 strips are enough for that to pay. */
 enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8 };
 
-/* Copying a strip costs about a tenth of multiplying it by one panel: from 4 panels on it is
- * noise. 16 floats beyond the block put each row in sets of its own. */
-enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_GEMM_BLOCK + 16 };
-
-/* Copying and turning a transposed strip costs as much as multiplying it by one panel: up to 8
- * panels it is read where it lies. Judged by the whole product, not by groups, which depend on
- * threads. */
-enum { TURN_COLS = 8 * MHAI_PANEL };
+/* Copying a strip costs about a tenth of multiplying it by one panel, and gains as much at each:
+ * its rows then lie at a stride that the kernel knows, in sets of L1 of their own. */
+enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_SCORE_STRIDE, GATHER_COLUMNS = MHAI_MAX_ROWS };
 
 typedef struct matmul_run {
     const mhai_matmul *job;
@@ -33,30 +28,18 @@ typedef struct matmul_run {
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* Rows begin .. begin + rows - 1 of a, inner indices from `input` on: where they lie, or copied
- * together if they meet several panels, because rows at a large power-of-two stride would fight for
- * a few sets of L1. */
-static const float *strip_of(const mhai_matmul *job, const mhai_gemm *g, int64_t begin,
-                             int64_t input, int64_t *stride, float *buffer)
+/* What the strip will need of the next block of inner indices; of panels, a part of each. */
+static void fetch_next(const mhai_matmul *job, mhai_gemm *g, int64_t input, int64_t strip)
 {
-    if (g->transposed) {
-        *stride = job->a_stride;
-        return job->a + input * job->a_stride + begin;
-    }
-    if (job->a_transposed) {
-        for (int64_t i = 0; i < g->inner; i++)
-            for (int r = 0; r < g->rows; r++)
-                buffer[r * GATHER_STRIDE + i] = job->a[(input + i) * job->a_stride + begin + r];
-        *stride = GATHER_STRIDE;
-        return buffer;
-    }
-    const float *a = job->a + begin * job->a_stride + input;
-    *stride = job->a_stride;
-    if (g->panels < GATHER_PANELS || g->rows == 1) return a;
-    for (int r = 0; r < g->rows; r++)
-        memcpy(buffer + r * GATHER_STRIDE, a + r * job->a_stride, (size_t)g->inner * sizeof(float));
-    *stride = GATHER_STRIDE;
-    return buffer;
+    const int64_t next = input + MHAI_GEMM_BLOCK, left = job->inner - next;
+    if (left <= 0) return;
+    const int64_t inner = mhai_min_i64(left, MHAI_GEMM_BLOCK);
+    if (strip < BLOCK_STRIPS)
+        g->next_w = g->w + (MHAI_GEMM_BLOCK + strip * inner / BLOCK_STRIPS) * MHAI_PANEL;
+    g->next_stride = job->a_stride;
+    g->next_x = g->x + MHAI_GEMM_BLOCK * (g->transposed ? job->a_stride : 1);
+    g->next_rows = g->transposed ? inner : g->rows;
+    g->next_lines = g->transposed ? 2 : mhai_ceil_div(inner, 16);
 }
 
 /* One block of inner indices for all strips of one row block. */
@@ -64,7 +47,7 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
                       int64_t panels, int64_t input)
 {
     const mhai_matmul *job = run->job;
-    float buffer[MHAI_MAX_ROWS * GATHER_STRIDE];
+    float buffer[MHAI_GATHER];
     int64_t strips = mhai_ceil_div(rows, run->kernels->tile_rows);
     int64_t col = panel * MHAI_PANEL;
     for (int64_t i = 0; i < strips; i++) {
@@ -73,14 +56,18 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
                        .inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input),
                        .panels = panels,
                        .cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col),
-                       .transposed = job->a_transposed && job->cols <= TURN_COLS,
+                       .x = job->a + (job->a_transposed ? input * job->a_stride + begin
+                                                        : begin * job->a_stride + input),
+                       .x_stride = job->a_stride,
+                       .transposed = job->a_transposed,
                        .w = job->panels + col * job->inner + input * MHAI_PANEL,
                        .panel_stride = job->inner * MHAI_PANEL,
                        .bias = job->bias ? job->bias + col : NULL,
                        .first = input == 0 && !job->accumulate,
                        .out = job->c + begin * job->c_stride + col,
                        .out_stride = job->c_stride};
-        g.x = strip_of(job, &g, begin, input, &g.x_stride, buffer);
+        if (panels >= GATHER_PANELS && g.rows > 1) g.gather = buffer;
+        fetch_next(job, &g, input, i);
         run->kernels->gemm_strip(&g);
     }
 }
@@ -96,6 +83,17 @@ static void activate(const matmul_run *run, float *y, int64_t n)
     }
 }
 
+/* All inner indices for one row block. */
+static void run_panels(const matmul_run *run, int64_t row, int64_t rows, int64_t panel,
+                       int64_t panels)
+{
+    int64_t input = 0;
+    do { /* at least once: without inner indices the output is the bias */
+        run_inner(run, row, rows, panel, panels, input);
+        input += MHAI_GEMM_BLOCK;
+    } while (input < run->job->inner);
+}
+
 static void run_block(void *argument, int64_t item, int worker)
 {
     const matmul_run *run = argument;
@@ -107,36 +105,46 @@ static void run_block(void *argument, int64_t item, int worker)
     int64_t panel = item / run->blocks * run->group_panels, col = panel * MHAI_PANEL;
     int64_t panels = mhai_min_i64(run->group_panels, mhai_ceil_div(job->cols, MHAI_PANEL) - panel);
     int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col);
-    int64_t input = 0;
-    do { /* at least once: without inner indices the output is the bias */
-        run_inner(run, row, rows, panel, panels, input);
-        input += MHAI_GEMM_BLOCK;
-    } while (input < job->inner);
+    /* One row reads each weight once: it takes them as they lie. */
+    const int64_t step = rows == 1 ? 1 : panels;
+    for (int64_t i = 0; i < panels; i += step) run_panels(run, row, rows, panel + i, step);
     for (int64_t r = row; r < row + rows; r++)
         activate(run, job->c + r * job->c_stride + col, cols);
+}
+
+/* Waking the others takes some 10 us, in which one thread reads a quarter of a million weights from
+ * L2 and multiplies each with 8 rows about as fast as it reads them. */
+static bool pays_to_share(const mhai_matmul *job)
+{
+    return (double)(job->rows + 8) * (double)job->inner * (double)job->cols > 0x1p20;
 }
 
 void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
 {
     if (job->rows == 0 || job->cols == 0) return;
     matmul_run run = {.job = job, .kernels = mhai_kernels_for(context->isa)};
+    const int64_t threads = pays_to_share(job) ? context->num_threads : 1;
     int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
     run.block_rows = mhai_min_i64(job->rows, (int64_t)BLOCK_STRIPS * run.kernels->tile_rows);
     run.blocks = mhai_ceil_div(job->rows, run.block_rows);
     /* Few rows: narrower groups, so that every thread has some. */
-    int64_t wanted = mhai_ceil_div(4 * (int64_t)context->num_threads, run.blocks);
+    int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_min_i64(GROUP_PANELS, mhai_ceil_div(panels, wanted));
     int64_t groups = mhai_ceil_div(panels, run.group_panels);
-    mha_parallel_for(context, run.blocks * groups, run_block, &run);
+    if (threads > 1)
+        mha_parallel_for(context, run.blocks * groups, run_block, &run);
+    else
+        for (int64_t i = 0; i < run.blocks * groups; i++) run_block(&run, i, 0);
 }
 
 /* ---- packing ------------------------------------------------------------------------------- */
+
+enum { PACK_ROWS = 16 };
 
 typedef struct pack_job {
     const mhai_kernels *kernels;
     const float *b;
     int64_t stride, inner, cols;
-    bool transposed;
     float *panels;
 } pack_job;
 
@@ -144,19 +152,32 @@ static void pack_panel(void *argument, int64_t panel, int worker)
 {
     const pack_job *job = argument;
     (void)worker;
-    int64_t col = panel * MHAI_PANEL, cols = mhai_min_i64(MHAI_PANEL, job->cols - col);
-    float *out = job->panels + col * job->inner;
-    if (job->transposed) {
-        job->kernels->pack_panels(&(mhai_pack){.out = out,
-                                               .in = job->b + col * job->stride,
-                                               .stride = job->stride,
-                                               .rows = cols,
-                                               .cols = job->inner});
-        return;
-    }
-    for (int64_t i = 0; i < job->inner; i++) {
-        memcpy(out + i * MHAI_PANEL, job->b + i * job->stride + col, (size_t)cols * sizeof(float));
-        for (int64_t c = cols; c < MHAI_PANEL; c++) out[i * MHAI_PANEL + c] = 0;
+    const int64_t col = panel * MHAI_PANEL;
+    job->kernels->pack_panels(&(mhai_pack){.out = job->panels + col * job->inner,
+                                           .in = job->b + col * job->stride,
+                                           .stride = job->stride,
+                                           .rows = mhai_min_i64(MHAI_PANEL, job->cols - col),
+                                           .cols = job->inner});
+}
+
+/* Rows stay inner: some of them, for all panels, so that memory is read as it lies. */
+static void pack_rows(void *argument, int64_t item, int worker)
+{
+    const pack_job *job = argument;
+    (void)worker;
+    const int64_t first = item * PACK_ROWS, rows = mhai_min_i64(PACK_ROWS, job->inner - first);
+    for (int64_t col = 0; col < job->cols; col += MHAI_PANEL) {
+        const float *in = job->b + first * job->stride + col;
+        float *out = job->panels + col * job->inner + first * MHAI_PANEL;
+        const int64_t cols = mhai_min_i64(MHAI_PANEL, job->cols - col);
+        for (int64_t i = 0; i < rows; i++) {
+            if (cols == MHAI_PANEL) {
+                memcpy(out + i * MHAI_PANEL, in + i * job->stride, MHAI_PANEL * sizeof(float));
+                continue;
+            }
+            memcpy(out + i * MHAI_PANEL, in + i * job->stride, (size_t)cols * sizeof(float));
+            for (int64_t c = cols; c < MHAI_PANEL; c++) out[i * MHAI_PANEL + c] = 0;
+        }
     }
 }
 
@@ -174,9 +195,11 @@ void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool
                     .stride = stride,
                     .inner = inner,
                     .cols = cols,
-                    .transposed = transposed,
                     .panels = panels};
-    mha_parallel_for(context, mhai_ceil_div(cols, MHAI_PANEL), pack_panel, &job);
+    if (transposed)
+        mha_parallel_for(context, mhai_ceil_div(cols, MHAI_PANEL), pack_panel, &job);
+    else
+        mha_parallel_for(context, mhai_ceil_div(inner, PACK_ROWS), pack_rows, &job);
 }
 
 mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, const float *b,

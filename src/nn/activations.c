@@ -37,15 +37,15 @@ static mhai_kept_step carve_step(carver *c, const mha_transformer *t, int64_t to
 }
 
 static mhai_kept_attention carve_attention(carver *c, const mha_transformer *t, int64_t tokens,
-                                           int64_t memory_rows)
+                                           int64_t layer, int64_t memory_rows)
 {
-    const mha_transformer_desc *d = &t->desc;
-    const int64_t q = d->num_heads * d->head_dim, kv = 2 * d->kv_heads * d->head_dim;
+    const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, memory_rows >= 0);
+    const int64_t q = heads.q * t->desc.head_dim, kv = 2 * heads.kv * t->desc.head_dim;
     mhai_kept_attention kept = {.step = carve_step(c, t, tokens)};
     kept.qkv = carve(c, tokens, memory_rows >= 0 ? q : q + kv);
     if (memory_rows >= 0) kept.memory = carve(c, memory_rows, kv);
     kept.heads = carve(c, tokens, q);
-    kept.lse = carve(c, tokens, d->num_heads);
+    kept.lse = carve(c, tokens, heads.q);
     return kept;
 }
 
@@ -57,9 +57,9 @@ static void carve_all(carver *c, mha_activations *a)
         a->embedded = carve(c, a->max_tokens, d->embed_dim);
     for (int64_t i = 0; i < d->num_layers; i++) {
         mhai_kept_layer *layer = &a->layers[i];
-        layer->self = carve_attention(c, t, a->max_tokens, -1);
+        layer->self = carve_attention(c, t, a->max_tokens, i, -1);
         if (d->flags & MHA_TRANSFORMER_CROSS)
-            layer->cross = carve_attention(c, t, a->max_tokens, a->max_memory);
+            layer->cross = carve_attention(c, t, a->max_tokens, i, a->max_memory);
         if (d->ff_dim == 0) continue;
         layer->ff = carve_step(c, t, a->max_tokens);
         layer->up = carve(c, a->max_tokens, mhai_transformer_up(t));

@@ -3,8 +3,6 @@
 
 #include "base/checked.h"
 
-#include <string.h>
-
 /* Columns of a table that one owner adds to, for all rows in order. */
 enum { OWNED_COLUMNS = 16 };
 

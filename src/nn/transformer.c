@@ -41,6 +41,37 @@ static mha_status check_heads(mha_transformer_desc *d)
     return MHA_OK;
 }
 
+static mha_status check_layer(mha_transformer_desc *d, int64_t layer)
+{
+    const int64_t heads = d->layer_heads[layer];
+    if (heads < 0 || heads > d->num_heads)
+        return mha_fail(MHA_ERR_ARGUMENT, "layer_heads[%lld] is %lld, expected 0..%lld (num_heads)",
+                        (long long)layer, (long long)heads, (long long)d->num_heads);
+    const int64_t own = d->kv_heads == d->num_heads ? heads : heads > 0 ? d->kv_heads : 0;
+    const int64_t kv = d->layer_kv_heads ? d->layer_kv_heads[layer] : own;
+    if (heads == 0 ? kv == 0 : kv >= 1 && kv <= heads && heads % kv == 0) return MHA_OK;
+    return mha_fail(MHA_ERR_SHAPE,
+                    "layer %lld has %lld heads and %lld key/value heads; expected a divisor, set "
+                    "layer_kv_heads",
+                    (long long)layer, (long long)heads, (long long)kv);
+}
+
+/* Heads that differ by layer. Lists that say what num_heads and kv_heads say are none. */
+static mha_status check_layers(mha_transformer_desc *d)
+{
+    bool same = true;
+    if (d->layer_kv_heads && !d->layer_heads)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: layer_kv_heads without "
+                                          "layer_heads; set both");
+    for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++) {
+        MHA_TRY(check_layer(d, i));
+        same = same && d->layer_heads[i] == d->num_heads &&
+               (!d->layer_kv_heads || d->layer_kv_heads[i] == d->kv_heads);
+    }
+    if (same) d->layer_heads = d->layer_kv_heads = NULL;
+    return MHA_OK;
+}
+
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
     const uint32_t known = MHA_TRANSFORMER_NO_OUTPUT * 2 - 1;
@@ -77,6 +108,7 @@ static mha_status fill_defaults(mha_transformer_desc *d)
         MHA_TRY(check_number(required[i].name, required[i].value, 1));
     MHA_TRY(check_kinds(d));
     MHA_TRY(check_heads(d));
+    MHA_TRY(check_layers(d));
     MHA_TRY(check_number("ff_dim", d->ff_dim, 0));
     MHA_TRY(check_number("memory_dim", d->memory_dim, 0));
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
@@ -160,10 +192,18 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     static const char *const q_name[3] = {"q_proj"}, *const kv_names[3] = {"k_proj", "v_proj"};
     static const char *const o_name[3] = {"o_proj"};
     const mha_transformer_desc *d = &l->t->desc;
-    const int64_t q = d->num_heads * d->head_dim, kv = d->kv_heads * d->head_dim;
-    mhai_place_attention place = {.norm =
-                                      add_norm(l, cross ? "cross_attn_norm" : "self_attn_norm")};
+    const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
+    const int64_t q = heads.q * d->head_dim, kv = heads.kv * d->head_dim;
+    mhai_place_attention place = {.norm = {MHAI_NOWHERE, MHAI_NOWHERE}};
+    if (heads.q > 0 || mhai_transformer_has(l->t, MHA_TRANSFORMER_POST_NORM))
+        place.norm = add_norm(l, cross ? "cross_attn_norm" : "self_attn_norm");
     l->prefix = cross ? "cross_attn" : "self_attn";
+    if (heads.q == 0) {
+        place.out.bias = MHAI_NOWHERE;
+        if (mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS))
+            place.out.bias = add(l, ".o_proj.bias", MHA_PARAMETER_BIAS, d->embed_dim, 0);
+        return place;
+    }
     if (cross) {
         place.in = add_linear(l, d->embed_dim, q_name, (const int64_t[]){q, 0, 0});
         place.memory = add_linear(l, d->memory_dim, kv_names, (const int64_t[]){kv, kv, 0});
@@ -290,12 +330,33 @@ static mha_status make_encoding(mha_context *context, mha_transformer *t)
     return MHA_OK;
 }
 
+/* The caller's lists of heads become the transformer's own. */
+static mha_status copy_lists(mha_transformer *t)
+{
+    mha_transformer_desc *d = &t->desc;
+    void *memory;
+    if (!d->layer_heads) return MHA_OK;
+    MHA_TRY(allocate(t, 2 * d->num_layers, sizeof *t->head_lists, &memory));
+    t->head_lists = memory;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const int64_t heads = d->layer_heads[i];
+        t->head_lists[i] = heads;
+        t->head_lists[d->num_layers + i] = d->layer_kv_heads             ? d->layer_kv_heads[i]
+                                           : d->kv_heads == d->num_heads ? heads
+                                           : heads > 0                   ? d->kv_heads
+                                                                         : 0;
+    }
+    d->layer_heads = t->head_lists;
+    d->layer_kv_heads = t->head_lists + d->num_layers;
+    return MHA_OK;
+}
+
 static mha_status make_parts(mha_context *context, mha_transformer *t)
 {
     void *memory;
+    MHA_TRY(copy_lists(t));
     MHA_TRY(lay_out(t)); /* counts */
-    t->parameter_room = t->parameter_count;
-    MHA_TRY(allocate(t, t->parameter_room, sizeof *t->parameters, &memory));
+    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &memory));
     t->parameters = memory;
     MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &memory));
     t->layers = memory;
@@ -355,7 +416,8 @@ void mha_transformer_destroy(mha_transformer *t)
     }
     mha_linear_destroy(t->output.packed);
     release(&a, t->layers, t->desc.num_layers, sizeof *t->layers);
-    release(&a, t->parameters, t->parameter_room, sizeof *t->parameters);
+    release(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
+    release(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
     release(&a, t->data, t->size, sizeof *t->data);
     release(&a, t->encoding, t->encoding_count, sizeof *t->encoding);
     a.release(a.user, t, sizeof *t);

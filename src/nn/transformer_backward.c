@@ -39,37 +39,43 @@ static mha_tensor stream(const call *c, const float *data)
 
 /* ---- norms, linear layers -------------------------------------------------------------------- */
 
+/* Where the gradient of the parameters at an offset goes; without that gradient, nowhere. */
+static float *place_of(const call *c, int64_t offset)
+{
+    return c->out.parameters ? c->out.parameters + offset : NULL;
+}
+
 /* dx (+)= the gradient through norm(x) of dy. */
 static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
                        uint32_t flags, float *dx)
 {
     const int64_t width = c->t->desc.embed_dim;
     const float epsilon = c->t->desc.norm_epsilon;
-    float *gradients = c->out.parameters;
+    const bool all = c->out.parameters;
     mha_tensor in = stream(c, x), upper = stream(c, dy), lower = stream(c, dx);
     mha_tensor weight = mhai_transformer_vector(c->t->data + place->weight, width);
-    mha_tensor dweight = mhai_transformer_vector(gradients + place->weight, width);
+    mha_tensor dweight = mhai_transformer_vector(place_of(c, place->weight), width);
     if (c->t->desc.norm == MHA_NORM_RMS)
         return mha_rms_norm_backward(c->context, &in, NULL, &weight, epsilon, &upper, flags, &lower,
-                                     &dweight);
-    mha_tensor dbias = mhai_transformer_vector(gradients + place->bias, width);
+                                     all ? &dweight : NULL);
+    mha_tensor dbias = mhai_transformer_vector(place_of(c, place->bias), width);
     return mha_layer_norm_backward(c->context, &in, NULL, &weight, epsilon, &upper, flags, &lower,
-                                   &dweight, &dbias);
+                                   all ? &dweight : NULL, all ? &dbias : NULL);
 }
 
 /* dx (NULL: not wanted) from dy, and the layer's own gradients. */
 static mha_status linear(const call *c, const mhai_place_linear *place, const mha_tensor *x,
                          const mha_tensor *dy, uint32_t flags, const mha_tensor *dx)
 {
-    float *gradients = c->out.parameters;
+    const bool all = c->out.parameters;
     mha_tensor weight = mhai_transformer_rows(c->t->data + place->weight, place->outputs,
                                               place->inputs, place->inputs);
-    mha_tensor dweight = mhai_transformer_rows(gradients + place->weight, place->outputs,
+    mha_tensor dweight = mhai_transformer_rows(place_of(c, place->weight), place->outputs,
                                                place->inputs, place->inputs);
     mha_tensor dbias =
-        mhai_transformer_vector(gradients + (place->bias < 0 ? 0 : place->bias), place->outputs);
-    return mha_linear_backward(c->context, &weight, x, dy, flags, dx, &dweight,
-                               place->bias < 0 ? NULL : &dbias);
+        mhai_transformer_vector(place_of(c, place->bias < 0 ? 0 : place->bias), place->outputs);
+    return mha_linear_backward(c->context, &weight, x, dy, flags, dx, all ? &dweight : NULL,
+                               !all || place->bias < 0 ? NULL : &dbias);
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -86,15 +92,33 @@ static mha_status end_step(const call *c, const mhai_place_norm *place, const mh
 {
     if (mhai_transformer_pre_norm(c->t))
         return norm(c, place, step->x, c->din, MHA_GRADIENT_ADD, c->dx);
-    const int64_t count = tokens_of(c->a) * c->t->desc.embed_dim;
-    for (int64_t i = 0; i < count; i++) c->dx[i] += c->din[i];
+    mhai_transformer_add(c->context, tokens_of(c->a) * c->t->desc.embed_dim, c->dx, c->din, c->dx);
     return MHA_OK;
 }
 
-static void add_gates(const call *c, const mha_tensor *to, int64_t layer)
+static void add_gates(const call *c, const mha_tensor *to, int64_t layer, mhai_heads heads)
 {
     float *row = mhai_nn_row(to, layer);
-    for (int64_t h = 0; h < c->t->desc.num_heads; h++) row[h] += c->gates[h];
+    for (int64_t h = 0; h < heads.q; h++) row[h] += c->gates[h];
+}
+
+/* Each head's output times its gradient, token by token: both lie in rows [H D]. */
+static void add_heads(const call *c, const float *heads, const float *gradient, int64_t layer)
+{
+    const mha_activations *a = c->a;
+    const int64_t H = mhai_transformer_heads_of(&c->t->desc, layer, false).q;
+    const int64_t D = c->t->desc.head_dim;
+    const mha_tensor *to = c->out.heads;
+    for (int64_t b = 0; b < a->B; b++)
+        for (int64_t h = 0; h < H; h++)
+            for (int64_t i = 0; i < a->T; i++) {
+                const int64_t at = ((b * a->T + i) * H + h) * D;
+                double sum = 0;
+                for (int64_t k = 0; k < D; k++)
+                    sum += (double)heads[at + k] * (double)gradient[at + k];
+                ((float *)to->data)[layer * to->stride[0] + b * to->stride[1] + h * to->stride[2] +
+                                    i * to->stride[3]] += (float)sum;
+            }
 }
 
 /* Through the attention itself: from the heads' gradient in c->also to that of q, k, v. */
@@ -103,14 +127,15 @@ static mha_status attention(const call *c, const mhai_kept_attention *kept, int6
 {
     const mha_activations *a = c->a;
     const mha_tensor *dgates = cross ? c->out.cross_gates : c->out.gates;
+    const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     mhai_call_attention described;
     mhai_transformer_attention(c->t, &c->input, layer, cross, &described);
-    mhai_qkv qkv = mhai_transformer_qkv(a, cross, kept->qkv, kept->memory);
-    mhai_qkv gradient = mhai_transformer_qkv(a, cross, c->wide, c->memory);
-    mha_tensor heads = mhai_transformer_heads(a, kept->heads);
-    mha_tensor lse = mhai_transformer_lse(a, kept->lse);
-    mha_tensor dheads = mhai_transformer_heads(a, c->also);
-    mha_tensor gates = mhai_transformer_vector(c->gates, c->t->desc.num_heads);
+    mhai_qkv qkv = mhai_transformer_qkv(a, count, cross, kept->qkv, kept->memory);
+    mhai_qkv gradient = mhai_transformer_qkv(a, count, cross, c->wide, c->memory);
+    mha_tensor heads = mhai_transformer_heads(a, count, kept->heads);
+    mha_tensor lse = mhai_transformer_lse(a, count, kept->lse);
+    mha_tensor dheads = mhai_transformer_heads(a, count, c->also);
+    mha_tensor gates = mhai_transformer_vector(c->gates, count.q);
     const mha_attention_gradients wanted = {.struct_size = sizeof wanted,
                                             .q = &gradient.q,
                                             .k = &gradient.k,
@@ -118,8 +143,21 @@ static mha_status attention(const call *c, const mhai_kept_attention *kept, int6
                                             .gates = dgates ? &gates : NULL};
     MHA_TRY(mha_attention_backward(c->context, &described.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
                                    &lse, &dheads, &wanted));
-    if (dgates) add_gates(c, dgates, layer);
+    if (dgates) add_gates(c, dgates, layer, count);
     return cross ? MHA_OK : mhai_transformer_turn(c->context, c->t, &gradient, 0, true);
+}
+
+/* A layer whose heads are gone: the stream's gradient passes by, and the bias has it too. */
+static mha_status only_bias(const call *c, const mhai_place_attention *place)
+{
+    const int64_t width = c->t->desc.embed_dim, rows = tokens_of(c->a);
+    float *bias = place->out.bias < 0 ? NULL : place_of(c, place->out.bias);
+    for (int64_t k = 0; bias && k < width; k++) {
+        double sum = 0;
+        for (int64_t i = 0; i < rows; i++) sum += (double)c->dx[i * width + k];
+        bias[k] += (float)sum;
+    }
+    return MHA_OK;
 }
 
 static mha_status attend(const call *c, const mhai_place_attention *place,
@@ -127,11 +165,13 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
 {
     const int64_t rows = tokens_of(c->a);
     MHA_TRY(begin_step(c, &place->norm, &kept->step));
+    if (mhai_transformer_heads_of(&c->t->desc, layer, cross).q == 0) return only_bias(c, place);
     mha_tensor dx = stream(c, c->dx), din = stream(c, c->din), in = stream(c, kept->step.in);
     mha_tensor heads =
         mhai_transformer_rows(kept->heads, rows, place->out.inputs, place->out.inputs);
     mha_tensor dheads = mhai_transformer_rows(c->also, rows, place->out.inputs, place->out.inputs);
     MHA_TRY(linear(c, &place->out, &heads, &dx, 0, &dheads));
+    if (c->out.heads && !cross) add_heads(c, kept->heads, c->also, layer);
     MHA_TRY(attention(c, kept, layer, cross));
     if (cross) {
         const mha_tensor *m = c->input.memory, *dm = c->out.memory;
@@ -200,6 +240,7 @@ static mha_status finish(const call *c)
 {
     const mha_transformer *t = c->t;
     const int64_t rows = tokens_of(c->a), width = t->desc.embed_dim;
+    if (!c->out.parameters) return MHA_OK;
     if (c->a->embedded) MHA_TRY(norm(c, &t->embed_norm, c->a->embedded, c->dx, 0, c->dx));
     mha_tensor dx = stream(c, c->dx);
     mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
@@ -233,6 +274,15 @@ static mha_status check_gates(const call *c, const char *name, const mha_tensor 
     return mhai_nn_out_matrix(name, gates, c->t->desc.num_layers, c->t->desc.num_heads);
 }
 
+static mha_status check_heads(const call *c)
+{
+    const mha_tensor *heads = c->out.heads;
+    const int64_t shape[] = {c->t->desc.num_layers, c->a->B, c->t->desc.num_heads, c->a->T};
+    if (!heads) return MHA_OK;
+    MHA_TRY(mhai_tensor_check("heads", heads, MHA_F32, 4, shape));
+    return mhai_tensor_check_output("heads", heads);
+}
+
 static mha_status check_call(call *c, const mha_transformer_input *input,
                              const mha_tensor *output_gradient,
                              const mha_transformer_gradients *gradients)
@@ -249,14 +299,17 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
     if (c->out.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_gradients: reserved is %u",
                         (unsigned)c->out.reserved);
-    if (!c->out.parameters)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_gradients: parameters is NULL");
+    if (c->input.head_means)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "head_means are for forward calls: what the heads gave "
+                        "out is not kept beside them");
     const int64_t shape[] = {a->B, a->T,
                              d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
     MHA_TRY(mhai_tensor_check("output_gradient", output_gradient, MHA_F32, 3, shape));
     MHA_TRY(check_batches("output_gradient", output_gradient));
     MHA_TRY(check_gates(c, "gates", c->out.gates, c->input.gates));
     MHA_TRY(check_gates(c, "cross_gates", c->out.cross_gates, c->input.cross_gates));
+    MHA_TRY(check_heads(c));
     if (!c->out.memory) return MHA_OK;
     if (!c->input.memory)
         return mha_fail(MHA_ERR_ARGUMENT, "memory: a gradient of a memory that is not there");
@@ -278,7 +331,9 @@ static mha_status take_scratch(call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t rows = tokens_of(c->a), q = d->num_heads * d->head_dim;
-    const int64_t kv = 2 * d->kv_heads * d->head_dim;
+    int64_t kv = 2 * d->kv_heads * d->head_dim;
+    for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
+        kv = mhai_max_i64(kv, 2 * d->layer_kv_heads[i] * d->head_dim);
     c->dx = c->a->gradient;
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));
     MHA_TRY(take(c, rows, mhai_max_i64(q + kv, mhai_transformer_up(c->t)), &c->wide));

@@ -19,17 +19,18 @@ struct mha_decoder {
 static mha_status make_parts(mha_context *context, mha_decoder *d)
 {
     const mha_transformer_desc *t = &d->transformer->desc;
-    const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                    .batch = d->batch,
-                                    .kv_heads = t->kv_heads,
-                                    .capacity = d->capacity,
-                                    .head_dim = t->head_dim};
+    mha_kv_cache_desc desc = {.struct_size = sizeof desc,
+                              .batch = d->batch,
+                              .capacity = d->capacity,
+                              .head_dim = t->head_dim};
     const size_t bytes = (size_t)t->num_layers * sizeof *d->caches;
     d->caches = d->allocator.alloc(d->allocator.user, bytes, _Alignof(mha_kv_cache *));
     if (!d->caches) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
     memset(d->caches, 0, bytes);
-    for (int64_t i = 0; i < t->num_layers; i++)
-        MHA_TRY(mha_kv_cache_create(context, &desc, &d->caches[i]));
+    for (int64_t i = 0; i < t->num_layers; i++) {
+        desc.kv_heads = mhai_transformer_heads_of(t, i, false).kv;
+        if (desc.kv_heads > 0) MHA_TRY(mha_kv_cache_create(context, &desc, &d->caches[i]));
+    }
     return mha_activations_create(context, d->transformer, d->batch * d->max_step, 0,
                                   &d->activations);
 }
@@ -120,7 +121,7 @@ static mha_status cut(const mha_decoder *d, int64_t length)
 {
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         for (int64_t b = 0; b < d->batch; b++)
-            if (mha_kv_cache_lengths(d->caches[i])[b] > length)
+            if (d->caches[i] && mha_kv_cache_lengths(d->caches[i])[b] > length)
                 MHA_TRY(mha_kv_cache_truncate(d->caches[i], b, length));
     return MHA_OK;
 }

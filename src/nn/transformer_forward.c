@@ -75,6 +75,12 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     if (input->gates) MHA_TRY(mhai_nn_matrix("gates", input->gates, gates[0], gates[1]));
     if (input->cross_gates)
         MHA_TRY(mhai_nn_matrix("cross_gates", input->cross_gates, gates[0], gates[1]));
+    if (input->head_means && !input->gates)
+        return mha_fail(MHA_ERR_ARGUMENT, "head_means stand for heads whose gates are closed, but "
+                                          "there are no gates");
+    if (input->head_means)
+        MHA_TRY(
+            mhai_nn_matrix("head_means", input->head_means, gates[0], gates[1] * t->desc.head_dim));
     return check_memory(t, input);
 }
 
@@ -133,30 +139,56 @@ static mha_tensor heads_view(const float *data, int64_t batch, int64_t length, i
     return view;
 }
 
-mhai_qkv mhai_transformer_qkv(const mha_activations *a, bool cross, const float *qkv,
-                              const float *memory)
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, mhai_heads heads, bool cross,
+                              const float *qkv, const float *memory)
 {
-    const mha_transformer_desc *d = &a->transformer->desc;
-    const int64_t q = d->num_heads * d->head_dim, kv = d->kv_heads * d->head_dim;
+    const int64_t D = a->transformer->desc.head_dim, q = heads.q * D, kv = heads.kv * D;
     const int64_t width = cross ? q : q + 2 * kv, kv_width = cross ? 2 * kv : width;
     const int64_t keys = cross ? a->S : a->T;
     const float *k = cross ? memory : qkv + q;
-    return (mhai_qkv){heads_view(qkv, a->B, a->T, d->num_heads, d->head_dim, width),
-                      heads_view(k, a->B, keys, d->kv_heads, d->head_dim, kv_width),
-                      heads_view(k + kv, a->B, keys, d->kv_heads, d->head_dim, kv_width)};
+    return (mhai_qkv){heads_view(qkv, a->B, a->T, heads.q, D, width),
+                      heads_view(k, a->B, keys, heads.kv, D, kv_width),
+                      heads_view(k + kv, a->B, keys, heads.kv, D, kv_width)};
 }
 
-mha_tensor mhai_transformer_heads(const mha_activations *a, const float *heads)
+typedef struct add_job {
+    int64_t count;
+    const float *x, *y;
+    float *sum;
+} add_job;
+
+/* Numbers of a piece: adding them takes about as long as waking a thread. */
+enum { ADDED = 1 << 15 };
+
+static void add_piece(void *argument, int64_t piece, int worker)
 {
-    const mha_transformer_desc *d = &a->transformer->desc;
-    return heads_view(heads, a->B, a->T, d->num_heads, d->head_dim, d->num_heads * d->head_dim);
+    const add_job job = *(const add_job *)argument;
+    (void)worker;
+    const int64_t end = mhai_min_i64((piece + 1) * ADDED, job.count);
+    for (int64_t i = piece * ADDED; i < end; i++) job.sum[i] = job.x[i] + job.y[i];
 }
 
-mha_tensor mhai_transformer_lse(const mha_activations *a, const float *lse)
+void mhai_transformer_add(mha_context *context, int64_t count, const float *x, const float *y,
+                          float *sum)
 {
-    mha_tensor rows = mhai_transformer_rows(lse, a->B * a->transformer->desc.num_heads, a->T, a->T);
-    return mha_tensor_contiguous(rows.data, MHA_F32, 3,
-                                 (const int64_t[]){a->B, a->transformer->desc.num_heads, a->T});
+    add_job job = {count, x, y, sum};
+    const int64_t pieces = mhai_ceil_div(count, ADDED);
+    if (pieces >= 4)
+        mha_parallel_for(context, pieces, add_piece, &job);
+    else
+        for (int64_t i = 0; i < pieces; i++) add_piece(&job, i, 0);
+}
+
+mha_tensor mhai_transformer_heads(const mha_activations *a, mhai_heads heads, const float *data)
+{
+    const int64_t D = a->transformer->desc.head_dim;
+    return heads_view(data, a->B, a->T, heads.q, D, heads.q * D);
+}
+
+mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse)
+{
+    mha_tensor rows = mhai_transformer_rows(lse, a->B * heads.q, a->T, a->T);
+    return mha_tensor_contiguous(rows.data, MHA_F32, 3, (const int64_t[]){a->B, heads.q, a->T});
 }
 
 void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_input *input,
@@ -172,7 +204,8 @@ void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_
     if (!cross && mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
         made->desc.flags = MHA_ATTENTION_CAUSAL;
     if (!gates) return;
-    made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer), t->desc.num_heads);
+    made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer),
+                                          mhai_transformer_heads_of(&t->desc, layer, cross).q);
     made->desc.gates = &made->gates;
 }
 
@@ -229,9 +262,50 @@ static mha_status end_step(const call *c, const mhai_place_norm *place, const mh
                            float *next)
 {
     float *sum = step->z ? step->z : next;
-    const int64_t count = tokens_of(c->a) * c->t->desc.embed_dim;
-    for (int64_t i = 0; i < count; i++) sum[i] = step->x[i] + next[i];
+    mhai_transformer_add(c->context, tokens_of(c->a) * c->t->desc.embed_dim, step->x, next, sum);
     return step->z ? norm(c, place, step->z, next) : MHA_OK;
+}
+
+/* Heads come as gate z; what is missing of a gate is filled with the head's mean. */
+static void add_means(const call *c, float *heads, int64_t layer)
+{
+    const int64_t D = c->t->desc.head_dim;
+    const int64_t H = mhai_transformer_heads_of(&c->t->desc, layer, false).q;
+    const float *gates = mhai_nn_row(c->input.gates, layer);
+    const float *means = mhai_nn_row(c->input.head_means, layer);
+    for (int64_t i = 0; i < tokens_of(c->a); i++)
+        for (int64_t k = 0; k < H * D; k++) {
+            const float closed = 1 - gates[k / D];
+            if (closed < 0 || closed > 0) heads[i * H * D + k] += closed * means[k];
+        }
+}
+
+/* A layer's [B,H,T,S] of what is wanted of all layers, cut to the heads that it has; 0 beyond. */
+static mha_tensor layer_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
+{
+    mha_tensor part = *wanted;
+    part.data = (float *)part.data + layer * part.stride[0];
+    part.ndim = 4;
+    memmove(part.shape, part.shape + 1, 4 * sizeof part.shape[0]);
+    memmove(part.stride, part.stride + 1, 4 * sizeof part.stride[0]);
+    for (int64_t i = 0; i < part.shape[0] * part.shape[1] * part.shape[2]; i++) {
+        const int64_t row = i % part.shape[2], h = i / part.shape[2] % part.shape[1];
+        float *to = (float *)part.data + i / part.shape[2] / part.shape[1] * part.stride[0] +
+                    h * part.stride[1] + row * part.stride[2];
+        for (int64_t k = 0; h >= heads && k < part.shape[3]; k++) to[k * part.stride[3]] = 0;
+    }
+    part.shape[1] = heads;
+    return part;
+}
+
+/* A layer whose heads are gone: the bias of the output is what remains. */
+static mha_status only_bias(const call *c, const mhai_place_attention *place,
+                            const mhai_kept_attention *kept, float *next)
+{
+    const int64_t width = c->t->desc.embed_dim;
+    const float *bias = place->out.bias < 0 ? NULL : c->t->data + place->out.bias;
+    for (int64_t i = 0; i < tokens_of(c->a) * width; i++) next[i] = bias ? bias[i % width] : 0;
+    return end_step(c, &place->norm, &kept->step, next);
 }
 
 static mha_status attend(const call *c, const mhai_place_attention *place,
@@ -239,8 +313,11 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
 {
     const mha_activations *a = c->a;
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
+    const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     mhai_call_attention attention;
     mha_tensor part;
+    if (wanted) part = layer_part(wanted, layer, count.q);
+    if (count.q == 0) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->norm, &kept->step));
     MHA_TRY(project(c, &place->in, kept->step.in, tokens_of(a), kept->qkv));
     if (cross) {
@@ -252,20 +329,13 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
         MHA_TRY(
             mha_linear_forward(c->context, place->memory.packed, MHA_ACTIVATION_NONE, &in, &out));
     }
-    mhai_qkv qkv = mhai_transformer_qkv(a, cross, kept->qkv, kept->memory);
+    mhai_qkv qkv = mhai_transformer_qkv(a, count, cross, kept->qkv, kept->memory);
     if (!cross) MHA_TRY(mhai_transformer_turn(c->context, c->t, &qkv, c->start, false));
     mhai_transformer_attention(c->t, &c->input, layer, cross, &attention);
-    mha_tensor heads = mhai_transformer_heads(a, kept->heads);
-    mha_tensor lse = mhai_transformer_lse(a, kept->lse);
+    mha_tensor heads = mhai_transformer_heads(a, count, kept->heads);
+    mha_tensor lse = mhai_transformer_lse(a, count, kept->lse);
     mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
-    if (wanted) {
-        part = *wanted;
-        part.data = (float *)part.data + layer * part.stride[0];
-        part.ndim = 4;
-        memmove(part.shape, part.shape + 1, 4 * sizeof part.shape[0]);
-        memmove(part.stride, part.stride + 1, 4 * sizeof part.stride[0]);
-        outputs.probabilities = &part;
-    }
+    if (wanted) outputs.probabilities = &part;
     if (c->caches) {
         MHA_TRY(mha_kv_cache_append(c->caches[layer], &qkv.k, &qkv.v, NULL));
         MHA_TRY(mha_kv_cache_attention(c->context, c->caches[layer], &attention.desc, &qkv.q,
@@ -274,6 +344,7 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
         MHA_TRY(mha_attention_forward(c->context, &attention.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
                                       &outputs));
     }
+    if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
     MHA_TRY(project(c, &place->out, kept->heads, tokens_of(a), next));
     return end_step(c, &place->norm, &kept->step, next);
 }
@@ -300,9 +371,7 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
     return end_step(c, &place->ff_norm, &kept->ff, next);
 }
 
-/* The stream of a step lies where the step before it wrote: the order of steps is that of memory.
- */
-static float *next_stream(const mha_activations *a, int64_t layer, int step)
+float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step)
 {
     const mha_transformer_desc *d = &a->transformer->desc;
     const bool cross = d->flags & MHA_TRANSFORMER_CROSS, ff = d->ff_dim > 0;
@@ -369,7 +438,8 @@ static mha_status check_overlap(const call *c, const mha_tensor *output)
                {"tokens", c->input.tokens},
                {"memory", c->input.memory},
                {"gates", c->input.gates},
-               {"cross_gates", c->input.cross_gates}};
+               {"cross_gates", c->input.cross_gates},
+               {"head_means", c->input.head_means}};
     for (size_t i = 0; i < 3; i++)
         for (size_t k = i + 1; all[i].tensor && k < sizeof all / sizeof all[0]; k++)
             if (all[k].tensor)
@@ -410,10 +480,11 @@ static mha_status forward(call *c, const mha_tensor *output)
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
-        MHA_TRY(attend(c, &place->self, &kept->self, i, false, next_stream(c->a, i, 0)));
+        MHA_TRY(attend(c, &place->self, &kept->self, i, false, mhai_transformer_next(c->a, i, 0)));
         if (d->flags & MHA_TRANSFORMER_CROSS)
-            MHA_TRY(attend(c, &place->cross, &kept->cross, i, true, next_stream(c->a, i, 1)));
-        if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept, next_stream(c->a, i, 2)));
+            MHA_TRY(
+                attend(c, &place->cross, &kept->cross, i, true, mhai_transformer_next(c->a, i, 1)));
+        if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)));
     }
     return write_output(c, output);
 }

@@ -37,13 +37,14 @@ struct mha_transformer {
     mha_allocator allocator;
     mha_transformer_desc desc; /* every default filled in */
     mha_parameter *parameters;
-    int64_t parameter_count, parameter_room;
+    int64_t parameter_count;
     float *data;
     int64_t size;
     int64_t tokens, positions; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
     mhai_place_linear output; /* weight is that of the tokens if tied */
+    int64_t *head_lists;      /* [2][L] what desc.layer_heads and layer_kv_heads are, or NULL */
     float *encoding;          /* [max_length,E] sinusoidal; or [2][max_length,D/2] cosines, sines */
     int64_t encoding_count;
 };
@@ -100,15 +101,35 @@ struct mha_activations {
 mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, int64_t stride);
 mha_tensor mhai_transformer_vector(const float *data, int64_t count);
 
+/* The numbers of heads of a layer's attention. */
+typedef struct mhai_heads {
+    int64_t q, kv;
+} mhai_heads;
+
+static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d, int64_t layer,
+                                                   bool cross)
+{
+    if (cross || !d->layer_heads) return (mhai_heads){d->num_heads, d->kv_heads};
+    return (mhai_heads){d->layer_heads[layer], d->layer_kv_heads[layer]};
+}
+
 /* q [B,H,T,D], k and v [B,Hk,S,D] of what an attention step keeps, or of gradients laid out alike.
  */
 typedef struct mhai_qkv {
     mha_tensor q, k, v;
 } mhai_qkv;
-mhai_qkv mhai_transformer_qkv(const mha_activations *a, bool cross, const float *qkv,
-                              const float *memory);
-mha_tensor mhai_transformer_heads(const mha_activations *a, const float *heads);
-mha_tensor mhai_transformer_lse(const mha_activations *a, const float *lse);
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, mhai_heads heads, bool cross,
+                              const float *qkv, const float *memory);
+mha_tensor mhai_transformer_heads(const mha_activations *a, mhai_heads heads, const float *data);
+mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
+
+/* sum = x + y, which may be x or y. */
+void mhai_transformer_add(mha_context *context, int64_t count, const float *x, const float *y,
+                          float *sum);
+
+/* Where step 0, 1 or 2 (an mha_layer_part) of a layer writes the stream: where the one after it
+ * reads, so that the order of steps is that of memory. */
+float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step);
 
 /* The attention of one layer of a call. Holds what desc points to. */
 typedef struct mhai_call_attention {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PANELS = 1 << 16 };
+enum { MOST_PANELS = 1 << 16, MOST_MEASURES = 64 };
 static const int64_t most_cells = INT64_C(1) << 31;
 
 mha_status mhai_figure_adopt(const char *name, void *own, size_t own_size, const void *from,
@@ -31,6 +31,7 @@ mha_panel mhai_figure_panel(const mha_figure *figure, int64_t i)
     memcpy(&panel, (const char *)figure->panels + (size_t)i * figure->panel_size, size);
     if (!panel.row_stride) panel.row_stride = figure->cols;
     if (!panel.mask_stride) panel.mask_stride = figure->cols;
+    if (!panel.twin_stride) panel.twin_stride = figure->cols;
     return panel;
 }
 
@@ -42,13 +43,19 @@ static mha_status check_panel(const mha_figure *f, int64_t i)
     if (!panel.values && f->rows && f->cols)
         return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": values is NULL", i);
     if ((panel.row_stride && panel.row_stride < f->cols) ||
-        (panel.mask_stride && panel.mask_stride < f->cols))
+        (panel.mask_stride && panel.mask_stride < f->cols) ||
+        (panel.twin_stride && panel.twin_stride < f->cols))
         return mha_fail(MHA_ERR_SHAPE,
                         "panel %" PRId64 ": a stride is shorter than %" PRId64 " cols", i, f->cols);
     if (panel.group < 0 || panel.group >= f->group_count)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "panel %" PRId64 ": group is %" PRId64 ", expected 0..%" PRId64, i,
                         panel.group, f->group_count - 1);
+    if (panel.measure_count < 0 || panel.measure_count > MOST_MEASURES)
+        return mha_fail(MHA_ERR_ARGUMENT, "panel %" PRId64 ": %" PRId64 " measures, expected 0..%d",
+                        i, panel.measure_count, MOST_MEASURES);
+    if (panel.measure_count && !panel.measures)
+        return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": measures is NULL", i);
     return MHA_OK;
 }
 

@@ -7,25 +7,25 @@
 
 #include <string.h>
 
-enum { MOST_BYTES = 10000000 };
-
-static mha_status check_report(const mha_report *report, const mha_figure *figure, mha_report *own)
+static mha_status look_at(mhai_html_page *page, const mha_panel *panel)
 {
-    *own = (mha_report){0};
-    if (report && report->struct_size < sizeof(uint32_t))
-        return mha_fail(MHA_ERR_ARGUMENT, "report: struct_size is not set");
-    if (report)
-        MHA_TRY(mhai_figure_adopt("mha_report", own, sizeof *own, report, report->struct_size));
-    if (own->fact_count < 0 || own->special_count < 0 || own->most_bytes < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "report: a count or most_bytes is negative");
-    if (own->fact_count && !own->facts) return mha_fail(MHA_ERR_NULL, "report: facts is NULL");
-    if (own->special_count && !own->special)
-        return mha_fail(MHA_ERR_NULL, "report: special is NULL");
-    if (own->first_panel < 0 ||
-        own->first_panel >= (figure->panel_count > 0 ? figure->panel_count : 1))
-        return mha_fail(MHA_ERR_ARGUMENT, "report: first_panel is %lld, the figure has %lld",
-                        (long long)own->first_panel, (long long)figure->panel_count);
-    if (!own->most_bytes) own->most_bytes = MOST_BYTES;
+    mha_extent extent;
+    if (!panel->values || page->negative) return MHA_OK;
+    MHA_TRY(mhai_html_survey(&page->figure, panel, &extent));
+    page->negative = extent.least < 0;
+    return MHA_OK;
+}
+
+static mha_status survey_others(mhai_html_page *page)
+{
+    for (int64_t i = 0; i < page->figure.panel_count; i++) {
+        mha_panel twin = mhai_html_twin(&page->figure, i);
+        MHA_TRY(look_at(page, &twin));
+        for (int64_t k = 0; k < page->report.frame_count; k++) {
+            mha_panel frame = mhai_html_frame(page, k, i);
+            MHA_TRY(look_at(page, &frame));
+        }
+    }
     return MHA_OK;
 }
 
@@ -37,7 +37,7 @@ static mha_status survey_panels(mhai_html_page *page)
     if (each.scale == MHA_SCALE_RANK) each.scale = MHA_SCALE_LINEAR; /* no need to sort */
     MHA_TRY(mhai_ranges_make(&each, &page->panels));
     page->negative = page->panels.extent.least < 0;
-    return MHA_OK;
+    return survey_others(page);
 }
 
 static void element(mhai_writer *writer, const char *open, const char *text, const char *close)
@@ -142,10 +142,11 @@ static mha_status count_write(void *user, const void *bytes, size_t count)
 static mha_status choose_coding(mhai_html_page *page)
 {
     int64_t size = 0;
-    page->coding = mhai_html_choose_coding(&page->figure, INT64_MAX);
+    page->coding = mhai_html_choose_coding(page, INT64_MAX);
+    page->coding.frame_step = page->report.frame_count; /* as few as can be: they are counted */
     const mha_sink counter = {count_write, &size};
     MHA_TRY(write_page(page, false, &counter));
-    page->coding = mhai_html_choose_coding(&page->figure, page->report.most_bytes - size);
+    page->coding = mhai_html_choose_coding(page, page->report.most_bytes - size);
     return MHA_OK;
 }
 
@@ -155,7 +156,7 @@ mha_status mha_render_html(const mha_figure *figure, const mha_report *report, c
     mhai_html_page page = {0};
     mha_status status;
     MHA_TRY(mhai_figure_check(figure, &page.figure));
-    MHA_TRY(check_report(report, figure, &page.report));
+    MHA_TRY(mhai_html_check(report, &page.figure, &page.report));
     MHA_TRY_GOTO(survey_panels(&page), done);
     MHA_TRY_GOTO(mhai_html_make_picture(&page), done);
     MHA_TRY_GOTO(choose_coding(&page), done);

@@ -14,26 +14,63 @@ typedef struct mhai_html_asset {
 
 extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_script;
 
-/* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits. */
+/* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits; of the
+ * frames every frame_step-th and the last, always in 8 bits. */
 typedef struct mhai_html_coding {
     int64_t pool, rows, cols; /* rows and cols of blocks */
     int bits;
+    int64_t frame_step;
 } mhai_html_coding;
 
 typedef struct mhai_html_page {
     mha_figure figure;  /* checked */
     mha_report report;  /* checked */
     mhai_ranges panels; /* extents of every panel by itself */
-    bool negative;      /* some value is below 0 */
+    bool negative;      /* some value of a map, a twin or a frame is below 0 */
     mhai_html_coding coding;
     mha_buffer picture; /* what readers without scripts see, as HTML */
 } mhai_html_page;
 
+/* html_check.c: everything about a caller's report but its frames' values; *own is all fields of
+ * this version. */
+mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, mha_report *own);
+
+/* Curve i of a checked report, with all fields of this version. */
+mha_curve mhai_html_curve(const mha_report *report, int64_t i);
+
+/* html_map.c: panel i with the values of its twin, or of a frame. Their values are NULL if there
+ * are none. */
+mha_panel mhai_html_twin(const mha_figure *figure, int64_t i);
+mha_panel mhai_html_frame(const mhai_html_page *page, int64_t frame, int64_t i);
+
+/* The extent of one map by itself. */
+mha_status mhai_html_survey(const mha_figure *figure, const mha_panel *panel, mha_extent *extent);
+
 /* The finest coding whose base64 is at most `most` bytes; the coarsest if there is none. */
-mhai_html_coding mhai_html_choose_coding(const mha_figure *figure, int64_t most);
+mhai_html_coding mhai_html_choose_coding(const mhai_html_page *page, int64_t most);
+
+/* The frame that is kept after `frame`: frame_step further or the last; frame_count after that. */
+int64_t mhai_html_next_frame(const mhai_html_page *page, int64_t frame);
+
+/* Writes maps as ,"data":"base64"; room for one map is kept from map to map. */
+typedef struct mhai_html_coder {
+    mhai_cells cells;
+    uint8_t *bytes;
+} mhai_html_coder;
+
+mha_status mhai_html_coder_open(const mhai_html_page *page, mhai_html_coder *coder);
+void mhai_html_coder_write(mhai_html_coder *coder, const mhai_html_page *page,
+                           const mha_panel *panel, const mha_extent *extent, int bits,
+                           mhai_writer *writer);
+void mhai_html_coder_close(mhai_html_coder *coder);
 
 /* The JSON that the scripts read. Without maps the panels' values are left out, to measure. */
 mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writer *writer);
+
+/* html_evidence.c: what the report says beside the maps, as further members of the JSON. */
+void mhai_html_write_measures(const mha_panel *panel, mhai_writer *writer);
+void mhai_html_write_curves(const mha_report *report, mhai_writer *writer);
+void mhai_html_write_columns(const mhai_html_page *page, mhai_writer *writer);
 
 /* Fill page->picture. */
 mha_status mhai_html_make_picture(mhai_html_page *page);

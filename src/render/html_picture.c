@@ -129,6 +129,33 @@ static void write_cell(mhai_writer *w, const char *text)
     mhai_sink_text(w, "</bdi></td>");
 }
 
+static void write_number(double value, mhai_writer *w)
+{
+    char text[MHAI_NUMBER_BYTES] = "\xE2\x80\x93"; /* a dash */
+    if (isfinite(value)) mhai_number_short(value, 4, text);
+    mhai_sink_text(w, text);
+}
+
+/* A card: its sentences, then the measures in one line each. */
+static void write_evidence(const mha_panel *panel, mhai_writer *w)
+{
+    mhai_sink_text(w, "<td class=\"evidence\"><bdi>");
+    mhai_sink_escaped(w, panel->detail ? panel->detail : "");
+    mhai_sink_text(w, "</bdi>");
+    for (int64_t i = 0; i < panel->measure_count; i++) {
+        const mha_measure *measure = &panel->measures[i];
+        mhai_sink_text(w, "\n");
+        mhai_sink_escaped(w, measure->name ? measure->name : "");
+        mhai_sink_text(w, " ");
+        write_number(measure->value, w);
+        if (!isfinite(measure->chance) || measure->chance == 0) continue;
+        mhai_sink_text(w, " (chance ");
+        write_number(measure->chance, w);
+        mhai_sink_text(w, ")");
+    }
+    mhai_sink_text(w, "</td>");
+}
+
 static void write_row(const mhai_html_page *page, int64_t i, mhai_writer *w)
 {
     mha_panel panel = mhai_figure_panel(&page->figure, i);
@@ -139,17 +166,35 @@ static void write_row(const mhai_html_page *page, int64_t i, mhai_writer *w)
     mhai_number_short(extent->least, 4, least);
     mhai_number_short(extent->greatest, 4, greatest);
     write_cell(w, name.text);
+    write_cell(w, panel.badge);
     write_cell(w, panel.note);
-    write_cell(w, panel.detail);
-    mhai_sink_print(w, "<td>%s</td><td>%s</td></tr>\n", least, greatest);
+    write_evidence(&panel, w);
+    mhai_sink_print(w, "<td>%s</td><td>%s</td>", least, greatest);
+    for (int64_t k = 0; k < page->report.column_count; k++) {
+        mhai_sink_text(w, "<td>");
+        write_number(page->report.columns[k].values[i], w);
+        mhai_sink_text(w, "</td>");
+    }
+    mhai_sink_text(w, "</tr>\n");
+}
+
+static void write_heads(const mhai_html_page *page, bool images, mhai_writer *w)
+{
+    mhai_sink_print(w,
+                    "<table class=\"panels\"><thead><tr>%s<th>map</th><th></th><th></th><th></th>"
+                    "<th>least</th><th>greatest</th>",
+                    images ? "<th></th>" : "");
+    for (int64_t k = 0; k < page->report.column_count; k++) {
+        mhai_sink_text(w, "<th>");
+        mhai_sink_escaped(w, page->report.columns[k].name ? page->report.columns[k].name : "");
+        mhai_sink_text(w, "</th>");
+    }
+    mhai_sink_text(w, "</tr></thead>\n<tbody>\n");
 }
 
 static mha_status write_table(const mhai_html_page *page, album *images, mhai_writer *w)
 {
-    mhai_sink_print(w,
-                    "<table class=\"panels\"><thead><tr>%s<th>map</th><th></th><th></th>"
-                    "<th>least</th><th>greatest</th></tr></thead>\n<tbody>\n",
-                    images ? "<th></th>" : "");
+    write_heads(page, images != NULL, w);
     for (int64_t i = 0; i < page->figure.panel_count; i++) {
         mhai_sink_text(w, "<tr>");
         if (images) MHA_TRY(write_image(images, i, w));
@@ -168,6 +213,11 @@ mha_status mhai_html_make_picture(mhai_html_page *page)
     int64_t side = drawing ? 0 : image_side(page);
     album shared = {0};
     mha_status status = MHA_OK;
+    if (page->report.cell_tokens > 1)
+        mhai_sink_print(&writer,
+                        "<p class=\"hint\">Each cell is the maximum of %" PRId64 " x %" PRId64
+                        " tokens.</p>\n",
+                        page->report.cell_tokens, page->report.cell_tokens);
     if (drawing) MHA_TRY_GOTO(draw_svg(page, &writer), done);
     if (side) MHA_TRY_GOTO(album_open(&page->figure, side, &shared), done);
     MHA_TRY_GOTO(write_table(page, side ? &shared : NULL, &writer), done);

@@ -13,10 +13,11 @@
 static const char *const masked_glyph = "/", *const bad_glyph = "!";
 static const mhai_color black = {{0, 0, 0}}, white = {{255, 255, 255}};
 
-/* One of ten characters for one of 256 steps. */
-static char ramp_step(int index)
+/* A character for one of 256 steps. Around the middle of a signed map stands nothing. */
+static char ramp_step(const mhai_plan *p, int index)
 {
-    return " .:-=+*#%@"[index * 10 / 256];
+    return mhai_figure_signed(&p->figure) ? "N=-~, .:+*#"[index * 11 / 256]
+                                          : " .:-=+*#%@"[index * 10 / 256];
 }
 
 /* Text in exactly so many columns: cut, or filled with spaces at its right (or left) side. */
@@ -76,7 +77,7 @@ static void put_bar_part(mhai_pencil *pencil, const mhai_plan *p, int64_t from, 
     for (int64_t i = from; i < from + count; i++) {
         int index = (int)(i * 255 / (all - 1));
         mhai_color color = palette_color(p, index);
-        char glyph[2] = {p->plain ? ramp_step(index) : ' ', 0};
+        char glyph[2] = {p->plain ? ramp_step(p, index) : ' ', 0};
         mhai_pencil_paint(pencil, glyph, NULL, &color);
     }
     if (p->plain) mhai_pencil_text(pencil, "]");
@@ -188,7 +189,7 @@ static void put_cell(mhai_pencil *pencil, const mhai_plan *p, const mhai_map *ma
                                                        : " ";
     char step[2] = {0};
     if (p->plain && kind == MHAI_CELL_VALUE) {
-        step[0] = ramp_step(mhai_palette_index(map->scale, (double)map->cells->value[at]));
+        step[0] = ramp_step(p, mhai_palette_index(map->scale, (double)map->cells->value[at]));
         glyph = step;
     }
     const mhai_color *back = kind == MHAI_CELL_VALUE    ? &color

@@ -50,7 +50,7 @@ def learned(folder):
 
 
 def quick(folder, *more):
-    """A training of a second or two."""
+    """A training of a moment."""
     return train("ioi", "--seed", "4", "--no-report", "-o", str(folder), *more)
 
 
@@ -64,7 +64,9 @@ def reaches_goal(folder):
     check({"training.safetensors", "curve.csv", "report.html", "config.json", "model.safetensors",
            "tokenizer.json"} <= names, f"ioi: kept {names}")
     curve = (folder / "curve.csv").read_text().splitlines()
-    check(curve[0] == "step,loss,right,right_kind_0,right_kind_1", "curve.csv: its head")
+    check(curve[0] == "step,loss,right,right_kind_0,right_kind_1,right_kind_2,best_head,"
+          "held_out_loss",
+          "curve.csv: its head")
     check(float(curve[-1].split(",")[2]) == 1, "curve.csv: its last line")
     check("step" in result.stderr and "tokens/s" in result.stderr, "no progress on stderr")
     check(train("ioi", "--quiet", "--no-report").stderr == "", "--quiet: something on stderr")
@@ -72,26 +74,28 @@ def reaches_goal(folder):
 
 def same_bits(folder):
     results = []
+    few = ["--tries", "1", "--steps", "60"]
     for threads in (1, 2, 3):
         target = folder / f"threads{threads}"
-        quick(target, "--threads", str(threads))
+        quick(target, "--threads", str(threads), *few)
         results.append(learned(target))
     check(results[0] == results[1] == results[2], "another model with another number of threads")
     wide = []  # AVX2 and AVX-512 alike, where the machine has both
     for isa in ("avx2", "avx512"):
         target = folder / isa
-        if train("ioi", "--seed", "4", "--no-report", "-o", str(target), MHA_ISA=isa).returncode == 0:
+        if train("ioi", "--seed", "4", "--no-report", "-o", str(target), *few,
+                 MHA_ISA=isa).returncode == 0:
             wide.append(learned(target))
     check(all(one == wide[0] for one in wide), "another model on AVX2 than on AVX-512")
     other = folder / "other"
-    train("ioi", "--seed", "5", "--no-report", "-o", str(other))
+    train("ioi", "--seed", "5", "--no-report", "-o", str(other), *few)
     check(learned(other) != results[0], "another seed gives the same model")
 
 
 def goes_on_after(signals, folder, tries):
     """Stopped at random moments, then run to the end: the bits of an undisturbed run."""
-    task = ["induction", "--steps", "60", "--every", "5", "--no-report", "--embed", "16",
-            "--batch", "4"]
+    task = ["induction", "--steps", "45", "--every", "5", "--no-report", "--embed", "16",
+            "--batch", "2"]
     whole = folder / "whole"
     begun = time.monotonic()
     check(train(*task, "-o", str(whole)).returncode == 0, "the undisturbed run fails")
@@ -114,6 +118,38 @@ def goes_on_after(signals, folder, tries):
         check(len(rest) <= 4, f"left behind: {rest}")
 
 
+def pictures(folder):
+    """Curve and snapshots survive being killed, and change nothing of what is learned."""
+    task = ["ioi", "--steps", "60", "--every", "2", "--tries", "1"]
+    train(*task, "--no-report", "-o", str(folder / "bare"))
+    result = train(*task, "-o", str(folder / "whole"))
+    check(result.returncode == 0, f"pictures: {result.stderr}")
+    for number in range(5 if LONG else 1):
+        target = folder / f"stopped{number}"
+        running = subprocess.Popen([PROGRAM, "train", *task, "-o", str(target)],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while running.poll() is None and not (
+                (target / "training.safetensors").exists()
+                and int(tensors(target / "training.safetensors")[0]["step"]) > 8):
+            time.sleep(0.005)
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
+        train(*task, "-o", str(target))
+        check(learned(target) == learned(folder / "whole"), "curve or snapshots are others")
+    _, found = tensors(folder / "whole" / "training.safetensors")
+    _, bare = tensors(folder / "bare" / "training.safetensors")
+    steps = struct.unpack(f"<{len(found['frame_steps']) // 8}d", found["frame_steps"])
+    # 31 moments do not fit: every second one has gone once
+    check(steps == tuple(range(0, 61, 4)), f"snapshots: {steps}")
+    check("frames" not in bare and all(found[name] == bare[name] for name in bare),
+          "snapshots change what is learned")
+    rows = (folder / "whole" / "curve.csv").read_text().splitlines()
+    page = (folder / "whole" / "report.html").read_text()
+    check(len(rows) == 31 and page.count('"label":"step ') == 16, "report: its snapshots")
+    for word in ('"title":"Loss"', '"held out"', '"without it"', '"timeline":1'):
+        check(word in page, f"report: no {word}")
+
+
 def bad_input(folder):
     kept = folder / "kept"
     quick(kept)
@@ -125,6 +161,8 @@ def bad_input(folder):
         (["ioi", "--heads", "3"], 2, "does not divide"),
         (["ioi", "--learning-rate", "7"], 2, "--learning-rate is 7"),
         (["ioi", "--layers", "0"], 2, "--layers"),
+        (["ioi", "--dropout", "1.5"], 2, "--dropout is 1.5"),
+        (["ioi", "-o", str(kept), "--seed", "4", "--dropout", "0.5"], 4, "other settings"),
         (["sentences", "--heads", "5"], 2, "does not divide the 64"),
         (["ioi", "-o", str(folder / "no" / "where")], 6, "cannot make the folder"),
         (["ioi", "-o", str(kept / "curve.csv")], 6, "not a folder"),
@@ -155,6 +193,28 @@ def bad_input(folder):
     check(quick(kept, "--fresh").returncode == 0, "--fresh: does not begin anew")
 
 
+def fewer_steps(folder):
+    """Who goes on with fewer steps than were done is told, whatever the training's state."""
+    task = ["induction", "--embed", "16", "--batch", "4", "--every", "5", "--no-report",
+            "-o", str(folder)]
+    train(*task, "--steps", "15")
+    result = train(*task, "--steps", "10")
+    check(result.returncode == 2 and "step 15 already" in result.stderr,
+          f"fewer steps: exit {result.returncode}: {result.stderr}")
+    check(train(*task, "--steps", "15").returncode == 0, "as many steps as were done")
+
+
+def new_tasks():
+    """Agreement and brackets: a few steps, and what is printed of them."""
+    for name, kinds, words in (("agreement", "(none", ("fixed offset", "fixed place")),
+                               ("brackets", "(near", ("last bracket opened", "fixed offset"))):
+        result = train(name, "--steps", "4", "--every", "2", "--embed", "16", "--batch", "4",
+                       "--layers", "1", "--heads", "1", "--tries", "1", "--dropout", "0.1", "--seconds", "20")
+        check(result.returncode == 0, f"{name}: exit {result.returncode}: {result.stderr}")
+        for word in (kinds, "Goal missed", "heaviest column", *words):
+            check(word in result.stdout, f"{name}: no '{word}' in: {result.stdout}")
+
+
 def not_finite(folder):
     """Numbers that went astray end the training with a word, not with NaN for the rest of it."""
     task = ["ioi", "--tries", "1", "--no-report", "-o", str(folder)]
@@ -174,8 +234,7 @@ def interrupted(folder):
     running = subprocess.Popen([PROGRAM, "train", "induction", "-o", str(folder)],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (folder / "training.safetensors").exists():
-        time.sleep(0.01)
-    time.sleep(0.3)
+        time.sleep(0.01)  # it is first saved after 25 steps, long before the goal
     running.send_signal(signal.SIGINT)
     out, err = running.communicate()
     check(running.returncode == -signal.SIGINT, f"Ctrl-C: exit {running.returncode}")
@@ -191,7 +250,8 @@ def manual():
         for word in line.replace(",", " ").split():
             if word.startswith("--") and word != "--help":
                 check(word in text, f"docs/program.md, train: nothing of {word}")
-    for name in ("sentences", "pronouns", "induction", "ioi", "reverse"):
+    for name in ("sentences", "pronouns", "induction", "ioi", "reverse", "agreement",
+                 "brackets"):
         check(name in help_text and f"`{name}`" in text, f"task {name} is not explained")
 
 
@@ -203,6 +263,10 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     same_bits(root / "bits")
     goes_on_after([signal.SIGKILL, signal.SIGINT], root / "kill", 20 if LONG else 4)
     bad_input(root / "bad")
+    (root / "pictures").mkdir()
+    pictures(root / "pictures")
+    fewer_steps(root / "fewer")
+    new_tasks()
     not_finite(root / "nan")
     interrupted(root / "stop")
     manual()

@@ -17,7 +17,8 @@ class TransformerDesc(C.Structure):
                                        "num_heads", "kv_heads", "head_dim", "ff_dim",
                                        "memory_dim")] + [
         ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
-        ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32)]
+        ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
+        ("layer_heads", C.POINTER(C.c_int64)), ("layer_kv_heads", C.POINTER(C.c_int64))]
 
 
 class Parameter(C.Structure):
@@ -37,13 +38,15 @@ class Input(C.Structure):
                 ("tokens", C.POINTER(mha.Tensor)), ("lengths", C.POINTER(C.c_int64)),
                 ("memory", C.POINTER(mha.Tensor)), ("memory_lengths", C.POINTER(C.c_int64)),
                 ("gates", C.POINTER(mha.Tensor)), ("cross_gates", C.POINTER(mha.Tensor)),
-                ("dropout", C.c_float), ("dropout_seed", C.c_uint64)]
+                ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
+                ("head_means", C.POINTER(mha.Tensor))]
 
 
 class Settings(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
                 ("words", C.POINTER(C.c_char_p)), ("word_count", C.c_int64)] + [
-        (name, C.c_char_p) for name in ("bos_word", "eos_word", "pad_word", "unknown_word")]
+        (name, C.c_char_p) for name in ("bos_word", "eos_word", "pad_word", "unknown_word")
+    ] + [("splitting", C.c_int), ("like", C.c_char_p)]
 
 
 def library():
@@ -110,15 +113,25 @@ class Transformer:
                 list(p.shape[:p.ndim]))
         return found
 
-    def save(self, folder, words=None, **special):
+    def save(self, folder, words=None, splitting=0, **special):
         """special: bos_word="<s>", ..."""
         words = [word.encode() for word in words or []]
         array = (C.c_char_p * max(1, len(words)))(*words)
         settings = Settings(struct_size=C.sizeof(Settings), words=array if words else None,
-                            word_count=len(words),
+                            word_count=len(words), splitting=splitting,
                             **{name: word.encode() for name, word in special.items()})
         mha.check(library().mha_checkpoint_save(str(folder).encode(), self.handle,
                                                 C.byref(settings)))
+
+    def pruned(self, keep):
+        """A smaller one, of the heads whose keep [L,H] is 1."""
+        keep = mha.tensor(np.ascontiguousarray(keep, np.float32))
+        made = Transformer.__new__(Transformer)
+        made.context, made.handle, made.desc = self.context, C.c_void_p(), TransformerDesc()
+        mha.check(mha.LIBRARY.mha_transformer_prune(self.context.handle, self.handle,
+                                                    C.byref(keep), C.byref(made.handle)))
+        mha.LIBRARY.mha_transformer_describe(made.handle, C.byref(made.desc))
+        return made
 
     def __call__(self, ids):
         """Logits (or the last hidden states) of int ids [B,T]."""
@@ -138,3 +151,16 @@ class Transformer:
         finally:
             mha.LIBRARY.mha_activations_destroy(activations)
         return output
+
+
+def encode(folder, text):
+    """The tokens that mha_vocabulary_encode() finds in a text."""
+    vocabulary, count, text = C.c_void_p(), C.c_int64(), text.encode()
+    ids = (C.c_int32 * (len(text) + 1))()
+    mha.check(library().mha_vocabulary_load(str(folder).encode(), C.byref(vocabulary)))
+    try:
+        mha.check(library().mha_vocabulary_encode(
+            vocabulary, text, C.c_size_t(len(text)), ids, C.c_int64(len(ids)), C.byref(count)))
+    finally:
+        library().mha_vocabulary_destroy(vocabulary)
+    return list(ids)[:count.value]

@@ -84,6 +84,19 @@ def test_our_llama(tmp_path, options):
     assert generated[0].tolist() == greedy(ours, prompt, LENGTH - len(prompt))
 
 
+def test_our_pruned_llama(tmp_path):
+    """As many heads left in every layer: an ordinary Llama folder."""
+    whole = ck.Transformer(**{**LLAMA, "head_dim": 6})
+    whole.randomise(3)
+    keep = np.zeros((whole.desc.num_layers, whole.desc.num_heads))
+    keep[0, [0, 3]] = keep[1:, [1, 2]] = 1
+    ours = whole.pruned(keep)
+    assert ours.desc.num_heads == 2 and not ours.desc.layer_heads
+    ours.save(tmp_path / "model")
+    expect_same(ours, transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", attn_implementation="eager").eval(), 4)
+
+
 def test_our_words(tmp_path):
     ours = ck.Transformer(**LLAMA)
     ours.save(tmp_path, WORDS, **SPECIAL)
@@ -98,6 +111,29 @@ def test_our_words(tmp_path):
             tokenizer.unk_token) == ("<pad>", "<s>", "</s>", "<unk>")
     assert (model.config.pad_token_id, model.config.bos_token_id,
             model.config.eos_token_id) == (0, 1, 2)
+
+
+TEXTS = ["", " ", "a", "The cat, it's 3.5 $ (or <so>)! ", "caf\u00e9\u3002\u00abword\u00bb\u2014x\u00a0y",
+         "tabs\tand\nlines\r\n\n  two", "<s> and </s> <unk>", "`a^b|c~d+e=f", "\u2028\u2003z", "..."]
+
+
+@pytest.mark.parametrize("splitting", [0, 1, 2], ids=["space", "punctuation", "characters"])
+def test_our_splittings(tmp_path, splitting):
+    """The same tokens in transformers as here, and what a decoded text looks like."""
+    pieces = sorted(set("".join(TEXTS)) - ({" "} if splitting < 2 else set()))
+    pieces += ["The", "cat", "it", "or", "so", "and", "two", "word", "lines"]
+    words = ["<pad>", "<s>", "</s>", "<unk>", *pieces]
+    ours = ck.Transformer(**{**LLAMA, "vocab_size": len(words)})
+    ours.save(tmp_path, words, splitting=splitting, **SPECIAL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        if splitting == 2 and "<s>" in text:
+            continue  # they see special tokens among characters too; here these are characters
+        assert ck.encode(tmp_path, text) == tokenizer(text)["input_ids"], repr(text)
+    ids = tokenizer("and, so\n")["input_ids"]
+    wanted = ["and, so", "and , so", "and, so\n"][splitting]
+    if splitting:
+        assert tokenizer.decode(ids, skip_special_tokens=True) == wanted
 
 
 @pytest.mark.parametrize("options", [

@@ -18,101 +18,20 @@ import xml.dom.minidom
 
 import pytest
 
+import html_report
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = (os.environ.get("MHA_CHROMIUM") or shutil.which("chromium")
             or shutil.which("chromium-browser"))
 if not CHROMIUM:
     pytest.skip("no Chromium: install the package chromium, or set MHA_CHROMIUM",
                 allow_module_level=True)
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY_DIR = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build")
-if not (LIBRARY_DIR / "libmultihead-render.so").exists():
+if not html_report.available():
     pytest.skip("this build has no libmultihead-render.so", allow_module_level=True)
 
-Texts = C.POINTER(C.c_char_p)
+from html_report import RENDER, ROOT, write_report  # noqa: E402  (it loads the library)
 
-
-class Panel(C.Structure):
-    _fields_ = [("values", C.c_void_p), ("row_stride", C.c_int64), ("name", C.c_char_p),
-                ("note", C.c_char_p), ("detail", C.c_char_p), ("group", C.c_int64),
-                ("masked", C.c_void_p), ("mask_stride", C.c_int64)]
-
-
-class Figure(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("panel_size", C.c_uint32), ("title", C.c_char_p),
-                ("subtitle", C.c_char_p), ("footnote", C.c_char_p), ("row_axis", C.c_char_p),
-                ("col_axis", C.c_char_p), ("rows", C.c_int64), ("cols", C.c_int64),
-                ("row_labels", Texts), ("col_labels", Texts), ("panels", C.POINTER(Panel)),
-                ("panel_count", C.c_int64), ("group_names", Texts), ("group_count", C.c_int64),
-                ("columns", C.c_int64), ("cmap", C.c_int), ("range", C.c_int), ("lo", C.c_double),
-                ("hi", C.c_double), ("scale", C.c_int), ("dark", C.c_bool),
-                ("print_values", C.c_int), ("pixel_ratio", C.c_double), ("font_file", C.c_char_p),
-                ("value_name", C.c_char_p)]
-
-
-class Report(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("text", C.c_char_p), ("facts", C.c_void_p),
-                ("fact_count", C.c_int64), ("producer", C.c_char_p), ("same_labels", C.c_bool),
-                ("most_bytes", C.c_int64), ("special", Texts), ("special_count", C.c_int64)]
-
-
-class Sink(C.Structure):
-    _fields_ = [("write", C.c_void_p), ("user", C.c_void_p)]
-
-
-class Buffer(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("size", C.c_size_t), ("capacity", C.c_size_t)]
-
-
-def load():
-    C.CDLL(str(LIBRARY_DIR / "libmultihead.so"), mode=C.RTLD_GLOBAL)
-    render = C.CDLL(str(LIBRARY_DIR / "libmultihead-render.so"))
-    render.mha_buffer_sink.restype = Sink
-    render.mha_cmap_color.argtypes = [C.c_int, C.c_bool, C.c_double, C.c_char_p]
-    render.mha_cmap_color.restype = None
-    return render
-
-
-RENDER = load()
 SCALES = ["linear", "sqrt", "log", "rank"]
-
-
-def texts(strings):
-    return (C.c_char_p * len(strings))(
-        *[s if isinstance(s, bytes) else s.encode() for s in strings])
-
-
-def write_report(path, maps, labels, col_labels=None, masked=None, special=(), groups=1,
-                 **options):
-    """maps: a list of [rows][cols] lists. Returns path."""
-    rows, cols = len(maps[0]), len(maps[0][0]) if maps[0] else 0
-    arrays = {id(m): (C.c_float * max(rows * cols, 1))(*[v for row in m for v in row])
-              for m in {id(m): m for m in maps}.values()}
-    mask = (C.c_uint8 * (rows * cols))(*[v for row in masked for v in row]) if masked else None
-    panels = (Panel * len(maps))()
-    each = len(maps) // groups
-    for i, panel in enumerate(panels):
-        panel.values = C.cast(arrays[id(maps[i])], C.c_void_p)
-        panel.name = f"L{i // each}H{i % each}".encode()
-        panel.group = i // each
-        panel.masked = C.cast(mask, C.c_void_p) if mask else None
-    row_texts, special_texts = texts(labels), texts(special)
-    col_texts = texts(col_labels) if col_labels else row_texts
-    names = texts([f"Layer {g}" for g in range(groups)])
-    figure = Figure(struct_size=C.sizeof(Figure), panel_size=C.sizeof(Panel), title=b"Test maps",
-                    row_axis=b"query (looking)", col_axis=b"key (looked at)", rows=rows, cols=cols,
-                    row_labels=row_texts, col_labels=col_texts, panels=panels,
-                    panel_count=len(maps), group_names=names, group_count=groups,
-                    value_name=b"weight", **options)
-    report = Report(struct_size=C.sizeof(Report), text=b"a text", producer=b"test",
-                    same_labels=col_labels is None, special=special_texts,
-                    special_count=len(special))
-    buffer = Buffer()
-    sink = RENDER.mha_buffer_sink(C.byref(buffer))
-    assert RENDER.mha_render_html(C.byref(figure), C.byref(report), C.byref(sink)) == 0
-    path.write_bytes(C.string_at(buffer.data, buffer.size))
-    RENDER.mha_buffer_free(C.byref(buffer))
-    return path
 
 
 def as_float(value):
@@ -583,7 +502,7 @@ def test_signed_values(open_page, folder):
     assert page.locator("#scale input").count() == 3  # no logarithm of negative values
 
 
-def test_many_heads_of_512_tokens(open_page, folder):
+def test_many_heads_of_512_tokens(open_page, folder, capsys):
     n, heads = 512, 72
     numbers = random.Random(9)
     row = [numbers.random() ** 8 for _ in range(n)]
@@ -594,6 +513,8 @@ def test_many_heads_of_512_tokens(open_page, folder):
                         groups=6, special=["t0"])
     assert path.stat().st_size <= 10_000_000
     page = open_page(path)
+    tell_times(page, capsys, f"{n} tokens, {heads} maps")
+    assert box(page)["width"] == pytest.approx(box(page)["height"], abs=1.5)
     expect_text(page, "#notes", "1 cell = 2×2 tokens, max", "8 bits")
     point_at(page, 50, 100, 256, 256)
     expect_text(page, "#readout", "t100 t101", "t200 t201", "±", "rank 1 of 256")
@@ -637,3 +558,452 @@ def test_forced_colors_and_print(open_page, plain):
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.emulate_media(media="screen")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 27)"
+
+
+# -- what is known about the maps: cards, roles, orders, scores, twins, charts, playback -----------
+
+BADGES = ["previous token", "first token", None, "previous token", "it → animal", None]
+IMPORTANCE = [0.5, 0.125, None, 0.75, 0.25, 0.0]
+ENTROPY = [1.5, 2.5, 0.5, 3.0, 1.0, 2.0]
+STEPS = [0, 100, 200, 300]
+LOSS = [2.5, None, 1.0, 0.25]
+TWINS = [[[as_float(v * (1 + (r + c) % 4)) for c, v in enumerate(row)] for r, row in enumerate(m)]
+         for m in MAPS]
+FLAT = [[1 / N] * N for _ in range(N)]
+EARLY = [[as_float(0.5 * v + 0.5 / N) for v in row] for row in MAPS[0]]
+TWIN_HI = max(v for m in TWINS for row in m for v in row)
+
+
+def write_evidence(path, **options):
+    measures = [[("on the previous token", 0.94, 1 / 9, 0, 63, "rows"),
+                 ("entropy", ENTROPY[i], math.log2(9), 4, 0, "bits"),
+                 ("missing", math.nan, 0, 0, 0, None)] +
+                [(f"measure {k}", k / 10, 0, 0, 0, None) for k in range(6)] if i == 0 else []
+                for i in range(6)]
+    curves = [dict(title="Training", caption="64 sentences", x_axis="step", y_axis="loss",
+                   timeline=True, series=[("loss", STEPS, LOSS, False),
+                                          ("accuracy", [0, 300], [0.0, 0.75], False)]),
+              dict(title="Pruning", x_axis="heads kept", y_axis="accuracy",
+                   series=[("by importance", [0, 3, 6], [0.1, 0.9, 1.0], False),
+                           ("random", [0, 3, 6], [0.1, 0.4, 1.0], True)])]
+    frames = [("step 0", 0, [FLAT] * 6), ("step 100", 100, [EARLY] + [None] * 5),
+              ("step 200", 200, [MAPS[0]] + [FLAT] * 5)]
+    columns = [("importance", "What is lost without the head.", IMPORTANCE, False),
+               ("entropy", None, ENTROPY, True)]
+    return write_report(path, MAPS, TOKENS, special=["[CLS]", "[SEP]"], groups=2, badges=BADGES,
+                        details=["First sentence.\nSecond one."] + [None] * 5, measures=measures,
+                        twins=TWINS, twin_name="norm of what arrives", twin_value="norm",
+                        curves=curves, columns=columns, frames=frames, **options)
+
+
+@pytest.fixture(scope="module")
+def evidence(folder):
+    return write_evidence(folder / "evidence.html")
+
+
+def thumbs_in_order(page):
+    return [int(i) for i in page.eval_on_selector_all(".thumb", "e => e.map(t => t.dataset.panel)")]
+
+
+def test_cards(open_page, evidence):
+    page = open_page(evidence)
+    expect_text(page, "#badge", "previous token")
+    assert page.locator("#detail p").all_inner_texts() == ["First sentence.", "Second one."]
+    names = page.locator("#measures dt").all_inner_texts()
+    assert names[:3] == ["on the previous token", "entropy", "missing"] and len(names) == 6
+    numbers = page.locator("#measures .number").all_inner_texts()
+    assert numbers[:3] == ["0.940", "1.50", "–"]
+    about = page.locator("#measures .about").all_inner_texts()
+    assert about[:3] == ["chance 0.111 · 63 rows", "chance 3.17 · bits", ""]
+    gauge = page.locator("#measures .gauge").first
+    part = gauge.evaluate("g => g.firstChild.offsetWidth / g.offsetWidth")
+    tick = gauge.evaluate("g => g.lastChild.style.left")
+    assert part == pytest.approx(0.94, abs=0.02) and tick == f"{100 / 9:.4f}%"
+    assert page.locator("#measures .gauge").nth(2).locator(".chance").count() == 0
+    page.locator("#measures-more").click()
+    assert page.locator("#measures dt").count() == 9
+    page.keyboard.press("]")
+    expect_text(page, "#badge", "first token")
+    assert not page.locator("#card").is_visible()
+    page.keyboard.press("]")
+    assert not page.locator("#badge").is_visible()
+    badges = page.locator(".thumb .badge-line").all_inner_texts()
+    assert all(shown in (badge, badge.split()[0]) if badge else not shown
+               for shown, badge in zip(badges, BADGES))
+
+
+def test_roles(open_page, evidence):
+    page = open_page(evidence)
+    chips = page.locator("#roles .role")
+    assert chips.all_inner_texts() == ["previous token\n2", "first token\n1", "it → animal\n1"]
+    chips.first.click()
+    assert live(page) == "previous token: 2 maps"
+    assert page.locator(".thumb.other").count() == 4
+    assert page.locator("#scores-body tr.other").count() == 4
+    for name in ("L1H0", "L1H0"):  # the keys stay in the role, and at its end
+        page.keyboard.press("]")
+        expect_text(page, "#name", name)
+    page.keyboard.press("[")
+    expect_text(page, "#name", "L0H0")
+    chips.nth(2).click()
+    expect_text(page, "#name", "L1H1")
+    chips.nth(2).click()
+    assert live(page) == "all roles" and page.locator(".thumb.other").count() == 0
+
+
+def test_orders(open_page, evidence):
+    page = open_page(evidence)
+    options = page.locator("#order option").all_inner_texts()
+    assert options == ["index", "role", "importance", "entropy"]
+    orders = {"role": [1, 4, 0, 3, 2, 5], "0": [3, 0, 4, 1, 5, 2], "1": [2, 4, 0, 5, 1, 3],
+              "index": [0, 1, 2, 3, 4, 5]}
+    for order, want in orders.items():
+        page.select_option("#order", order)
+        assert thumbs_in_order(page) == want, order
+    page.focus(".thumb")
+    for order in ("role", "0", "1"):
+        page.keyboard.press("o")
+        assert thumbs_in_order(page) == orders[order]
+    page.focus(".thumb[tabindex='0']")
+    page.keyboard.press("Home")
+    expect_text(page, "#name", "L0H2")
+    page.keyboard.press("ArrowRight")
+    expect_text(page, "#name", "L1H1")
+    page.keyboard.press("]")
+    expect_text(page, "#name", "L0H0")
+    page.keyboard.press("End")
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.classList.contains('thumb')")
+    expect_text(page, "#name", "L1H0")
+
+
+def test_scores(open_page, evidence):
+    page = open_page(evidence)
+    rows = page.locator("#scores-body tr")
+    assert rows.first.locator("th, td").all_inner_texts() == [
+        "L0H0", "previous token", "0.500", "1.50"]
+    expect_text(page, "#scores-about", "What is lost without the head.")
+
+    def order():
+        return [text.split("\t")[0] for text in rows.all_inner_texts()]
+
+    def sort(name):
+        page.locator("#scores-head").get_by_role("button", name=name).click()
+        return order()
+
+    by_importance = ["L1H0", "L0H0", "L1H1", "L0H1", "L1H2", "L0H2"]
+    assert sort("importance") == by_importance
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("importance")
+    assert sort("importance") == by_importance[4::-1] + ["L0H2"]  # what is missing stays last
+    assert sort("entropy") == ["L0H2", "L1H1", "L0H0", "L1H2", "L0H1", "L1H0"]
+    assert sort("role")[:4] == ["L0H1", "L1H1", "L0H0", "L1H0"]
+    name, content = save(page, "scores as CSV")
+    lines = list(csv.reader(io.StringIO(content.decode(), newline="")))
+    assert name == "scores.csv" and lines[0] == ["map", "role", "importance", "entropy"]
+    assert lines[1] == ["L0H1", "first token", "0.125", "2.5"]
+    assert lines[-2] == ["L0H2", "", "", "0.5"]
+    rows.nth(1).click()
+    expect_text(page, "#name", "L1H1")
+    assert page.locator("#scores-body tr.here").count() == 1
+    button = rows.nth(2).get_by_role("button")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect_text(page, "#name", "L0H0")
+
+
+def test_twins(open_page, evidence):
+    page = open_page(evidence)
+    expect_text(page, "#map-head", "weight", "0", f"{HI:.3g}")
+    expect_text(page, "#twin-head", "norm of what arrives", "norm", f"{TWIN_HI:.3g}")
+    main, twin = page.locator("#cells").bounding_box(), page.locator("#twin-cells").bounding_box()
+    assert twin["x"] > main["x"] + main["width"] - 1 and twin["y"] == main["y"]
+    # The same cell of both, whichever the pointer is on, each in its own colours and rank.
+    value, other = MAPS[0][3][7], TWINS[0][3][7]
+    want = color_of(other / TWIN_HI)
+    grid = box(page)
+    size = grid["width"] / N
+    x = twin["x"] + 2 + 7.12 * size
+    got = page.evaluate("""([x, y]) => {
+        const canvas = document.getElementById("twin-cells"), b = canvas.getBoundingClientRect();
+        const k = canvas.width / b.width;
+        const at = [Math.floor((x - b.left) * k), Math.floor((y - b.top) * k), 1, 1];
+        return [...canvas.getContext("2d").getImageData(...at).data].slice(0, 3);
+    }""", [x, grid["y"] + 3.12 * size])
+    assert all(abs(g - w) <= 3 for g, w in zip(got, want))
+    page.mouse.move(x + 0.4 * size, grid["y"] + 3.5 * size)
+    for spot in ("#tip", "#readout"):
+        expect_text(page, spot, "did", "street", f"{value:.4f}", f"norm {other:.4f}",
+                    f"rank {rank(TWINS[0][3], 7)}")
+    page.mouse.click(x + 0.4 * size, grid["y"] + 3.5 * size)
+    assert live(page).startswith("Locked: query 3 'did' → key 7 'street'")
+    assert f"; norm {other:.4f}, rank {rank(TWINS[0][3], 7)}" in live(page)
+    expect_text(page, "#row-body", "norm", f"{other:.4f}")
+    page.keyboard.press("n")
+    assert not page.locator("#twin").is_visible() and not page.locator("#map-head").is_visible()
+    page.keyboard.press("n")
+    page.locator("#range input[value=panel]").check(force=True)
+    own = max(v for row in TWINS[0] for v in row)
+    expect_text(page, "#twin-head", f"{own:.3g}")
+    page.keyboard.press("h")  # hiding tokens hides them in both
+    assert page.get_attribute("#grid", "aria-rowcount") == "7"
+    resize(page, 400)
+    main, twin = page.locator("#cells").bounding_box(), page.locator("#twin-cells").bounding_box()
+    assert twin["y"] >= main["y"] + main["height"]
+
+
+def test_row_only(open_page, evidence):
+    page = open_page(evidence)
+    point_at(page, 3, 7)
+    page.mouse.click(*center(page, 3, 7))
+    veil = """row => {
+        const canvas = document.getElementById("marks"), g = document.getElementById("grid").style;
+        const k = canvas.width / parseFloat(canvas.style.width), h = parseFloat(g.height) / 9;
+        const at = [(parseFloat(g.left) + 2.5 * h) * k, (parseFloat(g.top) + (row + 0.5) * h) * k];
+        return canvas.getContext("2d").getImageData(...at.map(Math.floor), 1, 1).data[3];
+    }"""
+    assert page.evaluate(veil, 1) == 0
+    page.keyboard.press("f")
+    assert page.evaluate(veil, 1) > 150 and page.evaluate(veil, 3) == 0
+    assert page.get_attribute("#row-only", "aria-pressed") == "true"
+    page.locator("#row-only").click()
+    assert page.evaluate(veil, 1) == 0
+
+
+def test_charts(open_page, evidence):
+    page = open_page(evidence)
+    first = page.locator(".curve").first
+    expect_text(page, ".curve h3 >> nth=0", "Training", "loss")
+    assert first.locator(".chart").get_attribute("aria-label") == (
+        "Training, loss: loss ends at 0.25; accuracy ends at 0.75")
+    assert first.locator("figcaption").inner_text() == "64 sentences"
+    # The point that is missing is a gap: a dot before it, a line after it.
+    assert first.locator(".chart > circle.line-0").count() == 1
+    assert first.locator(".chart > polyline.line-0").count() == 1
+    assert page.locator(".curve").nth(1).locator("polyline.baseline").count() == 1
+    chart = first.locator(".chart")
+    chart.scroll_into_view_if_needed()
+    b = chart.bounding_box()
+    left = b["x"] + 46
+    page.mouse.move(left + (b["width"] - 58) * 0.68, b["y"] + 60)
+    expect_text(page, ".chart-legend >> nth=0", "step 200", "loss 1", "accuracy –")
+    page.mouse.move(2, 2)
+    expect_text(page, ".chart-legend >> nth=0", "loss 0.25")
+    chart.focus()
+    page.keyboard.press("Home")
+    assert live(page) == "step 0, loss 2.5, accuracy 0"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert live(page) == "step 200, loss 1, accuracy –"
+    assert first.locator(".overlay circle").count() == 1
+    point = first.locator(".overlay circle")
+    x = (float(point.get_attribute("cx")) - 46) / (b["width"] - 58)
+    y = (float(point.get_attribute("cy")) - 10) / 146
+    assert x == pytest.approx(2 / 3, abs=0.01) and y == pytest.approx(1 - 1 / 2.5, abs=0.01)
+
+
+def test_playback(open_page, evidence):
+    page = open_page(evidence)
+    expect_text(page, "#frame-label", "now")
+    expect_text(page, "#player-about", "3 snapshots, to step 200")
+    page.keyboard.press(",")
+    page.keyboard.press(",")
+    assert live(page) == "step 100"
+    assert page.input_value("#frame") == "1"
+    assert page.get_attribute("#frame", "aria-valuetext") == "step 100"
+    expect_text(page, "#notes", "step 100, in 8 bits")
+    assert not page.locator("#twin").is_visible()
+    point_at(page, 3, 7)
+    expect_text(page, "#readout", "±")
+    got = float(re.search(r"(0\.\d+) ±", page.locator("#readout").inner_text()).group(1))
+    assert got == pytest.approx(EARLY[3][7], abs=0.01)
+    # One range for the figure and all frames: a colour means the same at every step.
+    want = color_of(EARLY[3][7] / HI)
+    assert all(abs(g - w) <= 6 for g, w in zip(cell_color(page, 3, 7), want))
+    page.keyboard.press(".")
+    expect_text(page, "#player-about", "loss 1")  # what the chart says at step 200
+    page.locator(".chart").first.focus()
+    for key in ("Home", "ArrowRight", "Enter"):  # its points are the steps 0, 100, 200, 300
+        page.keyboard.press(key)
+    expect_text(page, "#frame-label", "step 100")
+    chart = page.locator(".chart").first.bounding_box()
+    page.mouse.click(chart["x"] + 46 + 0.99 * (chart["width"] - 58), chart["y"] + 60)
+    expect_text(page, "#frame-label", "step 200")
+    page.keyboard.press(",")
+    expect_text(page, "#frame-label", "step 100")
+    now = page.locator(".curve").first.locator(".now")
+    assert now.count() == 1 and page.locator(".curve").nth(1).locator(".now").count() == 0
+    point_at(page, 3, 7)
+    page.keyboard.press("]")  # this map has no frame there: it is the figure's
+    expect_text(page, "#readout", f"{MAPS[1][3][7]:.4f}")
+    page.keyboard.press("[")
+    page.locator("#frame").focus()
+    page.keyboard.press("Home")
+    expect_text(page, "#frame-label", "step 0")
+    want = color_of(1 / N / HI)
+    assert all(abs(g - w) <= 6 for g, w in zip(cell_color(page, 0, 0), want))
+    page.locator("#play").click()
+    assert page.get_attribute("#play", "aria-label") == "Stop the training"
+    page.wait_for_function("document.getElementById('frame-label').textContent === 'now'")
+    page.wait_for_function(
+        "document.getElementById('play').getAttribute('aria-label') === 'Play the training'")
+    assert now.count() == 0 and page.locator("#twin").is_visible()
+    page.keyboard.press("p")
+    page.keyboard.press("p")
+    assert page.get_attribute("#play", "aria-label") == "Play the training"
+
+
+def test_playback_with_reduced_motion(open_page, evidence):
+    page = open_page(evidence, reduced_motion="reduce")
+    for label in ("step 0", "step 100", "step 200", "now"):
+        page.locator("#play").click()
+        expect_text(page, "#frame-label", label)
+        page.wait_for_timeout(60)
+        expect_text(page, "#frame-label", label)
+
+
+def test_frames_that_are_left_out(open_page, folder):
+    frames = [(f"step {k}", k, [FLAT] * 6) for k in range(400)]
+    path = write_report(folder / "many.html", MAPS, TOKENS, frames=frames, most_bytes=400000)
+    assert path.stat().st_size <= 400000
+    page = open_page(path)
+    about = page.locator("#player-about").inner_text()
+    kept = int(re.match(r"(\d+) of 400 snapshots are kept, to step 399", about).group(1))
+    assert 8 <= kept < 400 and page.get_attribute("#frame", "max") == str(kept)
+
+
+def test_keyboard_from_end_to_end(open_page, evidence):
+    """Everything that a pointer reaches: each control once, with Tab; then each key."""
+    page = open_page(evidence)
+    stops = []
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        stop = page.evaluate("""() => {
+            const e = document.activeElement;
+            if (e === document.body) return "";
+            return e.id || e.name || e.getAttribute("class") + " " + e.textContent.trim();
+        }""")
+        if not stop:
+            break
+        stops.append(stop)
+    for want in ("cmap", "scale", "range", "find", "theme", "help", "play", "frame", "order",
+                 "role previous token2", "thumb L0H0previous token", "twin-button", "row-only",
+                 "numbers", "measures-more", "cell", "chart loss", "sort importance", "link L1H2"):
+        assert any(stop.startswith(want) for stop in stops) or want.startswith(("chart", "thumb")), (
+            want, stops)
+    assert sum(stop.startswith("thumb ") for stop in stops) == 1
+    assert sum(stop.startswith("chart") for stop in stops) == 2
+    page.keyboard.press("?")
+    keys = page.locator("#help-keys dt").all_inner_texts()
+    assert {"[", "]", "{", "}", "s", "c", "r", "h", "v", "f", "n", "o", "p", ",", ".", "t", "/", "+",
+            "-", "d", "?", "Enter", "Esc"} <= set(keys)
+    manual = (ROOT / "docs" / "report.md").read_text()
+    for key in keys:
+        assert f"`{key}`" in manual or all(word in manual.lower() for word in key.lower().split())
+    page.keyboard.press("Escape")
+    for key in keys:  # none of them goes wrong, whatever came before
+        if len(key) == 1 and key not in "/?":
+            page.keyboard.press(key)
+    assert page.locator("#name").inner_text()
+
+
+def png_size(content):
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+def test_downloads_of_everything(open_page, evidence):
+    page = open_page(evidence)
+    _, content = save(page, "this map as JSON")
+    data = json.loads(content)
+    found = data["maps"][0]
+    assert data["twin_name"] == "norm of what arrives" and data["cell_tokens"] == 1
+    assert [[as_float(v) for v in row] for row in found["twin"]] == TWINS[0]
+    assert found["badge"] == "previous token" and found["scores"]["importance"] == 0.5
+    assert found["measures"][0]["value"] == 0.94 and found["measures"][2]["value"] is None
+    name, content = save(page, "all maps as PNG")
+    assert name == "maps.png"
+    width, height = png_size(content)
+    assert width >= 720 and height >= 500
+    name, content = save(page, "all maps as SVG")
+    document = xml.dom.minidom.parseString(content)
+    words = ["".join(node.data for node in text.childNodes)
+             for text in document.getElementsByTagName("text")]
+    assert name == "maps.svg" and {"L0H0", "L1H2", "Test maps"} <= set(words)
+    assert len(document.getElementsByTagName("image")) == 6
+    first = [save(page, what)[1] for what in ("all maps as SVG", "all maps as PNG")]
+    again = [save(page, what)[1] for what in ("all maps as SVG", "all maps as PNG")]
+    assert first == again
+    page.keyboard.press(",")
+    _, content = save(page, "this map as JSON")
+    data = json.loads(content)
+    assert data["frame"] == "step 200" and "twin" not in data["maps"][0]
+    assert data["maps"][0]["values"][3][7] == pytest.approx(MAPS[0][3][7], abs=0.01)
+
+
+def test_evidence_in_a_narrow_dark_window(open_page, evidence):
+    for scheme in ("dark", "light"):
+        page = open_page(evidence, color_scheme=scheme)
+        for width in (1400, 900, 400, 320):
+            resize(page, width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for place in ("#measures", "#roles", "#player", ".curve >> nth=0", "#twin-cells"):
+                b = page.locator(place).bounding_box()
+                assert b["x"] >= 0 and b["x"] + b["width"] <= width + 1, (place, width)
+    page = open_page(evidence, forced_colors="active")
+    expect_text(page, "#badge", "previous token")
+    page.emulate_media(media="print")
+    assert not page.locator("#player").is_visible() and page.locator("#scores").is_visible()
+    assert page.locator("#scores-body .link").first.is_visible()
+
+
+def test_hostile_texts_everywhere(open_page, folder):
+    evil = "</script><img src=x onerror=alert(1)>&amp;\u202e\"'"
+    curve = dict(title=evil, caption=evil, x_axis=evil, y_axis=evil,
+                 series=[(evil, [0, 1], [math.nan, math.inf], False)])
+    path = write_report(folder / "evil.html", [MAPS[0]] * 2, [evil] * 8 + [b"\xc0\x80\x01"],
+                        badges=[evil, None], details=[evil + "\n" + evil, None],
+                        measures=[[(evil, 0.5, 0.1, 0, 1, evil)], []], twins=[TWINS[0]] * 2,
+                        twin_name=evil, twin_value=evil, curves=[curve],
+                        columns=[(evil, evil, [math.nan, -math.inf], False)],
+                        frames=[(evil, 0, [FLAT, FLAT])], names=[evil, "b"], text=evil, title=evil)
+    page = open_page(path)
+    assert page.locator("img").count() == 0 and page.locator("script").count() == 2
+    expect_text(page, "#badge", "</script><img src=x")
+    expect_text(page, "#detail", "onerror=alert(1)")
+    expect_text(page, "#scores-body", "</script>", "–")
+    page.keyboard.press(",")
+    expect_text(page, "#frame-label", "</script>")
+    for what in ("all maps as SVG", "this map as SVG"):
+        xml.dom.minidom.parseString(save(page, what)[1])
+    json.loads(save(page, "all maps as JSON")[1])
+    resize(page, 400)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_blocks_of_a_long_text(open_page, folder, capsys):
+    n, side, heads = 4096, 512, 12
+    numbers = random.Random(4)
+    row = [numbers.random() ** 8 for _ in range(side)]
+    values = [[as_float(v) for v in row[i:] + row[:i]] for i in range(side)]
+    path = write_report(folder / "long.html", [values] * heads, ["?"] * side, cell_tokens=8,
+                        tokens=[f"t{i}" for i in range(n)])
+    assert path.stat().st_size <= 10_000_000
+    page = open_page(path)
+    expect_text(page, "#notes", "1 cell = 8×8 tokens, max")
+    point_at(page, 50, 100, side, side)
+    expect_text(page, "#readout", "t400 … t407", "t800 … t807", "rank")
+    page.keyboard.press("/")
+    page.keyboard.type("t4095")
+    page.keyboard.press("Enter")
+    assert live(page).startswith("query 4088–4095")
+    tell_times(page, capsys, f"{n} tokens in {side} blocks, {heads} maps")
+
+
+def tell_times(page, capsys, what):
+    """The page's own marks, printed: times are for people, a busy machine must not fail a test."""
+    page.wait_for_function("performance.getEntriesByName('report-complete').length > 0")
+    marks = page.evaluate("""performance.getEntriesByType("mark").map(
+        m => [m.name.replace("report-", ""), Math.round(m.startTime)])""")
+    assert [name for name, _ in marks] == ["parse", "start", "ready", "complete"]
+    with capsys.disabled():
+        print(f"\n{what}: " + ", ".join(f"{name} {ms} ms" for name, ms in marks))

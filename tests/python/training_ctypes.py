@@ -29,7 +29,8 @@ class TransformerDesc(C.Structure):
                                        "num_heads", "kv_heads", "head_dim", "ff_dim",
                                        "memory_dim")
     ] + [("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
-         ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32)]
+         ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
+         ("layer_heads", mha.Int64Pointer), ("layer_kv_heads", mha.Int64Pointer)]
 
 
 class Parameter(C.Structure):
@@ -52,14 +53,16 @@ class TransformerInput(C.Structure):
                 ("tokens", mha.TensorPointer), ("lengths", mha.Int64Pointer),
                 ("memory", mha.TensorPointer), ("memory_lengths", mha.Int64Pointer),
                 ("gates", mha.TensorPointer), ("cross_gates", mha.TensorPointer),
-                ("dropout", C.c_float), ("dropout_seed", C.c_uint64)]
+                ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
+                ("head_means", mha.TensorPointer)]
 
 
 class TransformerGradients(C.Structure):
     c_name = "mha_transformer_gradients"
     _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
                 ("parameters", C.POINTER(C.c_float)), ("memory", mha.TensorPointer),
-                ("gates", mha.TensorPointer), ("cross_gates", mha.TensorPointer)]
+                ("gates", mha.TensorPointer), ("cross_gates", mha.TensorPointer),
+                ("heads", mha.TensorPointer)]
 
 
 class AdamW(C.Structure):

@@ -1,7 +1,7 @@
 /* Random numbers for tests: the same on every machine, the seed printed and settable.
  *
  * MHA_TEST_SEED repeats a run; without it every run draws a new seed. MHA_TEST_LONG=1 asks for the
- * full grids instead of a sample. */
+ * full grids instead of a sample, MHA_TEST_SHORT=n for an n-th of the sample (emulators). */
 #ifndef TEST_RNG_H
 #define TEST_RNG_H
 

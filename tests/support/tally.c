@@ -26,5 +26,6 @@ void tally_print(const tally *t)
 
 bool tally_is_sharp(const tally *t)
 {
-    return t->compared > 0 && t->worst > 0.001;
+    enum { FEW = 200 }; /* of so few, as under sanitizers, all may lie close by chance */
+    return t->compared > 0 && (t->compared < FEW || t->worst > 0.001);
 }

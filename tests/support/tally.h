@@ -21,7 +21,8 @@ bool tally_compare(tally *t, double got, double exact, double bound);
 /* One line: name, number of comparisons, largest ratio. */
 void tally_print(const tally *t);
 
-/* True if something was compared and the bound means something: the worst ratio is above 0.001. */
+/* True if something was compared and the bound means something: the worst ratio is above 0.001.
+ * Of few values only that there are any is asked. */
 bool tally_is_sharp(const tally *t);
 
 #endif

@@ -255,6 +255,38 @@ static void one_query_at_a_time(void **state)
     machines_free(&all);
 }
 
+/* So few rows of large groups, over several key blocks, that keys and values are read as they lie:
+ * one strip, and several that share each panel of keys. */
+static void few_queries_of_groups(void **state)
+{
+    static const int64_t groups[] = {1, 4, 7, 16, 32}, sizes[] = {32, 64, 96, 128, 40};
+    static const int64_t lengths[] = {513, 700, 1056, 1500};
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(8, 400); i++) {
+        rng r = rng_make(rng_run_seed(), 70000 + (uint64_t)i);
+        problem_shape n = {.B = 1, .Hk = rng_between(&r, 1, 2), .T = 17};
+        n.H = n.Hk * RNG_PICK(&r, groups), n.S = RNG_PICK(&r, lengths);
+        n.D = RNG_PICK(&r, sizes), n.Dv = RNG_PICK(&r, sizes);
+        n.values = (problem_values)rng_between(&r, 0, VALUES_KINDS - 1);
+        n.masks = (unsigned)rng_between(&r, 0, MASK_ALL) & (unsigned)rng_between(&r, 0, MASK_ALL);
+        problem p;
+        problem_make(&p, &r, &n);
+        sprinkle(&p, &r);
+        for (int m = 0; m < all.count; m++) {
+            outcome whole = run(&p, &r, &all.each[m], OUTCOME_ALL);
+            for (int j = 0; j < 4; j++) {
+                cut c = {.B = 1, .Hk = n.Hk, .T = rng_between(&r, 1, 3), .S = n.S};
+                c.t = rng_between(&r, 0, n.T - c.T);
+                compare_cut(&p, &c, &r, &all.each[m], &whole);
+            }
+            outcome_free(&whole);
+        }
+        problem_free(&p);
+    }
+    machines_free(&all);
+}
+
 /* A host's parallel-for that runs the items backwards, in the caller's thread. */
 static void run_backwards(void *user, int64_t items, mha_parallel_body body, void *argument)
 {
@@ -404,11 +436,9 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parts_equal_the_whole),
-        cmocka_unit_test(one_query_at_a_time),
-        cmocka_unit_test(any_number_of_threads),
-        cmocka_unit_test(optional_outputs),
-        cmocka_unit_test(any_layout),
+        cmocka_unit_test(parts_equal_the_whole), cmocka_unit_test(one_query_at_a_time),
+        cmocka_unit_test(few_queries_of_groups), cmocka_unit_test(any_number_of_threads),
+        cmocka_unit_test(optional_outputs),      cmocka_unit_test(any_layout),
         cmocka_unit_test(any_history),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

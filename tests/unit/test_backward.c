@@ -270,7 +270,8 @@ static void run_trial(int number, const kinds_shape *given, const machines *all,
     free_trial(&x);
 }
 
-static void print_cards(const machines *all, score_card *cards)
+/* whole: enough was tried that each bound must have come close somewhere. */
+static void print_cards(const machines *all, score_card *cards, bool whole)
 {
     for (int i = 0; i < all->count; i++)
         for (int j = 0; j < BACKWARD_COUNT; j++) {
@@ -278,7 +279,7 @@ static void print_cards(const machines *all, score_card *cards)
             snprintf(name, sizeof name, "%s, %s", all->each[i].name, backward_name(j));
             cards[i].of[j].name = name;
             tally_print(&cards[i].of[j]);
-            assert_true(tally_is_sharp(&cards[i].of[j]));
+            if (whole) assert_true(tally_is_sharp(&cards[i].of[j]));
         }
 }
 
@@ -294,7 +295,7 @@ static void random_company(void **state)
         int count = rng_cases(SAMPLE, ALL);
         for (int i = 0; i < count; i++) run_trial(i, NULL, &all, cards);
         printf("  %d descriptors\n", count);
-        print_cards(&all, cards);
+        print_cards(&all, cards, count >= SAMPLE);
     }
     machines_free(&all);
 }
@@ -314,7 +315,7 @@ static void alone_and_in_pairs(void **state)
             if (i == j) given.S = 300, given.T = 120;
             run_trial(number++, &given, &all, cards);
         }
-    print_cards(&all, cards);
+    print_cards(&all, cards, true);
     machines_free(&all);
 }
 

@@ -72,6 +72,13 @@ static void expect_same(mha_transformer *a, mha_transformer *b)
     mha_transformer_desc x, y;
     mha_transformer_describe(a, &x);
     mha_transformer_describe(b, &y);
+    assert_int_equal(x.layer_heads != NULL, y.layer_heads != NULL);
+    if (x.layer_heads) { /* each has lists of its own */
+        const size_t bytes = (size_t)x.num_layers * sizeof(int64_t);
+        assert_memory_equal(x.layer_heads, y.layer_heads, bytes);
+        assert_memory_equal(x.layer_kv_heads, y.layer_kv_heads, bytes);
+        x.layer_heads = x.layer_kv_heads = y.layer_heads = y.layer_kv_heads = NULL;
+    }
     assert_memory_equal(&x, &y, sizeof x);
     assert_memory_equal(mha_transformer_data(a), mha_transformer_data(b),
                         (size_t)mha_transformer_size(a) * sizeof(float));
@@ -162,6 +169,23 @@ static void round_trips_of_our_own(void **state)
     }
 }
 
+/* Layers with heads of their own number are in no folder of others. */
+static void round_trips_of_pruned_ones(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        const int64_t heads[][2] = {{4, 2}, {3, 4}, {0, 4}, {4, 0}, {0, 0}, {2, 2}};
+        const int64_t kv[][2] = {{2, 1}, {3, 2}, {0, 2}, {4, 0}, {0, 0}, {1, 1}};
+        mha_transformer_desc d = i % 2 ? bert : llama;
+        if (i % 2) d.num_heads = d.kv_heads = 4;
+        if (i == 4) d.num_heads = d.kv_heads = 1;     /* no more than a layer has */
+        if (i == 5) d.flags |= MHA_TRANSFORMER_CROSS; /* whose heads vouch for num_heads */
+        d.layer_heads = heads[i];
+        d.layer_kv_heads = kv[i];
+        round_trip(d, "multihead");
+    }
+}
+
 /* An encoder is one of mha_model_load() too, which computes it by other code. */
 static void encoder_as_model(void **state)
 {
@@ -242,6 +266,30 @@ static void expect_tokens(const mha_vocabulary *v, const char *text, const char 
     assert_string_equal(got, wanted);
 }
 
+/* Each token with the bytes of the text that it stands for. */
+static void words_are_located(void **state)
+{
+    (void)state;
+    static const char text[] = "  caf\xC3\xA9\xC2\xA0 a\n</s>";
+    static const int64_t from[] = {-1, 2, 10, 12}, to[] = {-1, 7, 11, 16};
+    int32_t ids[8];
+    int64_t begin[8], end[8], count = 0;
+    mha_transformer *t = make(llama, 3);
+    mha_vocabulary *v = NULL;
+    mha_checkpoint_settings s = some_words();
+    must(mha_checkpoint_save(temp_path("located"), t, &s));
+    must(mha_vocabulary_load(temp_path("located"), &v));
+    must(mha_vocabulary_locate(v, text, sizeof text - 1, ids, begin, end, 8, &count));
+    assert_int_equal(count, 4);
+    assert_memory_equal(begin, from, sizeof from);
+    assert_memory_equal(end, to, sizeof to);
+    expect_error(mha_vocabulary_locate(v, "a a", 3, ids, begin, end, 2, &count), MHA_ERR_SIZE,
+                 "than 2");
+    assert_int_equal(count, 4);
+    mha_vocabulary_destroy(v);
+    mha_transformer_destroy(t);
+}
+
 static void words_are_read(void **state)
 {
     (void)state;
@@ -278,6 +326,68 @@ static void words_are_read(void **state)
     expect_tokens(v, "zebra", "3 ");
     mha_vocabulary_destroy(v);
     mha_vocabulary_destroy(NULL);
+    mha_transformer_destroy(t);
+}
+
+/* The pieces of a text with a bar behind each. */
+static void expect_pieces(mha_splitting how, const char *text, const char *wanted)
+{
+    char got[128] = "";
+    size_t bytes = strlen(text), at = 0, from = 0;
+    for (;;) {
+        must(mha_split_next(how, text, bytes, &at, &from));
+        if (from == bytes) break;
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%.*s|", (int)(at - from),
+                 text + from);
+    }
+    assert_int_equal(at, bytes);
+    assert_string_equal(got, wanted);
+}
+
+static void texts_are_split(void **state)
+{
+    (void)state;
+    static const char text[] = " The cat,\n(caf\xC3\xA9)\xE2\x80\x94$5 ";
+    size_t at = 0, from = 0;
+    expect_pieces(MHA_SPLIT_SPACE, text, "The|cat,|(caf\xC3\xA9)\xE2\x80\x94$5|");
+    expect_pieces(MHA_SPLIT_PUNCTUATION, text, "The|cat|,|(|caf\xC3\xA9|)|\xE2\x80\x94|$|5|");
+    expect_pieces(MHA_SPLIT_CHARACTERS, "a \xC3\xA9\n", "a| |\xC3\xA9|\n|");
+    for (int how = 0; how < 3; how++) expect_pieces((mha_splitting)how, "", "");
+    expect_pieces(MHA_SPLIT_SPACE, " \t\n", "");
+    expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab\xFF", 3, &at, &from), MHA_ERR_UTF8, "byte 2");
+    expect_error(mha_split_next((mha_splitting)3, "ab", 2, &at, &from), MHA_ERR_ARGUMENT,
+                 "splitting 3");
+    expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab", 2, NULL, &from), MHA_ERR_NULL, "NULL");
+    expect_error(mha_split_next(MHA_SPLIT_SPACE, NULL, 2, &at, &from), MHA_ERR_NULL, "NULL");
+    at = 3;
+    expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab", 2, &at, &from), MHA_ERR_ARGUMENT, "at 3");
+}
+
+/* What a folder says of its splitting comes back, and its texts are read that way. */
+static void splittings_are_kept(void **state)
+{
+    (void)state;
+    static const char *const list[] = {"<s>", "<unk>", "cat", ",", "c", "a", " ", "\n"};
+    static const char *const wanted[] = {"0 1 2 0 ", "0 2 3 2 0 ", "0 4 5 1 3 7 4 5 1 6 1 1 1 "};
+    mha_transformer *t = make(llama, 3);
+    for (int how = 0; how < 3; how++) {
+        mha_vocabulary *v = NULL;
+        const mha_checkpoint_settings s = {.struct_size = sizeof s,
+                                           .words = list,
+                                           .word_count = 8,
+                                           .bos_word = "<s>",
+                                           .unknown_word = "<unk>",
+                                           .splitting = (mha_splitting)how};
+        must(mha_checkpoint_save(temp_path("splits"), t, &s));
+        must(mha_vocabulary_load(temp_path("splits"), &v));
+        assert_int_equal(mha_vocabulary_splitting(v), how);
+        assert_int_equal(mha_vocabulary_begin(v), 0);
+        expect_tokens(v, "cat,\ncat <s>", wanted[how]);
+        mha_vocabulary_destroy(v);
+    }
+    const mha_checkpoint_settings none = {
+        .struct_size = sizeof none, .words = list, .word_count = 8, .splitting = (mha_splitting)3};
+    expect_error(mha_checkpoint_save(temp_path("splits"), t, &none), MHA_ERR_ARGUMENT, "splitting");
     mha_transformer_destroy(t);
 }
 
@@ -441,6 +551,68 @@ static void foreign_configs_of_our_own(void **state)
     with_config("\"rms\"", "\"rms\", \"norm\": \"rms\"", MHA_ERR_FORMAT, "config.json");
 }
 
+/* A folder with the tokenizer and the special tokens of another one. */
+static void like_another(void **state)
+{
+    (void)state;
+    static const char *const few[] = {"<s>", "</s>", "a", "b"};
+    const mha_checkpoint_settings first = {.struct_size = sizeof first,
+                                           .words = few,
+                                           .word_count = 4,
+                                           .bos_word = "<s>",
+                                           .eos_word = "</s>"};
+    mha_transformer *t = make(llama, 5);
+    char other[512];
+    must(mha_checkpoint_save(temp_path("first"), t, &first));
+    snprintf(other, sizeof other, "%s", temp_path("first"));
+    mha_checkpoint_settings like = {.struct_size = sizeof like, .like = other};
+    must(mha_checkpoint_save(temp_path("second"), t, &like));
+    must(mha_checkpoint_save(temp_path("second"), t, &like)); /* over itself */
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "config.json"};
+    for (int i = 0; i < 3; i++) {
+        char path[64];
+        size_t size[2];
+        snprintf(path, sizeof path, "first/%s", files[i]);
+        char *a = temp_read(temp_path(path), &size[0]);
+        snprintf(path, sizeof path, "second/%s", files[i]);
+        char *b = temp_read(temp_path(path), &size[1]);
+        assert_int_equal(size[0], size[1]);
+        assert_memory_equal(a, b, size[0]);
+        free(a);
+        free(b);
+    }
+    like.words = few;
+    like.word_count = 4;
+    expect_error(mha_checkpoint_save(temp_path("third"), t, &like), MHA_ERR_ARGUMENT, "give one");
+    like = (mha_checkpoint_settings){.struct_size = sizeof like, .like = "/nowhere/at/all"};
+    expect_error(mha_checkpoint_save(temp_path("third"), t, &like), MHA_ERR_FILE, "nowhere");
+    assert_int_not_equal(access(temp_path("third/config.json"), F_OK), 0);
+    mha_transformer_destroy(t);
+}
+
+static void foreign_lists_of_heads(void **state)
+{
+    (void)state;
+    const int64_t heads[] = {4, 2}, kv[] = {2, 1};
+    mha_transformer_desc d = llama;
+    d.layer_heads = heads;
+    d.layer_kv_heads = kv;
+    begin_foreign(&d);
+    static const char list[] = "\"layer_heads\": [\n    4,\n    2\n  ]";
+    with_config(list, "\"layer_heads\": [4, 2, 2]", MHA_ERR_MODEL, "no list of 2 numbers");
+    with_config(list, "\"layer_heads\": 4", MHA_ERR_MODEL, "no list of 2 numbers");
+    with_config(list, "\"layer_heads\": null", MHA_ERR_MODEL, "no list of 2 numbers");
+    with_config(list, "\"layer_heads\": [4, 5]", MHA_ERR_MODEL, "number 1");
+    with_config(list, "\"layer_heads\": [4, -2]", MHA_ERR_MODEL, "number 1");
+    with_config(list, "\"layer_heads\": [4.0, 2]", MHA_ERR_MODEL, "number 0");
+    with_config(list, "\"layer_heads\": [4, 18446744073709551618]", MHA_ERR_FORMAT, "config.json");
+    with_config(list, "\"layer_heads\": [4, 1]", MHA_ERR_MODEL, "q_proj");
+    with_config(list, "\"layer_heads\": [4, 4]", MHA_ERR_MODEL, "numbers");
+    with_config(list, "\"layer_heads\": [3, 2]", MHA_ERR_MODEL, "no layer has more than 3");
+    with_config(list, "\"layer_heads\": [4, 0]", MHA_ERR_SHAPE, "layer 1 has 0 heads");
+    with_config("\"num_heads\": 4", "\"num_heads\": 1048576", MHA_ERR_MODEL, "no layer has more");
+}
+
 static void wrong_folders(void **state)
 {
     (void)state;
@@ -587,9 +759,15 @@ int main(void)
                                        cmocka_unit_test(words_are_written),
                                        cmocka_unit_test(words_are_checked),
                                        cmocka_unit_test(words_are_read),
+                                       cmocka_unit_test(texts_are_split),
+                                       cmocka_unit_test(splittings_are_kept),
+                                       cmocka_unit_test(words_are_located),
                                        cmocka_unit_test(foreign_words),
                                        cmocka_unit_test(foreign_configs),
                                        cmocka_unit_test(foreign_configs_of_our_own),
+                                       cmocka_unit_test(foreign_lists_of_heads),
+                                       cmocka_unit_test(like_another),
+                                       cmocka_unit_test(round_trips_of_pruned_ones),
                                        cmocka_unit_test(wrong_folders),
                                        cmocka_unit_test(damaged_files),
                                        cmocka_unit_test(unwritable),

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -355,6 +356,177 @@ static void test_odd_sizes(void **state)
     free(values);
 }
 
+/* Everything a report can hold beside its maps, with texts that try to get out of theirs. */
+static const char evil[] = "</script><b>\xFF\"&";
+
+typedef struct evidence {
+    float map[6], twin[8], early[6], late[6];
+    uint8_t masked[6];
+    double scores[2], x[3], y[3];
+    mha_measure measures[3];
+    mha_panel panels[2];
+    const float *maps[2][2];
+    mha_series series[2];
+    mha_curve curves[2];
+    mha_column columns[2];
+    mha_frame frames[2];
+    mha_figure figure;
+    mha_report report;
+} evidence;
+
+static void make_evidence(evidence *e)
+{
+    *e = (evidence){.map = {0.5f, 0.25f, 0.25f, 1, 0, 0},
+                    .twin = {2, 4, 0.5f, 99, NAN, 1, 3, 99},
+                    .early = {0.1f, 0.2f, 0.7f, 0.3f, 0.3f, 0.4f},
+                    .late = {0.5f, 0.5f, 0, 0, 0, 1},
+                    .masked = {0, 0, 0, 0, 0, 1},
+                    .scores = {0.125, (double)NAN},
+                    .x = {0, 50, 100},
+                    .y = {2.5, (double)INFINITY, 0.25}};
+    e->measures[0] = (mha_measure){"on the previous token", 0.94, 0.0625, 0, 63, "rows"};
+    e->measures[1] = (mha_measure){evil, (double)NAN, (double)NAN, 3, 0, evil};
+    e->panels[0] = (mha_panel){.values = e->map,
+                               .masked = e->masked,
+                               .badge = "previous",
+                               .measures = e->measures,
+                               .measure_count = 3,
+                               .twin = e->twin,
+                               .twin_stride = 4};
+    e->panels[1] = (mha_panel){.values = e->map, .badge = evil};
+    e->maps[0][0] = e->maps[0][1] = e->early;
+    e->maps[1][0] = e->late;
+    e->series[0] = (mha_series){evil, e->x, e->y, 3, false};
+    e->series[1] = (mha_series){"random", e->x, e->y, 1, true};
+    e->curves[0] = (mha_curve){"Loss", evil, "step", "loss", e->series, 2, true};
+    e->columns[0] = (mha_column){"importance", evil, e->scores, false};
+    e->columns[1] = (mha_column){evil, NULL, e->scores, true};
+    e->frames[0] = (mha_frame){"step 0", 0, e->maps[0]};
+    e->frames[1] = (mha_frame){evil, 100, e->maps[1]};
+    e->figure = figure_of(e->panels, 2, 2, 3);
+    e->report = (mha_report){.struct_size = sizeof(mha_report),
+                             .curve_size = sizeof(mha_curve),
+                             .curves = e->curves,
+                             .curve_count = 2,
+                             .columns = e->columns,
+                             .column_count = 2,
+                             .frames = e->frames,
+                             .frame_count = 2,
+                             .twin_name = evil,
+                             .twin_value = "norm"};
+}
+
+static void test_evidence_is_in_the_page(void **state)
+{
+    (void)state;
+    evidence e;
+    make_evidence(&e);
+    mha_buffer page = render(&e.figure, &e.report);
+    check_page(&page);
+    char *json = data_of(&page);
+    assert_null(strchr(json, '<'));
+    static const char *const parts[] = {
+        "\"badge\":\"previous\"", "\"badge\":\"\\u003c/script\\u003e\\u003cb\\u003e\xEF\xBF\xBD",
+        "\"name\":\"on the previous token\",\"value\":0.94,\"chance\":0.0625,\"most\":0",
+        "\"value\":null,\"chance\":null,\"most\":3", "\"values\":[0.125,null]",
+        "\"y\":[2.5,null,0.25]", "\"title\":\"Loss\"", "\"baseline\":1",
+        "\"label\":\"step 0\",\"at\":0",
+        /* The twin by itself: its NaN, its masked cell and what lies beyond the row do not count.
+         */
+        "\"twin\":{\"of\":0,\"least\":0.5,\"greatest\":4,\"data\":",
+        /* The second frame has no map of the second panel. */
+        "},null]}", "\"twin_value\":\"norm\""};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(json, parts[i])) fail_msg("the data lack %s\n%s", parts[i], json);
+    free(json);
+    assert_non_null(strstr(page.data, "on the previous token 0.94 (chance 0.0625)"));
+    assert_non_null(strstr(page.data, "<th>importance</th>"));
+    mha_buffer again = render(&e.figure, &e.report);
+    assert_int_equal(again.size, page.size);
+    assert_memory_equal(again.data, page.data, page.size);
+    mha_buffer_free(&again);
+    mha_buffer_free(&page);
+}
+
+/* A caller of an older version, whose structs end before all this, gets the old page's values. */
+static void test_older_callers(void **state)
+{
+    (void)state;
+    evidence e;
+    make_evidence(&e);
+    e.figure.panel_size = offsetof(mha_panel, badge);
+    e.figure.panel_count = 1;
+    e.report.struct_size = offsetof(mha_report, curve_size);
+    mha_buffer page = render(&e.figure, &e.report);
+    char *json = data_of(&page);
+    assert_non_null(strstr(json, "\"badge\":null"));
+    assert_null(strstr(json, "\"twin\":{"));
+    assert_non_null(strstr(json, "\"curves\":[]"));
+    assert_non_null(strstr(json, "\"frames\":[]"));
+    assert_int_equal(integer_of(json, "cell_tokens"), 1);
+    free(json);
+    mha_buffer_free(&page);
+}
+
+/* Many frames keep half of the budget: every step-th and the last, 8 at least, else blocks. */
+static void test_frames_keep_the_budget(void **state)
+{
+    (void)state;
+    enum { SIDE = 64, FRAMES = 101 };
+    float *values = wave(SIDE * SIDE);
+    const mha_panel panel = {.values = values};
+    const float *const maps[1] = {values};
+    mha_frame frames[FRAMES];
+    for (int i = 0; i < FRAMES; i++) frames[i] = (mha_frame){"step", i, maps};
+    mha_figure figure = figure_of(&panel, 1, SIDE, SIDE);
+    mha_report report = {.struct_size = sizeof report, .frames = frames, .frame_count = FRAMES};
+    mha_buffer all = render(&figure, &report);
+    mha_report bare = {.struct_size = sizeof bare};
+    mha_buffer none = render(&figure, &bare);
+    int64_t rest = (int64_t)none.size - 4 * ((SIDE * SIDE * 4 + 2) / 3);
+    mha_buffer_free(&none);
+    static const struct {
+        int64_t maps, step, pool;
+    } cases[] = {{1200000, 1, 1}, {330000, 4, 1}, {120000, 10, 1}, {40000, 0, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        report.most_bytes = rest + cases[i].maps + 100 * FRAMES;
+        mha_buffer page = render(&figure, &report);
+        check_page(&page);
+        assert_true((int64_t)page.size <= report.most_bytes);
+        char *json = data_of(&page);
+        if (cases[i].step) assert_int_equal(integer_of(json, "frame_step"), cases[i].step);
+        assert_true(integer_of(json, "pool") >= cases[i].pool);
+        assert_true(count_of(json, "\"label\"") >= 8);
+        assert_non_null(strstr(json, "\"at\":100,")); /* the last one */
+        free(json);
+        mha_buffer_free(&page);
+    }
+    mha_buffer_free(&all);
+    free(values);
+}
+
+/* A figure of blocks says so, and its labels are those of all tokens. */
+static void test_blocks_of_tokens(void **state)
+{
+    (void)state;
+    float *values = wave(9);
+    const char *const tokens[] = {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9"};
+    const mha_panel panel = {.values = values};
+    mha_figure figure = figure_of(&panel, 1, 3, 3);
+    mha_report report = {
+        .struct_size = sizeof report, .cell_tokens = 4, .tokens = tokens, .token_count = 10};
+    mha_buffer page = render(&figure, &report);
+    check_page(&page);
+    char *json = data_of(&page);
+    assert_int_equal(integer_of(json, "cell_tokens"), 4);
+    assert_int_equal(integer_of(json, "token_count"), 10);
+    assert_non_null(strstr(json, "\"t8\",\"t9\"]"));
+    assert_non_null(strstr(page.data, "Each cell is the maximum of 4 x 4 tokens"));
+    free(json);
+    mha_buffer_free(&page);
+    free(values);
+}
+
 typedef struct failing_sink {
     int64_t calls, fail_at;
 } failing_sink;
@@ -417,6 +589,42 @@ static void test_refusals(void **state)
     refuse(&figure, &report, MHA_ERR_ARGUMENT, "negative");
     report = (mha_report){.struct_size = sizeof report, .first_panel = 1};
     refuse(&figure, &report, MHA_ERR_ARGUMENT, "first_panel is 1, the figure has 1");
+    evidence e;
+    make_evidence(&e);
+    e.report.curve_size = 0;
+    refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "curve_size");
+    make_evidence(&e);
+    e.series[1].y = NULL;
+    refuse(&e.figure, &e.report, MHA_ERR_NULL, "x or y of curve 0");
+    make_evidence(&e);
+    e.series[1].count = 99998;
+    refuse(&e.figure, &e.report, MHA_ERR_SIZE, "points");
+    make_evidence(&e);
+    e.curves[1].series_count = -1;
+    refuse(&e.figure, &e.report, MHA_ERR_SIZE, "curve 1");
+    make_evidence(&e);
+    e.columns[1].values = NULL;
+    refuse(&e.figure, &e.report, MHA_ERR_NULL, "column 1");
+    make_evidence(&e);
+    e.report.frames = NULL;
+    refuse(&e.figure, &e.report, MHA_ERR_NULL, "frames is NULL");
+    make_evidence(&e);
+    e.report.frame_count = 10001;
+    refuse(&e.figure, &e.report, MHA_ERR_SIZE, "10001 frames");
+    make_evidence(&e);
+    e.panels[0].measure_count = 65;
+    refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "65 measures");
+    make_evidence(&e);
+    e.panels[0].measures = NULL;
+    refuse(&e.figure, &e.report, MHA_ERR_NULL, "measures");
+    make_evidence(&e);
+    e.panels[0].twin_stride = 2;
+    refuse(&e.figure, &e.report, MHA_ERR_SHAPE, "stride");
+    const char *const tokens[] = {"a", "b", "c"};
+    report = (mha_report){.struct_size = sizeof report, .tokens = tokens, .token_count = 3};
+    refuse(&figure, &report, MHA_ERR_SHAPE, "3 tokens in blocks of 1 are 3 cells");
+    report = (mha_report){.struct_size = sizeof report, .cell_tokens = -1};
+    refuse(&figure, &report, MHA_ERR_ARGUMENT, "cell_tokens");
     struct {
         mha_report report;
         uint64_t newer;
@@ -439,6 +647,10 @@ int main(void)
         cmocka_unit_test(test_fewer_bits),
         cmocka_unit_test(test_large_figures_keep_the_budget),
         cmocka_unit_test(test_odd_sizes),
+        cmocka_unit_test(test_evidence_is_in_the_page),
+        cmocka_unit_test(test_older_callers),
+        cmocka_unit_test(test_frames_keep_the_budget),
+        cmocka_unit_test(test_blocks_of_tokens),
         cmocka_unit_test(test_a_failing_sink),
         cmocka_unit_test(test_refusals),
     };

@@ -70,6 +70,12 @@ static void architectures(void **state)
         {"\"model_type\": \"gemma\", \"hidden_size\": 65, \"num_hidden_layers\": 3, "
          "\"num_attention_heads\": 8, \"num_key_value_heads\": 1, \"head_dim\": 16",
          "gemma", 3, 8, 1, 65, 16, 0, 0, C},
+        {"\"model_type\": \"multihead\", \"embed_dim\": 64, \"num_layers\": 3, \"num_heads\": 8, "
+         "\"kv_heads\": 4, \"head_dim\": 8, \"max_length\": 48, \"causal\": true",
+         "multihead", 3, 8, 4, 64, 8, 48, 0, C},
+        {"\"model_type\": \"multihead\", \"embed_dim\": 64, \"num_layers\": 3, \"num_heads\": 8, "
+         "\"bias\": true",
+         "multihead", 3, 8, 8, 64, 8, 0, 0, Q | O},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mha_model_shape s = {.struct_size = sizeof s};

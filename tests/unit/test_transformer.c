@@ -460,6 +460,143 @@ static void beginnings(void **state)
     machines_free(&all);
 }
 
+/* sum = stream + W concatenated + b of every row, to the rounding of f32 sums of `inputs` terms and
+ * of the last two additions. */
+static void check_sum(const example *e, int64_t layer, const char *name, const mha_tensor *in,
+                      const mha_layer_view *view)
+{
+    char text[64];
+    mha_parameter weight, bias;
+    const float *data = mha_transformer_data(e->t);
+    snprintf(text, sizeof text, "%s.weight", name);
+    assert_int_equal(mha_transformer_find(e->t, layer, text, &weight), MHA_OK);
+    snprintf(text, sizeof text, "%s.bias", name);
+    const bool biased = mha_transformer_find(e->t, layer, text, &bias) == MHA_OK;
+    assert_int_equal(biased, (e->desc.flags & MHA_TRANSFORMER_BIAS) != 0);
+    assert_int_equal(in->shape[2], weight.shape[1]);
+    const int64_t inputs = weight.shape[1];
+    for (int64_t row = 0; row < e->B * e->T; row++)
+        for (int64_t c = 0; c < e->desc.embed_dim; c++) {
+            const double x =
+                (double)((const float *)view->stream.data)[row * e->desc.embed_dim + c];
+            double sum = biased ? (double)data[bias.offset + c] : 0, size = fabs(sum);
+            for (int64_t i = 0; i < inputs; i++) {
+                double term = (double)data[weight.offset + c * inputs + i] *
+                              (double)((const float *)in->data)[row * inputs + i];
+                sum += term;
+                size += fabs(term);
+            }
+            const double got = (double)((const float *)view->sum.data)[row * e->desc.embed_dim + c];
+            assert_true(fabs(got - (x + sum)) <=
+                        ldexp((double)(inputs + 3) * (size + fabs(x)), -24) * 1.01);
+        }
+}
+
+/* Attention of the viewed q, k and v again: the same bits. */
+static void check_heads(mha_context *context, const example *e, int64_t layer, bool cross,
+                        const mha_layer_view *view)
+{
+    const mha_tensor *all_gates = cross ? e->input.cross_gates : e->input.gates;
+    const int64_t H = view->q.shape[1], D = view->q.shape[3];
+    float lse_data[MOST_TOKENS * 4], heads_data[MOST_TOKENS * 32];
+    mha_tensor lse = view->lse, heads = view->heads, gates;
+    lse.data = lse_data, heads.data = heads_data;
+    mha_attention_desc desc = {.struct_size = sizeof desc,
+                               .key_lengths = cross ? e->input.memory_lengths : e->input.lengths};
+    if (!cross && e->desc.flags & MHA_TRANSFORMER_CAUSAL) desc.flags = MHA_ATTENTION_CAUSAL;
+    if (all_gates) {
+        gates = mha_tensor_contiguous((float *)all_gates->data + layer * H, MHA_F32, 1, &H);
+        desc.gates = &gates;
+    }
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
+    assert_int_equal(
+        mha_attention_forward(context, &desc, &view->q, &view->k, &view->v, &heads, &outputs),
+        MHA_OK);
+    const size_t rows = (size_t)(e->B * e->T * H);
+    assert_memory_equal(heads_data, view->heads.data, rows * (size_t)D * sizeof(float));
+    assert_memory_equal(lse_data, view->lse.data, rows * sizeof(float));
+    assert_ptr_equal(view->concatenated.data, view->heads.data);
+}
+
+static void check_views(mha_context *context, example *e)
+{
+    mha_stream_view ends = {.struct_size = sizeof ends};
+    assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
+    const void *stream = ends.first.data;
+    const bool post = e->desc.flags & MHA_TRANSFORMER_POST_NORM;
+    const bool pre = e->desc.norm && !post;
+    const int64_t layers = e->desc.num_layers;
+    for (int64_t i = 0; i < 3 * layers; i++) {
+        const mha_layer_part part = (mha_layer_part)(i % 3);
+        mha_layer_view view = {.struct_size = sizeof view};
+        if ((part == MHA_PART_CROSS_ATTENTION && !(e->desc.flags & MHA_TRANSFORMER_CROSS)) ||
+            (part == MHA_PART_FEED_FORWARD && e->desc.ff_dim == 0)) {
+            assert_int_equal(mha_activations_layer(e->a, i / 3, part, &view), MHA_ERR_ARGUMENT);
+            continue;
+        }
+        assert_int_equal(mha_activations_layer(e->a, i / 3, part, &view), MHA_OK);
+        assert_ptr_equal(view.stream.data, stream);
+        assert_int_equal(view.input.data != view.stream.data, pre);
+        assert_int_equal(view.sum.data != view.next.data, post);
+        stream = view.next.data;
+        if (part == MHA_PART_FEED_FORWARD) {
+            assert_null(view.q.data);
+            check_sum(e, i / 3, "mlp.down_proj", &view.hidden, &view);
+            continue;
+        }
+        const bool cross = part == MHA_PART_CROSS_ATTENTION;
+        assert_null(view.hidden.data);
+        check_heads(context, e, i / 3, cross, &view);
+        check_sum(e, i / 3, cross ? "cross_attn.o_proj" : "self_attn.o_proj", &view.concatenated,
+                  &view);
+    }
+    assert_ptr_equal(ends.last.data, stream);
+    assert_int_equal(ends.normed.data != ends.last.data, pre);
+    assert_int_equal(ends.embedded.data != ends.first.data,
+                     (e->desc.flags & MHA_TRANSFORMER_EMBEDDING_NORM) != 0);
+    if (e->desc.flags & MHA_TRANSFORMER_NO_OUTPUT)
+        assert_memory_equal(ends.normed.data, e->output_data,
+                            (size_t)(e->B * e->T * e->desc.embed_dim) * sizeof(float));
+}
+
+static void check_view_errors(const example *e)
+{
+    mha_layer_view view = {.struct_size = sizeof view};
+    mha_parameter p;
+    expect_error(mha_activations_layer(e->a, e->desc.num_layers, 0, &view), MHA_ERR_ARGUMENT,
+                 "no layer");
+    expect_error(mha_activations_layer(e->a, 0, (mha_layer_part)3, &view), MHA_ERR_ARGUMENT,
+                 "no part 3");
+    view.struct_size = 8;
+    expect_error(mha_activations_layer(e->a, 0, 0, &view), MHA_ERR_ARGUMENT, "struct_size");
+    expect_error(mha_activations_stream(e->a, NULL), MHA_ERR_NULL, "view");
+    expect_error(mha_transformer_find(e->t, 0, "self_attn.x_proj.weight", &p), MHA_ERR_ARGUMENT,
+                 "no parameter layers.0.self_attn.x_proj.weight");
+}
+
+/* What activations show is what the formula says, of self- and cross-attention and the rest. */
+static void views(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(60, 600); i++) {
+        rng r = rng_make(rng_run_seed(), 900 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r);
+        mha_layer_view view = {.struct_size = sizeof view};
+        mha_stream_view ends = {.struct_size = sizeof ends};
+        e->input.dropout = 0;
+        assert_int_equal(mha_activations_layer(e->a, 0, MHA_PART_SELF_ATTENTION, &view),
+                         MHA_ERR_ARGUMENT);
+        assert_int_equal(mha_activations_stream(e->a, &ends), MHA_ERR_ARGUMENT);
+        loss_of(context, e);
+        check_views(context, e);
+        if (i == 0) check_view_errors(e);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
 static void errors(void **state)
 {
     (void)state;
@@ -579,8 +716,8 @@ int main(void)
     rng_run_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table),  cmocka_unit_test(beginnings), cmocka_unit_test(slopes),
-        cmocka_unit_test(bits),   cmocka_unit_test(learns),     cmocka_unit_test(errors),
-        cmocka_unit_test(memory),
+        cmocka_unit_test(bits),   cmocka_unit_test(views),      cmocka_unit_test(learns),
+        cmocka_unit_test(errors), cmocka_unit_test(memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,7 @@ enum { BLOCK_COLS = TILE_VECTORS * VF_LANES };
 typedef enum block_finish {
     FINISH_STORE,   /* c = sum */
     FINISH_RESCALE, /* c = fma(c, scale[row], sum) */
-    FINISH_ADD      /* c = c + sum */
+    FINISH_ADD      /* c = start + sum */
 } block_finish;
 
 typedef struct block {
@@ -28,25 +28,42 @@ typedef struct block {
     float *c;
     int64_t c_stride;
     const float *scale; /* FINISH_RESCALE: [rows] */
+    const float *start; /* FINISH_ADD: c itself, or what stands for it; stride 0: one row for all */
+    int64_t start_stride;
+    const float *next; /* FINISH_ADD: will be read soon, 4 floats for each inner index */
 } block;
 
-ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const float *scale)
+/* Into L2 and L1; never a fault. */
+ALWAYS_INLINE void fetch(const float *p)
+{
+    __builtin_prefetch(p, 0, 3);
+}
+
+ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const float *scale,
+                               const float *start)
 {
     if (finish == FINISH_RESCALE) sum = vf_fma(vf_load(c), vf_set1(*scale), sum);
-    if (finish == FINISH_ADD) sum = vf_add(vf_load(c), sum);
+    if (finish == FINISH_ADD) sum = vf_add(vf_load(start), sum);
     vf_store(c, sum);
 }
 
-/* transposed: A lies [inner][rows], so that C = A^T B. */
-ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, const block *t)
+/* transposed: A lies [inner][rows], so that C = A^T B. stride: that of A if it is a constant, else
+ * 0. A constant one is worth 5 % at 14 rows, whose strides would not all fit in registers. */
+ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, int64_t stride,
+                              const block *t)
 {
     vf sum[TILE_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
         vf_zero();
     const float *a = t->a, *b = t->b;
-    const int64_t inner = t->inner, a_stride = t->a_stride;
+    const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
+    const float *next = t->next;
+    if (finish ==
+        FINISH_ADD) /* what is added to, perhaps far away, comes while the sums are made */
+        for (int r = 0; r < rows; r++) fetch(t->c + r * t->c_stride);
     for (int64_t i = 0; i < inner; i++) {
         vf column[TILE_VECTORS];
+        if (finish == FINISH_ADD) fetch(next + 4 * i);
         UNROLL for (int j = 0; j < TILE_VECTORS; j++) column[j] =
             vf_load(b + i * MHAI_PANEL + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
@@ -56,23 +73,32 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, co
                 vf_fma(row, column[j], sum[r][j]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++)
-        block_store(finish, t->c + r * t->c_stride + j * VF_LANES, sum[r][j],
-                    finish == FINISH_RESCALE ? t->scale + r : NULL);
+    float *c = t->c;
+    const float *start = t->start, *scale = t->scale;
+    const int64_t c_stride = t->c_stride, start_stride = t->start_stride;
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        UNROLL for (int j = 0; j < TILE_VECTORS; j++) block_store(
+            finish, c + j * VF_LANES, sum[r][j], finish == FINISH_RESCALE ? scale + r : NULL,
+            finish == FINISH_ADD ? start + j * VF_LANES : NULL);
+        c += c_stride;
+        if (finish == FINISH_ADD) start += start_stride;
+    }
 }
 
 /* One function per number of rows, so that every register count is a constant. */
-#define BLOCK_CASE(n)                                                                  \
-    case n:                                                                            \
-        if (n <= TILE_ROWS) block_body(n <= TILE_ROWS ? n : 1, finish, transposed, t); \
+#define BLOCK_CASE(n)                                                                          \
+    case n:                                                                                    \
+        if (n <= TILE_ROWS) block_body(n <= TILE_ROWS ? n : 1, finish, transposed, stride, t); \
         return;
 /* clang-format would move one more case to a line of its own each time it runs. */
 /* clang-format off */
-#define DEFINE_BLOCK(name, finish_kind, is_transposed)                                          \
+#define DEFINE_BLOCK(name, finish_kind, is_transposed, constant_stride)                         \
     static __attribute__((noinline)) void name(int rows, const block *t)                        \
     {                                                                                           \
         const block_finish finish = finish_kind;                                                \
         const bool transposed = is_transposed;                                                  \
+        const int64_t stride = constant_stride;                                                 \
         switch (rows) {                                                                         \
             BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5)               \
             BLOCK_CASE(6) BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10)              \
@@ -80,18 +106,38 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, co
         }                                                                                       \
     }
 /* clang-format on */
-DEFINE_BLOCK(block_store_rows, FINISH_STORE, false)
-DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false)
-DEFINE_BLOCK(block_add_rows, FINISH_ADD, false)
-DEFINE_BLOCK(block_add_columns, FINISH_ADD, true)
+DEFINE_BLOCK(block_store_rows, FINISH_STORE, false, 0)
+DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_rows, FINISH_ADD, false, 0)
+DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_columns, FINISH_ADD, true, 0)
+DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
 _Static_assert(TILE_ROWS <= 14, "add cases above");
 
-/* A whole panel: as many register blocks as it is wide. */
-ALWAYS_INLINE void panel_product(void (*blocks)(int, const block *), int rows, block t)
+typedef void (*block_function)(int rows, const block *t);
+
+/* c += a b by the function for the stride of a. */
+static block_function adding_rows(int64_t a_stride)
+{
+    return a_stride == MHAI_SCORE_STRIDE ? block_add_score_rows : block_add_rows;
+}
+
+static block_function adding_columns(int64_t a_stride)
+{
+    return a_stride == MHAI_SCORE_STRIDE ? block_add_score_columns
+           : a_stride == MHAI_MAX_ROWS   ? block_add_packed_columns
+                                         : block_add_columns;
+}
+
+/* A whole panel: as many register blocks as it is wide; t is used up. (Not a copy of t: loading a
+ * structure that was just stored in parts would wait for all stores before it.) */
+ALWAYS_INLINE void panel_product(block_function blocks, int rows, block *t)
 {
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
-        blocks(rows, &t);
-        t.b += BLOCK_COLS;
-        t.c += BLOCK_COLS;
+        blocks(rows, t);
+        t->b += BLOCK_COLS;
+        t->c += BLOCK_COLS;
+        if (t->start) t->start += BLOCK_COLS; /* products that only store have none */
     }
 }

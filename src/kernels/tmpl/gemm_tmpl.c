@@ -1,38 +1,88 @@
 /* A strip of rows times packed weights, one block of inputs. Contract in kernels.h. */
 
 /* The last panel may have fewer columns than registers: it goes through a buffer. */
-static void gemm_partial_panel(const mhai_gemm *g, block t, int64_t cols)
+static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_t cols)
 {
     float buffer[MHAI_MAX_ROWS * MHAI_PANEL] = {0};
-    float *out = t.c;
-    t.c = buffer;
-    t.c_stride = MHAI_PANEL;
-    panel_product(g->transposed ? block_add_columns : block_store_rows, g->rows, t);
-    for (int r = 0; r < g->rows; r++)
-        for (int64_t c = 0; c < cols; c++) out[r * g->out_stride + c] += buffer[r * MHAI_PANEL + c];
+    const float *start = t->start;
+    for (int r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++)
+            buffer[r * MHAI_PANEL + c] = start[r * t->start_stride + c];
+    float *out = t->c;
+    const int64_t stride = t->c_stride;
+    t->start = t->c = buffer;
+    t->start_stride = t->c_stride = MHAI_PANEL;
+    panel_product(blocks, rows, t);
+    for (int r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) out[r * stride + c] = buffer[r * MHAI_PANEL + c];
 }
 
-static void start_from_bias(const mhai_gemm *g)
+enum { FETCHED = 64 / sizeof(float) }; /* a cache line */
+
+/* A panel's share of the rows that the next block of inputs will read. */
+static void fetch_next_rows(const mhai_gemm *g, int64_t panel)
+{
+    const int64_t end = (panel + 1) * g->next_rows / g->panels;
+    for (int64_t r = panel * g->next_rows / g->panels; r < end; r++)
+        for (int64_t line = 0; line < g->next_lines; line++)
+            fetch(g->next_x + r * g->next_stride + line * FETCHED);
+}
+
+/* x copied together: rows at the stride of scores, columns at that of the most rows. */
+static void gather_rows(const mhai_gemm *g)
 {
     for (int r = 0; r < g->rows; r++)
-        for (int64_t c = 0; c < g->cols; c++)
-            g->out[r * g->out_stride + c] = g->bias ? g->bias[c] : 0.0f;
+        for (int64_t i = 0; i < g->inner; i += VF_LANES) {
+            const int64_t lanes = g->inner - i < VF_LANES ? g->inner - i : VF_LANES;
+            vf_store_n(g->gather + r * MHAI_SCORE_STRIDE + i, lanes,
+                       vf_load_n(g->x + r * g->x_stride + i, lanes));
+        }
+}
+
+static void gather_columns(const mhai_gemm *g)
+{
+    for (int64_t i = 0; i < g->inner; i++)
+        for (int r = 0; r < g->rows; r += VF_LANES) {
+            const int64_t lanes = g->rows - r < VF_LANES ? g->rows - r : VF_LANES;
+            vf_store_n(g->gather + i * MHAI_MAX_ROWS + r, lanes,
+                       vf_load_n(g->x + i * g->x_stride + r, lanes));
+        }
 }
 
 static void gemm_strip(const mhai_gemm *g)
 {
-    if (g->first) start_from_bias(g);
+    static const float zeros[MHAI_PANEL] = {0};
+    const float *x = g->x;
+    int64_t x_stride = g->x_stride;
+    if (g->gather) {
+        if (g->transposed)
+            gather_columns(g);
+        else
+            gather_rows(g);
+        x = g->gather;
+        x_stride = g->transposed ? (int64_t)MHAI_MAX_ROWS : (int64_t)MHAI_SCORE_STRIDE;
+    }
+    const block_function blocks = g->transposed ? adding_columns(x_stride) : adding_rows(x_stride);
     for (int64_t panel = 0; panel < g->panels; panel++) {
         int64_t cols = g->cols - panel * MHAI_PANEL;
+        float *out = g->out + panel * MHAI_PANEL;
         block t = {.inner = g->inner,
-                   .a = g->x,
-                   .a_stride = g->x_stride,
+                   .a = x,
+                   .a_stride = x_stride,
                    .b = g->w + panel * g->panel_stride,
-                   .c = g->out + panel * MHAI_PANEL,
-                   .c_stride = g->out_stride};
+                   .c = out,
+                   .c_stride = g->out_stride,
+                   .start = out,
+                   .start_stride = g->out_stride};
+        t.next = g->next_w ? g->next_w + panel * g->panel_stride : t.b;
+        if (g->next_x) fetch_next_rows(g, panel);
+        if (g->first) {
+            t.start = g->bias ? g->bias + panel * MHAI_PANEL : zeros;
+            t.start_stride = 0;
+        }
         if (cols >= MHAI_PANEL)
-            panel_product(g->transposed ? block_add_columns : block_add_rows, g->rows, t);
+            panel_product(blocks, g->rows, &t);
         else
-            gemm_partial_panel(g, t, cols);
+            gemm_partial_panel(blocks, g->rows, &t, cols);
     }
 }

@@ -41,18 +41,25 @@ ALWAYS_INLINE void pack_square(mha_dtype type, const mhai_pack *pack, int64_t ro
     transpose(rows, out, ld);
 }
 
-ALWAYS_INLINE void pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
+/* The first `columns` columns of a panel: rows of the matrix from `row` on. */
+ALWAYS_INLINE void pack_panel_part(mha_dtype type, const mhai_pack *pack, int64_t row,
+                                   int64_t columns, float *panel)
 {
     const int64_t whole = pack->cols / VF_LANES * VF_LANES;
     for (int64_t c = 0; c < whole; c += VF_LANES)
-        for (int64_t r = 0; r < MHAI_PANEL; r += VF_LANES)
+        for (int64_t r = 0; r < columns; r += VF_LANES)
             pack_square(type, pack, row + r, c, VF_LANES, panel + c * MHAI_PANEL + r, MHAI_PANEL);
-    for (int64_t r = 0; whole < pack->cols && r < MHAI_PANEL; r += VF_LANES) {
+    for (int64_t r = 0; whole < pack->cols && r < columns; r += VF_LANES) {
         float square[VF_LANES * VF_LANES];
         pack_square(type, pack, row + r, whole, pack->cols - whole, square, VF_LANES);
         for (int64_t c = whole; c < pack->cols; c++)
             memcpy(panel + c * MHAI_PANEL + r, square + (c - whole) * VF_LANES, sizeof(vf));
     }
+}
+
+ALWAYS_INLINE void pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
+{
+    pack_panel_part(type, pack, row, MHAI_PANEL, panel);
 }
 
 ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)

@@ -16,7 +16,10 @@
 #include "kernels/tmpl/act_tmpl.c"
 #include "kernels/tmpl/gemm_tmpl.c"
 #include "kernels/tmpl/pack_tmpl.c"
+#include "kernels/tmpl/value_tmpl.c"
+
 #include "kernels/tmpl/tile_fwd_tmpl.c"
+#include "kernels/tmpl/tile_rows_tmpl.c"
 
 #include "kernels/tmpl/tile_bwd_tmpl.c"
 

@@ -117,12 +117,16 @@ static void gemm_transposed(const mhai_gemm_transposed *g)
     for (int64_t panel = 0; panel < g->panels; panel++)
         for (int64_t col = 0; col < g->cols; col += TILE_ROWS) {
             int64_t left = g->cols - col;
-            panel_product(block_add_columns, (int)(left < TILE_ROWS ? left : TILE_ROWS),
-                          (block){.inner = g->rows,
-                                  .a = g->a + col,
-                                  .a_stride = g->a_stride,
-                                  .b = g->b + panel * g->panel_stride,
-                                  .c = g->out + col * g->out_stride + panel * MHAI_PANEL,
-                                  .c_stride = g->out_stride});
+            float *out = g->out + col * g->out_stride + panel * MHAI_PANEL;
+            panel_product(adding_columns(g->a_stride), (int)(left < TILE_ROWS ? left : TILE_ROWS),
+                          &(block){.inner = g->rows,
+                                   .a = g->a + col,
+                                   .a_stride = g->a_stride,
+                                   .b = g->b + panel * g->panel_stride,
+                                   .c = out,
+                                   .c_stride = g->out_stride,
+                                   .start = out,
+                                   .start_stride = g->out_stride,
+                                   .next = g->b + panel * g->panel_stride});
         }
 }

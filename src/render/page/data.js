@@ -1,5 +1,6 @@
 // The figure's data: decoding, labels, and the part of it that is in view (tokens can be hidden).
 
+performance.mark("report-parse");
 const data = JSON.parse(document.getElementById("data").textContent);
 const panels = data.panels;
 const VALUE = 0, MASKED = 1, NOT_FINITE = 2;
@@ -10,21 +11,28 @@ function bytesOf(base64) {
     return bytes;
 }
 
-// One axis: an item for every label, or for every block of labels where the data is pooled.
-function axisOf(labels, shown, count) {
-    const one = i => (shown[i] ?? labels?.[i] ?? String(i)) || '""';
+// One axis: an item for every cell: a label, or a block of labels where maps are blocks of tokens,
+// be it that the figure was made so (cell_tokens) or that the file had no room (pool).
+const unit = data.token_count ? 1 : data.cell_tokens;      // tokens of a label
+const block = data.pool * data.cell_tokens;                // tokens of a cell
+const perCell = block / unit;                              // labels of a cell
+function axisOf(labels, shown, cells) {
+    const count = data.token_count || cells;
+    const one = i => (shown[i] ?? labels?.[i] ?? String(i * unit)) || '""';
     const seen = new Map();
     for (let i = 0; i < count; i++) seen.set(one(i), (seen.get(one(i)) ?? 0) + 1);
     const items = [];
-    for (let from = 0; from < count; from += data.pool) {
-        const to = Math.min(from + data.pool, count) - 1;
+    for (let from = 0; from < count; from += perCell) {
+        const to = Math.min(from + perCell, count) - 1, last = (to + 1) * unit - 1;
         const single = from === to;
         const text = single ? one(from) : to - from < 3
             ? Array.from({length: to - from + 1}, (_, k) => one(from + k)).join(" ")
             : one(from) + " … " + one(to);
         const raw = labels?.[from] ?? null;
         items.push({text, raw: single && raw !== text ? raw : null, from, to,
-            place: single ? String(from) : from + "–" + to,
+            all: single ? text : Array.from({length: to - from + 1}, (_, k) => one(from + k))
+                .join(" "),
+            place: from * unit === last ? String(last) : from * unit + "–" + last,
             twin: single && labels?.[from] != null && seen.get(text) > 1});
     }
     return items;
@@ -37,8 +45,16 @@ const wordOf = axis => axis.split(/[\s(,:]/)[0] || axis;
 const rowWord = wordOf(data.row_axis), colWord = wordOf(data.col_axis);
 const valueWord = data.value_name ?? "value";
 
+const twinWord = data.twin_value ?? "value";
+const frames = data.frames;
+
+// A source of values is a panel, its twin, or a panel at a frame: least, greatest, data, bits.
+const bitsOf = source => source.bits ?? data.bits;
+const sourceOf = i => frames[state.frame]?.maps[i] ?? panels[i];
+const twinOf = i => state.frame < 0 ? panels[i].twin ?? null : null;
+
 // Largest magnitude, which the codes of 16 and 8 bits are relative to.
-const reach = panel => Math.max(Math.abs(panel.least), Math.abs(panel.greatest));
+const reach = source => Math.max(Math.abs(source.least), Math.abs(source.greatest));
 
 function decodeFloats(bytes, cells) {
     cells.value = new Float32Array(bytes.buffer);
@@ -50,10 +66,10 @@ function decodeFloats(bytes, cells) {
     }
 }
 
-function decodeCodes(bytes, cells, panel) {
-    const codes = data.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
-    const last = data.bits === 16 ? 65535 : 255;
-    const middle = Math.floor((last - 3) / 2), most = reach(panel);
+function decodeCodes(bytes, cells, source) {
+    const bits = bitsOf(source), codes = bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
+    const last = bits === 16 ? 65535 : 255;
+    const middle = Math.floor((last - 3) / 2), most = reach(source);
     const table = new Float32Array(last + 1);
     for (let q = 0; q < last - 1; q++) {
         const s = data.negative ? (q - middle) / middle : q / (last - 2);
@@ -69,27 +85,28 @@ function decodeCodes(bytes, cells, panel) {
 }
 
 // How far a shown value may be from the true one; 0 where values are exact.
-function errorOf(panel, value) {
-    if (data.bits === 32) return 0;
-    const last = data.bits === 16 ? 65535 : 255, most = reach(panel);
+function errorOf(source, value) {
+    if (bitsOf(source) === 32) return 0;
+    const last = bitsOf(source) === 16 ? 65535 : 255, most = reach(source);
     const top = data.negative ? Math.floor((last - 3) / 2) : last - 2;
     return Math.sqrt(Math.abs(value) * most) / top + most / (4 * top * top);
 }
 
 const decoded = new Map();
-function cellsOf(i) {
-    if (!decoded.has(i)) {
+function cellsOf(source) {
+    if (!decoded.has(source)) {
         const cells = {rows: rowItems.length, cols: colItems.length, value: null, kind: null};
-        const bytes = bytesOf(panels[i].data);
-        if (data.bits === 32) decodeFloats(bytes, cells); else decodeCodes(bytes, cells, panels[i]);
-        decoded.set(i, cells);
+        const bytes = bytesOf(source.data);
+        if (bitsOf(source) === 32) decodeFloats(bytes, cells);
+        else decodeCodes(bytes, cells, source);
+        decoded.set(source, cells);
     }
-    return decoded.get(i);
+    return decoded.get(source);
 }
 
 // What is in view: rows and cols are places of items, in order.
 const view = {rows: [], cols: [], hiding: false, rescaled: false};
-const canHide = data.pool === 1;
+const canHide = perCell === 1;
 const canRescale = !data.negative;
 
 function chooseView(hidden, rescale) {
@@ -118,11 +135,11 @@ function takeRow(cells, from, map, to) {
     return all > 0 ? Math.max(0, 1 - left / all) : 0;
 }
 
-// The map of panel i as it is in view: value, kind (or null), hidden share of each row (or null).
+// A source as it is in view: value, kind (or null), hidden share of each row (or null).
 const maps = new Map();
-function mapOf(i) {
-    if (maps.has(i)) return maps.get(i);
-    const cells = cellsOf(i);
+function mapFrom(source) {
+    if (maps.has(source)) return maps.get(source);
+    const cells = cellsOf(source);
     let map = {...cells, hidden: null};
     if (view.hiding) {
         const rows = view.rows.length, cols = view.cols.length;
@@ -130,14 +147,16 @@ function mapOf(i) {
             kind: cells.kind && new Uint8Array(rows * cols), hidden: new Float64Array(rows)};
         view.rows.forEach((r, k) => { map.hidden[k] = takeRow(cells, r, map, k); });
     }
-    maps.set(i, map);
+    maps.set(source, map);
     return map;
 }
 
-// Least and greatest value of a map in view.
-function reachOf(i) {
-    if (!view.hiding) return {least: panels[i].least, greatest: panels[i].greatest};
-    const map = mapOf(i);
+const mapOf = i => mapFrom(sourceOf(i));
+
+// Least and greatest value of a source in view.
+function reachOf(source) {
+    if (!view.hiding) return {least: source.least, greatest: source.greatest};
+    const map = mapFrom(source);
     if (map.least === undefined) {
         let least = Infinity, greatest = -Infinity;
         for (let k = 0; k < map.value.length; k++) {

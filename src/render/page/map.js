@@ -1,6 +1,6 @@
 // The large map: drawing, pointer, tooltip, and one live cell for keyboards and screen readers.
 
-let place = null; // where the map lies, from placeMap()
+let place = null, twinPlace = null; // where the map and its twin lie, from placeMap()
 const ratioNow = () => Math.max(1, Math.min(window.devicePixelRatio || 1, 4));
 
 function sizeCanvas(canvas, width, height, ratio) {
@@ -21,24 +21,69 @@ function drawMap() {
     const i = shownPanel(), [rows, cols] = itemsInView(), empty = !rows.length || !cols.length;
     byId("nothing").hidden = !empty;
     for (const id of ["cells", "marks", "grid"]) byId(id).hidden = empty;
+    place = twinPlace = null;
+    const twin = !empty && state.twin ? twinOf(i) : null;
+    byId("twin").hidden = byId("map-head").hidden = !twin;
     if (empty) {
         byId("nothing").textContent = data.rows && data.cols && panels.length
             ? "All tokens are hidden." : "This figure is empty.";
-        place = null;
         return;
     }
-    const box = byId("map"), ratio = ratioNow();
-    const width = Math.max(box.clientWidth, 200), height = mapHeight(width);
-    const placed = placeMap(mapOf(i), rows, cols, width, height,
-        {zoom: state.zoom, top: state.top, left: state.left, ratio, share: view.hiding});
-    if (width < 560 && placed.base < 12) placed.numbers = false;
-    place = placed;
+    placeBoth(mapOf(i), twin && mapFrom(twin), rows, cols);
     [state.top, state.left] = [place.r0, place.c0];
-    const context = sizeCanvas(byId("cells"), place.width, place.height, ratio);
-    sizeCanvas(byId("marks"), place.width, place.height, ratio);
-    paintMap(new CanvasSurface(context), place, lookOf(i, ratio));
+    paintOn("cells", "marks", place, lookOf(sourceOf(i), scaleOf(i), ratioNow()));
+    if (twin) {
+        paintOn("twin-cells", "twin-marks", twinPlace, lookOf(twin, twinScaleOf(i), ratioNow()));
+        drawMapHeads(i);
+    }
     placeGrid();
     drawZoom();
+}
+
+function paintOn(cells, marks, placed, look) {
+    const context = sizeCanvas(byId(cells), placed.width, placed.height, look.ratio);
+    sizeCanvas(byId(marks), placed.width, placed.height, look.ratio);
+    paintMap(new CanvasSurface(context), placed, look);
+}
+
+// Beside each other with one set of row labels, or one below the other where that is too narrow.
+const BESIDE = 600, BETWEEN = 18;
+function placeBoth(map, twin, rows, cols) {
+    const width = Math.max(byId("maps").clientWidth, 200), height = mapHeight(width);
+    const options = {zoom: state.zoom, top: state.top, left: state.left, ratio: ratioNow(),
+        share: view.hiding};
+    const beside = Boolean(twin) && width >= BESIDE;
+    byId("maps").classList.toggle("beside", beside);
+    if (!beside) {
+        place = placeMap(map, rows, cols, width, height, options);
+        if (twin) twinPlace = placeMap(twin, rows, cols, width, height, options);
+        return;
+    }
+    const labels = placeMap(map, rows, cols, width / 2, height, options).x;
+    const share = view.hiding ? HIDDEN_WIDTH : 0;
+    const cells = (width - BETWEEN - labels - TWIN_LEFT - share - 24) / 2;
+    place = placeMap(map, rows, cols, labels + cells + share + 12, height, options);
+    twinPlace = placeMap(twin, rows, cols, TWIN_LEFT + cells + 12, height,
+        {...options, share: false, bare: true});
+}
+
+// The names of the map and its twin, each with its own range.
+function drawMapHeads(i) {
+    drawMapHead(byId("map-head"), valueWord, "", scaleOf(i), place.x);
+    drawMapHead(byId("twin-head"), data.twin_name ?? "twin", data.twin_value ?? "", twinScaleOf(i),
+        twinPlace.x);
+}
+
+function drawMapHead(box, name, value, scale, left) {
+    const canvas = make("canvas", ""), context = canvas.getContext("2d");
+    [canvas.width, canvas.height] = [64, 1];
+    for (let k = 0; k < 64; k++) {
+        context.fillStyle = cssColor(palette(), Math.round(k * 255 / 63));
+        context.fillRect(k, 0, 1, 1);
+    }
+    box.style.paddingLeft = `${left}px`;
+    box.replaceChildren(make("b", "", name), make("span", "", value === name ? "" : value),
+        make("span", "mini", short(scale.lo), canvas, short(scale.hi)));
 }
 
 const mapHeight = width =>
@@ -46,7 +91,7 @@ const mapHeight = width =>
 
 // The focusable element lies over the cells.
 function placeGrid() {
-    const grid = byId("grid"), i = shownPanel(), r = reachOf(i);
+    const grid = byId("grid"), i = shownPanel(), r = reachOf(sourceOf(i));
     const box = {left: place.x, top: place.y, width: place.w, height: place.h};
     for (const side in box) grid.style[side] = box[side] + "px";
     grid.setAttribute("aria-rowcount", place.rows.length);
@@ -92,21 +137,38 @@ function scrollToCursor() {
     drawMap();
 }
 
-// Cross-hair: a light and a dark line, so that it shows on every colour.
 function drawMarks() {
-    if (!place) return;
-    const context = byId("marks").getContext("2d"), at = inView(cursor());
+    if (place) drawMarksOn(byId("marks").getContext("2d"), place);
+    if (twinPlace) drawMarksOn(byId("twin-marks").getContext("2d"), twinPlace);
+}
+
+// Cross-hair: a light and a dark line, so that it shows on every colour.
+function drawMarksOn(context, place) {
+    const at = inView(cursor());
     context.clearRect(0, 0, place.width, place.height);
     if (!at) return;
     const r = at.row - place.r0, c = at.col - place.c0;
     if (r < 0 || c < 0 || r >= place.nr || c >= place.nc) return;
+    if (state.rowOnly) dimOthers(context, place, r);
     const x = place.x + c * place.cw, y = place.y + r * place.ch;
     const w = Math.max(place.cw, 3), h = Math.max(place.ch, 3);
     outline(context, place.x, y - (h - place.ch) / 2, place.w, h, 0.55);
     outline(context, x - (w - place.cw) / 2, place.y, w, place.h, 0.55);
     outline(context, x - (w - place.cw) / 2, y - (h - place.ch) / 2, w, h, 1);
-    markLabel(context, place.rows[at.row], place.x - place.gap, y + place.ch / 2, 0);
-    markLabel(context, place.cols[at.col], x + place.cw / 2, place.y + place.h + 8, place.angle);
+    if (!place.bare)
+        markLabel(context, place, place.rows[at.row], place.x - place.gap, y + place.ch / 2, 0);
+    markLabel(context, place, place.cols[at.col], x + place.cw / 2, place.y + place.h + 8,
+        place.angle);
+}
+
+// The chosen row in its colours, the others under a veil of paper.
+function dimOthers(context, place, r) {
+    context.globalAlpha = 0.72;
+    context.fillStyle = theme.paper;
+    context.fillRect(place.x, place.y, place.w, r * place.ch);
+    const below = (r + 1) * place.ch;
+    context.fillRect(place.x, place.y + below, place.w, place.h - below);
+    context.globalAlpha = 1;
 }
 
 function outline(context, x, y, w, h, alpha) {
@@ -121,8 +183,10 @@ function outline(context, x, y, w, h, alpha) {
 }
 
 // The label of the row or column once more, on a pill.
-function markLabel(context, item, x, y, angle) {
-    const size = place.size, text = cutTo(item.text, size, place.most);
+function markLabel(context, place, item, x, y, angle) {
+    const numbered = (item.twin || place.rowStep >= 4) && item.text !== item.place;
+    const size = place.size, number = numbered ? ` ${item.place}` : "";
+    const text = cutTo(item.text, size, place.most - widthOf(number, size)) + number;
     const wide = widthOf(text, size, true);
     const straight = angle === 0 && y > place.y + place.h;
     context.save();
@@ -143,26 +207,31 @@ function markLabel(context, item, x, y, angle) {
 
 // -- the pointer ---------------------------------------------------------------------------------
 
-function cellAt(event) {
-    const box = byId("cells").getBoundingClientRect();
-    const c = Math.floor((event.clientX - box.left - place.x) / place.cw);
-    const r = Math.floor((event.clientY - box.top - place.y) / place.ch);
-    if (r < 0 || c < 0 || r >= place.nr || c >= place.nc) return null;
-    return {row: view.rows[place.r0 + r], col: view.cols[place.c0 + c]};
+function cellAt(event, onTwin) {
+    const box = byId(onTwin ? "twin-cells" : "cells").getBoundingClientRect();
+    const on = onTwin ? twinPlace : place;
+    if (!on) return null;
+    const c = Math.floor((event.clientX - box.left - on.x) / on.cw);
+    const r = Math.floor((event.clientY - box.top - on.y) / on.ch);
+    if (r < 0 || c < 0 || r >= on.nr || c >= on.nc) return null;
+    return {row: view.rows[on.r0 + r], col: view.cols[on.c0 + c]};
 }
 
+const isOnTwin = event => event.currentTarget === byId("twin");
+
 // At most one update a frame, of the newest position.
-let moved = null;
+let moved = null, movedOnTwin = false;
 function onMove(event) {
     if (!moved) requestAnimationFrame(followPointer);
     moved = event;
+    movedOnTwin = isOnTwin(event);
 }
 
 function followPointer() {
     const event = moved;
     moved = null;
     if (!place || !event) return;
-    const cell = cellAt(event);
+    const cell = cellAt(event, movedOnTwin);
     showTip(cell, event);
     if (state.hover?.row === cell?.row && state.hover?.col === cell?.col) return;
     state.hover = cell;
@@ -178,7 +247,7 @@ function onLeave() {
 }
 
 function onPick(event) {
-    const cell = place && cellAt(event);
+    const cell = place && cellAt(event, isOnTwin(event));
     if (!cell) return;
     const again = state.locked && cell.row === state.row && cell.col === state.col;
     [state.row, state.col] = [cell.row, cell.col];
@@ -187,7 +256,7 @@ function onPick(event) {
 
 function setLock(locked) {
     state.locked = locked;
-    byId("map").classList.toggle("locked", locked);
+    byId("maps").classList.toggle("locked", locked);
     drawCursor();
     say(`${locked ? "Locked" : "Unlocked"}: ${cellText(state)}`);
 }
@@ -238,11 +307,12 @@ function onGridKey(event) {
 }
 
 function startMap() {
-    const box = byId("map");
-    box.addEventListener("pointermove", onMove);
-    box.addEventListener("pointerleave", onLeave);
-    box.addEventListener("click", onPick);
-    box.addEventListener("wheel", onWheel, {passive: false});
+    for (const box of [byId("map"), byId("twin")]) {
+        box.addEventListener("pointermove", onMove);
+        box.addEventListener("pointerleave", onLeave);
+        box.addEventListener("click", onPick);
+        box.addEventListener("wheel", onWheel, {passive: false});
+    }
     byId("cell").addEventListener("keydown", onGridKey);
     byId("zoom-in").addEventListener("click", () => zoomBy(2));
     byId("zoom-out").addEventListener("click", () => zoomBy(0.5));

@@ -1,33 +1,115 @@
-// All maps as thumbnails, one grid row a group; drawn when they come into sight.
+// All maps as thumbnails, one grid row a group or in the order of a score, with the badges of their
+// roles; drawn when they come into sight.
 
 const thumbs = [];
 let watcher = null;
 
+const hasBadges = panels.some(panel => panel.badge);
+
 function buildOverview() {
-    const groups = groupList(), box = byId("overview");
-    const most = Math.max(0, ...groups.map(g => g.list.length));
-    const even = most <= 16 && groups.length > 1;
-    box.classList.toggle("even", even);
-    box.classList.toggle("few", panels.length <= 16 && groups.length === 1);
-    box.style.setProperty("--columns", even ? most : Math.min(most, 16));
-    const shape = Math.min(Math.max(colItems.length / rowItems.length || 1, 0.4), 2.5);
-    box.style.setProperty("--shape", String(shape));
-    const caption = make("p", "caption", make("span", "", `${panels.length} maps`), make("b", ""));
-    caption.id = "overview-caption";
-    box.append(caption);
-    if (even && groups.every(g => g.list.length === most)) box.append(columnHeads(most));
-    for (const group of groups) box.append(groupRow(group));
-    box.addEventListener("pointerleave", () => peek(-1));
-    box.addEventListener("keydown", onOverviewKey);
-    byId("main").classList.toggle("single", panels.length <= 1);
+    const box = byId("overview-maps");
     watcher = new IntersectionObserver(entries => {
         for (const entry of entries) {
             const thumb = thumbs[Number(entry.target.dataset.panel)];
             thumb.seen = entry.isIntersecting;
-            if (thumb.seen) drawThumb(thumb);
+            if (thumb.seen) waiting.add(thumb);
         }
+        drawWaiting();
     }, {rootMargin: "200px"});
+    panels.forEach((_, i) => { thumbs[i] = makeThumb(i); });
+    const shape = Math.min(Math.max(colItems.length / rowItems.length || 1, 0.4), 2.5);
+    box.style.setProperty("--shape", String(shape));
+    box.classList.toggle("badges", hasBadges);
+    box.addEventListener("pointerleave", () => peek(-1));
+    box.addEventListener("keydown", onOverviewKey);
+    byId("main").classList.toggle("single", panels.length <= 1);
+    byId("overview-count").textContent = `${panels.length} maps`;
+    buildOrders();
+    buildRoles();
+    arrangeOverview();
     thumbs.forEach(thumb => watcher.observe(thumb.button));
+}
+
+// The thumbnails into their places: by layer, or all in a row by role or by a score.
+function arrangeOverview() {
+    const groups = state.order === "index" ? groupList()
+        : [{group: 0, list: orderBy(state.order), name: ""}];
+    const box = byId("overview-maps");
+    const most = Math.max(0, ...groups.map(g => g.list.length));
+    const even = most <= 16 && groups.length > 1;
+    box.classList.toggle("even", even);
+    box.classList.toggle("sorted", state.order !== "index");
+    box.classList.toggle("few", panels.length <= 16 && groups.length === 1);
+    box.style.setProperty("--columns", even ? most : Math.min(most, 16));
+    const heads = even && groups.every(g => g.list.length === most) ? [columnHeads(most)] : [];
+    box.replaceChildren(...heads, ...groups.map(groupRow));
+}
+
+// -- order and roles -----------------------------------------------------------------------------
+
+function orderBy(order) {
+    const list = panels.map((_, i) => i);
+    if (order === "role") {
+        const key = i => panels[i].badge ?? "\uffff";
+        return list.sort((a, b) => key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : a - b);
+    }
+    const column = data.columns[Number(order)];
+    if (!column) return list;
+    const sign = column.ascending ? 1 : -1, value = i => column.values[i];
+    return list.sort((a, b) => (value(a) === null) - (value(b) === null) ||
+        sign * (value(a) - value(b)) || a - b);
+}
+
+const hasRole = i => state.role === null || panels[i].badge === state.role;
+
+// The maps in the order they are shown; with a role chosen, those of it.
+function shownOrder() {
+    const list = state.order === "index" ? groupList().flatMap(g => g.list) : orderBy(state.order);
+    return list.filter(hasRole);
+}
+
+function buildOrders() {
+    const orders = [["index", "index"], ...(hasBadges ? [["role", "role"]] : []),
+        ...data.columns.map((column, i) => [String(i), column.name ?? `column ${i}`])];
+    byId("order-line").hidden = orders.length < 2;
+    byId("order").append(...orders.map(([value, text]) => new Option(text, value)));
+    byId("order").addEventListener("change", event => setOrder(event.target.value));
+}
+
+function setOrder(order) {
+    state.order = order;
+    byId("order").value = order;
+    arrangeOverview();
+    drawOverview();
+    say(`sorted by ${byId("order").selectedOptions[0]?.textContent ?? order}`);
+}
+
+function buildRoles() {
+    const counts = new Map();
+    for (const {badge} of panels) if (badge) counts.set(badge, (counts.get(badge) ?? 0) + 1);
+    byId("roles").hidden = counts.size === 0;
+    const sorted = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
+    for (const [role, count] of sorted) {
+        const number = make("span", "count", String(count));
+        const chip = make("button", "role", make("bdi", "", role), number);
+        chip.type = "button";
+        chip.dataset.role = role;
+        chip.setAttribute("aria-pressed", "false");
+        chip.addEventListener("click", () => setRole(state.role === role ? null : role));
+        byId("roles").append(chip);
+    }
+}
+
+// Maps of other roles step back; the keys go through those of the chosen one.
+function setRole(role) {
+    state.role = role;
+    for (const chip of byId("roles").querySelectorAll(".role"))
+        chip.setAttribute("aria-pressed", String(chip.dataset.role === role));
+    for (const {button, i} of thumbs) button.classList.toggle("other", !hasRole(i));
+    for (const line of byId("scores-body").rows)
+        line.classList.toggle("other", !hasRole(Number(line.dataset.panel)));
+    if (role !== null && !hasRole(state.panel)) choosePanel(shownOrder()[0]);
+    say(role === null ? "all roles" : `${role}: ${shownOrder().length} maps`);
 }
 
 function columnHeads(count) {
@@ -39,23 +121,33 @@ function columnHeads(count) {
 }
 
 function groupRow(group) {
-    const cells = make("div", "thumbs");
-    for (const i of group.list) {
-        const canvas = make("canvas", ""), name = make("span", "thumb-name", panels[i].name);
-        const button = make("button", "thumb", canvas, name);
-        button.type = "button";
-        button.dataset.panel = i;
-        button.addEventListener("click", () => choosePanel(i));
-        button.addEventListener("pointerenter", event => {
-            if (event.pointerType !== "touch") peek(i);
-        });
-        thumbs[i] = {button, canvas, i, seen: false, drawn: null};
-        cells.append(button);
-    }
+    const cells = make("div", "thumbs", ...group.list.map(i => thumbs[i].button));
     const line = make("div", "group", make("span", "group-name", group.name), cells);
     line.setAttribute("role", "group");
     line.setAttribute("aria-label", group.name || "maps");
     return line;
+}
+
+function makeThumb(i) {
+    const canvas = make("canvas", ""), {name, badge} = panels[i];
+    const button = make("button", "thumb", canvas, make("span", "thumb-name", name));
+    if (hasBadges) button.append(make("bdi", "badge-line", badge ?? ""));
+    button.type = "button";
+    button.title = [name, badge].filter(Boolean).join(" · ");
+    button.dataset.panel = i;
+    button.addEventListener("click", () => choosePanel(i));
+    button.addEventListener("pointerenter", event => {
+        if (event.pointerType !== "touch") peek(i);
+    });
+    return {button, canvas, i, seen: false, drawn: null};
+}
+
+// A badge that is too long for its thumbnail loses all but its first word.
+function fitBadge({button, i}, width) {
+    const line = button.querySelector(".badge-line"), {badge} = panels[i];
+    if (!line || !badge) return;
+    const size = parseFloat(getComputedStyle(line).fontSize);
+    line.textContent = widthOf(badge, size) <= width ? badge : badge.split(/\s+/)[0];
 }
 
 // Pointing at a thumbnail shows its map large until the pointer leaves.
@@ -74,7 +166,8 @@ function drawThumb(thumb) {
         thumb.canvas.width = thumb.canvas.height = 1;
         return;
     }
-    const size = Math.round(Math.max(thumb.button.clientWidth, 24) * ratioNow());
+    const width = Math.max(thumb.button.clientWidth, 24), size = Math.round(width * ratioNow());
+    fitBadge(thumb, width);
     const whole = {r0: 0, c0: 0, nr: map.rows, nc: map.cols, tiny: true};
     const picture = pictureOf(map, whole, size, size, scale, palette(), theme);
     thumb.canvas.width = picture.width;
@@ -82,8 +175,29 @@ function drawThumb(thumb) {
     thumb.canvas.getContext("2d").drawImage(picture, 0, 0);
 }
 
-function drawOverview() {
-    for (const thumb of thumbs) if (thumb.seen) drawThumb(thumb);
+// Some at once, the rest in slices, so that many large maps do not hold up the keys.
+const SLICE_MS = 24;
+const waiting = new Set();
+let waitingTimer = 0;
+function drawWaiting(slice = SLICE_MS) {
+    const end = performance.now() + slice;
+    clearTimeout(waitingTimer);
+    waitingTimer = 0;
+    for (const thumb of waiting) {
+        if (performance.now() > end) {
+            waitingTimer = setTimeout(drawWaiting);
+            return;
+        }
+        waiting.delete(thumb);
+        drawThumb(thumb);
+    }
+    if (!performance.getEntriesByName("report-complete").length && thumbs.some(t => t.drawn))
+        performance.mark("report-complete");
+}
+
+function drawOverview(slice = SLICE_MS) {
+    for (const thumb of thumbs) if (thumb.seen) waiting.add(thumb);
+    drawWaiting(slice);
     markThumbs();
 }
 
@@ -93,29 +207,30 @@ function markThumbs() {
         button.tabIndex = chosen ? 0 : -1;
         if (chosen) button.setAttribute("aria-current", "true");
         else button.removeAttribute("aria-current");
-        const r = reachOf(i), range = `${short(r.least)} to ${short(r.greatest)}`;
+        const r = reachOf(sourceOf(i)), range = `${short(r.least)} to ${short(r.greatest)}`;
         button.setAttribute("aria-label",
-            [panels[i].name, panels[i].note, range].filter(Boolean).join(", "));
+            [panels[i].name, panels[i].badge, panels[i].note, range].filter(Boolean).join(", "));
     }
 }
 
 function onOverviewKey(event) {
     const steps = {ArrowLeft: -1, ArrowRight: 1};
-    if (steps[event.key]) choosePanel(state.panel + steps[event.key]);
-    else if (event.key === "ArrowUp") chooseGroup(-1);
-    else if (event.key === "ArrowDown") chooseGroup(1);
-    else if (event.key === "Home") choosePanel(0);
-    else if (event.key === "End") choosePanel(panels.length - 1);
+    if (steps[event.key]) stepPanel(steps[event.key]);
+    else if (event.key === "ArrowUp") stepLine(-1);
+    else if (event.key === "ArrowDown") stepLine(1);
+    else if (event.key === "Home") stepPanel(-Infinity);
+    else if (event.key === "End") stepPanel(Infinity);
     else return;
     event.preventDefault();
     thumbs[state.panel].button.focus();
 }
 
-function drawTitle() {
-    const i = shownPanel(), panel = panels[i];
-    byId("name").textContent = panel?.name ?? "";
-    byId("note").textContent = panel?.note ?? "";
-    byId("detail").textContent = panel?.detail ?? "";
-    byId("detail").hidden = !panel?.detail;
-    byId("overview-caption").lastChild.textContent = state.peek >= 0 ? panel.name : "";
+// Up and down: by layer, or by the lines that a sorted list happens to have.
+function stepLine(by) {
+    if (state.order === "index") {
+        chooseGroup(by);
+        return;
+    }
+    const list = shownOrder(), tops = list.map(i => thumbs[i].button.offsetTop);
+    stepPanel(by * Math.max(tops.filter(top => top === tops[0]).length, 1));
 }

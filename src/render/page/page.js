@@ -42,8 +42,12 @@ function buildTools() {
     byId("theme").addEventListener("click", toggleTheme);
     byId("help").addEventListener("click", () => byId("help-sheet").showModal());
     byId("numbers").addEventListener("click", toggleNumbers);
-    byId("previous").addEventListener("click", () => choosePanel(state.panel - 1));
-    byId("next").addEventListener("click", () => choosePanel(state.panel + 1));
+    byId("row-only").addEventListener("click", toggleRowOnly);
+    byId("twin-button").addEventListener("click", toggleTwin);
+    byId("twin-button").hidden = !panels.some(panel => panel.twin);
+    byId("twin-button").textContent = data.twin_name ?? "Twin";
+    byId("previous").addEventListener("click", () => stepPanel(-1));
+    byId("next").addEventListener("click", () => stepPanel(1));
     byId("row-more").addEventListener("click", toggleWholeRow);
     byId("numbers").setAttribute("aria-pressed", String(state.numbers));
     for (const menu of document.querySelectorAll("details.menu"))
@@ -54,20 +58,34 @@ function buildTools() {
     });
 }
 
-// A menu's sheet moves left where it would leave the window.
+// A menu's sheet moves to where it stays in the window.
 function keepInside(event) {
     const sheet = event.target.querySelector(".sheet");
-    sheet.style.marginLeft = "";
+    sheet.style.transform = "";
     if (!event.target.open) return;
     const box = sheet.getBoundingClientRect(), room = document.documentElement.clientWidth - 8;
     const shift = Math.min(0, room - box.right) || Math.max(0, 8 - box.left);
-    sheet.style.marginLeft = `${shift}px`;
+    sheet.style.transform = `translateX(${shift}px)`;
 }
 
 function toggleNumbers() {
     state.numbers = !state.numbers;
     byId("numbers").setAttribute("aria-pressed", String(state.numbers));
     drawMap();
+}
+
+function toggleRowOnly() {
+    state.rowOnly = !state.rowOnly;
+    byId("row-only").setAttribute("aria-pressed", String(state.rowOnly));
+    drawMarks();
+    say(state.rowOnly ? "only the chosen row" : "all rows");
+}
+
+function toggleTwin() {
+    if (byId("twin-button").hidden) return;
+    state.twin = !state.twin;
+    byId("twin-button").setAttribute("aria-pressed", String(state.twin));
+    drawFocus();
 }
 
 // -- hiding tokens -------------------------------------------------------------------------------
@@ -87,7 +105,7 @@ function buildHiding() {
     byId("special-line").hidden = true;
     if (!canHide) {
         byId("hide-refused").textContent =
-            `Each cell is the maximum of ${data.pool}×${data.pool} tokens here, so single tokens ` +
+            `Each cell is the maximum of ${block}×${block} tokens here, so single tokens ` +
             "cannot be taken out. A report of fewer maps, or a larger one, allows it.";
         byId("renorm").disabled = true;
         byId("hide-none").disabled = true;
@@ -166,7 +184,7 @@ function drawLegend() {
     byId("bar-note").textContent = [rangeText(), kind].filter(Boolean).join(" · ");
     byId("legend").setAttribute("aria-label",
         `Colour bar: ${valueWord} from ${ends[0]} through ${ends[1]} to ${ends[2]}`);
-    const kinds = panels.length ? cellsOf(shownPanel()).kind : null;
+    const kinds = panels.length ? cellsOf(sourceOf(shownPanel())).kind : null;
     byId("key-masked").hidden = !kinds?.includes(MASKED);
     byId("key-bad").hidden = !kinds?.includes(NOT_FINITE);
 }
@@ -229,6 +247,7 @@ function beforePrint() {
     document.documentElement.dataset.theme = "light";
     thumbs.forEach(thumb => { thumb.seen = true; });
     applyTheme();
+    drawOverview(Infinity);
 }
 
 function afterPrint() {
@@ -241,8 +260,8 @@ function afterPrint() {
 
 const cycle = (list, now) => list[(list.indexOf(now) + 1) % list.length];
 const keys = [
-    ["[", "previous map", () => choosePanel(state.panel - 1)],
-    ["]", "next map", () => choosePanel(state.panel + 1)],
+    ["[", "previous map", () => stepPanel(-1)],
+    ["]", "next map", () => stepPanel(1)],
     ["{", "same place in the previous group", () => chooseGroup(-1)],
     ["}", "same place in the next group", () => chooseGroup(1)],
     ["s", "next scale", () => choose("scale", cycle(usableScales, state.scale))],
@@ -252,6 +271,13 @@ const keys = [
     ["h", "hide or show special tokens",
         () => { if (!byId("special-line").hidden) byId("special").click(); }],
     ["v", "numbers in the cells", toggleNumbers],
+    ["f", "only the chosen row, or all", toggleRowOnly],
+    ["n", "with or without the twin of the map", toggleTwin],
+    ["o", "next order of the maps", () => setOrder(cycle(
+        Array.from(byId("order").options, option => option.value), state.order))],
+    ["p", "play or stop the training", togglePlay],
+    [",", "one frame back", () => stepFrame(-1)],
+    [".", "one frame on", () => stepFrame(1)],
     ["t", "the whole row as a table, or its first lines", toggleWholeRow],
     ["/", "find a token (Enter: next, Shift+Enter: previous)", () => byId("find").focus()],
     ["+", "zoom in", () => zoomBy(2)],
@@ -264,7 +290,9 @@ function buildHelp() {
     const mapKeys = [["Arrows", "move in the map (when it has the focus)"],
         ["Home End", "first and last column; with Ctrl also row"], ["Page Up, Down", "ten rows"],
         ["Enter", "lock or unlock the cell"], ["Esc", "unlock, close"]];
-    for (const [key, text] of [...mapKeys, ...keys.map(([key, text]) => [key, text])])
+    const idle = [...(frames.length ? [] : ["p", ",", "."]),
+        ...(panels.some(panel => panel.twin) ? [] : ["n"])];
+    for (const [key, text] of [...mapKeys, ...keys.filter(([key]) => !idle.includes(key))])
         byId("help-keys").append(make("dt", "", make("kbd", "", key)), make("dd", "", text));
     byId("help-text").textContent =
         `Rows are ${data.row_axis}, columns are ${data.col_axis}. Point at a small map to look at ` +
@@ -318,9 +346,10 @@ function listen() {
         measured.clear();
         drawMap();
         drawMarks();
+        drawCurves();
         for (const thumb of thumbs) thumb.drawn = null;
         drawOverview();
-    }).observe(byId("map"));
+    }).observe(byId("maps"));
 }
 
 function start() {
@@ -328,16 +357,19 @@ function start() {
     byId("app").hidden = false;
     chooseView(state.hidden, state.rescale);
     if (panels.length) {
-        buildOverview();
         chooseFirstCell();
     }
     buildTools();
+    buildPlayer();
+    buildCurves();
+    buildScores();
     buildHiding();
     buildSaves();
     buildStrips();
     buildHelp();
     startMap();
     state.dark = themeNow() === "dark";
+    if (panels.length) buildOverview();
     drawAll();
     if (panels.length) listen();
     else document.querySelector(".tools").hidden = byId("main").hidden = true;

@@ -127,16 +127,18 @@ const boxOf = (x, y, w, h) =>
     `x="${trim(x)}" y="${trim(y)}" width="${trim(w)}" height="${trim(h)}"`;
 
 // Where a map and its labels lie within width x height. options: zoom, top, left (first cells),
-// ratio (device pixels a unit), share (room for the hidden share of rows).
+// ratio (device pixels a unit), share (room for the hidden share of rows), bare (no row labels).
+const HIDDEN_WIDTH = 66, TWIN_LEFT = 2;
 function placeMap(map, rows, cols, width, height, options) {
-    const p = {map, rows, cols, size: 11, gap: 6, title: 20, share: options.share ? 66 : 0};
+    const p = {map, rows, cols, size: 11, gap: 6, title: 20,
+        share: options.share ? HIDDEN_WIDTH : 0, bare: Boolean(options.bare)};
     const most = Math.min(150, Math.max(56, width * 0.24));
     const numbered = Math.max(rows.length, cols.length) > 60;
     const widest = items =>
         items.reduce((w, item) => Math.max(w, labelWidth(item, p.size, numbered)), 0);
     p.most = most;
     p.rowDepth = Math.min(most, rows.length > 2000 ? most : widest(rows)) + p.gap;
-    p.x = p.title + p.rowDepth;
+    p.x = p.bare ? TWIN_LEFT : p.title + p.rowDepth;
     const colWidest = Math.min(most, cols.length > 2000 ? most : widest(cols));
     const roomX = Math.max(width - p.x - p.share - 12, 40), roomY = Math.max(height - 30, 40);
     chooseCells(p, roomX, roomY - colWidest * 0.9, options);
@@ -156,16 +158,20 @@ function placeMap(map, rows, cols, width, height, options) {
     return p;
 }
 
-// Square cells unless one side would be a thread; whole device pixels while they are that large.
+// Square cells unless one side would be a thread; whole device pixels unless that costs much room.
 function chooseCells(p, roomX, roomY, options) {
     const n = Math.max(p.rows.length, 1), m = Math.max(p.cols.length, 1), ratio = options.ratio;
-    const whole = size => size * ratio >= 1 ? Math.floor(size * ratio) / ratio : size;
+    const whole = size => {
+        const pixels = Math.floor(size * ratio) / ratio;
+        return pixels > 0.85 * size ? pixels : size;
+    };
     const cap = Math.max(n, m) <= 6 ? 72 : 46;
     const cw = Math.min(whole(roomX / m), cap), ch = Math.min(whole(roomY / n), cap);
     const side = Math.min(cw, ch);
     p.base = side;
-    p.cw = Math.max(side, Math.min(cw, 12)) * options.zoom;
-    p.ch = Math.max(side, Math.min(ch, 12)) * options.zoom;
+    const thread = Math.min(n, m) < 0.4 * Math.max(n, m);
+    p.cw = (thread ? Math.max(side, Math.min(cw, 12)) : side) * options.zoom;
+    p.ch = (thread ? Math.max(side, Math.min(ch, 12)) : side) * options.zoom;
 }
 
 function chooseWindow(p, roomX, roomY, options) {
@@ -258,7 +264,7 @@ function paintMap(surface, p, look) {
     if (!p.tiny && p.map.kind) paintKinds(surface, p, look.theme);
     paintFrame(surface, p, look.theme);
     if (look.numbers && p.cw >= 27 && p.ch >= 15) paintNumbers(surface, p, look);
-    paintRowLabels(surface, p, look);
+    if (!p.bare) paintRowLabels(surface, p, look);
     paintColLabels(surface, p, look);
     if (p.share) paintShares(surface, p, look.theme);
 }

@@ -42,8 +42,8 @@ function csvText(list, named) {
     return [head, ...list.flatMap(i => csvRows(i, named))].join("\r\n") + "\r\n";
 }
 
-function jsonRows(i) {
-    const map = mapOf(i), rows = [];
+function jsonRows(source) {
+    const map = mapFrom(source), rows = [];
     for (let r = 0; r < map.rows; r++) {
         const row = [];
         for (let c = 0; c < map.cols; c++) {
@@ -60,21 +60,29 @@ function jsonText(list) {
     const [rows, cols] = itemsInView();
     const head = {title: data.title, row_axis: data.row_axis, col_axis: data.col_axis,
         value_name: data.value_name, hidden: [...state.hidden], rescaled: view.rescaled,
-        bits: data.bits, pool: data.pool,
+        bits: data.bits, pool: data.pool, cell_tokens: data.cell_tokens,
+        frame: frames[state.frame]?.label, twin_name: data.twin_name, twin_value: data.twin_value,
         row_labels: rows.map(labelText), col_labels: cols.map(labelText)};
     const text = JSON.stringify(head, null, 1).slice(0, -2);
-    const maps = list.map(i =>
-        `{"name": ${JSON.stringify(panels[i].name)}, "values": ${jsonRows(i)}}`);
+    const maps = list.map(i => {
+        const {name, badge, detail, measures, twin} = panels[i];
+        const scores = data.columns.map((column, k) => [column.name ?? k, column.values[i]]);
+        const about = JSON.stringify({name, badge: badge ?? undefined, detail: detail ?? undefined,
+            measures, scores: scores.length ? Object.fromEntries(scores) : undefined});
+        const other = twin && state.frame < 0 ? `, "twin": ${jsonRows(twin)}` : "";
+        return `${about.slice(0, -1)}, "values": ${jsonRows(sourceOf(i))}${other}}`;
+    });
     return `${text},\n "maps": [${maps.join(",\n")}]\n}\n`;
 }
 
 // The large map as a picture of its own, with its name and colour bar.
 function paintPicture(surface, p, i, top) {
-    const look = {...lookOf(i, 1), found: null};
+    const look = {...lookOf(sourceOf(i), scaleOf(i), 1), found: null};
     surface.rect(0, 0, p.width, p.height + top, theme.paper);
     const write = (text, y, size, color, bold) =>
         surface.text(14, y, cutTo(text, size, p.width - 28), {size, color, bold});
-    write([panels[i].name, panels[i].note].filter(Boolean).join("  "), 22, 15, theme.ink, true);
+    const {name, badge, note} = panels[i], moment = frames[state.frame]?.label;
+    write([name, badge, note, moment].filter(Boolean).join("  "), 22, 15, theme.ink, true);
     if (data.title) write(data.title, 40, 11, theme.muted, false);
     paintBar(surface, 14, 50, Math.min(200, p.width - 60), look.scale);
     p.y += top;
@@ -135,9 +143,69 @@ const saves = [
         ["JSON", () =>
             saveText(state.panel, ".json", "application/json", jsonText([state.panel]))]]],
     ["all maps", [
+        ["PNG", saveAllPng],
+        ["SVG", () => saveText(-1, ".svg", "image/svg+xml", allSvgText())],
         ["CSV", () => saveText(-1, ".csv", "text/csv", csvText(everything(), true))],
-        ["JSON", () => saveText(-1, ".json", "application/json", jsonText(everything()))]]]
+        ["JSON", () => saveText(-1, ".json", "application/json", jsonText(everything()))]]],
+    ...(data.columns.length ? [["scores", [
+        ["CSV", () => download("scores.csv", "text/csv", scoresText())]]]] : [])
 ];
+
+// The table of scores as it is sorted.
+function scoresText() {
+    const head = ["map", "role", ...data.columns.map((column, i) => column.name ?? `column ${i}`)];
+    const lines = scoreOrder().map(i => [csvField(panels[i].name), csvField(panels[i].badge ?? ""),
+        ...data.columns.map(column => column.values[i] === null ? "" : String(column.values[i]))]);
+    return [head.map(csvField), ...lines].map(line => line.join(",")).join("\r\n") + "\r\n";
+}
+
+// All maps as one picture: the grid of the overview, with names and badges.
+const TILE = 96, TILE_GAP = 14, TILE_TEXT = 28;
+function tilesOf() {
+    const groups = state.order === "index" ? groupList() : [{list: orderBy(state.order), name: ""}];
+    const most = Math.min(Math.max(1, ...groups.map(g => g.list.length)), 12);
+    const tiles = [];
+    let line = 0;
+    for (const {list} of groups) {
+        list.forEach((i, k) => tiles.push({i, x: 20 + (k % most) * (TILE + TILE_GAP),
+            y: PICTURE_TOP + (line + Math.floor(k / most)) * (TILE + TILE_TEXT)}));
+        line += Math.ceil(list.length / most);
+    }
+    return {tiles, width: Math.max(40 + most * (TILE + TILE_GAP) - TILE_GAP, 360),
+        height: PICTURE_TOP + line * (TILE + TILE_TEXT) + 12};
+}
+
+function paintAll(surface, {tiles, width, height}) {
+    surface.rect(0, 0, width, height, theme.paper);
+    surface.text(20, 26, cutTo(data.title ?? "Heat maps", 15, width - 40),
+        {size: 15, color: theme.ink, bold: true});
+    if (state.range !== "panel") paintBar(surface, 8, 42, 200, scaleOf(0));
+    for (const {i, x, y} of tiles) {
+        const map = mapOf(i), whole = {r0: 0, c0: 0, nr: map.rows, nc: map.cols, tiny: true};
+        if (!map.rows || !map.cols) continue;
+        const picture = pictureOf(map, whole, 2 * TILE, 2 * TILE, scaleOf(i), palette(), theme);
+        surface.image(picture, x, y, TILE, TILE);
+        const {name, badge} = panels[i], room = TILE - widthOf(name + " ", 10), base = y + TILE + 11;
+        surface.text(x, base, cutTo(name, 10, TILE), {size: 10, color: theme.ink});
+        if (badge && room > 20)
+            surface.text(x + TILE, base, cutTo(badge, 9.5, room),
+                {size: 9.5, color: theme.muted, anchor: "end"});
+    }
+}
+
+function allSvgText() {
+    const surface = new SvgSurface(), layout = tilesOf();
+    paintAll(surface, layout);
+    return surface.finish(layout.width, layout.height);
+}
+
+function saveAllPng() {
+    const layout = tilesOf(), canvas = document.createElement("canvas");
+    const area = layout.width * layout.height;
+    const context = sizeCanvas(canvas, layout.width, layout.height, area > 4e6 ? 1 : 2);
+    paintAll(new CanvasSurface(context), layout);
+    canvas.toBlob(blob => download(fileName(-1, ".png"), "image/png", blob));
+}
 
 function buildSaves() {
     for (const [what, kinds] of saves) {

@@ -25,16 +25,14 @@ function unbend(kind, f) {
     return kind === "log" ? Math.exp(f) : f;
 }
 
-// All values of some maps in order: what ranks are taken among.
-function sortedValues(list) {
-    const size = list.reduce((sum, i) => sum + mapOf(i).value.length, 0);
-    const all = new Float32Array(size);
+// All values of some sources in order: what ranks are taken among.
+function sortedValues(sources) {
+    const list = sources.map(mapFrom);
+    const all = new Float32Array(list.reduce((sum, map) => sum + map.value.length, 0));
     let used = 0;
-    for (const i of list) {
-        const map = mapOf(i);
+    for (const map of list)
         for (let k = 0; k < map.value.length; k++)
             if (!map.kind || map.kind[k] === VALUE) all[used++] = map.value[k];
-    }
     return all.subarray(0, used).sort();
 }
 
@@ -48,11 +46,12 @@ function countBelow(sorted, v, orEqual) {
     return low;
 }
 
-// A scale over some panels. options: kind, cmap, range ("shared", "panel", "fixed").
-function makeScale(list, options) {
+// A scale over some sources, wide enough for others too. options: kind, cmap, range ("shared",
+// "panel", "fixed").
+function makeScale(sources, options, others = []) {
     let least = Infinity, greatest = -Infinity;
-    for (const i of list) {
-        const r = reachOf(i);
+    for (const source of [...sources, ...others]) {
+        const r = reachOf(source);
         least = Math.min(least, r.least);
         greatest = Math.max(greatest, r.greatest);
     }
@@ -65,7 +64,7 @@ function makeScale(list, options) {
     }
     const kind = options.kind;
     if (kind === "log" && lo <= 0) lo = hi / LOG_DECADES;
-    const sorted = kind === "rank" ? sortedValues(list) : null;
+    const sorted = kind === "rank" ? sortedValues(sources) : null;
     const fLo = bend(kind, lo), fHi = bend(kind, hi);
     const rankPosition = v => {
         if (sorted.length < 2) return 0.5;
@@ -118,9 +117,17 @@ function exactly(value, error) {
         const digits = Math.min(Math.max(Math.ceil(-Math.log10(2 * error)), 0), 9);
         return `${value.toFixed(digits)} ± ${Number(error.toPrecision(1))}`;
     }
-    if (value === 0) return "0";
+    if (value === 0 || (Number.isInteger(value) && Math.abs(value) > 1)) return String(value);
     const size = Math.abs(value);
     return size >= 0.001 && size < 10 ? value.toFixed(4) : String(Number(value.toPrecision(4)));
+}
+
+// For columns of numbers that reach `most`: as many decimals for all of them.
+function tidy(value, most) {
+    if (value === null || Number.isNaN(value)) return "–";
+    if (!(most >= 0.01 && most < 1e6)) return short(value);
+    const decimals = most <= 1.5 ? 3 : most < 15 ? 2 : most < 150 ? 1 : 0;
+    return value.toFixed(decimals).replace(/^-(0\.?0*)$/, "$1");
 }
 
 function inCell(value, greatest) {

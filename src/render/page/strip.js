@@ -12,10 +12,19 @@ function factsOf(cell) {
     else if (kind === NOT_FINITE) {
         facts.text = Number.isFinite(value) ? "not finite" : String(value);
     } else {
-        facts.text = exactly(value, errorOf(panels[i], value));
+        facts.text = exactly(value, errorOf(sourceOf(i), value));
         Object.assign(facts, rankOf(map, at.row, at.col));
     }
+    facts.twin = twinFacts(i, at, k);
     return facts;
+}
+
+// {text, rank, count} of the same cell of the twin; null if there is none or no number in it.
+function twinFacts(i, at, k) {
+    const twin = twinPlace && twinOf(i), map = twin && mapFrom(twin);
+    if (!map || (map.kind && map.kind[k] !== VALUE)) return null;
+    return {text: exactly(map.value[k], errorOf(twin, map.value[k])),
+        ...rankOf(map, at.row, at.col)};
 }
 
 function cellText(cell) {
@@ -23,7 +32,8 @@ function cellText(cell) {
     if (!f) return "";
     const rank = f.rank ? `, rank ${f.rank} of ${f.count}` : "";
     const from = `${rowWord} ${f.row.place} '${f.row.text}'`;
-    return `${from} → ${colWord} ${f.col.place} '${f.col.text}': ${f.text}${rank}`;
+    const twin = f.twin ? `; ${twinWord} ${f.twin.text}, rank ${f.twin.rank}` : "";
+    return `${from} → ${colWord} ${f.col.place} '${f.col.text}': ${f.text}${rank}${twin}`;
 }
 
 function make(tag, className, ...children) {
@@ -57,6 +67,11 @@ function rankLine(f) {
     return f.rank ? make("span", "rank", `rank ${f.rank} of ${f.count} in the row`) : "";
 }
 
+function twinLine(f) {
+    return f.twin ? make("span", "rank twin-value", `${twinWord} `, make("b", "", f.twin.text),
+        ` rank ${f.twin.rank}`) : "";
+}
+
 function drawReadout() {
     const f = factsOf(cursor()), box = byId("readout");
     box.replaceChildren();
@@ -66,7 +81,7 @@ function drawReadout() {
     byId("cell").setAttribute("aria-colindex", (at?.col ?? 0) + 1);
     byId("cell").setAttribute("aria-selected", String(state.locked));
     if (!f) return;
-    box.append(pairLine(f), make("span", "value", f.text), rankLine(f));
+    box.append(pairLine(f), make("span", "value", f.text), rankLine(f), twinLine(f));
     if (view.hiding) box.append(make("span", "rank", `${percent(f.hidden)} of the row hidden`));
     if (state.locked) box.append(make("span", "lock", "locked · Esc"));
 }
@@ -75,11 +90,11 @@ function showTip(cell, event) {
     const tip = byId("tip"), f = cell && factsOf(cell);
     tip.hidden = !f || event.pointerType === "touch";
     if (tip.hidden) return;
-    const key = `${shownPanel()} ${cell.row} ${cell.col}`;
+    const key = `${shownPanel()} ${state.frame} ${cell.row} ${cell.col}`;
     if (tip.dataset.key !== key) {
         tip.dataset.key = key;
         const line = make("span", "line", make("span", "value", f.text), " ", rankLine(f));
-        tip.replaceChildren(pairLine(f), line, ...rawLines(f));
+        tip.replaceChildren(pairLine(f), line, twinLine(f), ...rawLines(f));
     }
     const box = tip.getBoundingClientRect(), gap = 16;
     const beside = (at, size, end) =>
@@ -121,7 +136,7 @@ function chooseFromStrip(cell) {
 let stripKey = "";
 function drawStrips() {
     const cell = cursor(), i = shownPanel();
-    const key = [i, cell.row, same ? 0 : cell.col, state.find].join(" ");
+    const key = [i, state.frame, cell.row, same ? 0 : cell.col, state.find].join(" ");
     const fresh = place && place.map === stripMap && theme === stripTheme &&
         scaleOf(i) === stripScale;
     if (key === stripKey && fresh) {
@@ -185,10 +200,11 @@ const FEW_ROWS = 8, MOST_ROWS = 300;
 
 // [value, item] of the columns of a row that have a value, greatest first.
 function rowValues(i, at) {
-    const map = mapOf(i), list = [];
+    const map = mapOf(i), twin = twinPlace && mapFrom(twinOf(i)), list = [];
     view.cols.forEach((c, k) => {
-        const j = at * map.cols + k;
-        if (!map.kind || map.kind[j] === VALUE) list.push([map.value[j], colItems[c], c]);
+        const j = at * map.cols + k, other = twin && (!twin.kind || twin.kind[j] === VALUE);
+        if (!map.kind || map.kind[j] === VALUE)
+            list.push([map.value[j], colItems[c], c, other ? twin.value[j] : NaN]);
     });
     return list.sort((a, b) => b[0] - a[0]);
 }
@@ -204,19 +220,34 @@ function drawTable() {
         `, greatest ${valueWord} first`);
     byId("row-more").hidden = list.length <= FEW_ROWS;
     byId("row-more").textContent = state.wholeRow ? `first ${FEW_ROWS}` : `all ${list.length}`;
-    const line = ([value, item, c], rank) => {
-        const bar = make("i", "row-bar");
-        bar.style.width = `${100 * Math.abs(value) / most}%`;
-        const number = exactly(value, errorOf(panels[i], value));
-        return make("tr", c === cell.col ? "here" : "", make("td", "number", String(rank + 1)),
-            make("td", "", token(item)), make("td", "number", number), make("td", "row-bars", bar));
-    };
-    const names = ["rank", colWord, valueWord, ""].map(text => make("th", "", text));
-    const head = make("thead", "unseen", make("tr", "", ...names));
+    const mostTwin = Math.max(...list.map(line => Math.abs(line[3]) || 0), 0) || 1;
+    const amount = (value, source, most) => [
+        make("td", "number", rowNumber(value, source, most)),
+        make("td", "row-bars", barOf(Math.abs(value) / most))];
+    const line = ([value, item, c, twin], rank) => make("tr", c === cell.col ? "here" : "",
+        make("td", "number", String(rank + 1)), make("td", "", token(item)),
+        ...amount(value, sourceOf(i), most),
+        ...(twinPlace ? amount(twin, twinOf(i), mostTwin) : []));
+    const names = ["rank", colWord, valueWord, "", ...(twinPlace ? [twinWord, ""] : [])];
+    const head = make("thead", twinPlace ? "" : "unseen",
+        make("tr", "", ...names.map(text => make("th", "", text))));
     byId("row-body").replaceChildren(
         make("table", "", head, make("tbody", "", ...shown.map(line))));
     if (state.wholeRow && list.length > MOST_ROWS)
         byId("row-body").append(make("p", "small", `The ${MOST_ROWS} greatest of ${list.length}.`));
+}
+
+// Far below the greatest of its row a number is only said to be small.
+function rowNumber(value, source, most) {
+    if (Number.isNaN(value)) return "–";
+    if (most >= 0.01 && most < 1000 && value >= 0 && value < 0.00005) return "<0.0001";
+    return exactly(value, errorOf(source, value));
+}
+
+function barOf(share) {
+    const bar = make("i", "row-bar");
+    bar.style.width = `${100 * Math.min(share || 0, 1)}%`;
+    return bar;
 }
 
 function toggleWholeRow() {
@@ -228,10 +259,10 @@ function toggleWholeRow() {
 
 function precisionNote() {
     const which = data.negative ? "the largest in magnitude" : "max";
-    const size = data.pool > 1 ? `1 cell = ${data.pool}×${data.pool} tokens, ${which}; ` : "";
+    const size = block > 1 ? `1 cell = ${block}×${block} tokens, ${which}; ` : "";
     if (data.bits === 32) return size ? size + "values are exact" : "";
-    const most = Math.max(0, ...panels.map(reach));
-    const error = Math.max(0, ...panels.map(p => errorOf(p, reach(p))));
+    const most = panels.reduce((worst, p) => Math.max(worst, reach(p)), 0);
+    const error = panels.reduce((worst, p) => Math.max(worst, errorOf(p, reach(p))), 0);
     return `${size}values are stored in ${data.bits} bits: known within ` +
         `${Number(error.toPrecision(1))} near ${short(most)}, closer near 0`;
 }
@@ -250,10 +281,10 @@ function hiddenNote() {
 }
 
 function drawNotes() {
-    const notes = [precisionNote(), hiddenNote()];
+    const notes = [precisionNote(), hiddenNote(), frameNote()];
     const pooled = place?.pooled ?? [1, 1];
     if (pooled[0] > 1 || pooled[1] > 1)
-        notes.push(`1 px = ${pooled[0]}×${pooled[1]} cells, max; zoom with +`);
+        notes.push(`1 px = ${pooled[0] * block}×${pooled[1] * block} tokens, max; zoom with +`);
     const scale = place && scaleOf(shownPanel());
     if (scale?.clippedHigh || scale?.clippedLow)
         notes.push("values beyond an end of the colour bar (an arrow) have the colour of that end");

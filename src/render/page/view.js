@@ -7,19 +7,35 @@ const state = {
     hover: null, locked: false,  // {row, col} under the pointer; whether it is ignored
     cmap: data.cmap, scale: data.scale, range: data.range,
     hidden: new Set(), rescale: canRescale, numbers: data.values !== "never",
-    wholeRow: false, zoom: 1, top: 0, left: 0, find: "", dark: false
+    wholeRow: false, twin: true, rowOnly: false, // the whole row as a table; twin; other rows dim
+    frame: -1, role: null, order: "index",       // -1: the figure itself
+    zoom: 1, top: 0, left: 0, find: "", dark: false
 };
 
 const shownPanel = () => state.peek >= 0 ? state.peek : state.panel;
 const cursor = () => state.locked || !state.hover ? state : state.hover;
 
-// Scales live until something that they depend on changes.
+// Scales live until something that they depend on changes. In a playback a scale holds all frames,
+// so that a colour means the same in each.
 const scales = new Map();
 function scaleOf(i) {
     const key = state.range === "panel" ? i : -1;
     if (!scales.has(key)) {
         const list = key < 0 ? panels.map((_, k) => k) : [i];
-        scales.set(key, makeScale(list, {kind: state.scale, cmap: state.cmap, range: state.range}));
+        const others = state.frame < 0 || view.hiding ? list.map(k => panels[k])
+            : list.flatMap(k => [panels[k], ...frames.map(f => f.maps[k]).filter(Boolean)]);
+        scales.set(key, makeScale(list.map(sourceOf), scaleOptions(), others));
+    }
+    return scales.get(key);
+}
+
+const scaleOptions = () => ({kind: state.scale, cmap: state.cmap, range: state.range});
+
+function twinScaleOf(i) {
+    const key = state.range === "panel" ? `twin ${i}` : "twin";
+    if (!scales.has(key)) {
+        const list = state.range === "panel" ? [panels[i].twin] : panels.map(p => p.twin);
+        scales.set(key, makeScale(list.filter(Boolean), {...scaleOptions(), range: "own"}));
     }
     return scales.get(key);
 }
@@ -39,19 +55,19 @@ function readTheme() {
 }
 
 const palette = () => paletteOf(state.cmap, state.dark);
-const lookOf = (i, ratio) => ({scale: scaleOf(i), palette: palette(), theme, ratio,
-    numbers: state.numbers, reach: reachOf(i), found: state.find ? isFound : null});
+const lookOf = (source, scale, ratio) => ({scale, palette: palette(), theme, ratio,
+    numbers: state.numbers, reach: reachOf(source), found: state.find ? isFound : null});
 
-const isFound = item => state.find !== "" && item.text.toLowerCase().includes(state.find);
+const isFound = item => state.find !== "" && item.all.toLowerCase().includes(state.find);
 
 // What to redraw: everything, the large map and what belongs to it, or the place in it.
 function drawAll() {
     if (!panels.length) return;
     scales.clear();
     readTheme();
-    drawLegend();
     drawOverview();
     drawFocus();
+    drawCurves();
 }
 
 function drawFocus() {
@@ -96,12 +112,20 @@ function keepCellInView() {
     state.hover = null;
 }
 
-function choosePanel(i, speak = true) {
+function choosePanel(i) {
     state.panel = Math.min(Math.max(i, 0), panels.length - 1);
     state.peek = -1;
     markThumbs();
+    markScores();
     drawFocus();
-    if (speak) say(`${panels[state.panel].name}. ${cellText(cursor())}`);
+    const panel = panels[state.panel];
+    say(`${[panel.name, panel.badge].filter(Boolean).join(", ")}. ${cellText(cursor())}`);
+}
+
+// The next or previous map in the order that is shown, among those of the chosen role.
+function stepPanel(by) {
+    const list = shownOrder(), at = list.indexOf(state.panel);
+    choosePanel(list[Math.min(Math.max(at < 0 ? 0 : at + by, 0), list.length - 1)]);
 }
 
 // The same place in the next or previous group.

@@ -1,0 +1,209 @@
+/* What was measured, as lines and as JSON; and what an older run says of the same work. */
+#include "bench.h"
+#include "commands.h"
+#include "json_out.h"
+
+#include <jansson.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+double bench_limit(const bench_machine *machine, const bench_work *work)
+{
+    const double compute = machine->fma_peak > 0 ? work->flops / machine->fma_peak : 0;
+    const double memory = work->bytes / machine->bandwidth;
+    return compute > memory ? compute : memory;
+}
+
+/* ---- lines -------------------------------------------------------------------------------------
+ */
+
+void bench_print_machine(const bench_machine *m)
+{
+    printf("%s, %d thread%s: ", mha_isa_name(m->isa), m->threads, m->threads == 1 ? "" : "s");
+    if (m->fma_peak > 0) printf("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
+    if (m->int8_peak > 0) printf("%.0f Gop/s of 8-bit products, ", 1e-9 * m->int8_peak);
+    printf("reads %.1f GB/s\n", 1e-9 * m->bandwidth);
+    printf("%-36s %10s %10s  %9s %8s  %6s %6s  %s\n", "", "median ms", "best ms", "GFLOP/s", "GB/s",
+           "% roof", "best", "quiet samples");
+}
+
+void bench_print_row(const bench_row *row)
+{
+    const bench_result *r = &row->result;
+    printf("%-36s %10.4g %10.4g  %9.1f ", row->work.name, 1e3 * r->median, 1e3 * r->best,
+           1e-9 * row->work.flops / r->median);
+    if (row->work.bytes > 0)
+        printf("%8.1f", 1e-9 * row->work.bytes / r->median);
+    else
+        printf("%8s", "");
+    if (row->limit > 0)
+        printf("  %6.1f %6.1f", 100 * row->limit / r->median, 100 * row->limit / r->best);
+    else
+        printf("  %6s %6s", "", "");
+    printf("  %d of %d%s", r->quiet, r->samples, r->gated ? "" : ", ungated");
+    if (row->before > 0) printf("  %.2f times as fast as before", row->before / r->median);
+    printf("\n");
+    fflush(stdout);
+}
+
+/* ---- JSON --------------------------------------------------------------------------------------
+ */
+
+static void put_int(json_out *json, const char *name, int64_t value)
+{
+    json_print(json, ", \"%s\": %" PRId64, name, value);
+}
+
+static void put_bool(json_out *json, const char *name, bool value)
+{
+    json_print(json, ", \"%s\": %s", name, value ? "true" : "false");
+}
+
+/* Numbers of 0 or less are not known. */
+static void put_real(json_out *json, const char *name, double value)
+{
+    json_print(json, ", \"%s\": ", name);
+    if (value > 0)
+        json_number(json, value, "");
+    else
+        json_print(json, "null");
+}
+
+static void put_machine(json_out *json, const bench_machine *m)
+{
+    json_print(json, "\"isa\": \"%s\"", mha_isa_name(m->isa));
+    put_int(json, "threads", m->threads);
+    put_real(json, "peak_gflops", 1e-9 * m->fma_peak);
+    put_real(json, "peak_int8_gops", 1e-9 * m->int8_peak);
+    put_real(json, "bandwidth_gbs", 1e-9 * m->bandwidth);
+}
+
+static void put_shape(json_out *json, const bench_shape *s)
+{
+    static const char *const masks[] = {"full",    "causal", "window", "blocks",
+                                        "lengths", "keep",   "bias"};
+    if (s->kind == BENCH_GEMM) {
+        put_int(json, "rows", s->rows);
+        put_int(json, "outputs", s->outputs);
+        put_int(json, "inputs", s->inputs);
+        return;
+    }
+    put_int(json, "batch", s->batch);
+    put_int(json, "heads", s->heads);
+    put_int(json, "kv_heads", s->kv_heads);
+    put_int(json, "head_dim", s->head_dim);
+    put_int(json, "queries", s->queries);
+    put_int(json, "keys", s->keys);
+    json_print(json, ", \"mask\": \"%s\"", masks[s->mask]);
+    if (s->mask == BENCH_MASK_WINDOW) put_int(json, "window", s->window);
+    json_print(json, ", \"layout\": \"%s\"", s->by_token ? "bthd" : "bhtd");
+    put_bool(json, "need_weights", s->need_weights);
+    put_bool(json, "cache", s->cache);
+}
+
+static void put_reals(json_out *json, const char *name, const double *values, int count)
+{
+    json_print(json, ",\n  \"%s\": [", name);
+    for (int i = 0; i < count; i++) json_number(json, values[i], i ? ", " : "");
+    json_print(json, "]");
+}
+
+static void put_row(json_out *json, const bench_machine *machine, const bench_row *row)
+{
+    const bench_result *r = &row->result;
+    json_print(json, "\"name\": ");
+    json_text(json, row->work.name);
+    json_print(json, ", \"work\": \"%s\"", bench_kind_name(row->work.shape.kind));
+    put_shape(json, &row->work.shape);
+    put_real(json, "flops", row->work.flops);
+    put_real(json, "bytes", row->work.bytes);
+    put_real(json, "median_seconds", r->median);
+    put_real(json, "best_seconds", r->best);
+    put_real(json, "gflops", 1e-9 * row->work.flops / r->median);
+    put_real(json, "best_gflops", 1e-9 * row->work.flops / r->best);
+    put_real(json, "gbs", 1e-9 * row->work.bytes / r->median);
+    put_real(json, "percent_of_peak",
+             machine->fma_peak > 0 ? 100 * row->work.flops / r->median / machine->fma_peak : 0);
+    put_real(json, "percent_of_roofline", 100 * row->limit / r->median);
+    put_real(json, "older_median_seconds", row->before);
+    put_bool(json, "gated", r->gated);
+    put_int(json, "quiet_samples", r->quiet);
+    put_real(json, "quiet_probe_seconds", r->quiet_level);
+    put_reals(json, "samples", r->seconds, r->samples);
+    put_reals(json, "probes", r->noise, r->samples);
+}
+
+mha_status bench_write_json(const bench_report *report, const mha_sink *sink)
+{
+    json_out json = {.sink = sink};
+    json_print(&json, "{\"format\": \"multihead-bench\", \"version\": 1, \"producer\": ");
+    json_text(&json, "multihead " CLI_VERSION);
+    json_print(&json, ",\n  ");
+    put_machine(&json, &report->machine);
+    json_print(&json, report->count == 1 ? ",\n  " : ",\n  \"rows\": [");
+    for (int i = 0; i < report->count; i++) {
+        if (report->count > 1) json_print(&json, i ? ",\n {" : "\n {");
+        put_row(&json, &report->machine, &report->rows[i]);
+        if (report->count > 1) json_print(&json, "}");
+    }
+    json_print(&json, report->count == 1 ? "}\n" : "]}\n");
+    return json.status;
+}
+
+/* ---- an older run ------------------------------------------------------------------------------
+ */
+
+struct bench_older {
+    json_t *root;
+};
+
+cli_exit bench_older_read(const char *path, bench_older **older)
+{
+    json_error_t error;
+    *older = NULL;
+    if (!path) return CLI_OK;
+    json_t *root = json_load_file(path, 0, &error);
+    if (!root && error.line < 0)
+        return cli_fail(CLI_NO_INPUT, BENCH, "--compare: '%s' cannot be read", path);
+    if (!root)
+        return cli_fail(CLI_BAD_INPUT, BENCH, "--compare: '%s', line %d: %s", path, error.line,
+                        error.text);
+    const char *format = json_string_value(json_object_get(root, "format"));
+    if (!format || strcmp(format, "multihead-bench") != 0) {
+        json_decref(root);
+        return cli_fail(CLI_BAD_INPUT, BENCH,
+                        "--compare: '%s' was not written by 'multihead bench --json'", path);
+    }
+    *older = malloc(sizeof **older);
+    if (*older)
+        (*older)->root = root;
+    else
+        json_decref(root);
+    return *older ? CLI_OK : cli_fail(CLI_NO_MEMORY, BENCH, "out of memory");
+}
+
+void bench_older_free(bench_older *older)
+{
+    if (older) json_decref(older->root);
+    free(older);
+}
+
+static double row_median(const json_t *row, const char *name)
+{
+    const char *text = json_string_value(json_object_get(row, "name"));
+    const bool same = text && !strcmp(text, name);
+    return same ? json_number_value(json_object_get(row, "median_seconds")) : 0;
+}
+
+double bench_older_median(const bench_older *older, const char *name)
+{
+    if (!older) return 0;
+    const json_t *rows = json_object_get(older->root, "rows");
+    double median = row_median(older->root, name);
+    for (size_t i = 0; !(median > 0) && i < json_array_size(rows); i++)
+        median = row_median(json_array_get(rows, i), name);
+    return median;
+}

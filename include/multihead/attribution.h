@@ -1,0 +1,234 @@
+/* multihead: what each head writes, and what of a result comes from where.
+ *
+ * Letters as in attention.h, and E the width of the residual stream, L layers. W_O [E, H Dv] is an
+ * output projection as linear layers keep it (o_proj.weight), b_O [E] its bias; W_O[h] are its
+ * columns h Dv .. h Dv + Dv - 1.
+ *
+ *   out_h[t] = W_O[h] z_h[t]            what head h adds to the stream at token t; z_h it found
+ *   Y[t]     = sum_h out_h[t] + b_O     what all of them add: the module's output
+ *   f_h(x_j) = W_O[h] (W_V x_j + b_V)   what head h would add, looked it at token j alone:
+ *   out_h[i] = sum_j alpha_h[i,j] f_h(x_j)
+ *
+ * All sums are made in double and rounded once, where the result is f32, in an order that depends
+ * on shapes only: the same bits on any number of threads and instruction set. docs/attribution.md
+ * has the definitions with their sources, and what they do not tell.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_ATTRIBUTION_H
+#define MULTIHEAD_ATTRIBUTION_H
+
+#include <multihead/transformer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- the mixing desk: what heads write ------------------------------------------------------- */
+
+/* What is wanted; NULL: not. All f32, last axis contiguous. */
+typedef struct mha_head_writing {
+    uint32_t struct_size;
+    uint32_t reserved;         /* 0 */
+    const mha_tensor *written; /* [B,H,T,E] out_h: the signed term of each head in each feature */
+    const mha_tensor *norms;   /* [B,H,T] ||out_h|| */
+    const mha_tensor *shares;  /* [B,H,T] ||out_h|| / sum_g ||out_g||; 0 where all are 0 */
+    const mha_tensor
+        *cosines;             /* [H,H] mean over tokens of cos(out_h, out_g). Tokens beyond lengths
+                                 and those where one of the two is 0 do not count; 0 if none does */
+    const mha_tensor *output; /* [B,T,E] Y */
+} mha_head_writing;
+
+/**
+ * What each head writes, from what it found.
+ *
+ *   heads [B,H,T,Dv] in, z; with [B,Hk,T,Dv], H a multiple of Hk, head h reads heads[h / (H / Hk)],
+ *   so that values give f_h    weight [E,H Dv] in, W_O    bias [E] in, or NULL
+ *   gates [H] in, times each head, or NULL    lengths [B] in, tokens that count, or NULL
+ *
+ * Memory   borrowed for the call; outputs must not overlap inputs or each other. Scratch:
+ *          E H Dv floats, H E doubles a thread, H^2 for each 64 tokens where cosines are wanted.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a length), _SHAPE, _DTYPE, _STRIDE, _OVERLAP,
+ *          _UNSUPPORTED, _SIZE, _NOMEM. No output byte is then written.
+ * Threads  one call at a time per context.
+ * Accuracy each out_h within Dv 2^-52 sum_d |W z| of the exact one before it is rounded.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_heads_write(mha_context *context, const mha_tensor *heads,
+                                                 const mha_tensor *weight, const mha_tensor *bias,
+                                                 const mha_tensor *gates, const int64_t *lengths,
+                                                 const mha_head_writing *outputs);
+
+/**
+ * mha_heads_write() of an attention of a transformer, from what its last forward call left; their
+ * sum is `sum - stream` of mha_activations_layer() but for rounding.
+ *
+ *   part  self- or cross-attention
+ *
+ * Memory, Threads, Accuracy  as mha_heads_write().
+ * Errors   as mha_heads_write() and mha_activations_layer().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_layer_write(mha_context *context,
+                                                 const mha_transformer *transformer,
+                                                 const mha_activations *activations, int64_t layer,
+                                                 mha_layer_part part, const int64_t *lengths,
+                                                 const mha_head_writing *outputs);
+
+/**
+ * How strongly each head can write to each feature of the stream: the norm of row e of W_O[h].
+ *
+ *   weight [E,H Dv] in    map [H,E] out
+ *
+ * Memory   borrowed; no scratch.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_weight_norms(const mha_tensor *weight,
+                                                       const mha_tensor *map);
+
+/* ---- norm-based maps (Kobayashi et al. 2020, section 3) ----------------------------------------
+ */
+
+typedef struct mha_norm_maps {
+    uint32_t struct_size;
+    uint32_t reserved;        /* 0 */
+    const mha_tensor *values; /* [B,H,S] ||f_h(x_j)|| */
+    const mha_tensor *heads;  /* [B,H,T,S] ||alpha_h[i,j] f_h(x_j)|| = |alpha| ||f_h(x_j)||. May be
+                                 the very tensor of probabilities, which it then replaces */
+    const mha_tensor *layer;  /* [B,T,S] ||sum_h alpha_h[i,j] f_h(x_j)|| */
+} mha_norm_maps;
+
+/**
+ * The twin of a map of weights: what of a row's result comes from each key, measured by the length
+ * of what was added. A token of little content has a short f, however much weight it draws.
+ *
+ *   v [B,Hk,S,Dv] in, values as attention saw them    weight [E,H Dv] in, W_O    gates [H], or NULL
+ *   probabilities [B,H,T,S] in, of any rows; NULL if only values are wanted
+ *
+ * Memory   as mha_heads_write(); H^2 S doubles of scratch where layer is wanted.
+ * Errors   as mha_heads_write().   Threads  one call at a time per context.
+ * Accuracy values as mha_heads_write(); layer within 2^-26 H sum_h |alpha| ||f_h|| (it is the root
+ *          of a sum that may cancel).   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_attention_norm_maps(mha_context *context, const mha_tensor *v,
+                                                         const mha_tensor *weight,
+                                                         const mha_tensor *gates,
+                                                         const mha_tensor *probabilities,
+                                                         const mha_norm_maps *outputs);
+
+/**
+ * mha_attention_norm_maps() of an attention of a transformer, from what its last forward call left.
+ *
+ *   probabilities [B,H,T,S] in, of that layer    gates [H] as that call had them, or NULL
+ *
+ * Memory, Threads, Accuracy  as mha_attention_norm_maps().
+ * Errors   as mha_attention_norm_maps() and mha_activations_layer().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_layer_norm_maps(
+    mha_context *context, const mha_transformer *transformer, const mha_activations *activations,
+    int64_t layer, mha_layer_part part, const mha_tensor *gates, const mha_tensor *probabilities,
+    const mha_norm_maps *outputs);
+
+/* ---- what made a logit ----------------------------------------------------------------------- */
+
+/* What is to be explained, of one token of the batch: logit[token] - logit[against]. */
+typedef struct mha_attribution_target {
+    uint32_t struct_size;
+    uint32_t reserved;       /* 0 */
+    int64_t batch, position; /* b and t of the row whose output it is */
+    int64_t token;           /* of the vocabulary */
+    int64_t against;         /* -1: logit[token] alone */
+    const float *direction;  /* [E], in their place: direction . (the stream's end, normed). What a
+                                transformer without output needs */
+} mha_attribution_target;
+
+/* Terms; they and `remainder` sum to total. Arrays the caller gives are filled, NULL is fine. */
+typedef struct mha_attribution {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    double total;      /* out: the logits' difference, in double, from the stream's end */
+    double embedding;  /* out: of the token's and position's embedding */
+    double norms;      /* out: of the biases of all norms */
+    double remainder;  /* out: total less all terms: what the forward call's rounding left */
+    double *heads;     /* [L,H] of self-attention; H is the transformer's, missing heads have 0 */
+    double *biases;    /* [L] of b_O */
+    double *cross_heads, *cross_biases; /* the same of cross-attention; 0 without it */
+    double *feed_forward;               /* [L], with its bias */
+} mha_attribution;
+
+/**
+ * Direct logit attribution: by how much each part of a transformer raised one logit over another,
+ * taking what it wrote straight to the output. Every norm that lies behind is frozen at the mean
+ * and deviation that this token had, and is then linear: the norm at the end for pre-norm, all
+ * later ones for post-norm.
+ *
+ * What a part does through later parts that read it is theirs here; removing a head (gates) shows
+ * both (docs/attribution.md).
+ *
+ * Memory   fills *out; scratch of 3 E + H D + F doubles.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a target outside, no output and no
+ *          direction, activations of another transformer or without a batch), MHA_ERR_UNSUPPORTED,
+ *          MHA_ERR_NOMEM.
+ * Threads  one call at a time per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_logit_attribution(mha_context *context,
+                                                       const mha_transformer *transformer,
+                                                       const mha_activations *activations,
+                                                       const mha_attribution_target *target,
+                                                       mha_attribution *out);
+
+/* ---- heads that read heads ------------------------------------------------------------------- */
+
+/* Each [L,H,L,H] f32, contiguous last axis: [reading layer, head, writing layer, head]; 0 where the
+ * writer does not come before the reader. NULL: not wanted. */
+typedef struct mha_composition {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    const mha_tensor *q, *k, *v;
+    double baseline; /* out: 1 / sqrt(E), what matrices by chance give */
+} mha_composition;
+
+/**
+ * How much of what a head writes a later head reads into its queries, keys or values, from weights
+ * alone (Elhage et al. 2021): with W_OV = W_O[h] W_V[h], W_QK = W_Q[h]^T W_K[h],
+ *
+ *   q = ||W_QK^T W_OV'|| / (||W_QK|| ||W_OV'||)    k with W_QK    v with W_OV in its place
+ *
+ * in Frobenius norms, ' being the writer. The weights of a norm in front of the reader (pre-norm)
+ * are multiplied into what it reads; its division, centring, biases, positions and what stands
+ * between are left out. Of self-attention only.
+ *
+ * Cost: products of D x E with E x D matrices and traces of D x D ones, never one of E x E.
+ *
+ * Memory   fills *out; scratch of about 10 L H D max(E, D) numbers.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _UNSUPPORTED, _SIZE,
+ *          _NOMEM.
+ * Threads  one call at a time per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_composition(mha_context *context,
+                                                             const mha_transformer *transformer,
+                                                             mha_composition *out);
+
+/* ---- across layers --------------------------------------------------------------------------- */
+
+/**
+ * One layer of attention rollout (Abnar and Zuidema 2020): with A the mean of the heads' maps and I
+ * the residual connection,
+ *
+ *   after = (A + I), rows divided by their sums, times before
+ *
+ *   maps [B,H,T,T] in    before [B,T,T] in, NULL for the first layer: I    after [B,T,T] out
+ *
+ * Its rows sum to 1. From the first layer to the last, one map of T x T at a time.
+ *
+ * Memory   borrowed; after must not overlap the others. Scratch of T doubles a thread.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM.
+ * Threads  one call at a time per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_rollout_step(mha_context *context, const mha_tensor *maps,
+                                                  const mha_tensor *before,
+                                                  const mha_tensor *after);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,99 @@
+/* Average-link clustering: each step joins the two clusters whose members are nearest on average.
+ * Distances between clusters are kept and joined by the rule of Lance and Williams 1967:
+ * d(a + b, c) = (|a| d(a,c) + |b| d(b,c)) / (|a| + |b|). */
+#include "base/checked.h"
+
+#include <multihead/component.h>
+#include <multihead/head_distances.h>
+
+#include <math.h>
+
+enum { MOST = 4096 };
+
+typedef struct clusters {
+    int64_t count;
+    double *distance; /* [count,count] between clusters, by their first members */
+    int64_t *size;    /* [count] of the cluster that begins here; 0: joined to an earlier one */
+    int64_t *head;    /* [count] first member of the cluster that an item is in */
+} clusters;
+
+static mha_status check(int64_t count, const double *distance, double cut)
+{
+    if (count < 0 || isnan(cut))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_clusters: %lld items, cut %g", (long long)count,
+                        cut);
+    if (count > MOST)
+        return mha_fail(MHA_ERR_SIZE, "mha_head_clusters: %lld items, at most %d", (long long)count,
+                        (int)MOST);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = 0; j < count; j++)
+            if (i != j && !isfinite(distance[i * count + j]))
+                return mha_fail(MHA_ERR_NUMERIC, "distance[%lld,%lld] is not finite", (long long)i,
+                                (long long)j);
+    return MHA_OK;
+}
+
+/* The nearest two, a before b; false if none are within cut. */
+static bool nearest(const clusters *x, double cut, int64_t *a, int64_t *b)
+{
+    double best = cut;
+    *a = -1;
+    for (int64_t i = 0; i < x->count; i++)
+        for (int64_t j = i + 1; x->size[i] > 0 && j < x->count; j++) {
+            const double d = x->distance[i * x->count + j];
+            if (x->size[j] == 0 || d > best || (d == best && *a >= 0)) continue;
+            best = d, *a = i, *b = j;
+        }
+    return *a >= 0;
+}
+
+static void join(clusters *x, int64_t a, int64_t b)
+{
+    const double m = (double)x->size[a], n = (double)x->size[b];
+    for (int64_t c = 0; c < x->count; c++) {
+        if (c == a || c == b || x->size[c] == 0) continue;
+        const double d =
+            (m * x->distance[a * x->count + c] + n * x->distance[b * x->count + c]) / (m + n);
+        x->distance[a * x->count + c] = x->distance[c * x->count + a] = d;
+    }
+    x->size[a] += x->size[b];
+    x->size[b] = 0;
+    for (int64_t i = 0; i < x->count; i++)
+        if (x->head[i] == b) x->head[i] = a;
+}
+
+static void run(clusters *x, const double *distance, double cut, int64_t *cluster, int64_t *found)
+{
+    int64_t a, b, next = 0;
+    for (int64_t i = 0; i < x->count; i++) {
+        x->size[i] = 1, x->head[i] = i;
+        for (int64_t j = 0; j < x->count; j++)
+            x->distance[i * x->count + j] = distance[i * x->count + j];
+    }
+    while (nearest(x, cut, &a, &b)) join(x, a, b);
+    for (int64_t i = 0; i < x->count; i++)
+        cluster[i] = x->head[i] == i ? next++ : cluster[x->head[i]];
+    *found = next;
+}
+
+mha_status mha_head_clusters(mha_context *context, int64_t count, const double *distance,
+                             double cut, int64_t *cluster, int64_t *found)
+{
+    clusters x = {.count = count};
+    void *memory;
+    mha_status status;
+    if (!context || !found || (count > 0 && (!distance || !cluster)))
+        return mha_fail(MHA_ERR_NULL, "mha_head_clusters: a pointer is NULL");
+    MHA_TRY(check(count, distance, cut));
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count * count, sizeof(double), &memory), done);
+    x.distance = memory;
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &memory), done);
+    x.size = memory;
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &memory), done);
+    x.head = memory;
+    run(&x, distance, cut, cluster, found);
+done:
+    mha_scratch_release(context, mark);
+    return status;
+}

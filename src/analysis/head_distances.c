@@ -1,0 +1,422 @@
+/* Distances between heads: sums over pairs, each pair with one owner.
+ *
+ * What heads write is never made: with z the rows that a head found and W its part of W_O,
+ * out_g . out_h = z_g (W_g W_h') z_h', and for X = Z_g W_g, Y = Z_h W_h (columns centred)
+ * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') with C = Z_g' Z_h - sum_g sum_h' / rows. So matrices of
+ * width x width a pair are all that is kept. */
+#include "base/checked.h"
+#include "base/elementary.h"
+#include "base/tensor.h"
+
+#include <multihead/component.h>
+#include <multihead/head_distances.h>
+
+#include <math.h>
+#include <string.h>
+
+static const double log_2 = 0.6931471805599453;
+
+enum { MOST_HEADS = 4096, MOST_WIDTH = 16384 };
+
+typedef struct pair_sums {
+    double maps, cosine;
+    int64_t map_rows, output_rows;
+    double *cross; /* [width,width] sum of z_g' z_h */
+    double *gram;  /* [width,width] W_g W_h', or NULL: the identity */
+} pair_sums;
+
+struct mha_head_distances {
+    mha_context *context;
+    mha_allocator allocator;
+    int64_t heads, width, count; /* count: pairs g <= h */
+    int64_t rows;                /* of outputs */
+    bool weighted;
+    pair_sums *pairs;
+    double *matrices, *sums; /* what pairs point into; [heads,width] sums of z */
+};
+
+/* Pairs (0,0) (0,1) .. (0,H-1) (1,1) ... */
+static int64_t pair_at(const mha_head_distances *d, int64_t g, int64_t h)
+{
+    return g * d->heads - g * (g - 1) / 2 + (h - g);
+}
+
+static void heads_of_pair(const mha_head_distances *d, int64_t n, int64_t *g, int64_t *h)
+{
+    *g = 0;
+    while (n >= d->heads - *g) n -= d->heads - *g, ++*g;
+    *h = *g + n;
+}
+
+/* ---- life --------------------------------------------------------------------------------------
+ */
+
+static int64_t matrix_floats(const mha_head_distances *d)
+{
+    return d->count * d->width * d->width * (d->weighted ? 2 : 1);
+}
+
+static void *take(const mha_head_distances *d, int64_t count, size_t size)
+{
+    size_t bytes;
+    if (!mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX) return NULL;
+    void *memory = d->allocator.alloc(d->allocator.user, bytes ? bytes : 1, 64);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+static void give(const mha_head_distances *d, void *memory, int64_t count, size_t size)
+{
+    const size_t bytes = (size_t)count * size;
+    if (memory) d->allocator.release(d->allocator.user, memory, bytes ? bytes : 1);
+}
+
+void mha_head_distances_destroy(mha_head_distances *d)
+{
+    if (!d) return;
+    give(d, d->pairs, d->count, sizeof *d->pairs);
+    give(d, d->matrices, matrix_floats(d), sizeof *d->matrices);
+    give(d, d->sums, d->heads * d->width, sizeof *d->sums);
+    mha_allocator allocator = d->allocator;
+    allocator.release(allocator.user, d, sizeof *d);
+}
+
+static mha_status take_sums(mha_head_distances *d)
+{
+    const int64_t square = d->width * d->width;
+    int64_t floats;
+    if (!mhai_mul_i64(d->count * 2, square, &floats))
+        return mha_fail(MHA_ERR_SIZE, "mha_head_distances: %lld heads of width %lld do not fit",
+                        (long long)d->heads, (long long)d->width);
+    d->pairs = take(d, d->count, sizeof *d->pairs);
+    d->matrices = take(d, matrix_floats(d), sizeof *d->matrices);
+    d->sums = take(d, d->heads * d->width, sizeof *d->sums);
+    if (!d->pairs || !d->matrices || !d->sums)
+        return mha_fail(MHA_ERR_NOMEM, "mha_head_distances: out of memory");
+    for (int64_t n = 0; n < d->count; n++) {
+        d->pairs[n].cross = d->matrices + n * square;
+        if (d->weighted) d->pairs[n].gram = d->matrices + (d->count + n) * square;
+    }
+    return MHA_OK;
+}
+
+static double element(const mha_tensor *x, int64_t i, int64_t j, int64_t k)
+{
+    return (double)((const float *)x->data)[i * x->stride[0] + j * x->stride[1] + k * x->stride[2]];
+}
+
+typedef struct gram_job {
+    mha_head_distances *d;
+    const mha_tensor *weight;
+} gram_job;
+
+static void make_gram(void *argument, int64_t n, int worker)
+{
+    const gram_job *job = argument;
+    const mha_tensor *w = job->weight;
+    int64_t g, h;
+    (void)worker;
+    heads_of_pair(job->d, n, &g, &h);
+    for (int64_t a = 0; a < job->d->width; a++)
+        for (int64_t b = 0; b < job->d->width; b++) {
+            double sum = 0;
+            for (int64_t e = 0; e < w->shape[2]; e++)
+                sum += element(w, g, a, e) * element(w, h, b, e);
+            job->d->pairs[n].gram[a * job->d->width + b] = sum;
+        }
+}
+
+static mha_status check_finite(const char *name, const mha_tensor *x, bool positive)
+{
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        for (int64_t j = 0; j < x->shape[1]; j++)
+            for (int64_t k = 0; k < x->shape[2]; k++) {
+                const double value = element(x, i, j, k);
+                if (!isfinite(value) || (positive && value < 0))
+                    return mha_fail(MHA_ERR_NUMERIC,
+                                    "%s[%lld,%lld,%lld] is %g, expected a %s number", name,
+                                    (long long)i, (long long)j, (long long)k, value,
+                                    positive ? "finite and not negative" : "finite");
+            }
+    return MHA_OK;
+}
+
+mha_status mha_head_distances_create(mha_context *context, int64_t heads, int64_t width,
+                                     const mha_tensor *weight, mha_head_distances **distances)
+{
+    mha_status status;
+    if (!context || !distances)
+        return mha_fail(MHA_ERR_NULL, "mha_head_distances_create: %s is NULL",
+                        context ? "distances" : "context");
+    if (heads < 1 || heads > MOST_HEADS || width < 0 || width > MOST_WIDTH ||
+        (weight && width == 0))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_distances_create: %lld heads of width %lld; expected 1..%d and "
+                        "0..%d, and a width with a weight",
+                        (long long)heads, (long long)width, (int)MOST_HEADS, (int)MOST_WIDTH);
+    if (weight) {
+        MHA_TRY(mhai_tensor_check("weight", weight, MHA_F32, 3, (int64_t[]){heads, width, -1}));
+        MHA_TRY(check_finite("weight", weight, false));
+    }
+    const mha_allocator a = mha_context_allocator(context);
+    mha_head_distances *d = a.alloc(a.user, sizeof *d, _Alignof(mha_head_distances));
+    if (!d) return mha_fail(MHA_ERR_NOMEM, "mha_head_distances: out of memory");
+    *d = (mha_head_distances){.context = context,
+                              .allocator = a,
+                              .heads = heads,
+                              .width = width,
+                              .count = heads * (heads + 1) / 2,
+                              .weighted = weight};
+    MHA_TRY_GOTO(take_sums(d), fail);
+    if (weight) mha_parallel_for(context, d->count, make_gram, &(gram_job){d, weight});
+    *distances = d;
+    return MHA_OK;
+fail:
+    mha_head_distances_destroy(d);
+    return status;
+}
+
+/* ---- maps --------------------------------------------------------------------------------------
+ */
+
+typedef struct map_job {
+    mha_head_distances *d;
+    const mha_tensor *p;
+    double *sums; /* [heads,R] */
+    double *logs; /* [heads,R] sum of a log a over the row made to sum to 1 */
+} map_job;
+
+/* a log a; what is below the normal numbers gives 0 */
+static double log_mass(double a)
+{
+    return a > 1e-300 ? a * mhai_log(a) : 0;
+}
+
+static void sum_rows(void *argument, int64_t h, int worker)
+{
+    const map_job *job = argument;
+    const int64_t rows = job->p->shape[1];
+    (void)worker;
+    for (int64_t r = 0; r < rows; r++) {
+        double sum = 0, logs = 0;
+        for (int64_t j = 0; j < job->p->shape[2]; j++) sum += element(job->p, h, r, j);
+        for (int64_t j = 0; sum > 0 && j < job->p->shape[2]; j++)
+            logs += log_mass(element(job->p, h, r, j) / sum);
+        job->sums[h * rows + r] = sum;
+        job->logs[h * rows + r] = logs;
+    }
+}
+
+/* 2 JS = sum a log a + sum b log b - 2 sum m log m with m = (a + b) / 2; of equal rows exactly 0.
+ */
+static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
+{
+    const mha_tensor *p = job->p;
+    const int64_t row_g = g * p->shape[1] + r, row_h = h * p->shape[1] + r;
+    double mixed = 0;
+    for (int64_t j = 0; j < p->shape[2]; j++) {
+        const double x = element(p, g, r, j), y = element(p, h, r, j);
+        if (x == 0 && y == 0) continue; /* half of a causal map */
+        const double a = x / job->sums[row_g], b = y / job->sums[row_h];
+        mixed += 2 * log_mass((a + b) / 2);
+    }
+    return job->logs[row_g] + job->logs[row_h] - mixed;
+}
+
+static void compare_maps(void *argument, int64_t n, int worker)
+{
+    const map_job *job = argument;
+    pair_sums *pair = &job->d->pairs[n];
+    const int64_t rows = job->p->shape[1];
+    int64_t g, h;
+    (void)worker;
+    heads_of_pair(job->d, n, &g, &h);
+    for (int64_t r = 0; r < rows; r++) {
+        const double sum_g = job->sums[g * rows + r], sum_h = job->sums[h * rows + r];
+        if (!(sum_g > 1e-30) || !(sum_h > 1e-30)) continue;
+        if (g != h) pair->maps += divergence(job, g, h, r) / 2 / log_2;
+        pair->map_rows++;
+    }
+}
+
+mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
+{
+    int64_t count;
+    void *memory;
+    if (!d || !p)
+        return mha_fail(MHA_ERR_NULL, "mha_head_distances_rows: %s is NULL", d ? "p" : "distances");
+    MHA_TRY(mhai_tensor_check("p", p, MHA_F32, 3, (int64_t[]){d->heads, -1, -1}));
+    MHA_TRY(check_finite("p", p, true));
+    if (!mhai_mul_i64(d->heads, p->shape[1], &count))
+        return mha_fail(MHA_ERR_SIZE, "p: %lld rows do not fit in memory", (long long)p->shape[1]);
+    const mha_scratch_mark mark = mha_scratch_top(d->context);
+    MHA_TRY(mha_scratch_alloc(d->context, count, 2 * sizeof(double), &memory));
+    map_job job = {d, p, memory, (double *)memory + count};
+    mha_parallel_for(d->context, d->heads, sum_rows, &job);
+    mha_parallel_for(d->context, d->count, compare_maps, &job);
+    mha_scratch_release(d->context, mark);
+    return MHA_OK;
+}
+
+/* ---- outputs -----------------------------------------------------------------------------------
+ */
+
+typedef struct output_job {
+    mha_head_distances *d;
+    const mha_tensor *z;
+    double *norms;  /* [heads,R] lengths of out */
+    double *copies; /* [workers][2][width] */
+} output_job;
+
+static const double *copy_row(const mha_tensor *z, int64_t h, int64_t r, double *row)
+{
+    for (int64_t c = 0; c < z->shape[2]; c++) row[c] = element(z, h, r, c);
+    return row;
+}
+
+/* a gram b' */
+static double product(const double *gram, const double *a, const double *b, int64_t width)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < width; i++) {
+        double part = 0;
+        if (!gram)
+            part = b[i];
+        else
+            for (int64_t j = 0; j < width; j++) part += gram[i * width + j] * b[j];
+        sum += a[i] * part;
+    }
+    return sum;
+}
+
+static void measure_rows(void *argument, int64_t h, int worker)
+{
+    const output_job *job = argument;
+    mha_head_distances *d = job->d;
+    const int64_t rows = job->z->shape[1];
+    const double *gram = d->pairs[pair_at(d, h, h)].gram;
+    double *row = job->copies + (int64_t)worker * 2 * d->width;
+    for (int64_t r = 0; r < rows; r++) {
+        copy_row(job->z, h, r, row);
+        const double square = product(gram, row, row, d->width);
+        job->norms[h * rows + r] = square > 0 ? sqrt(square) : 0;
+        for (int64_t c = 0; c < d->width; c++) d->sums[h * d->width + c] += row[c];
+    }
+}
+
+static void compare_outputs(void *argument, int64_t n, int worker)
+{
+    const output_job *job = argument;
+    const mha_head_distances *d = job->d;
+    const int64_t rows = job->z->shape[1], width = d->width;
+    pair_sums *pair = &job->d->pairs[n];
+    double *a = job->copies + (int64_t)worker * 2 * width, *b = a + width;
+    int64_t g, h;
+    heads_of_pair(d, n, &g, &h);
+    for (int64_t r = 0; r < rows; r++) {
+        const double lengths = job->norms[g * rows + r] * job->norms[h * rows + r];
+        copy_row(job->z, g, r, a);
+        copy_row(job->z, h, r, b);
+        if (lengths > 0) {
+            pair->cosine += product(pair->gram, a, b, width) / lengths;
+            pair->output_rows++;
+        }
+        for (int64_t i = 0; i < width; i++)
+            for (int64_t j = 0; j < width; j++) pair->cross[i * width + j] += a[i] * b[j];
+    }
+}
+
+mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z)
+{
+    void *norms, *copies;
+    int64_t count;
+    mha_status status;
+    if (!d || !z)
+        return mha_fail(MHA_ERR_NULL, "mha_head_distances_outputs: %s is NULL",
+                        d ? "z" : "distances");
+    if (d->width == 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_distances_outputs: made with width 0, for maps");
+    MHA_TRY(mhai_tensor_check("z", z, MHA_F32, 3, (int64_t[]){d->heads, -1, d->width}));
+    MHA_TRY(check_finite("z", z, false));
+    if (!mhai_mul_i64(d->heads, z->shape[1], &count))
+        return mha_fail(MHA_ERR_SIZE, "z: %lld rows do not fit in memory", (long long)z->shape[1]);
+    const mha_scratch_mark mark = mha_scratch_top(d->context);
+    const int64_t workers = mha_context_threads(d->context);
+    MHA_TRY_GOTO(mha_scratch_alloc(d->context, count, sizeof(double), &norms), done);
+    MHA_TRY_GOTO(mha_scratch_alloc(d->context, workers * 2 * d->width, sizeof(double), &copies),
+                 done);
+    output_job job = {d, z, norms, copies};
+    mha_parallel_for(d->context, d->heads, measure_rows, &job);
+    mha_parallel_for(d->context, d->count, compare_outputs, &job);
+    d->rows += z->shape[1];
+done:
+    mha_scratch_release(d->context, mark);
+    return status;
+}
+
+/* ---- reading -----------------------------------------------------------------------------------
+ */
+
+/* Element (i, j) of the centred C of a pair. */
+static double centred(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)
+{
+    const double mean = d->sums[g * d->width + i] * d->sums[h * d->width + j] / (double)d->rows;
+    return d->pairs[pair_at(d, g, h)].cross[i * d->width + j] - mean;
+}
+
+static double gram_at(const mha_head_distances *d, int64_t h, int64_t i, int64_t j)
+{
+    const double *gram = d->pairs[pair_at(d, h, h)].gram;
+    return gram ? gram[i * d->width + j] : i == j;
+}
+
+/* (gram_g C)[i,j] */
+static double left(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)
+{
+    double sum = 0;
+    if (!d->weighted) return centred(d, g, h, i, j);
+    for (int64_t k = 0; k < d->width; k++) sum += gram_at(d, g, i, k) * centred(d, g, h, k, j);
+    return sum;
+}
+
+/* (C gram_h)[i,j] */
+static double right(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)
+{
+    double sum = 0;
+    if (!d->weighted) return centred(d, g, h, i, j);
+    for (int64_t k = 0; k < d->width; k++) sum += centred(d, g, h, i, k) * gram_at(d, h, k, j);
+    return sum;
+}
+
+/* ||X'Y||^2 = sum over i, j of (gram_g C)[i,j] (C gram_h)[i,j] */
+static double alignment(const mha_head_distances *d, int64_t g, int64_t h)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < d->width; i++)
+        for (int64_t j = 0; j < d->width; j++) sum += left(d, g, h, i, j) * right(d, g, h, i, j);
+    return sum;
+}
+
+mha_head_pair mha_head_distances_pair(const mha_head_distances *d, int64_t g, int64_t h)
+{
+    mha_head_pair result = {0};
+    if (!d || g < 0 || h < 0 || g >= d->heads || h >= d->heads) return result;
+    const int64_t first = mhai_min_i64(g, h), second = mhai_max_i64(g, h);
+    const pair_sums *pair = &d->pairs[pair_at(d, first, second)];
+    result.map_rows = pair->map_rows;
+    result.output_rows = pair->output_rows;
+    if (pair->map_rows > 0) result.maps = fmax(0, pair->maps / (double)pair->map_rows);
+    if (pair->output_rows > 0) result.cosine = pair->cosine / (double)pair->output_rows;
+    if (d->rows > 1) {
+        const double x = alignment(d, first, first), y = alignment(d, second, second);
+        if (x > 0 && y > 0) result.cka = alignment(d, first, second) / sqrt(x * y);
+    }
+    return result;
+}
+
+bool mha_head_pair_is_redundant(const mha_head_pair *pair, double farthest, double nearest)
+{
+    return pair && pair->map_rows > 0 && pair->output_rows > 0 && pair->maps <= farthest &&
+           fabs(pair->cosine) >= nearest;
+}

@@ -1,0 +1,254 @@
+/* What a row may be measured on: the keys that it sees, and for each score the share of them that
+ * is its target. The same for all heads, so it is made once for a block of rows. */
+#include "analysis/head_measures.h"
+
+#include "base/checked.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct fact_job {
+    const mha_head_measures *m;
+    int64_t row;
+    mhai_head_fact *facts;
+    const double *norm; /* [S] of the inputs, or NULL */
+} fact_job;
+
+/* Keys that causal and the window leave of row i; sink keys come on top. */
+static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_t *end)
+{
+    *begin = 0, *end = x->keys;
+    if (x->flags & MHA_HEADS_WINDOW) {
+        if (x->left_keys >= 0 && x->left_keys < i) *begin = i - x->left_keys;
+        if (x->right_keys >= 0 && x->right_keys < INT32_MAX)
+            *end = mhai_min_i64(*end, i + x->right_keys + 1);
+    }
+    if (x->flags & MHA_HEADS_CAUSAL) *end = mhai_min_i64(*end, i + 1);
+    *end = mhai_max_i64(*end, 0);
+    *begin = mhai_min_i64(*begin, *end);
+}
+
+bool mhai_head_facts_sees(const mhai_head_text *text, int64_t t, int64_t j)
+{
+    const mha_heads_text *x = &text->given;
+    const int64_t i = t + x->q_offset;
+    int64_t begin, end;
+    window_of(x, i, &begin, &end);
+    if (x->hidden_keys && x->hidden_keys[j]) return false;
+    if (j >= begin && j < end) return true;
+    return j < x->sink_keys && (j <= i || !(x->flags & MHA_HEADS_CAUSAL));
+}
+
+/* ---- keys --------------------------------------------------------------------------------------
+ */
+
+static void find_keys(const mhai_head_text *text, mhai_head_fact *fact)
+{
+    const mha_heads_text *x = &text->given;
+    const int64_t i = fact->t + x->q_offset;
+    int64_t begin, end;
+    window_of(x, i, &begin, &end);
+    memset(fact->visible, 0, (size_t)x->keys);
+    if (end > begin) memset(fact->visible + begin, 1, (size_t)(end - begin));
+    int64_t sinks = mhai_min_i64(x->sink_keys, x->keys);
+    if (x->flags & MHA_HEADS_CAUSAL) sinks = mhai_max_i64(0, mhai_min_i64(sinks, i + 1));
+    if (sinks > 0) memset(fact->visible, 1, (size_t)sinks);
+    fact->begin = sinks > 0 ? 0 : begin;
+    fact->end = mhai_max_i64(end, sinks);
+    for (int64_t j = fact->begin; x->hidden_keys && j < fact->end; j++)
+        if (x->hidden_keys[j]) fact->visible[j] = 0;
+    const bool across = x->flags & MHA_HEADS_CROSS;
+    fact->i = across || i < 0 || i >= x->keys ? -1 : i;
+    fact->grid_row = x->queries ? fact->t * MHAI_HEAD_GRID / x->queries : 0;
+}
+
+static void count_keys(const mhai_head_text *text, mhai_head_fact *fact)
+{
+    const int64_t *segments = text->given.segments;
+    memset(fact->bin, 0, sizeof fact->bin);
+    memset(fact->cell, 0, sizeof fact->cell);
+    fact->keys = fact->in_segment = 0;
+    for (int64_t j = fact->begin; j < fact->end; j++) {
+        if (!fact->visible[j]) continue;
+        fact->keys++;
+        fact->bin[text->cut_bin[j]]++;
+        fact->cell[text->grid_bin[j]]++;
+        if (segments && fact->i >= 0) fact->in_segment += segments[j] == segments[fact->i];
+    }
+}
+
+/* ---- chances -----------------------------------------------------------------------------------
+ */
+
+/* Targets among N keys: no row to measure on if there are none, or nothing else. */
+static double chance_of(const mhai_head_fact *fact, int64_t targets)
+{
+    if (targets < 1 || targets >= fact->keys) return -1;
+    return (double)targets / (double)fact->keys;
+}
+
+static int64_t sees(const mhai_head_fact *fact, const mhai_head_text *text, int64_t j)
+{
+    return j >= 0 && j < text->given.keys && fact->visible[j];
+}
+
+static int64_t count_marked(const mhai_head_fact *fact, const uint8_t *marks)
+{
+    int64_t count = 0;
+    for (int64_t j = fact->begin; marks && j < fact->end; j++)
+        count += fact->visible[j] && marks[j];
+    return count;
+}
+
+static int64_t count_rarest(const mhai_head_fact *fact, const mhai_head_text *text)
+{
+    int64_t count = 0;
+    if (text->rarest < 0) return 0;
+    for (int64_t j = fact->begin; j < fact->end; j++)
+        count += fact->visible[j] && mhai_head_text_is_rarest(text, j);
+    return count;
+}
+
+static void positions(const mha_head_measures *m, mhai_head_fact *fact)
+{
+    const mhai_head_text *text = &m->text;
+    const int64_t i = fact->i;
+    int64_t near = 0;
+    for (int64_t j = i - m->near_tokens; j <= i + m->near_tokens; j++) near += sees(fact, text, j);
+    fact->chance[MHA_MEASURE_PREVIOUS] = chance_of(fact, sees(fact, text, i - 1));
+    fact->chance[MHA_MEASURE_NEXT] = chance_of(fact, sees(fact, text, i + 1));
+    fact->chance[MHA_MEASURE_SELF] = chance_of(fact, sees(fact, text, i));
+    fact->chance[MHA_MEASURE_NEAR] = chance_of(fact, near);
+    double distance = 0;
+    for (int64_t j = fact->begin; j < fact->end; j++)
+        if (fact->visible[j]) distance += (double)(j > i ? j - i : i - j);
+    fact->chance[MHA_MEASURE_DISTANCE] = distance / (double)fact->keys;
+    if (text->given.segments) {
+        fact->chance[MHA_MEASURE_SEGMENT] = chance_of(fact, fact->in_segment);
+        if (fact->in_segment > 1) /* evenness needs two */
+            fact->chance[MHA_MEASURE_BLOCK] = fact->chance[MHA_MEASURE_SEGMENT];
+    }
+}
+
+static void repeats(const mhai_head_text *text, mhai_head_fact *fact)
+{
+    const int64_t i = fact->i;
+    int64_t copies = 0, followers = 0;
+    for (int64_t j = text->same_before[i]; j >= 0; j = text->same_before[j]) {
+        copies += fact->visible[j];
+        followers += mhai_head_text_is_follower(text, i, j) && fact->visible[j + 1];
+    }
+    for (int64_t j = text->same_after[i]; j >= 0; j = text->same_after[j])
+        copies += fact->visible[j];
+    fact->chance[MHA_MEASURE_DUPLICATE] = chance_of(fact, copies);
+    fact->chance[MHA_MEASURE_INDUCTION] = chance_of(fact, followers);
+    if (fact->chance[MHA_MEASURE_INDUCTION] >= 0)
+        fact->chance[MHA_MEASURE_INDUCTION_MEAN] = 1 / (double)fact->keys;
+}
+
+static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
+{
+    const mhai_head_text *text = &m->text;
+    const double keys = (double)fact->keys;
+    for (int n = 0; n < MHAI_HEAD_ROW_MEASURES; n++) fact->chance[n] = -1;
+    if (fact->keys < 1) return;
+    if (sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
+    if (fact->keys < 2) return;
+    const int64_t separators = count_marked(fact, text->given.separators);
+    fact->chance[MHA_MEASURE_FIRST] = chance_of(fact, sees(fact, text, 0));
+    fact->chance[MHA_MEASURE_SEPARATOR] = chance_of(fact, separators);
+    fact->chance[MHA_MEASURE_RARE] = chance_of(fact, count_rarest(fact, text));
+    if (separators < fact->keys) fact->chance[MHA_MEASURE_CONFIDENCE] = 1 / keys;
+    fact->chance[MHA_MEASURE_ENTROPY] = log(keys);
+    fact->chance[MHA_MEASURE_EVENNESS] = fact->chance[MHA_MEASURE_BROAD] = 1;
+    if (fact->cosine && fact->i >= 0 && fact->keys > 2) fact->chance[MHA_MEASURE_COSINE] = 0;
+    if (fact->i < 0) return;
+    positions(m, fact);
+    if (text->same_before) repeats(text, fact);
+}
+
+/* ---- cosines -----------------------------------------------------------------------------------
+ */
+
+static float input(const mha_tensor *x, int64_t s, int64_t c)
+{
+    return ((const float *)x->data)[s * x->stride[0] + c * x->stride[1]];
+}
+
+static double product(const mha_tensor *x, int64_t a, int64_t b)
+{
+    double sum = 0;
+    for (int64_t c = 0; c < x->shape[1]; c++)
+        sum += (double)input(x, a, c) * (double)input(x, b, c);
+    return sum;
+}
+
+static void find_cosines(const fact_job *job, mhai_head_fact *fact)
+{
+    for (int64_t j = fact->begin; j < fact->end; j++) {
+        const double norms = job->norm[fact->i] * job->norm[j];
+        fact->cosine[j] =
+            fact->visible[j] && norms > 0 ? product(&job->m->inputs, fact->i, j) / norms : 0;
+    }
+}
+
+/* ---- a block of rows ---------------------------------------------------------------------------
+ */
+
+static void make_fact(void *argument, int64_t item, int worker)
+{
+    const fact_job *job = argument;
+    const mhai_head_text *text = &job->m->text;
+    mhai_head_fact *fact = &job->facts[item];
+    (void)worker;
+    fact->t = job->row + item;
+    fact->skipped = text->given.skip_queries && text->given.skip_queries[fact->t];
+    find_keys(text, fact);
+    count_keys(text, fact);
+    find_chances(job->m, fact);
+    if (fact->cosine && fact->i >= 0) find_cosines(job, fact);
+}
+
+typedef struct norm_job {
+    const mha_tensor *x;
+    double *norm;
+} norm_job;
+
+static void make_norm(void *argument, int64_t s, int worker)
+{
+    const norm_job *job = argument;
+    (void)worker;
+    job->norm[s] = sqrt(product(job->x, s, s));
+}
+
+static mha_status take(mha_context *context, int64_t rows, int64_t width, size_t size,
+                       void **memory)
+{
+    int64_t count;
+    if (!mhai_mul_i64(rows, width, &count))
+        return mha_fail(MHA_ERR_SIZE, "%lld rows of %lld keys do not fit in memory",
+                        (long long)rows, (long long)width);
+    return mha_scratch_alloc(context, count, size, memory);
+}
+
+mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count,
+                                mhai_head_fact **facts)
+{
+    const int64_t S = m->text.given.keys;
+    const bool inputs = m->inputs_layer == m->layer;
+    void *memory, *visible, *cosine = NULL, *norm = NULL;
+    MHA_TRY(take(m->context, count, 1, sizeof(mhai_head_fact), &memory));
+    MHA_TRY(take(m->context, count, S, 1, &visible));
+    if (inputs) {
+        MHA_TRY(take(m->context, count, S, sizeof(double), &cosine));
+        MHA_TRY(take(m->context, S, 1, sizeof(double), &norm));
+        mha_parallel_for(m->context, S, make_norm, &(norm_job){&m->inputs, norm});
+    }
+    fact_job job = {.m = m, .row = row, .facts = memory, .norm = norm};
+    for (int64_t r = 0; r < count; r++)
+        job.facts[r] = (mhai_head_fact){.visible = (uint8_t *)visible + r * S,
+                                        .cosine = inputs ? (double *)cosine + r * S : NULL};
+    mha_parallel_for(m->context, count, make_fact, &job);
+    *facts = job.facts;
+    return MHA_OK;
+}

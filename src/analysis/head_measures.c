@@ -1,0 +1,526 @@
+/* mha_head_measures: life, and the calls that feed it.
+ *
+ * A layer's rows go into sums of their own (maps), which join those of all texts when its last row
+ * has come: a text that breaks off leaves no trace. Heads are shared out among the threads; each
+ * sum has one owner and one order. */
+#include "analysis/head_measures.h"
+
+#include "base/checked.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { FARTHEST_OFFSET = 8, MOST_OFFSETS = 64, NEAR_TOKENS = 2, MOST_NEAR = 1024, RARE_RANK = 500 };
+
+/* ---- life --------------------------------------------------------------------------------------
+ */
+
+static void *take(const mha_head_measures *m, int64_t count, size_t size)
+{
+    size_t bytes;
+    if (count < 0 || !mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX)
+        return NULL;
+    void *memory = m->allocator.alloc(m->allocator.user, bytes ? bytes : 1, 64);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+static void give(const mha_head_measures *m, void *memory, int64_t count, size_t size)
+{
+    const size_t bytes = (size_t)count * size;
+    if (memory) m->allocator.release(m->allocator.user, memory, bytes ? bytes : 1);
+}
+
+static int64_t heads_of(const mha_head_measures *m)
+{
+    return m->first_head ? m->first_head[m->layers] : 0;
+}
+
+static int64_t ats(const mha_head_measures *m)
+{
+    return 2 * m->offsets + 1;
+}
+
+static int64_t far_links(const mha_head_measures *m)
+{
+    return 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
+}
+
+static void give_names(mha_head_measures *m)
+{
+    for (int64_t r = 0; m->names && r < m->relations; r++)
+        if (m->names[r]) give(m, m->names[r], (int64_t)strlen(m->names[r]) + 1, 1);
+    give(m, m->names, m->relations, sizeof *m->names);
+}
+
+void mha_head_measures_destroy(mha_head_measures *m)
+{
+    if (!m) return;
+    mhai_head_text_close(m);
+    if (m->map_memory) m->allocator.release(m->allocator.user, m->map_memory, m->map_bytes);
+    give_names(m);
+    give(m, m->all_at, heads_of(m) * ats(m), sizeof *m->all_at);
+    give(m, m->all_links, heads_of(m) * 2 * m->relations, sizeof *m->all_links);
+    give(m, m->kept, heads_of(m), sizeof *m->kept);
+    give(m, m->maps, m->most_heads, sizeof *m->maps);
+    give(m, m->link_offsets, far_links(m), sizeof *m->link_offsets);
+    give(m, m->link_count, 2 * m->relations, sizeof *m->link_count);
+    give(m, m->first_head, m->layers + 1, sizeof *m->first_head);
+    give(m, m->done, m->layers, sizeof *m->done);
+    mha_allocator allocator = m->allocator;
+    allocator.release(allocator.user, m, sizeof *m);
+}
+
+static mha_status check_desc(mha_head_measures_desc *d)
+{
+    if (d->flags != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_measures_desc: flags 0x%x are unknown",
+                        (unsigned)d->flags);
+    if (d->farthest_offset == 0) d->farthest_offset = FARTHEST_OFFSET;
+    if (d->near_tokens == 0) d->near_tokens = NEAR_TOKENS;
+    if (d->rare_rank == 0) d->rare_rank = RARE_RANK;
+    if (d->layers < 1 || d->layers > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_desc: layers is %lld, expected 1..%d",
+                        (long long)d->layers, INT32_MAX);
+    if (!d->heads) return mha_fail(MHA_ERR_NULL, "mha_head_measures_desc: heads is NULL");
+    if (d->farthest_offset < 1 || d->farthest_offset > MOST_OFFSETS)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_measures_desc: farthest_offset is %lld, expected 1..%d",
+                        (long long)d->farthest_offset, (int)MOST_OFFSETS);
+    if (d->near_tokens < 1 || d->near_tokens > MOST_NEAR)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_measures_desc: near_tokens is %lld, expected 1..%d",
+                        (long long)d->near_tokens, (int)MOST_NEAR);
+    if (d->rare_rank < -1)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_measures_desc: rare_rank is %lld, expected a rank, or -1 for any",
+                        (long long)d->rare_rank);
+    if (d->relations < 0 || d->relations > INT16_MAX || (d->relations > 0 && !d->names))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_measures_desc: %lld relations%s; expected 0..%d with names",
+                        (long long)d->relations, d->names ? "" : " without names", INT16_MAX);
+    return MHA_OK;
+}
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "mha_head_measures: out of memory");
+}
+
+static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
+{
+    m->first_head = take(m, m->layers + 1, sizeof *m->first_head);
+    if (!m->first_head) return no_memory();
+    for (int64_t l = 0; l < m->layers; l++) {
+        if (heads[l] < 0 || heads[l] > INT16_MAX)
+            return mha_fail(MHA_ERR_ARGUMENT, "heads[%lld] is %lld, expected 0..%d", (long long)l,
+                            (long long)heads[l], INT16_MAX);
+        m->first_head[l + 1] = m->first_head[l] + heads[l];
+        m->most_heads = mhai_max_i64(m->most_heads, heads[l]);
+    }
+    return MHA_OK;
+}
+
+static mha_status copy_names(mha_head_measures *m, const char *const *names)
+{
+    m->names = take(m, m->relations, sizeof *m->names);
+    if (!m->names) return no_memory();
+    for (int64_t r = 0; r < m->relations; r++) {
+        if (!names[r]) return mha_fail(MHA_ERR_NULL, "names[%lld] is NULL", (long long)r);
+        m->names[r] = take(m, (int64_t)strlen(names[r]) + 1, 1);
+        if (!m->names[r]) return no_memory();
+        memcpy(m->names[r], names[r], strlen(names[r]) + 1);
+    }
+    return MHA_OK;
+}
+
+static mha_status take_sums(mha_head_measures *m)
+{
+    const int64_t heads = heads_of(m);
+    m->kept = take(m, heads, sizeof *m->kept);
+    m->maps = take(m, m->most_heads, sizeof *m->maps);
+    m->all_at = take(m, heads * ats(m), sizeof *m->all_at);
+    m->all_links = take(m, heads * 2 * m->relations, sizeof *m->all_links);
+    m->link_offsets = take(m, far_links(m), sizeof *m->link_offsets);
+    m->link_count = take(m, 2 * m->relations, sizeof *m->link_count);
+    m->done = take(m, m->layers, sizeof *m->done);
+    if (!m->kept || !m->maps || !m->all_at || !m->all_links || !m->link_offsets || !m->link_count ||
+        !m->done)
+        return no_memory();
+    for (int64_t h = 0; h < heads; h++) {
+        m->kept[h].at = m->all_at + h * ats(m);
+        m->kept[h].links = m->all_links + h * 2 * m->relations;
+        m->kept[h].details.column_text = m->kept[h].details.cut_text = -1;
+    }
+    return MHA_OK;
+}
+
+mha_status mha_head_measures_create(mha_context *context, const mha_head_measures_desc *desc,
+                                    mha_head_measures **measures)
+{
+    mha_head_measures_desc d;
+    mha_status status;
+    if (!context || !desc || !measures)
+        return mha_fail(MHA_ERR_NULL, "mha_head_measures_create: %s is NULL",
+                        !context ? "context"
+                        : !desc  ? "desc"
+                                 : "measures");
+    MHA_TRY(mhai_struct_copy("mha_head_measures_desc", &d, sizeof d, sizeof d, desc));
+    MHA_TRY(check_desc(&d));
+    const mha_allocator a = mha_context_allocator(context);
+    mha_head_measures *m = a.alloc(a.user, sizeof *m, _Alignof(mha_head_measures));
+    if (!m) return no_memory();
+    *m = (mha_head_measures){.context = context,
+                             .allocator = a,
+                             .layers = d.layers,
+                             .offsets = d.farthest_offset,
+                             .near_tokens = d.near_tokens,
+                             .rare_rank = d.rare_rank,
+                             .relations = d.relations,
+                             .layer = -1,
+                             .inputs_layer = -1};
+    MHA_TRY_GOTO(count_heads(m, d.heads), fail);
+    MHA_TRY_GOTO(copy_names(m, d.names), fail);
+    MHA_TRY_GOTO(take_sums(m), fail);
+    *measures = m;
+    return MHA_OK;
+fail:
+    mha_head_measures_destroy(m);
+    return status;
+}
+
+/* ---- texts -------------------------------------------------------------------------------------
+ */
+
+mha_status mha_head_measures_begin(mha_head_measures *m, const mha_heads_text *text)
+{
+    if (!m || !text)
+        return mha_fail(MHA_ERR_NULL, "mha_head_measures_begin: %s is NULL",
+                        m ? "text" : "measures");
+    if (m->open)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_begin: a text is open; end it first");
+    MHA_TRY(mhai_head_text_open(m, text));
+    m->layer = m->inputs_layer = -1;
+    memset(m->done, 0, (size_t)m->layers * sizeof *m->done);
+    return MHA_OK;
+}
+
+static mha_status check_layer(const mha_head_measures *m, int64_t layer)
+{
+    if (!m) return mha_fail(MHA_ERR_NULL, "mha_head_measures: is NULL");
+    if (!m->open)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures: no text is open; begin one");
+    if (layer < 0 || layer >= m->layers)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures: layer %lld, expected 0..%lld",
+                        (long long)layer, (long long)m->layers - 1);
+    if (m->done[layer] || (m->layer >= 0 && m->layer != layer))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures: layer %lld %s", (long long)layer,
+                        m->done[layer] ? "has all its rows" : "begins before another is finished");
+    return MHA_OK;
+}
+
+mha_status mha_head_measures_inputs(mha_head_measures *m, int64_t layer, const mha_tensor *x)
+{
+    MHA_TRY(check_layer(m, layer));
+    if (m->layer == layer)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_inputs: layer %lld has begun",
+                        (long long)layer);
+    m->inputs_layer = -1;
+    if (!x) return MHA_OK;
+    MHA_TRY(mhai_tensor_check("x", x, MHA_F32, 2, (int64_t[]){m->text.given.keys, -1}));
+    m->inputs = *x;
+    m->inputs_layer = layer;
+    return MHA_OK;
+}
+
+/* How often each offset of a link occurs does not depend on heads. */
+static void count_offsets(mha_head_measures *m)
+{
+    const mhai_head_text *x = &m->text;
+    for (int64_t n = 0; n < x->probes_count; n++) {
+        const mhai_head_probe *probe = &x->probes[n];
+        if (!mhai_head_text_eligible(x, probe)) continue;
+        m->link_count[probe->slot]++;
+        if (probe->offset < -MHAI_HEAD_FAR_LINK || probe->offset > MHAI_HEAD_FAR_LINK) continue;
+        m->link_offsets[probe->slot * (2 * MHAI_HEAD_FAR_LINK + 1) + probe->offset +
+                        MHAI_HEAD_FAR_LINK]++;
+    }
+}
+
+mha_status mha_head_measures_end(mha_head_measures *m)
+{
+    if (!m) return mha_fail(MHA_ERR_NULL, "mha_head_measures_end: measures is NULL");
+    if (!m->open)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_end: no text is open; begin one");
+    const int64_t layer = m->layer, row = m->row, rows = m->text.given.queries;
+    count_offsets(m);
+    mhai_head_text_close(m);
+    m->texts++;
+    m->layer = m->inputs_layer = -1;
+    if (layer >= 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_measures_end: layer %lld got %lld of %lld rows and is left out",
+                        (long long)layer, (long long)row, (long long)rows);
+    return MHA_OK;
+}
+
+/* ---- the present layer's sums
+ * -------------------------------------------------------------------- */
+
+static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
+{
+    void *part = memory ? memory + *used : NULL;
+    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
+    return part;
+}
+
+static size_t lay_out(const mha_head_measures *m, unsigned char *memory, mhai_head_map *map)
+{
+    const int64_t S = m->text.given.keys, diagonals = S + m->text.given.queries;
+    size_t used = 0;
+    *map = (mhai_head_map){0};
+    map->own.at = carve(memory, &used, ats(m), sizeof *map->own.at);
+    map->own.links = carve(memory, &used, 2 * m->relations, sizeof *map->own.links);
+    map->column = carve(memory, &used, S, sizeof *map->column);
+    map->column_even = carve(memory, &used, S, sizeof *map->column_even);
+    map->column_rows = carve(memory, &used, S, sizeof *map->column_rows);
+    map->diagonal = carve(memory, &used, diagonals, sizeof *map->diagonal);
+    map->diagonal_rows = carve(memory, &used, diagonals, sizeof *map->diagonal_rows);
+    map->word =
+        carve(memory, &used, m->text.probes_count > 0 ? m->text.words : 0, sizeof *map->word);
+    return used;
+}
+
+static mha_status begin_layer(mha_head_measures *m, int64_t layer)
+{
+    mhai_head_map sized;
+    const int64_t heads = m->first_head[layer + 1] - m->first_head[layer];
+    const size_t each = lay_out(m, NULL, &sized);
+    size_t bytes;
+    if (!mhai_mul_size(each, (size_t)heads, &bytes)) return no_memory();
+    if (bytes > m->map_bytes) {
+        void *grown = m->allocator.alloc(m->allocator.user, bytes, 64);
+        if (!grown)
+            return mha_fail(MHA_ERR_NOMEM, "mha_head_measures: cannot allocate %zu bytes", bytes);
+        if (m->map_memory) m->allocator.release(m->allocator.user, m->map_memory, m->map_bytes);
+        m->map_memory = grown;
+        m->map_bytes = bytes;
+    }
+    if (bytes > 0) memset(m->map_memory, 0, bytes);
+    for (int64_t h = 0; h < heads; h++)
+        lay_out(m, (unsigned char *)m->map_memory + (size_t)h * each, &m->maps[h]);
+    m->layer = layer;
+    m->row = 0;
+    return MHA_OK;
+}
+
+static void join(const mha_head_measures *m, mhai_head_kept *to, const mhai_head_kept *from)
+{
+    for (int n = 0; n < MHAI_HEAD_SUMS; n++) {
+        to->sum[n].value += from->sum[n].value;
+        to->sum[n].chance += from->sum[n].chance;
+        to->sum[n].rows += from->sum[n].rows;
+    }
+    for (int64_t n = 0; n < ats(m); n++) {
+        to->at[n].mass += from->at[n].mass;
+        to->at[n].chance += from->at[n].chance;
+        to->at[n].rows += from->at[n].rows;
+        to->at[n].largest += from->at[n].largest;
+    }
+    for (int64_t n = 0; n < 2 * m->relations; n++) {
+        to->links[n].mass += from->links[n].mass;
+        to->links[n].chance += from->links[n].chance;
+        to->links[n].share += from->links[n].share;
+        to->links[n].hits += from->links[n].hits;
+        to->links[n].links += from->links[n].links;
+    }
+    mha_head_details *d = &to->details;
+    const mha_head_details *f = &from->details;
+    if (f->column_text >= 0 && (d->column_text < 0 || from->best_column > to->best_column)) {
+        to->best_column = from->best_column;
+        d->column_text = f->column_text;
+        d->columns = f->columns;
+        memcpy(d->column, f->column, sizeof d->column);
+    }
+    if (f->cut_text >= 0 && (d->cut_text < 0 || from->best_cut > to->best_cut)) {
+        to->best_cut = from->best_cut;
+        d->cut_text = f->cut_text;
+        d->cut = f->cut;
+    }
+}
+
+typedef struct finish_job {
+    mha_head_measures *m;
+    unsigned char *memory;
+    size_t bytes;
+} finish_job;
+
+static void finish_head(void *argument, int64_t h, int worker)
+{
+    const finish_job *job = argument;
+    mha_head_measures *m = job->m;
+    mhai_head_finish_map(m, &m->maps[h], job->memory + (size_t)worker * job->bytes);
+    join(m, &m->kept[m->first_head[m->layer] + h], &m->maps[h].own);
+}
+
+/* ---- rows --------------------------------------------------------------------------------------
+ */
+
+typedef struct row_job {
+    mha_head_measures *m;
+    const mha_tensor *p;
+    const mhai_head_fact *facts;
+    double *row;    /* [workers][S] */
+    int64_t *fault; /* [H] 1 + the place of what is wrong in row r, at key j: r * S + j; or 0 */
+} row_job;
+
+static void read_row(const mha_tensor *p, int64_t h, int64_t r, double *row)
+{
+    const int64_t start = h * p->stride[0] + r * p->stride[1], step = p->stride[2];
+    const int64_t keys = p->shape[2];
+    if (p->dtype == MHA_F64) {
+        const double *from = (const double *)p->data + start;
+        for (int64_t j = 0; j < keys; j++) row[j] = from[j * step];
+    } else {
+        const float *from = (const float *)p->data + start;
+        for (int64_t j = 0; j < keys; j++) row[j] = (double)from[j * step];
+    }
+}
+
+static void check_head(void *argument, int64_t h, int worker)
+{
+    const row_job *job = argument;
+    const int64_t S = job->p->shape[2];
+    double *row = job->row + worker * S;
+    for (int64_t r = 0; r < job->p->shape[1]; r++) {
+        double sum = 0;
+        read_row(job->p, h, r, row);
+        for (int64_t j = 0; j < S; j++) {
+            sum += row[j];
+            if (row[j] == 0) continue;
+            if (!(row[j] > 0) || !job->facts[r].visible[j] || !(sum <= 1.001)) {
+                job->fault[h] = 1 + r * S + j;
+                return;
+            }
+        }
+    }
+}
+
+static mha_status report_fault(const row_job *job, int64_t row)
+{
+    const mha_tensor *p = job->p;
+    for (int64_t h = 0; h < p->shape[0]; h++) {
+        if (job->fault[h] == 0) continue;
+        const int64_t r = (job->fault[h] - 1) / p->shape[2], j = (job->fault[h] - 1) % p->shape[2];
+        read_row(p, h, r, job->row);
+        const double a = job->row[j];
+        return mha_fail(MHA_ERR_NUMERIC, "head %lld, row %lld: %s (weight %g of key %lld)",
+                        (long long)h, (long long)(row + r),
+                        !(a >= 0) || !isfinite(a)   ? "a weight is negative or not finite; are "
+                                                      "these scores before softmax?"
+                        : !job->facts[r].visible[j] ? "the text says that this key is not seen; "
+                                                      "is it causal?"
+                                                    : "weights sum to more than 1; are these "
+                                                      "scores before softmax?",
+                        a, (long long)j);
+    }
+    return MHA_OK;
+}
+
+static void add_head(void *argument, int64_t h, int worker)
+{
+    const row_job *job = argument;
+    double *row = job->row + worker * job->p->shape[2];
+    for (int64_t r = 0; r < job->p->shape[1]; r++) {
+        read_row(job->p, h, r, row);
+        mhai_head_row_add(job->m, &job->facts[r], row, &job->m->maps[h]);
+    }
+}
+
+/* Everything that rows need is taken before the first of them is counted. */
+typedef struct row_memory {
+    mhai_head_fact *facts;
+    void *rows, *faults, *finish;
+    size_t finish_bytes;
+} row_memory;
+
+static mha_status take_row_memory(mha_head_measures *m, int64_t row, const mha_tensor *p,
+                                  row_memory *memory)
+{
+    const int64_t threads = mha_context_threads(m->context), S = p->shape[2];
+    memory->finish_bytes = (size_t)mhai_round_up((int64_t)mhai_head_finish_bytes(m), 64);
+    MHA_TRY(mhai_head_facts_make(m, row, p->shape[1], &memory->facts));
+    MHA_TRY(mha_scratch_alloc(m->context, threads * S, sizeof(double), &memory->rows));
+    MHA_TRY(mha_scratch_alloc(m->context, p->shape[0], sizeof(int64_t), &memory->faults));
+    memset(memory->faults, 0, (size_t)p->shape[0] * sizeof(int64_t));
+    return mha_scratch_alloc(m->context, threads, memory->finish_bytes, &memory->finish);
+}
+
+static mha_status add_rows(mha_head_measures *m, int64_t row, const mha_tensor *p)
+{
+    row_memory memory;
+    MHA_TRY(take_row_memory(m, row, p, &memory));
+    row_job job = {
+        .m = m, .p = p, .facts = memory.facts, .row = memory.rows, .fault = memory.faults};
+    mha_parallel_for(m->context, p->shape[0], check_head, &job);
+    MHA_TRY(report_fault(&job, row));
+    mha_parallel_for(m->context, p->shape[0], add_head, &job);
+    m->row += p->shape[1];
+    if (m->row < m->text.given.queries) return MHA_OK;
+    finish_job finish = {.m = m, .memory = memory.finish, .bytes = memory.finish_bytes};
+    mha_parallel_for(m->context, p->shape[0], finish_head, &finish);
+    m->done[m->layer] = true;
+    m->layer = -1;
+    return MHA_OK;
+}
+
+mha_status mha_head_measures_rows(mha_head_measures *m, int64_t layer, int64_t row,
+                                  const mha_tensor *p)
+{
+    MHA_TRY(check_layer(m, layer));
+    const int64_t heads = m->first_head[layer + 1] - m->first_head[layer];
+    const int64_t next = m->layer == layer ? m->row : 0, rows = m->text.given.queries;
+    if (!p) return mha_fail(MHA_ERR_NULL, "mha_head_measures_rows: p is NULL");
+    MHA_TRY(mhai_tensor_check("p", p, p->dtype == MHA_F64 ? MHA_F64 : MHA_F32, 3,
+                              (int64_t[]){heads, -1, m->text.given.keys}));
+    if (row != next || p->shape[1] > rows - row)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_measures_rows: rows %lld..%lld of %lld, expected to go on at "
+                        "row %lld",
+                        (long long)row, (long long)(row + p->shape[1]) - 1, (long long)rows,
+                        (long long)next);
+    if (p->shape[1] == 0) return MHA_OK;
+    const bool fresh = m->layer < 0;
+    if (fresh) MHA_TRY(begin_layer(m, layer));
+    const mha_scratch_mark mark = mha_scratch_top(m->context);
+    const mha_status status = add_rows(m, row, p);
+    if (status != MHA_OK && fresh) m->layer = -1;
+    mha_scratch_release(m->context, mark);
+    return status;
+}
+
+typedef struct feed {
+    mha_head_measures *m;
+    int64_t layer;
+} feed;
+
+static mha_status feed_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    const feed *to = user;
+    (void)b;
+    return mha_head_measures_rows(to->m, to->layer, row, p);
+}
+
+mha_status mha_head_measures_attention(mha_head_measures *m, int64_t layer,
+                                       const mha_attention_desc *desc, const mha_tensor *q,
+                                       const mha_tensor *k)
+{
+    MHA_TRY(check_layer(m, layer));
+    if (q && q->ndim > 0 && q->shape[0] != 1)
+        return mha_fail(MHA_ERR_SHAPE,
+                        "mha_head_measures_attention: q: dim 0 is %lld, expected one sequence",
+                        (long long)q->shape[0]);
+    return mha_attention_visit_rows(m->context, desc, q, k, 0, feed_rows, &(feed){m, layer});
+}

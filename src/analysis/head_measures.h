@@ -1,0 +1,161 @@
+/* Inside mha_head_measures: what is kept of a head, and the steps from a row to a score.
+ *
+ *   head_text.c       a text checked; places of equal tokens, the probes of its links
+ *   head_facts.c      what a row may be measured on, the same for all heads: its keys, chances
+ *   head_row.c        one row of one head into the head's sums
+ *   head_finish.c     sums of a whole map into scores of columns, blocks and families
+ *   head_measures.c   life, and the public calls that feed
+ *   head_scores.c     the public calls that read
+ *   head_roles.c      roles
+ */
+#ifndef MHAI_HEAD_MEASURES_H
+#define MHAI_HEAD_MEASURES_H
+
+#include <multihead/component.h>
+#include <multihead/heads.h>
+
+enum {
+    MHAI_HEAD_ROW_MEASURES = MHA_MEASURE_COSINE + 1, /* these are sums over rows */
+    MHAI_HEAD_SUMS = MHA_MEASURE_DIAGONAL,           /* these are kept; the rest is derived */
+    MHAI_HEAD_CUTS = 64,    /* candidates for the best cut: all up to 64 keys, then evenly spaced */
+    MHAI_HEAD_GRID = 16,    /* blocks of the block family, in each direction */
+    MHAI_HEAD_FAR_LINK = 64 /* offsets of links in words, for the baseline */
+};
+
+/* A share of the map, the same for each family: 1 / 8 of the pairs that are visible. */
+#define MHAI_HEAD_AREA 0.125
+
+typedef struct mhai_head_sum {
+    double value, chance;
+    int64_t rows;
+} mhai_head_sum;
+
+typedef struct mhai_head_at { /* one offset */
+    double mass, chance;
+    int64_t rows, largest;
+} mhai_head_at;
+
+typedef struct mhai_head_link_sum { /* one relation and direction */
+    double mass, chance, share;     /* share: chance of the mass */
+    int64_t hits, links;
+} mhai_head_link_sum;
+
+/* What is kept of a head over all texts, and, apart from it, over the present layer's rows. */
+typedef struct mhai_head_kept {
+    mhai_head_sum sum[MHAI_HEAD_SUMS];
+    mha_head_details details;
+    double best_column, best_cut; /* corrected, of the texts that details name */
+    mhai_head_at *at;             /* [2 farthest_offset + 1] */
+    mhai_head_link_sum *links;    /* [relations][2] */
+} mhai_head_kept;
+
+/* The present layer's sums of one head; arrays are parts of one block. */
+typedef struct mhai_head_map {
+    mhai_head_kept own;
+    int64_t rows;                   /* that count: not skipped, some weight, at least two keys */
+    int64_t broad_rows, sharp_rows; /* evenness above 0.9; below 0.6 */
+    double *column, *column_even;   /* [S] mass; sum of 1 / N over the rows that see the key */
+    int64_t *column_rows;           /* [S] */
+    double *diagonal;               /* [S + T - 1] mass at j - t + T - 1 */
+    int64_t *diagonal_rows;
+    double cut[MHAI_HEAD_CUTS], cut_even[MHAI_HEAD_CUTS];
+    int64_t cut_rows[MHAI_HEAD_CUTS];
+    double grid[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
+    int64_t grid_area[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
+    double *word; /* [words] the present probe's row, by words */
+} mhai_head_map;
+
+/* A link in one direction: in the rows of one group, `word` is the partner. */
+typedef struct mhai_head_probe {
+    int64_t group_row, group_end; /* token rows */
+    int64_t from, to;             /* words; from -1: none is left out */
+    int64_t slot;                 /* relation * 2 + direction */
+    int64_t offset;               /* to - the link's own word */
+} mhai_head_probe;
+
+typedef struct mhai_head_text {
+    mha_heads_text given;
+    int64_t *same_before,
+        *same_after;        /* [S] nearest place of the same token, or -1; NULL: no ids */
+    int64_t rarest, second; /* largest ranks; -1: none */
+    int64_t *word_of;       /* [S] */
+    int64_t words;
+    uint8_t *word_open;             /* [words] may be a partner: not special, no separator */
+    int64_t *word_begin, *word_end; /* [words] token ranges */
+    mhai_head_probe *probes;        /* by group_row */
+    int64_t probes_count;
+    int64_t *probe_at; /* [T] the first probe whose group holds the row, or -1 */
+    int64_t cuts, cut_at[MHAI_HEAD_CUTS];
+    uint8_t *cut_bin;  /* [S] how many cuts are at or before the key */
+    uint8_t *grid_bin; /* [S] */
+} mhai_head_text;
+
+/* What a row may be measured on. */
+typedef struct mhai_head_fact {
+    int64_t t, i;       /* i: its key position; -1 across texts or outside */
+    int64_t begin, end; /* all keys that it sees lie in it */
+    int64_t keys;       /* N */
+    bool skipped;       /* by the caller */
+    int64_t in_segment; /* visible keys of its segment */
+    uint8_t *visible;   /* [S] */
+    double *cosine;     /* [S] of inputs i and j, or NULL */
+    int64_t bin[MHAI_HEAD_CUTS + 1], cell[MHAI_HEAD_GRID]; /* visible keys */
+    int64_t grid_row;
+    double chance[MHAI_HEAD_ROW_MEASURES]; /* below 0: not eligible */
+} mhai_head_fact;
+
+struct mha_head_measures {
+    mha_context *context;
+    mha_allocator allocator;
+    int64_t layers, *first_head; /* [layers + 1] */
+    int64_t most_heads, offsets, near_tokens, rare_rank, relations;
+    char **names;
+    mhai_head_at *all_at; /* what kept[].at and .links point into */
+    mhai_head_link_sum *all_links;
+    mhai_head_kept *kept;  /* [first_head[layers]] */
+    int64_t *link_offsets; /* [relations][2][2 FAR_LINK + 1] */
+    int64_t *link_count;   /* [relations][2] */
+
+    bool open;
+    int64_t texts; /* that have ended */
+    mhai_head_text text;
+    bool *done;         /* [layers] */
+    int64_t layer, row; /* being fed, -1: none; its next row */
+    mha_tensor inputs;
+    int64_t inputs_layer; /* -1: none */
+    void *text_memory;
+    size_t text_bytes;
+    mhai_head_map *maps; /* [most_heads] */
+    void *map_memory;
+    size_t map_bytes;
+};
+
+/* head_text.c */
+MHA_NODISCARD mha_status mhai_head_text_open(mha_head_measures *m, const mha_heads_text *text);
+void mhai_head_text_close(mha_head_measures *m);
+
+bool mhai_head_text_is_rarest(const mhai_head_text *text, int64_t j);
+/* Is the key after j, an earlier place of token i, a follower: neither i nor the same token? */
+bool mhai_head_text_is_follower(const mhai_head_text *text, int64_t i, int64_t j);
+
+/* A probe that every head is measured on: the partner may be one, is seen, and is not alone. */
+bool mhai_head_text_eligible(const mhai_head_text *text, const mhai_head_probe *probe);
+
+/* head_facts.c: does query t see key j? */
+bool mhai_head_facts_sees(const mhai_head_text *text, int64_t t, int64_t j);
+/* Facts of rows row .. row+count-1, in scratch. */
+MHA_NODISCARD mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count,
+                                              mhai_head_fact **facts);
+
+/* head_row.c: a row is a[S], in double. */
+void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, const double *a,
+                       mhai_head_map *map);
+
+/* head_finish.c: worker's memory of mhai_head_finish_bytes() */
+size_t mhai_head_finish_bytes(const mha_head_measures *m);
+void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *memory);
+
+/* head_scores.c */
+mha_head_score mhai_head_scores_share(double value, double chance, int64_t rows);
+
+#endif

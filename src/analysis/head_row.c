@@ -1,0 +1,306 @@
+/* One row of one head into the head's sums. Sums run over keys in their order, and rows come in
+ * their order, so that no division into blocks can be seen in a result. */
+#include "analysis/head_measures.h"
+
+#include "base/elementary.h"
+
+#include <string.h>
+
+/* What one pass over a row finds. */
+typedef struct row_sums {
+    double total, entropy, distance, separators;
+    double largest, word; /* of all keys; of those that are no separators */
+    int64_t largest_key;
+    double segment, segment_entropy;
+    double bin[MHAI_HEAD_CUTS + 1], bin_entropy[MHAI_HEAD_CUTS + 1];
+} row_sums;
+
+typedef struct row_work {
+    const mha_head_measures *m;
+    const mhai_head_text *text;
+    const mhai_head_fact *fact;
+    const double *a;
+    mhai_head_map *map;
+    row_sums sums;
+} row_work;
+
+static void count(row_work *x, mha_head_measure which, double value)
+{
+    const double chance = x->fact->chance[which];
+    if (chance < 0) return;
+    mhai_head_sum *sum = &x->map->own.sum[which];
+    sum->value += value;
+    sum->chance += chance;
+    sum->rows++;
+}
+
+/* -a log a; what is below the normal numbers gives 0 */
+static double entropy_of(double a)
+{
+    return a > 1e-300 ? -a * mhai_log(a) : 0;
+}
+
+static void pass(row_work *x)
+{
+    const mhai_head_fact *fact = x->fact;
+    const uint8_t *separators = x->text->given.separators;
+    const int64_t *segments = fact->i >= 0 ? x->text->given.segments : NULL;
+    row_sums *sums = &x->sums;
+    memset(sums, 0, sizeof *sums);
+    sums->largest_key = -1;
+    for (int64_t j = fact->begin; j < fact->end; j++) {
+        const double a = x->a[j];
+        if (!(a > 0)) continue;
+        const double entropy = entropy_of(a);
+        sums->total += a;
+        sums->entropy += entropy;
+        if (a > sums->largest) sums->largest = a, sums->largest_key = j;
+        if (separators && separators[j])
+            sums->separators += a;
+        else if (a > sums->word)
+            sums->word = a;
+        if (segments && segments[j] == segments[fact->i])
+            sums->segment += a, sums->segment_entropy += entropy;
+        sums->distance += a * (double)(j > fact->i ? j - fact->i : fact->i - j);
+        sums->bin[x->text->cut_bin[j]] += a;
+        sums->bin_entropy[x->text->cut_bin[j]] += entropy;
+        x->map->column[j] += a;
+        x->map->diagonal[j - fact->t + x->text->given.queries - 1] += a;
+        x->map->grid[fact->grid_row * MHAI_HEAD_GRID + x->text->grid_bin[j]] += a;
+    }
+}
+
+/* Which keys the row could have looked at. */
+static void count_area(row_work *x)
+{
+    const mhai_head_fact *fact = x->fact;
+    mhai_head_map *map = x->map;
+    const double even = 1 / (double)fact->keys;
+    int64_t *diagonal = map->diagonal_rows + x->text->given.queries - 1 - fact->t;
+    for (int64_t j = fact->begin; j < fact->end; j++) {
+        map->column_rows[j] += fact->visible[j];
+        map->column_even[j] += fact->visible[j] ? even : 0;
+        diagonal[j] += fact->visible[j];
+    }
+    for (int c = 0; c < MHAI_HEAD_GRID; c++)
+        map->grid_area[fact->grid_row * MHAI_HEAD_GRID + c] += fact->cell[c];
+    map->rows++;
+}
+
+/* ---- scores of a row ---------------------------------------------------------------------------
+ */
+
+static double weight(const row_work *x, int64_t j)
+{
+    return j >= 0 && j < x->text->given.keys ? x->a[j] : 0;
+}
+
+/* mass * (entropy of what lies inside / log of its keys): 0 for one key, mass if spread evenly. */
+static double even_mass(double mass, double entropy, int64_t keys)
+{
+    if (!(mass > 1e-300) || keys < 2) return 0;
+    return mass * (entropy / mass + mhai_log(mass)) / mhai_log((double)keys);
+}
+
+static void positions(row_work *x)
+{
+    const int64_t i = x->fact->i, k = x->m->near_tokens, most = x->m->offsets;
+    const double even = 1 / (double)x->fact->keys;
+    double near = 0;
+    for (int64_t j = i - k; j <= i + k; j++) near += weight(x, j);
+    count(x, MHA_MEASURE_PREVIOUS, weight(x, i - 1));
+    count(x, MHA_MEASURE_NEXT, weight(x, i + 1));
+    count(x, MHA_MEASURE_SELF, weight(x, i));
+    count(x, MHA_MEASURE_NEAR, near);
+    count(x, MHA_MEASURE_DISTANCE, x->sums.distance);
+    count(x, MHA_MEASURE_SEGMENT, x->sums.segment);
+    count(x, MHA_MEASURE_BLOCK,
+          even_mass(x->sums.segment, x->sums.segment_entropy, x->fact->in_segment));
+    for (int64_t o = -most; o <= most; o++) {
+        const int64_t j = i + o;
+        if (j < 0 || j >= x->text->given.keys || !x->fact->visible[j]) continue;
+        mhai_head_at *at = &x->map->own.at[o + most];
+        at->mass += x->a[j];
+        at->chance += even;
+        at->rows++;
+        at->largest += x->sums.largest_key == j;
+    }
+}
+
+static void repeats(row_work *x)
+{
+    const mhai_head_text *text = x->text;
+    const int64_t i = x->fact->i;
+    double copies = 0, followers = 0;
+    int64_t targets = 0;
+    for (int64_t j = text->same_before[i]; j >= 0; j = text->same_before[j]) {
+        copies += x->a[j];
+        if (!mhai_head_text_is_follower(text, i, j) || !x->fact->visible[j + 1]) continue;
+        followers += x->a[j + 1];
+        targets++;
+    }
+    for (int64_t j = text->same_after[i]; j >= 0; j = text->same_after[j]) copies += x->a[j];
+    count(x, MHA_MEASURE_DUPLICATE, copies);
+    count(x, MHA_MEASURE_INDUCTION, followers);
+    count(x, MHA_MEASURE_INDUCTION_MEAN, targets ? followers / (double)targets : 0);
+}
+
+static void rarest(row_work *x)
+{
+    double mass = 0;
+    if (x->fact->chance[MHA_MEASURE_RARE] < 0) return;
+    for (int64_t j = x->fact->begin; j < x->fact->end; j++)
+        if (mhai_head_text_is_rarest(x->text, j)) mass += x->a[j];
+    count(x, MHA_MEASURE_RARE, mass);
+}
+
+/* Pearson's correlation over the visible keys but i; rows where either does not vary are left out.
+ */
+static void similar(row_work *x)
+{
+    const mhai_head_fact *fact = x->fact;
+    double n = 0, mean_a = 0, mean_c = 0, aa = 0, cc = 0, ac = 0;
+    if (fact->chance[MHA_MEASURE_COSINE] < 0) return;
+    for (int64_t j = fact->begin; j < fact->end; j++) {
+        if (!fact->visible[j] || j == fact->i) continue;
+        n += 1;
+        mean_a += x->a[j];
+        mean_c += fact->cosine[j];
+    }
+    mean_a /= n;
+    mean_c /= n;
+    for (int64_t j = fact->begin; j < fact->end; j++) {
+        if (!fact->visible[j] || j == fact->i) continue;
+        const double a = x->a[j] - mean_a, c = fact->cosine[j] - mean_c;
+        aa += a * a;
+        cc += c * c;
+        ac += a * c;
+    }
+    /* Below this the differences are rounding: weights come as floats. */
+    const double least = 1e-14 * n;
+    if (aa > least * mean_a * mean_a && cc > least)
+        count(x, MHA_MEASURE_COSINE, ac / sqrt(aa * cc));
+}
+
+/* ---- cuts --------------------------------------------------------------------------------------
+ */
+
+static void cuts(row_work *x)
+{
+    const mhai_head_text *text = x->text;
+    const row_sums *sums = &x->sums;
+    double mass = 0, entropy = 0;
+    int64_t keys = 0;
+    if (x->fact->i < 0) return;
+    for (int64_t c = 0; c < text->cuts; c++) {
+        mass += sums->bin[c], entropy += sums->bin_entropy[c], keys += x->fact->bin[c];
+        const bool first = x->fact->i < text->cut_at[c];
+        const int64_t inside = first ? keys : x->fact->keys - keys;
+        if (inside < 2 || inside == x->fact->keys) continue;
+        const double value = first ? even_mass(mass, entropy, inside)
+                                   : even_mass(sums->total - mass, sums->entropy - entropy, inside);
+        x->map->cut[c] += value;
+        x->map->cut_even[c] += (double)inside / (double)x->fact->keys;
+        x->map->cut_rows[c]++;
+    }
+}
+
+/* ---- links -------------------------------------------------------------------------------------
+ */
+
+/* A word is seen if any of its tokens is. */
+static bool sees_word(const row_work *x, int64_t word)
+{
+    for (int64_t j = x->text->word_begin[word]; j < x->text->word_end[word]; j++)
+        if (x->fact->visible[j]) return true;
+    return false;
+}
+
+static void test_probe(row_work *x, const mhai_head_probe *probe, double total)
+{
+    const mhai_head_text *text = x->text;
+    const double *w = x->map->word;
+    int64_t best = -1, candidates = 0, seen = 0;
+    if (probe->to == probe->from || !text->word_open[probe->to] || !sees_word(x, probe->to)) return;
+    for (int64_t k = 0; k < text->words; k++) {
+        if (!sees_word(x, k)) continue;
+        seen++;
+        if (!text->word_open[k] || k == probe->from) continue;
+        candidates++;
+        if (w[k] > 0 && (best < 0 || w[k] > w[best])) best = k;
+    }
+    if (candidates < 2 || !(total > 0)) return;
+    mhai_head_link_sum *sum = &x->map->own.links[probe->slot];
+    const double rows = (double)(probe->group_end - probe->group_row);
+    sum->links++;
+    sum->hits += best == probe->to;
+    sum->chance += 1 / (double)candidates;
+    sum->mass += w[probe->to] / rows;
+    sum->share += 1 / (double)seen;
+}
+
+/* A word whose rows are not all measured is not. */
+static bool is_skipped(const mhai_head_text *text, const mhai_head_probe *probe)
+{
+    const uint8_t *skip = text->given.skip_queries;
+    for (int64_t t = probe->group_row; skip && t < probe->group_end; t++)
+        if (skip[t]) return true;
+    return false;
+}
+
+static void links(row_work *x)
+{
+    const mhai_head_text *text = x->text;
+    const int64_t first = text->probe_at[x->fact->t];
+    double total = 0;
+    if (first < 0) return;
+    const mhai_head_probe *probe = &text->probes[first];
+    if (x->fact->t == probe->group_row)
+        memset(x->map->word, 0, (size_t)text->words * sizeof(double));
+    for (int64_t j = x->fact->begin; j < x->fact->end; j++)
+        if (text->word_of[j] >= 0) x->map->word[text->word_of[j]] += x->a[j];
+    if (x->fact->t + 1 < probe->group_end || is_skipped(x->text, probe)) return;
+    for (int64_t k = 0; k < text->words; k++) total += x->map->word[k];
+    for (int64_t n = first; n < text->probes_count; n++) {
+        if (text->probes[n].group_row != probe->group_row) break;
+        test_probe(x, &text->probes[n], total);
+    }
+}
+
+/* ---- the row -----------------------------------------------------------------------------------
+ */
+
+static void shape(row_work *x)
+{
+    const double evenness = x->sums.entropy / mhai_log((double)x->fact->keys);
+    count(x, MHA_MEASURE_ENTROPY, x->sums.entropy);
+    count(x, MHA_MEASURE_EVENNESS, evenness);
+    count(x, MHA_MEASURE_BROAD, evenness > 0.78);
+    x->map->broad_rows += evenness > 0.9;
+    x->map->sharp_rows += evenness < 0.6;
+}
+
+void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, const double *a,
+                       mhai_head_map *map)
+{
+    row_work x = {.m = m, .text = &m->text, .fact = fact, .a = a, .map = map};
+    double total = 0;
+    if (x.text->probes_count > 0) links(&x);
+    if (fact->keys < 1 || fact->skipped) return;
+    for (int64_t j = fact->begin; j < fact->end; j++) total += a[j];
+    if (!(total > 0)) return;
+    if (fact->chance[MHA_MEASURE_SINK] >= 0) count(&x, MHA_MEASURE_SINK, a[0]);
+    if (fact->keys < 2) return;
+    pass(&x);
+    count_area(&x);
+    count(&x, MHA_MEASURE_FIRST, weight(&x, 0));
+    count(&x, MHA_MEASURE_SEPARATOR, x.sums.separators);
+    count(&x, MHA_MEASURE_CONFIDENCE, x.sums.word);
+    shape(&x);
+    rarest(&x);
+    cuts(&x);
+    if (fact->i < 0) return;
+    positions(&x);
+    if (x.text->same_before) repeats(&x);
+    similar(&x);
+}

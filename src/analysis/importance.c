@@ -1,0 +1,391 @@
+/* Which heads matter: passes over the batches of the data, with gates closed one by one or with the
+ * gradient by all of them. */
+#include "analysis/importance_parts.h"
+
+#include "base/struct_copy.h"
+#include "nn/nn_check.h"
+#include "nn/transformer_parts.h"
+
+#include <math.h>
+#include <string.h>
+
+const char *mha_importance_name(mha_importance kind)
+{
+    static const char *const names[] = {"gradient",        "gradient-token", "gradient-batch",
+                                        "gradient-signed", "ablation",       "mean-ablation"};
+    return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : NULL;
+}
+
+int64_t mhai_importance_heads(const mhai_importance_run *r, int64_t layer)
+{
+    return mhai_transformer_heads_of(&r->d, layer, false).q;
+}
+
+/* ---- a run --------------------------------------------------------------------------------- */
+
+static mha_status check_input(const mhai_importance_run *r, int64_t i, mha_transformer_input *input)
+{
+    const mha_transformer_input *given = r->data.inputs[i];
+    MHA_TRY(mhai_transformer_check("mha_importance_data", r->t, given, input));
+    if (!input->gates && !input->head_means && !(input->dropout < 0) && !(input->dropout > 0))
+        return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_importance_data: inputs[%lld] has gates, head_means or dropout, which the "
+                    "measurement sets itself",
+                    (long long)i);
+}
+
+static mha_status check_data(mhai_importance_run *r)
+{
+    if (!r->data.inputs || !r->data.loss)
+        return mha_fail(MHA_ERR_NULL, "mha_importance_data: %s is NULL",
+                        r->data.inputs ? "loss" : "inputs");
+    for (int64_t i = 0; i < r->data.batches; i++) {
+        mha_transformer_input input;
+        MHA_TRY(check_input(r, i, &input));
+        const int64_t *shape = input.tokens->shape;
+        r->examples += shape[0];
+        if (shape[0] > r->batch) r->batch = shape[0];
+        if (shape[1] > r->longest) r->longest = shape[1];
+        if (shape[0] * shape[1] > r->tokens) r->tokens = shape[0] * shape[1];
+    }
+    if (r->data.batches >= 1 && r->examples >= 1 && r->tokens >= 1) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_importance_data: %lld batches with %lld sequences and at "
+                    "most %lld tokens; give at least one of each",
+                    (long long)r->data.batches, (long long)r->examples, (long long)r->tokens);
+}
+
+static mha_status check_desc(const mhai_importance_run *r)
+{
+    const mha_importance_desc *desc = &r->desc;
+    if (desc->reserved || r->data.reserved || desc->flags & ~(uint32_t)MHA_IMPORTANCE_NORMALISE)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_importance_desc: flags 0x%x or reserved",
+                        (unsigned)desc->flags);
+    if (!mha_importance_name(desc->kind))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_importance_desc: kind %d is unknown",
+                        (int)desc->kind);
+    if (desc->gates) MHA_TRY(mhai_nn_matrix("gates", desc->gates, r->d.num_layers, r->d.num_heads));
+    if (desc->means)
+        MHA_TRY(
+            mhai_nn_matrix("means", desc->means, r->d.num_layers, r->d.num_heads * r->d.head_dim));
+    return MHA_OK;
+}
+
+static mha_status take(mhai_importance_run *r, int64_t count, size_t size, void **memory)
+{
+    MHA_TRY(mha_scratch_alloc(r->context, count, size, memory));
+    memset(*memory, 0, (size_t)count * size);
+    return MHA_OK;
+}
+
+static mha_status take_scratch(mhai_importance_run *r)
+{
+    const int64_t heads = r->d.num_layers * r->d.num_heads;
+    const bool slopes = r->desc.kind < MHA_IMPORTANCE_ABLATION;
+    void *m[7] = {0};
+    MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[0]));
+    if (slopes) MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[1]));
+    if (slopes) MHA_TRY(take(r, heads * r->tokens, sizeof(float), &m[2]));
+    MHA_TRY(take(r, heads, sizeof(float), &m[3]));
+    MHA_TRY(take(r, heads * r->d.head_dim, sizeof(float), &m[4]));
+    MHA_TRY(take(r, r->batch, sizeof(double), &m[5]));
+    MHA_TRY(take(r, heads, sizeof(double), &m[6]));
+    r->output = m[0], r->slope = m[1], r->shares = m[2], r->gates = m[3], r->means = m[4];
+    r->losses = m[5], r->scores = m[6];
+    for (int64_t i = 0; i < heads; i++)
+        r->gates[i] = r->desc.gates
+                          ? mhai_nn_row(r->desc.gates, i / r->d.num_heads)[i % r->d.num_heads]
+                          : 1.0f;
+    return MHA_OK;
+}
+
+mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
+                                 const mha_transformer *t, const mha_importance_desc *desc,
+                                 const mha_importance_data *data)
+{
+    *r = (mhai_importance_run){.context = context, .t = t};
+    if (!context || !t || !data)
+        return mha_fail(MHA_ERR_NULL, "importance: %s is NULL",
+                        !context ? "context"
+                        : !t     ? "transformer"
+                                 : "data");
+    mha_transformer_describe(t, &r->d);
+    r->width = r->d.flags & MHA_TRANSFORMER_NO_OUTPUT ? r->d.embed_dim : r->d.vocab_size;
+    MHA_TRY(
+        mhai_struct_copy("mha_importance_data", &r->data, sizeof r->data, sizeof r->data, data));
+    if (desc)
+        MHA_TRY(mhai_struct_copy("mha_importance_desc", &r->desc, sizeof r->desc, sizeof r->desc,
+                                 desc));
+    MHA_TRY(check_data(r));
+    MHA_TRY(check_desc(r));
+    MHA_TRY(take_scratch(r));
+    int64_t rows = 0;
+    for (int64_t i = 0; i < r->data.batches; i++) {
+        const mha_tensor *memory = r->data.inputs[i]->memory;
+        if (memory && memory->shape[0] * memory->shape[1] > rows)
+            rows = memory->shape[0] * memory->shape[1];
+    }
+    return mha_activations_create(context, t, r->tokens, rows, &r->a);
+}
+
+void mhai_importance_end(mhai_importance_run *r)
+{
+    mha_activations_destroy(r->a);
+}
+
+/* ---- a pass over the data ------------------------------------------------------------------ */
+
+/* Batch number i of a pass: its input and its output. Holds what input points to. */
+typedef struct turn {
+    mha_transformer_input input;
+    mha_tensor gates, means, output, slope;
+} turn;
+
+static mha_status forward(mhai_importance_run *r, int64_t i, bool means, turn *now)
+{
+    const int64_t L = r->d.num_layers, H = r->d.num_heads;
+    MHA_TRY(check_input(r, i, &now->input));
+    now->input.struct_size = sizeof now->input;
+    const int64_t *tokens = now->input.tokens->shape;
+    const int64_t shape[] = {tokens[0], tokens[1], r->width};
+    now->gates = mhai_transformer_rows(r->gates, L, H, H);
+    now->means = mhai_transformer_rows(r->means, L, H * r->d.head_dim, H * r->d.head_dim);
+    now->input.gates = &now->gates;
+    now->input.head_means = means ? &now->means : NULL;
+    now->output = mha_tensor_contiguous(r->output, MHA_F32, 3, shape);
+    now->slope = mha_tensor_contiguous(r->slope, MHA_F32, 3, shape);
+    return mha_transformer_forward(r->context, r->t, &now->input, r->a, &now->output, NULL, NULL);
+}
+
+static mha_status step(mhai_importance_run *r)
+{
+    r->done++;
+    return r->data.progress ? r->data.progress(r->done, r->passes, r->data.progress_user) : MHA_OK;
+}
+
+/* The mean loss with the gates at hand. */
+static mha_status measure(mhai_importance_run *r, bool means, double *loss)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < r->data.batches; i++) {
+        turn now;
+        MHA_TRY(forward(r, i, means, &now));
+        MHA_TRY(
+            r->data.loss(r->context, i, &now.input, &now.output, NULL, r->losses, r->data.user));
+        for (int64_t b = 0; b < now.output.shape[0]; b++) sum += r->losses[b];
+    }
+    *loss = sum / (double)r->examples;
+    return step(r);
+}
+
+/* ---- gradients ----------------------------------------------------------------------------- */
+
+static double fold(mha_importance kind, const float *shares, int64_t B, int64_t T, int64_t apart)
+{
+    double all = 0, sizes = 0;
+    for (int64_t b = 0; b < B; b++) {
+        double sum = 0;
+        for (int64_t i = 0; i < T; i++) {
+            const double share = (double)shares[b * apart + i];
+            sum += kind == MHA_IMPORTANCE_GRADIENT_TOKEN ? fabs(share) : share;
+        }
+        all += sum;
+        sizes += fabs(sum);
+    }
+    if (kind == MHA_IMPORTANCE_GRADIENT_SIGNED) return all;
+    return kind == MHA_IMPORTANCE_GRADIENT_BATCH ? fabs(all) : sizes;
+}
+
+static mha_status gradient_of(mhai_importance_run *r, int64_t i, double *loss)
+{
+    const int64_t L = r->d.num_layers, H = r->d.num_heads;
+    turn now;
+    MHA_TRY(forward(r, i, false, &now));
+    const int64_t B = now.output.shape[0], T = now.output.shape[1];
+    memset(r->slope, 0, (size_t)(B * T * r->width) * sizeof *r->slope);
+    memset(r->shares, 0, (size_t)(L * H * B * T) * sizeof *r->shares);
+    MHA_TRY(
+        r->data.loss(r->context, i, &now.input, &now.output, &now.slope, r->losses, r->data.user));
+    mha_tensor shares = mha_tensor_contiguous(r->shares, MHA_F32, 4, (const int64_t[]){L, B, H, T});
+    const mha_transformer_gradients wanted = {.struct_size = sizeof wanted, .heads = &shares};
+    MHA_TRY(mha_transformer_backward(r->context, r->t, &now.input, r->a, &now.slope, &wanted));
+    for (int64_t b = 0; b < B; b++) *loss += r->losses[b];
+    for (int64_t k = 0; k < L * H; k++)
+        r->scores[k] += fold(r->desc.kind, r->shares + (k / H * B * H + k % H) * T, B, T, H * T);
+    return MHA_OK;
+}
+
+static mha_status gradients(mhai_importance_run *r, double *loss)
+{
+    const int64_t heads = r->d.num_layers * r->d.num_heads;
+    *loss = 0;
+    for (int64_t i = 0; i < r->data.batches; i++) MHA_TRY(gradient_of(r, i, loss));
+    *loss /= (double)r->examples;
+    for (int64_t k = 0; k < heads; k++) r->scores[k] /= (double)r->examples;
+    return step(r);
+}
+
+/* ---- ablation ------------------------------------------------------------------------------ */
+
+static bool is_open(float gate)
+{
+    return gate < 0 || gate > 0;
+}
+
+static mha_status ablations(mhai_importance_run *r, double *loss)
+{
+    const int64_t H = r->d.num_heads;
+    const bool means = r->desc.kind == MHA_IMPORTANCE_MEAN_ABLATION;
+    MHA_TRY(measure(r, means, loss));
+    for (int64_t k = 0; k < r->d.num_layers * H; k++) {
+        const float gate = r->gates[k];
+        double without;
+        if (k % H >= mhai_importance_heads(r, k / H) || !is_open(gate)) continue;
+        r->gates[k] = 0;
+        mha_status status = measure(r, means, &without);
+        r->gates[k] = gate;
+        MHA_TRY(status);
+        r->scores[k] = without - *loss;
+    }
+    return MHA_OK;
+}
+
+/* Sums over the tokens of what a layer's heads gave out, which lie as [B,T,H D]. */
+static void add_heads(const mhai_importance_run *r, const mha_transformer_input *input,
+                      int64_t layer, double *sums)
+{
+    const float *heads = r->a->layers[layer].self.heads;
+    const int64_t B = r->a->B, T = r->a->T, wide = mhai_importance_heads(r, layer) * r->d.head_dim;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t i = 0; i < (input->lengths ? input->lengths[b] : T); i++)
+            for (int64_t k = 0; k < wide; k++) sums[k] += (double)heads[(b * T + i) * wide + k];
+}
+
+/* Into r->means, with all gates open. */
+static mha_status measure_means(mhai_importance_run *r)
+{
+    const int64_t L = r->d.num_layers, H = r->d.num_heads, wide = H * r->d.head_dim;
+    int64_t tokens = 0;
+    void *memory;
+    MHA_TRY(take(r, L * wide, sizeof(double), &memory));
+    double *sums = memory;
+    for (int64_t k = 0; k < L * H; k++) r->gates[k] = 1;
+    for (int64_t i = 0; i < r->data.batches; i++) {
+        turn now;
+        MHA_TRY(forward(r, i, false, &now));
+        for (int64_t b = 0; b < r->a->B; b++)
+            tokens += now.input.lengths ? now.input.lengths[b] : r->a->T;
+        for (int64_t l = 0; l < L; l++) add_heads(r, &now.input, l, sums + l * wide);
+    }
+    for (int64_t k = 0; k < L * wide && tokens > 0; k++)
+        r->means[k] = (float)(sums[k] / (double)tokens);
+    return step(r);
+}
+
+mha_status mhai_importance_prepare(mhai_importance_run *r)
+{
+    const int64_t L = r->d.num_layers, H = r->d.num_heads, D = r->d.head_dim;
+    r->passes = mhai_importance_passes(r);
+    if (r->desc.kind != MHA_IMPORTANCE_MEAN_ABLATION) return MHA_OK;
+    r->passes += !r->desc.means;
+    if (r->desc.means) {
+        for (int64_t l = 0; l < L; l++)
+            memcpy(r->means + l * H * D, mhai_nn_row(r->desc.means, l),
+                   (size_t)(H * D) * sizeof(float));
+    } else {
+        MHA_TRY(measure_means(r));
+    }
+    for (int64_t k = 0; k < L * H; k++) {
+        r->gates[k] = r->desc.gates ? mhai_nn_row(r->desc.gates, k / H)[k % H] : 1.0f;
+        if (!is_open(r->gates[k])) memset(r->means + k * D, 0, (size_t)D * sizeof(float));
+    }
+    return MHA_OK;
+}
+
+/* ---- scores -------------------------------------------------------------------------------- */
+
+int64_t mhai_importance_passes(const mhai_importance_run *r)
+{
+    int64_t open = 0;
+    if (r->desc.kind < MHA_IMPORTANCE_ABLATION) return 1;
+    for (int64_t k = 0; k < r->d.num_layers * r->d.num_heads; k++) open += is_open(r->gates[k]);
+    return 1 + open;
+}
+
+mha_status mhai_importance_score(mhai_importance_run *r, double *loss)
+{
+    const int64_t L = r->d.num_layers, H = r->d.num_heads;
+    memset(r->scores, 0, (size_t)(L * H) * sizeof *r->scores);
+    MHA_TRY(r->desc.kind < MHA_IMPORTANCE_ABLATION ? gradients(r, loss) : ablations(r, loss));
+    for (int64_t l = 0; r->desc.flags & MHA_IMPORTANCE_NORMALISE && l < L; l++) {
+        double square = 0;
+        for (int64_t h = 0; h < H; h++) square += r->scores[l * H + h] * r->scores[l * H + h];
+        for (int64_t h = 0; square > 0 && h < H; h++) r->scores[l * H + h] /= sqrt(square);
+    }
+    return MHA_OK;
+}
+
+/* ---- public -------------------------------------------------------------------------------- */
+
+mha_status mha_gated_loss(mha_context *context, const mha_transformer *transformer,
+                          const mha_importance_data *data, const mha_tensor *gates, double *loss)
+{
+    if (!context || !loss)
+        return mha_fail(MHA_ERR_NULL, "mha_gated_loss: %s is NULL", context ? "loss" : "context");
+    const mha_importance_desc desc = {
+        .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = gates};
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mhai_importance_run r;
+    double found = 0;
+    mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
+    r.passes = 1;
+    if (status == MHA_OK) status = measure(&r, false, &found);
+    mhai_importance_end(&r);
+    mha_scratch_release(context, mark);
+    if (status == MHA_OK) *loss = found;
+    return status;
+}
+
+mha_status mha_head_means(mha_context *context, const mha_transformer *transformer,
+                          const mha_importance_data *data, const mha_tensor *means)
+{
+    if (!context || !means)
+        return mha_fail(MHA_ERR_NULL, "mha_head_means: %s is NULL", context ? "means" : "context");
+    const mha_importance_desc desc = {.struct_size = sizeof desc,
+                                      .kind = MHA_IMPORTANCE_MEAN_ABLATION};
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mhai_importance_run r;
+    mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
+    const int64_t wide = r.d.num_heads * r.d.head_dim;
+    r.passes = 1;
+    if (status == MHA_OK) status = mhai_nn_out_matrix("means", means, r.d.num_layers, wide);
+    if (status == MHA_OK) status = measure_means(&r);
+    for (int64_t l = 0; status == MHA_OK && l < r.d.num_layers; l++)
+        memcpy(mhai_nn_row(means, l), r.means + l * wide, (size_t)wide * sizeof(float));
+    mhai_importance_end(&r);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+mha_status mha_head_importance(mha_context *context, const mha_transformer *transformer,
+                               const mha_importance_desc *desc, const mha_importance_data *data,
+                               double *scores, double *loss)
+{
+    if (!context || !scores)
+        return mha_fail(MHA_ERR_NULL, "mha_head_importance: %s is NULL",
+                        context ? "scores" : "context");
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mhai_importance_run r;
+    double found = 0;
+    mha_status status = mhai_importance_begin(&r, context, transformer, desc, data);
+    if (status == MHA_OK) status = mhai_importance_prepare(&r);
+    if (status == MHA_OK) status = mhai_importance_score(&r, &found);
+    if (status == MHA_OK) {
+        memcpy(scores, r.scores, (size_t)(r.d.num_layers * r.d.num_heads) * sizeof *scores);
+        if (loss) *loss = found;
+    }
+    mhai_importance_end(&r);
+    mha_scratch_release(context, mark);
+    return status;
+}

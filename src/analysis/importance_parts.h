@@ -1,0 +1,44 @@
+/* Inside importance: a run over the batches of the data, with room for the largest of them. */
+#ifndef MHAI_IMPORTANCE_PARTS_H
+#define MHAI_IMPORTANCE_PARTS_H
+
+#include <multihead/component.h>
+#include <multihead/importance.h>
+
+typedef struct mhai_importance_run {
+    mha_context *context;
+    const mha_transformer *t;
+    mha_transformer_desc d;
+    mha_importance_desc desc;
+    mha_importance_data data;
+    mha_activations *a;
+    int64_t examples, tokens, batch, longest; /* of all; of the largest batch; of a sequence */
+    int64_t width;                            /* of an output's row */
+    int64_t passes, done;                     /* for progress */
+    float *output, *slope;                    /* [tokens, width] */
+    float *shares;                            /* [L,B,H,T] */
+    float *gates;                             /* [L,H], those of the pass at hand */
+    float *means;                             /* [L,H D] */
+    double *losses, *scores;                  /* [batch], [L H] */
+} mhai_importance_run;
+
+/* Check everything and take scratch; desc may be NULL. To be ended whatever is returned. */
+MHA_NODISCARD mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
+                                               const mha_transformer *t,
+                                               const mha_importance_desc *desc,
+                                               const mha_importance_data *data);
+void mhai_importance_end(mhai_importance_run *r);
+
+/* The means that mean ablation wants, as given or measured: 0 for heads that are closed. */
+MHA_NODISCARD mha_status mhai_importance_prepare(mhai_importance_run *r);
+
+/* Scores of every head, the run's gates being what they are; *loss with these gates. */
+MHA_NODISCARD mha_status mhai_importance_score(mhai_importance_run *r, double *loss);
+
+/* How many passes over the data mhai_importance_score() makes. */
+int64_t mhai_importance_passes(const mhai_importance_run *r);
+
+/* The number of heads of a layer. */
+int64_t mhai_importance_heads(const mhai_importance_run *r, int64_t layer);
+
+#endif

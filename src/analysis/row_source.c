@@ -1,0 +1,243 @@
+/* A source of rows: the probabilities of attention, a block of query rows at a time.
+ *
+ * A block is a problem of its own: the same keys, the rows' queries, every input cut to them, and
+ * values of width 0, so that the forward pass computes nothing but each row's maximum and sum. The
+ * bits of a row do not depend on the rows beside it (docs/numerics.md), so neither do these. */
+#include "base/checked.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+
+#include <multihead/component.h>
+#include <multihead/heads.h>
+
+/* Floats of a block when the caller leaves the choice: 4 MiB, but not beyond 64 rows, where a pass
+ * over the keys is shared by enough of them. */
+enum { BLOCK_FLOATS = 1 << 20, BLOCK_ROWS = 64 };
+
+typedef struct row_source {
+    mha_context *context;
+    mha_attention_desc desc; /* the caller's, without what rows do not need */
+    const mha_tensor *q, *k;
+    int64_t block_rows;
+    mha_rows_fn fn;
+    void *user;
+} row_source;
+
+/* One sequence: where its rows and keys begin, and how many there are. */
+typedef struct row_sequence {
+    int64_t b, batch, q0, k0, T, S;
+} row_sequence;
+
+/* ---- cutting ------------------------------------------------------------------------------- */
+
+/* Elements from .. from+count-1 of the axis that stands `right` axes before the last one; an axis
+ * that broadcasts, or is not there, stays. */
+static void cut(mha_tensor *tensor, int right, int64_t from, int64_t count)
+{
+    const int axis = tensor->ndim - 1 - right;
+    if (axis < 0 || tensor->shape[axis] == 1) return;
+    if (tensor->data)
+        tensor->data = (char *)tensor->data +
+                       from * tensor->stride[axis] * (int64_t)mha_dtype_size(tensor->dtype);
+    tensor->shape[axis] = count;
+}
+
+/* The caller's inputs, cut: what desc points to. */
+typedef struct cut_inputs {
+    mha_tensor keep_mask, bias, global_keys, global_queries, query_documents, key_documents;
+    mha_tensor keep_blocks, alibi;
+    struct shifted_callback {
+        mha_keep_fn fn;
+        void *user;
+        int64_t b, row;
+    } callback;
+} cut_inputs;
+
+static const mha_tensor *cut_dense(const mha_tensor *given, const row_sequence *seq, int64_t row,
+                                   int64_t rows, mha_tensor *own)
+{
+    if (!given) return NULL;
+    *own = *given;
+    cut(own, 3, seq->batch, 1);
+    cut(own, 1, seq->q0 + row, rows);
+    cut(own, 0, 0, seq->S);
+    return own;
+}
+
+static const mha_tensor *cut_line(const mha_tensor *given, int64_t batch, int64_t from,
+                                  int64_t count, mha_tensor *own)
+{
+    if (!given) return NULL;
+    *own = *given;
+    cut(own, 1, batch, 1);
+    cut(own, 0, from, count);
+    return own;
+}
+
+static void shifted(void *user, int64_t b, int64_t h, int64_t query, int64_t queries, int64_t key,
+                    int64_t keys, uint8_t *keep, int64_t keep_stride)
+{
+    const struct shifted_callback *to = user;
+    (void)b; /* 0 here */
+    to->fn(to->user, to->b, h, query + to->row, queries, key, keys, keep, keep_stride);
+}
+
+static bool reads_positions(const mha_attention_desc *desc)
+{
+    return desc->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW) || desc->alibi_slopes ||
+           desc->t5_table || desc->shaw_keys;
+}
+
+static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq, int64_t row,
+                                   int64_t rows, cut_inputs *own)
+{
+    const mha_attention_desc *from = &x->desc;
+    mha_attention_desc desc = *from;
+    desc.query_starts = desc.key_starts = desc.q_offsets = NULL;
+    desc.sequences = 0;
+    desc.q_offset = from->q_offsets ? from->q_offsets[seq->b] : from->q_offset;
+    if (!reads_positions(from))
+        desc.q_offset = 0;
+    else if (!mhai_add_i64(desc.q_offset, row, &desc.q_offset))
+        desc.q_offset = INT64_MAX;
+    if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;
+    desc.keep_mask = cut_dense(from->keep_mask, seq, row, rows, &own->keep_mask);
+    desc.bias = cut_dense(from->bias, seq, row, rows, &own->bias);
+    desc.global_keys = cut_line(from->global_keys, seq->batch, seq->k0, seq->S, &own->global_keys);
+    desc.global_queries =
+        cut_line(from->global_queries, seq->batch, seq->q0 + row, rows, &own->global_queries);
+    desc.query_documents =
+        cut_line(from->query_documents, seq->batch, seq->q0 + row, rows, &own->query_documents);
+    desc.key_documents =
+        cut_line(from->key_documents, seq->batch, seq->k0, seq->S, &own->key_documents);
+    if (from->alibi_slopes) {
+        own->alibi = *from->alibi_slopes;
+        cut(&own->alibi, 1, seq->batch, 1);
+        desc.alibi_slopes = &own->alibi;
+    }
+    if (from->keep_blocks) { /* see block_end() */
+        own->keep_blocks = *from->keep_blocks;
+        cut(&own->keep_blocks, 3, seq->batch, 1);
+        cut(&own->keep_blocks, 1, row / from->block_queries, 1);
+        desc.keep_blocks = &own->keep_blocks;
+    }
+    if (from->keep_callback) {
+        own->callback =
+            (struct shifted_callback){from->keep_callback, from->keep_callback_user, seq->b, row};
+        desc.keep_callback = shifted;
+        desc.keep_callback_user = &own->callback;
+    }
+    return desc;
+}
+
+/* ---- visiting ------------------------------------------------------------------------------ */
+
+static mha_status visit_block(const row_source *x, const row_sequence *seq, int64_t row,
+                              int64_t rows, float *memory)
+{
+    cut_inputs own;
+    mha_tensor q = *x->q, k = *x->k;
+    const mha_attention_desc desc = cut_desc(x, seq, row, rows, &own);
+    const int64_t heads = q.shape[1];
+    q.shape[0] = k.shape[0] = 1;
+    if (q.data)
+        q.data = (char *)q.data + (seq->batch * q.stride[0] + (seq->q0 + row) * q.stride[2]) *
+                                      (int64_t)mha_dtype_size(q.dtype);
+    if (k.data)
+        k.data = (char *)k.data + (seq->batch * k.stride[0] + seq->k0 * k.stride[2]) *
+                                      (int64_t)mha_dtype_size(k.dtype);
+    q.shape[2] = rows;
+    k.shape[2] = seq->S;
+    const mha_tensor v =
+        mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, k.shape[1], seq->S, 0});
+    const mha_tensor o = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads, rows, 0});
+    const mha_tensor p =
+        mha_tensor_contiguous(memory, MHA_F32, 4, (int64_t[]){1, heads, rows, seq->S});
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &p};
+    MHA_TRY(mha_attention_forward(x->context, &desc, &q, &k, &v, &o, &outputs));
+    const mha_tensor map =
+        mha_tensor_contiguous(memory, MHA_F32, 3, (int64_t[]){heads, rows, seq->S});
+    return x->fn(x->user, seq->b, row, &map);
+}
+
+/* Up to `rows` rows of one sequence, and of one row of the caller's blocks. */
+static int64_t block_end(const row_source *x, const row_sequence *seq, int64_t row, int64_t rows)
+{
+    int64_t count = mhai_min_i64(rows, seq->T - row);
+    const int64_t block = x->desc.block_queries;
+    if (x->desc.keep_blocks) count = mhai_min_i64(count, block - row % block);
+    return row + count;
+}
+
+static mha_status visit_sequence(const row_source *x, const row_sequence *seq)
+{
+    const int64_t heads = x->q->shape[1];
+    int64_t width = mhai_max_i64(1, seq->S), rows = x->block_rows;
+    if (heads > 0 && !mhai_mul_i64(width, heads, &width))
+        return mha_fail(MHA_ERR_SIZE, "rows of %lld heads of %lld keys do not fit in memory",
+                        (long long)heads, (long long)seq->S);
+    if (rows == 0) rows = mhai_max_i64(1, mhai_min_i64(BLOCK_ROWS, BLOCK_FLOATS / width));
+    rows = mhai_min_i64(rows, mhai_max_i64(1, seq->T));
+    int64_t floats = 0;
+    if (!mhai_mul_i64(width, rows, &floats))
+        return mha_fail(MHA_ERR_SIZE, "a block of %lld rows does not fit in memory; choose fewer",
+                        (long long)rows);
+    const mha_scratch_mark mark = mha_scratch_top(x->context);
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(x->context, floats, sizeof(float), &memory));
+    mha_status status = MHA_OK;
+    for (int64_t row = 0, end; status == MHA_OK && row < seq->T; row = end) {
+        end = block_end(x, seq, row, rows);
+        status = visit_block(x, seq, row, end - row, memory);
+    }
+    mha_scratch_release(x->context, mark);
+    return status;
+}
+
+/* Everything that mha_attention_forward() would refuse, before the first row. */
+static mha_status check(const row_source *x)
+{
+    const mha_attention_desc *desc = &x->desc;
+    mha_attention_plan plan;
+    if (!x->q || !x->k) return mha_fail(MHA_ERR_NULL, "%s: is NULL", x->q ? "k" : "q");
+    if (!x->fn) return mha_fail(MHA_ERR_NULL, "mha_attention_visit_rows: fn is NULL");
+    if (x->block_rows < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "block_rows is %lld, expected at least 0",
+                        (long long)x->block_rows);
+    MHA_TRY(mhai_tensor_check_real("q", x->q));
+    MHA_TRY(mhai_tensor_check_real("k", x->k));
+    MHA_TRY(mhai_tensor_check("q", x->q, x->q->dtype, 4, NULL));
+    MHA_TRY(mhai_tensor_check("k", x->k, x->k->dtype, 4, NULL));
+    const mha_tensor v = mha_tensor_contiguous(
+        NULL, MHA_F32, 4, (int64_t[]){x->k->shape[0], x->k->shape[1], x->k->shape[2], 0});
+    return mha_attention_explain(x->context, desc, x->q, x->k, &v, NULL, NULL, &plan);
+}
+
+mha_status mha_attention_visit_rows(mha_context *context, const mha_attention_desc *desc,
+                                    const mha_tensor *q, const mha_tensor *k, int64_t block_rows,
+                                    mha_rows_fn fn, void *user)
+{
+    row_source x = {
+        .context = context, .q = q, .k = k, .block_rows = block_rows, .fn = fn, .user = user};
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_visit_rows: context is NULL");
+    MHA_TRY(mhai_struct_copy("mha_attention_desc", &x.desc, sizeof x.desc,
+                             offsetof(mha_attention_desc, left_keys), desc));
+    x.desc.struct_size = sizeof x.desc;
+    x.desc.dropout = 0;
+    x.desc.gates = x.desc.shaw_values = NULL;
+    if (!reads_positions(&x.desc)) x.desc.q_offset = 0, x.desc.q_offsets = NULL;
+    MHA_TRY(check(&x));
+    const bool ragged = x.desc.query_starts;
+    const int64_t sequences = ragged ? x.desc.sequences : q->shape[0];
+    for (int64_t b = 0; b < sequences; b++) {
+        row_sequence seq = {.b = b, .batch = b, .T = q->shape[2], .S = k->shape[2]};
+        if (ragged)
+            seq = (row_sequence){.b = b,
+                                 .q0 = x.desc.query_starts[b],
+                                 .k0 = x.desc.key_starts[b],
+                                 .T = x.desc.query_starts[b + 1] - x.desc.query_starts[b],
+                                 .S = x.desc.key_starts[b + 1] - x.desc.key_starts[b]};
+        MHA_TRY(visit_sequence(&x, &seq));
+    }
+    return MHA_OK;
+}

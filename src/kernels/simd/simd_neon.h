@@ -1,0 +1,145 @@
+/* NEON of 64-bit Arm: four registers hold the 16 lanes. The names are those of every simd_*.h; see
+ * simd_portable.h for what each does. Thirty-two registers: 24 accumulators, 4 columns, one row. */
+#ifndef MHAI_SIMD_H
+#define MHAI_SIMD_H
+
+#if !defined(__aarch64__) || !defined(__ARM_NEON)
+#error "simd_neon.h is compiled for something else than 64-bit Arm with NEON"
+#endif
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+typedef float32x4_t vf;
+enum { VF_LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 4 };
+
+#define scalar_fma(a, b, c) __builtin_fmaf(a, b, c)
+
+static inline vf vf_zero(void)
+{
+    return vdupq_n_f32(0);
+}
+static inline vf vf_set1(float x)
+{
+    return vdupq_n_f32(x);
+}
+static inline vf vf_load(const float *p)
+{
+    return vld1q_f32(p);
+}
+static inline void vf_store(float *p, vf x)
+{
+    vst1q_f32(p, x);
+}
+
+static inline vf vf_load_n(const float *p, int64_t n)
+{
+    if (n >= VF_LANES) return vld1q_f32(p);
+    vf x = vf_zero();
+    if (n > 0) x = vld1q_lane_f32(p, x, 0);
+    if (n > 1) x = vld1q_lane_f32(p + 1, x, 1);
+    if (n > 2) x = vld1q_lane_f32(p + 2, x, 2);
+    return x;
+}
+static inline void vf_store_n(float *p, int64_t n, vf x)
+{
+    if (n >= VF_LANES) {
+        vst1q_f32(p, x);
+        return;
+    }
+    if (n > 0) vst1q_lane_f32(p, x, 0);
+    if (n > 1) vst1q_lane_f32(p + 1, x, 1);
+    if (n > 2) vst1q_lane_f32(p + 2, x, 2);
+}
+
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+static inline void vf_store_f16(uint16_t *p, vf x)
+{
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+static inline void vf_store_bf16(uint16_t *p, vf x)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(x);
+    uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7FFF)), odd);
+    uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
+}
+
+static inline vf vf_add(vf a, vf b)
+{
+    return vaddq_f32(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return vsubq_f32(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return vmulq_f32(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return vdivq_f32(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return vfmaq_f32(c, a, b);
+}
+/* Not vmaxq_f32: of a NaN or two zeros every instruction set shall choose the same one. */
+static inline vf vf_max(vf a, vf b)
+{
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+static inline vf vf_abs(vf a)
+{
+    return vabsq_f32(a);
+}
+static inline vf vf_round(vf a)
+{
+    return vrndnq_f32(a);
+}
+static inline vf vf_times_power(vf a, vf n)
+{
+    int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
+    return vmulq_f32(a, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
+}
+static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
+{
+    return vbslq_f32(vcltq_f32(a, limit), yes, no);
+}
+
+static inline float vf_sum16(const vf part[4])
+{
+    vf four = vaddq_f32(vaddq_f32(part[0], part[2]), vaddq_f32(part[1], part[3]));
+    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+static inline float vf_max16(const vf part[4])
+{
+    vf four = vf_max(vf_max(part[0], part[2]), vf_max(part[1], part[3]));
+    float even = four[0] > four[2] ? four[0] : four[2];
+    float odd = four[1] > four[3] ? four[1] : four[3];
+    return even > odd ? even : odd;
+}
+
+static inline __attribute__((always_inline)) void transpose(const vf rows[4], float *out,
+                                                            int64_t ld)
+{
+    float32x4x2_t upper = vzipq_f32(rows[0], rows[2]), lower = vzipq_f32(rows[1], rows[3]);
+    float32x4x2_t left = vzipq_f32(upper.val[0], lower.val[0]);
+    float32x4x2_t right = vzipq_f32(upper.val[1], lower.val[1]);
+    vst1q_f32(out, left.val[0]);
+    vst1q_f32(out + ld, left.val[1]);
+    vst1q_f32(out + 2 * ld, right.val[0]);
+    vst1q_f32(out + 3 * ld, right.val[1]);
+}
+
+#endif

@@ -1,0 +1,190 @@
+/* Strips of query rows against keys and values that lie in rows, for calls whose queries are too
+ * few to pay for packing a block. The contract is in kernels.h.
+ *
+ * Keys become one panel at a time, in L1, and meet all strips there; values are read as
+ * they lie. Each score is the chain over d, and each output the chain over the block's keys, that
+ * tile_forward makes, so the bits are the same. */
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+static void whole_panel(const float *k, int64_t stride, int64_t dim, float *panel)
+{
+    for (int64_t c = 0; c < dim; c += VF_LANES)
+        for (int64_t i = 0; i < MHAI_PANEL; i += VF_LANES) {
+            vf rows[VF_LANES];
+            UNROLL for (int r = 0; r < VF_LANES; r++)
+            {
+                const float *at = k + (i + r) * stride + c;
+                fetch_ahead(at, MHAI_PANEL * stride);
+                rows[r] = vf_load(at);
+            }
+            transpose(rows, panel + c * MHAI_PANEL + i, MHAI_PANEL);
+        }
+}
+
+/* The last keys, where they fill only half a panel. */
+static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const mhai_pack *pack)
+{
+    enum { HALF = MHAI_PANEL / 2, WIDTH = BLOCK_COLS < HALF ? BLOCK_COLS : HALF };
+    pack_panel_part(MHA_F32, pack, 0, HALF, x->panel);
+    for (int row = 0; row < t->rows; row++)
+        memset(t->s + row * MHAI_SCORE_STRIDE + key, 0, HALF * sizeof(float));
+    for (int column = 0; column < HALF; column += WIDTH)
+        (BLOCK_COLS < HALF + 1 ? value_narrow
+                               : value_half)(t->rows, &(value_rows){.keys = t->head_dim,
+                                                                    .p = t->q,
+                                                                    .p_stride = t->head_dim,
+                                                                    .v = x->panel + column,
+                                                                    .v_stride = MHAI_PANEL,
+                                                                    .o = t->s + key + column,
+                                                                    .o_stride = MHAI_SCORE_STRIDE});
+}
+
+/* The panel at key of one strip, if it sees any of it. */
+static void score_panel(const mhai_tile *t, const float *panel, int key)
+{
+    if (key < t->begin || key >= t->end) return;
+    panel_product(block_store_rows, t->rows,
+                  &(block){.inner = t->head_dim,
+                           .a = t->q,
+                           .a_stride = t->head_dim,
+                           .b = panel,
+                           .c = t->s + key,
+                           .c_stride = MHAI_SCORE_STRIDE});
+}
+
+static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
+{
+    const int64_t dim = tiles[0]->head_dim;
+    for (int key = begin; key < end; key += MHAI_PANEL) {
+        const int64_t left = x->keys - key;
+        const mhai_pack pack = {.in = x->k + key * x->k_stride,
+                                .stride = x->k_stride,
+                                .rows = left < MHAI_PANEL ? left : MHAI_PANEL,
+                                .cols = dim};
+        if (x->tiles == 1 && end - key <= MHAI_PANEL / 2) {
+            half_panel(tiles[0], x, key, &pack);
+            return;
+        }
+        if (left >= MHAI_PANEL && dim % VF_LANES == 0)
+            whole_panel(pack.in, x->k_stride, dim, x->panel);
+        else
+            pack_panel(MHA_F32, &pack, 0, x->panel);
+        for (int i = 0; i < x->tiles; i++) score_panel(tiles[i], x->panel, key);
+    }
+}
+
+/* A key with an element that is not finite makes every score not finite, that of row 0 too: its
+ * product is infinite or NaN whatever the query holds, and so is what is added to that. */
+static bool rows_finite(const mhai_tile *t)
+{
+    vf sum = vf_zero();
+    for (int j = t->begin; j < t->end; j += VF_LANES)
+        sum = vf_fma(vf_load(t->s + j), vf_zero(), sum);
+    vf part[LANES16] = {sum};
+    return vf_sum16(part) == 0;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+/* The part of the values from key on that one strip sees. */
+static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, float *o)
+{
+    const int64_t cols = t->value_panels * MHAI_PANEL;
+    const int end = t->end < key + VALUE_KEYS ? t->end : key + VALUE_KEYS;
+    if (key < t->begin || key >= end) return;
+    value_rows part = {.keys = end - key,
+                       .p = t->s + key,
+                       .p_stride = MHAI_SCORE_STRIDE,
+                       .v = x->v + key * x->v_stride,
+                       .v_stride = x->v_stride,
+                       .o = o,
+                       .o_stride = cols};
+    for (int64_t col = 0, width; col < cols; col += width) {
+        bool wide = t->rows <= WIDE_ROWS && cols - col >= VALUE_VECTORS * VF_LANES;
+        width = (wide ? VALUE_VECTORS : TILE_VECTORS) * VF_LANES;
+        (wide ? value_wide : value_narrow)(t->rows, &part);
+        part.v += width;
+        part.o += width;
+    }
+}
+
+/* Sums of all strips, one after the other in x->o. */
+static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
+{
+    const int64_t cols = tiles[0]->value_panels * MHAI_PANEL;
+    int64_t rows = 0;
+    for (int i = 0; i < x->tiles; i++) rows += tiles[i]->rows;
+    memset(x->o, 0, (size_t)(rows * cols) * sizeof(float));
+    for (int key = begin; key < end; key += VALUE_KEYS) {
+        float *o = x->o;
+        for (int i = 0; i < x->tiles; i++) {
+            value_part(tiles[i], x, key, o);
+            o += tiles[i]->rows * cols;
+        }
+    }
+}
+
+/* A value that is not finite leaves its column so. */
+static bool sums_finite(const float *sums, int64_t n)
+{
+    vf sum = vf_zero();
+    for (int64_t i = 0; i < n; i += VF_LANES) sum = vf_fma(vf_load(sums + i), vf_zero(), sum);
+    vf part[LANES16] = {sum};
+    return vf_sum16(part) == 0;
+}
+
+/* What a strip had before the block, should it have to begin again. */
+typedef struct rows_state {
+    float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS], alpha[MHAI_MAX_ROWS];
+} rows_state;
+
+static bool rows_softmax(const mhai_tile *const *tiles, int count, rows_state *states)
+{
+    for (int i = 0; i < count; i++)
+        if (!rows_finite(tiles[i])) return false;
+    for (int i = 0; i < count; i++) {
+        memcpy(states[i].m, tiles[i]->m, (size_t)tiles[i]->rows * sizeof(float));
+        memcpy(states[i].l, tiles[i]->l, (size_t)tiles[i]->rows * sizeof(float));
+        softmax_step(tiles[i], states[i].alpha);
+    }
+    return true;
+}
+
+/* The block's sums join the outputs, if they are finite. */
+static bool rows_join(const mhai_tile *const *tiles, const mhai_tile_rows *x,
+                      const rows_state *states)
+{
+    const int64_t cols = tiles[0]->value_panels * MHAI_PANEL;
+    const float *sums = x->o;
+    int64_t rows = 0;
+    for (int i = 0; i < x->tiles; i++) rows += tiles[i]->rows;
+    bool finite = sums_finite(sums, rows * cols);
+    for (int i = 0; i < x->tiles; i++) {
+        const mhai_tile *t = tiles[i];
+        if (finite) {
+            join_rows(t->rows, cols, sums, cols, states[i].alpha, t->o, cols);
+            sums += t->rows * cols;
+            if (t->alpha) memcpy(t->alpha, states[i].alpha, (size_t)t->rows * sizeof(float));
+        } else {
+            memcpy(t->m, states[i].m, (size_t)t->rows * sizeof(float));
+            memcpy(t->l, states[i].l, (size_t)t->rows * sizeof(float));
+        }
+    }
+    return finite;
+}
+
+static void tile_rows_forward(const mhai_tile *const *tiles, const mhai_tile_rows *x, bool *done)
+{
+    rows_state states[MHAI_ROWS_TILES];
+    int begin = tiles[0]->begin, end = tiles[0]->end;
+    for (int i = 1; i < x->tiles; i++) {
+        begin = tiles[i]->begin < begin ? tiles[i]->begin : begin;
+        end = tiles[i]->end > end ? tiles[i]->end : end;
+    }
+    rows_scores(tiles, x, begin, end);
+    *done = rows_softmax(tiles, x->tiles, states);
+    if (!*done) return;
+    rows_values(tiles, x, begin, end);
+    *done = rows_join(tiles, x, states);
+}

@@ -1,0 +1,64 @@
+/* What a folder takes over from another one: the files of its tokenizer, as they are, and the
+ * numbers of its special tokens. */
+#include "io/file.h"
+#include "io/json_file.h"
+#include "model/arch.h"
+#include "model/checkpoint_parts.h"
+
+#include <multihead/component.h>
+#include <multihead/io.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const size_t most_config_bytes = 16u << 20, most_file_bytes = 1u << 30;
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate names");
+}
+
+mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
+{
+    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    json_t *theirs = NULL;
+    char *path = mhai_model_join(like, "config.json");
+    if (!path) return no_memory();
+    mha_status status = mhai_json_read(path, most_config_bytes, &theirs);
+    free(path);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0] && status == MHA_OK; i++) {
+        json_t *value = json_object_get(theirs, keys[i]); /* a number, or a list of them */
+        if (value && !mhai_checkpoint_put(root, keys[i], json_deep_copy(value)))
+            status = no_memory();
+    }
+    json_decref(theirs);
+    return status;
+}
+
+static mha_status copy_file(const char *from, const char *to)
+{
+    char *bytes = NULL;
+    size_t size = 0;
+    mha_status status = mha_file_read(from, most_file_bytes, &bytes, &size);
+    if (status == MHA_OK) status = mha_file_write(to, bytes, size);
+    mha_file_free(bytes);
+    return status;
+}
+
+mha_status mhai_checkpoint_like_files(const char *like, const char *folder)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "vocab.txt",
+                                        "special_tokens_map.json", "added_tokens.json"};
+    mha_status status = MHA_OK;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && status == MHA_OK; i++) {
+        char *from = mhai_model_join(like, names[i]), *to = mhai_model_join(folder, names[i]);
+        if (!from || !to)
+            status = no_memory();
+        else if (access(from, F_OK) == 0)
+            status = copy_file(from, to);
+        free(from);
+        free(to);
+    }
+    return status;
+}

@@ -1,0 +1,64 @@
+/* How texts fall into pieces: at white space, at punctuation, or into characters. The rules are
+ * those of the pre-tokenizers that checkpoint_words.c writes, WhitespaceSplit, Punctuation and
+ * Split, so that others read the same words. */
+#include <multihead/checkpoint.h>
+#include <multihead/component.h>
+
+#include <utf8proc.h>
+
+/* White space as Unicode has it. */
+static bool is_space(utf8proc_int32_t code)
+{
+    const utf8proc_category_t c = utf8proc_category(code);
+    return (code >= 9 && code <= 13) || code == 0x85 || c == UTF8PROC_CATEGORY_ZS ||
+           c == UTF8PROC_CATEGORY_ZL || c == UTF8PROC_CATEGORY_ZP;
+}
+
+/* Punctuation as Unicode has it, and what ASCII adds: $ + < = > ^ ` | ~ */
+static bool is_punctuation(utf8proc_int32_t code)
+{
+    const utf8proc_category_t c = utf8proc_category(code);
+    if (code < 0x80)
+        return (code >= 33 && code <= 47) || (code >= 58 && code <= 64) ||
+               (code >= 91 && code <= 96) || (code >= 123 && code <= 126);
+    return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
+}
+
+/* The character at text + at: its bytes, and what it is. */
+static mha_status look(const char *text, size_t at, size_t bytes, size_t *step,
+                       utf8proc_int32_t *code)
+{
+    const utf8proc_ssize_t length =
+        utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(bytes - at), code);
+    if (length < 1 || *code == 0)
+        return mha_fail(MHA_ERR_UTF8, "text: byte %zu does not begin a valid UTF-8 character", at);
+    *step = (size_t)length;
+    return MHA_OK;
+}
+
+mha_status mha_split_next(mha_splitting splitting, const char *text, size_t bytes, size_t *at,
+                          size_t *from)
+{
+    size_t step = 0;
+    utf8proc_int32_t code = 0;
+    if ((!text && bytes) || !at || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_split_next: an argument is NULL");
+    if ((unsigned)splitting > MHA_SPLIT_CHARACTERS || *at > bytes || bytes > PTRDIFF_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_split_next: splitting %d, at %zu of %zu bytes",
+                        (int)splitting, *at, bytes);
+    size_t begin = *at;
+    for (; begin < bytes; begin += step) {
+        MHA_TRY(look(text, begin, bytes, &step, &code));
+        if (splitting == MHA_SPLIT_CHARACTERS || !is_space(code)) break;
+    }
+    size_t end = begin < bytes ? begin + step : begin;
+    const bool alone = splitting == MHA_SPLIT_CHARACTERS ||
+                       (splitting == MHA_SPLIT_PUNCTUATION && is_punctuation(code));
+    for (; !alone && end < bytes; end += step) {
+        MHA_TRY(look(text, end, bytes, &step, &code));
+        if (is_space(code) || (splitting == MHA_SPLIT_PUNCTUATION && is_punctuation(code))) break;
+    }
+    *from = begin;
+    *at = end;
+    return MHA_OK;
+}

@@ -1,0 +1,120 @@
+/* What a forward call kept, as views for whoever looks at heads; and parameters by name. */
+#include "nn/transformer_parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* [B,T,width] of what is kept in rows of tokens. */
+static mha_tensor tokens_view(const mha_activations *a, const float *data, int64_t width)
+{
+    mha_tensor rows = mhai_transformer_rows(data, a->B * a->T, width, width);
+    return mha_tensor_contiguous(rows.data, MHA_F32, 3, (const int64_t[]){a->B, a->T, width});
+}
+
+static void view_step(const mha_activations *a, const mhai_kept_step *step, const float *next,
+                      mha_layer_view *view)
+{
+    const int64_t width = a->transformer->desc.embed_dim;
+    view->stream = tokens_view(a, step->x, width);
+    view->input = tokens_view(a, step->in, width);
+    view->sum = tokens_view(a, step->z ? step->z : next, width);
+    view->next = tokens_view(a, next, width);
+}
+
+static void view_attention(const mha_activations *a, const mhai_kept_attention *kept,
+                           mhai_heads heads, bool cross, mha_layer_view *view)
+{
+    if (heads.q == 0) return; /* a layer whose heads are gone */
+    const mhai_qkv qkv = mhai_transformer_qkv(a, heads, cross, kept->qkv, kept->memory);
+    view->q = qkv.q;
+    view->k = qkv.k;
+    view->v = qkv.v;
+    view->lse = mhai_transformer_lse(a, heads, kept->lse);
+    view->heads = mhai_transformer_heads(a, heads, kept->heads);
+    view->concatenated = tokens_view(a, kept->heads, view->q.shape[1] * view->q.shape[3]);
+}
+
+static mha_status check_kept(const mha_activations *a, const char *name, uint32_t given,
+                             size_t size)
+{
+    if (given != size)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: struct_size is %u, set it to sizeof(%s)", name,
+                        (unsigned)given, name);
+    if (a->T >= 0) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "activations: they hold no batch, call "
+                                      "mha_transformer_forward() first");
+}
+
+static mha_status check_part(const mha_transformer *t, int64_t layer, mha_layer_part part)
+{
+    if (layer < 0 || layer >= t->desc.num_layers)
+        return mha_fail(MHA_ERR_ARGUMENT, "there is no layer %lld, the last is %lld",
+                        (long long)layer, (long long)t->desc.num_layers - 1);
+    if ((unsigned)part > MHA_PART_FEED_FORWARD)
+        return mha_fail(MHA_ERR_ARGUMENT, "layers have no part %d", (int)part);
+    if (part == MHA_PART_CROSS_ATTENTION && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT, "this transformer has no cross-attention");
+    if (part == MHA_PART_FEED_FORWARD && t->desc.ff_dim == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "this transformer has no feed-forward layers");
+    return MHA_OK;
+}
+
+mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_layer_part part,
+                                 mha_layer_view *view)
+{
+    if (!a || !view)
+        return mha_fail(MHA_ERR_NULL, "mha_activations_layer: %s is NULL",
+                        a ? "view" : "activations");
+    MHA_TRY(check_kept(a, "mha_layer_view", view->struct_size, sizeof *view));
+    MHA_TRY(check_part(a->transformer, layer, part));
+    const mhai_kept_layer *kept = &a->layers[layer];
+    const float *next = mhai_transformer_next(a, layer, (int)part);
+    *view = (mha_layer_view){.struct_size = sizeof *view};
+    if (part == MHA_PART_FEED_FORWARD) {
+        view_step(a, &kept->ff, next, view);
+        view->hidden = tokens_view(a, kept->act, a->transformer->desc.ff_dim);
+        return MHA_OK;
+    }
+    const bool cross = part == MHA_PART_CROSS_ATTENTION;
+    const mhai_kept_attention *attention = cross ? &kept->cross : &kept->self;
+    view_step(a, &attention->step, next, view);
+    view_attention(a, attention, mhai_transformer_heads_of(&a->transformer->desc, layer, cross),
+                   cross, view);
+    return MHA_OK;
+}
+
+mha_status mha_activations_stream(const mha_activations *a, mha_stream_view *view)
+{
+    if (!a || !view)
+        return mha_fail(MHA_ERR_NULL, "mha_activations_stream: %s is NULL",
+                        a ? "view" : "activations");
+    MHA_TRY(check_kept(a, "mha_stream_view", view->struct_size, sizeof *view));
+    const int64_t width = a->transformer->desc.embed_dim;
+    const float *first = a->layers[0].self.step.x;
+    *view = (mha_stream_view){.struct_size = sizeof *view,
+                              .embedded = tokens_view(a, a->embedded ? a->embedded : first, width),
+                              .first = tokens_view(a, first, width),
+                              .last = tokens_view(a, a->x, width),
+                              .normed = tokens_view(a, a->last, width)};
+    return MHA_OK;
+}
+
+mha_status mha_transformer_find(const mha_transformer *t, int64_t layer, const char *name,
+                                mha_parameter *parameter)
+{
+    char prefix[32] = "";
+    if (!t || !name || !parameter)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_find: %s is NULL",
+                        !t      ? "transformer"
+                        : !name ? "name"
+                                : "parameter");
+    if (layer >= 0) snprintf(prefix, sizeof prefix, "layers.%lld.", (long long)layer);
+    const size_t length = strlen(prefix);
+    for (int64_t i = 0; i < t->parameter_count; i++) {
+        const mha_parameter *p = &t->parameters[i];
+        if (strncmp(p->name, prefix, length) != 0 || strcmp(p->name + length, name) != 0) continue;
+        *parameter = *p;
+        return MHA_OK;
+    }
+    return mha_fail(MHA_ERR_ARGUMENT, "there is no parameter %s%s", prefix, name);
+}

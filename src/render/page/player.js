@@ -1,0 +1,98 @@
+// Playback of a training: the maps at each frame, and at the end the figure itself.
+
+const WHOLE_MS = 6000, LEAST_MS = 80, MOST_MS = 500; // a playback; between two frames
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
+let playing = 0; // the timer, or 0
+
+const NOW = "now";
+const frameLabel = () => state.frame < 0 ? NOW
+    : frames[state.frame].label ?? String(frames[state.frame].at);
+
+function buildPlayer() {
+    byId("player").hidden = !frames.length || !panels.length;
+    if (byId("player").hidden) return;
+    const slider = byId("frame");
+    slider.max = frames.length;
+    slider.value = frames.length;
+    slider.addEventListener("input", () => {
+        const at = Number(slider.value); // stop() draws the player as it was
+        stop();
+        setFrame(at);
+    });
+    byId("play").addEventListener("click", togglePlay);
+    drawPlayer();
+}
+
+// How many snapshots there are; at one of them, what the charts say there.
+function aboutFrames() {
+    const last = frames[frames.length - 1].label ?? "";
+    const all = data.frame_step > 1
+        ? `${frames.length} of ${data.frame_count} snapshots are kept, to ${last}`
+        : `${frames.length} snapshots, to ${last}`;
+    if (state.frame < 0) return all;
+    const at = frames[state.frame].at;
+    const lines = data.curves.filter(curve => curve.timeline).flatMap(curve => curve.series);
+    const known = lines.filter(s => (s.y[s.x.indexOf(at)] ?? null) !== null);
+    return known.length ? known.map(s => `${s.name} ${valueText(s, at)}`).join(" · ") : all;
+}
+
+// at: 0 .. frames.length, where the last is the figure itself.
+function setFrame(at) {
+    const place = Math.min(Math.max(at, 0), frames.length);
+    state.frame = place === frames.length ? -1 : place;
+    scales.clear();
+    drawPlayer();
+    drawOverview();
+    drawFocus();
+    drawTimelines();
+}
+
+function drawPlayer() {
+    const at = state.frame < 0 ? frames.length : state.frame;
+    byId("frame").value = at;
+    byId("frame").setAttribute("aria-valuetext", frameLabel());
+    byId("frame-label").textContent = frameLabel();
+    byId("player-about").textContent = aboutFrames();
+    byId("player").classList.toggle("playing", playing !== 0);
+    const word = playing ? "Stop" : "Play";
+    byId("play").setAttribute("aria-label", `${word} the training`);
+    byId("play").title = `${word} (p)`;
+}
+
+function stop() {
+    clearInterval(playing);
+    playing = 0;
+    if (frames.length) drawPlayer();
+}
+
+// With reduced motion nothing moves by itself: the button goes one frame on.
+function togglePlay() {
+    if (!frames.length) return;
+    if (playing) {
+        stop();
+        return;
+    }
+    if (reducedMotion.matches) {
+        setFrame(state.frame < 0 ? 0 : state.frame + 1);
+        say(frameLabel());
+        return;
+    }
+    if (state.frame < 0) setFrame(0);
+    const each = Math.min(Math.max(WHOLE_MS / frames.length, LEAST_MS), MOST_MS);
+    playing = setInterval(() => {
+        setFrame(state.frame + 1);
+        if (state.frame < 0) stop();
+    }, each);
+    drawPlayer();
+}
+
+function stepFrame(by) {
+    if (!frames.length) return;
+    stop();
+    setFrame((state.frame < 0 ? frames.length : state.frame) + by);
+    say(frameLabel());
+}
+
+// Under the map, while it is not the figure itself.
+const frameNote = () => state.frame < 0 ? ""
+    : `this is ${frameLabel()}, in 8 bits; one range holds all snapshots`;

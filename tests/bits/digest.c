@@ -1,0 +1,214 @@
+/* One line for each thing computed: its name and a hash of its bits. Instruction sets with fused
+ * multiply-adds must print the same lines, wherever they run: .ci/run compares NEON under qemu with
+ * AVX2 here. Nothing that enters comes from the C library's functions, which differ between
+ * machines.
+ *
+ *   bits_digest [ISA]     portable, neon, avx2, avx512; default: the best one */
+#include "support/rng.h"
+
+#include <multihead/multihead.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { B = 2, H = 4, HK = 2, T = 67, S = 549, D = 48, DV = 40 }; /* beyond a block of 512 keys */
+
+static void stop_if(mha_status status)
+{
+    if (!status) return;
+    fprintf(stderr, "bits_digest: %s: %s\n", mha_status_text(status), mha_error_detail());
+    exit(1);
+}
+
+static float *floats(int64_t count)
+{
+    float *x = calloc((size_t)count, sizeof *x);
+    if (!x) {
+        fprintf(stderr, "bits_digest: out of memory\n");
+        exit(1);
+    }
+    return x;
+}
+
+/* Uniform in [-2, 2), by integers alone. */
+static float *some_floats(uint64_t stream, int64_t count)
+{
+    rng r = rng_make(1, stream);
+    float *x = floats(count);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = (float)(int64_t)(rng_next(&r) >> 40) * 0x1p-22f - 2.0f;
+    return x;
+}
+
+/* FNV-1a, 64 bits. */
+static void say(const char *name, const void *data, int64_t bytes)
+{
+    const uint8_t *at = data;
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (int64_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001B3u;
+    printf("%-24s %016" PRIx64 "\n", name, hash);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+typedef struct attention_data {
+    float *q, *k, *v, *o, *lse, *do_, *dq, *dk, *dv;
+    mha_tensor Q, K, V, O, L, DO, DQ, DK, DV;
+} attention_data;
+
+static mha_tensor view(float *data, int64_t heads, int64_t rows, int64_t size)
+{
+    return mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){B, heads, rows, size});
+}
+
+static void attention_make(attention_data *a)
+{
+    a->Q = view(a->q = some_floats(1, B * H * T * D), H, T, D);
+    a->K = view(a->k = some_floats(2, B * HK * S * D), HK, S, D);
+    a->V = view(a->v = some_floats(3, B * HK * S * DV), HK, S, DV);
+    a->O = view(a->o = floats(B * H * T * DV), H, T, DV);
+    a->L = mha_tensor_contiguous(a->lse = floats(B * H * T), MHA_F32, 3, (int64_t[]){B, H, T});
+    a->DO = view(a->do_ = some_floats(4, B * H * T * DV), H, T, DV);
+    a->DQ = view(a->dq = floats(B * H * T * D), H, T, D);
+    a->DK = view(a->dk = floats(B * HK * S * D), HK, S, D);
+    a->DV = view(a->dv = floats(B * HK * S * DV), HK, S, DV);
+}
+
+static void attention_free(attention_data *a)
+{
+    float *all[] = {a->q, a->k, a->v, a->o, a->lse, a->do_, a->dq, a->dk, a->dv};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+}
+
+static void attention_both_ways(mha_context *context, attention_data *a, const char *name,
+                                const mha_attention_desc *desc)
+{
+    char text[64];
+    mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &a->L};
+    stop_if(mha_attention_forward(context, desc, &a->Q, &a->K, &a->V, &a->O, &outputs));
+    say(name, a->o, B * H * T * DV * (int64_t)sizeof(float));
+    mha_attention_gradients gradients = {
+        .struct_size = sizeof gradients, .q = &a->DQ, .k = &a->DK, .v = &a->DV};
+    stop_if(mha_attention_backward(context, desc, &a->Q, &a->K, &a->V, &a->O, &a->L, &a->DO,
+                                   &gradients));
+    snprintf(text, sizeof text, "%s dq", name);
+    say(text, a->dq, B * H * T * D * (int64_t)sizeof(float));
+    snprintf(text, sizeof text, "%s dk", name);
+    say(text, a->dk, B * HK * S * D * (int64_t)sizeof(float));
+    snprintf(text, sizeof text, "%s dv", name);
+    say(text, a->dv, B * HK * S * DV * (int64_t)sizeof(float));
+}
+
+static void attention_digest(mha_context *context)
+{
+    float slopes[H] = {0.5f, 0.25f, 0.125f, 0.0625f};
+    static const int64_t lengths[B] = {S, 520};
+    const mha_tensor alibi = mha_tensor_contiguous(slopes, MHA_F32, 1, (int64_t[]){H});
+    const mha_attention_desc descs[] = {
+        {.struct_size = sizeof descs[0]},
+        {.struct_size = sizeof descs[0], .flags = MHA_ATTENTION_CAUSAL, .q_offset = S - T},
+        {.struct_size = sizeof descs[0], .softcap = 3, .key_lengths = lengths},
+        {.struct_size = sizeof descs[0],
+         .alibi_slopes = &alibi,
+         .dropout = 0.25f,
+         .dropout_seed = 7},
+    };
+    static const char *const names[] = {"attention", "causal", "softcap, lengths",
+                                        "alibi, dropout"};
+    attention_data a;
+    attention_make(&a);
+    for (size_t i = 0; i < sizeof descs / sizeof descs[0]; i++)
+        attention_both_ways(context, &a, names[i], &descs[i]);
+    attention_free(&a);
+}
+
+/* ---- training -------------------------------------------------------------------------------- */
+
+enum { VOCABULARY = 37, LENGTH = 45, SEQUENCES = 4, STEPS = 8 };
+
+static void some_tokens(int32_t *tokens, int32_t *targets, rng *r)
+{
+    for (int i = 0; i < SEQUENCES * LENGTH; i++) {
+        tokens[i] = (int32_t)rng_between(r, 0, VOCABULARY - 1);
+        targets[i] = (tokens[i] * 5 + 3) % VOCABULARY;
+    }
+}
+
+/* A few steps of AdamW on nonsense: every layer, forward and backward, and the optimizer. */
+static void training_digest(mha_context *context, const char *name, mha_transformer_desc desc)
+{
+    enum { ROWS = SEQUENCES * LENGTH };
+    desc.struct_size = sizeof desc;
+    desc.vocab_size = VOCABULARY, desc.max_length = LENGTH, desc.embed_dim = 48;
+    desc.num_layers = 2, desc.num_heads = 4, desc.ff_dim = 80;
+    mha_transformer *net = NULL;
+    mha_activations *kept = NULL;
+    stop_if(mha_transformer_create(context, &desc, &net));
+    mha_transformer_init init = {.struct_size = sizeof init, .seed = 11, .position_std = 0.5};
+    stop_if(mha_transformer_initialise(context, net, &init));
+    stop_if(mha_activations_create(context, net, ROWS, 0, &kept));
+
+    const int64_t size = mha_transformer_size(net);
+    float *gradient = floats(size), *m = floats(size), *v = floats(size);
+    float *logits = floats(ROWS * VOCABULARY);
+    int32_t tokens[ROWS], targets[ROWS];
+    const mha_tensor X = mha_tensor_contiguous(tokens, MHA_I32, 2, (int64_t[]){SEQUENCES, LENGTH});
+    const mha_tensor Y = mha_tensor_contiguous(targets, MHA_I32, 1, (int64_t[]){ROWS});
+    const mha_tensor wide =
+        mha_tensor_contiguous(logits, MHA_F32, 3, (int64_t[]){SEQUENCES, LENGTH, VOCABULARY});
+    const mha_tensor flat =
+        mha_tensor_contiguous(logits, MHA_F32, 2, (int64_t[]){ROWS, VOCABULARY});
+    rng r = rng_make(1, 99);
+    for (int64_t step = 1; step <= STEPS; step++) {
+        some_tokens(tokens, targets, &r);
+        mha_transformer_input input = {.struct_size = sizeof input,
+                                       .tokens = &X,
+                                       .dropout = 0.125f,
+                                       .dropout_seed = (uint64_t)step};
+        double loss;
+        stop_if(mha_transformer_forward(context, net, &input, kept, &wide, NULL, NULL));
+        stop_if(mha_cross_entropy(context, &flat, &Y, NULL, &loss, NULL, &flat));
+        memset(gradient, 0, (size_t)size * sizeof *gradient);
+        mha_transformer_gradients into = {.struct_size = sizeof into, .parameters = gradient};
+        stop_if(mha_transformer_backward(context, net, &input, kept, &wide, &into));
+        mha_adamw settings = {
+            .struct_size = sizeof settings, .learning_rate = 0x1p-8, .step = step};
+        stop_if(
+            mha_adamw_step(context, &settings, size, mha_transformer_data(net), gradient, m, v));
+        stop_if(mha_transformer_update(context, net));
+    }
+    say(name, mha_transformer_data(net), size * (int64_t)sizeof(float));
+    mha_activations_destroy(kept);
+    mha_transformer_destroy(net);
+    free(gradient), free(m), free(v), free(logits);
+}
+
+int main(int count, char **arguments)
+{
+    mha_context_desc desc = {.struct_size = sizeof desc};
+    for (int isa = MHA_ISA_PORTABLE; count > 1 && isa <= MHA_ISA_AVX512; isa++)
+        if (!strcmp(arguments[1], mha_isa_name((mha_isa)isa))) desc.isa = (mha_isa)isa;
+    mha_context *context = NULL;
+    stop_if(mha_context_create(&desc, &context));
+    if (count > 1 && strcmp(arguments[1], mha_isa_name(mha_context_isa(context))) != 0) {
+        fprintf(stderr, "bits_digest: '%s' does not run here\n", arguments[1]);
+        return 1;
+    }
+    attention_digest(context);
+    training_digest(context, "llama, trained",
+                    (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL,
+                                           .kv_heads = 2,
+                                           .norm = MHA_NORM_RMS,
+                                           .positions = MHA_ENCODING_ROTARY,
+                                           .feed_forward = MHA_FEED_FORWARD_SWIGLU});
+    training_digest(context, "bert, trained",
+                    (mha_transformer_desc){.flags = MHA_TRANSFORMER_POST_NORM |
+                                                    MHA_TRANSFORMER_EMBEDDING_NORM |
+                                                    MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_TIED,
+                                           .norm = MHA_NORM_LAYER,
+                                           .positions = MHA_ENCODING_LEARNED});
+    mha_context_destroy(context);
+    return 0;
+}

@@ -1,0 +1,113 @@
+"""multihead bench: every kind of work runs and adds up; times themselves are not tested."""
+import json
+import re
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
+QUICK = ("--samples", "1", "--seconds", "0", "--patience", "0", "--threads", "2")
+
+
+def measured(*arguments):
+    result = run("bench", *arguments, *QUICK, "--json")
+    if not check(result.code == 0, f"{arguments}: {result.errors}"):
+        return None
+    row = json.loads(result.out)
+    check(row["format"] == "multihead-bench" and row["threads"] == 2, f"{arguments}: {row}")
+    n = len(row["samples"])
+    check(n >= 5 and len(row["probes"]) == n and 0 <= row["quiet_samples"] <= n, f"{arguments}: {n}")
+    check(row["gated"] == (row["quiet_samples"] >= 5), f"{arguments}: gate")
+    check(row["best_seconds"] == min(row["samples"]), f"{arguments}: best")
+    quiet = sorted(s for s, p in zip(row["samples"], row["probes"])
+                   if p <= 1.05 * row["quiet_probe_seconds"] * (1 + 1e-6))
+    of = quiet if row["gated"] else sorted(row["samples"])
+    median = (of[(len(of) - 1) // 2] + of[len(of) // 2]) / 2
+    check(abs(row["median_seconds"] - median) <= 1e-6 * median, f"{arguments}: median")
+    check(abs(row["gflops"] * row["median_seconds"] * 1e9 / row["flops"] - 1) < 1e-6,
+          f"{arguments}: GFLOP/s")
+    if row["peak_gflops"]:
+        check(abs(row["percent_of_peak"] / (100 * row["gflops"] / row["peak_gflops"]) - 1) < 1e-6,
+              f"{arguments}: percent")
+    return row
+
+
+def counts():
+    """Operations and bytes, by hand."""
+    for arguments, flops, read in (
+            (("forward", "--heads", "2", "--head-dim", "16", "--length", "32"), 4*2*16*32*32, None),
+            (("forward", "--heads", "2", "--head-dim", "8", "--length", "10", "--causal"),
+             4*2*8*55, None),
+            (("forward", "--length", "20", "--window", "4", "--heads", "1", "--head-dim", "8"),
+             4*8*(1 + 2 + 3 + 17*4), None),
+            (("forward", "--length", "64", "--heads", "1", "--head-dim", "8", "--mask", "blocks"),
+             4*8*64*64, None),
+            (("forward", "--length", "128", "--heads", "1", "--head-dim", "8", "--mask",
+              "lengths", "--layout", "bthd"), 4*8*128*28, None),
+            (("forward", "--length", "16", "--heads", "1", "--head-dim", "8", "--mask", "keep"),
+             4*8*256, None),
+            (("backward", "--heads", "2", "--head-dim", "16", "--length", "32", "--batch", "3"),
+             10*3*2*16*32*32, None),
+            (("decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--keys", "700",
+              "--cache"), 4*4*8*700, 8*2*700*8),
+            (("module", "--heads", "2", "--head-dim", "8", "--length", "12", "--need-weights"),
+             2*12*16*64 + 4*16*144, None),
+            (("gemm", "--rows", "1", "--outputs", "256", "--inputs", "128"), 2*256*128, 4*256*128)):
+        row = measured(*arguments)
+        if row:
+            check(row["flops"] == flops, f"{arguments}: {row['flops']} operations, {flops} expected")
+            check(row["bytes"] == read, f"{arguments}: {row['bytes']} bytes, {read} expected")
+
+
+def outputs(folder):
+    work = ("gemm", "--rows", "4", "--outputs", "32", "--inputs", "32")
+    old, plot = folder + "/old.json", folder + "/plot.svg"
+    with open(old, "wb") as file:
+        file.write(run("bench", *work, *QUICK, "--json").out)
+    result = run("bench", *work, *QUICK, "--compare", old, "--svg", plot)
+    text = result.out.decode()
+    check(result.code in (0, UNSUPPORTED), f"{result.errors}")
+    check(re.search(r"gemm 4x32x32 .* times as fast as before", text), text)
+    if result.code == 0:
+        picture = open(plot).read()
+        check(picture.startswith("<svg") or picture.startswith("<?xml"), picture[:80])
+        check("gemm 4x32x32" in picture and "GB/s" in picture, "the plot names no row")
+    broken = folder + "/broken.json"
+    for content, words in ((b"{", "line"), (b"{}", "not written by"), (b"[1]", "not written by")):
+        with open(broken, "wb") as file:
+            file.write(content)
+        check_error(run("bench", *work, *QUICK, "--compare", broken), BAD_INPUT, words,
+                    command="bench")
+    check_error(run("bench", *work, *QUICK, "--compare", folder + "/none"), NO_INPUT, "none",
+                command="bench")
+
+
+def mistakes():
+    for arguments, words in (
+            (("forwrd",), "forward"), (("xyzzy",), "gemm"), (("forward", "decode"), "one work"),
+            (("forward", "--heads", "6", "--kv-heads", "4"), "evenly"),
+            (("forward", "--need-weights"), "module"), (("forward", "--cache"), "decode"),
+            (("forward", "--mask", "window"), "--window"), (("forward", "--rows", "3"), "gemm"),
+            (("module", "--mask", "bias"), "module"), (("forward", "--heads", "0"), "--heads"),
+            (("forward", "--causal", "--length", "9", "--keys", "8"), "--keys"),
+            (("forward", "--seconds", "-1"), "--seconds"),
+            (("forward", "--mask", "lengths", "--length", "100"), "100")):
+        check_error(run("bench", *arguments), USAGE, words, command="bench")
+
+
+def manual():
+    text = open(str(ROOT / "docs" / "program.md")).read().split("## `multihead bench`")[1]
+    text = text.split("\n## ")[0]
+    for option in re.findall(r"--[a-z-]+", run("bench", "--help").out.decode()):
+        check(f"`{option}" in text or option in text, f"docs/program.md, bench: nothing of {option}")
+
+
+mistakes()
+counts()
+with tempfile.TemporaryDirectory(prefix="multihead-bench-") as place:
+    outputs(place)
+manual()
+finish()

@@ -1,0 +1,183 @@
+"""Every kind of model folder that the program opens: those that 'multihead train' writes, of each
+kind, beside BERT folders (view.py); and what is said about folders that are none.
+"""
+import base64
+import json
+import math
+import random
+import re
+import shutil
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED = 2, 3, 4, 5
+
+
+def trained(task, *options):
+    """A model folder of a task after a few steps."""
+    folder = FOLDER / f"trained-{task}"
+    if not folder.exists():
+        result = run("train", task, "--steps", "3", "--no-report", "-q", "-o", folder, *options)
+        check(result.code == 0 and (folder / "curve.csv").exists(), f"{task}: {result.errors}")
+    return folder
+
+
+def maps_of(folder, *texts):
+    result = view(folder, *texts, "--json", "-", "-q")
+    return json.loads(result.out) if check_good(result, f"view {folder.name}") else None
+
+
+def weights_of(maps):
+    return [head["weights"] for layer in maps["layers"] for head in layer["heads"]]
+
+
+def rows_sum_to_one(maps, name):
+    for weights in weights_of(maps):
+        for row in weights:
+            check(abs(sum(row) - 1) < 1e-5, f"{name}: a row sums to {sum(row)}")
+
+
+def causal_folders():
+    sentence = "the animal didn't cross the street because it was too tired ."
+    for task, text, kind in (("ioi", "B A B", "multihead"), ("sentences", sentence, "llama")):
+        folder = trained(task)
+        words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        if task == "ioi":
+            text = " ".join(list(words)[:3])
+        maps = maps_of(folder, text)
+        if not maps:
+            continue
+        check(maps["source"]["architecture"] == kind, f"{task}: {maps['source']}")
+        tokens = maps["tokens"]
+        check([t["token"] for t in tokens] == ["<s>"] + text.split(), f"{task}: {tokens}")
+        check([t["special"] for t in tokens] == [True] + [False] * len(text.split()),
+              f"{task}: special tokens")
+        for token in tokens[1:]:
+            check(text.encode()[token["begin"]:token["end"]].decode() == token["token"],
+                  f"{task}: the bytes of {token}")
+        rows_sum_to_one(maps, task)
+        for weights in weights_of(maps):
+            for i, row in enumerate(weights):
+                check(not any(row[i + 1:]), f"{task}: a token sees what comes behind it")
+        report = view(folder, text, "-o", FOLDER / f"{task}.html", "--svg", "-")
+        check_good(report, f"{task}: report")
+        check(run("count", folder, "--json").code == 0, f"{task}: count")
+        check(run("explain", folder).code == 0, f"{task}: explain")
+
+
+def encoder_folder():
+    folder = trained("pronouns")
+    maps = maps_of(folder, "the dog crossed the road because it was tired")
+    if not maps:
+        return
+    check(maps["source"]["architecture"] == "bert", "pronouns: kind")
+    rows_sum_to_one(maps, "pronouns")
+    first = weights_of(maps)[0]
+    check(all(w > 0 for row in first for w in row), "pronouns: all tokens see all")
+
+
+def encoder_decoder():
+    folder = trained("reverse")
+    maps = maps_of(folder, "a b c", "c b")
+    if maps:
+        check([t["token"] for t in maps["tokens"]] == ["<s>", "c", "b"], "reverse: the target")
+        check([t["token"] for t in maps["key_tokens"]] == ["a", "b", "c"], "reverse: the source")
+        rows_sum_to_one(maps, "reverse")
+    check(maps_of(folder / "encoder", "a b c") is not None, "the encoder alone")
+    check_error(view(folder, "a b"), USAGE, "two texts")
+    check_error(view(folder / "decoder", "a b"), UNSUPPORTED, "needs its encoder")
+    other = FOLDER / "mixed"
+    shutil.copytree(folder, other)
+    shutil.rmtree(other / "encoder")
+    check_error(view(other, "a", "b"), NO_INPUT, "config.json")
+    shutil.copytree(trained("pronouns"), other / "encoder")
+    check_error(view(other, "a", "b"), BAD_INPUT, "belong together")
+
+
+def pruned_folder():
+    """Layers that have lost heads show those that are left."""
+    small = FOLDER / "small"
+    result = run("prune", trained("sentences"), "--task", "sentences", "--keep", "3", "--lines",
+                 "20", "-q", "-o", small)
+    if not check_good(result, "prune"):
+        return
+    text = "the animal was tired"
+    maps = maps_of(small, text)
+    names = [head["name"] for layer in maps["layers"] for head in layer["heads"]]
+    check(len(names) == 3, f"three heads are left: {names}")
+    rows_sum_to_one(maps, "pruned")
+    table = run("heads", small, text, "--random", "0", "--csv", "-q")
+    check([f"L{line.split(',')[0]}H{line.split(',')[1]}" for line in table.lines[1:]] == names,
+          f"heads: {table.lines}")
+    check_good(view(small, text, "-o", FOLDER / "small.html"), "a pruned model's report")
+
+
+def bad_folders():
+    folder = trained("ioi")
+    check_error(view(folder, "nonsense"), BAD_INPUT, "'nonsense' is not one of the model's")
+    check_error(view(folder, ""), BAD_INPUT, "empty")
+    check_error(view(folder, "b" * 3, "a"), UNSUPPORTED, "no second text")
+    for name, part, damage in (("no-words", "tokenizer.json", None),
+                               ("bad-words", "tokenizer.json", b"{"),
+                               ("bad-config", "config.json", b'{"model_type": "multihead"}'),
+                               ("other-kind", "config.json", b'{"model_type": "mamba"}'),
+                               ("short", "model.safetensors", b"\x08")):
+        copy = FOLDER / name
+        shutil.copytree(folder, copy)
+        if damage is None:
+            (copy / part).unlink()
+        else:
+            (copy / part).write_bytes(damage)
+        result = view(copy, "a")
+        check(result.code in (NO_INPUT, BAD_INPUT, UNSUPPORTED) and len(result.errors) == 1 and
+              not result.out, f"{name}: exit {result.code}, {result.errors}")
+
+
+def long_text():
+    """Maps of a long text come in blocks, and are the largest weights of the whole maps."""
+    source = random.Random(1)
+    words = [f"w{source.randint(1, 60)}" for _ in range(10500)]
+    (FOLDER / "words.txt").write_text(" ".join(words))
+    folder = FOLDER / "long"
+    made = run("train", "--text", FOLDER / "words.txt", "--context", "2048", "--steps", "1",
+               "--heads", "12", "--layers", "2", "--embed", "24", "--ff", "0", "--batch", "1",
+               "--no-report", "-q", "-o", folder)
+    if not check_good(made, "train --text"):
+        return
+    n, cell = 2047, 4
+    (FOLDER / "text.txt").write_text(" ".join(words[:n - 1]))
+    report = view(folder, "--text-file", FOLDER / "text.txt", "-o", FOLDER / "long.html")
+    check_good(report, "a long text")
+    check("2047 x 2047 tokens, in blocks of 4 x 4" in report.errors[0], f"{report.errors}")
+    check((FOLDER / "long.html").stat().st_size < 10e6, "under 10 MB")
+    page = (FOLDER / "long.html").read_text()
+    data = json.loads(re.search(r'type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
+    check(data["cell_tokens"] == cell and data["token_count"] == n and data["rows"] == 512, "blocks")
+    check("largest weight of 4 x 4 tokens" in page, "the page says what a cell is")
+    check_good(view(folder, "--text-file", FOLDER / "text.txt", "--head", "L1H7", "--npy",
+                    FOLDER / "one.npy"), "one head as a whole")
+    whole = memoryview((FOLDER / "one.npy").read_bytes()[-4 * n * n:]).cast("f")
+    panel = data["panels"][12 + 7]
+    codes = base64.b64decode(panel["data"])
+    most, top = panel["greatest"], 253
+    for r, c in [(0, 0), (511, 0), (511, 511)] + [(source.randrange(512), source.randrange(512))
+                                                  for _ in range(3000)]:
+        if c > r:
+            continue
+        block = max(whole[i * n + j] for i in range(r * cell, min((r + 1) * cell, n))
+                    for j in range(c * cell, min((c + 1) * cell, n)))
+        shown = most * (codes[r * 512 + c] / top) ** 2
+        check(abs(shown - block) <= math.sqrt(block * most) / top + most / (4 * top * top) + 1e-6,
+              f"block {r}, {c}: {shown}, expected {block}")
+
+
+causal_folders()
+long_text()
+encoder_folder()
+encoder_decoder()
+pruned_folder()
+bad_folders()
+finish()

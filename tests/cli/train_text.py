@@ -1,0 +1,177 @@
+"""multihead train --text: what it learns of a text, what generate makes of the folder, resuming, and
+files that are no text.
+
+Needs no packages. $MULTIHEAD is the program; default build/multihead.
+"""
+import json
+import os
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = os.environ.get("MULTIHEAD", "build/multihead")
+LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+SMALL = ["--embed", "16", "--ff", "16", "--heads", "2", "--batch", "4", "--every", "10"]
+checks = failures = 0
+
+
+def check(good, text):
+    global checks, failures
+    checks += 1
+    if not good:
+        failures += 1
+        print("FAILED:", text)
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=600)
+
+
+def train(path, *arguments):
+    return run("train", "--text", str(path), *SMALL, *arguments)
+
+
+def story(sentences, seed=1):
+    """Sentences of which words, order and marks can be foretold to some degree."""
+    generator = random.Random(seed)
+    who, where = ["cat", "dog", "king", "queen"], ["mat", "road", "hill"]
+    return "".join(
+        f"The {generator.choice(who)} sat on the {generator.choice(where)}"
+        f"{generator.choice('.!?')}{generator.choice([' ', chr(10)])}" for _ in range(sentences))
+
+
+def state(folder):
+    data = (folder / "training.safetensors").read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    metadata = header.pop("__metadata__")
+    metadata.pop("seconds")
+    return metadata, {name: data[8 + length:][slice(*entry["data_offsets"])]
+                      for name, entry in header.items()}
+
+
+def learns_words(folder):
+    text = folder / "story.txt"
+    text.write_text(story(300))
+    result = train(text, "--steps", "60", "--context", "16", "-o", str(folder / "words"))
+    check(result.returncode == 0, f"words: exit {result.returncode}: {result.stderr}")
+    check("(perplexity" in result.stderr and "tokens/s" in result.stderr, "words: no progress")
+    for word in ("14 are the vocabulary", "0.0 % of the text is <unk>", "by pairs of them",
+                 "perplexity without it", "matters most"):
+        check(word in result.stdout, f"words: no '{word}' in: {result.stdout}")
+    line = [line for line in result.stdout.splitlines() if "On held-out text" in line][0]
+    alone = [line for line in result.stdout.splitlines() if "Without attention" in line][0]
+    check(float(line.split()[4]) < float(alone.split()[3]) / 2,
+          f"no better than half of the perplexity of single words: {line}, {alone}")
+    curve = (folder / "words" / "curve.csv").read_text().splitlines()
+    check(curve[0].endswith(",held_out_loss") and len(curve) == 7, f"curve.csv: {curve}")
+    check((folder / "words" / "report.html").exists(), "words: no report")
+    result = run("generate", str(folder / "words"), "The cat sat", "--max-tokens", "2")
+    check(result.stdout == "<s> The cat sat on the\n", f"generate: {result.stdout!r}")
+    result = run("generate", str(folder / "words"), "The zebra, sat", "--max-tokens", "0")
+    check(result.stdout == "<s> The <unk> <unk> sat\n", f"unknown words: {result.stdout!r}")
+    result = run("view", str(folder / "words"), "The cat,the dog.!?", "--head", "L0H0")
+    check(result.returncode == 0 and "9 x 9" in result.stdout, f"view: {result.stderr}")
+    config = json.loads((folder / "words" / "config.json").read_text())
+    check(config["model_type"] == "llama" and config["tie_word_embeddings"], f"config: {config}")
+
+
+def learns_characters(folder):
+    text = folder / "chars.txt"
+    text.write_text("abc\n" * 400)
+    result = train(text, "--chars", "--steps", "60", "--learning-rate", "0.01", "-o",
+                   str(folder / "chars"))
+    check(result.returncode == 0, f"characters: exit {result.returncode}: {result.stderr}")
+    check("4 are the vocabulary" in result.stdout and " bits)" in result.stdout,
+          f"characters: {result.stdout}")
+    result = run("generate", str(folder / "chars"), "abc\na", "--max-tokens", "4")
+    check(result.stdout == "abc\nabc\na\n", f"generate: {result.stdout!r}")
+    result = run("view", str(folder / "chars"), "abcabc", "--head", "L0H0")
+    check(result.returncode == 0 and "7 x 7" in result.stdout, f"view: {result.stderr}")
+
+
+def keeps_the_best(folder):
+    """A text by chance cannot be foretold: training ends by itself and keeps its best model."""
+    generator = random.Random(3)
+    text = folder / "noise.txt"
+    text.write_text(" ".join(str(generator.randrange(60)) for _ in range(600)))
+    result = train(text, "--learning-rate", "0.02", "--steps", "1000", "--no-report", "-o",
+                   str(folder / "noise"))
+    metadata, tensors = state(folder / "noise")
+    check("this is the model that is kept" in result.stdout, f"patience: {result.stdout}")
+    check(int(metadata["step"]) == int(metadata["best_step"]) + 60 and metadata["done"] == "yes",
+          f"patience: {metadata}")
+    model = (folder / "noise" / "model.safetensors").read_bytes()
+    first = tensors["best"][:64]
+    check(first in model and tensors["parameters"][:64] not in model, "the model is not the best")
+
+
+def goes_on(folder):
+    """Killed at some moment, then run to the end: the bits of an undisturbed run; another text or
+    another number of steps is another training."""
+    text = folder / "again.txt"
+    text.write_text(story(200, seed=2))
+    options = ["--steps", "40", "--no-report", "--threads", "1"]
+    begun = time.monotonic()
+    train(text, *options, "-o", str(folder / "whole"))
+    lasts = time.monotonic() - begun
+    for number in range(6 if LONG else 2):
+        target = folder / f"stopped{number}"
+        running = subprocess.Popen([PROGRAM, "train", "--text", str(text), *SMALL, *options, "-o",
+                                    str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(random.uniform(0.2, 1) * lasts)
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
+        result = train(text, *options, "-o", str(target))
+        check(result.returncode == 0, f"going on: {result.stderr}")
+        check(state(target) == state(folder / "whole"), "going on ends in other bits")
+    other = folder / "other.txt"
+    other.write_text(story(200, seed=3))
+    result = train(other, *options, "-o", str(folder / "whole"))
+    check(result.returncode == 4 and "other settings" in result.stderr, f"another text: {result.stderr}")
+
+
+def no_texts(folder):
+    def file(name, data):
+        (folder / name).write_bytes(data)
+        return str(folder / name)
+    text = file("text", story(100).encode())
+    cases = [
+        (["--text", str(folder / "none")], 3, "No such file"),
+        (["--text", str(folder)], 3, "a folder"),
+        (["--text", "/dev/null"], 3, "no ordinary file"),
+        (["--text", file("empty", b"")], 4, "is empty"),
+        (["--text", file("blank", b" \n\t")], 4, "too few"),
+        (["--text", file("short", b"a few words only")], 4, "at least 45"),
+        (["--text", text, "--context", "500"], 4, "for such a --context"),
+        (["--text", file("latin", b"caf\xe9 " * 200)], 4, "byte 3"),
+        (["--text", file("zero", b"words \0 " * 200)], 4, "byte 6"),
+        (["--text", text, "ioi"], 2, "give a task or a text"),
+        (["ioi", "--chars"], 2, "--chars goes with --text"),
+        (["ioi", "--context", "9"], 2, "--context goes with --text"),
+        (["--text", text, "--words", "2"], 2, "--words"),
+    ]
+    for arguments, code, word in cases:
+        result = run("train", *arguments, "--steps", "1", "--no-report")
+        check(result.returncode == code and word in result.stderr,
+              f"{arguments}: exit {result.returncode}, not {code}, no '{word}' in: {result.stderr}")
+        check(result.stdout == "", f"{arguments}: something on stdout")
+    shortest = file("shortest", b"one two three " * 15)
+    result = run("train", "--text", shortest, "--steps", "2", *SMALL)
+    check(result.returncode == 0, f"45 words: {result.stderr}")
+    few = run("train", "--text", text, "--words", "8", "--steps", "2", *SMALL)
+    check("6 are the vocabulary" in few.stdout, f"--words 8: {few.stdout}")
+
+
+with tempfile.TemporaryDirectory(prefix="multihead-text-") as place:
+    root = pathlib.Path(place)
+    for part in (learns_words, learns_characters, keeps_the_best, goes_on, no_texts):
+        (root / part.__name__).mkdir()
+        part(root / part.__name__)
+print(f"{checks} checks, {failures} failed")
+sys.exit(failures > 0)

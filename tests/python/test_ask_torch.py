@@ -1,0 +1,91 @@
+"""What `multihead view --from --to` prints, against the same definitions in PyTorch: weights from
+eager attention, norm-based shares from vectors made in full, and the turn of the hidden state
+without a head from a run in which its slice in front of the output projection is 0.
+
+Takes our tiny BERT, and the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2)
+where it is there.
+"""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+REAL = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
+CASES = [(ROOT / "tests/golden/tiny-bert", "The cat didn't sit on the mat", "didn't", "mat"),
+         (REAL, "The animal didn't cross the street because it was too tired.", "it", "animal")]
+
+if not pathlib.Path(PROGRAM).exists():
+    pytest.skip(f"{PROGRAM} is not built", allow_module_level=True)
+
+
+torch.set_num_threads(1)  # many short runs
+
+
+class Bert:
+    """A BERT in float64 whose heads can be taken out."""
+
+    def __init__(self, folder):
+        self.model = transformers.BertModel.from_pretrained(
+            folder, attn_implementation="eager", add_pooling_layer=False).double().eval()
+        self.size = self.model.config.hidden_size // self.model.config.num_attention_heads
+        self.values, self.gone = {}, None
+        for number, layer in enumerate(self.model.encoder.layer):
+            layer.attention.self.value.register_forward_hook(
+                lambda _, __, out, number=number: self.values.__setitem__(number, out[0]))
+            layer.attention.output.dense.register_forward_pre_hook(
+                lambda _, inputs, number=number: self.take_out(number, inputs))
+
+    def take_out(self, number, inputs):
+        if self.gone is None or self.gone[0] != number:
+            return None
+        changed = inputs[0].clone()
+        changed[..., self.gone[1] * self.size:(self.gone[1] + 1) * self.size] = 0
+        return (changed,)
+
+    def __call__(self, ids, gone=None):
+        self.gone = gone
+        with torch.no_grad():
+            return self.model(input_ids=torch.tensor([ids]), output_attentions=True)
+
+
+@pytest.mark.parametrize("folder, text, from_, to", CASES)
+def test_three_measures(folder, text, from_, to):
+    if not folder.exists():
+        pytest.skip(f"{folder} is missing")
+    done = subprocess.run([PROGRAM, "view", folder, text, "--from", from_, "--to", to, "--json", "-"],
+                          capture_output=True, check=True)
+    data = json.loads(done.stdout)
+    rows, columns = data["from"]["tokens"], data["to"]["tokens"]
+    vocabulary = {word: i for i, word in
+                  enumerate((folder / "vocab.txt").read_text(encoding="utf-8").splitlines())}
+    bert = Bert(folder)
+    ids = [vocabulary[token] for token in data["tokens"]]
+    whole = bert(ids)
+    hidden = whole.last_hidden_state[0]
+    values = dict(bert.values)
+    worst = {"weight": 0, "share": 0, "effect": 0}
+    for head in data["heads"]:
+        number, h, size = head["layer"], head["head"], bert.size
+        alpha = whole.attentions[number][0, h]
+        output = bert.model.encoder.layer[number].attention.output.dense.weight.detach()
+        written = values[number][:, h * size:(h + 1) * size] @ output[:, h * size:(h + 1) * size].T
+        norms = (alpha[:, :, None] * written[None]).norm(dim=-1)
+        without = bert(ids, (number, h)).last_hidden_state[0]
+        turned = 1 - torch.cosine_similarity(hidden, without, dim=-1)
+        wanted = {"weight": alpha[rows][:, columns].sum(1).mean(),
+                  "share": (norms[rows][:, columns].sum(1) / norms[rows].sum(1)).mean(),
+                  "effect": turned[rows].mean()}
+        for name, value in wanted.items():
+            worst[name] = max(worst[name], abs(head[name] - float(value)))
+    print(folder.name, from_, to, worst)
+    # float32 against float64: weights err as in test_model_hf.py, by some 1e-6; 1 - cosine of two
+    # hidden states by 2^-22 or so.
+    assert all(value < 1e-5 for value in worst.values()), worst

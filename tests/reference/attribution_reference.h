@@ -1,0 +1,45 @@
+/* What heads write, norm-based maps, composition and rollout as their definitions stand, in double,
+ * with every vector and matrix made in full. Shares no code with the library. */
+#ifndef ATTRIBUTION_REFERENCE_H
+#define ATTRIBUTION_REFERENCE_H
+
+#include <stdint.h>
+
+/* out [E] = W[:, h D .. h D + D - 1] z, W [E,width]. */
+void reference_head_out(const double *weight, int64_t E, int64_t width, int64_t h, int64_t D,
+                        const double *z, double *out);
+
+double reference_norm(const double *x, int64_t count);
+double reference_dot(const double *a, const double *b, int64_t count);
+
+/* ||A B|| / (||A|| ||B||) in Frobenius norms, all n x n; 0 where one is 0. */
+double reference_composition(const double *a, const double *b, int64_t n);
+
+/* c [n,m] = a [n,k] b [k,m]; or with a [k,n] turned first. */
+void reference_product(const double *a, const double *b, int64_t n, int64_t k, int64_t m,
+                       double *c);
+void reference_turn(const double *a, int64_t rows, int64_t cols, double *out);
+
+/* maps [H,T,T], before [T,T] or NULL, after [T,T]. */
+void reference_rollout(const double *maps, int64_t H, int64_t T, const double *before,
+                       double *after);
+
+/* The stream of one token as a sum of named vectors. What forward rounding may have put into the
+ * whole is kept beside it. */
+typedef struct reference_stream {
+    int64_t E, count;
+    double *terms; /* [most,E] */
+    double *error; /* [E] */
+} reference_stream;
+
+reference_stream reference_stream_make(int64_t E, int64_t most);
+void reference_stream_free(reference_stream *s);
+double *reference_stream_add(reference_stream *s); /* a new term of zeros */
+
+/* Every term through a norm that read x [E]: mean and deviation are x's; the bias becomes a part of
+ * term `bias_term`. rounding: of what it gave, relative. */
+void reference_stream_norm(reference_stream *s, const double *x, const double *weight,
+                           const double *bias, double epsilon, int centred, int64_t bias_term,
+                           double rounding);
+
+#endif

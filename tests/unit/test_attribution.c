@@ -1,0 +1,1076 @@
+/* What heads write, norm-based maps, logit attribution, composition, rollout: cases worked by hand,
+ * identities (to the bit where numbers are small integers), and the definitions in double. */
+#include "reference/attribution_reference.h"
+#include "support/failing_alloc.h"
+#include "support/machines.h"
+#include "support/rng.h"
+
+#include <multihead/attribution.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST = 4096, VOCAB = 11 };
+
+static const double U = 0x1p-24; /* half an ulp of 1 in f32 */
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_non_null(strstr(detail, word));
+}
+
+static mha_tensor tensor4(float *data, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    return mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){a, b, c, d});
+}
+
+static mha_tensor tensor3(float *data, int64_t a, int64_t b, int64_t c)
+{
+    return mha_tensor_contiguous(data, MHA_F32, 3, (int64_t[]){a, b, c});
+}
+
+static mha_tensor tensor2(float *data, int64_t a, int64_t b)
+{
+    return mha_tensor_contiguous(data, MHA_F32, 2, (int64_t[]){a, b});
+}
+
+static void check_near(double got, double wanted, double bound, const char *what)
+{
+    if (!(fabs(got - wanted) <= bound))
+        fail_msg("%s: %.9g, expected %.9g within %.2g", what, got, wanted, bound);
+}
+
+/* ---- worked by hand ------------------------------------------------------------------------- */
+
+/* Two heads of two, four features: head 0 writes (3 z0, 4 z0, z1, 0), head 1 (z0, 0, 0, 2 z1). */
+static float hand_weight[] = {3, 0, 1, 0, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 2};
+static float hand_bias[] = {1, -1, 2, 0};
+
+static void hand_writing(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    /* z of head 0 and 1 for four tokens. */
+    float z[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
+    float written[32], norms[8], shares[8], cosines[4], output[16], map[8];
+    mha_tensor heads = tensor4(z, 1, 2, 4, 2), weight = tensor2(hand_weight, 4, 4);
+    mha_tensor bias = mha_tensor_contiguous(hand_bias, MHA_F32, 1, (int64_t[]){4});
+    mha_tensor w = tensor4(written, 1, 2, 4, 4), n = tensor3(norms, 1, 2, 4);
+    mha_tensor s = tensor3(shares, 1, 2, 4), c = tensor2(cosines, 2, 2);
+    mha_tensor o = tensor3(output, 1, 4, 4), m = tensor2(map, 2, 4);
+    const mha_head_writing out = {sizeof out, 0, &w, &n, &s, &c, &o};
+    assert_int_equal(mha_heads_write(all.each[0].context, &heads, &weight, &bias, NULL, NULL, &out),
+                     MHA_OK);
+    static const float wanted[] = {3, 4, 0, 0, 0, 0, 2, 0, -3, -4, 0, 0, 0, 0, 0, 0,
+                                   0, 0, 0, 0, 1, 0, 0, 0, 3,  0,  0, 4, 0, 0, 0, 0};
+    static const float sums[] = {4, 3, 2, 0, 2, -1, 4, 0, 1, -5, 2, 4, 1, -1, 2, 0};
+    static const float sizes[] = {5, 2, 5, 0, 0, 1, 5, 0};
+    static const float parts[] = {1, 2.0f / 3, 0.5f, 0, 0, 1.0f / 3, 0.5f, 0};
+    assert_memory_equal(written, wanted, sizeof wanted);
+    assert_memory_equal(output, sums, sizeof sums);
+    assert_memory_equal(norms, sizes, sizeof sizes);
+    assert_memory_equal(shares, parts, sizeof parts);
+    /* Tokens 1 and 2 count: cosines 0 and -9 / 25. Token 3 has no length in either. */
+    static const float angles[] = {1, -0.18f, -0.18f, 1};
+    assert_memory_equal(cosines, angles, sizeof angles);
+    assert_int_equal(mha_head_weight_norms(&weight, &m), MHA_OK);
+    static const float rows[] = {3, 4, 1, 0, 1, 0, 0, 2};
+    assert_memory_equal(map, rows, sizeof rows);
+    machines_free(&all);
+}
+
+static void hand_maps(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    float v[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
+    float p[32] = {1, 0, 0, 0, 0.5f, 0.5f, 0, 0, 0, 0.5f, 0.5f, 0, 0.25f, 0.25f, 0.25f, 0.25f,
+                   1, 0, 0, 0, 0,    1,    0, 0, 0, 0,    1,    0, 0.25f, 0.25f, 0.25f, 0.25f};
+    float values[8], layer[16], gate[] = {1, -2};
+    mha_tensor values_t = tensor3(values, 1, 2, 4), layer_t = tensor3(layer, 1, 4, 4);
+    mha_tensor v_t = tensor4(v, 1, 2, 4, 2), weight = tensor2(hand_weight, 4, 4);
+    mha_tensor p_t = tensor4(p, 1, 2, 4, 4);
+    mha_tensor gates = mha_tensor_contiguous(gate, MHA_F32, 1, (int64_t[]){2});
+    const mha_norm_maps out = {sizeof out, 0, &values_t, &p_t, &layer_t}; /* in place */
+    assert_int_equal(
+        mha_attention_norm_maps(all.each[0].context, &v_t, &weight, &gates, &p_t, &out), MHA_OK);
+    /* ||f|| is 5 2 5 0 and, doubled by the gate, 0 2 10 0. */
+    static const float norms[] = {5, 2, 5, 0, 0, 2, 10, 0};
+    static const float heads[] = {5, 0, 0, 0, 2.5f, 1, 0, 0, 0, 1, 2.5f, 0, 1.25f, 0.5f, 1.25f, 0,
+                                  0, 0, 0, 0, 0,    2, 0, 0, 0, 0, 10,   0, 0,     0.5f, 2.5f,  0};
+    assert_memory_equal(values, norms, sizeof norms);
+    assert_memory_equal(p, heads, sizeof heads);
+    /* f of key 1: (0,0,2,0) and -2 (1,0,0,0); of key 2: (-3,-4,0,0) and -2 (3,0,0,4). */
+    const float row2[] = {0, 1, (float)sqrt(7.5 * 7.5 + 4 + 64), 0};
+    const float row1[] = {2.5f, (float)sqrt(5), 0, 0};
+    assert_memory_equal(layer + 4, row1, sizeof row1);
+    assert_memory_equal(layer + 8, row2, sizeof row2);
+    assert_true(layer[0] == 5 && layer[12] == 1.25f);
+    machines_free(&all);
+}
+
+static void hand_rollout(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    float maps[] = {1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0,
+                    1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1};
+    float first[16], second[16];
+    mha_tensor m = tensor4(maps, 1, 2, 4, 4), a = tensor3(first, 1, 4, 4);
+    mha_tensor b = tensor3(second, 1, 4, 4);
+    assert_int_equal(mha_rollout_step(all.each[0].context, &m, NULL, &a), MHA_OK);
+    /* Head 0 looks back by one, head 1 at itself: a quarter and three quarters. */
+    static const float one[] = {1, 0,     0,     0, 0.25f, 0.75f, 0,     0,
+                                0, 0.25f, 0.75f, 0, 0,     0,     0.25f, 0.75f};
+    assert_memory_equal(first, one, sizeof one);
+    assert_int_equal(mha_rollout_step(all.each[0].context, &m, &a, &b), MHA_OK);
+    static const float two[] = {1,       0,      0,       0, 0.4375f, 0.5625f, 0,      0,
+                                0.0625f, 0.375f, 0.5625f, 0, 0,       0.0625f, 0.375f, 0.5625f};
+    assert_memory_equal(second, two, sizeof two);
+    machines_free(&all);
+}
+
+/* ---- against the definitions ----------------------------------------------------------------- */
+
+static float *random_floats(rng *r, int64_t count)
+{
+    float *x = malloc((size_t)(count + 1) * sizeof *x);
+    assert_non_null(x);
+    for (int64_t i = 0; i < count; i++) x[i] = rng_normal(r);
+    return x;
+}
+
+static double *widen(const float *x, int64_t count)
+{
+    double *y = malloc((size_t)(count + 1) * sizeof *y);
+    assert_non_null(y);
+    for (int64_t i = 0; i < count; i++) y[i] = (double)x[i];
+    return y;
+}
+
+/* Values and weights of a random shape, some heads shared, and results in all forms. */
+typedef struct desk {
+    int64_t B, Hk, H, T, D, E, lengths[3];
+    float *z, *weight, *bias, *gates, *p;
+    float *written, *norms, *shares, *cosines, *output, *values, *maps, *layer;
+} desk;
+
+static desk desk_make(rng *r)
+{
+    desk d = {.B = rng_between(r, 1, 3),
+              .Hk = rng_between(r, 1, 3),
+              .T = rng_between(r, 1, 70),
+              .D = rng_between(r, 1, 9),
+              .E = rng_between(r, 1, 20)};
+    d.H = d.Hk * rng_between(r, 1, 2);
+    for (int64_t b = 0; b < d.B; b++) d.lengths[b] = rng_between(r, 0, d.T);
+    d.z = random_floats(r, d.B * d.Hk * d.T * d.D);
+    d.weight = random_floats(r, d.E * d.H * d.D);
+    d.bias = random_floats(r, d.E);
+    d.gates = random_floats(r, d.H);
+    d.p = random_floats(r, d.B * d.H * d.T * d.T);
+    d.written = calloc((size_t)(d.B * d.H * d.T * d.E), sizeof(float));
+    d.norms = calloc((size_t)(d.B * d.H * d.T), sizeof(float));
+    d.shares = calloc((size_t)(d.B * d.H * d.T), sizeof(float));
+    d.cosines = calloc((size_t)(d.H * d.H), sizeof(float));
+    d.output = calloc((size_t)(d.B * d.T * d.E), sizeof(float));
+    d.values = calloc((size_t)(d.B * d.H * d.T), sizeof(float));
+    d.maps = calloc((size_t)(d.B * d.H * d.T * d.T), sizeof(float));
+    d.layer = calloc((size_t)(d.B * d.T * d.T), sizeof(float));
+    assert_true(d.written && d.norms && d.shares && d.cosines && d.output && d.values && d.maps &&
+                d.layer);
+    return d;
+}
+
+static void desk_free(desk *d)
+{
+    float *const all[] = {d->z,       d->weight, d->bias,   d->gates,   d->p,
+                          d->written, d->norms,  d->shares, d->cosines, d->output,
+                          d->values,  d->maps,   d->layer};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+static void desk_run(mha_context *context, const desk *d)
+{
+    mha_tensor z = tensor4(d->z, d->B, d->Hk, d->T, d->D), weight;
+    weight = tensor2(d->weight, d->E, d->H * d->D);
+    mha_tensor bias = mha_tensor_contiguous(d->bias, MHA_F32, 1, &d->E);
+    mha_tensor gates = mha_tensor_contiguous(d->gates, MHA_F32, 1, &d->H);
+    mha_tensor p = tensor4(d->p, d->B, d->H, d->T, d->T);
+    mha_tensor written = tensor4(d->written, d->B, d->H, d->T, d->E);
+    mha_tensor norms = tensor3(d->norms, d->B, d->H, d->T);
+    mha_tensor shares = tensor3(d->shares, d->B, d->H, d->T);
+    mha_tensor cosines = tensor2(d->cosines, d->H, d->H);
+    mha_tensor output = tensor3(d->output, d->B, d->T, d->E);
+    mha_tensor values = tensor3(d->values, d->B, d->H, d->T);
+    mha_tensor maps = tensor4(d->maps, d->B, d->H, d->T, d->T);
+    mha_tensor layer = tensor3(d->layer, d->B, d->T, d->T);
+    const mha_head_writing out = {sizeof out, 0, &written, &norms, &shares, &cosines, &output};
+    const mha_norm_maps also = {sizeof also, 0, &values, &maps, &layer};
+    assert_int_equal(mha_heads_write(context, &z, &weight, &bias, &gates, d->lengths, &out),
+                     MHA_OK);
+    assert_int_equal(mha_attention_norm_maps(context, &z, &weight, &gates, &p, &also), MHA_OK);
+}
+
+/* out [H,E] of a token, and `size` [H,E], the sum of the sizes of its terms: each step in double
+ * rounds by 2^-53 of no more than that, 2 D + 2 times in the library and here. */
+static void reference_token(const desk *d, const double *weight, int64_t b, int64_t t, double *out,
+                            double *size)
+{
+    double z[9];
+    for (int64_t h = 0; h < d->H; h++) {
+        const int64_t hk = h / (d->H / d->Hk), width = d->H * d->D;
+        for (int64_t i = 0; i < d->D; i++)
+            z[i] = (double)d->gates[h] * (double)d->z[((b * d->Hk + hk) * d->T + t) * d->D + i];
+        reference_head_out(weight, d->E, width, h, d->D, z, out + h * d->E);
+        for (int64_t e = 0; e < d->E; e++) {
+            size[h * d->E + e] = 0;
+            for (int64_t i = 0; i < d->D; i++)
+                size[h * d->E + e] += fabs(weight[e * width + h * d->D + i] * z[i]);
+        }
+    }
+}
+
+static void check_token(const desk *d, const double *weight, int64_t b, int64_t t, double *cosines)
+{
+    double out[6 * 20], size[6 * 20], norm[6], wide[6], all = 0;
+    const double eps = (double)(4 * d->D + 4) * 0x1p-53;
+    reference_token(d, weight, b, t, out, size);
+    for (int64_t h = 0; h < d->H; h++) {
+        norm[h] = reference_norm(out + h * d->E, d->E);
+        wide[h] = eps * reference_norm(size + h * d->E, d->E);
+        all += norm[h];
+    }
+    for (int64_t h = 0; h < d->H; h++) {
+        const int64_t at = (b * d->H + h) * d->T + t;
+        check_near((double)d->norms[at], norm[h], norm[h] * U * 1.001 + wide[h], "norm");
+        check_near((double)d->values[at], norm[h], norm[h] * U * 1.001 + wide[h], "value norm");
+        /* The other heads' errors: each at most a part of 1e-13 here, far below U. */
+        check_near((double)d->shares[at], norm[h] / all, 1.01 * U + 1e-12, "share");
+        for (int64_t e = 0; e < d->E; e++)
+            check_near((double)d->written[at * d->E + e], out[h * d->E + e],
+                       fabs(out[h * d->E + e]) * U * 1.001 + eps * size[h * d->E + e], "term");
+        for (int64_t g = 0; g < d->H && t < d->lengths[b]; g++)
+            cosines[h * d->H + g] += reference_dot(out + h * d->E, out + g * d->E, d->E) /
+                                     (norm[h] * reference_norm(out + g * d->E, d->E));
+    }
+    for (int64_t e = 0; e < d->E; e++) {
+        double sum = (double)d->bias[e], room = fabs(sum);
+        for (int64_t h = 0; h < d->H; h++) {
+            sum += out[h * d->E + e];
+            room += size[h * d->E + e];
+        }
+        check_near((double)d->output[(b * d->T + t) * d->E + e], sum,
+                   fabs(sum) * U * 1.001 + 2 * eps * room, "sum of heads");
+    }
+}
+
+/* One row of maps against vectors that are made in full. */
+static void check_row(const desk *d, const double *weight, int64_t b, int64_t t)
+{
+    double out[6 * 20], size[6 * 20];
+    for (int64_t s = 0; s < d->T; s++) {
+        double sum[20] = {0}, room = 0;
+        reference_token(d, weight, b, s, out, size);
+        for (int64_t h = 0; h < d->H; h++) {
+            const int64_t at = ((b * d->H + h) * d->T + t) * d->T + s;
+            const double p = (double)d->p[at], norm = reference_norm(out + h * d->E, d->E);
+            check_near((double)d->maps[at], fabs(p) * norm,
+                       fabs(p) * (norm * U * 1.001 + 1e-13 * reference_norm(size + h * d->E, d->E)),
+                       "norm-based weight");
+            for (int64_t e = 0; e < d->E; e++) sum[e] += p * out[h * d->E + e];
+            room += fabs(p) * norm;
+        }
+        const double wanted = reference_norm(sum, d->E);
+        check_near((double)d->layer[(b * d->T + t) * d->T + s], wanted,
+                   wanted * U * 1.001 + 0x1p-26 * (double)d->H * room, "layer's map");
+    }
+}
+
+static void desks(void **state)
+{
+    (void)state;
+    machines all = machines_make(2), three = machines_make(3);
+    for (int i = 0; i < rng_cases(40, 400); i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        desk d = desk_make(&r), again = d;
+        desk_run(all.each[i % all.count].context, &d);
+        double *weight = widen(d.weight, d.E * d.H * d.D), cosines[36] = {0}, count = 0;
+        for (int64_t b = 0; b < d.B; b++)
+            for (int64_t t = 0; t < d.T; t++) check_token(&d, weight, b, t, cosines);
+        for (int64_t b = 0; b < d.B; b++) {
+            count += (double)d.lengths[b];
+            check_row(&d, weight, b, rng_between(&r, 0, d.T - 1));
+        }
+        for (int64_t k = 0; k < d.H * d.H; k++)
+            check_near((double)d.cosines[k], count > 0 ? cosines[k] / count : 0, U + 1e-11,
+                       "cosine");
+        const size_t terms = (size_t)(d.B * d.H * d.T * d.E), cells = (size_t)(d.B * d.T * d.T);
+        float *written = malloc(terms * sizeof(float)), *layer = malloc(cells * sizeof(float));
+        float *angles = malloc((size_t)(d.H * d.H) * sizeof(float));
+        assert_true(written && layer && angles);
+        again.written = written, again.layer = layer, again.cosines = angles;
+        desk_run(three.each[(i + 1) % three.count].context, &again); /* other threads, other ISA */
+        assert_memory_equal(written, d.written, terms * sizeof(float));
+        assert_memory_equal(layer, d.layer, cells * sizeof(float));
+        assert_memory_equal(angles, d.cosines, (size_t)(d.H * d.H) * sizeof(float));
+        free(written), free(layer), free(angles), free(weight);
+        desk_free(&d);
+    }
+    machines_free(&all);
+    machines_free(&three);
+}
+
+static void rollouts(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(30, 300); i++) {
+        rng r = rng_make(rng_run_seed(), 300 + (uint64_t)i);
+        const int64_t B = rng_between(&r, 1, 2), H = rng_between(&r, 1, 3);
+        const int64_t T = rng_between(&r, 1, 17), L = rng_between(&r, 1, 4);
+        double before[17 * 17], after[17 * 17];
+        float out[2][2 * 17 * 17];
+        float *maps[4];
+        for (int64_t l = 0; l < L; l++) {
+            maps[l] = random_floats(&r, B * H * T * T);
+            for (int64_t row = 0; row < B * H * T; row++) {
+                float sum = 0, *p = maps[l] + row * T;
+                for (int64_t s = 0; s < T; s++) sum += p[s] = s > row % T ? 0 : fabsf(p[s]);
+                if (row % 3 == 1) sum *= 2; /* a sink took half of it */
+                for (int64_t s = 0; s < T; s++) p[s] /= sum;
+            }
+            mha_tensor m = tensor4(maps[l], B, H, T, T), to = tensor3(out[l % 2], B, T, T);
+            mha_tensor from = tensor3(out[(l + 1) % 2], B, T, T);
+            assert_int_equal(
+                mha_rollout_step(all.each[i % all.count].context, &m, l ? &from : NULL, &to),
+                MHA_OK);
+        }
+        for (int64_t b = 0; b < B; b++) {
+            for (int64_t l = 0; l < L; l++) {
+                double *wide = widen(maps[l] + b * H * T * T, H * T * T);
+                reference_rollout(wide, H, T, l ? before : NULL, after);
+                memcpy(before, after, sizeof before);
+                free(wide);
+            }
+            for (int64_t t = 0; t < T; t++) {
+                double sum = 0;
+                for (int64_t s = 0; s < T; s++) {
+                    const double got = (double)out[(L - 1) % 2][(b * T + t) * T + s];
+                    /* Each layer's result is rounded once, and weights sum to 1. */
+                    check_near(got, after[t * T + s], (double)L * U, "rollout");
+                    sum += got;
+                }
+                check_near(sum, 1, (double)(L * T) * U, "row of a rollout");
+            }
+        }
+        for (int64_t l = 0; l < L; l++) free(maps[l]);
+    }
+    machines_free(&all);
+}
+
+/* ---- transformers ---------------------------------------------------------------------------- */
+
+typedef struct example {
+    mha_transformer *t;
+    mha_activations *a;
+    mha_transformer_desc d;
+    mha_transformer_input input;
+    int64_t B, T, S;
+    int32_t ids[64];
+    int64_t lengths[4];
+    float memory[MOST], gates[32], output[MOST], probabilities[MOST * 4];
+    mha_tensor tokens, memory_t, gates_t, output_t, probabilities_t;
+} example;
+
+/* Numbers of heads that layers have left. */
+static const int64_t left[][3] = {{2, 0, 1}, {0, 2, 2}, {1, 2, 0}};
+
+static mha_transformer_desc some_desc(rng *r)
+{
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .vocab_size = VOCAB,
+                              .max_length = 8,
+                              .num_layers = rng_between(r, 1, 3),
+                              .num_heads = rng_chance(r, 0.5) ? 2 : 4,
+                              .ff_dim = rng_chance(r, 0.3) ? 0 : rng_between(r, 1, 9),
+                              .norm = (mha_norm)rng_between(r, 0, 2),
+                              .positions = (mha_position_encoding)rng_between(r, 0, 3),
+                              .feed_forward = (mha_feed_forward)rng_between(r, 0, 2)};
+    d.embed_dim = d.num_heads * (rng_chance(r, 0.5) ? 2 : 4);
+    if (rng_chance(r, 0.3)) d.head_dim = 6;
+    if (rng_chance(r, 0.4)) d.kv_heads = d.num_heads / 2;
+    if (d.head_dim && !d.kv_heads && rng_chance(r, 0.7)) d.layer_heads = left[rng_between(r, 0, 2)];
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
+    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_CROSS;
+    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
+    if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
+    return d;
+}
+
+static void example_fill(example *e, rng *r)
+{
+    float *data = mha_transformer_data(e->t);
+    for (int64_t i = 0; i < mha_transformer_size(e->t); i++) data[i] = rng_normal(r);
+    for (int64_t i = 0; i < MOST; i++) e->memory[i] = rng_normal(r);
+    for (int64_t i = 0; i < 32; i++) e->gates[i] = rng_normal(r);
+}
+
+static example *example_make(mha_context *context, const mha_transformer_desc *desc, rng *r)
+{
+    example *e = calloc(1, sizeof *e);
+    assert_non_null(e);
+    if (mha_transformer_create(context, desc, &e->t) != MHA_OK) fail_msg("%s", mha_error_detail());
+    mha_transformer_describe(e->t, &e->d);
+    const bool cross = e->d.flags & MHA_TRANSFORMER_CROSS;
+    e->B = rng_between(r, 1, 3), e->T = rng_between(r, 1, 8);
+    e->S = cross ? rng_between(r, 1, 5) : 0;
+    for (int64_t i = 0; i < 64; i++) e->ids[i] = (int32_t)rng_between(r, 0, VOCAB - 1);
+    for (int64_t b = 0; b < e->B; b++) e->lengths[b] = rng_between(r, 1, e->T);
+    e->tokens = mha_tensor_contiguous(e->ids, MHA_I32, 2, (int64_t[]){e->B, e->T});
+    e->memory_t = tensor3(e->memory, e->B, e->S, cross ? e->d.memory_dim : 0);
+    e->gates_t = tensor2(e->gates, e->d.num_layers, e->d.num_heads);
+    e->output_t = tensor3(e->output, e->B, e->T,
+                          e->d.flags & MHA_TRANSFORMER_NO_OUTPUT ? e->d.embed_dim : VOCAB);
+    const int64_t maps[] = {e->d.num_layers, e->B, e->d.num_heads, e->T, e->T};
+    e->probabilities_t = mha_tensor_contiguous(e->probabilities, MHA_F32, 5, maps);
+    e->input = (mha_transformer_input){.struct_size = sizeof e->input,
+                                       .tokens = &e->tokens,
+                                       .lengths = e->lengths,
+                                       .memory = cross ? &e->memory_t : NULL};
+    assert_int_equal(mha_activations_create(context, e->t, 64, cross ? 64 : 0, &e->a), MHA_OK);
+    example_fill(e, r);
+    if (rng_chance(r, 0.5)) e->input.gates = &e->gates_t;
+    return e;
+}
+
+static void example_run(mha_context *context, example *e)
+{
+    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    if (mha_transformer_forward(context, e->t, &e->input, e->a, &e->output_t, &e->probabilities_t,
+                                NULL) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+}
+
+static void example_free(example *e)
+{
+    mha_activations_destroy(e->a);
+    mha_transformer_destroy(e->t);
+    free(e);
+}
+
+static int64_t heads_of(const example *e, int64_t layer, bool cross)
+{
+    return cross || !e->d.layer_heads ? e->d.num_heads : e->d.layer_heads[layer];
+}
+
+/* A parameter in double; NULL if there is none. */
+static double *parameter(const example *e, int64_t layer, const char *name)
+{
+    mha_parameter p;
+    if (mha_transformer_find(e->t, layer, name, &p) != MHA_OK) return NULL;
+    return widen(mha_transformer_data(e->t) + p.offset, p.count);
+}
+
+static void norm_stream(const example *e, reference_stream *s, int64_t layer, const char *prefix,
+                        const mha_tensor *read, int64_t row)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s.weight", prefix);
+    double *weight = parameter(e, layer, name);
+    snprintf(name, sizeof name, "%s.bias", prefix);
+    double *bias = parameter(e, layer, name);
+    double *x = widen((const float *)read->data + row * e->d.embed_dim, e->d.embed_dim);
+    /* Its bias goes to term 1. The norm's arithmetic is in double and rounded once. */
+    reference_stream_norm(s, x, weight, bias, (double)e->d.norm_epsilon,
+                          e->d.norm == MHA_NORM_LAYER, 1, 1.01 * U);
+    free(weight), free(bias), free(x);
+}
+
+/* The terms of W z + b: one for each `D` columns, and the bias. The forward call's product of K
+ * terms, its bias and the sum with the stream round by K + 3 parts of U of what they hold. */
+static void add_linear(const example *e, reference_stream *s, int64_t layer, const char *name,
+                       const float *z, int64_t K, int64_t D, const float *stream)
+{
+    char text[64];
+    const int64_t E = e->d.embed_dim;
+    snprintf(text, sizeof text, "%s.weight", name);
+    double *weight = K ? parameter(e, layer, text) : NULL, *wide = widen(z, K);
+    snprintf(text, sizeof text, "%s.bias", name);
+    double *bias = parameter(e, layer, text), *term = reference_stream_add(s);
+    for (int64_t c = 0; c < E; c++) {
+        double room = fabs((double)stream[c]) + (bias ? fabs(bias[c]) : 0);
+        for (int64_t i = 0; i < K; i++) room += fabs(weight[c * K + i] * wide[i]);
+        s->error[c] += 1.01 * (double)(K + 3) * U * room;
+        if (bias) term[c] = bias[c];
+    }
+    for (int64_t h = 0; h < K / D; h++)
+        reference_head_out(weight, E, K, h, D, wide + h * D, reference_stream_add(s));
+    free(weight), free(wide), free(bias);
+}
+
+static void add_part(const example *e, reference_stream *s, int64_t layer, mha_layer_part part,
+                     int64_t row)
+{
+    static const char *const names[] = {"self_attn.o_proj", "cross_attn.o_proj", "mlp.down_proj"};
+    static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};
+    mha_layer_view view = {.struct_size = sizeof view};
+    assert_int_equal(mha_activations_layer(e->a, layer, part, &view), MHA_OK);
+    const bool ff = part == MHA_PART_FEED_FORWARD;
+    const mha_tensor *in = ff ? &view.hidden : &view.concatenated;
+    const int64_t K = in->shape[2];
+    add_linear(e, s, layer, names[part], (const float *)in->data + row * K, K,
+               ff ? K : e->d.head_dim, (const float *)view.stream.data + row * e->d.embed_dim);
+    if (e->d.flags & MHA_TRANSFORMER_POST_NORM)
+        norm_stream(e, s, layer, norms[part], &view.sum, row);
+}
+
+/* The stream of one token as a sum, from the embeddings to the end. Terms: embedding, biases of
+ * norms, and for each part its bias and its heads (or the whole). */
+static reference_stream decompose(const example *e, int64_t row)
+{
+    mha_stream_view ends = {.struct_size = sizeof ends};
+    reference_stream s = reference_stream_make(e->d.embed_dim, 40);
+    assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
+    double *embedding = reference_stream_add(&s);
+    for (int64_t c = 0; c < s.E; c++)
+        embedding[c] = (double)((const float *)ends.embedded.data)[row * s.E + c];
+    reference_stream_add(&s);
+    if (e->d.flags & MHA_TRANSFORMER_EMBEDDING_NORM)
+        norm_stream(e, &s, -1, "embed_norm", &ends.embedded, row);
+    for (int64_t i = 0; i < e->d.num_layers; i++) {
+        add_part(e, &s, i, MHA_PART_SELF_ATTENTION, row);
+        if (e->d.flags & MHA_TRANSFORMER_CROSS) add_part(e, &s, i, MHA_PART_CROSS_ATTENTION, row);
+        if (e->d.ff_dim > 0) add_part(e, &s, i, MHA_PART_FEED_FORWARD, row);
+    }
+    if (e->d.norm != MHA_NORM_NONE && !(e->d.flags & MHA_TRANSFORMER_POST_NORM))
+        norm_stream(e, &s, -1, "norm", &ends.last, row);
+    return s;
+}
+
+typedef struct result {
+    double heads[12], cross_heads[12], biases[3], cross_biases[3], feed_forward[3];
+    mha_attribution out;
+} result;
+
+static void attribute(mha_context *context, const example *e, const mha_attribution_target *target,
+                      result *got)
+{
+    *got = (result){.out = {.struct_size = sizeof got->out}};
+    got->out.heads = got->heads, got->out.cross_heads = got->cross_heads;
+    got->out.biases = got->biases, got->out.cross_biases = got->cross_biases;
+    got->out.feed_forward = got->feed_forward;
+    if (mha_logit_attribution(context, e->t, e->a, target, &got->out) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+}
+
+/* Every term by itself. Both sides are in double: 1e-12 of the terms' sizes leaves room for what
+ * norms of small deviation amplify. */
+static void check_terms(const example *e, const reference_stream *s, const double *u,
+                        const result *got)
+{
+    const int64_t H = e->d.num_heads, E = s->E;
+    int64_t at = 2;
+    double size = 0, sum = got->out.embedding + got->out.norms;
+    for (int64_t k = 0; k < s->count; k++)
+        for (int64_t c = 0; c < E; c++) size += fabs(s->terms[k * E + c] * u[c]);
+    const double bound = 1e-12 * size;
+#define TERM(k) reference_dot(u, s->terms + (k)*E, E)
+    check_near(got->out.embedding, TERM(0), bound, "embedding");
+    check_near(got->out.norms, TERM(1), bound, "biases of norms");
+    for (int64_t l = 0; l < e->d.num_layers; l++)
+        for (int part = 0; part < 3; part++) {
+            const bool there = part == 0 || (part == 1 && e->d.flags & MHA_TRANSFORMER_CROSS) ||
+                               (part == 2 && e->d.ff_dim > 0);
+            if (!there) continue;
+            const double bias = TERM(at);
+            at++;
+            if (part == 2) {
+                check_near(got->feed_forward[l], bias + TERM(at), bound, "feed-forward");
+                sum += got->feed_forward[l];
+                at++;
+                continue;
+            }
+            check_near((part ? got->cross_biases : got->biases)[l], bias, bound, "bias");
+            sum += (part ? got->cross_biases : got->biases)[l];
+            for (int64_t h = 0; h < heads_of(e, l, part == 1); h++, at++) {
+                const double head = (part ? got->cross_heads : got->heads)[l * H + h];
+                check_near(head, TERM(at), bound, "head");
+                sum += head;
+            }
+        }
+#undef TERM
+    assert_int_equal(at, s->count);
+    check_near(got->out.remainder, got->out.total - sum, bound, "remainder");
+    double rounding = bound;
+    for (int64_t c = 0; c < E; c++) rounding += fabs(u[c]) * s->error[c];
+    check_near(got->out.remainder, 0, rounding, "what rounding left");
+}
+
+/* total against the logits themselves: a product of E terms in f32. */
+static void check_total(const example *e, const mha_attribution_target *target, int64_t row,
+                        const double *u, double total)
+{
+    const float *logits = e->output + row * VOCAB;
+    mha_stream_view ends = {.struct_size = sizeof ends};
+    assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
+    const float *x = (const float *)ends.normed.data + row * e->d.embed_dim;
+    double *table = parameter(
+        e, -1, e->d.flags & MHA_TRANSFORMER_TIED ? "embed_tokens.weight" : "lm_head.weight");
+    double wanted = (double)logits[target->token], room = 0;
+    for (int64_t c = 0; c < e->d.embed_dim; c++) {
+        const double against =
+            target->against < 0 ? 0 : table[target->against * e->d.embed_dim + c];
+        assert_true(u[c] == table[target->token * e->d.embed_dim + c] - against);
+        room +=
+            fabs((double)x[c]) * (fabs(table[target->token * e->d.embed_dim + c]) + fabs(against));
+    }
+    if (target->against >= 0) wanted -= (double)logits[target->against];
+    check_near(total, wanted, (double)(e->d.embed_dim + 1) * U * room, "logits");
+    free(table);
+}
+
+static void logits(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(60, 600); i++) {
+        rng r = rng_make(rng_run_seed(), 700 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        const mha_transformer_desc desc = some_desc(&r);
+        example *e = example_make(context, &desc, &r);
+        example_run(context, e);
+        mha_attribution_target target = {.struct_size = sizeof target,
+                                         .batch = rng_between(&r, 0, e->B - 1),
+                                         .position = rng_between(&r, 0, e->T - 1),
+                                         .token = rng_between(&r, 0, VOCAB - 1),
+                                         .against = rng_between(&r, -1, VOCAB - 1)};
+        const int64_t row = target.batch * e->T + target.position, E = e->d.embed_dim;
+        const bool directed = e->d.flags & MHA_TRANSFORMER_NO_OUTPUT || rng_chance(&r, 0.2);
+        float direction[16];
+        double u[16];
+        for (int64_t c = 0; c < E; c++) u[c] = (double)(direction[c] = rng_normal(&r));
+        if (directed) target.direction = direction;
+        result got;
+        attribute(context, e, &target, &got);
+        reference_stream s = decompose(e, row);
+        if (!directed) {
+            double *table = parameter(e, -1,
+                                      e->d.flags & MHA_TRANSFORMER_TIED ? "embed_tokens.weight"
+                                                                        : "lm_head.weight");
+            for (int64_t c = 0; c < E; c++)
+                u[c] = table[target.token * E + c] -
+                       (target.against < 0 ? 0 : table[target.against * E + c]);
+            free(table);
+            check_total(e, &target, row, u, got.out.total);
+        }
+        check_terms(e, &s, u, &got);
+        reference_stream_free(&s);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* Small integers, heads that look at four tokens evenly, no norm: every number is exact in f32, and
+ * the terms sum to the logit, the heads and the bias to the module's output, to the bit. */
+static void integers(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(20, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 1500 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                           .flags = MHA_TRANSFORMER_BIAS,
+                                           .vocab_size = VOCAB,
+                                           .max_length = 8,
+                                           .embed_dim = 8,
+                                           .num_layers = 2,
+                                           .num_heads = 4,
+                                           .ff_dim = rng_chance(&r, 0.5) ? 5 : 0,
+                                           .feed_forward = MHA_FEED_FORWARD_RELU};
+        example *e = example_make(context, &desc, &r);
+        e->T = 4, e->input.gates = NULL, e->input.lengths = NULL;
+        e->tokens.shape[1] = e->output_t.shape[1] = 4;
+        e->tokens.stride[0] = 4, e->output_t.stride[0] = 4 * VOCAB;
+        const int64_t maps[] = {2, e->B, 4, 4, 4};
+        e->probabilities_t = mha_tensor_contiguous(e->probabilities, MHA_F32, 5, maps);
+        float *data = mha_transformer_data(e->t);
+        for (int64_t k = 0; k < mha_transformer_parameters(e->t); k++) {
+            mha_parameter p;
+            assert_int_equal(mha_transformer_parameter(e->t, k, &p), MHA_OK);
+            const bool zero = strstr(p.name, "q_proj") != NULL;
+            for (int64_t n = 0; n < p.count; n++)
+                data[p.offset + n] = zero ? 0 : (float)rng_between(&r, -2, 2);
+        }
+        example_run(context, e);
+        assert_true(e->probabilities[0] == 0.25f);
+        const mha_attribution_target target = {.struct_size = sizeof target,
+                                               .position = rng_between(&r, 0, 3),
+                                               .token = 3,
+                                               .against = 7};
+        result got;
+        attribute(context, e, &target, &got);
+        const float *logit = e->output + target.position * VOCAB;
+        assert_true(got.out.total == (double)logit[3] - (double)logit[7]);
+        assert_true(got.out.remainder == 0);
+        double sum = got.out.embedding + got.out.norms;
+        for (int k = 0; k < 8; k++) sum += got.heads[k];
+        for (int k = 0; k < 2; k++) sum += got.biases[k] + got.feed_forward[k];
+        assert_true(sum == got.out.total);
+        mha_layer_view view = {.struct_size = sizeof view};
+        float written[3 * 4 * 4 * 8], output[3 * 4 * 8];
+        mha_tensor w = tensor4(written, e->B, 4, 4, 8), o = tensor3(output, e->B, 4, 8);
+        const mha_head_writing out = {.struct_size = sizeof out, .written = &w, .output = &o};
+        assert_int_equal(mha_activations_layer(e->a, 1, MHA_PART_SELF_ATTENTION, &view), MHA_OK);
+        assert_int_equal(
+            mha_layer_write(context, e->t, e->a, 1, MHA_PART_SELF_ATTENTION, NULL, &out), MHA_OK);
+        double *bias = parameter(e, 1, "self_attn.o_proj.bias");
+        for (int64_t k = 0; k < e->B * 4 * 8; k++) {
+            const int64_t b = k / 32, t = k / 8 % 4, c = k % 8;
+            float heads = (float)bias[c];
+            for (int64_t h = 0; h < 4; h++) heads += written[((b * 4 + h) * 4 + t) * 8 + c];
+            assert_true(output[k] == heads);
+            assert_true(output[k] ==
+                        ((const float *)view.sum.data)[k] - ((const float *)view.stream.data)[k]);
+        }
+        free(bias);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* The layers' calls are the plain ones on the layers' numbers; a token that sees itself alone has
+ * ||f|| = ||out||. */
+static void layers(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(30, 300); i++) {
+        rng r = rng_make(rng_run_seed(), 2100 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        mha_transformer_desc desc = some_desc(&r);
+        desc.flags |= MHA_TRANSFORMER_CAUSAL;
+        example *e = example_make(context, &desc, &r);
+        example_run(context, e);
+        const int64_t l = rng_between(&r, 0, e->d.num_layers - 1), H = heads_of(e, l, false);
+        if (H == 0) {
+            const mha_head_writing none = {.struct_size = sizeof none};
+            assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &none),
+                             MHA_ERR_ARGUMENT);
+            example_free(e);
+            continue;
+        }
+        float norms[3 * 4 * 8], values[3 * 4 * 8], maps[3 * 4 * 8 * 8];
+        mha_tensor n = tensor3(norms, e->B, H, e->T), v = tensor3(values, e->B, H, e->T);
+        mha_tensor m = tensor4(maps, e->B, H, e->T, e->T);
+        const int64_t all_heads = e->d.num_heads, cells = e->T * e->T;
+        mha_tensor p =
+            tensor4(e->probabilities + l * e->B * all_heads * cells, e->B, H, e->T, e->T);
+        p.stride[0] = all_heads * cells;
+        mha_tensor gates = mha_tensor_contiguous(e->gates + l * all_heads, MHA_F32, 1, &H);
+        const mha_head_writing out = {.struct_size = sizeof out, .norms = &n};
+        const mha_norm_maps also = {.struct_size = sizeof also, .values = &v, .heads = &m};
+        assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
+        assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0,
+                                             e->input.gates ? &gates : NULL, &p, &also),
+                         MHA_OK);
+        for (int64_t row = 0; row < e->B * H; row++) {
+            const double size = (double)values[row * e->T];
+            /* z is v: of a softmax over one key, times a gate, in f32. */
+            check_near((double)norms[row * e->T], size, 1e-5 * (1 + size), "the first token");
+            assert_true(maps[row * e->T * e->T] == values[row * e->T]);
+        }
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* ---- composition ----------------------------------------------------------------------------- */
+
+/* W [head's D rows, E] of q, k or v with the norm's weights; or W_O[h] turned. */
+static double *reader_rows(const example *e, int64_t l, const char *name, int64_t head)
+{
+    double *weight = parameter(e, l, name), *norm = parameter(e, l, "self_attn_norm.weight");
+    const int64_t E = e->d.embed_dim, D = e->d.head_dim;
+    double *rows = malloc((size_t)(D * E) * sizeof *rows);
+    assert_non_null(rows);
+    const bool pre = norm && !(e->d.flags & MHA_TRANSFORMER_POST_NORM);
+    for (int64_t i = 0; i < D * E; i++)
+        rows[i] = weight[head * D * E + i] * (pre ? norm[i % E] : 1);
+    free(weight), free(norm);
+    return rows;
+}
+
+/* *size: ||W_Q|| ||W_K|| / ||W_QK||, by how much an error of the factors weighs more in it. */
+static double *full_qk(const example *e, int64_t l, int64_t h, double *size)
+{
+    const int64_t E = e->d.embed_dim, D = e->d.head_dim;
+    const int64_t group = e->d.layer_heads ? 1 : e->d.num_heads / e->d.kv_heads;
+    double *q = reader_rows(e, l, "self_attn.q_proj.weight", h);
+    double *k = reader_rows(e, l, "self_attn.k_proj.weight", h / group);
+    double *turned = malloc((size_t)(D * E) * sizeof *turned);
+    double *out = malloc((size_t)(E * E) * sizeof *out);
+    assert_true(turned && out);
+    reference_turn(q, D, E, turned);
+    reference_product(turned, k, E, D, E, out);
+    *size = reference_norm(q, D * E) * reference_norm(k, D * E) / reference_norm(out, E * E);
+    free(q), free(k), free(turned);
+    return out;
+}
+
+static double *full_ov(const example *e, int64_t l, int64_t h, double *size)
+{
+    const int64_t E = e->d.embed_dim, D = e->d.head_dim;
+    const int64_t group = e->d.layer_heads ? 1 : e->d.num_heads / e->d.kv_heads;
+    double *v = reader_rows(e, l, "self_attn.v_proj.weight", h / group);
+    double *o = parameter(e, l, "self_attn.o_proj.weight");
+    double *part = malloc((size_t)(D * E) * sizeof *part);
+    double *out = malloc((size_t)(E * E) * sizeof *out);
+    assert_true(part && out);
+    for (int64_t i = 0; i < E * D; i++)
+        part[i] = o[i / D * heads_of(e, l, false) * D + h * D + i % D];
+    reference_product(part, v, E, D, E, out);
+    *size = reference_norm(part, D * E) * reference_norm(v, D * E) / reference_norm(out, E * E);
+    free(v), free(o), free(part);
+    return out;
+}
+
+static void composition(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(20, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 2700 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        const mha_transformer_desc desc = some_desc(&r);
+        example *e = example_make(context, &desc, &r);
+        const int64_t L = e->d.num_layers, H = e->d.num_heads, E = e->d.embed_dim;
+        float scores[3][144];
+        mha_tensor t[3];
+        for (int k = 0; k < 3; k++) t[k] = tensor4(scores[k], L, H, L, H);
+        mha_composition out = {.struct_size = sizeof out, .q = &t[0], .k = &t[1], .v = &t[2]};
+        assert_int_equal(mha_transformer_composition(context, e->t, &out), MHA_OK);
+        assert_true(out.baseline == 1 / sqrt((double)E));
+        for (int64_t k = 0; k < L * H * L * H; k++) {
+            const int64_t to = k / (H * L * H), h = k / (L * H) % H, from = k / H % L, g = k % H;
+            if (from >= to || h >= heads_of(e, to, false) || g >= heads_of(e, from, false)) {
+                assert_true(scores[0][k] == 0 && scores[1][k] == 0 && scores[2][k] == 0);
+                continue;
+            }
+            double qk_size, ov_size, size;
+            double *qk = full_qk(e, to, h, &qk_size), *ov = full_ov(e, to, h, &ov_size);
+            double *wrote = full_ov(e, from, g, &size);
+            double *turned = malloc((size_t)(E * E) * sizeof *turned);
+            assert_non_null(turned);
+            reference_turn(qk, E, E, turned);
+            /* M = X O' is a product of E terms in f32, of X that is rounded once more: an error of
+             * (E + 2) U ||X|| ||O'||, which P and V' carry on; the rest is in double. */
+            const double part = 1.01 * (double)(E + 2) * U * size;
+            check_near((double)scores[0][k], reference_composition(turned, wrote, E),
+                       part * qk_size + U, "q");
+            check_near((double)scores[1][k], reference_composition(qk, wrote, E),
+                       part * qk_size + U, "k");
+            check_near((double)scores[2][k], reference_composition(ov, wrote, E),
+                       part * ov_size + U, "v");
+            free(qk), free(ov), free(wrote), free(turned);
+        }
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* Matrices by chance give the baseline; a head that reads all that another writes, far more. */
+static void composition_of_chance(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                       .vocab_size = VOCAB,
+                                       .max_length = 8,
+                                       .embed_dim = 64,
+                                       .num_layers = 2,
+                                       .num_heads = 4};
+    mha_context *context = all.each[0].context;
+    mha_transformer *t;
+    mha_parameter p, from;
+    assert_int_equal(mha_transformer_create(context, &desc, &t), MHA_OK);
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = 5};
+    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
+    float scores[64];
+    mha_tensor k = tensor4(scores, 2, 4, 2, 4);
+    mha_composition out = {.struct_size = sizeof out, .k = &k};
+    assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
+    double sum = 0;
+    for (int i = 0; i < 16; i++) sum += (double)scores[32 + i / 4 * 8 + i % 4];
+    /* 16 scores of deviation about 0.01 (16 x 16 numbers each, of one head): 0.01 is 4 sigma. */
+    check_near(sum / 16, out.baseline, 0.01, "random matrices");
+    /* W_K of head 1 reads what W_O of head 2 writes: its rows are those columns. */
+    assert_int_equal(mha_transformer_find(t, 1, "self_attn.k_proj.weight", &p), MHA_OK);
+    assert_int_equal(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &from), MHA_OK);
+    float *data = mha_transformer_data(t);
+    for (int d = 0; d < 16; d++)
+        for (int c = 0; c < 64; c++)
+            data[p.offset + (16 + d) * 64 + c] = data[from.offset + c * 64 + 2 * 16 + d];
+    assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
+    const float *row = scores + 32 + 8;
+    assert_true(row[2] > 0.22f && row[0] < 0.16f && row[1] < 0.16f && row[3] < 0.16f);
+    mha_transformer_destroy(t);
+    machines_free(&all);
+}
+
+/* ---- misuse ---------------------------------------------------------------------------------- */
+
+static void errors(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *x = all.each[0].context;
+    float z[32] = {0}, w[16] = {0}, out[64], p[64] = {0};
+    mha_tensor heads = tensor4(z, 1, 2, 4, 2), weight = tensor2(w, 4, 4);
+    mha_tensor norms = tensor3(out, 1, 2, 4), other = tensor3(z, 1, 2, 4), map = tensor2(out, 2, 4);
+    mha_head_writing writing = {.struct_size = sizeof writing, .norms = &norms};
+#define WRITE(lengths) mha_heads_write(x, &heads, &weight, NULL, NULL, lengths, &writing)
+    assert_int_equal(WRITE(NULL), MHA_OK);
+    expect_error(WRITE(((const int64_t[]){5})), MHA_ERR_ARGUMENT, "lengths[0] is 5, expected 0..4");
+    heads.shape[3] = 3;
+    expect_error(WRITE(NULL), MHA_ERR_SHAPE, "weight: 4 columns");
+    heads.shape[3] = 2, writing.norms = &other;
+    expect_error(WRITE(NULL), MHA_ERR_OVERLAP, "norms overlaps");
+    writing.norms = NULL, writing.reserved = 1;
+    expect_error(WRITE(NULL), MHA_ERR_UNSUPPORTED, "reserved");
+    writing = (mha_head_writing){0};
+    expect_error(WRITE(NULL), MHA_ERR_ARGUMENT, "struct_size");
+    expect_error(mha_heads_write(NULL, &heads, &weight, NULL, NULL, NULL,
+                                 &(mha_head_writing){.struct_size = sizeof writing}),
+                 MHA_ERR_NULL, "context");
+#undef WRITE
+    map.shape[0] = 3;
+    expect_error(mha_head_weight_norms(&weight, &map), MHA_ERR_SHAPE, "3 heads");
+    mha_tensor maps = tensor4(out, 1, 2, 4, 4), probabilities = tensor4(p, 1, 2, 4, 4);
+    mha_norm_maps twin = {.struct_size = sizeof twin, .heads = &maps};
+    expect_error(mha_attention_norm_maps(x, &heads, &weight, NULL, NULL, &twin), MHA_ERR_NULL,
+                 "probabilities");
+    probabilities.shape[3] = 3;
+    expect_error(mha_attention_norm_maps(x, &heads, &weight, NULL, &probabilities, &twin),
+                 MHA_ERR_SHAPE, "probabilities");
+    mha_tensor square = tensor4(p, 1, 1, 4, 4), after = tensor3(p, 1, 4, 4);
+    expect_error(mha_rollout_step(x, &square, NULL, &after), MHA_ERR_OVERLAP, "after overlaps");
+    square.shape[2] = 3;
+    expect_error(mha_rollout_step(x, &square, NULL, &after), MHA_ERR_SHAPE, "maps");
+    machines_free(&all);
+}
+
+static void transformer_errors(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *x = all.each[0].context;
+    rng r = rng_make(3, 0);
+    mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                 .flags = MHA_TRANSFORMER_NO_OUTPUT,
+                                 .vocab_size = VOCAB,
+                                 .max_length = 8,
+                                 .embed_dim = 8,
+                                 .num_layers = 2,
+                                 .num_heads = 2};
+    example *e = example_make(x, &desc, &r), *f = example_make(x, &desc, &r);
+    mha_attribution_target target = {.struct_size = sizeof target, .against = -1};
+    mha_attribution out = {.struct_size = sizeof out};
+    mha_head_writing writing = {.struct_size = sizeof writing};
+    expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT, "no batch");
+    example_run(x, e);
+    expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT,
+                 "no output, give a direction");
+    expect_error(mha_logit_attribution(x, f->t, e->a, &target, &out), MHA_ERR_ARGUMENT,
+                 "another transformer");
+    target.position = e->T;
+    expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT, "target");
+    expect_error(mha_logit_attribution(x, e->t, e->a, NULL, &out), MHA_ERR_NULL, "target");
+    expect_error(mha_layer_write(x, e->t, e->a, 0, MHA_PART_FEED_FORWARD, NULL, &writing),
+                 MHA_ERR_ARGUMENT, "no attention");
+    expect_error(mha_layer_write(x, e->t, e->a, 2, MHA_PART_SELF_ATTENTION, NULL, &writing),
+                 MHA_ERR_ARGUMENT, "no layer 2");
+    expect_error(mha_layer_write(x, e->t, e->a, 0, MHA_PART_CROSS_ATTENTION, NULL, &writing),
+                 MHA_ERR_ARGUMENT, "no cross-attention");
+    float scores[15];
+    mha_tensor k = tensor4(scores, 2, 2, 2, 1);
+    mha_composition composition = {.struct_size = sizeof composition, .k = &k};
+    expect_error(mha_transformer_composition(x, e->t, &composition), MHA_ERR_SHAPE, "k: dim 3");
+    example_free(e), example_free(f);
+    machines_free(&all);
+}
+
+/* Refused memory is an error, and nothing is lost. */
+static void memory(void **state)
+{
+    (void)state;
+    int refused = 0;
+    rng r = rng_make(4, 0);
+    const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                       .vocab_size = VOCAB,
+                                       .max_length = 8,
+                                       .embed_dim = 64,
+                                       .num_layers = 2,
+                                       .num_heads = 4};
+    for (int64_t n = 0;; n++) {
+        failing_alloc allocator = failing_alloc_make();
+        const mha_context_desc c = {.struct_size = sizeof c,
+                                    .num_threads = 2,
+                                    .allocator = failing_alloc_interface(&allocator)};
+        mha_context *context = NULL;
+        assert_int_equal(mha_context_create(&c, &context), MHA_OK);
+        example *e = example_make(context, &desc, &r);
+        example_run(context, e);
+        allocator.fail_at = allocator.calls + n;
+        float scores[64], cosines[16], layer[3 * 64];
+        mha_tensor k = tensor4(scores, 2, 4, 2, 4), cos = tensor2(cosines, 4, 4);
+        mha_tensor map = tensor3(layer, e->B, e->T, e->T);
+        mha_tensor p = tensor4(e->probabilities, e->B, 4, e->T, e->T);
+        mha_composition out = {.struct_size = sizeof out, .k = &k};
+        const mha_head_writing writing = {.struct_size = sizeof writing, .cosines = &cos};
+        const mha_norm_maps maps = {.struct_size = sizeof maps, .layer = &map};
+        mha_status status = mha_layer_write(context, e->t, e->a, 0, 0, NULL, &writing);
+        if (status == MHA_OK)
+            status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, NULL, &p, &maps);
+        if (status == MHA_OK) status = mha_transformer_composition(context, e->t, &out);
+        assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
+        const bool done = allocator.calls < allocator.fail_at + 1;
+        refused += status != MHA_OK;
+        allocator.fail_at = -1;
+        example_free(e);
+        mha_context_destroy(context);
+        assert_int_equal(allocator.live, 0);
+        assert_int_equal(allocator.mistakes, 0);
+        if (done) break;
+    }
+    printf("  %d refusals\n", refused);
+    assert_true(refused > 3);
+}
+
+int main(void)
+{
+    rng_run_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hand_writing), cmocka_unit_test(hand_maps),
+        cmocka_unit_test(hand_rollout), cmocka_unit_test(desks),
+        cmocka_unit_test(rollouts),     cmocka_unit_test(logits),
+        cmocka_unit_test(integers),     cmocka_unit_test(layers),
+        cmocka_unit_test(composition),  cmocka_unit_test(composition_of_chance),
+        cmocka_unit_test(errors),       cmocka_unit_test(transformer_errors),
+        cmocka_unit_test(memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

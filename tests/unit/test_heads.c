@@ -1,0 +1,301 @@
+/* Measures of heads against maps of 4 x 4 worked by hand. Weights are eighths and chances are
+ * thirds and quarters, so that sums are exact or a few rounding errors away: bounds of 1e-12.
+ *
+ * Roman numerals below number the rows of a map; keys are a b c d. */
+#include <multihead/heads.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static mha_context *context;
+
+static int make_context(void **state)
+{
+    (void)state;
+    return mha_context_create(
+               &(mha_context_desc){.struct_size = sizeof(mha_context_desc), .num_threads = 2},
+               &context) != MHA_OK;
+}
+
+static int free_context(void **state)
+{
+    (void)state;
+    mha_context_destroy(context);
+    return 0;
+}
+
+static mha_head_measures *make(int64_t heads)
+{
+    static const char *const names[] = {"subject"};
+    mha_head_measures *m = NULL;
+    const mha_head_measures_desc desc = {.struct_size = sizeof desc,
+                                         .layers = 1,
+                                         .heads = &heads,
+                                         .rare_rank = -1,
+                                         .names = names,
+                                         .relations = 1};
+    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    return m;
+}
+
+/* One text, one layer of one head. */
+static mha_head_measures *measure(mha_heads_text text, const float *map)
+{
+    mha_head_measures *m = make(1);
+    float copy[64];
+    const size_t floats = (size_t)(text.queries * text.keys);
+    assert_true(floats <= 64);
+    memcpy(copy, map, floats * sizeof *copy);
+    const mha_tensor p =
+        mha_tensor_contiguous(copy, MHA_F32, 3, (int64_t[]){1, text.queries, text.keys});
+    text.struct_size = sizeof text;
+    assert_int_equal(mha_head_measures_begin(m, &text), MHA_OK);
+    if (text.queries > 0) {
+        mha_status status = mha_head_measures_rows(m, 0, 0, &p);
+        if (status != MHA_OK) fail_msg("%s", mha_error_detail());
+    }
+    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    return m;
+}
+
+static void expect(const mha_head_measures *m, mha_head_measure which, double value, double chance,
+                   int64_t rows)
+{
+    const mha_head_score s = mha_head_measures_score(m, 0, 0, which);
+    if (fabs(s.value - value) > 1e-12 || fabs(s.chance - chance) > 1e-12 || s.rows != rows)
+        fail_msg("%s: %.15g, chance %.15g, %lld rows; expected %.15g, %.15g, %lld",
+                 mha_measure_describe(which).name, s.value, s.chance, (long long)s.rows, value,
+                 chance, (long long)rows);
+}
+
+/* ---- causal ------------------------------------------------------------------------------------
+ */
+
+/*         a     b     c     d          N
+ *   i     1                            1   counts for `sink` alone
+ *   ii   1/4   3/4                     2
+ *   iii  1/2   1/4   1/4               3
+ *   iv   1/8   1/8   1/2   1/4         4
+ * chances 1/2, 1/3, 1/4: their mean is 13/36. */
+static const float causal[16] = {1,   0,    0,    0, .25f,  .75f,  0,   0,
+                                 .5f, .25f, .25f, 0, .125f, .125f, .5f, .25f};
+
+static void test_causal_places(void **state)
+{
+    (void)state;
+    const uint8_t separators[] = {0, 0, 1, 0};
+    mha_head_measures *m = measure(
+        (mha_heads_text){
+            .flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4, .separators = separators},
+        causal);
+    const double mean = 13.0 / 36;
+    expect(m, MHA_MEASURE_PREVIOUS, (.25 + .25 + .5) / 3, mean, 3);
+    expect(m, MHA_MEASURE_NEXT, 0, 0, 0); /* no row sees it */
+    expect(m, MHA_MEASURE_SELF, (.75 + .25 + .25) / 3, mean, 3);
+    expect(m, MHA_MEASURE_FIRST, (.25 + .5 + .125) / 3, mean, 3);
+    expect(m, MHA_MEASURE_SINK, (1 + .25 + .5 + .125) / 4, (1 + .5 + 1. / 3 + .25) / 4, 4);
+    /* rows iii and iv see the separator c */
+    expect(m, MHA_MEASURE_SEPARATOR, (.25 + .5) / 2, (1. / 3 + .25) / 2, 2);
+    /* largest of a b d: 3/4, 1/2, 1/4 */
+    expect(m, MHA_MEASURE_CONFIDENCE, 1.5 / 3, mean, 3);
+    /* within 2: all keys of ii and iii, so only iv counts: b c d */
+    expect(m, MHA_MEASURE_NEAR, 7. / 8, 3. / 4, 1);
+    /* 1/4 | 1/4 + 2/2 | 1/2 + 2/8 + 3/8; evenly 1/2, 1, 3/2 */
+    expect(m, MHA_MEASURE_DISTANCE, (.25 + 1.25 + 1.125) / 3, 1, 3);
+    mha_head_measures_destroy(m);
+}
+
+static void test_causal_entropy(void **state)
+{
+    (void)state;
+    mha_head_measures *m =
+        measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4}, causal);
+    /* -1/4 log 1/4 - 3/4 log 3/4 = 2 log 2 - 3/4 log 3; iii: 3/2 log 2; iv: 2 (3/8) log 2 + 1/2 log
+     * 2
+     * + 1/2 log 2 = 7/4 log 2 */
+    const double two = log(2), three = log(3);
+    const double ii = 2 * two - .75 * three, iii = 1.5 * two, iv = 1.75 * two;
+    expect(m, MHA_MEASURE_ENTROPY, (ii + iii + iv) / 3, (two + three + 2 * two) / 3, 3);
+    expect(m, MHA_MEASURE_EVENNESS, (ii / two + iii / three + iv / (2 * two)) / 3, 1, 3);
+    /* 0.811, 0.946, 0.875: all above 0.78; one above 0.9, none below 0.6 */
+    expect(m, MHA_MEASURE_BROAD, 1, 1, 3);
+    expect(m, MHA_MEASURE_HORIZONTAL, 0, 0, 3);
+    mha_head_measures_destroy(m);
+}
+
+static void test_causal_offsets(void **state)
+{
+    (void)state;
+    mha_head_measures *m =
+        measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4}, causal);
+    mha_head_offset o = mha_head_measures_offset(m, 0, 0, -2); /* iii to a, iv to b */
+    assert_true(fabs(o.mass.value - (.5 + .125) / 2) < 1e-12);
+    assert_true(fabs(o.mass.chance - (1. / 3 + .25) / 2) < 1e-12);
+    assert_int_equal(o.mass.rows, 2);
+    /* largest weights: ii at b (0), iii at a (-2), iv at c (-1) */
+    assert_true(fabs(o.largest.value - .5) < 1e-12);
+    assert_true(fabs(mha_head_measures_offset(m, 0, 0, -1).largest.value - 1. / 3) < 1e-12);
+    assert_true(fabs(mha_head_measures_offset(m, 0, 0, 0).largest.value - 1. / 3) < 1e-12);
+    assert_int_equal(mha_head_measures_offset(m, 0, 0, 1).mass.rows, 0);
+    /* corrected: 0 gives 5/12, less chance 13/36, / (1 - 13/36) = 2/23 = 0.087; -1: below chance;
+     * -2: (5/16 - 7/24) / (1 - 7/24) = 1/34 = 0.029; -3 has one row only */
+    expect(m, MHA_MEASURE_DIAGONAL, 1.25 / 3, 13. / 36, 3);
+    assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, 0);
+    /* (1/2 - 7/24) / (17/24) = 5/17 beats (1/3 - 13/36) */
+    expect(m, MHA_MEASURE_POSITIONAL, .5, 7. / 24, 2);
+    assert_int_equal(mha_head_measures_details(m, 0, 0).positional_offset, -2);
+    mha_head_measures_destroy(m);
+}
+
+static void test_causal_columns(void **state)
+{
+    (void)state;
+    mha_head_measures *m =
+        measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4}, causal);
+    /* Columns seen by at least 3/2 of ii, iii, iv: a b (3 rows), c (2 rows). Means: a 7/24, b 9/24,
+     * c 3/8 = 9/24; densest b, then c, a. b: (3/8 - 13/36) / (23/36) = 1/46 = 0.02.
+     * b and c: mass 9/8 + 3/4 = 15/8 of 3 rows = 5/8; chance 13/12 + 7/12 = 5/3 of 3 = 5/9: better.
+     * All three may not be taken: nothing would be left outside. */
+    expect(m, MHA_MEASURE_VERTICAL, 5. / 8, 5. / 9, 3);
+    const mha_head_details d = mha_head_measures_details(m, 0, 0);
+    assert_int_equal(d.columns, 2);
+    assert_int_equal(d.column[0], 1);
+    assert_int_equal(d.column[1], 2);
+    assert_int_equal(d.column_text, 0);
+    /* 9 pairs are seen (rows ii to iv), an eighth of them is 9/8.
+     * columns: b c of density 3/8: 9/8 * 3/8 over 3 rows = 9/64.
+     * diagonals: 0: 5/4 of 3; -1: 1 of 3; -2: 5/8 of 2; -3: 1/8: the first: 9/8 * 5/12 / 3 = 5/32.
+     * blocks of 16 x 16 of a 4 x 4 map are its cells: 3/4, and 1/8 of 1/2: 13/16 / 3 = 13/48 */
+    expect(m, MHA_MEASURE_FAMILY_VERTICAL, 9. / 64, .125, 3);
+    expect(m, MHA_MEASURE_FAMILY_DIAGONAL, 5. / 32, .125, 3);
+    expect(m, MHA_MEASURE_FAMILY_BLOCK, 13. / 48, .125, 3);
+    mha_head_measures_destroy(m);
+}
+
+static void test_causal_repeats(void **state)
+{
+    (void)state;
+    const int64_t ids[] = {7, 8, 7, 7}; /* a, c and d are one token */
+    mha_head_measures *m = measure(
+        (mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4, .ids = ids}, causal);
+    /* iii: copy a 1/2, chance 1/3. iv: copies a and c 5/8, chance 2/4 */
+    expect(m, MHA_MEASURE_DUPLICATE, (.5 + .625) / 2, (1. / 3 + .5) / 2, 2);
+    /* followers: iii: b 1/4. iv: b 1/8; d, which followed c, is iv itself */
+    expect(m, MHA_MEASURE_INDUCTION, (.25 + .125) / 2, (1. / 3 + .25) / 2, 2);
+    expect(m, MHA_MEASURE_INDUCTION_MEAN, (.25 + .125) / 2, (1. / 3 + .25) / 2, 2);
+    mha_head_measures_destroy(m);
+}
+
+static void test_causal_rare(void **state)
+{
+    (void)state;
+    const int64_t ranks[] = {3, 5, 900, 4};
+    mha_head_measures *m = measure(
+        (mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4, .ranks = ranks},
+        causal);
+    /* c: 1/4 of three keys, 1/2 of four */
+    expect(m, MHA_MEASURE_RARE, .375, (1. / 3 + .25) / 2, 2);
+    /* three columns count; b is the densest (with c, but earlier): rank 5 is the second */
+    expect(m, MHA_MEASURE_RAREST, 0, 1. / 3, 1);
+    expect(m, MHA_MEASURE_RAREST_TWO, 1, 2. / 3, 1);
+    mha_head_measures_destroy(m);
+}
+
+/* ---- both directions ---------------------------------------------------------------------------
+ */
+
+/*         a     b     c     d
+ *   i    1/2   1/2
+ *   ii   1/2   1/4   1/4
+ *   iii              1/2   1/2
+ *   iv   1/8   1/8   1/4   1/2 */
+static const float full[16] = {.5f, .5f, 0,   0,   .5f,   .25f,  .25f, 0,
+                               0,   0,   .5f, .5f, .125f, .125f, .25f, .5f};
+
+static void test_full_segments(void **state)
+{
+    (void)state;
+    const int64_t segments[] = {0, 0, 1, 1};
+    mha_head_measures *m =
+        measure((mha_heads_text){.queries = 4, .keys = 4, .segments = segments}, full);
+    expect(m, MHA_MEASURE_NEXT, (.5 + .25 + .5) / 3, .25, 3);
+    expect(m, MHA_MEASURE_SEGMENT, (1 + .75 + 1 + .75) / 4, .5, 4);
+    /* evenness inside: 1; 2/3 and 1/3: log 3 - 2/3 log 2 over log 2; 1; 1/3 and 2/3 */
+    const double uneven = (log(3) - 2. / 3 * log(2)) / log(2);
+    expect(m, MHA_MEASURE_BLOCK, (1 + .75 * uneven + 1 + .75 * uneven) / 4, .5, 4);
+    expect(m, MHA_MEASURE_CUT, 0, 0, 0); /* a part has at least four tokens */
+    mha_head_measures_destroy(m);
+}
+
+static void test_full_links(void **state)
+{
+    (void)state;
+    /* words: a b | c | d; the link c -> (a b) */
+    const int64_t words[] = {0, 0, 1, 2};
+    const mha_heads_link links[] = {{1, 0, 0}};
+    mha_head_measures *m = measure(
+        (mha_heads_text){.queries = 4, .keys = 4, .words = words, .links = links, .links_count = 1},
+        full);
+    /* Forward, row iii: (a b) 0, d 1/2: wrong. Backward, rows i and ii, weights averaged: c 1/8,
+     * d 0: right. Two candidates each, three words seen. */
+    mha_head_relation r = mha_head_measures_relation(m, 0, 0, 0, MHA_LINK_FORWARD);
+    assert_int_equal(r.accuracy.rows, 1);
+    assert_true(r.accuracy.value == 0 && r.accuracy.chance == .5 && r.mass.value == 0);
+    assert_true(fabs(r.mass.chance - 1. / 3) < 1e-12);
+    assert_true(r.baseline == 1 && r.baseline_offset == -1);
+    r = mha_head_measures_relation(m, 0, 0, 0, MHA_LINK_BACKWARD);
+    assert_true(r.accuracy.value == 1 && fabs(r.mass.value - .125) < 1e-12);
+    assert_true(r.baseline == 1 && r.baseline_offset == 1);
+    mha_head_measures_destroy(m);
+}
+
+/* ---- edges
+ * --------------------------------------------------------------------------------------- */
+
+static void expect_nothing(const mha_head_measures *m)
+{
+    for (int which = 0; which < MHA_MEASURES; which++)
+        if (which != MHA_MEASURE_SINK) expect(m, (mha_head_measure)which, 0, 0, 0);
+    assert_int_equal(mha_head_measures_roles(m, 0, 0, NULL, 0), 0);
+}
+
+static void test_tiny(void **state)
+{
+    (void)state;
+    const float one[] = {1}, two[] = {1, 0, .25f, .75f}, dead[16] = {0};
+    mha_head_measures *m = measure((mha_heads_text){.queries = 0, .keys = 0}, one);
+    expect_nothing(m);
+    mha_head_measures_destroy(m);
+    m = measure((mha_heads_text){.queries = 1, .keys = 1}, one);
+    expect_nothing(m);
+    expect(m, MHA_MEASURE_SINK, 1, 1, 1);
+    mha_head_measures_destroy(m);
+    m = measure((mha_heads_text){.queries = 4, .keys = 4}, dead); /* rows that see nothing */
+    expect_nothing(m);
+    mha_head_measures_destroy(m);
+    m = measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 2, .keys = 2}, two);
+    expect(m, MHA_MEASURE_PREVIOUS, .25, .5, 1);
+    expect(m, MHA_MEASURE_DIAGONAL, .75, .5, 1);
+    expect(m, MHA_MEASURE_VERTICAL, .75, .5, 1);
+    mha_head_measures_destroy(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_causal_places),
+                                       cmocka_unit_test(test_causal_entropy),
+                                       cmocka_unit_test(test_causal_offsets),
+                                       cmocka_unit_test(test_causal_columns),
+                                       cmocka_unit_test(test_causal_repeats),
+                                       cmocka_unit_test(test_causal_rare),
+                                       cmocka_unit_test(test_full_segments),
+                                       cmocka_unit_test(test_full_links),
+                                       cmocka_unit_test(test_tiny)};
+    return cmocka_run_group_tests_name("heads", tests, make_context, free_context);
+}

@@ -1,0 +1,270 @@
+/* Measures of heads, wrongly called: each refusal leaves the sums alone and says why; memory that
+ * runs out anywhere; texts that break off. */
+#include "support/failing_alloc.h"
+
+#include <multihead/heads.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static mha_context *context;
+static const char *const names[] = {"subject"};
+
+static mha_head_measures_desc desc_of(const int64_t *heads, int64_t layers)
+{
+    return (mha_head_measures_desc){.struct_size = sizeof(mha_head_measures_desc),
+                                    .layers = layers,
+                                    .heads = heads,
+                                    .names = names,
+                                    .relations = 1};
+}
+
+static mha_heads_text text_of(int64_t tokens)
+{
+    return (mha_heads_text){.struct_size = sizeof(mha_heads_text),
+                            .flags = MHA_HEADS_CAUSAL,
+                            .queries = tokens,
+                            .keys = tokens};
+}
+
+static void refuse(mha_status got, mha_status expected)
+{
+    if (got != expected)
+        fail_msg("%s, expected %s: %s", mha_status_text(got), mha_status_text(expected),
+                 mha_error_detail());
+    assert_true(mha_error_detail()[0] != 0);
+}
+
+static void test_create(void **state)
+{
+    (void)state;
+    const int64_t heads[] = {2, 3}, negative[] = {2, -1};
+    const char *const no_names[] = {NULL};
+    mha_head_measures *m = NULL;
+    mha_head_measures_desc d = desc_of(heads, 2);
+    refuse(mha_head_measures_create(NULL, &d, &m), MHA_ERR_NULL);
+    refuse(mha_head_measures_create(context, NULL, &m), MHA_ERR_NULL);
+    refuse(mha_head_measures_create(context, &d, NULL), MHA_ERR_NULL);
+    d.struct_size = 0;
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    d = desc_of(heads, 0);
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    d = desc_of(NULL, 2);
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL);
+    d = desc_of(negative, 2);
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    d = desc_of(heads, 2), d.flags = 1;
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_UNSUPPORTED);
+    d = desc_of(heads, 2), d.farthest_offset = 65;
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    d = desc_of(heads, 2), d.near_tokens = -1;
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    d = desc_of(heads, 2), d.rare_rank = -2;
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    d = desc_of(heads, 2), d.names = NULL;
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    d.names = no_names;
+    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL);
+    assert_null(m);
+    mha_head_measures_destroy(NULL);
+}
+
+static mha_head_measures *make(mha_context *from)
+{
+    static const int64_t heads[] = {1, 2};
+    mha_head_measures *m = NULL;
+    const mha_head_measures_desc d = desc_of(heads, 2);
+    assert_int_equal(mha_head_measures_create(from, &d, &m), MHA_OK);
+    return m;
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    const int64_t words[] = {0, 2, 2, 3}, back[] = {0, 1, 0, 1};
+    const mha_heads_link far[] = {{0, 4, 0}}, other[] = {{0, 1, 1}};
+    mha_head_measures *m = make(context);
+    mha_heads_text x = text_of(4);
+    refuse(mha_head_measures_begin(NULL, &x), MHA_ERR_NULL);
+    refuse(mha_head_measures_begin(m, NULL), MHA_ERR_NULL);
+    refuse(mha_head_measures_end(m), MHA_ERR_ARGUMENT);
+    x.struct_size = 0;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x = text_of(-1);
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x = text_of(INT64_MAX);
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_SIZE);
+    x = text_of(4), x.flags = 1u << 20;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_UNSUPPORTED);
+    x = text_of(4), x.flags |= MHA_HEADS_CROSS;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x = text_of(4), x.left_keys = 2;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x = text_of(4), x.flags |= MHA_HEADS_WINDOW, x.left_keys = -2;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x = text_of(4), x.words = words;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x.words = back;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x = text_of(4), x.links_count = 1;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_NULL);
+    x.links = far;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x.links = other;
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    x = text_of(4);
+    assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
+    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    mha_head_measures_destroy(m); /* with a text open */
+}
+
+/* ---- rows
+ * ---------------------------------------------------------------------------------------- */
+
+static float map[9] = {1, 0, 0, .5f, .5f, 0, .25f, .25f, .5f};
+
+static mha_tensor rows(int64_t heads, int64_t count)
+{
+    return mha_tensor_contiguous(map, MHA_F32, 3, (int64_t[]){heads, count, 3});
+}
+
+static void refuse_value(mha_head_measures *m, int at, float value)
+{
+    const float before = map[at];
+    const mha_tensor p = rows(1, 3);
+    map[at] = value;
+    refuse(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC);
+    map[at] = before;
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    mha_head_measures *m = make(context);
+    mha_heads_text x = text_of(3);
+    mha_tensor p = rows(1, 3), two = rows(1, 2), wrong = rows(1, 3);
+    refuse(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT); /* no text */
+    assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
+    refuse(mha_head_measures_rows(m, 2, 0, &p), MHA_ERR_ARGUMENT);
+    refuse(mha_head_measures_rows(m, 0, 0, NULL), MHA_ERR_NULL);
+    refuse(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT);
+    refuse(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_SHAPE);
+    wrong.dtype = MHA_I32;
+    refuse(mha_head_measures_rows(m, 0, 0, &wrong), MHA_ERR_DTYPE);
+    refuse_value(m, 4, NAN);
+    refuse_value(m, 4, -0.5f);
+    refuse_value(m, 4, 3);     /* a score? */
+    refuse_value(m, 5, 0.25f); /* a later key */
+    assert_int_equal(mha_head_measures_rows(m, 0, 0, &two), MHA_OK);
+    refuse(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_ARGUMENT); /* another layer */
+    refuse(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT);
+    refuse(mha_head_measures_rows(m, 0, 2, &two), MHA_ERR_ARGUMENT);
+    refuse(mha_head_measures_inputs(m, 0, &two), MHA_ERR_ARGUMENT);
+    refuse(mha_head_measures_end(m), MHA_ERR_ARGUMENT); /* a row is missing */
+    assert_int_equal(mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF).rows, 0);
+
+    /* closed all the same, and of no effect */
+    assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
+    assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
+    refuse(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT); /* has all */
+    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    const mha_head_score s = mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF);
+    assert_int_equal(s.rows, 2);
+    assert_true(s.value == 0.5);
+    assert_int_equal(mha_head_measures_score(m, 1, 0, MHA_MEASURE_SELF).rows, 0);
+    mha_head_measures_destroy(m);
+}
+
+static void test_out_of_range(void **state)
+{
+    (void)state;
+    mha_head_measures *m = make(context);
+    assert_int_equal(mha_head_measures_score(m, 2, 0, MHA_MEASURE_SELF).rows, 0);
+    assert_int_equal(mha_head_measures_score(m, 0, 1, MHA_MEASURE_SELF).rows, 0);
+    assert_int_equal(mha_head_measures_score(m, 0, 0, MHA_MEASURES).rows, 0);
+    assert_int_equal(mha_head_measures_offset(m, 0, 0, 9).mass.rows, 0);
+    assert_int_equal(mha_head_measures_relation(m, 0, 0, 1, 0).accuracy.rows, 0);
+    assert_int_equal(mha_head_measures_relation(m, 0, 0, 0, 2).accuracy.rows, 0);
+    assert_int_equal(mha_head_measures_details(m, -1, 0).columns, 0);
+    assert_int_equal(mha_head_measures_details(m, 0, 0).column_text, -1);
+    assert_int_equal(mha_head_measures_roles(m, 9, 9, NULL, 0), 0);
+    assert_string_equal(mha_measure_describe(MHA_MEASURES).name, "?");
+    assert_string_equal(mha_role_describe(MHA_ROLES).name, "?");
+    mha_head_measures_destroy(m);
+}
+
+/* ---- memory
+ * -------------------------------------------------------------------------------------- */
+
+/* All of a small life; false if memory ran out, which is said. */
+static bool live(mha_context *from)
+{
+    static const int64_t heads[] = {1, 2}, ids[] = {5, 5, 6};
+    const mha_heads_link links[] = {{2, 0, 0}};
+    const mha_head_measures_desc d = desc_of(heads, 2);
+    float numbers[18];
+    const mha_tensor p = rows(1, 3);
+    const mha_tensor x = mha_tensor_contiguous(numbers, MHA_F32, 2, (int64_t[]){3, 2});
+    mha_heads_text text = text_of(3);
+    mha_head_measures *m = NULL;
+    for (int i = 0; i < 18; i++) numbers[i] = (float)i;
+    text.ids = ids, text.links = links, text.links_count = 1;
+    mha_status status = mha_head_measures_create(from, &d, &m);
+    if (status == MHA_OK) status = mha_head_measures_begin(m, &text);
+    if (status == MHA_OK) status = mha_head_measures_inputs(m, 0, &x);
+    if (status == MHA_OK) status = mha_head_measures_rows(m, 0, 0, &p);
+    if (status == MHA_OK) status = mha_head_measures_end(m);
+    if (status == MHA_OK)
+        assert_int_equal(mha_head_measures_relation(m, 0, 0, 0, 0).accuracy.rows, 1);
+    mha_head_measures_destroy(m);
+    if (status != MHA_OK) refuse(status, MHA_ERR_NOMEM);
+    return status == MHA_OK;
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    bool done = false;
+    for (int64_t n = 1; n < 200 && !done; n++) { /* the first makes the context */
+        failing_alloc memory = failing_alloc_make();
+        mha_context *from = NULL;
+        const mha_context_desc d = {.struct_size = sizeof d,
+                                    .num_threads = 1,
+                                    .allocator = failing_alloc_interface(&memory)};
+        assert_int_equal(mha_context_create(&d, &from), MHA_OK);
+        memory.fail_at = memory.calls + n - 1;
+        memory.fail_after = n % 2;
+        done = live(from);
+        mha_context_destroy(from);
+        assert_int_equal(memory.live, 0);
+        assert_int_equal(memory.mistakes, 0);
+    }
+    assert_true(done);
+}
+
+static int make_context(void **state)
+{
+    (void)state;
+    return mha_context_create(NULL, &context) != MHA_OK;
+}
+
+static int free_context(void **state)
+{
+    (void)state;
+    mha_context_destroy(context);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_create), cmocka_unit_test(test_texts), cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_out_of_range), cmocka_unit_test(test_no_memory)};
+    return cmocka_run_group_tests_name("heads, wrongly called", tests, make_context, free_context);
+}

@@ -1,0 +1,170 @@
+/* The source of rows: whatever the descriptor and however many rows a block has, each row has the
+ * bits of mha_attention_outputs.probabilities, comes once, and in order.
+ *
+ * A sample by default; MHA_TEST_LONG=1 tries 3,000 descriptors. */
+#include "support/extras.h"
+#include "support/machines.h"
+
+#include <multihead/heads.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SAMPLE = 150, ALL = 3000 };
+
+static machines all;
+
+static int make_machines(void **state)
+{
+    (void)state;
+    all = machines_make(2);
+    machines_print_missing();
+    return 0;
+}
+
+static int free_machines(void **state)
+{
+    (void)state;
+    machines_free(&all);
+    return 0;
+}
+
+typedef struct watch {
+    const kinds_case *c;
+    const mha_tensor *p; /* [B,H,T,S], all at once */
+    int64_t next_b, next_row, rows;
+    int64_t stop_after; /* rows, then fail; -1: never */
+} watch;
+
+static int64_t first_query(const kinds_case *c, int64_t b)
+{
+    return c->desc.query_starts ? c->desc.query_starts[b] : 0;
+}
+
+static int64_t queries(const kinds_case *c, int64_t b)
+{
+    return c->desc.query_starts ? c->desc.query_starts[b + 1] - c->desc.query_starts[b]
+                                : c->result.T;
+}
+
+static void compare_row(const watch *w, int64_t b, int64_t h, int64_t row, const float *got,
+                        int64_t keys)
+{
+    const int64_t batch = w->c->desc.query_starts ? 0 : b;
+    for (int64_t s = 0; s < w->p->shape[3]; s++) {
+        const int64_t index[] = {batch, h, first_query(w->c, b) + row, s};
+        const float *whole = guarded_element(w->p, index), none = 0;
+        /* ragged: beyond the sequence's own keys nothing is handed out, and p is 0 */
+        if (memcmp(s < keys ? &got[s] : &none, whole, sizeof none) != 0)
+            fail_msg("b%lld h%lld t%lld s%lld: %g, not %g\n  %s", (long long)b, (long long)h,
+                     (long long)row, (long long)s, s < keys ? (double)got[s] : 0., (double)*whole,
+                     w->c->text);
+    }
+}
+
+static mha_status take(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    watch *w = user;
+    while (w->next_b < b) {
+        assert_int_equal(w->next_row, queries(w->c, w->next_b));
+        w->next_b++;
+        w->next_row = 0;
+    }
+    assert_int_equal(b, w->next_b);
+    assert_int_equal(row, w->next_row);
+    for (int64_t h = 0; h < p->shape[0]; h++)
+        for (int64_t r = 0; r < p->shape[1]; r++)
+            compare_row(w, b, h, row + r, (float *)p->data + h * p->stride[0] + r * p->stride[1],
+                        p->shape[2]);
+    w->next_row += p->shape[1];
+    w->rows += p->shape[1];
+    return w->stop_after >= 0 && w->rows > w->stop_after ? MHA_ERR_CALLBACK : MHA_OK;
+}
+
+static void try_case(const kinds_case *c, rng *r, const machine *m)
+{
+    const extras_request request = {.heads_count = -1, .rows_count = -1, .top = 1};
+    const int64_t sizes[] = {0, 1, 2, 7, 64, 100000};
+    extras whole;
+    extras_make(&whole, r, c, &request, 1 << EXTRA_P, LAYOUT_CONTIGUOUS);
+    if (extras_run(m->context, c, m->path, &whole) != MHA_OK) fail_msg("%s", mha_error_detail());
+    mha_attention_desc desc = c->desc;
+    desc.path = m->path;
+    watch w = {.c = c, .p = &whole.each[EXTRA_P].view, .stop_after = -1};
+    if (mha_attention_visit_rows(m->context, &desc, &c->q.view, &c->k.view, RNG_PICK(r, sizes),
+                                 take, &w) != MHA_OK)
+        fail_msg("%s: %s\n  %s", m->name, mha_error_detail(), c->text);
+    int64_t rows = 0, sequences = desc.query_starts ? desc.sequences : c->result.B;
+    for (int64_t b = 0; b < sequences && c->result.H > 0; b++) rows += queries(c, b);
+    if (c->result.H > 0) assert_int_equal(w.rows, rows);
+    extras_free(&whole);
+}
+
+static void test_any_descriptor(void **state)
+{
+    (void)state;
+    for (int n = 0; n < rng_cases(SAMPLE, ALL); n++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)n);
+        kinds_case c;
+        const kinds_shape shape = kinds_some_shape(&r);
+        kinds_make(&c, &r, &shape);
+        try_case(&c, &r, &all.each[n % all.count]);
+        kinds_free(&c);
+    }
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    mha_context *context = all.each[0].context;
+    float numbers[2 * 6 * 4] = {0};
+    mha_tensor q = mha_tensor_contiguous(numbers, MHA_F32, 4, (int64_t[]){1, 2, 6, 4});
+    mha_tensor k = q, odd = mha_tensor_contiguous(numbers, MHA_F32, 4, (int64_t[]){1, 2, 8, 3});
+    const mha_attention_desc flags = {.struct_size = sizeof flags, .flags = 1u << 30};
+    assert_int_equal(mha_attention_visit_rows(NULL, NULL, &q, &k, 0, take, NULL), MHA_ERR_NULL);
+    assert_int_equal(mha_attention_visit_rows(context, NULL, NULL, &k, 0, take, NULL),
+                     MHA_ERR_NULL);
+    assert_int_equal(mha_attention_visit_rows(context, NULL, &q, NULL, 0, take, NULL),
+                     MHA_ERR_NULL);
+    assert_int_equal(mha_attention_visit_rows(context, NULL, &q, &k, 0, NULL, NULL), MHA_ERR_NULL);
+    assert_int_equal(mha_attention_visit_rows(context, NULL, &q, &k, -1, take, NULL),
+                     MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_attention_visit_rows(context, NULL, &q, &odd, 0, take, NULL),
+                     MHA_ERR_SHAPE);
+    assert_int_equal(mha_attention_visit_rows(context, &flags, &q, &k, 0, take, NULL),
+                     MHA_ERR_UNSUPPORTED);
+}
+
+/* The callback's error ends the visit at once, and the scratch is free again. */
+static void test_stops(void **state)
+{
+    (void)state;
+    rng r = rng_make(1, 1);
+    kinds_case c;
+    const kinds_shape shape = {.B = 2, .H = 2, .Hk = 1, .T = 9, .S = 9, .D = 4, .Dv = 4};
+    kinds_make(&c, &r, &shape);
+    const extras_request request = {.heads_count = -1, .rows_count = -1, .top = 1};
+    extras whole;
+    extras_make(&whole, &r, &c, &request, 1 << EXTRA_P, LAYOUT_CONTIGUOUS);
+    mha_context *context = all.each[0].context;
+    assert_int_equal(extras_run(context, &c, MHA_PATH_AUTO, &whole), MHA_OK);
+    watch w = {.c = &c, .p = &whole.each[EXTRA_P].view, .stop_after = 4};
+    assert_int_equal(mha_attention_visit_rows(context, &c.desc, &c.q.view, &c.k.view, 2, take, &w),
+                     MHA_ERR_CALLBACK);
+    assert_int_equal(w.rows, 6);
+    assert_int_equal(mha_context_reserve(context, 1), MHA_OK); /* refuses scratch in use */
+    extras_free(&whole);
+    kinds_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_any_descriptor),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_stops)};
+    return cmocka_run_group_tests_name("rows of attention", tests, make_machines, free_machines);
+}

@@ -1,0 +1,669 @@
+/* Importance of heads: gate gradients against differences of the loss, their kinds against each
+ * other, ablation against closed gates to the bit, mean ablation against a bias that does the same,
+ * heads that write nothing, the order in which heads go against a plain search, and misuse. */
+#include "support/failing_alloc.h"
+#include "support/machines.h"
+#include "support/rng.h"
+
+#include <multihead/importance.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BATCHES = 3, MOST_B = 4, MOST_T = 9, MOST_ROWS = MOST_B * MOST_T, MOST_WIDTH = 24 };
+enum { MOST_HEADS = 12, MOST_MEANS = MOST_HEADS * 6 };
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_null(strchr(detail, '\n'));
+    assert_non_null(strstr(detail, word));
+}
+
+/* One batch by chance. */
+typedef struct batch {
+    int32_t ids[MOST_ROWS], targets[MOST_ROWS];
+    int64_t lengths[MOST_B];
+    float wanted[MOST_B * MOST_WIDTH];
+    mha_tensor tokens, target, embedding;
+    mha_transformer_input input;
+} batch;
+
+/* A transformer by chance and data to measure it on. */
+typedef struct example {
+    mha_transformer *t;
+    mha_transformer_desc desc;
+    batch batches[BATCHES];
+    const mha_transformer_input *inputs[BATCHES];
+    const mha_tensor *targets[BATCHES], *embeddings[BATCHES];
+    mha_importance_data data;
+    int64_t heads, sequences;
+} example;
+
+static mha_transformer_desc some_desc(rng *r, bool output)
+{
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .vocab_size = rng_between(r, 5, 20),
+                              .max_length = MOST_T,
+                              .num_layers = rng_between(r, 1, 3),
+                              .num_heads = rng_chance(r, 0.5) ? 2 : 4,
+                              .ff_dim = rng_chance(r, 0.2) ? 0 : rng_between(r, 1, 20)};
+    d.embed_dim = d.num_heads * (rng_chance(r, 0.5) ? 2 : 6);
+    if (rng_chance(r, 0.3)) d.head_dim = 4;
+    if (rng_chance(r, 0.4)) d.kv_heads = d.num_heads / 2;
+    d.norm = (mha_norm)rng_between(r, 0, 2);
+    d.positions = (mha_position_encoding)rng_between(r, 0, 3);
+    d.feed_forward = rng_chance(r, 0.5) ? MHA_FEED_FORWARD_GELU : MHA_FEED_FORWARD_SWIGLU;
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
+    if (!output) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    return d;
+}
+
+static void draw_batch(batch *b, rng *r, const mha_transformer_desc *d)
+{
+    const int64_t B = rng_between(r, 1, MOST_B), T = rng_between(r, 1, MOST_T), rows = B * T;
+    for (int64_t i = 0; i < rows; i++) b->ids[i] = (int32_t)rng_between(r, 0, d->vocab_size - 1);
+    for (int64_t i = 0; i < B; i++) b->lengths[i] = rng_between(r, 1, T);
+    for (int64_t i = 0; i < rows; i++) {
+        const bool counts = i % T < b->lengths[i / T] && rng_chance(r, 0.8);
+        b->targets[i] = counts ? (int32_t)rng_between(r, 0, d->vocab_size - 1) : -1;
+    }
+    for (int64_t i = 0; i < B * d->embed_dim; i++) b->wanted[i] = rng_normal(r);
+    b->tokens = mha_tensor_contiguous(b->ids, MHA_I32, 2, (int64_t[]){B, T});
+    b->target = mha_tensor_contiguous(b->targets, MHA_I32, 2, (int64_t[]){B, T});
+    b->embedding = mha_tensor_contiguous(b->wanted, MHA_F32, 2, (int64_t[]){B, d->embed_dim});
+    b->input = (mha_transformer_input){
+        .struct_size = sizeof b->input, .tokens = &b->tokens, .lengths = b->lengths};
+}
+
+static example *example_make(mha_context *context, rng *r, bool output)
+{
+    example *e = calloc(1, sizeof *e);
+    assert_non_null(e);
+    e->desc = some_desc(r, output);
+    if (mha_transformer_create(context, &e->desc, &e->t) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    mha_transformer_describe(e->t, &e->desc);
+    const mha_transformer_init init = {
+        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
+    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
+    float *data = mha_transformer_data(e->t); /* no special values: norms other than 1, biases */
+    for (int64_t i = 0; i < mha_transformer_size(e->t); i++) data[i] += 0.1f * rng_normal(r);
+    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    for (int i = 0; i < BATCHES; i++) {
+        draw_batch(&e->batches[i], r, &e->desc);
+        e->inputs[i] = &e->batches[i].input;
+        e->targets[i] = &e->batches[i].target;
+        e->embeddings[i] = &e->batches[i].embedding;
+        e->sequences += e->batches[i].tokens.shape[0];
+    }
+    e->heads = e->desc.num_layers * e->desc.num_heads;
+    e->data = (mha_importance_data){.struct_size = sizeof e->data,
+                                    .batches = BATCHES,
+                                    .inputs = e->inputs,
+                                    .loss = output ? mha_loss_targets : mha_loss_direction,
+                                    .user = output ? e->targets : e->embeddings};
+    return e;
+}
+
+static void example_free(example *e)
+{
+    mha_transformer_destroy(e->t);
+    free(e);
+}
+
+static mha_tensor gates_view(const example *e, float *gates)
+{
+    return mha_tensor_contiguous(gates, MHA_F32, 2,
+                                 (int64_t[]){e->desc.num_layers, e->desc.num_heads});
+}
+
+static double loss_at(mha_context *context, const example *e, float *gates)
+{
+    double loss;
+    mha_tensor view = gates_view(e, gates);
+    if (mha_gated_loss(context, e->t, &e->data, &view, &loss) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    return loss;
+}
+
+static double score(mha_context *context, const example *e, mha_importance kind, uint32_t flags,
+                    double *scores)
+{
+    const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = kind, .flags = flags};
+    double loss;
+    if (mha_head_importance(context, e->t, &desc, &e->data, scores, &loss) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    return loss;
+}
+
+static void open_all(float *gates)
+{
+    for (int i = 0; i < MOST_HEADS; i++) gates[i] = 1;
+}
+
+/* ---- gradients ----------------------------------------------------------------------------- */
+
+/* The slope of the loss by one gate three times, from differences at h and 2 h that cancel the h^2
+ * term of their error (Richardson); by how much the three disagree is what the roundings of the f32
+ * loss and its higher derivatives do here. test_transformer.c has the same bound. */
+static void check_gate(mha_context *context, const example *e, int64_t gate, double slope,
+                       double *worst, int *tame)
+{
+    const double widest = 4e-3;
+    double low = INFINITY, high = -INFINITY, scale = 0;
+    for (double h = widest; h > widest / 5; h /= 2) {
+        double by[2];
+        for (int far = 0; far < 2; far++) {
+            const float step = (float)(far ? 2 * h : h);
+            float gates[MOST_HEADS];
+            open_all(gates);
+            gates[gate] = 1 + step;
+            const double above = loss_at(context, e, gates), up = (double)gates[gate];
+            gates[gate] = 1 - step;
+            const double below = loss_at(context, e, gates);
+            by[far] = (above - below) / (up - (double)gates[gate]);
+            scale = fmax(scale, fabs(above));
+        }
+        low = fmin(low, (4 * by[0] - by[1]) / 3);
+        high = fmax(high, (4 * by[0] - by[1]) / 3);
+    }
+    const double numeric = (low + high) / 2;
+    const double bound = 4e-7 * (1 + scale) / widest + 1e-3 * fabs(slope) + 1.5 * (high - low);
+    *worst = fmax(*worst, fabs(numeric - slope) / bound);
+    *tame += high - low < 0.02 * fabs(slope);
+    if (fabs(numeric - slope) > bound)
+        fail_msg("gate %lld: slope %.6g by differences, %.6g by gradients (bound %.2g)",
+                 (long long)gate, numeric, slope, bound);
+}
+
+static void slopes(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    double worst = 0;
+    int tame = 0;
+    for (int i = 0; i < rng_cases(40, 500); i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r, i % 2);
+        double scores[MOST_HEADS];
+        score(context, e, MHA_IMPORTANCE_GRADIENT_SIGNED, 0, scores);
+        for (int64_t h = 0; h < e->heads; h++) check_gate(context, e, h, scores[h], &worst, &tame);
+        example_free(e);
+    }
+    printf("  largest difference of slopes / bound %.3f, %d slopes known to 2 %%\n", worst, tame);
+    assert_true(worst > 0.01 && tame > 50);
+    machines_free(&all);
+}
+
+/* Every kind is made of single sequences: measured one at a time they give the same bits. */
+static void kinds(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(20, 300); i++) {
+        rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r, i % 2);
+        double by[4][MOST_HEADS], one[MOST_HEADS], token[MOST_HEADS],
+            expected[4][MOST_HEADS] = {{0}};
+        for (int kind = 0; kind < 4; kind++) score(context, e, (mha_importance)kind, 0, by[kind]);
+        const mha_importance_data whole = e->data;
+        for (int64_t k = 0; k < BATCHES; k++) {
+            const batch given = e->batches[k];
+            double sum[MOST_HEADS] = {0};
+            e->data.batches = 1;
+            e->data.inputs = &e->inputs[k];
+            e->data.user = i % 2 ? (void *)&e->targets[k] : (void *)&e->embeddings[k];
+            for (int64_t b = 0; b < given.tokens.shape[0]; b++) {
+                batch *single = &e->batches[k];
+                const int64_t T = given.tokens.shape[1];
+                single->tokens.shape[0] = single->target.shape[0] = 1;
+                single->embedding.shape[0] = 1;
+                single->tokens.data = single->ids + b * T;
+                single->target.data = single->targets + b * T;
+                single->embedding.data = single->wanted + b * e->desc.embed_dim;
+                single->input.lengths = single->lengths + b;
+                score(context, e, MHA_IMPORTANCE_GRADIENT_SIGNED, 0, one);
+                score(context, e, MHA_IMPORTANCE_GRADIENT_TOKEN, 0, token);
+                for (int64_t h = 0; h < e->heads; h++) {
+                    expected[0][h] += fabs(one[h]);
+                    expected[1][h] += token[h];
+                    sum[h] += one[h];
+                    assert_true(token[h] >= fabs(one[h]) * (1 - 1e-12));
+                }
+            }
+            for (int64_t h = 0; h < e->heads; h++)
+                expected[2][h] += fabs(sum[h]), expected[3][h] += sum[h];
+            e->batches[k] = given;
+        }
+        e->data = whole;
+        for (int kind = 0; kind < 4; kind++)
+            for (int64_t h = 0; h < e->heads; h++) /* sums of doubles in another order */
+                assert_true(fabs(by[kind][h] - expected[kind][h] / (double)e->sequences) <=
+                            1e-12 * by[MHA_IMPORTANCE_GRADIENT_TOKEN][h]);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+static void normalised(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 2000);
+    mha_context *context = all.each[0].context;
+    example *e = example_make(context, &r, true);
+    double plain[MOST_HEADS], scaled[MOST_HEADS];
+    score(context, e, MHA_IMPORTANCE_GRADIENT, 0, plain);
+    score(context, e, MHA_IMPORTANCE_GRADIENT, MHA_IMPORTANCE_NORMALISE, scaled);
+    const int64_t H = e->desc.num_heads;
+    for (int64_t l = 0; l < e->desc.num_layers; l++) {
+        double square = 0, norm = 0;
+        for (int64_t h = l * H; h < (l + 1) * H; h++) {
+            square += scaled[h] * scaled[h];
+            norm += plain[h] * plain[h];
+        }
+        assert_true(fabs(square - 1) < 1e-12);
+        for (int64_t h = l * H; h < (l + 1) * H; h++)
+            assert_true(fabs(scaled[h] * sqrt(norm) - plain[h]) <= 1e-12 * plain[h]);
+    }
+    example_free(e);
+    machines_free(&all);
+}
+
+/* ---- ablation ------------------------------------------------------------------------------ */
+
+/* The loss by the transformer's own forward call, nothing of importance.h but the loss. */
+static double plain_loss(mha_context *context, const example *e, float *gates)
+{
+    float *output = malloc(MOST_ROWS * MOST_WIDTH * sizeof *output);
+    mha_activations *a = NULL;
+    double sum = 0, losses[MOST_B];
+    assert_non_null(output);
+    assert_int_equal(mha_activations_create(context, e->t, MOST_ROWS, 0, &a), MHA_OK);
+    const int64_t width =
+        e->desc.flags & MHA_TRANSFORMER_NO_OUTPUT ? e->desc.embed_dim : e->desc.vocab_size;
+    mha_tensor view = gates_view(e, gates);
+    for (int64_t i = 0; i < BATCHES; i++) {
+        mha_transformer_input input = *e->inputs[i];
+        const int64_t *shape = input.tokens->shape;
+        mha_tensor out =
+            mha_tensor_contiguous(output, MHA_F32, 3, (int64_t[]){shape[0], shape[1], width});
+        input.gates = &view;
+        assert_int_equal(mha_transformer_forward(context, e->t, &input, a, &out, NULL, NULL),
+                         MHA_OK);
+        assert_int_equal(e->data.loss(context, i, &input, &out, NULL, losses, e->data.user),
+                         MHA_OK);
+        for (int64_t b = 0; b < shape[0]; b++) sum += losses[b];
+    }
+    mha_activations_destroy(a);
+    free(output);
+    return sum / (double)e->sequences;
+}
+
+static void ablation(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(16, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r, i % 2);
+        double scores[MOST_HEADS];
+        float gates[MOST_HEADS];
+        open_all(gates);
+        const double loss = score(context, e, MHA_IMPORTANCE_ABLATION, 0, scores);
+        assert_true(loss == plain_loss(context, e, gates) && loss == loss_at(context, e, gates));
+        for (int64_t h = 0; h < e->heads; h++) {
+            open_all(gates);
+            gates[h] = 0;
+            assert_true(scores[h] == plain_loss(context, e, gates) - loss);
+        }
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+static mha_parameter find(const example *e, int64_t layer, const char *name)
+{
+    mha_parameter p;
+    if (mha_transformer_find(e->t, layer, name, &p) != MHA_OK) fail_msg("%s", mha_error_detail());
+    return p;
+}
+
+/* A head that gives its mean is a head that is closed and a bias of W_o mean more. The two round
+ * apart: sums of up to 24 + 20 terms through at most six steps, in losses of the size of one. */
+static void mean_ablation(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    double worst = 0;
+    for (int i = 0; i < rng_cases(20, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r, i % 2);
+        const int64_t H = e->desc.num_heads, D = e->desc.head_dim, E = e->desc.embed_dim;
+        float gates[MOST_HEADS], means[MOST_MEANS];
+        double scores[MOST_HEADS];
+        mha_tensor view =
+            mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){e->desc.num_layers, H * D});
+        assert_int_equal(mha_head_means(context, e->t, &e->data, &view), MHA_OK);
+        const double loss = score(context, e, MHA_IMPORTANCE_MEAN_ABLATION, 0, scores);
+        for (int64_t h = 0; e->desc.flags & MHA_TRANSFORMER_BIAS && h < e->heads; h++) {
+            const mha_parameter weight = find(e, h / H, "self_attn.o_proj.weight");
+            float *bias =
+                mha_transformer_data(e->t) + find(e, h / H, "self_attn.o_proj.bias").offset;
+            const float *w = mha_transformer_data(e->t) + weight.offset;
+            float before[MOST_WIDTH];
+            memcpy(before, bias, (size_t)E * sizeof *bias);
+            for (int64_t c = 0; c < E; c++) {
+                double sum = (double)bias[c];
+                for (int64_t k = 0; k < D; k++)
+                    sum += (double)w[c * H * D + h % H * D + k] * (double)means[h * D + k];
+                bias[c] = (float)sum;
+            }
+            assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+            open_all(gates);
+            gates[h] = 0;
+            const double error = fabs(loss_at(context, e, gates) - loss - scores[h]);
+            worst = fmax(worst, error / (1 + fabs(loss)));
+            memcpy(bias, before, (size_t)E * sizeof *bias);
+            assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+        }
+        example_free(e);
+    }
+    printf("  largest difference / (1 + loss): %.2g\n", worst);
+    assert_true(worst > 0 && worst < 2e-6);
+    machines_free(&all);
+}
+
+/* The means are those of what the forward call keeps. */
+static void means(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 5000);
+    mha_context *context = all.each[0].context;
+    example *e = example_make(context, &r, true);
+    const int64_t wide = e->desc.num_heads * e->desc.head_dim;
+    float got[MOST_MEANS], output[MOST_ROWS * MOST_WIDTH];
+    double sums[MOST_MEANS] = {0};
+    int64_t tokens = 0;
+    mha_tensor view = mha_tensor_contiguous(got, MHA_F32, 2, (int64_t[]){e->desc.num_layers, wide});
+    assert_int_equal(mha_head_means(context, e->t, &e->data, &view), MHA_OK);
+    mha_activations *a = NULL;
+    assert_int_equal(mha_activations_create(context, e->t, MOST_ROWS, 0, &a), MHA_OK);
+    for (int i = 0; i < BATCHES; i++) {
+        const int64_t B = e->inputs[i]->tokens->shape[0], T = e->inputs[i]->tokens->shape[1];
+        mha_tensor out =
+            mha_tensor_contiguous(output, MHA_F32, 3, (int64_t[]){B, T, e->desc.vocab_size});
+        assert_int_equal(mha_transformer_forward(context, e->t, e->inputs[i], a, &out, NULL, NULL),
+                         MHA_OK);
+        for (int64_t b = 0; b < B; b++) tokens += e->batches[i].lengths[b];
+        for (int64_t l = 0; l < e->desc.num_layers; l++) {
+            mha_layer_view v = {.struct_size = sizeof v};
+            assert_int_equal(mha_activations_layer(a, l, MHA_PART_SELF_ATTENTION, &v), MHA_OK);
+            for (int64_t k = 0; k < B * T * wide; k++)
+                if (k / wide % T < e->batches[i].lengths[k / wide / T])
+                    sums[l * wide + k % wide] += (double)((float *)v.concatenated.data)[k];
+        }
+    }
+    for (int64_t k = 0; k < e->desc.num_layers * wide; k++)
+        assert_true(got[k] == (float)(sums[k] / (double)tokens));
+    mha_activations_destroy(a);
+    example_free(e);
+    machines_free(&all);
+}
+
+/* Heads whose W_o is 0 write nothing: every kind scores them 0. */
+static void silent_heads(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int i = 0; i < 12; i++) {
+        rng r = rng_make(rng_run_seed(), 6000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r, i % 2);
+        const int64_t H = e->desc.num_heads, D = e->desc.head_dim;
+        const int64_t silent = rng_between(&r, 0, e->heads - 1);
+        const mha_parameter p = find(e, silent / H, "self_attn.o_proj.weight");
+        float *w = mha_transformer_data(e->t) + p.offset;
+        for (int64_t k = 0; k < p.count; k++)
+            if (k % (H * D) / D == silent % H) w[k] = 0;
+        assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+        for (int kind = 0; kind <= MHA_IMPORTANCE_MEAN_ABLATION; kind++) {
+            double scores[MOST_HEADS];
+            score(context, e, (mha_importance)kind, 0, scores);
+            for (int64_t h = 0; h < e->heads; h++)
+                if (h == silent) assert_true(scores[h] >= 0 && scores[h] <= 0);
+        }
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* ---- order --------------------------------------------------------------------------------- */
+
+/* The same by hand: score, close, score again. */
+static int64_t by_hand(mha_context *context, const example *e, mha_importance kind, int64_t step,
+                       int64_t least, int64_t *order)
+{
+    float gates[MOST_HEADS];
+    int64_t open[3], count = 0, H = e->desc.num_heads;
+    double scores[MOST_HEADS];
+    open_all(gates);
+    for (int i = 0; i < 3; i++) open[i] = H;
+    for (bool more = true; more;) {
+        mha_tensor view = gates_view(e, gates);
+        const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = kind, .gates = &view};
+        assert_int_equal(mha_head_importance(context, e->t, &desc, &e->data, scores, NULL), MHA_OK);
+        more = false;
+        for (int64_t i = 0; i < step; i++) {
+            int64_t found = -1;
+            for (int64_t h = 0; h < e->heads; h++)
+                if (gates[h] > 0 && open[h / H] > least && (found < 0 || scores[h] < scores[found]))
+                    found = h;
+            if (found < 0) return count;
+            more = true;
+            order[count++] = found;
+            gates[found] = 0;
+            open[found / H]--;
+        }
+    }
+    return count;
+}
+
+static mha_status count_progress(int64_t done, int64_t total, void *user)
+{
+    int64_t *calls = user;
+    assert_true(done == ++*calls && done <= total);
+    return MHA_OK;
+}
+
+static void order(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int i = 0; i < rng_cases(16, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r, i % 2);
+        const mha_importance kind = (mha_importance)rng_between(&r, 0, MHA_IMPORTANCE_ABLATION);
+        const int64_t step = rng_between(&r, 1, 3), least = rng_between(&r, 0, 2);
+        const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = kind};
+        int64_t got[MOST_HEADS], expected[MOST_HEADS], count, calls = 0;
+        double scores[MOST_HEADS];
+        const int64_t wanted = by_hand(context, e, kind, step, least, expected);
+        e->data.progress = count_progress;
+        e->data.progress_user = &calls;
+        if (mha_head_order(context, e->t, &desc, &e->data, step, least, got, &count, scores) !=
+            MHA_OK)
+            fail_msg("%s", mha_error_detail());
+        assert_int_equal(count, wanted);
+        assert_int_equal(count, e->heads - (e->desc.num_layers * least));
+        for (int64_t k = 0; k < count; k++) assert_int_equal(got[k], expected[k]);
+        assert_true(calls > 0 || count == 0);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* ---- losses -------------------------------------------------------------------------------- */
+
+/* Gradients of the losses by what they look at: in double, so that differences know them to a
+ * millionth, which is also what rounding to f32 costs. */
+static void loss_slopes(void **state)
+{
+    (void)state;
+    static const mha_loss_fn losses[] = {mha_loss_targets, mha_loss_cosine, mha_loss_direction};
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    for (int i = 0; i < 3 * 12; i++) {
+        rng r = rng_make(rng_run_seed(), 8000 + (uint64_t)i);
+        batch b;
+        const mha_transformer_desc d = {.vocab_size = 7, .embed_dim = 7};
+        draw_batch(&b, &r, &d);
+        const int64_t B = b.tokens.shape[0], T = b.tokens.shape[1];
+        float x[MOST_ROWS * 7], g[MOST_ROWS * 7] = {0};
+        for (int64_t k = 0; k < B * T * 7; k++) x[k] = rng_normal(&r);
+        mha_tensor out = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){B, T, 7}), slope = out;
+        const mha_tensor *user[] = {i % 3 ? &b.embedding : &b.target};
+        double loss[MOST_B], moved[2][MOST_B];
+        slope.data = g;
+        mha_loss_fn f = losses[i % 3];
+        assert_int_equal(f(context, 0, &b.input, &out, &slope, loss, user), MHA_OK);
+        for (int64_t k = 0; k < B * T * 7; k++) {
+            const float before = x[k];
+            double by[2];
+            for (int far = 0; far < 2; far++) {
+                const float h = far ? 0.02f : 0.01f;
+                float at[2];
+                for (int s = 0; s < 2; s++) {
+                    at[s] = x[k] = s ? before + h : before - h;
+                    assert_int_equal(f(context, 0, &b.input, &out, NULL, moved[s], user), MHA_OK);
+                }
+                x[k] = before;
+                const int64_t own = k / 7 / T;
+                by[far] = (moved[1][own] - moved[0][own]) / ((double)at[1] - (double)at[0]);
+            }
+            /* cross-entropy rounds to f32 inside: 1e-6 of a loss of 2, over 0.02 */
+            assert_true(fabs((4 * by[0] - by[1]) / 3 - (double)g[k]) < 2e-4 + 1e-3 * fabs(by[0]));
+        }
+    }
+    machines_free(&all);
+}
+
+static mha_status refuse_second(int64_t done, int64_t total, void *user)
+{
+    (void)total;
+    (void)user;
+    return done < 2 ? MHA_OK : MHA_ERR_CALLBACK;
+}
+
+static void misuse(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    rng r = rng_make(rng_run_seed(), 9000);
+    mha_context *context = all.each[0].context;
+    example *e = example_make(context, &r, true);
+    double scores[MOST_HEADS], loss;
+    int64_t order_out[MOST_HEADS], count;
+    mha_importance_desc desc = {.struct_size = sizeof desc};
+    mha_importance_data data = e->data;
+    expect_error(mha_head_importance(context, e->t, &desc, NULL, scores, &loss), MHA_ERR_NULL,
+                 "data");
+    expect_error(mha_head_importance(context, e->t, &desc, &data, NULL, &loss), MHA_ERR_NULL,
+                 "scores");
+    data.loss = NULL;
+    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss), MHA_ERR_NULL,
+                 "loss");
+    data = e->data;
+    data.batches = 0;
+    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss), MHA_ERR_ARGUMENT,
+                 "at least one");
+    data = e->data;
+    e->batches[1].input.dropout = 0.5f;
+    expect_error(mha_gated_loss(context, e->t, &data, NULL, &loss), MHA_ERR_ARGUMENT, "inputs[1]");
+    e->batches[1].input.dropout = 0;
+    desc.kind = (mha_importance)9;
+    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss), MHA_ERR_ARGUMENT,
+                 "kind 9");
+    assert_null(mha_importance_name((mha_importance)9));
+    desc.kind = MHA_IMPORTANCE_ABLATION;
+    desc.flags = 2;
+    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss),
+                 MHA_ERR_UNSUPPORTED, "flags 0x2");
+    desc.flags = 0;
+    expect_error(mha_head_order(context, e->t, &desc, &data, 0, 0, order_out, &count, NULL),
+                 MHA_ERR_ARGUMENT, "step is 0");
+    data.progress = refuse_second;
+    scores[0] = 7;
+    assert_int_equal(mha_head_importance(context, e->t, &desc, &data, scores, &loss),
+                     MHA_ERR_CALLBACK);
+    assert_true(scores[0] >= 7 && scores[0] <= 7);
+    float gates[MOST_HEADS];
+    open_all(gates);
+    mha_tensor view = gates_view(e, gates);
+    view.shape[1]--;
+    desc.gates = &view;
+    expect_error(mha_head_importance(context, e->t, &desc, &e->data, scores, &loss), MHA_ERR_SHAPE,
+                 "gates");
+    example_free(e);
+    machines_free(&all);
+}
+
+/* Every allocation that fails is an error, or is done without; nothing stays behind. */
+static void out_of_memory(void **state)
+{
+    (void)state;
+    int refused = 0;
+    bool more = true;
+    for (int64_t n = 0; more; n++) {
+        failing_alloc memory = failing_alloc_make();
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = 1,
+                                       .allocator = failing_alloc_interface(&memory)};
+        mha_context *context;
+        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        rng r = rng_make(11, 0);
+        example *e = example_make(context, &r, true);
+        double scores[MOST_HEADS];
+        const mha_importance_desc kind = {.struct_size = sizeof kind};
+        memory.fail_at = memory.calls + n;
+        const mha_status status = mha_head_importance(context, e->t, &kind, &e->data, scores, NULL);
+        more = memory.calls > memory.fail_at;
+        example_free(e);
+        mha_context_destroy(context);
+        assert_true(memory.live == 0 && memory.mistakes == 0);
+        assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
+        refused += status != MHA_OK;
+    }
+    printf("  %d refusals\n", refused);
+    assert_true(refused > 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slopes),        cmocka_unit_test(kinds),
+        cmocka_unit_test(normalised),    cmocka_unit_test(ablation),
+        cmocka_unit_test(mean_ablation), cmocka_unit_test(means),
+        cmocka_unit_test(silent_heads),  cmocka_unit_test(order),
+        cmocka_unit_test(loss_slopes),   cmocka_unit_test(misuse),
+        cmocka_unit_test(out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

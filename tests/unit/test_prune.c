@@ -1,0 +1,649 @@
+/* Transformers with heads taken out: the same bits as with closed gates, forward, backward and step
+ * by step; larger ones within the bound of their sums and to the bit on small integers; grouped
+ * key/value heads; key/value heads averaged; descriptions that contradict themselves. */
+#include "support/failing_alloc.h"
+#include "support/machines.h"
+#include "support/rng.h"
+
+#include <multihead/importance.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_T = 8, MOST_B = 3, MOST_ROWS = MOST_B * MOST_T, MOST_WIDTH = 24, MOST_HEADS = 24 };
+
+static void expect_error(mha_status got, mha_status wanted, const char *word)
+{
+    const char *detail = mha_error_detail();
+    printf("  %2d %s\n", (int)got, detail);
+    assert_int_equal(got, wanted);
+    assert_null(strchr(detail, '\n'));
+    assert_non_null(strstr(detail, word));
+}
+
+static void good(mha_status status)
+{
+    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
+}
+
+/* A transformer, the heads it keeps, the smaller one, and a batch for both. */
+typedef struct example {
+    mha_transformer *whole, *small;
+    mha_transformer_desc desc, left;
+    float keep_data[MOST_HEADS], memory_data[MOST_B * 4 * MOST_WIDTH];
+    int32_t ids[MOST_ROWS];
+    int64_t lengths[MOST_B], B, T, width;
+    mha_tensor keep, tokens, memory;
+} example;
+
+static mha_transformer_desc some_desc(rng *r)
+{
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .vocab_size = rng_between(r, 5, 20),
+                              .max_length = MOST_T,
+                              .num_layers = rng_between(r, 1, 3),
+                              .num_heads = 2 * rng_between(r, 1, 4),
+                              .ff_dim = rng_chance(r, 0.2) ? 0 : rng_between(r, 1, 20)};
+    d.embed_dim = d.num_heads * 2;
+    if (rng_chance(r, 0.5)) d.head_dim = 4;
+    if (rng_chance(r, 0.6)) d.kv_heads = rng_chance(r, 0.5) ? d.num_heads / 2 : 2;
+    if (d.kv_heads > 0 && d.num_heads % d.kv_heads != 0) d.kv_heads = 1;
+    d.norm = (mha_norm)rng_between(r, 0, 2);
+    d.positions = (mha_position_encoding)rng_between(r, 0, 3);
+    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 2);
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
+    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
+    if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_CROSS;
+    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
+    if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    return d;
+}
+
+static void fill_weights(mha_context *context, mha_transformer *t, rng *r)
+{
+    const mha_transformer_init init = {
+        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
+    good(mha_transformer_initialise(context, t, &init));
+    float *data = mha_transformer_data(t);
+    for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] += 0.1f * rng_normal(r);
+    good(mha_transformer_update(context, t));
+}
+
+static example *example_of(mha_context *context, rng *r, const mha_transformer_desc *desc)
+{
+    example *e = calloc(1, sizeof *e);
+    assert_non_null(e);
+    good(mha_transformer_create(context, desc, &e->whole));
+    mha_transformer_describe(e->whole, &e->desc);
+    const mha_transformer_desc *d = &e->desc;
+    fill_weights(context, e->whole, r);
+    const double share = (double)rng_between(r, 0, 4) / 4;
+    for (int64_t i = 0; i < d->num_layers * d->num_heads; i++)
+        e->keep_data[i] = rng_chance(r, share) ? 1 : 0;
+    e->keep =
+        mha_tensor_contiguous(e->keep_data, MHA_F32, 2, (int64_t[]){d->num_layers, d->num_heads});
+    good(mha_transformer_prune(context, e->whole, &e->keep, &e->small));
+    mha_transformer_describe(e->small, &e->left);
+    e->B = rng_between(r, 1, MOST_B);
+    e->T = rng_between(r, 1, MOST_T);
+    e->width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size;
+    for (int64_t i = 0; i < e->B * e->T; i++)
+        e->ids[i] = (int32_t)rng_between(r, 0, d->vocab_size - 1);
+    for (int64_t b = 0; b < e->B; b++) e->lengths[b] = rng_between(r, 1, e->T);
+    e->tokens = mha_tensor_contiguous(e->ids, MHA_I32, 2, (int64_t[]){e->B, e->T});
+    for (int64_t i = 0; i < e->B * 4 * d->memory_dim; i++) e->memory_data[i] = rng_normal(r);
+    e->memory =
+        mha_tensor_contiguous(e->memory_data, MHA_F32, 3, (int64_t[]){e->B, 4, d->memory_dim});
+    return e;
+}
+
+static example *example_make(mha_context *context, rng *r)
+{
+    const mha_transformer_desc d = some_desc(r);
+    return example_of(context, r, &d);
+}
+
+static void example_free(example *e)
+{
+    mha_transformer_destroy(e->small);
+    mha_transformer_destroy(e->whole);
+    free(e);
+}
+
+/* One of both transformers run: the whole one with gates. */
+typedef struct result {
+    mha_activations *a;
+    mha_transformer_input input;
+    float *output, *probabilities, *gradient;
+} result;
+
+static void run(mha_context *context, const example *e, bool small, result *out)
+{
+    const mha_transformer *t = small ? e->small : e->whole;
+    const mha_transformer_desc *d = small ? &e->left : &e->desc;
+    const bool cross = d->flags & MHA_TRANSFORMER_CROSS;
+    const int64_t maps[] = {d->num_layers, e->B, d->num_heads, e->T, e->T};
+    const int64_t rows[] = {e->B, e->T, e->width};
+    *out = (result){.output = calloc((size_t)(e->B * e->T * e->width), sizeof(float))};
+    out->probabilities =
+        calloc((size_t)(maps[0] * maps[1] * maps[2] * maps[3] * maps[4]), sizeof(float));
+    assert_true(out->output && out->probabilities);
+    memset(out->probabilities, 0xFF,
+           (size_t)(maps[0] * maps[1] * maps[2] * maps[3] * maps[4]) * sizeof(float));
+    out->input = (mha_transformer_input){.struct_size = sizeof out->input,
+                                         .tokens = &e->tokens,
+                                         .lengths = e->lengths,
+                                         .memory = cross ? &e->memory : NULL,
+                                         .gates = small ? NULL : &e->keep};
+    mha_tensor output = mha_tensor_contiguous(out->output, MHA_F32, 3, rows);
+    mha_tensor probabilities = mha_tensor_contiguous(out->probabilities, MHA_F32, 5, maps);
+    good(mha_activations_create(context, t, MOST_ROWS, cross ? MOST_B * 4 : 0, &out->a));
+    good(mha_transformer_forward(context, t, &out->input, out->a, &output, &probabilities, NULL));
+}
+
+static void result_free(result *r)
+{
+    mha_activations_destroy(r->a);
+    free(r->output), free(r->probabilities), free(r->gradient);
+}
+
+/* Rows within lengths; equal but for the sign of a zero. */
+static void check_rows(const example *e, const float *a, const float *b)
+{
+    for (int64_t i = 0; i < e->B * e->T * e->width; i++)
+        if (i / e->width % e->T < e->lengths[i / e->width / e->T])
+            if (!(a[i] >= b[i] && a[i] <= b[i]))
+                fail_msg("%.9g and %.9g", (double)a[i], (double)b[i]);
+}
+
+static void check_maps(const example *e, const float *whole, const float *small)
+{
+    const int64_t H = e->desc.num_heads, left = e->left.num_heads, map = e->T * e->T;
+    for (int64_t l = 0; l < e->desc.num_layers; l++)
+        for (int64_t b = 0; b < e->B; b++) {
+            int64_t at = 0;
+            for (int64_t h = 0; h < H; h++)
+                if (e->keep_data[l * H + h] > 0)
+                    assert_memory_equal(whole + ((l * e->B + b) * H + h) * map,
+                                        small + ((l * e->B + b) * left + at++) * map,
+                                        (size_t)map * sizeof(float));
+            for (int64_t k = at * map; k < left * map; k++) {
+                const float x = small[(l * e->B + b) * left * map + k];
+                assert_true(x >= 0 && x <= 0);
+            }
+        }
+}
+
+static void masked_is_removed(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    int empty = 0, uneven = 0;
+    for (int i = 0; i < rng_cases(60, 1000); i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r);
+        result whole, small;
+        run(context, e, false, &whole);
+        run(context, e, true, &small);
+        check_rows(e, whole.output, small.output);
+        check_maps(e, whole.probabilities, small.probabilities);
+        for (int64_t l = 0; e->left.layer_heads && l < e->desc.num_layers; l++) {
+            empty += e->left.layer_heads[l] == 0;
+            uneven += e->left.layer_kv_heads[l] > e->desc.kv_heads;
+        }
+        result_free(&whole), result_free(&small);
+        example_free(e);
+    }
+    printf("  %d layers without heads, %d with repeated key/value heads\n", empty, uneven);
+    assert_true(empty > 0 && uneven > 0);
+    machines_free(&all);
+}
+
+/* Parameters that go with a head: D rows of W_q and D columns of W_o, and as many of W_k and W_v
+ * with the last head that reads them. */
+static void sizes(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .flags = MHA_TRANSFORMER_CAUSAL,
+                                    .vocab_size = 9,
+                                    .max_length = 8,
+                                    .embed_dim = 24,
+                                    .num_layers = 2,
+                                    .num_heads = 6,
+                                    .kv_heads = 2,
+                                    .head_dim = 5,
+                                    .norm = MHA_NORM_RMS};
+    mha_transformer *t, *p;
+    mha_transformer_desc left;
+    float keep[12] = {1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1};
+    mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 6});
+    good(mha_transformer_create(context, &d, &t));
+    good(mha_transformer_prune(context, t, &view, &p));
+    mha_transformer_describe(p, &left);
+    assert_int_equal(left.num_heads, 6);
+    assert_int_equal(left.layer_heads[0], 1);
+    assert_int_equal(left.layer_kv_heads[0], 1);
+    assert_int_equal(left.layer_heads[1], 6);
+    assert_int_equal(left.layer_kv_heads[1], 2);
+    /* five heads of W_q and W_o, one of W_k and W_v */
+    assert_int_equal(mha_transformer_size(t) - mha_transformer_size(p), (5 + 1) * 2 * 24 * 5);
+    mha_transformer_destroy(p);
+    for (int i = 0; i < 12; i++) keep[i] = i % 6 < 2; /* the same for all: an ordinary one */
+    good(mha_transformer_prune(context, t, &view, &p));
+    mha_transformer_describe(p, &left);
+    assert_true(!left.layer_heads && left.num_heads == 2 && left.kv_heads == 1);
+    mha_transformer_destroy(p);
+    for (int i = 0; i < 12; i++) keep[i] = 0;
+    good(mha_transformer_prune(context, t, &view, &p));
+    assert_int_equal(mha_transformer_size(p), 2 * 9 * 24 + 24); /* words, output, last norm */
+    mha_transformer_destroy(p);
+    mha_transformer_destroy(t);
+    machines_free(&all);
+}
+
+/* ---- backward ------------------------------------------------------------------------------ */
+
+static void backward(mha_context *context, const example *e, bool small, result *out)
+{
+    mha_transformer *t = small ? e->small : e->whole;
+    float *slope = calloc((size_t)(e->B * e->T * e->width), sizeof *slope);
+    out->gradient = calloc((size_t)mha_transformer_size(t), sizeof(float));
+    assert_true(slope && out->gradient);
+    for (int64_t i = 0; i < e->B * e->T * e->width; i++)
+        if (i / e->width % e->T < e->lengths[i / e->width / e->T])
+            slope[i] = (float)((i * 7 % 11) - 5) / 5;
+    mha_tensor view = mha_tensor_contiguous(slope, MHA_F32, 3, (int64_t[]){e->B, e->T, e->width});
+    const mha_transformer_gradients wanted = {.struct_size = sizeof wanted,
+                                              .parameters = out->gradient};
+    good(mha_transformer_backward(context, t, &out->input, out->a, &view, &wanted));
+    free(slope);
+}
+
+/* Parameters outside self-attention have the same gradients. The sums behind them run over other
+ * numbers of terms, so they are compared to 1e-4 of the largest: roundings of 6e-8, sums of some
+ * hundred terms, three layers with norms. */
+static void same_gradients(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    double worst = 0;
+    for (int i = 0; i < rng_cases(30, 500); i++) {
+        rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r);
+        result whole, small;
+        float largest = 1e-6f;
+        run(context, e, false, &whole);
+        run(context, e, true, &small);
+        backward(context, e, false, &whole);
+        backward(context, e, true, &small);
+        for (int64_t k = 0; k < mha_transformer_size(e->whole); k++)
+            if (fabsf(whole.gradient[k]) > largest) largest = fabsf(whole.gradient[k]);
+        for (int64_t k = 0; k < mha_transformer_parameters(e->small); k++) {
+            mha_parameter p, old;
+            good(mha_transformer_parameter(e->small, k, &p));
+            good(mha_transformer_find(e->whole, -1, p.name, &old));
+            if (p.count != old.count) continue;
+            if (strstr(p.name, "self_attn.") && !strstr(p.name, "o_proj.bias")) continue;
+            for (int64_t j = 0; j < p.count; j++) {
+                const double apart = fabs((double)small.gradient[p.offset + j] -
+                                          (double)whole.gradient[old.offset + j]) /
+                                     (double)largest;
+                if (!(apart <= worst)) worst = apart; /* a NaN too */
+            }
+        }
+        result_free(&whole), result_free(&small);
+        example_free(e);
+    }
+    printf("  largest difference / largest gradient: %.2g\n", worst);
+    assert_true(worst < 1e-4);
+    machines_free(&all);
+}
+
+/* Heads that stay are as important as they are beside closed ones. */
+static void same_importance(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int i = 0; i < 10; i++) {
+        rng r = rng_make(rng_run_seed(), 2000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        mha_transformer_desc d = some_desc(&r);
+        d.flags &= ~(uint32_t)(MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_NO_OUTPUT);
+        example *e = example_of(context, &r, &d);
+        const mha_transformer_input input = {
+            .struct_size = sizeof input, .tokens = &e->tokens, .lengths = e->lengths};
+        const mha_transformer_input *const inputs[] = {&input};
+        const mha_tensor *targets[] = {&e->tokens};
+        const mha_importance_data data = {.struct_size = sizeof data,
+                                          .batches = 1,
+                                          .inputs = inputs,
+                                          .loss = mha_loss_targets,
+                                          .user = targets};
+        mha_importance_desc desc = {.struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION};
+        double whole[MOST_HEADS], small[MOST_HEADS], loss[2];
+        good(mha_head_importance(context, e->small, &desc, &data, small, &loss[1]));
+        desc.gates = &e->keep;
+        good(mha_head_importance(context, e->whole, &desc, &data, whole, &loss[0]));
+        assert_true(loss[0] >= loss[1] && loss[0] <= loss[1]);
+        for (int64_t l = 0; l < d.num_layers; l++) {
+            int64_t at = 0;
+            for (int64_t h = 0; h < d.num_heads; h++)
+                if (e->keep_data[l * d.num_heads + h] > 0) {
+                    const double a = whole[l * d.num_heads + h];
+                    const double b = small[l * e->left.num_heads + at++];
+                    assert_true(a >= b && a <= b);
+                }
+        }
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* ---- token by token ------------------------------------------------------------------------ */
+
+static void steps(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(16, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        mha_transformer_desc d = some_desc(&r);
+        d.flags = (d.flags | MHA_TRANSFORMER_CAUSAL) & ~(uint32_t)MHA_TRANSFORMER_CROSS;
+        example *e = example_of(context, &r, &d);
+        for (int64_t b = 0; b < e->B; b++) e->lengths[b] = e->T;
+        result small;
+        run(context, e, true, &small);
+        mha_decoder *decoder;
+        const mha_decoder_desc desc = {.struct_size = sizeof desc, .batch = e->B};
+        float *row = malloc((size_t)(e->B * e->width) * sizeof *row);
+        assert_non_null(row);
+        good(mha_decoder_create(context, e->small, &desc, &decoder));
+        for (int64_t at = 0; at < e->T; at++) {
+            mha_tensor now = e->tokens;
+            now.data = e->ids + at;
+            now.shape[1] = 1;
+            mha_tensor out = mha_tensor_contiguous(row, MHA_F32, 3, (int64_t[]){e->B, 1, e->width});
+            good(mha_decoder_step(context, decoder, &now, &out));
+            for (int64_t b = 0; b < e->B; b++)
+                assert_memory_equal(row + b * e->width, small.output + (b * e->T + at) * e->width,
+                                    (size_t)e->width * sizeof *row);
+            if (at == e->T / 2) { /* and once more from here */
+                good(mha_decoder_truncate(decoder, at));
+                good(mha_decoder_step(context, decoder, &now, &out));
+            }
+        }
+        mha_decoder_destroy(decoder);
+        free(row);
+        result_free(&small);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* ---- wide layers --------------------------------------------------------------------------- */
+
+/* H D = 320 inputs of W_o are summed in blocks of 128, which fall elsewhere without some of them.
+ */
+static mha_transformer_desc wide_desc(void)
+{
+    return (mha_transformer_desc){.struct_size = sizeof(mha_transformer_desc),
+                                  .flags = MHA_TRANSFORMER_NO_OUTPUT,
+                                  .vocab_size = 20,
+                                  .max_length = MOST_T,
+                                  .embed_dim = 20,
+                                  .num_layers = 1,
+                                  .num_heads = 8,
+                                  .head_dim = 40};
+}
+
+/* Small integers: W_q is 0, so that every key has the weight 1 / T, T a power of two; heads are
+ * then sums of integers / T, and every sum behind them is exact in any order. */
+static void small_integers(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < 12; i++) {
+        rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        mha_transformer_desc d = wide_desc();
+        d.num_layers = 2;
+        example *e = example_of(context, &r, &d);
+        mha_transformer_destroy(e->small);
+        e->T = (int64_t)1 << rng_between(&r, 0, 3);
+        e->tokens = mha_tensor_contiguous(e->ids, MHA_I32, 2, (int64_t[]){e->B, e->T});
+        for (int64_t b = 0; b < e->B; b++) e->lengths[b] = e->T;
+        for (int64_t k = 0; k < mha_transformer_parameters(e->whole); k++) {
+            mha_parameter p;
+            good(mha_transformer_parameter(e->whole, k, &p));
+            float *x = mha_transformer_data(e->whole) + p.offset;
+            const bool first = p.layer <= 0, query = strstr(p.name, "q_proj");
+            for (int64_t j = 0; j < p.count;
+                 j++) /* sparse behind the first layer: sums stay small */
+                x[j] = query || (!first && j % 7) ? 0 : (float)rng_between(&r, -1, 1);
+        }
+        good(mha_transformer_update(context, e->whole));
+        good(mha_transformer_prune(context, e->whole, &e->keep, &e->small));
+        mha_transformer_describe(e->small, &e->left);
+        result whole, small;
+        run(context, e, false, &whole);
+        run(context, e, true, &small);
+        check_rows(e, whole.output, small.output);
+        result_free(&whole), result_free(&small);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
+/* One layer without norms: x + W_o z. Two sums of the same n = H D products in two orders, each
+ * within (n + 1) u sum |w z| of the true one, and the rounding of the last addition of both. */
+static void wide_sums(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    double worst = 0;
+    for (int i = 0; i < 12; i++) {
+        rng r = rng_make(rng_run_seed(), 5000 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        const mha_transformer_desc d = wide_desc();
+        example *e = example_of(context, &r, &d);
+        const int64_t n = d.num_heads * d.head_dim;
+        result whole, small;
+        mha_layer_view view = {.struct_size = sizeof view};
+        mha_parameter p;
+        run(context, e, false, &whole);
+        run(context, e, true, &small);
+        good(mha_activations_layer(whole.a, 0, MHA_PART_SELF_ATTENTION, &view));
+        good(mha_transformer_find(e->whole, 0, "self_attn.o_proj.weight", &p));
+        const float *w = mha_transformer_data(e->whole) + p.offset;
+        for (int64_t k = 0; k < e->B * e->T * e->width; k++) {
+            if (k / e->width % e->T >= e->lengths[k / e->width / e->T]) continue;
+            const float *z = (const float *)view.concatenated.data + k / e->width * n;
+            double size = 0;
+            for (int64_t j = 0; j < n; j++)
+                size += fabs((double)w[k % e->width * n + j] * (double)z[j]);
+            const double bound =
+                0x1p-24 * (2 * ((double)n + 1) * size + 2 * fabs((double)whole.output[k]));
+            const double error = fabs((double)whole.output[k] - (double)small.output[k]);
+            if (bound > 0) worst = fmax(worst, error / bound);
+            assert_true(error <= bound);
+        }
+        result_free(&whole), result_free(&small);
+        example_free(e);
+    }
+    printf("  largest difference / bound %.4f\n", worst);
+    assert_true(worst > 0);
+    machines_free(&all);
+}
+
+/* ---- key/value heads ----------------------------------------------------------------------- */
+
+static void shared_kv(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    rng r = rng_make(rng_run_seed(), 6000);
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .flags = MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_CAUSAL,
+                                    .vocab_size = 9,
+                                    .max_length = MOST_T,
+                                    .embed_dim = 12,
+                                    .num_layers = 2,
+                                    .num_heads = 4,
+                                    .positions = MHA_ENCODING_ROTARY,
+                                    .head_dim = 2};
+    example *e = example_of(context, &r, &d);
+    mha_transformer_destroy(e->small);
+    e->small = NULL;
+    expect_error(mha_transformer_share_kv(context, e->whole, 3, &e->small), MHA_ERR_SHAPE,
+                 "choose a divisor");
+    expect_error(mha_transformer_share_kv(context, e->whole, 0, &e->small), MHA_ERR_SHAPE, "0");
+    good(mha_transformer_share_kv(context, e->whole, 2, &e->small));
+    mha_transformer_describe(e->small, &e->left);
+    assert_true(!e->left.layer_heads && e->left.num_heads == 4 && e->left.kv_heads == 2);
+    static const char *const names[] = {"self_attn.k_proj.weight", "self_attn.v_proj.weight",
+                                        "self_attn.k_proj.bias", "self_attn.v_proj.bias"};
+    for (int64_t i = 0; i < 8; i++) {
+        mha_parameter p, old;
+        good(mha_transformer_find(e->small, i / 4, names[i % 4], &p));
+        good(mha_transformer_find(e->whole, i / 4, names[i % 4], &old));
+        const float *to = mha_transformer_data(e->small) + p.offset;
+        float *from = mha_transformer_data(e->whole) + old.offset;
+        const int64_t block = p.ndim == 2 ? 2 * 12 : 2;
+        assert_int_equal(p.count, 2 * block);
+        for (int64_t k = 0; k < p.count; k++) {
+            float *a = &from[k / block * 2 * block + k % block], *b = a + block;
+            assert_true(to[k] == (float)(((double)*a + (double)*b) / 2));
+            *b = *a; /* for what follows: heads of a group alike */
+        }
+    }
+    /* Where the heads of a group are alike already, nothing changes, to the bit. */
+    mha_transformer_destroy(e->small);
+    good(mha_transformer_update(context, e->whole));
+    good(mha_transformer_share_kv(context, e->whole, 2, &e->small));
+    for (int i = 0; i < 8; i++) e->keep_data[i] = 1;
+    result whole, small;
+    run(context, e, false, &whole);
+    run(context, e, true, &small);
+    check_rows(e, whole.output, small.output);
+    result_free(&whole), result_free(&small);
+    example_free(e);
+    machines_free(&all);
+}
+
+/* ---- misuse -------------------------------------------------------------------------------- */
+
+static void misuse(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    const mha_transformer_desc plain = {.struct_size = sizeof plain,
+                                        .vocab_size = 9,
+                                        .max_length = 8,
+                                        .embed_dim = 8,
+                                        .num_layers = 2,
+                                        .num_heads = 4};
+    mha_transformer_desc d = plain;
+    mha_transformer *t = NULL, *none = NULL;
+    int64_t heads[2] = {4, 5}, kv[2] = {4, 3};
+    d.layer_heads = heads;
+    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_ARGUMENT,
+                 "layer_heads[1] is 5");
+    heads[1] = -1;
+    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_ARGUMENT,
+                 "layer_heads[1] is -1");
+    heads[1] = 4;
+    d.layer_kv_heads = kv;
+    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "layer 1 has 4 heads");
+    kv[1] = INT64_MIN;
+    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "layer 1 has 4 heads");
+    heads[1] = 0;
+    kv[1] = 1;
+    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "layer 1 has 0 heads");
+    d.layer_heads = NULL;
+    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_ARGUMENT, "set both");
+    d = plain;
+    d.kv_heads = 2;
+    heads[1] = 3;
+    d.layer_heads = heads; /* 3 heads on 2 */
+    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "set layer_kv_heads");
+    good(mha_transformer_create(context, &plain, &t));
+    float keep[8] = {1, 1, 1, 1, 1, 1, 1, 0.5f};
+    mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
+    expect_error(mha_transformer_prune(context, t, &view, &none), MHA_ERR_ARGUMENT, "keep[1,3]");
+    keep[7] = NAN;
+    expect_error(mha_transformer_prune(context, t, &view, &none), MHA_ERR_ARGUMENT, "keep[1,3]");
+    view.shape[0] = 1;
+    expect_error(mha_transformer_prune(context, t, &view, &none), MHA_ERR_SHAPE, "keep");
+    expect_error(mha_transformer_prune(context, t, &view, NULL), MHA_ERR_NULL, "pruned");
+    assert_null(none);
+    mha_transformer_destroy(t);
+    machines_free(&all);
+}
+
+static void out_of_memory(void **state)
+{
+    (void)state;
+    int refused = 0;
+    bool more = true;
+    for (int64_t n = 0; more; n++) {
+        failing_alloc memory = failing_alloc_make();
+        const mha_context_desc desc = {.struct_size = sizeof desc,
+                                       .num_threads = 1,
+                                       .allocator = failing_alloc_interface(&memory)};
+        const mha_transformer_desc d = {.struct_size = sizeof d,
+                                        .vocab_size = 9,
+                                        .max_length = 8,
+                                        .embed_dim = 8,
+                                        .num_layers = 2,
+                                        .num_heads = 4};
+        float keep[8] = {1, 0, 0, 0, 1, 1, 0, 1};
+        mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
+        mha_context *context;
+        mha_transformer *t, *pruned = NULL;
+        good(mha_context_create(&desc, &context));
+        good(mha_transformer_create(context, &d, &t));
+        memory.fail_at = memory.calls + n;
+        const mha_status status = mha_transformer_prune(context, t, &view, &pruned);
+        more = memory.calls > memory.fail_at;
+        assert_true(status == MHA_OK ? pruned != NULL : status == MHA_ERR_NOMEM && !pruned);
+        refused += status != MHA_OK;
+        mha_transformer_destroy(pruned);
+        mha_transformer_destroy(t);
+        mha_context_destroy(context);
+        assert_true(memory.live == 0 && memory.mistakes == 0);
+    }
+    printf("  %d refusals\n", refused);
+    assert_true(refused > 5);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(masked_is_removed),
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(same_gradients),
+        cmocka_unit_test(same_importance),
+        cmocka_unit_test(steps),
+        cmocka_unit_test(small_integers),
+        cmocka_unit_test(wide_sums),
+        cmocka_unit_test(shared_kv),
+        cmocka_unit_test(misuse),
+        cmocka_unit_test(out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
