@@ -378,19 +378,18 @@ static cli_exit run_training(const train_options *options, const train_task *tas
                                    .num_threads = (int32_t)options->threads};
     mha_status status = mha_context_create(&desc, &context);
     if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    /* From the first file on, so that no moment is left in which a signal loses what was done. */
+    void (*before[2])(int) = {signal(SIGINT, on_signal), signal(SIGTERM, on_signal)};
     code = train_save_begin(context, task, &recipe, options->fresh, &run);
     if (code == CLI_OK && !run.done && run.model.step > recipe.steps)
         code = cli_fail(CLI_USAGE, TRAIN,
                         "%s: stands at step %" PRId64 " already, --steps is %" PRId64
                         "; give more, or --fresh to begin anew",
                         options->folder, run.model.step, recipe.steps);
-    if (code == CLI_OK) {
-        void (*before[2])(int) = {signal(SIGINT, on_signal), signal(SIGTERM, on_signal)};
-        code = train_all(options, context, &run, &verdict);
-        signal(SIGINT, before[0]);
-        signal(SIGTERM, before[1]);
-        if (code == CLI_OK) code = finish(options, &run, verdict);
-    }
+    if (code == CLI_OK) code = train_all(options, context, &run, &verdict);
+    signal(SIGINT, before[0]);
+    signal(SIGTERM, before[1]);
+    if (code == CLI_OK) code = finish(options, &run, verdict);
     train_model_free(&run.model);
     train_save_end(&run);
     mha_context_destroy(context);

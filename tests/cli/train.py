@@ -231,15 +231,21 @@ def not_finite(folder):
 
 def interrupted(folder):
     """Ctrl-C ends it as every program ends that is stopped, with all that was learned saved."""
-    running = subprocess.Popen([PROGRAM, "train", "induction", "-o", str(folder)],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (folder / "training.safetensors").exists():
-        time.sleep(0.01)  # it is first saved after 25 steps, long before the goal
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate()
-    check(running.returncode == -signal.SIGINT, f"Ctrl-C: exit {running.returncode}")
-    check("Goal" not in out and "interrupted after step" in err, f"Ctrl-C: {out} {err}")
-    check(int(tensors(folder / "training.safetensors")[0]["step"]) > 0, "Ctrl-C: nothing is saved")
+    state = folder / "training.safetensors"
+    for first in (0, 1):  # as soon as there is a file, which step 0 writes; after some steps
+        task = [PROGRAM, "train", "induction", "--every", "5", "--steps", "100000", "--fresh",
+                "--embed", "32", "-o", str(folder)]
+        state.unlink(missing_ok=True)
+        running = subprocess.Popen(task, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while running.poll() is None and not (
+                state.exists() and int(tensors(state)[0]["step"]) >= first):
+            time.sleep(0.001)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate()
+        what = f"Ctrl-C from step {first} on"
+        check(running.returncode == -signal.SIGINT, f"{what}: exit {running.returncode}")
+        check("Goal" not in out and "interrupted after step" in err, f"{what}: {out} {err}")
+        check(int(tensors(state)[0]["step"]) >= first, f"{what}: nothing is saved")
 
 
 def manual():
