@@ -153,7 +153,7 @@ def streaming(folder):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     process.stdout.read(3)
     process.stdout.close()
-    code, err = process.wait(60), process.stderr.read()
+    code, err = process.wait(HANGS), process.stderr.read()
     process.stderr.close()
     check(code in (0, NO_OUTPUT) and not err.strip().startswith(b"multihead: generate: error"),
           f"closed pipe: {code}, {err!r}")

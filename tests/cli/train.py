@@ -1,8 +1,5 @@
 """multihead train: what it prints and keeps, the same model from the same seed on any number of
-threads, resuming after Ctrl-C and after being killed, and bad input.
-
-Needs no packages. $MULTIHEAD is the program; default build/multihead.
-"""
+threads, resuming after Ctrl-C and after being killed, and bad input."""
 import json
 import os
 import pathlib
@@ -14,23 +11,21 @@ import sys
 import tempfile
 import time
 
-PROGRAM = os.environ.get("MULTIHEAD", "build/multihead")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
-checks = failures = 0
 
 
-def check(good, text):
-    global checks, failures
-    checks += 1
-    if not good:
-        failures += 1
-        print("FAILED:", text)
-
-
-def train(*arguments, timeout=600, **environment):
+def train(*arguments, **changes):
     return subprocess.run([PROGRAM, "train", *arguments], capture_output=True, text=True,
-                          timeout=timeout, env={**os.environ, **environment})
+                          timeout=HANGS, env=environment(**changes))
+
+
+def start(*arguments):
+    return subprocess.Popen([PROGRAM, "train", *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=environment())
 
 
 def tensors(path):
@@ -103,8 +98,7 @@ def goes_on_after(signals, folder, tries):
     for number in range(tries):
         target = folder / f"stopped{number}"
         for _ in range(4):
-            running = subprocess.Popen([PROGRAM, "train", *task, "-o", str(target)],
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            running = start(*task, "-o", str(target))
             time.sleep(random.uniform(0, lasts))
             running.send_signal(signals[number % len(signals)])
             running.communicate()
@@ -126,8 +120,7 @@ def pictures(folder):
     check(result.returncode == 0, f"pictures: {result.stderr}")
     for number in range(5 if LONG else 1):
         target = folder / f"stopped{number}"
-        running = subprocess.Popen([PROGRAM, "train", *task, "-o", str(target)],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        running = start(*task, "-o", str(target))
         while running.poll() is None and not (
                 (target / "training.safetensors").exists()
                 and int(tensors(target / "training.safetensors")[0]["step"]) > 8):
@@ -209,7 +202,8 @@ def new_tasks():
     for name, kinds, words in (("agreement", "(none", ("fixed offset", "fixed place")),
                                ("brackets", "(near", ("last bracket opened", "fixed offset"))):
         result = train(name, "--steps", "4", "--every", "2", "--embed", "16", "--batch", "4",
-                       "--layers", "1", "--heads", "1", "--tries", "1", "--dropout", "0.1", "--seconds", "20")
+                       "--layers", "1", "--heads", "1", "--tries", "1", "--dropout", "0.1",
+                       "--seconds", "9999")
         check(result.returncode == 0, f"{name}: exit {result.returncode}: {result.stderr}")
         for word in (kinds, "Goal missed", "heaviest column", *words):
             check(word in result.stdout, f"{name}: no '{word}' in: {result.stdout}")
@@ -233,10 +227,9 @@ def interrupted(folder):
     """Ctrl-C ends it as every program ends that is stopped, with all that was learned saved."""
     state = folder / "training.safetensors"
     for first in (0, 1):  # as soon as there is a file, which step 0 writes; after some steps
-        task = [PROGRAM, "train", "induction", "--every", "5", "--steps", "100000", "--fresh",
-                "--embed", "32", "-o", str(folder)]
         state.unlink(missing_ok=True)
-        running = subprocess.Popen(task, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running = start("induction", "--every", "5", "--steps", "100000", "--fresh",
+                        "--embed", "32", "-o", str(folder))
         while running.poll() is None and not (
                 state.exists() and int(tensors(state)[0]["step"]) >= first):
             time.sleep(0.001)
@@ -276,5 +269,4 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     not_finite(root / "nan")
     interrupted(root / "stop")
     manual()
-print(f"{checks} checks, {failures} failed")
-sys.exit(failures > 0)
+finish()

@@ -14,22 +14,17 @@ import sys
 import tempfile
 import time
 
-PROGRAM = os.environ.get("MULTIHEAD", "build/multihead")
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 SMALL = ["--embed", "16", "--ff", "16", "--heads", "2", "--batch", "4", "--every", "10"]
-checks = failures = 0
-
-
-def check(good, text):
-    global checks, failures
-    checks += 1
-    if not good:
-        failures += 1
-        print("FAILED:", text)
 
 
 def run(*arguments):
-    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=600)
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=HANGS,
+                          env=environment())
 
 
 def train(path, *arguments):
@@ -123,7 +118,8 @@ def goes_on(folder):
     for number in range(6 if LONG else 2):
         target = folder / f"stopped{number}"
         running = subprocess.Popen([PROGRAM, "train", "--text", str(text), *SMALL, *options, "-o",
-                                    str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                    str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=environment())
         time.sleep(random.uniform(0.2, 1) * lasts)
         running.send_signal(signal.SIGKILL)
         running.communicate()
@@ -173,5 +169,4 @@ with tempfile.TemporaryDirectory(prefix="multihead-text-") as place:
     for part in (learns_words, learns_characters, keeps_the_best, goes_on, no_texts):
         (root / part.__name__).mkdir()
         part(root / part.__name__)
-print(f"{checks} checks, {failures} failed")
-sys.exit(failures > 0)
+finish()

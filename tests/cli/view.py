@@ -113,7 +113,7 @@ def on_a_terminal():
     check("[CLS]" in result.out.decode() and "cat" in result.out.decode(), "text from stdin")
     parent, child = pty.openpty()
     done = subprocess.run([PROGRAM, "view", MODEL, "-"], stdin=child, capture_output=True,
-                          check=False, env=environment(), timeout=60)
+                          check=False, env=environment(), timeout=HANGS)
     os.close(child)
     os.close(parent)
     check(done.returncode == 2 and b"stdin" in done.stderr, "must not wait for a terminal's text")

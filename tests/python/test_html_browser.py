@@ -32,6 +32,8 @@ if not html_report.available():
 from html_report import RENDER, ROOT, write_report  # noqa: E402  (it loads the library)
 
 SCALES = ["linear", "sqrt", "log", "rank"]
+HANGS = 300_000  # milliseconds: what is waited for comes, however busy the machine
+sync_api.expect.set_options(timeout=HANGS)
 
 
 def as_float(value):
@@ -58,7 +60,8 @@ HI = max(v for m in MAPS for row in m for v in row)
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        engine = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        engine = playwright.chromium.launch(executable_path=CHROMIUM, timeout=HANGS,
+                                            args=["--no-sandbox", "--disable-gpu"])
         yield engine
         engine.close()
 
@@ -83,7 +86,7 @@ def open_page(browser):
                                       accept_downloads=True, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10000)
+        page.set_default_timeout(HANGS)
         # Reading pixels back is the test's own doing.
         page.on("console", lambda m: None if "willReadFrequently" in m.text
                 else complaints.append(f"console {m.type}: {m.text}"))
@@ -123,6 +126,11 @@ def resize(page, width):
         const right = id => document.getElementById(id).getBoundingClientRect().right;
         return right("map") >= right("cells") - 1;
     }""")
+
+
+def wait_until_complete(page):
+    """Thumbnails are drawn in slices of time."""
+    page.wait_for_function("performance.getEntriesByName('report-complete').length > 0")
 
 
 def expect_text(page, selector, *parts):
@@ -211,6 +219,7 @@ def test_thumbnails(open_page, plain):
     page.mouse.move(2, 2)
     expect_text(page, "#name", "L1H1")
     assert page.locator(".thumb").nth(4).get_attribute("aria-current") == "true"
+    wait_until_complete(page)
     drawn = page.locator(".thumb canvas").nth(5).evaluate(
         "c => [...c.getContext('2d').getImageData(0, 0, 1, 1).data].slice(0, 3)")
     assert drawn == color_of(MAPS[5][0][0] / HI)
@@ -841,13 +850,15 @@ def test_playback(open_page, evidence):
     expect_text(page, "#frame-label", "step 0")
     want = color_of(1 / N / HI)
     assert all(abs(g - w) <= 6 for g, w in zip(cell_color(page, 0, 0), want))
+    page.clock.install()  # time passes when the test says so
     page.locator("#play").click()
     assert page.get_attribute("#play", "aria-label") == "Stop the training"
-    page.wait_for_function("document.getElementById('frame-label').textContent === 'now'")
-    page.wait_for_function(
-        "document.getElementById('play').getAttribute('aria-label') === 'Play the training'")
+    page.clock.run_for(60_000)
+    expect_text(page, "#frame-label", "now")
+    assert page.get_attribute("#play", "aria-label") == "Play the training"
     assert now.count() == 0 and page.locator("#twin").is_visible()
     page.keyboard.press("p")
+    assert page.get_attribute("#play", "aria-label") == "Stop the training"
     page.keyboard.press("p")
     assert page.get_attribute("#play", "aria-label") == "Play the training"
 
@@ -1001,7 +1012,7 @@ def test_blocks_of_a_long_text(open_page, folder, capsys):
 
 def tell_times(page, capsys, what):
     """The page's own marks, printed: times are for people, a busy machine must not fail a test."""
-    page.wait_for_function("performance.getEntriesByName('report-complete').length > 0")
+    wait_until_complete(page)
     marks = page.evaluate("""performance.getEntriesByType("mark").map(
         m => [m.name.replace("report-", ""), Math.round(m.startTime)])""")
     assert [name for name, _ in marks] == ["parse", "start", "ready", "complete"]

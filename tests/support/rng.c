@@ -60,6 +60,11 @@ int rng_cases(int sample, int all)
     return rng_long_run() ? all : (sample + slower() - 1) / slower();
 }
 
+bool rng_whole_sample(void)
+{
+    return rng_long_run() || slower() == 1;
+}
+
 rng rng_make(uint64_t seed, uint64_t stream)
 {
     return (rng){mix(mix(seed) + 0x9E3779B97F4A7C15u * (stream + 1))};

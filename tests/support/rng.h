@@ -22,6 +22,9 @@ bool rng_long_run(void);
  * sanitizer, which is some fifty times slower. */
 int rng_cases(int sample, int all);
 
+/* False if samples are thinned: then nobody may count on what is rare having been among them. */
+bool rng_whole_sample(void);
+
 /* A generator of its own for each (seed, stream), so that a case does not depend on what ran
  * before it. */
 rng rng_make(uint64_t seed, uint64_t stream);

@@ -245,7 +245,7 @@ static void differences(void **state)
         release(exact);
         unmake(&x);
     }
-    assert_true(compared > 500);
+    if (rng_whole_sample()) assert_true(compared > 500);
 }
 
 /* ---- the library ----------------------------------------------------------------------------- */

