@@ -161,6 +161,29 @@ enum { MHAI_GATHER = MHAI_MAX_ROWS * MHAI_SCORE_STRIDE };
  * from dy; they may be gate, up or dy, element for element.
  * exp_row: p[i] = exp(x[i] - max), with the maximum and the sum of p; n >= 1, p may be x. */
 
+/* Up to MHAI_MAX_ROWS rows of layer norm (centred) or RMS norm (then without a bias), in double;
+ * each row's sums run in the order of its index. */
+typedef struct mhai_norm_strip {
+    int rows;
+    int64_t n;
+    bool centred;
+    double epsilon;
+    const float *z; /* [rows][z_stride] */
+    int64_t z_stride;
+    const float *weight, *bias; /* [n] */
+    float *y;                   /* [rows][y_stride]; may be z, element for element */
+    int64_t y_stride;
+} mhai_norm_strip;
+/* The gradients; y of norm is dx, or NULL, and may be dy, element for element; bias is not read. */
+typedef struct mhai_norm_strip_back {
+    mhai_norm_strip norm;
+    const float *dy; /* [rows][dy_stride] */
+    int64_t dy_stride;
+    bool add; /* to dx */
+    double
+        *sums; /* [2][n], to which each row in turn adds dy times the normed z, and dy; or NULL */
+} mhai_norm_strip_back;
+
 /* The backward of a strip against one key block. Of the tile, everything that makes scores is as in
  * tile_forward (no poison), dropout too; v, o, m, l and alpha are not read. */
 typedef struct mhai_tile_back {

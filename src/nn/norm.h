@@ -2,6 +2,7 @@
 #ifndef MHAI_NORM_H
 #define MHAI_NORM_H
 
+#include "kernels/kernels.h"
 #include "nn/nn_check.h"
 
 /* Layer norm; without a mean (and then without a bias) it is RMS norm. */
@@ -14,14 +15,11 @@ typedef struct mhai_norm {
 
 MHA_NODISCARD mha_status mhai_norm_check(const mhai_norm *norm);
 
-/* A row's mean (0 if not centred) and 1 / sqrt(variance + epsilon), in double and in two passes:
- * nothing cancels. z has the row of x + residual. */
-typedef struct mhai_norm_row {
-    double mean, scale;
-} mhai_norm_row;
-mhai_norm_row mhai_norm_measure(const mhai_norm *norm, const float *z);
+/* Rows that share vectors; a call takes its rows by so many. */
+enum { MHAI_NORM_ROWS = MHAI_MAX_ROWS };
 
-/* z = x + residual of a row, rounded once. */
-void mhai_norm_load(const mhai_norm *norm, int64_t row, float *z);
+/* What the kernels are told of the rows from `row` on, at most MHAI_NORM_ROWS. Without a residual
+ * they are read where they lie; with one, z = x + residual, rounded once, is put at z first. */
+mhai_norm_strip mhai_norm_strip_at(const mhai_norm *norm, int64_t row, float *z, int64_t z_stride);
 
 #endif

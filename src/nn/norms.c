@@ -1,5 +1,8 @@
-/* Layer norm and RMS norm, forward. Rows are short: double costs little beside matrix products. */
+/* Layer norm and RMS norm, forward. */
 #include "nn/norm.h"
+
+#include "base/checked.h"
+#include "base/context.h"
 
 #include <math.h>
 
@@ -16,43 +19,42 @@ mha_status mhai_norm_check(const mhai_norm *norm)
     return MHA_OK;
 }
 
-void mhai_norm_load(const mhai_norm *norm, int64_t row, float *z)
-{
-    const float *x = mhai_nn_row(norm->x, row), *residual = mhai_nn_row(norm->residual, row);
-    for (int64_t i = 0; i < norm->x->shape[1]; i++) z[i] = residual ? x[i] + residual[i] : x[i];
-}
-
-mhai_norm_row mhai_norm_measure(const mhai_norm *norm, const float *z)
+mhai_norm_strip mhai_norm_strip_at(const mhai_norm *norm, int64_t row, float *z, int64_t z_stride)
 {
     const int64_t n = norm->x->shape[1];
-    double sum = 0, squares = 0;
-    for (int64_t i = 0; norm->centred && i < n; i++) sum += (double)z[i];
-    double mean = sum / (double)n;
-    for (int64_t i = 0; i < n; i++) {
-        double centred = (double)z[i] - mean;
-        squares += centred * centred;
+    const mhai_norm_strip strip = {.rows =
+                                       (int)mhai_min_i64(MHAI_NORM_ROWS, norm->x->shape[0] - row),
+                                   .n = n,
+                                   .centred = norm->centred,
+                                   .epsilon = norm->epsilon,
+                                   .z = norm->residual ? z : mhai_nn_row(norm->x, row),
+                                   .z_stride = norm->residual ? z_stride : norm->x->stride[0],
+                                   .weight = norm->weight->data,
+                                   .bias = norm->bias ? norm->bias->data : NULL};
+    for (int r = 0; norm->residual && r < strip.rows; r++) {
+        const float *x = mhai_nn_row(norm->x, row + r);
+        const float *residual = mhai_nn_row(norm->residual, row + r);
+        for (int64_t i = 0; i < n; i++) z[r * z_stride + i] = x[i] + residual[i];
     }
-    return (mhai_norm_row){mean, 1.0 / sqrt(squares / (double)n + norm->epsilon)};
+    return strip;
 }
 
 typedef struct norm_job {
+    const mhai_kernels *kernels;
     const mhai_norm *norm;
     const mha_tensor *y;
 } norm_job;
 
-static void norm_row(void *argument, int64_t row, int worker)
+static void norm_rows(void *argument, int64_t item, int worker)
 {
     const norm_job *job = argument;
     (void)worker;
-    const float *weight = job->norm->weight->data;
-    const float *bias = job->norm->bias ? job->norm->bias->data : NULL;
+    const int64_t row = item * MHAI_NORM_ROWS, stride = job->y->stride[0];
     float *y = mhai_nn_row(job->y, row);
-    mhai_norm_load(job->norm, row, y);
-    mhai_norm_row m = mhai_norm_measure(job->norm, y);
-    for (int64_t i = 0; i < job->y->shape[1]; i++) {
-        double normal = ((double)y[i] - m.mean) * m.scale * (double)weight[i];
-        y[i] = (float)(bias ? normal + (double)bias[i] : normal);
-    }
+    mhai_norm_strip strip = mhai_norm_strip_at(job->norm, row, y, stride);
+    strip.y = y;
+    strip.y_stride = stride;
+    job->kernels->norm_strip(&strip);
 }
 
 static mha_status forward(mha_context *context, const mhai_norm *norm, const mha_tensor *y)
@@ -66,8 +68,8 @@ static mha_status forward(mha_context *context, const mhai_norm *norm, const mha
     MHA_TRY(mhai_tensor_check_disjoint("y", y, "weight", norm->weight));
     MHA_TRY(mhai_tensor_check_disjoint("y", y, "bias", norm->bias));
     if (y->shape[1] == 0) return MHA_OK;
-    norm_job job = {norm, y};
-    mha_parallel_for(context, y->shape[0], norm_row, &job);
+    norm_job job = {mhai_kernels_for(context->isa), norm, y};
+    mha_parallel_for(context, mhai_ceil_div(y->shape[0], MHAI_NORM_ROWS), norm_rows, &job);
     return MHA_OK;
 }
 

@@ -3,56 +3,39 @@
 #include "nn/norm.h"
 
 #include "base/checked.h"
+#include "base/context.h"
 
 #include <string.h>
 
 enum { BLOCK_ROWS = 64 };
+_Static_assert((int)BLOCK_ROWS % (int)MHAI_NORM_ROWS == 0, "blocks are whole strips");
 
 typedef struct backward_job {
+    const mhai_kernels *kernels;
     const mhai_norm *norm;
     const mha_tensor *dy, *dx;
     bool add;
-    float *z;     /* [workers][N] */
+    float *z;     /* [workers][MHAI_NORM_ROWS][N]; NULL: no residual */
     double *sums; /* [blocks][2][N] of dy n and dy; NULL: not wanted */
 } backward_job;
-
-static void write_dx(const backward_job *job, int64_t row, const float *z, mhai_norm_row m)
-{
-    const int64_t n = job->dy->shape[1];
-    const float *dy = mhai_nn_row(job->dy, row), *weight = job->norm->weight->data;
-    float *dx = mhai_nn_row(job->dx, row);
-    double mean_g = 0, mean_gn = 0;
-    for (int64_t i = 0; i < n; i++) {
-        double g = (double)dy[i] * (double)weight[i];
-        mean_g += g;
-        mean_gn += g * ((double)z[i] - m.mean) * m.scale;
-    }
-    mean_g = job->norm->centred ? mean_g / (double)n : 0;
-    mean_gn /= (double)n;
-    for (int64_t i = 0; i < n; i++) {
-        double normal = ((double)z[i] - m.mean) * m.scale;
-        double d = m.scale * ((double)dy[i] * (double)weight[i] - mean_g - normal * mean_gn);
-        dx[i] = (float)(job->add ? (double)dx[i] + d : d);
-    }
-}
 
 static void run_block(void *argument, int64_t block, int worker)
 {
     const backward_job *job = argument;
     const int64_t n = job->dy->shape[1], first = block * BLOCK_ROWS;
     const int64_t end = mhai_min_i64(first + BLOCK_ROWS, job->dy->shape[0]);
-    float *z = job->z + worker * n;
+    float *z = job->z ? job->z + worker * MHAI_NORM_ROWS * n : NULL;
     double *sums = job->sums ? job->sums + block * 2 * n : NULL;
     if (sums) memset(sums, 0, (size_t)(2 * n) * sizeof(double));
-    for (int64_t row = first; row < end; row++) {
-        const float *dy = mhai_nn_row(job->dy, row);
-        mhai_norm_load(job->norm, row, z);
-        mhai_norm_row m = mhai_norm_measure(job->norm, z);
-        for (int64_t i = 0; sums && i < n; i++) {
-            sums[i] += (double)dy[i] * ((double)z[i] - m.mean) * m.scale;
-            sums[n + i] += (double)dy[i];
-        }
-        if (job->dx) write_dx(job, row, z, m);
+    for (int64_t row = first; row < end; row += MHAI_NORM_ROWS) {
+        mhai_norm_strip_back strip = {.norm = mhai_norm_strip_at(job->norm, row, z, n),
+                                      .dy = mhai_nn_row(job->dy, row),
+                                      .dy_stride = job->dy->stride[0],
+                                      .add = job->add,
+                                      .sums = sums};
+        strip.norm.y = mhai_nn_row(job->dx, row);
+        strip.norm.y_stride = job->dx ? job->dx->stride[0] : 0;
+        job->kernels->norm_strip_backward(&strip);
     }
 }
 
@@ -101,13 +84,17 @@ static mha_status backward(mha_context *context, const mhai_norm *norm, const mh
     MHA_TRY(check(norm, dy, flags, dx, dweight, dbias));
     const int64_t blocks = mhai_ceil_div(dy->shape[0], BLOCK_ROWS), n = dy->shape[1];
     backward_job job = {.norm = norm, .dy = dy, .dx = dx, .add = (flags & MHA_GRADIENT_ADD) != 0};
+    job.kernels = mhai_kernels_for(context->isa);
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = MHA_OK;
     void *memory;
     if (n == 0 || blocks == 0) return MHA_OK;
-    MHA_TRY_GOTO(
-        mha_scratch_alloc(context, mha_context_threads(context) * n, sizeof(float), &memory), done);
-    job.z = memory;
+    if (norm->residual) {
+        MHA_TRY_GOTO(mha_scratch_alloc(context, mha_context_threads(context) * n,
+                                       MHAI_NORM_ROWS * sizeof(float), &memory),
+                     done);
+        job.z = memory;
+    }
     if (dweight || dbias) {
         MHA_TRY_GOTO(mha_scratch_alloc(context, blocks * 2 * n, sizeof(double), &memory), done);
         job.sums = memory;
