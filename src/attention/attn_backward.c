@@ -202,37 +202,57 @@ static double f32_at(const mha_tensor *x, int64_t i)
 
 typedef struct preparation {
     mhai_backward_problem *x;
-    float *room; /* [threads][D + 2 Dv] for rows that are not f32 */
+    const mhai_kernels *kernels;
+    float *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv] for rows that are not f32 */
 } preparation;
 
-/* One row's delta; its share of the sink's gradient is returned. An o of 0 has no share, whatever
- * dO is: so a query without keys gives nothing. */
-static double prepare_row(mhai_backward_problem *x, int64_t batch, int64_t h, int64_t row,
-                          float *room)
+/* Rows of a head as f32: where they lie, or widened into the room. */
+static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int64_t row, int rows,
+                              float *room, int64_t *stride)
 {
+    *stride = x->dtype == MHA_F32 ? x->stride[2] : x->shape[3];
+    const float *first = mhai_attn_read(x, batch, h, row, room);
+    for (int r = 1; x->dtype != MHA_F32 && r < rows; r++)
+        mhai_attn_read(x, batch, h, row + r, room + r * x->shape[3]);
+    return first;
+}
+
+/* Deltas, and what they give the sink's gradient. An o of 0 has no share, whatever dO is: so a
+ * query without keys gives nothing. */
+static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
+                          float *room, double *sink)
+{
+    mhai_backward_problem *x = prepared->x;
     const mhai_attn_problem *p = &x->p;
-    const float *q = mhai_attn_read(&p->q, batch, h, row, room);
-    const float *o = mhai_attn_read(&p->o, batch, h, row, room + p->D);
-    const float *g = mhai_attn_read(&x->o_gradient, batch, h, row, room + p->D + p->Dv);
-    double lse = (double)*mhai_attn_row(&p->lse, batch, h, row), delta = 0;
-    for (int64_t d = 0; d < p->Dv; d++)
-        if (o[d] != 0) delta += (double)o[d] * (double)g[d];
-    bool finite = lse < (double)INFINITY && mhai_attn_finite(o, p->Dv) &&
-                  mhai_attn_finite(g, p->Dv) && mhai_attn_finite(q, p->D);
-    x->delta[(batch * p->H + h) * p->q.shape[2] + row] = finite ? delta : NAN;
-    double sink = p->sink_logits.data ? f32_at(&p->sink_logits, h) : -INFINITY;
-    return sink == -INFINITY ? 0 : -exp(sink - lse) * delta;
+    const double logit = p->sink_logits.data ? f32_at(&p->sink_logits, h) : -INFINITY;
+    double delta[MHAI_MAX_ROWS];
+    bool finite[MHAI_MAX_ROWS];
+    mhai_deltas d = {.rows = (int)mhai_min_i64(MHAI_MAX_ROWS, p->q.shape[2] - row),
+                     .head_dim = p->D,
+                     .value_dim = p->Dv};
+    d.q = read_rows(&p->q, batch, h, row, d.rows, room, &d.q_stride);
+    room += MHAI_MAX_ROWS * p->D;
+    d.o = read_rows(&p->o, batch, h, row, d.rows, room, &d.o_stride);
+    room += MHAI_MAX_ROWS * p->Dv;
+    d.g = read_rows(&x->o_gradient, batch, h, row, d.rows, room, &d.g_stride);
+    prepared->kernels->row_deltas(&d, delta, finite);
+    double *to = x->delta + (batch * p->H + h) * p->q.shape[2] + row;
+    for (int r = 0; r < d.rows; r++) {
+        const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row + r);
+        to[r] = finite[r] && lse < (double)INFINITY ? delta[r] : (double)NAN;
+        if (logit != -INFINITY) *sink += -exp(logit - lse) * delta[r];
+    }
 }
 
 static void prepare_head(void *argument, int64_t h, int worker)
 {
     const preparation *prepared = argument;
     mhai_backward_problem *x = prepared->x;
-    float *room = prepared->room + worker * (x->p.D + 2 * x->p.Dv);
+    float *room = prepared->room + worker * MHAI_MAX_ROWS * (x->p.D + 2 * x->p.Dv);
     double sink = 0;
     for (int64_t batch = 0; batch < x->p.q.shape[0]; batch++)
-        for (int64_t row = 0; row < x->p.q.shape[2]; row++)
-            sink += prepare_row(x, batch, h, row, room);
+        for (int64_t row = 0; row < x->p.q.shape[2]; row += MHAI_MAX_ROWS)
+            prepare_strip(prepared, batch, h, row, room, &sink);
     if (x->sums.sinks) x->sums.sinks[h] = sink;
 }
 
@@ -245,8 +265,9 @@ static mha_status prepare_rows(mha_context *context, mhai_backward_problem *x)
         !mhai_mul_i64(floats, context->num_threads, &floats))
         return mha_fail(MHA_ERR_SIZE, "q: a row for each thread overflows 64 bits");
     mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    mha_parallel_for(context, x->p.H, prepare_head, &(preparation){x, memory});
+    MHA_TRY(mha_scratch_alloc(context, floats, MHAI_MAX_ROWS * sizeof(float), &memory));
+    mha_parallel_for(context, x->p.H, prepare_head,
+                     &(preparation){x, mhai_kernels_for(context->isa), memory});
     mha_scratch_release(context, mark);
     return MHA_OK;
 }
@@ -280,7 +301,7 @@ static size_t prepared_bytes(const mhai_backward_problem *x, int threads)
         bytes += mhai_backward_piece(p->shaw_values.shape[0] * p->Dv, sizeof(double));
     if (x->sinks.data) bytes += mhai_backward_piece(p->H, sizeof(double));
     if (x->scale.data) bytes += mhai_backward_piece(1, sizeof(double));
-    return bytes + mhai_backward_piece(threads * (p->D + 2 * p->Dv), sizeof(float));
+    return bytes + mhai_backward_piece(threads * (p->D + 2 * p->Dv), MHAI_MAX_ROWS * sizeof(float));
 }
 
 static mha_status prepare(mha_context *context, mhai_backward_problem *x)

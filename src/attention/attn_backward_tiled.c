@@ -80,8 +80,9 @@ static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai
     const mhai_backward_problem *x = job->x;
     const mhai_attn_problem *p = job->p;
     const int64_t stored = mhai_backward_stored_keys(p, seq->b);
-    memset(w->dk, 0, (size_t)(MHAI_CELL_KEYS * mhai_cells_padded(p->D)) * sizeof(float));
-    memset(w->dv, 0, (size_t)(MHAI_CELL_KEYS * mhai_cells_padded(p->Dv)) * sizeof(float));
+    const int64_t keys = mhai_min_i64(MHAI_CELL_KEYS, mhai_max_i64(stored, seq->S) - key);
+    memset(w->dk, 0, (size_t)(keys * mhai_cells_padded(p->D)) * sizeof(float));
+    memset(w->dv, 0, (size_t)(keys * mhai_cells_padded(p->Dv)) * sizeof(float));
     if (key < seq->S) mhai_cells_load_block(job, w, seq, hk, key, dq != NULL);
     for (int64_t h = hk * p->group; key < seq->S && h < (hk + 1) * p->group; h++)
         for (int64_t t = 0; t < seq->T; t += MHAI_CELL_QUERIES) {

@@ -2,6 +2,7 @@
 #include "attention/attn.h"
 #include "attention/attn_position.h"
 #include "base/checked.h"
+#include "base/context.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -14,6 +15,7 @@
 enum { BLOCK_TOKENS = 16, CHUNK = 128 };
 
 typedef struct rope_job {
+    const mhai_kernels *kernels;
     const mha_tensor *x, *y;
     mhai_attn_places places;
     int64_t pairs, pair_step, mate; /* pair i is elements i * pair_step and that + mate */
@@ -65,12 +67,22 @@ static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, in
                        const double *cosine, const double *sine)
 {
     const int64_t x_step = job->x->stride[3], y_step = job->y->stride[3], step = job->pair_step;
+    if (x_step == 1 && y_step == 1 && step == 1) {
+        job->kernels->turn_halves(&(mhai_turn){.heads = job->x->shape[1],
+                                               .pairs = pairs,
+                                               .mate = job->mate,
+                                               .x = mhai_attn_row(job->x, b, 0, t) + i0,
+                                               .x_stride = job->x->stride[1],
+                                               .y = mhai_attn_row(job->y, b, 0, t) + i0,
+                                               .y_stride = job->y->stride[1],
+                                               .cosine = cosine,
+                                               .sine = sine});
+        return;
+    }
     for (int64_t h = 0; h < job->x->shape[1]; h++) {
         const float *x = mhai_attn_row(job->x, b, h, t) + i0 * step * x_step;
         float *y = mhai_attn_row(job->y, b, h, t) + i0 * step * y_step;
-        if (x_step == 1 && y_step == 1 && step == 1)
-            turn(x, 1, y, 1, pairs, 1, job->mate, cosine, sine);
-        else if (x_step == 1 && y_step == 1)
+        if (x_step == 1 && y_step == 1)
             turn(x, 1, y, 1, pairs, 2, 1, cosine, sine);
         else
             turn(x, x_step, y, y_step, pairs, step, job->mate, cosine, sine);
@@ -211,6 +223,7 @@ mha_status mha_rope_apply(mha_context *context, const mha_rope_desc *desc, const
     int64_t rows;
     rope_job job = {.x = x, .y = y};
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_rope_apply: context is NULL");
+    job.kernels = mhai_kernels_for(context->isa);
     MHA_TRY(mhai_struct_copy("mha_rope_desc", &own, sizeof own, sizeof own, desc));
     MHA_TRY(mhai_attn_position_check_pair(x, y, 4));
     const int64_t *n = x->shape;

@@ -184,6 +184,26 @@ typedef struct mhai_norm_strip_back {
         *sums; /* [2][n], to which each row in turn adds dy times the normed z, and dy; or NULL */
 } mhai_norm_strip_back;
 
+/* Rotary embedding of one token's heads, in double: elements i and mate + i of each, as a complex
+ * number, times that of cosine and sine. y may be x. */
+typedef struct mhai_turn {
+    int64_t heads, pairs, mate;
+    const float *x; /* [heads][x_stride] */
+    int64_t x_stride;
+    float *y;
+    int64_t y_stride;
+    const double *cosine, *sine; /* [pairs] */
+} mhai_turn;
+
+/* Up to MHAI_MAX_ROWS rows of q, o and dO. row_deltas: delta = dO . o in double, one chain over
+ * value_dim that leaves out where o is 0; *finite: all three rows are. */
+typedef struct mhai_deltas {
+    int rows;
+    int64_t head_dim, value_dim;
+    const float *q, *o, *g;
+    int64_t q_stride, o_stride, g_stride;
+} mhai_deltas;
+
 /* The backward of a strip against one key block. Of the tile, everything that makes scores is as in
  * tile_forward (no poison), dropout too; v, o, m, l and alpha are not read. */
 typedef struct mhai_tile_back {

@@ -52,32 +52,31 @@ static void swiglu_backward(float *dgate, float *dup, const float *gate, const f
     }
 }
 
-/* 16 entries from i on; what is beyond n is -inf. */
-static inline void load16(const float *x, int64_t i, int64_t n, float out[16])
+/* The VF_LANES entries of x at i; what is beyond n is -inf. */
+ALWAYS_INLINE vf load_or_less(const float *x, int64_t i, int64_t n)
 {
-    for (int64_t j = 0; j < 16; j++) out[j] = i + j < n ? x[i + j] : -__builtin_inff();
+    float part[VF_LANES];
+    if (i + VF_LANES <= n) return vf_load(x + i);
+    for (int64_t j = 0; j < VF_LANES; j++) part[j] = i + j < n ? x[i + j] : -__builtin_inff();
+    return vf_load(part);
 }
 
 static void exp_row(float *p, const float *x, int64_t n, float *max, float *sum)
 {
     enum { PARTS = 16 / VF_LANES };
     vf top[PARTS], total[PARTS];
-    float part[16];
     for (int j = 0; j < PARTS; j++) top[j] = vf_set1(-__builtin_inff()), total[j] = vf_zero();
-    for (int64_t i = 0; i < n; i += 16) {
-        load16(x, i, n, part);
-        for (int j = 0; j < PARTS; j++) top[j] = vf_max(vf_load(part + j * VF_LANES), top[j]);
-    }
+    for (int64_t i = 0; i < n; i += 16)
+        for (int j = 0; j < PARTS; j++)
+            top[j] = vf_max(load_or_less(x, i + j * VF_LANES, n), top[j]);
     *max = vf_max16(top);
     const vf m = vf_set1(*max), log2e = vf_set1(0x1.715476p+0f);
-    for (int64_t i = 0; i < n; i += 16) {
-        load16(x, i, n, part);
+    for (int64_t i = 0; i < n; i += 16)
         for (int j = 0; j < PARTS; j++) {
-            vf e = vf_exp2(vf_mul(vf_sub(vf_load(part + j * VF_LANES), m), log2e));
+            const int64_t at = i + j * VF_LANES;
+            vf e = vf_exp2(vf_mul(vf_sub(load_or_less(x, at, n), m), log2e));
             total[j] = vf_add(total[j], e);
-            vf_store(part + j * VF_LANES, e);
+            if (at < n) vf_store_n(p + at, lanes_at(at, n), e);
         }
-        for (int64_t j = 0; j < 16 && i + j < n; j++) p[i + j] = part[j];
-    }
     *sum = vf_sum16(total);
 }

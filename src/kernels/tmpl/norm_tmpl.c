@@ -1,76 +1,20 @@
-/* Layer norm and RMS norm, forward and backward, in double. A row's sums run in the order of its
- * index, so one row is one chain of additions; 16 rows, turned, are 16 chains side by side.
- * Contracts in kernels.h. */
-
-enum { VD_LANES = VF_LANES / 2, NORM_PARTS = MHAI_MAX_ROWS / VD_LANES, NORM_COLUMNS = 64 };
-
-typedef double vd __attribute__((vector_size(VD_LANES * sizeof(double))));
-typedef float half_vf __attribute__((vector_size(VD_LANES * sizeof(float))));
-
-/* The next up to VD_LANES floats of n from i on; beyond them 0. */
-ALWAYS_INLINE vd vd_load_at(const float *x, int64_t i, int64_t n)
-{
-    half_vf part = {0};
-    if (n - i >= VD_LANES)
-        memcpy(&part, x + i, sizeof part);
-    else
-        memcpy(&part, x + i, (size_t)(n - i) * sizeof(float));
-    return __builtin_convertvector(part, vd);
-}
-
-ALWAYS_INLINE void vd_store_at(float *x, int64_t i, int64_t n, vd value)
-{
-    const half_vf part = __builtin_convertvector(value, half_vf);
-    if (n - i >= VD_LANES)
-        memcpy(x + i, &part, sizeof part);
-    else
-        memcpy(x + i, &part, (size_t)(n - i) * sizeof(float));
-}
-
-ALWAYS_INLINE vd vd_set1(double x)
-{
-    return x - (vd){0};
-}
-
-ALWAYS_INLINE vd vd_double(const double *x)
-{
-    vd value;
-    memcpy(&value, x, sizeof value);
-    return value;
-}
-
-/* Columns col .. col + cols - 1 of up to 16 rows, turned: out [cols][16], 0 for rows there are
- * not. */
-static void turn_rows(const float *x, int64_t stride, int rows, int64_t col, int64_t cols,
-                      float out[NORM_COLUMNS * MHAI_MAX_ROWS])
-{
-    const mhai_pack pack = {.in = x, .stride = stride, .rows = rows};
-    for (int64_t c = 0; c < cols; c += VF_LANES)
-        for (int r = 0; r < MHAI_MAX_ROWS; r += VF_LANES)
-            pack_square(MHA_F32, &pack, r, col + c, lanes_at(c, cols), out + c * MHAI_MAX_ROWS + r,
-                        MHAI_MAX_ROWS);
-}
-
-static inline int64_t norm_columns(int64_t col, int64_t n)
-{
-    return n - col < NORM_COLUMNS ? n - col : NORM_COLUMNS;
-}
+/* Layer norm and RMS norm, forward and backward, in double. Contracts in kernels.h. */
 
 /* Sums of z - mean, or of its squares. */
 ALWAYS_INLINE void norm_sums(const mhai_norm_strip *s, bool squares, const double *mean,
                              double *sums)
 {
-    float turned[NORM_COLUMNS * MHAI_MAX_ROWS];
-    vd sum[NORM_PARTS], less[NORM_PARTS];
-    UNROLL for (int j = 0; j < NORM_PARTS; j++)
+    float turned[TURNED_COLUMNS * MHAI_MAX_ROWS];
+    vd sum[TURNED_PARTS], less[TURNED_PARTS];
+    UNROLL for (int j = 0; j < TURNED_PARTS; j++)
     {
         sum[j] = vd_set1(0);
-        less[j] = squares ? vd_double(mean + j * VD_LANES) : vd_set1(0);
+        less[j] = squares ? vd_double_at(mean, j * VD_LANES, MHAI_MAX_ROWS) : vd_set1(0);
     }
-    for (int64_t col = 0; col < s->n; col += NORM_COLUMNS) {
-        const int64_t cols = norm_columns(col, s->n);
+    for (int64_t col = 0; col < s->n; col += TURNED_COLUMNS) {
+        const int64_t cols = turned_columns(col, s->n);
         turn_rows(s->z, s->z_stride, s->rows, col, cols, turned);
-        for (int64_t i = 0; i < cols; i++) UNROLL for (int j = 0; j < NORM_PARTS; j++)
+        for (int64_t i = 0; i < cols; i++) UNROLL for (int j = 0; j < TURNED_PARTS; j++)
             {
                 vd z = vd_load_at(turned + i * MHAI_MAX_ROWS, j * VD_LANES, MHAI_MAX_ROWS);
                 if (squares) z -= less[j];
@@ -112,23 +56,23 @@ static void norm_strip(const mhai_norm_strip *s)
 static void norm_means(const mhai_norm_strip_back *b, const double *mean, const double *scale,
                        double *mean_g, double *mean_gn)
 {
-    float z[NORM_COLUMNS * MHAI_MAX_ROWS], dy[NORM_COLUMNS * MHAI_MAX_ROWS];
-    vd g_sum[NORM_PARTS], gn_sum[NORM_PARTS];
+    float z[TURNED_COLUMNS * MHAI_MAX_ROWS], dy[TURNED_COLUMNS * MHAI_MAX_ROWS];
+    vd g_sum[TURNED_PARTS], gn_sum[TURNED_PARTS];
     const int64_t n = b->norm.n;
-    UNROLL for (int j = 0; j < NORM_PARTS; j++) g_sum[j] = gn_sum[j] = vd_set1(0);
-    for (int64_t col = 0; col < n; col += NORM_COLUMNS) {
-        const int64_t cols = norm_columns(col, n);
+    UNROLL for (int j = 0; j < TURNED_PARTS; j++) g_sum[j] = gn_sum[j] = vd_set1(0);
+    for (int64_t col = 0; col < n; col += TURNED_COLUMNS) {
+        const int64_t cols = turned_columns(col, n);
         turn_rows(b->norm.z, b->norm.z_stride, b->norm.rows, col, cols, z);
         turn_rows(b->dy, b->dy_stride, b->norm.rows, col, cols, dy);
-        for (int64_t i = 0; i < cols; i++) UNROLL for (int j = 0; j < NORM_PARTS; j++)
+        for (int64_t i = 0; i < cols; i++) UNROLL for (int j = 0; j < TURNED_PARTS; j++)
             {
                 const int at = j * VD_LANES;
                 const vd g = vd_load_at(dy + i * MHAI_MAX_ROWS, at, MHAI_MAX_ROWS) *
                              (double)b->norm.weight[col + i];
-                const vd centred =
-                    vd_load_at(z + i * MHAI_MAX_ROWS, at, MHAI_MAX_ROWS) - vd_double(mean + at);
+                const vd centred = vd_load_at(z + i * MHAI_MAX_ROWS, at, MHAI_MAX_ROWS) -
+                                   vd_double_at(mean, at, MHAI_MAX_ROWS);
                 g_sum[j] += g;
-                gn_sum[j] += g * centred * vd_double(scale + at);
+                gn_sum[j] += g * centred * vd_double_at(scale, at, MHAI_MAX_ROWS);
             }
     }
     memcpy(mean_g, g_sum, sizeof g_sum);

@@ -16,6 +16,8 @@
 #include "kernels/tmpl/act_tmpl.c"
 #include "kernels/tmpl/gemm_tmpl.c"
 #include "kernels/tmpl/pack_tmpl.c"
+#include "kernels/tmpl/rows_tmpl.c"
+
 #include "kernels/tmpl/norm_tmpl.c"
 #include "kernels/tmpl/value_tmpl.c"
 
