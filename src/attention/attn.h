@@ -3,6 +3,7 @@
 #define MHAI_ATTN_H
 
 #include "attention/attn_wanted.h"
+#include "base/checked.h"
 #include "kernels/kernels.h"
 
 #include <multihead/attention.h>
@@ -82,11 +83,25 @@ typedef struct mhai_attn_range {
     int64_t begin, end; /* begin <= end */
 } mhai_attn_range;
 
-/* What causal and the length let query t see, and what the window leaves of it. */
-mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
-                                int64_t t);
-mhai_attn_range mhai_attn_window(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
-                                 int64_t t);
+/* What causal and the length let query t see, and what the window leaves of it. (Inline: for each
+ * row, a range that returns through memory costs more than it takes to find.) */
+static inline mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p,
+                                              const mhai_attn_sequence *seq, int64_t t)
+{
+    int64_t end = p->causal ? mhai_min_i64(seq->S, t + seq->offset + 1) : seq->S;
+    return (mhai_attn_range){0, mhai_max_i64(0, end)};
+}
+
+static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
+                                               const mhai_attn_sequence *seq, int64_t t)
+{
+    mhai_attn_range limit = mhai_attn_limit(p, seq, t);
+    if (!p->window) return limit;
+    int64_t position = t + seq->offset;
+    int64_t begin = mhai_max_i64(0, position - p->left_keys);
+    int64_t end = mhai_min_i64(limit.end, position + p->right_keys + 1);
+    return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
+}
 
 /* The relative terms of a score at distance rel = s - i: ALiBi and T5, in f32. */
 float mhai_attn_relative(const mhai_attn_problem *p, int64_t b, int64_t h, int64_t rel);
@@ -125,6 +140,18 @@ static inline void *mhai_attn_data(const mha_tensor *x, int64_t b, int64_t h, in
 static inline float *mhai_attn_row(const mha_tensor *x, int64_t b, int64_t h, int64_t t)
 {
     return (float *)x->data + b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
+}
+
+/* Bring a row that is to be read or written soon into the cache. Rows of heads that projections
+ * wrote lie pages apart, where no processor foresees the next. */
+enum { MHAI_ROWS_AHEAD = 8, MHAI_LINE = 64 };
+static inline __attribute__((always_inline)) void mhai_attn_fetch_row(const mha_tensor *x,
+                                                                      int64_t b, int64_t h,
+                                                                      int64_t t)
+{
+    const char *row = mhai_attn_data(x, b, h, t);
+    const int64_t bytes = x->shape[3] * (int64_t)mha_dtype_size(x->dtype);
+    for (int64_t i = 0; i < bytes; i += MHAI_LINE) __builtin_prefetch(row + i);
 }
 
 /* Offset of [b, h, t, 0] in a broadcast input. */

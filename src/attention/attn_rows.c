@@ -86,26 +86,30 @@ mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worke
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static mhai_attn_range hull(mhai_attn_range a, mhai_attn_range b)
+/* Widen a hull by what is not empty; it starts as {INT64_MAX, INT64_MIN}. Rarely written: a hull
+ * that is written for each row and read for the next costs as much as all else that places a row.
+ */
+static void widen(mhai_attn_range *hull, int64_t begin, int64_t end)
 {
-    if (a.begin >= a.end) return b;
-    if (b.begin >= b.end) return a;
-    return (mhai_attn_range){mhai_min_i64(a.begin, b.begin), mhai_max_i64(a.end, b.end)};
+    if (begin >= end) return;
+    if (begin < hull->begin) hull->begin = begin;
+    if (end > hull->end) hull->end = end;
 }
 
-/* Where row r stands and what it sees. */
+/* Where row r, query i of a head, stands and what it sees. */
 static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_workspace *w,
-                      int64_t r)
+                      int64_t r, int64_t head, int64_t i)
 {
-    int64_t i = (c->first + r) % c->width;
     int64_t t = c->list ? c->list[i] - c->seq.q0 : c->query0 + i;
-    w->head[r] = c->head0 + (c->first + r) / c->width;
+    w->head[r] = head;
     w->query[r] = t;
-    w->limit[r] = mhai_attn_limit(p, &c->seq, t);
     bool global = mhai_attn_flag(&p->global_queries, c->seq.batch, c->seq.q0 + t);
-    w->window[r] = global ? w->limit[r] : mhai_attn_window(p, &c->seq, t);
-    c->limit = hull(c->limit, w->limit[r]);
-    c->window = hull(c->window, w->window[r]);
+    mhai_attn_range limit = mhai_attn_limit(p, &c->seq, t), window = limit;
+    if (p->window && !global) window = mhai_attn_window(p, &c->seq, t);
+    w->limit[r] = limit;
+    w->window[r] = window;
+    widen(&c->limit, limit.begin, limit.end);
+    widen(&c->window, window.begin, window.end);
     c->global_query |= global;
 }
 
@@ -123,9 +127,17 @@ static void start_row(const mhai_attn_problem *p, mhai_attn_workspace *w, int64_
 
 void mhai_attn_place_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
-    c->limit = c->window = (mhai_attn_range){0, 0};
+    const mhai_attn_range none = {INT64_MAX, INT64_MIN}, empty = {0, 0};
+    int64_t head = c->rows > 0 ? c->head0 + c->first / c->width : 0;
+    int64_t i = c->rows > 0 ? c->first % c->width : 0;
+    c->limit = c->window = none;
     c->global_query = false;
-    for (int64_t r = 0; r < c->rows; r++) place_row(walk->p, c, w, r);
+    for (int64_t r = 0; r < c->rows; r++) {
+        place_row(walk->p, c, w, r, head, i);
+        if (++i == c->width) i = 0, head++;
+    }
+    if (c->limit.begin > c->limit.end) c->limit = empty;
+    if (c->window.begin > c->window.end) c->window = empty;
 }
 
 /* Queries scaled into the workspace. With a cap, scores take on the unit log2 e only after it. */
@@ -135,6 +147,9 @@ static void load_queries(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_at
     const float factor = p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
     c->bad_query = false;
     for (int64_t r = 0; r < c->rows; r++) {
+        const int64_t ahead = r + MHAI_ROWS_AHEAD;
+        if (ahead < c->rows)
+            mhai_attn_fetch_row(&p->q, c->seq.batch, w->head[ahead], c->seq.q0 + w->query[ahead]);
         start_row(p, w, r);
         bool finite;
         walk->kernels->scale_row(
@@ -144,7 +159,6 @@ static void load_queries(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_at
         w->bad_query[r] = !finite;
         c->bad_query |= !finite;
     }
-    memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(p)) * sizeof(float));
 }
 
 /* out[r] = x[r] W for the rows of a chunk, W packed; each product is one chain over inner. */

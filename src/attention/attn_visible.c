@@ -25,24 +25,6 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     return seq;
 }
 
-mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
-                                int64_t t)
-{
-    int64_t end = p->causal ? mhai_min_i64(seq->S, t + seq->offset + 1) : seq->S;
-    return (mhai_attn_range){0, mhai_max_i64(0, end)};
-}
-
-mhai_attn_range mhai_attn_window(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
-                                 int64_t t)
-{
-    mhai_attn_range limit = mhai_attn_limit(p, seq, t);
-    if (!p->window) return limit;
-    int64_t position = t + seq->offset;
-    int64_t begin = mhai_max_i64(0, position - p->left_keys);
-    int64_t end = mhai_min_i64(limit.end, position + p->right_keys + 1);
-    return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
-}
-
 bool mhai_attn_has_relative(const mhai_attn_problem *p)
 {
     return p->alibi.data || p->t5_table.data;

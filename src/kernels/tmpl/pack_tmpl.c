@@ -17,90 +17,154 @@ static inline bool element_finite(float x)
     return x * 0.0f == 0.0f;
 }
 
-/* Note rows that are not finite; true if there are any. */
-ALWAYS_INLINE bool find_bad_rows(mha_dtype type, const mhai_pack *pack)
+/* Which rows are not finite, when some element is not: rare, so they are looked at again. */
+ALWAYS_INLINE void find_bad_rows(mha_dtype type, const mhai_pack *pack)
 {
-    bool any = false;
     for (int64_t r = 0; r < pack->rows; r++) {
-        bool finite = row_finite(type, pack->in, r * pack->stride, pack->cols);
-        pack->bad[r] = !finite;
-        any |= !finite;
+        pack->bad[r] = !row_finite(type, pack->in, r * pack->stride, pack->cols);
+        if (pack->bad[r]) *pack->any_bad = true;
     }
-    if (any) *pack->any_bad = true;
-    return any;
 }
 
-/* VF_LANES rows, transposed, from column col on; rows beyond the matrix are zeros. */
+/* Sums of x * 0, which stay 0 while all x are finite: several, so that they need not wait for each
+ * other. */
+enum { FINITE_SUMS = 4 };
+
+ALWAYS_INLINE bool sums_are_zero(const vf sum[FINITE_SUMS])
+{
+    const vf part[16 / VF_LANES] = {vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3]))};
+    return vf_sum16(part) == 0;
+}
+
+/* Rows may lie pages apart, where no processor foresees the next: this fetches what is to be packed
+ * in a while. It may lie outside of the tensor, and is not read then. */
+ALWAYS_INLINE void fetch_element(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col)
+{
+    const int64_t size = type == MHA_F32 ? 4 : 2;
+    __builtin_prefetch(
+        (const void *)((uintptr_t)pack->in + (uintptr_t)((row * pack->stride + col) * size)));
+}
+
+/* VF_LANES rows from column col on; rows beyond the matrix are zeros. */
+ALWAYS_INLINE void load_square(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
+                               int64_t cols, vf rows[VF_LANES])
+{
+    UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] =
+        row + r < pack->rows ? load_n_as(type, pack->in, (row + r) * pack->stride + col, cols)
+                             : vf_zero();
+}
+
+/* The same, transposed. */
 ALWAYS_INLINE void pack_square(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
                                int64_t cols, float *out, int64_t ld)
 {
     vf rows[VF_LANES];
-    UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] =
-        row + r < pack->rows ? load_n_as(type, pack->in, (row + r) * pack->stride + col, cols)
-                             : vf_zero();
+    load_square(type, pack, row, col, cols, rows);
     transpose(rows, out, ld);
 }
 
-/* The first `columns` columns of a panel: rows of the matrix from `row` on. */
-ALWAYS_INLINE void pack_panel_part(mha_dtype type, const mhai_pack *pack, int64_t row,
+/* The same of a panel, while the next panel is fetched. */
+ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, int64_t row,
+                                     int64_t col, int64_t cols, float *out, int64_t ld,
+                                     vf finite[FINITE_SUMS])
+{
+    vf rows[VF_LANES];
+    load_square(type, pack, row, col, cols, rows);
+    UNROLL for (int r = 0; r < VF_LANES; r++)
+    {
+        fetch_element(type, pack, row + r + MHAI_PANEL, col);
+        finite[r % FINITE_SUMS] = vf_fma(rows[r], vf_zero(), finite[r % FINITE_SUMS]);
+    }
+    transpose(rows, out, ld);
+}
+
+/* The first `columns` columns of a panel: rows of the matrix from `row` on. False if an element is
+ * not finite. */
+ALWAYS_INLINE bool pack_panel_part(mha_dtype type, const mhai_pack *pack, int64_t row,
                                    int64_t columns, float *panel)
 {
     const int64_t whole = pack->cols / VF_LANES * VF_LANES;
+    vf finite[FINITE_SUMS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
     for (int64_t c = 0; c < whole; c += VF_LANES)
         for (int64_t r = 0; r < columns; r += VF_LANES)
-            pack_square(type, pack, row + r, c, VF_LANES, panel + c * MHAI_PANEL + r, MHAI_PANEL);
+            pack_panel_square(type, pack, row + r, c, VF_LANES, panel + c * MHAI_PANEL + r,
+                              MHAI_PANEL, finite);
     for (int64_t r = 0; whole < pack->cols && r < columns; r += VF_LANES) {
         float square[VF_LANES * VF_LANES];
-        pack_square(type, pack, row + r, whole, pack->cols - whole, square, VF_LANES);
+        pack_panel_square(type, pack, row + r, whole, pack->cols - whole, square, VF_LANES, finite);
         for (int64_t c = whole; c < pack->cols; c++)
             memcpy(panel + c * MHAI_PANEL + r, square + (c - whole) * VF_LANES, sizeof(vf));
     }
+    return sums_are_zero(finite);
 }
 
-ALWAYS_INLINE void pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
+ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
 {
-    pack_panel_part(type, pack, row, MHAI_PANEL, panel);
+    return pack_panel_part(type, pack, row, MHAI_PANEL, panel);
 }
 
 ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
 {
-    bool any_bad = pack->bad && find_bad_rows(type, pack);
-    for (int64_t row = 0; row < pack->rows; row += MHAI_PANEL) {
-        float *panel = pack->out + row * pack->cols;
-        pack_panel(type, pack, row, panel);
-        int64_t rows = pack->rows - row < MHAI_PANEL ? pack->rows - row : MHAI_PANEL;
-        for (int64_t r = 0; any_bad && r < rows; r++)
-            for (int64_t c = 0; pack->bad[row + r] && c < pack->cols; c++)
-                if (!element_finite(panel[c * MHAI_PANEL + r])) panel[c * MHAI_PANEL + r] = 0;
+    bool finite = true;
+    for (int64_t row = 0; row < pack->rows; row += MHAI_PANEL)
+        finite &= pack_panel(type, pack, row, pack->out + row * pack->cols);
+    if (!pack->bad) return;
+    memset(pack->bad, 0, (size_t)pack->rows);
+    if (finite) return;
+    find_bad_rows(type, pack);
+    for (int64_t r = 0; r < pack->rows; r++) {
+        float *at = pack->out + r / MHAI_PANEL * MHAI_PANEL * pack->cols + r % MHAI_PANEL;
+        for (int64_t c = 0; pack->bad[r] && c < pack->cols; c++)
+            if (!element_finite(at[c * MHAI_PANEL])) at[c * MHAI_PANEL] = 0;
     }
 }
 
-static void pack_panels(const mhai_pack *pack){BY_TYPE(pack->type, pack_panels_as, pack)}
-
-/* One row of up to 32 columns, zero-padded. */
-ALWAYS_INLINE
-    void pack_value_row(mha_dtype type, float *out, const void *in, int64_t first, int64_t cols)
+static void pack_panels(const mhai_pack *pack)
 {
-    for (int64_t c = 0; c < MHAI_PANEL; c += VF_LANES) {
-        int64_t left = cols - c < VF_LANES ? cols - c : VF_LANES;
-        vf_store(out + c, left > 0 ? load_n_as(type, in, first + c, left) : vf_zero());
+    BY_TYPE(pack->type, pack_panels_as, pack)
+}
+
+/* Rows that are fetched ahead of their packing. */
+enum { VALUES_AHEAD = 16 };
+
+/* 32 columns of a row, or the last ones, zero-padded. */
+ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
+                                  vf finite[FINITE_SUMS])
+{
+    float *out = pack->out + (col * MHAI_KEY_BLOCK + row * MHAI_PANEL);
+    const bool whole = col + MHAI_PANEL <= pack->cols;
+    UNROLL for (int j = 0; j < MHAI_PANEL / VF_LANES; j++)
+    {
+        const int64_t at = col + j * VF_LANES, left = pack->cols - at;
+        vf x = whole || left >= VF_LANES ? load_as(type, pack->in, row * pack->stride + at)
+               : left > 0                ? load_n_as(type, pack->in, row * pack->stride + at, left)
+                                         : vf_zero();
+        fetch_element(type, pack, row + VALUES_AHEAD, at);
+        finite[j % FINITE_SUMS] = vf_fma(x, vf_zero(), finite[j % FINITE_SUMS]);
+        vf_store(out + j * VF_LANES, x);
     }
 }
 
+/* Row by row, so that each is read once and in one piece. */
 ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 {
-    bool any_bad = pack->bad && find_bad_rows(type, pack);
-    int64_t padded = (pack->rows + 15) / 16 * 16;
-    for (int64_t col = 0; col < pack->cols; col += MHAI_PANEL) {
-        float *panel = pack->out + col * MHAI_KEY_BLOCK;
-        for (int64_t r = 0; r < padded; r++) {
-            bool inside = r < pack->rows;
-            pack_value_row(type, panel + r * MHAI_PANEL, pack->in, r * pack->stride + col,
-                           inside ? pack->cols - col : 0);
-            for (int64_t c = 0; any_bad && inside && pack->bad[r] && c < MHAI_PANEL; c++)
-                if (!element_finite(panel[r * MHAI_PANEL + c])) panel[r * MHAI_PANEL + c] = 0;
+    const int64_t padding = (16 - pack->rows % 16) % 16;
+    vf finite[FINITE_SUMS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+    for (int64_t r = 0; r < pack->rows; r++)
+        for (int64_t col = 0; col < pack->cols; col += MHAI_PANEL)
+            pack_value_row(type, pack, r, col, finite);
+    for (int64_t col = 0; col < pack->cols; col += MHAI_PANEL)
+        memset(pack->out + col * MHAI_KEY_BLOCK + pack->rows * MHAI_PANEL, 0,
+               (size_t)(padding * MHAI_PANEL) * sizeof(float));
+    if (!pack->bad) return;
+    memset(pack->bad, 0, (size_t)pack->rows);
+    if (sums_are_zero(finite)) return;
+    find_bad_rows(type, pack);
+    for (int64_t r = 0; r < pack->rows; r++)
+        for (int64_t c = 0; pack->bad[r] && c < pack->cols; c++) {
+            float *at = pack->out + (c / MHAI_PANEL * MHAI_KEY_BLOCK + r) * MHAI_PANEL;
+            if (!element_finite(at[c % MHAI_PANEL])) at[c % MHAI_PANEL] = 0;
         }
-    }
 }
 
 static void pack_values(const mhai_pack *pack){BY_TYPE(pack->type, pack_values_as, pack)}
@@ -108,12 +172,17 @@ static void pack_values(const mhai_pack *pack){BY_TYPE(pack->type, pack_values_a
 ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int64_t n, float factor,
                                 bool *finite)
 {
-    *finite = row_finite(type, in, 0, n);
+    vf sum = vf_zero();
     const vf by = vf_set1(factor);
     for (int64_t i = 0; i < n; i += VF_LANES) {
         int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
-        vf_store_n(out + i, lanes, *finite ? vf_mul(load_n_as(type, in, i, lanes), by) : vf_zero());
+        vf x = load_n_as(type, in, i, lanes);
+        sum = vf_fma(x, vf_zero(), sum);
+        vf_store_n(out + i, lanes, vf_mul(x, by));
     }
+    const vf part[16 / VF_LANES] = {sum};
+    *finite = vf_sum16(part) == 0;
+    if (!*finite) memset(out, 0, (size_t)n * sizeof *out);
 }
 
 static void scale_row(float *out, mha_dtype type, const void *in, int64_t n, float factor,
