@@ -6,13 +6,10 @@
  *      -lm -lpthread -o build/bench_heads && MHA_THREADS=1 build/bench_heads 4096
  *
  * Linux: the peak is VmHWM of /proc/self/status. It never falls: one number a call is exact. */
+#include "apart.h"
+
 #include <multihead/head_distances.h>
 #include <multihead/heads.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 enum { H = 12, D = 64 };
 
@@ -22,23 +19,9 @@ typedef struct bench {
     mha_head_distances *distances; /* NULL: none */
 } bench;
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static double peak_megabytes(void)
 {
-    char line[256];
-    long kilobytes = 0;
-    FILE *file = fopen("/proc/self/status", "r");
-    if (!file) return 0;
-    while (fgets(line, sizeof line, file))
-        if (strncmp(line, "VmHWM:", 6) == 0) kilobytes = strtol(line + 6, NULL, 10);
-    fclose(file);
-    return (double)kilobytes / 1024;
+    return (double)apart_status_kb("VmHWM:") / 1024;
 }
 
 static mha_status take(void *user, int64_t b, int64_t row, const mha_tensor *p)
@@ -55,7 +38,7 @@ static double run(const bench *x, const mha_heads_text *text, const mha_tensor *
                   const mha_tensor *k)
 {
     const mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
-    const double start = now();
+    const double start = apart_now();
     mha_status status = x->measures ? mha_head_measures_begin(x->measures, text) : MHA_OK;
     if (status == MHA_OK)
         status = mha_attention_visit_rows(x->context, &desc, q, k, 0, take, (void *)(uintptr_t)x);
@@ -64,7 +47,7 @@ static double run(const bench *x, const mha_heads_text *text, const mha_tensor *
         fprintf(stderr, "%s\n", mha_error_detail());
         exit(1);
     }
-    return now() - start;
+    return apart_now() - start;
 }
 
 /* Random queries and keys, tokens, segments of 64 and a separator at the end of each. */

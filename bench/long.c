@@ -9,19 +9,14 @@
  * forgets the peak (/proc/self/clear_refs), and what the peak rises to during the calls, less what
  * was resident before, is what the calls needed beyond their arguments. Time is that of the
  * processor, all threads together, which a busy machine disturbs less: the best of up to ten calls,
- * within about four seconds. MHA_THREADS and MHA_ISA choose the machine; numbers after the
- * program's name are other lengths.
+ * within about four seconds. MHA_THREADS and MHA_ISA choose the machine; after the program's name
+ * numbers are other lengths, and names of kinds leave the other kinds out:
+ *
+ *   MHA_THREADS=1 build/bench_long causal 131072
  */
-#include <multihead/multihead.h>
+#include "apart.h"
 
 #include <multihead/component.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { D = 64, BLOCK = 128, WINDOW = 512 };
 
@@ -102,86 +97,34 @@ static const struct {
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
-typedef struct result {
-    double seconds;
-    long long beyond_kb; /* -1: the call failed */
-} result;
-
-static double now(void)
+static apart_result measure(int kind, int64_t n)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* A line of /proc/self/status, in kB; -1 where there is none. */
-static long long status_kb(const char *name)
-{
-    char line[256];
-    long long kb = -1;
-    FILE *file = fopen("/proc/self/status", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (strncmp(line, name, strlen(name)) == 0) kb = atoll(line + strlen(name) + 1);
-    if (file) fclose(file);
-    return kb;
-}
-
-static void forget_peak(void)
-{
-    FILE *file = fopen("/proc/self/clear_refs", "w");
-    if (file) fputs("5", file), fclose(file);
-}
-
-static result measure(size_t kind, int64_t n)
-{
-    result r = {.seconds = 1e9, .beyond_kb = -1};
+    apart_result r = {.seconds = 1e9, .beyond_kb = -1};
     problem p = {.n = n};
-    float *memory = malloc((size_t)(4 * n * D) * sizeof *memory);
+    float *memory = apart_floats(4 * n * D);
     if (!memory || mha_context_create(NULL, &p.context) != MHA_OK) return r;
-    uint32_t state = 1;
-    for (int64_t i = 0; i < 4 * n * D; i++) {
-        state = state * 1664525u + 1013904223u;
-        memory[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
-    }
     mha_tensor *each[] = {&p.q, &p.k, &p.v, &p.o};
     for (int i = 0; i < 4; i++)
         *each[i] = mha_tensor_contiguous(memory + i * n * D, MHA_F32, 4, (int64_t[]){1, 1, n, D});
-    forget_peak();
-    long long before = status_kb("VmRSS:");
-    double begun = now();
-    for (int i = 0; i < 10 && now() - begun < 4; i++) {
-        double start = now();
+    const long long before = apart_begin_kb();
+    const double begun = apart_now();
+    for (int i = 0; i < 10 && apart_now() - begun < 4; i++) {
+        const double start = apart_now();
         if (kinds[kind].run(&p) != MHA_OK) {
             fprintf(stderr, "%s: %s\n", kinds[kind].name, mha_error_detail());
             return r;
         }
-        if (now() - start < r.seconds) r.seconds = now() - start;
+        const double took = apart_now() - start;
+        if (took < r.seconds) r.seconds = took;
     }
-    r.beyond_kb = status_kb("VmHWM:") - before;
+    r.beyond_kb = apart_beyond_kb(before);
     mha_context_destroy(p.context);
     free(memory);
     return r;
 }
 
-/* The same in a new process, so that no case sees what another left. */
-static result measure_apart(size_t kind, int64_t n)
-{
-    result r = {.beyond_kb = -1};
-    int ends[2];
-    if (pipe(ends) != 0) return r;
-    pid_t child = fork();
-    if (child == 0) {
-        r = measure(kind, n);
-        _exit(write(ends[1], &r, sizeof r) != sizeof r);
-    }
-    close(ends[1]);
-    if (read(ends[0], &r, sizeof r) != sizeof r) r.beyond_kb = -1;
-    close(ends[0]);
-    if (child > 0) waitpid(child, NULL, 0);
-    return r;
-}
-
-static void print_row(const char *name, int64_t n, const result *r, const result *before)
+static void print_row(const char *name, int64_t n, const apart_result *r,
+                      const apart_result *before)
 {
     const double mb = 1 << 20, arguments = 4.0 * (double)n * D * 4 / mb;
     printf("| %s | %lld | %.4g | %.2f | %.1f | %.1f | %.0f |\n", name, (long long)n, r->seconds,
@@ -190,25 +133,34 @@ static void print_row(const char *name, int64_t n, const result *r, const result
     fflush(stdout);
 }
 
+/* Numbers are lengths, other words are kinds; without any of them all of them. */
+static bool is_chosen(const char *kind, int argc, char **argv)
+{
+    int words = 0;
+    for (int i = 1; i < argc; i++) {
+        if (atoll(argv[i]) > 0) continue;
+        if (strcmp(argv[i], kind) == 0) return true;
+        words++;
+    }
+    return words == 0;
+}
+
 int main(int argc, char **argv)
 {
-    static const int64_t usual[] = {1024, 4096, 16384, 65536};
-    int count = argc > 1 ? argc - 1 : 4, failed = 0;
-    mha_context *context = NULL;
-    if (mha_context_create(NULL, &context) != MHA_OK) return 1;
-    int threads = mha_context_threads(context);
-    printf("One head of %d, f32; %s, %d thread%s.\n\n", D, mha_isa_name(mha_context_isa(context)),
-           threads, threads == 1 ? "" : "s");
-    mha_context_destroy(context);
+    int64_t lengths[32] = {1024, 4096, 16384, 65536};
+    int count = 0, failed = 0;
+    for (int i = 1; i < argc && count < 32; i++)
+        if (atoll(argv[i]) > 0) lengths[count++] = atoll(argv[i]);
+    if (count == 0) count = 4;
+    if (!apart_print_machine(D)) return 1;
     printf("| kind | n | seconds | times the row above | q, k, v, o: MB | beyond them: MB "
            "| an n x n array: MB |\n|---|---|---|---|---|---|---|\n");
     for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0]; kind++) {
-        result before = {0};
-        for (int i = 0; i < count; i++) {
-            int64_t n = argc > 1 ? atoll(argv[i + 1]) : usual[i];
-            result r = measure_apart(kind, n);
+        apart_result before = {0};
+        for (int i = 0; i < count && is_chosen(kinds[kind].name, argc, argv); i++) {
+            const apart_result r = apart(measure, (int)kind, lengths[i]);
             failed |= r.beyond_kb < 0;
-            print_row(kinds[kind].name, n, &r, &before);
+            print_row(kinds[kind].name, lengths[i], &r, &before);
             before = r;
         }
     }

@@ -11,17 +11,10 @@
  * arguments. Time is that of the processor. MHA_THREADS and MHA_ISA choose the machine; numbers
  * after the program's name are other lengths. bench/long_backward_torch.py is its twin.
  */
-#include <multihead/multihead.h>
+#include "apart.h"
 
 #include <multihead/backward.h>
 #include <multihead/component.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { D = 64, BUCKETS = 32, TENSORS = 8 }; /* q, k, v, o, and the gradients of each */
 
@@ -52,46 +45,11 @@ static mha_status run(const problem *p, bool everything)
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
-typedef struct result {
-    double seconds;
-    long long beyond_kb; /* -1: the call failed */
-} result;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* A line of /proc/self/status, in kB; -1 where there is none. */
-static long long status_kb(const char *name)
-{
-    char line[256];
-    long long kb = -1;
-    FILE *file = fopen("/proc/self/status", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (strncmp(line, name, strlen(name)) == 0) kb = atoll(line + strlen(name) + 1);
-    if (file) fclose(file);
-    return kb;
-}
-
-static void forget_peak(void)
-{
-    FILE *file = fopen("/proc/self/clear_refs", "w");
-    if (file) fputs("5", file), fclose(file);
-}
-
 static bool set_up(problem *p, int64_t n)
 {
     const int64_t floats = n * D * TENSORS + n;
-    p->memory = malloc((size_t)floats * sizeof *p->memory);
+    p->memory = apart_floats(floats);
     if (!p->memory || mha_context_create(NULL, &p->context) != MHA_OK) return false;
-    uint32_t state = 1;
-    for (int64_t i = 0; i < floats; i++) {
-        state = state * 1664525u + 1013904223u;
-        p->memory[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
-    }
     for (int i = 0; i < 2 * BUCKETS; i++) p->values[i] = (float)(i % 7) / 8;
     for (int i = 0; i < TENSORS; i++)
         p->x[i] = mha_tensor_contiguous(p->memory + i * n * D, MHA_F32, 4, (int64_t[]){1, 1, n, D});
@@ -102,40 +60,21 @@ static bool set_up(problem *p, int64_t n)
     return true;
 }
 
-static result measure(bool everything, int64_t n)
+static apart_result measure(int everything, int64_t n)
 {
-    result r = {.beyond_kb = -1};
+    apart_result r = {.beyond_kb = -1};
     problem p;
     if (!set_up(&p, n)) return r;
-    forget_peak();
-    long long before = status_kb("VmRSS:");
-    double start = now();
-    if (run(&p, everything) != MHA_OK) {
+    const long long before = apart_begin_kb();
+    const double start = apart_now();
+    if (run(&p, everything != 0) != MHA_OK) {
         fprintf(stderr, "%lld: %s\n", (long long)n, mha_error_detail());
         return r;
     }
-    r.seconds = now() - start;
-    r.beyond_kb = status_kb("VmHWM:") - before;
+    r.seconds = apart_now() - start;
+    r.beyond_kb = apart_beyond_kb(before);
     mha_context_destroy(p.context);
     free(p.memory);
-    return r;
-}
-
-/* The same in a new process, so that no case sees what another left. */
-static result measure_apart(bool everything, int64_t n)
-{
-    result r = {.beyond_kb = -1};
-    int ends[2];
-    if (pipe(ends) != 0) return r;
-    pid_t child = fork();
-    if (child == 0) {
-        r = measure(everything, n);
-        _exit(write(ends[1], &r, sizeof r) != sizeof r);
-    }
-    close(ends[1]);
-    if (read(ends[0], &r, sizeof r) != sizeof r) r.beyond_kb = -1;
-    close(ends[0]);
-    if (child > 0) waitpid(child, NULL, 0);
     return r;
 }
 
@@ -144,18 +83,14 @@ int main(int argc, char **argv)
     static const int64_t usual[] = {1024, 2048, 4096, 8192, 16384, 32768};
     const int count = argc > 1 ? argc - 1 : (int)(sizeof usual / sizeof usual[0]);
     int failed = 0;
-    mha_context *context = NULL;
-    if (mha_context_create(NULL, &context) != MHA_OK) return 1;
-    printf("One head of %d, f32; %s, threads: %d.\n\n", D, mha_isa_name(mha_context_isa(context)),
-           mha_context_threads(context));
-    mha_context_destroy(context);
+    if (!apart_print_machine(D)) return 1;
     printf("| kind | n | seconds | arguments: MB | beyond them: MB | an n x n array: MB |\n"
            "|---|---|---|---|---|---|\n");
     for (int everything = 0; everything < 2; everything++)
         for (int i = 0; i < count; i++) {
             const int64_t n = argc > 1 ? atoll(argv[i + 1]) : usual[i];
             const double mb = 1 << 20, length = (double)n;
-            result r = measure_apart(everything != 0, n);
+            const apart_result r = apart(measure, everything, n);
             failed |= r.beyond_kb < 0;
             printf("| %s | %lld | %.3g | %.1f | %.1f | %.0f |\n",
                    everything ? "dropout, T5 table" : "plain", (long long)n, r.seconds,

@@ -5,12 +5,10 @@
  *      -lm -lpthread -o build/bench_outputs && MHA_THREADS=1 build/bench_outputs
  *
  * MHA_ISA chooses the instruction set. Processor time counts all threads: use one. */
+#include "apart.h"
+
 #include <multihead/attention.h>
 #include <multihead/component.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 enum { H = 8, N = 2048, D = 64, TOP = 8, ROWS = 64, REPEATS = 15 };
 
@@ -18,13 +16,6 @@ enum { H = 8, N = 2048, D = 64, TOP = 8, ROWS = 64, REPEATS = 15 };
 typedef struct bench {
     mha_tensor x[4], p, scores, average, row[4], key, top_keys, top_weights, places, chosen;
 } bench;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Never freed: the process ends with the measurement. */
 static mha_tensor make(mha_dtype dtype, int ndim, const int64_t *shape)
@@ -67,13 +58,13 @@ static double measure(mha_context *context, const bench *b, mha_attention_output
     double best = 1e9;
     outputs.struct_size = sizeof outputs;
     for (int i = 0; i < REPEATS; i++) {
-        double start = now();
+        double start = apart_now();
         if (mha_attention_forward(context, &desc, &b->x[0], &b->x[1], &b->x[2], &b->x[3],
                                   &outputs) != MHA_OK) {
             fprintf(stderr, "bench_outputs: %s\n", mha_error_detail());
             exit(1);
         }
-        double seconds = now() - start;
+        double seconds = apart_now() - start;
         if (seconds < best) best = seconds;
     }
     return best;
