@@ -69,6 +69,7 @@ static bool forward_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
                                  .k_stride = p->k.stride[2],
                                  .v_stride = p->v.stride[2],
                                  .keys = block->keys,
+                                 .readable = c->seq.S - block->key,
                                  .tiles = count,
                                  .panel = w->k,
                                  .o = w->v};

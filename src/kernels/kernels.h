@@ -120,10 +120,11 @@ enum { MHAI_ROWS_TILES = 10 };
 typedef struct mhai_tile_rows {
     const float *k, *v; /* the block's key 0 */
     int64_t k_stride, v_stride;
-    int keys;     /* that can be read */
-    int tiles;    /* each with its own s */
-    float *panel; /* [head_dim][32], working memory */
-    float *o;     /* [rows of all tiles][value_panels * 32], likewise */
+    int keys;         /* of the block that can be read */
+    int64_t readable; /* keys and values from there on, those of blocks that follow too */
+    int tiles;        /* each with its own s */
+    float *panel;     /* [head_dim][32], working memory */
+    float *o;         /* [rows of all tiles][value_panels * 32], likewise */
 } mhai_tile_rows;
 /* tile_rows_forward: tile_forward of each tile from such rows (no poison; k and v of the tiles are
  * not read). *done false: something is not finite, and nothing has changed but working memory. */

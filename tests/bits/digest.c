@@ -124,6 +124,27 @@ static void attention_digest(mha_context *context)
     attention_free(&a);
 }
 
+/* Few queries read keys and values as they lie: of each number of rows, beyond two blocks of keys,
+ * with one key/value head, so that threads share keys. */
+static void few_queries_digest(mha_context *context)
+{
+    enum { FEW = 9, KEYS = 1101, SIZE = 64 };
+    for (int64_t t = 1; t <= FEW; t += 2) {
+        char name[32];
+        snprintf(name, sizeof name, "%d queries", (int)t);
+        float *q = some_floats(5, t * SIZE), *k = some_floats(6, KEYS * SIZE),
+              *v = some_floats(7, KEYS * SIZE), *o = floats(t * SIZE);
+        const mha_tensor Q = mha_tensor_contiguous(q, MHA_F32, 4, (int64_t[]){1, 1, t, SIZE}),
+                         K = mha_tensor_contiguous(k, MHA_F32, 4, (int64_t[]){1, 1, KEYS, SIZE}),
+                         V = mha_tensor_contiguous(v, MHA_F32, 4, (int64_t[]){1, 1, KEYS, SIZE}),
+                         O = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){1, 1, t, SIZE});
+        stop_if(mha_attention_forward(context, NULL, &Q, &K, &V, &O, NULL));
+        say(name, o, t * SIZE * (int64_t)sizeof(float));
+        float *all[] = {q, k, v, o};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+    }
+}
+
 /* ---- training -------------------------------------------------------------------------------- */
 
 enum { VOCABULARY = 37, LENGTH = 45, SEQUENCES = 4, STEPS = 8 };
@@ -197,6 +218,7 @@ int main(int count, char **arguments)
         return 1;
     }
     attention_digest(context);
+    few_queries_digest(context);
     training_digest(context, "llama, trained",
                     (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL,
                                            .kv_heads = 2,

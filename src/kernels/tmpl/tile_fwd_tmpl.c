@@ -294,7 +294,7 @@ static void weigh_runs(const mhai_tile *t, const float *alpha)
                                .o_stride = MHAI_PANEL};
             for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
                 part.o = sums + column;
-                value_narrow(t->rows, &part);
+                value_packed(t->rows, &part);
                 part.v += BLOCK_COLS;
             }
         }

@@ -1,9 +1,10 @@
 /* Strips of query rows against keys and values that lie in rows, for calls whose queries are too
  * few to pay for packing a block. The contract is in kernels.h.
  *
- * Keys become one panel at a time, in L1, and meet all strips there; values are read as
- * they lie. Each score is the chain over d, and each output the chain over the block's keys, that
- * tile_forward makes, so the bits are the same. */
+ * Keys become one panel at a time, in L1, and meet all strips there, or do not even leave the
+ * registers, where rows are few; values are read as they lie. Each score is the chain over d, and
+ * each output the chain over the block's keys, that tile_forward makes, so the bits are the same.
+ */
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
@@ -22,6 +23,79 @@ static void whole_panel(const float *k, int64_t stride, int64_t dim, float *pane
         }
 }
 
+/* So few rows that their sums fit into registers beside a square of keys: that is turned there,
+ * and memory is all that takes time. */
+enum { FEW_ROWS = TILE_ROWS > 8 ? 8 : 4 };
+
+/* VF_LANES keys that lie in rows, and what is to be touched while they are read: as many lines. */
+typedef struct key_rows {
+    const float *k;
+    int64_t stride, dim;
+    const float *next;
+    int64_t next_step, next_stride; /* of squares and of the lines of one */
+} key_rows;
+
+/* Keys from `key` on, and those that follow in memory, as far as they can be read. Where rows are
+ * contiguous, lines are touched as they lie; else in the order of the squares. */
+static key_rows keys_at(const mhai_tile_rows *x, int64_t dim, int64_t key)
+{
+    const float *k = x->k + key * x->k_stride;
+    const bool last = key + LINE + VF_LANES > x->readable, dense = x->k_stride == dim;
+    return (key_rows){.k = k,
+                      .stride = x->k_stride,
+                      .dim = dim,
+                      .next = last ? k : k + LINE * x->k_stride,
+                      .next_step = dense ? VF_LANES : 1,
+                      .next_stride = dense ? LINE : x->k_stride};
+}
+
+/* Scores of VF_LANES keys. */
+ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *s)
+{
+    vf sum[FEW_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) sum[r] = vf_zero();
+    for (int64_t c = 0; c < x->dim; c += VF_LANES) {
+        const float *next = x->next + c * x->next_step;
+        float square[VF_LANES * VF_LANES];
+        vf keys[VF_LANES];
+        UNROLL for (int i = 0; i < VF_LANES * VF_LANES / LINE; i++)
+            touch(next + i * x->next_stride);
+        UNROLL for (int i = 0; i < VF_LANES; i++) keys[i] = vf_load(x->k + i * x->stride + c);
+        transpose(keys, square, VF_LANES);
+        UNROLL for (int i = 0; i < VF_LANES; i++)
+        {
+            const vf column = vf_load(square + i * VF_LANES);
+            UNROLL for (int r = 0; r < rows; r++) sum[r] =
+                vf_fma(vf_set1(q[r * x->dim + c + i]), column, sum[r]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) vf_store(s + r * MHAI_SCORE_STRIDE, sum[r]);
+}
+
+#define FEW_CASE(n)                                                  \
+    case n:                                                          \
+        if (n <= FEW_ROWS) few_body(n <= FEW_ROWS ? n : 1, x, q, s); \
+        return;
+
+/* clang-format off */
+static __attribute__((noinline)) void few_scores(int rows, const key_rows *x, const float *q,
+                                                 float *s)
+{
+    switch (rows) {
+        FEW_CASE(1) FEW_CASE(2) FEW_CASE(3) FEW_CASE(4)
+        FEW_CASE(5) FEW_CASE(6) FEW_CASE(7) FEW_CASE(8)
+    }
+}
+/* clang-format on */
+
+static void few_panel(const mhai_tile *t, const mhai_tile_rows *x, int key)
+{
+    for (const int end = key + MHAI_PANEL; key < end; key += VF_LANES) {
+        const key_rows keys = keys_at(x, t->head_dim, key);
+        few_scores(t->rows, &keys, t->q, t->s + key);
+    }
+}
+
 /* The last keys, where they fill only half a panel. */
 static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const mhai_pack *pack)
 {
@@ -30,7 +104,7 @@ static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, con
     for (int row = 0; row < t->rows; row++)
         memset(t->s + row * MHAI_SCORE_STRIDE + key, 0, HALF * sizeof(float));
     for (int column = 0; column < HALF; column += WIDTH)
-        (BLOCK_COLS < HALF + 1 ? value_narrow
+        (BLOCK_COLS < HALF + 1 ? value_packed
                                : value_half)(t->rows, &(value_rows){.keys = t->head_dim,
                                                                     .p = t->q,
                                                                     .p_stride = t->head_dim,
@@ -66,9 +140,13 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
             half_panel(tiles[0], x, key, &pack);
             return;
         }
-        if (left >= MHAI_PANEL && dim % VF_LANES == 0)
+        if (left >= MHAI_PANEL && dim % VF_LANES == 0) {
+            if (x->tiles == 1 && tiles[0]->rows <= FEW_ROWS) {
+                few_panel(tiles[0], x, key);
+                continue;
+            }
             whole_panel(pack.in, x->k_stride, dim, x->panel);
-        else
+        } else
             pack_panel(MHA_F32, &pack, 0, x->panel);
         for (int i = 0; i < x->tiles; i++) score_panel(tiles[i], x->panel, key);
     }
@@ -87,25 +165,33 @@ static bool rows_finite(const mhai_tile *t)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* The part of the values from key on that one strip sees. */
-static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, float *o)
+/* The part of the values from key on that one strip sees. The columns are done a group at a time;
+ * meanwhile the values that follow are touched, if they can be read, all of them by one strip. */
+static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;
-    const int end = t->end < key + VALUE_KEYS ? t->end : key + VALUE_KEYS;
+    const int end = t->end < key + keys ? t->end : key + keys;
     if (key < t->begin || key >= end) return;
+    const bool last = key + 2 * keys > x->readable, dense = !last && x->v_stride == cols;
+    const float *v = x->v + key * x->v_stride;
     value_rows part = {.keys = end - key,
                        .p = t->s + key,
                        .p_stride = MHAI_SCORE_STRIDE,
-                       .v = x->v + key * x->v_stride,
+                       .v = v,
                        .v_stride = x->v_stride,
                        .o = o,
-                       .o_stride = cols};
+                       .o_stride = cols,
+                       .next = last ? v : v + keys * x->v_stride};
     for (int64_t col = 0, width; col < cols; col += width) {
-        bool wide = t->rows <= WIDE_ROWS && cols - col >= VALUE_VECTORS * VF_LANES;
-        width = (wide ? VALUE_VECTORS : TILE_VECTORS) * VF_LANES;
-        (wide ? value_wide : value_narrow)(t->rows, &part);
+        const int64_t most = (cols - col) / VF_LANES;
+        const bool full = t->rows <= FULL_ROWS && most >= VALUE_FULL,
+                   wide = t->rows <= WIDE_ROWS && most >= VALUE_WIDE;
+        width = (full ? VALUE_FULL : wide ? VALUE_WIDE : TILE_VECTORS) * VF_LANES;
+        part.next_stride = dense ? width : x->v_stride;
+        (full ? value_full : wide ? value_wide : value_narrow)(t->rows, &part);
         part.v += width;
         part.o += width;
+        part.next += dense ? width * keys : width;
     }
 }
 
@@ -116,10 +202,11 @@ static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     int64_t rows = 0;
     for (int i = 0; i < x->tiles; i++) rows += tiles[i]->rows;
     memset(x->o, 0, (size_t)(rows * cols) * sizeof(float));
-    for (int key = begin; key < end; key += VALUE_KEYS) {
+    const int step = x->tiles > 1 ? 2 * VALUE_KEYS : VALUE_KEYS;
+    for (int key = begin; key < end; key += step) {
         float *o = x->o;
         for (int i = 0; i < x->tiles; i++) {
-            value_part(tiles[i], x, key, o);
+            value_part(tiles[i], x, key, step, o);
             o += tiles[i]->rows * cols;
         }
     }
