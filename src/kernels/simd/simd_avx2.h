@@ -46,6 +46,16 @@ static inline void vf_store_n(float *p, int64_t n, vf x)
     _mm256_maskstore_ps(p, first_lanes(n), x);
 }
 
+typedef __m256d vd;
+static inline vd vd_load(const float *p)
+{
+    return _mm256_cvtps_pd(_mm_loadu_ps(p));
+}
+static inline void vd_store(float *p, vd x)
+{
+    _mm_storeu_ps(p, _mm256_cvtpd_ps(x));
+}
+
 static inline vf vf_load_f16(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));

@@ -45,6 +45,16 @@ static inline void vf_store_n(float *p, int64_t n, vf x)
     _mm512_mask_storeu_ps(p, first_lanes(n), x);
 }
 
+typedef __m512d vd;
+static inline vd vd_load(const float *p)
+{
+    return _mm512_cvtps_pd(_mm256_loadu_ps(p));
+}
+static inline void vd_store(float *p, vd x)
+{
+    _mm256_storeu_ps(p, _mm512_cvtpd_ps(x));
+}
+
 static inline vf vf_load_f16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));

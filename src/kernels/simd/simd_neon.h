@@ -52,6 +52,16 @@ static inline void vf_store_n(float *p, int64_t n, vf x)
     if (n > 2) vst1q_lane_f32(p + 2, x, 2);
 }
 
+typedef float64x2_t vd;
+static inline vd vd_load(const float *p)
+{
+    return vcvt_f64_f32(vld1_f32(p));
+}
+static inline void vd_store(float *p, vd x)
+{
+    vst1_f32(p, vcvt_f32_f64(x));
+}
+
 static inline vf vf_load_f16(const uint16_t *p)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));

@@ -6,15 +6,14 @@
  *   TILE_ROWS, TILE_VECTORS the register block of the matrix kernel: rows x vectors of accumulators
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
- *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
- *                           VF_LANES halves (base/half.h)
- *   vf_fma                  a * b + c, one rounding except here, where it is two
- *   vf_round                to the nearest integer, ties to even (|a| < 2^22 matters only)
- *   vf_times_power          a * 2^n for an integer n in -126 .. 127 (elsewhere anything)
- *   vf_where_below          per lane a < limit ? yes : no; NaN is not below
- *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
- *                           lane i + lane i+8, then + i+4, + i+2, + i+1
- *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld */
+ *   vd, vd_load, vd_store   VF_LANES / 2 doubles, read from and rounded to floats; + - * are C's
+ * own vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16 VF_LANES halves (base/half.h) vf_fma
+ * a * b + c, one rounding except here, where it is two vf_round                to the nearest
+ * integer, ties to even (|a| < 2^22 matters only) vf_times_power          a * 2^n for an integer n
+ * in -126 .. 127 (elsewhere anything) vf_where_below          per lane a < limit ? yes : no; NaN is
+ * not below vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed
+ * tree: lane i + lane i+8, then + i+4, + i+2, + i+1 transpose               VF_LANES rows of
+ * VF_LANES in, columns out at out + i * ld */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
@@ -56,6 +55,17 @@ static inline vf vf_load_n(const float *p, int64_t n)
 static inline void vf_store_n(float *p, int64_t n, vf x)
 {
     for (int64_t i = 0; i < n && i < VF_LANES; i++) p[i] = x[i];
+}
+
+typedef double vd __attribute__((vector_size(16)));
+static inline vd vd_load(const float *p)
+{
+    return (vd){(double)p[0], (double)p[1]};
+}
+static inline void vd_store(float *p, vd x)
+{
+    p[0] = (float)x[0];
+    p[1] = (float)x[1];
 }
 
 static inline vf vf_load_f16(const uint16_t *p)

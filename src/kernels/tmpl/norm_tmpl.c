@@ -17,8 +17,11 @@ ALWAYS_INLINE void norm_sums(const mhai_norm_strip *s, bool squares, const doubl
         for (int64_t i = 0; i < cols; i++) UNROLL for (int j = 0; j < TURNED_PARTS; j++)
             {
                 vd z = vd_load_at(turned + i * MHAI_MAX_ROWS, j * VD_LANES, MHAI_MAX_ROWS);
-                if (squares) z -= less[j];
-                sum[j] += squares ? z * z : z;
+                if (squares) {
+                    z -= less[j];
+                    z *= z;
+                }
+                sum[j] += z;
             }
     }
     memcpy(sums, sum, sizeof sum);
@@ -109,8 +112,9 @@ static void norm_strip_backward(const mhai_norm_strip_back *b)
         for (int64_t i = 0; i < n; i += VD_LANES) {
             const vd normal = (vd_load_at(z, i, n) - mean[r]) * scale[r];
             const vd g = vd_load_at(dy, i, n) * vd_load_at(b->norm.weight, i, n);
-            const vd d = scale[r] * (g - mean_g[r] - normal * mean_gn[r]);
-            vd_store_at(dx, i, n, b->add ? vd_load_at(dx, i, n) + d : d);
+            vd d = scale[r] * (g - mean_g[r] - normal * mean_gn[r]);
+            if (b->add) d = vd_load_at(dx, i, n) + d;
+            vd_store_at(dx, i, n, d);
         }
     }
 }

@@ -4,18 +4,13 @@
 
 enum { VD_LANES = VF_LANES / 2, TURNED_PARTS = MHAI_MAX_ROWS / VD_LANES, TURNED_COLUMNS = 64 };
 
-typedef double vd __attribute__((vector_size(VD_LANES * sizeof(double))));
-typedef float half_vf __attribute__((vector_size(VD_LANES * sizeof(float))));
-
-/* The next up to VD_LANES floats of n from i on; beyond them 0. */
+/* The next up to VD_LANES numbers of n from i on; beyond them 0. */
 ALWAYS_INLINE vd vd_load_at(const float *x, int64_t i, int64_t n)
 {
-    half_vf part = {0};
-    if (n - i >= VD_LANES)
-        memcpy(&part, x + i, sizeof part);
-    else
-        memcpy(&part, x + i, (size_t)(n - i) * sizeof(float));
-    return __builtin_convertvector(part, vd);
+    float part[VD_LANES] = {0};
+    if (n - i >= VD_LANES) return vd_load(x + i);
+    memcpy(part, x + i, (size_t)(n - i) * sizeof *part);
+    return vd_load(part);
 }
 
 ALWAYS_INLINE vd vd_double_at(const double *x, int64_t i, int64_t n)
@@ -24,17 +19,19 @@ ALWAYS_INLINE vd vd_double_at(const double *x, int64_t i, int64_t n)
     if (n - i >= VD_LANES)
         memcpy(&part, x + i, sizeof part);
     else
-        memcpy(&part, x + i, (size_t)(n - i) * sizeof(double));
+        memcpy(&part, x + i, (size_t)(n - i) * sizeof *x);
     return part;
 }
 
 ALWAYS_INLINE void vd_store_at(float *x, int64_t i, int64_t n, vd value)
 {
-    const half_vf part = __builtin_convertvector(value, half_vf);
-    if (n - i >= VD_LANES)
-        memcpy(x + i, &part, sizeof part);
-    else
-        memcpy(x + i, &part, (size_t)(n - i) * sizeof(float));
+    float part[VD_LANES];
+    if (n - i >= VD_LANES) {
+        vd_store(x + i, value);
+        return;
+    }
+    vd_store(part, value);
+    memcpy(x + i, part, (size_t)(n - i) * sizeof *part);
 }
 
 ALWAYS_INLINE vd vd_set1(double x)
@@ -44,14 +41,22 @@ ALWAYS_INLINE vd vd_set1(double x)
 
 /* Columns col .. col + cols - 1 of up to 16 rows, turned: out [cols][16], 0 for rows there are
  * not. */
+ALWAYS_INLINE void turn_rows_of(const mhai_pack *pack, int64_t col, int64_t cols, float *out)
+{
+    for (int64_t c = 0; c < cols; c += VF_LANES)
+        for (int r = 0; r < MHAI_MAX_ROWS; r += VF_LANES)
+            pack_square(MHA_F32, pack, r, col + c, lanes_at(c, cols), out + c * MHAI_MAX_ROWS + r,
+                        MHAI_MAX_ROWS);
+}
+
 static void turn_rows(const float *x, int64_t stride, int rows, int64_t col, int64_t cols,
                       float out[TURNED_COLUMNS * MHAI_MAX_ROWS])
 {
-    const mhai_pack pack = {.in = x, .stride = stride, .rows = rows};
-    for (int64_t c = 0; c < cols; c += VF_LANES)
-        for (int r = 0; r < MHAI_MAX_ROWS; r += VF_LANES)
-            pack_square(MHA_F32, &pack, r, col + c, lanes_at(c, cols), out + c * MHAI_MAX_ROWS + r,
-                        MHAI_MAX_ROWS);
+    if (rows == MHAI_MAX_ROWS) /* a constant, so that no row is asked whether it is there */
+        turn_rows_of(&(mhai_pack){.in = x, .stride = stride, .rows = MHAI_MAX_ROWS}, col, cols,
+                     out);
+    else
+        turn_rows_of(&(mhai_pack){.in = x, .stride = stride, .rows = rows}, col, cols, out);
 }
 
 static inline int64_t turned_columns(int64_t col, int64_t n)
