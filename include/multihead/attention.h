@@ -167,8 +167,10 @@ typedef enum mha_score_stage {
  *
  * Cost: what needs p computes the scores of its rows again, with no T x S array inside. Row
  * statistics and probabilities of all rows share one pass, 0.7 to 0.8 of the forward pass (top keys
- * up to 0.6 more, where many weights are nearly equal; probabilities 0.4 for writing them). The
- * average, column sums and scores take one each, 0.8 to 1; chosen rows in proportion to their
+ * up to 0.6 more, where many weights are nearly equal; probabilities 0.4 for writing them). Column
+ * sums and scores take one each, 0.8 to 1, as does the average; but up to 4,096 keys, without
+ * dropout and with no other output of p but lse, the average comes with the forward pass, which
+ * keeps scores of some rows until it is taken: 0.2 to 0.4. Chosen rows in proportion to their
  * number. docs/numerics.md 3.13 has the figures and the bounds. */
 typedef struct mha_attention_outputs {
     uint32_t struct_size;

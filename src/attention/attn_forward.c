@@ -33,7 +33,7 @@ static int64_t visible_keys(const mhai_attn_problem *p, int64_t b)
 }
 
 /* How many times the scores of all rows are computed again for outputs on request. */
-static double passes(const mhai_attn_problem *p)
+static double passes(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
     const mhai_attn_wanted *want = &p->want;
     const bool some = want->heads || want->rows, tiled = p->path == MHA_PATH_TILED;
@@ -42,7 +42,8 @@ static double passes(const mhai_attn_problem *p)
     const double part = rows > 0 ? chosen / rows : 0; /* of the rows, in a pass over chosen ones */
     bool statistics = mhai_attn_wants_statistics(want);
     bool probabilities = mhai_attn_wants(&p->probabilities);
-    double count = mhai_attn_wants(&want->average) + mhai_attn_wants(&want->column_sums);
+    double count = mhai_attn_wants(&want->average) && tiling->scored_rows == 0;
+    count += mhai_attn_wants(&want->column_sums);
     if (mhai_attn_wants(&want->scores)) count += part;
     if (some && probabilities) count += part;
     if (tiled) count += statistics || (probabilities && !some);
@@ -78,7 +79,10 @@ static size_t rounded(size_t bytes)
 static const char *tiled_reason(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
                                 int64_t tile_rows)
 {
-    if (passes(p) > 0)
+    if (tiling->scored_rows > 0)
+        return "the tiled path takes this problem; it keeps the scores of a chunk of rows until "
+               "their average over heads can be taken";
+    if (passes(p, tiling) > 0)
         return "the tiled path takes this problem; outputs on request take further passes over its "
                "scores";
     if (mhai_attn_by_rows(p, tiling->chunk_rows, tile_rows))
@@ -87,18 +91,24 @@ static const char *tiled_reason(const mhai_attn_problem *p, const mhai_attn_tili
     return p->reason;
 }
 
+/* All items of the forward pass. */
+static int64_t items_of(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
+{
+    const mhai_attn_walk walk = {.p = p, .tiling = *tiling};
+    return tiling->scored_rows > 0 ? mhai_attn_average_items(&walk) : tiling->items;
+}
+
 static mha_status scratch_bytes(const mha_context *context, const mhai_attn_problem *p,
-                                mha_attention_plan *plan)
+                                mha_attention_plan *plan, mhai_attn_tiling *tiling)
 {
     size_t worker = 0, shared = 0;
     if (p->path == MHA_PATH_TILED) {
-        mhai_attn_tiling tiling;
-        MHA_TRY(mhai_attn_tile(p, context->num_threads, (int)plan->row_block, &tiling));
-        plan->work_items = mhai_attn_alone(context, p) ? tiling.items > 0 : tiling.items;
-        plan->reason = tiled_reason(p, &tiling, plan->row_block);
-        worker = tiling.worker_bytes;
-        if (mhai_attn_needs_kept(p))
-            shared += rounded((size_t)tiling.kept_rows * 2 * sizeof(float));
+        MHA_TRY(mhai_attn_tile(p, context->num_threads, (int)plan->row_block, tiling));
+        const int64_t items = items_of(p, tiling);
+        plan->work_items = mhai_attn_alone(context, p) ? items > 0 : items;
+        plan->reason = tiled_reason(p, tiling, plan->row_block);
+        worker = tiling->worker_bytes;
+        if (tiling->kept_rows > 0) shared += rounded((size_t)tiling->kept_rows * 2 * sizeof(float));
         if (p->query_starts) shared += rounded((size_t)(p->B + 1) * sizeof(int64_t));
     } else {
         MHA_TRY(mhai_attn_plain_bytes(p, &worker));
@@ -125,10 +135,11 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     made.isa = tiled ? context->isa : MHA_ISA_PORTABLE;
     made.key_block = tiled ? MHAI_KEY_BLOCK : p.S;
     made.row_block = tiled ? mhai_kernels_for(context->isa)->tile_rows : 1;
-    MHA_TRY(scratch_bytes(context, &p, &made));
+    mhai_attn_tiling tiling = {0};
+    MHA_TRY(scratch_bytes(context, &p, &made, &tiling));
     for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
     made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
-    made.flops += 2.0 * (double)p.D * (double)made.visible_pairs * passes(&p);
+    made.flops += 2.0 * (double)p.D * (double)made.visible_pairs * passes(&p, &tiling);
     made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) + output_bytes(&p);
     *plan = made;
     return MHA_OK;

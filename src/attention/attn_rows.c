@@ -74,6 +74,9 @@ mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_att
     w.largest = carve(memory, used, statistics ? rows : 0, sizeof(float));
     w.log_sum = carve(memory, used, statistics ? rows : 0, sizeof(float));
     w.largest_key = carve(memory, used, statistics ? rows : 0, sizeof(int64_t));
+    const int64_t scored = tiling->scored_rows * mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    w.scores = carve(memory, used, scored * MHAI_SCORE_STRIDE, sizeof(float));
+    w.scored = carve(memory, used, scored, sizeof(mhai_attn_range));
     w.columns = carve(memory, used, p->want.column_sums.data ? MHAI_KEY_BLOCK : 0, sizeof(double));
     return w;
 }

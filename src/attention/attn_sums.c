@@ -6,6 +6,8 @@
 
 #include <multihead/component.h>
 
+#include <string.h>
+
 typedef struct sums_job {
     const mhai_attn_walk *walk;
     const mhai_attn_kept *kept;
@@ -45,29 +47,105 @@ static void average_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     }
 }
 
+/* Queries of an item, and a chunk of them that is yet to get its heads and rows. */
+static int64_t average_item(const mhai_attn_walk *walk, int64_t item, mhai_attn_chunk *c)
+{
+    const mhai_attn_problem *p = walk->p;
+    const int64_t most = walk->tiling.average_queries, pieces = mhai_ceil_div(p->T, most);
+    *c = (mhai_attn_chunk){.seq = mhai_attn_sequence_of(p, item / pieces)};
+    c->query0 = item % pieces * most;
+    c->width = mhai_max_i64(0, mhai_min_i64(most, c->seq.T - c->query0));
+    return c->width;
+}
+
+static void begin_average(const mhai_attn_problem *p, const mhai_attn_chunk *c)
+{
+    for (int64_t t = c->query0; t < c->query0 + c->width; t++)
+        for (int64_t s = 0; s < p->S; s++) average_row(p, &c->seq, t)[s] = 0;
+}
+
+static void end_average(const mhai_attn_problem *p, const mhai_attn_chunk *c)
+{
+    for (int64_t t = c->query0; p->H > 0 && t < c->query0 + c->width; t++)
+        for (int64_t s = 0; s < p->S; s++) average_row(p, &c->seq, t)[s] /= (float)p->H;
+}
+
 /* Items are runs of queries of one sequence; every head of each. */
 static void run_average(void *argument, int64_t item, int worker)
 {
     sums_job *job = argument;
     const mhai_attn_walk *walk = job->walk;
     const mhai_attn_problem *p = walk->p;
-    const int64_t most = walk->tiling.average_queries, pieces = mhai_ceil_div(p->T, most);
-    const mhai_attn_sequence seq = mhai_attn_sequence_of(p, item / pieces);
-    const int64_t first = item % pieces * most, queries = mhai_min_i64(most, seq.T - first);
     const mhai_attn_visitor visitor = {.user = job, .chunk = restore_chunk, .strip = average_strip};
     mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
-    for (int64_t t = first; t < first + queries; t++)
-        for (int64_t s = 0; s < p->S; s++) average_row(p, &seq, t)[s] = 0;
-    for (int64_t hk = 0; queries > 0 && hk < p->Hk; hk++) {
-        mhai_attn_chunk c = {
-            .seq = seq, .hk = hk, .head0 = hk * p->group, .query0 = first, .width = queries};
-        for (; c.first < p->group * queries; c.first += walk->tiling.chunk_rows) {
-            c.rows = mhai_min_i64(walk->tiling.chunk_rows, p->group * queries - c.first);
+    mhai_attn_chunk all;
+    if (average_item(walk, item, &all) == 0) return;
+    begin_average(p, &all);
+    for (int64_t hk = 0; hk < p->Hk; hk++) {
+        mhai_attn_chunk c = all;
+        c.hk = hk;
+        c.head0 = hk * p->group;
+        for (; c.first < p->group * c.width; c.first += walk->tiling.chunk_rows) {
+            c.rows = mhai_min_i64(walk->tiling.chunk_rows, p->group * c.width - c.first);
             mhai_attn_walk_chunk(walk, &c, &w, &visitor);
         }
     }
-    for (int64_t t = first; p->H > 0 && t < first + queries; t++)
-        for (int64_t s = 0; s < p->S; s++) average_row(p, &seq, t)[s] /= (float)p->H;
+    end_average(p, &all);
+}
+
+/* ---- the average with the forward pass ------------------------------------------------------- */
+
+int64_t mhai_attn_average_items(const mhai_attn_walk *walk)
+{
+    return walk->p->B * mhai_ceil_div(walk->p->T, walk->tiling.average_queries);
+}
+
+void mhai_attn_keep_scores(const mhai_attn_walk *walk, const mhai_attn_workspace *w,
+                           const mhai_attn_block *block, mhai_attn_strip *s)
+{
+    const int64_t at = block->key / MHAI_KEY_BLOCK * walk->tiling.scored_rows + s->first;
+    s->tile.scores = w->scores + at * MHAI_SCORE_STRIDE;
+    for (int r = 0; r < s->tile.rows; r++)
+        w->scored[at + r] = (mhai_attn_range){s->tile.begin, s->tile.end};
+}
+
+/* The rows of a chunk come head after head. */
+static void add_scored(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                       const mhai_attn_workspace *w)
+{
+    for (int64_t r = 0; r < c->rows; r++) {
+        float *out = average_row(walk->p, &c->seq, w->query[r]);
+        for (int64_t key = 0; key < c->limit.end; key += MHAI_KEY_BLOCK) {
+            const int64_t at = key / MHAI_KEY_BLOCK * walk->tiling.scored_rows + r;
+            const mhai_attn_range of = w->scored[at];
+            walk->kernels->add_probabilities(out + key + of.begin,
+                                             w->scores + at * MHAI_SCORE_STRIDE + of.begin,
+                                             of.end - of.begin, w->m[r], w->l[r]);
+        }
+    }
+}
+
+void mhai_attn_run_scored(const mhai_attn_walk *walk, int64_t item, int worker,
+                          mhai_attn_forward_chunk *forward, void *user)
+{
+    const mhai_attn_problem *p = walk->p;
+    const int64_t most = walk->tiling.scored_rows, blocks = mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
+    mhai_attn_chunk all;
+    if (average_item(walk, item, &all) == 0) return;
+    begin_average(p, &all);
+    for (int64_t hk = 0; hk < p->Hk; hk++)
+        for (int64_t first = 0; first < p->group * all.width; first += most) {
+            mhai_attn_chunk c = all;
+            c.hk = hk;
+            c.head0 = hk * p->group;
+            c.first = first;
+            c.rows = mhai_min_i64(most, p->group * c.width - first);
+            memset(w.scored, 0, (size_t)(blocks * most) * sizeof *w.scored);
+            forward(user, &c, &w);
+            add_scored(walk, &c, &w);
+        }
+    end_average(p, &all);
 }
 
 /* ---- what each key receives ------------------------------------------------------------------ */
@@ -143,9 +221,8 @@ void mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
 {
     const mhai_attn_problem *p = walk->p;
     sums_job job = {.walk = walk, .kept = kept};
-    if (mhai_attn_wants(&p->want.average))
-        mha_parallel_for(context, p->B * mhai_ceil_div(p->T, walk->tiling.average_queries),
-                         run_average, &job);
+    if (mhai_attn_wants(&p->want.average) && walk->tiling.scored_rows == 0)
+        mha_parallel_for(context, mhai_attn_average_items(walk), run_average, &job);
     if (mhai_attn_wants(&p->want.column_sums))
         mha_parallel_for(context, mhai_attn_key_items(walk), run_columns, &job);
 }

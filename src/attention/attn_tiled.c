@@ -52,6 +52,7 @@ static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     const mhai_attn_walk *walk = user;
     strip_extras extras;
     set_extras(walk, c, w, block, s, &extras);
+    if (walk->tiling.scored_rows > 0) mhai_attn_keep_scores(walk, w, block, s);
     walk->kernels->tile_forward(&s->tile);
     if (walk->p->shaw_values.data) mhai_attn_add_shaw_values(walk->p, c, w, block, s);
 }
@@ -107,37 +108,49 @@ static void write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     }
 }
 
-static void run_item(void *argument, int64_t item, int worker)
+static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
-    const tiled_job *job = argument;
+    const tiled_job *job = user;
     const mhai_attn_walk *walk = &job->walk;
     const mhai_attn_visitor visitor = {.options = MHAI_WALK_VALUES,
                                        .user = (void *)(uintptr_t)walk,
                                        .chunk = start_outputs,
                                        .strip = forward_strip,
-                                       .rows = forward_rows};
-    mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
-    mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, item);
-    mhai_attn_walk_chunk(walk, &c, &w, &visitor);
-    mhai_attn_finish_shaw_values(walk, &c, &w);
-    write_rows(walk, &c, &w);
-    if (job->kept.m) mhai_attn_keep_rows(&job->kept, walk->p, &c, &w);
+                                       .rows = walk->tiling.scored_rows > 0 ? NULL : forward_rows};
+    mhai_attn_walk_chunk(walk, c, w, &visitor);
+    mhai_attn_finish_shaw_values(walk, c, w);
+    write_rows(walk, c, w);
+    if (job->kept.m) mhai_attn_keep_rows(&job->kept, walk->p, c, w);
+}
+
+static void run_item(void *argument, int64_t item, int worker)
+{
+    const tiled_job *job = argument;
+    if (job->walk.tiling.scored_rows > 0) {
+        mhai_attn_run_scored(&job->walk, item, worker, run_chunk, argument);
+        return;
+    }
+    mhai_attn_workspace w = mhai_attn_workspace_of(&job->walk, worker);
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(&job->walk, item);
+    run_chunk(argument, &c, &w);
 }
 
 static mha_status run(mha_context *context, tiled_job *job)
 {
-    const int64_t kept = job->walk.tiling.kept_rows;
+    const mhai_attn_tiling *t = &job->walk.tiling;
+    const int64_t kept = t->kept_rows;
+    const int64_t items = t->scored_rows > 0 ? mhai_attn_average_items(&job->walk) : t->items;
     void *memory;
     MHA_TRY(mhai_attn_walk_begin(context, &job->walk));
-    if (mhai_attn_needs_kept(job->walk.p)) {
+    if (kept > 0) {
         MHA_TRY(mha_scratch_alloc(context, kept, 2 * sizeof(float), &memory));
         job->kept.m = memory;
         job->kept.l = job->kept.m + kept;
     }
     if (mhai_attn_alone(context, job->walk.p))
-        for (int64_t item = 0; item < job->walk.tiling.items; item++) run_item(job, item, 0);
+        for (int64_t item = 0; item < items; item++) run_item(job, item, 0);
     else
-        mha_parallel_for(context, job->walk.tiling.items, run_item, job);
+        mha_parallel_for(context, items, run_item, job);
     mhai_attn_run_outputs(context, &job->walk, &job->kept);
     mhai_attn_run_sums(context, &job->walk, &job->kept);
     return MHA_OK;

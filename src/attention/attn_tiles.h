@@ -32,6 +32,8 @@ typedef struct mhai_attn_workspace {
     float *largest, *log_sum; /* [rows], log_sum is log2 of l */
     int64_t *largest_key;     /* [rows] */
     double *columns;          /* [MHAI_KEY_BLOCK] sums over rows */
+    float *scores;            /* [key blocks][scored_rows][MHAI_SCORE_STRIDE] */
+    mhai_attn_range *scored;  /* [key blocks][scored_rows] keys of the block that have one */
     size_t bytes;
 } mhai_attn_workspace;
 
@@ -190,7 +192,17 @@ void mhai_attn_restore_rows(const mhai_attn_kept *kept, const mhai_attn_problem 
 void mhai_attn_run_outputs(mha_context *context, const mhai_attn_walk *walk,
                            const mhai_attn_kept *kept);
 
-/* Average over heads, sums over rows. */
+/* The average over heads, if it comes with the forward pass: an item of it is a run of queries of
+ * one sequence, and every head of each. forward() does a chunk of their rows, the scores of which
+ * are kept by mhai_attn_keep_scores(), and leaves their final m and l. */
+typedef void mhai_attn_forward_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
+int64_t mhai_attn_average_items(const mhai_attn_walk *walk);
+void mhai_attn_run_scored(const mhai_attn_walk *walk, int64_t item, int worker,
+                          mhai_attn_forward_chunk *forward, void *user);
+void mhai_attn_keep_scores(const mhai_attn_walk *walk, const mhai_attn_workspace *w,
+                           const mhai_attn_block *block, mhai_attn_strip *s);
+
+/* Average over heads if it takes a pass, sums over rows. */
 void mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
                         const mhai_attn_kept *kept);
 

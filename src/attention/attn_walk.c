@@ -43,6 +43,22 @@ static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t 
     return mhai_max_i64(queries, LEAST_QUERIES);
 }
 
+/* Rows whose scores against all keys are kept until their maximum and sum are known, and the
+ * average over heads can be taken of them: 2 MiB, which the last cache has beside all else. Rows of
+ * many keys would be so few that packing the keys for each of them costs more than a second pass.
+ */
+static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int tile_rows)
+{
+    const mhai_attn_wanted *want = &p->want;
+    const int64_t most = 1 << 19, least = 128;
+    const bool others = mhai_attn_wants_statistics(want) || mhai_attn_wants(&want->column_sums) ||
+                        mhai_attn_wants(&p->probabilities);
+    if (!mhai_attn_wants(&want->average) || others || p->dropout > 0 || p->S == 0) return 0;
+    const int64_t rows = mhai_min_i64(chunk_rows, most / mhai_round_up(p->S, MHAI_KEY_BLOCK));
+    if (mhai_attn_by_rows(p, rows, tile_rows) || rows < mhai_min_i64(least, chunk_rows)) return 0;
+    return rows;
+}
+
 mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows,
                           mhai_attn_tiling *tiling)
 {
@@ -63,10 +79,13 @@ mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows
             !mhai_add_i64(t.items, items, &t.items))
             return mha_fail(MHA_ERR_SIZE, "q: the number of pieces of work overflows 64 bits");
     }
-    t.average_queries = average_queries(p, threads, t.chunk_rows);
+    t.scored_rows = scored_rows(p, t.chunk_rows, tile_rows);
+    t.average_queries =
+        average_queries(p, threads, t.scored_rows > 0 ? t.scored_rows : t.chunk_rows);
     t.chosen_rows = p->want.rows ? mhai_min_i64(t.chunk_rows, LONGEST_LIST) : t.chunk_rows;
     t.runs = runs_of(p, &t);
-    t.kept_rows = mhai_attn_needs_kept(p) ? p->q.shape[0] * p->H * p->q.shape[2] : 0;
+    const bool kept = mhai_attn_needs_kept(p) && t.scored_rows == 0;
+    t.kept_rows = kept ? p->q.shape[0] * p->H * p->q.shape[2] : 0;
     t.worker_bytes = mhai_attn_lay_out(p, &t, tile_rows, NULL).bytes;
     *tiling = t;
     return MHA_OK;

@@ -102,9 +102,11 @@ typedef struct mhai_tile {
     float *s;       /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
     float *o;       /* [rows][value_panels * 32], sum of p v, in and out */
     float *m, *l;   /* [rows], running maximum (log2 units) and sum, in and out */
-    const mhai_tile_mask *mask;       /* NULL: every row sees begin .. end, scores as they are */
-    const mhai_dropout *dropout;      /* NULL: none; not used by tile_probabilities */
-    float *alpha;                     /* [rows] out, the factor a; NULL: not wanted */
+    const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, scores as they are */
+    const mhai_dropout *dropout; /* NULL: none; not used by tile_probabilities */
+    float *alpha;                /* [rows] out, the factor a; NULL: not wanted */
+    float *scores; /* [rows][MHAI_SCORE_STRIDE] out of tile_forward: scores as they are masked, from
+                      begin to end; NULL: not wanted */
     mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not wanted */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
@@ -113,6 +115,8 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
  * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l.
  * tile_masked_scores: s[r][begin .. end) = the score in natural units, -inf where it is hidden.
  * tile_drop: dropout of s[r][begin .. end), which holds probabilities. */
+
+/* add_probabilities: out[j] += 2^(s[j] - m) / l, j < n, as tile_probabilities has them of s. */
 
 /* Keys and values of a block that are not packed, for up to MHAI_ROWS_TILES strips; value_dim is a
  * multiple of 32. */

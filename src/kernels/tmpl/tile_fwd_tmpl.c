@@ -269,6 +269,9 @@ static void softmax_step(const mhai_tile *t, float alpha[MHAI_MAX_ROWS])
 {
     int end = t->end;
     for (int row = 0; row < t->rows; row++) end = prepare_row(t, row);
+    for (int row = 0; t->scores && row < t->rows; row++)
+        memcpy(t->scores + row * MHAI_SCORE_STRIDE + t->begin, score_row(t, row) + t->begin,
+               (size_t)(t->end - t->begin) * sizeof(float));
     softmax_rows(t, &(tile_runs){.count = 1, .begin = &t->begin, .end = &end}, alpha);
     for (int row = 0; t->dropout && row < t->rows; row++) drop_row(t, row);
 }
@@ -322,7 +325,8 @@ static void forward_runs(const mhai_tile *t)
 static void tile_forward(const mhai_tile *t)
 {
     float alpha[MHAI_MAX_ROWS];
-    if (t->mask && t->mask->runs > 0 && !t->mask->poison && !t->dropout && !t->alpha) {
+    if (t->mask && t->mask->runs > 0 && !t->mask->poison && !t->dropout && !t->alpha &&
+        !t->scores) {
         forward_runs(t);
         return;
     }
@@ -394,6 +398,20 @@ static void tile_probabilities(const mhai_tile *t)
     for (int row = 0; row < t->rows; row++) {
         if (t->statistics) t->statistics->entropy[row] = 0;
         finish_probabilities(t, row, prepare_row(t, row));
+    }
+}
+
+static void add_probabilities(float *out, const float *s, int64_t n, float m, float l)
+{
+    const vf top = vf_set1(m == -__builtin_inff() ? 0.0f : m), sum = vf_set1(l == 0 ? 1.0f : l);
+    if (l != l) {
+        for (int64_t j = 0; j < n; j++) out[j] += s[j] == -__builtin_inff() ? 0.0f : l;
+        return;
+    }
+    for (int64_t j = 0; j < n; j += VF_LANES) {
+        const int64_t lanes = lanes_at(j, n);
+        const vf p = vf_div(vf_exp2(vf_sub(vf_load_n(s + j, lanes), top)), sum);
+        vf_store_n(out + j, lanes, vf_add(vf_load_n(out + j, lanes), p));
     }
 }
 
