@@ -1,7 +1,9 @@
 /* A pool of POSIX threads.
  *
- * The caller works too, as worker 0. Workers sleep on a condition variable between runs and take
- * items from one atomic counter. Before they sleep, and before the caller does at the end of a run,
+ * The caller works too, as worker 0. Workers sleep on a condition variable between runs. Each takes
+ * the items of its own share first, from an atomic counter, and then helps with those of others: so
+ * runs of the same shape, one after the other, find their weights and rows in the cache that has
+ * them. Before they sleep, and before the caller does at the end of a run,
  * they look for a moment whether there is something to do: the runs of a training step follow each
  * other faster than a sleeping thread wakes. What they look at is atomic; what they do about it
  * happens under the mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the
@@ -24,6 +26,9 @@ typedef struct worker {
     mhai_pool *pool;
     pthread_t thread;
     int index;
+    int64_t end; /* of this worker's share of the items */
+    /* The next of them; alone in its cache line. */
+    _Alignas(64) _Atomic int64_t next;
 } worker;
 
 struct mhai_pool {
@@ -39,19 +44,37 @@ struct mhai_pool {
     _Atomic bool quit;
     mha_parallel_body body;
     void *argument;
-    int64_t items, step;
-    _Atomic int64_t next;
-    worker workers[];
+    int64_t step;
+    _Atomic int looking; /* threads that are awake, with nothing to do */
+    worker workers[];    /* one for each of capacity; the caller is the first */
 };
+
+/* What is left of a worker's share. */
+static void work_on(mhai_pool *pool, worker *share, int index)
+{
+    for (;;) {
+        int64_t item = atomic_fetch_add_explicit(&share->next, pool->step, memory_order_relaxed);
+        if (item >= share->end) return;
+        const int64_t left = share->end - item, step = left < pool->step ? left : pool->step;
+        for (const int64_t end = item + step; item < end; item++)
+            pool->body(pool->argument, item, index);
+    }
+}
 
 static void work(mhai_pool *pool, int index)
 {
-    for (;;) {
-        int64_t item = atomic_fetch_add_explicit(&pool->next, pool->step, memory_order_relaxed);
-        if (item >= pool->items) return;
-        const int64_t left = pool->items - item, step = left < pool->step ? left : pool->step;
-        for (const int64_t end = item + step; item < end; item++)
-            pool->body(pool->argument, item, index);
+    const int workers = pool->started + 1;
+    for (int i = 0; i < workers; i++) work_on(pool, &pool->workers[(index + i) % workers], index);
+}
+
+static void share_out(mhai_pool *pool, int64_t items)
+{
+    const int64_t workers = pool->started + 1, each = items / workers, more = items % workers;
+    int64_t begin = 0;
+    for (int64_t i = 0; i < workers; i++) {
+        atomic_store_explicit(&pool->workers[i].next, begin, memory_order_relaxed);
+        begin += each + (i < more);
+        pool->workers[i].end = begin;
     }
 }
 
@@ -111,10 +134,12 @@ static void *worker_main(void *argument)
         pthread_mutex_unlock(&pool->mutex);
         work(pool, self->index);
         pthread_mutex_lock(&pool->mutex);
+        pool->looking++;
         if (--pool->busy == 0) pthread_cond_signal(&pool->done);
         pthread_mutex_unlock(&pool->mutex);
         look(pool, seen, false);
         pthread_mutex_lock(&pool->mutex);
+        pool->looking--;
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
@@ -132,13 +157,14 @@ static void start(mhai_pool *pool)
     pool->busy = 0;
     pool->quit = false;
     pool->started = 0;
+    pool->looking = 0;
     pool->watchful = pool->capacity <= mhai_cpu_count();
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (int i = 0; i < pool->capacity - 1; i++) {
+    for (int i = 1; i < pool->capacity; i++) {
         pool->workers[i].pool = pool;
-        pool->workers[i].index = i + 1;
+        pool->workers[i].index = i;
         if (pthread_create(&pool->workers[i].thread, NULL, worker_main, &pool->workers[i]) != 0)
             break;
         pool->started++;
@@ -148,7 +174,7 @@ static void start(mhai_pool *pool)
 
 static size_t pool_bytes(int capacity)
 {
-    return sizeof(mhai_pool) + (size_t)(capacity - 1) * sizeof(worker);
+    return sizeof(mhai_pool) + (size_t)capacity * sizeof(worker);
 }
 
 mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers)
@@ -170,13 +196,19 @@ void mhai_pool_destroy(mhai_pool *pool)
         pool->quit = true;
         pthread_cond_broadcast(&pool->wake);
         pthread_mutex_unlock(&pool->mutex);
-        for (int i = 0; i < pool->started; i++) pthread_join(pool->workers[i].thread, NULL);
+        for (int i = 1; i <= pool->started; i++) pthread_join(pool->workers[i].thread, NULL);
         pthread_mutex_destroy(&pool->mutex);
         pthread_cond_destroy(&pool->wake);
         pthread_cond_destroy(&pool->done);
     }
     mha_allocator allocator = pool->allocator;
     allocator.release(allocator.user, pool, pool_bytes(pool->capacity));
+}
+
+bool mhai_pool_is_awake(mhai_pool *pool)
+{
+    return pool->owner == getpid() &&
+           atomic_load_explicit(&pool->looking, memory_order_relaxed) == pool->started;
 }
 
 void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument)
@@ -189,11 +221,10 @@ void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void 
     pthread_mutex_lock(&pool->mutex);
     pool->body = body;
     pool->argument = argument;
-    pool->items = items;
     /* Small items come several at a time; 64 helpings a thread leave no one waiting for long. */
     pool->step = items / ((int64_t)(pool->started + 1) * 64);
     if (pool->step < 1) pool->step = 1;
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    share_out(pool, items);
     pool->busy = pool->started;
     pool->generation++;
     pthread_cond_broadcast(&pool->wake);

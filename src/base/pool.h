@@ -11,6 +11,10 @@ typedef struct mhai_pool mhai_pool;
 mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers);
 void mhai_pool_destroy(mhai_pool *pool);
 
+/* Whether all other threads are looking for work just now: a run then costs next to nothing, where
+ * waking them takes some ten microseconds or more. A guess, which may be out of date on return. */
+bool mhai_pool_is_awake(mhai_pool *pool);
+
 /* body(argument, item, worker) once for each item < items; returns when all are done. */
 void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument);
 

@@ -112,18 +112,22 @@ static void run_block(void *argument, int64_t item, int worker)
         activate(run, job->c + r * job->c_stride + col, cols);
 }
 
-/* Waking the others takes some 10 us, in which one thread reads a quarter of a million weights from
- * L2 and multiplies each with 8 rows about as fast as it reads them. */
-static bool pays_to_share(const mhai_matmul *job)
+/* One thread reads a quarter of a million weights from L2 in some 10 us, and multiplies each with 8
+ * rows about as fast as it reads them. Threads that are awake are worth that much; those that sleep
+ * take longer to wake (30 to 50 us in a virtual machine), and sharing gains half of the time at
+ * most. */
+static bool pays_to_share(const mha_context *context, const mhai_matmul *job)
 {
-    return (double)(job->rows + 8) * (double)job->inner * (double)job->cols > 0x1p20;
+    const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);
+    const double work = (double)(job->rows + 8) * (double)job->inner * (double)job->cols;
+    return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 
 void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
 {
     if (job->rows == 0 || job->cols == 0) return;
     matmul_run run = {.job = job, .kernels = mhai_kernels_for(context->isa)};
-    const int64_t threads = pays_to_share(job) ? context->num_threads : 1;
+    const int64_t threads = pays_to_share(context, job) ? context->num_threads : 1;
     int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
     run.block_rows = mhai_min_i64(job->rows, (int64_t)BLOCK_STRIPS * run.kernels->tile_rows);
     run.blocks = mhai_ceil_div(job->rows, run.block_rows);
