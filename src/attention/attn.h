@@ -117,10 +117,11 @@ typedef struct mhai_attn_tiling {
     int64_t items;           /* chunks of all key/value heads of all sequences */
     int64_t runs;            /* of consecutive queries of one head in a chunk, at most */
     int64_t average_queries; /* of an item of the average over heads */
-    int64_t scored_rows; /* the average comes with the forward pass, which keeps the scores of so
-                            many rows; 0: it takes a pass of its own */
-    int64_t chosen_rows; /* of an item of the chosen rows */
-    int64_t kept_rows;   /* whose m and l later passes need */
+    int64_t scored_rows;  /* the average comes with the forward pass, which keeps the scores of so
+                             many rows; 0: it takes a pass of its own */
+    int64_t chosen_rows;  /* of an item of the chosen rows */
+    int64_t kept_rows;    /* whose m and l later passes need */
+    int64_t split_blocks; /* of keys of a chunk that threads share; 0: they do not */
     size_t worker_bytes;
 } mhai_attn_tiling;
 

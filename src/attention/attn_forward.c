@@ -109,6 +109,11 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         plan->reason = tiled_reason(p, tiling, plan->row_block);
         worker = tiling->worker_bytes;
         if (tiling->kept_rows > 0) shared += rounded((size_t)tiling->kept_rows * 2 * sizeof(float));
+        int64_t split = 0;
+        if (tiling->split_blocks > 0) plan->work_items = tiling->items * tiling->split_blocks;
+        if (!mhai_attn_split_floats(p, tiling, &split) || split > PTRDIFF_MAX / 8)
+            return mha_fail(MHA_ERR_SIZE, "scratch: the scores of all keys overflow 64 bits");
+        if (split > 0) shared += rounded((size_t)split * sizeof(float));
         if (p->query_starts) shared += rounded((size_t)(p->B + 1) * sizeof(int64_t));
     } else {
         MHA_TRY(mhai_attn_plain_bytes(p, &worker));

@@ -1,4 +1,5 @@
-/* The tiled path: online softmax over key blocks, in memory that does not depend on T or S.
+/* The tiled path: online softmax over key blocks, in memory that does not depend on T or S (but
+ * for few queries of which threads share the keys, attn_split.c).
  *
  * Work is divided into chunks of query rows of one key/value head. A chunk packs one key block at a
  * time and walks its strips of rows over it (attn_walk.c):
@@ -57,23 +58,12 @@ static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     if (walk->p->shaw_values.data) mhai_attn_add_shaw_values(walk->p, c, w, block, s);
 }
 
-/* The packed block's memory is free: keys' for a panel, values' for the sums, and behind them the
- * scores of several strips (mhai_attn_by_rows()). */
 static bool forward_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                          const mhai_attn_block *block, mhai_attn_strip *strips, int count)
 {
     const mhai_attn_walk *walk = user;
     const mhai_attn_problem *p = walk->p;
-    const int64_t first = c->seq.k0 + block->key;
-    const mhai_tile_rows rows = {.k = mhai_attn_row(&p->k, c->seq.batch, c->hk, first),
-                                 .v = mhai_attn_row(&p->v, c->seq.batch, c->hk, first),
-                                 .k_stride = p->k.stride[2],
-                                 .v_stride = p->v.stride[2],
-                                 .keys = block->keys,
-                                 .readable = c->seq.S - block->key,
-                                 .tiles = count,
-                                 .panel = w->k,
-                                 .o = w->v};
+    const mhai_tile_rows rows = mhai_attn_rows_of(p, c, w, block, count);
     const mhai_tile *tiles[MHAI_ROWS_TILES] = {NULL};
     strip_extras extras[MHAI_ROWS_TILES];
     bool done;
@@ -108,6 +98,15 @@ static void write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     }
 }
 
+/* A chunk has met all its keys. */
+static void finish_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    const tiled_job *job = user;
+    mhai_attn_finish_shaw_values(&job->walk, c, w);
+    write_rows(&job->walk, c, w);
+    if (job->kept.m) mhai_attn_keep_rows(&job->kept, job->walk.p, c, w);
+}
+
 static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
@@ -118,9 +117,7 @@ static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
                                        .strip = forward_strip,
                                        .rows = walk->tiling.scored_rows > 0 ? NULL : forward_rows};
     mhai_attn_walk_chunk(walk, c, w, &visitor);
-    mhai_attn_finish_shaw_values(walk, c, w);
-    write_rows(walk, c, w);
-    if (job->kept.m) mhai_attn_keep_rows(&job->kept, walk->p, c, w);
+    finish_chunk(user, c, w);
 }
 
 static void run_item(void *argument, int64_t item, int worker)
@@ -147,7 +144,12 @@ static mha_status run(mha_context *context, tiled_job *job)
         job->kept.m = memory;
         job->kept.l = job->kept.m + kept;
     }
-    if (mhai_attn_alone(context, job->walk.p))
+    bool done = false;
+    if (t->split_blocks > 0)
+        MHA_TRY(mhai_attn_split(context, &job->walk, finish_chunk, job, &done));
+    if (done)
+        ; /* by threads that shared keys */
+    else if (mhai_attn_alone(context, job->walk.p))
         for (int64_t item = 0; item < items; item++) run_item(job, item, 0);
     else
         mha_parallel_for(context, items, run_item, job);

@@ -141,6 +141,16 @@ MHA_NODISCARD mha_status mhai_attn_walk_begin(mha_context *context, mhai_attn_wa
 void mhai_attn_walk_chunk(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_visitor *visitor);
 
+/* Row-major, a loaded chunk against the one block at key. */
+void mhai_attn_walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                          mhai_attn_workspace *w, int64_t key, const mhai_attn_visitor *visitor);
+
+/* What a visitor's rows() hands to the kernels. The packed block's memory is free then: keys' for a
+ * panel, values' for the sums, and behind them the scores of several strips. */
+mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                                 const mhai_attn_workspace *w, const mhai_attn_block *block,
+                                 int strips);
+
 /* Key-major: items are blocks of MHAI_KEY_BLOCK keys of the key/value heads of all sequences. Each
  * walks all rows that see any of it, head after head and query after query, in chunks that are cut
  * anywhere. Where the block begins beyond the sequence's keys nothing is visited. */
@@ -158,6 +168,20 @@ mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p);
 void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                            const mhai_attn_workspace *w, const mhai_attn_block *block,
                            const mhai_attn_strip *strip, mhai_dropout *dropout);
+
+/* ---- attn_split.c ---------------------------------------------------------------------------- */
+
+/* All chunks of a problem whose threads share key blocks; finish is called with the results of each
+ * as a walk would leave them. *done false: something is not finite, and nothing has been finished.
+ */
+MHA_NODISCARD mha_status mhai_attn_split(mha_context *context, const mhai_attn_walk *walk,
+                                         void (*finish)(void *user, const mhai_attn_chunk *c,
+                                                        mhai_attn_workspace *w),
+                                         void *user, bool *done);
+
+/* The scratch it takes beside that of the workers; false if that overflows. */
+bool mhai_attn_split_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
+                            int64_t *floats);
 
 /* ---- attn_mask.c ----------------------------------------------------------------------------- */
 

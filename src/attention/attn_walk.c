@@ -59,6 +59,27 @@ static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int t
     return rows;
 }
 
+/* At least how long a forward pass takes, in nanoseconds, counted at 100 operations each and 10
+ * bytes of keys and values, both on the fast side. */
+static double least_time(const mhai_attn_problem *p)
+{
+    const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
+    const double operations = 2.0 * (double)p->H * (double)p->T * keys;
+    const double bytes = (double)p->Hk * keys * (double)mha_dtype_size(p->k.dtype);
+    return operations / 100 + bytes / 10;
+}
+
+/* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
+ * being woken twice (measured as in mhai_attn_alone(), with a margin of three). */
+static int64_t split_blocks(const mhai_attn_problem *p, const mhai_attn_tiling *t, int threads,
+                            int tile_rows)
+{
+    if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return 0;
+    if (p->dropout > 0 || p->shaw_values.data || p->query_starts) return 0;
+    if (p->S <= 2 * MHAI_KEY_BLOCK || !mhai_attn_by_rows(p, t->chunk_rows, tile_rows)) return 0;
+    return least_time(p) < 200e3 ? 0 : mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+}
+
 mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows,
                           mhai_attn_tiling *tiling)
 {
@@ -82,6 +103,7 @@ mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows
     t.scored_rows = scored_rows(p, t.chunk_rows, tile_rows);
     t.average_queries =
         average_queries(p, threads, t.scored_rows > 0 ? t.scored_rows : t.chunk_rows);
+    t.split_blocks = t.scored_rows > 0 ? 0 : split_blocks(p, &t, threads, tile_rows);
     t.chosen_rows = p->want.rows ? mhai_min_i64(t.chunk_rows, LONGEST_LIST) : t.chunk_rows;
     t.runs = runs_of(p, &t);
     const bool kept = mhai_attn_needs_kept(p) && t.scored_rows == 0;
@@ -93,16 +115,10 @@ mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows
 
 /* A sleeping thread takes some ten microseconds to wake and to come back (3.5 where it has nothing
  * to do and the machine is free, measured with empty items; much more where it is not), so a second
- * one pays from about 30 microseconds of work on. That is counted at 100 operations a nanosecond
- * and 10 bytes of keys and values, both on the fast side. A host's own parallel-for knows best
- * itself. */
+ * one pays from about 30 microseconds of work on. A host's own parallel-for knows best itself. */
 bool mhai_attn_alone(const mha_context *context, const mhai_attn_problem *p)
 {
-    const double least = 30e3;
-    const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
-    const double operations = 2.0 * (double)p->H * (double)p->T * keys;
-    const double bytes = (double)p->Hk * keys * (double)mha_dtype_size(p->k.dtype);
-    return !context->host_parallel_for && operations / 100 + bytes / 10 < least;
+    return !context->host_parallel_for && least_time(p) < 30e3;
 }
 
 /* The sequence of an item: by division, or by search where sequences differ. */
@@ -387,11 +403,32 @@ void mhai_attn_walk_chunk(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_a
     mhai_attn_load_rows(walk, c, w);
     if (visitor->chunk) visitor->chunk(visitor->user, c, w);
     const int64_t end = visitor->options & MHAI_WALK_ALL ? walk->p->S : c->limit.end;
-    for (int64_t key = 0; key < end; key += MHAI_KEY_BLOCK) {
-        mhai_attn_block block = {.key = key};
-        if (key < c->limit.end) block = mhai_attn_block_at(walk->p, c, key);
-        walk_block(walk, c, w, &block, visitor);
-    }
+    for (int64_t key = 0; key < end; key += MHAI_KEY_BLOCK)
+        mhai_attn_walk_block(walk, c, w, key, visitor);
+}
+
+void mhai_attn_walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                          mhai_attn_workspace *w, int64_t key, const mhai_attn_visitor *visitor)
+{
+    mhai_attn_block block = {.key = key};
+    if (key < c->limit.end) block = mhai_attn_block_at(walk->p, c, key);
+    walk_block(walk, c, w, &block, visitor);
+}
+
+mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                                 const mhai_attn_workspace *w, const mhai_attn_block *block,
+                                 int strips)
+{
+    const int64_t first = c->seq.k0 + block->key;
+    return (mhai_tile_rows){.k = mhai_attn_row(&p->k, c->seq.batch, c->hk, first),
+                            .v = mhai_attn_row(&p->v, c->seq.batch, c->hk, first),
+                            .k_stride = p->k.stride[2],
+                            .v_stride = p->v.stride[2],
+                            .keys = block->keys,
+                            .readable = c->seq.S - block->key,
+                            .tiles = strips,
+                            .panel = w->k,
+                            .o = w->v};
 }
 
 int64_t mhai_attn_key_items(const mhai_attn_walk *walk)

@@ -133,6 +133,11 @@ typedef struct mhai_tile_rows {
 /* tile_rows_forward: tile_forward of each tile from such rows (no poison; k and v of the tiles are
  * not read). *done false: something is not finite, and nothing has changed but working memory. */
 
+/* The same in parts, for blocks that are worked on by themselves (no dropout, no alpha):
+ * tile_rows_scores: s = the scores, masked, and m = the maximum of those.
+ * tile_rows_values: given the maximum m up to and with the block, s = p, l = sum p, rows->o = p V.
+ * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums. */
+
 /* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
 /* A strip of rows times packed weights, one block of inputs:

@@ -124,11 +124,11 @@ static void attention_digest(mha_context *context)
     attention_free(&a);
 }
 
-/* Few queries read keys and values as they lie: of each number of rows, beyond two blocks of keys,
+/* Few queries read keys and values as they lie: of each number of rows, over many blocks of keys,
  * with one key/value head, so that threads share keys. */
 static void few_queries_digest(mha_context *context)
 {
-    enum { FEW = 9, KEYS = 1101, SIZE = 64 };
+    enum { FEW = 9, KEYS = 4101, SIZE = 64 };
     for (int64_t t = 1; t <= FEW; t += 2) {
         char name[32];
         snprintf(name, sizeof name, "%d queries", (int)t);

@@ -261,17 +261,67 @@ static bool rows_join(const mhai_tile *const *tiles, const mhai_tile_rows *x,
     return finite;
 }
 
+/* The keys that any of the strips sees. */
+static void rows_range(const mhai_tile *const *tiles, int count, int *begin, int *end)
+{
+    *begin = tiles[0]->begin;
+    *end = tiles[0]->end;
+    for (int i = 1; i < count; i++) {
+        *begin = tiles[i]->begin < *begin ? tiles[i]->begin : *begin;
+        *end = tiles[i]->end > *end ? tiles[i]->end : *end;
+    }
+}
+
 static void tile_rows_forward(const mhai_tile *const *tiles, const mhai_tile_rows *x, bool *done)
 {
     rows_state states[MHAI_ROWS_TILES];
-    int begin = tiles[0]->begin, end = tiles[0]->end;
-    for (int i = 1; i < x->tiles; i++) {
-        begin = tiles[i]->begin < begin ? tiles[i]->begin : begin;
-        end = tiles[i]->end > end ? tiles[i]->end : end;
-    }
+    int begin, end;
+    rows_range(tiles, x->tiles, &begin, &end);
     rows_scores(tiles, x, begin, end);
     *done = rows_softmax(tiles, x->tiles, states);
     if (!*done) return;
     rows_values(tiles, x, begin, end);
     *done = rows_join(tiles, x, states);
+}
+
+/* ---- the same in parts ----------------------------------------------------------------------- */
+
+static void tile_rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, bool *finite)
+{
+    int begin, end;
+    rows_range(tiles, x->tiles, &begin, &end);
+    rows_scores(tiles, x, begin, end);
+    for (int i = 0; i < x->tiles; i++) {
+        const mhai_tile *t = tiles[i];
+        *finite = rows_finite(t);
+        if (!*finite) return;
+        for (int row = 0; row < t->rows; row++) {
+            const int last = prepare_row(t, row);
+            t->m[row] = row_max(score_row(t, row), t->begin, last);
+        }
+    }
+}
+
+static void tile_rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, bool *finite)
+{
+    int begin, end;
+    int64_t rows = 0;
+    rows_range(tiles, x->tiles, &begin, &end);
+    for (int i = 0; i < x->tiles; i++) {
+        const mhai_tile *t = tiles[i];
+        for (int row = 0; row < t->rows; row++)
+            t->l[row] = row_exp(score_row(t, row), t->begin, (t->end + 15) / 16 * 16,
+                                t->m[row] == -__builtin_inff() ? 0.0f : t->m[row]);
+        rows += t->rows;
+    }
+    rows_values(tiles, x, begin, end);
+    *finite = sums_finite(x->o, rows * tiles[0]->value_panels * MHAI_PANEL);
+}
+
+static void join_row(float *o, const float *sums, int64_t n, float old_max, float max, float sum,
+                     float *l)
+{
+    const float alpha = scalar_exp2(old_max - (max == -__builtin_inff() ? 0.0f : max));
+    *l = scalar_fma(*l, alpha, sum);
+    join_rows(1, n, sums, n, &alpha, o, n);
 }

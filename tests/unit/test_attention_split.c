@@ -1,0 +1,156 @@
+/* Few queries over long keys, which threads share block by block: the bits are those of one thread,
+ * whatever is masked, added or not finite. */
+#include "support/machines.h"
+#include "support/rng.h"
+
+#include <multihead/multihead.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct decode_case {
+    int64_t B, H, Hk, T, S, D, Dv;
+    float *q, *k, *v, *o, *lse, *sinks, *slopes;
+    uint8_t *keep;
+    int64_t lengths[2];
+    mha_tensor Q, K, V, O, L, SINKS, SLOPES, KEEP;
+    mha_attention_desc desc;
+} decode_case;
+
+static float *normal(rng *r, int64_t n)
+{
+    float *x = malloc((size_t)n * sizeof *x);
+    assert_non_null(x);
+    for (int64_t i = 0; i < n; i++) x[i] = rng_normal(r);
+    return x;
+}
+
+static mha_tensor four(float *data, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    return mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){a, b, c, d});
+}
+
+/* A key or a value that is not finite, seldom where nobody sees it. */
+static void spoil(decode_case *x, rng *r)
+{
+    if (rng_between(r, 0, 3) == 0)
+        x->k[rng_between(r, 0, x->B * x->Hk * x->S * x->D - 1)] = (float)NAN;
+    if (rng_between(r, 0, 3) == 0)
+        x->v[rng_between(r, 0, x->B * x->Hk * x->S * x->Dv - 1)] = INFINITY;
+}
+
+static void add_terms(decode_case *x, rng *r)
+{
+    mha_attention_desc *d = &x->desc;
+    if (rng_between(r, 0, 2) == 0) {
+        d->flags |= MHA_ATTENTION_CAUSAL;
+        d->q_offset = rng_between(r, 0, x->S - 1);
+    }
+    for (int64_t b = 0; b < x->B; b++) x->lengths[b] = rng_between(r, 0, x->S);
+    if (rng_between(r, 0, 2) == 0) d->key_lengths = x->lengths;
+    if (rng_between(r, 0, 2) == 0) d->softcap = 20;
+    if (rng_between(r, 0, 2) == 0) d->sink_logits = &x->SINKS;
+    if (rng_between(r, 0, 2) == 0) d->alibi_slopes = &x->SLOPES;
+    if (rng_between(r, 0, 2) == 0) d->keep_mask = &x->KEEP;
+    for (int64_t i = 0; i < x->T * x->S; i++) x->keep[i] = rng_between(r, 0, 3) > 0;
+}
+
+static void make(decode_case *x, rng *r)
+{
+    static const int64_t groups[] = {1, 1, 4, 8, 20, 32}, widths[] = {32, 64, 72, 128};
+    *x = (decode_case){.B = rng_between(r, 1, 2), .Hk = rng_between(r, 1, 2)};
+    x->H = x->Hk * RNG_PICK(r, groups);
+    x->T = rng_between(r, 1, x->H == x->Hk ? 12 : 2);
+    x->S = rng_between(r, 3000, 5000);
+    x->D = RNG_PICK(r, widths);
+    x->Dv = rng_between(r, 1, 4) * 32;
+    x->Q = four(x->q = normal(r, x->B * x->H * x->T * x->D), x->B, x->H, x->T, x->D);
+    x->K = four(x->k = normal(r, x->B * x->Hk * x->S * x->D), x->B, x->Hk, x->S, x->D);
+    x->V = four(x->v = normal(r, x->B * x->Hk * x->S * x->Dv), x->B, x->Hk, x->S, x->Dv);
+    x->O = four(x->o = normal(r, x->B * x->H * x->T * x->Dv), x->B, x->H, x->T, x->Dv);
+    x->L = mha_tensor_contiguous(x->lse = normal(r, x->B * x->H * x->T), MHA_F32, 3,
+                                 (int64_t[]){x->B, x->H, x->T});
+    x->SINKS = mha_tensor_contiguous(x->sinks = normal(r, x->H), MHA_F32, 1, (int64_t[]){x->H});
+    x->SLOPES = mha_tensor_contiguous(x->slopes = normal(r, x->H), MHA_F32, 1, (int64_t[]){x->H});
+    x->keep = malloc((size_t)(x->T * x->S));
+    assert_non_null(x->keep);
+    x->KEEP = mha_tensor_contiguous(x->keep, MHA_U8, 4, (int64_t[]){1, 1, x->T, x->S});
+    x->desc = (mha_attention_desc){.struct_size = sizeof x->desc};
+    add_terms(x, r);
+    spoil(x, r);
+}
+
+static void discard(decode_case *x)
+{
+    float *all[] = {x->q, x->k, x->v, x->o, x->lse, x->sinks, x->slopes};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+    free(x->keep);
+}
+
+/* Into o and lse; returns whether key blocks were shared. */
+static bool compute(decode_case *x, const machine *m)
+{
+    mha_attention_plan plan;
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &x->L};
+    x->desc.path = m->path;
+    assert_int_equal(
+        mha_attention_explain(m->context, &x->desc, &x->Q, &x->K, &x->V, &x->O, &outputs, &plan),
+        MHA_OK);
+    assert_int_equal(
+        mha_attention_forward(m->context, &x->desc, &x->Q, &x->K, &x->V, &x->O, &outputs), MHA_OK);
+    return plan.work_items > x->B * x->Hk;
+}
+
+/* NaNs may differ in sign and payload. */
+static bool same_bits(const float *a, const float *b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (memcmp(&a[i], &b[i], sizeof *a) != 0 && !(isnan(a[i]) && isnan(b[i]))) return false;
+    return true;
+}
+
+static void threads_share_keys(void **state)
+{
+    (void)state;
+    enum { COUNTS = 3 };
+    static const int threads[COUNTS] = {2, 3, 8};
+    machines one = machines_make(1), several[COUNTS];
+    int shared = 0;
+    for (int i = 0; i < COUNTS; i++) several[i] = machines_make(threads[i]);
+    for (int i = 0; i < rng_cases(20, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
+        decode_case x;
+        make(&x, &r);
+        const int64_t rows = x.B * x.H * x.T, n = rows * x.Dv;
+        float *o = normal(&r, n), *lse = normal(&r, rows);
+        for (int m = 0; m < one.count; m++) {
+            if (one.each[m].path == MHA_PATH_PLAIN) continue;
+            compute(&x, &one.each[m]);
+            memcpy(o, x.o, (size_t)n * sizeof *o);
+            memcpy(lse, x.lse, (size_t)rows * sizeof *lse);
+            for (int j = 0; j < COUNTS; j++) {
+                shared += compute(&x, &several[j].each[m]);
+                if (!same_bits(o, x.o, n) || !same_bits(lse, x.lse, rows))
+                    fail_msg("case %d, %s: %d threads change the bits", i, one.each[m].name,
+                             threads[j]);
+            }
+        }
+        free(o);
+        free(lse);
+        discard(&x);
+    }
+    if (rng_whole_sample()) assert_true(shared > 0);
+    machines_free(&one);
+    for (int i = 0; i < COUNTS; i++) machines_free(&several[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_share_keys)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
