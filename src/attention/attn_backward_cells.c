@@ -116,23 +116,34 @@ static void pack_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai
                      .any_bad = &any_bad});
 }
 
-/* A row's numbers, q and dO; what is not finite becomes 0, and delta says so. */
-static void load_row(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
-                     int64_t r)
+static void scale_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai_cells_chunk *c,
+                       float factor, float *out)
+{
+    const void *in = mhai_attn_data(x, c->c.seq.batch, c->h, c->c.seq.q0 + c->t);
+    job->kernels->scale_rows(&(mhai_pack){.out = out,
+                                          .in = in,
+                                          .type = x->dtype,
+                                          .stride = x->stride[2],
+                                          .rows = c->c.rows,
+                                          .cols = x->shape[3]},
+                             factor);
+}
+
+/* The rows' numbers, q and dO; what is not finite becomes 0, and delta says so. */
+static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w)
 {
     const mhai_attn_problem *p = job->p;
     const float factor = p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
-    const int64_t batch = c->c.seq.batch, row = c->c.seq.q0 + c->t + r;
-    float lse = *mhai_attn_row(&p->lse, batch, c->h, row);
-    bool finite;
-    w->lse[r] = lse == -INFINITY ? INFINITY : (float)((double)lse * log2_e);
-    w->delta[r] = (float)mhai_backward_delta(job->x, batch, c->h, row);
-    w->gate[r] = (float)mhai_backward_gate(p, batch, c->h);
-    job->kernels->scale_row(w->q + r * p->D, p->q.dtype, mhai_attn_data(&p->q, batch, c->h, row),
-                            p->D, factor, &finite);
-    job->kernels->scale_row(w->g + r * p->Dv, job->x->o_gradient.dtype,
-                            mhai_attn_data(&job->x->o_gradient, batch, c->h, row), p->Dv, 1,
-                            &finite);
+    const int64_t batch = c->c.seq.batch, row = c->c.seq.q0 + c->t;
+    const float gate = (float)mhai_backward_gate(p, batch, c->h);
+    for (int64_t r = 0; r < c->c.rows; r++) {
+        const float lse = *mhai_attn_row(&p->lse, batch, c->h, row + r);
+        w->lse[r] = lse == -INFINITY ? INFINITY : (float)((double)lse * log2_e);
+        w->delta[r] = (float)mhai_backward_delta(job->x, batch, c->h, row + r);
+        w->gate[r] = gate;
+    }
+    scale_rows(job, &p->q, c, factor, w->q);
+    scale_rows(job, &job->x->o_gradient, c, 1, w->g);
 }
 
 /* The chunk of at most MHAI_CELL_QUERIES queries from t on. panels: q and dO are wanted on the
@@ -146,7 +157,7 @@ mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_spa
     c.c.rows = c.c.width = mhai_min_i64(MHAI_CELL_QUERIES, c.c.seq.T - t);
     c.c.head0 = h, c.c.query0 = t;
     mhai_attn_place_rows(&job->walk, &c.c, &w->rows);
-    for (int64_t r = 0; r < c.c.rows; r++) load_row(job, &c, w, r);
+    if (c.c.rows > 0) load_rows(job, &c, w);
     if (panels && c.c.rows > 0) {
         pack_rows(job, &p->q, &c, w->bad, w->q_panels);
         pack_rows(job, &job->x->o_gradient, &c, w->bad, w->g_panels);

@@ -32,7 +32,8 @@ typedef struct mhai_pack {
  *              columns are zero-padded, rows beyond `rows` up to the next multiple of 16 too. */
 
 /* scale_row: out[i] = in[i] * factor; *finite tells whether every in[i] is. If one is not, the
- * whole row becomes 0. */
+ * whole row becomes 0. scale_rows: the same for rows of `in`, one after the other in `out`; the
+ * rest of mhai_pack is not read. */
 
 /* Non-finite keys, values and queries that a tile must look at (attention.h, special values). */
 typedef struct mhai_poison {

@@ -169,6 +169,12 @@ ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 
 static void pack_values(const mhai_pack *pack){BY_TYPE(pack->type, pack_values_as, pack)}
 
+ALWAYS_INLINE const void *row_of(mha_dtype type, const void *in, int64_t first)
+{
+    return type == MHA_F32 ? (const void *)((const float *)in + first)
+                           : (const void *)((const uint16_t *)in + first);
+}
+
 ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int64_t n, float factor,
                                 bool *finite)
 {
@@ -186,7 +192,17 @@ ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int6
 }
 
 static void scale_row(float *out, mha_dtype type, const void *in, int64_t n, float factor,
-                      bool *finite)
+                      bool *finite){BY_TYPE(type, scale_row_as, out, in, n, factor, finite)}
+
+ALWAYS_INLINE void scale_rows_as(mha_dtype type, const mhai_pack *rows, float factor)
 {
-    BY_TYPE(type, scale_row_as, out, in, n, factor, finite)
+    bool finite;
+    for (int64_t r = 0; r < rows->rows; r++)
+        scale_row_as(type, rows->out + r * rows->cols, row_of(type, rows->in, r * rows->stride),
+                     rows->cols, factor, &finite);
+}
+
+static void scale_rows(const mhai_pack *rows, float factor)
+{
+    BY_TYPE(rows->type, scale_rows_as, rows, factor)
 }
