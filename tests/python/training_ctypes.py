@@ -129,6 +129,7 @@ class Transformer:
         self.data = np.ctypeslib.as_array(_library.mha_transformer_data(self.handle), (size,))
         self.gradient, self.m, self.v = (np.zeros(size, np.float32) for _ in range(3))
         self.table, self.steps, self.input = self._table(), 0, None
+        self.runs = self._runs()
         self.width = self.desc.embed_dim if flags & FLAGS["no_output"] else self.desc.vocab_size
 
     def _table(self):
@@ -206,7 +207,7 @@ class Transformer:
     def adamw(self, learning_rate, betas=(0.9, 0.999), weight_decay=0.0, scale=0.0):
         """One step; weight decay on matrices only."""
         self.steps += 1
-        for offset, count, matrix in self._runs():
+        for offset, count, matrix in self.runs:
             s = AdamW(struct_size=C.sizeof(AdamW), learning_rate=learning_rate, beta1=betas[0],
                       beta2=betas[1], weight_decay=weight_decay if matrix else 0,
                       gradient_scale=scale, step=self.steps)
