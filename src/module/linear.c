@@ -113,19 +113,26 @@ mha_status mha_linear_create(mha_context *context, const mha_tensor *weight, con
     return MHA_OK;
 }
 
+mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation, const float *x,
+                            int64_t x_stride, int64_t rows, float *y, int64_t y_stride)
+{
+    return (mhai_matmul){.rows = rows,
+                         .inner = linear->inputs,
+                         .cols = linear->outputs,
+                         .a = x,
+                         .a_stride = x_stride,
+                         .panels = linear->weight,
+                         .bias = linear->bias,
+                         .activation = activation,
+                         .c = y,
+                         .c_stride = y_stride};
+}
+
 void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activation activation,
                      const float *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride)
 {
-    mhai_matmul_run(context, &(mhai_matmul){.rows = rows,
-                                            .inner = linear->inputs,
-                                            .cols = linear->outputs,
-                                            .a = x,
-                                            .a_stride = x_stride,
-                                            .panels = linear->weight,
-                                            .bias = linear->bias,
-                                            .activation = activation,
-                                            .c = y,
-                                            .c_stride = y_stride});
+    const mhai_matmul job = mhai_linear_job(linear, activation, x, x_stride, rows, y, y_stride);
+    mhai_matmul_run(context, &job);
 }
 
 mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const mha_tensor *bias)

@@ -3,6 +3,7 @@
 #define MHAI_LINEAR_H
 
 #include "kernels/kernels.h"
+#include "module/matmul.h"
 
 #include <multihead/component.h>
 #include <multihead/nn.h>
@@ -30,7 +31,10 @@ void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t ro
 void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* y = activation(x W^T + b) for rows rows at the given strides. Nothing is checked or allocated. */
+/* y = activation(x W^T + b) for rows rows at the given strides: as a product, and done. Nothing is
+ * checked or allocated. */
+mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation, const float *x,
+                            int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
 void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activation activation,
                      const float *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
 

@@ -24,6 +24,7 @@ typedef struct matmul_run {
     int64_t block_rows;   /* rows of a row block */
     int64_t group_panels; /* panels of a column group */
     int64_t blocks;       /* row blocks */
+    int64_t items;        /* blocks of all groups */
 } matmul_run;
 
 /* ---- the product --------------------------------------------------------------------------- */
@@ -94,11 +95,9 @@ static void run_panels(const matmul_run *run, int64_t row, int64_t rows, int64_t
     } while (input < run->job->inner);
 }
 
-static void run_block(void *argument, int64_t item, int worker)
+static void run_block(const matmul_run *run, int64_t item)
 {
-    const matmul_run *run = argument;
     const mhai_matmul *job = run->job;
-    (void)worker;
     /* Row blocks follow each other under one group, whose panels then stay in cache. */
     int64_t row = item % run->blocks * run->block_rows;
     int64_t rows = mhai_min_i64(run->block_rows, job->rows - row);
@@ -116,29 +115,57 @@ static void run_block(void *argument, int64_t item, int worker)
  * rows about as fast as it reads them. Threads that are awake are worth that much; those that sleep
  * take longer to wake (30 to 50 us in a virtual machine), and sharing gains half of the time at
  * most. */
-static bool pays_to_share(const mha_context *context, const mhai_matmul *job)
+static bool pays_to_share(const mha_context *context, const mhai_matmul *jobs, int count)
 {
     const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);
-    const double work = (double)(job->rows + 8) * (double)job->inner * (double)job->cols;
+    double work = 0;
+    for (int i = 0; i < count; i++)
+        work += (double)(jobs[i].rows + 8) * (double)jobs[i].inner * (double)jobs[i].cols;
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
+}
+
+static matmul_run divide(const mhai_matmul *job, const mhai_kernels *kernels, int64_t threads)
+{
+    matmul_run run = {.job = job, .kernels = kernels};
+    if (job->rows == 0 || job->cols == 0) return run;
+    const int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
+    run.block_rows = mhai_min_i64(job->rows, (int64_t)BLOCK_STRIPS * kernels->tile_rows);
+    run.blocks = mhai_ceil_div(job->rows, run.block_rows);
+    /* Few rows: narrower groups, so that every thread has some. */
+    const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
+    run.group_panels = mhai_min_i64(GROUP_PANELS, mhai_ceil_div(panels, wanted));
+    run.items = run.blocks * mhai_ceil_div(panels, run.group_panels);
+    return run;
+}
+
+/* Items of the first product, then those of the next. */
+static void run_item(void *argument, int64_t item, int worker)
+{
+    const matmul_run *run = argument;
+    (void)worker;
+    for (; item >= run->items; run++) item -= run->items;
+    run_block(run, item);
+}
+
+void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count)
+{
+    const mhai_kernels *kernels = mhai_kernels_for(context->isa);
+    const int64_t threads = pays_to_share(context, jobs, count) ? context->num_threads : 1;
+    matmul_run runs[MHAI_MATMULS];
+    int64_t items = 0;
+    for (int i = 0; i < count; i++) {
+        runs[i] = divide(&jobs[i], kernels, threads);
+        items += runs[i].items;
+    }
+    if (threads > 1)
+        mha_parallel_for(context, items, run_item, runs);
+    else
+        for (int64_t i = 0; i < items; i++) run_item(runs, i, 0);
 }
 
 void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
 {
-    if (job->rows == 0 || job->cols == 0) return;
-    matmul_run run = {.job = job, .kernels = mhai_kernels_for(context->isa)};
-    const int64_t threads = pays_to_share(context, job) ? context->num_threads : 1;
-    int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
-    run.block_rows = mhai_min_i64(job->rows, (int64_t)BLOCK_STRIPS * run.kernels->tile_rows);
-    run.blocks = mhai_ceil_div(job->rows, run.block_rows);
-    /* Few rows: narrower groups, so that every thread has some. */
-    int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
-    run.group_panels = mhai_min_i64(GROUP_PANELS, mhai_ceil_div(panels, wanted));
-    int64_t groups = mhai_ceil_div(panels, run.group_panels);
-    if (threads > 1)
-        mha_parallel_for(context, run.blocks * groups, run_block, &run);
-    else
-        for (int64_t i = 0; i < run.blocks * groups; i++) run_block(&run, i, 0);
+    mhai_matmul_run_all(context, job, 1);
 }
 
 /* ---- packing ------------------------------------------------------------------------------- */

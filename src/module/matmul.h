@@ -25,7 +25,10 @@ typedef struct mhai_matmul {
     int64_t c_stride;
 } mhai_matmul;
 
-/* Nothing is checked or allocated. */
+/* Some products that do not need each other, at most so many, with one fork and join. Nothing is
+ * checked or allocated. */
+enum { MHAI_MATMULS = 3 };
+void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count);
 void mhai_matmul_run(mha_context *context, const mhai_matmul *job);
 
 /* Floats that b [inner, cols] takes in panels; false if the number overflows. */

@@ -82,18 +82,33 @@ static mha_status take_scratch(mhai_forward *f, const mha_module_call *call)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y. */
+/* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y: as one
+ * product of *jobs, where rows lie evenly, or at once. */
 static void project_in(const mhai_forward *f, int projection, const mha_tensor *x,
-                       const mha_tensor *y)
+                       const mha_tensor *y, mhai_matmul *jobs, int *count)
 {
     const mha_linear *l = f->module->projection[projection];
-    int64_t length = x->shape[1];
-    bool one_run = x->stride[0] == length * x->stride[1] || f->B == 1;
-    for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
+    const int64_t length = x->shape[1];
+    if (x->stride[0] == length * x->stride[1] || f->B == 1) {
+        jobs[(*count)++] = mhai_linear_job(l, MHA_ACTIVATION_NONE, x->data, x->stride[1],
+                                           f->B * length, y->data, l->outputs);
+        return;
+    }
+    for (int64_t b = 0; b < f->B; b++)
         mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
-                        (const float *)x->data + b * x->stride[0], x->stride[1],
-                        one_run ? f->B * length : length,
+                        (const float *)x->data + b * x->stride[0], x->stride[1], length,
                         (float *)y->data + b * length * l->outputs, l->outputs);
+}
+
+/* Queries, keys and values, with one fork and join. */
+static void project_all(const mhai_forward *f)
+{
+    mhai_matmul jobs[MHAI_MATMULS];
+    int count = 0;
+    if (f->has_query) project_in(f, MHAI_Q, &f->query, &f->q, jobs, &count);
+    if (f->has_keys) project_in(f, MHAI_K, &f->key, &f->k, jobs, &count);
+    if (f->has_keys) project_in(f, MHAI_V, &f->value, &f->v, jobs, &count);
+    mhai_matmul_run_all(f->context, jobs, count);
 }
 
 static void project_out(const mhai_forward *f)
@@ -147,11 +162,7 @@ static mha_status attend(mhai_forward *f)
 
 static mha_status compute(mhai_forward *f)
 {
-    if (f->has_query) project_in(f, MHAI_Q, &f->query, &f->q);
-    if (f->has_keys) {
-        project_in(f, MHAI_K, &f->key, &f->k);
-        project_in(f, MHAI_V, &f->value, &f->v);
-    }
+    project_all(f);
     MHA_TRY(mhai_module_position_apply(f));
     MHA_TRY(attend(f));
     if (!f->has_query) return MHA_OK;
