@@ -46,6 +46,7 @@ mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_c
 {
     mhai_attn_block block = {.key = key};
     block.keys = (int)mhai_min_i64(MHAI_KEY_BLOCK, c->limit.end - key);
+    block.pack_end = block.keys;
     if (p->window && (key < p->sink_keys || p->global_keys.data))
         find_exempt_keys(p, &c->seq, &block);
     if (p->key_documents.data) find_documents(p, &c->seq, &block);

@@ -58,7 +58,8 @@ typedef struct mhai_attn_block {
     int exempt_begin, exempt_end; /* hull of the keys that no window hides */
     bool exempt_solid;            /* every key of that hull is one */
     int32_t least_document, greatest_document;
-    bool packed, bad; /* packed yet; with something that is not finite */
+    int pack_begin, pack_end; /* keys that some row of the chunk may see; begin a multiple of 32 */
+    bool packed, bad;         /* packed yet; with something that is not finite */
 } mhai_attn_block;
 
 /* A strip against a block: everything that a kernel call points to. */

@@ -300,16 +300,28 @@ static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
 }
 
+/* Keys of a chunk's block that a window leaves to some of its rows. */
+static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                         mhai_attn_block *block)
+{
+    if (!p->window || c->global_query || block->exempt_begin < block->exempt_end) return;
+    const int64_t begin = mhai_max_i64(0, c->window.begin - block->key);
+    block->pack_begin = (int)mhai_min_i64(begin / MHAI_PANEL * MHAI_PANEL, block->keys);
+    block->pack_end =
+        (int)mhai_max_i64(block->pack_begin, mhai_min_i64(block->keys, c->window.end - block->key));
+}
+
 static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_chunk *c,
                          const mhai_attn_block *block, float *out, uint8_t *bad, bool *any_bad)
 {
+    const int64_t first = c->seq.k0 + block->key + block->pack_begin;
     return (mhai_pack){.out = out,
-                       .in = mhai_attn_data(x, c->seq.batch, c->hk, c->seq.k0 + block->key),
+                       .in = mhai_attn_data(x, c->seq.batch, c->hk, first),
                        .type = x->dtype,
                        .stride = x->stride[2],
-                       .rows = block->keys,
+                       .rows = block->pack_end - block->pack_begin,
                        .cols = x->shape[3],
-                       .bad = bad,
+                       .bad = bad + block->pack_begin,
                        .any_bad = any_bad};
 }
 
@@ -319,10 +331,12 @@ static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
 {
     if (block->packed) return;
     block->packed = true;
-    mhai_pack pack = pack_of(&walk->p->k, c, block, w->k, w->bad_key, &block->bad);
+    const int64_t first = block->pack_begin;
+    mhai_pack pack =
+        pack_of(&walk->p->k, c, block, w->k + first * walk->p->D, w->bad_key, &block->bad);
     walk->kernels->pack_panels(&pack);
     if (!values) return;
-    pack = pack_of(&walk->p->v, c, block, w->v, w->bad_value, &block->bad);
+    pack = pack_of(&walk->p->v, c, block, w->v + first * MHAI_PANEL, w->bad_value, &block->bad);
     walk->kernels->pack_values(&pack);
 }
 
@@ -412,6 +426,7 @@ void mhai_attn_walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 {
     mhai_attn_block block = {.key = key};
     if (key < c->limit.end) block = mhai_attn_block_at(walk->p, c, key);
+    narrow_block(walk->p, c, &block);
     walk_block(walk, c, w, &block, visitor);
 }
 
