@@ -24,9 +24,17 @@ typedef struct tiled_job {
     mhai_attn_kept kept; /* m NULL: not wanted */
 } tiled_job;
 
+/* One item on its way, and what will be read when its present key block is done. */
+typedef struct tiled_item {
+    const mhai_attn_walk *walk;
+    int64_t next;    /* the worker's next item, as far as is known; items: none */
+    int64_t planned; /* the key block for whose end the fetch is */
+    mhai_fetch fetch;
+} tiled_item;
+
 static void start_outputs(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
-    const mhai_attn_walk *walk = user;
+    const mhai_attn_walk *walk = ((const tiled_item *)user)->walk;
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
 }
 
@@ -47,12 +55,59 @@ static void set_extras(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     }
 }
 
+static struct mhai_fetch_run fetch_run(const mha_tensor *x, int64_t b, int64_t h, int64_t first,
+                                       int64_t rows)
+{
+    return (struct mhai_fetch_run){mhai_attn_row(x, b, h, first), x->stride[2], rows};
+}
+
+/* Keys and values of the block at key, as far as there are any. */
+static void fetch_block(const mhai_attn_problem *p, const mhai_attn_chunk *c, int64_t key,
+                        mhai_fetch *fetch)
+{
+    const int64_t rows = mhai_min_i64(MHAI_KEY_BLOCK, c->seq.S - key);
+    fetch->runs[1] = fetch_run(&p->k, c->seq.batch, c->hk, c->seq.k0 + key, rows);
+    fetch->runs[2] = fetch_run(&p->v, c->seq.batch, c->hk, c->seq.k0 + key, rows);
+}
+
+/* What the worker reads when the block is done, to be fetched by the last tiles before: the chunk's
+ * next block, or the queries and the first block of the next item. Earlier it would not stay. */
+static void plan_fetch(tiled_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
+                       int64_t first)
+{
+    enum { ROWS_A_PANEL = 16 };
+    const mhai_attn_walk *walk = item->walk;
+    const mhai_attn_problem *p = walk->p;
+    const int64_t next = block->key + MHAI_KEY_BLOCK;
+    const int64_t end = p->window ? c->window.end : c->limit.end;
+    const int64_t strips = mhai_ceil_div(c->rows - first, walk->kernels->tile_rows);
+    const int64_t fetched = strips * mhai_ceil_div(block->keys, MHAI_PANEL) * ROWS_A_PANEL;
+    if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
+    item->planned = block->key;
+    item->fetch.run = MHAI_FETCH_RUNS;
+    if (p->D % 16 != 0 || p->D != p->Dv || p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32) return;
+    if (next < end) {
+        fetch_block(p, c, next, &item->fetch);
+        item->fetch.run = 1;
+    } else if (item->next < walk->tiling.items) {
+        const mhai_attn_chunk n = mhai_attn_chunk_of_item(walk, item->next);
+        const int64_t query = n.first % n.width, begin = mhai_attn_window(p, &n.seq, query).begin;
+        item->fetch.runs[0] = fetch_run(&p->q, n.seq.batch, n.head0 + n.first / n.width,
+                                        n.seq.q0 + query, mhai_min_i64(n.rows, n.width - query));
+        fetch_block(p, &n, begin / MHAI_KEY_BLOCK * MHAI_KEY_BLOCK, &item->fetch);
+        item->fetch.run = 0;
+    }
+}
+
 static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_block *block, mhai_attn_strip *s)
 {
-    const mhai_attn_walk *walk = user;
+    tiled_item *item = user;
+    const mhai_attn_walk *walk = item->walk;
     strip_extras extras;
     set_extras(walk, c, w, block, s, &extras);
+    if (item->planned != block->key) plan_fetch(item, c, block, s->first);
+    s->tile.fetch = &item->fetch;
     if (walk->tiling.scored_rows > 0) mhai_attn_keep_scores(walk, w, block, s);
     walk->kernels->tile_forward(&s->tile);
     if (walk->p->shaw_values.data) mhai_attn_add_shaw_values(walk->p, c, w, block, s);
@@ -61,7 +116,7 @@ static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
 static bool forward_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                          const mhai_attn_block *block, mhai_attn_strip *strips, int count)
 {
-    const mhai_attn_walk *walk = user;
+    const mhai_attn_walk *walk = ((const tiled_item *)user)->walk;
     const mhai_attn_problem *p = walk->p;
     const mhai_tile_rows rows = mhai_attn_rows_of(p, c, w, block, count);
     const mhai_tile *tiles[MHAI_ROWS_TILES] = {NULL};
@@ -107,17 +162,26 @@ static void finish_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
     if (job->kept.m) mhai_attn_keep_rows(&job->kept, job->walk.p, c, w);
 }
 
-static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
+static void run_rows(void *user, int64_t next, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
     const mhai_attn_walk *walk = &job->walk;
+    tiled_item item = {
+        .walk = walk, .next = next, .planned = -1, .fetch = {.run = MHAI_FETCH_RUNS}};
     const mhai_attn_visitor visitor = {.options = MHAI_WALK_VALUES,
-                                       .user = (void *)(uintptr_t)walk,
+                                       .user = &item,
                                        .chunk = start_outputs,
                                        .strip = forward_strip,
                                        .rows = walk->tiling.scored_rows > 0 ? NULL : forward_rows};
     mhai_attn_walk_chunk(walk, c, w, &visitor);
     finish_chunk(user, c, w);
+}
+
+/* A chunk of the average over heads; who comes next is not known here. */
+static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    const tiled_job *job = user;
+    run_rows(user, job->walk.tiling.items, c, w);
 }
 
 static void run_item(void *argument, int64_t item, int worker)
@@ -129,7 +193,7 @@ static void run_item(void *argument, int64_t item, int worker)
     }
     mhai_attn_workspace w = mhai_attn_workspace_of(&job->walk, worker);
     mhai_attn_chunk c = mhai_attn_chunk_of_item(&job->walk, item);
-    run_chunk(argument, &c, &w);
+    run_rows(argument, item + 1, &c, &w); /* workers take theirs in order */
 }
 
 static mha_status run(mha_context *context, tiled_job *job)

@@ -90,6 +90,17 @@ typedef struct mhai_tile_statistics {
     float entropy[MHAI_MAX_ROWS], largest[MHAI_MAX_ROWS];
 } mhai_tile_statistics;
 
+/* Rows of head_dim floats that will be read soon, fetched into the cache while a tile's scores are
+ * computed: 16 rows for each panel, a line in turn with its products. */
+enum { MHAI_FETCH_RUNS = 3 };
+typedef struct mhai_fetch {
+    int run; /* the present one */
+    struct mhai_fetch_run {
+        const float *at;
+        int64_t stride, rows; /* those still to come */
+    } runs[MHAI_FETCH_RUNS];
+} mhai_fetch;
+
 /* A strip of query rows against one key block. Scores are in units of log2 e: q comes multiplied
  * by scale * log2 e. */
 typedef struct mhai_tile {
@@ -109,6 +120,7 @@ typedef struct mhai_tile {
     float *scores; /* [rows][MHAI_SCORE_STRIDE] out of tile_forward: scores as they are masked, from
                       begin to end; NULL: not wanted */
     mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not wanted */
+    mhai_fetch *fetch;                /* tile_forward: used up as panels go by; NULL: nothing */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.

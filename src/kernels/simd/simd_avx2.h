@@ -123,6 +123,12 @@ static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, limit, _CMP_LT_OQ));
 }
+static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
+{
+    __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)keep));
+    __m256i dropped = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
+    return _mm256_blendv_ps(yes, no, _mm256_castsi256_ps(dropped));
+}
 
 static inline float vf_sum16(const vf part[2])
 {

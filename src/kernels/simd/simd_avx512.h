@@ -120,6 +120,11 @@ static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ), no, yes);
 }
+static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)keep);
+    return _mm512_mask_blend_ps(_mm_test_epi8_mask(bytes, bytes), no, yes);
+}
 
 /* Lane sums and maxima over 16 lanes: i + (i+8), then + (i+4), + (i+2), + (i+1). */
 static inline float fold8(__m256 x)

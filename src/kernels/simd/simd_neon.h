@@ -125,6 +125,11 @@ static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return vbslq_f32(vcltq_f32(a, limit), yes, no);
 }
+static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
+{
+    const uint32x4_t bytes = {keep[0], keep[1], keep[2], keep[3]};
+    return vbslq_f32(vtstq_u32(bytes, bytes), yes, no);
+}
 
 static inline float vf_sum16(const vf part[4])
 {

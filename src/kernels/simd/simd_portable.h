@@ -6,14 +6,17 @@
  *   TILE_ROWS, TILE_VECTORS the register block of the matrix kernel: rows x vectors of accumulators
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
- *   vd, vd_load, vd_store   VF_LANES / 2 doubles, read from and rounded to floats; + - * are C's
- * own vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16 VF_LANES halves (base/half.h) vf_fma
- * a * b + c, one rounding except here, where it is two vf_round                to the nearest
- * integer, ties to even (|a| < 2^22 matters only) vf_times_power          a * 2^n for an integer n
- * in -126 .. 127 (elsewhere anything) vf_where_below          per lane a < limit ? yes : no; NaN is
- * not below vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed
- * tree: lane i + lane i+8, then + i+4, + i+2, + i+1 transpose               VF_LANES rows of
- * VF_LANES in, columns out at out + i * ld */
+ *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; + - * are those of C
+ *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
+ *                           VF_LANES halves (base/half.h)
+ *   vf_fma                  a * b + c, one rounding except here, where it is two
+ *   vf_round                to the nearest integer, ties to even (|a| < 2^22 matters only)
+ *   vf_times_power          a * 2^n for an integer n in -126 .. 127 (elsewhere anything)
+ *   vf_where_below          per lane a < limit ? yes : no; NaN is not below
+ *   vf_where_kept           per lane a byte that is not 0 ? yes : no
+ *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
+ *                           lane i + lane i+8, then + i+4, + i+2, + i+1
+ *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
@@ -122,6 +125,10 @@ static inline vf vf_abs(vf a)
 static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return select(a < limit, yes, no);
+}
+static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
+{
+    return select((vi){keep[0], keep[1], keep[2], keep[3]} != 0, yes, no);
 }
 
 /* Adding 1.5 * 2^23 leaves the integer in the low bits of the significand. */

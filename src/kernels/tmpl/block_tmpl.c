@@ -12,10 +12,14 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { BLOCK_COLS = TILE_VECTORS * VF_LANES };
+enum {
+    BLOCK_COLS = TILE_VECTORS * VF_LANES,
+    LINE = 16 /* floats of a cache line */
+};
 
 typedef enum block_finish {
     FINISH_STORE,   /* c = sum */
+    FINISH_FETCH,   /* likewise, and rows that are to be read soon are fetched on the way */
     FINISH_RESCALE, /* c = fma(c, scale[row], sum) */
     FINISH_ADD      /* c = start + sum */
 } block_finish;
@@ -30,11 +34,13 @@ typedef struct block {
     const float *scale; /* FINISH_RESCALE: [rows] */
     const float *start; /* FINISH_ADD: c itself, or what stands for it; stride 0: one row for all */
     int64_t start_stride;
-    const float *next; /* FINISH_ADD: will be read soon, 4 floats for each inner index */
+    const float *next;            /* FINISH_ADD: will be read soon, 4 floats for each inner index;
+                                     FINISH_FETCH: rows of next_lines, a line for each inner index */
+    int64_t next_lines, next_gap; /* gap in floats: from the end of a row to the next row */
 } block;
 
 /* Into L2 and L1; never a fault. */
-ALWAYS_INLINE void fetch(const float *p)
+ALWAYS_INLINE void fetch(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
 }
@@ -58,12 +64,21 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
     const float *next = t->next;
+    int64_t lines = t->next_lines;
     if (finish ==
         FINISH_ADD) /* what is added to, perhaps far away, comes while the sums are made */
         for (int r = 0; r < rows; r++) fetch(t->c + r * t->c_stride);
     for (int64_t i = 0; i < inner; i++) {
         vf column[TILE_VECTORS];
         if (finish == FINISH_ADD) fetch(next + 4 * i);
+        if (finish == FINISH_FETCH) {
+            fetch(next);
+            next += LINE;
+            if (--lines == 0) {
+                lines = t->next_lines;
+                next += t->next_gap;
+            }
+        }
         UNROLL for (int j = 0; j < TILE_VECTORS; j++) column[j] =
             vf_load(b + i * MHAI_PANEL + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
@@ -107,6 +122,7 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
     }
 /* clang-format on */
 DEFINE_BLOCK(block_store_rows, FINISH_STORE, false, 0)
+DEFINE_BLOCK(block_fetch_rows, FINISH_FETCH, false, 0)
 DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_rows, FINISH_ADD, false, 0)
 DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)

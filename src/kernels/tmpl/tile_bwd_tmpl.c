@@ -17,7 +17,7 @@ static void mask_row_back(const mhai_tile_back *b, int row)
             vf_store(slope + j, vf_sub(one, vf_mul(flat, flat)));
         }
     }
-    mask_row(t, row);
+    mask_row(t, row, t->begin);
 }
 
 /* What dropout makes of each p: 0 or its scale. */

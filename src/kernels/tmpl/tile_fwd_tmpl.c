@@ -105,28 +105,119 @@ static void hide(float *s, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = -__builtin_inff();
 }
 
-/* All but the gaps between runs. The cap works on whole vectors: what it does left and right of the
- * interval is overwritten. */
-static void mask_interval(const mhai_tile *t, int row)
+/* All but the gaps between runs, and but for the bias and the bytes of keys before `from`. The cap
+ * works on whole vectors: what it does left and right of the interval is overwritten. */
+static void mask_interval(const mhai_tile *t, int row, int from)
 {
     const mhai_tile_mask *mask = t->mask;
     float *s = score_row(t, row);
     int begin = mask->begin[row], end = mask->end[row];
+    if (from < begin) from = begin;
     if (mask->shaw[row]) add_shaw(mask, row, s, begin, end);
     if (mask->softcap > 0) cap_scores(s, mask->softcap, t->begin, (t->end + 15) / 16 * 16);
-    if (mask->bias[row]) add_bias_row(mask, row, s, begin, end);
+    if (mask->bias[row]) add_bias_row(mask, row, s, from, end);
     if (mask->relative[row]) add_relative(s, mask->relative[row], begin, end);
-    if (mask->keep[row]) drop_keys_row(mask, row, s, begin, end);
+    if (mask->keep[row]) drop_keys_row(mask, row, s, from, end);
     hide(s, t->begin, begin);
     hide(s, end, t->end);
 }
 
-static void mask_row(const mhai_tile *t, int row)
+static void mask_row(const mhai_tile *t, int row, int from)
 {
     const mhai_tile_mask *mask = t->mask;
-    mask_interval(t, row);
+    mask_interval(t, row, from);
     for (int i = 0; i + 1 < mask->runs; i++)
         hide(score_row(t, row), mask->run_end[i], mask->run_begin[i + 1]);
+}
+
+/* ---- dense masks, a panel at a time: right after its products, while its scores are in L1 -------
+ */
+
+/* Their rows lie far apart, where no processor foresees the next; they are here by the time the
+ * panel's scores are. (Inlined by force: gcc drops calls to what only fetches.) */
+ALWAYS_INLINE void fetch_dense(const mhai_tile *t, int key)
+{
+    const mhai_tile_mask *mask = t->mask;
+    const int64_t size = mask->bias_type == MHA_F32 ? 4 : 2, line = LINE * (int64_t)sizeof(float);
+    for (int row = 0; row < t->rows; row++) {
+        const char *bias = (const char *)mask->bias[row];
+        for (int64_t i = 0; bias && i < MHAI_PANEL * size; i += line) fetch(bias + key * size + i);
+        if (mask->keep[row]) fetch(mask->keep[row] + key);
+    }
+}
+
+/* As add_bias and drop_keys do. */
+ALWAYS_INLINE void mask_panel_as(mha_dtype type, const mhai_tile *t, int key)
+{
+    const vf none = vf_set1(-__builtin_inff()), least = vf_set1(-0x1.fffffep127f);
+    const vf unit = vf_set1(log2_e);
+    for (int row = 0; row < t->rows; row++) {
+        const void *bias = t->mask->bias[row];
+        const uint8_t *keep = t->mask->keep[row];
+        float *s = score_row(t, row);
+        UNROLL for (int j = key; j < key + MHAI_PANEL; j += VF_LANES)
+        {
+            vf x = vf_load(s + j);
+            if (bias) {
+                vf b = load_as(type, bias, j);
+                x = vf_where_below(b, least, none, vf_fma(b, unit, x));
+            }
+            if (keep) x = vf_where_kept(keep + j, x, none);
+            vf_store(s + j, x);
+        }
+    }
+}
+
+static void mask_panel(const mhai_tile *t, int key)
+{
+    BY_TYPE(t->mask->bias_type, mask_panel_as, t, key)
+}
+
+/* The mask has a bias or bytes, keys next to each other, and nothing that comes before them. */
+static bool dense_mask(const mhai_tile_mask *mask)
+{
+    if (!mask || mask->shaw[0] || mask->softcap > 0 || mask->relative[0]) return false;
+    if (mask->bias[0] && mask->bias_stride != 1) return false;
+    if (mask->keep[0] && mask->keep_stride != 1) return false;
+    return mask->bias[0] || mask->keep[0];
+}
+
+/* The products of one panel; on the way, rows that the next tiles read. */
+static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
+{
+    struct mhai_fetch_run *run = &f->runs[f->run];
+    panel_product(block_fetch_rows, t->rows,
+                  &(block){.inner = t->head_dim,
+                           .a = t->q,
+                           .a_stride = t->head_dim,
+                           .b = t->k + key * t->head_dim,
+                           .c = t->s + key,
+                           .c_stride = MHAI_SCORE_STRIDE,
+                           .next = run->at,
+                           .next_lines = t->head_dim / LINE,
+                           .next_gap = run->stride - t->head_dim});
+    run->at += LINE * run->stride;
+    run->rows -= LINE;
+    while (f->run < MHAI_FETCH_RUNS && f->runs[f->run].rows <= 0) f->run++;
+}
+
+/* Scores, biased and dropped up to the key that is returned. */
+static int masked_scores(const mhai_tile *t)
+{
+    const bool dense = dense_mask(t->mask);
+    int from = t->begin;
+    for (int key = t->begin; key < t->end; key += MHAI_PANEL) {
+        const bool whole = dense && key + MHAI_PANEL <= t->end;
+        if (whole) fetch_dense(t, key);
+        if (t->fetch && t->fetch->run < MHAI_FETCH_RUNS)
+            score_fetching(t, key, t->fetch);
+        else
+            score_panels(t, key, key + 1);
+        if (!whole) continue;
+        mask_panel(t, key);
+        from = key + MHAI_PANEL;
+    }
+    return from;
 }
 
 /* Visible keys that are not finite, and every visible key of a query that is not, score NaN.
@@ -192,12 +283,12 @@ static float row_exp(float *s, int begin, int end, float m)
     return vf_sum16(sum);
 }
 
-/* Scores of one row, masked, with the columns that pad the last 16 lanes dropped. Returns their
- * end. */
-static int prepare_row(const mhai_tile *t, int row)
+/* Scores of one row, masked (before `from` by masked_scores), with the columns that pad the last 16
+ * lanes dropped. Returns their end. */
+static int prepare_row(const mhai_tile *t, int row, int from)
 {
     int end = (t->end + 15) / 16 * 16;
-    if (t->mask) mask_row(t, row);
+    if (t->mask) mask_row(t, row, from);
     if (t->mask && t->mask->poison) poison_row(t, row);
     for (int j = t->end; j < end; j++) score_row(t, row)[j] = -__builtin_inff();
     return end;
@@ -265,15 +356,20 @@ static void softmax_rows(const mhai_tile *t, const tile_runs *runs, float alpha[
 }
 
 /* The whole tile: masked, softmaxed, dropped. */
-static void softmax_step(const mhai_tile *t, float alpha[MHAI_MAX_ROWS])
+static void softmax_from(const mhai_tile *t, int from, float alpha[MHAI_MAX_ROWS])
 {
     int end = t->end;
-    for (int row = 0; row < t->rows; row++) end = prepare_row(t, row);
+    for (int row = 0; row < t->rows; row++) end = prepare_row(t, row, from);
     for (int row = 0; t->scores && row < t->rows; row++)
         memcpy(t->scores + row * MHAI_SCORE_STRIDE + t->begin, score_row(t, row) + t->begin,
                (size_t)(t->end - t->begin) * sizeof(float));
     softmax_rows(t, &(tile_runs){.count = 1, .begin = &t->begin, .end = &end}, alpha);
     for (int row = 0; t->dropout && row < t->rows; row++) drop_row(t, row);
+}
+
+static void softmax_step(const mhai_tile *t, float alpha[MHAI_MAX_ROWS])
+{
+    softmax_from(t, t->begin, alpha);
 }
 
 /* ---- a tile with gaps: what lies between the runs is neither computed nor looked at ------------
@@ -313,7 +409,7 @@ static void forward_runs(const mhai_tile *t)
     for (int run = 0; run < mask->runs; run++)
         score_panels(t, mask->run_begin[run], mask->run_end[run]);
     for (int row = 0; row < t->rows; row++) {
-        mask_interval(t, row);
+        mask_interval(t, row, t->begin);
         hide(score_row(t, row), last, (last + 15) / 16 * 16);
     }
     softmax_rows(t,
@@ -330,8 +426,7 @@ static void tile_forward(const mhai_tile *t)
         forward_runs(t);
         return;
     }
-    tile_scores(t);
-    softmax_step(t, alpha);
+    softmax_from(t, masked_scores(t), alpha);
     for (int row = 0; t->alpha && row < t->rows; row++) t->alpha[row] = alpha[row];
     for (int64_t panel = 0; panel < t->value_panels; panel++)
         panel_product(block_rescale_rows, t->rows,
@@ -394,10 +489,10 @@ static void finish_probabilities(const mhai_tile *t, int row, int end)
 
 static void tile_probabilities(const mhai_tile *t)
 {
-    tile_scores(t);
+    const int from = masked_scores(t);
     for (int row = 0; row < t->rows; row++) {
         if (t->statistics) t->statistics->entropy[row] = 0;
-        finish_probabilities(t, row, prepare_row(t, row));
+        finish_probabilities(t, row, prepare_row(t, row, from));
     }
 }
 
@@ -418,9 +513,9 @@ static void add_probabilities(float *out, const float *s, int64_t n, float m, fl
 static void tile_masked_scores(const mhai_tile *t)
 {
     const vf unit = vf_set1(0x1.62e430p-1f); /* ln 2 */
-    tile_scores(t);
+    const int from = masked_scores(t);
     for (int row = 0; row < t->rows; row++) {
-        int end = prepare_row(t, row);
+        int end = prepare_row(t, row, from);
         float *s = score_row(t, row);
         for (int j = t->begin; j < end; j += VF_LANES)
             vf_store(s + j, vf_mul(vf_load(s + j), unit));

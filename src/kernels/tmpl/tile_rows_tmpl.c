@@ -296,7 +296,7 @@ static void tile_rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows
         *finite = rows_finite(t);
         if (!*finite) return;
         for (int row = 0; row < t->rows; row++) {
-            const int last = prepare_row(t, row);
+            const int last = prepare_row(t, row, t->begin);
             t->m[row] = row_max(score_row(t, row), t->begin, last);
         }
     }

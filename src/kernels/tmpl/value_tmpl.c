@@ -3,7 +3,6 @@
  */
 
 enum {
-    LINE = 16,       /* floats of a cache line */
     VALUE_KEYS = 16, /* values read at a time: their rows are in L1 for all groups of columns */
     VALUE_WIDE = 4,  /* vectors of columns, while their sums leave registers for values */
     VALUE_FULL = 8,
