@@ -47,6 +47,7 @@ typedef struct bench_shape {
     bool by_token;                 /* [B,T,H,D] in memory, as projections write it */
     bool need_weights;             /* module: the weights' mean over heads */
     bool cache;                    /* decode from a KV cache */
+    bool int8;                     /* forward: in int8 arithmetic, its packing included */
 } bench_shape;
 
 /* A piece of work, ready to run as often as one likes; the i-th time it takes the i-th copy of what
@@ -110,6 +111,7 @@ typedef struct bench_row {
     bench_result result;
     double limit;  /* seconds that the machine needs at least, by peak or by bandwidth */
     double before; /* median of an older run; 0: none */
+    double f32;    /* of an int8 row: median of the same in f32 */
 } bench_row;
 
 typedef struct bench_report {
@@ -120,6 +122,9 @@ typedef struct bench_report {
 
 /* Seconds at the machine's limit; 0 if its peak is not known. */
 double bench_limit(const bench_machine *machine, const bench_work *work);
+
+/* What the work's products are held against: multiply-adds, or those of bytes; 0: not known. */
+double bench_peak(const bench_machine *machine, const bench_work *work);
 
 void bench_print_machine(const bench_machine *machine);
 void bench_print_row(const bench_row *row);

@@ -10,9 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+double bench_peak(const bench_machine *machine, const bench_work *work)
+{
+    return work->shape.int8 ? machine->int8_peak : machine->fma_peak;
+}
+
 double bench_limit(const bench_machine *machine, const bench_work *work)
 {
-    const double compute = machine->fma_peak > 0 ? work->flops / machine->fma_peak : 0;
+    const double peak = bench_peak(machine, work), compute = peak > 0 ? work->flops / peak : 0;
     const double memory = work->bytes / machine->bandwidth;
     return compute > memory ? compute : memory;
 }
@@ -44,6 +49,7 @@ void bench_print_row(const bench_row *row)
     else
         printf("  %6s %6s", "", "");
     printf("  %d of %d%s", r->quiet, r->samples, r->gated ? "" : ", ungated");
+    if (row->f32 > 0) printf("  %.2f times as fast as f32", row->f32 / r->median);
     if (row->before > 0) printf("  %.2f times as fast as before", row->before / r->median);
     printf("\n");
     fflush(stdout);
@@ -102,6 +108,7 @@ static void put_shape(json_out *json, const bench_shape *s)
     json_print(json, ", \"layout\": \"%s\"", s->by_token ? "bthd" : "bhtd");
     put_bool(json, "need_weights", s->need_weights);
     put_bool(json, "cache", s->cache);
+    json_print(json, ", \"compute\": \"%s\"", s->int8 ? "int8" : "f32");
 }
 
 static void put_reals(json_out *json, const char *name, const double *values, int count)
@@ -125,8 +132,12 @@ static void put_row(json_out *json, const bench_machine *machine, const bench_ro
     put_real(json, "gflops", 1e-9 * row->work.flops / r->median);
     put_real(json, "best_gflops", 1e-9 * row->work.flops / r->best);
     put_real(json, "gbs", 1e-9 * row->work.bytes / r->median);
-    put_real(json, "percent_of_peak",
-             machine->fma_peak > 0 ? 100 * row->work.flops / r->median / machine->fma_peak : 0);
+    const double peak = bench_peak(machine, &row->work);
+    put_real(json, "percent_of_peak", peak > 0 ? 100 * row->work.flops / r->median / peak : 0);
+    if (row->work.shape.int8) {
+        put_real(json, "f32_median_seconds", row->f32);
+        put_real(json, "times_as_fast_as_f32", row->f32 / r->median);
+    }
     put_real(json, "percent_of_roofline", 100 * row->limit / r->median);
     put_real(json, "older_median_seconds", row->before);
     put_bool(json, "gated", r->gated);

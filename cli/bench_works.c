@@ -225,6 +225,7 @@ static mha_status make_attention(mha_context *context, bench_work *work)
     work->run = s->kind == BENCH_BACKWARD ? run_backward : run_attention;
     *w = (attention_work){.context = context, .shape = *s};
     w->desc.struct_size = sizeof w->desc;
+    if (s->int8) w->desc.compute = MHA_COMPUTE_INT8;
     const double keys_bytes = 8.0 * (double)(s->batch * s->kv_heads * s->keys * s->head_dim);
     w->copies = s->kind == BENCH_DECODE ? copies_of(keys_bytes) : 1;
     mha_status status = make_tensors(w);
@@ -387,10 +388,10 @@ static void name_attention(bench_work *work)
     if (s->batch > 1) snprintf(batch, sizeof batch, " b%lld", (long long)s->batch);
     if (s->mask == BENCH_MASK_WINDOW)
         snprintf(window, sizeof window, " window%lld", (long long)s->window);
-    snprintf(work->name, sizeof work->name, "%s %s d%lld n%lld%s%s%s%s%s%s%s",
+    snprintf(work->name, sizeof work->name, "%s %s d%lld n%lld%s%s%s%s%s%s%s%s",
              bench_kind_name(s->kind), heads, (long long)s->head_dim, (long long)s->queries, keys,
              batch, masks[s->mask], window, s->by_token ? " bthd" : "",
-             s->need_weights ? " weights" : "", s->cache ? " cache" : "");
+             s->need_weights ? " weights" : "", s->cache ? " cache" : "", s->int8 ? " int8" : "");
 }
 
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work)

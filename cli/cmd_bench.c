@@ -14,7 +14,7 @@ typedef struct bench_options {
     int64_t batch, heads, kv_heads, head_dim, length, keys, window;
     int64_t rows, outputs, inputs, threads, samples;
     args_real seconds, patience;
-    int causal, mask, layout, need_weights, cache, isa, json, quiet;
+    int causal, mask, layout, need_weights, cache, compute, isa, json, quiet;
     const char *compare, *svg;
 } bench_options;
 
@@ -23,6 +23,7 @@ static const char *const isas[] = {MHA_ISA_LIST(ISA_TEXT) NULL};
 static const char *const masks[] = {"full",    "causal", "window", "blocks",
                                     "lengths", "keep",   "bias",   NULL};
 static const char *const layouts[] = {"bhtd", "bthd", NULL};
+static const char *const computes[] = {"f32", "int8", NULL}; /* mha_compute */
 
 enum { MOST = 1 << 24 };
 
@@ -51,6 +52,8 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "need-weights", bench_options, need_weights, 1,
              "module: the weights too, averaged over heads"),
     ROW_FLAG(0, "cache", bench_options, cache, 1, "decode from a KV cache, not from plain tensors"),
+    ROW_CHOICE("compute", bench_options, compute, computes,
+               "forward: int8 arithmetic is compared with f32 too; default f32"),
     ROW_HEADING("The work (gemm)"),
     ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
     ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
@@ -123,6 +126,8 @@ static const bench_shape all_shapes[] = {
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_LENGTHS},
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_KEEP},
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_BIAS},
+    {PLAIN(1, 8, 8, 64, 2048), .int8 = true},
+    {PLAIN(1, 8, 8, 128, 2048), .int8 = true},
     {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 64, 512)},
     {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 64, 2048)},
     {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 128, 512)},
@@ -175,7 +180,8 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
                      .inputs = or_else(o->inputs, 512),
                      .by_token = o->layout == 1,
                      .need_weights = o->need_weights,
-                     .cache = o->cache};
+                     .cache = o->cache,
+                     .int8 = o->compute == MHA_COMPUTE_INT8};
     s.kv_heads = or_else(o->kv_heads, decode && s.heads % 8 == 0 && !o->heads ? 8 : s.heads);
     s.keys = or_else(o->keys, decode ? 4096 : s.queries);
     if (o->causal) s.mask = BENCH_MASK_CAUSAL;
@@ -193,6 +199,8 @@ static cli_exit check_shape(const bench_options *o, const bench_shape *s)
         return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
     if (s->cache && s->kind != BENCH_DECODE)
         return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
+    if (s->int8 && s->kind != BENCH_FORWARD)
+        return cli_fail(CLI_USAGE, BENCH, "--compute int8 is for the work 'forward'");
     if (s->kind == BENCH_MODULE && (masked || s->keys != s->queries || s->by_token))
         return cli_fail(CLI_USAGE, BENCH,
                         "a module is measured full or --causal, on one sequence "
@@ -225,7 +233,15 @@ static bench_limits limits_of(const bench_options *o)
 static cli_exit measure_row(mha_context *context, const bench_limits *limits,
                             const bench_shape *shape, const bench_machine *machine, bench_row *row)
 {
-    cli_exit code = bench_work_make(context, shape, &row->work);
+    cli_exit code = CLI_OK;
+    if (shape->int8) { /* its twin, first */
+        bench_shape twin = *shape;
+        twin.int8 = false;
+        code = measure_row(context, limits, &twin, machine, row);
+        row->f32 = row->result.median;
+        bench_result_free(&row->result);
+    }
+    if (code == CLI_OK) code = bench_work_make(context, shape, &row->work);
     if (code != CLI_OK) return code;
     mha_status status = bench_measure(context, &row->work, limits, &row->result);
     bench_work_free(&row->work);

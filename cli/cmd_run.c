@@ -12,6 +12,7 @@
 
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};
 static const char *const paths[] = {"auto", "tiled", "plain", NULL};      /* mha_path */
+static const char *const computes[] = {"f32", "int8", NULL};              /* mha_compute */
 static const char *const layouts[] = {"bhtd", "bthd", NULL};              /* run_layout */
 static const char *const dtypes[] = {"auto", "f32", "f16", "bf16", NULL}; /* run_o_dtype() */
 static const char *const norms[] = {"none", "rms", "l2", NULL};
@@ -126,6 +127,7 @@ static const args_option option_table[] = {
     NUMBER("trace-limit", trace_limit, 1, 1000, "rows and columns shown at most; default 16"),
     HEADING("How"),
     CHOICE("path", path, paths, "default auto: the tiled one where it can"),
+    CHOICE("compute", compute, computes, "default f32; int8 is faster and coarser"),
     FLAG("strict", strict, "an error where that path would be left"),
     CHOICE("isa", isa, isas, "instruction set; default the best"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),

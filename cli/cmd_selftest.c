@@ -7,6 +7,9 @@
  *   delta_s      = (D + 4) u |scale| sum_d |q_d k_d| + 2 u |score_s|
  *
  * and u |o| for the plain path, whose result is rounded to a float when it is stored.
+ *
+ * int8 arithmetic of the same problems must have the same bits everywhere, and over all of them a
+ * cosine with the exact result of 0.999 (0.9998 is what normal numbers have, docs/numerics.md 13).
  */
 #include "args.h"
 #include "commands.h"
@@ -148,7 +151,8 @@ static cli_exit make_problem(random_source *r, random_problem *p)
     return code;
 }
 
-static cli_exit solve(mha_context *context, random_problem *p, mha_path path, float *out)
+static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mha_compute compute,
+                      float *out)
 {
     mha_tensor q = mha_tensor_contiguous(p->q, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->D});
     mha_tensor k = mha_tensor_contiguous(p->k, MHA_F32, 4, (int64_t[]){p->B, p->Hk, p->S, p->D});
@@ -156,6 +160,7 @@ static cli_exit solve(mha_context *context, random_problem *p, mha_path path, fl
     mha_tensor o = mha_tensor_contiguous(out, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->Dv});
     mha_attention_desc desc = p->desc;
     desc.path = path;
+    desc.compute = compute;
     desc.flags |= MHA_ATTENTION_STRICT;
     mha_status status = mha_attention_forward(context, &desc, &q, &k, &v, &o, NULL);
     return status == MHA_OK ? CLI_OK : cli_fail_status(SELFTEST, status);
@@ -230,7 +235,15 @@ enum { MOST_RUNNERS = 8 };
 /* Bits that must not differ: whether they were compared, and whether they did. */
 typedef struct bit_check {
     bool threads_differ, sets_compared, sets_differ;
+    bool int8_differs;
+    double along, size, exact_size; /* int8 times exact, and squares, summed */
 } bit_check;
+
+static double int8_cosine(const bit_check *bits)
+{
+    double sizes = sqrt(bits->size * bits->exact_size);
+    return sizes > 0 ? bits->along / sizes : 1;
+}
 
 static cli_exit make_context(mha_isa isa, int threads, mha_context **context)
 {
@@ -259,7 +272,7 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
     size_t bytes = (size_t)p->outputs * sizeof(float);
     float *best = runners[count - 1].out, *again;
     cli_exit code = make_floats(&(random_source){0}, p->outputs, 0, &again);
-    if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, again);
+    if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_F32, again);
     if (code == CLI_OK && memcmp(again, best, bytes) != 0) bits->threads_differ = true;
     free(again);
     /* Portable C has no fused multiply-add and is held to the bound only. */
@@ -271,18 +284,42 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
     return code;
 }
 
+/* Every set, and three threads; over what the runners had. */
+static cli_exit check_int8(random_problem *p, mha_context *three, contender *runners, int count,
+                           bit_check *bits)
+{
+    size_t bytes = (size_t)p->outputs * sizeof(float);
+    float *again;
+    cli_exit code = make_floats(&(random_source){0}, p->outputs, 0, &again);
+    if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, again);
+    for (int i = 0; i < count && code == CLI_OK; i++) {
+        code = solve(runners[i].context, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, runners[i].out);
+        if (code == CLI_OK && memcmp(runners[i].out, again, bytes) != 0) bits->int8_differs = true;
+    }
+    for (int64_t i = 0; i < p->outputs && code == CLI_OK; i++) {
+        double got = (double)again[i], exact = (double)p->expected[i];
+        bits->along += got * exact;
+        bits->size += got * got;
+        bits->exact_size += exact * exact;
+    }
+    free(again);
+    return code;
+}
+
 static cli_exit run_problem(random_source *r, mha_context *three, contender *runners, int count,
                             bit_check *bits)
 {
     random_problem p;
     cli_exit code = make_problem(r, &p);
-    if (code == CLI_OK) code = solve(three, &p, MHA_PATH_PLAIN, p.expected);
+    if (code == CLI_OK) code = solve(three, &p, MHA_PATH_PLAIN, MHA_COMPUTE_F32, p.expected);
     for (int i = 0; i < count && code == CLI_OK; i++) {
         code = make_floats(r, p.outputs, 0, &runners[i].out);
-        if (code == CLI_OK) code = solve(runners[i].context, &p, MHA_PATH_TILED, runners[i].out);
+        if (code == CLI_OK)
+            code = solve(runners[i].context, &p, MHA_PATH_TILED, MHA_COMPUTE_F32, runners[i].out);
     }
     if (code == CLI_OK) compare(&p, runners, count);
     if (code == CLI_OK) code = check_bits(&p, three, runners, count, bits);
+    if (code == CLI_OK) code = check_int8(&p, three, runners, count, bits);
     for (int i = 0; i < count; i++) {
         free(runners[i].out);
         runners[i].out = NULL;
@@ -294,7 +331,9 @@ static cli_exit run_problem(random_source *r, mha_context *three, contender *run
 static cli_exit report(const test_options *options, const contender *runners, int count,
                        const bit_check *bits)
 {
-    bool good = !bits->threads_differ && !bits->sets_differ;
+    const double cosine = int8_cosine(bits);
+    const bool close = cosine >= 0.999;
+    bool good = !bits->threads_differ && !bits->sets_differ && !bits->int8_differs && close;
     printf("attention forward, tiled path against plain arithmetic in double\n"
            "%" PRId64 " random problems (seed %" PRId64
            "): causal, lengths, masks, biases, grouped "
@@ -311,6 +350,9 @@ static cli_exit report(const test_options *options, const contender *runners, in
     if (bits->sets_compared)
         printf("  same bits on all instruction sets with fused multiply-add: %s\n",
                bits->sets_differ ? "NO, FAILED" : "yes");
+    printf("  int8 arithmetic: same bits on all instruction sets, with 1 and 3 threads: %s\n"
+           "                   cosine with plain arithmetic %.6f: %s\n",
+           bits->int8_differs ? "NO, FAILED" : "yes", cosine, close ? "ok" : "FAILED");
     puts(good ? "all is well" : "selftest failed: do not trust this build on this machine");
     return good ? CLI_OK : CLI_INTERNAL;
 }

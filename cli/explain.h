@@ -25,7 +25,7 @@ typedef struct explain_options {
     int alibi, sink_logits, gates, dense_mask, dense_bias;
     int lse, probabilities, average, scores, statistics, column_sums; /* outputs wanted */
     int dtype;                                                        /* f32, f16, bf16 */
-    int path, isa, strict;
+    int path, compute, isa, strict;
     const char *svg;
     int dark, json, quiet;
 } explain_options;

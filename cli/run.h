@@ -42,7 +42,7 @@ typedef struct run_options {
     const char *trace_heads, *trace_rows, *trace_keys;
     int64_t trace_limit, trace_sequence;
 
-    int path, isa, quiet;
+    int path, compute, isa, quiet;
     int64_t threads;
 } run_options;
 

@@ -2,23 +2,28 @@
 file(GLOB compute_sources CONFIGURE_DEPENDS
   base/*.c attention/*.c module/*.c nn/*.c presets/*.c analysis/*.c)
 mha_library(multihead SOURCES ${compute_sources}
-  kernels/kern_dispatch.c kernels/isa/isa_portable.c)
+  kernels/kern_dispatch.c kernels/isa/isa_portable.c
+  kernels/int8_dispatch.c kernels/isa/int8_portable.c)
 
 # So that the choices in it become masks and the loop becomes vectors.
 set_source_files_properties(attention/feature_map.c PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 # The files of src/kernels/isa are the only ones with machine flags.
 set(isa_flags -O3 -fno-trapping-math)
-set_source_files_properties(kernels/isa/isa_portable.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
+set_source_files_properties(kernels/isa/isa_portable.c kernels/isa/int8_portable.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_X86)
-  target_sources(multihead_objects PRIVATE kernels/isa/isa_avx2.c kernels/isa/isa_avx512.c)
-  set_source_files_properties(kernels/isa/isa_avx2.c PROPERTIES COMPILE_OPTIONS
-    "${isa_flags};-mavx2;-mfma;-mf16c")
+  target_sources(multihead_objects PRIVATE kernels/isa/isa_avx2.c kernels/isa/isa_avx512.c
+    kernels/isa/int8_avx2.c kernels/isa/int8_avx512.c)
+  set_source_files_properties(kernels/isa/isa_avx2.c kernels/isa/int8_avx2.c PROPERTIES
+    COMPILE_OPTIONS "${isa_flags};-mavx2;-mfma;-mf16c")
+  set(avx512_flags "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
   set_source_files_properties(kernels/isa/isa_avx512.c PROPERTIES COMPILE_OPTIONS
-    "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
+    "${avx512_flags}")
+  set_source_files_properties(kernels/isa/int8_avx512.c PROPERTIES COMPILE_OPTIONS
+    "${avx512_flags};-mavx512vnni")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_NEON)
-  target_sources(multihead_objects PRIVATE kernels/isa/isa_neon.c)
-  set_source_files_properties(kernels/isa/isa_neon.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
+  target_sources(multihead_objects PRIVATE kernels/isa/isa_neon.c kernels/isa/int8_neon.c)
+  set_source_files_properties(kernels/isa/isa_neon.c kernels/isa/int8_neon.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
 endif()

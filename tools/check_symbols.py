@@ -6,8 +6,9 @@ Usage: check_symbols.py BUILD_DIR
 - Static libraries define mha_* and mhai_* only, each name once; shared ones export mha_* only.
 - What the headers declare with MHA_API is exported by exactly one library, and nothing else is.
 - libmultihead needs libc, libm and threads only.
-- Vector instructions beyond the x86-64 baseline stand in isa_avx2.o and isa_avx512.o only, 512-bit
-  ones in isa_avx512.o only; those two call nothing that could carry their code elsewhere.
+- Vector instructions beyond the x86-64 baseline stand in isa_avx2.o, isa_avx512.o and int8_avx2.o,
+  int8_avx512.o only, 512-bit ones in those of avx512 only; these four call nothing that could carry
+  their code elsewhere.
 """
 import pathlib
 import re
@@ -19,7 +20,8 @@ LIBRARIES = ("multihead", "multihead-model", "multihead-render")
 SYSTEM = re.compile(r"^(libc|libm|libpthread|libgcc_s|ld-linux[\w-]*)\.so")
 # Memory functions are what compilers insert by themselves.
 ISA_MAY_CALL = {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}
-AVX_OBJECTS = ("isa_avx2.", "isa_avx512.")
+AVX2_OBJECTS = ("isa_avx2.", "int8_avx2.")
+AVX512_OBJECTS = ("isa_avx512.", "int8_avx512.")
 
 
 def run(*command):
@@ -75,7 +77,7 @@ def check_isa_calls(build):
     for line in run("nm", "-u", str(build / "libmultihead.a")).splitlines():
         if line.endswith(":"):
             member = line.rstrip(":")
-        elif line.strip() and member.startswith(AVX_OBJECTS):
+        elif line.strip() and member.startswith(AVX2_OBJECTS + AVX512_OBJECTS):
             symbol = line.split()[-1]
             if symbol not in ISA_MAY_CALL:
                 yield f"{member} calls {symbol}: code that old machines may share"
@@ -91,12 +93,12 @@ def check_instructions(build, library):
             member = line.split(":")[0]
             continue
         parts = line.rstrip("\n").split("\t")
-        if len(parts) < 2 or member in told or member.startswith("isa_avx512."):
+        if len(parts) < 2 or member in told or member.startswith(AVX512_OBJECTS):
             continue
         code = parts[1]
         wide = "%zmm" in code or "{%k" in code
         vector = wide or "%ymm" in code or re.match(r"v[a-z]", code)
-        if wide or (vector and not member.startswith("isa_avx2.")):
+        if wide or (vector and not member.startswith(AVX2_OBJECTS)):
             told.add(member)
             yield f"lib{library}.a: {member} holds '{' '.join(code.split())}'"
     if listing.wait() != 0:

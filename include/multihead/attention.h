@@ -70,6 +70,38 @@ typedef enum mha_path {
     MHA_PATH_PLAIN = 2  /* the formula as it stands, one row of scores at a time, in double */
 } mha_path;
 
+/* The arithmetic of the two products, Q K^T and P V. Never chosen unless asked for. */
+typedef enum mha_compute {
+    MHA_COMPUTE_F32 = 0,
+    /* Products of bytes, faster and coarser: forward only, by mha_attention_forward(). For each
+     * block of 512 keys of a sequence (those below key_lengths; visible or not), with round() to
+     * nearest even:
+     *
+     *   mean[d]  = the mean of k[s,d] over the block
+     *   k8[s,:]  = round((k[s,:] - mean) 127 / max_d |k[s,d] - mean[d]|)          a unit a key
+     *   q8[t,:]  = round(q[t,:] 127 / max_d |q[t,d]|)                            a unit a query
+     *   v8[:,d]  = round(v[:,d] 127 / max_s |v[s,d]|)                  a unit a channel and block
+     *   score    = scale * (units * sum_d q8 k8 + sum_d q mean), then bias, ALiBi, T5 and masks
+     *   p8[s]    = round(255 exp(score[s] - the block's largest visible score))
+     *   o, l     = sum p8 v8, sum p8 of each block, joined in f32 by exp(its largest score)
+     *
+     * The mean's share of a score is exact, so that a bias common to all keys costs nothing.
+     * It takes everything that f32 does but softcap, dropout, Shaw's positions, outputs other than
+     * lse, path plain and head sizes beyond 256; these are MHA_ERR_UNSUPPORTED, as is a backward.
+     *
+     * Accuracy  for normal q, k, v (D = Dv = 64, S = 2048): cosine of o with the exact result
+     *           >= 0.9998, relative error 1.6 %; |lse - exact| is some 0.01. Outliers cost more,
+     *           channels of k whose variance is large above all: docs/numerics.md 13.
+     * Bits      the same on every instruction set, portable C too, for any threads, batch, strides
+     *           and padding beyond key_lengths. But a key of the block that a query does not see
+     *           takes part in the units (not those beyond key_lengths, and only its finite
+     *           elements): it may change the result within the accuracy, and a huge one spoils it.
+     * Range     a key whose largest |k - mean| is 2^126 or more, and a query with an element of
+     *           2^93 or more after multiplication by scale log2 e, count as not finite. Rows of q,
+     *           k, and columns of v, whose elements are all below 2^-80 count as 0. */
+    MHA_COMPUTE_INT8 = 1
+} mha_compute;
+
 /* The largest D and Dv of the tiled path. */
 enum { MHA_TILED_MAX_HEAD_DIM = 256 };
 
@@ -133,6 +165,9 @@ typedef struct mha_attention_desc {
      * outputs over S have as many columns as the longest sequence has keys. */
     const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
     int64_t sequences;
+
+    mha_compute compute; /* the arithmetic; f32 unless asked for something else */
+    uint32_t reserved;   /* 0 */
 } mha_attention_desc;
 
 /* mha_attention_outputs.flags */
@@ -249,6 +284,7 @@ typedef struct mha_attention_plan {
     double flops;         /* 2 (D + Dv) visible_pairs, and 2 D for each further pass over them */
     double bytes;         /* of inputs and outputs, each counted once */
     size_t scratch_bytes; /* of the context's scratch, all threads */
+    mha_compute compute;
 } mha_attention_plan;
 
 /**

@@ -43,6 +43,7 @@ typedef struct mhai_attn_problem {
     bool t5_one_sided;
     bool need_data; /* false: only checked and accounted for, never run */
     mha_path path;  /* tiled or plain */
+    mha_compute compute;
     const char *reason;
 } mhai_attn_problem;
 

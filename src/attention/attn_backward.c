@@ -187,6 +187,9 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
     MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, &x->p));
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &desc, sizeof desc,
                              offsetof(mha_attention_desc, left_keys), a->desc));
+    if (x->p.compute != MHA_COMPUTE_F32)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "compute int8 has no backward; use MHA_COMPUTE_F32 in both directions");
     MHA_TRY(check_size(&x->p));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
     MHA_TRY(check_gradients(&desc, &gradients, x));

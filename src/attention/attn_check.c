@@ -1,5 +1,5 @@
 /* From a caller's arguments to a checked problem: nothing below this file checks anything. */
-#include "attention/attn.h"
+#include "attention/attn_int8.h"
 
 #include "base/checked.h"
 #include "base/struct_copy.h"
@@ -307,6 +307,13 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
     if (desc->path != MHA_PATH_AUTO && desc->path != MHA_PATH_TILED && desc->path != MHA_PATH_PLAIN)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: path is %d, expected 0, 1 or 2",
                         (int)desc->path);
+    if (desc->compute != MHA_COMPUTE_F32 && desc->compute != MHA_COMPUTE_INT8)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: compute is %d, expected 0 or 1",
+                        (int)desc->compute);
+    if (desc->reserved != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: reserved %u is unknown",
+                        (unsigned)desc->reserved);
+    p->compute = desc->compute;
     p->causal = desc->flags & MHA_ATTENTION_CAUSAL;
     p->strict = desc->flags & MHA_ATTENTION_STRICT;
     p->key_lengths = desc->key_lengths;
@@ -433,5 +440,5 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     if (need_data) MHA_TRY(check_overlap(&p, &own));
     MHA_TRY(choose_path(own.path, &p));
     *problem = p;
-    return MHA_OK;
+    return p.compute == MHA_COMPUTE_INT8 ? mhai_attn_int8_check(&p) : MHA_OK;
 }

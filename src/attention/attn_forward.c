@@ -1,4 +1,5 @@
 /* The public calls: check, choose, run; and the account that explain gives of it. */
+#include "attention/attn_int8.h"
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -13,6 +14,7 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_forward: context is NULL");
     mhai_attn_problem problem;
     MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, true, &problem));
+    if (problem.compute == MHA_COMPUTE_INT8) return mhai_attn_int8(context, &problem);
     return problem.path == MHA_PATH_TILED ? mhai_attn_tiled(context, &problem)
                                           : mhai_attn_plain(context, &problem);
 }
@@ -114,6 +116,12 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         if (!mhai_attn_split_floats(p, tiling, &split) || split > PTRDIFF_MAX / 8)
             return mha_fail(MHA_ERR_SIZE, "scratch: the scores of all keys overflow 64 bits");
         if (split > 0) shared += rounded((size_t)split * sizeof(float));
+        if (p->compute == MHA_COMPUTE_INT8) {
+            const mhai_int8_kernels *kernels = mhai_int8_kernels_for(context->isa);
+            plan->reason = kernels->reason;
+            shared +=
+                rounded(mhai_attn_int8_bytes(p, tiling, kernels) * (size_t)context->num_threads);
+        }
         if (p->query_starts) shared += rounded((size_t)(p->B + 1) * sizeof(int64_t));
     } else {
         MHA_TRY(mhai_attn_plain_bytes(p, &worker));
@@ -136,7 +144,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     mhai_attn_problem p;
     MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, false, &p));
     bool tiled = p.path == MHA_PATH_TILED;
-    mha_attention_plan made = {.path = p.path, .reason = p.reason};
+    mha_attention_plan made = {.path = p.path, .reason = p.reason, .compute = p.compute};
     made.isa = tiled ? context->isa : MHA_ISA_PORTABLE;
     made.key_block = tiled ? MHAI_KEY_BLOCK : p.S;
     made.row_block = tiled ? mhai_kernels_for(context->isa)->tile_rows : 1;

@@ -135,8 +135,8 @@ static bool forward_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
     return done;
 }
 
-static void write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
-                       const mhai_attn_workspace *w)
+void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                          const mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = walk->p;
     for (int64_t r = 0; r < c->rows; r++) {
@@ -158,7 +158,7 @@ static void finish_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
 {
     const tiled_job *job = user;
     mhai_attn_finish_shaw_values(&job->walk, c, w);
-    write_rows(&job->walk, c, w);
+    mhai_attn_write_rows(&job->walk, c, w);
     if (job->kept.m) mhai_attn_keep_rows(&job->kept, job->walk.p, c, w);
 }
 

@@ -95,6 +95,10 @@ typedef struct mhai_attn_visitor {
     void (*chunk)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w);
     void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                   const mhai_attn_block *block, mhai_attn_strip *strip);
+    /* Instead of the packing by the walk, when the first strip needs the block; sets its packed and
+     * bad. NULL: the walk packs. */
+    void (*pack)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                 mhai_attn_block *block);
     /* Row-major, of a chunk of few rows: all its strips that see something of the block at once,
      * with keys and values as they lie; false if it cannot, and strip() is to follow. NULL: never
      * tried. */
@@ -152,6 +156,10 @@ mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chu
                                  const mhai_attn_workspace *w, const mhai_attn_block *block,
                                  int strips);
 
+/* A block's keys, and its values if wanted, into panels, unless they are there. */
+void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                          mhai_attn_workspace *w, bool values, mhai_attn_block *block);
+
 /* Key-major: items are blocks of MHAI_KEY_BLOCK keys of the key/value heads of all sequences. Each
  * walks all rows that see any of it, head after head and query after query, in chunks that are cut
  * anywhere. Where the block begins beyond the sequence's keys nothing is visited. */
@@ -198,6 +206,12 @@ bool mhai_attn_block_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w, const mhai_attn_block *block,
                           mhai_attn_strip *strip);
+
+/* ---- attn_tiled.c ---------------------------------------------------------------------------- */
+
+/* o and lse of a chunk whose walk is done. */
+void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                          const mhai_attn_workspace *w);
 
 /* ---- attn_outputs.c, attn_sums.c: passes after the forward ----------------------------------- */
 

@@ -32,9 +32,13 @@ def measured(*arguments):
         check(abs(row["median_seconds"] - median) <= 1e-6 * median, f"{arguments}: median")
     check(abs(row["gflops"] * row["median_seconds"] * 1e9 / row["flops"] - 1) < 1e-6,
           f"{arguments}: GFLOP/s")
-    if row["peak_gflops"]:
-        check(abs(row["percent_of_peak"] / (100 * row["gflops"] / row["peak_gflops"]) - 1) < 1e-6,
+    peak = row["peak_int8_gops" if row.get("compute") == "int8" else "peak_gflops"]
+    if peak:
+        check(abs(row["percent_of_peak"] / (100 * row["gflops"] / peak) - 1) < 1e-6,
               f"{arguments}: percent")
+    if row.get("compute") == "int8":
+        times = row["f32_median_seconds"] / row["median_seconds"]
+        check(abs(row["times_as_fast_as_f32"] / times - 1) < 1e-6, f"{arguments}: times")
     return row
 
 
@@ -52,6 +56,8 @@ def counts():
               "lengths", "--layout", "bthd"), 4*8*128*28, None),
             (("forward", "--length", "16", "--heads", "1", "--head-dim", "8", "--mask", "keep"),
              4*8*256, None),
+            (("forward", "--length", "32", "--heads", "1", "--head-dim", "8", "--compute", "int8"),
+             4*8*32*32, None),
             (("backward", "--heads", "2", "--head-dim", "16", "--length", "32", "--batch", "3"),
              10*3*2*16*32*32, None),
             (("decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--keys", "700",
@@ -97,6 +103,7 @@ def mistakes():
             (("module", "--mask", "bias"), "module"), (("forward", "--heads", "0"), "--heads"),
             (("forward", "--causal", "--length", "9", "--keys", "8"), "--keys"),
             (("forward", "--seconds", "-1"), "--seconds"),
+            (("backward", "--compute", "int8"), "forward"),
             (("forward", "--mask", "lengths", "--length", "100"), "100")):
         check_error(run("bench", *arguments), USAGE, words, command="bench")
 

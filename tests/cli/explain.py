@@ -73,6 +73,10 @@ def paths():
                 "plain", command="explain")
     _, plan = explained(*SMALL, "--path", "plain", "--isa", "portable", "--threads", 1)
     check(plan["path"] == "plain" and plan["key_block"] == 12, f"asked for: {plan}")
+    _, plan = explained(*SMALL, "--compute", "int8")
+    check(plan["compute"] == "int8" and "int8" in plan["reason"], f"int8: {plan}")
+    check_error(explain(*SMALL, "--compute", "int8", "--softcap", 3), UNSUPPORTED, "softcap",
+                command="explain")
     _, plan = explained(*SMALL, "--isa", "portable")
     check(plan["isa"] == "portable", f"isa: {plan}")
     everything = ["--softcap", 30, "--dropout", 0.1, "--alibi", "--t5", 32, "--shaw", 4,

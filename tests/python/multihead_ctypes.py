@@ -70,7 +70,7 @@ class AttentionDesc(C.Structure):
                 ("shaw_values", TensorPointer), ("sink_logits", TensorPointer),
                 ("gates", TensorPointer), ("dropout_seed", C.c_uint64),
                 ("query_starts", Int64Pointer), ("key_starts", Int64Pointer),
-                ("sequences", C.c_int64)]
+                ("sequences", C.c_int64), ("compute", C.c_int), ("reserved", C.c_uint32)]
 
 
 class AttentionOutputs(C.Structure):
@@ -92,7 +92,7 @@ class AttentionPlan(C.Structure):
     _fields_ = [("path", C.c_int), ("isa", C.c_int), ("reason", C.c_char_p),
                 ("key_block", C.c_int64), ("row_block", C.c_int64), ("work_items", C.c_int64),
                 ("visible_pairs", C.c_int64), ("flops", C.c_double), ("bytes", C.c_double),
-                ("scratch_bytes", C.c_size_t)]
+                ("scratch_bytes", C.c_size_t), ("compute", C.c_int)]
 
 
 class ModuleDesc(C.Structure):

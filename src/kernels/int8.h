@@ -1,0 +1,64 @@
+/* Kernels of int8 arithmetic (docs/numerics.md 13): the contracts. They are a table of their own,
+ * since one instruction set may have faster products of bytes (VNNI) or not. All results have the
+ * same bits on every instruction set, portable C too: sums of products are integers, everything
+ * else is single operations of f32 in a fixed order, never fused.
+ *
+ * A dword holds `group` small numbers that lie one after the other along the inner dimension, and
+ * panels hold dwords as those of kernels.h hold floats: [dwords of the inner dimension][32]. */
+#ifndef MHAI_INT8_H
+#define MHAI_INT8_H
+
+#include "kernels/kernels.h"
+
+/* A query row: out[ceil(n / group)] = round(q 127 / max |q|), unit = max |q| / 127 2^24. start is
+ * what an instruction set's products need as the first term of a sum. A row out of range becomes 0,
+ * its unit NaN. */
+
+/* The keys of a block, from their f32 panels: their mean, and what is left of them by 127 steps a
+ * key. bad[j] is set to 1 for a key out of range. */
+typedef struct mhai_int8_keys {
+    const float *in; /* [panels][head_dim][32] */
+    int keys;
+    int64_t head_dim;
+    int32_t *out; /* [16][dwords][32] */
+    float *mean;  /* [head_dim padded to 16] */
+    float *unit;  /* [512] max |k - mean| / 127 2^-24, 0 beyond `keys` */
+    uint8_t *bad; /* [512] */
+    bool *any_bad;
+} mhai_int8_keys;
+
+/* The values of a block, from their f32 panels: 127 steps a channel. */
+typedef struct mhai_int8_values {
+    const float *in; /* [panels][MHAI_KEY_BLOCK][32] */
+    int keys;
+    int64_t panels;
+    int32_t *out; /* [panels][MHAI_KEY_BLOCK / group][32] */
+    float *unit;  /* [panels * 32] max |v| / 127 */
+} mhai_int8_values;
+
+/* What int8_forward takes beside a tile: q of the tile is read for the mean's part of the scores,
+ * its k and v are not. */
+typedef struct mhai_int8_tile {
+    const int32_t *q; /* [rows][row stride of the table] */
+    const float *q_unit;
+    const int32_t *q_start;
+    const int32_t *k;
+    const float *mean, *k_unit;
+    const int32_t *v;
+    const float *v_unit;
+} mhai_int8_tile;
+/* int8_forward: tile_forward of kernels.h without cap, Shaw's tables and dropout; leaves no
+ * probabilities in s. */
+
+typedef struct mhai_int8_kernels {
+    const char *reason;    /* explain's sentence */
+    int group, row_stride; /* row_stride in dwords */
+#define MHAI_KERNEL(name, arguments) void(*name) arguments;
+#include "kernels/int8.inc"
+#undef MHAI_KERNEL
+} mhai_int8_kernels;
+
+/* The best table that this machine runs for a context of that instruction set. */
+const mhai_int8_kernels *mhai_int8_kernels_for(mha_isa isa);
+
+#endif

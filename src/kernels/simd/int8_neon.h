@@ -1,0 +1,109 @@
+/* NEON of 64-bit Arm, without the optional instructions for bytes: numbers of 16 bits, two a dword.
+ * The names are those of every int8_*.h; see int8_portable.h for what each does. */
+#ifndef MHAI_SIMD_INT8_H
+#define MHAI_SIMD_INT8_H
+
+#include "kernels/simd/simd_neon.h"
+
+typedef int32x4_t vi;
+typedef int16x8_t vs;
+typedef uint16_t weight;
+enum { GROUP = 2, KEY_OFFSET = 0 };
+
+static inline vi vi_zero(void)
+{
+    return vdupq_n_s32(0);
+}
+static inline vi vi_set1(int32_t x)
+{
+    return vdupq_n_s32(x);
+}
+static inline vi vi_load(const int32_t *p)
+{
+    return vld1q_s32(p);
+}
+static inline void vi_store(int32_t *p, vi x)
+{
+    vst1q_s32(p, x);
+}
+static inline vi vi_add(vi a, vi b)
+{
+    return vaddq_s32(a, b);
+}
+static inline vi vi_pack(const vi x[GROUP])
+{
+    return vsliq_n_s32(x[0], x[1], 16);
+}
+static inline vi vi_products(vi sum, vs a, vs b)
+{
+    int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+    return vaddq_s32(sum, vpaddq_s32(low, vmull_high_s16(a, b)));
+}
+static inline vi vi_dot_keys(vi sum, vi query, vi keys)
+{
+    return vi_products(sum, vreinterpretq_s16_s32(query), vreinterpretq_s16_s32(keys));
+}
+static inline vi vi_dot_values(vi sum, vi weights, vi values)
+{
+    return vi_products(sum, vreinterpretq_s16_s32(weights), vreinterpretq_s16_s32(values));
+}
+
+static inline vf vi_float(vi a)
+{
+    return vcvtq_f32_s32(a);
+}
+static inline vi vf_int(vf a)
+{
+    return vcvtnq_s32_f32(a);
+}
+
+static inline vs vs_set1(int16_t x)
+{
+    return vdupq_n_s16(x);
+}
+static inline vs vs_of(vi low, vi high)
+{
+    return vqmovn_high_s32(vqmovn_s32(low), high);
+}
+static inline vs vs_add(vs a, vs b)
+{
+    return vaddq_s16(a, b);
+}
+static inline vs vs_and(vs a, vs b)
+{
+    return vandq_s16(a, b);
+}
+static inline vs vs_times(vs a, vs b)
+{
+    return vqrdmulhq_s16(a, b);
+}
+static inline vs vs_left4(vs a)
+{
+    return vshlq_n_s16(a, 4);
+}
+static inline vs vs_right11(vs a)
+{
+    return vshrq_n_s16(a, 11);
+}
+static inline vs vs_power(vs n)
+{
+    return vshlq_s16(vdupq_n_s16(1), n);
+}
+
+static inline vi store_weights(weight *p, vs first, vs second, vi sum)
+{
+    vst1q_s16((int16_t *)p, first);
+    vst1q_s16((int16_t *)p + 8, second);
+    return vpadalq_s16(vpadalq_s16(sum, first), second);
+}
+
+static inline void store_small(int32_t *p, vi x)
+{
+    vst1_s16((int16_t *)(void *)p, vmovn_s32(x));
+}
+static inline int32_t vi_total(vi x)
+{
+    return vaddvq_s32(x);
+}
+
+#endif
