@@ -129,7 +129,7 @@ static machines make_machines(void)
 }
 _Static_assert(MOST_MACHINES >= 6, "three instruction sets twice");
 
-static void test_against_references(void **state)
+static void against_references(void **state)
 {
     (void)state;
     machines all = make_machines();
@@ -218,7 +218,7 @@ static void check_poisoned(const trial *x, const ref_attention *a, const outcome
 }
 
 /* Rows that see nothing of it have the bits that zeros in its place give. */
-static void test_not_finite(void **state)
+static void not_finite(void **state)
 {
     (void)state;
     static const float odd[] = {INFINITY, -INFINITY, NAN};
@@ -273,7 +273,7 @@ static void test_not_finite(void **state)
 }
 
 /* Numbers from everywhere in the range: no crash, the same bits, and no NaN that nothing makes. */
-static void test_hostile_numbers(void **state)
+static void hostile_numbers(void **state)
 {
     (void)state;
     static const float odd[] = {INFINITY, NAN,      1e38f,    -1e38f,   3.4e38f,  -3.4e38f, 1e30f,
@@ -352,7 +352,7 @@ static void must_run(mha_context *context, const mha_attention_desc *desc, const
 
 /* Each sequence alone, rows in two calls, keys beyond the length changed and cut off: always the
  * bits of the whole. */
-static void test_company_does_not_matter(void **state)
+static void company_does_not_matter(void **state)
 {
     (void)state;
     mha_context *one = make_context(1), *three = make_context(3);
@@ -403,7 +403,7 @@ static void test_company_does_not_matter(void **state)
 }
 
 /* f16 and bf16 tensors: the bits of widening them. */
-static void test_types(void **state)
+static void types(void **state)
 {
     (void)state;
     mha_context *context = make_context(1);
@@ -476,7 +476,7 @@ static void measure(mha_context *context, plain *x, double *relative, double *me
 /* The figures of docs/numerics.md 13. A relative error of 0.02 is a cosine of 0.9998. One row in
  * some ten thousand has a key so large that it pushes its block's other weights below half a unit;
  * it may change the figure over all rows, so the median row is judged. */
-static void test_accuracy(void **state)
+static void accuracy(void **state)
 {
     (void)state;
     static const struct {
@@ -506,7 +506,7 @@ static void test_accuracy(void **state)
 /* ---- refusals ----------------------------------------------------------------------------------
  */
 
-static void test_refusals(void **state)
+static void refusals(void **state)
 {
     (void)state;
     rng r = rng_make(1, 0);
@@ -569,13 +569,13 @@ int main(void)
 {
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_references),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_hostile_numbers),
-        cmocka_unit_test(test_company_does_not_matter),
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_accuracy),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(against_references),
+        cmocka_unit_test(not_finite),
+        cmocka_unit_test(hostile_numbers),
+        cmocka_unit_test(company_does_not_matter),
+        cmocka_unit_test(types),
+        cmocka_unit_test(accuracy),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
