@@ -46,7 +46,7 @@ ALWAYS_INLINE void int8_body(int rows, bool values, const int8_block *t)
 {
     vi sum[TILE_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
-        !values && KEY_OFFSET ? vi_row(t->start + r) : vi_zero();
+        !values && KEY_OFFSET != 0 ? vi_row(t->start + r) : vi_zero();
     const int32_t *a = t->a, *b = t->b;
     const int64_t inner = t->inner, stride = values ? (int)MHAI_SCORE_STRIDE : (int)ROW_STRIDE;
     for (int64_t i = 0; i < inner; i++) {
