@@ -116,6 +116,7 @@ static void pack_block(void *user, const mhai_attn_chunk *c, mhai_attn_workspace
     const int8_memory *m = &worker->memory;
     mhai_attn_block whole = *block;
     whole.keys = (int)mhai_min_i64(MHAI_KEY_BLOCK, c->seq.S - block->key);
+    whole.pack_begin = 0, whole.pack_end = whole.keys;
     mhai_attn_pack_block(walk, c, w, true, &whole);
     worker->job->kernels->int8_keys(&(mhai_int8_keys){.in = w->k,
                                                       .keys = whole.keys,
