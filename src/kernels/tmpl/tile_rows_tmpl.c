@@ -23,11 +23,8 @@ static void whole_panel(const float *k, int64_t stride, int64_t dim, float *pane
         }
 }
 
-/* So few rows that their sums fit into registers beside a square of keys: that is turned there,
- * and memory is all that takes time. */
-enum { FEW_ROWS = TILE_ROWS > 8 ? 8 : 4 };
-
-/* VF_LANES keys that lie in rows, and what is to be touched while they are read: as many lines. */
+/* Rows up to FEW_ROWS: squares of keys are turned in registers, and memory is all that takes time.
+ * VF_LANES keys that lie in rows, and what is to be touched while they are read: as many lines. */
 typedef struct key_rows {
     const float *k;
     int64_t stride, dim;
@@ -58,13 +55,12 @@ ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *
         const float *next = x->next + c * x->next_step;
         float square[VF_LANES * VF_LANES];
         vf keys[VF_LANES];
-        UNROLL for (int i = 0; i < VF_LANES * VF_LANES / LINE; i++)
-            touch(next + i * x->next_stride);
         UNROLL for (int i = 0; i < VF_LANES; i++) keys[i] = vf_load(x->k + i * x->stride + c);
         transpose(keys, square, VF_LANES);
         UNROLL for (int i = 0; i < VF_LANES; i++)
         {
             const vf column = vf_load(square + i * VF_LANES);
+            if (i < VF_LANES * VF_LANES / LINE) touch(next + i * x->next_stride);
             UNROLL for (int r = 0; r < rows; r++) sum[r] =
                 vf_fma(vf_set1(q[r * x->dim + c + i]), column, sum[r]);
         }
@@ -185,10 +181,13 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
     for (int64_t col = 0, width; col < cols; col += width) {
         const int64_t most = (cols - col) / VF_LANES;
         const bool full = t->rows <= FULL_ROWS && most >= VALUE_FULL,
-                   wide = t->rows <= WIDE_ROWS && most >= VALUE_WIDE;
+                   wide = t->rows <= FULL_ROWS && most >= VALUE_WIDE;
         width = (full ? VALUE_FULL : wide ? VALUE_WIDE : TILE_VECTORS) * VF_LANES;
         part.next_stride = dense ? width : x->v_stride;
-        (full ? value_full : wide ? value_wide : value_narrow)(t->rows, &part);
+        (full                                   ? value_full
+         : wide                                 ? value_wide
+         : t->rows <= FEW_ROWS && x->tiles == 1 ? value_few
+                                                : value_many)(t->rows, &part);
         part.v += width;
         part.o += width;
         part.next += dense ? width * keys : width;

@@ -6,13 +6,14 @@ enum {
     VALUE_KEYS = 16, /* values read at a time: their rows are in L1 for all groups of columns */
     VALUE_WIDE = 4,  /* vectors of columns, while their sums leave registers for values */
     VALUE_FULL = 8,
-    WIDE_ROWS = TILE_ROWS * TILE_VECTORS / VALUE_WIDE - 1,
-    FULL_ROWS = TILE_ROWS * TILE_VECTORS / VALUE_FULL
+    FULL_ROWS = TILE_ROWS * TILE_VECTORS / VALUE_FULL,
+    FEW_ROWS = TILE_ROWS > 8 ? 8 : 4 /* whose sums fit into registers beside a square of keys */
 };
 
 /* What is needed soon is loaded, line after line as it lies, whatever the order in which it will be
  * used. Squares and columns taken from memory that nobody touched before come at a third of the
- * speed that processors have for what they see coming; a prefetch is not seen by all of them. */
+ * speed that processors have for what they see coming; a prefetch is not seen by all of them, and
+ * many lines at once are half as fast as some now and then. */
 ALWAYS_INLINE void touch(const float *p)
 {
     (void)*(const volatile float *)p;
@@ -86,8 +87,9 @@ ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const va
     }
 /* clang-format on */
 DEFINE_VALUES(value_full, VALUE_FULL, FULL_ROWS, AHEAD_TOUCH)
-DEFINE_VALUES(value_wide, VALUE_WIDE, WIDE_ROWS, AHEAD_TOUCH)
-DEFINE_VALUES(value_narrow, TILE_VECTORS, TILE_ROWS, AHEAD_FETCH)
+DEFINE_VALUES(value_wide, VALUE_WIDE, FULL_ROWS, AHEAD_TOUCH)
+DEFINE_VALUES(value_few, TILE_VECTORS, FEW_ROWS, AHEAD_TOUCH)
+DEFINE_VALUES(value_many, TILE_VECTORS, TILE_ROWS, AHEAD_FETCH)
 DEFINE_VALUES(value_packed, TILE_VECTORS, TILE_ROWS, AHEAD_NOTHING) /* of what is in L1 */
 DEFINE_VALUES(value_half, TILE_VECTORS / 2, TILE_ROWS, AHEAD_NOTHING)
 
