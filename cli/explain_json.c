@@ -59,6 +59,10 @@ static void put_plan(json_out *json, const explain_problem *p)
     put_int(json, ",\n    ", "key_block", plan->key_block);
     put_int(json, ", ", "row_block", plan->row_block);
     put_int(json, ", ", "work_items", plan->work_items);
+    json_print(json, ", \"keys_in_place\": %s",
+               plan->flags & MHA_PLAN_KEYS_IN_PLACE ? "true" : "false");
+    json_print(json, ", \"keys_shared\": %s",
+               plan->flags & MHA_PLAN_KEYS_SHARED ? "true" : "false");
     put_int(json, ",\n    ", "visible_pairs", plan->visible_pairs);
     if (p->mask_pairs >= 0)
         put_int(json, ", ", "mask_pairs", p->mask_pairs);

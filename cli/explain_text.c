@@ -134,10 +134,16 @@ static void print_path(const explain_problem *p)
     puts("\nWhat would run");
     say("path", "%s, because %s", tiled ? "tiled" : "plain", plan->reason);
     say("instructions", "%s", mha_isa_name(plan->isa));
-    say("keys at a time", "%s", words_count(plan->key_block).text);
+    say("keys at a time", "%s%s", words_count(plan->key_block).text,
+        !tiled                                 ? ""
+        : plan->flags & MHA_PLAN_KEYS_IN_PLACE ? ", read where they lie"
+                                               : ", packed");
     say("rows at a time", "%s", words_count(plan->row_block).text);
-    say("work", "%s piece%s for %d thread%s", words_count(plan->work_items).text,
-        plural(plan->work_items), p->threads, plural(p->threads));
+    say("work", "%s piece%s for %d thread%s%s", words_count(plan->work_items).text,
+        plural(plan->work_items), p->threads, plural(p->threads),
+        plan->flags & MHA_PLAN_KEYS_SHARED        ? ", blocks of keys"
+        : plan->work_items == 1 && p->threads > 1 ? ": no other is woken"
+                                                  : "");
 }
 
 static void print_cost(const explain_problem *p)

@@ -269,13 +269,22 @@ MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,
                                                        const mha_tensor *v, const mha_tensor *o,
                                                        const mha_attention_outputs *outputs);
 
+/* mha_attention_plan.flags */
+enum {
+    /* Keys and values are read where they lie; else blocks of them are packed. A block in which one
+     * is not finite is packed all the same, and so are those of further passes. */
+    MHA_PLAN_KEYS_IN_PLACE = 1 << 0,
+    /* Pieces of work are blocks of keys: queries are too few for all threads. */
+    MHA_PLAN_KEYS_SHARED = 1 << 1
+};
+
 /* What a call would do. */
 typedef struct mha_attention_plan {
     mha_path path; /* MHA_PATH_TILED or MHA_PATH_PLAIN */
     mha_isa isa;
     const char *reason; /* why this path, one sentence, static text */
     int64_t key_block;  /* keys per softmax step: a constant, part of the bits contract */
-    int64_t row_block;  /* query rows in registers at a time */
+    int64_t row_block;  /* query rows in registers at a time, at most */
     int64_t work_items; /* pieces that the threads share; 1: too small to wake another */
     /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. What tensors
      * and the callback hide (documents, blocks, masks) or exempt from the window (global keys and
@@ -285,6 +294,7 @@ typedef struct mha_attention_plan {
     double bytes;         /* of inputs and outputs, each counted once */
     size_t scratch_bytes; /* of the context's scratch, all threads */
     mha_compute compute;
+    uint32_t flags; /* MHA_PLAN_... */
 } mha_attention_plan;
 
 /**

@@ -79,7 +79,7 @@ static size_t rounded(size_t bytes)
 
 /* What the tiled path does with keys and values, and what comes after it. */
 static const char *tiled_reason(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
-                                int64_t tile_rows)
+                                bool in_place)
 {
     if (tiling->scored_rows > 0)
         return "the tiled path takes this problem; it keeps the scores of a chunk of rows until "
@@ -87,7 +87,7 @@ static const char *tiled_reason(const mhai_attn_problem *p, const mhai_attn_tili
     if (passes(p, tiling) > 0)
         return "the tiled path takes this problem; outputs on request take further passes over its "
                "scores";
-    if (mhai_attn_by_rows(p, tiling->chunk_rows, tile_rows))
+    if (in_place)
         return "the tiled path takes this problem; with so few queries it reads finite keys and "
                "values where they lie, without packing them";
     return p->reason;
@@ -105,14 +105,26 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
 {
     size_t worker = 0, shared = 0;
     if (p->path == MHA_PATH_TILED) {
-        MHA_TRY(mhai_attn_tile(p, context->num_threads, (int)plan->row_block, tiling));
+        const int tile_rows = mhai_kernels_for(context->isa)->tile_rows;
+        MHA_TRY(mhai_attn_tile(p, context->num_threads, tile_rows, tiling));
         const int64_t items = items_of(p, tiling);
+        const int64_t scored = tiling->scored_rows;
+        const int64_t queries = mhai_min_i64(tiling->average_queries, p->T);
+        const int64_t chunk =
+            scored ? mhai_min_i64(scored, p->group * queries) : tiling->chunk_rows;
+        const bool in_place =
+            !scored && p->compute == MHA_COMPUTE_F32 && mhai_attn_by_rows(p, chunk, tile_rows);
         plan->work_items = mhai_attn_alone(context, p) ? items > 0 : items;
-        plan->reason = tiled_reason(p, tiling, plan->row_block);
+        plan->row_block = mhai_attn_strip_rows(p, chunk, tile_rows);
+        plan->reason = tiled_reason(p, tiling, in_place);
+        if (in_place) plan->flags |= MHA_PLAN_KEYS_IN_PLACE;
         worker = tiling->worker_bytes;
         if (tiling->kept_rows > 0) shared += rounded((size_t)tiling->kept_rows * 2 * sizeof(float));
         int64_t split = 0;
-        if (tiling->split_blocks > 0) plan->work_items = tiling->items * tiling->split_blocks;
+        if (tiling->split_blocks > 0) {
+            plan->work_items = tiling->items * tiling->split_blocks;
+            plan->flags |= MHA_PLAN_KEYS_SHARED;
+        }
         if (!mhai_attn_split_floats(p, tiling, &split) || split > PTRDIFF_MAX / 8)
             return mha_fail(MHA_ERR_SIZE, "scratch: the scores of all keys overflow 64 bits");
         if (split > 0) shared += rounded((size_t)split * sizeof(float));
@@ -147,7 +159,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     mha_attention_plan made = {.path = p.path, .reason = p.reason, .compute = p.compute};
     made.isa = tiled ? context->isa : MHA_ISA_PORTABLE;
     made.key_block = tiled ? MHAI_KEY_BLOCK : p.S;
-    made.row_block = tiled ? mhai_kernels_for(context->isa)->tile_rows : 1;
+    made.row_block = 1;
     mhai_attn_tiling tiling = {0};
     MHA_TRY(scratch_bytes(context, &p, &made, &tiling));
     for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);

@@ -139,6 +139,9 @@ bool mhai_attn_alone(const mha_context *context, const mhai_attn_problem *p);
 /* Chunks of so few rows read keys and values as they lie instead of packing them. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows);
 
+/* Rows of the highest strip of a chunk of so many; where a pattern cuts strips, at most. */
+int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows);
+
 /* Index of ragged items and the workers' memory, from the context's scratch. */
 MHA_NODISCARD mha_status mhai_attn_walk_begin(mha_context *context, mhai_attn_walk *walk);
 

@@ -239,9 +239,20 @@ static void set_score_terms(const mhai_attn_walk *walk, const mhai_attn_chunk *c
     s->masked |= relative || table || p->softcap > 0;
 }
 
-/* Rows of the strip that begins at row `first`: strips are of nearly one height. Where blocks of a
- * pattern are higher than that, each strip is of one row of the pattern, and skips what that hides.
- */
+/* Of nearly one height, as few as can be. */
+static int64_t even_rows(int64_t rows, int64_t most)
+{
+    return rows > 0 ? mhai_ceil_div(rows, mhai_ceil_div(rows, most)) : 0;
+}
+
+int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows)
+{
+    const bool cut = p->keep_blocks.data && p->block_queries >= tile_rows; /* into any number */
+    return cut ? mhai_min_i64(tile_rows, p->T) : even_rows(chunk_rows, tile_rows);
+}
+
+/* Rows of the strip that begins at row `first`. Where blocks of a pattern are higher than strips,
+ * each is of one row of the pattern, and skips what that hides. */
 static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, int64_t first)
 {
     const mhai_attn_problem *p = walk->p;
@@ -252,7 +263,7 @@ static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, 
         int64_t same = mhai_min_i64(p->block_queries - t % p->block_queries, c->width - i);
         left = mhai_min_i64(left, same);
     }
-    return mhai_ceil_div(left, mhai_ceil_div(left, most));
+    return even_rows(left, most);
 }
 
 /* The strip at row `first` of the chunk against a block; false if it sees none of it. */

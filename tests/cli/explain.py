@@ -66,6 +66,28 @@ def plans():
     check((problem["queries"], problem["keys"], problem["offset"]) == (1, 4096, 4095), f"{problem}")
 
 
+def ways():
+    """What is said of the shapes of docs/speed.md; tests/kernels/test_explain_runs.c holds it against
+    what runs."""
+    d64, decode = ["--head-dim", 64], ["--head-dim", 128, "--queries", 1, "--keys", 4096]
+    for arguments, in_place, pieces in (
+            (["--heads", 8, *d64, "--length", 512], False, 8),
+            (["--heads", 8, *d64, "--length", 10], None, 1),
+            (["--heads", 32, "--kv-heads", 8, *decode], True, 8),
+            (["--heads", 32, "--kv-heads", 1, *decode], None, None),
+            (["--heads", 8, *d64, "--length", 16384, "--window", 256, "--causal"], False, None)):
+        _, plan = explained(*arguments, "--threads", 2)
+        check(plan["path"] == "tiled" and plan["key_block"] == 512, f"{arguments}: {plan}")
+        check(1 <= plan["row_block"] <= 14, f"{arguments}: {plan}")
+        if in_place is not None:
+            check(plan["keys_in_place"] is in_place, f"{arguments}: {plan}")
+        if pieces is not None:
+            check(pieces == plan["work_items"], f"{arguments}: {plan}")
+        text = " ".join(explain(*arguments, "--threads", 2).out.decode().split())
+        check(("read where they lie" if plan["keys_in_place"] else "512, packed") in text, text)
+        check(("no other is woken" in text) == (plan["work_items"] == 1), text)
+
+
 def paths():
     _, plan = explained("--heads", 2, "--head-dim", 300, "--length", 8)
     check(plan["path"] == "plain" and "256" in plan["reason"], f"wide heads: {plan}")
@@ -218,6 +240,7 @@ def refusals():
 
 
 plans()
+ways()
 paths()
 words()
 arrays()

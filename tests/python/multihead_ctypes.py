@@ -92,7 +92,7 @@ class AttentionPlan(C.Structure):
     _fields_ = [("path", C.c_int), ("isa", C.c_int), ("reason", C.c_char_p),
                 ("key_block", C.c_int64), ("row_block", C.c_int64), ("work_items", C.c_int64),
                 ("visible_pairs", C.c_int64), ("flops", C.c_double), ("bytes", C.c_double),
-                ("scratch_bytes", C.c_size_t), ("compute", C.c_int)]
+                ("scratch_bytes", C.c_size_t), ("compute", C.c_int), ("flags", C.c_uint32)]
 
 
 class ModuleDesc(C.Structure):

@@ -29,6 +29,6 @@ void tally_print(const tally *t)
 bool tally_is_sharp(const tally *t)
 {
     enum { FEW = 200 }; /* of so few, as under sanitizers, all may lie close by chance */
-    if (t->compared == 0) return !rng_whole_sample();
-    return t->compared < FEW || t->worst > 0.001;
+    if (!rng_whole_sample()) return true;
+    return t->compared > 0 && (t->compared < FEW || t->worst > 0.001);
 }

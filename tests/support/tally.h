@@ -22,7 +22,7 @@ bool tally_compare(tally *t, double got, double exact, double bound);
 void tally_print(const tally *t);
 
 /* True if something was compared and the bound means something: the worst ratio is above 0.001.
- * Of few values only that there are any is asked, of a thinned sample not even that. */
+ * Of few values only that there are any is asked, and of a thinned sample nothing. */
 bool tally_is_sharp(const tally *t);
 
 #endif
