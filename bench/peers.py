@@ -9,7 +9,7 @@ the Python that runs it. Ours is build/libmultihead.so. Both numbers of threads 
 Every peer computes the same row from the same numbers, and its result is compared with ours first.
 Then all take turns, and a probe (a small attention, or 16 MB read) stands between the turns: a
 turn counts if the probes before and after it took at most a twentieth longer than the third fastest
-one. Printed are the medians of the turns that count (of all, marked ~, if fewer than five do; slow
+one. Before each probe is a rest, since threads of some wait awake for their next call. Printed are the medians of the turns that count (of all, marked ~, if fewer than five do; slow
 rows have three turns), and the fastest peer's median over ours. Each number of threads is a process of its own, which may use as
 many processors. What a decoding step or a product of one row reads comes from memory: everybody's
 calls take turns with copies of it, 128 MB together or more.
@@ -36,6 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("onnx", "onnxruntime", "openvino", "jax", "numpy")
 PEERS = ("torch", "torch flex", "onnxruntime", "OpenVINO", "JAX", "OpenBLAS")
 QUIET = 5
+REST = 0.05  # seconds
 COLD = 128 << 20
 
 
@@ -491,6 +492,13 @@ def timed(call, repeats=1, first=0):
     return (time.perf_counter() - start) / repeats
 
 
+def rested(probe):
+    """A probe, once the threads that a call left behind have gone to sleep: some look for work for 20
+    ms, at the cost of whoever comes next."""
+    time.sleep(REST)
+    return timed(probe)
+
+
 def measure(calls, probe, seconds):
     """{name: [(seconds, longer of its two probes)]}"""
     repeats = {}
@@ -499,14 +507,16 @@ def measure(calls, probe, seconds):
         repeats[name] = max(1, int(2e-3 / (timed(call, 1, 1) + 1e-7)))
     found, turn = {name: [] for name in calls}, 0
     begun = time.monotonic()
-    before = timed(probe)
+    before = rested(probe)
     while True:
         spent = time.monotonic() - begun
         if spent > seconds and turn >= (QUIET if spent < 4 * seconds else 3):
             break
         for name, call in calls.items():
-            took = timed(call, repeats[name], turn * repeats[name])
-            after = timed(probe)
+            if repeats[name] > 1:
+                call(turn)  # its threads wait awake again, as in a loop of such calls
+            took = timed(call, repeats[name], turn * repeats[name] + 1)
+            after = rested(probe)
             found[name].append((took, max(before, after)))
             before = after
         turn += 1

@@ -90,8 +90,10 @@ typedef enum mha_compute {
      * lse, path plain and head sizes beyond 256; these are MHA_ERR_UNSUPPORTED, as is a backward.
      *
      * Accuracy  for normal q, k, v (D = Dv = 64, S = 2048): cosine of o with the exact result
-     *           >= 0.9998, relative error 1.6 %; |lse - exact| is some 0.01. Outliers cost more,
-     *           channels of k whose variance is large above all: docs/numerics.md 13.
+     *           0.9999, relative error 1.5 %; |lse - exact| is some 0.01. A row in which one key
+     *           outweighs its block loses the weights of the others (one in some ten thousand
+     *           of such data, wrong by up to a third). Outliers cost more, channels of k whose
+     *           variance is large above all: docs/numerics.md 13 has the bound and figures.
      * Bits      the same on every instruction set, portable C too, for any threads, batch, strides
      *           and padding beyond key_lengths. But a key of the block that a query does not see
      *           takes part in the units (not those beyond key_lengths, and only its finite
