@@ -9,10 +9,12 @@ the Python that runs it. Ours is build/libmultihead.so. Both numbers of threads 
 Every peer computes the same row from the same numbers, and its result is compared with ours first.
 Then all take turns, and a probe (a small attention, or 16 MB read) stands between the turns: a
 turn counts if the probes before and after it took at most a twentieth longer than the third fastest
-one. Before each probe is a rest, since threads of some wait awake for their next call. Printed are the medians of the turns that count (of all, marked ~, if fewer than five do; slow
-rows have three turns), and the fastest peer's median over ours. Each number of threads is a process of its own, which may use as
-many processors. What a decoding step or a product of one row reads comes from memory: everybody's
-calls take turns with copies of it, 128 MB together or more.
+one. Before each probe is a rest, since threads of some wait awake for their next call, and before
+each turn calls that do not count. Printed are the medians of the turns that count (of all, marked ~,
+if fewer than five do; slow rows have three turns), and the fastest peer's median over ours. Each
+number of threads is a process of its own, which may use as many processors. What a decoding step or a
+product of one row reads comes from memory: everybody's calls take turns with copies of it, 128 MB
+together or more.
 
 Each peer does the row in the best way that it has. Windows and blocks: torch's flex_attention as its
 compiler makes it (the mask's blocks are not timed), onnxruntime's GroupQueryAttention with a window;
@@ -36,7 +38,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("onnx", "onnxruntime", "openvino", "jax", "numpy")
 PEERS = ("torch", "torch flex", "onnxruntime", "OpenVINO", "JAX", "OpenBLAS")
 QUIET = 5
-REST = 0.05  # seconds
+REST, WARM = 0.05, 0.01  # seconds
 COLD = 128 << 20
 
 
@@ -499,6 +501,14 @@ def rested(probe):
     return timed(probe)
 
 
+def warm_up(call, turn):
+    """As in a loop of such calls: its threads are awake, on processors of their own. After a rest the
+    scheduler takes milliseconds to spread them."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < WARM:
+        call(turn)
+
+
 def measure(calls, probe, seconds):
     """{name: [(seconds, longer of its two probes)]}"""
     repeats = {}
@@ -513,8 +523,7 @@ def measure(calls, probe, seconds):
         if spent > seconds and turn >= (QUIET if spent < 4 * seconds else 3):
             break
         for name, call in calls.items():
-            if repeats[name] > 1:
-                call(turn)  # its threads wait awake again, as in a loop of such calls
+            warm_up(call, turn)
             took = timed(call, repeats[name], turn * repeats[name] + 1)
             after = rested(probe)
             found[name].append((took, max(before, after)))
