@@ -251,7 +251,8 @@ typedef struct mha_attention_outputs {
  * strides, last axis contiguous. desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
  *
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
- *          Scratch comes from the context; its size is bounded for any T and S (tiled), or is
+ *          Scratch comes from the context; its size is bounded for any T and S (tiled; up to 256
+ *          MiB where threads share the keys of few queries, else a few MiB a thread), or is
  *          O(S) per thread (plain). Outputs that need the probabilities take 8 bytes a row and
  *          head more (tiled). In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM;

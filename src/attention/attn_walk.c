@@ -14,6 +14,7 @@ enum {
     LONGEST_INT8_CHUNK = 2048, /* its keys take as long to pack, its rows a third of the time */
     SHORTEST_CHUNK = 256,
     LEAST_QUERIES = 64,
+    MOST_SPLIT_FLOATS = 1 << 26, /* 256 MiB: 32 rows over a million keys */
     LONGEST_LIST = 128,
     FEW_ROWS = 56
 };
@@ -70,15 +71,27 @@ static double least_time(const mhai_attn_problem *p)
     return operations / 100 + bytes / 10;
 }
 
+/* What a query sees may have to be composed byte by byte, which whole chunks do packed. */
+static bool composes_masks(const mhai_attn_problem *p)
+{
+    return p->callback || p->key_documents.data || p->keep_blocks.data ||
+           (p->window && (p->global_keys.data || p->sink_keys > 0));
+}
+
 /* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
- * being woken twice (measured as in mhai_attn_alone(), with a margin of three). */
+ * being woken twice (measured as in mhai_attn_alone(), with a margin of three); not if the scores
+ * of all keys, which they keep, take much memory. */
 static int64_t split_blocks(const mhai_attn_problem *p, const mhai_attn_tiling *t, int threads,
                             int tile_rows)
 {
+    mhai_attn_tiling split = *t;
+    int64_t floats;
     if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return 0;
-    if (p->dropout > 0 || p->shaw_values.data || p->query_starts) return 0;
+    if (p->dropout > 0 || p->shaw_values.data || p->query_starts || composes_masks(p)) return 0;
     if (p->S <= 2 * MHAI_KEY_BLOCK || !mhai_attn_by_rows(p, t->chunk_rows, tile_rows)) return 0;
-    return least_time(p) < 200e3 ? 0 : mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    split.split_blocks = mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    if (!mhai_attn_split_floats(p, &split, &floats) || floats > MOST_SPLIT_FLOATS) return 0;
+    return least_time(p) < 200e3 ? 0 : split.split_blocks;
 }
 
 mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows,

@@ -33,7 +33,7 @@ typedef struct mhai_int8_values {
     int keys;
     int64_t panels;
     int32_t *out; /* [panels][MHAI_KEY_BLOCK / group][32] */
-    float *unit;  /* [panels * 32] max |v| / 127 */
+    float *unit;  /* [panels * 32] max |v| / 127 2^-8 */
 } mhai_int8_values;
 
 /* What int8_forward takes beside a tile: q of the tile is read for the mean's part of the scores,

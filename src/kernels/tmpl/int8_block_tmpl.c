@@ -32,13 +32,16 @@ ALWAYS_INLINE vi vi_row(const int32_t *p)
     return vi_set1(x);
 }
 
-/* Scores: c = sum unit. Values: c = c alpha + (sum unit) beta, each operation rounded. */
+/* Scores: c = sum unit. Values: c = c alpha + (sum unit) beta, each operation rounded; a power of
+ * two is taken from the unit and given to beta, since the sum is up to 2^17 times what comes of it.
+ */
 ALWAYS_INLINE void int8_finish(bool values, const int8_block *t, int row, int column, vi sum)
 {
     float *c = t->c + row * t->c_stride + column;
     vf x = vf_mul(vi_float(sum), vf_load(t->unit + column));
     if (values)
-        x = vf_add(vf_mul(vf_load(c), vf_set1(t->alpha[row])), vf_mul(x, vf_set1(t->beta[row])));
+        x = vf_add(vf_mul(vf_load(c), vf_set1(t->alpha[row])),
+                   vf_mul(x, vf_set1(t->beta[row] * 0x1p8f)));
     vf_store(c, x);
 }
 

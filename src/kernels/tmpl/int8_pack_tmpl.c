@@ -126,7 +126,7 @@ static void int8_value_columns(const mhai_int8_values *v, const float *in, int32
     vf max = vf_zero();
     for (int64_t r = 0; r < padded; r++) max = vf_max(vf_abs(vf_load(in + r * MHAI_PANEL)), max);
     const vf steps = int8_steps(max);
-    vf_store(unit, int8_unit(max));
+    vf_store(unit, vf_mul(int8_unit(max), vf_set1(0x1p-8f)));
     for (int64_t r = 0; r < end; r += GROUP) {
         vi small[GROUP];
         UNROLL for (int g = 0; g < GROUP; g++) small[g] =
