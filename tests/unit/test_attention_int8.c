@@ -403,6 +403,33 @@ static void company_does_not_matter(void **state)
 }
 
 /* f16 and bf16 tensors: the bits of widening them. */
+/* Values up to what f32 can sum over the keys, 3.4e38 / 512; also in a block that weighs nothing
+ * beside the next one. Equal values are one step each, which is exact but for f32's rounding. */
+static void large_values(void **state)
+{
+    (void)state;
+    enum { SIZE = 20, KEYS = 1024, BLOCK = 512 };
+    mha_context *context = make_context(1);
+    const mha_attention_desc desc = {.struct_size = sizeof desc, .compute = MHA_COMPUTE_INT8};
+    for (int first = 0; first < 2; first++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)(450000 + first));
+        plain x = plain_make(&r, 1, 1, 1, KEYS, SIZE);
+        for (int d = 0; d < SIZE; d++) x.q[d] = 1;
+        for (int i = 0; i < KEYS * SIZE; i++) {
+            const bool light = (i / SIZE < BLOCK) == (first == 0);
+            x.k[i] = light ? 0.0f : 100.0f;
+            x.v[i] = light ? 5e35f : 1.0f;
+        }
+        must_run(context, &desc, &x);
+        for (int d = 0; d < SIZE; d++) assert_float_equal(x.o[d], 1.0f, 1e-5f);
+        for (int i = 0; i < KEYS * SIZE; i++) x.k[i] = 0, x.v[i] = 3e35f;
+        must_run(context, &desc, &x);
+        for (int d = 0; d < SIZE; d++) assert_float_equal(x.o[d] / 3e35f, 1.0f, 1e-5f);
+        free(x.q);
+    }
+    mha_context_destroy(context);
+}
+
 static void types(void **state)
 {
     (void)state;
@@ -572,6 +599,7 @@ int main(void)
         cmocka_unit_test(against_references),
         cmocka_unit_test(not_finite),
         cmocka_unit_test(hostile_numbers),
+        cmocka_unit_test(large_values),
         cmocka_unit_test(company_does_not_matter),
         cmocka_unit_test(types),
         cmocka_unit_test(accuracy),
