@@ -149,8 +149,28 @@ static void threads_share_keys(void **state)
     for (int i = 0; i < COUNTS; i++) machines_free(&several[i]);
 }
 
+/* What is shared takes memory for the scores of all keys, but not any amount: a plan for a million
+ * keys of which nothing is read, since explaining looks at sizes only. */
+static void memory_is_bounded(void **state)
+{
+    (void)state;
+    enum { THREADS = 8, T = 4, H = 248, Hk = 31, S = 1 << 20, D = 128 };
+    float number = 0;
+    mha_context *context;
+    const mha_context_desc made = {.struct_size = sizeof made, .num_threads = THREADS};
+    assert_int_equal(mha_context_create(&made, &context), MHA_OK);
+    const mha_tensor q = mha_tensor_contiguous(&number, MHA_F32, 4, (int64_t[]){1, H, T, D}),
+                     k = mha_tensor_contiguous(&number, MHA_F32, 4, (int64_t[]){1, Hk, S, D});
+    mha_attention_plan plan;
+    assert_int_equal(mha_attention_explain(context, NULL, &q, &k, &k, &q, NULL, &plan), MHA_OK);
+    assert_false(plan.flags & MHA_PLAN_KEYS_SHARED);
+    assert_true(plan.scratch_bytes < ((size_t)256 << 20) + THREADS * ((size_t)16 << 20));
+    mha_context_destroy(context);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_share_keys)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_share_keys),
+                                       cmocka_unit_test(memory_is_bounded)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
