@@ -123,6 +123,7 @@ typedef struct mhai_attn_tiling {
     int64_t chosen_rows;  /* of an item of the chosen rows */
     int64_t kept_rows;    /* whose m and l later passes need */
     int64_t split_blocks; /* of keys of a chunk that threads share; 0: they do not */
+    int64_t split_floats; /* of scratch which that takes, beside the workers' */
     size_t worker_bytes;
 } mhai_attn_tiling;
 

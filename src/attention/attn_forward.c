@@ -120,14 +120,11 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         if (in_place) plan->flags |= MHA_PLAN_KEYS_IN_PLACE;
         worker = tiling->worker_bytes;
         if (tiling->kept_rows > 0) shared += rounded((size_t)tiling->kept_rows * 2 * sizeof(float));
-        int64_t split = 0;
         if (tiling->split_blocks > 0) {
             plan->work_items = tiling->items * tiling->split_blocks;
             plan->flags |= MHA_PLAN_KEYS_SHARED;
+            shared += rounded((size_t)tiling->split_floats * sizeof(float));
         }
-        if (!mhai_attn_split_floats(p, tiling, &split) || split > PTRDIFF_MAX / 8)
-            return mha_fail(MHA_ERR_SIZE, "scratch: the scores of all keys overflow 64 bits");
-        if (split > 0) shared += rounded((size_t)split * sizeof(float));
         if (p->compute == MHA_COMPUTE_INT8) {
             const mhai_int8_kernels *kernels = mhai_int8_kernels_for(context->isa);
             plan->reason = kernels->reason;

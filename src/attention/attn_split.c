@@ -39,16 +39,10 @@ typedef struct split_item {
     int64_t chunk, block;
 } split_item;
 
-static int64_t part_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
+int64_t mhai_attn_split_part(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
     const int64_t row = MHAI_SCORE_STRIDE + mhai_attn_padded_values(p) + 2;
     return mhai_round_up(tiling->chunk_rows * row + 1, 16);
-}
-
-bool mhai_attn_split_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
-                            int64_t *floats)
-{
-    return mhai_mul_i64(tiling->items * tiling->split_blocks, part_floats(p, tiling), floats);
 }
 
 static split_part part_of(const split_job *job, int64_t chunk, int64_t block)
@@ -56,8 +50,8 @@ static split_part part_of(const split_job *job, int64_t chunk, int64_t block)
     const mhai_attn_tiling *tiling = &job->walk->tiling;
     const int64_t rows = tiling->chunk_rows, cols = mhai_attn_padded_values(job->walk->p);
     split_part part;
-    part.s =
-        job->memory + (chunk * tiling->split_blocks + block) * part_floats(job->walk->p, tiling);
+    part.s = job->memory +
+             (chunk * tiling->split_blocks + block) * mhai_attn_split_part(job->walk->p, tiling);
     part.o = part.s + rows * MHAI_SCORE_STRIDE;
     part.m = part.o + rows * cols;
     part.l = part.m + rows;
@@ -163,12 +157,9 @@ mha_status mhai_attn_split(mha_context *context, const mhai_attn_walk *walk,
     const mhai_attn_tiling *tiling = &walk->tiling;
     const int64_t parts = tiling->items * tiling->split_blocks;
     split_job job = {.walk = walk};
-    int64_t floats;
     void *memory;
     *done = false;
-    if (!mhai_attn_split_floats(walk->p, tiling, &floats))
-        return mha_fail(MHA_ERR_SIZE, "scratch: the scores of all keys overflow 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
+    MHA_TRY(mha_scratch_alloc(context, tiling->split_floats, sizeof(float), &memory));
     job.memory = memory;
     for (int64_t i = 0; i < parts; i++) {
         const split_part part = part_of(&job, 0, i);

@@ -191,9 +191,8 @@ MHA_NODISCARD mha_status mhai_attn_split(mha_context *context, const mhai_attn_w
                                                         mhai_attn_workspace *w),
                                          void *user, bool *done);
 
-/* The scratch it takes beside that of the workers; false if that overflows. */
-bool mhai_attn_split_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
-                            int64_t *floats);
+/* The scratch that it takes for one block of a chunk. */
+int64_t mhai_attn_split_part(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 
 /* ---- attn_mask.c ----------------------------------------------------------------------------- */
 

@@ -81,17 +81,18 @@ static bool composes_masks(const mhai_attn_problem *p)
 /* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
  * being woken twice (measured as in mhai_attn_alone(), with a margin of three); not if the scores
  * of all keys, which they keep, take much memory. */
-static int64_t split_blocks(const mhai_attn_problem *p, const mhai_attn_tiling *t, int threads,
-                            int tile_rows)
+static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
-    mhai_attn_tiling split = *t;
+    const int64_t blocks = mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
     int64_t floats;
-    if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return 0;
-    if (p->dropout > 0 || p->shaw_values.data || p->query_starts || composes_masks(p)) return 0;
-    if (p->S <= 2 * MHAI_KEY_BLOCK || !mhai_attn_by_rows(p, t->chunk_rows, tile_rows)) return 0;
-    split.split_blocks = mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
-    if (!mhai_attn_split_floats(p, &split, &floats) || floats > MOST_SPLIT_FLOATS) return 0;
-    return least_time(p) < 200e3 ? 0 : split.split_blocks;
+    if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;
+    if (p->dropout > 0 || p->shaw_values.data || p->query_starts || composes_masks(p)) return;
+    if (blocks <= 2 || !mhai_attn_by_rows(p, t->chunk_rows, tile_rows)) return;
+    if (least_time(p) < 200e3 || !mhai_mul_i64(t->items, blocks, &floats)) return;
+    if (!mhai_mul_i64(floats, mhai_attn_split_part(p, t), &floats) || floats > MOST_SPLIT_FLOATS)
+        return;
+    t->split_blocks = blocks;
+    t->split_floats = floats;
 }
 
 mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows,
@@ -118,7 +119,7 @@ mha_status mhai_attn_tile(const mhai_attn_problem *p, int threads, int tile_rows
     t.scored_rows = scored_rows(p, t.chunk_rows, tile_rows);
     t.average_queries =
         average_queries(p, threads, t.scored_rows > 0 ? t.scored_rows : t.chunk_rows);
-    t.split_blocks = t.scored_rows > 0 ? 0 : split_blocks(p, &t, threads, tile_rows);
+    if (t.scored_rows == 0) share_keys(p, threads, tile_rows, &t);
     t.chosen_rows = p->want.rows ? mhai_min_i64(t.chunk_rows, LONGEST_LIST) : t.chunk_rows;
     t.runs = runs_of(p, &t);
     const bool kept = mhai_attn_needs_kept(p) && t.scored_rows == 0;

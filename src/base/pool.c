@@ -3,9 +3,9 @@
  * The caller works too, as worker 0. Workers sleep on a condition variable between runs. Each takes
  * the items of its own share first, from an atomic counter, and then helps with those of others: so
  * runs of the same shape, one after the other, find their weights and rows in the cache that has
- * them. Before they sleep, and before the caller does at the end of a run,
- * they look for a moment whether there is something to do: the runs of a training step follow each
- * other faster than a sleeping thread wakes. What they look at is atomic; what they do about it
+ * them. Before they sleep, and before the caller does at the end of a run, they look for a moment
+ * whether there is something to do: the runs of a training step follow each other faster than a
+ * sleeping thread wakes. What they look at is atomic; what they do about it
  * happens under the mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the
  * latter on internals that the thread sanitizer cannot see.
  *
