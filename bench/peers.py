@@ -38,7 +38,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("onnx", "onnxruntime", "openvino", "jax", "numpy")
 PEERS = ("torch", "torch flex", "onnxruntime", "OpenVINO", "JAX", "OpenBLAS")
 QUIET = 5
-REST, WARM = 0.05, 0.01  # seconds
+REST, WARM = 0.05, 0.1  # seconds
 COLD = 128 << 20
 
 

@@ -235,6 +235,10 @@ typedef struct mha_context mha_context;
  * explicitly wins. A pool whose threads cannot be created works with fewer; the results are the
  * same to the bit.
  *
+ * On Linux the pool wakes its own threads elsewhere than on the caller's processor, by their
+ * affinity within what the host has given them; the caller's is never touched. Not where there are
+ * more threads than processors.
+ *
  * Memory   the caller owns *context and calls mha_context_destroy().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, half an allocator, malformed
  *          MHA_ISA or MHA_THREADS), MHA_ERR_UNSUPPORTED (isa not available here), MHA_ERR_NOMEM.

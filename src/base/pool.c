@@ -9,23 +9,40 @@
  * happens under the mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the
  * latter on internals that the thread sanitizer cannot see.
  *
+ * A worker that sleeps is kept off the caller's processor before it is woken. A virtual machine's
+ * kernel often takes an idle processor for one that its host has taken away, wakes the worker where
+ * the caller runs, and parts them milliseconds later: a run of a few milliseconds, now and then,
+ * then took longer with two threads than with one.
+ *
  * After a fork the child has none of the threads and perhaps a mutex in mid-use, so the pool
  * remembers the process that made it and starts afresh in another one. */
+#define _GNU_SOURCE /* sched_getcpu, pthread_setaffinity_np */
 #include "base/pool.h"
 
 #include "base/cpu.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+/* Where a worker may run: what its host allows, and that without processor `away`. */
+typedef struct placement {
+    int away; /* -1: not narrowed yet */
+#if defined(__linux__)
+    cpu_set_t allowed, narrowed;
+#endif
+} placement;
+
 typedef struct worker {
     mhai_pool *pool;
     pthread_t thread;
     int index;
+    bool asleep; /* under the mutex, as is the next */
+    placement place;
     int64_t end; /* of this worker's share of the items */
     /* The next of them; alone in its cache line. */
     _Alignas(64) _Atomic int64_t next;
@@ -120,6 +137,37 @@ static void look(mhai_pool *pool, uint64_t seen, bool caller)
         }
 }
 
+#if defined(__linux__)
+/* Kept until the caller is somewhere else, so that most runs ask the system nothing. The host may
+ * have allowed something else since. */
+static void keep_off(worker *w, int processor)
+{
+    cpu_set_t now;
+    if (w->place.away == processor || pthread_getaffinity_np(w->thread, sizeof now, &now) != 0)
+        return;
+    if (w->place.away < 0 || !CPU_EQUAL(&now, &w->place.narrowed)) w->place.allowed = now;
+    w->place.away = processor;
+    w->place.narrowed = w->place.allowed;
+    CPU_CLR(processor, &w->place.narrowed);
+    if (CPU_COUNT(&w->place.narrowed) > 0) /* else that is all it has */
+        (void)pthread_setaffinity_np(w->thread, sizeof now, &w->place.narrowed);
+}
+
+/* With more workers than processors there is no room for it. */
+static void keep_sleepers_off(mhai_pool *pool)
+{
+    const int here = pool->watchful ? sched_getcpu() : -1;
+    if (here < 0 || here >= CPU_SETSIZE) return;
+    for (int i = 1; i <= pool->started; i++)
+        if (pool->workers[i].asleep) keep_off(&pool->workers[i], here);
+}
+#else
+static void keep_sleepers_off(mhai_pool *pool)
+{
+    (void)pool;
+}
+#endif
+
 static void *worker_main(void *argument)
 {
     worker *self = argument;
@@ -127,8 +175,10 @@ static void *worker_main(void *argument)
     uint64_t seen = 0;
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
+        self->asleep = true;
         while (!pool->quit && pool->generation == seen)
             pthread_cond_wait(&pool->wake, &pool->mutex);
+        self->asleep = false;
         if (pool->quit) break;
         seen = pool->generation;
         pthread_mutex_unlock(&pool->mutex);
@@ -165,6 +215,8 @@ static void start(mhai_pool *pool)
     for (int i = 1; i < pool->capacity; i++) {
         pool->workers[i].pool = pool;
         pool->workers[i].index = i;
+        pool->workers[i].asleep = false;
+        pool->workers[i].place.away = -1;
         if (pthread_create(&pool->workers[i].thread, NULL, worker_main, &pool->workers[i]) != 0)
             break;
         pool->started++;
@@ -227,6 +279,7 @@ void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void 
     share_out(pool, items);
     pool->busy = pool->started;
     pool->generation++;
+    keep_sleepers_off(pool);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->mutex);
     work(pool, 0);

@@ -1,4 +1,5 @@
 /* The base layer: status and detail, tensor views, contexts, scratch memory, loops. */
+#define _GNU_SOURCE /* sched_setaffinity, sched_getcpu */
 #include "support/failing_alloc.h"
 #include "support/rng.h"
 
@@ -6,6 +7,7 @@
 #include <multihead/nn.h>
 
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -585,6 +587,67 @@ static void count_item(void *argument, int64_t item, int worker)
 }
 #endif
 
+#if defined(__linux__)
+typedef struct meeting {
+    atomic_bool both;
+    cpu_set_t allowed; /* to the other worker */
+} meeting;
+
+/* Worker 0 waits for the other, so that each does an item. */
+static void meet(void *argument, int64_t item, int worker)
+{
+    meeting *m = argument;
+    (void)item;
+    if (worker == 0) {
+        for (int i = 0; i < 10000 && !atomic_load(&m->both); i++) usleep(1000);
+        return;
+    }
+    (void)sched_getaffinity(0, sizeof m->allowed, &m->allowed);
+    atomic_store(&m->both, true);
+}
+
+static void allow(const cpu_set_t *processors)
+{
+    assert_int_equal(sched_setaffinity(0, sizeof *processors, processors), 0);
+}
+
+/* True once a worker that slept was kept off processor `here`, and off no other. */
+static bool keeps_off(mha_context *context, int here, const cpu_set_t *all)
+{
+    for (int i = 0; i < 500; i++) { /* it may still have been awake */
+        meeting m = {.both = false};
+        cpu_set_t others = *all, only;
+        CPU_ZERO(&only);
+        CPU_SET(here, &only);
+        CPU_CLR(here, &others);
+        allow(&only);
+        usleep(5000);
+        mha_parallel_for(context, 2, meet, &m);
+        allow(all);
+        if (atomic_load(&m.both) && CPU_EQUAL(&m.allowed, &others)) return true;
+    }
+    return false;
+}
+
+/* A worker wakes elsewhere than where the caller is, wherever that is. */
+static void workers_keep_off_the_caller(void **state)
+{
+    (void)state;
+    cpu_set_t all;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    if (CPU_COUNT(&all) < 2) skip();
+    mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
+    mha_context *context;
+    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    for (int here = 0, tried = 0; here < CPU_SETSIZE && tried < 3; here++) {
+        if (!CPU_ISSET(here, &all)) continue;
+        assert_true(keeps_off(context, here, &all));
+        tried++;
+    }
+    mha_context_destroy(context);
+}
+#endif
+
 /* A pool whose threads the system refuses works with fewer. In a child, since limits stay. */
 static void threads_refused(void **state)
 {
@@ -637,6 +700,9 @@ int main(void)
         cmocka_unit_test(loops_do_each_item_once),
         cmocka_unit_test(contexts_are_independent),
         cmocka_unit_test(host_parallel_for),
+#if defined(__linux__)
+        cmocka_unit_test(workers_keep_off_the_caller),
+#endif
         cmocka_unit_test(threads_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
