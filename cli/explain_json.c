@@ -63,6 +63,7 @@ static void put_plan(json_out *json, const explain_problem *p)
                plan->flags & MHA_PLAN_KEYS_IN_PLACE ? "true" : "false");
     json_print(json, ", \"keys_shared\": %s",
                plan->flags & MHA_PLAN_KEYS_SHARED ? "true" : "false");
+    json_print(json, ", \"one_block\": %s", plan->flags & MHA_PLAN_ONE_BLOCK ? "true" : "false");
     put_int(json, ",\n    ", "visible_pairs", plan->visible_pairs);
     if (p->mask_pairs >= 0)
         put_int(json, ", ", "mask_pairs", p->mask_pairs);

@@ -84,6 +84,10 @@ static const char *tiled_reason(const mhai_attn_problem *p, const mhai_attn_tili
     if (tiling->scored_rows > 0)
         return "the tiled path takes this problem; it keeps the scores of a chunk of rows until "
                "their average over heads can be taken";
+    if (mhai_attn_is_one_block(p, tiling))
+        return "the tiled path takes this problem; the keys are one block, so each strip of rows "
+               "is "
+               "finished at once";
     if (passes(p, tiling) > 0)
         return "the tiled path takes this problem; outputs on request take further passes over its "
                "scores";
@@ -112,12 +116,13 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         const int64_t queries = mhai_min_i64(tiling->average_queries, p->T);
         const int64_t chunk =
             scored ? mhai_min_i64(scored, p->group * queries) : tiling->chunk_rows;
-        const bool in_place =
-            !scored && p->compute == MHA_COMPUTE_F32 && mhai_attn_by_rows(p, chunk, tile_rows);
+        const bool one_block = mhai_attn_is_one_block(p, tiling);
+        const bool in_place = !scored && !one_block && mhai_attn_by_rows(p, chunk, tile_rows);
         plan->work_items = mhai_attn_alone(context, p) ? items > 0 : items;
         plan->row_block = mhai_attn_strip_rows(p, chunk, tile_rows);
         plan->reason = tiled_reason(p, tiling, in_place);
         if (in_place) plan->flags |= MHA_PLAN_KEYS_IN_PLACE;
+        if (one_block) plan->flags |= MHA_PLAN_ONE_BLOCK;
         worker = tiling->worker_bytes;
         if (tiling->kept_rows > 0) shared += rounded((size_t)tiling->kept_rows * 2 * sizeof(float));
         if (tiling->split_blocks > 0) {

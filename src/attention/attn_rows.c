@@ -143,11 +143,21 @@ void mhai_attn_place_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_a
     if (c->window.begin > c->window.end) c->window = empty;
 }
 
-/* Queries scaled into the workspace. With a cap, scores take on the unit log2 e only after it. */
+float mhai_attn_factor(const mhai_attn_problem *p)
+{
+    return p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
+}
+
+float mhai_attn_lse(float m, float l)
+{
+    return l == 0 ? -INFINITY : (float)(((double)m + log2((double)l)) * 0.6931471805599453);
+}
+
+/* Queries scaled into the workspace. */
 static void load_queries(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = walk->p;
-    const float factor = p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
+    const float factor = mhai_attn_factor(p);
     c->bad_query = false;
     for (int64_t r = 0; r < c->rows; r++) {
         const int64_t ahead = r + MHAI_ROWS_AHEAD;

@@ -22,6 +22,7 @@
 typedef struct tiled_job {
     mhai_attn_walk walk;
     mhai_attn_kept kept; /* m NULL: not wanted */
+    bool one_block;      /* attn_one_block.c takes it */
 } tiled_job;
 
 /* One item on its way, and what will be read when its present key block is done. */
@@ -70,6 +71,18 @@ static void fetch_block(const mhai_attn_problem *p, const mhai_attn_chunk *c, in
     fetch->runs[2] = fetch_run(&p->v, c->seq.batch, c->hk, c->seq.k0 + key, rows);
 }
 
+/* The queries and the first block of an item. */
+static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fetch)
+{
+    const mhai_attn_problem *p = walk->p;
+    const mhai_attn_chunk n = mhai_attn_chunk_of_item(walk, item);
+    const int64_t query = n.first % n.width, begin = mhai_attn_window(p, &n.seq, query).begin;
+    fetch->runs[0] = fetch_run(&p->q, n.seq.batch, n.head0 + n.first / n.width, n.seq.q0 + query,
+                               mhai_min_i64(n.rows, n.width - query));
+    fetch_block(p, &n, begin / MHAI_KEY_BLOCK * MHAI_KEY_BLOCK, fetch);
+    fetch->run = 0;
+}
+
 /* What the worker reads when the block is done, to be fetched by the last tiles before: the chunk's
  * next block, or the queries and the first block of the next item. Earlier it would not stay. */
 static void plan_fetch(tiled_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
@@ -92,12 +105,7 @@ static void plan_fetch(tiled_item *item, const mhai_attn_chunk *c, const mhai_at
         fetch_block(p, c, next, &item->fetch);
         item->fetch.run = 1;
     } else if (item->next < walk->tiling.items) {
-        const mhai_attn_chunk n = mhai_attn_chunk_of_item(walk, item->next);
-        const int64_t query = n.first % n.width, begin = mhai_attn_window(p, &n.seq, query).begin;
-        item->fetch.runs[0] = fetch_run(&p->q, n.seq.batch, n.head0 + n.first / n.width,
-                                        n.seq.q0 + query, mhai_min_i64(n.rows, n.width - query));
-        fetch_block(p, &n, begin / MHAI_KEY_BLOCK * MHAI_KEY_BLOCK, &item->fetch);
-        item->fetch.run = 0;
+        fetch_item(walk, item->next, &item->fetch);
     }
 }
 
@@ -148,10 +156,8 @@ void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
         float gate = p->gates.data ? mhai_attn_f32(&p->gates, c->seq.batch, h) : 1.0f;
         walk->kernels->finish_row(p->o.dtype, mhai_attn_data(&p->o, c->seq.batch, h, t),
                                   w->o + r * mhai_attn_padded_values(p), p->Dv, w->l[r], gate);
-        if (p->lse.data) { /* m is in units of log2 e */
-            double lse = ((double)w->m[r] + log2((double)w->l[r])) * 0.6931471805599453;
-            *mhai_attn_row(&p->lse, c->seq.batch, h, t) = w->l[r] == 0 ? -INFINITY : (float)lse;
-        }
+        if (p->lse.data)
+            *mhai_attn_row(&p->lse, c->seq.batch, h, t) = mhai_attn_lse(w->m[r], w->l[r]);
     }
 }
 
@@ -186,6 +192,19 @@ static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
     run_rows(user, job->walk.tiling.items, c, w);
 }
 
+/* The queries, keys and values of the item after, while this one is worked on; rows that are not
+ * whole lines are left to the processor, and so are items that are soon done. */
+static void run_one_block(const tiled_job *job, int64_t item, const mhai_attn_chunk *c,
+                          const mhai_attn_workspace *w, bool *done)
+{
+    const mhai_attn_walk *walk = &job->walk;
+    mhai_fetch fetch = {.run = MHAI_FETCH_RUNS};
+    if (c->rows > walk->kernels->tile_rows && item + 1 < walk->tiling.items &&
+        walk->p->D == walk->p->Dv)
+        fetch_item(walk, item + 1, &fetch);
+    *done = mhai_attn_one_block(walk, c, w, &fetch);
+}
+
 static void run_item(void *argument, int64_t item, int worker)
 {
     const tiled_job *job = argument;
@@ -195,6 +214,9 @@ static void run_item(void *argument, int64_t item, int worker)
     }
     mhai_attn_workspace w = mhai_attn_workspace_of(&job->walk, worker);
     mhai_attn_chunk c = mhai_attn_chunk_of_item(&job->walk, item);
+    bool done = false;
+    if (job->one_block) run_one_block(job, item, &c, &w, &done);
+    if (done) return;
     run_rows(argument, item + 1, &c, &w); /* workers take theirs in order */
 }
 
@@ -204,6 +226,7 @@ static mha_status run(mha_context *context, tiled_job *job)
     const int64_t kept = t->kept_rows;
     const int64_t items = t->scored_rows > 0 ? mhai_attn_average_items(&job->walk) : t->items;
     void *memory;
+    job->one_block = mhai_attn_is_one_block(job->walk.p, t);
     MHA_TRY(mhai_attn_walk_begin(context, &job->walk));
     if (kept > 0) {
         MHA_TRY(mha_scratch_alloc(context, kept, 2 * sizeof(float), &memory));

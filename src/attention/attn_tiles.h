@@ -121,6 +121,11 @@ mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worke
 void mhai_attn_place_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
 void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
 
+/* By which queries are multiplied; with a cap, scores take on the unit log2 e only after it. */
+float mhai_attn_factor(const mhai_attn_problem *p);
+/* The log of a row's denominator, from m in units of log2 e and l. */
+float mhai_attn_lse(float m, float l);
+
 /* Shaw's values: after a tile, and when all tiles are done. */
 void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                const mhai_attn_workspace *w, const mhai_attn_block *block,
@@ -193,6 +198,16 @@ MHA_NODISCARD mha_status mhai_attn_split(mha_context *context, const mhai_attn_w
 
 /* The scratch that it takes for one block of a chunk. */
 int64_t mhai_attn_split_part(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
+
+/* ---- attn_one_block.c ------------------------------------------------------------------------ */
+
+/* All keys of a sequence are one block, and nothing hides them but causal and lengths. */
+bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
+
+/* A chunk of such a problem, outputs and all; false if something is not finite: nothing has been
+ * done then that a walk would not do again. fetch: what is read next. */
+MHA_NODISCARD bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                                       const mhai_attn_workspace *w, mhai_fetch *fetch);
 
 /* ---- attn_mask.c ----------------------------------------------------------------------------- */
 

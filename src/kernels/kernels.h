@@ -151,6 +151,31 @@ typedef struct mhai_tile_rows {
  * tile_rows_values: given the maximum m up to and with the block, s = p, l = sum p, rows->o = p V.
  * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums. */
 
+/* Rows of queries against all keys of a sequence, which are one block, and which nothing hides but
+ * causal: row r is query (first + r) % queries of head (first + r) / queries. All f32; head_dim is
+ * a multiple of 16, value_dim of 32. */
+typedef struct mhai_one_block {
+    int64_t first, rows, queries;
+    int keys;               /* <= MHAI_KEY_BLOCK */
+    const float *q, *k, *v; /* query 0 of head 0; key 0 */
+    int64_t q_head, q_row;  /* strides, in elements */
+    int64_t k_row, v_row;
+    float *o;
+    int64_t o_head, o_row;
+    int64_t head_dim, value_dim;
+    float factor; /* of q: scale * log2 e */
+    bool causal;
+    int64_t offset;    /* position of query 0 */
+    float *m, *l;      /* [rows] out; or NULL */
+    float *panels;     /* [16][head_dim][32], working memory, as the next three */
+    float *values;     /* [value_dim / 32][512][32]; NULL: values are read as they lie */
+    float *scaled;     /* [MHAI_MAX_ROWS][head_dim] */
+    float *s;          /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] */
+    mhai_fetch *fetch; /* as that of mhai_tile */
+} mhai_one_block;
+/* one_block_forward: tile_forward of all strips, and finish_row of what comes out. *done false:
+ * something is not finite; then o, m and l mean nothing, and the rows are to be done in tiles. */
+
 /* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
 /* A strip of rows times packed weights, one block of inputs:

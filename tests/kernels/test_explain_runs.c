@@ -23,7 +23,7 @@ enum { THREADS = 2, BLOCK = 64 };
 /* ---- counting ------------------------------------------------------------------------------ */
 
 static struct {
-    atomic_int packs, tiles, in_place, shared, backwards, most_rows, most_keys;
+    atomic_int packs, tiles, in_place, one_block, shared, backwards, most_rows, most_keys;
     int64_t items; /* of the first work that was shared; 0: none was */
     int isas;      /* bit i: instruction set i was asked for */
 } seen;
@@ -70,6 +70,18 @@ static void tile_rows_forward(const mhai_tile *const *tiles, const mhai_tile_row
     real->tile_rows_forward(tiles, rows, done);
 }
 
+/* Packs, and makes strips as even as a walk does. */
+static void one_block_forward(const mhai_one_block *block, bool *done)
+{
+    const int64_t strips = (block->rows + real->tile_rows - 1) / real->tile_rows;
+    seen.one_block++;
+    seen.packs++;
+    seen.tiles++;
+    raise_to(&seen.most_rows, (int)((block->rows + strips - 1) / strips));
+    raise_to(&seen.most_keys, block->keys);
+    real->one_block_forward(block, done);
+}
+
 static void tile_rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *rows,
                              bool *finite)
 {
@@ -91,6 +103,7 @@ const mhai_kernels *__wrap_mhai_kernels_for(mha_isa isa)
     counting.pack_panels = pack_panels;
     counting.tile_forward = tile_forward;
     counting.tile_rows_forward = tile_rows_forward;
+    counting.one_block_forward = one_block_forward;
     counting.tile_rows_scores = tile_rows_scores;
     counting.tile_backward = tile_backward;
     seen.isas |= 1 << isa;
@@ -119,6 +132,8 @@ static const shape shapes[] = {
     {FULL, 1, 8, 8, 2048, 2048, 128, false},     {FULL, 1, 32, 32, 512, 512, 128, false},
     {FULL, 1, 12, 12, 128, 128, 64, false},      {FULL, 16, 12, 12, 128, 128, 64, false},
     {FULL, 2, 8, 8, 10, 10, 64, false},          {FULL, 1, 8, 8, 512, 512, 64, true},
+    {CAUSAL, 2, 8, 2, 100, 300, 64, true},       {LENGTHS, 1, 8, 8, 128, 128, 64, false},
+    {KEEP, 1, 8, 8, 128, 128, 64, false},        {FULL, 1, 8, 8, 128, 513, 64, false},
     {CAUSAL, 1, 8, 8, 2048, 2048, 64, false},    {CAUSAL, 1, 8, 8, 2048, 2048, 128, false},
     {WINDOW, 1, 8, 8, 16384, 16384, 64, false},  {BLOCKS, 1, 8, 8, 8192, 8192, 64, false},
     {LENGTHS, 1, 8, 8, 2048, 2048, 64, false},   {KEEP, 1, 8, 8, 2048, 2048, 64, false},
@@ -226,11 +241,13 @@ static void check_forward(mha_context *context, const problem *p)
     memset(&seen, 0, sizeof seen);
     assert_int_equal(
         mha_attention_forward(context, &p->desc, &p->q, &p->k, &p->v, &p->o, &p->outputs), MHA_OK);
-    const int64_t all = s->S < plan->key_block ? s->S : plan->key_block;
+    const int64_t keys = s->kind == LENGTHS ? p->lengths[0] : s->S;
+    const int64_t all = keys < plan->key_block ? keys : plan->key_block;
     const bool in_place = plan->flags & MHA_PLAN_KEYS_IN_PLACE;
     SAME(plan->path, MHA_PATH_TILED);
     SAME(1 << plan->isa, seen.isas);
     SAME((plan->flags & MHA_PLAN_KEYS_SHARED) != 0, seen.shared > 0);
+    SAME((plan->flags & MHA_PLAN_ONE_BLOCK) != 0, seen.one_block > 0);
     SAME(in_place, seen.in_place + seen.shared > 0);
     SAME(!in_place, seen.packs > 0);
     SAME(!in_place, seen.tiles > 0);

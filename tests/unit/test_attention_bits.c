@@ -287,6 +287,43 @@ static void few_queries_of_groups(void **state)
     machines_free(&all);
 }
 
+/* Keys that are one block, under causal and lengths: with probabilities a walk of tiles computes
+ * the outputs, without them one call a chunk does. Sizes that it takes, and lengths around the ends
+ * of half panels, panels and strips. */
+static void one_block_equals_tiles(void **state)
+{
+    static const int64_t sizes[] = {16, 32, 64, 96, 128, 240}, values[] = {32, 64, 96, 256};
+    static const int64_t lengths[] = {1,  10, 15, 16,  17,  31,  32, 33,
+                                      48, 49, 64, 100, 128, 500, 512};
+    static const int64_t heads[][2] = {{1, 1}, {4, 2}, {3, 3}, {5, 1}};
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(40, 2000); i++) {
+        rng r = rng_make(rng_run_seed(), 500000 + (uint64_t)i);
+        const int64_t *pair = RNG_PICK(&r, heads);
+        problem_shape n = {.B = rng_between(&r, 1, 2), .H = pair[0], .Hk = pair[1]};
+        n.T = rng_between(&r, 1, 45), n.S = RNG_PICK(&r, lengths);
+        n.D = RNG_PICK(&r, sizes), n.Dv = RNG_PICK(&r, values);
+        n.values = (problem_values)rng_between(&r, 0, VALUES_KINDS - 1);
+        n.masks = (unsigned)rng_between(&r, 0, MASK_CAUSAL | MASK_OFFSETS | MASK_LENGTHS);
+        problem p;
+        problem_make(&p, &r, &n);
+        sprinkle(&p, &r);
+        for (int m = 0; m < all.count; m++) {
+            outcome tiles = run(&p, &r, &all.each[m], OUTCOME_ALL);
+            for (unsigned wanted = OUTCOME_O; wanted <= OUTCOME_LSE; wanted++) {
+                outcome one = run(&p, &r, &all.each[m], wanted);
+                if (!outcome_same(&tiles, &one, false))
+                    fail_msg("%s: %s: one block differs from tiles", all.each[m].name, p.text);
+                outcome_free(&one);
+            }
+            outcome_free(&tiles);
+        }
+        problem_free(&p);
+    }
+    machines_free(&all);
+}
+
 /* A host's parallel-for that runs the items backwards, in the caller's thread. */
 static void run_backwards(void *user, int64_t items, mha_parallel_body body, void *argument)
 {
@@ -436,9 +473,13 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parts_equal_the_whole), cmocka_unit_test(one_query_at_a_time),
-        cmocka_unit_test(few_queries_of_groups), cmocka_unit_test(any_number_of_threads),
-        cmocka_unit_test(optional_outputs),      cmocka_unit_test(any_layout),
+        cmocka_unit_test(parts_equal_the_whole),
+        cmocka_unit_test(one_query_at_a_time),
+        cmocka_unit_test(few_queries_of_groups),
+        cmocka_unit_test(one_block_equals_tiles),
+        cmocka_unit_test(any_number_of_threads),
+        cmocka_unit_test(optional_outputs),
+        cmocka_unit_test(any_layout),
         cmocka_unit_test(any_history),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -24,6 +24,8 @@
 #include "kernels/tmpl/tile_fwd_tmpl.c"
 #include "kernels/tmpl/tile_rows_tmpl.c"
 
+#include "kernels/tmpl/one_block_tmpl.c"
+
 #include "kernels/tmpl/tile_bwd_tmpl.c"
 
 _Static_assert((int)TILE_ROWS <= (int)MHAI_MAX_ROWS, "raise MHAI_MAX_ROWS");

@@ -1,0 +1,78 @@
+/* Problems whose keys are few enough for one block, under nothing but causal and lengths: each
+ * chunk is one call of a kernel, which goes strip by strip from queries to outputs. What the
+ * general walk sets up for each strip and block (attn_walk.c) would take longer than the products.
+ */
+#include "attention/attn_tiles.h"
+
+/* Fewer rows than these, over more keys for each, wait for memory rather than for products, and are
+ * faster where panels of keys do not leave L1 (tile_rows_tmpl.c): one row over 512 keys twice, four
+ * over 64 of either kind as fast. */
+enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
+
+bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
+{
+    const int64_t rows = tiling->chunk_rows;
+    if (p->compute != MHA_COMPUTE_F32 || p->S > MHAI_KEY_BLOCK) return false;
+    if (rows < MANY_ROWS && p->S > KEYS_A_ROW * rows) return false;
+    if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
+        p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % MHAI_PANEL != 0)
+        return false;
+    if (p->window || p->keep.data || p->bias.data || p->keep_blocks.data || p->callback ||
+        p->key_documents.data || p->softcap > 0 || p->dropout > 0 || mhai_attn_has_relative(p) ||
+        p->shaw_keys.data || p->shaw_values.data || p->sink_logits.data || p->gates.data)
+        return false;
+    return tiling->scored_rows == 0 && tiling->kept_rows == 0 && tiling->split_blocks == 0;
+}
+
+/* Each value is read once by each strip: few strips, or rows next to each other, need no copy. */
+static bool copies_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c)
+{
+    return c->rows > walk->kernels->tile_rows && walk->p->v.stride[2] != walk->p->Dv;
+}
+
+static void write_lse(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                      const mhai_attn_workspace *w)
+{
+    for (int64_t r = 0; r < c->rows; r++) {
+        const int64_t i = c->first + r, h = c->head0 + i / c->width, t = c->seq.q0 + i % c->width;
+        *mhai_attn_row(&p->lse, c->seq.batch, h, t) = mhai_attn_lse(w->m[r], w->l[r]);
+    }
+}
+
+bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
+                         const mhai_attn_workspace *w, mhai_fetch *fetch)
+{
+    const mhai_attn_problem *p = walk->p;
+    const mhai_attn_sequence *seq = &c->seq;
+    bool done;
+    walk->kernels->one_block_forward(
+        &(mhai_one_block){.first = c->first,
+                          .rows = c->rows,
+                          .queries = c->width,
+                          .keys = (int)seq->S,
+                          .q = mhai_attn_row(&p->q, seq->batch, c->head0, seq->q0),
+                          .k = mhai_attn_row(&p->k, seq->batch, c->hk, seq->k0),
+                          .v = mhai_attn_row(&p->v, seq->batch, c->hk, seq->k0),
+                          .q_head = p->q.stride[1],
+                          .q_row = p->q.stride[2],
+                          .k_row = p->k.stride[2],
+                          .v_row = p->v.stride[2],
+                          .o = mhai_attn_row(&p->o, seq->batch, c->head0, seq->q0),
+                          .o_head = p->o.stride[1],
+                          .o_row = p->o.stride[2],
+                          .head_dim = p->D,
+                          .value_dim = p->Dv,
+                          .factor = mhai_attn_factor(p),
+                          .causal = p->causal,
+                          .offset = seq->offset,
+                          .m = p->lse.data ? w->m : NULL,
+                          .l = w->l,
+                          .panels = w->k,
+                          .values = copies_values(walk, c) ? w->v : NULL,
+                          .scaled = w->q,
+                          .s = w->s,
+                          .fetch = fetch},
+        &done);
+    if (done && p->lse.data) write_lse(p, c, w);
+    return done;
+}

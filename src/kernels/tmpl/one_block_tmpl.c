@@ -1,0 +1,245 @@
+/* Rows of queries against the keys of a sequence that are one block: there is nothing to rescale
+ * and nothing to come back to, so each strip goes from its queries to its outputs at once. The
+ * contract is in kernels.h. Chains, maxima and sums are those of tile_forward, and so are the bits:
+ * what that adds beyond them is 0, since fma(0, alpha, sum) = sum but for the sign of a 0, which
+ * both lose at the end.
+ *
+ * Nothing is repaired here: whatever is not finite shows in `finite`, a sum of x * 0, and then all
+ * of it is done again by others. */
+
+/* ---- products ---------------------------------------------------------------------------------
+ * As block_tmpl.c has them, for what it does not do: half panels, B in rows that lie anywhere, and
+ * results that are divided and written where they belong. */
+
+typedef struct one_product {
+    int64_t inner;
+    const float *a;
+    int64_t a_stride; /* not read where it is MHAI_SCORE_STRIDE */
+    const float *b;
+    int64_t b_stride;
+    float *c; /* scores, MHAI_SCORE_STRIDE apart; or NULL, and then: */
+    float *const *out;
+    int64_t column;
+    const float *sum; /* by which a row is divided */
+    vf *finite;
+} one_product;
+
+ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_product *t)
+{
+    vf sum[TILE_ROWS][TILE_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
+        vf_zero();
+    const float *a = t->a, *b = t->b;
+    const int64_t inner = t->inner, b_stride = t->b_stride;
+    const int64_t a_stride = values ? MHAI_SCORE_STRIDE : t->a_stride;
+    for (int64_t i = 0; i < inner; i++, b += b_stride) {
+        vf column[TILE_VECTORS];
+        UNROLL for (int j = 0; j < vectors; j++) column[j] = vf_load(b + j * VF_LANES);
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            vf row = vf_set1(a[r * a_stride + i]);
+            UNROLL for (int j = 0; j < vectors; j++) sum[r][j] = vf_fma(row, column[j], sum[r][j]);
+        }
+    }
+    if (!values) {
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
+            vf_store(t->c + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
+        return;
+    }
+    vf finite = *t->finite;
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        const vf divisor = vf_set1(t->sum[r]);
+        UNROLL for (int j = 0; j < vectors; j++)
+        {
+            vf x = vf_add(vf_div(sum[r][j], divisor), vf_zero()); /* as finish_row does */
+            finite = vf_fma(x, vf_zero(), finite);
+            vf_store(t->out[r] + t->column + j * VF_LANES, x);
+        }
+    }
+    *t->finite = finite;
+}
+
+#define ONE_CASE(n)                                                               \
+    case n:                                                                       \
+        if (n <= TILE_ROWS) one_body(n <= TILE_ROWS ? n : 1, vectors, values, t); \
+        return;
+/* clang-format off */
+#define DEFINE_ONE(name, width, are_values)                                                     \
+    static __attribute__((noinline)) void name(int rows, const one_product *t)                  \
+    {                                                                                           \
+        const int vectors = width;                                                              \
+        const bool values = are_values;                                                         \
+        switch (rows) {                                                                         \
+            ONE_CASE(1) ONE_CASE(2) ONE_CASE(3) ONE_CASE(4) ONE_CASE(5) ONE_CASE(6) ONE_CASE(7) \
+            ONE_CASE(8) ONE_CASE(9) ONE_CASE(10) ONE_CASE(11) ONE_CASE(12) ONE_CASE(13)         \
+            ONE_CASE(14)                                                                        \
+        }                                                                                       \
+    }
+/* clang-format on */
+enum {
+    HALF_PANEL = MHAI_PANEL / 2,
+    HALF_VECTORS = BLOCK_COLS > HALF_PANEL ? TILE_VECTORS / 2 : TILE_VECTORS
+};
+DEFINE_ONE(one_half_scores, HALF_VECTORS, false)
+DEFINE_ONE(one_values, TILE_VECTORS, true)
+
+/* ---- a strip ---------------------------------------------------------------------------------
+ */
+
+typedef struct one_strip {
+    int rows, end;           /* keys that some row sees */
+    int ends[MHAI_MAX_ROWS]; /* and those that each does */
+    const float *q[MHAI_MAX_ROWS];
+    float *o[MHAI_MAX_ROWS];
+    float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS];
+} one_strip;
+
+/* Where the next rows stand; *head and *query go on. */
+static void place_strip(const mhai_one_block *x, int64_t *head, int64_t *query, one_strip *s)
+{
+    s->end = 0;
+    for (int r = 0; r < s->rows; r++) {
+        int64_t end = x->causal ? *query + x->offset + 1 : x->keys;
+        end = end < 0 ? 0 : end < x->keys ? end : x->keys;
+        s->ends[r] = (int)end;
+        s->end = s->ends[r] > s->end ? s->ends[r] : s->end;
+        s->q[r] = x->q + *head * x->q_head + *query * x->q_row;
+        s->o[r] = x->o + *head * x->o_head + *query * x->o_row;
+        s->m[r] = -__builtin_inff();
+        s->l[r] = 0;
+        if (++*query == x->queries) *query = 0, ++*head;
+    }
+}
+
+static void scale_strip(const mhai_one_block *x, const one_strip *s, vf *finite)
+{
+    const vf by = vf_set1(x->factor);
+    vf sum = *finite;
+    for (int r = 0; r < s->rows; r++) {
+        float *out = x->scaled + r * x->head_dim;
+        for (int64_t i = 0; i < x->head_dim; i += VF_LANES) {
+            vf q = vf_load(s->q[r] + i);
+            sum = vf_fma(q, vf_zero(), sum);
+            vf_store(out + i, vf_mul(q, by));
+        }
+    }
+    *finite = sum;
+}
+
+/* Whole panels, or 16 keys where the last has no more: columns that pad it cost as much as others.
+ */
+static void one_scores(const mhai_one_block *x, const mhai_tile *t)
+{
+    int key = 0;
+    for (; key + HALF_PANEL < t->end; key += MHAI_PANEL)
+        if (x->fetch && x->fetch->run < MHAI_FETCH_RUNS)
+            score_fetching(t, key, x->fetch);
+        else
+            score_panels(t, key, key + 1);
+    if (key >= t->end) return;
+    one_product part = {.inner = t->head_dim,
+                        .a = t->q,
+                        .a_stride = t->head_dim,
+                        .b = t->k + key * t->head_dim,
+                        .b_stride = MHAI_PANEL,
+                        .c = t->s + key};
+    for (int column = 0; column < HALF_PANEL; column += HALF_VECTORS * VF_LANES) {
+        one_half_scores(t->rows, &part);
+        part.b += HALF_VECTORS * VF_LANES;
+        part.c += HALF_VECTORS * VF_LANES;
+    }
+}
+
+/* What a row does not see of the keys up to `end`, a multiple of 16. */
+static void hide_rest(float *s, int from, int end)
+{
+    static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vf none = vf_set1(-__builtin_inff());
+    for (int j = from / 16 * 16; j < end; j += 16) {
+        const vf seen = vf_set1((float)(from - j));
+        UNROLL for (int i = 0; i < LANES16; i++)
+        {
+            float *at = s + j + i * VF_LANES;
+            vf_store(at, vf_where_below(vf_load(lanes + i * VF_LANES), seen, vf_load(at), none));
+        }
+    }
+}
+
+static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_tile *t, vf *finite)
+{
+    float divisor[MHAI_MAX_ROWS];
+    for (int r = 0; r < s->rows; r++) divisor[r] = s->l[r] == 0 ? 1.0f : s->l[r];
+    for (int64_t column = 0; column < x->value_dim; column += BLOCK_COLS) {
+        const int64_t in_panel = column % MHAI_PANEL;
+        one_values(s->rows,
+                   &(one_product){
+                       .inner = s->end,
+                       .a = t->s,
+                       .b = x->values ? x->values + (column - in_panel) * MHAI_KEY_BLOCK + in_panel
+                                      : x->v + column,
+                       .b_stride = x->values ? MHAI_PANEL : x->v_row,
+                       .out = s->o,
+                       .column = column,
+                       .sum = divisor,
+                       .finite = finite});
+    }
+}
+
+/* ---- the keys --------------------------------------------------------------------------------
+ */
+
+/* Keys as panels, of the last only the half that has keys; values too if they are packed. */
+static bool pack_one_block(const mhai_one_block *x)
+{
+    bool any_bad = false;
+    const mhai_pack keys = {.in = x->k, .stride = x->k_row, .rows = x->keys, .cols = x->head_dim};
+    const mhai_pack values = {.out = x->values,
+                              .in = x->v,
+                              .stride = x->v_row,
+                              .rows = x->keys,
+                              .cols = x->value_dim,
+                              .any_bad = &any_bad};
+    bool finite = true;
+    for (int64_t row = 0; row < x->keys; row += MHAI_PANEL)
+        finite &= pack_panel_part(MHA_F32, &keys, row,
+                                  x->keys - row > HALF_PANEL ? MHAI_PANEL : HALF_PANEL,
+                                  x->panels + row * x->head_dim);
+    if (x->values) pack_values_as(MHA_F32, &values);
+    return finite;
+}
+
+static void one_block_forward(const mhai_one_block *x, bool *done)
+{
+    vf finite = vf_zero();
+    int64_t head = x->first / x->queries, query = x->first % x->queries;
+    *done = pack_one_block(x);
+    if (!*done) return;
+    one_strip s;
+    for (int64_t first = 0, left; (left = x->rows - first) > 0; first += s.rows) {
+        const int64_t strips = (left + TILE_ROWS - 1) / TILE_ROWS;
+        float alpha[MHAI_MAX_ROWS];
+        s.rows = (int)((left + strips - 1) / strips);
+        place_strip(x, &head, &query, &s);
+        scale_strip(x, &s, &finite);
+        const mhai_tile t = {.rows = s.rows,
+                             .end = s.end,
+                             .head_dim = x->head_dim,
+                             .q = x->scaled,
+                             .k = x->panels,
+                             .s = x->s,
+                             .m = s.m,
+                             .l = s.l};
+        const int begin = 0, end = (s.end + 15) / 16 * 16;
+        one_scores(x, &t);
+        for (int r = 0; r < s.rows; r++) hide_rest(score_row(&t, r), s.ends[r], end);
+        softmax_rows(&t, &(tile_runs){.count = 1, .begin = &begin, .end = &end}, alpha);
+        one_outputs(x, &s, &t, &finite);
+        if (x->m) {
+            memcpy(x->m + first, s.m, (size_t)s.rows * sizeof(float));
+            memcpy(x->l + first, s.l, (size_t)s.rows * sizeof(float));
+        }
+    }
+    const vf part[LANES16] = {finite};
+    *done = vf_sum16(part) == 0;
+}
