@@ -76,7 +76,7 @@ static inline vf vi_float(vi a)
 }
 static inline vi vf_int(vf a)
 {
-    vf x = vf_round(vf_max(a, vf_set1(-40000.0f)));
+    vf x = vf_whole(vf_nearest(vf_max(a, vf_set1(-40000.0f))));
     return (vi){(int32_t)x[0], (int32_t)x[1], (int32_t)x[2], (int32_t)x[3]};
 }
 

@@ -110,18 +110,27 @@ static inline vf vf_abs(vf a)
 {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }
-static inline vf vf_round(vf a)
+
+typedef __m256i vn;
+static inline vn vf_nearest(vf a)
 {
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm256_cvtps_epi32(a);
 }
-static inline vf vf_times_power(vf a, vf n)
+static inline vf vf_whole(vn n)
 {
-    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+    return _mm256_cvtepi32_ps(n);
+}
+static inline vf vf_times_power(vf a, vn n)
+{
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(n, 23)));
 }
 static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, limit, _CMP_LT_OQ));
+}
+static inline vf vf_zero_below(vf a, vf limit, vf x)
+{
+    return _mm256_and_ps(_mm256_cmp_ps(a, limit, _CMP_NLT_UQ), x);
 }
 static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
 {

@@ -108,17 +108,27 @@ static inline vf vf_abs(vf a)
 {
     return _mm512_abs_ps(a);
 }
-static inline vf vf_round(vf a)
+
+typedef __m512 vn;
+static inline vn vf_nearest(vf a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-static inline vf vf_times_power(vf a, vf n)
+static inline vf vf_whole(vn n)
+{
+    return n;
+}
+static inline vf vf_times_power(vf a, vn n)
 {
     return _mm512_scalef_ps(a, n);
 }
 static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ), no, yes);
+}
+static inline vf vf_zero_below(vf a, vf limit, vf x)
+{
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ), x);
 }
 static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
 {

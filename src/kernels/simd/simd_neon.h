@@ -112,18 +112,27 @@ static inline vf vf_abs(vf a)
 {
     return vabsq_f32(a);
 }
-static inline vf vf_round(vf a)
+
+typedef int32x4_t vn;
+static inline vn vf_nearest(vf a)
 {
-    return vrndnq_f32(a);
+    return vcvtnq_s32_f32(a);
 }
-static inline vf vf_times_power(vf a, vf n)
+static inline vf vf_whole(vn n)
 {
-    int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
-    return vmulq_f32(a, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
+    return vcvtq_f32_s32(n);
+}
+static inline vf vf_times_power(vf a, vn n)
+{
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), vshlq_n_s32(n, 23)));
 }
 static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return vbslq_f32(vcltq_f32(a, limit), yes, no);
+}
+static inline vf vf_zero_below(vf a, vf limit, vf x)
+{
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(a, limit)));
 }
 static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
 {

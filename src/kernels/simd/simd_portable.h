@@ -10,9 +10,13 @@
  *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
  *                           VF_LANES halves (base/half.h)
  *   vf_fma                  a * b + c, one rounding except here, where it is two
- *   vf_round                to the nearest integer, ties to even (|a| < 2^22 matters only)
- *   vf_times_power          a * 2^n for an integer n in -126 .. 127 (elsewhere anything)
+ *   vn, vf_nearest          the nearest integers, ties to even (|a| < 2^22 matters only)
+ *   vf_whole                those as floats
+ *   vf_times_power          a * 2^n where both that and a are normal numbers; a NaN whose nearest
+ *                           integer was taken, whatever that is, leaves a NaN one (elsewhere
+ *                           anything)
  *   vf_where_below          per lane a < limit ? yes : no; NaN is not below
+ *   vf_zero_below           per lane a < limit ? +0 : x
  *   vf_where_kept           per lane a byte that is not 0 ? yes : no
  *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
  *                           lane i + lane i+8, then + i+4, + i+2, + i+1
@@ -126,22 +130,29 @@ static inline vf vf_where_below(vf a, vf limit, vf yes, vf no)
 {
     return select(a < limit, yes, no);
 }
+static inline vf vf_zero_below(vf a, vf limit, vf x)
+{
+    return (vf)(~(a < limit) & (vi)x);
+}
 static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
 {
     return select((vi){keep[0], keep[1], keep[2], keep[3]} != 0, yes, no);
 }
 
 /* Adding 1.5 * 2^23 leaves the integer in the low bits of the significand. */
-static inline vf vf_round(vf a)
+typedef vf vn;
+static inline vn vf_nearest(vf a)
 {
-    const vf magic = vf_set1(12582912.0f);
-    return (a + magic) - magic;
+    return a + vf_set1(12582912.0f);
 }
-static inline vf vf_times_power(vf a, vf n)
+static inline vf vf_whole(vn n)
 {
-    const vf magic = vf_set1(12582912.0f + 127.0f);
+    return n - vf_set1(12582912.0f);
+}
+static inline vf vf_times_power(vf a, vn n)
+{
     typedef uint32_t vu __attribute__((vector_size(16)));
-    return a * (vf)((vu)(n + magic) << 23);
+    return a * (vf)(((vu)n + 127u) << 23);
 }
 
 static inline float vf_sum16(const vf part[4])

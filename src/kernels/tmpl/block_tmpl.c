@@ -6,12 +6,6 @@
  * instruction set and for every number of rows. What happens with the result is chosen by a
  * constant `finish`, so that the compiler makes one function of each combination. */
 
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 enum {
     BLOCK_COLS = TILE_VECTORS * VF_LANES,
     LINE = 16 /* floats of a cache line */

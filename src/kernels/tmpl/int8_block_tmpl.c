@@ -1,14 +1,7 @@
 /* The register block of int8 arithmetic: sums of products of small numbers, and how they become
  * f32. The sums are exact, so only that matters for the bits. */
 
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 enum {
-    LANES16 = 16 / VF_LANES,
     BLOCK_COLS = TILE_VECTORS * VF_LANES,
     /* Dwords between query rows: a constant, so that 14 rows need no registers for their strides,
      * and no power of two, so that they do not share sets of a cache. */

@@ -35,11 +35,11 @@ static void int8_query(const float *q, int64_t n, int32_t *out, float *unit, int
 /* 127 / max and max / 127, or 0 where max is less than int8_least. */
 ALWAYS_INLINE vf int8_steps(vf max)
 {
-    return vf_where_below(max, vf_set1(int8_least), vf_zero(), vf_div(vf_set1(127.0f), max));
+    return vf_zero_below(max, vf_set1(int8_least), vf_div(vf_set1(127.0f), max));
 }
 ALWAYS_INLINE vf int8_unit(vf max)
 {
-    return vf_where_below(max, vf_set1(int8_least), vf_zero(), vf_div(max, vf_set1(127.0f)));
+    return vf_zero_below(max, vf_set1(int8_least), vf_div(max, vf_set1(127.0f)));
 }
 
 /* ---- keys -------------------------------------------------------------------------------------

@@ -25,9 +25,10 @@ static vf int8_exp2(vf x)
 {
     static const float coefficients[] = {0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f,
                                          0x1.62e42ap-1f, 1.0f};
-    vf n = vf_round(x), r = vf_sub(x, n), p = vf_set1(0x1.5bba14p-10f);
+    vn n = vf_nearest(x);
+    vf r = vf_sub(x, vf_whole(n)), p = vf_set1(0x1.5bba14p-10f);
     UNROLL for (int i = 0; i < 5; i++) p = vf_add(vf_mul(p, r), vf_set1(coefficients[i]));
-    return vf_where_below(x, vf_set1(-126.0f), vf_zero(), vf_times_power(p, n));
+    return vf_zero_below(x, vf_set1(-126.0f), vf_times_power(p, n));
 }
 
 /* ---- masks -----------------------------------------------------------------------------------

@@ -5,17 +5,29 @@
 /* 2^x for x <= 127; 0 below -126 (a result that would be subnormal is flushed, since FMAs on
  * subnormals stall); NaN stays. Relative error of the polynomial 1.09e-7, of the whole < 3.5 u
  * (u = 2^-24); exp2(0) = 1 exactly, which is what makes skipping an empty key block exact. */
-static inline vf vf_exp2(vf x)
+static const float exp2_terms[] = {0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f,
+                                   1.0f};
+
+/* Of some vectors in step: one is a chain of 40 cycles, and no processor looks far enough ahead to
+ * fill them with the vectors that follow. */
+enum { EXP2_VECTORS = LANES16 > 1 ? LANES16 : 2 };
+ALWAYS_INLINE void exp2_vectors(int count, vf x[])
 {
-    vf n = vf_round(x);
-    vf r = vf_sub(x, n); /* exact */
-    vf p = vf_set1(0x1.5bba14p-10f);
-    p = vf_fma(p, r, vf_set1(0x1.3cea88p-7f));
-    p = vf_fma(p, r, vf_set1(0x1.c6b752p-5f));
-    p = vf_fma(p, r, vf_set1(0x1.ebf9bcp-3f));
-    p = vf_fma(p, r, vf_set1(0x1.62e42ap-1f));
-    p = vf_fma(p, r, vf_set1(1.0f));
-    return vf_where_below(x, vf_set1(-126.0f), vf_zero(), vf_times_power(p, n));
+    vf r[EXP2_VECTORS], p[EXP2_VECTORS];
+    vn n[EXP2_VECTORS];
+    UNROLL for (int i = 0; i < count; i++) n[i] = vf_nearest(x[i]);
+    UNROLL for (int i = 0; i < count; i++) r[i] = vf_sub(x[i], vf_whole(n[i])); /* exact */
+    UNROLL for (int i = 0; i < count; i++) p[i] = vf_set1(0x1.5bba14p-10f);
+    UNROLL for (int term = 0; term < 5; term++) UNROLL for (int i = 0; i < count; i++) p[i] =
+        vf_fma(p[i], r[i], vf_set1(exp2_terms[term]));
+    UNROLL for (int i = 0; i < count; i++) x[i] =
+        vf_zero_below(x[i], vf_set1(-126.0f), vf_times_power(p[i], n[i]));
+}
+
+ALWAYS_INLINE vf vf_exp2(vf x)
+{
+    exp2_vectors(1, &x);
+    return x;
 }
 
 /* tanh(x): an odd polynomial for |x| < 5/8 (relative error 8.6e-9), (1 - e) / (1 + e) with

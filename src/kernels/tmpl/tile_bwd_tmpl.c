@@ -44,13 +44,12 @@ typedef struct back_row {
     vf lse, delta, gate;
 } back_row;
 
-/* VF_LANES places from j on; returns p kept x. A hidden place takes no part by selection, since x
- * may have overflowed there. */
-ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j)
+/* VF_LANES places from j on, of probabilities p; returns p kept x. A hidden place takes no part by
+ * selection, since x may have overflowed there. */
+ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
 {
     const vf hidden = vf_set1(-0x1.fffffep127f);
-    vf score = vf_load(r->s + j), p = vf_exp2(vf_sub(score, r->lse)), kept = p;
-    vf x = vf_where_below(score, hidden, vf_zero(), vf_load(r->x + j)), passed = x;
+    vf x = vf_zero_below(vf_load(r->s + j), hidden, vf_load(r->x + j)), kept = p, passed = x;
     if (drops) {
         vf factor = vf_load(r->factor + j);
         kept = vf_mul(p, factor);
@@ -65,9 +64,14 @@ ALWAYS_INLINE float back_all(const back_row *r, bool drops, int begin, int end)
 {
     vf sum[LANES16];
     UNROLL for (int i = 0; i < LANES16; i++) sum[i] = vf_zero();
-    for (int j = begin; j < end; j += 16)
+    for (int j = begin; j < end; j += 16) {
+        vf p[LANES16];
+        UNROLL for (int i = 0; i < LANES16; i++) p[i] =
+            vf_sub(vf_load(r->s + j + i * VF_LANES), r->lse);
+        exp2_vectors(LANES16, p);
         UNROLL for (int i = 0; i < LANES16; i++) sum[i] =
-            vf_add(sum[i], back_lanes(r, drops, j + i * VF_LANES));
+            vf_add(sum[i], back_lanes(r, drops, j + i * VF_LANES, p[i]));
+    }
     return vf_sum16(sum);
 }
 

@@ -1,8 +1,6 @@
 /* A strip of query rows against one key block: scores -> mask -> softmax step -> weighted sum.
  * The contract is in kernels.h. Scores and probabilities share the strip s, which stays in L1. */
 
-enum { LANES16 = 16 / VF_LANES };
-
 static const float log2_e = 0x1.715476p+0f;
 
 ALWAYS_INLINE float *score_row(const mhai_tile *t, int row)
@@ -248,31 +246,59 @@ static void poison_values(const mhai_tile *t, int row)
     }
 }
 
-ALWAYS_INLINE void max_lanes(const float *s, int begin, int end, vf max[LANES16])
+/* Several chains: the maximum of two takes four cycles on some processors. */
+enum { MAX_VECTORS = LANES16 > 4 ? LANES16 : 4 };
+
+ALWAYS_INLINE void max_start(vf max[MAX_VECTORS])
 {
-    for (int j = begin; j < end; j += 16)
-        UNROLL for (int i = 0; i < LANES16; i++) max[i] =
-            vf_max(vf_load(s + j + i * VF_LANES), max[i]);
+    UNROLL for (int i = 0; i < MAX_VECTORS; i++) max[i] = vf_set1(-__builtin_inff());
+}
+
+ALWAYS_INLINE void max_some(int count, const float *s, vf max[MAX_VECTORS])
+{
+    UNROLL for (int i = 0; i < count; i++) max[i] = vf_max(vf_load(s + i * VF_LANES), max[i]);
+}
+
+ALWAYS_INLINE void max_lanes(const float *s, int begin, int end, vf max[MAX_VECTORS])
+{
+    enum { STEP = MAX_VECTORS * VF_LANES };
+    int j = begin;
+    for (; j + STEP <= end; j += STEP) max_some(MAX_VECTORS, s + j, max);
+    for (; j < end; j += 16) max_some(LANES16, s + j, max);
+}
+
+ALWAYS_INLINE float max_end(vf max[MAX_VECTORS])
+{
+    UNROLL for (int i = MAX_VECTORS - 1; i >= LANES16; i--) max[i - LANES16] =
+        vf_max(max[i], max[i - LANES16]);
+    return vf_max16(max);
 }
 
 static float row_max(const float *s, int begin, int end)
 {
-    vf max[LANES16];
-    UNROLL for (int i = 0; i < LANES16; i++) max[i] = vf_set1(-__builtin_inff());
+    vf max[MAX_VECTORS];
+    max_start(max);
     max_lanes(s, begin, end, max);
-    return vf_max16(max);
+    return max_end(max);
 }
 
 /* p = 2^(s - m) in place; returns the sum, 16 lanes by key position, then the fixed tree. */
+ALWAYS_INLINE void exp_some(int count, float *s, vf top, vf sum[LANES16])
+{
+    vf p[EXP2_VECTORS];
+    UNROLL for (int i = 0; i < count; i++) p[i] = vf_sub(vf_load(s + i * VF_LANES), top);
+    exp2_vectors(count, p);
+    UNROLL for (int i = 0; i < count; i++) vf_store(s + i * VF_LANES, p[i]);
+    UNROLL for (int i = 0; i < count; i++) sum[i % LANES16] = vf_add(sum[i % LANES16], p[i]);
+}
+
 ALWAYS_INLINE void exp_lanes(float *s, int begin, int end, float m, vf sum[LANES16])
 {
+    enum { STEP = EXP2_VECTORS * VF_LANES };
     const vf top = vf_set1(m);
-    for (int j = begin; j < end; j += 16) UNROLL for (int i = 0; i < LANES16; i++)
-        {
-            vf p = vf_exp2(vf_sub(vf_load(s + j + i * VF_LANES), top));
-            vf_store(s + j + i * VF_LANES, p);
-            sum[i] = vf_add(sum[i], p);
-        }
+    int j = begin;
+    for (; j + STEP <= end; j += STEP) exp_some(EXP2_VECTORS, s + j, top, sum);
+    if (STEP > 16 && j < end) exp_some(LANES16, s + j, top, sum);
 }
 
 static float row_exp(float *s, int begin, int end, float m)
@@ -314,10 +340,10 @@ typedef struct tile_runs {
 
 ALWAYS_INLINE float runs_max(const float *s, const tile_runs *runs)
 {
-    vf max[LANES16];
-    UNROLL for (int i = 0; i < LANES16; i++) max[i] = vf_set1(-__builtin_inff());
+    vf max[MAX_VECTORS];
+    max_start(max);
     for (int run = 0; run < runs->count; run++) max_lanes(s, runs->begin[run], runs->end[run], max);
-    return vf_max16(max);
+    return max_end(max);
 }
 
 /* p = 2^(s - top) in place; the 16 sums go on from run to run. */

@@ -3,6 +3,14 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+enum { LANES16 = 16 / VF_LANES };
+
 /* function(constant, ...), so that the compiler makes one body of each type. */
 #define BY_TYPE(type, function, ...)                       \
     switch (type) {                                        \
