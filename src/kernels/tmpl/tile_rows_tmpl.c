@@ -8,17 +8,18 @@
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-static void whole_panel(const float *k, int64_t stride, int64_t dim, float *panel)
+/* 32 keys as a panel. Products fetch the first `fetched` keys of the next one; the others come into
+ * L2 from here, two panels ahead: so many at once take longer than a panel does. */
+static void whole_panel(const float *k, int64_t stride, int64_t dim, int fetched, float *panel)
 {
     for (int64_t c = 0; c < dim; c += VF_LANES)
         for (int64_t i = 0; i < MHAI_PANEL; i += VF_LANES) {
             vf rows[VF_LANES];
-            UNROLL for (int r = 0; r < VF_LANES; r++)
-            {
-                const float *at = k + (i + r) * stride + c;
-                fetch_ahead(at, MHAI_PANEL * stride);
-                rows[r] = vf_load(at);
-            }
+            const float *at = k + i * stride + c;
+            UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] = vf_load(at + r * stride);
+            if (i >= fetched)
+                UNROLL for (int r = 0; r < VF_LANES; r++)
+                    fetch_far(at, (2 * MHAI_PANEL + r) * stride);
             transpose(rows, panel + c * MHAI_PANEL + i, MHAI_PANEL);
         }
 }
@@ -30,6 +31,7 @@ typedef struct key_rows {
     int64_t stride, dim;
     const float *next;
     int64_t next_step, next_stride; /* of squares and of the lines of one */
+    int64_t far;                    /* as in value_rows */
 } key_rows;
 
 /* Keys from `key` on, and those that follow in memory, as far as they can be read. Where rows are
@@ -43,7 +45,8 @@ static key_rows keys_at(const mhai_tile_rows *x, int64_t dim, int64_t key)
                       .dim = dim,
                       .next = last ? k : k + LINE * x->k_stride,
                       .next_step = dense ? VF_LANES : 1,
-                      .next_stride = dense ? LINE : x->k_stride};
+                      .next_stride = dense ? LINE : x->k_stride,
+                      .far = dense ? FAR : LINE * x->k_stride};
 }
 
 /* Scores of VF_LANES keys. */
@@ -60,7 +63,7 @@ ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *
         UNROLL for (int i = 0; i < VF_LANES; i++)
         {
             const vf column = vf_load(square + i * VF_LANES);
-            if (i < VF_LANES * VF_LANES / LINE) touch(next + i * x->next_stride);
+            if (i < VF_LANES * VF_LANES / LINE) come(next + i * x->next_stride, x->far);
             UNROLL for (int r = 0; r < rows; r++) sum[r] =
                 vf_fma(vf_set1(q[r * x->dim + c + i]), column, sum[r]);
         }
@@ -110,17 +113,22 @@ static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, con
                                                                     .o_stride = MHAI_SCORE_STRIDE});
 }
 
-/* The panel at key of one strip, if it sees any of it. */
-static void score_panel(const mhai_tile *t, const float *panel, int key)
+/* The panel at key of one strip, if it sees any of it; on the way, a line of each key from `next`
+ * on for each product, NULL: none. */
+static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const float *next)
 {
     if (key < t->begin || key >= t->end) return;
-    panel_product(block_store_rows, t->rows,
+    const int64_t lines = (t->head_dim + LINE - 1) / LINE;
+    panel_product(next ? block_fetch_rows : block_store_rows, t->rows,
                   &(block){.inner = t->head_dim,
                            .a = t->q,
                            .a_stride = t->head_dim,
-                           .b = panel,
+                           .b = x->panel,
                            .c = t->s + key,
-                           .c_stride = MHAI_SCORE_STRIDE});
+                           .c_stride = MHAI_SCORE_STRIDE,
+                           .next = next,
+                           .next_lines = lines,
+                           .next_gap = x->k_stride - lines * LINE});
 }
 
 static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
@@ -128,6 +136,9 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     const int64_t dim = tiles[0]->head_dim;
     for (int key = begin; key < end; key += MHAI_PANEL) {
         const int64_t left = x->keys - key;
+        const int fetched = key + 2 * MHAI_PANEL > x->readable ? 0
+                            : x->tiles == 1                    ? LINE
+                                                               : MHAI_PANEL;
         const mhai_pack pack = {.in = x->k + key * x->k_stride,
                                 .stride = x->k_stride,
                                 .rows = left < MHAI_PANEL ? left : MHAI_PANEL,
@@ -141,10 +152,13 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
                 few_panel(tiles[0], x, key);
                 continue;
             }
-            whole_panel(pack.in, x->k_stride, dim, x->panel);
+            whole_panel(pack.in, x->k_stride, dim, fetched, x->panel);
         } else
             pack_panel(MHA_F32, &pack, 0, x->panel);
-        for (int i = 0; i < x->tiles; i++) score_panel(tiles[i], x->panel, key);
+        for (int i = 0; i < x->tiles; i++) {
+            const int64_t row = key + MHAI_PANEL + i * LINE;
+            score_panel(tiles[i], x, key, i * LINE < fetched ? x->k + row * x->k_stride : NULL);
+        }
     }
 }
 
@@ -184,6 +198,7 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
                    wide = t->rows <= FULL_ROWS && most >= VALUE_WIDE;
         width = (full ? VALUE_FULL : wide ? VALUE_WIDE : TILE_VECTORS) * VF_LANES;
         part.next_stride = dense ? width : x->v_stride;
+        part.far = dense ? FAR : VALUE_KEYS * x->v_stride;
         (full                                   ? value_full
          : wide                                 ? value_wide
          : t->rows <= FEW_ROWS && x->tiles == 1 ? value_few

@@ -7,6 +7,7 @@ enum {
     VALUE_WIDE = 4,  /* vectors of columns, while their sums leave registers for values */
     VALUE_FULL = 8,
     FULL_ROWS = TILE_ROWS * TILE_VECTORS / VALUE_FULL,
+    FAR = 2048, /* floats from what is touched to what L2 is told of: two pages */
     FEW_ROWS = TILE_ROWS > 8 ? 8 : 4 /* whose sums fit into registers beside a square of keys */
 };
 
@@ -26,6 +27,23 @@ ALWAYS_INLINE void fetch_ahead(const float *p, int64_t elements)
     __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
 }
 
+/* Likewise, into L2 only. */
+ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
+{
+    __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)), 0, 2);
+}
+
+/* A line that is needed soon, and one that is needed after it: touched lines are waited for, and
+ * what goes on meanwhile are no more loads than a processor can keep in mind. A line of which L2
+ * was told two pages before costs no such wait. (Zen 4, 4 rows: 84 to 90 % of what reading alone
+ * gets, where it was 76 %, and 68 % if rows did not begin with a line. Into L1 it is worse than
+ * nothing, and without the touch not as good.) */
+ALWAYS_INLINE void come(const float *p, int64_t far)
+{
+    touch(p);
+    fetch_far(p, far);
+}
+
 typedef enum value_ahead { AHEAD_NOTHING, AHEAD_FETCH, AHEAD_TOUCH } value_ahead;
 
 typedef struct value_rows {
@@ -38,6 +56,7 @@ typedef struct value_rows {
     int64_t o_stride;
     const float *next; /* for what is ahead: as wide a piece for each key, next_stride apart */
     int64_t next_stride;
+    int64_t far; /* floats from what is touched to what L2 is told of */
 } value_rows;
 
 /* o += P V over `vectors` registers of columns; the chains go on where they were. */
@@ -52,7 +71,7 @@ ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const va
         if (ahead == AHEAD_FETCH)
             UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE) fetch_ahead(next, j);
         if (ahead == AHEAD_TOUCH)
-            UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE) touch(next + j);
+            UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE) come(next + j, x->far);
         UNROLL for (int j = 0; j < vectors; j++) value[j] = vf_load(v + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
