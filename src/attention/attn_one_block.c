@@ -71,7 +71,8 @@ bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           .values = copies_values(walk, c) ? w->v : NULL,
                           .scaled = w->q,
                           .s = w->s,
-                          .fetch = fetch},
+                          .fetch = fetch,
+                          .fetch_outputs = c->rows > walk->kernels->tile_rows},
         &done);
     if (done && p->lse.data) write_lse(p, c, w);
     return done;

@@ -19,6 +19,11 @@
 #include <math.h>
 #include <string.h>
 
+/* Of at most so many keys, rows of the next item that do not follow each other are fetched into L2
+ * only: 128 tokens 3 KB apart take 6 % less time, while contiguous rows, and blocks of 512 keys,
+ * are 1 to 2 % faster if they come nearer. */
+enum { FETCH_L2_KEYS = 256 };
+
 typedef struct tiled_job {
     mhai_attn_walk walk;
     mhai_attn_kept kept; /* m NULL: not wanted */
@@ -198,7 +203,8 @@ static void run_one_block(const tiled_job *job, int64_t item, const mhai_attn_ch
                           const mhai_attn_workspace *w, bool *done)
 {
     const mhai_attn_walk *walk = &job->walk;
-    mhai_fetch fetch = {.run = MHAI_FETCH_RUNS};
+    mhai_fetch fetch = {.run = MHAI_FETCH_RUNS,
+                        .l2 = c->seq.S <= FETCH_L2_KEYS && walk->p->k.stride[2] != walk->p->D};
     if (c->rows > walk->kernels->tile_rows && item + 1 < walk->tiling.items &&
         walk->p->D == walk->p->Dv)
         fetch_item(walk, item + 1, &fetch);

@@ -95,6 +95,8 @@ typedef struct mhai_tile_statistics {
 enum { MHAI_FETCH_RUNS = 3 };
 typedef struct mhai_fetch {
     int run; /* the present one */
+    bool l2; /* not as far as L1: where blocks are short, what comes after would push out what is
+                worked on, the more so if its rows lie pages apart and want the same few lines */
     struct mhai_fetch_run {
         const float *at;
         int64_t stride, rows; /* those still to come */
@@ -165,13 +167,14 @@ typedef struct mhai_one_block {
     int64_t head_dim, value_dim;
     float factor; /* of q: scale * log2 e */
     bool causal;
-    int64_t offset;    /* position of query 0 */
-    float *m, *l;      /* [rows] out; or NULL */
-    float *panels;     /* [16][head_dim][32], working memory, as the next three */
-    float *values;     /* [value_dim / 32][512][32]; NULL: values are read as they lie */
-    float *scaled;     /* [MHAI_MAX_ROWS][head_dim] */
-    float *s;          /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] */
-    mhai_fetch *fetch; /* as that of mhai_tile */
+    int64_t offset;     /* position of query 0 */
+    float *m, *l;       /* [rows] out; or NULL */
+    float *panels;      /* [16][head_dim][32], working memory, as the next three */
+    float *values;      /* [value_dim / 32][512][32]; NULL: values are read as they lie */
+    float *scaled;      /* [MHAI_MAX_ROWS][head_dim] */
+    float *s;           /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] */
+    mhai_fetch *fetch;  /* as that of mhai_tile */
+    bool fetch_outputs; /* rows of o may be far away */
 } mhai_one_block;
 /* one_block_forward: tile_forward of all strips, and finish_row of what comes out. *done false:
  * something is not finite; then o, m and l mean nothing, and the rows are to be done in tiles. */

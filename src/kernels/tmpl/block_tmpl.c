@@ -12,10 +12,11 @@ enum {
 };
 
 typedef enum block_finish {
-    FINISH_STORE,   /* c = sum */
-    FINISH_FETCH,   /* likewise, and rows that are to be read soon are fetched on the way */
-    FINISH_RESCALE, /* c = fma(c, scale[row], sum) */
-    FINISH_ADD      /* c = start + sum */
+    FINISH_STORE,    /* c = sum */
+    FINISH_FETCH,    /* likewise, and rows that are to be read soon are fetched on the way */
+    FINISH_FETCH_L2, /* likewise, but not as far as L1 */
+    FINISH_RESCALE,  /* c = fma(c, scale[row], sum) */
+    FINISH_ADD       /* c = start + sum */
 } block_finish;
 
 typedef struct block {
@@ -37,6 +38,11 @@ typedef struct block {
 ALWAYS_INLINE void fetch(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
+}
+
+ALWAYS_INLINE void fetch_l2(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
 }
 
 ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const float *scale,
@@ -65,8 +71,9 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
     for (int64_t i = 0; i < inner; i++) {
         vf column[TILE_VECTORS];
         if (finish == FINISH_ADD) fetch(next + 4 * i);
-        if (finish == FINISH_FETCH) {
-            fetch(next);
+        if (finish == FINISH_FETCH) fetch(next);
+        if (finish == FINISH_FETCH_L2) fetch_l2(next);
+        if (finish == FINISH_FETCH || finish == FINISH_FETCH_L2) {
             next += LINE;
             if (--lines == 0) {
                 lines = t->next_lines;
@@ -117,6 +124,7 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
 /* clang-format on */
 DEFINE_BLOCK(block_store_rows, FINISH_STORE, false, 0)
 DEFINE_BLOCK(block_fetch_rows, FINISH_FETCH, false, 0)
+DEFINE_BLOCK(block_fetch_l2_rows, FINISH_FETCH_L2, false, 0)
 DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_rows, FINISH_ADD, false, 0)
 DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)

@@ -95,8 +95,9 @@ typedef struct one_strip {
     float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS];
 } one_strip;
 
-/* Where the next rows stand; *head and *query go on. */
-static void place_strip(const mhai_one_block *x, int64_t *head, int64_t *query, one_strip *s)
+/* Where the next rows stand; *head and *query go on. Rows of outputs may lie far away: they come
+ * while the strip is worked on. */
+ALWAYS_INLINE void place_strip(const mhai_one_block *x, int64_t *head, int64_t *query, one_strip *s)
 {
     s->end = 0;
     for (int r = 0; r < s->rows; r++) {
@@ -108,6 +109,7 @@ static void place_strip(const mhai_one_block *x, int64_t *head, int64_t *query, 
         s->o[r] = x->o + *head * x->o_head + *query * x->o_row;
         s->m[r] = -__builtin_inff();
         s->l[r] = 0;
+        for (int64_t i = 0; x->fetch_outputs && i < x->value_dim; i += LINE) fetch(s->o[r] + i);
         if (++*query == x->queries) *query = 0, ++*head;
     }
 }

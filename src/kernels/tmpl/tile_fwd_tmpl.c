@@ -184,7 +184,7 @@ static bool dense_mask(const mhai_tile_mask *mask)
 static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 {
     struct mhai_fetch_run *run = &f->runs[f->run];
-    panel_product(block_fetch_rows, t->rows,
+    panel_product(f->l2 ? block_fetch_l2_rows : block_fetch_rows, t->rows,
                   &(block){.inner = t->head_dim,
                            .a = t->q,
                            .a_stride = t->head_dim,
