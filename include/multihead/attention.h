@@ -291,7 +291,7 @@ typedef struct mha_attention_plan {
     mha_isa isa;
     const char *reason; /* why this path, one sentence, static text */
     int64_t key_block;  /* keys per softmax step: a constant, part of the bits contract */
-    int64_t row_block;  /* query rows in registers at a time, at most */
+    int64_t row_block;  /* query rows that pass over those keys together, at most */
     int64_t work_items; /* pieces that the threads share; 1: too small to wake another */
     /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. What tensors
      * and the callback hide (documents, blocks, masks) or exempt from the window (global keys and

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 typedef __m256 vf;
-enum { VF_LANES = 8, TILE_ROWS = 6, TILE_VECTORS = 2 };
+enum { VF_LANES = 8, BLOCK_ROWS = 6, TILE_VECTORS = 2, TILE_ROWS = 12 };
 
 #define scalar_fma(a, b, c) __builtin_fmaf(a, b, c)
 

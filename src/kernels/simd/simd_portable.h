@@ -3,7 +3,10 @@
  *
  * What every simd_*.h provides:
  *   vf, VF_LANES            a vector of floats and its length
- *   TILE_ROWS, TILE_VECTORS the register block of the matrix kernel: rows x vectors of accumulators
+ *   BLOCK_ROWS, TILE_VECTORS
+ *                           the register block of the matrix kernel: rows x vectors of accumulators
+ *   TILE_ROWS               rows of a strip: of one register block, or of two, so that what both
+ *                           multiply is in L1 for the second
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
  *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; + - * are those of C
@@ -31,7 +34,7 @@
 
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
-enum { VF_LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 2 };
+enum { VF_LANES = 4, BLOCK_ROWS = 6, TILE_VECTORS = 2, TILE_ROWS = 12 };
 
 #define scalar_fma(a, b, c) ((a) * (b) + (c))
 

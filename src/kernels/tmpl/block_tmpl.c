@@ -23,7 +23,8 @@ typedef struct block {
     int64_t inner;
     const float *a;
     int64_t a_stride;
-    const float *b; /* [inner][MHAI_PANEL] */
+    bool transposed; /* A lies [inner][rows], and C = A^T B */
+    const float *b;  /* [inner][MHAI_PANEL] */
     float *c;
     int64_t c_stride;
     const float *scale; /* FINISH_RESCALE: [rows] */
@@ -58,7 +59,7 @@ ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const floa
 ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, int64_t stride,
                               const block *t)
 {
-    vf sum[TILE_ROWS][TILE_VECTORS];
+    vf sum[BLOCK_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
         vf_zero();
     const float *a = t->a, *b = t->b;
@@ -103,9 +104,9 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
 }
 
 /* One function per number of rows, so that every register count is a constant. */
-#define BLOCK_CASE(n)                                                                          \
-    case n:                                                                                    \
-        if (n <= TILE_ROWS) block_body(n <= TILE_ROWS ? n : 1, finish, transposed, stride, t); \
+#define BLOCK_CASE(n)                                                                            \
+    case n:                                                                                      \
+        if (n <= BLOCK_ROWS) block_body(n <= BLOCK_ROWS ? n : 1, finish, transposed, stride, t); \
         return;
 /* clang-format would move one more case to a line of its own each time it runs. */
 /* clang-format off */
@@ -131,7 +132,7 @@ DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_columns, FINISH_ADD, true, 0)
 DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
-_Static_assert(TILE_ROWS <= 14, "add cases above");
+_Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
 typedef void (*block_function)(int rows, const block *t);
 
@@ -148,14 +149,43 @@ static block_function adding_columns(int64_t a_stride)
                                          : block_add_columns;
 }
 
+/* A strip's rows, as many register blocks as it is high. What is to be fetched, the first fetches.
+ */
+ALWAYS_INLINE void strip_product(block_function first, block_function others, int rows, block *t)
+{
+    if (BLOCK_ROWS == TILE_ROWS) {
+        first(rows, t);
+        return;
+    }
+    const int64_t a_row = t->transposed ? 1 : t->a_stride;
+    for (int row = 0, some; row < rows; row += some) {
+        some = block_rows(rows - row);
+        (row == 0 ? first : others)(some, t);
+        t->a += some * a_row;
+        t->c += some * t->c_stride;
+        if (t->scale) t->scale += some;
+        if (t->start) t->start += some * t->start_stride;
+    }
+    t->a -= rows * a_row;
+    t->c -= rows * t->c_stride;
+    if (t->scale) t->scale -= rows;
+    if (t->start) t->start -= rows * t->start_stride;
+}
+
 /* A whole panel: as many register blocks as it is wide; t is used up. (Not a copy of t: loading a
  * structure that was just stored in parts would wait for all stores before it.) */
-ALWAYS_INLINE void panel_product(block_function blocks, int rows, block *t)
+ALWAYS_INLINE void panel_product_after(block_function first, block_function others, int rows,
+                                       block *t)
 {
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
-        blocks(rows, t);
+        strip_product(column == 0 ? first : others, others, rows, t);
         t->b += BLOCK_COLS;
         t->c += BLOCK_COLS;
         if (t->start) t->start += BLOCK_COLS; /* products that only store have none */
     }
+}
+
+ALWAYS_INLINE void panel_product(block_function blocks, int rows, block *t)
+{
+    panel_product_after(blocks, blocks, rows, t);
 }

@@ -69,6 +69,7 @@ static void gemm_strip(const mhai_gemm *g)
         block t = {.inner = g->inner,
                    .a = x,
                    .a_stride = x_stride,
+                   .transposed = g->transposed,
                    .b = g->w + panel * g->panel_stride,
                    .c = out,
                    .c_stride = g->out_stride,

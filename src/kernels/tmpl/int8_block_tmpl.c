@@ -40,7 +40,7 @@ ALWAYS_INLINE void int8_finish(bool values, const int8_block *t, int row, int co
 
 ALWAYS_INLINE void int8_body(int rows, bool values, const int8_block *t)
 {
-    vi sum[TILE_ROWS][TILE_VECTORS];
+    vi sum[BLOCK_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
         !values && KEY_OFFSET != 0 ? vi_row(t->start + r) : vi_zero();
     const int32_t *a = t->a, *b = t->b;
@@ -62,9 +62,9 @@ ALWAYS_INLINE void int8_body(int rows, bool values, const int8_block *t)
 }
 
 /* One function per number of rows, as in block_tmpl.c. */
-#define INT8_CASE(n)                                                      \
-    case n:                                                               \
-        if (n <= TILE_ROWS) int8_body(n <= TILE_ROWS ? n : 1, values, t); \
+#define INT8_CASE(n)                                                        \
+    case n:                                                                 \
+        if (n <= BLOCK_ROWS) int8_body(n <= BLOCK_ROWS ? n : 1, values, t); \
         return;
 /* clang-format would move one more case to a line of its own each time it runs. */
 /* clang-format off */
@@ -81,4 +81,4 @@ ALWAYS_INLINE void int8_body(int rows, bool values, const int8_block *t)
 /* clang-format on */
 DEFINE_INT8_BLOCK(int8_scores, false)
 DEFINE_INT8_BLOCK(int8_weighted, true)
-_Static_assert(TILE_ROWS <= 14, "add cases above");
+_Static_assert(BLOCK_ROWS <= 14, "add cases above");

@@ -242,14 +242,14 @@ static void softmax_rows(const mhai_tile *t, const mhai_int8_tile *x, int begin,
 static void int8_panel(void (*blocks)(int, const int8_block *), int rows, const int8_block *whole,
                        int64_t a_stride)
 {
-    for (int row = 0; row < rows; row += TILE_ROWS) {
+    for (int row = 0; row < rows; row += BLOCK_ROWS) {
         int8_block t = *whole;
         t.a += row * a_stride;
         t.c += row * t.c_stride;
         if (t.start) t.start += row;
         if (t.alpha) t.alpha += row, t.beta += row;
         for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
-            blocks(rows - row < TILE_ROWS ? rows - row : TILE_ROWS, &t);
+            blocks(rows - row < BLOCK_ROWS ? rows - row : BLOCK_ROWS, &t);
             t.b += BLOCK_COLS;
             t.c += BLOCK_COLS;
             t.unit += BLOCK_COLS;

@@ -14,7 +14,7 @@
 typedef struct one_product {
     int64_t inner;
     const float *a;
-    int64_t a_stride; /* not read where it is MHAI_SCORE_STRIDE */
+    int64_t a_stride; /* of values MHAI_SCORE_STRIDE */
     const float *b;
     int64_t b_stride;
     float *c; /* scores, MHAI_SCORE_STRIDE apart; or NULL, and then: */
@@ -26,7 +26,7 @@ typedef struct one_product {
 
 ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_product *t)
 {
-    vf sum[TILE_ROWS][TILE_VECTORS];
+    vf sum[BLOCK_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_zero();
     const float *a = t->a, *b = t->b;
@@ -60,9 +60,9 @@ ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_produc
     *t->finite = finite;
 }
 
-#define ONE_CASE(n)                                                               \
-    case n:                                                                       \
-        if (n <= TILE_ROWS) one_body(n <= TILE_ROWS ? n : 1, vectors, values, t); \
+#define ONE_CASE(n)                                                                 \
+    case n:                                                                         \
+        if (n <= BLOCK_ROWS) one_body(n <= BLOCK_ROWS ? n : 1, vectors, values, t); \
         return;
 /* clang-format off */
 #define DEFINE_ONE(name, width, are_values)                                                     \
@@ -83,6 +83,21 @@ enum {
 };
 DEFINE_ONE(one_half_scores, HALF_VECTORS, false)
 DEFINE_ONE(one_values, TILE_VECTORS, true)
+
+/* All rows of a strip, by a function for those of a register block. */
+ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), int rows,
+                                     one_product t)
+{
+    for (int row = 0, some; row < rows; row += some) {
+        some = block_rows(rows - row);
+        blocks(some, &t);
+        if (BLOCK_ROWS == TILE_ROWS) return;
+        t.a += some * t.a_stride;
+        if (t.c) t.c += some * MHAI_SCORE_STRIDE;
+        if (t.out) t.out += some;
+        if (t.sum) t.sum += some;
+    }
+}
 
 /* ---- a strip ---------------------------------------------------------------------------------
  */
@@ -147,7 +162,7 @@ static void one_scores(const mhai_one_block *x, const mhai_tile *t)
                         .b_stride = MHAI_PANEL,
                         .c = t->s + key};
     for (int column = 0; column < HALF_PANEL; column += HALF_VECTORS * VF_LANES) {
-        one_half_scores(t->rows, &part);
+        one_strip_product(one_half_scores, t->rows, part);
         part.b += HALF_VECTORS * VF_LANES;
         part.c += HALF_VECTORS * VF_LANES;
     }
@@ -174,17 +189,19 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
     for (int r = 0; r < s->rows; r++) divisor[r] = s->l[r] == 0 ? 1.0f : s->l[r];
     for (int64_t column = 0; column < x->value_dim; column += BLOCK_COLS) {
         const int64_t in_panel = column % MHAI_PANEL;
-        one_values(s->rows,
-                   &(one_product){
-                       .inner = s->end,
-                       .a = t->s,
-                       .b = x->values ? x->values + (column - in_panel) * MHAI_KEY_BLOCK + in_panel
-                                      : x->v + column,
-                       .b_stride = x->values ? MHAI_PANEL : x->v_row,
-                       .out = s->o,
-                       .column = column,
-                       .sum = divisor,
-                       .finite = finite});
+        one_strip_product(
+            one_values, s->rows,
+            (one_product){.inner = s->end,
+                          .a = t->s,
+                          .a_stride = MHAI_SCORE_STRIDE,
+                          .b = x->values
+                                   ? x->values + (column - in_panel) * MHAI_KEY_BLOCK + in_panel
+                                   : x->v + column,
+                          .b_stride = x->values ? MHAI_PANEL : x->v_row,
+                          .out = s->o,
+                          .column = column,
+                          .sum = divisor,
+                          .finite = finite});
     }
 }
 

@@ -126,6 +126,7 @@ static void gemm_transposed(const mhai_gemm_transposed *g)
                           &(block){.inner = g->rows,
                                    .a = g->a + col,
                                    .a_stride = g->a_stride,
+                                   .transposed = true,
                                    .b = g->b + panel * g->panel_stride,
                                    .c = out,
                                    .c_stride = g->out_stride,

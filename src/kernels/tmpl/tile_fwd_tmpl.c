@@ -184,16 +184,16 @@ static bool dense_mask(const mhai_tile_mask *mask)
 static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 {
     struct mhai_fetch_run *run = &f->runs[f->run];
-    panel_product(f->l2 ? block_fetch_l2_rows : block_fetch_rows, t->rows,
-                  &(block){.inner = t->head_dim,
-                           .a = t->q,
-                           .a_stride = t->head_dim,
-                           .b = t->k + key * t->head_dim,
-                           .c = t->s + key,
-                           .c_stride = MHAI_SCORE_STRIDE,
-                           .next = run->at,
-                           .next_lines = t->head_dim / LINE,
-                           .next_gap = run->stride - t->head_dim});
+    panel_product_after(f->l2 ? block_fetch_l2_rows : block_fetch_rows, block_store_rows, t->rows,
+                        &(block){.inner = t->head_dim,
+                                 .a = t->q,
+                                 .a_stride = t->head_dim,
+                                 .b = t->k + key * t->head_dim,
+                                 .c = t->s + key,
+                                 .c_stride = MHAI_SCORE_STRIDE,
+                                 .next = run->at,
+                                 .next_lines = t->head_dim / LINE,
+                                 .next_gap = run->stride - t->head_dim});
     run->at += LINE * run->stride;
     run->rows -= LINE;
     while (f->run < MHAI_FETCH_RUNS && f->runs[f->run].rows <= 0) f->run++;
@@ -419,7 +419,7 @@ static void weigh_runs(const mhai_tile *t, const float *alpha)
                                .o_stride = MHAI_PANEL};
             for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
                 part.o = sums + column;
-                value_packed(t->rows, &part);
+                value_strip(value_packed, t->rows, &part);
                 part.v += BLOCK_COLS;
             }
         }

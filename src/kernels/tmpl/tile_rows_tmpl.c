@@ -103,14 +103,14 @@ static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, con
     for (int row = 0; row < t->rows; row++)
         memset(t->s + row * MHAI_SCORE_STRIDE + key, 0, HALF * sizeof(float));
     for (int column = 0; column < HALF; column += WIDTH)
-        (BLOCK_COLS < HALF + 1 ? value_packed
-                               : value_half)(t->rows, &(value_rows){.keys = t->head_dim,
-                                                                    .p = t->q,
-                                                                    .p_stride = t->head_dim,
-                                                                    .v = x->panel + column,
-                                                                    .v_stride = MHAI_PANEL,
-                                                                    .o = t->s + key + column,
-                                                                    .o_stride = MHAI_SCORE_STRIDE});
+        value_strip((int)BLOCK_COLS <= (int)HALF ? value_packed : value_half, t->rows,
+                    &(value_rows){.keys = t->head_dim,
+                                  .p = t->q,
+                                  .p_stride = t->head_dim,
+                                  .v = x->panel + column,
+                                  .v_stride = MHAI_PANEL,
+                                  .o = t->s + key + column,
+                                  .o_stride = MHAI_SCORE_STRIDE});
 }
 
 /* The panel at key of one strip, if it sees any of it; on the way, a line of each key from `next`
@@ -119,16 +119,16 @@ static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, co
 {
     if (key < t->begin || key >= t->end) return;
     const int64_t lines = (t->head_dim + LINE - 1) / LINE;
-    panel_product(next ? block_fetch_rows : block_store_rows, t->rows,
-                  &(block){.inner = t->head_dim,
-                           .a = t->q,
-                           .a_stride = t->head_dim,
-                           .b = x->panel,
-                           .c = t->s + key,
-                           .c_stride = MHAI_SCORE_STRIDE,
-                           .next = next,
-                           .next_lines = lines,
-                           .next_gap = x->k_stride - lines * LINE});
+    panel_product_after(next ? block_fetch_rows : block_store_rows, block_store_rows, t->rows,
+                        &(block){.inner = t->head_dim,
+                                 .a = t->q,
+                                 .a_stride = t->head_dim,
+                                 .b = x->panel,
+                                 .c = t->s + key,
+                                 .c_stride = MHAI_SCORE_STRIDE,
+                                 .next = next,
+                                 .next_lines = lines,
+                                 .next_gap = x->k_stride - lines * LINE});
 }
 
 static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
@@ -199,10 +199,11 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
         width = (full ? VALUE_FULL : wide ? VALUE_WIDE : TILE_VECTORS) * VF_LANES;
         part.next_stride = dense ? width : x->v_stride;
         part.far = dense ? FAR : VALUE_KEYS * x->v_stride;
-        (full                                   ? value_full
-         : wide                                 ? value_wide
-         : t->rows <= FEW_ROWS && x->tiles == 1 ? value_few
-                                                : value_many)(t->rows, &part);
+        value_strip(full                                   ? value_full
+                    : wide                                 ? value_wide
+                    : t->rows <= FEW_ROWS && x->tiles == 1 ? value_few
+                                                           : value_many,
+                    t->rows, &part);
         part.v += width;
         part.o += width;
         part.next += dense ? width * keys : width;

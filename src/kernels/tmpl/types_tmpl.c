@@ -11,6 +11,13 @@
 
 enum { LANES16 = 16 / VF_LANES };
 
+/* The rows of a strip's next register block, where so many of the strip are left. */
+ALWAYS_INLINE int block_rows(int left)
+{
+    if (left <= BLOCK_ROWS) return left;
+    return left <= 2 * BLOCK_ROWS ? (left + 1) / 2 : BLOCK_ROWS; /* 4 and 3 rather than 6 and 1 */
+}
+
 /* function(constant, ...), so that the compiler makes one body of each type. */
 #define BY_TYPE(type, function, ...)                       \
     switch (type) {                                        \

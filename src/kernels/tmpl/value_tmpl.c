@@ -6,9 +6,9 @@ enum {
     VALUE_KEYS = 16, /* values read at a time: their rows are in L1 for all groups of columns */
     VALUE_WIDE = 4,  /* vectors of columns, while their sums leave registers for values */
     VALUE_FULL = 8,
-    FULL_ROWS = TILE_ROWS * TILE_VECTORS / VALUE_FULL,
+    FULL_ROWS = BLOCK_ROWS * TILE_VECTORS / VALUE_FULL,
     FAR = 2048, /* floats from what is touched to what L2 is told of: two pages */
-    FEW_ROWS = TILE_ROWS > 8 ? 8 : 4 /* whose sums fit into registers beside a square of keys */
+    FEW_ROWS = BLOCK_ROWS > 8 ? 8 : 4 /* whose sums fit into registers beside a square of keys */
 };
 
 /* What is needed soon is loaded, line after line as it lies, whatever the order in which it will be
@@ -62,7 +62,7 @@ typedef struct value_rows {
 /* o += P V over `vectors` registers of columns; the chains go on where they were. */
 ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const value_rows *x)
 {
-    vf sum[TILE_ROWS][VALUE_FULL];
+    vf sum[BLOCK_ROWS][VALUE_FULL];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_load(x->o + r * x->o_stride + j * VF_LANES);
     const float *v = x->v, *next = x->next;
@@ -108,9 +108,28 @@ ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const va
 DEFINE_VALUES(value_full, VALUE_FULL, FULL_ROWS, AHEAD_TOUCH)
 DEFINE_VALUES(value_wide, VALUE_WIDE, FULL_ROWS, AHEAD_TOUCH)
 DEFINE_VALUES(value_few, TILE_VECTORS, FEW_ROWS, AHEAD_TOUCH)
-DEFINE_VALUES(value_many, TILE_VECTORS, TILE_ROWS, AHEAD_FETCH)
-DEFINE_VALUES(value_packed, TILE_VECTORS, TILE_ROWS, AHEAD_NOTHING) /* of what is in L1 */
-DEFINE_VALUES(value_half, TILE_VECTORS / 2, TILE_ROWS, AHEAD_NOTHING)
+DEFINE_VALUES(value_many, TILE_VECTORS, BLOCK_ROWS, AHEAD_FETCH)
+DEFINE_VALUES(value_packed, TILE_VECTORS, BLOCK_ROWS, AHEAD_NOTHING) /* of what is in L1 */
+DEFINE_VALUES(value_half, TILE_VECTORS / 2, BLOCK_ROWS, AHEAD_NOTHING)
+
+typedef void (*value_function)(int rows, const value_rows *x);
+
+/* All rows of a strip, by a function for those of a register block. */
+ALWAYS_INLINE void value_strip(value_function blocks, int rows, value_rows *x)
+{
+    if (BLOCK_ROWS == TILE_ROWS) {
+        blocks(rows, x);
+        return;
+    }
+    for (int row = 0, some; row < rows; row += some) {
+        some = block_rows(rows - row);
+        blocks(some, x);
+        x->p += some * x->p_stride;
+        x->o += some * x->o_stride;
+    }
+    x->p -= rows * x->p_stride;
+    x->o -= rows * x->o_stride;
+}
 
 /* o = fma(o, alpha, sums): the block's sums join the output. */
 static void join_rows(int rows, int64_t cols, const float *sums, int64_t sums_stride,
