@@ -97,6 +97,14 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
     return MHA_OK;
 }
 
+void *mhai_scratch_spare(mha_context *context, size_t bytes)
+{
+    const mhai_scratch *scratch = &context->scratch;
+    if (scratch->blocks == 0) return NULL;
+    const size_t top = scratch->blocks - 1, used = scratch->block[top].used;
+    return scratch->block[top].bytes - used >= bytes ? scratch->block[top].memory + used : NULL;
+}
+
 void mha_scratch_release(mha_context *context, mha_scratch_mark mark)
 {
     mhai_scratch *scratch = &context->scratch;

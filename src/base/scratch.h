@@ -20,6 +20,10 @@ typedef struct mhai_scratch {
 /* One block of at least bytes, all of it free. Only while the stack is empty. */
 MHA_NODISCARD mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t bytes);
 
+/* As much of the top block, if it is free; it stays free for whoever allocates next. NULL if not.
+ */
+void *mhai_scratch_spare(mha_context *context, size_t bytes);
+
 void mhai_scratch_free(mhai_scratch *scratch);
 
 #endif

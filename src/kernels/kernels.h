@@ -182,7 +182,7 @@ typedef struct mhai_one_block {
 /* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
 /* A strip of rows times packed weights, one block of inputs:
- *   out[r, :] = (first ? bias : out[r, :]) + x[r, 0 .. inner) W   for panels first_panel .. */
+ *   out[r, :] = (first ? bias : from ? from[r, :] : out[r, :]) + x[r, 0 .. inner) W */
 typedef struct mhai_gemm {
     int rows;
     int64_t inner;  /* inputs in this block, one chain; a linear layer takes MHAI_GEMM_BLOCK */
@@ -198,8 +198,10 @@ typedef struct mhai_gemm {
     bool first;
     float *out; /* [rows][out_stride] */
     int64_t out_stride;
-    /* What calls to come will read, fetched into the cache on the way; NULL: nothing. Of every
-     * panel, panel_stride apart, 4 floats for each input; and rows of some lines each. */
+    const float *from; /* [rows][from_stride], to be added to instead of out; NULL: out */
+    int64_t from_stride;
+    /* What calls to come will read, fetched into the cache on the way; NULL: nothing. 4 floats for
+     * each input of each panel, one after the other; and rows of some lines each. */
     const float *next_w, *next_x;
     int64_t next_rows, next_stride, next_lines;
 } mhai_gemm;

@@ -57,19 +57,20 @@ void mha_linear_destroy(mha_linear *linear)
 /* Element [n, k] of W in its panels. */
 static float *packed_at(const mha_linear *linear, int64_t n, int64_t k)
 {
-    int64_t panel = n / MHAI_PANEL * linear->inputs * MHAI_PANEL;
-    return linear->weight + panel + k * MHAI_PANEL + n % MHAI_PANEL;
+    return linear->weight + mhai_matmul_place(linear->inputs, linear->outputs, k, n);
 }
 
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row)
 {
     const float *in = (const float *)weight->data + row * weight->stride[0];
     if (weight->stride[1] == 1 || linear->inputs == 1) {
-        linear->kernels->pack_panels(&(mhai_pack){.out = linear->weight,
-                                                  .in = in,
-                                                  .stride = weight->stride[0],
-                                                  .rows = linear->outputs,
-                                                  .cols = linear->inputs});
+        for (int64_t k = 0; k < linear->inputs; k += MHAI_GEMM_BLOCK)
+            linear->kernels->pack_panels(
+                &(mhai_pack){.out = packed_at(linear, 0, k),
+                             .in = in + k,
+                             .stride = weight->stride[0],
+                             .rows = linear->outputs,
+                             .cols = mhai_min_i64(MHAI_GEMM_BLOCK, linear->inputs - k)});
         return;
     }
     for (int64_t n = 0; n < linear->outputs; n++)
@@ -170,7 +171,9 @@ mha_status mha_linear_forward(mha_context *context, const mha_linear *linear,
     MHA_TRY(mhai_tensor_check_last("y", y));
     MHA_TRY(mhai_tensor_check_output("y", y));
     MHA_TRY(mhai_tensor_check_disjoint("y", y, "x", x));
-    mhai_linear_run(context, linear, activation, x->data, x->stride[0], x->shape[0], y->data,
-                    y->stride[0]);
+    const mhai_matmul job = mhai_linear_job(linear, activation, x->data, x->stride[0], x->shape[0],
+                                            y->data, y->stride[0]);
+    MHA_TRY(mhai_matmul_reserve(context, &job));
+    mhai_matmul_run(context, &job);
     return MHA_OK;
 }

@@ -12,7 +12,7 @@ struct mha_linear {
     mha_allocator allocator;
     const mhai_kernels *kernels; /* for packing */
     int64_t inputs, outputs;     /* K, N */
-    float *weight;               /* panels [ceil(N/32)][K][32] */
+    float *weight;               /* packed by mhai_matmul_pack() */
     float *bias;                 /* [N], zero if the layer has none */
     bool has_bias;
     size_t weight_bytes, bias_bytes;

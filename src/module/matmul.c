@@ -14,6 +14,27 @@
  * pass over it; 8 strips are enough for that to pay. */
 enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8 };
 
+/* Outputs whose rows lie whole pages apart would meet in a few sets of the caches each time that
+ * they are added to. Until the last block of inputs their sums lie at another stride instead. */
+enum {
+    SUMS_STRIDE = GROUP_PANELS * MHAI_PANEL + 16,
+    SUMS = BLOCK_STRIPS * MHAI_MAX_ROWS * SUMS_STRIDE,
+    PAGE = 1024 /* floats */
+};
+
+int64_t mhai_matmul_place(int64_t inner, int64_t cols, int64_t input, int64_t col)
+{
+    const int64_t first = input / MHAI_GEMM_BLOCK * MHAI_GEMM_BLOCK;
+    const int64_t block = mhai_min_i64(MHAI_GEMM_BLOCK, inner - first);
+    return first * mhai_round_up(cols, MHAI_PANEL) + col / MHAI_PANEL * block * MHAI_PANEL +
+           (input - first) * MHAI_PANEL + col % MHAI_PANEL;
+}
+
+static const float *panels_at(const mhai_matmul *job, int64_t input, int64_t col)
+{
+    return job->panels + mhai_matmul_place(job->inner, job->cols, input, col);
+}
+
 /* Copying a strip costs about a tenth of multiplying it by one panel, and gains as much at each:
  * its rows then lie at a stride that the kernel knows, in sets of L1 of their own. */
 enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_SCORE_STRIDE, GATHER_COLUMNS = MHAI_MAX_ROWS };
@@ -25,50 +46,65 @@ typedef struct matmul_run {
     int64_t group_panels; /* panels of a column group */
     int64_t blocks;       /* row blocks */
     int64_t items;        /* blocks of all groups */
+    float *sums;          /* [threads][SUMS]; NULL: sums lie in the output */
 } matmul_run;
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* What the strip will need of the next block of inner indices; of panels, a part of each. */
-static void fetch_next(const mhai_matmul *job, mhai_gemm *g, int64_t input, int64_t strip)
+/* What the strip will need of the next block of inner indices; of panels, a part. */
+static void fetch_next(const mhai_matmul *job, mhai_gemm *g, int64_t input, int64_t col,
+                       int64_t strip)
 {
     const int64_t next = input + MHAI_GEMM_BLOCK, left = job->inner - next;
     if (left <= 0) return;
     const int64_t inner = mhai_min_i64(left, MHAI_GEMM_BLOCK);
     if (strip < BLOCK_STRIPS)
-        g->next_w = g->w + (MHAI_GEMM_BLOCK + strip * inner / BLOCK_STRIPS) * MHAI_PANEL;
+        g->next_w =
+            panels_at(job, next, col) + strip * g->panels * inner * MHAI_PANEL / BLOCK_STRIPS;
     g->next_stride = job->a_stride;
     g->next_x = g->x + MHAI_GEMM_BLOCK * (g->transposed ? job->a_stride : 1);
     g->next_rows = g->transposed ? inner : g->rows;
     g->next_lines = g->transposed ? 2 : mhai_ceil_div(inner, 16);
 }
 
+/* Where a block of inner indices finds the sums before it, and where it leaves its own. */
+static void place_sums(const mhai_matmul *job, mhai_gemm *g, int64_t input, float *sums)
+{
+    g->from = input > 0 ? sums : g->out;
+    g->from_stride = input > 0 ? SUMS_STRIDE : g->out_stride;
+    if (input + MHAI_GEMM_BLOCK >= job->inner) return;
+    g->out = sums;
+    g->out_stride = SUMS_STRIDE;
+}
+
 /* One block of inner indices for all strips of one row block. */
 static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t panel,
-                      int64_t panels, int64_t input)
+                      int64_t panels, int64_t input, float *sums)
 {
     const mhai_matmul *job = run->job;
     float buffer[MHAI_GATHER];
     int64_t strips = mhai_ceil_div(rows, run->kernels->tile_rows);
     int64_t col = panel * MHAI_PANEL;
+    const int64_t inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input);
     for (int64_t i = 0; i < strips; i++) {
         int64_t begin = row + i * rows / strips, end = row + (i + 1) * rows / strips;
         mhai_gemm g = {.rows = (int)(end - begin),
-                       .inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input),
+                       .inner = inner,
                        .panels = panels,
                        .cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col),
                        .x = job->a + (job->a_transposed ? input * job->a_stride + begin
                                                         : begin * job->a_stride + input),
                        .x_stride = job->a_stride,
                        .transposed = job->a_transposed,
-                       .w = job->panels + col * job->inner + input * MHAI_PANEL,
-                       .panel_stride = job->inner * MHAI_PANEL,
+                       .w = panels_at(job, input, col),
+                       .panel_stride = inner * MHAI_PANEL,
                        .bias = job->bias ? job->bias + col : NULL,
                        .first = input == 0 && !job->accumulate,
                        .out = job->c + begin * job->c_stride + col,
                        .out_stride = job->c_stride};
         if (panels >= GATHER_PANELS && g.rows > 1) g.gather = buffer;
-        fetch_next(job, &g, input, i);
+        if (sums) place_sums(job, &g, input, sums + (begin - row) * SUMS_STRIDE);
+        fetch_next(job, &g, input, col, i);
         run->kernels->gemm_strip(&g);
     }
 }
@@ -84,18 +120,18 @@ static void activate(const matmul_run *run, float *y, int64_t n)
     }
 }
 
-/* All inner indices for one row block. */
+/* All inner indices for one row block. sums: of this worker, or NULL. */
 static void run_panels(const matmul_run *run, int64_t row, int64_t rows, int64_t panel,
-                       int64_t panels)
+                       int64_t panels, float *sums)
 {
     int64_t input = 0;
     do { /* at least once: without inner indices the output is the bias */
-        run_inner(run, row, rows, panel, panels, input);
+        run_inner(run, row, rows, panel, panels, input, sums);
         input += MHAI_GEMM_BLOCK;
     } while (input < run->job->inner);
 }
 
-static void run_block(const matmul_run *run, int64_t item)
+static void run_block(const matmul_run *run, int64_t item, int worker)
 {
     const mhai_matmul *job = run->job;
     /* Row blocks follow each other under one group, whose panels then stay in cache. */
@@ -104,9 +140,7 @@ static void run_block(const matmul_run *run, int64_t item)
     int64_t panel = item / run->blocks * run->group_panels, col = panel * MHAI_PANEL;
     int64_t panels = mhai_min_i64(run->group_panels, mhai_ceil_div(job->cols, MHAI_PANEL) - panel);
     int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col);
-    /* One row reads each weight once: it takes them as they lie. */
-    const int64_t step = rows == 1 ? 1 : panels;
-    for (int64_t i = 0; i < panels; i += step) run_panels(run, row, rows, panel + i, step);
+    run_panels(run, row, rows, panel, panels, run->sums ? run->sums + worker * SUMS : NULL);
     for (int64_t r = row; r < row + rows; r++)
         activate(run, job->c + r * job->c_stride + col, cols);
 }
@@ -133,29 +167,51 @@ static matmul_run divide(const mhai_matmul *job, const mhai_kernels *kernels, in
     run.blocks = mhai_ceil_div(job->rows, run.block_rows);
     /* Few rows: narrower groups, so that every thread has some. */
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
-    run.group_panels = mhai_min_i64(GROUP_PANELS, mhai_ceil_div(panels, wanted));
+    run.group_panels = mhai_ceil_div(panels, wanted);
+    /* One row reads each weight once, as they lie. */
+    if (job->rows > 1) run.group_panels = mhai_min_i64(GROUP_PANELS, run.group_panels);
     run.items = run.blocks * mhai_ceil_div(panels, run.group_panels);
     return run;
+}
+
+static bool pages_apart(const mhai_matmul *job)
+{
+    return job->rows > 1 && job->inner > MHAI_GEMM_BLOCK && job->c_stride % PAGE == 0;
+}
+
+static size_t sums_bytes(int64_t threads)
+{
+    return (size_t)threads * SUMS * sizeof(float);
+}
+
+mha_status mhai_matmul_reserve(mha_context *context, const mhai_matmul *job)
+{
+    void *memory;
+    if (!pages_apart(job)) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, 1, sums_bytes(context->num_threads), &memory));
+    mha_scratch_release(context, mark);
+    return MHA_OK;
 }
 
 /* Items of the first product, then those of the next. */
 static void run_item(void *argument, int64_t item, int worker)
 {
     const matmul_run *run = argument;
-    (void)worker;
     for (; item >= run->items; run++) item -= run->items;
-    run_block(run, item);
+    run_block(run, item, worker);
 }
 
 void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count)
 {
     const mhai_kernels *kernels = mhai_kernels_for(context->isa);
     const int64_t threads = pays_to_share(context, jobs, count) ? context->num_threads : 1;
-    matmul_run runs[MHAI_MATMULS];
+    matmul_run runs[MHAI_MATMULS]; /* a worker is at one of them at a time: they share sums */
     int64_t items = 0;
     for (int i = 0; i < count; i++) {
         runs[i] = divide(&jobs[i], kernels, threads);
         items += runs[i].items;
+        if (pages_apart(&jobs[i])) runs[i].sums = mhai_scratch_spare(context, sums_bytes(threads));
     }
     if (threads > 1)
         mha_parallel_for(context, items, run_item, runs);
@@ -179,16 +235,23 @@ typedef struct pack_job {
     float *panels;
 } pack_job;
 
+static float *packed_at(const pack_job *job, int64_t input, int64_t col)
+{
+    return job->panels + mhai_matmul_place(job->inner, job->cols, input, col);
+}
+
 static void pack_panel(void *argument, int64_t panel, int worker)
 {
     const pack_job *job = argument;
     (void)worker;
     const int64_t col = panel * MHAI_PANEL;
-    job->kernels->pack_panels(&(mhai_pack){.out = job->panels + col * job->inner,
-                                           .in = job->b + col * job->stride,
-                                           .stride = job->stride,
-                                           .rows = mhai_min_i64(MHAI_PANEL, job->cols - col),
-                                           .cols = job->inner});
+    for (int64_t input = 0; input < job->inner; input += MHAI_GEMM_BLOCK)
+        job->kernels->pack_panels(
+            &(mhai_pack){.out = packed_at(job, input, col),
+                         .in = job->b + col * job->stride + input,
+                         .stride = job->stride,
+                         .rows = mhai_min_i64(MHAI_PANEL, job->cols - col),
+                         .cols = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input)});
 }
 
 /* Rows stay inner: some of them, for all panels, so that memory is read as it lies. */
@@ -199,7 +262,7 @@ static void pack_rows(void *argument, int64_t item, int worker)
     const int64_t first = item * PACK_ROWS, rows = mhai_min_i64(PACK_ROWS, job->inner - first);
     for (int64_t col = 0; col < job->cols; col += MHAI_PANEL) {
         const float *in = job->b + first * job->stride + col;
-        float *out = job->panels + col * job->inner + first * MHAI_PANEL;
+        float *out = packed_at(job, first, col);
         const int64_t cols = mhai_min_i64(MHAI_PANEL, job->cols - col);
         for (int64_t i = 0; i < rows; i++) {
             if (cols == MHAI_PANEL) {
@@ -246,6 +309,7 @@ mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, con
     mhai_matmul_pack(context, b, stride, transposed, job->inner, job->cols, panels);
     mhai_matmul packed = *job;
     packed.panels = panels;
+    MHA_TRY(mhai_matmul_reserve(context, job));
     mhai_matmul_run(context, &packed);
     mha_scratch_release(context, mark);
     return MHA_OK;

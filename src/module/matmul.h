@@ -31,6 +31,15 @@ enum { MHAI_MATMULS = 3 };
 void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count);
 void mhai_matmul_run(mha_context *context, const mhai_matmul *job);
 
+/* Scratch that makes some products faster, if it is there when they run. */
+MHA_NODISCARD mha_status mhai_matmul_reserve(mha_context *context, const mhai_matmul *job);
+
+/* Packed b: blocks of MHAI_GEMM_BLOCK inner indices, the last one with those that are left, each in
+ * panels [ceil(cols/32)][inner indices][32]. So what strips pass over together lies together: with
+ * panels of all inner indices, their blocks of 2^n inputs would meet in a few sets of the cache.
+ * Where element [input][col] of it is: */
+int64_t mhai_matmul_place(int64_t inner, int64_t cols, int64_t input, int64_t col);
+
 /* Floats that b [inner, cols] takes in panels; false if the number overflows. */
 bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats);
 

@@ -12,6 +12,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -193,6 +194,56 @@ static void linear_bits(void **state)
     }
     machines_free(&one);
     machines_free(&many);
+}
+
+/* rows x cols numbers at a stride; what lies between rows is 7. */
+static mha_tensor numbers(rng *r, float **data, int64_t rows, int64_t cols, int64_t stride)
+{
+    *data = malloc((size_t)(rows * stride) * sizeof **data);
+    assert_non_null(*data);
+    for (int64_t i = 0; i < rows * stride; i++)
+        (*data)[i] = i % stride < cols ? (float)rng_normal(r) : 7;
+    mha_tensor view = mha_tensor_contiguous(*data, MHA_F32, 2, (int64_t[]){rows, cols});
+    view.stride[0] = stride;
+    return view;
+}
+
+/* Outputs whose rows lie a page apart are summed elsewhere: the bits are those of other strides,
+ * and nothing is written between rows. */
+static void linear_pages_apart(void **state)
+{
+    (void)state;
+    enum { M = 130, K = 300, N = 1000, STRIDES = 2 };
+    static const int64_t strides[STRIDES] = {1024, 1040};
+    machines all = machines_make(2);
+    for (int m = 0; m < all.count; m++) {
+        float *data[STRIDES][6];
+        for (int s = 0; s < STRIDES; s++) {
+            rng r = rng_make(rng_run_seed(), 20000);
+            mha_context *context = all.each[m].context;
+            mha_tensor x = numbers(&r, &data[s][0], M, K, K), w = numbers(&r, &data[s][1], N, K, K);
+            mha_tensor y = numbers(&r, &data[s][2], M, N, strides[s]);
+            mha_linear *linear;
+            assert_int_equal(mha_linear_create(context, &w, NULL, &linear), MHA_OK);
+            assert_int_equal(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, &y), 0);
+            mha_linear_destroy(linear);
+            /* [M,K] times [K,N], and [K,M] transposed times [M,N], added to what is there. */
+            mha_tensor wide = numbers(&r, &data[s][3], K, N, N);
+            mha_tensor dx = numbers(&r, &data[s][4], M, N, strides[s]);
+            mha_tensor dw = numbers(&r, &data[s][5], K, N, strides[s]);
+            assert_int_equal(
+                mha_linear_backward(context, &wide, &y, &x, MHA_GRADIENT_ADD, &dx, &dw, NULL),
+                MHA_OK);
+        }
+        for (int i = 2; i < 6; i++)
+            for (int64_t row = 0; i != 3 && row < (i == 5 ? K : M); row++) {
+                const float *apart = data[0][i] + row * 1024, *other = data[1][i] + row * 1040;
+                assert_memory_equal(apart, other, N * sizeof(float));
+                for (int64_t c = N; c < 1024; c++) assert_true(apart[c] == 7);
+            }
+        for (int i = 0; i < STRIDES * 6; i++) free(data[i / 6][i % 6]);
+    }
+    machines_free(&all);
 }
 
 /* GELU over the whole range, through a layer that passes its input on. */
@@ -465,7 +516,7 @@ int main(void)
         cmocka_unit_test(linear_layers),     cmocka_unit_test(linear_bits),
         cmocka_unit_test(gelu_everywhere),   cmocka_unit_test(linear_errors),
         cmocka_unit_test(linear_memory),     cmocka_unit_test(layer_norm),
-        cmocka_unit_test(layer_norm_errors),
+        cmocka_unit_test(layer_norm_errors), cmocka_unit_test(linear_pages_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,9 +73,9 @@ static void gemm_strip(const mhai_gemm *g)
                    .b = g->w + panel * g->panel_stride,
                    .c = out,
                    .c_stride = g->out_stride,
-                   .start = out,
-                   .start_stride = g->out_stride};
-        t.next = g->next_w ? g->next_w + panel * g->panel_stride : t.b;
+                   .start = g->from ? g->from + panel * MHAI_PANEL : out,
+                   .start_stride = g->from ? g->from_stride : g->out_stride};
+        t.next = g->next_w ? g->next_w + 4 * panel * g->inner : t.b;
         if (g->next_x) fetch_next_rows(g, panel);
         if (g->first) {
             t.start = g->bias ? g->bias + panel * MHAI_PANEL : zeros;
