@@ -221,7 +221,7 @@ static bool pack_one_block(const mhai_one_block *x)
                               .any_bad = &any_bad};
     bool finite = true;
     for (int64_t row = 0; row < x->keys; row += MHAI_PANEL)
-        finite &= pack_panel_part(MHA_F32, &keys, row,
+        finite &= pack_panel_part(MHA_F32, &keys, true, row,
                                   x->keys - row > HALF_PANEL ? MHAI_PANEL : HALF_PANEL,
                                   x->panels + row * x->head_dim);
     if (x->values) pack_values_as(MHA_F32, &values);

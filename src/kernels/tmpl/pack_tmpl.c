@@ -63,8 +63,8 @@ ALWAYS_INLINE void pack_square(mha_dtype type, const mhai_pack *pack, int64_t ro
     transpose(rows, out, ld);
 }
 
-/* The same of a panel, while the next panel is fetched. */
-ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, int64_t row,
+/* The same of a panel, while the next panel is fetched if it is not near already. */
+ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, bool near, int64_t row,
                                      int64_t col, int64_t cols, float *out, int64_t ld,
                                      vf finite[FINITE_SUMS])
 {
@@ -72,7 +72,7 @@ ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, int6
     load_square(type, pack, row, col, cols, rows);
     UNROLL for (int r = 0; r < VF_LANES; r++)
     {
-        fetch_element(type, pack, row + r + MHAI_PANEL, col);
+        if (!near) fetch_element(type, pack, row + r + MHAI_PANEL, col);
         finite[r % FINITE_SUMS] = vf_fma(rows[r], vf_zero(), finite[r % FINITE_SUMS]);
     }
     transpose(rows, out, ld);
@@ -80,18 +80,19 @@ ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, int6
 
 /* The first `columns` columns of a panel: rows of the matrix from `row` on. False if an element is
  * not finite. */
-ALWAYS_INLINE bool pack_panel_part(mha_dtype type, const mhai_pack *pack, int64_t row,
+ALWAYS_INLINE bool pack_panel_part(mha_dtype type, const mhai_pack *pack, bool near, int64_t row,
                                    int64_t columns, float *panel)
 {
     const int64_t whole = pack->cols / VF_LANES * VF_LANES;
     vf finite[FINITE_SUMS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
     for (int64_t c = 0; c < whole; c += VF_LANES)
         for (int64_t r = 0; r < columns; r += VF_LANES)
-            pack_panel_square(type, pack, row + r, c, VF_LANES, panel + c * MHAI_PANEL + r,
+            pack_panel_square(type, pack, near, row + r, c, VF_LANES, panel + c * MHAI_PANEL + r,
                               MHAI_PANEL, finite);
     for (int64_t r = 0; whole < pack->cols && r < columns; r += VF_LANES) {
         float square[VF_LANES * VF_LANES];
-        pack_panel_square(type, pack, row + r, whole, pack->cols - whole, square, VF_LANES, finite);
+        pack_panel_square(type, pack, near, row + r, whole, pack->cols - whole, square, VF_LANES,
+                          finite);
         for (int64_t c = whole; c < pack->cols; c++)
             memcpy(panel + c * MHAI_PANEL + r, square + (c - whole) * VF_LANES, sizeof(vf));
     }
@@ -100,7 +101,7 @@ ALWAYS_INLINE bool pack_panel_part(mha_dtype type, const mhai_pack *pack, int64_
 
 ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
 {
-    return pack_panel_part(type, pack, row, MHAI_PANEL, panel);
+    return pack_panel_part(type, pack, false, row, MHAI_PANEL, panel);
 }
 
 ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)

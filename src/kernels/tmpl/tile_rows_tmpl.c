@@ -99,7 +99,7 @@ static void few_panel(const mhai_tile *t, const mhai_tile_rows *x, int key)
 static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const mhai_pack *pack)
 {
     enum { HALF = MHAI_PANEL / 2, WIDTH = BLOCK_COLS < HALF ? BLOCK_COLS : HALF };
-    pack_panel_part(MHA_F32, pack, 0, HALF, x->panel);
+    pack_panel_part(MHA_F32, pack, false, 0, HALF, x->panel);
     for (int row = 0; row < t->rows; row++)
         memset(t->s + row * MHAI_SCORE_STRIDE + key, 0, HALF * sizeof(float));
     for (int column = 0; column < HALF; column += WIDTH)
