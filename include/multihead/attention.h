@@ -279,7 +279,8 @@ enum {
     MHA_PLAN_KEYS_IN_PLACE = 1 << 0,
     /* Pieces of work are blocks of keys: queries are too few for all threads. */
     MHA_PLAN_KEYS_SHARED = 1 << 1,
-    /* The keys of a sequence are one block, under nothing but causal and lengths: they are packed
+    /* The keys of a sequence are one block, under nothing but causal, lengths, a
+     * keep_mask and a bias: they are packed
      * once, and each strip of rows goes from its queries to its outputs at once. A sequence in
      * which something is not finite takes the general way all the same. */
     MHA_PLAN_ONE_BLOCK = 1 << 2

@@ -1,6 +1,7 @@
-/* Problems whose keys are few enough for one block, under nothing but causal and lengths: each
- * chunk is one call of a kernel, which goes strip by strip from queries to outputs. What the
- * general walk sets up for each strip and block (attn_walk.c) would take longer than the products.
+/* Problems whose keys are few enough for one block, under nothing but causal, lengths, a dense mask
+ * and a bias: each chunk is one call of a kernel, which goes strip by strip from queries to
+ * outputs. What the general walk sets up for each strip and block (attn_walk.c) would take longer
+ * than the products.
  */
 #include "attention/attn_tiles.h"
 
@@ -17,9 +18,9 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
         p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % MHAI_PANEL != 0)
         return false;
-    if (p->window || p->keep.data || p->bias.data || p->keep_blocks.data || p->callback ||
-        p->key_documents.data || p->softcap > 0 || p->dropout > 0 || mhai_attn_has_relative(p) ||
-        p->shaw_keys.data || p->shaw_values.data || p->sink_logits.data || p->gates.data)
+    if (p->window || p->keep_blocks.data || p->callback || p->key_documents.data ||
+        p->softcap > 0 || p->dropout > 0 || mhai_attn_has_relative(p) || p->shaw_keys.data ||
+        p->shaw_values.data || p->sink_logits.data || p->gates.data)
         return false;
     return tiling->scored_rows == 0 && tiling->kept_rows == 0 && tiling->split_blocks == 0;
 }
@@ -28,6 +29,15 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
 static bool copies_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c)
 {
     return c->rows > walk->kernels->tile_rows && walk->p->v.stride[2] != walk->p->Dv;
+}
+
+/* Of the chunk's first head and the sequence's first query. */
+static mhai_dense dense_of(const mhai_attn_broadcast *x, const mhai_attn_chunk *c)
+{
+    if (!x->data) return (mhai_dense){.at = NULL};
+    const int64_t first = mhai_attn_offset(x, c->seq.batch, c->head0, c->seq.q0);
+    return (mhai_dense){mhai_attn_element(x, first), x->dtype, x->stride[1], x->stride[2],
+                        x->stride[3]};
 }
 
 static void write_lse(const mhai_attn_problem *p, const mhai_attn_chunk *c,
@@ -65,6 +75,8 @@ bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           .factor = mhai_attn_factor(p),
                           .causal = p->causal,
                           .offset = seq->offset,
+                          .keep = dense_of(&p->keep, c),
+                          .bias = dense_of(&p->bias, c),
                           .m = p->lse.data ? w->m : NULL,
                           .l = w->l,
                           .panels = w->k,

@@ -201,7 +201,8 @@ int64_t mhai_attn_split_part(const mhai_attn_problem *p, const mhai_attn_tiling 
 
 /* ---- attn_one_block.c ------------------------------------------------------------------------ */
 
-/* All keys of a sequence are one block, and nothing hides them but causal and lengths. */
+/* All keys of a sequence are one block, under nothing but causal, lengths, a dense mask and a bias.
+ */
 bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 
 /* A chunk of such a problem, outputs and all; false if something is not finite: nothing has been

@@ -153,9 +153,16 @@ typedef struct mhai_tile_rows {
  * tile_rows_values: given the maximum m up to and with the block, s = p, l = sum p, rows->o = p V.
  * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums. */
 
-/* Rows of queries against all keys of a sequence, which are one block, and which nothing hides but
- * causal: row r is query (first + r) % queries of head (first + r) / queries. All f32; head_dim is
- * a multiple of 16, value_dim of 32. */
+/* Bytes or a bias for each pair, from head 0, query 0 and key 0 on; strides in elements. */
+typedef struct mhai_dense {
+    const void *at; /* NULL: none */
+    mha_dtype type;
+    int64_t head, row, key;
+} mhai_dense;
+
+/* Rows of queries against all keys of a sequence, which are one block, under nothing but causal, a
+ * dense mask and a bias: row r is query (first + r) % queries of head (first + r) / queries. All
+ * f32; head_dim is a multiple of 16, value_dim of 32. */
 typedef struct mhai_one_block {
     int64_t first, rows, queries;
     int keys;               /* <= MHAI_KEY_BLOCK */
@@ -167,7 +174,8 @@ typedef struct mhai_one_block {
     int64_t head_dim, value_dim;
     float factor; /* of q: scale * log2 e */
     bool causal;
-    int64_t offset;     /* position of query 0 */
+    int64_t offset; /* position of query 0 */
+    mhai_dense keep, bias;
     float *m, *l;       /* [rows] out; or NULL */
     float *panels;      /* [16][head_dim][32], working memory, as the next three */
     float *values;      /* [value_dim / 32][512][32]; NULL: values are read as they lie */

@@ -287,9 +287,9 @@ static void few_queries_of_groups(void **state)
     machines_free(&all);
 }
 
-/* Keys that are one block, under causal and lengths: with probabilities a walk of tiles computes
- * the outputs, without them one call a chunk does. Sizes that it takes, and lengths around the ends
- * of half panels, panels and strips. */
+/* Keys that are one block, under causal, lengths, a dense mask and a bias: with probabilities a
+ * walk of tiles computes the outputs, without them one call a chunk does. Sizes that it takes, and
+ * lengths around the ends of half panels, panels and strips. */
 static void one_block_equals_tiles(void **state)
 {
     static const int64_t sizes[] = {16, 32, 64, 96, 128, 240}, values[] = {32, 64, 96, 256};
@@ -305,7 +305,7 @@ static void one_block_equals_tiles(void **state)
         n.T = rng_between(&r, 1, 45), n.S = RNG_PICK(&r, lengths);
         n.D = RNG_PICK(&r, sizes), n.Dv = RNG_PICK(&r, values);
         n.values = (problem_values)rng_between(&r, 0, VALUES_KINDS - 1);
-        n.masks = (unsigned)rng_between(&r, 0, MASK_CAUSAL | MASK_OFFSETS | MASK_LENGTHS);
+        n.masks = (unsigned)rng_between(&r, 0, MASK_ALL) & (unsigned)rng_between(&r, 0, MASK_ALL);
         problem p;
         problem_make(&p, &r, &n);
         sprinkle(&p, &r);

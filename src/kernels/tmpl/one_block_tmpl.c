@@ -108,7 +108,24 @@ typedef struct one_strip {
     const float *q[MHAI_MAX_ROWS];
     float *o[MHAI_MAX_ROWS];
     float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS];
+    mhai_tile_mask mask; /* with a mask or a bias only */
 } one_strip;
+
+ALWAYS_INLINE const void *dense_row(const mhai_dense *x, int64_t head, int64_t query)
+{
+    const int64_t size = x->type == MHA_F32 ? 4 : x->type == MHA_U8 ? 1 : 2;
+    return x->at ? (const char *)x->at + (head * x->head + query * x->row) * size : NULL;
+}
+
+/* A row's part of the mask. */
+static void mask_one_row(const mhai_one_block *x, int64_t head, int64_t query, int row,
+                         one_strip *s)
+{
+    s->mask.begin[row] = 0;
+    s->mask.end[row] = s->ends[row];
+    s->mask.keep[row] = dense_row(&x->keep, head, query);
+    s->mask.bias[row] = dense_row(&x->bias, head, query);
+}
 
 /* Where the next rows stand; *head and *query go on. Rows of outputs may lie far away: they come
  * while the strip is worked on. */
@@ -125,6 +142,7 @@ ALWAYS_INLINE void place_strip(const mhai_one_block *x, int64_t *head, int64_t *
         s->m[r] = -__builtin_inff();
         s->l[r] = 0;
         for (int64_t i = 0; x->fetch_outputs && i < x->value_dim; i += LINE) fetch(s->o[r] + i);
+        if (x->keep.at || x->bias.at) mask_one_row(x, *head, *query, r, s);
         if (++*query == x->queries) *query = 0, ++*head;
     }
 }
@@ -145,16 +163,23 @@ static void scale_strip(const mhai_one_block *x, const one_strip *s, vf *finite)
 }
 
 /* Whole panels, or 16 keys where the last has no more: columns that pad it cost as much as others.
- */
-static void one_scores(const mhai_one_block *x, const mhai_tile *t)
+ * Masked up to the key that is returned. */
+static int one_scores(const mhai_one_block *x, const mhai_tile *t)
 {
-    int key = 0;
-    for (; key + HALF_PANEL < t->end; key += MHAI_PANEL)
-        if (x->fetch && x->fetch->run < MHAI_FETCH_RUNS)
+    const bool dense = dense_mask(t->mask);
+    int key = 0, from = 0;
+    for (; key + HALF_PANEL < t->end; key += MHAI_PANEL) {
+        const bool whole = dense && key + MHAI_PANEL <= t->end;
+        if (whole) fetch_dense(t, key);
+        if (x->fetch->run < MHAI_FETCH_RUNS)
             score_fetching(t, key, x->fetch);
         else
             score_panels(t, key, key + 1);
-    if (key >= t->end) return;
+        if (!whole) continue;
+        mask_panel(t, key);
+        from = key + MHAI_PANEL;
+    }
+    if (key >= t->end) return from;
     one_product part = {.inner = t->head_dim,
                         .a = t->q,
                         .a_stride = t->head_dim,
@@ -166,6 +191,7 @@ static void one_scores(const mhai_one_block *x, const mhai_tile *t)
         part.b += HALF_VECTORS * VF_LANES;
         part.c += HALF_VECTORS * VF_LANES;
     }
+    return from;
 }
 
 /* What a row does not see of the keys up to `end`, a multiple of 16. */
@@ -235,6 +261,10 @@ static void one_block_forward(const mhai_one_block *x, bool *done)
     *done = pack_one_block(x);
     if (!*done) return;
     one_strip s;
+    const bool masked = x->keep.at || x->bias.at;
+    if (masked)
+        s.mask = (mhai_tile_mask){
+            .keep_stride = x->keep.key, .bias_stride = x->bias.key, .bias_type = x->bias.type};
     for (int64_t first = 0, left; (left = x->rows - first) > 0; first += s.rows) {
         const int64_t strips = (left + TILE_ROWS - 1) / TILE_ROWS;
         float alpha[MHAI_MAX_ROWS];
@@ -248,10 +278,15 @@ static void one_block_forward(const mhai_one_block *x, bool *done)
                              .k = x->panels,
                              .s = x->s,
                              .m = s.m,
-                             .l = s.l};
+                             .l = s.l,
+                             .mask = masked ? &s.mask : NULL};
         const int begin = 0, end = (s.end + 15) / 16 * 16;
-        one_scores(x, &t);
-        for (int r = 0; r < s.rows; r++) hide_rest(score_row(&t, r), s.ends[r], end);
+        const int from = one_scores(x, &t);
+        for (int r = 0; r < s.rows; r++)
+            if (t.mask)
+                prepare_row(&t, r, from);
+            else
+                hide_rest(score_row(&t, r), s.ends[r], end);
         softmax_rows(&t, &(tile_runs){.count = 1, .begin = &begin, .end = &end}, alpha);
         one_outputs(x, &s, &t, &finite);
         if (x->m) {
