@@ -59,12 +59,17 @@ static inline void vf_store(float *p, vf x)
 static inline vf vf_load_n(const float *p, int64_t n)
 {
     vf x = vf_zero();
-    for (int64_t i = 0; i < n && i < VF_LANES; i++) x[i] = p[i];
+    if (n >= VF_LANES) return vf_load(p);
+    for (int64_t i = 0; i < n; i++) x[i] = p[i];
     return x;
 }
 static inline void vf_store_n(float *p, int64_t n, vf x)
 {
-    for (int64_t i = 0; i < n && i < VF_LANES; i++) p[i] = x[i];
+    if (n >= VF_LANES) {
+        vf_store(p, x);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) p[i] = x[i];
 }
 
 typedef double vd __attribute__((vector_size(16)));
