@@ -292,13 +292,14 @@ ALWAYS_INLINE void exp_some(int count, float *s, vf top, vf sum[LANES16])
     UNROLL for (int i = 0; i < count; i++) sum[i % LANES16] = vf_add(sum[i % LANES16], p[i]);
 }
 
+/* What is left of 16 lanes beyond the end is hidden. */
 ALWAYS_INLINE void exp_lanes(float *s, int begin, int end, float m, vf sum[LANES16])
 {
     enum { STEP = EXP2_VECTORS * VF_LANES };
     const vf top = vf_set1(m);
     int j = begin;
     for (; j + STEP <= end; j += STEP) exp_some(EXP2_VECTORS, s + j, top, sum);
-    if (STEP > 16 && j < end) exp_some(LANES16, s + j, top, sum);
+    for (; j < end; j += 16) exp_some(LANES16, s + j, top, sum);
 }
 
 static float row_exp(float *s, int begin, int end, float m)
