@@ -324,6 +324,39 @@ static void one_block_equals_tiles(void **state)
     machines_free(&all);
 }
 
+static float *element(const mha_tensor *x, int64_t row, int64_t i)
+{
+    return guarded_element(x, (int64_t[]){0, 0, row, i});
+}
+
+/* Infinite elements whose every product is -inf, which looks like a key that is hidden: what must
+ * be NaN would be 0, or the rest of the row. */
+static void one_block_is_not_fooled_by_infinity(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int bad_key = 0; bad_key < 2; bad_key++) {
+        rng r = rng_make(rng_run_seed(), 600000);
+        const problem_shape n = {.B = 1, .H = 1, .Hk = 1, .T = 3, .S = 5, .D = 16, .Dv = 32};
+        problem p;
+        problem_make(&p, &r, &n);
+        for (int64_t t = 0; t < n.T; t++) *element(&p.q.view, t, 0) = 1;
+        for (int64_t s = 0; s < n.S; s++) *element(&p.k.view, s, 0) = -1;
+        *(bad_key ? element(&p.k.view, 0, 0) : element(&p.q.view, 0, 0)) =
+            bad_key ? -INFINITY : INFINITY;
+        for (int m = 0; m < all.count; m++) {
+            outcome one = run(&p, &r, &all.each[m], OUTCOME_O);
+            for (int64_t t = 0; t < n.T; t++)
+                if (!isnan(*element(&one.o.view, t, 0)) != (t > 0 && !bad_key))
+                    fail_msg("%s: row %d is %g, of an infinite %s", all.each[m].name, (int)t,
+                             (double)*element(&one.o.view, t, 0), bad_key ? "key" : "query");
+            outcome_free(&one);
+        }
+        problem_free(&p);
+    }
+    machines_free(&all);
+}
+
 /* A host's parallel-for that runs the items backwards, in the caller's thread. */
 static void run_backwards(void *user, int64_t items, mha_parallel_body body, void *argument)
 {
@@ -477,6 +510,7 @@ int main(void)
         cmocka_unit_test(one_query_at_a_time),
         cmocka_unit_test(few_queries_of_groups),
         cmocka_unit_test(one_block_equals_tiles),
+        cmocka_unit_test(one_block_is_not_fooled_by_infinity),
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(optional_outputs),
         cmocka_unit_test(any_layout),
