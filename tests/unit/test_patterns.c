@@ -323,6 +323,46 @@ static void patterns_in_attention(void **state)
     mha_context_destroy(context);
 }
 
+/* Blocks with a gap between them, of which the last ends anywhere: the bits of the same pairs in a
+ * keep_mask. */
+static void gaps(void **state)
+{
+    (void)state;
+    enum { T = 9, KEYS = 128, BLOCK = 32, D = 4 };
+    rng r = rng_make(rng_run_seed(), 8);
+    static float x[KEYS * D], o[2][T * D], lse[2][T];
+    for (int i = 0; i < KEYS * D; i++) x[i] = rng_normal(&r);
+    for (int isa = MHA_ISA_PORTABLE; isa <= MHA_ISA_AVX512; isa++) {
+        if (!mha_isa_available((mha_isa)isa)) continue;
+        mha_context *context;
+        const mha_context_desc wanted = {.struct_size = sizeof wanted, .isa = (mha_isa)isa};
+        assert_int_equal(mha_context_create(&wanted, &context), MHA_OK);
+        for (int64_t S = KEYS - BLOCK + 1; S <= KEYS; S++) {
+            uint8_t blocks[KEYS / BLOCK] = {1, 0, 0, 1}, keep[KEYS];
+            for (int64_t i = 0; i < S; i++) keep[i] = blocks[i / BLOCK];
+            const mha_tensor bt = mha_tensor_contiguous(blocks, MHA_U8, 2, (int64_t[]){1, 4});
+            const mha_tensor mt = mha_tensor_contiguous(keep, MHA_U8, 2, (int64_t[]){1, S});
+            const mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, T, D});
+            const mha_tensor k = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, S, D});
+            for (int i = 0; i < 2; i++) {
+                const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                                 .keep_blocks = i ? NULL : &bt,
+                                                 .keep_mask = i ? &mt : NULL,
+                                                 .block_queries = i ? 0 : 64,
+                                                 .block_keys = i ? 0 : BLOCK};
+                const mha_tensor ot = mha_tensor_contiguous(o[i], MHA_F32, 4, q.shape);
+                const mha_tensor lt = mha_tensor_contiguous(lse[i], MHA_F32, 3, q.shape);
+                const mha_attention_outputs out = {.struct_size = sizeof out, .lse = &lt};
+                assert_int_equal(mha_attention_forward(context, &desc, &q, &k, &k, &ot, &out),
+                                 MHA_OK);
+            }
+            assert_memory_equal(o[0], o[1], sizeof o[0]);
+            assert_memory_equal(lse[0], lse[1], sizeof lse[0]);
+        }
+        mha_context_destroy(context);
+    }
+}
+
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
 static void misuse(void **state)
@@ -395,6 +435,7 @@ int main(void)
         cmocka_unit_test(random_is_philox),
         cmocka_unit_test(unions),
         cmocka_unit_test(patterns_in_attention),
+        cmocka_unit_test(gaps),
         cmocka_unit_test(misuse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
