@@ -152,15 +152,15 @@ ALWAYS_INLINE void mask_panel_as(mha_dtype type, const mhai_tile *t, int key)
     for (int row = 0; row < t->rows; row++) {
         const void *bias = t->mask->bias[row];
         const uint8_t *keep = t->mask->keep[row];
-        float *s = score_row(t, row);
-        UNROLL for (int j = key; j < key + MHAI_PANEL; j += VF_LANES)
+        float *s = score_row(t, row) + key;
+        UNROLL for (int j = 0; j < MHAI_PANEL; j += VF_LANES)
         {
             vf x = vf_load(s + j);
             if (bias) {
-                vf b = load_as(type, bias, j);
+                vf b = load_as(type, bias, key + j);
                 x = vf_where_below(b, least, none, vf_fma(b, unit, x));
             }
-            if (keep) x = vf_where_kept(keep + j, x, none);
+            if (keep) x = vf_where_kept(keep + key + j, x, none);
             vf_store(s + j, x);
         }
     }
