@@ -148,7 +148,7 @@ static void keep_off(worker *w, int processor)
     if (w->place.away < 0 || !CPU_EQUAL(&now, &w->place.narrowed)) w->place.allowed = now;
     w->place.away = processor;
     w->place.narrowed = w->place.allowed;
-    CPU_CLR(processor, &w->place.narrowed);
+    CPU_CLR((size_t)processor, &w->place.narrowed);
     if (CPU_COUNT(&w->place.narrowed) > 0) /* else that is all it has */
         (void)pthread_setaffinity_np(w->thread, sizeof now, &w->place.narrowed);
 }

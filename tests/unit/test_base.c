@@ -618,8 +618,8 @@ static bool keeps_off(mha_context *context, int here, const cpu_set_t *all)
         meeting m = {.both = false};
         cpu_set_t others = *all, only;
         CPU_ZERO(&only);
-        CPU_SET(here, &only);
-        CPU_CLR(here, &others);
+        CPU_SET((size_t)here, &only);
+        CPU_CLR((size_t)here, &others);
         allow(&only);
         usleep(5000);
         mha_parallel_for(context, 2, meet, &m);
@@ -640,7 +640,7 @@ static void workers_keep_off_the_caller(void **state)
     mha_context *context;
     assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
     for (int here = 0, tried = 0; here < CPU_SETSIZE && tried < 3; here++) {
-        if (!CPU_ISSET(here, &all)) continue;
+        if (!CPU_ISSET((size_t)here, &all)) continue;
         assert_true(keeps_off(context, here, &all));
         tried++;
     }
