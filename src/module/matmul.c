@@ -265,6 +265,9 @@ static void pack_rows(void *argument, int64_t item, int worker)
         float *out = packed_at(job, first, col);
         const int64_t cols = mhai_min_i64(MHAI_PANEL, job->cols - col);
         for (int64_t i = 0; i < rows; i++) {
+            const float *later = in + (i + PACK_ROWS) * job->stride;
+            __builtin_prefetch(later);
+            __builtin_prefetch(later + 16);
             if (cols == MHAI_PANEL) {
                 memcpy(out + i * MHAI_PANEL, in + i * job->stride, MHAI_PANEL * sizeof(float));
                 continue;

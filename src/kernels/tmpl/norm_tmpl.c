@@ -1,10 +1,11 @@
 /* Layer norm and RMS norm, forward and backward, in double. Contracts in kernels.h. */
 
-/* Sums of z - mean, or of its squares. */
+enum { TURNED = TURNED_COLUMNS * MHAI_MAX_ROWS };
+
+/* Sums of z - mean, or of its squares. turned: the last columns, turned, on return. */
 ALWAYS_INLINE void norm_sums(const mhai_norm_strip *s, bool squares, const double *mean,
-                             double *sums)
+                             double *sums, float turned[TURNED])
 {
-    float turned[TURNED_COLUMNS * MHAI_MAX_ROWS];
     vd sum[TURNED_PARTS], less[TURNED_PARTS];
     UNROLL for (int j = 0; j < TURNED_PARTS; j++)
     {
@@ -27,13 +28,14 @@ ALWAYS_INLINE void norm_sums(const mhai_norm_strip *s, bool squares, const doubl
     memcpy(sums, sum, sizeof sum);
 }
 
-static void norm_measure(const mhai_norm_strip *s, double *mean, double *scale)
+static void norm_measure(const mhai_norm_strip *s, double *mean, double *scale,
+                         float turned[TURNED])
 {
     double sums[MHAI_MAX_ROWS] = {0};
     const double n = (double)s->n;
-    if (s->centred) norm_sums(s, false, NULL, sums);
+    if (s->centred) norm_sums(s, false, NULL, sums, turned);
     for (int r = 0; r < MHAI_MAX_ROWS; r++) mean[r] = sums[r] / n;
-    norm_sums(s, true, mean, sums);
+    norm_sums(s, true, mean, sums, turned);
     for (int r = 0; r < MHAI_MAX_ROWS; r++)
         scale[r] = 1.0 / __builtin_sqrt(sums[r] / n + s->epsilon);
 }
@@ -42,7 +44,8 @@ static void norm_strip(const mhai_norm_strip *s)
 {
     double mean[MHAI_MAX_ROWS], scale[MHAI_MAX_ROWS];
     const int64_t n = s->n;
-    norm_measure(s, mean, scale);
+    float turned[TURNED];
+    norm_measure(s, mean, scale, turned);
     for (int r = 0; r < s->rows; r++) {
         const float *z = s->z + r * s->z_stride;
         for (int64_t i = 0; i < n; i += VD_LANES) {
@@ -55,17 +58,17 @@ static void norm_strip(const mhai_norm_strip *s)
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-/* Means over a row of g = dy weight, and of g times the normed z. */
+/* Means over a row of g = dy weight, and of g times the normed z. z: as norm_measure() left it. */
 static void norm_means(const mhai_norm_strip_back *b, const double *mean, const double *scale,
-                       double *mean_g, double *mean_gn)
+                       float z[TURNED], double *mean_g, double *mean_gn)
 {
-    float z[TURNED_COLUMNS * MHAI_MAX_ROWS], dy[TURNED_COLUMNS * MHAI_MAX_ROWS];
+    float dy[TURNED];
     vd g_sum[TURNED_PARTS], gn_sum[TURNED_PARTS];
     const int64_t n = b->norm.n;
     UNROLL for (int j = 0; j < TURNED_PARTS; j++) g_sum[j] = gn_sum[j] = vd_set1(0);
     for (int64_t col = 0; col < n; col += TURNED_COLUMNS) {
         const int64_t cols = turned_columns(col, n);
-        turn_rows(b->norm.z, b->norm.z_stride, b->norm.rows, col, cols, z);
+        if (n > TURNED_COLUMNS) turn_rows(b->norm.z, b->norm.z_stride, b->norm.rows, col, cols, z);
         turn_rows(b->dy, b->dy_stride, b->norm.rows, col, cols, dy);
         for (int64_t i = 0; i < cols; i++) UNROLL for (int j = 0; j < TURNED_PARTS; j++)
             {
@@ -102,10 +105,11 @@ static void norm_strip_backward(const mhai_norm_strip_back *b)
     double mean[MHAI_MAX_ROWS], scale[MHAI_MAX_ROWS];
     double mean_g[MHAI_MAX_ROWS], mean_gn[MHAI_MAX_ROWS];
     const int64_t n = b->norm.n;
-    norm_measure(&b->norm, mean, scale);
+    float turned[TURNED];
+    norm_measure(&b->norm, mean, scale, turned);
     for (int r = 0; b->sums && r < b->norm.rows; r++) norm_add_sums(b, r, mean[r], scale[r]);
     if (!b->norm.y) return;
-    norm_means(b, mean, scale, mean_g, mean_gn);
+    norm_means(b, mean, scale, turned, mean_g, mean_gn);
     for (int r = 0; r < b->norm.rows; r++) {
         const float *z = b->norm.z + r * b->norm.z_stride, *dy = b->dy + r * b->dy_stride;
         float *dx = b->norm.y + r * b->norm.y_stride;

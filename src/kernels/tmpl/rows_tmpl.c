@@ -43,10 +43,13 @@ ALWAYS_INLINE vd vd_set1(double x)
  * not. */
 ALWAYS_INLINE void turn_rows_of(const mhai_pack *pack, int64_t col, int64_t cols, float *out)
 {
-    for (int64_t c = 0; c < cols; c += VF_LANES)
+    for (int64_t c = 0; c < cols; c += VF_LANES) { /* the next rows are likely to be next */
+        for (int r = 0; r < MHAI_MAX_ROWS; r++)
+            fetch_element(MHA_F32, pack, MHAI_MAX_ROWS + r, col + c);
         for (int r = 0; r < MHAI_MAX_ROWS; r += VF_LANES)
             pack_square(MHA_F32, pack, r, col + c, lanes_at(c, cols), out + c * MHAI_MAX_ROWS + r,
                         MHAI_MAX_ROWS);
+    }
 }
 
 static void turn_rows(const float *x, int64_t stride, int rows, int64_t col, int64_t cols,
