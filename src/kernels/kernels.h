@@ -181,7 +181,7 @@ typedef struct mhai_one_block {
     float *values;      /* [value_dim / 32][512][32]; NULL: values are read as they lie */
     float *scaled;      /* [MHAI_MAX_ROWS][head_dim] */
     float *s;           /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] */
-    mhai_fetch *fetch;  /* as that of mhai_tile */
+    mhai_fetch *fetch;  /* used up as panels go by; not NULL */
     bool fetch_outputs; /* rows of o may be far away */
 } mhai_one_block;
 /* one_block_forward: tile_forward of all strips, and finish_row of what comes out. *done false:
