@@ -259,7 +259,7 @@ static void one_query_at_a_time(void **state)
  * one strip, and several that share each panel of keys. */
 static void few_queries_of_groups(void **state)
 {
-    static const int64_t groups[] = {1, 4, 7, 16, 32}, sizes[] = {32, 64, 96, 128, 40};
+    static const int64_t groups[] = {1, 3, 4, 5, 7, 16, 32}, sizes[] = {32, 64, 96, 128, 40};
     static const int64_t lengths[] = {513, 700, 1056, 1500};
     (void)state;
     machines all = machines_make(2);

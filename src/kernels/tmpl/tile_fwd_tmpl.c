@@ -420,7 +420,7 @@ static void weigh_runs(const mhai_tile *t, const float *alpha)
                                .o_stride = MHAI_PANEL};
             for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
                 part.o = sums + column;
-                value_strip(value_packed, t->rows, &part);
+                value_strip(value_packed, value_packed, t->rows, &part);
                 part.v += BLOCK_COLS;
             }
         }

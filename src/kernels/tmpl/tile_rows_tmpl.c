@@ -8,24 +8,20 @@
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* 32 keys as a panel. Products fetch the first `fetched` keys of the next one; the others come into
- * L2 from here, two panels ahead: so many at once take longer than a panel does. */
-static void whole_panel(const float *k, int64_t stride, int64_t dim, int fetched, float *panel)
+/* 32 keys as a panel. Products with the one before have fetched them. */
+static void whole_panel(const float *k, int64_t stride, int64_t dim, float *panel)
 {
     for (int64_t c = 0; c < dim; c += VF_LANES)
         for (int64_t i = 0; i < MHAI_PANEL; i += VF_LANES) {
             vf rows[VF_LANES];
-            const float *at = k + i * stride + c;
-            UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] = vf_load(at + r * stride);
-            if (i >= fetched)
-                UNROLL for (int r = 0; r < VF_LANES; r++)
-                    fetch_far(at, (2 * MHAI_PANEL + r) * stride);
+            UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] = vf_load(k + (i + r) * stride + c);
             transpose(rows, panel + c * MHAI_PANEL + i, MHAI_PANEL);
         }
 }
 
-/* Rows up to FEW_ROWS: squares of keys are turned in registers, and memory is all that takes time.
- * VF_LANES keys that lie in rows, and what is to be touched while they are read: as many lines. */
+/* Rows of one register block: squares of keys are turned in registers, and up to eight rows (four
+ * on AVX2) wait for little but memory. VF_LANES keys that lie in rows, and what is to be touched
+ * while they are read: as many lines. */
 typedef struct key_rows {
     const float *k;
     int64_t stride, dim;
@@ -52,7 +48,7 @@ static key_rows keys_at(const mhai_tile_rows *x, int64_t dim, int64_t key)
 /* Scores of VF_LANES keys. */
 ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *s)
 {
-    vf sum[FEW_ROWS];
+    vf sum[BLOCK_ROWS];
     UNROLL for (int r = 0; r < rows; r++) sum[r] = vf_zero();
     for (int64_t c = 0; c < x->dim; c += VF_LANES) {
         const float *next = x->next + c * x->next_step;
@@ -71,9 +67,9 @@ ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *
     UNROLL for (int r = 0; r < rows; r++) vf_store(s + r * MHAI_SCORE_STRIDE, sum[r]);
 }
 
-#define FEW_CASE(n)                                                  \
-    case n:                                                          \
-        if (n <= FEW_ROWS) few_body(n <= FEW_ROWS ? n : 1, x, q, s); \
+#define FEW_CASE(n)                                                      \
+    case n:                                                              \
+        if (n <= BLOCK_ROWS) few_body(n <= BLOCK_ROWS ? n : 1, x, q, s); \
         return;
 
 /* clang-format off */
@@ -81,8 +77,8 @@ static __attribute__((noinline)) void few_scores(int rows, const key_rows *x, co
                                                  float *s)
 {
     switch (rows) {
-        FEW_CASE(1) FEW_CASE(2) FEW_CASE(3) FEW_CASE(4)
-        FEW_CASE(5) FEW_CASE(6) FEW_CASE(7) FEW_CASE(8)
+        FEW_CASE(1) FEW_CASE(2) FEW_CASE(3) FEW_CASE(4) FEW_CASE(5) FEW_CASE(6) FEW_CASE(7)
+        FEW_CASE(8) FEW_CASE(9) FEW_CASE(10) FEW_CASE(11) FEW_CASE(12) FEW_CASE(13) FEW_CASE(14)
     }
 }
 /* clang-format on */
@@ -99,11 +95,12 @@ static void few_panel(const mhai_tile *t, const mhai_tile_rows *x, int key)
 static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const mhai_pack *pack)
 {
     enum { HALF = MHAI_PANEL / 2, WIDTH = BLOCK_COLS < HALF ? BLOCK_COLS : HALF };
+    const value_function values = (int)BLOCK_COLS <= (int)HALF ? value_packed : value_half;
     pack_panel_part(MHA_F32, pack, false, 0, HALF, x->panel);
     for (int row = 0; row < t->rows; row++)
         memset(t->s + row * MHAI_SCORE_STRIDE + key, 0, HALF * sizeof(float));
     for (int column = 0; column < HALF; column += WIDTH)
-        value_strip((int)BLOCK_COLS <= (int)HALF ? value_packed : value_half, t->rows,
+        value_strip(values, values, t->rows,
                     &(value_rows){.keys = t->head_dim,
                                   .p = t->q,
                                   .p_stride = t->head_dim,
@@ -113,22 +110,28 @@ static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, con
                                   .o_stride = MHAI_SCORE_STRIDE});
 }
 
-/* The panel at key of one strip, if it sees any of it; on the way, a line of each key from `next`
- * on for each product, NULL: none. */
-static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const float *next)
+/* The panel at key of strip i, if it sees any of it. The first products of all also fetch the next
+ * panel, 16 keys each. */
+static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int i, int key)
 {
     if (key < t->begin || key >= t->end) return;
     const int64_t lines = (t->head_dim + LINE - 1) / LINE;
-    panel_product_after(next ? block_fetch_rows : block_store_rows, block_store_rows, t->rows,
-                        &(block){.inner = t->head_dim,
-                                 .a = t->q,
-                                 .a_stride = t->head_dim,
-                                 .b = x->panel,
-                                 .c = t->s + key,
-                                 .c_stride = MHAI_SCORE_STRIDE,
-                                 .next = next,
-                                 .next_lines = lines,
-                                 .next_gap = x->k_stride - lines * LINE});
+    int64_t row = key + MHAI_PANEL + i * (MHAI_PANEL / BLOCK_COLS) * LINE;
+    block b = {.inner = t->head_dim,
+               .a = t->q,
+               .a_stride = t->head_dim,
+               .b = x->panel,
+               .c = t->s + key,
+               .c_stride = MHAI_SCORE_STRIDE,
+               .next_lines = lines,
+               .next_gap = x->k_stride - lines * LINE};
+    for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS, row += LINE) {
+        const bool fetches = row < key + 2 * MHAI_PANEL && row + LINE <= x->readable;
+        b.next = fetches ? x->k + row * x->k_stride : NULL;
+        strip_product(fetches ? block_fetch_rows : block_store_rows, block_store_rows, t->rows, &b);
+        b.b += BLOCK_COLS;
+        b.c += BLOCK_COLS;
+    }
 }
 
 static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
@@ -136,9 +139,6 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     const int64_t dim = tiles[0]->head_dim;
     for (int key = begin; key < end; key += MHAI_PANEL) {
         const int64_t left = x->keys - key;
-        const int fetched = key + 2 * MHAI_PANEL > x->readable ? 0
-                            : x->tiles == 1                    ? LINE
-                                                               : MHAI_PANEL;
         const mhai_pack pack = {.in = x->k + key * x->k_stride,
                                 .stride = x->k_stride,
                                 .rows = left < MHAI_PANEL ? left : MHAI_PANEL,
@@ -147,18 +147,16 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
             half_panel(tiles[0], x, key, &pack);
             return;
         }
-        if (left >= MHAI_PANEL && dim % VF_LANES == 0) {
-            if (x->tiles == 1 && tiles[0]->rows <= FEW_ROWS) {
-                few_panel(tiles[0], x, key);
-                continue;
-            }
-            whole_panel(pack.in, x->k_stride, dim, fetched, x->panel);
-        } else
-            pack_panel(MHA_F32, &pack, 0, x->panel);
-        for (int i = 0; i < x->tiles; i++) {
-            const int64_t row = key + MHAI_PANEL + i * LINE;
-            score_panel(tiles[i], x, key, i * LINE < fetched ? x->k + row * x->k_stride : NULL);
+        const bool whole = left >= MHAI_PANEL && dim % VF_LANES == 0;
+        if (whole && x->tiles == 1 && tiles[0]->rows <= BLOCK_ROWS) {
+            few_panel(tiles[0], x, key);
+            continue;
         }
+        if (whole)
+            whole_panel(pack.in, x->k_stride, dim, x->panel);
+        else
+            pack_panel(MHA_F32, &pack, 0, x->panel);
+        for (int i = 0; i < x->tiles; i++) score_panel(tiles[i], x, i, key);
     }
 }
 
@@ -176,13 +174,14 @@ static bool rows_finite(const mhai_tile *t)
 /* ---- values ---------------------------------------------------------------------------------- */
 
 /* The part of the values from key on that one strip sees. The columns are done a group at a time;
- * meanwhile the values that follow are touched, if they can be read, all of them by one strip. */
+ * meanwhile the first strip touches the values that follow, if they can be read. */
 static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;
     const int end = t->end < key + keys ? t->end : key + keys;
     if (key < t->begin || key >= end) return;
     const bool last = key + 2 * keys > x->readable, dense = !last && x->v_stride == cols;
+    const bool first = o == x->o;
     const float *v = x->v + key * x->v_stride;
     value_rows part = {.keys = end - key,
                        .p = t->s + key,
@@ -199,11 +198,11 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
         width = (full ? VALUE_FULL : wide ? VALUE_WIDE : TILE_VECTORS) * VF_LANES;
         part.next_stride = dense ? width : x->v_stride;
         part.far = dense ? FAR : VALUE_KEYS * x->v_stride;
-        value_strip(full                                   ? value_full
-                    : wide                                 ? value_wide
-                    : t->rows <= FEW_ROWS && x->tiles == 1 ? value_few
-                                                           : value_many,
-                    t->rows, &part);
+        value_strip(full    ? value_full
+                    : wide  ? value_wide
+                    : first ? value_ahead
+                            : value_packed,
+                    value_packed, t->rows, &part);
         part.v += width;
         part.o += width;
         part.next += dense ? width * keys : width;

@@ -7,8 +7,7 @@ enum {
     VALUE_WIDE = 4,  /* vectors of columns, while their sums leave registers for values */
     VALUE_FULL = 8,
     FULL_ROWS = BLOCK_ROWS * TILE_VECTORS / VALUE_FULL,
-    FAR = 2048, /* floats from what is touched to what L2 is told of: two pages */
-    FEW_ROWS = BLOCK_ROWS > 8 ? 8 : 4 /* whose sums fit into registers beside a square of keys */
+    FAR = 2048 /* floats from what is touched to what L2 is told of: two pages */
 };
 
 /* What is needed soon is loaded, line after line as it lies, whatever the order in which it will be
@@ -20,14 +19,7 @@ ALWAYS_INLINE void touch(const float *p)
     (void)*(const volatile float *)p;
 }
 
-/* Addresses ahead may lie outside of the tensor: they are never read. For rows that wait for
- * the processor rather than for memory. */
-ALWAYS_INLINE void fetch_ahead(const float *p, int64_t elements)
-{
-    __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
-}
-
-/* Likewise, into L2 only. */
+/* Into L2. Addresses ahead may lie outside of the tensor: they are never read. */
 ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
 {
     __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)), 0, 2);
@@ -44,8 +36,6 @@ ALWAYS_INLINE void come(const float *p, int64_t far)
     fetch_far(p, far);
 }
 
-typedef enum value_ahead { AHEAD_NOTHING, AHEAD_FETCH, AHEAD_TOUCH } value_ahead;
-
 typedef struct value_rows {
     int64_t keys;
     const float *p; /* [rows][p_stride] */
@@ -60,7 +50,7 @@ typedef struct value_rows {
 } value_rows;
 
 /* o += P V over `vectors` registers of columns; the chains go on where they were. */
-ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const value_rows *x)
+ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_rows *x)
 {
     vf sum[BLOCK_ROWS][VALUE_FULL];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
@@ -68,10 +58,7 @@ ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const va
     const float *v = x->v, *next = x->next;
     for (int64_t i = 0; i < x->keys; i++, v += x->v_stride) {
         vf value[VALUE_FULL];
-        if (ahead == AHEAD_FETCH)
-            UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE) fetch_ahead(next, j);
-        if (ahead == AHEAD_TOUCH)
-            UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE) come(next + j, x->far);
+        if (ahead) UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE) come(next + j, x->far);
         UNROLL for (int j = 0; j < vectors; j++) value[j] = vf_load(v + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
@@ -79,7 +66,7 @@ ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const va
             UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
                 vf_fma(weight, value[j], sum[r][j]);
         }
-        if (ahead != AHEAD_NOTHING) next += x->next_stride;
+        if (ahead) next += x->next_stride;
     }
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
         vf_store(x->o + r * x->o_stride + j * VF_LANES, sum[r][j]);
@@ -91,11 +78,11 @@ ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const va
         if (n <= (most)) value_body(n <= (most) ? n : 1, vectors, ahead, x); \
         return;
 /* clang-format off */
-#define DEFINE_VALUES(name, width, most, what_ahead)                                \
+#define DEFINE_VALUES(name, width, most, is_ahead)                                  \
     static __attribute__((noinline)) void name(int rows, const value_rows *x)       \
     {                                                                               \
         const int vectors = width;                                                  \
-        const value_ahead ahead = what_ahead;                                       \
+        const bool ahead = is_ahead;                                                \
         switch (rows) {                                                             \
             VALUE_CASE(1, most) VALUE_CASE(2, most) VALUE_CASE(3, most)             \
             VALUE_CASE(4, most) VALUE_CASE(5, most) VALUE_CASE(6, most)             \
@@ -105,25 +92,24 @@ ALWAYS_INLINE void value_body(int rows, int vectors, value_ahead ahead, const va
         }                                                                           \
     }
 /* clang-format on */
-DEFINE_VALUES(value_full, VALUE_FULL, FULL_ROWS, AHEAD_TOUCH)
-DEFINE_VALUES(value_wide, VALUE_WIDE, FULL_ROWS, AHEAD_TOUCH)
-DEFINE_VALUES(value_few, TILE_VECTORS, FEW_ROWS, AHEAD_TOUCH)
-DEFINE_VALUES(value_many, TILE_VECTORS, BLOCK_ROWS, AHEAD_FETCH)
-DEFINE_VALUES(value_packed, TILE_VECTORS, BLOCK_ROWS, AHEAD_NOTHING) /* of what is in L1 */
-DEFINE_VALUES(value_half, TILE_VECTORS / 2, BLOCK_ROWS, AHEAD_NOTHING)
+DEFINE_VALUES(value_full, VALUE_FULL, FULL_ROWS, true)
+DEFINE_VALUES(value_wide, VALUE_WIDE, FULL_ROWS, true)
+DEFINE_VALUES(value_ahead, TILE_VECTORS, BLOCK_ROWS, true)
+DEFINE_VALUES(value_packed, TILE_VECTORS, BLOCK_ROWS, false) /* of what is in L1 */
+DEFINE_VALUES(value_half, TILE_VECTORS / 2, BLOCK_ROWS, false)
 
 typedef void (*value_function)(int rows, const value_rows *x);
 
-/* All rows of a strip, by a function for those of a register block. */
-ALWAYS_INLINE void value_strip(value_function blocks, int rows, value_rows *x)
+/* All rows of a strip, by functions for those of a register block. */
+ALWAYS_INLINE void value_strip(value_function first, value_function others, int rows, value_rows *x)
 {
     if (BLOCK_ROWS == TILE_ROWS) {
-        blocks(rows, x);
+        first(rows, x);
         return;
     }
     for (int row = 0, some; row < rows; row += some) {
         some = block_rows(rows - row);
-        blocks(some, x);
+        (row == 0 ? first : others)(some, x);
         x->p += some * x->p_stride;
         x->o += some * x->o_stride;
     }
