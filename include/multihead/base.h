@@ -235,9 +235,9 @@ typedef struct mha_context mha_context;
  * explicitly wins. A pool whose threads cannot be created works with fewer; the results are the
  * same to the bit.
  *
- * On Linux the pool wakes its own threads elsewhere than on the caller's processor, by their
- * affinity within what the host has given them; the caller's is never touched. Not where there are
- * more threads than processors.
+ * On Linux a pool of up to 16 threads, if there are as many processors, wakes them elsewhere than
+ * on the caller's processor: it narrows their affinity, within what the host has given them, until
+ * they are awake. The caller's is never touched.
  *
  * Memory   the caller owns *context and calls mha_context_destroy().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, half an allocator, malformed

@@ -5,11 +5,11 @@
  * runs of the same shape, one after the other, find their weights and rows in the cache that has
  * them. Before they sleep, and before the caller does at the end of a run, they look for a moment
  * whether there is something to do: the runs of a training step follow each other faster than a
- * sleeping thread wakes. What they look at is atomic; what they do about it
- * happens under the mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the
- * latter on internals that the thread sanitizer cannot see.
+ * sleeping thread wakes. What they look at is atomic; what they do about it happens under the
+ * mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the latter on internals
+ * that the thread sanitizer cannot see.
  *
- * A worker that sleeps is kept off the caller's processor before it is woken. A virtual machine's
+ * A worker that sleeps is kept off the caller's processor until it is awake. A virtual machine's
  * kernel often takes an idle processor for one that its host has taken away, wakes the worker where
  * the caller runs, and parts them milliseconds later: a run of a few milliseconds, now and then,
  * then took longer with two threads than with one.
@@ -29,20 +29,15 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Where a worker may run: what its host allows, and that without processor `away`. */
-typedef struct placement {
-    int away; /* -1: not narrowed yet */
-#if defined(__linux__)
-    cpu_set_t allowed, narrowed;
-#endif
-} placement;
-
 typedef struct worker {
     mhai_pool *pool;
     pthread_t thread;
     int index;
     bool asleep; /* under the mutex, as is the next */
-    placement place;
+    bool kept_off;
+#if defined(__linux__)
+    cpu_set_t allowed; /* what its host allows it, while it is kept off */
+#endif
     int64_t end; /* of this worker's share of the items */
     /* The next of them; alone in its cache line. */
     _Alignas(64) _Atomic int64_t next;
@@ -138,33 +133,42 @@ static void look(mhai_pool *pool, uint64_t seen, bool caller)
 }
 
 #if defined(__linux__)
-/* Kept until the caller is somewhere else, so that most runs ask the system nothing. The host may
- * have allowed something else since. */
+/* More would take the caller longer than it gains. */
+enum { MOST_KEPT_OFF = 15 };
+
 static void keep_off(worker *w, int processor)
 {
-    cpu_set_t now;
-    if (w->place.away == processor || pthread_getaffinity_np(w->thread, sizeof now, &now) != 0)
-        return;
-    if (w->place.away < 0 || !CPU_EQUAL(&now, &w->place.narrowed)) w->place.allowed = now;
-    w->place.away = processor;
-    w->place.narrowed = w->place.allowed;
-    CPU_CLR((size_t)processor, &w->place.narrowed);
-    if (CPU_COUNT(&w->place.narrowed) > 0) /* else that is all it has */
-        (void)pthread_setaffinity_np(w->thread, sizeof now, &w->place.narrowed);
+    if (pthread_getaffinity_np(w->thread, sizeof w->allowed, &w->allowed) != 0) return;
+    cpu_set_t others = w->allowed;
+    CPU_CLR((size_t)processor, &others);
+    w->kept_off =
+        CPU_COUNT(&others) > 0 && pthread_setaffinity_np(w->thread, sizeof others, &others) == 0;
 }
 
 /* With more workers than processors there is no room for it. */
 static void keep_sleepers_off(mhai_pool *pool)
 {
     const int here = pool->watchful ? sched_getcpu() : -1;
-    if (here < 0 || here >= CPU_SETSIZE) return;
+    if (here < 0 || here >= CPU_SETSIZE || pool->started > MOST_KEPT_OFF) return;
     for (int i = 1; i <= pool->started; i++)
         if (pool->workers[i].asleep) keep_off(&pool->workers[i], here);
+}
+
+/* It is awake, and goes where the system will. */
+static void let_go(worker *self)
+{
+    if (self->kept_off) (void)sched_setaffinity(0, sizeof self->allowed, &self->allowed);
+    self->kept_off = false;
 }
 #else
 static void keep_sleepers_off(mhai_pool *pool)
 {
     (void)pool;
+}
+
+static void let_go(worker *self)
+{
+    (void)self;
 }
 #endif
 
@@ -179,6 +183,7 @@ static void *worker_main(void *argument)
         while (!pool->quit && pool->generation == seen)
             pthread_cond_wait(&pool->wake, &pool->mutex);
         self->asleep = false;
+        let_go(self);
         if (pool->quit) break;
         seen = pool->generation;
         pthread_mutex_unlock(&pool->mutex);
@@ -216,7 +221,7 @@ static void start(mhai_pool *pool)
         pool->workers[i].pool = pool;
         pool->workers[i].index = i;
         pool->workers[i].asleep = false;
-        pool->workers[i].place.away = -1;
+        pool->workers[i].kept_off = false;
         if (pthread_create(&pool->workers[i].thread, NULL, worker_main, &pool->workers[i]) != 0)
             break;
         pool->started++;

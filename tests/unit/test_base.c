@@ -1,5 +1,5 @@
 /* The base layer: status and detail, tensor views, contexts, scratch memory, loops. */
-#define _GNU_SOURCE /* sched_setaffinity, sched_getcpu */
+#define _GNU_SOURCE /* sched_setaffinity, sched_getcpu, syscall */
 #include "support/failing_alloc.h"
 #include "support/rng.h"
 
@@ -15,6 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -590,7 +593,9 @@ static void count_item(void *argument, int64_t item, int worker)
 #if defined(__linux__)
 typedef struct meeting {
     atomic_bool both;
-    cpu_set_t allowed; /* to the other worker */
+    pid_t thread; /* the other worker: who, where, and where it may be */
+    int processor;
+    cpu_set_t allowed;
 } meeting;
 
 /* Worker 0 waits for the other, so that each does an item. */
@@ -602,48 +607,74 @@ static void meet(void *argument, int64_t item, int worker)
         for (int i = 0; i < 10000 && !atomic_load(&m->both); i++) usleep(1000);
         return;
     }
+    m->thread = (pid_t)syscall(SYS_gettid);
+    m->processor = sched_getcpu();
     (void)sched_getaffinity(0, sizeof m->allowed, &m->allowed);
     atomic_store(&m->both, true);
 }
 
-static void allow(const cpu_set_t *processors)
+static void allow(pid_t thread, const cpu_set_t *processors)
 {
-    assert_int_equal(sched_setaffinity(0, sizeof *processors, processors), 0);
+    assert_int_equal(sched_setaffinity(thread, sizeof *processors, processors), 0);
 }
 
-/* True once a worker that slept was kept off processor `here`, and off no other. */
-static bool keeps_off(mha_context *context, int here, const cpu_set_t *all)
+static void wait_until_asleep(pid_t thread)
 {
-    for (int i = 0; i < 500; i++) { /* it may still have been awake */
-        meeting m = {.both = false};
-        cpu_set_t others = *all, only;
-        CPU_ZERO(&only);
-        CPU_SET((size_t)here, &only);
-        CPU_CLR((size_t)here, &others);
-        allow(&only);
-        usleep(5000);
-        mha_parallel_for(context, 2, meet, &m);
-        allow(all);
-        if (atomic_load(&m.both) && CPU_EQUAL(&m.allowed, &others)) return true;
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)thread);
+    for (int i = 0; i < 10000 && state != 'S'; i++) {
+        usleep(1000);
+        FILE *file = fopen(path, "r");
+        assert_non_null(file);
+        if (fscanf(file, "%*d %*s %c", &state) != 1) state = 0;
+        fclose(file);
     }
-    return false;
+    assert_int_equal(state, 'S');
 }
 
-/* A worker wakes elsewhere than where the caller is, wherever that is. */
-static void workers_keep_off_the_caller(void **state)
+/* A worker that fell asleep on processor `here`, where the caller now is and stays. */
+static meeting met_after_sleep_on(mha_context *context, pid_t thread, const cpu_set_t *here,
+                                  const cpu_set_t *all)
 {
+    meeting m = {.both = false};
+    allow(0, here);
+    allow(thread, here);
+    mha_parallel_for(context, 2, meet, &m);
+    assert_true(CPU_EQUAL(&m.allowed, here)); /* what its host says holds */
+    wait_until_asleep(thread);
+    allow(thread, all);
+    m = (meeting){.both = false};
+    mha_parallel_for(context, 2, meet, &m);
+    allow(0, all);
+    assert_true(atomic_load(&m.both));
+    assert_true(CPU_EQUAL(&m.allowed, all)); /* and nothing of it is taken away */
+    return m;
+}
+
+/* A worker wakes elsewhere than where its caller is (after that the system may move it). */
+static void workers_wake_off_the_caller(void **state)
+{
+    enum { TRIES = 20, MOST = 15 };
     (void)state;
-    cpu_set_t all;
+    cpu_set_t all, here;
     assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
     if (CPU_COUNT(&all) < 2) skip();
     mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
     mha_context *context;
     assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
-    for (int here = 0, tried = 0; here < CPU_SETSIZE && tried < 3; here++) {
-        if (!CPU_ISSET((size_t)here, &all)) continue;
-        assert_true(keeps_off(context, here, &all));
-        tried++;
+    meeting m = {.both = false};
+    mha_parallel_for(context, 2, meet, &m);
+    assert_true(atomic_load(&m.both));
+    int elsewhere = 0;
+    for (int i = 0, processor = 0; i < TRIES; i++, processor++) {
+        while (!CPU_ISSET((size_t)(processor % CPU_SETSIZE), &all)) processor++;
+        processor %= CPU_SETSIZE;
+        CPU_ZERO(&here);
+        CPU_SET((size_t)processor, &here);
+        elsewhere += met_after_sleep_on(context, m.thread, &here, &all).processor != processor;
     }
+    printf("  elsewhere %d of %d times\n", elsewhere, (int)TRIES);
+    assert_true(elsewhere >= MOST);
     mha_context_destroy(context);
 }
 #endif
@@ -701,7 +732,7 @@ int main(void)
         cmocka_unit_test(contexts_are_independent),
         cmocka_unit_test(host_parallel_for),
 #if defined(__linux__)
-        cmocka_unit_test(workers_keep_off_the_caller),
+        cmocka_unit_test(workers_wake_off_the_caller),
 #endif
         cmocka_unit_test(threads_refused),
     };
