@@ -16,8 +16,9 @@ enum {
     MHAI_MAX_ROWS = 16     /* no instruction set takes more rows at once */
 };
 
-/* Copy a matrix into panels, and note which source rows hold a non-finite element; those elements
- * are packed as 0, so that packed data is always finite. */
+/* Copy a matrix into panels, and note which source rows hold a non-finite element, so that packed
+ * data is always finite: of values those elements become 0, of keys and weights the whole row,
+ * whose finite rest might overflow to the -inf of a hidden key. */
 typedef struct mhai_pack {
     float *out;
     const void *in; /* [rows, cols], cols contiguous */

@@ -405,6 +405,34 @@ static void token_by_token(void **state)
     machines_free(&all);
 }
 
+/* What is left of a key without its infinite element may overflow to -inf, which is no hidden
+ * key's: the row is NaN. */
+static void overflow_beside_infinity(void **state)
+{
+    enum { D = 32, S = 2 };
+    (void)state;
+    float q[D], k[S * D] = {INFINITY, -3e38f}, v[S * D], o[D];
+    for (int i = 0; i < D; i++) q[i] = 2;
+    for (int i = 0; i < S * D; i++) v[i] = 1;
+    const int64_t one[4] = {1, 1, 1, D}, two[4] = {1, 1, S, D};
+    const mha_tensor query = mha_tensor_contiguous(q, MHA_F32, 4, one);
+    const mha_tensor key = mha_tensor_contiguous(k, MHA_F32, 4, two);
+    const mha_tensor value = mha_tensor_contiguous(v, MHA_F32, 4, two);
+    const mha_tensor output = mha_tensor_contiguous(o, MHA_F32, 4, one);
+    machines all = machines_make(1);
+    for (int m = 0; m < all.count; m++) {
+        const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                         .path = all.each[m].path,
+                                         .flags = MHA_ATTENTION_SCALE_GIVEN,
+                                         .scale = 1};
+        assert_int_equal(
+            mha_attention_forward(all.each[m].context, &desc, &query, &key, &value, &output, NULL),
+            MHA_OK);
+        if (!isnan(o[0])) fail_msg("%s: %g", all.each[m].name, (double)o[0]);
+    }
+    machines_free(&all);
+}
+
 int main(void)
 {
     rng_run_seed();
@@ -413,6 +441,7 @@ int main(void)
         cmocka_unit_test(forward),
         cmocka_unit_test(through_the_cache),
         cmocka_unit_test(token_by_token),
+        cmocka_unit_test(overflow_beside_infinity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,6 +104,10 @@ static inline vf vf_max(vf a, vf b)
 {
     return _mm512_max_ps(a, b);
 }
+static inline vf vf_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
 static inline vf vf_abs(vf a)
 {
     return _mm512_abs_ps(a);

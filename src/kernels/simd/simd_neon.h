@@ -108,6 +108,10 @@ static inline vf vf_max(vf a, vf b)
 {
     return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
+static inline vf vf_min(vf a, vf b)
+{
+    return vbslq_f32(vcltq_f32(a, b), a, b);
+}
 static inline vf vf_abs(vf a)
 {
     return vabsq_f32(a);

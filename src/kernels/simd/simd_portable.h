@@ -18,6 +18,7 @@
  *   vf_times_power          a * 2^n where both that and a are normal numbers; a NaN whose nearest
  *                           integer was taken, whatever that is, leaves a NaN one (elsewhere
  *                           anything)
+ *   vf_max, vf_min          per lane a > b ? a : b, a < b ? a : b
  *   vf_where_below          per lane a < limit ? yes : no; NaN is not below
  *   vf_zero_below           per lane a < limit ? +0 : x
  *   vf_where_kept           per lane a byte that is not 0 ? yes : no
@@ -129,6 +130,10 @@ static inline vf select(vi mask, vf yes, vf no)
 static inline vf vf_max(vf a, vf b)
 {
     return select(a > b, a, b);
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return select(a < b, a, b);
 }
 static inline vf vf_abs(vf a)
 {

@@ -60,6 +60,8 @@ ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
     return vf_mul(kept, x);
 }
 
+/* A probability is at most 1, but a score of 1e11 and its log-sum-exp are rounded to thousands:
+ * more than exp2 is good for is cut, so that instruction sets agree. NaN stays. */
 ALWAYS_INLINE float back_all(const back_row *r, bool drops, int begin, int end)
 {
     vf sum[LANES16];
@@ -67,7 +69,7 @@ ALWAYS_INLINE float back_all(const back_row *r, bool drops, int begin, int end)
     for (int j = begin; j < end; j += 16) {
         vf p[LANES16];
         UNROLL for (int i = 0; i < LANES16; i++) p[i] =
-            vf_sub(vf_load(r->s + j + i * VF_LANES), r->lse);
+            vf_min(vf_set1(127.0f), vf_sub(vf_load(r->s + j + i * VF_LANES), r->lse));
         exp2_vectors(LANES16, p);
         UNROLL for (int i = 0; i < LANES16; i++) sum[i] =
             vf_add(sum[i], back_lanes(r, drops, j + i * VF_LANES, p[i]));
