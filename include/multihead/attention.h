@@ -20,13 +20,16 @@
  *   lse[b,h,t]     = log(exp(sink[h]) + sum_s exp(score[b,h,t,s]))      natural log, no dropout
  *
  * with hk = h / (H / Hk). A key is visible to a query if every part of the mask that is set keeps
- * it: causal         s <= i                      (q_offset signed; per sequence if q_offsets is
- * given) key_lengths    s <  key_lengths[b] window         i - left_keys <= s <= i + right_keys, or
- * s < sink_keys, or global_keys[b,s] != 0, or global_queries[b,t] != 0 documents
- * query_documents[b,t] == key_documents[b,s] blocks         keep_blocks[b,h,t / block_queries,s /
- * block_keys] != 0 keep_mask      keep_mask[b,h,t,s] != 0     (masks are named for what true means)
- *   callback       the byte it wrote is not 0
- *   bias           bias[b,h,t,s] != -inf
+ * it (masks are named for what true means):
+ *   - causal: s <= i (q_offset signed; per sequence if q_offsets is given)
+ *   - key_lengths: s < key_lengths[b]
+ *   - window: i - left_keys <= s <= i + right_keys, or s < sink_keys, or global_keys[b,s] != 0, or
+ *     global_queries[b,t] != 0
+ *   - documents: query_documents[b,t] == key_documents[b,s]
+ *   - blocks: keep_blocks[b,h,t / block_queries,s / block_keys] != 0
+ *   - keep_mask: keep_mask[b,h,t,s] != 0
+ *   - callback: the byte it wrote is not 0
+ *   - bias: bias[b,h,t,s] != -inf
  *
  * Special values, on every path and instruction set:
  *   - A query that sees no key gives o = 0, p = 0, lse = -inf (lse = sink[h] with a sink).
@@ -279,10 +282,10 @@ enum {
     MHA_PLAN_KEYS_IN_PLACE = 1 << 0,
     /* Pieces of work are blocks of keys: queries are too few for all threads. */
     MHA_PLAN_KEYS_SHARED = 1 << 1,
-    /* The keys of a sequence are one block, under nothing but causal, lengths, a
-     * keep_mask and a bias: they are packed
-     * once, and each strip of rows goes from its queries to its outputs at once. A sequence in
-     * which something is not finite takes the general way all the same. */
+    /* The keys of a sequence are one block, under nothing but causal, lengths, a keep_mask and a
+     * bias: a piece of work packs them once, and each strip of its rows goes from its queries to
+     * its outputs at once. One in which something is not finite takes the general way all the same.
+     */
     MHA_PLAN_ONE_BLOCK = 1 << 2
 };
 

@@ -86,8 +86,7 @@ static const char *tiled_reason(const mhai_attn_problem *p, const mhai_attn_tili
                "their average over heads can be taken";
     if (mhai_attn_is_one_block(p, tiling))
         return "the tiled path takes this problem; the keys are one block, so each strip of rows "
-               "is "
-               "finished at once";
+               "is finished at once";
     if (passes(p, tiling) > 0)
         return "the tiled path takes this problem; outputs on request take further passes over its "
                "scores";

@@ -6,8 +6,8 @@
 #include "attention/attn_tiles.h"
 
 /* Fewer rows than these, over more keys for each, wait for memory rather than for products, and are
- * faster where panels of keys do not leave L1 (tile_rows_tmpl.c): one row over 512 keys twice, four
- * over 64 of either kind as fast. */
+ * faster where panels of keys do not leave L1 (tile_rows_tmpl.c): one row over 512 keys is twice as
+ * fast there; four rows over 64 keys take as long in either way. */
 enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
 
 bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)

@@ -197,8 +197,8 @@ static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
     run_rows(user, job->walk.tiling.items, c, w);
 }
 
-/* The queries, keys and values of the item after, while this one is worked on; rows that are not
- * whole lines are left to the processor, and so are items that are soon done. */
+/* The queries, keys and values of the item after are fetched while this one is worked on, if their
+ * rows are of one length, as score_fetching() wants them, and if this one is not done too soon. */
 static void run_one_block(const tiled_job *job, int64_t item, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w, bool *done)
 {

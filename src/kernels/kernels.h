@@ -180,8 +180,8 @@ typedef struct mhai_one_block {
     float *m, *l;       /* [rows] out; or NULL */
     float *panels;      /* [16][head_dim][32], working memory, as the next three */
     float *values;      /* [value_dim / 32][512][32]; NULL: values are read as they lie */
-    float *scaled;      /* [MHAI_MAX_ROWS][head_dim] */
-    float *s;           /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] */
+    float *scaled;      /* of a strip: [rows][head_dim] */
+    float *s;           /* likewise: [rows][MHAI_SCORE_STRIDE] */
     mhai_fetch *fetch;  /* used up as panels go by; not NULL */
     bool fetch_outputs; /* rows of o may be far away */
 } mhai_one_block;

@@ -237,14 +237,9 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
 /* Keys as panels, of the last only the half that has keys; values too if they are packed. */
 static bool pack_one_block(const mhai_one_block *x)
 {
-    bool any_bad = false;
     const mhai_pack keys = {.in = x->k, .stride = x->k_row, .rows = x->keys, .cols = x->head_dim};
-    const mhai_pack values = {.out = x->values,
-                              .in = x->v,
-                              .stride = x->v_row,
-                              .rows = x->keys,
-                              .cols = x->value_dim,
-                              .any_bad = &any_bad};
+    const mhai_pack values = {
+        .out = x->values, .in = x->v, .stride = x->v_row, .rows = x->keys, .cols = x->value_dim};
     bool finite = true;
     for (int64_t row = 0; row < x->keys; row += MHAI_PANEL)
         finite &= pack_panel_part(MHA_F32, &keys, true, row,

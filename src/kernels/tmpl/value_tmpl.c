@@ -30,7 +30,7 @@ ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
  * was told two pages before costs no such wait. (Zen 4, 4 rows: 84 to 90 % of what reading alone
  * gets, where it was 76 %, and 68 % if rows did not begin with a line. Into L1 it is worse than
  * nothing, and without the touch not as good.) */
-ALWAYS_INLINE void come(const float *p, int64_t far)
+ALWAYS_INLINE void touch_and_tell(const float *p, int64_t far)
 {
     touch(p);
     fetch_far(p, far);
@@ -58,7 +58,9 @@ ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_row
     const float *v = x->v, *next = x->next;
     for (int64_t i = 0; i < x->keys; i++, v += x->v_stride) {
         vf value[VALUE_FULL];
-        if (ahead) UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE) come(next + j, x->far);
+        if (ahead)
+            UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE)
+                touch_and_tell(next + j, x->far);
         UNROLL for (int j = 0; j < vectors; j++) value[j] = vf_load(v + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
