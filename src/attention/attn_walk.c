@@ -361,6 +361,8 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     const int64_t first = block->pack_begin;
     mhai_pack pack =
         pack_of(&walk->p->k, c, block, w->k + first * walk->p->D, w->bad_key, &block->bad);
+    /* The finite rest of a key might overflow to the -inf of hidden ones; bytes cannot. */
+    pack.whole = walk->p->compute == MHA_COMPUTE_F32;
     walk->kernels->pack_panels(&pack);
     if (!values) return;
     pack = pack_of(&walk->p->v, c, block, w->v + first * MHAI_PANEL, w->bad_value, &block->bad);

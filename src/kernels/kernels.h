@@ -16,9 +16,8 @@ enum {
     MHAI_MAX_ROWS = 16     /* no instruction set takes more rows at once */
 };
 
-/* Copy a matrix into panels, and note which source rows hold a non-finite element, so that packed
- * data is always finite: of values those elements become 0, of keys and weights the whole row,
- * whose finite rest might overflow to the -inf of a hidden key. */
+/* Copy a matrix into panels, and note which source rows hold a non-finite element; those elements
+ * are packed as 0, so that packed data is always finite. */
 typedef struct mhai_pack {
     float *out;
     const void *in; /* [rows, cols], cols contiguous */
@@ -27,6 +26,7 @@ typedef struct mhai_pack {
     int64_t rows, cols;
     uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked */
     bool *any_bad; /* set to true if any is; never cleared */
+    bool whole;    /* pack_panels: all of such a row becomes 0 */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
  * pack_values: rows stay inner: out [ceil(cols/32)][MHAI_KEY_BLOCK][32], rows <= MHAI_KEY_BLOCK;

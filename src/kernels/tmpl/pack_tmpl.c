@@ -115,7 +115,8 @@ ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
     find_bad_rows(type, pack);
     for (int64_t r = 0; r < pack->rows; r++) {
         float *at = pack->out + r / MHAI_PANEL * MHAI_PANEL * pack->cols + r % MHAI_PANEL;
-        for (int64_t c = 0; pack->bad[r] && c < pack->cols; c++) at[c * MHAI_PANEL] = 0;
+        for (int64_t c = 0; pack->bad[r] && c < pack->cols; c++)
+            if (pack->whole || !element_finite(at[c * MHAI_PANEL])) at[c * MHAI_PANEL] = 0;
     }
 }
 
