@@ -409,12 +409,12 @@ static void token_by_token(void **state)
  * key's: the row is NaN. */
 static void overflow_beside_infinity(void **state)
 {
-    enum { D = 32, S = 2 };
+    enum { WIDTH = 32, PAIR = 2 };
     (void)state;
-    float q[D], k[S * D] = {INFINITY, -3e38f}, v[S * D], o[D];
-    for (int i = 0; i < D; i++) q[i] = 2;
-    for (int i = 0; i < S * D; i++) v[i] = 1;
-    const int64_t one[4] = {1, 1, 1, D}, two[4] = {1, 1, S, D};
+    float q[WIDTH], k[PAIR * WIDTH] = {INFINITY, -3e38f}, v[PAIR * WIDTH], o[WIDTH];
+    for (int i = 0; i < WIDTH; i++) q[i] = 2;
+    for (int i = 0; i < PAIR * WIDTH; i++) v[i] = 1;
+    const int64_t one[4] = {1, 1, 1, WIDTH}, two[4] = {1, 1, PAIR, WIDTH};
     const mha_tensor query = mha_tensor_contiguous(q, MHA_F32, 4, one);
     const mha_tensor key = mha_tensor_contiguous(k, MHA_F32, 4, two);
     const mha_tensor value = mha_tensor_contiguous(v, MHA_F32, 4, two);
