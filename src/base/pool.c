@@ -9,10 +9,10 @@
  * mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the latter on internals
  * that the thread sanitizer cannot see.
  *
- * A worker that sleeps is kept off the caller's processor until it is awake. A virtual machine's
- * kernel often takes an idle processor for one that its host has taken away, wakes the worker where
- * the caller runs, and parts them milliseconds later: a run of a few milliseconds, now and then,
- * then took longer with two threads than with one.
+ * A worker that sleeps is kept off the caller's processor until it is awake. The kernel
+ * of a virtual machine was seen to wake it where the caller ran, beside an idle processor, and to
+ * part them milliseconds later: a run of a few milliseconds after a rest took longer with two
+ * threads than with one.
  *
  * After a fork the child has none of the threads and perhaps a mutex in mid-use, so the pool
  * remembers the process that made it and starts afresh in another one. */

@@ -402,7 +402,6 @@ static void company_does_not_matter(void **state)
     mha_context_destroy(three);
 }
 
-/* f16 and bf16 tensors: the bits of widening them. */
 /* Values up to what f32 can sum over the keys, 3.4e38 / 512; also in a block that weighs nothing
  * beside the next one. Equal values are one step each, which is exact but for f32's rounding. */
 static void large_values(void **state)
@@ -430,6 +429,7 @@ static void large_values(void **state)
     mha_context_destroy(context);
 }
 
+/* f16 and bf16 tensors: the bits of widening them. */
 static void types(void **state)
 {
     (void)state;

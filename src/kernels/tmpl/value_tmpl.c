@@ -22,7 +22,7 @@ ALWAYS_INLINE void touch(const float *p)
 /* Into L2. Addresses ahead may lie outside of the tensor: they are never read. */
 ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
 {
-    __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)), 0, 2);
+    fetch_l2((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
 }
 
 /* A line that is needed soon, and one that is needed after it: touched lines are waited for, and
