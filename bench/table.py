@@ -37,8 +37,7 @@ def cells(row):
     part = row["percent_of_roofline"]
     if part is None:
         return f"{slack}{rate}", ""
-    best = part * row["median_seconds"] / row["best_seconds"]
-    return f"{slack}{rate}", f"{part:.0f} ({best:.0f})"
+    return f"{slack}{rate}", f"{part:.0f} ({row['best_percent_of_roofline']:.0f})"
 
 
 def limits(run):

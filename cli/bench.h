@@ -80,6 +80,16 @@ typedef struct bench_machine {
 /* Each of the three for at most `seconds`, or a few runs. */
 mha_status bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
 
+/* Short pieces of the same, to run beside work: multiply-adds a second (0: not known), and bytes
+ * read a second of the i-th piece of bench_memory(), which is free()d by the caller and NULL
+ * without memory. */
+double bench_multiply_piece(mha_context *context);
+double bench_read_piece(mha_context *context, const float *memory, int64_t i);
+float *bench_memory(void);
+
+double bench_now(void);                          /* seconds */
+int bench_compare(const void *a, const void *b); /* of doubles, for qsort */
+
 enum { BENCH_MOST_SAMPLES = 4000, BENCH_QUIET = 5 };
 
 /* A sample is quiet if the probes before and after it, short pieces of the same kind of work, took
@@ -89,7 +99,10 @@ typedef struct bench_result {
     int samples, quiet;      /* how many */
     bool gated;              /* there are BENCH_QUIET quiet ones */
     double *seconds, *noise; /* [samples] each one, and the longer of its two probes */
-    double quiet_level;      /* seconds of a probe when nobody else wants the machine */
+    double *rates;      /* [samples] multiply-adds, or bytes read, a second: mean of both probes */
+    double beside;      /* the median of those of the samples that count */
+    double most;        /* the third highest of all of them */
+    double quiet_level; /* seconds of a probe when nobody else wants the machine */
 } bench_result;
 
 /* How long to go on: until `wanted` samples are quiet, or `seconds` are over and BENCH_QUIET are,
@@ -109,7 +122,8 @@ void bench_result_free(bench_result *result);
 typedef struct bench_row {
     bench_work work;
     bench_result result;
-    double limit;  /* seconds that the machine needs at least, by peak or by bandwidth */
+    double limit;  /* seconds that the machine needs at least, by peak or by bandwidth beside it */
+    double best;   /* the same by the highest bandwidth beside it */
     double before; /* median of an older run; 0: none */
     double f32;    /* of an int8 row: median of the same in f32 */
 } bench_row;
@@ -120,14 +134,15 @@ typedef struct bench_report {
     int count;
 } bench_report;
 
-/* Seconds at the machine's limit; 0 if its peak is not known. */
-double bench_limit(const bench_machine *machine, const bench_work *work);
+/* Seconds at the machine's limit; 0 if its peak is not known. What comes from memory is held
+ * against reading beside it: on a shared machine a bandwidth of seconds ago says little. */
+double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth);
 
 /* What the work's products are held against: multiply-adds, or those of bytes; 0: not known. */
 double bench_peak(const bench_machine *machine, const bench_work *work);
 
 void bench_print_machine(const bench_machine *machine);
-void bench_print_row(const bench_row *row);
+void bench_print_row(const bench_machine *machine, const bench_row *row);
 
 /* One object: of one row alone its fields stand beside the machine's; of several under "rows". */
 mha_status bench_write_json(const bench_report *report, const mha_sink *sink);

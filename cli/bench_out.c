@@ -15,10 +15,10 @@ double bench_peak(const bench_machine *machine, const bench_work *work)
     return work->shape.int8 ? machine->int8_peak : machine->fma_peak;
 }
 
-double bench_limit(const bench_machine *machine, const bench_work *work)
+double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth)
 {
     const double peak = bench_peak(machine, work), compute = peak > 0 ? work->flops / peak : 0;
-    const double memory = work->bytes / machine->bandwidth;
+    const double memory = work->bytes > 0 ? work->bytes / bandwidth : 0;
     return compute > memory ? compute : memory;
 }
 
@@ -35,7 +35,15 @@ void bench_print_machine(const bench_machine *m)
            "% roof", "best", "quiet samples");
 }
 
-void bench_print_row(const bench_row *row)
+/* Less than the peak while the work ran: the host gave less of its processors. */
+static void print_share(const bench_machine *machine, const bench_row *row)
+{
+    if (row->work.bytes == 0 && row->result.beside < 0.9 * machine->fma_peak)
+        printf("  (beside it %.0f GFLOP/s of multiply-adds were to be had)",
+               1e-9 * row->result.beside);
+}
+
+void bench_print_row(const bench_machine *machine, const bench_row *row)
 {
     const bench_result *r = &row->result;
     printf("%-36s %10.4g %10.4g  %9.1f ", row->work.name, 1e3 * r->median, 1e3 * r->best,
@@ -45,12 +53,13 @@ void bench_print_row(const bench_row *row)
     else
         printf("%8s", "");
     if (row->limit > 0)
-        printf("  %6.1f %6.1f", 100 * row->limit / r->median, 100 * row->limit / r->best);
+        printf("  %6.1f %6.1f", 100 * row->limit / r->median, 100 * row->best / r->best);
     else
         printf("  %6s %6s", "", "");
     printf("  %d of %d%s", r->quiet, r->samples, r->gated ? "" : ", ungated");
     if (row->f32 > 0) printf("  %.2f times as fast as f32", row->f32 / r->median);
     if (row->before > 0) printf("  %.2f times as fast as before", row->before / r->median);
+    print_share(machine, row);
     printf("\n");
     fflush(stdout);
 }
@@ -139,6 +148,9 @@ static void put_row(json_out *json, const bench_machine *machine, const bench_ro
         put_real(json, "times_as_fast_as_f32", row->f32 / r->median);
     }
     put_real(json, "percent_of_roofline", 100 * row->limit / r->median);
+    put_real(json, "best_percent_of_roofline", 100 * row->best / r->best);
+    put_real(json, "peak_gflops_beside", row->work.bytes > 0 ? 0 : 1e-9 * r->beside);
+    put_real(json, "bandwidth_gbs_beside", row->work.bytes > 0 ? 1e-9 * r->beside : 0);
     put_real(json, "older_median_seconds", row->before);
     put_bool(json, "gated", r->gated);
     put_int(json, "quiet_samples", r->quiet);

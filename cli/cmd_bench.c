@@ -245,7 +245,8 @@ static cli_exit measure_row(mha_context *context, const bench_limits *limits,
     if (code != CLI_OK) return code;
     mha_status status = bench_measure(context, &row->work, limits, &row->result);
     bench_work_free(&row->work);
-    row->limit = bench_limit(machine, &row->work);
+    row->limit = bench_limit(machine, &row->work, row->result.beside);
+    row->best = bench_limit(machine, &row->work, row->result.most);
     return status == MHA_OK ? CLI_OK : cli_fail_status(BENCH, status);
 }
 
@@ -283,7 +284,7 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
         code = measure_row(context, &limits, &shapes[i], &report->machine, row);
         if (code != CLI_OK) break;
         row->before = bench_older_median(older, row->work.name);
-        if (!o->json) bench_print_row(row);
+        if (!o->json) bench_print_row(&report->machine, row);
         if (o->json) cli_note(o->quiet, "%s", row->work.name);
     }
     return code == CLI_OK ? write_outputs(o, report) : code;

@@ -36,6 +36,13 @@ def measured(*arguments):
     if peak:
         check(abs(row["percent_of_peak"] / (100 * row["gflops"] / peak) - 1) < 1e-6,
               f"{arguments}: percent")
+    beside = row["bandwidth_gbs_beside"]
+    check((row["bytes"] is None) == (beside is None) and not (beside and row["peak_gflops_beside"]),
+          f"{arguments}: what was measured beside it")
+    if beside:
+        least = max(row["flops"] / (peak or 1e30), row["bytes"] / beside) * 1e-9
+        check(abs(row["percent_of_roofline"] / (100 * least / row["median_seconds"]) - 1) < 1e-6,
+              f"{arguments}: roof")
     if row.get("compute") == "int8":
         times = row["f32_median_seconds"] / row["median_seconds"]
         check(abs(row["times_as_fast_as_f32"] / times - 1) < 1e-6, f"{arguments}: times")
