@@ -16,7 +16,7 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     if (p->compute != MHA_COMPUTE_F32 || p->S > MHAI_KEY_BLOCK) return false;
     if (rows < MANY_ROWS && p->S > KEYS_A_ROW * rows) return false;
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
-        p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % MHAI_PANEL != 0)
+        p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % 16 != 0)
         return false;
     if (p->window || p->keep_blocks.data || p->callback || p->key_documents.data ||
         p->softcap > 0 || p->dropout > 0 || mhai_attn_has_relative(p) || p->shaw_keys.data ||

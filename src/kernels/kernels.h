@@ -163,7 +163,7 @@ typedef struct mhai_dense {
 
 /* Rows of queries against all keys of a sequence, which are one block, under nothing but causal, a
  * dense mask and a bias: row r is query (first + r) % queries of head (first + r) / queries. All
- * f32; head_dim is a multiple of 16, value_dim of 32. */
+ * f32; head_dim and value_dim are multiples of 16. */
 typedef struct mhai_one_block {
     int64_t first, rows, queries;
     int keys;               /* <= MHAI_KEY_BLOCK */

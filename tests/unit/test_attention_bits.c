@@ -292,7 +292,8 @@ static void few_queries_of_groups(void **state)
  * lengths around the ends of half panels, panels and strips. */
 static void one_block_equals_tiles(void **state)
 {
-    static const int64_t sizes[] = {16, 32, 64, 96, 128, 240}, values[] = {32, 64, 96, 256};
+    static const int64_t sizes[] = {16, 32, 64, 96, 128, 240},
+                         values[] = {16, 32, 48, 64, 96, 112, 256};
     static const int64_t lengths[] = {1,  10, 15, 16,  17,  31,  32, 33,
                                       48, 49, 64, 100, 128, 500, 512};
     static const int64_t heads[][2] = {{1, 1}, {4, 2}, {3, 3}, {5, 1}};

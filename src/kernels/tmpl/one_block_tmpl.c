@@ -83,6 +83,7 @@ enum {
 };
 DEFINE_ONE(one_half_scores, HALF_VECTORS, false)
 DEFINE_ONE(one_values, TILE_VECTORS, true)
+DEFINE_ONE(one_half_values, HALF_VECTORS, true)
 
 /* All rows of a strip, by a function for those of a register block. */
 ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), int rows,
@@ -215,8 +216,9 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
     for (int r = 0; r < s->rows; r++) divisor[r] = s->l[r] == 0 ? 1.0f : s->l[r];
     for (int64_t column = 0; column < x->value_dim; column += BLOCK_COLS) {
         const int64_t in_panel = column % MHAI_PANEL;
+        const bool whole = x->value_dim - column >= BLOCK_COLS; /* else half a panel is left */
         one_strip_product(
-            one_values, s->rows,
+            whole ? one_values : one_half_values, s->rows,
             (one_product){.inner = s->end,
                           .a = t->s,
                           .a_stride = MHAI_SCORE_STRIDE,
