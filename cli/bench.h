@@ -147,12 +147,15 @@ void bench_print_row(const bench_machine *machine, const bench_row *row);
 /* One object: of one row alone its fields stand beside the machine's; of several under "rows". */
 mha_status bench_write_json(const bench_report *report, const mha_sink *sink);
 
-/* An older --json; path NULL: none, *older is NULL. Errors are printed. */
+/* An older --json; path NULL: none, *older is NULL. Errors are printed. path must outlive it. */
 typedef struct bench_older bench_older;
 cli_exit bench_older_read(const char *path, bench_older **older);
 void bench_older_free(bench_older *older);
 
-/* The median of its row of that name; 0: it has none. */
+/* Say if it was measured in another way, or on another machine. */
+void bench_older_warn(const bench_older *older, const bench_machine *machine);
+
+/* The median of its row of that name; 0: it has none, which is said. */
 double bench_older_median(const bench_older *older, const char *name);
 
 /* Work against operations for each byte, both axes logarithmic, under the machine's roof. */

@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,37 +182,71 @@ mha_status bench_write_json(const bench_report *report, const mha_sink *sink)
 
 struct bench_older {
     json_t *root;
+    const char *path; /* the caller's */
 };
+
+/* Nothing else than what put_machine() wrote. */
+static cli_exit check_older(const json_t *root, const char *path)
+{
+    const char *format = json_string_value(json_object_get(root, "format"));
+    const json_int_t version = json_integer_value(json_object_get(root, "version"));
+    if (!format || strcmp(format, "multihead-bench") != 0)
+        return cli_fail(CLI_BAD_INPUT, BENCH,
+                        "--compare: '%s' was not written by 'multihead bench --json'", path);
+    if (version != 1)
+        return cli_fail(CLI_UNSUPPORTED, BENCH,
+                        "--compare: '%s' is of version %lld, only 1 can be read; measure again "
+                        "with this program",
+                        path, (long long)version);
+    return CLI_OK;
+}
 
 cli_exit bench_older_read(const char *path, bench_older **older)
 {
     json_error_t error;
     *older = NULL;
     if (!path) return CLI_OK;
-    json_t *root = json_load_file(path, 0, &error);
-    if (!root && error.line < 0)
-        return cli_fail(CLI_NO_INPUT, BENCH, "--compare: '%s' cannot be read", path);
+    FILE *file = fopen(path, "rb");
+    json_t *root = file ? json_loadf(file, 0, &error) : NULL;
+    const int reason = !file || ferror(file) ? errno : 0;
+    if (file) fclose(file);
+    if (!root && reason)
+        return cli_fail(CLI_NO_INPUT, BENCH, "--compare: '%s' cannot be read: %s", path,
+                        strerror(reason));
     if (!root)
         return cli_fail(CLI_BAD_INPUT, BENCH, "--compare: '%s', line %d: %s", path, error.line,
                         error.text);
-    const char *format = json_string_value(json_object_get(root, "format"));
-    if (!format || strcmp(format, "multihead-bench") != 0) {
-        json_decref(root);
-        return cli_fail(CLI_BAD_INPUT, BENCH,
-                        "--compare: '%s' was not written by 'multihead bench --json'", path);
-    }
-    *older = malloc(sizeof **older);
-    if (*older)
-        (*older)->root = root;
+    cli_exit code = check_older(root, path);
+    if (code == CLI_OK) *older = malloc(sizeof **older);
+    if (code == CLI_OK && !*older) code = cli_fail(CLI_NO_MEMORY, BENCH, "out of memory");
+    if (code == CLI_OK)
+        **older = (bench_older){root, path};
     else
         json_decref(root);
-    return *older ? CLI_OK : cli_fail(CLI_NO_MEMORY, BENCH, "out of memory");
+    return code;
 }
 
 void bench_older_free(bench_older *older)
 {
     if (older) json_decref(older->root);
     free(older);
+}
+
+void bench_older_warn(const bench_older *older, const bench_machine *machine)
+{
+    if (!older) return;
+    const char *isa = json_string_value(json_object_get(older->root, "isa"));
+    const json_int_t threads = json_integer_value(json_object_get(older->root, "threads"));
+    const double peak = 1e9 * json_number_value(json_object_get(older->root, "peak_gflops"));
+    if (!isa || strcmp(isa, mha_isa_name(machine->isa)) != 0 || threads != machine->threads)
+        cli_warn(BENCH, "--compare: '%s' was measured with %s and %lld threads, this is %s and %d",
+                 older->path, isa ? isa : "?", (long long)threads, mha_isa_name(machine->isa),
+                 machine->threads);
+    else if (peak > 1.1 * machine->fma_peak || 1.1 * peak < machine->fma_peak)
+        cli_warn(BENCH,
+                 "--compare: where '%s' was measured the peak was %.1f GFLOP/s, here it is %.1f: "
+                 "another machine, or neighbours",
+                 older->path, 1e-9 * peak, 1e-9 * machine->fma_peak);
 }
 
 static double row_median(const json_t *row, const char *name)
@@ -228,5 +263,6 @@ double bench_older_median(const bench_older *older, const char *name)
     double median = row_median(older->root, name);
     for (size_t i = 0; !(median > 0) && i < json_array_size(rows); i++)
         median = row_median(json_array_get(rows, i), name);
+    if (!(median > 0)) cli_warn(BENCH, "--compare: '%s' has no row '%s'", older->path, name);
     return median;
 }

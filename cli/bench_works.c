@@ -42,6 +42,11 @@ static float *some_floats(int64_t count)
     return x;
 }
 
+static mha_status too_large(const char *what)
+{
+    return mha_fail(MHA_ERR_NOMEM, "out of memory: %s of these sizes; take smaller ones", what);
+}
+
 /* ---- attention, its gradients, decoding ---------------------------------------------------------
  */
 
@@ -79,9 +84,11 @@ static mha_status make_tensors(attention_work *w)
     const int64_t queries = s->batch * s->heads * s->queries * s->head_dim;
     const int64_t keys = s->batch * s->kv_heads * s->keys * s->head_dim;
     const int64_t rows = s->batch * s->heads * s->queries, stored = s->cache ? 1 : w->copies;
-    w->memory =
-        some_floats((backward ? 4 : 2) * queries + (backward ? 4 : 2 * stored) * keys + rows);
-    if (!w->memory) return mha_fail(MHA_ERR_NOMEM, "tensors of these sizes");
+    const bool countable = queries < INT64_MAX / 32 && keys < INT64_MAX / 32 / stored;
+    if (countable)
+        w->memory =
+            some_floats((backward ? 4 : 2) * queries + (backward ? 4 : 2 * stored) * keys + rows);
+    if (!w->memory) return too_large("tensors");
     float *at = w->memory;
     w->q = take(&at, s, s->heads, s->queries);
     w->o = take(&at, s, s->heads, s->queries);
@@ -230,7 +237,7 @@ static mha_status make_attention(mha_context *context, bench_work *work)
     w->copies = s->kind == BENCH_DECODE ? copies_of(keys_bytes) : 1;
     mha_status status = make_tensors(w);
     const double share = status ? 1 : set_mask(w);
-    if (share == 0) status = mha_fail(MHA_ERR_NOMEM, "a mask of these sizes");
+    if (share == 0) status = too_large("a mask");
     if (!status && s->cache) status = fill_caches(w);
     if (!status && s->kind == BENCH_BACKWARD) {
         const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
@@ -296,7 +303,7 @@ static mha_status make_module(mha_context *context, bench_work *work)
     work->user = w, work->free = free_module, work->run = run_module;
     w->context = context;
     w->memory = some_floats(2 * rows * width + weights + parameters);
-    if (!w->memory) return mha_fail(MHA_ERR_NOMEM, "a module of these sizes");
+    if (!w->memory) return too_large("a module");
     const mha_module_desc desc = {.struct_size = sizeof desc,
                                   .embed_dim = width,
                                   .num_heads = s->heads,
@@ -359,7 +366,7 @@ static mha_status make_gemm(mha_context *context, bench_work *work)
     w->context = context;
     w->copies = s->rows == 1 ? copies_of(weight_bytes) : 1;
     w->memory = some_floats(s->rows * (s->inputs + s->outputs) + s->outputs * s->inputs);
-    if (!w->memory) return mha_fail(MHA_ERR_NOMEM, "a product of these sizes");
+    if (!w->memory) return too_large("a product");
     float *at = w->memory;
     w->x = mha_tensor_contiguous(at, MHA_F32, 2, (int64_t[]){s->rows, s->inputs});
     w->y = mha_tensor_contiguous(at += s->rows * s->inputs, MHA_F32, 2,

@@ -189,34 +189,70 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
     return s;
 }
 
-static cli_exit check_shape(const bench_options *o, const bench_shape *s)
+/* Options that are for other works than this one. */
+static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
+{
+    const bool sizes = o->heads || o->kv_heads || o->head_dim || o->length || o->keys || o->batch;
+    const bool kinds =
+        o->causal || o->mask || o->window || o->layout || o->need_weights || o->cache || o->compute;
+    const bool product = o->rows || o->outputs || o->inputs;
+    if (all && (sizes || kinds || product))
+        return cli_fail(CLI_USAGE, BENCH,
+                        "'all' is a list of works with sizes and masks of their own; name one of "
+                        "them, as 'forward', to choose");
+    if (all) return CLI_OK;
+    if (kind == BENCH_GEMM && (sizes || kinds))
+        return cli_fail(CLI_USAGE, BENCH, "of sizes 'gemm' takes --rows, --outputs and --inputs");
+    if (kind != BENCH_GEMM && product)
+        return cli_fail(CLI_USAGE, BENCH, "--rows, --outputs and --inputs are for the work 'gemm'");
+    if (o->need_weights && kind != BENCH_MODULE)
+        return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
+    if (o->cache && kind != BENCH_DECODE)
+        return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
+    if (o->compute == MHA_COMPUTE_INT8 && kind != BENCH_FORWARD)
+        return cli_fail(CLI_USAGE, BENCH, "--compute int8 is for the work 'forward'");
+    return CLI_OK;
+}
+
+/* --mask, --causal and --window say one thing. */
+static cli_exit check_mask(const bench_options *o)
+{
+    const bench_mask mask = (bench_mask)o->mask;
+    if (o->causal && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL && !o->window)
+        return cli_fail(CLI_USAGE, BENCH, "--causal does not go with --mask %s; choose one",
+                        masks[mask]);
+    if (o->window && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL &&
+        mask != BENCH_MASK_WINDOW)
+        return cli_fail(CLI_USAGE, BENCH, "--window does not go with --mask %s; choose one",
+                        masks[mask]);
+    return CLI_OK;
+}
+
+static cli_exit check_shape(const bench_shape *s)
 {
     const bool masked = s->mask != BENCH_MASK_FULL && s->mask != BENCH_MASK_CAUSAL;
     if (s->heads % s->kv_heads != 0)
-        return cli_fail(CLI_USAGE, BENCH, "%lld heads cannot share %lld key/value heads evenly",
+        return cli_fail(CLI_USAGE, BENCH,
+                        "%lld heads cannot share %lld key/value heads evenly; --kv-heads must "
+                        "divide --heads",
                         (long long)s->heads, (long long)s->kv_heads);
-    if (s->need_weights && s->kind != BENCH_MODULE)
-        return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
-    if (s->cache && s->kind != BENCH_DECODE)
-        return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
-    if (s->int8 && s->kind != BENCH_FORWARD)
-        return cli_fail(CLI_USAGE, BENCH, "--compute int8 is for the work 'forward'");
     if (s->kind == BENCH_MODULE && (masked || s->keys != s->queries || s->by_token))
         return cli_fail(CLI_USAGE, BENCH,
                         "a module is measured full or --causal, on one sequence "
                         "length, in its own layout");
     if (s->kind == BENCH_DECODE && (s->mask == BENCH_MASK_WINDOW || (s->cache && masked)))
-        return cli_fail(CLI_USAGE, BENCH, "decode is measured without this mask");
+        return cli_fail(CLI_USAGE, BENCH,
+                        "decode is measured without windows, and with --cache full or --causal");
     if (s->mask == BENCH_MASK_WINDOW && (!s->window || s->keys != s->queries))
         return cli_fail(CLI_USAGE, BENCH, "a window needs --window N, and as many keys as tokens");
     if (s->mask == BENCH_MASK_CAUSAL && s->keys < s->queries)
-        return cli_fail(CLI_USAGE, BENCH, "causal: fewer --keys than --length");
+        return cli_fail(CLI_USAGE, BENCH,
+                        "causal: %lld --keys are fewer than the %lld tokens of --length",
+                        (long long)s->keys, (long long)s->queries);
     if (s->mask == BENCH_MASK_LENGTHS && (s->keys <= 100 || s->batch > 16))
         return cli_fail(CLI_USAGE, BENCH,
                         "lengths: 100 keys are padding, so that there must be "
                         "more, and at most 16 sequences");
-    if (s->kind != BENCH_GEMM && (o->rows || o->outputs || o->inputs))
-        return cli_fail(CLI_USAGE, BENCH, "--rows, --outputs and --inputs are for the work 'gemm'");
     return CLI_OK;
 }
 
@@ -268,6 +304,17 @@ static cli_exit write_outputs(const bench_options *o, const bench_report *report
     return status == MHA_OK ? CLI_OK : cli_fail_status(BENCH, status);
 }
 
+/* What only shows once the machine was measured, before minutes are spent on rows. */
+static cli_exit check_machine(const bench_options *o, const bench_machine *machine,
+                              const bench_older *older)
+{
+    bench_older_warn(older, machine);
+    if (!o->svg || machine->fma_peak > 0) return CLI_OK;
+    return cli_fail(CLI_UNSUPPORTED, BENCH,
+                    "--svg: the peak of %s is not known, so that there is no roof to draw",
+                    mha_isa_name(machine->isa));
+}
+
 static cli_exit measure_all(const bench_options *o, mha_context *context, const bench_shape *shapes,
                             const bench_older *older, bench_report *report)
 {
@@ -277,8 +324,8 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
     mha_status status = bench_machine_measure(
         context, limits.patience < 0.5 ? limits.patience : 0.5, &report->machine);
     if (status) return cli_fail_status(BENCH, status);
-    if (!o->json) bench_print_machine(&report->machine);
-    cli_exit code = CLI_OK;
+    cli_exit code = check_machine(o, &report->machine, older);
+    if (code == CLI_OK && !o->json) bench_print_machine(&report->machine);
     for (int i = 0; i < report->count && code == CLI_OK; i++) {
         bench_row *row = &report->rows[i];
         code = measure_row(context, &limits, &shapes[i], &report->machine, row);
@@ -286,6 +333,11 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
         row->before = bench_older_median(older, row->work.name);
         if (!o->json) bench_print_row(&report->machine, row);
         if (o->json) cli_note(o->quiet, "%s", row->work.name);
+        if (row->work.bytes == 0 && row->limit > 1.02 * row->result.median)
+            cli_warn(BENCH,
+                     "%s: faster than the peak, which was measured while others used the machine; "
+                     "measure again",
+                     row->work.name);
     }
     return code == CLI_OK ? write_outputs(o, report) : code;
 }
@@ -317,7 +369,11 @@ static cli_exit check_options(const bench_options *o)
         return cli_fail(CLI_USAGE, BENCH, "--seconds is negative");
     if (o->patience.given && o->patience.value < 0)
         return cli_fail(CLI_USAGE, BENCH, "--patience is negative");
-    return CLI_OK;
+    if (o->svg && !strcmp(o->svg, "-"))
+        return cli_fail(CLI_USAGE, BENCH, "--svg -: stdout has the rows; name a file for the plot");
+    const mha_status status = o->svg ? files_check_place(o->svg) : MHA_OK;
+    if (status) return cli_fail_status(BENCH, status);
+    return check_mask(o);
 }
 
 static cli_exit unknown_work(const char *word)
@@ -347,11 +403,15 @@ cli_exit cmd_bench(int count, char *const *arguments)
     if (plain.count != 1)
         return cli_fail(CLI_USAGE, BENCH,
                         "name one work: forward, backward, decode, module, gemm or all");
-    if (!strcmp(plain.items[0], "all")) return bench(&options, all_shapes, ALL_SHAPES);
+    if (!strcmp(plain.items[0], "all")) {
+        code = check_work(&options, BENCH_KINDS, true);
+        return code == CLI_OK ? bench(&options, all_shapes, ALL_SHAPES) : code;
+    }
     for (int kind = 0; kind < BENCH_KINDS; kind++) {
         if (strcmp(plain.items[0], bench_kind_name((bench_kind)kind)) != 0) continue;
         const bench_shape shape = shape_of(&options, (bench_kind)kind);
-        code = check_shape(&options, &shape);
+        code = check_work(&options, (bench_kind)kind, false);
+        if (code == CLI_OK) code = check_shape(&shape);
         return code == CLI_OK ? bench(&options, &shape, 1) : code;
     }
     return unknown_work(plain.items[0]);

@@ -102,7 +102,7 @@ static cli_exit check_sizes(const explain_problem *p)
     int64_t rows, heads, pairs;
     if (__builtin_mul_overflow(p->B, p->T, &rows) || rows > MOST_ROWS)
         return cli_fail(CLI_USAGE, EXPLAIN,
-                        "%" PRId64 " sequences of %" PRId64
+                        "--batch %" PRId64 " by %" PRId64
                         " queries are more than 2^31 rows; take a smaller --batch or --length",
                         p->B, p->T);
     if (__builtin_mul_overflow(rows, p->H, &heads) || __builtin_mul_overflow(heads, p->S, &pairs))
@@ -326,8 +326,8 @@ explain_seen explain_visible(const explain_problem *p, int64_t t, int64_t s0, in
  * All together
  * --------------------------------------------------------------------------------------------- */
 
-/* The plan counts what causal, lengths and window leave; first keys add to that, and blocks take
- * from it. */
+/* The plan counts what causal, lengths and window with its first keys leave; blocks take from it.
+ */
 static void count_mask(explain_problem *p)
 {
     int64_t steps = p->kept ? p->block_cols : 1, seen = 0;

@@ -150,17 +150,23 @@ static void print_cost(const explain_problem *p)
 {
     const mha_attention_plan *plan = &p->plan;
     double intensity = plan->bytes > 0 ? plan->flops / plan->bytes : 0;
+    const bool blocks = p->mask_pairs >= 0 && p->mask_pairs != plan->visible_pairs;
     char pairs[64];
     snprintf(pairs, sizeof pairs, "%.0f", p->pairs);
     puts("\nWhat it costs");
-    say("visible pairs", "%s of %s, %.3g%%", words_count(plan->visible_pairs).text,
+    say("visible pairs", "%s of %s, %.3g%%%s", words_count(plan->visible_pairs).text,
         p->pairs < 9e15 ? words_count((int64_t)p->pairs).text : pairs,
-        p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0);
-    if (p->mask_pairs >= 0 && p->mask_pairs != plan->visible_pairs)
-        say("of the mask", "%s, %.3g%%, with first keys and blocks",
-            words_count(p->mask_pairs).text,
+        p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0,
+        p->kept             ? ", blocks not counted"
+        : p->desc.keep_mask ? ", what the dense mask hides is not counted"
+                            : "");
+    if (blocks)
+        say("of the mask", "%s, %.3g%%, by blocks too", words_count(p->mask_pairs).text,
             p->pairs > 0 ? 100 * (double)p->mask_pairs / p->pairs : 0.0);
     say("operations", "%s", words_flops(plan->flops).text);
+    if (blocks)
+        say("of the mask", "%s; tiles that blocks hide are left out",
+            words_flops(plan->flops / (double)plan->visible_pairs * (double)p->mask_pairs).text);
     say("bytes moved", "%s: inputs and outputs, each once", words_bytes(plan->bytes).text);
     say("intensity", "%.3g operations a byte: %s", intensity,
         intensity >= 20 ? "arithmetic is what takes the time"
@@ -177,11 +183,11 @@ static void tell_heads(const explain_problem *p)
 {
     char text[512];
     if (p->Hk == p->H)
-        snprintf(
-            text, sizeof text,
-            "Each of the %s head%s has its own queries, keys and values of %s numbers a token, "
-            "and so looks for something of its own.",
-            words_count(p->H).text, plural(p->H), words_count(p->D).text);
+        snprintf(text, sizeof text,
+                 "%s%s%s its own queries, keys and values of %s numbers a token, and so looks for "
+                 "something of its own.",
+                 p->H == 1 ? "The head" : "Each of the ", p->H == 1 ? "" : words_count(p->H).text,
+                 p->H == 1 ? " has" : " heads has", words_count(p->D).text);
     else
         snprintf(text, sizeof text,
                  "%s query heads share each of the %s key/value head%s: the keys and values that a "

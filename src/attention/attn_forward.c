@@ -116,7 +116,8 @@ static mha_status scratch_bytes(const mha_context *context, const mhai_attn_prob
         const int64_t chunk =
             scored ? mhai_min_i64(scored, p->group * queries) : tiling->chunk_rows;
         const bool one_block = mhai_attn_is_one_block(p, tiling);
-        const bool in_place = !scored && !one_block && mhai_attn_by_rows(p, chunk, tile_rows);
+        const bool in_place = items > 0 && p->S > 0 && !scored && !one_block &&
+                              mhai_attn_by_rows(p, chunk, tile_rows);
         plan->work_items = mhai_attn_alone(context, p) ? items > 0 : items;
         plan->row_block = mhai_attn_strip_rows(p, chunk, tile_rows);
         plan->reason = tiled_reason(p, tiling, in_place);

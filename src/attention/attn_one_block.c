@@ -14,6 +14,7 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
 {
     const int64_t rows = tiling->chunk_rows;
     if (p->compute != MHA_COMPUTE_F32 || p->S > MHAI_KEY_BLOCK) return false;
+    if (tiling->items == 0 || p->S == 0) return false; /* nothing runs */
     if (rows < MANY_ROWS && p->S > KEYS_A_ROW * rows) return false;
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
         p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % 16 != 0)

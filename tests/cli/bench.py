@@ -8,7 +8,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
-USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT, NO_MEMORY = 2, 3, 4, 5, 6, 7
 QUICK = ("--samples", "1", "--seconds", "0", "--patience", "0", "--threads", "2")
 
 
@@ -83,22 +83,49 @@ def outputs(folder):
     old, plot = folder + "/old.json", folder + "/plot.svg"
     with open(old, "wb") as file:
         file.write(run("bench", *work, *QUICK, "--json").out)
-    result = run("bench", *work, *QUICK, "--compare", old, "--svg", plot)
-    text = result.out.decode()
+    result = run("bench", *work, *QUICK, "--compare", old)
+    check(result.code == 0 and re.search(rb"gemm 4x32x32 .* times as fast as before", result.out),
+          f"{result.out} {result.errors}")
+    result = run("bench", *work, *QUICK, "--svg", plot)
     check(result.code in (0, UNSUPPORTED), f"{result.errors}")
-    check(re.search(r"gemm 4x32x32 .* times as fast as before", text), text)
     if result.code == 0:
         picture = open(plot).read()
         check(picture.startswith("<svg") or picture.startswith("<?xml"), picture[:80])
         check("gemm 4x32x32" in picture and "GB/s" in picture, "the plot names no row")
     broken = folder + "/broken.json"
+    older = b'{"format": "multihead-bench", "version": '
     for content, words in ((b"{", "line"), (b"{}", "not written by"), (b"[1]", "not written by")):
         with open(broken, "wb") as file:
             file.write(content)
         check_error(run("bench", *work, *QUICK, "--compare", broken), BAD_INPUT, words,
                     command="bench")
-    check_error(run("bench", *work, *QUICK, "--compare", folder + "/none"), NO_INPUT, "none",
+    for missing in ("/none", ""):
+        check_error(run("bench", *work, *QUICK, "--compare", folder + missing), NO_INPUT,
+                    "cannot be read: ", command="bench")
+    with open(broken, "wb") as file:
+        file.write(older + b"2}")
+    check_error(run("bench", *work, *QUICK, "--compare", broken), UNSUPPORTED, "version 2",
                 command="bench")
+    # Measured in another way, on another machine, and of other work: said, and no error.
+    isa, peak = json.loads(open(old).read())["isa"], json.loads(open(old).read())["peak_gflops"]
+    for fields, words in (
+            ('"isa": "abc", "threads": 2', "measured with abc and 2 threads"),
+            (f'"isa": "{isa}", "threads": 7', f"measured with {isa} and 7 threads"),
+            (f'"isa": "{isa}", "threads": 2, "peak_gflops": 1e-3', "another machine"),
+            (f'"isa": "{isa}", "threads": 2', "has no row 'gemm 4x32x32'")):
+        if "peak" in fields and not peak:
+            continue
+        with open(broken, "wb") as file:
+            file.write(older + b"1, " + fields.encode() + b"}")
+        result = run("bench", *work, *QUICK, "--compare", broken)
+        check(result.code == 0 and words in str(result.errors), f"{fields}: {result.errors}")
+    # Before anything is measured, so that no minutes are lost.
+    for place in (folder, folder + "/none/plot.svg"):
+        result = run("bench", *work, *QUICK, "--svg", place)
+        check_error(result, NO_OUTPUT, place, command="bench")
+        check(not result.out, f"measured, though the plot cannot be written: {result.out}")
+    check_error(run("bench", *work, *QUICK, "--svg", folder + "/p.svg", "--isa", "portable"),
+                UNSUPPORTED, "no roof", command="bench")
 
 
 def mistakes():
@@ -111,8 +138,21 @@ def mistakes():
             (("forward", "--causal", "--length", "9", "--keys", "8"), "--keys"),
             (("forward", "--seconds", "-1"), "--seconds"),
             (("backward", "--compute", "int8"), "forward"),
-            (("forward", "--mask", "lengths", "--length", "100"), "100")):
+            (("forward", "--mask", "lengths", "--length", "100"), "100"),
+            (("gemm", "--heads", "4"), "--rows"), (("gemm", "--compute", "int8"), "--rows"),
+            (("gemm", "--causal"), "--rows"), (("all", "--heads", "4"), "all"),
+            (("all", "--rows", "4"), "all"), (("forward", "--causal", "--mask", "keep"), "choose"),
+            (("forward", "--window", "4", "--mask", "bias"), "choose"),
+            (("forward", "--svg", "-"), "stdout")):
         check_error(run("bench", *arguments), USAGE, words, command="bench")
+
+
+def too_large():
+    for work in ("forward", "backward", "decode"):
+        result = run("bench", work, "--length", "16777216", "--heads", "4096", "--head-dim", "4096",
+                     "--batch", "4096", "--kv-heads", "4096", "--keys", "16777216", *QUICK)
+        check(result.code == NO_MEMORY and "take smaller ones" in str(result.errors),
+              f"{work}: {result.code}, {result.errors}")
 
 
 def manual():
@@ -124,6 +164,7 @@ def manual():
 
 mistakes()
 counts()
+too_large()
 with tempfile.TemporaryDirectory(prefix="multihead-bench-") as place:
     outputs(place)
 manual()

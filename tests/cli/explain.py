@@ -66,6 +66,19 @@ def plans():
     check((problem["queries"], problem["keys"], problem["offset"]) == (1, 4096, 4095), f"{problem}")
 
 
+def told_costs():
+    """In words: what blocks leave has lines of its own, and what is not known is said."""
+    sizes = ("--heads", 2, "--head-dim", 16, "--length", 256)
+    text = run("explain", *sizes, "--blocks", "local=0").out.decode()
+    check("131,072 of 131,072, 100%, blocks not counted" in text, text)
+    check("of the mask     32,768, 25%, by blocks too" in text, text)
+    check("of the mask     2.10 MFLOP; tiles" in text, text)
+    text = run("explain", *sizes, "--dense-mask").out.decode()
+    check("100%, what the dense mask hides is not counted" in text and "of the mask" not in text, text)
+    text = run("explain", "--heads", 1, "--head-dim", 16, "--length", 9).out.decode()
+    check("The head has its own" in text, text)
+
+
 def ways():
     """What is said of the shapes of docs/speed.md; tests/kernels/test_explain_runs.c holds it against
     what runs."""
@@ -240,6 +253,7 @@ def refusals():
 
 
 plans()
+told_costs()
 ways()
 paths()
 words()

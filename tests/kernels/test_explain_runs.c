@@ -128,21 +128,23 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {
-    {FULL, 1, 8, 8, 512, 512, 64, false},        {FULL, 1, 8, 8, 2048, 2048, 64, false},
-    {FULL, 1, 8, 8, 2048, 2048, 128, false},     {FULL, 1, 32, 32, 512, 512, 128, false},
-    {FULL, 1, 12, 12, 128, 128, 64, false},      {FULL, 16, 12, 12, 128, 128, 64, false},
-    {FULL, 2, 8, 8, 10, 10, 64, false},          {FULL, 1, 8, 8, 512, 512, 64, true},
-    {CAUSAL, 2, 8, 2, 100, 300, 64, true},       {LENGTHS, 1, 8, 8, 128, 128, 64, false},
-    {KEEP, 1, 8, 8, 128, 128, 64, false},        {FULL, 1, 8, 8, 128, 513, 64, false},
-    {CAUSAL, 1, 8, 8, 2048, 2048, 64, false},    {CAUSAL, 1, 8, 8, 2048, 2048, 128, false},
-    {WINDOW, 1, 8, 8, 16384, 16384, 64, false},  {BLOCKS, 1, 8, 8, 8192, 8192, 64, false},
-    {LENGTHS, 1, 8, 8, 2048, 2048, 64, false},   {KEEP, 1, 8, 8, 2048, 2048, 64, false},
-    {BIAS, 1, 8, 8, 2048, 2048, 64, false},      {FULL, 1, 32, 8, 1, 4096, 128, false},
-    {FULL, 1, 32, 32, 1, 4096, 128, false},      {FULL, 1, 32, 1, 1, 4096, 128, false},
-    {FULL, 1, 32, 8, 1, 32768, 128, false},      {FULL, 1, 32, 1, 1, 32768, 128, false},
-    {AVERAGE, 1, 12, 12, 128, 128, 64, true},    {AVERAGE, 1, 8, 8, 512, 512, 64, true},
-    {AVERAGE, 1, 8, 8, 2048, 2048, 64, true},    {BACKWARD, 1, 8, 8, 512, 512, 64, false},
-    {BACKWARD, 1, 8, 8, 2048, 2048, 128, false},
+    {FULL, 1, 8, 8, 512, 512, 64, false},       {FULL, 1, 8, 8, 2048, 2048, 64, false},
+    {FULL, 1, 8, 8, 2048, 2048, 128, false},    {FULL, 1, 32, 32, 512, 512, 128, false},
+    {FULL, 1, 12, 12, 128, 128, 64, false},     {FULL, 16, 12, 12, 128, 128, 64, false},
+    {FULL, 2, 8, 8, 10, 10, 64, false},         {FULL, 1, 8, 8, 512, 512, 64, true},
+    {CAUSAL, 2, 8, 2, 100, 300, 64, true},      {LENGTHS, 1, 8, 8, 128, 128, 64, false},
+    {KEEP, 1, 8, 8, 128, 128, 64, false},       {FULL, 1, 8, 8, 128, 513, 64, false},
+    {CAUSAL, 1, 8, 8, 2048, 2048, 64, false},   {CAUSAL, 1, 8, 8, 2048, 2048, 128, false},
+    {WINDOW, 1, 8, 8, 16384, 16384, 64, false}, {BLOCKS, 1, 8, 8, 8192, 8192, 64, false},
+    {LENGTHS, 1, 8, 8, 2048, 2048, 64, false},  {KEEP, 1, 8, 8, 2048, 2048, 64, false},
+    {BIAS, 1, 8, 8, 2048, 2048, 64, false},     {FULL, 1, 32, 8, 1, 4096, 128, false},
+    {FULL, 1, 32, 32, 1, 4096, 128, false},     {FULL, 1, 32, 1, 1, 4096, 128, false},
+    {FULL, 1, 32, 8, 1, 32768, 128, false},     {FULL, 1, 32, 1, 1, 32768, 128, false},
+    {AVERAGE, 1, 12, 12, 128, 128, 64, true},   {AVERAGE, 1, 8, 8, 512, 512, 64, true},
+    {AVERAGE, 1, 8, 8, 2048, 2048, 64, true},   {FULL, 1, 8, 8, 0, 128, 64, false},
+    {FULL, 1, 8, 8, 128, 0, 64, false},         {FULL, 0, 8, 8, 128, 128, 64, false},
+    {FULL, 1, 8, 8, 0, 4096, 64, false},        {FULL, 1, 8, 8, 1, 0, 64, false},
+    {BACKWARD, 1, 8, 8, 512, 512, 64, false},   {BACKWARD, 1, 8, 8, 2048, 2048, 128, false},
 };
 
 typedef struct problem {
@@ -244,16 +246,17 @@ static void check_forward(mha_context *context, const problem *p)
     const int64_t keys = s->kind == LENGTHS ? p->lengths[0] : s->S;
     const int64_t all = keys < plan->key_block ? keys : plan->key_block;
     const bool in_place = plan->flags & MHA_PLAN_KEYS_IN_PLACE;
+    const bool nothing = s->B * s->T * s->S == 0;
     SAME(plan->path, MHA_PATH_TILED);
     SAME(1 << plan->isa, seen.isas);
     SAME((plan->flags & MHA_PLAN_KEYS_SHARED) != 0, seen.shared > 0);
     SAME((plan->flags & MHA_PLAN_ONE_BLOCK) != 0, seen.one_block > 0);
     SAME(in_place, seen.in_place + seen.shared > 0);
-    SAME(!in_place, seen.packs > 0);
-    SAME(!in_place, seen.tiles > 0);
-    SAME(plan->work_items, seen.items ? seen.items : 1);
-    SAME(all, seen.most_keys);
-    if (s->kind != BLOCKS) SAME(plan->row_block, seen.most_rows);
+    SAME(!in_place && !nothing, seen.packs > 0);
+    SAME(!in_place && !nothing, seen.tiles > 0);
+    if (!nothing) SAME(plan->work_items, seen.items ? seen.items : 1);
+    SAME(nothing ? 0 : all, seen.most_keys);
+    if (s->kind != BLOCKS && !nothing) SAME(plan->row_block, seen.most_rows);
     assert_true(seen.most_rows <= plan->row_block);
 }
 
