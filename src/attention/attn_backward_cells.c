@@ -113,7 +113,8 @@ static void pack_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai
                      .rows = c->c.rows,
                      .cols = x->shape[3],
                      .bad = bad,
-                     .any_bad = &any_bad});
+                     .any_bad = &any_bad,
+                     .half = true});
 }
 
 static void scale_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai_cells_chunk *c,
@@ -146,6 +147,17 @@ static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     scale_rows(job, &job->x->o_gradient, c, 1, w->g);
 }
 
+/* Where the rows stand and what they see; of a plain problem the last row sees what others do. */
+static void place_rows(const mhai_cells_job *job, mhai_cells_chunk *c, mhai_cells_space *w)
+{
+    if (!job->plain) {
+        mhai_attn_place_rows(&job->walk, &c->c, &w->rows);
+        return;
+    }
+    c->c.limit = (mhai_attn_range){0, 0};
+    if (c->c.rows > 0) c->c.limit = mhai_attn_limit(job->p, &c->c.seq, c->t + c->c.rows - 1);
+}
+
 /* The chunk of at most MHAI_CELL_QUERIES queries from t on. panels: q and dO are wanted on the
  * right side of products, too. */
 mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
@@ -156,7 +168,7 @@ mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_spa
     c.b = b, c.h = h, c.t = t;
     c.c.rows = c.c.width = mhai_min_i64(MHAI_CELL_QUERIES, c.c.seq.T - t);
     c.c.head0 = h, c.c.query0 = t;
-    mhai_attn_place_rows(&job->walk, &c.c, &w->rows);
+    place_rows(job, &c, w);
     if (c.c.rows > 0) load_rows(job, &c, w);
     if (panels && c.c.rows > 0) {
         pack_rows(job, &p->q, &c, w->bad, w->q_panels);
@@ -199,6 +211,7 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
     job->kernels->pack_panels(&pack);
     if (!rows) return;
     pack = pack_of(&job->p->k, seq, hk, key, w, w->k_values, &any_bad);
+    pack.half = true;
     job->kernels->pack_values(&pack);
 }
 
@@ -236,21 +249,51 @@ static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
     s->masked |= relative || keys->data || p->softcap > 0;
 }
 
-/* Rows first .. first + rows - 1 of the cell; false if they see nothing of the block. */
-static bool run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
-                      const mhai_cell *at, int64_t first, int rows, float *share,
-                      mhai_attn_strip *s)
+/* What each row of a strip sees of a block of a plain problem; returns what the last does, which is
+ * the most. */
+static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const mhai_cell *at,
+                     int64_t first, int rows, int ends[MHAI_MAX_ROWS])
+{
+    for (int r = 0; r < rows; r++) {
+        const int64_t end = mhai_attn_limit(job->p, &c->c.seq, c->t + first + r).end;
+        ends[r] = (int)mhai_max_i64(0, mhai_min_i64(end - at->block.key, at->block.keys));
+    }
+    return ends[rows - 1];
+}
+
+/* Likewise of any other, with the terms of its scores. */
+static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                       const mhai_cell *at, mhai_attn_strip *s, mhai_tile_back *back,
+                       mhai_dropout *dropout)
+{
+    s->tile = back->tile;
+    if (!mhai_attn_mask_strip(job->p, &c->c, &w->rows, &at->block, s)) return false;
+    set_terms(job, c, w, &at->block, s, back);
+    s->tile.mask = s->masked ? &s->mask : NULL;
+    if (job->p->dropout > 0) {
+        mhai_attn_set_dropout(&job->walk, &c->c, &w->rows, &at->block, s, dropout);
+        s->tile.dropout = dropout;
+    }
+    back->tile = s->tile;
+    return true;
+}
+
+/* Strip i of the cell; what it sees of the block is noted, nothing being 0 .. 0. */
+static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                      int64_t i, float *share, mhai_cell *at)
 {
     const mhai_attn_problem *p = job->p;
+    const int64_t first = mhai_cells_strip(c, at, i);
+    const int rows = (int)(mhai_cells_strip(c, at, i + 1) - first);
+    int ends[MHAI_MAX_ROWS];
+    mhai_attn_strip s;
     mhai_dropout dropout;
-    s->first = first;
-    s->tile = (mhai_tile){.rows = rows,
-                          .head_dim = p->D,
-                          .q = w->q + first * p->D,
-                          .k = w->k_panels,
-                          .s = w->p + first * MHAI_SCORE_STRIDE};
-    if (!mhai_attn_mask_strip(p, &c->c, &w->rows, &at->block, s)) return false;
-    mhai_tile_back back = {.value_dim = p->Dv,
+    mhai_tile_back back = {.tile = {.rows = rows,
+                                    .head_dim = p->D,
+                                    .q = w->q + first * p->D,
+                                    .k = w->k_panels,
+                                    .s = w->p + first * MHAI_SCORE_STRIDE},
+                           .value_dim = p->Dv,
                            .g = w->g + first * p->Dv,
                            .v = w->v_panels,
                            .x = w->x + first * MHAI_SCORE_STRIDE,
@@ -259,25 +302,46 @@ static bool run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
                            .delta = w->delta + first,
                            .gate = w->gate + first,
                            .share = share};
-    set_terms(job, c, w, &at->block, s, &back);
-    s->tile.mask = s->masked ? &s->mask : NULL;
-    if (p->dropout > 0) {
-        mhai_attn_set_dropout(&job->walk, &c->c, &w->rows, &at->block, s, &dropout);
-        s->tile.dropout = &dropout;
+    s.first = first;
+    at->strip_begin[i] = at->strip_end[i] = 0;
+    if (job->plain) {
+        back.ends = ends;
+        back.tile.end = see_strip(job, c, at, first, rows, ends);
+        if (back.tile.end == 0) return;
+    } else if (!mask_strip(job, c, w, at, &s, &back, &dropout)) {
+        return;
     }
-    back.tile = s->tile;
+    at->strip_begin[i] = back.tile.begin;
+    at->strip_end[i] = back.tile.end;
     job->kernels->tile_backward(&back);
-    return true;
 }
 
-/* What strips did not compute of the cell's hull is 0. */
-static void clear_around(const mhai_cells_space *w, int64_t first, int rows, int begin, int end,
-                         const mhai_cell *at)
+void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at)
 {
-    for (int64_t r = first; r < first + rows; r++) {
-        float *p = w->p + r * MHAI_SCORE_STRIDE, *x = w->x + r * MHAI_SCORE_STRIDE;
-        for (int j = at->begin; j < begin; j++) p[j] = x[j] = 0;
-        for (int j = end; j < at->end; j++) p[j] = x[j] = 0;
+    for (int64_t i = 0; i < at->strips; i++)
+        for (int64_t r = mhai_cells_strip(c, at, i); r < mhai_cells_strip(c, at, i + 1); r++) {
+            float *p = w->p + r * MHAI_SCORE_STRIDE, *x = w->x + r * MHAI_SCORE_STRIDE;
+            for (int j = at->begin; j < at->strip_begin[i]; j++) p[j] = x[j] = 0;
+            for (int j = at->strip_end[i]; j < at->end; j++) p[j] = x[j] = 0;
+        }
+}
+
+/* The strips' hull, and whether their ends are stairs; a strip that sees nothing begins and ends
+ * where that begins. */
+static void find_hull(mhai_cell *at)
+{
+    at->begin = MHAI_CELL_KEYS;
+    at->end = 0;
+    for (int i = 0; i < at->strips; i++) {
+        if (at->strip_end[i] == 0) continue;
+        if (at->strip_begin[i] < at->begin) at->begin = at->strip_begin[i];
+        if (at->strip_end[i] > at->end) at->end = at->strip_end[i];
+    }
+    at->stairs = true;
+    for (int i = 0; i < at->strips; i++) {
+        if (at->strip_end[i] == 0) at->strip_begin[i] = at->strip_end[i] = at->begin;
+        at->stairs &= at->strip_begin[i] == at->begin;
+        if (i > 0) at->stairs &= at->strip_end[i] >= at->strip_end[i - 1];
     }
 }
 
@@ -289,32 +353,26 @@ bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_c
     mhai_attn_chunk cut = c->c;
     cut.limit.end = mhai_min_i64(cut.limit.end, key + MHAI_CELL_KEYS);
     if (cut.limit.end <= key) return false;
-    *at = (mhai_cell){.block = mhai_attn_block_at(job->p, &cut, key)};
+    at->block = mhai_attn_block_at(job->p, &cut, key);
     if (!mhai_attn_block_seen(job->p, &c->c, &at->block)) return false;
     if (mhai_attn_has_relative(job->p)) fill_relative(job->p, c, &w->rows, &at->block);
-    int64_t strips = mhai_ceil_div(c->c.rows, job->kernels->tile_rows);
-    int begin[MHAI_CELL_QUERIES], end[MHAI_CELL_QUERIES]; /* of each strip */
-    at->begin = MHAI_CELL_KEYS;
-    for (int64_t i = 0; i < strips; i++) {
-        int64_t first = i * c->c.rows / strips;
-        int rows = (int)((i + 1) * c->c.rows / strips - first);
+    at->strips = (int)mhai_ceil_div(c->c.rows, job->kernels->tile_rows);
+    for (int64_t i = 0; i < at->strips; i++) {
+        const int64_t rows = mhai_cells_strip(c, at, i + 1) - mhai_cells_strip(c, at, i);
         float shares[MHAI_MAX_ROWS];
-        mhai_attn_strip s;
-        bool seen = run_strip(job, c, w, at, first, rows, shares, &s);
-        begin[i] = seen ? s.tile.begin : 0;
-        end[i] = seen ? s.tile.end : 0;
-        if (!seen) continue;
-        for (int r = 0; share && r < rows; r++) *share += (double)shares[r];
-        if (begin[i] < at->begin) at->begin = begin[i];
-        if (end[i] > at->end) at->end = end[i];
+        run_strip(job, c, w, i, share ? shares : NULL, at);
+        for (int64_t r = 0; share && at->strip_end[i] > 0 && r < rows; r++)
+            *share += (double)shares[r];
     }
-    if (at->begin >= at->end) return false;
-    for (int64_t i = 0; i < strips; i++) {
-        int64_t first = i * c->c.rows / strips;
-        clear_around(w, first, (int)((i + 1) * c->c.rows / strips - first),
-                     end[i] > 0 ? begin[i] : at->end, end[i] > 0 ? end[i] : at->end, at);
-    }
-    return true;
+    find_hull(at);
+    return at->begin < at->end;
+}
+
+bool mhai_cells_plain(const mhai_attn_problem *p)
+{
+    return !(p->window || p->keep_blocks.data || p->callback || p->key_documents.data ||
+             p->keep.data || p->bias.data || p->softcap > 0 || p->dropout > 0 ||
+             mhai_attn_has_relative(p) || p->shaw_keys.data || p->shaw_values.data);
 }
 
 /* ds -> dx */
@@ -322,11 +380,13 @@ void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
                          const mhai_cells_space *w, const mhai_cell *at)
 {
     if (!(job->p->softcap > 0)) return;
-    for (int64_t r = 0; r < c->c.rows; r++) {
-        float *x = w->x + r * MHAI_SCORE_STRIDE;
-        const float *slope = w->slope + r * MHAI_SCORE_STRIDE;
-        for (int j = at->begin; j < at->end; j++) x[j] = x[j] == 0 ? 0 : x[j] * slope[j];
-    }
+    for (int64_t i = 0; i < at->strips; i++)
+        for (int64_t r = mhai_cells_strip(c, at, i); r < mhai_cells_strip(c, at, i + 1); r++) {
+            float *x = w->x + r * MHAI_SCORE_STRIDE;
+            const float *slope = w->slope + r * MHAI_SCORE_STRIDE;
+            for (int j = at->strip_begin[i]; j < at->strip_end[i]; j++)
+                x[j] = x[j] == 0 ? 0 : x[j] * slope[j];
+        }
 }
 
 /* ---- Shaw's tables --------------------------------------------------------------------------- */

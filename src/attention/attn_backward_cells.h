@@ -30,6 +30,7 @@ typedef struct mhai_cells_job {
     bool both;
     /* Shaw's tables packed to be multiplied with rows (by distance), and with sums by distance. */
     float *shaw_keys, *shaw_values, *shaw_keys_rows;
+    bool plain;            /* causal and lengths are all that hides keys or changes scores */
     mhai_cells_sums *sums; /* [WAVE] */
     int64_t wave;          /* first item of the wave at hand */
 } mhai_cells_job;
@@ -58,11 +59,21 @@ typedef struct mhai_cells_chunk {
     int64_t b, h, t; /* its first query */
 } mhai_cells_chunk;
 
-/* A cell's visible hull, in keys of the block. */
+/* A cell's visible hull, in keys of the block, and what of it each strip of its rows has computed:
+ * what lies around that is 0, but not written. */
 typedef struct mhai_cell {
     mhai_attn_block block;
     int begin, end;
+    int strips;
+    int strip_begin[MHAI_CELL_QUERIES], strip_end[MHAI_CELL_QUERIES];
+    bool stairs; /* all strips begin alike, and none ends before the one above */
 } mhai_cell;
+
+/* The first row of strip i of a cell. */
+static inline int64_t mhai_cells_strip(const mhai_cells_chunk *c, const mhai_cell *at, int64_t i)
+{
+    return i * c->c.rows / at->strips;
+}
 
 static inline int64_t mhai_cells_padded(int64_t columns)
 {
@@ -100,6 +111,12 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
  * is visible. */
 bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                     int64_t key, double *share, mhai_cell *at);
+
+/* Write the zeros around what the strips have computed, up to the hull. */
+void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at);
+
+/* Nothing but causal and lengths hides keys, nothing but their products makes scores. */
+bool mhai_cells_plain(const mhai_attn_problem *p);
 
 /* ds -> dx in w->x. */
 void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,

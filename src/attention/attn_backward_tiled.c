@@ -30,46 +30,66 @@ static const int64_t most_held = 1 << 22;
 
 /* ---- gradients of queries, keys and values --------------------------------------------------- */
 
-/* dq += dX k for the rows of the chunk. */
+/* dq += dX k for the rows of the chunk; each strip by the keys that it sees. */
 static void add_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, float *dq)
 {
-    mhai_cells_multiply(job, c->c.rows, at->end - at->begin, mhai_cells_padded(job->p->D),
-                        w->x + at->begin, MHAI_SCORE_STRIDE, w->k_values + at->begin * MHAI_PANEL,
-                        MHAI_KEY_BLOCK * MHAI_PANEL, false, dq, mhai_cells_padded(job->p->D));
+    const int64_t D = mhai_cells_padded(job->p->D);
+    for (int64_t i = 0; i < at->strips; i++) {
+        const int64_t first = mhai_cells_strip(c, at, i), begin = at->strip_begin[i];
+        job->kernels->add_product(&(mhai_product){.rows = mhai_cells_strip(c, at, i + 1) - first,
+                                                  .inner = at->strip_end[i] - begin,
+                                                  .cols = job->p->D,
+                                                  .a = w->x + first * MHAI_SCORE_STRIDE + begin,
+                                                  .a_stride = MHAI_SCORE_STRIDE,
+                                                  .b = w->k_values + begin * MHAI_PANEL,
+                                                  .panel_stride = MHAI_KEY_BLOCK * MHAI_PANEL,
+                                                  .out = dq + first * D,
+                                                  .out_stride = D});
+    }
 }
 
-/* out[key] += sum over the chunk's rows of a[row][key] b[row]. */
+/* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask keys between the
+ * ends of two strips are seen by the second and those after it, and the others' zeros are left out.
+ */
 static void add_by_key(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *a,
                        const float *b, const mhai_cell *at, int64_t columns, float *out)
 {
-    job->kernels->gemm_transposed(
-        &(mhai_gemm_transposed){.rows = c->c.rows,
-                                .cols = at->end - at->begin,
-                                .a = a + at->begin,
-                                .a_stride = MHAI_SCORE_STRIDE,
-                                .b = b,
-                                .panels = mhai_cells_padded(columns) / MHAI_PANEL,
-                                .panel_stride = MHAI_KEY_BLOCK * MHAI_PANEL,
-                                .out = out + at->begin * mhai_cells_padded(columns),
-                                .out_stride = mhai_cells_padded(columns)});
+    int64_t key = at->begin, i = at->stairs ? 0 : at->strips - 1;
+    for (int64_t end; i < at->strips; i++, key = end) {
+        const int64_t first = at->stairs ? mhai_cells_strip(c, at, i) : 0;
+        end = at->stairs ? at->strip_end[i] : at->end;
+        if (end == key) continue;
+        job->kernels->add_product(&(mhai_product){.rows = end - key,
+                                                  .inner = c->c.rows - first,
+                                                  .cols = columns,
+                                                  .a = a + first * MHAI_SCORE_STRIDE + key,
+                                                  .a_stride = MHAI_SCORE_STRIDE,
+                                                  .transposed = true,
+                                                  .b = b + first * MHAI_PANEL,
+                                                  .panel_stride = MHAI_KEY_BLOCK * MHAI_PANEL,
+                                                  .out = out + key * mhai_cells_padded(columns),
+                                                  .out_stride = mhai_cells_padded(columns)});
+    }
 }
 
-static void write_rows(const mhai_backward_problem *x, const mha_tensor *out, int64_t batch,
-                       int64_t h, int64_t first, int64_t rows, const float *sums, double factor)
+static void write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch, int64_t h,
+                       int64_t first, int64_t rows, const float *sums, float factor)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        float *to = mhai_attn_row(out, batch, h, first + r);
-        for (int64_t d = 0; d < out->shape[3]; d++)
-            mhai_backward_write(x, to + d,
-                                (double)sums[r * mhai_cells_padded(out->shape[3]) + d] * factor);
-    }
+    job->kernels->write_rows(&(mhai_write){.rows = rows,
+                                           .cols = out->shape[3],
+                                           .in = sums,
+                                           .in_stride = mhai_cells_padded(out->shape[3]),
+                                           .out = mhai_attn_row(out, batch, h, first),
+                                           .out_stride = out->stride[2],
+                                           .factor = factor,
+                                           .add = job->x->accumulate});
 }
 
 static void write_queries(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *dq)
 {
-    write_rows(job->x, &job->x->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t, c->c.rows, dq,
-               (double)job->p->scale);
+    write_rows(job, &job->x->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t, c->c.rows, dq,
+               job->p->scale);
 }
 
 /* One block of keys of a key/value head, with everything that sees it. dq, if not NULL: of all the
@@ -89,6 +109,7 @@ static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai
             mhai_cell at;
             mhai_cells_chunk c = mhai_cells_load_chunk(job, w, seq->b, h, t, true);
             if (!mhai_cells_run(job, &c, w, key, NULL, &at)) continue;
+            if (!at.stairs) mhai_cells_clear(&c, w, &at);
             if (x->v.data) add_by_key(job, &c, w->p, w->g_panels, &at, p->Dv, w->dv);
             mhai_cells_pass_cap(job, &c, w, &at);
             if (x->k.data) add_by_key(job, &c, w->x, w->q_panels, &at, p->D, w->dk);
@@ -97,8 +118,8 @@ static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai
                             dq + (h % p->group * seq->T + t) * mhai_cells_padded(p->D));
         }
     int64_t rows = mhai_min_i64(MHAI_CELL_KEYS, stored - key), first = seq->k0 + key;
-    if (x->k.data) write_rows(x, &x->k, seq->batch, hk, first, rows, w->dk, (double)p->scale);
-    if (x->v.data) write_rows(x, &x->v, seq->batch, hk, first, rows, w->dv, 1);
+    if (x->k.data) write_rows(job, &x->k, seq->batch, hk, first, rows, w->dk, p->scale);
+    if (x->v.data) write_rows(job, &x->v, seq->batch, hk, first, rows, w->dv, 1);
 }
 
 /* Items are blocks of all key/value heads of all sequences. */
@@ -125,8 +146,8 @@ static void run_both(void *argument, int64_t item, int worker)
     for (int64_t key = 0; key < mhai_backward_stored_keys(p, b); key += MHAI_CELL_KEYS)
         run_block(job, &w, &seq, hk, key, w.dq);
     for (int64_t i = 0; i < p->group; i++)
-        write_rows(job->x, &job->x->q, seq.batch, hk * p->group + i, seq.q0, seq.T,
-                   w.dq + i * seq.T * D, (double)p->scale);
+        write_rows(job, &job->x->q, seq.batch, hk * p->group + i, seq.q0, seq.T,
+                   w.dq + i * seq.T * D, p->scale);
 }
 
 /* ---- sums of the parameters ------------------------------------------------------------------ */
@@ -186,16 +207,16 @@ static void add_table(const mhai_cells_job *job, const mhai_cells_chunk *c, cons
 {
     memset(out, 0,
            (size_t)(mhai_cells_table_columns(table) * mhai_cells_padded(columns)) * sizeof(float));
-    job->kernels->gemm_transposed(
-        &(mhai_gemm_transposed){.rows = c->c.rows,
-                                .cols = table->shape[0],
-                                .a = sums,
-                                .a_stride = mhai_cells_table_columns(table),
-                                .b = b,
-                                .panels = mhai_cells_padded(columns) / MHAI_PANEL,
-                                .panel_stride = MHAI_KEY_BLOCK * MHAI_PANEL,
-                                .out = out,
-                                .out_stride = mhai_cells_padded(columns)});
+    job->kernels->add_product(&(mhai_product){.rows = table->shape[0],
+                                              .inner = c->c.rows,
+                                              .cols = columns,
+                                              .a = sums,
+                                              .a_stride = mhai_cells_table_columns(table),
+                                              .transposed = true,
+                                              .b = b,
+                                              .panel_stride = MHAI_KEY_BLOCK * MHAI_PANEL,
+                                              .out = out,
+                                              .out_stride = mhai_cells_padded(columns)});
 }
 
 /* q . dX k of every row: what the scale multiplies. Rows that see nothing are 0 there, and their
@@ -223,6 +244,7 @@ static void run_query_cell(const mhai_cells_job *job, const mhai_cells_chunk *c,
     mhai_cell at;
     mhai_cells_load_block(job, w, &c->c.seq, c->c.hk, key, true);
     if (!mhai_cells_run(job, c, w, key, job->x->gates.data ? &sums->gates : NULL, &at)) return;
+    if (mhai_backward_has_sums(job->x) || p->shaw_keys.data) mhai_cells_clear(c, w, &at);
     add_by_distance(job, c, w, &at, sums);
     mhai_cells_pass_cap(job, c, w, &at);
     add_queries(job, c, w, &at, w->dq);
@@ -392,8 +414,9 @@ static void run_bias(void *argument, int64_t index, int worker)
                     mhai_cell at;
                     if (j * MHAI_CELL_KEYS >= c.c.limit.end) break;
                     mhai_cells_load_block(job, &w, &seq, c.c.hk, j * MHAI_CELL_KEYS, false);
-                    if (mhai_cells_run(job, &c, &w, j * MHAI_CELL_KEYS, NULL, &at))
-                        add_bias_cell(&c, &w, &at, &item);
+                    if (!mhai_cells_run(job, &c, &w, j * MHAI_CELL_KEYS, NULL, &at)) continue;
+                    mhai_cells_clear(&c, &w, &at);
+                    add_bias_cell(&c, &w, &at, &item);
                 }
             }
     write_bias(job, &w, &item);
@@ -418,6 +441,7 @@ static mhai_cells_job job_of(const mhai_backward_problem *x, mha_isa isa, int th
     job.walk = (mhai_attn_walk){.p = p, .kernels = job.kernels, .dropout = mhai_attn_dropout_of(p)};
     job.chunks = mhai_ceil_div(p->T, MHAI_CELL_QUERIES);
     job.blocks = mhai_ceil_div(p->S, MHAI_CELL_KEYS);
+    job.plain = mhai_cells_plain(p);
     job.both = choose_both(x, threads);
     job.held = job.both ? mhai_max_i64(MHAI_CELL_QUERIES, p->group * p->T) : MHAI_CELL_QUERIES;
     job.worker_bytes = mhai_cells_space_bytes(&job);

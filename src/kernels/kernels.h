@@ -27,6 +27,7 @@ typedef struct mhai_pack {
     uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked */
     bool *any_bad; /* set to true if any is; never cleared */
     bool whole;    /* pack_panels: all of such a row becomes 0 */
+    bool half;     /* pack_values: of a last panel with 16 columns, the others are not written */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
  * pack_values: rows stay inner: out [ceil(cols/32)][MHAI_KEY_BLOCK][32], rows <= MHAI_KEY_BLOCK;
@@ -278,7 +279,9 @@ typedef struct mhai_tile_back {
     const float *lse;   /* [rows], log2 units; +inf: the row has no key */
     const float *delta; /* [rows] dO . o; NaN: the row is not finite */
     const float *gate;  /* [rows] */
-    float *share;       /* [rows] out: sum of p kept x */
+    float *share;       /* [rows] out: sum of p kept x; NULL: not wanted */
+    const int *ends;    /* [rows] where each row's keys end, from begin on, if the tile has no mask;
+                           NULL: at its end */
     /* g times Shaw's table of values, as in mhai_tile_mask; NULL: none. */
     const float *shaw[MHAI_MAX_ROWS];
     int64_t shaw_center[MHAI_MAX_ROWS], shaw_last;
@@ -287,17 +290,30 @@ typedef struct mhai_tile_back {
  * s = gate p kept, x = p (gate kept x - delta), slope = 1 - tanh^2. What a row does not see is 0 in
  * both; in a row that is not finite, all that it sees is NaN. */
 
-/* gemm_transposed: out[c, :] += sum over rows r of a[r][c] b[r, :]; each sum is one chain over the
- * rows, then added. */
-typedef struct mhai_gemm_transposed {
-    int64_t rows, cols; /* of a */
-    const float *a;     /* [rows][a_stride] */
+/* add_product: out[r, :] += sum over i < inner of a[r][i] b[i, :]; each sum is one chain over i,
+ * then added. Of a last panel with at most 16 columns, those of the other half may be left out. */
+typedef struct mhai_product {
+    int64_t rows, inner, cols;
+    const float *a; /* [rows][a_stride]; transposed: [inner][a_stride] */
     int64_t a_stride;
+    bool transposed;
     const float *b; /* panels, as pack_values makes them */
-    int64_t panels, panel_stride;
-    float *out; /* [cols][out_stride], panels * 32 columns */
+    int64_t panel_stride;
+    float *out; /* [rows][out_stride], whole panels */
     int64_t out_stride;
-} mhai_gemm_transposed;
+} mhai_product;
+
+/* Sums into rows of a tensor: out = in * factor, or out + in * factor in double, rounded once;
+ * never -0. */
+typedef struct mhai_write {
+    int64_t rows, cols;
+    const float *in; /* [rows][in_stride] */
+    int64_t in_stride;
+    float *out; /* [rows][out_stride] */
+    int64_t out_stride;
+    float factor;
+    bool add;
+} mhai_write;
 
 typedef struct mhai_kernels {
     mha_isa isa;

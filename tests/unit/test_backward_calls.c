@@ -411,6 +411,65 @@ static void padding_and_batches(void **state)
     machines_free(&all);
 }
 
+/* ---- causal and lengths, which have a way of their own --------------------------------------- */
+
+/* The same pairs hidden by bytes, of whole rectangles: what the short way leaves out was 0. */
+static void check_bytes(rng *r, const machine *m)
+{
+    static const int64_t sizes[] = {1, 7, 16, 24, 32, 48, 64, 80};
+    const int64_t T = rng_between(r, 1, rng_chance(r, 0.5) ? 40 : 260);
+    const int64_t S = rng_chance(r, 0.5) ? T : rng_between(r, 1, 600);
+    const int64_t D = RNG_PICK(r, sizes), Dv = RNG_PICK(r, sizes);
+    const int64_t q[4] = {2, 2, T, D}, k[4] = {2, 1, S, D}, v[4] = {2, 1, S, Dv};
+    int64_t lengths[2] = {rng_between(r, 0, S), S}, offsets[2] = {S - T, rng_between(r, -T, S)};
+    const bool causal = rng_chance(r, 0.7), cut = rng_chance(r, 0.5);
+    const bool moved = causal && rng_chance(r, 0.5);
+    uint8_t *keep = calloc((size_t)(2 * T * S), 1);
+    assert_non_null(keep);
+    for (int64_t b = 0; b < 2; b++)
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t s = 0; s < S; s++)
+                keep[(b * T + t) * S + s] =
+                    (!cut || s < lengths[b]) && (!causal || s <= t + (moved ? offsets[b] : 0));
+    const mha_tensor mask = mha_tensor_contiguous(keep, MHA_U8, 4, (int64_t[]){2, 1, T, S});
+    call ranges = {.q = tensor(4, q), .k = tensor(4, k), .v = tensor(4, v)};
+    mha_tensor *inputs[] = {&ranges.q, &ranges.k, &ranges.v};
+    for (int i = 0; i < 3; i++) randomize(r, inputs[i]);
+    call bytes = ranges;
+    complete(&ranges, r);
+    complete(&bytes, NULL);
+    memcpy(bytes.o_gradient.data, ranges.o_gradient.data,
+           (size_t)count_of(&ranges.o) * sizeof(float));
+    ranges.desc.flags = causal ? MHA_ATTENTION_CAUSAL : 0;
+    ranges.desc.key_lengths = cut ? lengths : NULL;
+    ranges.desc.q_offsets = moved ? offsets : NULL;
+    bytes.desc.keep_mask = &mask;
+    run(m->context, m->path, &ranges);
+    run(m->context, m->path, &bytes);
+    for (int i = QUERIES; i <= VALUES; i++)
+        if (memcmp(ranges.of[i].data, bytes.of[i].data,
+                   (size_t)count_of(&ranges.of[i]) * sizeof(float)) != 0)
+            fail_msg("%s: gradient %d of %lld x %lld x %lld, %lld has other bits than by a mask",
+                     m->name, i, (long long)T, (long long)S, (long long)D, (long long)Dv);
+    for (int i = 0; i < 3; i++) free(inputs[i]->data);
+    free(keep);
+    free_results(&ranges);
+    free_results(&bytes);
+}
+
+static void hidden_by_ranges_or_bytes(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    int count = rng_cases(40, 2000);
+    for (int i = 0; i < count; i++)
+        for (int m = 0; m < all.count; m++) {
+            rng r = rng_make(rng_run_seed(), 6000000 + (uint64_t)i);
+            check_bytes(&r, &all.each[m]);
+        }
+    machines_free(&all);
+}
+
 /* ---- f16 and bf16 ---------------------------------------------------------------------------- */
 
 /* The same numbers in memory of a type by chance, and in f32. */
@@ -796,10 +855,15 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(poison_stays),        cmocka_unit_test(query_without_keys),
-        cmocka_unit_test(huge_where_hidden),   cmocka_unit_test(huge_scores),
-        cmocka_unit_test(padding_and_batches), cmocka_unit_test(halves_are_widened),
-        cmocka_unit_test(each_error),          cmocka_unit_test(plans),
+        cmocka_unit_test(poison_stays),
+        cmocka_unit_test(query_without_keys),
+        cmocka_unit_test(huge_where_hidden),
+        cmocka_unit_test(huge_scores),
+        cmocka_unit_test(padding_and_batches),
+        cmocka_unit_test(hidden_by_ranges_or_bytes),
+        cmocka_unit_test(halves_are_widened),
+        cmocka_unit_test(each_error),
+        cmocka_unit_test(plans),
         cmocka_unit_test(memory_runs_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

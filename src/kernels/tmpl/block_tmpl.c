@@ -8,6 +8,8 @@
 
 enum {
     BLOCK_COLS = TILE_VECTORS * VF_LANES,
+    HALF_PANEL = MHAI_PANEL / 2,
+    HALF_VECTORS = BLOCK_COLS > HALF_PANEL ? TILE_VECTORS / 2 : TILE_VECTORS,
     LINE = 16 /* floats of a cache line */
 };
 
@@ -56,11 +58,11 @@ ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const floa
 
 /* transposed: A lies [inner][rows], so that C = A^T B. stride: that of A if it is a constant, else
  * 0. A constant one is worth 5 % at 14 rows, whose strides would not all fit in registers. */
-ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, int64_t stride,
-                              const block *t)
+ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool transposed,
+                              int64_t stride, const block *t)
 {
     vf sum[BLOCK_ROWS][TILE_VECTORS];
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_zero();
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
@@ -81,13 +83,12 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
                 next += t->next_gap;
             }
         }
-        UNROLL for (int j = 0; j < TILE_VECTORS; j++) column[j] =
+        UNROLL for (int j = 0; j < vectors; j++) column[j] =
             vf_load(b + i * MHAI_PANEL + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
             vf row = vf_set1(transposed ? a[i * a_stride + r] : a[r * a_stride + i]);
-            UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
-                vf_fma(row, column[j], sum[r][j]);
+            UNROLL for (int j = 0; j < vectors; j++) sum[r][j] = vf_fma(row, column[j], sum[r][j]);
         }
     }
     float *c = t->c;
@@ -95,7 +96,7 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
     const int64_t c_stride = t->c_stride, start_stride = t->start_stride;
     UNROLL for (int r = 0; r < rows; r++)
     {
-        UNROLL for (int j = 0; j < TILE_VECTORS; j++) block_store(
+        UNROLL for (int j = 0; j < vectors; j++) block_store(
             finish, c + j * VF_LANES, sum[r][j], finish == FINISH_RESCALE ? scale + r : NULL,
             finish == FINISH_ADD ? start + j * VF_LANES : NULL);
         c += c_stride;
@@ -104,15 +105,17 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
 }
 
 /* One function per number of rows, so that every register count is a constant. */
-#define BLOCK_CASE(n)                                                                            \
-    case n:                                                                                      \
-        if (n <= BLOCK_ROWS) block_body(n <= BLOCK_ROWS ? n : 1, finish, transposed, stride, t); \
+#define BLOCK_CASE(n)                                                                    \
+    case n:                                                                              \
+        if (n <= BLOCK_ROWS)                                                             \
+            block_body(n <= BLOCK_ROWS ? n : 1, vectors, finish, transposed, stride, t); \
         return;
 /* clang-format would move one more case to a line of its own each time it runs. */
 /* clang-format off */
-#define DEFINE_BLOCK(name, finish_kind, is_transposed, constant_stride)                         \
+#define DEFINE_BLOCK_OF(name, width, finish_kind, is_transposed, constant_stride)               \
     static __attribute__((noinline)) void name(int rows, const block *t)                        \
     {                                                                                           \
+        const int vectors = width;                                                              \
         const block_finish finish = finish_kind;                                                \
         const bool transposed = is_transposed;                                                  \
         const int64_t stride = constant_stride;                                                 \
@@ -122,6 +125,8 @@ ALWAYS_INLINE void block_body(int rows, block_finish finish, bool transposed, in
             BLOCK_CASE(11) BLOCK_CASE(12) BLOCK_CASE(13) BLOCK_CASE(14)                         \
         }                                                                                       \
     }
+#define DEFINE_BLOCK(name, finish_kind, is_transposed, constant_stride) \
+    DEFINE_BLOCK_OF(name, TILE_VECTORS, finish_kind, is_transposed, constant_stride)
 /* clang-format on */
 DEFINE_BLOCK(block_store_rows, FINISH_STORE, false, 0)
 DEFINE_BLOCK(block_fetch_rows, FINISH_FETCH, false, 0)
@@ -132,6 +137,8 @@ DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_columns, FINISH_ADD, true, 0)
 DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
+DEFINE_BLOCK_OF(half_add_score_rows, HALF_VECTORS, FINISH_ADD, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_add_score_columns, HALF_VECTORS, FINISH_ADD, true, MHAI_SCORE_STRIDE)
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
 typedef void (*block_function)(int rows, const block *t);
@@ -188,4 +195,15 @@ ALWAYS_INLINE void panel_product_after(block_function first, block_function othe
 ALWAYS_INLINE void panel_product(block_function blocks, int rows, block *t)
 {
     panel_product_after(blocks, blocks, rows, t);
+}
+
+/* The first half of a panel, by a function of HALF_VECTORS. */
+ALWAYS_INLINE void half_product(block_function blocks, int rows, block *t)
+{
+    for (int column = 0; column < HALF_PANEL; column += HALF_VECTORS * VF_LANES) {
+        strip_product(blocks, blocks, rows, t);
+        t->b += HALF_VECTORS * VF_LANES;
+        t->c += HALF_VECTORS * VF_LANES;
+        if (t->start) t->start += HALF_VECTORS * VF_LANES;
+    }
 }

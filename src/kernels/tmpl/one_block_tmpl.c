@@ -77,10 +77,6 @@ ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_produc
         }                                                                                       \
     }
 /* clang-format on */
-enum {
-    HALF_PANEL = MHAI_PANEL / 2,
-    HALF_VECTORS = BLOCK_COLS > HALF_PANEL ? TILE_VECTORS / 2 : TILE_VECTORS
-};
 DEFINE_ONE(one_half_scores, HALF_VECTORS, false)
 DEFINE_ONE(one_values, TILE_VECTORS, true)
 DEFINE_ONE(one_half_values, HALF_VECTORS, true)
@@ -163,6 +159,22 @@ static void scale_strip(const mhai_one_block *x, const one_strip *s, vf *finite)
     *finite = sum;
 }
 
+/* 16 keys from `key` on, which begins a panel. */
+static void half_scores(const mhai_tile *t, int key)
+{
+    one_product part = {.inner = t->head_dim,
+                        .a = t->q,
+                        .a_stride = t->head_dim,
+                        .b = t->k + key * t->head_dim,
+                        .b_stride = MHAI_PANEL,
+                        .c = t->s + key};
+    for (int column = 0; column < HALF_PANEL; column += HALF_VECTORS * VF_LANES) {
+        one_strip_product(one_half_scores, t->rows, part);
+        part.b += HALF_VECTORS * VF_LANES;
+        part.c += HALF_VECTORS * VF_LANES;
+    }
+}
+
 /* Whole panels, or 16 keys where the last has no more: columns that pad it cost as much as others.
  * Masked up to the key that is returned. */
 static int one_scores(const mhai_one_block *x, const mhai_tile *t)
@@ -181,17 +193,7 @@ static int one_scores(const mhai_one_block *x, const mhai_tile *t)
         from = key + MHAI_PANEL;
     }
     if (key >= t->end) return from;
-    one_product part = {.inner = t->head_dim,
-                        .a = t->q,
-                        .a_stride = t->head_dim,
-                        .b = t->k + key * t->head_dim,
-                        .b_stride = MHAI_PANEL,
-                        .c = t->s + key};
-    for (int column = 0; column < HALF_PANEL; column += HALF_VECTORS * VF_LANES) {
-        one_strip_product(one_half_scores, t->rows, part);
-        part.b += HALF_VECTORS * VF_LANES;
-        part.c += HALF_VECTORS * VF_LANES;
-    }
+    half_scores(t, key);
     return from;
 }
 

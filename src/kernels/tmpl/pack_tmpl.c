@@ -128,13 +128,12 @@ static void pack_panels(const mhai_pack *pack)
 /* Rows that are fetched ahead of their packing. */
 enum { VALUES_AHEAD = 16 };
 
-/* 32 columns of a row, or the last ones, zero-padded. */
+/* `columns` columns of a row, or the last ones, zero-padded. */
 ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
-                                  vf finite[FINITE_SUMS])
+                                  int columns, bool whole, vf finite[FINITE_SUMS])
 {
     float *out = pack->out + (col * MHAI_KEY_BLOCK + row * MHAI_PANEL);
-    const bool whole = col + MHAI_PANEL <= pack->cols;
-    UNROLL for (int j = 0; j < MHAI_PANEL / VF_LANES; j++)
+    UNROLL for (int j = 0; j < columns / VF_LANES; j++)
     {
         const int64_t at = col + j * VF_LANES, left = pack->cols - at;
         vf x = whole || left >= VF_LANES ? load_as(type, pack->in, row * pack->stride + at)
@@ -149,11 +148,17 @@ ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t
 /* Row by row, so that each is read once and in one piece. */
 ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 {
-    const int64_t padding = (16 - pack->rows % 16) % 16;
+    const int64_t padding = (16 - pack->rows % 16) % 16, part = pack->cols % MHAI_PANEL;
+    const int64_t whole = pack->cols - part, half = MHAI_PANEL / 2;
     vf finite[FINITE_SUMS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
-    for (int64_t r = 0; r < pack->rows; r++)
-        for (int64_t col = 0; col < pack->cols; col += MHAI_PANEL)
-            pack_value_row(type, pack, r, col, finite);
+    for (int64_t r = 0; r < pack->rows; r++) {
+        for (int64_t col = 0; col < whole; col += MHAI_PANEL)
+            pack_value_row(type, pack, r, col, MHAI_PANEL, true, finite);
+        if (part == half && pack->half)
+            pack_value_row(type, pack, r, whole, half, true, finite);
+        else if (part > 0)
+            pack_value_row(type, pack, r, whole, MHAI_PANEL, false, finite);
+    }
     for (int64_t col = 0; col < pack->cols; col += MHAI_PANEL)
         memset(pack->out + col * MHAI_KEY_BLOCK + pack->rows * MHAI_PANEL, 0,
                (size_t)(padding * MHAI_PANEL) * sizeof(float));
@@ -195,12 +200,25 @@ ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int6
 static void scale_row(float *out, mha_dtype type, const void *in, int64_t n, float factor,
                       bool *finite){BY_TYPE(type, scale_row_as, out, in, n, factor, finite)}
 
+/* What is not finite is looked for when all is done, row by row only if there is any. */
 ALWAYS_INLINE void scale_rows_as(mha_dtype type, const mhai_pack *rows, float factor)
 {
     bool finite;
+    const int64_t n = rows->cols;
+    const vf by = vf_set1(factor);
+    vf sum = vf_zero();
     for (int64_t r = 0; r < rows->rows; r++)
-        scale_row_as(type, rows->out + r * rows->cols, row_of(type, rows->in, r * rows->stride),
-                     rows->cols, factor, &finite);
+        for (int64_t i = 0; i < n; i += VF_LANES) {
+            const int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
+            const vf x = load_n_as(type, rows->in, r * rows->stride + i, lanes);
+            sum = vf_fma(x, vf_zero(), sum);
+            vf_store_n(rows->out + r * n + i, lanes, vf_mul(x, by));
+        }
+    const vf part[LANES16] = {sum};
+    if (vf_sum16(part) == 0) return;
+    for (int64_t r = 0; r < rows->rows; r++)
+        scale_row_as(type, rows->out + r * n, row_of(type, rows->in, r * rows->stride), n, factor,
+                     &finite);
 }
 
 static void scale_rows(const mhai_pack *rows, float factor)

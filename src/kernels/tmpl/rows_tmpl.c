@@ -102,6 +102,18 @@ ALWAYS_INLINE vd delta_term(vd o, vd g)
     return (vd)((bits)(o * g) & (bits)(o != vd_set1(0)));
 }
 
+/* All queries at once. */
+static bool queries_finite(const mhai_deltas *d)
+{
+    vf sum = vf_zero();
+    for (int r = 0; r < d->rows; r++)
+        for (int64_t i = 0; i < d->head_dim; i += VF_LANES)
+            sum = vf_fma(vf_load_n(d->q + r * d->q_stride + i, lanes_at(i, d->head_dim)), vf_zero(),
+                         sum);
+    const vf part[LANES16] = {sum};
+    return vf_sum16(part) == 0;
+}
+
 static void row_deltas(const mhai_deltas *d, double *delta, bool *finite)
 {
     float o[TURNED_COLUMNS * MHAI_MAX_ROWS], g[TURNED_COLUMNS * MHAI_MAX_ROWS];
@@ -122,7 +134,8 @@ static void row_deltas(const mhai_deltas *d, double *delta, bool *finite)
                            vd_load_at(g + at, j * VD_LANES, MHAI_MAX_ROWS));
         }
     }
-    for (int64_t col = 0; col < d->head_dim; col += TURNED_COLUMNS) {
+    for (int64_t col = queries_finite(d) ? d->head_dim : 0; col < d->head_dim;
+         col += TURNED_COLUMNS) {
         const int64_t cols = turned_columns(col, d->head_dim);
         turn_rows(d->q, d->q_stride, d->rows, col, cols, o);
         for (int64_t i = 0; i < cols; i++) note_finite(o + i * MHAI_MAX_ROWS, zero);

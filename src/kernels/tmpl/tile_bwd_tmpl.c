@@ -62,7 +62,7 @@ ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
 
 /* A probability is at most 1, but a score of 1e11 and its log-sum-exp are rounded to thousands:
  * more than exp2 is good for is cut, so that instruction sets agree. NaN stays. */
-ALWAYS_INLINE float back_all(const back_row *r, bool drops, int begin, int end)
+ALWAYS_INLINE void back_all(const back_row *r, bool drops, int begin, int end, float *share)
 {
     vf sum[LANES16];
     UNROLL for (int i = 0; i < LANES16; i++) sum[i] = vf_zero();
@@ -74,13 +74,31 @@ ALWAYS_INLINE float back_all(const back_row *r, bool drops, int begin, int end)
         UNROLL for (int i = 0; i < LANES16; i++) sum[i] =
             vf_add(sum[i], back_lanes(r, drops, j + i * VF_LANES, p[i]));
     }
-    return vf_sum16(sum);
+    if (share) *share = vf_sum16(sum);
 }
 
-static float backward_row(const mhai_tile_back *b, int row)
+/* The last panel may end in its first half. */
+static void back_scores(const mhai_tile *t)
+{
+    const int last = (t->end - 1) / MHAI_PANEL * MHAI_PANEL;
+    const bool half = t->end - last <= HALF_PANEL;
+    score_panels(t, t->begin, half ? last : t->end);
+    if (half) half_scores(t, last);
+}
+
+/* Scores as the forward has them up to the next multiple of 16. */
+static void hide_row(const mhai_tile_back *b, int row)
 {
     const mhai_tile *t = &b->tile;
-    float factor[MHAI_SCORE_STRIDE];
+    if (t->mask) mask_row_back(b, row);
+    hide_rest(score_row(t, row), b->ends && !t->mask ? b->ends[row] : t->end,
+              (t->end + 15) / 16 * 16);
+}
+
+static void backward_row(const mhai_tile_back *b, int row)
+{
+    const mhai_tile *t = &b->tile;
+    float factor[MHAI_SCORE_STRIDE], *share = b->share ? b->share + row : NULL;
     int end = (t->end + 15) / 16 * 16;
     const back_row r = {.s = score_row(t, row),
                         .x = b->x + row * MHAI_SCORE_STRIDE,
@@ -88,11 +106,10 @@ static float backward_row(const mhai_tile_back *b, int row)
                         .lse = vf_set1(b->lse[row]),
                         .delta = vf_set1(b->delta[row]),
                         .gate = vf_set1(b->gate[row])};
-    if (t->mask) mask_row_back(b, row);
-    for (int j = t->end; j < end; j++) r.s[j] = -__builtin_inff();
     if (b->delta[row] != b->delta[row]) {
         nan_row(r.s, r.x, t->begin, end);
-        return b->delta[row];
+        if (share) *share = b->delta[row];
+        return;
     }
     if (b->shaw[row]) {
         const mhai_tile_mask values = {.shaw[0] = b->shaw[row],
@@ -100,10 +117,13 @@ static float backward_row(const mhai_tile_back *b, int row)
                                        .shaw_last = b->shaw_last};
         add_shaw(&values, 0, r.x, t->begin, t->end);
     }
-    if (!t->dropout) return back_all(&r, false, t->begin, end);
+    if (!t->dropout) {
+        back_all(&r, false, t->begin, end, share);
+        return;
+    }
     for (int j = t->end; j < end; j++) factor[j] = 0;
     dropout_factors(t, row, factor);
-    return back_all(&r, true, t->begin, end);
+    back_all(&r, true, t->begin, end, share);
 }
 
 static void tile_backward(const mhai_tile_back *b)
@@ -113,27 +133,65 @@ static void tile_backward(const mhai_tile_back *b)
     values.k = b->v;
     values.s = b->x;
     values.head_dim = b->value_dim;
-    tile_scores(&b->tile);
-    tile_scores(&values);
-    for (int row = 0; row < b->tile.rows; row++) b->share[row] = backward_row(b, row);
+    back_scores(&b->tile);
+    back_scores(&values);
+    for (int row = 0; row < b->tile.rows; row++) hide_row(b, row);
+    for (int row = 0; row < b->tile.rows; row++) backward_row(b, row);
 }
 
-static void gemm_transposed(const mhai_gemm_transposed *g)
+/* ---- gradients --------------------------------------------------------------------------------
+ */
+
+/* One panel of the outputs, or its first half, in blocks of nearly one height. */
+static void add_panel(const mhai_product *g, int64_t column)
 {
-    for (int64_t panel = 0; panel < g->panels; panel++)
-        for (int64_t col = 0; col < g->cols; col += TILE_ROWS) {
-            int64_t left = g->cols - col;
-            float *out = g->out + col * g->out_stride + panel * MHAI_PANEL;
-            panel_product(adding_columns(g->a_stride), (int)(left < TILE_ROWS ? left : TILE_ROWS),
-                          &(block){.inner = g->rows,
-                                   .a = g->a + col,
-                                   .a_stride = g->a_stride,
-                                   .transposed = true,
-                                   .b = g->b + panel * g->panel_stride,
-                                   .c = out,
-                                   .c_stride = g->out_stride,
-                                   .start = out,
-                                   .start_stride = g->out_stride,
-                                   .next = g->b + panel * g->panel_stride});
+    const bool same =
+        (int)HALF_VECTORS == (int)TILE_VECTORS; /* half a panel is a whole register block */
+    const bool half = g->cols - column <= HALF_PANEL && (same || g->a_stride == MHAI_SCORE_STRIDE);
+    block_function blocks = g->transposed ? adding_columns(g->a_stride) : adding_rows(g->a_stride);
+    if (half && !same) blocks = g->transposed ? half_add_score_columns : half_add_score_rows;
+    const float *b = g->b + column / MHAI_PANEL * g->panel_stride;
+    for (int64_t row = 0, some; row < g->rows; row += some) {
+        const int64_t left = g->rows - row, count = (left + TILE_ROWS - 1) / TILE_ROWS;
+        float *out = g->out + row * g->out_stride + column;
+        block t = {.inner = g->inner,
+                   .a = g->a + row * (g->transposed ? 1 : g->a_stride),
+                   .a_stride = g->a_stride,
+                   .transposed = g->transposed,
+                   .b = b,
+                   .c = out,
+                   .c_stride = g->out_stride,
+                   .start = out,
+                   .start_stride = g->out_stride,
+                   .next = b};
+        some = (left + count - 1) / count;
+        if (half)
+            half_product(blocks, (int)some, &t);
+        else
+            panel_product(blocks, (int)some, &t);
+    }
+}
+
+static void add_product(const mhai_product *g)
+{
+    for (int64_t column = 0; column < g->cols; column += MHAI_PANEL) add_panel(g, column);
+}
+
+static void write_rows(const mhai_write *w)
+{
+    const vf factor = vf_set1(w->factor);
+    const vd wide_factor = vd_set1((double)w->factor);
+    for (int64_t r = 0; r < w->rows; r++) {
+        const float *in = w->in + r * w->in_stride;
+        float *out = w->out + r * w->out_stride;
+        for (int64_t i = 0; w->add && i < w->cols; i += VD_LANES)
+            vd_store_at(out, i, w->cols,
+                        vd_load_at(out, i, w->cols) + vd_load_at(in, i, w->cols) * wide_factor);
+        for (int64_t i = 0; i < w->cols; i += VF_LANES) {
+            const int64_t lanes = w->cols - i < VF_LANES ? w->cols - i : VF_LANES;
+            const vf sum =
+                w->add ? vf_load_n(out + i, lanes) : vf_mul(vf_load_n(in + i, lanes), factor);
+            vf_store_n(out + i, lanes, vf_add(sum, vf_zero()));
         }
+    }
 }

@@ -21,11 +21,6 @@ static void score_panels(const mhai_tile *t, int begin, int end)
                                .c_stride = MHAI_SCORE_STRIDE});
 }
 
-static void tile_scores(const mhai_tile *t)
-{
-    score_panels(t, t->begin, t->end);
-}
-
 /* Relative positions on keys: the row's products with the table, constant beyond its ends. */
 static void add_shaw(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
 {
