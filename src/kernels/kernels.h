@@ -242,9 +242,9 @@ typedef struct mhai_norm_strip_back {
     mhai_norm_strip norm;
     const float *dy; /* [rows][dy_stride] */
     int64_t dy_stride;
-    bool add; /* to dx */
-    double
-        *sums; /* [2][n], to which each row in turn adds dy times the normed z, and dy; or NULL */
+    bool add;     /* to dx */
+    double *sums; /* [2][n], to which each row in turn adds dy times the normed z, and, if centred,
+                     dy; or NULL */
 } mhai_norm_strip_back;
 
 /* Rotary embedding of one token's heads, in double: elements i and mate + i of each, as a complex

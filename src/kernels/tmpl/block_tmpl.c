@@ -70,7 +70,8 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
     int64_t lines = t->next_lines;
     if (finish ==
         FINISH_ADD) /* what is added to, perhaps far away, comes while the sums are made */
-        for (int r = 0; r < rows; r++) fetch(t->c + r * t->c_stride);
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < BLOCK_COLS; j += LINE) fetch(t->c + r * t->c_stride + j);
     for (int64_t i = 0; i < inner; i++) {
         vf column[TILE_VECTORS];
         if (finish == FINISH_ADD) fetch(next + 4 * i);

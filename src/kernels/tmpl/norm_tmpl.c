@@ -56,11 +56,14 @@ static void norm_strip(const mhai_norm_strip *s)
     }
 }
 
-/* ---- backward ------------------------------------------------------------------------------ */
+/* ---- backward ------------------------------------------------------------------------------
+ *
+ * Without centring, means are 0 and sums for a bias are not wanted: `centred` is a constant, so
+ * that neither takes time. z - 0 is z, to the bit. */
 
 /* Means over a row of g = dy weight, and of g times the normed z. z: as norm_measure() left it. */
-static void norm_means(const mhai_norm_strip_back *b, const double *mean, const double *scale,
-                       float z[TURNED], double *mean_g, double *mean_gn)
+ALWAYS_INLINE void norm_means(const mhai_norm_strip_back *b, bool centred, const double *mean,
+                              const double *scale, float z[TURNED], double *mean_g, double *mean_gn)
 {
     float dy[TURNED];
     vd g_sum[TURNED_PARTS], gn_sum[TURNED_PARTS];
@@ -75,50 +78,87 @@ static void norm_means(const mhai_norm_strip_back *b, const double *mean, const 
                 const int at = j * VD_LANES;
                 const vd g = vd_load_at(dy + i * MHAI_MAX_ROWS, at, MHAI_MAX_ROWS) *
                              (double)b->norm.weight[col + i];
-                const vd centred = vd_load_at(z + i * MHAI_MAX_ROWS, at, MHAI_MAX_ROWS) -
-                                   vd_double_at(mean, at, MHAI_MAX_ROWS);
-                g_sum[j] += g;
-                gn_sum[j] += g * centred * vd_double_at(scale, at, MHAI_MAX_ROWS);
+                vd less = vd_load_at(z + i * MHAI_MAX_ROWS, at, MHAI_MAX_ROWS);
+                if (centred) less -= vd_double_at(mean, at, MHAI_MAX_ROWS);
+                if (centred) g_sum[j] += g;
+                gn_sum[j] += g * less * vd_double_at(scale, at, MHAI_MAX_ROWS);
             }
     }
     memcpy(mean_g, g_sum, sizeof g_sum);
     memcpy(mean_gn, gn_sum, sizeof gn_sum);
     for (int r = 0; r < MHAI_MAX_ROWS; r++) {
-        mean_g[r] = b->norm.centred ? mean_g[r] / (double)n : 0;
+        mean_g[r] /= (double)n;
         mean_gn[r] /= (double)n;
     }
 }
 
-/* A row's part of the sums for weight and bias. */
-static void norm_add_sums(const mhai_norm_strip_back *b, int r, double mean, double scale)
+/* What the rows of a strip have in common. */
+typedef struct norm_rows {
+    double mean[MHAI_MAX_ROWS], scale[MHAI_MAX_ROWS];
+    double mean_g[MHAI_MAX_ROWS], mean_gn[MHAI_MAX_ROWS];
+} norm_rows;
+
+/* Vectors of columns that are taken together. */
+enum { NORM_VECTORS = 4, NORM_COLUMNS = NORM_VECTORS * VD_LANES };
+
+/* Columns from i on, row after row, so that their sums for weight and bias stay in registers. left:
+ * how many there are, of which these are the first. */
+ALWAYS_INLINE void norm_columns(const mhai_norm_strip_back *b, bool centred, int vectors,
+                                const norm_rows *of, int64_t i, int64_t left)
 {
-    const int64_t n = b->norm.n;
-    const float *z = b->norm.z + r * b->norm.z_stride, *dy = b->dy + r * b->dy_stride;
-    for (int64_t i = 0; i < n; i++) {
-        b->sums[i] += (double)dy[i] * ((double)z[i] - mean) * scale;
-        b->sums[n + i] += (double)dy[i];
+    const int rows = b->norm.rows;
+    const bool add = b->add;
+    const int64_t z_stride = b->norm.z_stride, dy_stride = b->dy_stride, stride = b->norm.y_stride;
+    const float *z = b->norm.z + i, *dy = b->dy + i;
+    float *out = b->norm.y ? b->norm.y + i : NULL;
+    vd weight[NORM_VECTORS], normal_sum[NORM_VECTORS], sum[NORM_VECTORS];
+    UNROLL for (int j = 0; j < vectors; j++)
+    {
+        const int at = j * VD_LANES;
+        weight[j] = vd_load_at(b->norm.weight + i, at, left);
+        normal_sum[j] = b->sums ? vd_double_at(b->sums + i, at, left) : vd_set1(0);
+        sum[j] = b->sums && centred ? vd_double_at(b->sums + b->norm.n + i, at, left) : vd_set1(0);
     }
+    for (int r = 0; r < rows; r++, z += z_stride, dy += dy_stride) {
+        const double mean = of->mean[r], scale = of->scale[r];
+        const double mean_g = of->mean_g[r], mean_gn = of->mean_gn[r];
+        UNROLL for (int j = 0; j < vectors; j++)
+        {
+            const int at = j * VD_LANES;
+            const vd up = vd_load_at(dy, at, left);
+            vd less = vd_load_at(z, at, left), g = up * weight[j];
+            if (centred) less -= mean, sum[j] += up, g -= mean_g;
+            normal_sum[j] += up * less * scale;
+            if (!out) continue;
+            vd d = scale * (g - less * scale * mean_gn);
+            if (add) d = vd_load_at(out + r * stride, at, left) + d;
+            vd_store_at(out + r * stride, at, left, d);
+        }
+    }
+    if (!b->sums) return;
+    UNROLL for (int j = 0; j < vectors; j++)
+    {
+        vd_double_store_at(b->sums + i, j * VD_LANES, left, normal_sum[j]);
+        if (centred) vd_double_store_at(b->sums + b->norm.n + i, j * VD_LANES, left, sum[j]);
+    }
+}
+
+ALWAYS_INLINE void norm_strip_backward_as(const mhai_norm_strip_back *b, bool centred)
+{
+    norm_rows of = {.mean_g = {0}};
+    float turned[TURNED];
+    const int64_t n = b->norm.n, whole = n / NORM_COLUMNS * NORM_COLUMNS;
+    norm_measure(&b->norm, of.mean, of.scale, turned);
+    if (b->norm.y) norm_means(b, centred, of.mean, of.scale, turned, of.mean_g, of.mean_gn);
+    for (int64_t i = 0; i < whole; i += NORM_COLUMNS)
+        norm_columns(b, centred, NORM_VECTORS, &of, i, NORM_COLUMNS);
+    for (int64_t i = whole; i < n; i += VD_LANES) norm_columns(b, centred, 1, &of, i, n - i);
 }
 
 static void norm_strip_backward(const mhai_norm_strip_back *b)
 {
-    double mean[MHAI_MAX_ROWS], scale[MHAI_MAX_ROWS];
-    double mean_g[MHAI_MAX_ROWS], mean_gn[MHAI_MAX_ROWS];
-    const int64_t n = b->norm.n;
-    float turned[TURNED];
-    norm_measure(&b->norm, mean, scale, turned);
-    for (int r = 0; b->sums && r < b->norm.rows; r++) norm_add_sums(b, r, mean[r], scale[r]);
-    if (!b->norm.y) return;
-    norm_means(b, mean, scale, turned, mean_g, mean_gn);
-    for (int r = 0; r < b->norm.rows; r++) {
-        const float *z = b->norm.z + r * b->norm.z_stride, *dy = b->dy + r * b->dy_stride;
-        float *dx = b->norm.y + r * b->norm.y_stride;
-        for (int64_t i = 0; i < n; i += VD_LANES) {
-            const vd normal = (vd_load_at(z, i, n) - mean[r]) * scale[r];
-            const vd g = vd_load_at(dy, i, n) * vd_load_at(b->norm.weight, i, n);
-            vd d = scale[r] * (g - mean_g[r] - normal * mean_gn[r]);
-            if (b->add) d = vd_load_at(dx, i, n) + d;
-            vd_store_at(dx, i, n, d);
-        }
-    }
+    if (b->norm.centred)
+        norm_strip_backward_as(b, true);
+    else
+        norm_strip_backward_as(b, false);
 }

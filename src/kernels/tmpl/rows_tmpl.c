@@ -34,6 +34,11 @@ ALWAYS_INLINE void vd_store_at(float *x, int64_t i, int64_t n, vd value)
     memcpy(x + i, part, (size_t)(n - i) * sizeof *part);
 }
 
+ALWAYS_INLINE void vd_double_store_at(double *x, int64_t i, int64_t n, vd value)
+{
+    memcpy(x + i, &value, n - i >= VD_LANES ? sizeof value : (size_t)(n - i) * sizeof *x);
+}
+
 ALWAYS_INLINE vd vd_set1(double x)
 {
     return x - (vd){0};
