@@ -71,11 +71,33 @@ static double least_time(const mhai_attn_problem *p)
     return operations / 100 + bytes / 10;
 }
 
-/* What a query sees may have to be composed byte by byte, which whole chunks do packed. */
-static bool composes_masks(const mhai_attn_problem *p)
+/* What a query sees may have to be composed byte by byte, for one strip at a time: chunks of
+ * several are done packed then. Patterns of blocks cut strips as they like. */
+static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
 {
-    return p->callback || p->key_documents.data || p->keep_blocks.data ||
-           (p->window && (p->global_keys.data || p->sink_keys > 0));
+    if (p->keep_blocks.data) return true;
+    return rows > tile_rows && (p->callback || p->key_documents.data ||
+                                (p->window && (p->global_keys.data || p->sink_keys > 0)));
+}
+
+/* The end of the keys that causal and lengths leave to some row. */
+static int64_t last_key(const mhai_attn_problem *p)
+{
+    int64_t end = 0;
+    for (int64_t b = 0; b < p->B && p->T > 0; b++) {
+        const mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
+        end = mhai_max_i64(end, mhai_attn_limit(p, &seq, p->T - 1).end);
+    }
+    return end;
+}
+
+/* Of so many keys those that a sequence's rows see together, at most. */
+static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
+{
+    if (!p->window || p->global_keys.data || p->global_queries.data) return keys;
+    const int64_t left = mhai_min_i64(p->left_keys, keys),
+                  right = p->causal ? 0 : mhai_min_i64(p->right_keys, keys);
+    return mhai_min_i64(keys, left + p->T + right + mhai_min_i64(p->sink_keys, keys));
 }
 
 /* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
@@ -83,12 +105,16 @@ static bool composes_masks(const mhai_attn_problem *p)
  * of all keys, which they keep, take much memory. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
-    const int64_t blocks = mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    enum { IN_VAIN = 8 }; /* blocks that a window hides take 1.5 of the 27 us of a group of 8 */
     int64_t floats;
     if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;
-    if (p->dropout > 0 || p->shaw_values.data || p->query_starts || composes_masks(p)) return;
+    if (p->dropout > 0 || p->shaw_values.data || p->query_starts) return;
+    if (composes_masks(p, t->chunk_rows, tile_rows)) return;
+    const int64_t keys = last_key(p), blocks = mhai_ceil_div(keys, MHAI_KEY_BLOCK);
+    const int64_t reach = keys_in_reach(p, keys);
     if (blocks <= 2 || !mhai_attn_by_rows(p, t->chunk_rows, tile_rows)) return;
-    if (least_time(p) < 200e3 || !mhai_mul_i64(t->items, blocks, &floats)) return;
+    if (reach < keys / IN_VAIN || least_time(p) * (double)reach / (double)p->S < 200e3) return;
+    if (!mhai_mul_i64(t->items, blocks, &floats)) return;
     if (!mhai_mul_i64(floats, mhai_attn_split_part(p, t), &floats) || floats > MOST_SPLIT_FLOATS)
         return;
     t->split_blocks = blocks;

@@ -17,6 +17,7 @@ typedef struct decode_case {
     int64_t B, H, Hk, T, S, D, Dv;
     float *q, *k, *v, *o, *lse, *sinks, *slopes;
     uint8_t *keep;
+    bool composed;
     int64_t lengths[2];
     mha_tensor Q, K, V, O, L, SINKS, SLOPES, KEEP;
     mha_attention_desc desc;
@@ -42,6 +43,32 @@ static void spoil(decode_case *x, rng *r)
         x->k[rng_between(r, 0, x->B * x->Hk * x->S * x->D - 1)] = (float)NAN;
     if (rng_between(r, 0, 3) == 0)
         x->v[rng_between(r, 0, x->B * x->Hk * x->S * x->Dv - 1)] = INFINITY;
+}
+
+/* A mask that only its caller knows: three pairs of four are kept. */
+static void keep_some(void *user, int64_t b, int64_t h, int64_t query, int64_t queries, int64_t key,
+                      int64_t keys, uint8_t *keep, int64_t keep_stride)
+{
+    (void)user;
+    for (int64_t i = 0; i < queries; i++)
+        for (int64_t j = 0; j < keys; j++)
+            keep[i * keep_stride + j] = (b + h + (query + i) * 7 + (key + j) * 13) % 4 != 0;
+}
+
+/* Masks of which no interval is left: composed in bytes. */
+static void add_composed(decode_case *x, rng *r)
+{
+    mha_attention_desc *d = &x->desc;
+    x->composed = rng_between(r, 0, 2) == 0;
+    if (!x->composed) return;
+    if (rng_between(r, 0, 1) == 0) {
+        d->keep_callback = keep_some;
+        return;
+    }
+    d->flags |= MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW;
+    d->q_offset = x->S - x->T;
+    d->left_keys = rng_between(r, 0, 3000);
+    d->sink_keys = rng_between(r, 1, 700);
 }
 
 static void add_terms(decode_case *x, rng *r)
@@ -82,6 +109,7 @@ static void make(decode_case *x, rng *r)
     x->KEEP = mha_tensor_contiguous(x->keep, MHA_U8, 4, (int64_t[]){1, 1, x->T, x->S});
     x->desc = (mha_attention_desc){.struct_size = sizeof x->desc};
     add_terms(x, r);
+    add_composed(x, r);
     spoil(x, r);
 }
 
@@ -120,9 +148,9 @@ static void threads_share_keys(void **state)
     enum { COUNTS = 3 };
     static const int threads[COUNTS] = {2, 3, 8};
     machines one = machines_make(1), several[COUNTS];
-    int shared = 0;
+    int shared = 0, composed = 0;
     for (int i = 0; i < COUNTS; i++) several[i] = machines_make(threads[i]);
-    for (int i = 0; i < rng_cases(20, 200); i++) {
+    for (int i = 0; i < rng_cases(30, 200); i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
         decode_case x;
         make(&x, &r);
@@ -134,7 +162,8 @@ static void threads_share_keys(void **state)
             memcpy(o, x.o, (size_t)n * sizeof *o);
             memcpy(lse, x.lse, (size_t)rows * sizeof *lse);
             for (int j = 0; j < COUNTS; j++) {
-                shared += compute(&x, &several[j].each[m]);
+                const bool keys = compute(&x, &several[j].each[m]);
+                shared += keys, composed += keys && x.composed;
                 if (!same_bits(o, x.o, n) || !same_bits(lse, x.lse, rows))
                     fail_msg("case %d, %s: %d threads change the bits", i, one.each[m].name,
                              threads[j]);
@@ -144,7 +173,7 @@ static void threads_share_keys(void **state)
         free(lse);
         discard(&x);
     }
-    if (rng_whole_sample()) assert_true(shared > 0);
+    if (rng_whole_sample()) assert_true(shared > 0 && composed > 0);
     machines_free(&one);
     for (int i = 0; i < COUNTS; i++) machines_free(&several[i]);
 }
@@ -168,9 +197,43 @@ static void memory_is_bounded(void **state)
     mha_context_destroy(context);
 }
 
+/* A window over keys that are many more is not worth the blocks that it hides: with two threads it
+ * took four times as long as with one. Keys behind the last query are no work at all. */
+static void hidden_keys_are_not_shared(void **state)
+{
+    (void)state;
+    enum { THREADS = 2, H = 8, S = 1 << 18, D = 128, WINDOW = 8192 };
+    float number = 0;
+    mha_context *context;
+    const mha_context_desc made = {.struct_size = sizeof made, .num_threads = THREADS};
+    assert_int_equal(mha_context_create(&made, &context), MHA_OK);
+    const mha_tensor q = mha_tensor_contiguous(&number, MHA_F32, 4, (int64_t[]){1, H, 1, D});
+    for (int64_t keys = WINDOW; keys <= S; keys *= 2)
+        for (int64_t sinks = 0; sinks <= 4; sinks += 4) {
+            const mha_tensor k =
+                mha_tensor_contiguous(&number, MHA_F32, 4, (int64_t[]){1, 1, keys, D});
+            const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                             .flags = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW,
+                                             .q_offset = keys - 1,
+                                             .left_keys = WINDOW - 1,
+                                             .sink_keys = sinks};
+            mha_attention_plan plan;
+            assert_int_equal(mha_attention_explain(context, &desc, &q, &k, &k, &q, NULL, &plan),
+                             MHA_OK);
+            assert_int_equal((plan.flags & MHA_PLAN_KEYS_SHARED) != 0, keys <= 8 * WINDOW);
+            const mha_attention_desc few = {
+                .struct_size = sizeof few, .flags = MHA_ATTENTION_CAUSAL, .q_offset = WINDOW - 1};
+            assert_int_equal(mha_attention_explain(context, &few, &q, &k, &k, &q, NULL, &plan),
+                             MHA_OK);
+            assert_int_equal(plan.work_items, WINDOW / 512);
+        }
+    mha_context_destroy(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(threads_share_keys),
-                                       cmocka_unit_test(memory_is_bounded)};
+                                       cmocka_unit_test(memory_is_bounded),
+                                       cmocka_unit_test(hidden_keys_are_not_shared)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
