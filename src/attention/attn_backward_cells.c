@@ -114,7 +114,7 @@ static void pack_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai
                      .cols = x->shape[3],
                      .bad = bad,
                      .any_bad = &any_bad,
-                     .half = true});
+                     .half = !job->p->shaw_keys.data && !job->p->shaw_values.data});
 }
 
 static void scale_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai_cells_chunk *c,
@@ -197,7 +197,8 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_sequence *seq, int
                        .rows = mhai_min_i64(MHAI_CELL_KEYS, seq->S - key),
                        .cols = x->shape[3],
                        .bad = w->bad,
-                       .any_bad = any_bad};
+                       .any_bad = any_bad,
+                       .half = true};
 }
 
 /* The block of keys and values from key on; keys on the right side of products too, if wanted. */
@@ -211,7 +212,6 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
     job->kernels->pack_panels(&pack);
     if (!rows) return;
     pack = pack_of(&job->p->k, seq, hk, key, w, w->k_values, &any_bad);
-    pack.half = true;
     job->kernels->pack_values(&pack);
 }
 
@@ -229,7 +229,7 @@ static void fill_relative(const mhai_attn_problem *p, const mhai_cells_chunk *c,
 /* Everything that goes with a strip's scores and values, apart from what the rows see. */
 static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
                       const mhai_cells_space *w, const mhai_attn_block *block, mhai_attn_strip *s,
-                      mhai_tile_back *back)
+                      mhai_shaw_back *shaw)
 {
     const mhai_attn_problem *p = job->p;
     bool relative = mhai_attn_has_relative(p);
@@ -237,14 +237,14 @@ static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
     s->mask.softcap = p->softcap;
     s->mask.poison = NULL;
     s->mask.shaw_last = keys->data ? keys->shape[0] - 1 : 0;
-    back->shaw_last = values->data ? values->shape[0] - 1 : 0;
+    shaw->last = values->data ? values->shape[0] - 1 : 0;
     for (int r = 0; r < s->tile.rows; r++) {
         int64_t row = s->first + r, rel = block->key - (c->t + row + c->c.seq.offset);
         s->mask.relative[r] = relative ? w->rows.relative + (c->c.rows - 1 - row) : NULL;
         s->mask.shaw[r] = keys->data ? w->shaw_q + row * mhai_cells_table_columns(keys) : NULL;
         s->mask.shaw_center[r] = rel + (keys->data ? keys->shape[0] / 2 : 0);
-        back->shaw[r] = values->data ? w->shaw_g + row * mhai_cells_table_columns(values) : NULL;
-        back->shaw_center[r] = rel + (values->data ? values->shape[0] / 2 : 0);
+        shaw->table[r] = values->data ? w->shaw_g + row * mhai_cells_table_columns(values) : NULL;
+        shaw->center[r] = rel + (values->data ? values->shape[0] / 2 : 0);
     }
     s->masked |= relative || keys->data || p->softcap > 0;
 }
@@ -264,11 +264,12 @@ static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const
 /* Likewise of any other, with the terms of its scores. */
 static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                        const mhai_cell *at, mhai_attn_strip *s, mhai_tile_back *back,
-                       mhai_dropout *dropout)
+                       mhai_shaw_back *shaw, mhai_dropout *dropout)
 {
     s->tile = back->tile;
     if (!mhai_attn_mask_strip(job->p, &c->c, &w->rows, &at->block, s)) return false;
-    set_terms(job, c, w, &at->block, s, back);
+    set_terms(job, c, w, &at->block, s, shaw);
+    if (job->p->shaw_values.data) back->shaw = shaw;
     s->tile.mask = s->masked ? &s->mask : NULL;
     if (job->p->dropout > 0) {
         mhai_attn_set_dropout(&job->walk, &c->c, &w->rows, &at->block, s, dropout);
@@ -287,6 +288,7 @@ static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     const int rows = (int)(mhai_cells_strip(c, at, i + 1) - first);
     int ends[MHAI_MAX_ROWS];
     mhai_attn_strip s;
+    mhai_shaw_back shaw;
     mhai_dropout dropout;
     mhai_tile_back back = {.tile = {.rows = rows,
                                     .head_dim = p->D,
@@ -308,7 +310,7 @@ static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
         back.ends = ends;
         back.tile.end = see_strip(job, c, at, first, rows, ends);
         if (back.tile.end == 0) return;
-    } else if (!mask_strip(job, c, w, at, &s, &back, &dropout)) {
+    } else if (!mask_strip(job, c, w, at, &s, &back, &shaw, &dropout)) {
         return;
     }
     at->strip_begin[i] = back.tile.begin;

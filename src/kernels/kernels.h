@@ -27,7 +27,8 @@ typedef struct mhai_pack {
     uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked */
     bool *any_bad; /* set to true if any is; never cleared */
     bool whole;    /* pack_panels: all of such a row becomes 0 */
-    bool half;     /* pack_values: of a last panel with 16 columns, the others are not written */
+    bool half;     /* columns of a last panel that has at most 16 need no zeros beyond those: keys
+                      that become columns, and values if they are 16 */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
  * pack_values: rows stay inner: out [ceil(cols/32)][MHAI_KEY_BLOCK][32], rows <= MHAI_KEY_BLOCK;
@@ -282,10 +283,14 @@ typedef struct mhai_tile_back {
     float *share;       /* [rows] out: sum of p kept x; NULL: not wanted */
     const int *ends;    /* [rows] where each row's keys end, from begin on, if the tile has no mask;
                            NULL: at its end */
-    /* g times Shaw's table of values, as in mhai_tile_mask; NULL: none. */
-    const float *shaw[MHAI_MAX_ROWS];
-    int64_t shaw_center[MHAI_MAX_ROWS], shaw_last;
+    const struct mhai_shaw_back *shaw; /* NULL: none */
 } mhai_tile_back;
+
+/* g times Shaw's table of values, as in mhai_tile_mask. */
+typedef struct mhai_shaw_back {
+    const float *table[MHAI_MAX_ROWS];
+    int64_t center[MHAI_MAX_ROWS], last;
+} mhai_shaw_back;
 /* tile_backward: p = 2^(score - lse), x = g . (v + shaw), then in place, for begin .. end:
  * s = gate p kept, x = p (gate kept x - delta), slope = 1 - tanh^2. What a row does not see is 0 in
  * both; in a row that is not finite, all that it sees is NaN. */

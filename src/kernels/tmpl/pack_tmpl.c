@@ -99,8 +99,11 @@ ALWAYS_INLINE bool pack_panel_part(mha_dtype type, const mhai_pack *pack, bool n
     return sums_are_zero(finite);
 }
 
+/* A constant width, so that each is a straight line. */
 ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
 {
+    if (pack->half && pack->rows - row <= HALF_PANEL)
+        return pack_panel_part(type, pack, false, row, HALF_PANEL, panel);
     return pack_panel_part(type, pack, false, row, MHAI_PANEL, panel);
 }
 
@@ -149,19 +152,19 @@ ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t
 ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 {
     const int64_t padding = (16 - pack->rows % 16) % 16, part = pack->cols % MHAI_PANEL;
-    const int64_t whole = pack->cols - part, half = MHAI_PANEL / 2;
+    const int64_t whole = pack->cols - part;
     vf finite[FINITE_SUMS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
     for (int64_t r = 0; r < pack->rows; r++) {
         for (int64_t col = 0; col < whole; col += MHAI_PANEL)
             pack_value_row(type, pack, r, col, MHAI_PANEL, true, finite);
-        if (part == half && pack->half)
-            pack_value_row(type, pack, r, whole, half, true, finite);
+        if (part == HALF_PANEL && pack->half)
+            pack_value_row(type, pack, r, whole, HALF_PANEL, true, finite);
         else if (part > 0)
             pack_value_row(type, pack, r, whole, MHAI_PANEL, false, finite);
     }
     for (int64_t col = 0; col < pack->cols; col += MHAI_PANEL)
-        memset(pack->out + col * MHAI_KEY_BLOCK + pack->rows * MHAI_PANEL, 0,
-               (size_t)(padding * MHAI_PANEL) * sizeof(float));
+        for (int64_t i = 0; i < padding * MHAI_PANEL; i += VF_LANES)
+            vf_store(pack->out + col * MHAI_KEY_BLOCK + pack->rows * MHAI_PANEL + i, vf_zero());
     if (!pack->bad) return;
     memset(pack->bad, 0, (size_t)pack->rows);
     if (sums_are_zero(finite)) return;

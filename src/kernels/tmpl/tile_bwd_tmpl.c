@@ -62,18 +62,24 @@ ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
 
 /* A probability is at most 1, but a score of 1e11 and its log-sum-exp are rounded to thousands:
  * more than exp2 is good for is cut, so that instruction sets agree. NaN stays. */
+ALWAYS_INLINE void back_some(int count, const back_row *r, bool drops, int begin, vf sum[LANES16])
+{
+    vf p[EXP2_VECTORS];
+    UNROLL for (int i = 0; i < count; i++) p[i] =
+        vf_min(vf_set1(127.0f), vf_sub(vf_load(r->s + begin + i * VF_LANES), r->lse));
+    exp2_vectors(count, p);
+    UNROLL for (int i = 0; i < count; i++) sum[i % LANES16] =
+        vf_add(sum[i % LANES16], back_lanes(r, drops, begin + i * VF_LANES, p[i]));
+}
+
 ALWAYS_INLINE void back_all(const back_row *r, bool drops, int begin, int end, float *share)
 {
+    enum { STEP = EXP2_VECTORS * VF_LANES };
     vf sum[LANES16];
     UNROLL for (int i = 0; i < LANES16; i++) sum[i] = vf_zero();
-    for (int j = begin; j < end; j += 16) {
-        vf p[LANES16];
-        UNROLL for (int i = 0; i < LANES16; i++) p[i] =
-            vf_min(vf_set1(127.0f), vf_sub(vf_load(r->s + j + i * VF_LANES), r->lse));
-        exp2_vectors(LANES16, p);
-        UNROLL for (int i = 0; i < LANES16; i++) sum[i] =
-            vf_add(sum[i], back_lanes(r, drops, j + i * VF_LANES, p[i]));
-    }
+    int j = begin;
+    for (; j + STEP <= end; j += STEP) back_some(EXP2_VECTORS, r, drops, j, sum);
+    for (; j < end; j += 16) back_some(LANES16, r, drops, j, sum);
     if (share) *share = vf_sum16(sum);
 }
 
@@ -111,10 +117,10 @@ static void backward_row(const mhai_tile_back *b, int row)
         if (share) *share = b->delta[row];
         return;
     }
-    if (b->shaw[row]) {
-        const mhai_tile_mask values = {.shaw[0] = b->shaw[row],
-                                       .shaw_center[0] = b->shaw_center[row],
-                                       .shaw_last = b->shaw_last};
+    if (b->shaw) {
+        const mhai_tile_mask values = {.shaw[0] = b->shaw->table[row],
+                                       .shaw_center[0] = b->shaw->center[row],
+                                       .shaw_last = b->shaw->last};
         add_shaw(&values, 0, r.x, t->begin, t->end);
     }
     if (!t->dropout) {
@@ -177,21 +183,31 @@ static void add_product(const mhai_product *g)
     for (int64_t column = 0; column < g->cols; column += MHAI_PANEL) add_panel(g, column);
 }
 
+/* out = out + in * factor in double, with a sign of 0 that the next step takes. */
+static void add_row(const mhai_write *w, const float *in, float *out)
+{
+    const vd factor = vd_set1((double)w->factor);
+    for (int64_t i = 0; i < w->cols; i += VD_LANES)
+        vd_store_at(out, i, w->cols,
+                    vd_load_at(out, i, w->cols) + vd_load_at(in, i, w->cols) * factor);
+}
+
+/* A product of two floats is exact in double: rounded from there it is what it is in float. */
 static void write_rows(const mhai_write *w)
 {
-    const vf factor = vf_set1(w->factor);
-    const vd wide_factor = vd_set1((double)w->factor);
-    for (int64_t r = 0; r < w->rows; r++) {
-        const float *in = w->in + r * w->in_stride;
-        float *out = w->out + r * w->out_stride;
-        for (int64_t i = 0; w->add && i < w->cols; i += VD_LANES)
-            vd_store_at(out, i, w->cols,
-                        vd_load_at(out, i, w->cols) + vd_load_at(in, i, w->cols) * wide_factor);
-        for (int64_t i = 0; i < w->cols; i += VF_LANES) {
-            const int64_t lanes = w->cols - i < VF_LANES ? w->cols - i : VF_LANES;
-            const vf sum =
-                w->add ? vf_load_n(out + i, lanes) : vf_mul(vf_load_n(in + i, lanes), factor);
-            vf_store_n(out + i, lanes, vf_add(sum, vf_zero()));
-        }
+    const int64_t rows = w->rows, cols = w->cols, whole = cols / VF_LANES * VF_LANES;
+    const vf factor = vf_set1(w->add ? 1 : w->factor);
+    const float *in = w->in;
+    float *out = w->out;
+    for (int64_t r = 0; r < rows; r++) {
+        if (w->add) add_row(w, in, out);
+        const float *from = w->add ? out : in;
+        for (int64_t i = 0; i < whole; i += VF_LANES)
+            vf_store(out + i, vf_add(vf_mul(vf_load(from + i), factor), vf_zero()));
+        if (whole < cols)
+            vf_store_n(out + whole, cols - whole,
+                       vf_add(vf_mul(vf_load_n(from + whole, cols - whole), factor), vf_zero()));
+        in += w->in_stride;
+        out += w->out_stride;
     }
 }
