@@ -82,7 +82,7 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
                       int64_t panels, int64_t input, float *sums)
 {
     const mhai_matmul *job = run->job;
-    float buffer[MHAI_GATHER];
+    _Alignas(64) float buffer[MHAI_GATHER];
     int64_t strips = mhai_ceil_div(rows, run->kernels->tile_rows);
     int64_t col = panel * MHAI_PANEL;
     const int64_t inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input);

@@ -224,8 +224,9 @@ mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
                                 .positions = {.start = start},
                                 .cos_table = &cosines,
                                 .sin_table = &sines};
-    MHA_TRY(mha_rope_apply(context, &rope, &qkv->q, &qkv->q));
-    return mha_rope_apply(context, &rope, &qkv->k, &qkv->k);
+    mha_tensor heads = qkv->q; /* of a token, heads of keys follow those of queries */
+    heads.shape[1] += qkv->k.shape[1];
+    return mha_rope_apply(context, &rope, &heads, &heads);
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */

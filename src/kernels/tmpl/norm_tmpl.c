@@ -44,7 +44,7 @@ static void norm_strip(const mhai_norm_strip *s)
 {
     double mean[MHAI_MAX_ROWS], scale[MHAI_MAX_ROWS];
     const int64_t n = s->n;
-    float turned[TURNED];
+    _Alignas(64) float turned[TURNED];
     norm_measure(s, mean, scale, turned);
     for (int r = 0; r < s->rows; r++) {
         const float *z = s->z + r * s->z_stride;
@@ -65,7 +65,7 @@ static void norm_strip(const mhai_norm_strip *s)
 ALWAYS_INLINE void norm_means(const mhai_norm_strip_back *b, bool centred, const double *mean,
                               const double *scale, float z[TURNED], double *mean_g, double *mean_gn)
 {
-    float dy[TURNED];
+    _Alignas(64) float dy[TURNED];
     vd g_sum[TURNED_PARTS], gn_sum[TURNED_PARTS];
     const int64_t n = b->norm.n;
     UNROLL for (int j = 0; j < TURNED_PARTS; j++) g_sum[j] = gn_sum[j] = vd_set1(0);
@@ -146,7 +146,7 @@ ALWAYS_INLINE void norm_columns(const mhai_norm_strip_back *b, bool centred, int
 ALWAYS_INLINE void norm_strip_backward_as(const mhai_norm_strip_back *b, bool centred)
 {
     norm_rows of = {.mean_g = {0}};
-    float turned[TURNED];
+    _Alignas(64) float turned[TURNED];
     const int64_t n = b->norm.n, whole = n / NORM_COLUMNS * NORM_COLUMNS;
     norm_measure(&b->norm, of.mean, of.scale, turned);
     if (b->norm.y) norm_means(b, centred, of.mean, of.scale, turned, of.mean_g, of.mean_gn);

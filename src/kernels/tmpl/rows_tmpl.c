@@ -121,7 +121,7 @@ static bool queries_finite(const mhai_deltas *d)
 
 static void row_deltas(const mhai_deltas *d, double *delta, bool *finite)
 {
-    float o[TURNED_COLUMNS * MHAI_MAX_ROWS], g[TURNED_COLUMNS * MHAI_MAX_ROWS];
+    _Alignas(64) float o[TURNED_COLUMNS * MHAI_MAX_ROWS], g[TURNED_COLUMNS * MHAI_MAX_ROWS];
     float zeros[MHAI_MAX_ROWS];
     vd sum[TURNED_PARTS];
     vf zero[TURNED_VECTORS];
