@@ -155,7 +155,7 @@ void bench_older_free(bench_older *older);
 /* Say if it was measured in another way, or on another machine. */
 void bench_older_warn(const bench_older *older, const bench_machine *machine);
 
-/* The median of its row of that name; 0: it has none, which is said. */
+/* The median of its row of that name; 0: it has none. */
 double bench_older_median(const bench_older *older, const char *name);
 
 /* Work against operations for each byte, both axes logarithmic, under the machine's roof. */

@@ -263,6 +263,5 @@ double bench_older_median(const bench_older *older, const char *name)
     double median = row_median(older->root, name);
     for (size_t i = 0; !(median > 0) && i < json_array_size(rows); i++)
         median = row_median(json_array_get(rows, i), name);
-    if (!(median > 0)) cli_warn(BENCH, "--compare: '%s' has no row '%s'", older->path, name);
     return median;
 }

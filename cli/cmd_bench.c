@@ -324,6 +324,7 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
     mha_status status = bench_machine_measure(
         context, limits.patience < 0.5 ? limits.patience : 0.5, &report->machine);
     if (status) return cli_fail_status(BENCH, status);
+    int found = 0; /* of rows that are in the older file too */
     cli_exit code = check_machine(o, &report->machine, older);
     if (code == CLI_OK && !o->json) bench_print_machine(&report->machine);
     for (int i = 0; i < report->count && code == CLI_OK; i++) {
@@ -331,6 +332,7 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
         code = measure_row(context, &limits, &shapes[i], &report->machine, row);
         if (code != CLI_OK) break;
         row->before = bench_older_median(older, row->work.name);
+        found += row->before > 0;
         if (!o->json) bench_print_row(&report->machine, row);
         if (o->json) cli_note(o->quiet, "%s", row->work.name);
         if (row->work.bytes == 0 && row->limit > 1.02 * row->result.median)
@@ -339,6 +341,9 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
                      "measure again",
                      row->work.name);
     }
+    if (code == CLI_OK && older && !found)
+        cli_warn(BENCH, "--compare: '%s' has no row '%s'%s", o->compare, report->rows[0].work.name,
+                 report->count > 1 ? " or another of these" : "");
     return code == CLI_OK ? write_outputs(o, report) : code;
 }
 

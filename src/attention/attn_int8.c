@@ -46,7 +46,7 @@ mha_status mhai_attn_int8_check(const mhai_attn_problem *p)
         if (outputs[i].tensor != &p->o && outputs[i].tensor != &p->lse) extra = outputs[i].name;
     if (extra)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "compute int8 does not go with %s; use MHA_COMPUTE_F32, or leave it out",
+                        "compute int8 does not go with %s; use compute f32, or leave it out",
                         extra);
     if (p->path == MHA_PATH_PLAIN)
         return mha_fail(MHA_ERR_UNSUPPORTED,

@@ -63,8 +63,7 @@ static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step
     }
 }
 
-/* A head of a token is a line or some, far from the next: it is fetched in time. Beyond the tensor
- * nothing is read. */
+/* A head of a token is a line or some, far from the next: it is fetched in time. */
 enum { TOKENS_AHEAD = 4 };
 
 static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
@@ -72,7 +71,8 @@ static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, in
 {
     const int64_t x_step = job->x->stride[3], y_step = job->y->stride[3], step = job->pair_step;
     if (x_step == 1 && y_step == 1 && step == 1) {
-        for (int64_t h = 0; h < job->x->shape[1]; h++)
+        const bool ahead = t + TOKENS_AHEAD < job->x->shape[2];
+        for (int64_t h = 0; ahead && h < job->x->shape[1]; h++)
             __builtin_prefetch(mhai_attn_row(job->x, b, h, t + TOKENS_AHEAD) + i0);
         job->kernels->turn_halves(&(mhai_turn){.heads = job->x->shape[1],
                                                .pairs = pairs,

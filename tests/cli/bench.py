@@ -92,6 +92,11 @@ def outputs(folder):
         picture = open(plot).read()
         check(picture.startswith("<svg") or picture.startswith("<?xml"), picture[:80])
         check("gemm 4x32x32" in picture and "GB/s" in picture, "the plot names no row")
+    result = run("bench", "forward", "--heads", "1", "--head-dim", "16", "--length", "64",
+                 "--compute", "int8", *QUICK, "--json", "--svg", folder + "/bytes.svg")
+    if result.code == 0:
+        known = json.loads(result.out)["peak_int8_gops"] is not None
+        check(known == ("8-bit products" in open(folder + "/bytes.svg").read()), "roof of bytes")
     broken = folder + "/broken.json"
     older = b'{"format": "multihead-bench", "version": '
     for content, words in ((b"{", "line"), (b"{}", "not written by"), (b"[1]", "not written by")):
