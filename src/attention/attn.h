@@ -104,6 +104,9 @@ static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
     return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
 }
 
+/* Query-key pairs over B and H that causal, lengths and the window with its sink keys allow. */
+int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p);
+
 /* The relative terms of a score at distance rel = s - i: ALiBi and T5, in f32. */
 float mhai_attn_relative(const mhai_attn_problem *p, int64_t b, int64_t h, int64_t rel);
 bool mhai_attn_has_relative(const mhai_attn_problem *p);

@@ -407,20 +407,6 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_desc
     return status;
 }
 
-/* Pairs that causal, lengths and window allow, over B and H. */
-static int64_t visible_pairs(const mhai_attn_problem *p)
-{
-    int64_t pairs = 0;
-    for (int64_t b = 0; b < p->B; b++) {
-        mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
-        for (int64_t t = 0; t < seq.T; t++) {
-            mhai_attn_range window = mhai_attn_window(p, &seq, t);
-            pairs += window.end - window.begin;
-        }
-    }
-    return pairs * p->H;
-}
-
 /* Of matrix products, for each pair: every walk recomputes its score and dO v. The tiled path may
  * do without a walk of its own for dq, and takes the parameters along with it. */
 static double flops_of_pair(const mhai_backward_problem *x, bool tiled, bool both)
@@ -467,7 +453,7 @@ mha_status mha_attention_backward_explain(const mha_context *context,
     made.key_block = tiling.key_block;
     made.row_block = tiling.row_block;
     made.work_items = tiled ? tiling.items : rows;
-    made.visible_pairs = visible_pairs(&x.p);
+    made.visible_pairs = mhai_attn_visible_pairs(&x.p);
     made.flops = flops_of_pair(&x, tiled, tiling.both) * (double)made.visible_pairs;
     const mha_tensor *tensors[] = {&x.p.q, &x.p.k, &x.p.v, &x.q, &x.k, &x.v, &x.bias};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)

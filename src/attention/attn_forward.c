@@ -19,21 +19,6 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
                                           : mhai_attn_plain(context, &problem);
 }
 
-/* Pairs that causal, lengths, window and sink keys allow in sequence b, for one head. */
-static int64_t visible_keys(const mhai_attn_problem *p, int64_t b)
-{
-    mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
-    int64_t pairs = 0;
-    for (int64_t t = 0; t < seq.T; t++) {
-        mhai_attn_range window = mhai_attn_window(p, &seq, t);
-        pairs += window.end - window.begin;
-        if (!p->window) continue;
-        int64_t sinks = mhai_min_i64(p->sink_keys, mhai_attn_limit(p, &seq, t).end);
-        pairs += sinks - mhai_max_i64(0, mhai_min_i64(sinks, window.end) - window.begin);
-    }
-    return pairs;
-}
-
 /* How many times the scores of all rows are computed again for outputs on request. */
 static double passes(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
@@ -164,7 +149,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     made.row_block = 1;
     mhai_attn_tiling tiling = {0};
     MHA_TRY(scratch_bytes(context, &p, &made, &tiling));
-    for (int64_t b = 0; b < p.B; b++) made.visible_pairs += p.H * visible_keys(&p, b);
+    made.visible_pairs = mhai_attn_visible_pairs(&p);
     made.flops = 2.0 * (double)(p.D + p.Dv) * (double)made.visible_pairs;
     made.flops += 2.0 * (double)p.D * (double)made.visible_pairs * passes(&p, &tiling);
     made.bytes = tensor_bytes(&p.q) + tensor_bytes(&p.k) + tensor_bytes(&p.v) + output_bytes(&p);

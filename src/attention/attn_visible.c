@@ -25,6 +25,30 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     return seq;
 }
 
+/* For one head. */
+static int64_t visible_keys(const mhai_attn_problem *p, const mhai_attn_sequence *seq)
+{
+    int64_t pairs = 0;
+    for (int64_t t = 0; t < seq->T; t++) {
+        mhai_attn_range window = mhai_attn_window(p, seq, t);
+        pairs += window.end - window.begin;
+        if (!p->window) continue;
+        int64_t sinks = mhai_min_i64(p->sink_keys, mhai_attn_limit(p, seq, t).end);
+        pairs += sinks - mhai_max_i64(0, mhai_min_i64(sinks, window.end) - window.begin);
+    }
+    return pairs;
+}
+
+int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p)
+{
+    int64_t pairs = 0;
+    for (int64_t b = 0; b < p->B; b++) {
+        const mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
+        pairs += visible_keys(p, &seq);
+    }
+    return pairs * p->H;
+}
+
 bool mhai_attn_has_relative(const mhai_attn_problem *p)
 {
     return p->alibi.data || p->t5_table.data;

@@ -5,6 +5,7 @@
 #include "support/problem.h"
 
 #include <multihead/attention.h>
+#include <multihead/backward.h>
 
 #include <math.h>
 #include <setjmp.h>
@@ -575,6 +576,30 @@ static void steady_state(void **state)
     machines_free(&all);
 }
 
+/* Both directions see the same pairs: here a window of 3 keys before, and 2 first ones. */
+static void directions_count_alike(void **state)
+{
+    (void)state;
+    enum { HEADS = 2, TOKENS = 10, PAIRS = 1 + 2 + 3 + 4 + 5 + 5 * 6 };
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, HEADS, TOKENS, 16});
+    const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                     .flags = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW,
+                                     .left_keys = 3,
+                                     .sink_keys = 2};
+    const mha_attention_gradients wanted = {.struct_size = sizeof wanted, .q = &x};
+    mha_attention_plan forward, backward;
+    assert_int_equal(mha_attention_explain(context, &desc, &x, &x, &x, NULL, NULL, &forward),
+                     MHA_OK);
+    assert_int_equal(mha_attention_backward_explain(context, &desc, &x, &x, &x, NULL, NULL, NULL,
+                                                    &wanted, &backward),
+                     MHA_OK);
+    assert_int_equal(forward.visible_pairs, HEADS * PAIRS);
+    assert_int_equal(backward.visible_pairs, HEADS * PAIRS);
+    mha_context_destroy(context);
+}
+
 /* The tiled path's scratch does not grow with the lengths, a hundredfold here: full, causal, with a
  * window and with a block pattern. A window's work grows with the length, not with its square. */
 static void linear_memory(void **state)
@@ -658,8 +683,8 @@ int main(void)
         cmocka_unit_test(every_error),     cmocka_unit_test(huge_shapes),
         cmocka_unit_test(newer_structs),   cmocka_unit_test(strict_and_plain),
         cmocka_unit_test(plans_come_true), cmocka_unit_test(every_allocation_fails),
-        cmocka_unit_test(steady_state),    cmocka_unit_test(linear_memory),
-        cmocka_unit_test(after_a_fork),
+        cmocka_unit_test(steady_state),    cmocka_unit_test(directions_count_alike),
+        cmocka_unit_test(linear_memory),   cmocka_unit_test(after_a_fork),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
