@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { ITEMS = 64, ROUNDS = 20000, FEW_ROUNDS = 2000, RUNS = 40, LEAST_RUNS = 9, CHAINS = 12 };
+enum { ITEMS = 64, ROUNDS = 20000, FEW_ROUNDS = 2000, RUNS = 100, LEAST_RUNS = 9, CHAINS = 12 };
 
 double bench_now(void)
 {
@@ -185,28 +185,6 @@ static void read_item(void *argument, int64_t item, int worker)
     j->sink[item] = read_memory(j->isa, j->memory + (size_t)item * j->floats, j->floats);
 }
 
-/* The third of the fastest runs, of at least nine: not the first, since where a host takes time
- * away, clocks now and then run short. */
-static double fastest(mha_context *context, double seconds, mha_parallel_body body, job *j)
-{
-    double time[RUNS];
-    int runs = 0;
-    const double end = bench_now() + seconds;
-    for (; runs < LEAST_RUNS || (runs < RUNS && bench_now() < end); runs++) {
-        const double start = bench_now();
-        mha_parallel_for(context, ITEMS, body, j);
-        time[runs] = bench_now() - start;
-    }
-    qsort(time, (size_t)runs, sizeof *time, bench_compare);
-    return time[2];
-}
-
-static double loop_peak(mha_context *context, double seconds, loop of)
-{
-    job j = {.loop = of, .rounds = ROUNDS};
-    return of.run ? of.operations * ROUNDS * ITEMS / fastest(context, seconds, loop_item, &j) : 0;
-}
-
 /* More than the caches of the machines that we know, and as much of it as one reads at a time. */
 static const size_t memory_bytes = (size_t)256 << 20, piece_bytes = (size_t)32 << 20;
 
@@ -217,28 +195,54 @@ float *bench_memory(void)
     return memory;
 }
 
-static job reading(mha_context *context, const float *memory, size_t bytes)
-{
-    return (job){
-        .isa = mha_context_isa(context), .memory = memory, .floats = bytes / sizeof(float) / ITEMS};
-}
-
 double bench_read_piece(mha_context *context, const float *memory, int64_t i)
 {
     const size_t piece = (size_t)i % (memory_bytes / piece_bytes);
-    job j = reading(context, memory + piece * (piece_bytes / sizeof(float)), piece_bytes);
+    job j = {.isa = mha_context_isa(context),
+             .memory = memory + piece * (piece_bytes / sizeof(float)),
+             .floats = piece_bytes / sizeof(float) / ITEMS};
     const double start = bench_now();
     mha_parallel_for(context, ITEMS, read_item, &j);
     return (double)piece_bytes / (bench_now() - start);
 }
 
-double bench_multiply_piece(mha_context *context)
+/* Operations a second; 0: there is no such loop. */
+static double multiply(mha_context *context, loop of, int rounds)
 {
-    job j = {.loop = fma_loop(mha_context_isa(context)), .rounds = FEW_ROUNDS};
-    if (!j.loop.run) return 0;
+    job j = {.loop = of, .rounds = rounds};
+    if (!of.run) return 0;
     const double start = bench_now();
     mha_parallel_for(context, ITEMS, loop_item, &j);
-    return j.loop.operations * FEW_ROUNDS * ITEMS / (bench_now() - start);
+    return of.operations * rounds * ITEMS / (bench_now() - start);
+}
+
+double bench_multiply_piece(mha_context *context)
+{
+    return multiply(context, fma_loop(mha_context_isa(context)), FEW_ROUNDS);
+}
+
+/* ---- peaks -------------------------------------------------------------------------------------
+ */
+
+/* Of what a rate is measured: a loop, or else memory. */
+typedef struct source {
+    mha_context *context;
+    loop loop;
+    const float *memory;
+} source;
+
+/* The third of the highest rates, of at least nine: not the first, since where a host takes time
+ * away, clocks now and then run short. */
+static double highest(double seconds, const source *of)
+{
+    double rate[RUNS];
+    int runs = 0;
+    const double end = bench_now() + seconds;
+    for (; runs < LEAST_RUNS || (runs < RUNS && bench_now() < end); runs++)
+        rate[runs] = of->memory ? bench_read_piece(of->context, of->memory, runs)
+                                : multiply(of->context, of->loop, ROUNDS);
+    qsort(rate, (size_t)runs, sizeof *rate, bench_compare);
+    return rate[runs - 3];
 }
 
 mha_status bench_machine_measure(mha_context *context, double seconds, bench_machine *machine)
@@ -246,11 +250,10 @@ mha_status bench_machine_measure(mha_context *context, double seconds, bench_mac
     const mha_isa isa = mha_context_isa(context);
     float *memory = bench_memory();
     if (!memory) return mha_fail(MHA_ERR_NOMEM, "256 MB to read from");
-    job j = reading(context, memory, memory_bytes);
     *machine = (bench_machine){.isa = isa, .threads = mha_context_threads(context)};
-    machine->fma_peak = loop_peak(context, seconds, fma_loop(isa));
-    machine->int8_peak = loop_peak(context, seconds, int8_loop(isa));
-    machine->bandwidth = (double)memory_bytes / fastest(context, seconds, read_item, &j);
+    machine->fma_peak = highest(seconds, &(source){context, fma_loop(isa), NULL});
+    machine->int8_peak = highest(seconds, &(source){context, int8_loop(isa), NULL});
+    machine->bandwidth = highest(seconds, &(source){context, {0}, memory});
     free(memory);
     return MHA_OK;
 }
