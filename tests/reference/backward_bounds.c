@@ -113,6 +113,15 @@ static void bound_sink(void *user, int64_t b, int64_t h, int64_t t, const kinds_
         row->sink_p * (relative * (fabs(delta) + wrong) + wrong + 1e-12 * fabs(delta));
 }
 
+/* Relative error of what a sum is multiplied by: in the plain path the scale, which by default is
+ * 1/sqrt(D) rounded to f32; else some roundings of f32. */
+static double factor_error(const bound_arith *arith, int which)
+{
+    if (arith->u > 0x1p-30) return 4 * arith->u;
+    return which == BACKWARD_Q || which == BACKWARD_K || which == BACKWARD_SHAW_K ? arith->scale
+                                                                                  : 0;
+}
+
 void backward_bounds(const ref_attention *a, const bound_arith *arith, const mha_tensor *o_gradient,
                      const backward_arrays *exact, backward_arrays *bound)
 {
@@ -132,13 +141,15 @@ void backward_bounds(const ref_attention *a, const bound_arith *arith, const mha
     w.exact = kinds_row_make(longest, a->v->shape[3]);
     w.row = bound_row_make(longest, a->v->shape[3]);
     backward_walk(a, o_gradient, bound_pair, bound_sink, &w);
-    for (int i = 0; i < BACKWARD_COUNT; i++)
+    for (int i = 0; i < BACKWARD_COUNT; i++) {
+        const double factor = factor_error(arith, i);
         for (int64_t j = 0; j < bound->count[i]; j++) {
             double *x = &bound->of[i][j];
             *x += f32_u * (fabs(exact->of[i][j]) + *x) + 0x1p-149;
-            if (arith->u > 0x1p-30) *x += 4 * arith->u * fabs(exact->of[i][j]);
+            *x += factor * fabs(exact->of[i][j]);
             *x *= slack;
         }
+    }
     kinds_row_free(&w.exact);
     bound_row_free(&w.row);
 }
