@@ -75,17 +75,17 @@ typedef struct bench_machine {
     double fma_peak;  /* FLOP/s of multiply-adds in registers; 0: not known for this processor */
     double int8_peak; /* operations of 8-bit products; 0: the processor has no such instruction */
     double bandwidth; /* bytes read a second */
+    float *memory;    /* more than caches hold, for reading beside work */
 } bench_machine;
 
 /* Each of the three for at most `seconds`, or a few runs. */
 mha_status bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
+void bench_machine_free(bench_machine *machine);
 
 /* Short pieces of the same, to run beside work: multiply-adds a second (0: not known), and bytes
- * read a second of the i-th piece of bench_memory(), which is free()d by the caller and NULL
- * without memory. */
+ * read a second of the i-th piece of a machine's memory. */
 double bench_multiply_piece(mha_context *context);
 double bench_read_piece(mha_context *context, const float *memory, int64_t i);
-float *bench_memory(void);
 
 double bench_now(void);                          /* seconds */
 int bench_compare(const void *a, const void *b); /* of doubles, for qsort */
@@ -112,8 +112,8 @@ typedef struct bench_limits {
     double seconds, patience;
 } bench_limits;
 
-mha_status bench_measure(mha_context *context, const bench_work *work, const bench_limits *limits,
-                         bench_result *result);
+mha_status bench_measure(mha_context *context, const bench_machine *machine, const bench_work *work,
+                         const bench_limits *limits, bench_result *result);
 void bench_result_free(bench_result *result);
 
 /* ---- what is said ------------------------------------------------------------------------------

@@ -188,13 +188,6 @@ static void read_item(void *argument, int64_t item, int worker)
 /* More than the caches of the machines that we know, and as much of it as one reads at a time. */
 static const size_t memory_bytes = (size_t)256 << 20, piece_bytes = (size_t)32 << 20;
 
-float *bench_memory(void)
-{
-    float *memory = malloc(memory_bytes);
-    for (size_t i = 0; memory && i < memory_bytes / sizeof *memory; i++) memory[i] = (float)(i & 7);
-    return memory;
-}
-
 double bench_read_piece(mha_context *context, const float *memory, int64_t i)
 {
     const size_t piece = (size_t)i % (memory_bytes / piece_bytes);
@@ -248,12 +241,19 @@ static double highest(double seconds, const source *of)
 mha_status bench_machine_measure(mha_context *context, double seconds, bench_machine *machine)
 {
     const mha_isa isa = mha_context_isa(context);
-    float *memory = bench_memory();
+    float *memory = malloc(memory_bytes);
     if (!memory) return mha_fail(MHA_ERR_NOMEM, "256 MB to read from");
-    *machine = (bench_machine){.isa = isa, .threads = mha_context_threads(context)};
+    for (size_t i = 0; i < memory_bytes / sizeof *memory; i++) memory[i] = (float)(i & 7);
+    *machine =
+        (bench_machine){.isa = isa, .threads = mha_context_threads(context), .memory = memory};
     machine->fma_peak = highest(seconds, &(source){context, fma_loop(isa), NULL});
     machine->int8_peak = highest(seconds, &(source){context, int8_loop(isa), NULL});
     machine->bandwidth = highest(seconds, &(source){context, {0}, memory});
-    free(memory);
     return MHA_OK;
+}
+
+void bench_machine_free(bench_machine *machine)
+{
+    free(machine->memory);
+    *machine = (bench_machine){0};
 }

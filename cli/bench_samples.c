@@ -16,7 +16,7 @@
 typedef struct probe {
     mha_context *context;
     bench_work attention;
-    float *memory;
+    const float *memory;
     int64_t pieces;
 } probe;
 
@@ -25,7 +25,8 @@ typedef struct probe_result {
     double seconds, rate;
 } probe_result;
 
-static mha_status probe_make(mha_context *context, const bench_work *of, probe *p)
+static mha_status probe_make(mha_context *context, const bench_machine *machine,
+                             const bench_work *of, probe *p)
 {
     static const bench_shape small = {.kind = BENCH_FORWARD,
                                       .batch = 1,
@@ -34,19 +35,14 @@ static mha_status probe_make(mha_context *context, const bench_work *of, probe *
                                       .head_dim = 64,
                                       .queries = 256,
                                       .keys = 256};
-    *p = (probe){.context = context};
-    if (of->bytes == 0)
-        return bench_work_make(context, &small, &p->attention) == CLI_OK
-                   ? MHA_OK
-                   : mha_fail(MHA_ERR_NOMEM, "a small attention to probe with");
-    p->memory = bench_memory();
-    return p->memory ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "256 MB to read from");
+    *p = (probe){.context = context, .memory = of->bytes > 0 ? machine->memory : NULL};
+    if (p->memory || bench_work_make(context, &small, &p->attention) == CLI_OK) return MHA_OK;
+    return mha_fail(MHA_ERR_NOMEM, "a small attention to probe with");
 }
 
 static void probe_free(probe *p)
 {
     if (p->attention.free) bench_work_free(&p->attention);
-    free(p->memory);
 }
 
 static mha_status probe_run(probe *p, probe_result *result)
@@ -161,8 +157,8 @@ static mha_status take_samples(const bench_work *work, const bench_limits *limit
     return status;
 }
 
-mha_status bench_measure(mha_context *context, const bench_work *work, const bench_limits *limits,
-                         bench_result *result)
+mha_status bench_measure(mha_context *context, const bench_machine *machine, const bench_work *work,
+                         const bench_limits *limits, bench_result *result)
 {
     probe p;
     *result = (bench_result){0};
@@ -170,7 +166,7 @@ mha_status bench_measure(mha_context *context, const bench_work *work, const ben
     result->noise = calloc(BENCH_MOST_SAMPLES, sizeof *result->noise);
     result->rates = calloc(BENCH_MOST_SAMPLES, sizeof *result->rates);
     double *scratch = calloc(BENCH_MOST_SAMPLES, sizeof *scratch);
-    mha_status status = probe_make(context, work, &p);
+    mha_status status = probe_make(context, machine, work, &p);
     if (!result->seconds || !result->noise || !result->rates || !scratch)
         status = mha_fail(MHA_ERR_NOMEM, "room for samples");
     if (!status) status = take_samples(work, limits, &p, result, scratch);

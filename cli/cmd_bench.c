@@ -279,7 +279,7 @@ static cli_exit measure_row(mha_context *context, const bench_limits *limits,
     }
     if (code == CLI_OK) code = bench_work_make(context, shape, &row->work);
     if (code != CLI_OK) return code;
-    mha_status status = bench_measure(context, &row->work, limits, &row->result);
+    mha_status status = bench_measure(context, machine, &row->work, limits, &row->result);
     bench_work_free(&row->work);
     row->limit = bench_limit(machine, &row->work, row->result.beside);
     row->best = bench_limit(machine, &row->work, row->result.most);
@@ -364,6 +364,7 @@ static cli_exit bench(const bench_options *o, const bench_shape *shapes, int cou
     bench_older_free(older);
     for (int i = 0; report.rows && i < count; i++) bench_result_free(&report.rows[i].result);
     free(report.rows);
+    bench_machine_free(&report.machine);
     mha_context_destroy(context);
     return code;
 }
