@@ -85,7 +85,8 @@ static int64_t size_of_frame(const mhai_html_page *page, const mhai_html_coding 
 }
 
 /* The smallest step whose frames take at most half of `most`; 0 if fewer than LEAST_FRAMES (or
- * all) would be left. *size is what they take. */
+ * all) would be left. The first and the last frame stay whatever the step is, so steps beyond their
+ * distance save nothing. *size is what they take. */
 static int64_t step_of_frames(const mhai_html_page *page, const mhai_html_coding *coding,
                               int64_t most, int64_t *size)
 {
@@ -94,12 +95,13 @@ static int64_t step_of_frames(const mhai_html_page *page, const mhai_html_coding
     int64_t each = size_of_frame(page, coding);
     *size = 0;
     if (frames == 0) return 1;
-    for (int64_t step = 1;; step++) {
+    for (int64_t step = 1; step == 1 || step < frames; step++) {
         int64_t kept = ceil_div(frames - 1, step) + 1;
         if (kept < least) return 0;
         *size = kept * each;
         if (kept <= most / 2 / each) return step;
     }
+    return 0;
 }
 
 mhai_html_coding mhai_html_choose_coding(const mhai_html_page *page, int64_t most)

@@ -505,6 +505,38 @@ static void test_frames_keep_the_budget(void **state)
     free(values);
 }
 
+/* A few frames are all kept: where they do not fit, maps become coarser, and a page that cannot be
+ * as small as it was asked to be is still made. */
+static void test_few_frames_that_do_not_fit(void **state)
+{
+    (void)state;
+    enum { SIDE = 64, MOST_FRAMES = 9, PAGE_BYTES = 150000 /* without maps */ };
+    static const int64_t most_bytes[] = {1, 20000, 200000};
+    float *values = wave(SIDE * SIDE);
+    const mha_panel panel = {.values = values};
+    const float *const maps[1] = {values};
+    mha_frame frames[MOST_FRAMES];
+    for (int i = 0; i < MOST_FRAMES; i++) frames[i] = (mha_frame){"step", i, maps};
+    const mha_figure figure = figure_of(&panel, 1, SIDE, SIDE);
+    for (int count = 1; count <= MOST_FRAMES; count++)
+        for (size_t i = 0; i < sizeof most_bytes / sizeof *most_bytes; i++) {
+            const mha_report report = {.struct_size = sizeof report,
+                                       .frames = frames,
+                                       .frame_count = count,
+                                       .most_bytes = most_bytes[i]};
+            mha_buffer page = render(&figure, &report);
+            check_page(&page);
+            char *json = data_of(&page);
+            const int64_t kept = count_of(json, "\"label\":\"step\"");
+            const bool fits = most_bytes[i] > PAGE_BYTES;
+            if (!fits || count <= 8) assert_int_equal(kept, fits || count < 2 ? count : 2);
+            assert_true(fits ? (int64_t)page.size <= most_bytes[i] : integer_of(json, "pool") > 1);
+            free(json);
+            mha_buffer_free(&page);
+        }
+    free(values);
+}
+
 /* A figure of blocks says so, and its labels are those of all tokens. */
 static void test_blocks_of_tokens(void **state)
 {
@@ -650,6 +682,7 @@ int main(void)
         cmocka_unit_test(test_evidence_is_in_the_page),
         cmocka_unit_test(test_older_callers),
         cmocka_unit_test(test_frames_keep_the_budget),
+        cmocka_unit_test(test_few_frames_that_do_not_fit),
         cmocka_unit_test(test_blocks_of_tokens),
         cmocka_unit_test(test_a_failing_sink),
         cmocka_unit_test(test_refusals),
