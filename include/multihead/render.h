@@ -243,7 +243,7 @@ enum {
     MHA_MARK_BOLD = 1 << 4,
     MHA_MARK_MONO = 1 << 5,   /* a face of fixed width */
     MHA_MARK_MIDDLE = 1 << 6, /* x is the middle of the text */
-    MHA_MARK_END = 1 << 7,    /* x is the end of the text */
+    MHA_MARK_END = 1 << 7,    /* x is the end of the text; not with MHA_MARK_MIDDLE */
     MHA_MARK_FULL = 1 << 8,   /* a box filled with its strong tone */
     MHA_MARK_BARE = 1 << 9    /* of a figure only the cells of its first map, as one image */
 };
@@ -289,9 +289,10 @@ typedef struct mha_diagram {
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (sizes not set, an unknown kind or ink, a number that is
- *          not finite or beyond 10^6); MHA_ERR_SHAPE (negative counts); MHA_ERR_SIZE (more than
- *          2^10 panels, 2^16 marks or a grid of 2^20 cells); as mha_render_svg() for figures;
- *          MHA_ERR_UNSUPPORTED (fields of a newer version); or what the sink gave.
+ *          not finite or beyond 10^6, a text both MHA_MARK_MIDDLE and MHA_MARK_END);
+ *          MHA_ERR_SHAPE (negative counts); MHA_ERR_SIZE (more than 2^10 panels, 2^16 marks or a
+ *          grid of 2^20 cells); as mha_render_svg() for figures; MHA_ERR_UNSUPPORTED (fields of a
+ *          newer version); or what the sink gave.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_diagram(const mha_diagram *diagram,

@@ -70,6 +70,11 @@ static mha_status check_mark(const mha_diagram *d, const mha_diagram_panel *pane
                         "panel %" PRId64 ", mark %" PRId64 ": width and height must not be "
                         "negative",
                         p, i);
+    if (m.kind == MHA_MARK_TEXT && (m.flags & MHA_MARK_MIDDLE) && (m.flags & MHA_MARK_END))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "panel %" PRId64 ", mark %" PRId64 ": MHA_MARK_MIDDLE and MHA_MARK_END "
+                        "exclude each other",
+                        p, i);
     if (m.kind == MHA_MARK_FIGURE && !m.figure)
         return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ", mark %" PRId64 ": figure is NULL", p, i);
     mha_figure figure;

@@ -1,10 +1,11 @@
-/* Numbers as text by integer arithmetic. */
+/* Numbers as text: plain ones by integer arithmetic, the others by printf's digits. */
 #include "number.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const double tens[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9};
@@ -43,16 +44,20 @@ static void strip_zeros(char *text)
     text[end] = 0;
 }
 
-/* The decimal exponent that `value` has after it was rounded to `digits` digits. */
-static int rounded_exponent(double value, int digits)
+/* A positive value to `digits` digits as "d.ddd", and its decimal exponent. printf rounds correctly
+ * from the least subnormal number to the greatest, where powers of ten are not even numbers; only
+ * its point is the locale's, of any length. */
+static int scientific(double value, int digits, char mantissa[MHAI_NUMBER_BYTES])
 {
-    int exponent = (int)floor(log10(fabs(value)));
-    double mantissa = fabs(value) / pow(10, exponent);
-    if (mantissa < 1) {
-        mantissa *= 10;
-        exponent--;
-    }
-    return llround(mantissa * tens[digits - 1]) >= (int64_t)tens[digits] ? exponent + 1 : exponent;
+    char text[MHAI_NUMBER_BYTES];
+    snprintf(text, sizeof text, "%.*e", digits - 1, value);
+    const char *exponent = strchr(text, 'e');
+    const size_t behind = (size_t)digits - 1;
+    mantissa[0] = text[0];
+    mantissa[1] = behind ? '.' : 0;
+    memcpy(mantissa + 2, exponent - behind, behind);
+    mantissa[2 + behind] = 0;
+    return atoi(exponent + 1);
 }
 
 void mhai_number_short(double value, int digits, char text[MHAI_NUMBER_BYTES])
@@ -62,17 +67,21 @@ void mhai_number_short(double value, int digits, char text[MHAI_NUMBER_BYTES])
         snprintf(text, MHAI_NUMBER_BYTES, "0");
         return;
     }
-    int exponent = rounded_exponent(value, digits);
-    if (exponent >= -4 && exponent < 6) {
-        int decimals = digits - 1 - exponent;
-        mhai_number_fixed(value, decimals < 0 ? 0 : decimals > 9 ? 9 : decimals, text);
-        strip_zeros(text);
+    char mantissa[MHAI_NUMBER_BYTES];
+    const int exponent = scientific(fabs(value), digits, mantissa),
+              decimals = digits - 1 - exponent;
+    const char *sign = value < 0 ? "-" : "";
+    if (exponent < -4 || exponent >= 6) {
+        strip_zeros(mantissa);
+        snprintf(text, MHAI_NUMBER_BYTES, "%s%.24se%d", sign, mantissa, exponent);
         return;
     }
-    char mantissa[MHAI_NUMBER_BYTES];
-    mhai_number_fixed(value / pow(10, exponent), digits - 1, mantissa);
-    strip_zeros(mantissa);
-    snprintf(text, MHAI_NUMBER_BYTES, "%.24se%d", mantissa, exponent);
+    if (decimals > 9) /* more than mhai_number_fixed() can give: 0.000 before the digits */
+        snprintf(text, MHAI_NUMBER_BYTES, "%s0.%.*s%c%.12s", sign, -exponent - 1, "000", *mantissa,
+                 mantissa + 2);
+    else
+        mhai_number_fixed(value, decimals < 0 ? 0 : decimals, text);
+    strip_zeros(text);
 }
 
 void mhai_number_cell(double value, double greatest, char text[MHAI_NUMBER_BYTES])

@@ -273,6 +273,10 @@ static void bad_marks(void **state)
     bad_mark.width = -1;
     assert_int_equal(refused(&d), MHA_ERR_ARGUMENT);
     d = bad_start();
+    bad_mark.kind = MHA_MARK_TEXT;
+    bad_mark.flags = MHA_MARK_MIDDLE | MHA_MARK_END; /* would be one attribute twice: no XML */
+    assert_int_equal(refused(&d), MHA_ERR_ARGUMENT);
+    d = bad_start();
     bad_panel.marks = NULL;
     assert_int_equal(refused(&d), MHA_ERR_NULL);
     d = bad_start();
