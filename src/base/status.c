@@ -1,10 +1,11 @@
 /* Status texts and the thread-local error detail.
  *
  * The detail is set once, where a failure is detected, and passed up unchanged. */
+#include "format.h"
+
 #include <multihead/component.h>
 
 #include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { DETAIL_BYTES = 512 };
@@ -45,7 +46,7 @@ mha_status mha_fail(mha_status status, const char *format, ...)
     char text[DETAIL_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(text, sizeof text, format, arguments);
+    int length = mhai_format_list(text, sizeof text, format, arguments);
     va_end(arguments);
     if (length < 0)
         text[0] = '\0';

@@ -2,7 +2,6 @@
  * equal. B. Ottosson, "A perceptual color space for image processing" (2020). */
 #include <multihead/render.h>
 
-#include <ctype.h>
 #include <math.h>
 #include <string.h>
 
@@ -45,9 +44,15 @@ static const struct {
 #undef SCALE_ROW
 };
 
+/* tolower() is the locale's: in a Turkish one it gives VIRIDIS other letters than viridis. */
+static char lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
 static bool same_name(const char *a, const char *b)
 {
-    while (*a && tolower((unsigned char)*a) == *b) a++, b++;
+    while (*a && lower(*a) == *b) a++, b++;
     return !*a && !*b;
 }
 
