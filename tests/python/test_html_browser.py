@@ -463,6 +463,32 @@ def test_labels_stay_labels(open_page, folder):
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+def test_csv_holds_no_formula(open_page, folder):
+    """What a spreadsheet would run gets a quote before it, in every place that a text has; numbers
+    stay numbers."""
+    raw = ["=1+1", "+cmd|' /C calc'!A0", "-x", "@SUM(1,2)", "\t=1", "\r=1", "\n=1", "\uff1d1",
+           "-0.5", "+1e-3", "-.5", "a=b", "5;=1"]
+    safe = ["'" + text for text in raw[:8]] + raw[8:]
+    n = len(raw)
+    values = attention(1, n, n)
+    values[0][0] = -0.5
+    path = write_report(folder / "formulas.html", [values, values], raw, names=["=A", "-1"],
+                        badges=["@B", None], columns=[("=C", "", [-0.5, 1e-9], False)])
+    page = open_page(path)
+
+    def table(what):
+        content = save(page, what)[1].decode()
+        return list(csv.reader(io.StringIO(content, newline="")))
+    one = table("this map as CSV")
+    assert one[0][1:] == safe and [line[0] for line in one[1:]] == safe
+    assert [[as_float(float(v)) for v in line[1:]] for line in one[1:]] == values
+    both = table("all maps as CSV")
+    assert both[0][2:] == safe and {line[0] for line in both[1:]} == {"'=A", "-1"}
+    assert [line[1] for line in both[1:n + 1]] == safe and both[1][2] == "-0.5"
+    assert table("scores as CSV") == [["map", "role", "'=C"], ["'=A", "'@B", "-0.5"],
+                                      ["-1", "", "1e-9"]]
+
+
 def test_masked_and_not_finite(open_page, folder):
     values = attention(3, 5, 5)
     values[4][1] = math.nan

@@ -21,7 +21,14 @@ function floatText(value) {
     return String(Number(value.toPrecision(9)));
 }
 
-const csvField = text => /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+// A spreadsheet takes a cell that begins with one of these for a formula, whoever wrote the text: a
+// quote before it makes it a text, as OWASP advises. What is a number stays one.
+const FORMULA = /^[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/;
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+function csvField(text) {
+    const safe = FORMULA.test(text) && !NUMBER.test(text) ? "'" + text : text;
+    return /[",;\t\r\n]/.test(safe) ? `"${safe.replace(/"/g, '""')}"` : safe;
+}
 const labelText = item => item.raw ?? item.text;
 
 function csvRows(i, named) {
