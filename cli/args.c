@@ -238,16 +238,16 @@ static void print_lines(FILE *file, const char *prefix, const char *text)
 {
     while (*text) {
         size_t length = strcspn(text, "\n");
-        fprintf(file, "%s%.*s\n", length ? prefix : "", (int)length, text);
+        cli_print_to(file, "%s%.*s\n", length ? prefix : "", (int)length, text);
         text += length + (text[length] == '\n');
     }
 }
 
 static void print_head(FILE *file, const args_page *page)
 {
-    fprintf(file, "multihead %s: %s\n\nUsage:\n", page->command, page->summary);
+    cli_print_to(file, "multihead %s: %s\n\nUsage:\n", page->command, page->summary);
     print_lines(file, "  multihead ", page->usage);
-    fputs("\nExamples:\n", file);
+    cli_print_to(file, "\nExamples:\n");
     print_lines(file, "  ", page->examples);
 }
 
@@ -262,20 +262,20 @@ static void print_option(const args_option *option)
     for (int i = 0; option->choices && option->choices[i] && used < NAMES_BYTES; i++)
         used += snprintf(names + used, sizeof names - (size_t)used, "%s%s", i ? "|" : " ",
                          option->choices[i]);
-    printf("%s", names);
+    cli_print("%s", names);
     /* The first line of the help stands beside the names where they leave room for it. */
     int column = used;
     for (const char *text = option->help; *text;) {
         size_t length = strcspn(text, "\n");
         if (column + 2 > HELP_COLUMN) {
-            putchar('\n');
+            cli_print("\n");
             column = 0;
         }
-        printf("%*s%.*s", HELP_COLUMN - column, "", (int)length, text);
+        cli_print("%*s%.*s", HELP_COLUMN - column, "", (int)length, text);
         column = HELP_COLUMN + (int)length;
         text += length + (text[length] == '\n');
     }
-    putchar('\n');
+    cli_print("\n");
 }
 
 void args_print_help(const args_page *page)
@@ -283,11 +283,11 @@ void args_print_help(const args_page *page)
     print_head(stdout, page);
     for (size_t i = 0; i < page->option_count; i++)
         if (page->options[i].kind == ARGS_HEADING)
-            printf("\n%s:\n", page->options[i].name);
+            cli_print("\n%s:\n", page->options[i].name);
         else
             print_option(&page->options[i]);
     if (page->notes) {
-        putchar('\n');
+        cli_print("\n");
         print_lines(stdout, "", page->notes);
     }
 }
@@ -295,6 +295,6 @@ void args_print_help(const args_page *page)
 cli_exit args_print_short_help(const args_page *page)
 {
     print_head(stderr, page);
-    fprintf(stderr, "\n'multihead %s --help' lists all options.\n", page->command);
+    cli_print_to(stderr, "\n'multihead %s --help' lists all options.\n", page->command);
     return CLI_USAGE;
 }

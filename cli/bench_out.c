@@ -28,40 +28,40 @@ double bench_limit(const bench_machine *machine, const bench_work *work, double 
 
 void bench_print_machine(const bench_machine *m)
 {
-    printf("%s, %d thread%s: ", mha_isa_name(m->isa), m->threads, m->threads == 1 ? "" : "s");
-    if (m->fma_peak > 0) printf("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
-    if (m->int8_peak > 0) printf("%.0f Gop/s of 8-bit products, ", 1e-9 * m->int8_peak);
-    printf("reads %.1f GB/s\n", 1e-9 * m->bandwidth);
-    printf("%-36s %10s %10s  %9s %8s  %6s %6s  %s\n", "", "median ms", "best ms", "GFLOP/s", "GB/s",
-           "% roof", "best", "quiet samples");
+    cli_print("%s, %d thread%s: ", mha_isa_name(m->isa), m->threads, m->threads == 1 ? "" : "s");
+    if (m->fma_peak > 0) cli_print("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
+    if (m->int8_peak > 0) cli_print("%.0f Gop/s of 8-bit products, ", 1e-9 * m->int8_peak);
+    cli_print("reads %.1f GB/s\n", 1e-9 * m->bandwidth);
+    cli_print("%-36s %10s %10s  %9s %8s  %6s %6s  %s\n", "", "median ms", "best ms", "GFLOP/s",
+              "GB/s", "% roof", "best", "quiet samples");
 }
 
 /* Less than the peak while the work ran: the host gave less of its processors. */
 static void print_share(const bench_machine *machine, const bench_row *row)
 {
     if (row->work.bytes == 0 && row->result.beside < 0.9 * machine->fma_peak)
-        printf("  (beside it %.0f GFLOP/s of multiply-adds were to be had)",
-               1e-9 * row->result.beside);
+        cli_print("  (beside it %.0f GFLOP/s of multiply-adds were to be had)",
+                  1e-9 * row->result.beside);
 }
 
 void bench_print_row(const bench_machine *machine, const bench_row *row)
 {
     const bench_result *r = &row->result;
-    printf("%-36s %10.4g %10.4g  %9.1f ", row->work.name, 1e3 * r->median, 1e3 * r->best,
-           1e-9 * row->work.flops / r->median);
+    cli_print("%-36s %10.4g %10.4g  %9.1f ", row->work.name, 1e3 * r->median, 1e3 * r->best,
+              1e-9 * row->work.flops / r->median);
     if (row->work.bytes > 0)
-        printf("%8.1f", 1e-9 * row->work.bytes / r->median);
+        cli_print("%8.1f", 1e-9 * row->work.bytes / r->median);
     else
-        printf("%8s", "");
+        cli_print("%8s", "");
     if (row->limit > 0)
-        printf("  %6.1f %6.1f", 100 * row->limit / r->median, 100 * row->best / r->best);
+        cli_print("  %6.1f %6.1f", 100 * row->limit / r->median, 100 * row->best / r->best);
     else
-        printf("  %6s %6s", "", "");
-    printf("  %d of %d%s", r->quiet, r->samples, r->gated ? "" : ", ungated");
-    if (row->f32 > 0) printf("  %.2f times as fast as f32", row->f32 / r->median);
-    if (row->before > 0) printf("  %.2f times as fast as before", row->before / r->median);
+        cli_print("  %6s %6s", "", "");
+    cli_print("  %d of %d%s", r->quiet, r->samples, r->gated ? "" : ", ungated");
+    if (row->f32 > 0) cli_print("  %.2f times as fast as f32", row->f32 / r->median);
+    if (row->before > 0) cli_print("  %.2f times as fast as before", row->before / r->median);
     print_share(machine, row);
-    printf("\n");
+    cli_print("\n");
     fflush(stdout);
 }
 

@@ -92,32 +92,20 @@ static void end_run(run *r)
     free(r->work);
 }
 
-/* A word that may come from anywhere: nothing of it steers a terminal. Lines and tabs are
- * characters of a text. */
-static void put_word(const char *word, bool characters)
-{
-    for (; *word; word++) {
-        const unsigned char c = (unsigned char)word[0], after = (unsigned char)word[1];
-        const bool line = characters && (c == '\n' || c == '\t');
-        const bool control = (c < 0x20 || c == 0x7F) && !line;
-        const bool second_set = c == 0xC2 && after >= 0x80 && after < 0xA0;
-        putchar(control || second_set ? '?' : c);
-        if (second_set) word++;
-    }
-}
-
 /* One token on stdout, at once. */
 static cli_exit show(run *r, int32_t id)
 {
     const bool characters =
         r->vocabulary && mha_vocabulary_splitting(r->vocabulary) == MHA_SPLIT_CHARACTERS;
     if (characters && id == mha_vocabulary_begin(r->vocabulary)) return CLI_OK;
-    if (r->begun && !characters) putchar(' ');
+    if (r->begun && !characters) cli_print(" ");
     const char *word = r->vocabulary ? mha_vocabulary_word(r->vocabulary, id) : NULL;
-    if (word)
-        put_word(word, characters);
+    if (word && characters && (!strcmp(word, "\n") || !strcmp(word, "\t")))
+        cli_print(*word == '\n' ? "\n" : "\t"); /* characters of a text, as the text has them */
+    else if (word)
+        cli_print("%s", word);
     else
-        printf("%" PRId32, id);
+        cli_print("%" PRId32, id);
     r->begun = true;
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
@@ -229,7 +217,7 @@ static cli_exit go_on(run *r)
 /* The line ends before anything is said on stderr, which may be the same terminal. */
 static cli_exit end_line(const run *r)
 {
-    if (r->begun) putchar('\n');
+    if (r->begun) cli_print("\n");
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
 

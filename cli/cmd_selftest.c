@@ -334,26 +334,28 @@ static cli_exit report(const test_options *options, const contender *runners, in
     const double cosine = int8_cosine(bits);
     const bool close = cosine >= 0.999;
     bool good = !bits->threads_differ && !bits->sets_differ && !bits->int8_differs && close;
-    printf("attention forward, tiled path against plain arithmetic in double\n"
-           "%" PRId64 " random problems (seed %" PRId64
-           "): causal, lengths, masks, biases, grouped "
-           "heads, head sizes 1 to 256\n",
-           options->problems, options->seed);
+    cli_print("attention forward, tiled path against plain arithmetic in double\n"
+              "%" PRId64 " random problems (seed %" PRId64
+              "): causal, lengths, masks, biases, grouped "
+              "heads, head sizes 1 to 256\n",
+              options->problems, options->seed);
     for (int i = 0; i < count; i++) {
         const contender *r = &runners[i];
-        printf(
+        cli_print(
             "  %-9s %9" PRId64 " numbers, largest error %.2e, at most %.1f %% of its bound: %s\n",
             mha_isa_name(r->isa), r->outputs, r->error, 100 * r->part, r->beyond ? "FAILED" : "ok");
         good = good && r->beyond == 0;
     }
-    printf("  same bits with 1 and 3 threads: %s\n", bits->threads_differ ? "NO, FAILED" : "yes");
+    cli_print("  same bits with 1 and 3 threads: %s\n",
+              bits->threads_differ ? "NO, FAILED" : "yes");
     if (bits->sets_compared)
-        printf("  same bits on all instruction sets with fused multiply-add: %s\n",
-               bits->sets_differ ? "NO, FAILED" : "yes");
-    printf("  int8 arithmetic: same bits on all instruction sets, with 1 and 3 threads: %s\n"
-           "                   cosine with plain arithmetic %.6f: %s\n",
-           bits->int8_differs ? "NO, FAILED" : "yes", cosine, close ? "ok" : "FAILED");
-    puts(good ? "all is well" : "selftest failed: do not trust this build on this machine");
+        cli_print("  same bits on all instruction sets with fused multiply-add: %s\n",
+                  bits->sets_differ ? "NO, FAILED" : "yes");
+    cli_print("  int8 arithmetic: same bits on all instruction sets, with 1 and 3 threads: %s\n"
+              "                   cosine with plain arithmetic %.6f: %s\n",
+              bits->int8_differs ? "NO, FAILED" : "yes", cosine, close ? "ok" : "FAILED");
+    cli_print("%s\n",
+              good ? "all is well" : "selftest failed: do not trust this build on this machine");
     return good ? CLI_OK : CLI_INTERNAL;
 }
 

@@ -187,9 +187,9 @@ static void show_progress(const train_options *options, const train_run *run, co
              bar, tries, model->step, model->recipe.steps, model->loss, 100 * train_accuracy(s),
              look, run->seconds, each * (double)left, p->seconds > 0 ? p->tokens / p->seconds : 0);
     if (terminal)
-        fprintf(stderr, "\r\033[K%.*s", (int)view_terminal_width(2, 0) - 1, line);
+        cli_print_to(stderr, "\r\033[K%.*s", (int)view_terminal_width(2, 0) - 1, line);
     else
-        fprintf(stderr, "%s\n", line);
+        cli_print_to(stderr, "%s\n", line);
     fflush(stderr);
 }
 
@@ -335,23 +335,23 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
                              train_verdict verdict)
 {
     const train_model *model = &run->model;
-    if (!options->quiet && isatty(2)) fputc('\n', stderr);
+    if (!options->quiet && isatty(2)) cli_print_to(stderr, "\n");
     if (interrupted) {
         cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
                  options->folder ? "; call it again with the same folder to go on" : "");
         return;
     }
     if (model->task->text) {
-        printf("%" PRId64
-               " steps, %.1f s of training; held-out text was foretold best after %" PRId64
-               " steps%s\n",
-               model->step, run->seconds, run->best_step,
-               run->best_step < model->step ? ": this is the model that is kept" : "");
+        cli_print("%" PRId64
+                  " steps, %.1f s of training; held-out text was foretold best after %" PRId64
+                  " steps%s\n",
+                  model->step, run->seconds, run->best_step,
+                  run->best_step < model->step ? ": this is the model that is kept" : "");
         return;
     }
-    printf("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training: %s\n",
-           verdict == TRAIN_DONE ? "Goal reached" : "Goal missed", model->step, run->attempt + 1,
-           run->seconds, model->task->goal);
+    cli_print("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training: %s\n",
+              verdict == TRAIN_DONE ? "Goal reached" : "Goal missed", model->step, run->attempt + 1,
+              run->seconds, model->task->goal);
 }
 
 static cli_exit finish(const train_options *options, train_run *run, train_verdict verdict)

@@ -20,14 +20,14 @@ enum { DEFAULT_LENGTH = 1024 };
 
 void config_print_models(void)
 {
-    printf("%-17s %6s %6s %6s %8s %9s %7s  %s\n", "name", "layers", "width", "heads", "kv heads",
-           "head size", "tokens", "source");
+    cli_print("%-17s %6s %6s %6s %8s %9s %7s  %s\n", "name", "layers", "width", "heads", "kv heads",
+              "head size", "tokens", "source");
     const like_model *m;
     for (int i = 0; (m = likes_at(i)) != NULL; i++)
-        printf("%-17s %6" PRId64 " %6" PRId64 " %6" PRId64 " %8" PRId64 " %9" PRId64 " %7" PRId64
-               "  %s\n",
-               m->name, m->layers, m->embed, m->heads, m->kv_heads, m->head_dim, m->length,
-               m->source);
+        cli_print("%-17s %6" PRId64 " %6" PRId64 " %6" PRId64 " %8" PRId64 " %9" PRId64 " %7" PRId64
+                  "  %s\n",
+                  m->name, m->layers, m->embed, m->heads, m->kv_heads, m->head_dim, m->length,
+                  m->source);
 }
 
 static cli_exit take_like(const char *command, const char *name, config *out)

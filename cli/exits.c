@@ -25,53 +25,17 @@ static const struct {
     {MHA_ERR_UNSUPPORTED, CLI_UNSUPPORTED},
 };
 
-/* The code point at text if it must not reach a terminal as it is, and its bytes: controls of both
- * sets, and the marks that turn the direction of writing, which make one name look like another.
- * A file's name may hold any of them. */
-static unsigned hidden_character(const unsigned char *text, int *bytes)
-{
-    unsigned c = text[0];
-    *bytes = 1;
-    if (c < 0x20 || c == 0x7f) return c;
-    if ((c == 0xC2 || c == 0xD8) && (text[1] & 0xC0) == 0x80) {
-        *bytes = 2;
-        c = (c & 31) << 6 | (text[1] & 63u);
-        return c < 0xA0 || c == 0x61C ? c : 0;
-    }
-    if (c != 0xE2 || (text[1] != 0x80 && text[1] != 0x81) || (text[2] & 0xC0) != 0x80) return 0;
-    *bytes = 3;
-    c = 0x2000 | (text[1] & 63u) << 6 | (text[2] & 63u);
-    bool turns = c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E);
-    return turns || (c >= 0x2066 && c <= 0x2069) ? c : 0;
-}
-
-/* A line of messages on stderr, whatever it quotes. */
-static void put_line(const char *line)
-{
-    for (const unsigned char *at = (const unsigned char *)line; *at;) {
-        int bytes;
-        unsigned hidden = hidden_character(at, &bytes);
-        if (!hidden)
-            putc(*at++, stderr);
-        else if (fprintf(stderr, hidden < 0x80 ? "\\x%02x" : "\\u%04x", hidden) > 0)
-            at += bytes;
-        else
-            break;
-    }
-    putc('\n', stderr);
-}
-
-/* kind NULL: a note, without the program's name before it. */
+/* A line on stderr; kind NULL: a note, without the program's name before it. */
 static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
     MHA_PRINTF(3, 0);
 
 static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
 {
-    char line[1024];
-    vsnprintf(line, sizeof line, format, arguments);
     if (kind)
-        fprintf(stderr, "multihead: %s%s%s", command ? command : "", command ? ": " : "", kind);
-    put_line(line);
+        cli_print_to(stderr, "multihead: %s%s%s", command ? command : "", command ? ": " : "",
+                     kind);
+    cli_print_list(stderr, format, arguments);
+    cli_print_to(stderr, "\n");
 }
 
 cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...)

@@ -2,7 +2,7 @@
 #ifndef CLI_EXITS_H
 #define CLI_EXITS_H
 
-#include <multihead/base.h>
+#include "print.h"
 
 #include <stdbool.h>
 

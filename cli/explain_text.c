@@ -104,7 +104,7 @@ static void print_problem(const explain_problem *p)
     list_mask(p, mask, sizeof mask);
     list_features(p, features, sizeof features);
     list_outputs(p, outputs, sizeof outputs);
-    printf("%s: attention of one layer\n", p->config.name);
+    cli_print("%s: attention of one layer\n", p->config.name);
     say("q",
         "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
         "]   sequences, query heads, queries, head size",
@@ -131,7 +131,7 @@ static void print_path(const explain_problem *p)
 {
     const mha_attention_plan *plan = &p->plan;
     bool tiled = plan->path == MHA_PATH_TILED;
-    puts("\nWhat would run");
+    cli_print("\nWhat would run\n");
     say("path", "%s, because %s", tiled ? "tiled" : "plain", plan->reason);
     say("instructions", "%s", mha_isa_name(plan->isa));
     say("keys at a time", "%s%s", words_count(plan->key_block).text,
@@ -153,7 +153,7 @@ static void print_cost(const explain_problem *p)
     const bool blocks = p->mask_pairs >= 0 && p->mask_pairs != plan->visible_pairs;
     char pairs[64];
     snprintf(pairs, sizeof pairs, "%.0f", p->pairs);
-    puts("\nWhat it costs");
+    cli_print("\nWhat it costs\n");
     say("visible pairs", "%s of %s, %.3g%%%s", words_count(plan->visible_pairs).text,
         p->pairs < 9e15 ? words_count((int64_t)p->pairs).text : pairs,
         p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0,
@@ -277,7 +277,7 @@ void explain_print(const explain_problem *problem)
     print_problem(problem);
     print_path(problem);
     print_cost(problem);
-    puts("\nIn words");
+    cli_print("\nIn words\n");
     tell_heads(problem);
     tell_formula(problem);
     tell_mask(problem);

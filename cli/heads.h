@@ -95,12 +95,6 @@ cli_exit heads_choose(const heads_options *options, const heads_found *found, he
 /* What a role is called in lists: "previous token", "amod-back". */
 void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size);
 
-/* At most `most` characters, the last one an ellipsis or "~" where something is left out. */
-void heads_print_cut(const char *text, int64_t most, bool ascii);
-
-/* A sentence in lines of at most width characters, each indented. */
-void heads_print_wrapped(const char *text, int indent, int64_t width);
-
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
 /* Distances between the heads of each layer, of found->heads heads: made, fed with what each layer

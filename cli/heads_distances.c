@@ -153,7 +153,7 @@ static void print_redundant(const heads_found *found, int64_t width)
                                          used > begin ? ", " : "", l, a, l, b);
             }
     if (used == begin) snprintf(line + used, LINE_BYTES - used, "none");
-    heads_print_wrapped(line, 0, width);
+    cli_print_wrapped("", line, width);
 }
 
 /* The nearest pair where there is room for it, and the clusters. */
@@ -166,12 +166,13 @@ static cli_exit print_layer(const heads_found *found, int64_t layer, double cut,
     if (found->heads[layer] < 2 || !nearest_pair(found, layer, &g, &h, &pair)) return CLI_OK;
     cli_exit code = heads_clusters(found, layer, cut, &cluster, &clusters);
     if (code == CLI_OK) {
-        int used = printf("%-7" PRId64, layer);
+        int used = cli_print("%-7" PRId64, layer);
         snprintf(name, sizeof name, "%" PRId64 " %" PRId64, g, h);
-        if (wide) used += printf("%-9s%.2f  %6.2f  %.2f  ", name, pair.maps, pair.cosine, pair.cka);
+        if (wide)
+            used += cli_print("%-9s%.2f  %6.2f  %.2f  ", name, pair.maps, pair.cosine, pair.cka);
         list_clusters(found, layer, cluster, clusters, line);
-        heads_print_cut(line, terminal->columns - used, terminal->ascii);
-        putchar('\n');
+        cli_print_cut(line, terminal->columns - used, terminal->ascii);
+        cli_print("\n");
     }
     free(cluster);
     return code;
@@ -185,9 +186,9 @@ cli_exit heads_print_clusters(const heads_options *options, const heads_found *f
     const mha_terminal terminal = view_terminal(&view);
     const bool wide = terminal.columns >= WIDE;
     cli_exit code = CLI_OK;
-    putchar('\n');
-    printf("layer  %s", wide ? "nearest  maps  cosine   cka  " : "");
-    puts("clusters");
+    cli_print("\n");
+    cli_print("layer  %s", wide ? "nearest  maps  cosine   cka  " : "");
+    cli_print("clusters\n");
     for (int64_t l = 0; l < found->layers && code == CLI_OK; l++)
         code = print_layer(found, l, cut, wide, &terminal);
     if (code == CLI_OK) print_redundant(found, terminal.columns);

@@ -37,15 +37,15 @@ static bool want_progress(const heads_options *options)
 
 static void clear_progress(const job *j)
 {
-    if (j->progress) fputs("\r\033[K", stderr);
+    if (j->progress) cli_print_to(stderr, "\r\033[K");
 }
 
 static void show_progress(const job *j, int64_t layer, int64_t row, int64_t rows)
 {
     if (!j->progress) return;
-    fprintf(stderr, "\r\033[K%s, layer %" PRId64 " of %" PRId64, j->what, layer + 1,
-            j->found->layers);
-    if (rows > 1000) fprintf(stderr, ", token %" PRId64 " of %" PRId64, row, rows);
+    cli_print_to(stderr, "\r\033[K%s, layer %" PRId64 " of %" PRId64, j->what, layer + 1,
+                 j->found->layers);
+    if (rows > 1000) cli_print_to(stderr, ", token %" PRId64 " of %" PRId64, row, rows);
 }
 
 /* ------------------------------------------------------------------------------------------------

@@ -6,44 +6,67 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { NAME_BYTES = 96 };
 
 /* ---- CSV ----------------------------------------------------------------------------------- */
 
+/* A text as a cell: quoted where it must be, and with ' before what a spreadsheet would take for a
+ * formula (OWASP, CSV injection): relations are named by files, and no name is a number. */
+static void print_cell(const char *text)
+{
+    const char *quote = strpbrk(text, "\",") ? "\"" : "";
+    cli_print("%s%s", quote, *text && strchr("=+-@", *text) ? "'" : "");
+    while (*text) {
+        const size_t bytes = strcspn(text, "\"");
+        cli_print("%.*s%s", (int)bytes, text, text[bytes] ? "\"\"" : "");
+        text += bytes + (text[bytes] != 0);
+    }
+    cli_print("%s", quote);
+}
+
 static void print_number(mha_head_score s, double value)
 {
     if (s.rows > 0)
-        printf(",%.9g", value);
+        cli_print(",%.9g", value);
     else
-        putchar(',');
+        cli_print(",");
 }
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count)
 {
-    char name[NAME_BYTES];
+    static const char *const behind[] = {"", "_chance", "_rows"};
+    char name[NAME_BYTES], cell[HEADS_MOST_ROLES * NAME_BYTES];
     const int64_t scores = heads_score_count(found);
-    fputs("layer,head,roles", stdout);
+    cli_print("layer,head,roles");
     for (int64_t s = 0; s < scores; s++) {
         heads_score_name(found, s, name, sizeof name);
-        printf(",%s,%s_chance,%s_rows", name, name, name);
+        for (int i = 0; i < 3; i++) {
+            snprintf(cell, sizeof cell, "%s%s", name, behind[i]);
+            cli_print(",");
+            print_cell(cell);
+        }
     }
-    putchar('\n');
+    cli_print("\n");
     for (int64_t i = 0; i < count; i++) {
         mha_head_role roles[HEADS_MOST_ROLES];
         const int64_t n = heads_roles(found, rows[i].layer, rows[i].head, roles);
-        printf("%" PRId64 ",%" PRId64 ",", rows[i].layer, rows[i].head);
+        size_t used = 0;
+        cell[0] = '\0';
+        cli_print("%" PRId64 ",%" PRId64 ",", rows[i].layer, rows[i].head);
         for (int64_t r = 0; r < n; r++) {
             heads_role_name(found, &roles[r], name, sizeof name);
-            printf("%s%s", r ? ";" : "", name);
+            used += (size_t)snprintf(cell + used, sizeof cell - used, "%s%s", r ? ";" : "", name);
         }
+        print_cell(cell);
         for (int64_t s = 0; s < scores; s++) {
             const mha_head_score score = heads_score(found, rows[i].layer, rows[i].head, s);
             print_number(score, score.value);
             print_number(score, score.chance);
-            printf(",%" PRId64, score.rows);
+            cli_print(",%" PRId64, score.rows);
         }
-        putchar('\n');
+        cli_print("\n");
     }
 }
 

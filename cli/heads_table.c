@@ -25,21 +25,6 @@ static int columns_that_fit(int64_t width)
     return room < 0 ? 0 : room < COLUMNS ? (int)room : COLUMNS;
 }
 
-void heads_print_cut(const char *text, int64_t most, bool ascii)
-{
-    int64_t characters = 0;
-    const char *at = text;
-    for (const char *c = text; *c; c++) characters += ((unsigned char)*c & 0xC0) != 0x80;
-    if (characters <= most) {
-        fputs(text, stdout);
-        return;
-    }
-    for (int64_t i = 0; i + 1 < most && *at; i++) do
-            putchar(*at++);
-        while (((unsigned char)*at & 0xC0) == 0x80);
-    fputs(ascii ? "~" : "\xE2\x80\xA6", stdout);
-}
-
 /* "previous token 0.94, amod 0.80 (0.62)": what decided, for relations beside the baseline. */
 static void list_roles(const heads_found *found, int64_t layer, int64_t head, char *line)
 {
@@ -63,24 +48,6 @@ static void list_roles(const heads_found *found, int64_t layer, int64_t head, ch
     }
 }
 
-void heads_print_wrapped(const char *text, int indent, int64_t width)
-{
-    for (int64_t used = 0; *text;) {
-        const size_t bytes = strcspn(text, " ");
-        int64_t characters = 0;
-        for (size_t i = 0; i < bytes; i++) characters += ((unsigned char)text[i] & 0xC0) != 0x80;
-        if (used > indent && used + 1 + characters > width) {
-            putchar('\n');
-            used = 0;
-        }
-        used += printf("%*s", used ? 1 : indent, "") + (int)characters;
-        fwrite(text, 1, bytes, stdout);
-        text += bytes;
-        text += strspn(text, " ");
-    }
-    putchar('\n');
-}
-
 static void print_title(const heads_found *found, int64_t width)
 {
     char line[LINE_BYTES];
@@ -95,7 +62,7 @@ static void print_title(const heads_found *found, int64_t width)
         snprintf(line + used, LINE_BYTES - used,
                  "%" PRId64 " x %" PRId64 " random tokens, %" PRId64 " times over",
                  found->random_count, found->random_block, found->random_repeats);
-    heads_print_wrapped(line, 0, width);
+    cli_print_wrapped("", line, width);
 }
 
 static void print_row(const heads_found *found, const heads_row *row, int fit, int64_t width,
@@ -103,18 +70,18 @@ static void print_row(const heads_found *found, const heads_row *row, int fit, i
 {
     char line[LINE_BYTES], name[48];
     snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
-    printf("%-*s", HEAD_WIDTH, name);
+    cli_print("%-*s", HEAD_WIDTH, name);
     for (int i = 0; i < fit; i++) {
         const mha_head_score s =
             heads_score(found, row->layer, row->head, heads_score_find(found, columns[i].score));
         if (s.rows > 0)
-            printf("%*.2f ", COLUMN_WIDTH - 1, s.value);
+            cli_print("%*.2f ", COLUMN_WIDTH - 1, s.value);
         else
-            printf("%*s ", COLUMN_WIDTH - 1, "-");
+            cli_print("%*s ", COLUMN_WIDTH - 1, "-");
     }
     list_roles(found, row->layer, row->head, line);
-    heads_print_cut(line, width - HEAD_WIDTH - fit * COLUMN_WIDTH, ascii);
-    putchar('\n');
+    cli_print_cut(line, width - HEAD_WIDTH - fit * COLUMN_WIDTH, ascii);
+    cli_print("\n");
 }
 
 /* What decided on each role, in a sentence. */
@@ -126,9 +93,9 @@ static void print_details(const heads_found *found, const heads_row *row, int64_
     for (int64_t i = 0; i < count; i++) {
         snprintf(line, sizeof line, "%s; %s", roles[i].evidence,
                  mha_role_describe(roles[i].role).text);
-        heads_print_wrapped(line, 2, width);
+        cli_print_wrapped("  ", line, width);
     }
-    if (count == 0) heads_print_wrapped("no role found", 2, width);
+    if (count == 0) cli_print_wrapped("  ", "no role found", width);
 }
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
@@ -138,9 +105,9 @@ void heads_print(const heads_options *options, const heads_found *found, const h
     const mha_terminal terminal = view_terminal(&view);
     const int fit = columns_that_fit(terminal.columns);
     print_title(found, terminal.columns);
-    printf("\n%-*s", HEAD_WIDTH, "head");
-    for (int i = 0; i < fit; i++) printf("%*s ", COLUMN_WIDTH - 1, columns[i].title);
-    puts("roles");
+    cli_print("\n%-*s", HEAD_WIDTH, "head");
+    for (int i = 0; i < fit; i++) cli_print("%*s ", COLUMN_WIDTH - 1, columns[i].title);
+    cli_print("roles\n");
     for (int64_t i = 0; i < count; i++) {
         print_row(found, &rows[i], fit, terminal.columns, terminal.ascii);
         if (options->details) print_details(found, &rows[i], terminal.columns);

@@ -1,9 +1,9 @@
 /* See json_out.h. */
 #include "json_out.h"
-#include "maps.h"
 
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -30,23 +30,22 @@ void json_text_bytes(json_out *json, const char *text, size_t bytes)
         return;
     }
     json_print(json, "\"");
-    for (size_t at = 0; at < bytes;) {
-        size_t valid = maps_valid_utf8(text + at, bytes - at), from = at, end = at + valid;
-        for (; at < end; at++) {
-            unsigned char c = (unsigned char)text[at];
-            if (c >= 0x20 && c != '"' && c != '\\') continue;
-            json_put(json, text + from, at - from);
-            from = at + 1;
-            if (c < 0x20)
-                json_print(json, "\\u%04x", c);
-            else
-                json_print(json, "\\%c", c);
-        }
-        json_put(json, text + from, at - from);
-        if (at < bytes) {
+    for (const char *end = text + bytes; text < end;) {
+        const char *from = text;
+        bool hidden;
+        const uint32_t code = mha_text_next(&text, end, &hidden);
+        const ptrdiff_t length = text - from;
+        if (code == 0xFFFD && length == 1)
             json_print(json, "\xEF\xBF\xBD");
-            at++;
-        }
+        else if (hidden && code > 0xFFFF)
+            json_print(json, "\\u%04x\\u%04x", (unsigned)(0xD7C0 + (code >> 10)),
+                       (unsigned)(0xDC00 | (code & 0x3FF)));
+        else if (hidden)
+            json_print(json, "\\u%04x", (unsigned)code);
+        else if (code == '"' || code == '\\')
+            json_print(json, "\\%c", (int)code);
+        else
+            json_put(json, from, (size_t)length);
     }
     json_print(json, "\"");
 }

@@ -16,7 +16,7 @@ void json_put(json_out *json, const char *bytes, size_t count);
 void json_print(json_out *json, const char *format, ...) MHA_PRINTF(2, 3);
 
 /* A text in quotes; NULL is null. Bytes that are not UTF-8 (a file's name may hold them) become
- * U+FFFD. */
+ * U+FFFD; what a terminal would obey or not show (mha_text_next()) is written \u0000. */
 void json_text_bytes(json_out *json, const char *text, size_t bytes);
 void json_text(json_out *json, const char *text);
 

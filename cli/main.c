@@ -33,34 +33,33 @@ enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
 
 static void print_overview(FILE *file)
 {
-    fputs("multihead " CLI_VERSION ": see what the heads of multi-head attention look at\n"
-          "\n"
-          "Usage:\n"
-          "  multihead SUBCOMMAND [options] [arguments]\n"
-          "\n"
-          "Examples:\n"
-          "  multihead view MODEL \"The cat sat on the mat\"\n"
-          "  multihead view MODEL --example animal -o report.html\n"
-          "  multihead heads MODEL --text letters.txt --sort role\n"
-          "  multihead run --example --causal\n"
-          "  multihead explain --like llama-2-70b --svg attention.svg\n"
-          "  multihead help view\n"
-          "\n"
-          "Subcommands:\n",
-          file);
+    cli_print_to(file,
+                 "multihead " CLI_VERSION ": see what the heads of multi-head attention look at\n"
+                 "\n"
+                 "Usage:\n"
+                 "  multihead SUBCOMMAND [options] [arguments]\n"
+                 "\n"
+                 "Examples:\n"
+                 "  multihead view MODEL \"The cat sat on the mat\"\n"
+                 "  multihead view MODEL --example animal -o report.html\n"
+                 "  multihead heads MODEL --text letters.txt --sort role\n"
+                 "  multihead run --example --causal\n"
+                 "  multihead explain --like llama-2-70b --svg attention.svg\n"
+                 "  multihead help view\n"
+                 "\n"
+                 "Subcommands:\n");
     for (int i = 0; i < COMMAND_COUNT; i++)
-        fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
-    fputs("\n"
-          "Options:\n"
-          "  -h, --help     this text; after a subcommand, its own\n"
-          "      --version  the version\n",
-          file);
+        cli_print_to(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    cli_print_to(file, "\n"
+                       "Options:\n"
+                       "  -h, --help     this text; after a subcommand, its own\n"
+                       "      --version  the version\n");
 }
 
 static void print_exit_codes(void)
 {
-    puts("Exit codes:");
-#define PRINT_EXIT(name, value, text) printf("  %d  %s\n", value, text);
+    cli_print("Exit codes:\n");
+#define PRINT_EXIT(name, value, text) cli_print("  %d  %s\n", value, text);
     CLI_EXIT_LIST(PRINT_EXIT)
 #undef PRINT_EXIT
 }
@@ -118,7 +117,7 @@ int main(int count, char **arguments)
         print_overview(stderr);
         code = CLI_USAGE;
     } else if (!strcmp(first, "--version")) {
-        puts("multihead " CLI_VERSION);
+        cli_print("multihead " CLI_VERSION "\n");
     } else if (!strcmp(first, "-h") || !strcmp(first, "--help")) {
         code = cmd_help(0, NULL);
     } else if (first[0] == '-') {

@@ -17,8 +17,8 @@ int64_t prune_heads_of(const prune_job *job, int64_t layer)
 void prune_progress(const prune_job *job, int64_t done, int64_t total)
 {
     if (!job->terminal) return;
-    fprintf(stderr, "\r\033[K%s: %" PRId64 " of %" PRId64, job->doing, done, total);
-    if (done >= total) fputs("\r\033[K", stderr);
+    cli_print_to(stderr, "\r\033[K%s: %" PRId64 " of %" PRId64, job->doing, done, total);
+    if (done >= total) cli_print_to(stderr, "\r\033[K");
 }
 
 static mha_status progress(int64_t done, int64_t total, void *user)

@@ -32,8 +32,8 @@ static spread spread_of(const prune_point *p)
 
 static void print_head(const prune_job *job, int64_t head)
 {
-    printf("L%" PRId64 "H%" PRId64, head / job->model.desc.num_heads,
-           head % job->model.desc.num_heads);
+    cli_print("L%" PRId64 "H%" PRId64, head / job->model.desc.num_heads,
+              head % job->model.desc.num_heads);
 }
 
 /* What importance was measured by, in words. */
@@ -46,36 +46,36 @@ static void print_measure(const prune_job *job)
                          ? "1 - cosine to the embedding of the whole model"
                          : "the embedding along a direction by chance";
     if (o->task) of = "the loss of the words that the task asks for";
-    printf("importance: %s of %s%s; %" PRId64 " head%s a round, measured again after each\n",
-           mha_importance_name(kind), of, o->normalise ? ", each layer made one long" : "", o->step,
-           o->step == 1 ? "" : "s");
+    cli_print("importance: %s of %s%s; %" PRId64 " head%s a round, measured again after each\n",
+              mha_importance_name(kind), of, o->normalise ? ", each layer made one long" : "",
+              o->step, o->step == 1 ? "" : "s");
 }
 
 static void print_data(const prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
-    printf("%s: %" PRId64 " heads in %" PRId64 " layers, %" PRId64 " parameters; %" PRId64
-           " sequences, %" PRId64 " tokens\n",
-           job->model.name, job->heads, d->num_layers, mha_transformer_size(job->model.net),
-           job->data.sequences, job->data.tokens);
+    cli_print("%s: %" PRId64 " heads in %" PRId64 " layers, %" PRId64 " parameters; %" PRId64
+              " sequences, %" PRId64 " tokens\n",
+              job->model.name, job->heads, d->num_layers, mha_transformer_size(job->model.net),
+              job->data.sequences, job->data.tokens);
     if (job->data.cut > 0)
-        printf("%" PRId64 " tokens are beyond the %" PRId64
-               " positions of the model and were left out\n",
-               job->data.cut, job->model.max_length);
+        cli_print("%" PRId64 " tokens are beyond the %" PRId64
+                  " positions of the model and were left out\n",
+                  job->data.cut, job->model.max_length);
 }
 
 static void print_rows(const prune_job *job)
 {
-    printf("\n   heads  %9s  reversed  %-22s  parameters   seconds%s\n", prune_measured(job),
-           "by chance, 5 orders", job->data.foretells ? "    loss" : "");
+    cli_print("\n   heads  %9s  reversed  %-22s  parameters   seconds%s\n", prune_measured(job),
+              "by chance, 5 orders", job->data.foretells ? "    loss" : "");
     for (int64_t i = 0; i < job->point_count; i++) {
         const prune_point *p = &job->points[i];
         const spread s = spread_of(p);
-        printf("%c %6" PRId64 "  %9.4f  %8.4f  %.4f (%.4f-%.4f)  %12" PRId64 "  %8.4f",
-               i == job->chosen ? '>' : ' ', p->heads, p->ours.measure, p->reversed.measure, s.mean,
-               s.low, s.high, p->parameters, p->seconds);
-        if (job->data.foretells) printf("  %6.4f", p->ours.loss);
-        putchar('\n');
+        cli_print("%c %6" PRId64 "  %9.4f  %8.4f  %.4f (%.4f-%.4f)  %12" PRId64 "  %8.4f",
+                  i == job->chosen ? '>' : ' ', p->heads, p->ours.measure, p->reversed.measure,
+                  s.mean, s.low, s.high, p->parameters, p->seconds);
+        if (job->data.foretells) cli_print("  %6.4f", p->ours.loss);
+        cli_print("\n");
     }
 }
 
@@ -84,18 +84,18 @@ static void print_kept(const prune_job *job)
 {
     const prune_point *p = &job->points[job->chosen];
     const int64_t H = job->model.desc.num_heads;
-    printf("\nkept: %" PRId64 " of %" PRId64 " heads\n", p->heads, job->heads);
+    cli_print("\nkept: %" PRId64 " of %" PRId64 " heads\n", p->heads, job->heads);
     for (int64_t l = 0; l < job->model.desc.num_layers; l++) {
         int64_t kept = 0;
-        printf("  layer %" PRId64 ":", l);
+        cli_print("  layer %" PRId64 ":", l);
         for (int64_t h = 0; h < prune_heads_of(job, l); h++) {
             bool gone = false;
             for (int64_t k = 0; k < p->removed; k++) gone = gone || job->order[k] == l * H + h;
             if (gone) continue;
-            printf(" %" PRId64, h);
+            cli_print(" %" PRId64, h);
             kept++;
         }
-        printf("%s\n", kept ? "" : " none: only the residual, and the bias of the output");
+        cli_print("%s\n", kept ? "" : " none: only the residual, and the bias of the output");
     }
 }
 
@@ -103,14 +103,14 @@ static void print_last(const prune_job *job)
 {
     const int64_t few = job->count < 5 ? job->count : 5;
     if (few == 0) return;
-    printf("first to go:");
-    for (int64_t k = 0; k < few; k++) putchar(' '), print_head(job, job->order[k]);
-    printf("\nlast to go: ");
+    cli_print("first to go:");
+    for (int64_t k = 0; k < few; k++) cli_print(" "), print_head(job, job->order[k]);
+    cli_print("\nlast to go: ");
     for (int64_t k = 0; k < few; k++) {
-        putchar(' ');
+        cli_print(" ");
         print_head(job, job->order[job->count - 1 - k]);
     }
-    putchar('\n');
+    cli_print("\n");
 }
 
 void prune_print(const prune_job *job)
@@ -126,15 +126,16 @@ void prune_print_shared(const prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
     print_data(job);
-    printf("key/value heads: %" PRId64 " -> %" PRId64 ", each the mean of %" PRId64 "\n",
-           d->kv_heads, job->options->kv_heads, d->kv_heads / job->options->kv_heads);
-    printf("%-10s  %9s  %9s\n", "", "before", "after");
-    printf("%-10s  %9.4f  %9.4f\n", "loss", job->whole.loss, job->shared.loss);
-    printf("%-10s  %9.4f  %9.4f\n", prune_measured(job), job->whole.measure, job->shared.measure);
-    printf("%-10s  %9" PRId64 "  %9" PRId64 "\n", "parameters",
-           mha_transformer_size(job->model.net), job->shared_parameters);
-    puts("cached keys and values shrink as the key/value heads do; such a model wants to be "
-         "trained on");
+    cli_print("key/value heads: %" PRId64 " -> %" PRId64 ", each the mean of %" PRId64 "\n",
+              d->kv_heads, job->options->kv_heads, d->kv_heads / job->options->kv_heads);
+    cli_print("%-10s  %9s  %9s\n", "", "before", "after");
+    cli_print("%-10s  %9.4f  %9.4f\n", "loss", job->whole.loss, job->shared.loss);
+    cli_print("%-10s  %9.4f  %9.4f\n", prune_measured(job), job->whole.measure,
+              job->shared.measure);
+    cli_print("%-10s  %9" PRId64 "  %9" PRId64 "\n", "parameters",
+              mha_transformer_size(job->model.net), job->shared_parameters);
+    cli_print("cached keys and values shrink as the key/value heads do; such a model wants to be "
+              "trained on\n");
 }
 
 /* ---- CSV ------------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { WIDTH = 640, HEIGHT = 412, LEFT = 64, RIGHT = 624, TOP = 56, BOTTOM = 340 };
 
@@ -43,11 +44,17 @@ static double lowest(const prune_job *job)
 static void text(json_out *out, double x, double y, const char *anchor, const char *words)
 {
     json_print(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y, anchor);
-    for (; *words; words++)
-        if (*words == '<' || *words == '&')
-            json_print(out, *words == '<' ? "&lt;" : "&amp;");
-        else if ((unsigned char)*words >= 0x20)
-            json_put(out, words, 1);
+    for (const char *end = words + strlen(words); words < end;) {
+        const char *from = words;
+        bool hidden;
+        const uint32_t code = mha_text_next(&words, end, &hidden);
+        if (hidden)
+            json_print(out, "\xEF\xBF\xBD");
+        else if (code == '<' || code == '&')
+            json_print(out, code == '<' ? "&lt;" : "&amp;");
+        else
+            json_put(out, from, (size_t)(words - from));
+    }
     json_print(out, "</text>\n");
 }
 

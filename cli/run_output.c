@@ -436,8 +436,8 @@ cli_exit run_print_result(const run_results *results)
     run_array wide;
     cli_exit code = run_array_convert(&results->saved[0], MHA_F32, &wide);
     if (code != CLI_OK) return code;
-    printf("o %s %s\n", run_dtype_text(results->saved[0].dtype),
-           run_shape_text(&results->saved[0], shape, sizeof shape));
+    cli_print("o %s %s\n", run_dtype_text(results->saved[0].dtype),
+              run_shape_text(&results->saved[0], shape, sizeof shape));
     run_print_array(&wide.tensor);
     run_array_free(&wide);
     return CLI_OK;

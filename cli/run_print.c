@@ -63,9 +63,9 @@ void run_print_number(const run_format *format, double number)
 {
     number = unsigned_where_idle(number);
     if (format->style == 'f')
-        printf("%*.*f", format->width, format->digits, number);
+        cli_print("%*.*f", format->width, format->digits, number);
     else
-        printf("%*.*e", format->width, format->digits, number);
+        cli_print("%*.*e", format->width, format->digits, number);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -99,20 +99,20 @@ static void visit(array_walk *walk, int axis, int64_t at)
     int64_t n = tensor->shape[axis];
     bool last = axis + 1 == tensor->ndim;
     bool cut = (walk->cut && n > 2 * EDGE) || (last && n > MOST_COLUMNS);
-    if (walk->printing) putchar('[');
+    if (walk->printing) cli_print("[");
     for (int64_t i = 0; i < n; i++) {
         if (walk->printing && i > 0) {
-            for (int line = last ? 0 : tensor->ndim - 1 - axis; line > 0; line--) putchar('\n');
-            printf("%*s", last ? 1 : axis + 1, "");
+            for (int line = last ? 0 : tensor->ndim - 1 - axis; line > 0; line--) cli_print("\n");
+            cli_print("%*s", last ? 1 : axis + 1, "");
         }
         if (cut && i == EDGE) {
-            if (walk->printing) printf("...");
+            if (walk->printing) cli_print("...");
             i = n - EDGE - 1;
             continue;
         }
         visit(walk, axis + 1, at + i * tensor->stride[axis]);
     }
-    if (walk->printing) putchar(']');
+    if (walk->printing) cli_print("]");
 }
 
 void run_print_array(const mha_tensor *tensor)
@@ -124,5 +124,5 @@ void run_print_array(const mha_tensor *tensor)
     walk.format = run_format_of(walk.numbers, walk.count, 4, false);
     walk.printing = true;
     visit(&walk, 0, 0);
-    putchar('\n');
+    cli_print("\n");
 }

@@ -45,7 +45,7 @@ static void print_label(char letter, int64_t number, int width)
 {
     char text[32];
     snprintf(text, sizeof text, "%c%" PRId64, letter, number);
-    printf("%*s", width, text);
+    cli_print("%*s", width, text);
 }
 
 static int label_width(char letter, const int64_t *numbers, int64_t count)
@@ -62,24 +62,24 @@ static int label_width(char letter, const int64_t *numbers, int64_t count)
 static void print_heads(const table *t, int margin, const run_format *format, int sum_width)
 {
     if (!t->column && !t->sums) return;
-    printf("%*s", margin, "");
+    cli_print("%*s", margin, "");
     for (int64_t c = 0; c < t->column_count; c++) {
-        printf("  ");
+        cli_print("  ");
         if (t->column)
             print_label(t->column, t->columns ? t->columns[c] : c, format->width);
         else
-            printf("%*s", format->width, "");
+            cli_print("%*s", format->width, "");
     }
-    if (t->cut) printf("  ...");
-    if (t->sums) printf("   | %*s", sum_width, "sum");
-    putchar('\n');
+    if (t->cut) cli_print("  ...");
+    if (t->sums) cli_print("   | %*s", sum_width, "sum");
+    cli_print("\n");
 }
 
 static void print_cell(const run_format *format, double number)
 {
-    printf("  ");
+    cli_print("  ");
     if (isinf(number) && number < 0)
-        printf("%*s", format->width, ".");
+        cli_print("%*s", format->width, ".");
     else
         run_print_number(format, number);
 }
@@ -95,16 +95,16 @@ static void print_table(const table *t)
     int labels = label_width(t->row, t->rows, t->row_count);
     print_heads(t, labels + 4, &format, sums.width);
     for (int64_t r = 0; r < t->row_count; r++) {
-        printf("    ");
+        cli_print("    ");
         print_label(t->row, t->rows[r], labels);
         for (int64_t c = 0; c < t->column_count; c++)
             print_cell(&format, t->numbers[r * t->column_count + c]);
-        if (t->cut) printf("  ...");
+        if (t->cut) cli_print("  ...");
         if (t->sums) {
-            printf("   | ");
+            cli_print("   | ");
             run_print_number(&sums, t->sums[r]);
         }
-        putchar('\n');
+        cli_print("\n");
     }
 }
 
@@ -238,12 +238,12 @@ static void write_product(const run_board *board, int64_t head, int64_t kv_head)
         return;
     int64_t q = number_of(&board->rows, row), k = number_of(&board->columns, column);
     int64_t h = number_of(&board->heads, head);
-    printf("    q%" PRId64 ".k%" PRId64 " =", q, k);
+    cli_print("    q%" PRId64 ".k%" PRId64 " =", q, k);
     for (int64_t d = 0; d < size; d++)
-        printf("%s %.4g*%.4g", d ? " +" : "",
-               element(&p->q, board->batch, h, board->first_query + q, d),
-               element(&p->k, board->batch, kv_head, board->first_key + k, d));
-    printf(" = %.4g\n", run_board_at(board, BOARD_PRODUCTS, head, row, column));
+        cli_print("%s %.4g*%.4g", d ? " +" : "",
+                  element(&p->q, board->batch, h, board->first_query + q, d),
+                  element(&p->k, board->batch, kv_head, board->first_key + k, d));
+    cli_print(" = %.4g\n", run_board_at(board, BOARD_PRODUCTS, head, row, column));
 }
 
 /* row q0, key k1: e^2 / (e^0 + e^2) = 0.881 */
@@ -254,21 +254,22 @@ static void write_softmax(const run_board *board, int64_t head)
     if (!find_sample(board, head, &row, &column) ||
         visible_count(board, head, row) > MOST_WRITTEN_OUT)
         return;
-    printf("    q%" PRId64 " to k%" PRId64 ": e^%.4g / (", number_of(&board->rows, row),
-           number_of(&board->columns, column),
-           run_board_at(board, BOARD_MASKED, head, row, column));
+    cli_print("    q%" PRId64 " to k%" PRId64 ": e^%.4g / (", number_of(&board->rows, row),
+              number_of(&board->columns, column),
+              run_board_at(board, BOARD_MASKED, head, row, column));
     const char *plus = "";
     for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++) {
         if (hidden(board, head, row, c)) continue;
-        printf("%se^%.4g", plus, run_board_at(board, BOARD_MASKED, head, row, c));
+        cli_print("%se^%.4g", plus, run_board_at(board, BOARD_MASKED, head, row, c));
         plus = " + ";
     }
     if (p->desc.sink_logits) {
         const mha_tensor *sink = p->desc.sink_logits;
         int64_t h = number_of(&board->heads, head);
-        printf(" + e^%.4g of the sink", (double)((const float *)sink->data)[h * sink->stride[0]]);
+        cli_print(" + e^%.4g of the sink",
+                  (double)((const float *)sink->data)[h * sink->stride[0]]);
     }
-    printf(") = %.4g\n", run_board_at(board, BOARD_WEIGHTS, head, row, column));
+    cli_print(") = %.4g\n", run_board_at(board, BOARD_WEIGHTS, head, row, column));
 }
 
 /* o0 = 0.1 v0 + 0.9 v1 */
@@ -280,15 +281,15 @@ static void write_sum(const run_board *board, int64_t head)
         visible_count(board, head, row) > MOST_WRITTEN_OUT || board->problem->desc.shaw_values)
         return;
     bool gated = board->problem->desc.gates;
-    printf("    o%" PRId64 " = %s", number_of(&board->rows, row), gated ? "gate (" : "");
+    cli_print("    o%" PRId64 " = %s", number_of(&board->rows, row), gated ? "gate (" : "");
     const char *plus = "";
     for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++) {
         if (hidden(board, head, row, c)) continue;
-        printf("%s%.4g v%" PRId64, plus, run_board_at(board, step, head, row, c),
-               number_of(&board->columns, c));
+        cli_print("%s%.4g v%" PRId64, plus, run_board_at(board, step, head, row, c),
+                  number_of(&board->columns, c));
         plus = " + ";
     }
-    printf("%s\n", gated ? ")" : "");
+    cli_print("%s\n", gated ? ")" : "");
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -298,7 +299,7 @@ static void write_sum(const run_board *board, int64_t head)
 /* A title with its number; parts are joined as they are. */
 static void title(int *number, const char *text)
 {
-    printf("\n %d. %s\n", ++*number, text);
+    cli_print("\n %d. %s\n", ++*number, text);
 }
 
 static void scale_title(const run_board *board, char *text, size_t size)
@@ -352,10 +353,10 @@ static cli_exit show_inputs(const run_board *board, int64_t h, int64_t hk, int *
     const run_problem *p = board->problem;
     title(number, "Queries q, keys k and values v: a row for each token");
     cli_exit code = print_vectors(board, 'q', &p->plain_q, h, board->first_query, &board->rows);
-    if (code == CLI_OK) putchar('\n');
+    if (code == CLI_OK) cli_print("\n");
     if (code == CLI_OK)
         code = print_vectors(board, 'k', &p->plain_k, hk, board->first_key, &board->columns);
-    if (code == CLI_OK) putchar('\n');
+    if (code == CLI_OK) cli_print("\n");
     if (code == CLI_OK)
         code = print_vectors(board, 'v', &p->v, hk, board->first_key, &board->columns);
     bool norm = board->options->qk_norm, rope = board->options->rope;
@@ -365,7 +366,7 @@ static cli_exit show_inputs(const run_board *board, int64_t h, int64_t hk, int *
                   : rope       ? "RoPE: q and k turned by the positions of their tokens"
                                : "q and k as --dtype rounds them");
     code = print_vectors(board, 'q', &p->q, h, board->first_query, &board->rows);
-    if (code == CLI_OK) putchar('\n');
+    if (code == CLI_OK) cli_print("\n");
     if (code == CLI_OK)
         code = print_vectors(board, 'k', &p->k, hk, board->first_key, &board->columns);
     return code;
@@ -441,9 +442,9 @@ static cli_exit show_head(const run_board *board, int64_t head)
     const run_problem *p = board->problem;
     int64_t h = number_of(&board->heads, head), hk = h / (p->q.shape[1] / p->k.shape[1]);
     int number = 0;
-    printf("\nHead %" PRId64, h);
-    if (p->q.shape[1] != p->k.shape[1]) printf(", with key/value head %" PRId64, hk);
-    putchar('\n');
+    cli_print("\nHead %" PRId64, h);
+    if (p->q.shape[1] != p->k.shape[1]) cli_print(", with key/value head %" PRId64, hk);
+    cli_print("\n");
     cli_exit code = show_inputs(board, h, hk, &number);
     if (code == CLI_OK) code = show_scores(board, head, hk, &number);
     if (code == CLI_OK) code = show_weights(board, head, &number);
@@ -464,7 +465,7 @@ static cli_exit show_head(const run_board *board, int64_t head)
 static void say_part(const char *what, int64_t shown, int64_t count, bool *any)
 {
     if (shown >= count) return;
-    printf("%s%" PRId64 " of %" PRId64 " %s", *any ? ", " : "Shown: ", shown, count, what);
+    cli_print("%s%" PRId64 " of %" PRId64 " %s", *any ? ", " : "Shown: ", shown, count, what);
     *any = true;
 }
 
@@ -472,15 +473,16 @@ static void show_opening(const run_board *board)
 {
     const run_problem *p = board->problem;
     int64_t sequences = p->ragged ? p->desc.sequences : p->q.shape[0];
-    puts("Attention step by step: o = softmax(q k^T * scale) v");
-    if (sequences > 1) printf("Sequence %" PRId64 " of %" PRId64 "; ", board->sequence, sequences);
-    printf("%" PRId64 " head%s, %" PRId64 " queries, %" PRId64 " keys, head size %" PRId64
-           ", values of %" PRId64 "\n",
-           p->q.shape[1], p->q.shape[1] == 1 ? "" : "s", board->queries, board->keys, p->q.shape[3],
-           p->v.shape[3]);
+    cli_print("Attention step by step: o = softmax(q k^T * scale) v\n");
+    if (sequences > 1)
+        cli_print("Sequence %" PRId64 " of %" PRId64 "; ", board->sequence, sequences);
+    cli_print("%" PRId64 " head%s, %" PRId64 " queries, %" PRId64 " keys, head size %" PRId64
+              ", values of %" PRId64 "\n",
+              p->q.shape[1], p->q.shape[1] == 1 ? "" : "s", board->queries, board->keys,
+              p->q.shape[3], p->v.shape[3]);
     const mha_attention_desc *desc = &p->desc;
     int64_t offset = desc->q_offsets ? desc->q_offsets[board->sequence] : desc->q_offset;
-    if (offset != 0) printf("Query q<t> stands at key position t + %" PRId64 "\n", offset);
+    if (offset != 0) cli_print("Query q<t> stands at key position t + %" PRId64 "\n", offset);
     bool any = false;
     int64_t most = limit_of(board);
     say_part("heads", board->heads.tensor.shape[0], p->q.shape[1], &any);
@@ -489,8 +491,8 @@ static void show_opening(const run_board *board)
     say_part("numbers of a query or key", most, p->q.shape[3], &any);
     say_part("numbers of a value", most, p->v.shape[3], &any);
     if (any)
-        puts("; all is computed.\nOthers: --trace-head, --trace-row, --trace-key LIST; more: "
-             "--trace-limit N");
+        cli_print("; all is computed.\nOthers: --trace-head, --trace-row, --trace-key LIST; more: "
+                  "--trace-limit N\n");
 }
 
 cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem)

@@ -201,11 +201,12 @@ static void baselines(random_source *r)
         if (offset[i] > best_offset) best_offset = offset[i];
         if (slot[i] > best_slot) best_slot = slot[i];
     }
-    printf("Without attention: the nearest noun has the verb's number in %.1f %%\n"
-           "Where the subject is: the nearest noun in %.1f %%, the best fixed offset from the row "
-           "before\nthe verb in %.1f %%, the best fixed place in %.1f %%\n",
-           100.0 * (double)nearest / SENTENCES, 100.0 * (double)subject_nearest / SENTENCES,
-           100.0 * (double)best_offset / SENTENCES, 100.0 * (double)best_slot / SENTENCES);
+    cli_print(
+        "Without attention: the nearest noun has the verb's number in %.1f %%\n"
+        "Where the subject is: the nearest noun in %.1f %%, the best fixed offset from the row "
+        "before\nthe verb in %.1f %%, the best fixed place in %.1f %%\n",
+        100.0 * (double)nearest / SENTENCES, 100.0 * (double)subject_nearest / SENTENCES,
+        100.0 * (double)best_offset / SENTENCES, 100.0 * (double)best_slot / SENTENCES);
 }
 
 static const train_recipe recipe = {

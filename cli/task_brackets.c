@@ -92,10 +92,11 @@ static void baselines(random_source *r)
     }
     for (int i = 0; i < LENGTH; i++)
         if (offset[i] > best) best = offset[i];
-    printf("Without attention: the last bracket opened is the right one in %.1f %%, of the right "
-           "kind in %.1f %%;\nthe best fixed offset finds the opener in %.1f %%\n",
-           100.0 * (double)nearest / (double)probes, 100.0 * (double)sort / (double)probes,
-           100.0 * (double)best / (double)probes);
+    cli_print(
+        "Without attention: the last bracket opened is the right one in %.1f %%, of the right "
+        "kind in %.1f %%;\nthe best fixed offset finds the opener in %.1f %%\n",
+        100.0 * (double)nearest / (double)probes, 100.0 * (double)sort / (double)probes,
+        100.0 * (double)best / (double)probes);
 }
 
 static const train_recipe recipe = {

@@ -142,7 +142,7 @@ static cli_exit without_previous(train_model *model, const train_scores *all)
     for (int64_t h = 0; h < H; h++) off[h] = 1;
     if (code == CLI_OK) code = train_report_without(model, off, &none);
     if (code != CLI_OK) return code;
-    printf(
+    cli_print(
         "The heads of layer 0 together have %.2f of their weight on the token before, L0H%" PRId64
         " %.2f.\nThe prefix score of L%" PRId64 "H%" PRId64 ", %.2f, is %.2f without L0H%" PRId64
         " (right: %.1f %%) and %.2f without layer 0 "
@@ -159,9 +159,10 @@ static cli_exit more(train_model *model, const train_scores *all)
     cli_exit code = score_course(model, draw_longer, &within);
     if (code == CLI_OK) code = score_course(model, draw_beyond, &far);
     if (code != CLI_OK) return code;
-    printf("Periods of 25 to 30, longer than any in training: %.1f %%; far beyond, 30 to 40 in 96 "
-           "tokens: %.1f %%.\n",
-           100 * within, 100 * far);
+    cli_print(
+        "Periods of 25 to 30, longer than any in training: %.1f %%; far beyond, 30 to 40 in 96 "
+        "tokens: %.1f %%.\n",
+        100 * within, 100 * far);
     return model->recipe.model.num_layers > 1 ? without_previous(model, all) : CLI_OK;
 }
 

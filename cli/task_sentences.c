@@ -287,9 +287,10 @@ static void baselines(random_source *r)
     }
     for (int i = 0; i < LONGEST; i++)
         if (slot[i] > best) best = slot[i];
-    printf("Without attention: the nearest noun is right in %.1f %%, the best fixed place in %.1f "
-           "%%\n",
-           100.0 * (double)nearest / SENTENCES, 100.0 * (double)best / SENTENCES);
+    cli_print(
+        "Without attention: the nearest noun is right in %.1f %%, the best fixed place in %.1f "
+        "%%\n",
+        100.0 * (double)nearest / SENTENCES, 100.0 * (double)best / SENTENCES);
 }
 
 static const train_recipe recipe = {

@@ -28,19 +28,20 @@ static void print_sequence(const train_task *task, const train_batch *batch, int
 {
     int64_t from, to;
     find_words(task, batch, b, &from, &to);
-    printf("# sent_id = %s-%" PRId64 "\n# text =", task->name, number);
-    for (int64_t i = from; i < to; i++) printf(" %s", task->words[batch->tokens[b * batch->T + i]]);
-    putchar('\n');
+    cli_print("# sent_id = %s-%" PRId64 "\n# text =", task->name, number);
+    for (int64_t i = from; i < to; i++)
+        cli_print(" %s", task->words[batch->tokens[b * batch->T + i]]);
+    cli_print("\n");
     for (int64_t i = from; i < to; i++) {
         const train_probe *probe = probe_of(batch, b, i);
-        printf("%" PRId64 "\t%s\t_\t_\t_\t_\t", i - from + 1,
-               task->words[batch->tokens[b * batch->T + i]]);
+        cli_print("%" PRId64 "\t%s\t_\t_\t_\t_\t", i - from + 1,
+                  task->words[batch->tokens[b * batch->T + i]]);
         if (probe && probe->rights > 0 && probe->right[0] >= from && probe->right[0] < to)
-            printf("%" PRId64 "\tanswer\t_\t_\n", probe->right[0] - from + 1);
+            cli_print("%" PRId64 "\tanswer\t_\t_\n", probe->right[0] - from + 1);
         else
-            printf("_\t_\t_\t_\n");
+            cli_print("_\t_\t_\t_\n");
     }
-    putchar('\n');
+    cli_print("\n");
 }
 
 cli_exit train_print(const train_task *task, int64_t count)

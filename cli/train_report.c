@@ -44,11 +44,11 @@ cli_exit train_report_without(train_model *model, const uint8_t *off, train_scor
 
 static void print_accuracy(const train_task *task, const char *before, const train_scores *s)
 {
-    printf("%s %5.1f %%", before, 100 * train_accuracy(s));
+    cli_print("%s %5.1f %%", before, 100 * train_accuracy(s));
     for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
-        printf("%s%s %.1f %%", kind ? ", " : "  (", task->kinds[kind],
-               100 * train_accuracy_of(s, kind));
-    puts(task->kinds[1] ? ")" : "");
+        cli_print("%s%s %.1f %%", kind ? ", " : "  (", task->kinds[kind],
+                  100 * train_accuracy_of(s, kind));
+    cli_print("%s\n", task->kinds[1] ? ")" : "");
 }
 
 /* Every head: where it looks, and what is left without it. */
@@ -57,10 +57,10 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
     const train_task *task = model->task;
     mha_transformer_desc d;
     mha_transformer_describe(model->decoder.net, &d);
-    printf("\n%-6s", "head");
+    cli_print("\n%-6s", "head");
     for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
-        printf("  %6s: right wrong", task->kinds[kind]);
-    printf("%s  before   accuracy without it\n", task->kinds[1] ? "" : "  right");
+        cli_print("  %6s: right wrong", task->kinds[kind]);
+    cli_print("%s  before   accuracy without it\n", task->kinds[1] ? "" : "  right");
     for (int64_t l = 0; l < d.num_layers; l++)
         for (int64_t h = 0; h < d.num_heads; h++) {
             uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
@@ -69,14 +69,14 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
             cli_exit code = train_report_without(model, off, &s);
             if (code != CLI_OK) return code;
             left[l * d.num_heads + h] = train_accuracy(&s);
-            int used = printf("L%" PRId64 "H%" PRId64, l, h);
-            printf("%*s", used < 6 ? 6 - used : 0, "");
+            int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
+            cli_print("%*s", used < 6 ? 6 - used : 0, "");
             for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
-                printf("          %5.2f %5.2f", train_right(all, kind, l, h),
-                       train_wrong(all, kind, l, h));
-            if (!task->kinds[1]) printf("  %5.2f", train_right(all, 0, l, h));
-            printf("   %5.2f   %5.1f %%\n", train_previous(all, l, h),
-                   100 * left[l * d.num_heads + h]);
+                cli_print("          %5.2f %5.2f", train_right(all, kind, l, h),
+                          train_wrong(all, kind, l, h));
+            if (!task->kinds[1]) cli_print("  %5.2f", train_right(all, 0, l, h));
+            cli_print("   %5.2f   %5.1f %%\n", train_previous(all, l, h),
+                      100 * left[l * d.num_heads + h]);
         }
     return CLI_OK;
 }
@@ -107,8 +107,8 @@ static cli_exit print_ablations(train_model *model, const double *left, int64_t 
 void train_report_size(train_model *model)
 {
     const int64_t parameters = model->decoder.size + (model->encoder.net ? model->encoder.size : 0);
-    printf("The model: %s parameters, %s a step\n", words_count(parameters).text,
-           words_flops(train_model_flops(model)).text);
+    cli_print("The model: %s parameters, %s a step\n", words_count(parameters).text,
+              words_flops(train_model_flops(model)).text);
 }
 
 cli_exit train_report_print(train_model *model, train_finding *found)
@@ -135,19 +135,19 @@ cli_exit train_report_print(train_model *model, train_finding *found)
     find_best(&d, all, &layer, &head);
     found->layer = layer;
     found->head = head;
-    printf("\nL%" PRId64 "H%" PRId64 " looks at what is right: it has %.0f %%", layer, head,
-           100 * train_right(all, 0, layer, head));
-    if (task->kinds[1]) printf(" (%s)", task->kinds[0]);
+    cli_print("\nL%" PRId64 "H%" PRId64 " looks at what is right: it has %.0f %%", layer, head,
+              100 * train_right(all, 0, layer, head));
+    if (task->kinds[1]) cli_print(" (%s)", task->kinds[0]);
     for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
-        printf(", %.0f %% (%s)", 100 * train_right(all, kind, layer, head), task->kinds[kind]);
-    printf(
+        cli_print(", %.0f %% (%s)", 100 * train_right(all, kind, layer, head), task->kinds[kind]);
+    cli_print(
         " of its weight there; without it %.1f %% are right.\nIts heaviest column is a right one "
         "in %.1f %%",
         100 * left[layer * d.num_heads + head], 100 * train_hits(all, 0, layer, head));
-    if (task->kinds[1]) printf(" (%s)", task->kinds[0]);
+    if (task->kinds[1]) cli_print(" (%s)", task->kinds[0]);
     for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
-        printf(", %.1f %% (%s)", 100 * train_hits(all, kind, layer, head), task->kinds[kind]);
-    puts(".");
+        cli_print(", %.1f %% (%s)", 100 * train_hits(all, kind, layer, head), task->kinds[kind]);
+    cli_print(".\n");
     code = print_ablations(model, left, layer * d.num_heads + head);
     return code == CLI_OK && task->more ? task->more(model, all) : code;
 }

@@ -92,7 +92,7 @@ static cli_exit print_heads(train_model *model, train_finding *found)
     mha_transformer_desc d;
     double most = -INFINITY;
     mha_transformer_describe(model->decoder.net, &d);
-    puts("\nhead    before   <s>   perplexity without it");
+    cli_print("\nhead    before   <s>   perplexity without it\n");
     for (int64_t i = 0; i < d.num_layers * d.num_heads; i++) {
         const int64_t l = i / d.num_heads, h = i % d.num_heads;
         uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
@@ -100,18 +100,18 @@ static cli_exit print_heads(train_model *model, train_finding *found)
         off[i] = 1;
         cli_exit code = train_report_without(model, off, &s);
         if (code != CLI_OK) return code;
-        const int used = printf("L%" PRId64 "H%" PRId64, l, h);
-        printf("%*s  %5.2f %5.2f   %.2f\n", used < 6 ? 6 - used : 0, "", train_previous(all, l, h),
-               train_first(all, l, h), exp(s.loss));
+        const int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
+        cli_print("%*s  %5.2f %5.2f   %.2f\n", used < 6 ? 6 - used : 0, "",
+                  train_previous(all, l, h), train_first(all, l, h), exp(s.loss));
         found->left[i] = exp(s.loss);
         if (s.loss <= most) continue;
         most = s.loss;
         found->layer = l;
         found->head = h;
     }
-    printf("\nL%" PRId64 "H%" PRId64
-           " matters most: without it the perplexity is %.2f instead of %.2f.\n",
-           found->layer, found->head, exp(most), exp(all->loss));
+    cli_print("\nL%" PRId64 "H%" PRId64
+              " matters most: without it the perplexity is %.2f instead of %.2f.\n",
+              found->layer, found->head, exp(most), exp(all->loss));
     return CLI_OK;
 }
 
@@ -127,15 +127,16 @@ cli_exit train_text_print(train_model *model, train_finding *found)
         code = train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL,
                                  &found->all);
     if (code != CLI_OK) return code;
-    printf("The text: %" PRId64 " %s, %" PRId64 " different ones; %" PRId64
-           " are the vocabulary, %.1f %% of the text is <unk>\n",
-           text->count, characters ? "characters" : "words and marks", text->kinds,
-           text->word_count - 2, 100.0 * (double)text->unknown / (double)text->count);
+    cli_print("The text: %" PRId64 " %s, %" PRId64 " different ones; %" PRId64
+              " are the vocabulary, %.1f %% of the text is <unk>\n",
+              text->count, characters ? "characters" : "words and marks", text->kinds,
+              text->word_count - 2, 100.0 * (double)text->unknown / (double)text->count);
     train_report_size(model);
-    printf("Without attention: perplexity %.2f by how frequent each %s is, %.2f by pairs of them\n",
-           exp(guesses[0]), one, exp(guesses[1]));
-    printf("On held-out text: perplexity %.2f a %s (loss %.4f", exp(all->loss), one, all->loss);
-    if (characters) printf(", %.3f bits", all->loss / log(2));
-    printf("), the likeliest %s is right in %.1f %%\n", one, 100 * train_accuracy(all));
+    cli_print(
+        "Without attention: perplexity %.2f by how frequent each %s is, %.2f by pairs of them\n",
+        exp(guesses[0]), one, exp(guesses[1]));
+    cli_print("On held-out text: perplexity %.2f a %s (loss %.4f", exp(all->loss), one, all->loss);
+    if (characters) cli_print(", %.3f bits", all->loss / log(2));
+    cli_print("), the likeliest %s is right in %.1f %%\n", one, 100 * train_accuracy(all));
     return print_heads(model, found);
 }

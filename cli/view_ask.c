@@ -189,13 +189,13 @@ static mha_status measure_effects(ask_run *run)
         float *gate =
             run->gates + ask->heads[i].layer * run->model.desc.num_heads + ask->heads[i].head;
         if (shown)
-            fprintf(stderr, "\r\033[Kwithout head %" PRId64 " of %" PRId64, i + 1, ask->count);
+            cli_print_to(stderr, "\r\033[Kwithout head %" PRId64 " of %" PRId64, i + 1, ask->count);
         *gate = 0;
         status = forward(run);
         *gate = 1;
         ask->heads[i].value[ASK_EFFECT] = change(run, predicted);
     }
-    if (shown) fputs("\r\033[K", stderr);
+    if (shown) cli_print_to(stderr, "\r\033[K");
     return status;
 }
 

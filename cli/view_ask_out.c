@@ -81,36 +81,14 @@ static void describe_word(const ask_word *word, char *out, size_t size)
                  word->first + word->count - 1);
 }
 
-void view_print_lines(const char *text, int64_t width)
-{
-    char line[512] = "";
-    int64_t used = 0;
-    while (*text) {
-        char word[256];
-        size_t bytes = strcspn(text, " ");
-        snprintf(word, sizeof word, "%.*s", (int)(bytes < sizeof word ? bytes : sizeof word - 1),
-                 text);
-        const int64_t columns = mha_text_columns(word);
-        if (used > 0 && (used + 1 + columns > width || strlen(line) + bytes + 2 > sizeof line)) {
-            printf("%s\n", line);
-            line[0] = '\0';
-            used = 0;
-        }
-        snprintf(line + strlen(line), sizeof line - strlen(line), "%s%s", used ? " " : "", word);
-        used += columns + (used > 0);
-        text += bytes + strspn(text + bytes, " ");
-    }
-    if (used > 0) printf("%s\n", line);
-}
-
 static void print_question(const view_options *options, const view_ask *ask, int64_t width)
 {
     char from[120], to[120], line[1400], text[1200];
     describe_word(&ask->from, from, sizeof from);
     describe_word(&ask->to, to, sizeof to);
     snprintf(line, sizeof line, "%s: heads that look from %s at %s", ask->source.name, from, to);
-    view_print_lines(line, width);
-    if (view_join_texts(&ask->source, 140, text, sizeof text)) view_print_lines(text, width);
+    cli_print_wrapped("", line, width);
+    if (view_join_texts(&ask->source, 140, text, sizeof text)) cli_print_wrapped("", text, width);
     snprintf(
         line, sizeof line,
         "weight: of the attention of that row; %.4f by chance. arrives: the same of the length "
@@ -119,11 +97,11 @@ static void print_question(const view_options *options, const view_ask *ask, int
         ask->predicts
             ? "without the head, the fall of the log-probability of what that row predicts"
             : "without the head, the turn of that row's last hidden state, 1 - cosine");
-    view_print_lines(line, width);
+    cli_print_wrapped("", line, width);
     if (ask->predicts) {
         snprintf(line, sizeof line, "that row predicts: %.80s (probability %.3f)", ask->predicted,
                  ask->probability);
-        view_print_lines(line, width);
+        cli_print_wrapped("", line, width);
     }
     (void)options;
 }
@@ -132,13 +110,13 @@ static void print_head(const ask_head *head, bool ranks)
 {
     char name[48], rank[32];
     snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, head->layer, head->head);
-    printf("%-7s", name);
+    cli_print("%-7s", name);
     for (int by = 0; by < ASK_MEASURES; by++) {
         snprintf(rank, sizeof rank, "#%" PRId64, head->rank[by]);
-        printf(" %8.4f", head->value[by]);
-        if (ranks) printf(" %5s", rank);
+        cli_print(" %8.4f", head->value[by]);
+        if (ranks) cli_print(" %5s", rank);
     }
-    printf("\n");
+    cli_print("\n");
 }
 
 cli_exit view_ask_print(const view_options *options, const view_ask *ask)
@@ -153,16 +131,16 @@ cli_exit view_ask_print(const view_options *options, const view_ask *ask)
     cli_exit code = view_ask_order(ask, (ask_measure)options->sort, &order);
     if (code != CLI_OK) return code;
     print_question(options, ask, width);
-    printf("\n%-7s", "head");
+    cli_print("\n%-7s", "head");
     for (int by = 0; by < ASK_MEASURES; by++)
-        printf(ranks ? " %8s %5s" : " %8s%s", names[by], ranks ? "rank" : "");
-    printf("\n");
+        cli_print(ranks ? " %8s %5s" : " %8s%s", names[by], ranks ? "rank" : "");
+    cli_print("\n");
     for (int64_t i = 0; i < shown; i++) print_head(&ask->heads[order[i]], ranks);
     if (shown < ask->count) {
         char line[120];
         snprintf(line, sizeof line, "%" PRId64 " of %" PRId64 " heads, by %s; --json - has all",
                  shown, ask->count, names[options->sort]);
-        view_print_lines(line, width);
+        cli_print_wrapped("", line, width);
     }
     free(order);
     return CLI_OK;

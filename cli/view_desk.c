@@ -373,8 +373,8 @@ static int64_t nearest(const desk *d, int64_t head)
 static void print_table(const desk *d, int64_t width)
 {
     const bool wide = width >= 60;
-    printf("%-7s %7s %7s %9s%s\n", "head", "length", "share", "nearest",
-           wide ? "  loudest at" : "");
+    cli_print("%-7s %7s %7s %9s%s\n", "head", "length", "share", "nearest",
+              wide ? "  loudest at" : "");
     for (int64_t h = 0; h < d->H; h++) {
         double length = 0;
         int64_t loud = 0, near = nearest(d, h);
@@ -387,11 +387,11 @@ static void print_table(const desk *d, int64_t width)
         if (near >= 0)
             snprintf(other, sizeof other, "H%" PRId64 " %.2f", near,
                      (double)d->cosines[h * d->H + near]);
-        printf("%-7s %7.3f %7.3f %9s", name, length, mean_share(d, h), other);
+        cli_print("%-7s %7.3f %7.3f %9s", name, length, mean_share(d, h), other);
         if (wide)
-            printf("  %.30s (%.2f)", d->tokens.list.items[loud].text,
-                   (double)d->shares[h * d->T + loud]);
-        printf("\n");
+            cli_print("  %.30s (%.2f)", d->tokens.list.items[loud].text,
+                      (double)d->shares[h * d->T + loud]);
+        cli_print("\n");
     }
 }
 
@@ -401,13 +401,15 @@ static void print_desk(const desk *d)
     const int64_t width = view_terminal(d->options).columns;
     snprintf(line, sizeof line, "%s: what the heads of layer %" PRId64 " write", d->source.name,
              d->layer);
-    view_print_lines(line, width);
-    if (view_join_texts(&d->source, 140, text, sizeof text)) view_print_lines(text, width);
-    view_print_lines("length: of what a head adds to the stream, ||W_O z||, mean over tokens. "
-                     "share: of the sum of all heads' lengths. nearest: the head whose terms point "
-                     "the same way, and their mean cosine",
-                     width);
-    printf("\n");
+    cli_print_wrapped("", line, width);
+    if (view_join_texts(&d->source, 140, text, sizeof text)) cli_print_wrapped("", text, width);
+    cli_print_wrapped(
+        "",
+        "length: of what a head adds to the stream, ||W_O z||, mean over tokens. "
+        "share: of the sum of all heads' lengths. nearest: the head whose terms point "
+        "the same way, and their mean cosine",
+        width);
+    cli_print("\n");
     print_table(d, width);
 }
 

@@ -6,7 +6,4 @@
 
 cli_exit view_desk(const view_options *options);
 
-/* Lines of at most `width` columns, broken at spaces. */
-void view_print_lines(const char *text, int64_t width);
-
 #endif

@@ -116,14 +116,14 @@ static progress_line start_progress(const view_options *options)
 
 static void clear_progress(const progress_line *progress)
 {
-    if (progress->on) fputs("\r\033[K", stderr);
+    if (progress->on) cli_print_to(stderr, "\r\033[K");
 }
 
 static mha_status after_layer(void *user, int64_t layer)
 {
     const progress_line *progress = user;
     if (progress->on)
-        fprintf(stderr, "\r\033[Klayer %" PRId64 " of %" PRId64, layer + 1, progress->layers);
+        cli_print_to(stderr, "\r\033[Klayer %" PRId64 " of %" PRId64, layer + 1, progress->layers);
     return MHA_OK;
 }
 
@@ -230,7 +230,7 @@ static cli_exit describe(const text_model *model, attention_maps *maps)
 
 static cli_exit load(const view_options *options, const progress_line *progress, text_model *model)
 {
-    if (progress->on) fprintf(stderr, "\r\033[Kloading %s", options->model);
+    if (progress->on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
     cli_exit code =
         text_model_open(VIEW, options->model, options->threads, TEXT_MODEL_SEGMENTS, model);
     if (code == CLI_OK) clear_progress(progress);

@@ -78,8 +78,9 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
     const int64_t blocks = maps->cols.count, cell = maps->cell;
     (void)b;
     if (x->progress)
-        fprintf(stderr, "\r\033[Klayer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64,
-                x->layer + 1, maps->layers, row, maps->tokens.count);
+        cli_print_to(stderr,
+                     "\r\033[Klayer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64,
+                     x->layer + 1, maps->layers, row, maps->tokens.count);
     for (int64_t h = 0; h < p->shape[0]; h++) {
         if (!x->picks->on[x->layer * x->picks->heads + h]) continue;
         for (int64_t r = 0; r < p->shape[1]; r++) {
@@ -185,6 +186,6 @@ cli_exit view_pool_maps(const text_model *model, const text_tokens *tokens, int6
     maps->causal = model->causal;
     if (code == CLI_OK)
         code = model->segments ? pool_segments(model, tokens, &x) : pool_net(model, tokens, &x);
-    if (progress) fputs("\r\033[K", stderr);
+    if (progress) cli_print_to(stderr, "\r\033[K");
     return code;
 }

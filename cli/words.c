@@ -1,6 +1,8 @@
 /* See words.h. Returned by value, so that they can stand in a call. */
 #include "words.h"
 
+#include "print.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -60,21 +62,5 @@ words words_flops(double flops)
 void words_print(const char *label, const char *text)
 {
     enum { WIDTH = 88 };
-    size_t indent = strlen(label), column = indent;
-    printf("%s", label);
-    while (*text) {
-        size_t word = strcspn(text, " ");
-        if (column > indent && column + 1 + word > WIDTH) {
-            printf("\n%*s", (int)indent, "");
-            column = indent;
-        } else if (column > indent) {
-            putchar(' ');
-            column++;
-        }
-        printf("%.*s", (int)word, text);
-        column += word;
-        text += word;
-        text += strspn(text, " ");
-    }
-    putchar('\n');
+    cli_print_wrapped(label, text, WIDTH);
 }

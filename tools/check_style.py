@@ -3,8 +3,9 @@
 
 Fails on: tabs, blanks at line ends, carriage returns, a missing or doubled final newline; words and
 hosts that must not be in the tree; a public function whose comment lacks one of the words Memory,
-Errors, Threads, Since; a library source that prints, exits or aborts; two sources of one name; a C
-program in a document that is not, word for word, a file in examples/ (which the tests run).
+Errors, Threads, Since; a library source that prints, exits or aborts; a source of the program that prints
+past cli/print.c; two sources of one name; a C program in a document that is not, word for word, a
+file in examples/ (which the tests run).
 Lists, without failing: functions longer than 80 lines.
 """
 import pathlib
@@ -27,6 +28,9 @@ FORBIDDEN = [
 HEADINGS = ("Memory", "Errors", "Threads", "Since")
 BANNED_CALL = re.compile(r"(?<![\w.>])(printf|puts|putchar|perror|exit|_Exit|abort|system)\s*\(")
 LIBRARY = ("src/",)
+# One way to the standard streams, so that nobody forgets what a name may do to a terminal.
+PRINTING = re.compile(r"(?<![\w.>])(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|v?dprintf|write)\s*\(")
+PRINTS = ("cli/print.c", "cli/files.c")
 LONG = 80
 
 
@@ -85,6 +89,13 @@ def check_calls(name, text):
             yield f"{name}:{number}: a library must not call {match.group(1)}()"
 
 
+def check_printing(name, text):
+    for number, line in enumerate(strip_comments(text).split("\n"), 1):
+        if match := PRINTING.search(line):
+            yield f"{name}:{number}: {match.group(1)}() in cli/: what people read goes through " \
+                  "cli_print() (print.h), data through files.h"
+
+
 def long_functions(name, text):
     """Functions whose opening and closing braces stand in column 0, as .clang-format puts them."""
     opened = None
@@ -133,6 +144,8 @@ def main():
             errors += check_public_comments(name, text)
         if name.startswith(LIBRARY) and name.endswith((".c", ".h")):
             errors += check_calls(name, text)
+        if name.startswith("cli/") and name.endswith((".c", ".h")) and name not in PRINTS:
+            errors += check_printing(name, text)
         if name.endswith((".c", ".h")):
             notes += long_functions(name, text)
     errors += same_names(names)

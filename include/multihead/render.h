@@ -422,6 +422,17 @@ MHA_API MHA_NODISCARD mha_status mha_render_terminal(const mha_figure *figure,
  */
 MHA_API int64_t mha_text_columns(const char *text);
 
+/**
+ * The next code point of a UTF-8 text that ends before end; *text moves behind it. A byte that
+ * belongs to no well-formed sequence gives U+FFFD and moves by one. *hidden says whether a terminal
+ * would obey it, or show nothing or something else than is there: controls of both sets (U+0000 ..
+ * U+001F, U+007F .. U+009F), marks of direction, separators of lines, what has neither shape nor
+ * width (joiners aside, which scripts and emoji need), tags, noncharacters, and such a stray byte.
+ *
+ * Memory   none.   Errors  none; *text must be before end.   Threads  any.   Since  0.1
+ */
+MHA_API uint32_t mha_text_next(const char **text, const char *end, bool *hidden);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,7 +4,8 @@
 
 #include "sink.h"
 
-/* A string; NULL is null. Invalid UTF-8 becomes U+FFFD; < > & and line separators are escaped. */
+/* A string; NULL is null. Invalid UTF-8 becomes U+FFFD; < > & and what mhai_text_hidden() names are
+ * escaped. */
 void mhai_html_json_text(mhai_writer *writer, const char *text);
 
 /* A number with 9 digits at most; null unless it is finite. */

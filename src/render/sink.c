@@ -84,11 +84,12 @@ static const char *entity(uint32_t code)
     }
 }
 
-/* XML 1.0, production 2: some characters cannot be written at all, not even as references. */
+/* XML 1.0, production 2: some characters cannot be written at all, not even as references. Others,
+ * U+007F .. U+009F, it advises against, and a file may be looked at in a terminal. */
 static bool xml_forbids(uint32_t code)
 {
-    return (code < 0x20 && code != '\t' && code != '\n' && code != '\r') || code == 0xFFFE ||
-           code == 0xFFFF;
+    return (code < 0x20 && code != '\t' && code != '\n' && code != '\r') ||
+           (code >= 0x7F && code < 0xA0) || code == 0xFFFE || code == 0xFFFF;
 }
 
 void mhai_sink_escaped(mhai_writer *writer, const char *text)

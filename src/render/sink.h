@@ -24,8 +24,8 @@ void mhai_sink_print(mhai_writer *writer, const char *format, ...) MHA_PRINTF(2,
 /* A coordinate: at most 2 decimals, no trailing zeros. */
 void mhai_sink_real(mhai_writer *writer, double value);
 
-/* Text for XML or HTML, element content and attributes alike: & < > " ' are escaped; invalid UTF-8
- * and what XML 1.0 cannot hold become U+FFFD. */
+/* Text for XML or HTML, element content and attributes alike: & < > " ' are escaped; invalid UTF-8,
+ * what XML 1.0 cannot hold and controls become U+FFFD. */
 void mhai_sink_escaped(mhai_writer *writer, const char *text);
 
 void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count);

@@ -113,10 +113,27 @@ int64_t mha_text_columns(const char *text)
  * and emoji need them. */
 static bool hidden_control(uint32_t code)
 {
-    return code == 0x00AD || code == 0x200B || code == 0x200E || code == 0x200F ||
+    return code == 0x00AD || code == 0x061C || code == 0x200B || code == 0x200E || code == 0x200F ||
            (code >= 0x2028 && code <= 0x202E) || (code >= 0x2060 && code <= 0x206F) ||
-           code == 0xFEFF || (code >= 0xFFF9 && code <= 0xFFFB) ||
+           code == 0xFEFF || (code >= 0xFFF9 && code <= 0xFFFB) || (code & 0xFFFE) == 0xFFFE ||
            (code >= 0xE0000 && code <= 0xE0FFF);
+}
+
+bool mhai_text_hidden(uint32_t code)
+{
+    return code < 0x20 || (code >= 0x7F && code < 0xA0) || hidden_control(code);
+}
+
+uint32_t mha_text_next(const char **text, const char *end, bool *hidden)
+{
+    char ahead[5] = ""; /* the longest sequence, which must not reach behind the end */
+    const char *next = ahead;
+    memcpy(ahead, *text, end - *text < 4 ? (size_t)(end - *text) : 4);
+    const uint32_t code = *ahead ? mhai_text_next(&next) : 0;
+    const int64_t length = *ahead ? next - ahead : 1;
+    *hidden = mhai_text_hidden(code) || (code == REPLACEMENT && length == 1);
+    *text += length;
+    return code;
 }
 
 /* What is drawn for one code point, as UTF-8. */

@@ -1,0 +1,32 @@
+/* The one way to stdout and stderr for whatever people read.
+ *
+ * A format is ours: it may hold line ends and what steers a terminal. An argument may come from
+ * anywhere (a token, a folder's name, a config.json): what of it a terminal would obey or not show
+ * (mha_text_next() in render.h) is written \x1b, \u202e or \U000e0041, a line end too, so that no
+ * name makes a line of its own; bytes that are not UTF-8 are written \xff. tools/check_style.py
+ * lets nothing else in cli/ write to the two streams; files.c has what is data: JSON, CSV, SVG,
+ * arrays.
+ */
+#ifndef CLI_PRINT_H
+#define CLI_PRINT_H
+
+#include <multihead/base.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+
+/* printf() of d i u x c s e f g and %%, with flags - + 0, width, precision and l ll z j. A width is
+ * in columns of the terminal, of what is written; a precision is in bytes and cuts no character
+ * in two. Returns the columns written, all lines together. */
+int cli_print(const char *format, ...) MHA_PRINTF(1, 2);
+int cli_print_to(FILE *file, const char *format, ...) MHA_PRINTF(2, 3);
+int cli_print_list(FILE *file, const char *format, va_list arguments) MHA_PRINTF(2, 0);
+
+/* text on stdout behind label, broken at spaces where the width ends, each further line indented by
+ * the label's columns. */
+void cli_print_wrapped(const char *label, const char *text, int64_t width);
+
+/* text on stdout, cut to so many columns, the last one an ellipsis where something is left out. */
+void cli_print_cut(const char *text, int64_t columns, bool ascii);
+
+#endif
