@@ -50,8 +50,8 @@ static void text(json_out *out, double x, double y, const char *anchor, const ch
         const uint32_t code = mha_text_next(&words, end, &hidden);
         if (hidden)
             json_print(out, "\xEF\xBF\xBD");
-        else if (code == '<' || code == '&')
-            json_print(out, code == '<' ? "&lt;" : "&amp;");
+        else if (code == '<' || code == '>' || code == '&') /* ">" for the sake of "]]>" */
+            json_print(out, "&#%d;", (int)code);
         else
             json_put(out, from, (size_t)(words - from));
     }

@@ -276,6 +276,36 @@ def texts_come_back(f):
     check(json.loads(data)["panels"] != [], "HTML: the data")
 
 
+def every_character_in_xml(f):
+    """A title of every character up to U+00FF, and of what XML 1.0 has not: the parser reads the same
+    characters, and U+FFFD for controls and what is no character."""
+    bmp = "".join(map(chr, range(1, 256))).replace("/", "")
+    names = [bmp[:80], bmp[80:160], bmp[160:], "\ud7ff\ue000\ufdd0\ufffd\ufffe\uffff\U0001fffe\U0010ffff",
+             b"\xed\xa0\x80\xed\xbf\xbf\xf4\x90\x80\x80\xc0\x80\xff&<>\"']]>"]
+    sentence = FOLDER / "sentence.txt"
+    sentence.write_text("red green\n")
+    for raw in (os.fsencode(name) if isinstance(name, str) else name for name in names):
+        shown = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]", "\ufffd",
+                       raw.decode("utf-8", "surrogateescape"))
+        shown = re.sub("[\udc80-\udcff]", "\ufffd", shown).replace("\r\n", "\n").replace("\r", "\n")
+        for command, target, rest in (("view", "bert", ["a", "--svg", "-"]), ("explain", "bert", ["--svg", "-"]),
+                                      ("prune", "causal", ["--text", sentence, "--svg", "-"])):
+            link = FOLDER / command / os.fsdecode(raw)
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(f[target])
+            result = run(command, link, *rest)
+            if not check(result.code == 0, f"{command}, {raw[:20]!r}: {result.err[-200:]!r}"):
+                continue
+            try:
+                root = ElementTree.fromstring(result.out)
+            except ElementTree.ParseError as error:
+                check(False, f"{command} --svg, {raw[:20]!r}: {error}")
+                continue
+            texts = [element.text or "" for element in root.iter()]
+            if command == "view":
+                check(shown in texts, f"view --svg: the title of {raw[:20]!r}")
+
+
 def walk(value):
     if isinstance(value, dict):
         for item in value.values():
@@ -309,6 +339,7 @@ def main():
     clean(run(EVIL_TEXT).err, "text", "an unknown subcommand")
     clean(run("-" + EVIL_TEXT).err, "text", "an unknown option")
     texts_come_back(files)
+    every_character_in_xml(files)
     environment_variables(files)
     finish()
 
