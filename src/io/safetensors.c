@@ -32,6 +32,10 @@ struct mha_safetensors {
     entry *entries; /* [count] in the order of the header */
 };
 
+/* Where an entry's description keeps its index: a key that the format has not, so that names are
+ * found by the hash that jansson keeps of them (seeded at random, against hostile names). */
+static const char index_key[] = "index";
+
 static mha_status bad(const char *path, const char *tensor, const char *what)
 {
     return mha_fail(MHA_ERR_FORMAT, "%s: tensor '%s': %s; the file is damaged, fetch it again",
@@ -131,23 +135,30 @@ static mha_status check_metadata(const char *path, json_t *metadata)
     return MHA_OK;
 }
 
+static mha_status no_table(const char *path, size_t count)
+{
+    return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %zu tensors",
+                    mhai_show_path(path).text, count);
+}
+
 static mha_status read_entries(const char *path, mha_safetensors *file)
 {
     const char *key;
     json_t *value;
-    file->entries = calloc(json_object_size(file->header) + 1, sizeof *file->entries);
-    if (!file->entries)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %zu tensors",
-                        mhai_show_path(path).text, json_object_size(file->header));
+    const size_t most = json_object_size(file->header);
+    file->entries = calloc(most + 1, sizeof *file->entries);
+    if (!file->entries) return no_table(path, most);
     json_object_foreach(file->header, key, value)
     {
         if (strcmp(key, "__metadata__") == 0) {
             MHA_TRY(check_metadata(path, value));
             continue;
         }
-        entry *tensor = &file->entries[file->count++];
+        entry *tensor = &file->entries[file->count];
         tensor->name = key;
         MHA_TRY(read_entry(path, value, file->data_bytes, tensor));
+        if (json_object_set_new(value, index_key, json_integer(file->count++)) != 0)
+            return no_table(path, most);
     }
     return MHA_OK;
 }
@@ -162,9 +173,7 @@ static int by_offset(const void *a, const void *b)
 static mha_status check_cover(const char *path, const mha_safetensors *file)
 {
     const entry **order = calloc((size_t)file->count + 1, sizeof(const entry *));
-    if (!order)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %lld tensors",
-                        mhai_show_path(path).text, (long long)file->count);
+    if (!order) return no_table(path, (size_t)file->count);
     for (int64_t i = 0; i < file->count; i++) order[i] = &file->entries[i];
     qsort(order, (size_t)file->count, sizeof(const entry *), by_offset);
     mha_status status = MHA_OK;
@@ -269,9 +278,9 @@ const char *mha_safetensors_name(const mha_safetensors *file, int64_t index)
 
 int64_t mha_safetensors_find(const mha_safetensors *file, const char *name)
 {
-    for (int64_t i = 0; file && name && i < file->count; i++)
-        if (strcmp(file->entries[i].name, name) == 0) return i;
-    return -1;
+    if (!file || !name) return -1;
+    const json_t *index = json_object_get(json_object_get(file->header, name), index_key);
+    return json_is_integer(index) ? (int64_t)json_integer_value(index) : -1; /* no metadata */
 }
 
 const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key)
