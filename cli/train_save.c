@@ -157,12 +157,9 @@ static bool read_array(const mha_safetensors *file, const char *name, mha_dtype 
                        int64_t count, void *out)
 {
     mha_tensor tensor;
-    int64_t index = mha_safetensors_find(file, name), have = 0;
-    if (index < 0 || mha_safetensors_tensor(file, index, &tensor) != MHA_OK) return false;
-    if (tensor.dtype != dtype || mha_tensor_count(&tensor, &have) != MHA_OK || have != count)
-        return false;
-    if (count > 0) memcpy(out, tensor.data, (size_t)count * mha_dtype_size(dtype));
-    return true;
+    const int64_t index = mha_safetensors_find(file, name);
+    return index >= 0 && mha_safetensors_peek(file, index, &tensor) == MHA_OK &&
+           tensor.dtype == dtype && mha_safetensors_read(file, index, dtype, count, out) == MHA_OK;
 }
 
 static cli_exit grow_curve(train_run *run, int64_t looks)
@@ -180,7 +177,7 @@ static cli_exit read_curve(train_run *run, const char *path, const mha_safetenso
 {
     mha_tensor curve;
     int64_t index = mha_safetensors_find(file, "curve"), most = INT64_C(1) << 24;
-    if (index < 0 || mha_safetensors_tensor(file, index, &curve) != MHA_OK || curve.ndim != 2 ||
+    if (index < 0 || mha_safetensors_peek(file, index, &curve) != MHA_OK || curve.ndim != 2 ||
         curve.shape[1] != TRAIN_CURVE_COLUMNS || curve.shape[0] > most)
         return foreign(path, "no state of a training");
     cli_exit code = grow_curve(run, curve.shape[0]);
@@ -204,7 +201,7 @@ static cli_exit read_frames(train_run *run, const char *path, const mha_safetens
     uint64_t spacing;
     const int64_t index = mha_safetensors_find(file, "frame_steps");
     if (index < 0 || f->most == 0) return CLI_OK;
-    if (mha_safetensors_tensor(file, index, &steps) != MHA_OK || steps.ndim != 1 ||
+    if (mha_safetensors_peek(file, index, &steps) != MHA_OK || steps.ndim != 1 ||
         steps.shape[0] < 1 || steps.shape[0] > f->most ||
         !read_number(file, "frame_spacing", &spacing) || spacing < 1 || spacing > MOST_STEPS)
         return foreign(path, "no state of a training");

@@ -62,10 +62,8 @@ MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *by
 typedef struct mha_safetensors mha_safetensors;
 
 /**
- * Open a safetensors file and check its whole header.
- *
- * The format allows data that is not aligned to its element type. Such a tensor is copied to
- * aligned memory here; all others are views of the mapping.
+ * Open a safetensors file and check its whole header. No data is read: the memory taken is that of
+ * the header.
  *
  * Memory   the caller owns *file and calls mha_safetensors_close().
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
@@ -92,16 +90,45 @@ MHA_API const char *mha_safetensors_name(const mha_safetensors *file, int64_t in
 MHA_API int64_t mha_safetensors_find(const mha_safetensors *file, const char *name);
 
 /**
- * Tensor index as a view, contiguous and aligned. BOOL comes as u8. It is read-only memory: writing
- * through data is a fault.
+ * Type and shape of tensor index, and a view of its data where the file has it aligned: the format
+ * allows data that is not aligned to its element type, of which tensor->data is NULL. BOOL comes as
+ * u8. No data is read.
  *
- * Memory   a view that lives as long as file.
+ * Memory   a view that lives as long as file; read-only: writing through data is a fault.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index); MHA_ERR_UNSUPPORTED (an element type that
  *          mha_dtype has not, e.g. I16 or F8_E4M3, or more than MHA_MAX_DIMS dimensions).
  * Threads  any.   Since  0.1
  */
+MHA_API MHA_NODISCARD mha_status mha_safetensors_peek(const mha_safetensors *file, int64_t index,
+                                                      mha_tensor *tensor);
+
+/**
+ * Tensor index as a view, contiguous and aligned. BOOL comes as u8. It is to be read only: writing
+ * through data is a fault.
+ *
+ * Memory   a view that lives as long as file. Data that the file does not have aligned is copied at
+ *          the first call for this tensor, and the copy kept until file is closed; whoever would
+ *          rather not have it calls mha_safetensors_read().
+ * Errors   as mha_safetensors_peek(); MHA_ERR_NOMEM.
+ * Threads  any, of one file and one tensor too: all get the same copy.   Since  0.1
+ */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index,
                                                         mha_tensor *tensor);
+
+/**
+ * Read tensor index into the caller's memory, as elements of dtype in row order: f32, f64, f16 and
+ * bf16 become each other as by mha_tensor_convert(), other types stay what they are. Data that is
+ * not aligned is read as it lies.
+ *
+ *   to [count]: count is the tensor's number of elements; to is aligned to dtype, or NULL for none
+ *
+ * Memory   none but the caller's.
+ * Errors   as mha_safetensors_peek(); MHA_ERR_SHAPE (another number of elements); MHA_ERR_DTYPE (no
+ *          such conversion); MHA_ERR_STRIDE (to is not aligned). What to holds is then undefined.
+ * Threads  any, each with memory of its own.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_safetensors_read(const mha_safetensors *file, int64_t index,
+                                                      mha_dtype dtype, int64_t count, void *to);
 
 /** The text that __metadata__ has for key; NULL if none. Memory lives as long as file. Errors none.
  * Threads any. Since 0.1 */

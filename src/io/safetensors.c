@@ -10,6 +10,7 @@
 
 #include <multihead/component.h>
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,9 +19,9 @@ static const int64_t most_header_bytes = 100 * 1000 * 1000; /* the limit of the 
 typedef struct entry {
     const char *name; /* in the parsed header */
     const mhai_safetensors_type *type;
-    const json_t *shape; /* array of non-negative integers */
-    int64_t begin, end;  /* offsets into the data */
-    void *copy;          /* aligned, if the data in the mapping is not */
+    const json_t *shape;  /* array of non-negative integers */
+    int64_t begin, end;   /* offsets into the data */
+    _Atomic(void *) copy; /* aligned, once it is asked for and the data in the mapping is not */
 } entry;
 
 struct mha_safetensors {
@@ -195,24 +196,6 @@ static mha_status check_cover(const char *path, const mha_safetensors *file)
     return status;
 }
 
-/* Data that is not aligned to its type, copied. */
-static mha_status align_entries(const char *path, mha_safetensors *file)
-{
-    for (int64_t i = 0; i < file->count; i++) {
-        entry *tensor = &file->entries[i];
-        size_t size = tensor->type->known ? mha_dtype_size(tensor->type->dtype) : 1;
-        size_t bytes = (size_t)(tensor->end - tensor->begin);
-        const unsigned char *from = file->data + tensor->begin;
-        if (bytes == 0 || (uintptr_t)from % size == 0) continue;
-        tensor->copy = malloc(bytes);
-        if (!tensor->copy)
-            return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate %zu bytes for unaligned '%s'",
-                            mhai_show_path(path).text, bytes, mhai_show_name(tensor->name).text);
-        memcpy(tensor->copy, from, bytes);
-    }
-    return MHA_OK;
-}
-
 /* The length field and the JSON behind it. */
 static mha_status read_header(const char *path, mha_safetensors *file)
 {
@@ -248,7 +231,6 @@ mha_status mha_safetensors_open(const char *path, mha_safetensors **file)
     MHA_TRY_GOTO(read_header(path, made), done);
     MHA_TRY_GOTO(read_entries(path, made), done);
     MHA_TRY_GOTO(check_cover(path, made), done);
-    MHA_TRY_GOTO(align_entries(path, made), done);
     *file = made;
     made = NULL;
 done:
@@ -289,11 +271,18 @@ const char *mha_safetensors_metadata(const mha_safetensors *file, const char *ke
     return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
 }
 
-mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mha_tensor *tensor)
+/* Data of a tensor as it lies in the mapping. */
+static const unsigned char *bytes_of(const mha_safetensors *file, int64_t index)
 {
-    if (!file || !tensor) return mha_fail(MHA_ERR_NULL, "mha_safetensors_tensor: NULL argument");
+    return file->data + file->entries[index].begin;
+}
+
+mha_status mha_safetensors_peek(const mha_safetensors *file, int64_t index, mha_tensor *tensor)
+{
+    if (!file || !tensor)
+        return mha_fail(MHA_ERR_NULL, "tensor of a safetensors file: NULL argument");
     if (index < 0 || index >= file->count)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_safetensors_tensor: index %lld of %lld tensors",
+        return mha_fail(MHA_ERR_ARGUMENT, "safetensors file: index %lld of %lld tensors",
                         (long long)index, (long long)file->count);
     const entry *from = &file->entries[index];
     size_t ndim = json_array_size(from->shape);
@@ -308,7 +297,61 @@ mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mh
                         mhai_show_name(from->name).text, ndim, (int)MHA_MAX_DIMS);
     int64_t shape[MHA_MAX_DIMS];
     for (size_t i = 0; i < ndim; i++) shape[i] = whole_number(from->shape, i);
-    const void *data = from->copy ? from->copy : file->data + from->begin;
-    *tensor = mha_tensor_contiguous((void *)(uintptr_t)data, from->type->dtype, (int)ndim, shape);
+    const uintptr_t at = (uintptr_t)bytes_of(file, index);
+    const bool aligned = at % mha_dtype_size(from->type->dtype) == 0 || from->begin == from->end;
+    *tensor =
+        mha_tensor_contiguous(aligned ? (void *)at : NULL, from->type->dtype, (int)ndim, shape);
+    return MHA_OK;
+}
+
+mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mha_tensor *tensor)
+{
+    mha_tensor found;
+    MHA_TRY(mha_safetensors_peek(file, index, tensor ? &found : NULL));
+    entry *from = &file->entries[index];
+    if (!found.data) found.data = atomic_load(&from->copy);
+    if (!found.data) {
+        const size_t bytes = (size_t)(from->end - from->begin);
+        void *copy = malloc(bytes), *first = NULL;
+        if (!copy)
+            return mha_fail(MHA_ERR_NOMEM,
+                            "tensor '%s': cannot allocate %zu bytes, which the file has unaligned",
+                            mhai_show_name(from->name).text, bytes);
+        memcpy(copy, bytes_of(file, index), bytes);
+        /* The copy of whichever thread comes first is everyone's. */
+        if (!atomic_compare_exchange_strong(&from->copy, &first, copy)) free(copy);
+        found.data = first ? first : copy;
+    }
+    *tensor = found;
+    return MHA_OK;
+}
+
+mha_status mha_safetensors_read(const mha_safetensors *file, int64_t index, mha_dtype dtype,
+                                int64_t count, void *to)
+{
+    enum { PIECE = 1024, ITEM = 8 };
+    _Alignas(ITEM) unsigned char piece[PIECE * ITEM]; /* aligned for every type */
+    mha_tensor tensor;
+    int64_t held = 0;
+    MHA_TRY(mha_safetensors_peek(file, index, to || count == 0 ? &tensor : NULL));
+    MHA_TRY(mha_tensor_count(&tensor, &held));
+    if (held != count)
+        return mha_fail(MHA_ERR_SHAPE, "tensor '%s': has %lld elements, not %lld",
+                        mhai_show_name(file->entries[index].name).text, (long long)held,
+                        (long long)count);
+    const size_t size = mha_dtype_size(tensor.dtype), to_size = mha_dtype_size(dtype);
+    const unsigned char *from = bytes_of(file, index);
+    if (dtype == tensor.dtype) {
+        if (count > 0) memcpy(to, from, (size_t)count * size);
+        return MHA_OK;
+    }
+    for (int64_t i = 0, n; i < count; i += n) {
+        n = count - i < PIECE ? count - i : PIECE;
+        memcpy(piece, from + (size_t)i * size, (size_t)n * size);
+        const mha_tensor in = mha_tensor_contiguous(piece, tensor.dtype, 1, &n);
+        const mha_tensor out =
+            mha_tensor_contiguous((char *)to + (size_t)i * to_size, dtype, 1, &n);
+        MHA_TRY(mha_tensor_convert(&in, &out));
+    }
     return MHA_OK;
 }

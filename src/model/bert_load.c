@@ -123,13 +123,11 @@ static void destroy(void *body)
 static mha_status load_table(mhai_weights *weights, const mhai_bert *bert, const char *name,
                              int64_t rows, mha_tensor *table)
 {
-    mha_tensor found;
-    void *memory = NULL;
-    MHA_TRY(mhai_weights_matrix(weights, name, rows, bert->width, &found));
-    MHA_TRY(allocate(&bert->allocator, rows * bert->width, sizeof(float), &memory));
-    memcpy(memory, found.data, (size_t)(rows * bert->width) * sizeof(float));
-    *table = mha_tensor_contiguous(memory, MHA_F32, 2, (int64_t[]){rows, bert->width});
-    return MHA_OK;
+    mha_tensor to = mha_tensor_contiguous(NULL, MHA_F32, 2, (int64_t[]){rows, bert->width});
+    MHA_TRY(mhai_weights_read(weights, name, &to)); /* the file vouches for what is allocated */
+    MHA_TRY(allocate(&bert->allocator, rows * bert->width, sizeof(float), &to.data));
+    *table = to;
+    return mhai_weights_read(weights, name, table);
 }
 
 /* base + ".weight" and base + ".bias"; old checkpoints call a norm's gamma and beta. */
@@ -142,18 +140,11 @@ static mha_status load_norm(mhai_weights *weights, const mhai_bert *bert, const 
     bool old = mhai_weights_have(weights, name[0]);
     snprintf(name[0], NAME_BYTES, "%s.%s", base, old ? "gamma" : "weight");
     snprintf(name[1], NAME_BYTES, "%s.%s", base, old ? "beta" : "bias");
-    for (int i = 0; i < 2; i++) {
-        mha_tensor found;
-        MHA_TRY(mhai_weights_vector(weights, name[i], bert->width, &found));
-        if (i == 0) {
-            MHA_TRY(allocate(&bert->allocator, 2 * bert->width, sizeof(float), &memory));
-            norm->weight = mha_tensor_contiguous(memory, MHA_F32, 1, &bert->width);
-            norm->bias =
-                mha_tensor_contiguous((float *)memory + bert->width, MHA_F32, 1, &bert->width);
-        }
-        memcpy((float *)memory + i * bert->width, found.data, (size_t)bert->width * sizeof(float));
-    }
-    return MHA_OK;
+    MHA_TRY(allocate(&bert->allocator, 2 * bert->width, sizeof(float), &memory));
+    norm->weight = mha_tensor_contiguous(memory, MHA_F32, 1, &bert->width);
+    norm->bias = mha_tensor_contiguous((float *)memory + bert->width, MHA_F32, 1, &bert->width);
+    MHA_TRY(mhai_weights_read(weights, name[0], &norm->weight));
+    return mhai_weights_read(weights, name[1], &norm->bias);
 }
 
 static mha_status load_linear(mha_context *context, mhai_weights *weights, const char *base,

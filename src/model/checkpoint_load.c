@@ -70,7 +70,7 @@ static mha_status check_numbers(const loading *l)
     for (int64_t i = 0; i < mha_safetensors_count(l->weights.file); i++) {
         mha_tensor tensor;
         double count = 1;
-        if (mha_safetensors_tensor(l->weights.file, i, &tensor) != MHA_OK)
+        if (mha_safetensors_peek(l->weights.file, i, &tensor) != MHA_OK)
             continue; /* not asked for */
         for (int k = 0; k < tensor.ndim; k++) count *= (double)tensor.shape[k];
         held += count;
@@ -86,24 +86,21 @@ static mha_status check_numbers(const loading *l)
 static mha_status check_embeddings(loading *l)
 {
     char name[MHAI_CHECKPOINT_NAME];
-    mha_tensor table;
+    const int64_t shape[2] = {l->plan.desc.vocab_size, l->plan.desc.embed_dim};
+    const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
     mhai_checkpoint_name(l->kind, "embed_tokens.weight", name);
     l->weights.prefix = l->kind->prefix;
     if (!mhai_weights_have(&l->weights, name)) l->weights.prefix = "";
-    return mhai_weights_matrix(&l->weights, name, l->plan.desc.vocab_size, l->plan.desc.embed_dim,
-                               &table);
+    return mhai_weights_read(&l->weights, name, &table);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
-static mha_status get(loading *l, const char *name, const mha_parameter *p, mha_tensor *tensor)
+static void use(loading *l, const char *name)
 {
     char full[2 * MHAI_CHECKPOINT_NAME];
-    MHA_TRY(p->ndim == 2 ? mhai_weights_matrix(&l->weights, name, p->shape[0], p->shape[1], tensor)
-                         : mhai_weights_vector(&l->weights, name, p->shape[0], tensor));
     snprintf(full, sizeof full, "%s%s", l->weights.prefix, name);
     l->used[mha_safetensors_find(l->weights.file, full)] = true;
-    return MHA_OK;
 }
 
 static bool left_out(const loading *l, const mha_parameter *p)
@@ -118,12 +115,12 @@ static mha_status load_weights(loading *l)
     for (int64_t i = 0; i < mha_transformer_parameters(l->made); i++) {
         char name[MHAI_CHECKPOINT_NAME];
         mha_parameter p;
-        mha_tensor found;
         MHA_TRY(mha_transformer_parameter(l->made, i, &p));
         if (left_out(l, &p)) continue;
         mhai_checkpoint_name(l->kind, p.name, name);
-        MHA_TRY(get(l, name, &p, &found));
-        memcpy(data + p.offset, found.data, (size_t)p.count * sizeof(float));
+        const mha_tensor to = mha_tensor_contiguous(data + p.offset, MHA_F32, p.ndim, p.shape);
+        MHA_TRY(mhai_weights_read(&l->weights, name, &to));
+        use(l, name);
     }
     return MHA_OK;
 }
@@ -131,12 +128,13 @@ static mha_status load_weights(loading *l)
 /* BERT's embedding of segment 0 stands with every token: it becomes part of the positions. */
 static mha_status fold_segments(loading *l, const mhai_config *config)
 {
+    static const char name[] = "embeddings.token_type_embeddings.weight";
     int64_t types = 0;
     mha_parameter p = {.ndim = 0};
     mha_tensor table;
     MHA_TRY(mhai_config_count(config, "type_vocab_size", 1, INT32_MAX, &types));
-    const mha_parameter wanted = {.ndim = 2, .shape = {types, l->plan.desc.embed_dim}};
-    MHA_TRY(get(l, "embeddings.token_type_embeddings.weight", &wanted, &table));
+    MHA_TRY(mhai_weights_matrix(&l->weights, name, types, l->plan.desc.embed_dim, &table));
+    use(l, name);
     for (int64_t i = 0; strcmp(p.name, "embed_positions.weight") != 0; i++)
         MHA_TRY(mha_transformer_parameter(l->made, i, &p));
     const float *segment = table.data;

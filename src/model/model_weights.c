@@ -31,25 +31,6 @@ bool mhai_weights_have(const mhai_weights *weights, const char *name)
     return find(weights, name) >= 0;
 }
 
-/* Exchange a 16-bit tensor for an f32 one. */
-static mha_status convert(mhai_weights *weights, const char *name, mha_tensor *tensor)
-{
-    int kind = tensor->ndim - 1;
-    int64_t count = 0;
-    MHA_TRY(mha_tensor_count(tensor, &count));
-    if ((uint64_t)count > PTRDIFF_MAX / sizeof(float))
-        return mha_fail(MHA_ERR_SIZE, "weight '%s' is too large", name);
-    free(weights->converted[kind]);
-    float *to = weights->converted[kind] = malloc((size_t)count * sizeof(float));
-    if (!to)
-        return mha_fail(MHA_ERR_NOMEM, "weight '%s': cannot allocate %lld floats", name,
-                        (long long)count);
-    const mha_tensor wide = mha_tensor_contiguous(to, MHA_F32, tensor->ndim, tensor->shape);
-    MHA_TRY(mha_tensor_convert(tensor, &wide));
-    *tensor = wide;
-    return MHA_OK;
-}
-
 void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
 {
     size_t used = (size_t)snprintf(text, room, "[");
@@ -59,14 +40,15 @@ void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
     if (used < room) snprintf(text + used, room - used, "]");
 }
 
-static mha_status get(mhai_weights *weights, const char *name, const mha_tensor *expected,
-                      mha_tensor *tensor)
+/* The tensor called prefix + name, whose shape must be that of expected; no data is read. */
+static mha_status check(const mhai_weights *weights, const char *name, const mha_tensor *expected,
+                        int64_t *index, mha_tensor *tensor)
 {
-    int64_t index = find(weights, name);
-    if (index < 0)
+    *index = find(weights, name);
+    if (*index < 0)
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; config.json asks for it",
                         mhai_show_path(weights->path).text, weights->prefix, name);
-    MHA_TRY(mha_safetensors_tensor(weights->file, index, tensor));
+    MHA_TRY(mha_safetensors_peek(weights->file, *index, tensor));
     bool same = tensor->ndim == expected->ndim;
     for (int i = 0; same && i < expected->ndim; i++) same = tensor->shape[i] == expected->shape[i];
     if (!same) {
@@ -76,18 +58,45 @@ static mha_status get(mhai_weights *weights, const char *name, const mha_tensor 
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' has shape %s, config.json asks for %s",
                         mhai_show_path(weights->path).text, weights->prefix, name, has, wants);
     }
-    if (tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16) {
-        MHA_TRY(convert(weights, name, tensor));
-    } else if (tensor->dtype != MHA_F32) {
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: weight '%s%s' is %s; save the model as float32, float16 or bfloat16",
-                        mhai_show_path(weights->path).text, weights->prefix, name,
-                        mha_dtype_name(tensor->dtype));
-    }
-    int64_t count = 0;
-    MHA_TRY(mha_tensor_count(tensor, &count));
+    if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
+        return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: weight '%s%s' is %s; save the model as float32, float16 or bfloat16",
+                    mhai_show_path(weights->path).text, weights->prefix, name,
+                    mha_dtype_name(tensor->dtype));
+}
+
+mha_status mhai_weights_read(mhai_weights *weights, const char *name, const mha_tensor *to)
+{
+    int64_t index, count;
+    mha_tensor found;
+    MHA_TRY(check(weights, name, to, &index, &found));
+    if (!to->data) return MHA_OK;
+    MHA_TRY(mha_tensor_count(to, &count));
     weights->parameters += count;
-    return MHA_OK;
+    return mha_safetensors_read(weights->file, index, MHA_F32, count, to->data);
+}
+
+static mha_status get(mhai_weights *weights, const char *name, const mha_tensor *expected,
+                      mha_tensor *tensor)
+{
+    int64_t index, count;
+    MHA_TRY(check(weights, name, expected, &index, tensor));
+    MHA_TRY(mha_tensor_count(tensor, &count));
+    if (tensor->dtype == MHA_F32 && tensor->data) {
+        weights->parameters += count;
+        return MHA_OK;
+    }
+    if ((uint64_t)count > PTRDIFF_MAX / sizeof(float))
+        return mha_fail(MHA_ERR_SIZE, "weight '%s' is too large", name);
+    float **converted = &weights->converted[expected->ndim - 1];
+    free(*converted);
+    *converted = malloc((size_t)count * sizeof(float));
+    if (!*converted)
+        return mha_fail(MHA_ERR_NOMEM, "weight '%s': cannot allocate %lld floats", name,
+                        (long long)count);
+    *tensor = mha_tensor_contiguous(*converted, MHA_F32, expected->ndim, expected->shape);
+    return mhai_weights_read(weights, name, tensor);
 }
 
 mha_status mhai_weights_vector(mhai_weights *weights, const char *name, int64_t length,

@@ -1,5 +1,5 @@
 /* Weights of an open safetensors file by name, checked against the shape that config.json asks
- * for, as f32 whatever floating type the file has. */
+ * for, as f32 whatever floating type the file has and however its data is aligned. */
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 
@@ -10,7 +10,7 @@ typedef struct mhai_weights {
     const char *path; /* of the file, for messages */
     const mha_safetensors *file;
     const char *prefix;  /* in front of every name */
-    float *converted[2]; /* of the last vector and the last matrix, if not f32 in the file */
+    float *converted[2]; /* the last vector and the last matrix that were not f32 or not aligned */
     int64_t parameters;  /* elements handed out so far */
 } mhai_weights;
 
@@ -19,6 +19,11 @@ void mhai_weights_close(mhai_weights *weights);
 
 /* Whether prefix + name is in the file. */
 bool mhai_weights_have(const mhai_weights *weights, const char *name);
+
+/* Read the weight called name into to, contiguous f32 of the shape that it must have; with data
+ * NULL it is only checked. Errors: as below, but no MHA_ERR_NOMEM. */
+MHA_NODISCARD mha_status mhai_weights_read(mhai_weights *weights, const char *name,
+                                           const mha_tensor *to);
 
 /* The vector [length] or the matrix [rows, columns] called name. It lives until the next one of its
  * kind is asked for. Errors: MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (not a

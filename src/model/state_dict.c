@@ -50,15 +50,14 @@ static mha_status list_state(const mha_module *module, const char *path, const c
     return MHA_OK;
 }
 
-/* Memory for tensor i. */
-static mha_status own_memory(state *s, int64_t i)
+/* Memory for tensor i, of count floats. */
+static mha_status own_memory(state *s, int64_t i, int64_t *count)
 {
-    int64_t count;
-    MHA_TRY(mha_tensor_count(&s->tensor[i], &count));
-    s->memory[i] = malloc((size_t)count * sizeof(float));
+    MHA_TRY(mha_tensor_count(&s->tensor[i], count));
+    s->memory[i] = malloc((size_t)*count * sizeof(float));
     if (!s->memory[i])
         return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate %lld floats",
-                        mhai_show_name(s->name[i]).text, (long long)count);
+                        mhai_show_name(s->name[i]).text, (long long)*count);
     s->tensor[i].data = s->memory[i];
     return MHA_OK;
 }
@@ -85,20 +84,22 @@ static mha_status read_tensor(const mha_safetensors *file, state *s, int64_t i)
     if (index < 0)
         return mha_fail(MHA_ERR_MODEL, "%s: tensor '%s' is missing, the module needs it",
                         mhai_show_path(s->path).text, mhai_show_name(s->name[i]).text);
-    MHA_TRY(mha_safetensors_tensor(file, index, &found));
+    MHA_TRY(mha_safetensors_peek(file, index, &found));
     MHA_TRY(check_shape(s, i, &found));
-    if (found.dtype == MHA_F32) {
+    if (found.dtype == MHA_F32 && found.data) {
         s->tensor[i] = found;
         return MHA_OK;
     }
-    if (found.dtype != MHA_F16 && found.dtype != MHA_BF16 && found.dtype != MHA_F64)
+    if (found.dtype != MHA_F32 && found.dtype != MHA_F16 && found.dtype != MHA_BF16 &&
+        found.dtype != MHA_F64)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: tensor '%s' is %s; save the state as float32, float16, bfloat16 or "
                         "float64",
                         mhai_show_path(s->path).text, mhai_show_name(s->name[i]).text,
                         mha_dtype_name(found.dtype));
-    MHA_TRY(own_memory(s, i));
-    return mha_tensor_convert(&found, &s->tensor[i]);
+    int64_t count;
+    MHA_TRY(own_memory(s, i, &count));
+    return mha_safetensors_read(file, index, MHA_F32, count, s->memory[i]);
 }
 
 /* Nothing else may stand under the prefix. */
@@ -155,7 +156,8 @@ mha_status mha_module_save_state(const mha_module *module, const char *path, con
     mha_status status;
     MHA_TRY_GOTO(list_state(module, path, prefix, &s), done);
     for (int64_t i = 0; i < s.count; i++) {
-        MHA_TRY_GOTO(own_memory(&s, i), done);
+        int64_t count;
+        MHA_TRY_GOTO(own_memory(&s, i, &count), done);
         MHA_TRY_GOTO(mha_module_get_parameter(module, s.own[i], &s.tensor[i]), done);
     }
     status = mha_safetensors_write(path, (const char *const *)s.name, s.tensor, s.count, metadata);

@@ -2,6 +2,7 @@
  */
 #include <multihead/io.h>
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -160,11 +161,12 @@ static void test_reads_what_the_format_allows(void **state)
     assert_int_equal(mha_safetensors_open(put("{}   ", -1, 0), &file), MHA_OK);
     assert_int_equal(mha_safetensors_count(file), 0);
     mha_safetensors_close(file);
-    /* Out of order in the header, an empty tensor, a scalar, types that have no view, 7 axes. */
+    /* Out of order in the header, an empty tensor, a scalar, types that have no view, 7 axes;
+     * fields that the format has not. */
     const char *header =
-        "{\"s\":{\"dtype\":\"I16\",\"shape\":[1],\"data_offsets\":[12,14]},"
+        "{\"s\":{\"index\":4,\"dtype\":\"I16\",\"shape\":[1],\"data_offsets\":[12,14]},"
         "\"e\":{\"dtype\":\"F64\",\"shape\":[3,0,9223372036854775807],\"data_offsets\":[4,4]},"
-        "\"__metadata__\":{\"format\":\"pt\"},"
+        "\"__metadata__\":{\"format\":\"pt\",\"index\":\"3\"},"
         "\"f\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
         "\"b\":{\"dtype\":\"BOOL\",\"shape\":[2,4],\"data_offsets\":[4,12]},"
         "\"m\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[14,15]}}";
@@ -176,6 +178,9 @@ static void test_reads_what_the_format_allows(void **state)
     assert_string_equal(mha_safetensors_metadata(file, "format"), "pt");
     assert_null(mha_safetensors_metadata(file, "other"));
     assert_int_equal(mha_safetensors_find(file, "__metadata__"), -1);
+    assert_int_equal(mha_safetensors_find(file, "other"), -1);
+    assert_int_equal(mha_safetensors_find(file, ""), -1);
+    assert_int_equal(mha_safetensors_find(file, NULL), -1);
     expect_error(mha_safetensors_tensor(file, 0, &tensor), MHA_ERR_UNSUPPORTED, "I16");
     expect_error(mha_safetensors_tensor(file, 4, &tensor), MHA_ERR_UNSUPPORTED, "7 dimensions");
     expect_error(mha_safetensors_tensor(file, 9, &tensor), MHA_ERR_ARGUMENT, "index 9");
@@ -183,6 +188,8 @@ static void test_reads_what_the_format_allows(void **state)
                      MHA_OK);
     assert_int_equal(tensor.ndim, 3);
     assert_int_equal(tensor.dtype, MHA_F64);
+    int64_t empty = mha_safetensors_find(file, "e");
+    assert_int_equal(mha_safetensors_read(file, empty, MHA_F32, 0, NULL), MHA_OK);
     assert_int_equal(mha_safetensors_tensor(file, mha_safetensors_find(file, "b"), &tensor),
                      MHA_OK);
     assert_int_equal(tensor.dtype, MHA_U8);
@@ -191,20 +198,103 @@ static void test_reads_what_the_format_allows(void **state)
     mha_safetensors_close(file);
 }
 
+static void *ask_for_tensor(void *argument)
+{
+    static mha_tensor tensor[8]; /* one for each thread */
+    static _Atomic int next;
+    mha_tensor *own = &tensor[next++ % 8];
+    return mha_safetensors_tensor(argument, 0, own) == MHA_OK ? own->data : NULL;
+}
+
+/* Whichever thread asks first for data that is not aligned, all see one copy. */
+static void one_copy_for_all(mha_safetensors *file)
+{
+    pthread_t thread[4];
+    mha_tensor tensor;
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, ask_for_tensor, file), 0);
+    assert_int_equal(mha_safetensors_tensor(file, 0, &tensor), MHA_OK);
+    for (int i = 0; i < 4; i++) {
+        void *data = NULL;
+        assert_int_equal(pthread_join(thread[i], &data), 0);
+        assert_ptr_equal(data, tensor.data);
+    }
+}
+
 static void test_aligns_data(void **state)
 {
     (void)state;
     mha_safetensors *file = NULL;
-    mha_tensor tensor;
+    mha_tensor tensor, peeked;
+    int views = 0;
     for (int pad = 0; pad < 8; pad++) {
         char padded[128];
         snprintf(padded, sizeof padded,
                  "{\"a\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[0,16]}}%.*s", pad,
                  "        ");
         assert_int_equal(mha_safetensors_open(put(padded, -1, 16), &file), MHA_OK);
+        assert_int_equal(mha_safetensors_peek(file, 0, &peeked), MHA_OK);
+        assert_int_equal(peeked.shape[0], 2);
+        assert_int_equal(peeked.dtype, MHA_F64);
+        one_copy_for_all(file);
         assert_int_equal(mha_safetensors_tensor(file, 0, &tensor), MHA_OK);
         assert_int_equal((uintptr_t)tensor.data % 8, 0);
         assert_int_equal(((unsigned char *)tensor.data)[15], 15);
+        if (peeked.data) assert_ptr_equal(peeked.data, tensor.data);
+        views += peeked.data != NULL;
+        mha_safetensors_close(file);
+    }
+    assert_int_equal(views, 1);
+}
+
+/* Every type into every other, from data at an odd address, as from an aligned copy. */
+static void test_reads_into_memory(void **state)
+{
+    (void)state;
+    enum { COUNT = 2500 }; /* more than a piece, and a rest */
+    static const mha_dtype types[] = {MHA_F32, MHA_F64, MHA_F16, MHA_BF16, MHA_I32, MHA_U8};
+    static const char *const names[] = {"F32", "F64", "F16", "BF16", "I32", "U8"};
+    static unsigned char bytes[8 + 200 + COUNT * 8];
+    static double got[COUNT], want[COUNT];
+    mha_safetensors *file = NULL;
+    for (int from = 0; from < 6; from++) {
+        const size_t size = mha_dtype_size(types[from]);
+        char header[200];
+        int length =
+            snprintf(header, sizeof header,
+                     "{\"a\":{\"dtype\":\"%s\",\"shape\":[50,50],\"data_offsets\":[0,%zu]}}",
+                     names[from], COUNT * size);
+        while (length % 2 == 0) header[length++] = ' ';
+        memcpy(bytes, &(uint64_t){(uint64_t)length}, 8);
+        memcpy(bytes + 8, header, (size_t)length);
+        for (size_t i = 0; i < COUNT * size; i++)
+            bytes[8 + (size_t)length + i] = (unsigned char)(i * 37 + i / 251);
+        const char *path = temp_write("x.safetensors", bytes, 8 + (size_t)length + COUNT * size);
+        assert_int_equal(mha_safetensors_open(path, &file), MHA_OK);
+        mha_tensor in;
+        assert_int_equal(mha_safetensors_peek(file, 0, &in), MHA_OK);
+        if (size > 1) assert_null(in.data);
+        assert_int_equal(mha_safetensors_tensor(file, 0, &in), MHA_OK);
+        for (int to = 0; to < 6; to++) {
+            const mha_tensor out = mha_tensor_contiguous(want, types[to], 2, in.shape);
+            memset(got, 1, sizeof got);
+            memset(want, 1, sizeof want);
+            mha_status status = mha_safetensors_read(file, 0, types[to], COUNT, got);
+            if (from != to && (from > 3 || to > 3)) {
+                assert_int_equal(status, MHA_ERR_DTYPE);
+                continue;
+            }
+            assert_int_equal(status, MHA_OK);
+            if (from == to)
+                memcpy(want, in.data, COUNT * size);
+            else
+                assert_int_equal(mha_tensor_convert(&in, &out), MHA_OK);
+            assert_memory_equal(got, want, sizeof got);
+        }
+        expect_error(mha_safetensors_read(file, 0, types[from], 7, got), MHA_ERR_SHAPE, "2500");
+        expect_error(mha_safetensors_read(file, 1, types[from], 7, got), MHA_ERR_ARGUMENT,
+                     "1 of 1");
+        expect_error(mha_safetensors_read(file, 0, types[from], COUNT, NULL), MHA_ERR_NULL, "NULL");
         mha_safetensors_close(file);
     }
 }
@@ -347,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_long_names_are_cut),
         cmocka_unit_test(test_reads_what_the_format_allows),
         cmocka_unit_test(test_aligns_data),
+        cmocka_unit_test(test_reads_into_memory),
         cmocka_unit_test(test_writes_what_it_reads),
         cmocka_unit_test(test_refuses_to_write),
         cmocka_unit_test(test_mutations),
