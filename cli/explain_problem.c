@@ -31,11 +31,9 @@ static mha_dtype type_of(const explain_options *o)
 /* The shape of an array as [B,H,T,D], with ones in front. */
 static cli_exit read_shape(const char *path, int64_t shape[4])
 {
-    mha_npy *array = NULL;
-    mha_status status = mha_npy_read(path, &array);
+    mha_tensor tensor;
+    mha_status status = mha_npy_peek(path, &tensor);
     if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
-    mha_tensor tensor = mha_npy_tensor(array);
-    mha_npy_destroy(array);
     if (tensor.ndim < 2 || tensor.ndim > 4)
         return cli_fail(CLI_BAD_INPUT, EXPLAIN,
                         "%s: has %d axes; [B,H,T,D], [H,T,D] or [T,D] is wanted", path,

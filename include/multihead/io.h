@@ -172,6 +172,17 @@ typedef struct mha_npy mha_npy;
  */
 MHA_API MHA_NODISCARD mha_status mha_npy_read(const char *path, mha_npy **array);
 
+/**
+ * Type and shape of an array, from the head of its file: whatever mha_npy_read() refuses is refused
+ * here, but no element is read and nothing allocated.
+ *
+ *   tensor: as mha_npy_tensor() would give it, with data NULL
+ *
+ * Memory   none.   Errors  as mha_npy_read(); MHA_ERR_NOMEM only where the file cannot be mapped.
+ * Threads  any.    Since   0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_npy_peek(const char *path, mha_tensor *tensor);
+
 /** The array as a writable view. Memory lives as long as array. Errors none. Threads any.
  * Since 0.1 */
 MHA_API mha_tensor mha_npy_tensor(const mha_npy *array);

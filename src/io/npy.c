@@ -212,12 +212,12 @@ static void copy_fortran(const mha_tensor *to, const unsigned char *from, int64_
     }
 }
 
-/* The number of elements and bytes of an array whose data must fill the rest of the file. */
-static mha_status measure(const char *path, const mha_tensor *tensor, size_t rest, int64_t *count,
-                          size_t *bytes)
+/* The number of bytes of an array whose data must fill the rest of the file. */
+static mha_status measure(const char *path, const mha_tensor *tensor, size_t rest, size_t *bytes)
 {
-    if (mha_tensor_count(tensor, count) != MHA_OK ||
-        __builtin_mul_overflow((size_t)*count, mha_dtype_size(tensor->dtype), bytes))
+    int64_t count;
+    if (mha_tensor_count(tensor, &count) != MHA_OK ||
+        __builtin_mul_overflow((size_t)count, mha_dtype_size(tensor->dtype), bytes))
         return mha_fail(MHA_ERR_SIZE, "%s: the shape has more bytes than 63 bits count",
                         mhai_show_path(path).text);
     if (*bytes != rest)
@@ -228,19 +228,27 @@ static mha_status measure(const char *path, const mha_tensor *tensor, size_t res
     return MHA_OK;
 }
 
-static mha_status read_array(const char *path, const mhai_file_view *view, mha_npy **array)
+/* What the header says, checked; *data and *bytes are where the elements lie in the file. */
+static mha_status read_header(const char *path, const mhai_file_view *view, header *h,
+                              mha_tensor *tensor, const unsigned char **data, size_t *bytes)
 {
     cursor c = {0};
-    header h = {.ndim = 0};
     mha_dtype dtype = MHA_F32;
-    int64_t count = 0;
-    size_t bytes = 0;
     MHA_TRY(read_frame(path, view, &c));
-    MHA_TRY(read_literal(&c, &h));
-    MHA_TRY(find_dtype(path, h.descr, &dtype));
-    mha_tensor tensor = mha_tensor_contiguous(NULL, dtype, h.ndim, h.shape);
-    const unsigned char *data = (const unsigned char *)c.end;
-    MHA_TRY(measure(path, &tensor, view->size - (size_t)(data - view->bytes), &count, &bytes));
+    MHA_TRY(read_literal(&c, h));
+    MHA_TRY(find_dtype(path, h->descr, &dtype));
+    *tensor = mha_tensor_contiguous(NULL, dtype, h->ndim, h->shape);
+    *data = (const unsigned char *)c.end;
+    return measure(path, tensor, view->size - (size_t)(*data - view->bytes), bytes);
+}
+
+static mha_status read_array(const char *path, const mhai_file_view *view, mha_npy **array)
+{
+    header h = {.ndim = 0};
+    mha_tensor tensor;
+    const unsigned char *data;
+    size_t bytes;
+    MHA_TRY(read_header(path, view, &h, &tensor, &data, &bytes));
     mha_npy *made = bytes <= PTRDIFF_MAX - sizeof *made ? malloc(sizeof *made + bytes) : NULL;
     if (!made)
         return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate %zu bytes", mhai_show_path(path).text,
@@ -248,7 +256,7 @@ static mha_status read_array(const char *path, const mhai_file_view *view, mha_n
     tensor.data = made->bytes;
     made->tensor = tensor;
     if (h.fortran)
-        copy_fortran(&tensor, data, count);
+        copy_fortran(&tensor, data, (int64_t)(bytes / mha_dtype_size(tensor.dtype)));
     else if (bytes > 0)
         memcpy(made->bytes, data, bytes);
     *array = made;
@@ -262,6 +270,21 @@ mha_status mha_npy_read(const char *path, mha_npy **array)
     MHA_TRY(mhai_file_map(path, &view));
     mha_status status = read_array(path, &view, array);
     mhai_file_unmap(&view);
+    return status;
+}
+
+mha_status mha_npy_peek(const char *path, mha_tensor *tensor)
+{
+    if (!path || !tensor) return mha_fail(MHA_ERR_NULL, "mha_npy_peek: NULL argument");
+    header h = {.ndim = 0};
+    mhai_file_view view;
+    mha_tensor found;
+    const unsigned char *data;
+    size_t bytes;
+    MHA_TRY(mhai_file_map(path, &view));
+    mha_status status = read_header(path, &view, &h, &found, &data, &bytes);
+    mhai_file_unmap(&view);
+    if (status == MHA_OK) *tensor = found;
     return status;
 }
 

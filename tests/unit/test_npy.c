@@ -36,8 +36,10 @@ static const char *put(int version, const char *literal, size_t data_bytes)
 static void refuse(const char *literal, size_t data_bytes, mha_status status, const char *part)
 {
     mha_npy *array = NULL;
+    mha_tensor tensor;
     expect_error(mha_npy_read(put(1, literal, data_bytes), &array), status, part);
     assert_null(array);
+    expect_error(mha_npy_peek(temp_path("x.npy"), &tensor), status, part);
     assert_non_null(strstr(mha_error_detail(), "x.npy"));
 }
 
@@ -103,6 +105,7 @@ static void test_refuses_frames(void **state)
 {
     (void)state;
     mha_npy *array = NULL;
+    mha_tensor tensor;
     const char *good = "{'descr': '<f4', 'fortran_order': False, 'shape': ()}";
     expect_error(mha_npy_read(put(4, good, 4), &array), MHA_ERR_UNSUPPORTED, "version 4.0");
     expect_error(mha_npy_read(put(0, good, 4), &array), MHA_ERR_UNSUPPORTED, "version 0.0");
@@ -119,6 +122,8 @@ static void test_refuses_frames(void **state)
     expect_error(mha_npy_read(temp_path("fifo"), &array), MHA_ERR_FILE, "a FIFO");
     unlink(temp_path("fifo"));
     expect_error(mha_npy_read(NULL, &array), MHA_ERR_NULL, "NULL");
+    expect_error(mha_npy_peek(NULL, &tensor), MHA_ERR_NULL, "NULL");
+    expect_error(mha_npy_peek(temp_path("x"), NULL), MHA_ERR_NULL, "NULL");
     assert_null(array);
     mha_npy_destroy(NULL);
 }
@@ -143,6 +148,13 @@ static void test_reads_every_type_and_version(void **state)
             assert_int_equal(tensor.ndim, 2);
             assert_int_equal(tensor.shape[1], 3);
             assert_int_equal(tensor.stride[0], 3);
+            mha_tensor peeked;
+            assert_int_equal(mha_npy_peek(temp_path("x.npy"), &peeked), MHA_OK);
+            assert_null(peeked.data);
+            assert_int_equal(peeked.dtype, tensor.dtype);
+            assert_int_equal(peeked.ndim, 2);
+            assert_memory_equal(peeked.shape, tensor.shape, 2 * sizeof(int64_t));
+            assert_memory_equal(peeked.stride, tensor.stride, 2 * sizeof(int64_t));
             for (size_t b = 0; b < bytes; b++)
                 assert_int_equal(((unsigned char *)tensor.data)[b], b);
             mha_npy_destroy(array);
@@ -345,9 +357,15 @@ static void test_mutations(void **state)
         memcpy(bytes, good, size);
         mutate(bytes, &length, seed);
         mha_npy *array = NULL;
+        mha_tensor peeked;
         mha_status status = mha_npy_read(temp_write("m.npy", bytes, length), &array);
+        assert_int_equal(mha_npy_peek(temp_path("m.npy"), &peeked), status);
         if (status == MHA_OK) {
             mha_tensor got = mha_npy_tensor(array);
+            assert_null(peeked.data);
+            assert_int_equal(peeked.dtype, got.dtype);
+            assert_int_equal(peeked.ndim, got.ndim);
+            assert_memory_equal(peeked.shape, got.shape, (size_t)got.ndim * sizeof(int64_t));
             int64_t count = 0;
             assert_int_equal(mha_tensor_count(&got, &count), MHA_OK);
             memset(got.data, 0, (size_t)count * mha_dtype_size(got.dtype));
