@@ -9,31 +9,34 @@
 
 #include <string.h>
 
-/* They are compared with each other one by one. */
-enum { MOST_ADDED = 10000 };
+/* What was said of a token before; NULL: nothing. */
+static mhai_added *find(const mhai_loader *l, const char *text)
+{
+    const json_t *place = json_object_get(l->added_places, text);
+    return place ? (mhai_added *)l->added.items + json_integer_value(place) : NULL;
+}
 
 /* Add a token, or check that what is said of it agrees with what was said before. */
 static mha_status add(mhai_loader *l, const mhai_added *token)
 {
-    mhai_added *added = l->added.items;
-    for (size_t i = 0; i < l->added.count; i++) {
-        if (strcmp(added[i].text, token->text) != 0) continue;
-        if (added[i].normal != token->normal ||
-            (added[i].id >= 0 && token->id >= 0 && added[i].id != token->id))
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: token '%s' has another id or is normalized "
-                            "otherwise than in %s",
-                            mhai_show_path(token->path).text, mhai_show_name(token->text).text,
-                            mhai_show_path(added[i].path).text);
-        if (token->id >= 0) added[i].id = token->id;
-        added[i].in_json |= token->in_json;
-        added[i].in_decoder |= token->in_decoder;
-        return MHA_OK;
+    mhai_added *before = find(l, token->text);
+    if (!before) {
+        const json_int_t place = (json_int_t)l->added.count;
+        if (json_object_set_new(l->added_places, token->text, json_integer(place)) != 0)
+            return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate its added tokens");
+        return mhai_vector_push(&l->added, token);
     }
-    if (l->added.count == MOST_ADDED)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: more than %d added tokens",
-                        mhai_show_path(token->path).text, MOST_ADDED);
-    return mhai_vector_push(&l->added, token);
+    if (before->normal != token->normal ||
+        (before->id >= 0 && token->id >= 0 && before->id != token->id))
+        return mha_fail(MHA_ERR_MODEL,
+                        "%s: token '%s' has another id or is normalized "
+                        "otherwise than in %s",
+                        mhai_show_path(token->path).text, mhai_show_name(token->text).text,
+                        mhai_show_path(before->path).text);
+    if (token->id >= 0) before->id = token->id;
+    before->in_json |= token->in_json;
+    before->in_decoder |= token->in_decoder;
+    return MHA_OK;
 }
 
 /* An element of one of the two lists, with its options. */
@@ -103,13 +106,10 @@ static mha_status compare_lists(const mhai_loader *l)
 static mha_status add_named(mhai_loader *l, const char *path, const char *key, const json_t *json)
 {
     mhai_added token = {.id = -1, .path = path};
-    const mhai_added *added = l->added.items;
     MHA_TRY(mhai_tokenizer_folder_token(path, key, json, &token.text));
     if (!token.text) return MHA_OK;
     if (json_is_object(json)) MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal));
-    for (size_t i = 0; i < l->added.count; i++)
-        if (strcmp(added[i].text, token.text) == 0) return MHA_OK;
-    return add(l, &token);
+    return find(l, token.text) ? MHA_OK : add(l, &token);
 }
 
 static bool ends_with_token(const char *key)
@@ -153,15 +153,12 @@ static bool in_vocabulary(const mhai_loader *l, const char *text)
 static mha_status add_default_names(mhai_loader *l)
 {
     if (l->folder.generic) return MHA_OK;
-    const mhai_added *added = l->added.items;
     for (int which = 0; which < MHAI_NAMED; which++) {
-        bool known = l->folder.stated[which] || !in_vocabulary(l, l->folder.names[which]);
-        for (size_t i = 0; i < l->added.count && !known; i++)
-            known = strcmp(added[i].text, l->folder.names[which]) == 0;
+        const char *name = l->folder.names[which];
         const mhai_added token = {
-            .text = l->folder.names[which], .id = -1, .path = l->folder.paths[MHAI_CONFIG_JSON]};
-        if (!known) MHA_TRY(add(l, &token));
-        added = l->added.items;
+            .text = name, .id = -1, .path = l->folder.paths[MHAI_CONFIG_JSON]};
+        if (!l->folder.stated[which] && !find(l, name) && in_vocabulary(l, name))
+            MHA_TRY(add(l, &token));
     }
     return MHA_OK;
 }
@@ -192,6 +189,7 @@ static mha_status append_extra(mhai_loader *l)
 
 mha_status mhai_tokenizer_added_read(mhai_loader *l)
 {
+    l->added_places = json_object(); /* without memory, the first token tells */
     MHA_TRY(add_json_list(l));
     MHA_TRY(add_decoder_list(l));
     MHA_TRY(compare_lists(l));

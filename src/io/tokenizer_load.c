@@ -238,6 +238,7 @@ mha_status mha_tokenizer_load(const char *folder, const mha_tokenizer_options *o
         l.tokenizer = NULL;
     }
     mha_tokenizer_destroy(l.tokenizer);
+    json_decref(l.added_places);
     mhai_vector_free(&l.added);
     mhai_vector_free(&l.tokens);
     mhai_tokenizer_folder_close(&l.folder);

@@ -16,8 +16,9 @@ typedef struct mhai_added {
 typedef struct mhai_loader {
     mhai_folder folder;
     mha_allocator allocator;
-    mhai_vector tokens; /* of const char *: by id, borrowed from the folder */
-    mhai_vector added;  /* of mhai_added */
+    mhai_vector tokens;   /* of const char *: by id, borrowed from the folder */
+    mhai_vector added;    /* of mhai_added */
+    json_t *added_places; /* {text: index in added} */
     int32_t model_count;
     mha_tokenizer *tokenizer;
 } mhai_loader;
