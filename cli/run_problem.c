@@ -335,11 +335,11 @@ static cli_exit ragged_positions(run_problem *problem, const int64_t *starts, in
     run_array made;
     cli_exit code = run_array_make(MHA_I64, 1, &rows, &made);
     if (code != CLI_OK) return code;
-    int64_t *id = made.tensor.data;
+    int64_t *id = made.tensor.data, t = 0;
     for (int64_t b = 0; b < problem->desc.sequences; b++) {
-        int64_t begin = starts[b] < 0 ? 0 : starts[b], end = starts[b + 1];
         /* Starts that fall or run over are refused later, by the descriptor's check. */
-        for (int64_t t = begin; t < end && t < rows; t++)
+        if (t < starts[b]) t = starts[b];
+        for (int64_t begin = t; t < starts[b + 1] && t < rows; t++)
             id[t] = (int64_t)((uint64_t)(t - begin) + (uint64_t)(offsets ? offsets[b] : offset));
     }
     *ids = run_keep(problem, &made);
