@@ -171,8 +171,9 @@ static cli_exit read_labels(const view_options *options, const int64_t shape[4],
     return check_count(options->attention, "keys", shape[3], options->key_tokens, maps->cols.count);
 }
 
-static cli_exit read_maps(const view_options *options, const mha_tensor *tensor,
-                          attention_maps *maps, maps_picks *picks)
+/* All that the head of the file and the files of tokens tell, before an element is read. */
+static cli_exit read_heads(const view_options *options, const mha_tensor *tensor,
+                           attention_maps *maps, maps_picks *picks)
 {
     int64_t shape[4];
     cli_exit code = read_shape(options, tensor, shape);
@@ -185,18 +186,33 @@ static cli_exit read_maps(const view_options *options, const mha_tensor *tensor,
     maps->layer = layers;
     maps->layers = code == CLI_OK ? shape[0] : 0;
     maps->heads = shape[1];
-    if (code == CLI_OK) code = fill_layers(tensor, picks, maps);
+    return code;
+}
+
+static cli_exit read_maps(const view_options *options, const mha_tensor *head,
+                          const maps_picks *picks, attention_maps *maps)
+{
+    mha_npy *array = NULL;
+    mha_status status = mha_npy_read(options->attention, &array);
+    if (status != MHA_OK) return cli_fail_status(VIEW, status);
+    const mha_tensor tensor = mha_npy_tensor(array);
+    cli_exit code = CLI_OK;
+    if (tensor.dtype != head->dtype || tensor.ndim != head->ndim ||
+        memcmp(tensor.shape, head->shape, (size_t)head->ndim * sizeof *head->shape) != 0)
+        code = cli_fail(CLI_BAD_INPUT, VIEW, "%s: changed while it was read; try again",
+                        options->attention);
+    if (code == CLI_OK) code = fill_layers(&tensor, picks, maps);
+    mha_npy_destroy(array);
     return code;
 }
 
 cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks)
 {
-    mha_npy *array = NULL;
-    mha_status status = mha_npy_read(options->attention, &array);
+    mha_tensor head;
+    mha_status status = mha_npy_peek(options->attention, &head);
     if (status != MHA_OK) return cli_fail_status(VIEW, status);
-    mha_tensor tensor = mha_npy_tensor(array);
-    cli_exit code = read_maps(options, &tensor, maps, picks);
-    mha_npy_destroy(array);
+    cli_exit code = read_heads(options, &head, maps, picks);
+    if (code == CLI_OK) code = read_maps(options, &head, picks, maps);
     if (code != CLI_OK) return code;
     maps->name = maps_name_of_path(options->attention);
     if (!maps->name) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
