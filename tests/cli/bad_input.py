@@ -137,6 +137,95 @@ def contradicting_models():
     check_error(view(folder, TEXT, TEXT), UNSUPPORTED, "second text", "type_vocab_size")
 
 
+HUGE = 36 * 180 << 20  # bytes, sparse: a file's length costs its maker nothing
+ENOUGH = 1 << 30  # of memory, a sanitizer's own included, for what reads no byte of them
+
+
+def sparse(path, head, size=HUGE):
+    """A file of these bytes and as many zeros; False where the file system cannot."""
+    try:
+        with open(path, "wb") as file:
+            file.write(head)
+            file.truncate(len(head) + size)
+        return path.stat().st_blocks * 512 < ENOUGH
+    except OSError:
+        return False
+
+
+def cheap(arguments, code, *parts, command="view", name):
+    """Few bytes of memory, and this answer."""
+    result, most = peak(*arguments)
+    check(most < ENOUGH, f"{name}: {most >> 20} MB of memory")
+    if code:
+        check_error(result, code, *parts, command=command, name=name)
+    else:
+        check_good(result, name)
+
+
+def huge_tensor(name, change):
+    """A folder with a tensor of 6 GB behind a header of odd length, so that it is not aligned;
+    change(header, size of the other data) puts it there."""
+    folder = copy_model(name, ["model.safetensors"])
+    header, data = read_safetensors(MODEL / "model.safetensors")
+    change(header, len(data))
+    text = json.dumps(header).encode()
+    text += b" " * (1 - len(text) % 2)
+    made = sparse(folder / "model.safetensors", struct.pack("<Q", len(text)) + text + data)
+    return folder if made else None
+
+
+def huge_files():
+    def beside(header, end):
+        header["beside"] = {"dtype": "F32", "shape": [HUGE // 4], "data_offsets": [end, end + HUGE]}
+
+    def embeddings(dtype, size):
+        def change(header, end):
+            name = next(name for name in header if name.endswith("word_embeddings.weight"))
+            header["old"] = dict(header[name])
+            header[name] = {"dtype": dtype, "shape": [HUGE // size // 36, 36],
+                            "data_offsets": [end, end + HUGE]}
+        return change
+
+    folder = huge_tensor("huge", beside)
+    if not folder:
+        print("skipped: huge files (no sparse files here)")
+        return
+    cheap(["view", folder, TEXT], 0, name="a huge tensor that nobody asks for")
+    for dtype, size in (("F32", 4), ("F16", 2)):
+        folder = huge_tensor(f"huge-{dtype}", embeddings(dtype, size))
+        cheap(["view", folder, TEXT], BAD_INPUT, "word_embeddings", "config.json",
+              name=f"a huge table of {dtype}")
+        change_config(folder, model_type="bert", multihead_output="none")
+        cheap(["generate", folder, "a"], BAD_INPUT, command="generate",
+              name=f"a huge table of {dtype} to generate with")
+    rows = HUGE // 4 // 64
+    head = repr({"descr": "<f4", "fortran_order": False, "shape": (1, 1, rows, 64)}).encode()
+    head = b"\x93NUMPY\x02\0" + struct.pack("<I", len(head)) + head
+    array, tokens = FOLDER / "huge.npy", FOLDER / "three.txt"
+    sparse(array, head)
+    tokens.write_text("a\nb\nc\n")
+    cheap(["explain", "--q", array], 0, name="explain")
+    cheap(["view", "--attention", array, "--tokens", tokens], BAD_INPUT, str(rows), "3 tokens",
+          name="view --attention")
+    array.unlink()
+
+
+def many_layers():
+    """Deep beyond every published model, in a file of 2 MB. That the work does not grow with the
+    square is for tests/growth to say."""
+    layers = 1000
+    folder = copy_model("deep", ["model.safetensors", "config.json"])
+    write_bert(folder, layers, words=462)
+    cheap(["view", folder, TEXT, "--layer", layers], USAGE, f"no layer {layers}",
+          name="a model of 1000 layers")
+    for claim in (layers + 1, 10**9):
+        change_config(folder, num_hidden_layers=claim)
+        cheap(["view", folder, TEXT], BAD_INPUT, "layer", name=f"{claim} layers")
+    change_config(folder, num_hidden_layers=layers, vocab_size=2**31 - 1,
+                  max_position_embeddings=2**31 - 1)
+    cheap(["view", folder, TEXT], BAD_INPUT, "word_embeddings", name="2^31 words")
+
+
 def texts():
     for empty in ("", "   ", "\t\n"):
         check_error(view(MODEL, empty), BAD_INPUT, "the text is empty")
@@ -339,6 +428,8 @@ def closed_pipe():
 missing_files()
 lying_headers()
 contradicting_models()
+huge_files()
+many_layers()
 texts()
 command_lines()
 arrays()

@@ -21,61 +21,24 @@ SCALE = 4 if os.environ.get("MHA_TEST_LONG", "0") not in ("", "0") else 1
 
 # ---- files that are n times as large --------------------------------------------------------------
 
-def weights(folder, shapes, extra=None):
-    """model.safetensors with tensors of zeros of these shapes."""
-    header, at = dict(extra or {}), 0
-    for name, shape in shapes.items():
-        size = 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(header, bytes(at)))
-    return folder
-
-
-def config(folder, **fields):
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder
-
-
 def tensors(folder, n):
-    return weights(folder, {f"layers.{i}.weight": [1] for i in range(n)}) / "model.safetensors"
+    return write_weights(folder, {f"layers.{i}.weight": [1] for i in range(n)}) / "model.safetensors"
 
 
 def long_name(folder, n):
-    return weights(folder, {"x" * 16 * n: [1]}) / "model.safetensors"
+    return write_weights(folder, {"x" * 16 * n: [1]}) / "model.safetensors"
 
 
 def metadata(folder, n):
     pairs = {"__metadata__": {f"key {i}": "text" for i in range(n)}}
-    return weights(folder, {"x": [1]}, pairs) / "model.safetensors"
+    return write_weights(folder, {"x": [1]}, pairs) / "model.safetensors"
 
 
 def state(folder, n):
     shapes = {"own.in_proj_weight": [6, 2], "own.in_proj_bias": [6],
               "own.out_proj.weight": [2, 2], "own.out_proj.bias": [2]}
     shapes.update({f"other.{i}.weight": [1] for i in range(n)})
-    return weights(folder, shapes) / "model.safetensors"
-
-
-def bert(folder, layers):
-    width, sizes = 2, dict(vocab_size=8, max_position_embeddings=4, type_vocab_size=2)
-    shapes = {f"embeddings.{name}_embeddings.weight": [rows, width] for name, rows in
-              zip(("word", "position", "token_type"), sizes.values())}
-
-    def add(name, *shape):
-        shapes[name + ".weight"] = list(shape)
-        shapes[name + ".bias"] = [width]
-
-    add("embeddings.LayerNorm", width)
-    for i in range(layers):
-        for part in ("attention.self.query", "attention.self.key", "attention.self.value",
-                     "attention.output.dense", "intermediate.dense", "output.dense"):
-            add(f"encoder.layer.{i}.{part}", width, width)
-        for part in ("attention.output.LayerNorm", "output.LayerNorm"):
-            add(f"encoder.layer.{i}.{part}", width)
-    return config(weights(folder, shapes), model_type="bert", hidden_size=width,
-                  num_hidden_layers=layers, num_attention_heads=1, intermediate_size=width, **sizes)
+    return write_weights(folder, shapes) / "model.safetensors"
 
 
 def own(folder, layers):
@@ -84,9 +47,10 @@ def own(folder, layers):
     for i in range(layers):
         for part in "qkvo":
             shapes[f"layers.{i}.self_attn.{part}_proj.weight"] = [width, width]
-    return config(weights(folder, shapes), model_type="multihead", vocab_size=words, max_length=4,
-                  embed_dim=width, num_layers=layers, num_heads=1, layer_heads=[1] * layers,
-                  layer_kv_heads=[1] * layers, norm="none", positions="none", tied=True)
+    return write_config(write_weights(folder, shapes), model_type="multihead", vocab_size=words,
+                        max_length=4, embed_dim=width, num_layers=layers, num_heads=1,
+                        layer_heads=[1] * layers, layer_kv_heads=[1] * layers, norm="none",
+                        positions="none", tied=True)
 
 
 def deep(folder, n):
@@ -98,7 +62,7 @@ def deep(folder, n):
 
 
 def wide(folder, n):
-    return config(folder if folder.mkdir() else folder, **json.loads(
+    return write_config(folder if folder.mkdir() else folder, **json.loads(
         (MODEL / "config.json").read_text()), **{f"field {i}": i for i in range(n)})
 
 
@@ -183,7 +147,7 @@ READ = [
     ("a tensor's name", "names", 1000, long_name),
     ("metadata", "names", 200, metadata),
     ("tensors beside a module's state", "state", 120, state),
-    ("layers of a BERT model", "model", 8, bert),
+    ("layers of a BERT model", "model", 8, write_bert),
     ("layers of a checkpoint", "checkpoint", 12, own),
     ("depth of config.json", "shape", 120, deep),
     ("fields of config.json", "shape", 200, wide),

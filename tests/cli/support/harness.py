@@ -5,6 +5,7 @@ Plain Python without packages. A test file collects failures with check() and en
 import ast
 import atexit
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -53,6 +54,20 @@ def run(*arguments, stdin=b"", stdout=subprocess.PIPE, **changes):
                           stdout=stdout, stderr=subprocess.PIPE, input=stdin, check=False,
                           env=environment(**changes), timeout=HANGS, cwd=FOLDER)
     return Result(done)
+
+
+def peak(*arguments):
+    """Run the program; its result, and the most bytes of memory that it had at any time."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
+                                   stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                   env=environment(), cwd=FOLDER)
+        _, status, usage = os.wait4(process.pid, 0)
+        out.seek(0)
+        err.seek(0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return (Result(subprocess.CompletedProcess([], process.returncode, out.read(), err.read())),
+                usage.ru_maxrss * 1024)
 
 
 def str_or_bytes(argument):
@@ -118,6 +133,45 @@ def read_safetensors(path):
 def safetensors_bytes(header, data):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
+
+
+def write_weights(folder, shapes, extra=None):
+    """model.safetensors with tensors of zeros of these shapes."""
+    header, at = dict(extra or {}), 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(header, bytes(at)))
+    return folder
+
+
+def write_config(folder, **fields):
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def write_bert(folder, layers, words=8):
+    """A BERT encoder of width 2, as deep as wanted."""
+    width, sizes = 2, dict(vocab_size=words, max_position_embeddings=128, type_vocab_size=2)
+    shapes = {f"embeddings.{name}_embeddings.weight": [rows, width] for name, rows in
+              zip(("word", "position", "token_type"), sizes.values())}
+
+    def add(name, *shape):
+        shapes[name + ".weight"] = list(shape)
+        shapes[name + ".bias"] = [width]
+
+    add("embeddings.LayerNorm", width)
+    for i in range(layers):
+        for part in ("attention.self.query", "attention.self.key", "attention.self.value",
+                     "attention.output.dense", "intermediate.dense", "output.dense"):
+            add(f"encoder.layer.{i}.{part}", width, width)
+        for part in ("attention.output.LayerNorm", "output.LayerNorm"):
+            add(f"encoder.layer.{i}.{part}", width)
+    return write_config(write_weights(folder, shapes), model_type="bert", hidden_size=width,
+                        num_hidden_layers=layers, num_attention_heads=1, intermediate_size=width,
+                        **sizes)
 
 
 _FORMATS = {"<f4": "f", "<f8": "d", "<f2": "e"}
