@@ -93,7 +93,8 @@ typedef struct mha_transformer mha_transformer;
  * Make a transformer with matrices and biases 0 and norms 1.
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
- *          outlive it (the context need not).
+ *          outlive it (the context need not). Of rotary or sinusoidal positions max_length D or
+ *          max_length E floats, which activations and decoders touch as far as they need them.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _SIZE, _UNSUPPORTED, _NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */

@@ -49,7 +49,7 @@ static double numbers_described(const mha_transformer_desc *d)
     return all;
 }
 
-/* Positions that no weight vouches for: tables of angles, made when the transformer is. */
+/* Positions that no weight vouches for: tables of angles, for which there is room at least. */
 static mha_status check_positions(const loading *l)
 {
     const mha_transformer_desc *d = &l->plan.desc;

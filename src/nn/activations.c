@@ -117,6 +117,7 @@ mha_status mha_activations_create(mha_context *context, const mha_transformer *t
                         "%lld, expected 0%s",
                         (long long)max_tokens, INT32_MAX, (long long)max_memory,
                         cross ? " or more" : ", there is no cross-attention");
+    MHA_TRY(mhai_transformer_encode(context, transformer, max_tokens));
     const mha_allocator *allocator = &context->allocator;
     mha_activations *made =
         allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_activations));

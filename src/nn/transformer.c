@@ -302,32 +302,68 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
                                                               : pack(context, t, &t->output);
 }
 
-/* Cosines and sines of every position, from turning (1, 0); or the sinusoidal table. */
-static mha_status make_encoding(mha_context *context, mha_transformer *t)
+static int64_t encoding_width(const mha_transformer *t)
 {
     const mha_transformer_desc *d = &t->desc;
-    const bool rotary = d->positions == MHA_ENCODING_ROTARY;
-    void *memory;
-    if (!rotary && d->positions != MHA_ENCODING_SINUSOIDAL) return MHA_OK;
-    const int64_t width = rotary ? d->head_dim : d->embed_dim, half = width / 2;
-    t->encoding_count = 2 * d->max_length * width;
-    MHA_TRY(allocate(t, t->encoding_count, sizeof(float), &memory));
-    t->encoding = memory;
-    mha_tensor table = mhai_transformer_rows(t->encoding, d->max_length, width, width);
-    if (!rotary) return mha_sinusoidal_encoding(context, 0, &table);
-    float *unit = t->encoding + d->max_length * width;
-    for (int64_t i = 0; i < d->max_length; i++)
-        for (int64_t j = 0; j < half; j++) unit[i * width + j] = 1;
-    mha_tensor x = mha_tensor_bthd(unit, 1, d->max_length, 1, width);
-    mha_rope_desc rope = {
-        .struct_size = sizeof rope, .pairing = MHA_ROPE_HALVES, .base = (double)d->rope_base};
-    MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
-    for (int64_t i = 0; i < d->max_length; i++)
-        for (int64_t j = 0; j < half; j++) {
-            t->encoding[i * half + j] = unit[i * width + j];
-            t->encoding[(d->max_length + i) * half + j] = unit[i * width + half + j];
-        }
+    return d->positions == MHA_ENCODING_ROTARY ? d->head_dim : d->embed_dim;
+}
+
+/* Room for every position, without touching it. */
+static mha_status make_encoding(mha_transformer *t)
+{
+    const mha_transformer_desc *d = &t->desc;
+    size_t bytes;
+    if (d->positions != MHA_ENCODING_ROTARY && d->positions != MHA_ENCODING_SINUSOIDAL)
+        return MHA_OK;
+    if (!mhai_mul_size((size_t)(d->max_length * encoding_width(t)), sizeof(float), &bytes) ||
+        bytes > PTRDIFF_MAX - sizeof *t->encoding)
+        return mha_fail(MHA_ERR_SIZE, "transformer: %lld positions do not fit in memory",
+                        (long long)d->max_length);
+    bytes += sizeof *t->encoding;
+    mhai_encoding *made = t->allocator.alloc(t->allocator.user, bytes, 64);
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
+    if (pthread_mutex_init(&made->growing, NULL) != 0) {
+        t->allocator.release(t->allocator.user, made, bytes);
+        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot make a mutex");
+    }
+    made->rows = 0;
+    t->encoding = made;
+    t->encoding_bytes = bytes;
     return MHA_OK;
+}
+
+/* Rows [e->rows, count): the sinusoidal ones, or what turning (1, 0) gives, a cosine and a sine. */
+static mha_status grow_encoding(mha_context *context, const mha_transformer *t, int64_t count)
+{
+    mhai_encoding *e = t->encoding;
+    const int64_t width = encoding_width(t), begin = e->rows;
+    if (count > t->desc.max_length) count = t->desc.max_length;
+    if (count <= begin) return MHA_OK;
+    float *first = e->values + begin * width;
+    if (t->desc.positions == MHA_ENCODING_SINUSOIDAL) {
+        mha_tensor table = mhai_transformer_rows(first, count - begin, width, width);
+        MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
+    } else {
+        for (int64_t i = 0; i < count - begin; i++)
+            for (int64_t j = 0; j < width; j++) first[i * width + j] = j < width / 2 ? 1 : 0;
+        mha_tensor x = mha_tensor_bthd(first, 1, count - begin, 1, width);
+        const mha_rope_desc rope = {.struct_size = sizeof rope,
+                                    .pairing = MHA_ROPE_HALVES,
+                                    .base = (double)t->desc.rope_base,
+                                    .positions = {.start = begin}};
+        MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
+    }
+    e->rows = count;
+    return MHA_OK;
+}
+
+mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t, int64_t count)
+{
+    if (!t->encoding) return MHA_OK;
+    pthread_mutex_lock(&t->encoding->growing);
+    mha_status status = grow_encoding(context, t, count);
+    pthread_mutex_unlock(&t->encoding->growing);
+    return status;
 }
 
 /* The caller's lists of heads become the transformer's own. */
@@ -369,7 +405,7 @@ static mha_status make_parts(mha_context *context, mha_transformer *t)
         for (int64_t k = 0; p->kind == MHA_PARAMETER_NORM && dot[1] == 'w' && k < p->count; k++)
             t->data[p->offset + k] = 1;
     }
-    MHA_TRY(make_encoding(context, t));
+    MHA_TRY(make_encoding(t));
     return mha_transformer_update(context, t);
 }
 
@@ -419,7 +455,8 @@ void mha_transformer_destroy(mha_transformer *t)
     release(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
     release(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
     release(&a, t->data, t->size, sizeof *t->data);
-    release(&a, t->encoding, t->encoding_count, sizeof *t->encoding);
+    if (t->encoding) pthread_mutex_destroy(&t->encoding->growing);
+    release(&a, t->encoding, 1, t->encoding_bytes);
     a.release(a.user, t, sizeof *t);
 }
 

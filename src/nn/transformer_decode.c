@@ -24,6 +24,7 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
                               .capacity = d->capacity,
                               .head_dim = t->head_dim};
     const size_t bytes = (size_t)t->num_layers * sizeof *d->caches;
+    MHA_TRY(mhai_transformer_encode(context, d->transformer, d->capacity));
     d->caches = d->allocator.alloc(d->allocator.user, bytes, _Alignof(mha_kv_cache *));
     if (!d->caches) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
     memset(d->caches, 0, bytes);

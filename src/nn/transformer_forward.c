@@ -214,10 +214,10 @@ mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
 {
     const mha_transformer_desc *d = &t->desc;
     if (d->positions != MHA_ENCODING_ROTARY) return MHA_OK;
-    const int64_t half = d->head_dim / 2;
-    mha_tensor cosines = mhai_transformer_rows(t->encoding, d->max_length, half, half);
-    mha_tensor sines =
-        mhai_transformer_rows(t->encoding + d->max_length * half, d->max_length, half, half);
+    const int64_t half = d->head_dim / 2, width = d->head_dim;
+    const float *table = t->encoding->values;
+    mha_tensor cosines = mhai_transformer_rows(table, d->max_length, half, width);
+    mha_tensor sines = mhai_transformer_rows(table + half, d->max_length, half, width);
     const mha_rope_desc rope = {.struct_size = sizeof rope,
                                 .flags = back ? MHA_ROPE_INVERSE : 0,
                                 .pairing = MHA_ROPE_HALVES,
@@ -393,7 +393,7 @@ static mha_status embed(const call *c)
     mha_tensor x = mhai_transformer_rows(first, rows, width, width);
     MHA_TRY(mha_embedding(c->context, &table, &ids, 0, &x));
     const float *added = d->positions == MHA_ENCODING_LEARNED      ? t->data + t->positions
-                         : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encoding
+                         : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encoding->values
                                                                    : NULL;
     if (added) {
         table = mhai_transformer_rows(added, d->max_length, width, width);

@@ -6,6 +6,8 @@
 #include <multihead/component.h>
 #include <multihead/transformer.h>
 
+#include <pthread.h>
+
 enum { MHAI_NOWHERE = -1 };
 
 /* Offsets into the flat array; MHAI_NOWHERE: there is none. */
@@ -33,6 +35,15 @@ typedef struct mhai_place_layer {
     mhai_place_linear up, down; /* up: gate and up together in SwiGLU; packed NULL: none */
 } mhai_place_layer;
 
+/* A row for each position: [max_length,E] sinusoidal, or [max_length,D] cosines and sines. A table
+ * of a million positions is no price for a short text: rows are made when activations or a decoder
+ * are, which know how many they may need, and are never written again. */
+typedef struct mhai_encoding {
+    pthread_mutex_t growing;
+    int64_t rows; /* made so far; guarded by growing */
+    float values[];
+} mhai_encoding;
+
 struct mha_transformer {
     mha_allocator allocator;
     mha_transformer_desc desc; /* every default filled in */
@@ -45,8 +56,8 @@ struct mha_transformer {
     mhai_place_layer *layers;
     mhai_place_linear output; /* weight is that of the tokens if tied */
     int64_t *head_lists;      /* [2][L] what desc.layer_heads and layer_kv_heads are, or NULL */
-    float *encoding;          /* [max_length,E] sinusoidal; or [2][max_length,D/2] cosines, sines */
-    int64_t encoding_count;
+    mhai_encoding *encoding;  /* NULL: positions need none */
+    size_t encoding_bytes;
 };
 
 static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
@@ -138,6 +149,10 @@ typedef struct mhai_call_attention {
 } mhai_call_attention;
 void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_input *input,
                                 int64_t layer, bool cross, mhai_call_attention *made);
+
+/* Have rows of the encoding for positions below count, or as many as there are. */
+MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t,
+                                                 int64_t count);
 
 /* Turn q and k of tokens that begin at position start, or back. */
 MHA_NODISCARD mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,

@@ -152,10 +152,10 @@ def sparse(path, head, size=HUGE):
         return False
 
 
-def cheap(arguments, code, *parts, command="view", name):
+def cheap(arguments, code, *parts, command="view", name, enough=ENOUGH):
     """Few bytes of memory, and this answer."""
     result, most = peak(*arguments)
-    check(most < ENOUGH, f"{name}: {most >> 20} MB of memory")
+    check(most < enough, f"{name}: {most >> 20} MB of memory")
     if code:
         check_error(result, code, *parts, command=command, name=name)
     else:
@@ -224,6 +224,22 @@ def many_layers():
     change_config(folder, num_hidden_layers=layers, vocab_size=2**31 - 1,
                   max_position_embeddings=2**31 - 1)
     cheap(["view", folder, TEXT], BAD_INPUT, "word_embeddings", name="2^31 words")
+
+
+def many_positions():
+    """A million of them in a file of 67 kB: only those of the text are computed."""
+    width = 64
+    shapes = {f"layers.0.self_attn.{part}_proj.weight": [width, width] for part in "qkvo"}
+    folder = write_weights(FOLDER / "far", {"embed_tokens.weight": [2, width], **shapes})
+    (folder / "tokenizer.json").write_text(json.dumps(dict(
+        pre_tokenizer=dict(type="WhitespaceSplit"),
+        model=dict(type="WordLevel", unk_token="a", vocab=dict(a=0, b=1)))))
+    for positions in ("rotary", "sinusoidal"):
+        write_config(folder, model_type="multihead", vocab_size=2, max_length=1 << 20, num_layers=1,
+                     embed_dim=width, num_heads=1, norm="none", positions=positions, tied=True,
+                     causal=True)
+        for command in ("view", "generate", "heads"):
+            cheap([command, folder, "a b a"], 0, name=f"{command}, {positions}", enough=300 << 20)
 
 
 def texts():
@@ -430,6 +446,7 @@ lying_headers()
 contradicting_models()
 huge_files()
 many_layers()
+many_positions()
 texts()
 command_lines()
 arrays()
