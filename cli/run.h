@@ -70,6 +70,9 @@ typedef struct run_array {
 cli_exit run_array_read(const char *option, const char *text, run_kind kind, bool quiet,
                         run_array *array);
 
+/* Its shape, and the type that it would be read in, from the head of the file; data is NULL. */
+cli_exit run_array_peek(const char *option, const char *text, run_kind kind, run_array *array);
+
 /* "0,2-4", or a file of whole numbers, each in 0 .. count - 1: what is said to be `what`. */
 cli_exit run_list_read(const char *option, const char *text, const char *what, int64_t count,
                        run_array *list);
@@ -98,6 +101,7 @@ typedef struct run_problem {
         head_axis; /* which of the leading axes the file of q has, or gets by --heads */
     bool split;    /* --heads: [B,T,H*D] */
     bool ragged;
+    bool heads_only; /* what the heads of the files say is checked before an element is read */
     mha_attention_desc desc;
     mha_linear_attention_desc linear;
     mha_attention_outputs wanted; /* which heads, rows, offsets; the tensors are added later */

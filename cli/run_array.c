@@ -115,11 +115,25 @@ static cli_exit wrong_type(const conversion *c, const char *wanted, const char *
                     mha_dtype_name(c->from->dtype), wanted, mend);
 }
 
+/* Whether the type can be turned into that of the kind, which *dtype then is. */
+static cli_exit check_type(const conversion *c, run_kind kind, mha_dtype *dtype)
+{
+    static const mha_dtype types[] = {[RUN_FLOAT] = MHA_F32,
+                                      [RUN_REAL] = MHA_F32,
+                                      [RUN_KEEP] = MHA_U8,
+                                      [RUN_INDEX] = MHA_I64,
+                                      [RUN_INDEX32] = MHA_I32};
+    const mha_dtype from = c->from->dtype;
+    *dtype = kind == RUN_FLOAT && (from == MHA_F16 || from == MHA_BF16) ? from : types[kind];
+    if (types[kind] == MHA_F32 || is_whole(from)) return CLI_OK;
+    return kind == RUN_KEEP
+               ? wrong_type(c, "booleans, true where something is kept",
+                            "save mask.astype(bool), or add numbers to the scores with --bias")
+               : wrong_type(c, "whole numbers", "save a.astype('i8')");
+}
+
 static cli_exit to_keep(const conversion *c, mha_tensor *to)
 {
-    if (!is_whole(c->from->dtype))
-        return wrong_type(c, "booleans, true where something is kept",
-                          "save mask.astype(bool), or add numbers to the scores with --bias");
     for (int64_t i = 0; i < c->count; i++)
         ((uint8_t *)to->data)[i] = whole_element(c->from, i) != 0;
     return CLI_OK;
@@ -127,7 +141,6 @@ static cli_exit to_keep(const conversion *c, mha_tensor *to)
 
 static cli_exit to_index(const conversion *c, mha_tensor *to)
 {
-    if (!is_whole(c->from->dtype)) return wrong_type(c, "whole numbers", "save a.astype('i8')");
     for (int64_t i = 0; i < c->count; i++) {
         int64_t value = whole_element(c->from, i);
         if (to->dtype == MHA_I64) {
@@ -148,23 +161,18 @@ static cli_exit to_index(const conversion *c, mha_tensor *to)
 static cli_exit convert(const char *option, const char *name, run_kind kind, bool quiet,
                         run_array *array)
 {
-    static const mha_dtype types[] = {[RUN_FLOAT] = MHA_F32,
-                                      [RUN_REAL] = MHA_F32,
-                                      [RUN_KEEP] = MHA_U8,
-                                      [RUN_INDEX] = MHA_I64,
-                                      [RUN_INDEX32] = MHA_I32};
-    mha_dtype from = array->tensor.dtype;
-    if (from == types[kind]) return CLI_OK;
-    if (kind == RUN_FLOAT && (from == MHA_F16 || from == MHA_BF16)) return CLI_OK;
+    mha_dtype dtype;
     conversion c = {.option = option, .name = name, .from = &array->tensor, .quiet = quiet};
+    cli_exit code = check_type(&c, kind, &dtype);
+    if (code != CLI_OK || dtype == array->tensor.dtype) return code;
     mha_status status = mha_tensor_count(&array->tensor, &c.count);
     if (status != MHA_OK) return cli_fail_status(RUN, status);
     run_array made;
-    cli_exit code = run_array_make(types[kind], array->tensor.ndim, array->tensor.shape, &made);
+    code = run_array_make(dtype, array->tensor.ndim, array->tensor.shape, &made);
     if (code == CLI_OK) {
-        code = types[kind] == MHA_F32 ? to_real(&c, &made.tensor)
-               : kind == RUN_KEEP     ? to_keep(&c, &made.tensor)
-                                      : to_index(&c, &made.tensor);
+        code = dtype == MHA_F32   ? to_real(&c, &made.tensor)
+               : kind == RUN_KEEP ? to_keep(&c, &made.tensor)
+                                  : to_index(&c, &made.tensor);
     }
     run_array_free(code == CLI_OK ? array : &made);
     if (code == CLI_OK) *array = made;
@@ -219,7 +227,7 @@ static void name_list(const mha_safetensors *file, char *text, size_t size)
     if (count > most && used < size) snprintf(text + used, size - used, ", ...");
 }
 
-static cli_exit open_safetensors(const char *text, size_t path_bytes, run_array *array)
+static cli_exit open_safetensors(const char *text, size_t path_bytes, bool head, run_array *array)
 {
     char *path = malloc(path_bytes + 1), names[256];
     if (!path) return cli_fail(CLI_NO_MEMORY, RUN, "out of memory: a file's name");
@@ -240,20 +248,21 @@ static cli_exit open_safetensors(const char *text, size_t path_bytes, run_array 
                         (int)path_bytes, text, name ? "no tensor '" : "which of its tensors?",
                         name ? name : "", name ? "';" : "", count, names);
     }
-    status = mha_safetensors_tensor(file, index, &array->tensor);
+    status = head ? mha_safetensors_peek(file, index, &array->tensor)
+                  : mha_safetensors_tensor(file, index, &array->tensor);
     return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
 }
 
-static cli_exit open_npy(const char *path, run_array *array)
+static cli_exit open_npy(const char *path, bool head, run_array *array)
 {
     if (!strcmp(path, "-"))
         return cli_fail(CLI_USAGE, RUN,
                         "-: arrays are not read from a pipe; write a file, and name it");
     mha_npy *npy = NULL;
-    mha_status status = mha_npy_read(path, &npy);
+    mha_status status = head ? mha_npy_peek(path, &array->tensor) : mha_npy_read(path, &npy);
     if (status != MHA_OK) return cli_fail_status(RUN, status);
     array->memory[0] = npy;
-    array->tensor = mha_npy_tensor(npy);
+    if (npy) array->tensor = mha_npy_tensor(npy);
     return CLI_OK;
 }
 
@@ -267,18 +276,43 @@ static size_t safetensors_path(const char *text)
     return 0;
 }
 
-cli_exit run_array_read(const char *option, const char *text, run_kind kind, bool quiet,
-                        run_array *array)
+/* The array as it stands in its file, or only its head. */
+static cli_exit open_array(const char *text, bool head, run_array *array, bool *list)
 {
     *array = (run_array){0};
     bool whole;
     int64_t numbers = list_length(text, &whole);
     size_t path_bytes = safetensors_path(text);
-    cli_exit code = numbers > 0      ? read_list(text, numbers, whole, array)
-                    : path_bytes > 0 ? open_safetensors(text, path_bytes, array)
-                                     : open_npy(text, array);
+    *list = numbers > 0;
+    return numbers > 0      ? read_list(text, numbers, whole, array)
+           : path_bytes > 0 ? open_safetensors(text, path_bytes, head, array)
+                            : open_npy(text, head, array);
+}
+
+cli_exit run_array_read(const char *option, const char *text, run_kind kind, bool quiet,
+                        run_array *array)
+{
+    run_array head;
+    bool list;
+    cli_exit code = run_array_peek(option, text, kind, &head);
+    if (code != CLI_OK) return code;
+    run_array_free(&head);
+    code = open_array(text, false, array, &list);
     /* A list has no type of its own: nothing to be said of rounding. */
-    if (code == CLI_OK) code = convert(option, text, kind, quiet || numbers > 0, array);
+    if (code == CLI_OK) code = convert(option, text, kind, quiet || list, array);
+    if (code != CLI_OK) run_array_free(array);
+    return code;
+}
+
+cli_exit run_array_peek(const char *option, const char *text, run_kind kind, run_array *array)
+{
+    bool list;
+    mha_dtype dtype = MHA_F32;
+    const conversion c = {.option = option, .name = text, .from = &array->tensor};
+    cli_exit code = open_array(text, true, array, &list);
+    if (code == CLI_OK) code = check_type(&c, kind, &dtype);
+    array->tensor.dtype = dtype;
+    array->tensor.data = NULL;
     if (code != CLI_OK) run_array_free(array);
     return code;
 }

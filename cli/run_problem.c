@@ -26,12 +26,14 @@ void run_problem_free(run_problem *problem)
     problem->kept_count = 0;
 }
 
-/* Read and keep. */
+/* Read and keep. Numbers that the descriptor's check looks at are read in any case. */
 static cli_exit load(const run_options *options, run_problem *problem, const char *option,
                      const char *text, run_kind kind, const mha_tensor **tensor)
 {
     run_array array;
-    cli_exit code = run_array_read(option, text, kind, options->quiet, &array);
+    cli_exit code = problem->heads_only && kind != RUN_INDEX
+                        ? run_array_peek(option, text, kind, &array)
+                        : run_array_read(option, text, kind, options->quiet, &array);
     if (code != CLI_OK) return code;
     *tensor = run_keep(problem, &array);
     return *tensor ? CLI_OK : CLI_INTERNAL;
@@ -190,15 +192,9 @@ static cli_exit load_tensors(const run_options *options, run_problem *problem)
     return CLI_OK;
 }
 
-/* Whole numbers in one axis; count -1: any number of them. */
-static cli_exit load_numbers(const run_options *options, run_problem *problem, const char *option,
-                             const char *text, int64_t count, const int64_t **numbers,
-                             int64_t *given)
+static cli_exit check_numbers(const char *option, const char *text, const mha_tensor *tensor,
+                              int64_t count)
 {
-    if (!text) return CLI_OK;
-    const mha_tensor *tensor;
-    cli_exit code = load(options, problem, option, text, RUN_INDEX, &tensor);
-    if (code != CLI_OK) return code;
     char shape[128];
     run_shape_text(tensor, shape, sizeof shape);
     if (tensor->ndim != 1)
@@ -209,6 +205,23 @@ static cli_exit load_numbers(const run_options *options, run_problem *problem, c
                         "%s (%s): %" PRId64 " number%s, expected %" PRId64
                         ", one for each sequence",
                         text, option, tensor->shape[0], tensor->shape[0] == 1 ? "" : "s", count);
+    return CLI_OK;
+}
+
+/* Whole numbers in one axis; count -1: any number of them. */
+static cli_exit load_numbers(const run_options *options, run_problem *problem, const char *option,
+                             const char *text, int64_t count, const int64_t **numbers,
+                             int64_t *given)
+{
+    if (!text) return CLI_OK;
+    const mha_tensor *tensor;
+    run_array head;
+    cli_exit code = run_array_peek(option, text, RUN_INDEX, &head);
+    if (code == CLI_OK) code = check_numbers(option, text, &head.tensor, count);
+    run_array_free(&head);
+    if (code == CLI_OK) code = load(options, problem, option, text, RUN_INDEX, &tensor);
+    if (code == CLI_OK) code = check_numbers(option, text, tensor, count); /* files may change */
+    if (code != CLI_OK) return code;
     *numbers = tensor->data;
     if (given) *given = tensor->shape[0];
     return CLI_OK;
@@ -314,12 +327,14 @@ static cli_exit fill_numbers(const run_options *options, run_problem *problem)
 /* --alibi: the published slopes. */
 static cli_exit fill_slopes(const run_options *options, run_problem *problem)
 {
-    if (!options->alibi) return CLI_OK;
-    run_array slopes;
-    int64_t heads = problem->q.shape[1];
-    cli_exit code = run_array_make(MHA_F32, 1, &heads, &slopes);
+    int64_t elements, heads = problem->q.shape[1];
+    /* Only elements vouch for a number of heads. */
+    if (!options->alibi || mha_tensor_count(&problem->q, &elements) != MHA_OK || elements == 0)
+        return CLI_OK;
+    run_array slopes = {.tensor = mha_tensor_contiguous(NULL, MHA_F32, 1, &heads)};
+    cli_exit code = problem->heads_only ? CLI_OK : run_array_make(MHA_F32, 1, &heads, &slopes);
     if (code != CLI_OK) return code;
-    mha_status status = heads > 0 ? mha_alibi_slopes(heads, slopes.tensor.data) : MHA_OK;
+    mha_status status = problem->heads_only ? MHA_OK : mha_alibi_slopes(heads, slopes.tensor.data);
     problem->desc.alibi_slopes = run_keep(problem, &slopes);
     return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
 }
@@ -529,26 +544,56 @@ static void fill_linear(run_problem *problem)
         .sequences = desc->sequences};
 }
 
-cli_exit run_problem_make(const run_options *options, mha_context *context, run_problem *problem)
+/* All arrays and numbers, as far as they stand in files and options. */
+static cli_exit gather(const run_options *options, run_problem *problem)
 {
-    *problem = (run_problem){0};
     cli_exit code = fill_numbers(options, problem);
     if (code == CLI_OK) code = make_inputs(options, problem);
     if (code == CLI_OK) code = load_sequences(options, problem);
     if (code == CLI_OK) code = load_tensors(options, problem);
     if (code == CLI_OK) code = fill_slopes(options, problem);
-    if (code == CLI_OK) code = fill_wanted(options, problem);
-    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->q);
-    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->k);
-    if (code == CLI_OK && options->rope) code = apply_rope(options, context, problem);
-    if (code == CLI_OK) code = convert_all(options, problem);
-    if (code != CLI_OK) return code;
-    mha_attention_desc *desc = &problem->desc;
+    return code == CLI_OK ? fill_wanted(options, problem) : code;
+}
+
+/* What is left of offsets once positions have been turned. */
+static void settle_offsets(const run_options *options, mha_attention_desc *desc)
+{
     if (desc->q_offsets && !options->offset) desc->q_offset = 0;
     if (options->rope && !reads_positions(options, desc)) { /* the offset was RoPE's */
         desc->q_offset = 0;
         desc->q_offsets = NULL;
     }
+}
+
+/* Do the shapes fit? Asked of the heads of the files, before an element is read. */
+static cli_exit check_heads(const run_options *options, mha_context *context)
+{
+    run_problem problem = {.heads_only = true};
+    mha_attention_plan plan;
+    cli_exit code = gather(options, &problem);
+    if (code == CLI_OK && !options->linear) {
+        mha_tensor *const inputs[] = {&problem.q, &problem.k, &problem.v};
+        for (int i = 0; i < 3 && options->dtype; i++) inputs[i]->dtype = run_o_dtype(options);
+        settle_offsets(options, &problem.desc);
+        mha_status status = mha_attention_explain(context, &problem.desc, &problem.q, &problem.k,
+                                                  &problem.v, NULL, NULL, &plan);
+        if (status != MHA_OK) code = run_fail(options, &problem, status);
+    }
+    run_problem_free(&problem);
+    return code;
+}
+
+cli_exit run_problem_make(const run_options *options, mha_context *context, run_problem *problem)
+{
+    *problem = (run_problem){0};
+    cli_exit code = check_heads(options, context);
+    if (code == CLI_OK) code = gather(options, problem);
+    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->q);
+    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->k);
+    if (code == CLI_OK && options->rope) code = apply_rope(options, context, problem);
+    if (code == CLI_OK) code = convert_all(options, problem);
+    if (code != CLI_OK) return code;
+    settle_offsets(options, &problem->desc);
     fill_linear(problem);
     return CLI_OK;
 }

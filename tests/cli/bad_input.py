@@ -207,6 +207,16 @@ def huge_files():
     cheap(["explain", "--q", array], 0, name="explain")
     cheap(["view", "--attention", array, "--tokens", tokens], BAD_INPUT, str(rows), "3 tokens",
           name="view --attention")
+    small = FOLDER / "small.npy"
+    write_npy(small, (1, 1, 4, 32), [0] * 128)
+    for options, *parts in (
+            (["--q", array, "--k", small, "--v", small], "small.npy", "64"),
+            (["--x", small, "--bias", array], "huge.npy"),
+            (["--x", small, "--keep-mask", array], "huge.npy", "f32"),
+            (["--x", small, "--documents", array], "huge.npy", "f32"),
+            (["--x", small, "--lengths", array], "huge.npy", "f32"),
+            (["--x", array, "--rope", "--heads", "4"], "huge.npy")):
+        cheap(["run", *options], BAD_INPUT, *parts, command="run", name=f"run {options[-2]}")
     array.unlink()
 
 
