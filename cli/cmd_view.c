@@ -329,7 +329,7 @@ static cli_exit view(const view_options *options)
 
 cli_exit cmd_view(int count, char *const *arguments)
 {
-    view_options options = {0};
+    view_options options = {.command = VIEW};
     args_texts plain = {0};
     if (args_want_help(count, arguments)) {
         args_print_help(&page);

@@ -78,13 +78,14 @@ static mha_status write_guarded(void *user, const void *bytes, size_t count)
     return guard->inner->write(guard->inner->user, bytes, count);
 }
 
-mha_status files_draw(const char *path, files_draw_fn *draw, const void *user)
+static mha_status draw_file(const char *folder, const char *path, files_draw_fn *draw,
+                            const void *user)
 {
-    if (!strcmp(path, "-")) return draw(user, &files_stdout);
     guarded_sink guard = {0};
     mha_file *file = NULL;
-    files_hold_signals(&guard.signals, path);
-    mha_status status = mha_file_create(path, &file);
+    files_hold_signals(&guard.signals, folder ? "" : path);
+    mha_status status =
+        folder ? mha_file_create_in(folder, path, &file) : mha_file_create(path, &file);
     if (status == MHA_OK) {
         guard.inner = mha_file_sink(file);
         status = draw(user, &(mha_sink){.write = write_guarded, .user = &guard});
@@ -94,61 +95,25 @@ mha_status files_draw(const char *path, files_draw_fn *draw, const void *user)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * .npy
- * --------------------------------------------------------------------------------------------- */
-
-/* Pass a file on to stdout. */
-static mha_status pass_on(const char *path)
+mha_status files_draw(const char *path, files_draw_fn *draw, const void *user)
 {
-    char *bytes;
-    size_t size;
-    MHA_TRY(mha_file_read(path, SIZE_MAX / 2, &bytes, &size));
-    mha_status status = write_stdout(NULL, bytes, size);
-    mha_file_free(bytes);
-    return status;
+    return strcmp(path, "-") ? draw_file(NULL, path, draw, user) : draw(user, &files_stdout);
 }
 
-/* The library writes .npy to files only, so stdout gets it by way of a temporary one. */
-static mha_status write_npy_stdout(const char *option, const mha_tensor *tensor)
+mha_status files_draw_in(const char *folder, const char *name, files_draw_fn *draw,
+                         const void *user)
 {
-    const char *folder = getenv("TMPDIR");
-    char path[512];
-    int length =
-        snprintf(path, sizeof path, "%s/multihead-XXXXXX", folder && *folder ? folder : "/tmp");
-    int fd = length < (int)sizeof path ? mkstemp(path) : -1;
-    if (fd < 0)
-        return mha_fail(MHA_ERR_WRITE,
-                        "%s -: cannot make a temporary file: %s; name a folder with TMPDIR", option,
-                        strerror(errno));
-    close(fd);
-    files_guard guard = {0};
-    files_hold_signals(&guard, path);
-    mha_status status = mha_npy_write(path, tensor);
-    if (status == MHA_OK) status = pass_on(path);
-    unlink(path);
-    files_release_signals(&guard);
-    return status;
+    return draw_file(folder, name, draw, user);
 }
 
-mha_status files_write_npy(const char *option, const char *path, const mha_tensor *tensor)
+static mha_status draw_npy(const void *user, const mha_sink *sink)
 {
-    if (!strcmp(path, "-")) return write_npy_stdout(option, tensor);
-    files_guard guard = {0};
-    files_hold_signals(&guard, path);
-    mha_status status = mha_npy_write(path, tensor);
-    files_release_signals(&guard);
-    return status;
+    return mha_npy_write_to(sink, user);
 }
 
-mha_status files_write_bytes(const char *path, const void *bytes, size_t size)
+mha_status files_write_npy(const char *path, const mha_tensor *tensor)
 {
-    if (!strcmp(path, "-")) return size > 0 ? write_stdout(NULL, bytes, size) : MHA_OK;
-    files_guard guard = {0};
-    files_hold_signals(&guard, path);
-    mha_status status = mha_file_write(path, bytes, size);
-    files_release_signals(&guard);
-    return status;
+    return files_draw(path, draw_npy, tensor);
 }
 
 /* ------------------------------------------------------------------------------------------------

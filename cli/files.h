@@ -20,6 +20,10 @@ typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
 /* Let draw write to path, or to stdout if that is "-". */
 mha_status files_draw(const char *path, files_draw_fn *draw, const void *user);
 
+/* Likewise a file of a folder of ours, where links are replaced. */
+mha_status files_draw_in(const char *folder, const char *name, files_draw_fn *draw,
+                         const void *user);
+
 /* Signals held back while a file is on its way. Start from {0}. */
 typedef struct files_guard {
     bool holding;
@@ -34,11 +38,8 @@ bool files_interrupted(const files_guard *guard);
 /* A signal that came meanwhile ends the program here. */
 void files_release_signals(files_guard *guard);
 
-/* tensor as .npy, "-" being stdout; option is what messages call the output. */
-mha_status files_write_npy(const char *option, const char *path, const mha_tensor *tensor);
-
-/* The same for any bytes. */
-mha_status files_write_bytes(const char *path, const void *bytes, size_t size);
+/* tensor as .npy, "-" being stdout. */
+mha_status files_write_npy(const char *path, const mha_tensor *tensor);
 
 /* Whether a file can be written there, as far as can be told without writing. */
 mha_status files_check_place(const char *path);

@@ -388,7 +388,7 @@ cli_exit run_write(const run_options *options, const run_problem *problem,
     for (int i = 0; i < OUTPUT_COUNT; i++) {
         const char *path = path_of(options, i);
         if (!path) continue;
-        mha_status status = files_write_npy(outputs[i].option, path, &results->saved[i]);
+        mha_status status = files_write_npy(path, &results->saved[i]);
         if (status != MHA_OK) return cli_fail_status(RUN, status);
         if (strcmp(path, "-") != 0)
             cli_note(options->quiet, "wrote %s: %s %s", path,

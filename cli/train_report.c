@@ -256,7 +256,7 @@ static cli_exit print_map(const train_finding *found, const attention_maps *maps
 {
     char head[64];
     maps_picks one = {0};
-    view_options chosen = {0};
+    view_options chosen = {.command = TRAIN};
     snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found->layer, found->head);
     chosen.heads = (args_texts){.items = {head}, .count = 1};
     cli_exit code =
@@ -267,11 +267,13 @@ static cli_exit print_map(const train_finding *found, const attention_maps *maps
 }
 
 static cli_exit write_html(const train_run *run, const train_finding *found, int example,
-                           const attention_maps *maps, const char *path, bool quiet)
+                           const attention_maps *maps, bool quiet)
 {
     train_evidence evidence;
     maps_picks picks = {0};
-    view_options options = {.html = path,
+    view_options options = {.command = TRAIN,
+                            .folder = run->folder,
+                            .html = example ? "report-2.html" : "report.html",
                             .quiet = quiet,
                             .first_panel = found->layer * maps->heads + found->head,
                             .extra = &evidence.extra};
@@ -287,15 +289,11 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
 static cli_exit make_picture(train_run *run, const train_finding *found, int example, bool quiet)
 {
     attention_maps maps = {0};
-    char path[TRAIN_PATH_BYTES];
     const char *text = run->model.task->examples[example];
     cli_exit code = train_report_set_text(&run->model, text);
     if (code == CLI_OK) code = train_model_look(&run->model, NULL, NULL);
     if (code == CLI_OK) code = make_maps(&run->model, text, &maps);
-    if (code == CLI_OK && run->folder) {
-        code = train_save_path(run, example ? "report-2.html" : "report.html", path);
-        if (code == CLI_OK) code = write_html(run, found, example, &maps, path, quiet);
-    }
+    if (code == CLI_OK && run->folder) code = write_html(run, found, example, &maps, quiet);
     if (code == CLI_OK && example == 0) code = print_map(found, &maps);
     maps_free(&maps);
     return code;

@@ -15,15 +15,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-enum { MOST_TENSORS = 12, SETTINGS_BYTES = 768 };
+enum { MOST_TENSORS = 12, SETTINGS_BYTES = 768, PATH_BYTES = 4096 };
 
+static const char STATE[] = "training.safetensors";
 static const uint64_t MOST_STEPS = UINT64_C(1) << 40; /* as --steps */
 
-cli_exit train_save_path(const train_run *run, const char *name, char path[TRAIN_PATH_BYTES])
+static cli_exit folder_path(const train_run *run, const char *name, char path[PATH_BYTES])
 {
-    int length = snprintf(path, TRAIN_PATH_BYTES, "%s/%s", run->folder, name);
-    if (length > 0 && length < TRAIN_PATH_BYTES) return CLI_OK;
+    int length = snprintf(path, PATH_BYTES, "%s/%s", run->folder, name);
+    if (length > 0 && length < PATH_BYTES) return CLI_OK;
     return cli_fail(CLI_NO_OUTPUT, TRAIN, "the folder's name is too long");
 }
 
@@ -79,12 +81,10 @@ static void list_state(train_run *run, state_list *list)
     add(list, "curve", run->curve, MHA_F64, run->looks, TRAIN_CURVE_COLUMNS);
 }
 
-static cli_exit save_state(train_run *run)
+static mha_status write_state(train_run *run, const mha_sink *sink)
 {
-    char path[TRAIN_PATH_BYTES], settings[SETTINGS_BYTES], numbers[8][32];
+    char settings[SETTINGS_BYTES], numbers[8][32];
     state_list list;
-    cli_exit code = train_save_path(run, "training.safetensors", path);
-    if (code != CLI_OK) return code;
     list_state(run, &list);
     describe(&run->model, settings);
     snprintf(numbers[0], sizeof numbers[0], "%" PRIu64, run->seed);
@@ -118,9 +118,17 @@ static cli_exit save_state(train_run *run)
                                     "done",
                                     run->done ? "yes" : "no",
                                     NULL};
+    return mha_safetensors_write_to(sink, list.names, list.tensors, list.count, metadata);
+}
+
+static cli_exit save_state(train_run *run)
+{
     files_guard guard = {0};
-    files_hold_signals(&guard, path);
-    mha_status status = mha_safetensors_write(path, list.names, list.tensors, list.count, metadata);
+    mha_file *file = NULL;
+    files_hold_signals(&guard, ""); /* to the end of the file: all that was learned is in it */
+    mha_status status = mha_file_create_in(run->folder, STATE, &file);
+    if (status == MHA_OK) status = write_state(run, mha_file_sink(file));
+    status = mha_file_finish(file, status);
     files_release_signals(&guard);
     return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
 }
@@ -288,18 +296,15 @@ static cli_exit read_state(mha_context *context, const train_task *task, const t
 cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
                           bool fresh, train_run *run)
 {
-    char path[TRAIN_PATH_BYTES];
+    char path[PATH_BYTES];
     struct stat there;
     if (run->folder) {
-        cli_exit code = train_save_path(run, "training.safetensors", path);
+        cli_exit code = folder_path(run, STATE, path);
         if (code != CLI_OK) return code;
-        if (mkdir(run->folder, 0777) != 0 && errno != EEXIST)
-            return cli_fail(CLI_NO_OUTPUT, TRAIN, "%s: cannot make the folder: %s", run->folder,
-                            strerror(errno));
-        if (stat(run->folder, &there) == 0 && !S_ISDIR(there.st_mode))
-            return cli_fail(CLI_NO_OUTPUT, TRAIN, "%s: is not a folder", run->folder);
     }
-    if (!run->folder || fresh || stat(path, &there) != 0) {
+    /* A state that is there and cannot be looked at is not one to begin anew over. */
+    if (!run->folder || fresh ||
+        (stat(path, &there) != 0 && (errno == ENOENT || errno == ENOTDIR))) {
         cli_exit code = train_model_make(context, task, recipe, run->seed, &run->model);
         if (code == CLI_OK) code = make_best(run);
         if (code == CLI_OK && run->pictures) code = train_frames_make(&run->model, &run->frames);
@@ -393,7 +398,7 @@ static mha_status draw_curve(const void *user, const mha_sink *sink)
 static cli_exit save_model(const train_run *run, const char *name, mha_transformer *net)
 {
     const bool encoder = net == run->model.encoder.net;
-    char path[TRAIN_PATH_BYTES];
+    char path[PATH_BYTES];
     const train_task *task = run->model.task;
     const mha_checkpoint_settings settings = {
         .struct_size = sizeof settings,
@@ -403,8 +408,10 @@ static cli_exit save_model(const train_run *run, const char *name, mha_transform
         .eos_word = task->end < 0 ? NULL : task->words[task->end],
         .unknown_word = task->text ? task->words[task->unknown] : NULL,
         .splitting = task->splitting};
-    cli_exit code = train_save_path(run, name, path);
+    struct stat there;
+    cli_exit code = folder_path(run, name, path);
     if (code != CLI_OK) return code;
+    if (lstat(path, &there) == 0 && S_ISLNK(there.st_mode)) unlink(path); /* it leads out of ours */
     mha_status status = mha_checkpoint_save(path, net, &settings);
     return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
 }
@@ -421,12 +428,10 @@ static cli_exit take_best(train_run *run)
 
 cli_exit train_save_folder(train_run *run)
 {
-    char path[TRAIN_PATH_BYTES];
     if (!run->folder) return take_best(run);
     cli_exit code = save_state(run);
-    if (code == CLI_OK) code = train_save_path(run, "curve.csv", path);
     if (code != CLI_OK) return code;
-    mha_status status = files_draw(path, draw_curve, run);
+    mha_status status = files_draw_in(run->folder, "curve.csv", draw_curve, run);
     if (status != MHA_OK) return cli_fail_status(TRAIN, status);
     code = take_best(run);
     if (code != CLI_OK) return code;

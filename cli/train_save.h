@@ -50,10 +50,6 @@ cli_exit train_save_point(train_run *run, const train_scores *scores);
 /* A new try has been made: curve and snapshots begin again. */
 cli_exit train_save_again(train_run *run);
 
-/* A file of the folder. */
-enum { TRAIN_PATH_BYTES = 4096 };
-cli_exit train_save_path(const train_run *run, const char *name, char path[TRAIN_PATH_BYTES]);
-
 /* The model's folder, the state and the curve. */
 cli_exit train_save_folder(train_run *run);
 

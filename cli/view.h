@@ -34,6 +34,8 @@ typedef struct view_options {
     const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
     args_texts layers, heads, hide;
     const char *html, *svg, *png, *json, *npy; /* outputs */
+    const char *folder;  /* of ours, which they are files of; NULL: where they say; no option */
+    const char *command; /* the name in messages; no option */
     const char *range;
     const char *contrast;              /* the text to compare with */
     const char *from, *to;             /* words: which heads look from one at the other */
@@ -76,6 +78,7 @@ cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
 typedef struct view_figure {
     mha_figure figure;
     const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
+    const char *command;
     void *memory[16];
     int memory_count;
 } view_figure;
@@ -106,8 +109,8 @@ cli_exit view_write_files(const view_options *options, const attention_maps *map
 int32_t view_terminal_width(int descriptor, int64_t given);
 
 /* Fewer heads for a terminal of that width: the sharpest of each layer. */
-cli_exit view_sharpest(const attention_maps *maps, const maps_picks *all, int64_t width,
-                       maps_picks *picks);
+cli_exit view_sharpest(const char *command, const attention_maps *maps, const maps_picks *all,
+                       int64_t width, maps_picks *picks);
 
 /* The picture on stdout: of what was chosen, or of the sharpest heads where nothing was. */
 cli_exit view_print(const view_options *options, const attention_maps *maps,

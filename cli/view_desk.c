@@ -348,7 +348,7 @@ static cli_exit write_files(const desk *d)
                      d->layer);
     }
     if (code == CLI_OK && o->npy) {
-        status = files_write_npy("--npy", o->npy, &terms);
+        status = files_write_npy(o->npy, &terms);
         if (status != MHA_OK) code = cli_fail_status(VIEW, status);
         if (code == CLI_OK && strcmp(o->npy, "-") != 0)
             cli_note(o->quiet,

@@ -25,7 +25,7 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
     *lo = strtod(text, &middle);
     if (middle != text && *middle == ':') *hi = strtod(middle + 1, &end);
     if (!end || end == middle + 1 || *end || !isfinite(*lo) || !isfinite(*hi) || *lo >= *hi)
-        return cli_fail(CLI_USAGE, VIEW,
+        return cli_fail(CLI_USAGE, options->command,
                         "--range %s: shared, head or LO:HI is wanted, two numbers with LO below HI",
                         text);
     *range = MHA_RANGE_FIXED;
@@ -38,7 +38,7 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
 
 static cli_exit keep(view_figure *out, int64_t count, size_t size, void **memory)
 {
-    cli_exit code = maps_alloc(VIEW, count, size, memory);
+    cli_exit code = maps_alloc(out->command, count, size, memory);
     if (code == CLI_OK) out->memory[out->memory_count++] = *memory;
     return code;
 }
@@ -104,8 +104,8 @@ static cli_exit make_axis(const view_options *options, const maps_tokens *tokens
         axis->at[axis->count++] = i;
     }
     if (axis->count > 0) return CLI_OK;
-    return cli_fail(CLI_USAGE, VIEW, "--hide: all %" PRId64 " tokens are hidden; hide fewer",
-                    tokens->count);
+    return cli_fail(CLI_USAGE, options->command,
+                    "--hide: all %" PRId64 " tokens are hidden; hide fewer", tokens->count);
 }
 
 void view_warn_of_idle_names(const view_options *options, const attention_maps *maps)
@@ -120,7 +120,7 @@ void view_warn_of_idle_names(const view_options *options, const attention_maps *
             for (int64_t s = 0; s < maps->cols.count; s++)
                 found = found || is_named(&maps->cols.items[s], name, length);
             if (!found)
-                cli_warn(VIEW,
+                cli_warn(options->command,
                          "--hide: no token is '%.*s'; write tokens as the picture labels them",
                          (int)length, name);
         }

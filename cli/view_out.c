@@ -18,12 +18,13 @@
  * --------------------------------------------------------------------------------------------- */
 
 /* The heads that are on, as one array [layers, heads, T, S]. */
-static cli_exit collect(const attention_maps *maps, const maps_picks *picks, mha_tensor *tensor)
+static cli_exit collect(const char *command, const attention_maps *maps, const maps_picks *picks,
+                        mha_tensor *tensor)
 {
     int64_t layers = 0, size = maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < picks->layers; l++) layers += maps_picks_in_layer(picks, l) > 0;
     void *memory;
-    cli_exit code = maps_alloc(VIEW, picks->count * size, sizeof(float), &memory);
+    cli_exit code = maps_alloc(command, picks->count * size, sizeof(float), &memory);
     if (code != CLI_OK) return code;
     int64_t shape[] = {layers, picks->count / layers, maps->rows.count, maps->cols.count};
     *tensor = mha_tensor_contiguous(memory, MHA_F32, 4, shape);
@@ -37,18 +38,19 @@ static cli_exit collect(const attention_maps *maps, const maps_picks *picks, mha
     return CLI_OK;
 }
 
-static cli_exit write_npy(const attention_maps *maps, const maps_picks *picks, const char *path)
+static cli_exit write_npy(const char *command, const attention_maps *maps, const maps_picks *picks,
+                          const char *path)
 {
     if (!maps_picks_rectangular(picks))
-        return cli_fail(CLI_USAGE, VIEW,
+        return cli_fail(CLI_USAGE, command,
                         "--npy: one array needs the same heads of every layer; "
                         "choose with --layer and plain head numbers, or use --json");
     mha_tensor tensor;
-    cli_exit code = collect(maps, picks, &tensor);
+    cli_exit code = collect(command, maps, picks, &tensor);
     if (code != CLI_OK) return code;
-    mha_status status = files_write_npy("--npy", path, &tensor);
+    mha_status status = files_write_npy(path, &tensor);
     free(tensor.data);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(command, status);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -204,16 +206,16 @@ cli_exit view_check_outputs(const view_options *options)
         if (!path) continue;
         for (int j = 0; j < i; j++)
             if (path_of(options, j) && files_same(path, path_of(options, j)))
-                return cli_fail(CLI_USAGE, VIEW, "%s and %s both write '%s'", outputs[j].option,
-                                outputs[i].option, path);
+                return cli_fail(CLI_USAGE, options->command, "%s and %s both write '%s'",
+                                outputs[j].option, outputs[i].option, path);
         if (strcmp(path, "-") != 0) continue;
         if (on_stdout)
-            return cli_fail(CLI_USAGE, VIEW,
+            return cli_fail(CLI_USAGE, options->command,
                             "%s and %s both write to stdout; one of them needs a "
                             "file",
                             on_stdout, outputs[i].option);
         if (outputs[i].binary && isatty(STDOUT_FILENO))
-            return cli_fail(CLI_USAGE, VIEW,
+            return cli_fail(CLI_USAGE, options->command,
                             "%s -: stdout is a terminal; name a file, or use a "
                             "pipe",
                             outputs[i].option);
@@ -224,10 +226,10 @@ cli_exit view_check_outputs(const view_options *options)
 
 static cli_exit write_one(const output_job *job, int i)
 {
-    const char *path = path_of(job->options, i);
+    const char *path = path_of(job->options, i), *folder = job->options->folder;
     cli_exit code = CLI_OK;
     if (!outputs[i].draw) {
-        code = write_npy(job->maps, job->picks, path);
+        code = write_npy(job->options->command, job->maps, job->picks, path);
     } else {
         view_figure figure = {0};
         if (outputs[i].figure)
@@ -236,8 +238,9 @@ static cli_exit write_one(const output_job *job, int i)
             output_job drawn = *job;
             drawn.figure = &figure.figure;
             drawn.tokens = figure.tokens;
-            mha_status status = files_draw(path, outputs[i].draw, &drawn);
-            if (status != MHA_OK) code = cli_fail_status(VIEW, status);
+            mha_status status = folder ? files_draw_in(folder, path, outputs[i].draw, &drawn)
+                                       : files_draw(path, outputs[i].draw, &drawn);
+            if (status != MHA_OK) code = cli_fail_status(job->options->command, status);
         }
         view_figure_free(&figure);
     }
@@ -249,8 +252,9 @@ static cli_exit write_one(const output_job *job, int i)
                  maps->cell);
     if (code == CLI_OK && strcmp(path, "-") != 0)
         cli_note(job->options->quiet,
-                 "wrote %s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s", path,
-                 job->picks->count, job->picks->count == 1 ? "head" : "heads",
+                 "wrote %s%s%s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s",
+                 folder ? folder : "", folder ? "/" : "", path, job->picks->count,
+                 job->picks->count == 1 ? "head" : "heads",
                  pooled ? maps->tokens.count : maps->rows.count,
                  pooled ? maps->tokens.count : maps->cols.count, blocks);
     return code;
@@ -282,7 +286,7 @@ static cli_exit print_picks(const view_options *options, const attention_maps *m
     figure.figure.dark = view_terminal_dark(options);
     mha_status status = mha_render_terminal(&figure.figure, terminal, &files_stdout);
     view_figure_free(&figure);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(options->command, status);
 }
 
 cli_exit view_print(const view_options *options, const attention_maps *maps,
@@ -293,7 +297,7 @@ cli_exit view_print(const view_options *options, const attention_maps *maps,
         return print_picks(options, maps, picks, NULL, &terminal);
     maps_picks few;
     char remark[400], change[300] = "";
-    cli_exit code = view_sharpest(maps, picks, terminal.columns, &few);
+    cli_exit code = view_sharpest(options->command, maps, picks, terminal.columns, &few);
     if (maps->contrast) view_contrast_remark(maps, picks, change, sizeof change);
     snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s%s",
              few.count, picks->count,

@@ -61,15 +61,15 @@ static void keep_best(maps_picks *picks, const double *value, int64_t most)
     }
 }
 
-cli_exit view_sharpest(const attention_maps *maps, const maps_picks *all, int64_t width,
-                       maps_picks *picks)
+cli_exit view_sharpest(const char *command, const attention_maps *maps, const maps_picks *all,
+                       int64_t width, maps_picks *picks)
 {
     int64_t heads = maps->layers * maps->heads;
     void *on, *values;
     *picks = (maps_picks){.layers = maps->layers, .heads = maps->heads};
-    cli_exit code = maps_alloc(VIEW, heads, 1, &on);
+    cli_exit code = maps_alloc(command, heads, 1, &on);
     picks->on = on;
-    if (code == CLI_OK) code = maps_alloc(VIEW, heads, sizeof(double), &values);
+    if (code == CLI_OK) code = maps_alloc(command, heads, sizeof(double), &values);
     if (code != CLI_OK) return code;
     double *value = values;
     for (int64_t l = 0; l < maps->layers; l++) {

@@ -52,8 +52,9 @@ typedef struct mha_checkpoint_settings {
 
 /**
  * Save a transformer to a folder, which is made if it is missing (those above it are not). Each
- * file is written whole or not at all, model.safetensors last. The tokenizer splits a text as
- * settings say, looks each word up, and begins with bos_word if there is one. settings may be NULL.
+ * file is written whole or not at all, model.safetensors last; links in the folder are replaced,
+ * not followed (mha_file_create_in()). The tokenizer splits a text as settings say, looks each word
+ * up, and begins with bos_word if there is one. settings may be NULL.
  *
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a word twice or empty, a special token that is no word,

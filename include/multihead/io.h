@@ -2,9 +2,8 @@
  *
  * Every field of a file is checked before it is used: a malformed or hostile file gives a status
  * and one line of text that names the file, the tensor and the way out, never a crash. Files that
- * are written appear whole or not at all: they are written beside their place under another name
- * and renamed. Where something that is no regular file stands in that place (/dev/null, a FIFO), it
- * is written to as it is. A symbolic link keeps pointing to its target, which is replaced.
+ * are written by path appear whole or not at all, as mha_file_create() (sink.h) says, which also
+ * says what becomes of links, devices and pipes.
  *
  * Memory here comes from the C library; no function needs a context.
  *
@@ -13,7 +12,7 @@
 #ifndef MULTIHEAD_IO_H
 #define MULTIHEAD_IO_H
 
-#include <multihead/base.h>
+#include <multihead/sink.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -151,6 +150,13 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_write(const char *path, const c
                                                        const mha_tensor *tensors, int64_t count,
                                                        const char *const *metadata);
 
+/** The same into a sink. Memory borrowed for the call. Errors those, and the sink's. Threads one
+ * per sink. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_safetensors_write_to(const mha_sink *sink,
+                                                          const char *const *names,
+                                                          const mha_tensor *tensors, int64_t count,
+                                                          const char *const *metadata);
+
 /* ------------------------------------------------------------------------------------------------
  * NumPy's .npy, versions 1 to 3
  * --------------------------------------------------------------------------------------------- */
@@ -201,6 +207,10 @@ MHA_API void mha_npy_destroy(mha_npy *array);
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_npy_write(const char *path, const mha_tensor *tensor);
+
+/** The same into a sink. Memory borrowed for the call. Errors those, and the sink's. Threads one
+ * per sink. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_npy_write_to(const mha_sink *sink, const mha_tensor *tensor);
 
 #ifdef __cplusplus
 }

@@ -42,17 +42,46 @@ MHA_API void mha_buffer_free(mha_buffer *buffer);
 typedef struct mha_file mha_file;
 
 /**
- * Begin to write a file. The bytes go to a new file beside path, which mha_file_finish() renames to
- * path: readers see the old content or the whole new one. A path that exists and is not a regular
- * file (a device, a pipe) is written directly. A symbolic link is followed, not replaced. The file
- * that is replaced leaves its permissions; one that may not be written is not replaced.
+ * Begin to write a file. What is done with path depends on what it is:
  *
- * Memory   the caller owns *file and ends it with mha_file_finish().
+ *   nothing, or a regular file   the bytes go to a new file beside it, which mha_file_finish()
+ *                                renames: readers see the old content or the whole new one. The
+ *                                file that is replaced leaves its permissions; one that may not be
+ *                                written is not replaced
+ *   a device, pipe or socket     written directly
+ *   an open file of a process,   by whatever links (/dev/stdout, /dev/fd/3, /proc/self/fd/1): it is
+ *                                whose opened it, and written directly from where it stands: a file
+ *                                that stdout was redirected to goes on, as with >>
+ *   a symbolic link              followed, not replaced; one to nothing is refused
+ *
+ * The new file is called path.mha-N.part, N the first number that is free. A process that is killed
+ * leaves it behind; the next one that writes path removes it, at once, but never one that is still
+ * being written: a living writer holds a lock (flock) on it. On file systems that machines may
+ * share (all but ext2 to 4, XFS, btrfs, F2FS, ZFS, overlayfs, tmpfs and ramfs) a lock may be
+ * unknown to another machine: there the new file is called path.mha-shared-N.part, and one that was
+ * left behind stays until somebody removes it.
+ *
+ * Memory   the caller owns *file and ends it with mha_file_finish(). Two descriptors until then.
  * Errors   MHA_ERR_NULL; MHA_ERR_WRITE (cannot be created: path and reason in the detail);
  *          MHA_ERR_NOMEM. *file is then NULL.
  * Threads  one per file.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **file);
+
+/**
+ * The same for a file of a folder of one's own, such as a saved model: nothing outside of it is
+ * written. Whatever has the name already, be it a symbolic link or a pipe, is replaced; only a
+ * folder and a regular file that may not be written are refused. folder itself may be a link; it is
+ * looked up once, here, and made if it is missing (those above it are not).
+ *
+ *   name   without '/'; not "." or ".."
+ *
+ * Memory   as mha_file_create().
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (name); MHA_ERR_WRITE; MHA_ERR_NOMEM.
+ * Threads  one per file.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_file_create_in(const char *folder, const char *name,
+                                                    mha_file **file);
 
 /** The file's sink; it is buffered. Memory belongs to file. Errors its writes give MHA_ERR_WRITE
  * with path and reason. Threads one per file. Since 0.1 */
@@ -60,13 +89,23 @@ MHA_API const mha_sink *mha_file_sink(mha_file *file);
 
 /**
  * End a file. With status MHA_OK its content is written out and takes its name; with any other, and
- * when that fails, everything begun is removed and an older file of that name stays as it was.
+ * when that fails, everything begun is removed and an older file of that name stays as it was. (If
+ * the last step fails, which syncs the folder, the new file is there already: whole, but a power
+ * cut may bring back the old one.)
+ *
+ * The content is synced to the disk before it takes the name, and the folder after it: a power cut
+ * leaves the old file or the whole new one, and after MHA_OK the new one. What was written directly
+ * is not synced.
  *
  *   file    may be NULL: then only status is handed back
  *   status  what the writing gave
  *
  * Memory   frees file.   Errors  status if it was not MHA_OK; MHA_ERR_WRITE with path and reason.
- * Threads  one per file.   Since  0.1
+ * Threads  one per file.
+ * Cost     two syncs: on the ext4 of a virtual machine 6 ms a file of 200 KB on average (0.5 to
+ *          16), 80 ms one of 100 MB; on tmpfs some microseconds. A training that saves its state
+ *          after each of 50 steps of 125 ms spends a twentieth of its time on them.
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_file_finish(mha_file *file, mha_status status);
 

@@ -1,25 +1,42 @@
-/* Files that appear whole or not at all: the bytes go to a new file in the same folder, which takes
- * the name at the end. Devices and pipes cannot be replaced and are written directly. */
-#define _XOPEN_SOURCE 700 /* realpath */
+/* Files that appear whole or not at all: the bytes go to a new file in the same folder, which is
+ * synced and takes the name at the end. What is no regular file cannot be replaced and is written
+ * directly; so is a file that someone else opened for us.
+ *
+ * A writer that is killed leaves its new file behind. Whoever writes the same file next removes it:
+ * a living writer holds a lock on its new file from the moment it is made until it has the name,
+ * and the kernel drops the lock of a dead one, whatever its process id or namespace. Only who holds
+ * the lock may unlink or rename, and only after a look whether the name still means the locked
+ * file; so a name never changes its meaning under someone who is about to remove it. Where several
+ * machines share a file system, a lock may be known to one of them only: there new files have names
+ * that nobody removes, be it the server, for whom the file system is one of its own.
+ */
+#define _GNU_SOURCE /* realpath, flock, fstatfs, O_PATH */
 #include <multihead/component.h>
 #include <multihead/sink.h>
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/vfs.h>
+#endif
 
-enum { BLOCK = 1 << 16, TRIES = 1000 };
+/* NUMBERS is more than a folder can have in use. A file that a killed writer left has a number of
+ * SWEPT or more only if so many wrote the same file at once. */
+enum { BLOCK = 1 << 16, NUMBERS = 1 << 20, SWEPT = 16, HOPS = 40 };
 
 struct mha_file {
     mha_sink sink;
     char *path;      /* what the caller said, for messages */
-    char *target;    /* path with symbolic links followed */
-    char *temporary; /* NULL: the target is written directly */
-    int descriptor;
+    char *name;      /* in its folder, symbolic links followed unless it is our own folder */
+    char *temporary; /* likewise; NULL: the descriptor is written directly */
+    int folder, descriptor;
     size_t used;
     mha_status status;
     char block[BLOCK];
@@ -67,10 +84,16 @@ static mha_status file_write(void *user, const void *bytes, size_t count)
 static void release(mha_file *file)
 {
     if (!file) return;
+    if (file->folder >= 0) close(file->folder);
     free(file->path);
-    free(file->target);
+    free(file->name);
     free(file->temporary);
     free(file);
+}
+
+static mha_status no_memory(const mha_file *file)
+{
+    return mha_fail(MHA_ERR_NOMEM, "%s: out of memory", file->path);
 }
 
 static char *copy_text(const char *text)
@@ -80,62 +103,248 @@ static char *copy_text(const char *text)
     return copy ? memcpy(copy, text, bytes) : NULL;
 }
 
-/* A new file beside the target. The name holds the process id, so that two programs writing the
- * same report do not meet, and O_EXCL settles what is left. */
-static mha_status open_temporary(mha_file *file, mode_t mode)
+static bool same_file(const struct stat *a, const struct stat *b)
 {
-    size_t bytes = strlen(file->target) + 48;
-    file->temporary = malloc(bytes);
-    if (!file->temporary) return mha_fail(MHA_ERR_NOMEM, "%s: out of memory", file->path);
-    for (int i = 0; i < TRIES; i++) {
-        snprintf(file->temporary, bytes, "%s.%ld-%d.part", file->target, (long)getpid(), i);
-        file->descriptor = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-        if (file->descriptor >= 0 || errno != EEXIST) break;
-    }
-    if (file->descriptor >= 0) return MHA_OK;
-    free(file->temporary);
-    file->temporary = NULL;
-    return refuse(file, "cannot write: no new file can be made there", errno);
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* Keep the permissions of a file that is replaced; a file that could not be opened for writing is
- * not replaced either. */
-static mha_status open_target(mha_file *file)
+/* ---- the new file -------------------------------------------------------------------------- */
+
+/* Whether a lock is known to all who may write in a folder: those of one kernel. */
+static bool locks_are_known(int folder)
 {
-    struct stat present;
-    bool exists = stat(file->path, &present) == 0;
-    if (!exists && lstat(file->path, &present) == 0)
-        return mha_fail(MHA_ERR_WRITE, "%s: cannot write: a symbolic link to nothing", file->path);
-    if (exists && S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
-    if (exists && access(file->path, W_OK) != 0) return refuse(file, "cannot write", errno);
-    char *resolved = exists ? realpath(file->path, NULL) : NULL;
-    file->target = resolved ? resolved : copy_text(file->path);
-    if (!file->target) return mha_fail(MHA_ERR_NOMEM, "%s: out of memory", file->path);
-    /* /dev/stdout may well be a regular file, but one that belongs to whoever opened it. */
-    bool replace = !exists || (S_ISREG(present.st_mode) && strncmp(file->path, "/dev/", 5) != 0);
-    if (replace) {
-        MHA_TRY(open_temporary(file, 0666));
-        if (exists) (void)fchmod(file->descriptor, present.st_mode & 0777);
+#if defined(__linux__)
+    static const unsigned long local[] = {0xEF53 /* ext2, 3, 4 */,    0x58465342 /* XFS */,
+                                          0x9123683E /* btrfs */,     0x01021994 /* tmpfs */,
+                                          0xF2F52010 /* F2FS */,      0x2FC12FC1 /* ZFS */,
+                                          0x794C7630 /* overlayfs */, 0x858458F6 /* ramfs */};
+    struct statfs kind;
+    if (fstatfs(folder, &kind) != 0) return false;
+    for (size_t i = 0; i < sizeof local / sizeof *local; i++)
+        if ((unsigned long)kind.f_type == local[i]) return true;
+#else
+    (void)folder;
+#endif
+    return false;
+}
+
+/* The lock, if nobody has it and the name still means this file; 0 or the reason. */
+static int lock(int folder, const char *name, int descriptor)
+{
+    struct stat opened, named;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) return errno;
+    if (fstat(descriptor, &opened) == 0 && S_ISREG(opened.st_mode) &&
+        fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && same_file(&opened, &named))
+        return 0;
+    return EWOULDBLOCK;
+}
+
+static void remove_if_abandoned(int folder, const char *name)
+{
+    int found = openat(folder, name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    if (found < 0) return;
+    if (lock(folder, name, found) == 0) unlinkat(folder, name, 0);
+    close(found);
+}
+
+/* The first number that is free. One that a sweep took away between its making and its lock is not
+ * ours any more: its number is passed over. */
+static mha_status open_temporary(mha_file *file, mode_t mode)
+{
+    const bool locks = locks_are_known(file->folder);
+    const char *kind = locks ? "" : "shared-";
+    const size_t bytes = strlen(file->name) + sizeof ".mha-shared-1234567.part";
+    char *name = malloc(bytes);
+    int error = 0;
+    if (!name) return no_memory(file);
+    for (int i = 0; locks && i < SWEPT; i++) {
+        snprintf(name, bytes, "%s.mha-%d.part", file->name, i);
+        remove_if_abandoned(file->folder, name);
+    }
+    for (int i = 0; i < NUMBERS && file->descriptor < 0; i++) {
+        snprintf(name, bytes, "%s.mha-%s%d.part", file->name, kind, i);
+        int made = openat(file->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+        error = made < 0 ? errno : locks ? lock(file->folder, name, made) : 0;
+        if (error == 0)
+            file->descriptor = made;
+        else if (made >= 0)
+            close(made);
+        if (error != EEXIST && error != EWOULDBLOCK) break;
+    }
+    if (file->descriptor >= 0) {
+        file->temporary = name;
         return MHA_OK;
     }
-    file->descriptor = open(file->path, O_WRONLY | O_CLOEXEC);
+    free(name);
+    return refuse(file, "cannot write: no new file can be made there", error);
+}
+
+/* A folder that may be written but not listed can be used by its path only, and not synced. */
+static int open_folder(const char *path)
+{
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+#if defined(O_PATH)
+    if (folder < 0 && errno == EACCES) folder = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+#endif
+    return folder;
+}
+
+/* 0 or the reason. Some file systems have nothing to sync in a folder. */
+static int sync_out(int descriptor)
+{
+    while (fsync(descriptor) != 0)
+        if (errno != EINTR) return errno == EINVAL || errno == EBADF ? 0 : errno;
+    return 0;
+}
+
+/* Splits path in place, and opens its folder; name gets the rest. */
+static int open_parent(char *path, const char **name)
+{
+    char *slash = strrchr(path, '/');
+    *name = slash ? slash + 1 : path;
+    if (!slash) return open_folder(".");
+    if (slash == path) return open_folder("/");
+    *slash = '\0';
+    return open_folder(path);
+}
+
+/* Keep the permissions of a file that is replaced. */
+static mha_status replace(mha_file *file, const struct stat *present)
+{
+    MHA_TRY(open_temporary(file, present ? 0600 : 0666));
+    if (present) (void)fchmod(file->descriptor, present->st_mode & 0777);
+    return MHA_OK;
+}
+
+/* ---- what the caller names ----------------------------------------------------------------- */
+
+/* /proc/123/fd, where links lead to what a process has open. */
+static bool holds_descriptors(const char *folder)
+{
+#if defined(__linux__)
+    struct statfs kind;
+    const size_t length = strlen(folder);
+    return statfs(folder, &kind) == 0 && kind.f_type == 0x9FA0 /* proc */ && length > 3 &&
+           strcmp(folder + length - 3, "/fd") == 0;
+#else
+    return strcmp(folder, "/dev/fd") == 0;
+#endif
+}
+
+/* The descriptor that a path leads to, link by link, like /dev/stdout and /dev/fd/3; -1: none. It
+ * need not be one of this process. */
+static int find_descriptor(const char *path)
+{
+    char at[PATH_MAX], link[PATH_MAX];
+    const int given = snprintf(at, sizeof at, "%s", path);
+    if (given < 0 || given >= (int)sizeof at) return -1;
+    for (int hop = 0; hop < HOPS; hop++) {
+        const ssize_t length = readlink(at, link, sizeof link - 1);
+        if (length < 0) return -1;
+        link[length] = '\0';
+        char *slash = strrchr(at, '/');
+        const char *name = slash ? slash + 1 : at;
+        const int number = *name >= '0' && *name <= '9' ? atoi(name) : -1;
+        if (slash) slash[slash == at] = '\0';
+        char *folder = realpath(slash ? at : ".", NULL);
+        if (!folder) return -1;
+        const bool found = number >= 0 && holds_descriptors(folder);
+        const int used = snprintf(at, sizeof at, "%s%s%s", *link == '/' ? "" : folder,
+                                  *link == '/' ? "" : "/", link);
+        free(folder);
+        if (found) return number;
+        if (used < 0 || used >= (int)sizeof at) return -1;
+    }
+    return -1;
+}
+
+/* What someone opened is gone on with where he stands: a descriptor of ours is shared, another
+ * one's file is appended to. Pipes and devices have no place to stand at and are opened anew, as
+ * sockets cannot be. */
+static mha_status write_directly(mha_file *file, const struct stat *present, int number)
+{
+    struct stat own;
+    const bool regular = S_ISREG(present->st_mode);
+    if ((regular || S_ISSOCK(present->st_mode)) && number >= 0 && fstat(number, &own) == 0 &&
+        same_file(&own, present) && (fcntl(number, F_GETFL) & O_ACCMODE) != O_RDONLY)
+        file->descriptor = fcntl(number, F_DUPFD_CLOEXEC, 0);
+    else
+        file->descriptor = open(file->path, O_WRONLY | O_CLOEXEC | (regular ? O_APPEND : 0));
     return file->descriptor >= 0 ? MHA_OK : refuse(file, "cannot write", errno);
 }
 
-mha_status mha_file_create(const char *path, mha_file **file)
+/* A file that could not be opened for writing is not replaced either. */
+static mha_status open_target(mha_file *file)
 {
-    if (!file) return mha_fail(MHA_ERR_NULL, "mha_file_create: file is NULL");
-    *file = NULL;
-    if (!path) return mha_fail(MHA_ERR_NULL, "mha_file_create: path is NULL");
-    mha_file *made = calloc(1, sizeof *made);
-    if (made) made->path = copy_text(path);
-    if (!made || !made->path) {
-        release(made);
-        return mha_fail(MHA_ERR_NOMEM, "%s: out of memory", path);
+    struct stat present;
+    const char *name;
+    const bool exists = stat(file->path, &present) == 0;
+    if (!exists && lstat(file->path, &present) == 0)
+        return mha_fail(MHA_ERR_WRITE, "%s: cannot write: a symbolic link to nothing", file->path);
+    if (exists && S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
+    const int number = exists ? find_descriptor(file->path) : -1;
+    if (exists && (number >= 0 || !S_ISREG(present.st_mode)))
+        return write_directly(file, &present, number);
+    if (exists && access(file->path, W_OK) != 0) return refuse(file, "cannot write", errno);
+    char *resolved = exists ? realpath(file->path, NULL) : NULL;
+    if (!resolved) resolved = copy_text(file->path);
+    if (!resolved) return no_memory(file);
+    file->folder = open_parent(resolved, &name);
+    const int error = errno;
+    file->name = copy_text(name);
+    free(resolved);
+    if (!file->name) return no_memory(file);
+    if (file->folder < 0) return refuse(file, "cannot write: no new file can be made there", error);
+    return replace(file, exists ? &present : NULL);
+}
+
+/* What is made of a folder must stay there if its files do: who has it is synced. */
+static mha_status make_folder(mha_file *file, const char *folder)
+{
+    const char *name;
+    file->folder = open_folder(folder);
+    if (file->folder < 0 && errno == ENOENT && mkdir(folder, 0777) == 0) {
+        char *path = copy_text(folder);
+        if (!path) return no_memory(file);
+        for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = '\0';
+        int parent = open_parent(path, &name);
+        free(path);
+        if (parent >= 0) (void)sync_out(parent);
+        if (parent >= 0) close(parent);
+        file->folder = open_folder(folder);
     }
+    if (file->folder >= 0) return MHA_OK;
+    return mha_fail(MHA_ERR_WRITE, "%s: %s: %s", folder,
+                    errno == ENOTDIR ? "is there and not a folder" : "cannot make the folder",
+                    strerror(errno));
+}
+
+static mha_status open_in_folder(mha_file *file, const char *folder, const char *name)
+{
+    struct stat present;
+    MHA_TRY(make_folder(file, folder));
+    file->name = copy_text(name);
+    if (!file->name) return no_memory(file);
+    if (fstatat(file->folder, name, &present, AT_SYMLINK_NOFOLLOW) != 0) return replace(file, NULL);
+    if (S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
+    if (!S_ISREG(present.st_mode)) return replace(file, NULL);
+    if (faccessat(file->folder, name, W_OK, 0) != 0) return refuse(file, "cannot write", errno);
+    return replace(file, &present);
+}
+
+static mha_status begin(const char *folder, const char *name, mha_file **file)
+{
+    const size_t bytes = (folder ? strlen(folder) + 1 : 0) + strlen(name) + 1;
+    mha_file *made = calloc(1, sizeof *made);
+    if (made) made->path = malloc(bytes);
+    if (!made || !made->path) {
+        free(made);
+        return mha_fail(MHA_ERR_NOMEM, "%s: out of memory", name);
+    }
+    snprintf(made->path, bytes, "%s%s%s", folder ? folder : "", folder ? "/" : "", name);
     made->sink = (mha_sink){file_write, made};
-    made->descriptor = -1;
-    mha_status status = open_target(made);
+    made->folder = made->descriptor = -1;
+    mha_status status = folder ? open_in_folder(made, folder, name) : open_target(made);
     if (status)
         release(made);
     else
@@ -143,9 +352,43 @@ mha_status mha_file_create(const char *path, mha_file **file)
     return status;
 }
 
+mha_status mha_file_create(const char *path, mha_file **file)
+{
+    if (!file) return mha_fail(MHA_ERR_NULL, "mha_file_create: file is NULL");
+    *file = NULL;
+    if (!path) return mha_fail(MHA_ERR_NULL, "mha_file_create: path is NULL");
+    return begin(NULL, path, file);
+}
+
+mha_status mha_file_create_in(const char *folder, const char *name, mha_file **file)
+{
+    if (!file) return mha_fail(MHA_ERR_NULL, "mha_file_create_in: file is NULL");
+    *file = NULL;
+    if (!folder || !name)
+        return mha_fail(MHA_ERR_NULL, "mha_file_create_in: %s is NULL", folder ? "name" : "folder");
+    if (!*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_file_create_in: '%.100s' is not the name of a file",
+                        name);
+    return begin(folder, name, file);
+}
+
 const mha_sink *mha_file_sink(mha_file *file)
 {
     return &file->sink;
+}
+
+/* Of a file whose name is not yet on the disk, the content must be: a power cut in between leaves
+ * the old one or the new one, never a name of nothing. */
+static mha_status take_name(mha_file *file)
+{
+    int error = sync_out(file->descriptor); /* network file systems report a full disk only here */
+    if (error) return refuse(file, "cannot write", error);
+    if (renameat(file->folder, file->temporary, file->folder, file->name) != 0)
+        return refuse(file, "cannot rename the finished file to that name", errno);
+    free(file->temporary);
+    file->temporary = NULL;
+    error = sync_out(file->folder);
+    return error ? refuse(file, "written, but its folder cannot be synced", error) : MHA_OK;
 }
 
 mha_status mha_file_finish(mha_file *file, mha_status status)
@@ -153,11 +396,9 @@ mha_status mha_file_finish(mha_file *file, mha_status status)
     if (!file) return status;
     if (!status) status = file->status;
     if (!status) status = write_out(file, file->block, file->used);
-    /* Network file systems report a full disk only here. */
+    if (!status && file->temporary) status = take_name(file);
+    if (file->temporary) unlinkat(file->folder, file->temporary, 0); /* while the lock is held */
     if (close(file->descriptor) != 0 && !status) status = refuse(file, "cannot write", errno);
-    if (file->temporary && !status && rename(file->temporary, file->target) != 0)
-        status = refuse(file, "cannot rename the finished file to that name", errno);
-    if (file->temporary && status) unlink(file->temporary);
     release(file);
     return status;
 }

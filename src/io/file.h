@@ -35,8 +35,8 @@ typedef struct mhai_file_view {
 MHA_NODISCARD mha_status mhai_file_map(const char *path, mhai_file_view *view);
 void mhai_file_unmap(mhai_file_view *view);
 
-/* Append to a file begun with mha_file_create(). */
-MHA_NODISCARD mha_status mhai_file_append(mha_file *file, const void *bytes, size_t size);
+/* Bytes into a sink, which may be none. */
+MHA_NODISCARD mha_status mhai_file_append(const mha_sink *sink, const void *bytes, size_t size);
 
 /* The number of bytes that a tensor's elements take in a file, after checking the view. name is
  * what messages call it. */
@@ -44,6 +44,6 @@ MHA_NODISCARD mha_status mhai_file_tensor_bytes(const char *name, const mha_tens
                                                 int64_t *bytes);
 
 /* Append a checked tensor's elements in row order. */
-MHA_NODISCARD mha_status mhai_file_append_tensor(mha_file *file, const mha_tensor *tensor);
+MHA_NODISCARD mha_status mhai_file_append_tensor(const mha_sink *sink, const mha_tensor *tensor);
 
 #endif

@@ -9,12 +9,11 @@ mha_status mha_file_write(const char *path, const void *bytes, size_t size)
         return mha_fail(MHA_ERR_NULL, "mha_file_write: NULL argument");
     mha_file *file;
     MHA_TRY(mha_file_create(path, &file));
-    return mha_file_finish(file, mhai_file_append(file, bytes, size));
+    return mha_file_finish(file, mhai_file_append(mha_file_sink(file), bytes, size));
 }
 
-mha_status mhai_file_append(mha_file *file, const void *bytes, size_t size)
+mha_status mhai_file_append(const mha_sink *sink, const void *bytes, size_t size)
 {
-    const mha_sink *sink = mha_file_sink(file);
     return size > 0 ? sink->write(sink->user, bytes, size) : MHA_OK;
 }
 
@@ -34,27 +33,27 @@ mha_status mhai_file_tensor_bytes(const char *name, const mha_tensor *tensor, in
 }
 
 /* One row of the last axis. */
-static mha_status append_row(mha_file *file, const unsigned char *row, int64_t length,
+static mha_status append_row(const mha_sink *sink, const unsigned char *row, int64_t length,
                              int64_t stride, size_t size)
 {
-    if (stride == 1 || length == 1) return mhai_file_append(file, row, (size_t)length * size);
+    if (stride == 1 || length == 1) return mhai_file_append(sink, row, (size_t)length * size);
     for (int64_t i = 0; i < length; i++)
-        MHA_TRY(mhai_file_append(file, row + i * stride * (int64_t)size, size));
+        MHA_TRY(mhai_file_append(sink, row + i * stride * (int64_t)size, size));
     return MHA_OK;
 }
 
-mha_status mhai_file_append_tensor(mha_file *file, const mha_tensor *tensor)
+mha_status mhai_file_append_tensor(const mha_sink *sink, const mha_tensor *tensor)
 {
     int last = tensor->ndim - 1;
     int64_t size = (int64_t)mha_dtype_size(tensor->dtype), at[MHA_MAX_DIMS] = {0};
     const unsigned char *data = tensor->data;
     for (int i = 0; i <= last; i++)
         if (tensor->shape[i] == 0) return MHA_OK;
-    if (last < 0) return mhai_file_append(file, data, (size_t)size);
+    if (last < 0) return mhai_file_append(sink, data, (size_t)size);
     for (;;) {
         int64_t offset = 0;
         for (int i = 0; i < last; i++) offset += at[i] * tensor->stride[i];
-        MHA_TRY(append_row(file, data + offset * size, tensor->shape[last], tensor->stride[last],
+        MHA_TRY(append_row(sink, data + offset * size, tensor->shape[last], tensor->stride[last],
                            (size_t)size));
         int axis = last - 1; /* the next row, as an odometer turns */
         while (axis >= 0 && ++at[axis] == tensor->shape[axis]) at[axis--] = 0;

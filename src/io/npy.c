@@ -318,22 +318,27 @@ static size_t build_head(const mha_tensor *tensor, const char *descr, char *head
     return padded;
 }
 
-mha_status mha_npy_write(const char *path, const mha_tensor *tensor)
+mha_status mha_npy_write_to(const mha_sink *sink, const mha_tensor *tensor)
 {
-    if (!path || !tensor) return mha_fail(MHA_ERR_NULL, "mha_npy_write: NULL argument");
+    if (!sink || !tensor) return mha_fail(MHA_ERR_NULL, "mha_npy_write_to: NULL argument");
     const char *descr = NULL;
     for (int i = 0; i < DESCRS && !descr; i++)
         if (descrs[i].dtype == tensor->dtype) descr = descrs[i].descr;
     if (!descr)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: NumPy has no element type for %s",
-                        mhai_show_path(path).text, mha_dtype_name(tensor->dtype));
+        return mha_fail(MHA_ERR_UNSUPPORTED, "NumPy has no element type for %s",
+                        mha_dtype_name(tensor->dtype));
     int64_t bytes = 0;
     MHA_TRY(mhai_file_tensor_bytes("mha_npy_write", tensor, &bytes));
     char head[512];
     size_t length = build_head(tensor, descr, head, sizeof head);
+    MHA_TRY(mhai_file_append(sink, head, length));
+    return mhai_file_append_tensor(sink, tensor);
+}
+
+mha_status mha_npy_write(const char *path, const mha_tensor *tensor)
+{
+    if (!path) return mha_fail(MHA_ERR_NULL, "mha_npy_write: NULL argument");
     mha_file *file;
     MHA_TRY(mha_file_create(path, &file));
-    mha_status status = mhai_file_append(file, head, length);
-    if (status == MHA_OK) status = mhai_file_append_tensor(file, tensor);
-    return mha_file_finish(file, status);
+    return mha_file_finish(file, mha_npy_write_to(mha_file_sink(file), tensor));
 }

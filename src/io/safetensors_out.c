@@ -94,34 +94,26 @@ static mha_status build_header(const char *const *names, const mha_tensor *tenso
     return MHA_OK;
 }
 
-static mha_status append_all(mha_file *file, const char *header, const mha_tensor *tensors,
+static mha_status append_all(const mha_sink *sink, const char *header, const mha_tensor *tensors,
                              int64_t count)
 {
     size_t length = strlen(header), padded = (length + 7) / 8 * 8;
     uint64_t field = padded;
-    MHA_TRY(mhai_file_append(file, &field, sizeof field));
-    MHA_TRY(mhai_file_append(file, header, length));
-    MHA_TRY(mhai_file_append(file, "       ", padded - length));
+    MHA_TRY(mhai_file_append(sink, &field, sizeof field));
+    MHA_TRY(mhai_file_append(sink, header, length));
+    MHA_TRY(mhai_file_append(sink, "       ", padded - length));
     for (size_t size = 8; size > 0; size /= 2)
         for (int64_t i = 0; i < count; i++)
             if (mha_dtype_size(tensors[i].dtype) == size)
-                MHA_TRY(mhai_file_append_tensor(file, &tensors[i]));
+                MHA_TRY(mhai_file_append_tensor(sink, &tensors[i]));
     return MHA_OK;
 }
 
-static mha_status write_file(const char *path, const char *header, const mha_tensor *tensors,
-                             int64_t count)
+mha_status mha_safetensors_write_to(const mha_sink *sink, const char *const *names,
+                                    const mha_tensor *tensors, int64_t count,
+                                    const char *const *metadata)
 {
-    mha_file *file;
-    MHA_TRY(mha_file_create(path, &file));
-    return mha_file_finish(file, append_all(file, header, tensors, count));
-}
-
-mha_status mha_safetensors_write(const char *path, const char *const *names,
-                                 const mha_tensor *tensors, int64_t count,
-                                 const char *const *metadata)
-{
-    if (!path || (count > 0 && (!names || !tensors)))
+    if (!sink || (count > 0 && (!names || !tensors)))
         return mha_fail(MHA_ERR_NULL, "mha_safetensors_write: NULL argument");
     if (count < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_safetensors_write: count is %lld", (long long)count);
@@ -138,9 +130,20 @@ mha_status mha_safetensors_write(const char *path, const char *const *names,
     if (!header) return no_memory();
     MHA_TRY_GOTO(build_header(names, tensors, count, metadata, header), done);
     text = json_dumps(header, JSON_COMPACT);
-    status = text ? write_file(path, text, tensors, count) : no_memory();
+    status = text ? append_all(sink, text, tensors, count) : no_memory();
 done:
     free(text);
     json_decref(header);
     return status;
+}
+
+mha_status mha_safetensors_write(const char *path, const char *const *names,
+                                 const mha_tensor *tensors, int64_t count,
+                                 const char *const *metadata)
+{
+    if (!path) return mha_fail(MHA_ERR_NULL, "mha_safetensors_write: NULL argument");
+    mha_file *file;
+    MHA_TRY(mha_file_create(path, &file));
+    return mha_file_finish(
+        file, mha_safetensors_write_to(mha_file_sink(file), names, tensors, count, metadata));
 }

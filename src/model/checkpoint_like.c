@@ -36,12 +36,15 @@ mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
     return status;
 }
 
-static mha_status copy_file(const char *from, const char *to)
+static mha_status copy_file(const char *from, const char *folder, const char *name)
 {
     char *bytes = NULL;
     size_t size = 0;
+    mha_file *file = NULL;
     mha_status status = mha_file_read(from, most_file_bytes, &bytes, &size);
-    if (status == MHA_OK) status = mha_file_write(to, bytes, size);
+    if (status == MHA_OK) status = mha_file_create_in(folder, name, &file);
+    if (status == MHA_OK) status = mhai_file_append(mha_file_sink(file), bytes, size);
+    status = mha_file_finish(file, status);
     mha_file_free(bytes);
     return status;
 }
@@ -52,13 +55,12 @@ mha_status mhai_checkpoint_like_files(const char *like, const char *folder)
                                         "special_tokens_map.json", "added_tokens.json"};
     mha_status status = MHA_OK;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && status == MHA_OK; i++) {
-        char *from = mhai_model_join(like, names[i]), *to = mhai_model_join(folder, names[i]);
-        if (!from || !to)
+        char *from = mhai_model_join(like, names[i]);
+        if (!from)
             status = no_memory();
         else if (access(from, F_OK) == 0)
-            status = copy_file(from, to);
+            status = copy_file(from, folder, names[i]);
         free(from);
-        free(to);
     }
     return status;
 }

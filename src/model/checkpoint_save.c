@@ -6,11 +6,9 @@
 #include <multihead/component.h>
 #include <multihead/io.h>
 
-#include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static mha_status no_memory(void)
 {
@@ -20,31 +18,28 @@ static mha_status no_memory(void)
 /* ---- JSON files ---------------------------------------------------------------------------- */
 
 typedef struct output {
-    mha_file *file;
+    const mha_sink *sink;
     mha_status status;
 } output;
 
 static int append(const char *bytes, size_t size, void *user)
 {
     output *out = user;
-    out->status = mhai_file_append(out->file, bytes, size);
+    out->status = mhai_file_append(out->sink, bytes, size);
     return out->status == MHA_OK ? 0 : -1;
 }
 
 mha_status mhai_checkpoint_write_json(const char *folder, const char *name, const json_t *root)
 {
-    output out = {NULL, MHA_OK};
-    char *path = mhai_model_join(folder, name);
-    if (!path) return no_memory();
-    mha_status status = mha_file_create(path, &out.file);
-    free(path);
-    MHA_TRY(status);
+    mha_file *file;
+    MHA_TRY(mha_file_create_in(folder, name, &file));
+    output out = {mha_file_sink(file), MHA_OK};
     /* Nine digits give every float back. */
     if (json_dump_callback(root, append, &out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 &&
         out.status == MHA_OK)
         out.status = no_memory();
-    if (out.status == MHA_OK) out.status = mhai_file_append(out.file, "\n", 1);
-    return mha_file_finish(out.file, out.status);
+    if (out.status == MHA_OK) out.status = mhai_file_append(out.sink, "\n", 1);
+    return mha_file_finish(file, out.status);
 }
 
 /* ---- config.json --------------------------------------------------------------------------- */
@@ -126,26 +121,13 @@ static mha_status list_weights(const mhai_checkpoint_kind *kind, const mha_trans
 static mha_status write_weights(const char *folder, const weight_list *list)
 {
     static const char *const metadata[] = {"format", "pt", NULL}; /* what transformers asks for */
-    char *path = mhai_model_join(folder, "model.safetensors");
-    if (!path) return no_memory();
-    mha_status status =
-        mha_safetensors_write(path, list->names, list->tensors, list->count, metadata);
-    free(path);
-    return status;
+    mha_file *file;
+    MHA_TRY(mha_file_create_in(folder, "model.safetensors", &file));
+    return mha_file_finish(file, mha_safetensors_write_to(mha_file_sink(file), list->names,
+                                                          list->tensors, list->count, metadata));
 }
 
 /* ---- public -------------------------------------------------------------------------------- */
-
-static mha_status make_folder(const char *folder)
-{
-    struct stat there;
-    if (mkdir(folder, 0777) == 0) return MHA_OK;
-    if (errno != EEXIST)
-        return mha_fail(MHA_ERR_WRITE, "%s: cannot make the folder: %s",
-                        mhai_show_path(folder).text, strerror(errno));
-    if (stat(folder, &there) == 0 && S_ISDIR(there.st_mode)) return MHA_OK;
-    return mha_fail(MHA_ERR_WRITE, "%s: is there and not a folder", mhai_show_path(folder).text);
-}
 
 static mha_status save(const char *folder, mha_transformer *transformer,
                        const mha_checkpoint_settings *settings, json_t *vocabulary,
@@ -155,7 +137,6 @@ static mha_status save(const char *folder, mha_transformer *transformer,
     mha_transformer_describe(transformer, &desc);
     const mhai_checkpoint_kind *kind = mhai_checkpoint_kind_of(&desc);
     MHA_TRY(list_weights(kind, &desc, transformer, list));
-    MHA_TRY(make_folder(folder));
     MHA_TRY(write_config(folder, kind, &desc, settings, vocabulary));
     if (settings->like) MHA_TRY(mhai_checkpoint_like_files(settings->like, folder));
     if (settings->words)

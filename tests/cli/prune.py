@@ -124,6 +124,16 @@ def encoder():
         check((folder / "vocab.txt").read_bytes() == (MODEL / "vocab.txt").read_bytes()
               if (MODEL / "vocab.txt").exists() else True, "the tokenizer comes along")
         check_good(run("view", folder, TEXT, "--svg", FOLDER / "x.svg"), f"view {folder.name}")
+    precious = FOLDER / "precious"
+    precious.write_text("precious")
+    names = sorted(path.name for path in half.iterdir())
+    for name in names:
+        (half / name).unlink()
+        (half / name).symlink_to(precious)
+    check_good(prune(MODEL, "--text", text, "--fraction", 0.5, "-o", half), "-o with links")
+    check(precious.read_bytes() == b"precious", "-o: files outside of the folder are left alone")
+    check(sorted(path.name for path in half.iterdir() if not path.is_symlink()) == names,
+          "-o: links are replaced")
     check(config_of(half)["model_type"] == "multihead", "BERT has no way to say it")
     shape = ("model_type", "hidden_size", "num_attention_heads", "num_hidden_layers")
     check([config_of(masked)[k] for k in shape] ==

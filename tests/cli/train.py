@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import signal
 import struct
 import subprocess
@@ -109,7 +110,7 @@ def goes_on_after(signals, folder, tries):
         check(result.returncode == 0, f"going on fails: {result.stderr}")
         check(learned(target) == learned(whole), "going on ends in other bits")
         rest = [path.name for path in target.iterdir() if path.name.endswith(".part")]
-        check(len(rest) <= 4, f"left behind: {rest}")
+        check(not rest, f"left behind: {rest}")
 
 
 def pictures(folder):
@@ -184,6 +185,87 @@ def bad_input(folder):
         check(result.returncode in (0, 3, 4), f"a damaged state: exit {result.returncode}")
     (kept / "training.safetensors").write_bytes(b"no training")
     check(quick(kept, "--fresh").returncode == 0, "--fresh: does not begin anew")
+
+
+def links(folder):
+    """Links in the folder are replaced, of whatever file and subfolder; nothing outside changes."""
+    outside = folder / "outside"
+    outside.mkdir(parents=True)
+    for task, subfolders in (("ioi", [""]), ("reverse", ["encoder", "decoder"])):
+        target = folder / task
+        command = [task, "--steps", "4", "--every", "2", "--tries", "1", "-o", str(target)]
+        check(train(*command).returncode == 0, f"links, {task}")
+        names = sorted(path.relative_to(target) for path in target.rglob("*") if path.is_file())
+        check(len(names) > 6, f"links: {names}")
+        for name in names:
+            (target / name).unlink()
+            (target / name).symlink_to(outside / name.name)
+            (outside / name.name).write_text("precious")
+        if task == "reverse":  # a subfolder too
+            for path in (target / "encoder").iterdir():
+                path.unlink()
+            (target / "encoder").rmdir()
+            (target / "encoder").symlink_to(outside)
+        kept = {path: path.read_bytes() for path in outside.iterdir()}
+        result = train(*command, "--fresh")
+        check(result.returncode == 0, f"links, {task}: {result.stderr}")
+        check({path: path.read_bytes() for path in outside.iterdir()} == kept,
+              f"links, {task}: written outside of the folder")
+        check(not any(path.is_symlink() for path in target.rglob("*")), f"links, {task}: are left")
+        check(all((target / name).is_file() for name in names), f"links, {task}: files are missing")
+    state = folder / "ioi" / "training.safetensors"
+    state.unlink()
+    state.symlink_to("training.safetensors")  # it cannot be looked at: not one to begin anew over
+    result = quick(folder / "ioi", "--steps", "2")
+    check(result.returncode == 3 and "training.safetensors" in result.stderr and state.is_symlink(),
+          f"a state that cannot be looked at: exit {result.returncode}: {result.stderr}")
+    (folder / "alias").symlink_to(folder / "ioi")  # the folder itself may be a link: the user says so
+    check(quick(folder / "alias", "--fresh", "--steps", "2").returncode == 0 and
+          (folder / "alias").is_symlink(), "links: the folder itself")
+
+
+def shared_memory(folder):
+    """A folder below /dev is one like any other: what is there already can be gone on with."""
+    place = pathlib.Path("/dev/shm")
+    if not os.access(place, os.W_OK):
+        return
+    with tempfile.TemporaryDirectory(prefix="multihead-train-", dir=place) as other:
+        few = ["sentences", "--layers", "1", "--heads", "2", "--embed", "16", "--every", "1",
+               "--batch", "2", "--tries", "1", "--no-report", "-o"]
+        for more in (["8"], ["4", "--fresh"], ["8"]):  # long, shorter, gone on with
+            result = train(*few, other + "/t", "--steps", *more)
+            check(result.returncode == 0, f"/dev/shm: {result.stderr}")
+        check(train(*few, str(folder), "--steps", "8").returncode == 0, "beside /dev/shm")
+        check(learned(pathlib.Path(other) / "t") == learned(folder), "/dev/shm: other bits")
+
+
+def full_disk(folder):
+    """No room: for the state or, after it, for a report, which is longer. In train's own name."""
+    def limit(size):
+        def before():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        return before
+    task = ["ioi", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o"]
+    check(train(*task, str(folder / "roomy")).returncode == 0, "full disk: with room")
+    sizes = {path.name: path.stat().st_size for path in (folder / "roomy").iterdir()}
+    report = sizes.pop("report.html")
+    check(max(sizes.values()) + 1 < report, f"full disk: the report is the longest of {sizes}")
+    for size, name in ((1000, "training.safetensors"), (max(sizes.values()) + 1, "report.html")):
+        target = folder / name
+        result = subprocess.run([PROGRAM, "train", *task, str(target)], capture_output=True,
+                                text=True, timeout=HANGS, env=environment(),
+                                preexec_fn=limit(size))
+        text = result.stderr
+        check(result.returncode == 6, f"full disk, {name}: exit {result.returncode}: {text}")
+        check(text.startswith("multihead: train: ") and f"/{name}: cannot write: File too large"
+              in text and len(text.splitlines()) == 1, f"full disk, {name}: {text}")
+        left = {path.name for path in target.iterdir()}
+        check(name not in left and not any(".part" in one for one in left), f"full disk: {left}")
+    if os.path.exists("/dev/full"):
+        result = train("ioi", "--steps", "2", "--tries", "1", "-o", "/dev/full")
+        check(result.returncode == 6 and "multihead: train: /dev/full: is there and not a folder"
+              in result.stderr, f"/dev/full: {result.stderr}")
 
 
 def fewer_steps(folder):
@@ -264,6 +346,10 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     bad_input(root / "bad")
     (root / "pictures").mkdir()
     pictures(root / "pictures")
+    links(root / "links")
+    shared_memory(root / "beside")
+    (root / "full").mkdir()
+    full_disk(root / "full")
     fewer_steps(root / "fewer")
     new_tasks()
     not_finite(root / "nan")

@@ -228,7 +228,16 @@ static void test_writes_strided_views(void **state)
                              .stride = {2 * N, -2}};
     const char *path = temp_path("strided.npy");
     mha_npy *array = NULL;
+    mha_buffer buffer = {0};
+    const mha_sink sink = mha_buffer_sink(&buffer);
     assert_int_equal(mha_npy_write(path, &view), MHA_OK);
+    assert_int_equal(mha_npy_write_to(&sink, &view), MHA_OK);
+    size_t size;
+    char *bytes = temp_read(path, &size);
+    assert_int_equal(buffer.size, size);
+    assert_memory_equal(buffer.data, bytes, size);
+    free(bytes);
+    mha_buffer_free(&buffer);
     assert_int_equal(mha_npy_read(path, &array), MHA_OK);
     mha_tensor t = mha_npy_tensor(array);
     const int32_t *got = t.data;
@@ -248,6 +257,7 @@ static void test_refuses_to_write(void **state)
     temp_write("plain", "x", 1);
     expect_error(mha_npy_write(temp_path("plain/x"), &t), MHA_ERR_WRITE, "cannot write");
     expect_error(mha_npy_write(NULL, &t), MHA_ERR_NULL, "NULL");
+    expect_error(mha_npy_write_to(NULL, &t), MHA_ERR_NULL, "NULL");
     t.dtype = MHA_BF16;
     expect_error(mha_npy_write(path, &t), MHA_ERR_UNSUPPORTED, "bf16");
     t.dtype = MHA_F32;

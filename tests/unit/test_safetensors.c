@@ -315,6 +315,15 @@ static void test_writes_what_it_reads(void **state)
     const char *metadata[] = {"a", "b\n", "c", "", NULL};
     const char *path = temp_path("out.safetensors");
     assert_int_equal(mha_safetensors_write(path, names, tensors, 4, metadata), MHA_OK);
+    mha_buffer buffer = {0};
+    const mha_sink sink = mha_buffer_sink(&buffer);
+    assert_int_equal(mha_safetensors_write_to(&sink, names, tensors, 4, metadata), MHA_OK);
+    size_t size;
+    char *bytes = temp_read(path, &size);
+    assert_int_equal(buffer.size, size);
+    assert_memory_equal(buffer.data, bytes, size);
+    free(bytes);
+    mha_buffer_free(&buffer);
     mha_safetensors *file = NULL;
     mha_tensor got;
     assert_int_equal(mha_safetensors_open(path, &file), MHA_OK);
@@ -369,6 +378,7 @@ static void test_refuses_to_write(void **state)
     expect_error(mha_safetensors_write(path, names, two, 1, half), MHA_ERR_NULL, "no text");
     expect_error(mha_safetensors_write(path, names, two, -1, NULL), MHA_ERR_ARGUMENT, "-1");
     expect_error(mha_safetensors_write(path, NULL, two, 1, NULL), MHA_ERR_NULL, "NULL");
+    expect_error(mha_safetensors_write_to(NULL, names, two, 1, NULL), MHA_ERR_NULL, "NULL");
     assert_int_not_equal(access(path, F_OK), 0);
     path = temp_path("nowhere/no.safetensors");
     expect_error(mha_safetensors_write(path, names, two, 1, NULL), MHA_ERR_WRITE, "no such folder");

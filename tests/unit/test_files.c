@@ -1,0 +1,433 @@
+/* Files written whole or not at all: by what a path leads to, in folders of our own, and what
+ * killed writers leave behind. */
+#define _XOPEN_SOURCE 700 /* symlink, mkdtemp, mkfifo */
+#include <multihead/sink.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "support/temp_files.h"
+
+static mha_status finish(mha_file *file, mha_status status, const char *text)
+{
+    const mha_sink *sink = status ? NULL : mha_file_sink(file);
+    if (sink && *text) status = sink->write(sink->user, text, strlen(text));
+    return mha_file_finish(file, status);
+}
+
+static mha_status put(const char *path, const char *text)
+{
+    mha_file *file = NULL;
+    mha_status status = mha_file_create(path, &file);
+    return finish(file, status, text);
+}
+
+static mha_status put_in(const char *folder, const char *name, const char *text)
+{
+    mha_file *file = NULL;
+    mha_status status = mha_file_create_in(folder, name, &file);
+    return finish(file, status, text);
+}
+
+static void check(const char *path, const char *text)
+{
+    char *found = temp_read(path, NULL);
+    assert_string_equal(found, text);
+    free(found);
+}
+
+/* The part files of a folder. */
+static int parts_in(const char *folder)
+{
+    int count = 0;
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        count += strstr(entry->d_name, ".part") != NULL;
+    closedir(dir);
+    return count;
+}
+
+/* ---- what a path leads to ------------------------------------------------------------------ */
+
+/* A file system that stands below /dev is one like any other. */
+static void shared_memory_is_no_device(void **state)
+{
+    (void)state;
+    char folder[] = "/dev/shm/multihead-test-XXXXXX", path[64];
+    if (!mkdtemp(folder)) skip();
+    snprintf(path, sizeof path, "%s/file", folder);
+    assert_int_equal(put(path, "a long text"), MHA_OK);
+    assert_int_equal(chmod(path, 0640), 0);
+    mha_file *file = NULL;
+    assert_int_equal(mha_file_create(path, &file), MHA_OK);
+    assert_int_equal(parts_in(folder), 1);
+    assert_int_equal(finish(file, MHA_OK, "short"), MHA_OK);
+    check(path, "short");
+    struct stat info;
+    assert_true(stat(path, &info) == 0 && (info.st_mode & 0777) == 0640);
+    assert_int_equal(mha_file_create(path, &file), MHA_OK);
+    assert_int_equal(mha_file_finish(file, MHA_ERR_CALLBACK), MHA_ERR_CALLBACK);
+    check(path, "short");
+    assert_int_equal(parts_in(folder), 0);
+    unlink(path);
+    rmdir(folder);
+}
+
+static void say(int descriptor, const char *text)
+{
+    assert_int_equal(write(descriptor, text, strlen(text)), strlen(text));
+}
+
+/* As `(echo head; program -o /dev/stdout; echo tail) > file`, by each way to say it. */
+static void an_open_file_goes_on(void **state)
+{
+    (void)state;
+    const char *ways[] = {"/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"};
+    if (access("/dev/fd/0", F_OK) != 0 || access("/proc/self/fd", F_OK) != 0) skip();
+    for (int i = 0; i < 5; i++) {
+        char way[64];
+        const char *path = temp_write("open", "old and long, long, long, long", 30);
+        int opened = open(path, O_WRONLY | O_TRUNC), before = temp_count();
+        assert_true(opened >= 0);
+        snprintf(way, sizeof way, "%s/%d", ways[i < 3 ? i : 0], opened);
+        if (i >= 3) { /* a link to it, a link to a link to it */
+            unlink(temp_path("link"));
+            assert_int_equal(symlink(way, temp_path("link")), 0);
+            unlink(temp_path("second"));
+            assert_int_equal(symlink("link", temp_path("second")), 0);
+            before = temp_count();
+            snprintf(way, sizeof way, "%s", temp_path(i == 3 ? "link" : "second"));
+        }
+        say(opened, "head ");
+        assert_int_equal(put(way, "body "), MHA_OK);
+        say(opened, "tail");
+        check(path, "head body tail");
+        assert_int_equal(temp_count(), before);
+        struct stat info, own;
+        assert_true(stat(path, &info) == 0 && fstat(opened, &own) == 0);
+        assert_int_equal(info.st_ino, own.st_ino);
+        close(opened);
+    }
+}
+
+/* Until the parent kills us, or is gone because a check failed. */
+static void wait_for_the_end(pid_t parent)
+{
+    while (getppid() == parent) poll(NULL, 0, 10);
+}
+
+/* A descriptor that is only read, and one of another process, give their file and no place in it:
+ * it is appended to. */
+static void a_foreign_open_file_is_appended_to(void **state)
+{
+    (void)state;
+    char way[64], ready = 0;
+    int ends[2];
+    const char *path = temp_write("foreign", "old ", 4);
+    if (access("/proc/self/fd", F_OK) != 0) skip();
+    int reads = open(path, O_RDONLY);
+    snprintf(way, sizeof way, "/proc/self/fd/%d", reads);
+    assert_int_equal(put(way, "new "), MHA_OK);
+    close(reads);
+    check(path, "old new ");
+    assert_int_equal(pipe(ends), 0);
+    const pid_t parent = getpid(), child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const int opened = open(path, O_WRONLY);
+        if (dup2(opened, 77) == 77 && write(ends[1], "x", 1) == 1) wait_for_the_end(parent);
+        _exit(1);
+    }
+    assert_int_equal(read(ends[0], &ready, 1), 1);
+    snprintf(way, sizeof way, "/proc/%ld/fd/77", (long)child);
+    assert_int_equal(put(way, "newer"), MHA_OK);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(ends[0]);
+    close(ends[1]);
+    check(path, "old new newer");
+}
+
+/* A folder that is merely called fd has ordinary links. */
+static void a_folder_called_fd(void **state)
+{
+    (void)state;
+    struct stat before, after;
+    const char *path = temp_write("fd/file", "first", 5), *link = temp_path("fd/1");
+    assert_int_equal(symlink("file", link), 0);
+    assert_int_equal(stat(path, &before), 0);
+    assert_int_equal(put(link, "second"), MHA_OK);
+    check(path, "second");
+    assert_true(lstat(link, &after) == 0 && S_ISLNK(after.st_mode));
+    assert_true(stat(path, &after) == 0 && after.st_ino != before.st_ino);
+}
+
+static void pipes_and_sockets(void **state)
+{
+    (void)state;
+    char text[16] = "", way[64];
+    const char *pipe = temp_path("pipe");
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    const int end = open(pipe, O_RDWR);
+    assert_true(end >= 0);
+    assert_int_equal(put(pipe, "through"), MHA_OK);
+    assert_int_equal(read(end, text, sizeof text), 7);
+    assert_string_equal(text, "through");
+    close(end);
+    struct stat info;
+    assert_true(stat(pipe, &info) == 0 && S_ISFIFO(info.st_mode));
+    int ends[2];
+    if (access("/proc/self/fd", F_OK) != 0) skip();
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    snprintf(way, sizeof way, "/dev/fd/%d", ends[0]);
+    assert_int_equal(put(way, "a socket"), MHA_OK);
+    assert_int_equal(read(ends[1], text, sizeof text), 8);
+    assert_memory_equal(text, "a socket", 8);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* ---- folders of our own -------------------------------------------------------------------- */
+
+static void links_in_our_folder_are_replaced(void **state)
+{
+    (void)state;
+    struct stat info;
+    const char *precious = temp_write("precious", "precious", 8);
+    const char *folder = temp_path("ours"), *name = temp_path("ours/name");
+    assert_int_equal(put_in(folder, "name", "first"), MHA_OK); /* makes the folder */
+    check(name, "first");
+    assert_int_equal(chmod(name, 0640), 0);
+    assert_int_equal(put_in(folder, "name", "second"), MHA_OK);
+    assert_true(stat(name, &info) == 0 && (info.st_mode & 0777) == 0640);
+    const char *targets[] = {precious, "../precious", "nowhere", "name"};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(unlink(name), 0);
+        assert_int_equal(symlink(targets[i], name), 0);
+        assert_int_equal(put_in(folder, "name", "third"), MHA_OK);
+        assert_true(lstat(name, &info) == 0 && S_ISREG(info.st_mode));
+        check(name, "third");
+        check(precious, "precious");
+    }
+    assert_int_equal(unlink(name), 0);
+    assert_int_equal(mkfifo(name, 0600), 0); /* would never be opened: nobody reads */
+    assert_int_equal(put_in(folder, "name", "fourth"), MHA_OK);
+    check(name, "fourth");
+    assert_int_equal(link(name, temp_path("other")), 0); /* a second name of the file keeps it */
+    assert_int_equal(put_in(folder, "name", "fifth"), MHA_OK);
+    check(temp_path("other"), "fourth");
+    if (geteuid() != 0) {
+        assert_int_equal(chmod(name, 0400), 0);
+        expect_error(put_in(folder, "name", "x"), MHA_ERR_WRITE, "cannot write");
+    }
+    assert_int_equal(parts_in(folder), 0);
+}
+
+static void our_folder_is_looked_up_once(void **state)
+{
+    (void)state;
+    mha_file *file = NULL;
+    assert_int_equal(put_in(temp_path("real"), "name", "old"), MHA_OK);
+    assert_int_equal(symlink("real", temp_path("alias")), 0);
+    assert_int_equal(mha_file_create_in(temp_path("alias"), "name", &file), MHA_OK);
+    assert_int_equal(rename(temp_path("real"), temp_path("moved")), 0);
+    assert_int_equal(mkdir(temp_path("real"), 0777), 0);
+    assert_int_equal(finish(file, MHA_OK, "new"), MHA_OK);
+    check(temp_path("moved/name"), "new");
+    assert_int_equal(rmdir(temp_path("real")), 0); /* empty */
+}
+
+static void our_folder_refuses(void **state)
+{
+    (void)state;
+    mha_file *file = NULL;
+    const char *folder = temp_path("refuses");
+    const char *names[] = {"", ".", "..", "a/b", "/a", "a/"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        expect_error(put_in(folder, names[i], "x"), MHA_ERR_ARGUMENT, "not the name of a file");
+    assert_int_not_equal(access(folder, F_OK), 0);
+    expect_error(mha_file_create_in(NULL, "a", &file), MHA_ERR_NULL, "folder");
+    expect_error(mha_file_create_in(folder, NULL, &file), MHA_ERR_NULL, "name");
+    expect_error(mha_file_create_in(folder, "a", NULL), MHA_ERR_NULL, "file");
+    expect_error(put_in(temp_path("no/where"), "a", "x"), MHA_ERR_WRITE, "cannot make the folder");
+    temp_write("plain", "x", 1);
+    expect_error(put_in(temp_path("plain"), "a", "x"), MHA_ERR_WRITE, "not a folder");
+    expect_error(put_in(temp_path("plain/b"), "a", "x"), MHA_ERR_WRITE, "not a folder");
+    assert_int_equal(put_in(temp_path("refuses///"), "a", "x"), MHA_OK);
+    assert_int_equal(mkdir(temp_path("refuses/sub"), 0777), 0);
+    expect_error(put_in(folder, "sub", "x"), MHA_ERR_WRITE, "directory");
+    assert_int_equal(parts_in(folder), 0);
+}
+
+/* ---- what killed writers leave behind ------------------------------------------------------ */
+
+/* A process that has a file begun and does not end it. Returns when it has. */
+static pid_t writer(const char *path)
+{
+    int ends[2];
+    char ready;
+    assert_int_equal(pipe(ends), 0);
+    const pid_t parent = getpid(), child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        mha_file *file;
+        if (mha_file_create(path, &file) == MHA_OK && write(ends[1], "x", 1) == 1)
+            wait_for_the_end(parent);
+        _exit(1);
+    }
+    assert_int_equal(read(ends[0], &ready, 1), 1);
+    close(ends[0]);
+    close(ends[1]);
+    return child;
+}
+
+static void end(pid_t child)
+{
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+}
+
+static void what_is_left_behind_goes(void **state)
+{
+    (void)state;
+    assert_int_equal(mkdir(temp_path("left"), 0777), 0);
+    const char *folder = temp_path("left"), *path = temp_path("left/file");
+    pid_t first = writer(path), second = writer(path), third = writer(path);
+    assert_int_equal(parts_in(folder), 3);
+    end(second);
+    assert_int_equal(put(path, "one"), MHA_OK); /* takes away one, and not those that are written */
+    assert_int_equal(parts_in(folder), 2);
+    end(first);
+    end(third);
+    assert_int_equal(put_in(folder, "another", ""), MHA_OK); /* not its own to take away */
+    assert_int_equal(parts_in(folder), 2);
+    assert_int_equal(put_in(folder, "file", "two"), MHA_OK);
+    assert_int_equal(parts_in(folder), 0);
+    check(path, "two");
+}
+
+/* Two writers of one file in one process: the lock is each file's, not the process's. */
+static void two_at_once(void **state)
+{
+    (void)state;
+    mha_file *a = NULL, *b = NULL;
+    const char *path = temp_path("twice");
+    assert_int_equal(mha_file_create(path, &a), MHA_OK);
+    assert_int_equal(mha_file_create(path, &b), MHA_OK);
+    assert_int_equal(finish(a, MHA_OK, "a"), MHA_OK);
+    check(path, "a");
+    assert_int_equal(put(path, "c"), MHA_OK);
+    assert_int_equal(finish(b, MHA_OK, "b"), MHA_OK);
+    check(path, "b");
+}
+
+/* What has such a name and is not a file is passed over, and so is what it leads to. */
+static void strange_names_are_passed_over(void **state)
+{
+    (void)state;
+    struct stat info;
+    const char *folder = temp_path("strange"), *precious = temp_write("keep", "precious", 8);
+    assert_int_equal(put_in(folder, "file", "old"), MHA_OK);
+    assert_int_equal(symlink("../keep", temp_path("strange/file.mha-0.part")), 0);
+    assert_int_equal(mkfifo(temp_path("strange/file.mha-1.part"), 0600), 0);
+    assert_int_equal(mkdir(temp_path("strange/file.mha-2.part"), 0777), 0);
+    assert_int_equal(put_in(folder, "file", "new"), MHA_OK);
+    check(temp_path("strange/file"), "new");
+    check(precious, "precious");
+    assert_int_equal(parts_in(folder), 3);
+    assert_true(lstat(temp_path("strange/file.mha-0.part"), &info) == 0 && S_ISLNK(info.st_mode));
+}
+
+/* Many write one file and some are killed: nobody who lives loses what he writes, what is there is
+ * always one of the texts, and the last one leaves nothing else. */
+static void writers_do_not_harm_each_other(void **state)
+{
+    (void)state;
+    enum { WRITERS = 6, TIMES = 150, BYTES = 3000 };
+    char texts[WRITERS][BYTES + 1];
+    pid_t children[WRITERS];
+    const pid_t parent = getpid();
+    assert_int_equal(mkdir(temp_path("many"), 0777), 0);
+    const char *folder = temp_path("many"), *path = temp_path("many/file");
+    for (int i = 0; i < WRITERS; i++) {
+        memset(texts[i], 'a' + i, BYTES);
+        texts[i][BYTES] = '\0';
+    }
+    assert_int_equal(put(path, texts[0]), MHA_OK);
+    for (int i = 0; i < WRITERS; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            for (int n = 0; n < TIMES || (i % 2 == 0 && getppid() == parent);
+                 n++) /* those of even number until killed */
+                if (put(path, texts[i]) != MHA_OK) {
+                    fprintf(stderr, "writer %d: %s\n", i, mha_error_detail());
+                    _exit(1);
+                }
+            _exit(0);
+        }
+    }
+    for (int i = 1; i < WRITERS; i += 2) {
+        int how;
+        assert_int_equal(waitpid(children[i], &how, 0), children[i]);
+        assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+        char *found = temp_read(path, NULL);
+        assert_true(found[0] >= 'a' && found[0] < 'a' + WRITERS);
+        assert_string_equal(found, texts[found[0] - 'a']);
+        free(found);
+        int ended = waitpid(children[i - 1], &how, WNOHANG);
+        assert_int_equal(ended, 0); /* it had no error */
+        end(children[i - 1]);
+    }
+    assert_int_equal(put(path, "the last"), MHA_OK);
+    check(path, "the last");
+    assert_int_equal(parts_in(folder), 0);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    temp_begin();
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    temp_end();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shared_memory_is_no_device),
+        cmocka_unit_test(an_open_file_goes_on),
+        cmocka_unit_test(a_foreign_open_file_is_appended_to),
+        cmocka_unit_test(a_folder_called_fd),
+        cmocka_unit_test(pipes_and_sockets),
+        cmocka_unit_test(links_in_our_folder_are_replaced),
+        cmocka_unit_test(our_folder_is_looked_up_once),
+        cmocka_unit_test(our_folder_refuses),
+        cmocka_unit_test(what_is_left_behind_goes),
+        cmocka_unit_test(two_at_once),
+        cmocka_unit_test(strange_names_are_passed_over),
+        cmocka_unit_test(writers_do_not_harm_each_other),
+    };
+    return cmocka_run_group_tests_name("files", tests, make_folder, remove_folder);
+}
