@@ -312,6 +312,22 @@ def interrupted():
         check(leftovers() == [], f"interrupted: {leftovers()}")
 
 
+def redirected():
+    """/dev/stdout goes on where stdout stands, with > and with >>, among what others write."""
+    picture = view(MODEL, TEXT, "--svg", "-").out
+    path, old = FOLDER / "redirected", b"older, and longer than head"
+    for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+        for mode in ("wb", "ab"):
+            path.write_bytes(old)
+            with open(path, mode, buffering=0) as file:
+                file.write(b"head")
+                check_good(view(MODEL, TEXT, "--svg", name, "-q", stdout=file), name)
+                file.write(b"tail")
+            check(path.read_bytes() == (old if mode == "ab" else b"") + b"head" + picture + b"tail",
+                  f"{name}, {mode}: {path.read_bytes()[:60]!r}")
+    check(leftovers() == [], f"redirected: {leftovers()}")
+
+
 def help_everywhere():
     for arguments in (["--help"], ["-h"], ["help"], ["help", "help"]):
         result = run(*arguments)
@@ -359,6 +375,7 @@ same_bytes()
 long_texts()
 arrays()
 interrupted()
+redirected()
 help_everywhere()
 selftest()
 finish()
