@@ -5,7 +5,11 @@
  *   - A function that can fail returns mha_status; outputs come last and are untouched on failure,
  *     unless a function says otherwise. mha_error_detail() then holds one line of text.
  *   - Tensors are borrowed views. The library never frees, keeps or reallocates a caller's memory.
- *   - Structs that may grow begin with struct_size; zero means "default" in every field.
+ *   - Structs that may grow begin with struct_size, which the caller sets to their sizeof; zero
+ *     means "default" in every field. A size is at least that of the struct's first version, at
+ * most 4096 and a multiple of 8, so that it ends between two fields; a field beyond what the
+ * library knows must be zero. A refused size is MHA_ERR_ARGUMENT, a field set beyond
+ * MHA_ERR_UNSUPPORTED.
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
  *
@@ -114,7 +118,9 @@ enum { MHA_MAX_DIMS = 6 };
 /* A borrowed, strided view. Element [i0, i1, ...] lies at data + sum(i_k * stride[k]) elements.
  * Layouts are strides: the library's logical order for attention is [B, H, T, D], whatever the
  * memory order. A stride of 0 broadcasts and is allowed for inputs only. data may be NULL if the
- * tensor has no elements. */
+ * tensor has no elements. Elements lie within 2^58 elements of data, else MHA_ERR_SIZE; strides
+ * that lead nowhere, of an axis of length 1 or of an empty tensor, are not used, but are held to
+ * the same limit. */
 typedef struct mha_tensor {
     void *data;
     mha_dtype dtype;

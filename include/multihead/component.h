@@ -37,6 +37,29 @@ MHA_API mha_status mha_fail(mha_status status, const char *format, ...) MHA_PRIN
         if (status != MHA_OK) goto label; \
     } while (0)
 
+/**
+ * Check a struct_size as base.h states the rule: a multiple of 8, at least `least` and at most
+ * 4096.
+ *
+ * Memory   none.   Errors   MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_struct_check_size(const char *name, uint32_t size,
+                                                       size_t least);
+
+/**
+ * Read a struct that grows: copy `size` bytes of the caller's (NULL: all defaults) into own, which
+ * has own_size. Fields that the caller does not know become zero; fields that we do not know must
+ * be zero. size is what the caller says sizeof is, first_size that of the struct's first version.
+ *
+ * Memory   borrows both.
+ * Errors   MHA_ERR_ARGUMENT (as mha_struct_check_size()); MHA_ERR_UNSUPPORTED (an unknown field is
+ *          set).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_struct_read(const char *name, void *own, size_t own_size,
+                                                 size_t first_size, const void *caller,
+                                                 uint32_t size);
+
 /* Scratch is a stack: take a mark, allocate, release back to the mark. */
 typedef struct mha_scratch_mark {
     size_t block, used;

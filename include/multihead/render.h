@@ -147,7 +147,7 @@ typedef struct mha_figure {
     const mha_panel *panels;         /* [panel_count], those of a group together or not */
     int64_t panel_count;
     const char *const *group_names; /* [group_count] or NULL: one grid row (or more) a group */
-    int64_t group_count;            /* 0 or 1: one group */
+    int64_t group_count;            /* 0: one group, without a name */
     int64_t columns;                /* panels in a grid row; 0: a good number */
     mha_cmap cmap;
     mha_range range;

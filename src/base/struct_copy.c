@@ -1,21 +1,30 @@
-/* See struct_copy.h. The rule is that of Linux' copy_struct_from_user: append only, zero keeps the
- * old meaning, and a set field that this build does not know is an error, never ignored. */
+/* See base.h and struct_copy.h. The rule is that of Linux' copy_struct_from_user: append only, zero
+ * keeps the old meaning, and a set field that this build does not know is an error, never ignored.
+ */
 #include "base/struct_copy.h"
 
 #include <multihead/component.h>
 
 #include <string.h>
 
-mha_status mhai_struct_copy(const char *name, void *own, size_t own_size, size_t first_size,
-                            const void *caller)
+/* Fields have 4 or 8 bytes, or consist of such, and lie at multiples of their size: a multiple of 8
+ * ends between two of them. The limit is far above any struct, and keeps what was never set from
+ * being read as a size. */
+enum { UNIT = 8, MOST_BYTES = 4096 };
+
+mha_status mha_struct_check_size(const char *name, uint32_t size, size_t least)
+{
+    if (size >= least && size % UNIT == 0 && size <= MOST_BYTES) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "%s: struct_size is %u, set it to sizeof(%s)", name,
+                    (unsigned)size, name);
+}
+
+mha_status mha_struct_read(const char *name, void *own, size_t own_size, size_t first_size,
+                           const void *caller, uint32_t size)
 {
     memset(own, 0, own_size);
     if (!caller) return MHA_OK;
-    uint32_t size;
-    memcpy(&size, caller, sizeof size);
-    if (size < first_size)
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: struct_size is %u, set it to sizeof(%s)", name,
-                        (unsigned)size, name);
+    MHA_TRY(mha_struct_check_size(name, size, first_size));
     for (size_t i = own_size; i < size; i++)
         if (((const unsigned char *)caller)[i] != 0)
             return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -23,4 +32,12 @@ mha_status mhai_struct_copy(const char *name, void *own, size_t own_size, size_t
                             name, i, own_size);
     memcpy(own, caller, size < own_size ? size : own_size);
     return MHA_OK;
+}
+
+mha_status mhai_struct_copy(const char *name, void *own, size_t own_size, size_t first_size,
+                            const void *caller)
+{
+    uint32_t size = 0;
+    if (caller) memcpy(&size, caller, sizeof size);
+    return mha_struct_read(name, own, own_size, first_size, caller, size);
 }

@@ -91,17 +91,28 @@ mha_status mha_tensor_count(const mha_tensor *tensor, int64_t *count)
     return MHA_OK;
 }
 
+static bool is_empty(const mha_tensor *tensor)
+{
+    for (int i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] == 0) return true;
+    return false;
+}
+
 /* Lowest and highest element offset; the first axis that takes one too far for byte arithmetic, or
- * -1 if none does. */
+ * -1 if none does. Strides that lead nowhere, of an axis of length 1 or of an empty tensor, are
+ * held to the same limit, since code below may compute with them. The lengths of an empty tensor
+ * are anything up to 2^63 (NumPy's strides are then 0); no loop over nothing runs for 2^31 rows. */
 static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
     const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes an element, two ends, and a margin */
+    const bool empty = is_empty(tensor);
     *low = *high = 0;
     for (int i = 0; i < tensor->ndim; i++) {
-        int64_t reach;
-        if (!mhai_mul_i64(tensor->shape[i] - 1, tensor->stride[i], &reach)) return i;
+        int64_t steps = tensor->shape[i] - 1, reach;
+        if (empty) steps = mhai_min_i64(steps, INT32_MAX);
+        if (!mhai_mul_i64(mhai_max_i64(1, steps), tensor->stride[i], &reach)) return i;
         if (reach < -limit || reach > limit) return i;
-        *(reach < 0 ? low : high) += reach;
+        if (steps > 0) *(reach < 0 ? low : high) += reach;
         if (*low < -limit || *high > limit) return i;
     }
     return -1;
@@ -117,7 +128,6 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     if (tensor->ndim != ndim)
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
                         (int)tensor->ndim, ndim);
-    int64_t count = 1;
     for (int i = 0; i < ndim; i++) {
         if (tensor->shape[i] < 0)
             return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, a length cannot be negative", name,
@@ -125,15 +135,14 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
         if (shape && shape[i] >= 0 && tensor->shape[i] != shape[i])
             return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, expected %lld", name, i,
                             (long long)tensor->shape[i], (long long)shape[i]);
-        if (tensor->shape[i] == 0) count = 0;
     }
-    if (count == 0) return MHA_OK;
     int64_t low, high;
     int far = element_span(tensor, &low, &high);
     if (far >= 0)
         return mha_fail(MHA_ERR_SIZE,
                         "%s: dim %d, %lld at a stride of %lld, reaches beyond the address space",
                         name, far, (long long)tensor->shape[far], (long long)tensor->stride[far]);
+    if (is_empty(tensor)) return MHA_OK;
     if (!tensor->data) return mha_fail(MHA_ERR_NULL, "%s: data is NULL", name);
     if ((uintptr_t)tensor->data % mha_dtype_size(dtype) != 0)
         return mha_fail(MHA_ERR_STRIDE, "%s: data is not aligned to its elements of %zu bytes",
@@ -153,7 +162,7 @@ mha_status mhai_tensor_check_real(const char *name, const mha_tensor *tensor)
 mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor)
 {
     int last = tensor->ndim - 1;
-    if (last >= 0 && tensor->shape[last] > 1 && tensor->stride[last] != 1)
+    if (last >= 0 && !is_empty(tensor) && tensor->shape[last] > 1 && tensor->stride[last] != 1)
         return mha_fail(MHA_ERR_STRIDE, "%s: the last axis has stride %lld, it must be contiguous",
                         name, (long long)tensor->stride[last]);
     return MHA_OK;
@@ -191,9 +200,8 @@ mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
 
 bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end)
 {
-    if (!tensor || !tensor->data || (unsigned)tensor->ndim > MHA_MAX_DIMS) return false;
-    for (int i = 0; i < tensor->ndim; i++)
-        if (tensor->shape[i] == 0) return false;
+    if (!tensor || !tensor->data || (unsigned)tensor->ndim > MHA_MAX_DIMS || is_empty(tensor))
+        return false;
     int64_t low, high;
     if (element_span(tensor, &low, &high) >= 0) return false;
     int64_t size = (int64_t)mha_dtype_size(tensor->dtype);

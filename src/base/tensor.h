@@ -12,7 +12,7 @@ MHA_NODISCARD mha_status mhai_tensor_check(const char *name, const mha_tensor *t
 /* There is a tensor, and it is f32, f16 or bf16: what attention reads and writes. */
 MHA_NODISCARD mha_status mhai_tensor_check_real(const char *name, const mha_tensor *tensor);
 
-/* The last axis has stride 1 (or at most one element). */
+/* The last axis has stride 1, or the tensor is empty or the axis has one element. */
 MHA_NODISCARD mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor);
 
 /* No two elements of an output share memory. Refuses a few exotic interleavings that do not. */

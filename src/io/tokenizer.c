@@ -24,7 +24,7 @@ void mha_tokenizer_destroy(mha_tokenizer *tokenizer)
 mha_status mha_tokenizer_describe(const mha_tokenizer *tokenizer, mha_tokenizer_info *info)
 {
     if (!tokenizer || !info) return mha_fail(MHA_ERR_NULL, "mha_tokenizer_describe: NULL argument");
-    MHA_TRY(mhai_tokenizer_output("mha_tokenizer_info", info->struct_size, sizeof *info));
+    MHA_TRY(mha_struct_check_size("mha_tokenizer_info", info->struct_size, sizeof *info));
     *info = (mha_tokenizer_info){
         .struct_size = info->struct_size,
         .cls_id = tokenizer->named[MHAI_CLS],
@@ -57,29 +57,6 @@ int32_t mha_tokenizer_id(const mha_tokenizer *tokenizer, const char *token)
 /* ------------------------------------------------------------------------------------------------
  * Shared checks
  * --------------------------------------------------------------------------------------------- */
-
-mha_status mhai_tokenizer_options(const char *name, void *own, size_t size, const void *options)
-{
-    memset(own, 0, size);
-    if (!options) return MHA_OK;
-    uint32_t given;
-    memcpy(&given, options, sizeof given);
-    MHA_TRY(mhai_tokenizer_output(name, given, size));
-    for (size_t i = size; i < given; i++)
-        if (((const unsigned char *)options)[i] != 0)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: byte %zu is set, but this library knows only %zu bytes of it",
-                            name, i, size);
-    memcpy(own, options, size);
-    return MHA_OK;
-}
-
-mha_status mhai_tokenizer_output(const char *name, uint32_t struct_size, size_t size)
-{
-    if (struct_size >= size) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "%s: struct_size is %u, set it to sizeof(%s)", name,
-                    (unsigned)struct_size, name);
-}
 
 mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t size)
 {

@@ -312,8 +312,9 @@ mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer, const mha_encode
     if (!tokenizer || !encoding || (!text && text_bytes > 0) || (!pair && pair_bytes > 0))
         return mha_fail(MHA_ERR_NULL, "mha_tokenizer_encode: NULL argument");
     mha_encode_options own;
-    MHA_TRY(mhai_tokenizer_options("mha_encode_options", &own, sizeof own, options));
-    MHA_TRY(mhai_tokenizer_output("mha_encoding", encoding->struct_size, sizeof *encoding));
+    MHA_TRY(mha_struct_read("mha_encode_options", &own, sizeof own, sizeof own, options,
+                            options ? options->struct_size : 0));
+    MHA_TRY(mha_struct_check_size("mha_encoding", encoding->struct_size, sizeof *encoding));
     MHA_TRY(check_options(&own));
     MHA_TRY(mhai_tokenizer_check_text(pair ? "the first text" : "text", text, text_bytes));
     MHA_TRY(mhai_tokenizer_check_text("the second text", pair, pair_bytes));

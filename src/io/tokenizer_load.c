@@ -224,7 +224,8 @@ mha_status mha_tokenizer_load(const char *folder, const mha_tokenizer_options *o
 {
     if (!folder || !tokenizer) return mha_fail(MHA_ERR_NULL, "mha_tokenizer_load: NULL argument");
     mha_tokenizer_options own;
-    MHA_TRY(mhai_tokenizer_options("mha_tokenizer_options", &own, sizeof own, options));
+    MHA_TRY(mha_struct_read("mha_tokenizer_options", &own, sizeof own, sizeof own, options,
+                            options ? options->struct_size : 0));
     MHA_TRY(check_options(&own));
     mhai_loader l = {.allocator = mhai_vector_allocator(own.allocator)};
     l.tokens = mhai_vector_make(&l.allocator, sizeof(const char *));

@@ -115,18 +115,6 @@ MHA_NODISCARD mha_status mhai_tokenizer_words_take(mhai_splitter *splitter, cons
 /* The last word, if there is one. The splitter can go on with another segment. */
 MHA_NODISCARD mha_status mhai_tokenizer_words_finish(mhai_splitter *splitter);
 
-/* ------------------------------------------------------------------------------------------------
- * Structs of the caller
- * --------------------------------------------------------------------------------------------- */
-
-/* Copy options (NULL: all defaults) into own, both beginning with struct_size. Fields that the
- * caller does not know become zero; fields that we do not know must be zero. */
-MHA_NODISCARD mha_status mhai_tokenizer_options(const char *name, void *own, size_t size,
-                                                const void *options);
-
-/* Check the struct_size of an output: at least size, the size of the first version. */
-MHA_NODISCARD mha_status mhai_tokenizer_output(const char *name, uint32_t struct_size, size_t size);
-
 /* Fail with the offset of the first byte of a text that is not UTF-8. name is what messages call
  * the text. */
 MHA_NODISCARD mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t size);

@@ -128,7 +128,7 @@ mha_status mha_tokenizer_words(const mha_tokenizer *tokenizer, const char *text,
 {
     if (!tokenizer || !words || (!text && text_bytes > 0))
         return mha_fail(MHA_ERR_NULL, "mha_tokenizer_words: NULL argument");
-    MHA_TRY(mhai_tokenizer_output("mha_words", words->struct_size, sizeof *words));
+    MHA_TRY(mha_struct_check_size("mha_words", words->struct_size, sizeof *words));
     MHA_TRY(mhai_tokenizer_check_text("text", text, text_bytes));
     collector c = {.text = mhai_vector_make(&tokenizer->allocator, 1),
                    .words = mhai_vector_make(&tokenizer->allocator, sizeof(found_word))};

@@ -37,12 +37,6 @@ struct mha_model {
     void *body;               /* the architecture's */
 };
 
-/* Copy the caller's struct (NULL: all defaults) into own, both beginning with struct_size. Fields
- * that the caller does not know become zero; fields that we do not know must be zero. first_size
- * is the size of the struct's first version. */
-MHA_NODISCARD mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size,
-                                                size_t first_size, const void *caller);
-
 /* folder/name; the caller frees it. NULL: no memory. */
 char *mhai_model_join(const char *folder, const char *name);
 

@@ -154,8 +154,9 @@ mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
     mha_transformer_desc desc;
     json_t *vocabulary = NULL;
     weight_list list = {0};
-    MHA_TRY(mhai_model_read_struct("mha_checkpoint_settings", &own, sizeof own,
-                                   offsetof(mha_checkpoint_settings, splitting), settings));
+    MHA_TRY(mha_struct_read("mha_checkpoint_settings", &own, sizeof own,
+                            offsetof(mha_checkpoint_settings, splitting), settings,
+                            settings ? settings->struct_size : 0));
     if ((unsigned)own.splitting > MHA_SPLIT_CHARACTERS)
         return mha_fail(MHA_ERR_ARGUMENT, "splitting is %d, there is no such one",
                         (int)own.splitting);

@@ -158,10 +158,10 @@ static mha_status check_attention(const mha_model_info *info, const mhai_pass *p
                                   spans *all)
 {
     mha_module_outputs w;
-    if (!pass->want.attention || !pass->want.attention[layer]) return MHA_OK;
-    MHA_TRY(mhai_model_read_struct("mha_module_outputs", &w, sizeof w,
-                                   offsetof(mha_module_outputs, attention),
-                                   pass->want.attention[layer]));
+    const mha_module_outputs *given = pass->want.attention ? pass->want.attention[layer] : NULL;
+    if (!given) return MHA_OK;
+    MHA_TRY(mha_struct_read("mha_module_outputs", &w, sizeof w,
+                            offsetof(mha_module_outputs, attention), given, given->struct_size));
     MHA_TRY(check_reserved("mha_module_outputs", w.reserved));
     if (w.attention)
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -208,9 +208,9 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
                                  : "batch");
     mha_batch own;
     mhai_pass pass = {.context = context};
-    MHA_TRY(mhai_model_read_struct("mha_batch", &own, sizeof own, sizeof own, batch));
-    MHA_TRY(mhai_model_read_struct("mha_model_outputs", &pass.want, sizeof pass.want,
-                                   sizeof pass.want, outputs));
+    MHA_TRY(mha_struct_read("mha_batch", &own, sizeof own, sizeof own, batch, batch->struct_size));
+    MHA_TRY(mha_struct_read("mha_model_outputs", &pass.want, sizeof pass.want, sizeof pass.want,
+                            outputs, outputs ? outputs->struct_size : 0));
     MHA_TRY(check_reserved("mha_batch", own.reserved));
     MHA_TRY(check_reserved("mha_model_outputs", pass.want.reserved));
     MHA_TRY(check_batch(&model->info, &own));

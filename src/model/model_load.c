@@ -23,25 +23,6 @@ enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
 static const size_t most_config_bytes = 16u << 20;
 
-mha_status mhai_model_read_struct(const char *name, void *own, size_t own_size, size_t first_size,
-                                  const void *caller)
-{
-    memset(own, 0, own_size);
-    if (!caller) return MHA_OK;
-    uint32_t size;
-    memcpy(&size, caller, sizeof size);
-    if (size < first_size)
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: struct_size is %u, set it to sizeof(%s)", name,
-                        (unsigned)size, name);
-    for (size_t i = own_size; i < size; i++)
-        if (((const unsigned char *)caller)[i] != 0)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: byte %zu is set, but this library knows only %zu bytes of it",
-                            name, i, own_size);
-    memcpy(own, caller, size < own_size ? size : own_size);
-    return MHA_OK;
-}
-
 /* ---- files of the folder ------------------------------------------------------------------- */
 
 char *mhai_model_join(const char *folder, const char *name)
@@ -177,7 +158,8 @@ mha_status mha_model_load(mha_context *context, const char *folder,
                         : !folder ? "folder"
                                   : "model");
     mha_model_options own;
-    MHA_TRY(mhai_model_read_struct("mha_model_options", &own, sizeof own, sizeof own, options));
+    MHA_TRY(mha_struct_read("mha_model_options", &own, sizeof own, sizeof own, options,
+                            options ? options->struct_size : 0));
     if (own.flags & ~(uint32_t)MHA_MODEL_NO_TOKENIZER)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_options: flags 0x%x are unknown",
                         (unsigned)own.flags);
@@ -206,11 +188,7 @@ mha_status mha_model_describe(const mha_model *model, mha_model_info *info)
 {
     if (!model || !info) return mha_fail(MHA_ERR_NULL, "mha_model_describe: NULL argument");
     uint32_t size = info->struct_size;
-    if (size < sizeof *info)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_model_info: struct_size is %u, set it to "
-                        "sizeof(mha_model_info)",
-                        (unsigned)size);
+    MHA_TRY(mha_struct_check_size("mha_model_info", size, sizeof *info));
     memset(info, 0, size); /* fields of a newer caller */
     *info = model->info;
     info->struct_size = size;

@@ -166,10 +166,7 @@ mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape)
         return mha_fail(MHA_ERR_NULL, "mha_model_read_shape: %s is NULL",
                         folder ? "shape" : "folder");
     uint32_t size = shape->struct_size;
-    if (size < sizeof *shape)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_model_shape: struct_size is %u, set it to sizeof(mha_model_shape)",
-                        (unsigned)size);
+    MHA_TRY(mha_struct_check_size("mha_model_shape", size, sizeof *shape));
     size_t bytes = strlen(folder) + sizeof "/config.json";
     char *path = malloc(bytes);
     if (!path) return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);

@@ -55,7 +55,7 @@ static mha_status check_mark(const mha_diagram *d, const mha_diagram_panel *pane
 {
     mha_mark m;
     const char *at = (const char *)panel->marks + (size_t)i * d->mark_size;
-    MHA_TRY(mhai_figure_adopt("mha_mark", &m, sizeof m, at, d->mark_size));
+    MHA_TRY(mha_struct_read("mha_mark", &m, sizeof m, 0, at, d->mark_size));
     if ((int)m.kind < 0 || m.kind > MHA_MARK_FIGURE || (int)m.ink < 0 || m.ink > MHA_INK_ROSE)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "panel %" PRId64 ", mark %" PRId64 ": kind %d or ink %d is unknown", p, i,
@@ -85,7 +85,7 @@ static mha_status check_mark(const mha_diagram *d, const mha_diagram_panel *pane
 static mha_status check_panel(const mha_diagram *d, int64_t p, mha_diagram_panel *panel)
 {
     const char *at = (const char *)d->panels + (size_t)p * d->panel_size;
-    MHA_TRY(mhai_figure_adopt("mha_diagram_panel", panel, sizeof *panel, at, d->panel_size));
+    MHA_TRY(mha_struct_read("mha_diagram_panel", panel, sizeof *panel, 0, at, d->panel_size));
     if (!length_is_good(panel->width) || !length_is_good(panel->height) || panel->width < 0 ||
         panel->height < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -103,10 +103,10 @@ static mha_status check_panel(const mha_diagram *d, int64_t p, mha_diagram_panel
 static mha_status check_diagram(const mha_diagram *diagram, mha_diagram *own)
 {
     if (!diagram) return mha_fail(MHA_ERR_NULL, "diagram is NULL");
-    if (diagram->struct_size < 3 * sizeof(uint32_t) || !diagram->panel_size || !diagram->mark_size)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "diagram: struct_size, panel_size and mark_size are not set");
-    MHA_TRY(mhai_figure_adopt("mha_diagram", own, sizeof *own, diagram, diagram->struct_size));
+    MHA_TRY(mha_struct_read("mha_diagram", own, sizeof *own, 3 * sizeof(uint32_t), diagram,
+                            diagram->struct_size));
+    if (!own->panel_size || !own->mark_size)
+        return mha_fail(MHA_ERR_ARGUMENT, "diagram: panel_size and mark_size are not set");
     if (!length_is_good(own->width) || own->width < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "diagram: width must be finite, 0 .. 10^6");
     if (own->panel_count < 0) return mha_fail(MHA_ERR_SHAPE, "diagram: panel_count is negative");

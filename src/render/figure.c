@@ -11,19 +11,6 @@
 enum { MOST_PANELS = 1 << 16, MOST_MEASURES = 64 };
 static const int64_t most_cells = INT64_C(1) << 31;
 
-mha_status mhai_figure_adopt(const char *name, void *own, size_t own_size, const void *from,
-                             size_t size)
-{
-    const unsigned char *bytes = from;
-    for (size_t i = own_size; i < size; i++)
-        if (bytes[i])
-            return mha_fail(MHA_ERR_UNSUPPORTED, "%s: the caller uses fields of a newer version",
-                            name);
-    memset(own, 0, own_size);
-    memcpy(own, from, size < own_size ? size : own_size);
-    return MHA_OK;
-}
-
 mha_panel mhai_figure_panel(const mha_figure *figure, int64_t i)
 {
     mha_panel panel = {0};
@@ -39,7 +26,7 @@ static mha_status check_panel(const mha_figure *f, int64_t i)
 {
     mha_panel panel;
     const char *at = (const char *)f->panels + (size_t)i * f->panel_size;
-    MHA_TRY(mhai_figure_adopt("mha_panel", &panel, sizeof panel, at, f->panel_size));
+    MHA_TRY(mha_struct_read("mha_panel", &panel, sizeof panel, 0, at, f->panel_size));
     if (!panel.values && f->rows && f->cols)
         return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": values is NULL", i);
     if ((panel.row_stride && panel.row_stride < f->cols) ||
@@ -96,12 +83,15 @@ static mha_status check_options(const mha_figure *f)
 mha_status mhai_figure_check(const mha_figure *figure, mha_figure *own)
 {
     if (!figure) return mha_fail(MHA_ERR_NULL, "figure is NULL");
-    if (figure->struct_size < 2 * sizeof(uint32_t) || !figure->panel_size)
-        return mha_fail(MHA_ERR_ARGUMENT, "figure: struct_size and panel_size are not set");
-    MHA_TRY(mhai_figure_adopt("mha_figure", own, sizeof *own, figure, figure->struct_size));
+    MHA_TRY(mha_struct_read("mha_figure", own, sizeof *own, offsetof(mha_figure, rows), figure,
+                            figure->struct_size));
+    if (!own->panel_size) return mha_fail(MHA_ERR_ARGUMENT, "figure: panel_size is not set");
     MHA_TRY(check_sizes(own));
     MHA_TRY(check_options(own));
-    if (own->group_count == 0) own->group_count = 1;
+    if (own->group_count == 0) {
+        own->group_count = 1;
+        own->group_names = NULL;
+    }
     for (int64_t i = 0; i < own->panel_count; i++) MHA_TRY(check_panel(own, i));
     return MHA_OK;
 }

@@ -4,11 +4,6 @@
 
 #include <multihead/render.h>
 
-/* A struct of the caller's size into one of ours: what the caller does not know is zero, and what
- * we do not know must be. name is for the error. */
-mha_status mhai_figure_adopt(const char *name, void *own, size_t own_size, const void *from,
-                             size_t size);
-
 /* Check everything about a caller's figure and copy it; *own has all fields of this version. Label
  * lists may still be NULL, group_count is at least 1. */
 mha_status mhai_figure_check(const mha_figure *figure, mha_figure *own);

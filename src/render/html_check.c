@@ -46,7 +46,7 @@ static mha_status check_curve(const mha_report *own, int64_t i, int64_t *points)
 {
     mha_curve curve;
     const char *at = (const char *)own->curves + (size_t)i * own->curve_size;
-    MHA_TRY(mhai_figure_adopt("mha_curve", &curve, sizeof curve, at, own->curve_size));
+    MHA_TRY(mha_struct_read("mha_curve", &curve, sizeof curve, 0, at, own->curve_size));
     if (curve.series_count < 0 || curve.series_count > MOST_LISTS)
         return mha_fail(MHA_ERR_SIZE,
                         "report: curve %" PRId64 " has %" PRId64 " series, expected 0..%d", i,
@@ -94,11 +94,8 @@ static mha_status check_lists(const mha_report *own)
 
 mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, mha_report *own)
 {
-    *own = (mha_report){0};
-    if (report && report->struct_size < sizeof(uint32_t))
-        return mha_fail(MHA_ERR_ARGUMENT, "report: struct_size is not set");
-    if (report)
-        MHA_TRY(mhai_figure_adopt("mha_report", own, sizeof *own, report, report->struct_size));
+    MHA_TRY(mha_struct_read("mha_report", own, sizeof *own, sizeof(uint32_t), report,
+                            report ? report->struct_size : 0));
     MHA_TRY(check_counts(own));
     if (own->first_panel < 0 ||
         own->first_panel >= (figure->panel_count > 0 ? figure->panel_count : 1))

@@ -189,18 +189,9 @@ static mha_status plan_grid(mhai_plan *p)
 
 static mha_status adopt_options(const mha_terminal *terminal, mhai_plan *p)
 {
-    mha_terminal own = {.struct_size = sizeof own};
-    if (terminal) {
-        if (terminal->struct_size < sizeof(uint32_t))
-            return mha_fail(MHA_ERR_ARGUMENT, "mha_terminal: struct_size is not set");
-        const unsigned char *bytes = (const unsigned char *)terminal;
-        for (size_t i = sizeof own; i < terminal->struct_size; i++)
-            if (bytes[i])
-                return mha_fail(MHA_ERR_UNSUPPORTED,
-                                "mha_terminal: the caller uses fields of a newer version");
-        memcpy(&own, terminal,
-               terminal->struct_size < sizeof own ? terminal->struct_size : sizeof own);
-    }
+    mha_terminal own;
+    MHA_TRY(mha_struct_read("mha_terminal", &own, sizeof own, sizeof(uint32_t), terminal,
+                            terminal ? terminal->struct_size : 0));
     if (own.columns != 0 && own.columns < LEAST_WIDTH)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "terminal: %d columns are too few, at least %d are needed",

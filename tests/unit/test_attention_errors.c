@@ -6,6 +6,7 @@
 
 #include <multihead/attention.h>
 #include <multihead/backward.h>
+#include <multihead/linear_attention.h>
 
 #include <math.h>
 #include <setjmp.h>
@@ -341,7 +342,66 @@ static void huge_shapes(void **state)
     mha_context_destroy(context);
 }
 
+/* Strides of axes of length 1 and of empty tensors lead nowhere: NumPy gives any, and 0. */
+static void unused_strides(void **state)
+{
+    (void)state;
+    mha_context *context;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    static const int64_t strides[] = {0, -7, (int64_t)1 << 58, INT64_MAX / 3, INT64_MIN};
+    for (int i = 0; i < 5; i++)
+        for (int empty = 0; empty < 2; empty++) {
+            float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[8];
+            const int64_t shape[] = {1, 1, 2, empty ? 0 : 4};
+            const mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, 2, 4});
+            mha_tensor v = mha_tensor_contiguous(x, MHA_F32, 4, shape), o = v;
+            o.data = y;
+            for (int axis = 0; axis < (empty ? 4 : 2); axis++)
+                v.stride[axis] = o.stride[axis] = strides[i];
+            const int64_t most = (int64_t)1 << 58;
+            const bool fits = strides[i] > -most && strides[i] < most;
+            mha_status status = mha_attention_forward(context, NULL, &q, &q, &v, &o, NULL);
+            check_detail((size_t)i, status, status ? "beyond the address space" : "");
+            assert_int_equal(status, fits ? MHA_OK : MHA_ERR_SIZE);
+            mha_linear_attention_desc desc = {.struct_size = sizeof desc,
+                                              .flags = MHA_LINEAR_ATTENTION_CAUSAL};
+            status = mha_linear_attention_forward(context, &desc, &q, &q, &v, &o, NULL);
+            assert_int_equal(status, fits ? MHA_OK : MHA_ERR_SIZE);
+        }
+    mha_context_destroy(context);
+}
+
 /* ---- structs that grow ---------------------------------------------------------------------- */
+
+/* No size that ends inside a field is taken, nor one that was never set. */
+static void cut_structs(void **state)
+{
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 9);
+    arena a = arena_make(&r);
+    mha_context *context;
+    call c;
+    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    call_make(&c, context, &a);
+    mha_attention_desc desc = {.flags = MHA_ATTENTION_WINDOW, .left_keys = S, .right_keys = S};
+    mha_tensor global = mha_tensor_contiguous(NULL, MHA_U8, 2, (int64_t[]){0, 0});
+    desc.global_keys = &global; /* refused by its shape if it is read whole */
+    for (uint32_t size = 0; size <= sizeof desc; size++) {
+        desc.struct_size = size;
+        mha_status status = mha_attention_forward(context, &desc, &c.q, &c.k, &c.v, &c.o, NULL);
+        if (size % 8 != 0 || size < offsetof(mha_attention_desc, left_keys))
+            assert_int_equal(status, MHA_ERR_ARGUMENT);
+        else
+            assert_int_equal(
+                status, size <= offsetof(mha_attention_desc, global_keys) ? MHA_OK : MHA_ERR_SHAPE);
+    }
+    desc.struct_size = 4104;
+    assert_int_equal(mha_attention_forward(context, &desc, &c.q, &c.k, &c.v, &c.o, NULL),
+                     MHA_ERR_ARGUMENT);
+    assert_non_null(strstr(mha_error_detail(), "struct_size is 4104"));
+    mha_context_destroy(context);
+    arena_free(&a);
+}
 
 static void newer_structs(void **state)
 {
@@ -681,6 +741,7 @@ int main(void)
     rng_run_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_error),     cmocka_unit_test(huge_shapes),
+        cmocka_unit_test(unused_strides),  cmocka_unit_test(cut_structs),
         cmocka_unit_test(newer_structs),   cmocka_unit_test(strict_and_plain),
         cmocka_unit_test(plans_come_true), cmocka_unit_test(every_allocation_fails),
         cmocka_unit_test(steady_state),    cmocka_unit_test(directions_count_alike),

@@ -760,7 +760,7 @@ static void test_refusals(void **state)
         mha_report report;
         uint64_t newer;
     } newer = {.report.struct_size = sizeof newer, .newer = 1};
-    refuse(&figure, &newer.report, MHA_ERR_UNSUPPORTED, "newer");
+    refuse(&figure, &newer.report, MHA_ERR_UNSUPPORTED, "is set, but this library");
     newer.newer = 0; /* a newer caller that does not use what is new */
     mha_buffer page = render(&figure, &newer.report);
     mha_buffer_free(&page);

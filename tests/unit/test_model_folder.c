@@ -168,8 +168,8 @@ static void test_arguments(void **state)
     expect_error(mha_model_load(context, TINY, &options, &model), MHA_ERR_ARGUMENT, "struct_size");
     struct {
         mha_model_options options;
-        uint32_t more;
-    } longer = {{.struct_size = sizeof longer}, 1};
+        uint32_t more[2];
+    } longer = {{.struct_size = sizeof longer}, {1}};
     expect_error(mha_model_load(context, TINY, &longer.options, &model), MHA_ERR_UNSUPPORTED,
                  "byte 8 is set");
     expect_error(mha_model_load(NULL, TINY, NULL, &model), MHA_ERR_NULL, "context");

@@ -355,6 +355,14 @@ static void svg_labels_both_axes_and_groups(void **state)
     assert_int_equal(count_of(svg.data, ">query (looking)</text>"), 2);
     assert_int_equal(count_of(svg.data, ">key (looked at)</text>"), 1);
     mha_buffer_free(&svg);
+    /* A list of no names is not read. */
+    for (int i = 0; i < 4; i++) panels[i].group = 0;
+    const char *const wild = (const char *)1;
+    figure.group_names = &wild;
+    figure.group_count = 0;
+    svg = draw(mha_render_svg, &figure);
+    assert_int_equal(count_of(svg.data, ">head</text>"), 4);
+    mha_buffer_free(&svg);
 }
 
 /* ---- PNG ---- */
@@ -810,6 +818,16 @@ static void no_size(mha_figure *f, mha_panel *p)
     (void)p;
     f->struct_size = 0;
 }
+static void cut_size(mha_figure *f, mha_panel *p)
+{
+    (void)p;
+    f->struct_size = offsetof(mha_figure, group_names) + 3;
+}
+static void cut_panel(mha_figure *f, mha_panel *p)
+{
+    (void)p;
+    f->panel_size = offsetof(mha_panel, badge) + 4;
+}
 static void no_panel_size(mha_figure *f, mha_panel *p)
 {
     (void)p;
@@ -887,13 +905,22 @@ static void bad_figures_are_refused(void **state)
 {
     (void)state;
     static const refusal refusals[] = {
-        {"struct_size", MHA_ERR_ARGUMENT, no_size}, {"panel_size", MHA_ERR_ARGUMENT, no_panel_size},
-        {"negative", MHA_ERR_SHAPE, negative},      {"2^31", MHA_ERR_SIZE, too_many},
-        {"panels", MHA_ERR_NULL, no_panels},        {"values", MHA_ERR_NULL, no_values},
-        {"stride", MHA_ERR_SHAPE, short_stride},    {"group", MHA_ERR_ARGUMENT, bad_group},
-        {"cmap", MHA_ERR_ARGUMENT, bad_cmap},       {"scale", MHA_ERR_ARGUMENT, bad_scale},
-        {"range", MHA_ERR_ARGUMENT, bad_range},     {"lo < hi", MHA_ERR_ARGUMENT, empty_range},
-        {"lo < hi", MHA_ERR_ARGUMENT, nan_range},   {"pixel_ratio", MHA_ERR_ARGUMENT, bad_ratio},
+        {"struct_size", MHA_ERR_ARGUMENT, no_size},
+        {"panel_size", MHA_ERR_ARGUMENT, no_panel_size},
+        {"struct_size", MHA_ERR_ARGUMENT, cut_size},
+        {"mha_panel", MHA_ERR_ARGUMENT, cut_panel},
+        {"negative", MHA_ERR_SHAPE, negative},
+        {"2^31", MHA_ERR_SIZE, too_many},
+        {"panels", MHA_ERR_NULL, no_panels},
+        {"values", MHA_ERR_NULL, no_values},
+        {"stride", MHA_ERR_SHAPE, short_stride},
+        {"group", MHA_ERR_ARGUMENT, bad_group},
+        {"cmap", MHA_ERR_ARGUMENT, bad_cmap},
+        {"scale", MHA_ERR_ARGUMENT, bad_scale},
+        {"range", MHA_ERR_ARGUMENT, bad_range},
+        {"lo < hi", MHA_ERR_ARGUMENT, empty_range},
+        {"lo < hi", MHA_ERR_ARGUMENT, nan_range},
+        {"pixel_ratio", MHA_ERR_ARGUMENT, bad_ratio},
         {"log", MHA_ERR_ARGUMENT, log_of_negative},
     };
     for (size_t r = 0; r < sizeof refusals / sizeof *refusals; r++)
