@@ -110,13 +110,38 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
                     page->command);
 }
 
+/* What strtoll() and strtod() take beside these: blanks before, a plus, hexadecimals, names. */
+static bool begins_number(const char *text, const char *characters, const char *ends,
+                          const char **rest)
+{
+    *rest = text + strspn(text, characters);
+    return *rest != text && *text != '+' && (!**rest || strchr(ends, **rest));
+}
+
+bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest)
+{
+    char *end;
+    if (!begins_number(text, "-0123456789", ends, rest)) return false;
+    errno = 0;
+    *number = strtoll(text, &end, 10);
+    return end == *rest && !errno;
+}
+
+bool args_decimal(const char *text, const char *ends, double *number, const char **rest)
+{
+    char *end;
+    if (!begins_number(text, "+-.0123456789eE", ends, rest)) return false;
+    *number = strtod(text, &end);
+    return end == *rest && isfinite(*number);
+}
+
 static cli_exit store_number(const args_page *page, const args_option *option,
                              const args_given *given, int64_t *field)
 {
-    char *end;
-    errno = 0;
-    long long number = strtoll(given->value, &end, 10);
-    if (end == given->value || *end || errno || number < option->least || number > option->most)
+    int64_t number;
+    const char *rest;
+    if (!args_whole(given->value, "", &number, &rest) || number < option->least ||
+        number > option->most)
         return cli_fail(CLI_USAGE, page->command,
                         "%s %s: a whole number from %" PRId64 " to %" PRId64 " is wanted",
                         given->shown, given->value, option->least, option->most);
@@ -126,9 +151,9 @@ static cli_exit store_number(const args_page *page, const args_option *option,
 
 static cli_exit store_real(const args_page *page, const args_given *given, args_real *field)
 {
-    char *end;
-    double number = strtod(given->value, &end);
-    if (end == given->value || *end || !isfinite(number))
+    double number;
+    const char *rest;
+    if (!args_decimal(given->value, "", &number, &rest))
         return cli_fail(CLI_USAGE, page->command, "%s %s: a number is wanted, such as 0.125",
                         given->shown, given->value);
     *field = (args_real){.value = number, .given = true};

@@ -58,6 +58,11 @@ typedef struct args_page {
     size_t option_count;
 } args_page;
 
+/* A decimal number at the beginning of text, up to a character of ends or the end of it; no blanks,
+ * no plus. *rest is where it stops; false if there is none, or it does not fit. */
+bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
+bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
+
 /* True if -h or --help stands anywhere before a "--". */
 bool args_want_help(int count, char *const *arguments);
 

@@ -5,7 +5,6 @@
 
 #include <multihead/checkpoint.h>
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,11 +112,10 @@ static cli_exit show(run *r, int32_t id)
 /* Numbers between white space. */
 static cli_exit read_ids(run *r, const char *text)
 {
-    for (char *end; *(text += strspn(text, " \t\n\r")); text = end) {
-        errno = 0;
-        const long long id = strtoll(text, &end, 10);
-        if (end == text || (*end && !strchr(" \t\n\r", *end)) || errno || id < 0 ||
-            id >= r->desc.vocab_size)
+    static const char blanks[] = " \t\n\r";
+    for (const char *end; *(text += strspn(text, blanks)); text = end) {
+        int64_t id;
+        if (!args_whole(text, blanks, &id, &end) || id < 0 || id >= r->desc.vocab_size)
             return cli_fail(
                 CLI_USAGE, GENERATE,
                 "--ids: '%.20s' does not begin with a token, a number from 0 to %" PRId64, text,

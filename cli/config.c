@@ -6,7 +6,6 @@
 
 #include <multihead/model.h>
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,12 +94,10 @@ static cli_exit take_folder(const char *command, const char *folder, config *out
 /* A number of keys from text on, up to the character end. */
 static bool parse_keys(const char *text, char end, int64_t *keys, const char **rest)
 {
-    char *stop;
-    errno = 0;
-    long long number = strtoll(text, &stop, 10);
-    if (stop == text || *stop != end || errno || number < -1 || number > CONFIG_MOST) return false;
-    *keys = number;
-    *rest = stop + (end != 0);
+    if (!args_whole(text, (const char[]){end, 0}, keys, rest) || **rest != end || *keys < -1 ||
+        *keys > CONFIG_MOST)
+        return false;
+    *rest += end != 0;
     return true;
 }
 

@@ -117,11 +117,13 @@ static cli_exit check_sizes(const explain_problem *p)
 static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d)
 {
     static const char wanted[] = "local=N, global=N, stride=N, fixed=N, random=N, joined by commas";
-    char name[16] = "", *end = NULL;
+    char name[16] = "";
+    const char *end;
+    int64_t n;
     size_t length = strcspn(part, "=,");
     if (length < sizeof name) memcpy(name, part, length);
-    long long n = part[length] == '=' ? strtoll(part + length + 1, &end, 10) : -1;
-    if (!end || end == part + length + 1 || (*end && *end != ',') || n < 0 || n > INT32_MAX)
+    if (part[length] != '=' || !args_whole(part + length + 1, ",", &n, &end) || n < 0 ||
+        n > INT32_MAX)
         return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: %s are wanted", all, wanted);
     if (!strcmp(name, "local")) {
         d->flags |= MHA_PATTERN_LOCAL;

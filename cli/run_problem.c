@@ -1,7 +1,6 @@
 /* From options to a problem: every array that they name is read, and the descriptor filled. */
 #include "run.h"
 
-#include <errno.h>
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
@@ -261,13 +260,9 @@ static cli_exit load_sequences(const run_options *options, run_problem *problem)
 /* "A,B" or "AxB". */
 static bool read_pair(const char *text, char between, int64_t *a, int64_t *b)
 {
-    char *end;
-    errno = 0;
-    *a = strtoll(text, &end, 10);
-    if (end == text || *end != between) return false;
-    text = end + 1;
-    *b = strtoll(text, &end, 10);
-    return end != text && !*end && errno == 0;
+    const char *rest;
+    return args_whole(text, (const char[]){between, 0}, a, &rest) && *rest &&
+           args_whole(rest + 1, "", b, &rest);
 }
 
 static cli_exit fill_pairs(const run_options *options, mha_attention_desc *desc)

@@ -91,13 +91,13 @@ static cli_exit name_source(desk *d)
 
 static cli_exit check_layer(desk *d)
 {
-    char *end;
-    const long long layer = strtoll(d->options->desk, &end, 10);
+    const char *end;
+    int64_t layer;
     if (d->model.encoder)
         return cli_fail(CLI_UNSUPPORTED, VIEW,
                         "--desk shows self-attention; give the encoder alone: %s/encoder",
                         d->options->model);
-    if (*end || end == d->options->desk || layer < 0 || layer >= d->model.layers)
+    if (!args_whole(d->options->desk, "", &layer, &end) || layer < 0 || layer >= d->model.layers)
         return cli_fail(CLI_USAGE, VIEW, "--desk %s: a layer is wanted, 0 to %" PRId64,
                         d->options->desk, d->model.layers - 1);
     d->layer = layer;

@@ -21,11 +21,10 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
         *range = MHA_RANGE_PANEL;
         return CLI_OK;
     }
-    char *middle, *end = NULL;
-    *lo = strtod(text, &middle);
-    if (middle != text && *middle == ':') *hi = strtod(middle + 1, &end);
-    if (!end || end == middle + 1 || *end || !isfinite(*lo) || !isfinite(*hi) || *lo >= *hi)
-        return cli_fail(CLI_USAGE, options->command,
+    const char *rest;
+    if (!args_decimal(text, ":", lo, &rest) || !*rest || !args_decimal(rest + 1, "", hi, &rest) ||
+        *lo >= *hi)
+        return cli_fail(CLI_USAGE, VIEW,
                         "--range %s: shared, head or LO:HI is wanted, two numbers with LO below HI",
                         text);
     *range = MHA_RANGE_FIXED;

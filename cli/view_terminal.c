@@ -21,7 +21,8 @@ int32_t view_terminal_width(int descriptor, int64_t given)
     struct winsize size;
     int64_t width = given;
     if (width == 0 && ioctl(descriptor, TIOCGWINSZ, &size) == 0) width = size.ws_col;
-    if (width == 0) width = strtol(variable("COLUMNS"), NULL, 10);
+    const char *rest;
+    if (width == 0 && !args_whole(variable("COLUMNS"), "", &width, &rest)) width = 0;
     if (width <= 0 || width > MOST) width = 80;
     return (int32_t)(width < LEAST ? LEAST : width);
 }

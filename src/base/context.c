@@ -63,9 +63,9 @@ static mha_status choose_threads(int32_t asked, int *threads)
                         (int)MOST_THREADS);
     const char *text = getenv("MHA_THREADS");
     if (asked == 0 && text && *text) {
-        char *end;
-        long value = strtol(text, &end, 10);
-        if (*end || value < 1 || value > MOST_THREADS)
+        const bool digits = !text[strspn(text, "0123456789")]; /* strtol() skips blanks, takes + */
+        const long value = digits ? strtol(text, NULL, 10) : 0;
+        if (value < 1 || value > MOST_THREADS)
             return mha_fail(MHA_ERR_ARGUMENT, "MHA_THREADS is '%.40s', expected 1..%d", text,
                             (int)MOST_THREADS);
         asked = (int32_t)value;

@@ -269,7 +269,8 @@ static void environment(void **state)
     assert_int_equal(mha_context_threads(context), 2);
     mha_context_destroy(context);
     context = NULL;
-    static const char *const bad_threads[] = {"0", "-1", "x", "3x", "1025", "99999999999999999999"};
+    static const char *const bad_threads[] = {
+        "0", "-1", "x", "3x", "1025", "99999999999999999999", " 2", "+2", "2 ", "0x2", "\t2"};
     for (size_t i = 0; i < sizeof bad_threads / sizeof bad_threads[0]; i++) {
         setenv("MHA_THREADS", bad_threads[i], 1);
         expect_error(mha_context_create(NULL, &context), MHA_ERR_ARGUMENT, "MHA_THREADS");
