@@ -231,6 +231,10 @@ typedef struct mha_context_desc {
     void *parallel_for_user;
 } mha_context_desc;
 
+/* The stack that a call of libmultihead takes at most on the thread that makes it, in bytes; what
+ * callbacks take comes on top. (Where optimisation is off or a sanitizer works it is more.) */
+enum { MHA_STACK_BYTES = 64 << 10 };
+
 typedef struct mha_context mha_context;
 
 /**
