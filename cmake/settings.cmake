@@ -12,3 +12,30 @@ if(MHA_SANITIZE)
     -fsanitize=${MHA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   target_link_options(multihead_settings INTERFACE -fsanitize=${MHA_SANITIZE})
 endif()
+
+# What stops a mistake in memory from being used. The kernels of src/kernels/isa, whose frames hold
+# tiles of numbers and no bytes of others, go without canaries and probes (src/compute.cmake).
+option(MHA_HARDENING "Stack protector, FORTIFY, RELRO, BIND_NOW, PIE, CET" ON)
+if(MHA_HARDENING AND NOT MHA_SANITIZE)
+  include(CheckCCompilerFlag)
+  include(CheckPIESupported)
+  check_pie_supported(LANGUAGES C)
+  foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection=full)
+    string(MAKE_C_IDENTIFIER "MHA_HAVE${flag}" have)
+    check_c_compiler_flag(${flag} ${have})
+    if(${have})
+      target_compile_options(multihead_settings INTERFACE ${flag})
+    endif()
+  endforeach()
+  # Level 3 knows sizes that are found at run time; older compilers warn about it.
+  set(fortify 2)
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_C_COMPILER_VERSION VERSION_GREATER_EQUAL 12
+      OR CMAKE_C_COMPILER_ID STREQUAL "Clang" AND CMAKE_C_COMPILER_VERSION VERSION_GREATER_EQUAL 12)
+    set(fortify 3)
+  endif()
+  # It needs optimisation, which Debug does without.
+  target_compile_options(multihead_settings INTERFACE
+    $<$<NOT:$<CONFIG:Debug>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=${fortify}>)
+  target_link_options(multihead_settings INTERFACE
+    -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack)
+endif()

@@ -10,6 +10,12 @@ set_source_files_properties(attention/feature_map.c PROPERTIES COMPILE_OPTIONS -
 
 # The files of src/kernels/isa are the only ones with machine flags.
 set(isa_flags -O3 -fno-trapping-math)
+if(MHA_HARDENING)
+  list(APPEND isa_flags -fno-stack-protector -U_FORTIFY_SOURCE)
+  if(MHA_HAVE_fstack_clash_protection)
+    list(APPEND isa_flags -fno-stack-clash-protection)
+  endif()
+endif()
 if(MHA_SANITIZE MATCHES "address" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
   # gcc 12 stores vectors of 64 bytes to frames on ASan's heap that it aligns to 32 (its bug 110027).
   list(APPEND isa_flags --param=asan-use-after-return=0)
