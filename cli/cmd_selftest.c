@@ -3,8 +3,8 @@
  *
  * Every output element is held to the bound of attention.h,
  *
- *   |o - exact| <= (2 max_s |delta_s| + (S/512 + 520) u) max_s |v_s|           u = 2^-24
- *   delta_s      = (D + 4) u |scale| sum_d |q_d k_d| + 2 u |score_s|
+ *   |o - exact| <= (2 max_s |delta_s| + (S/51 + 600) u) max_s |v_s|           u = 2^-24
+ *   delta_s      = (D + 3) u |scale| sum_d |q_d k_d| + u |score_s| + 1.3 u |bias_s|
  *
  * and u |o| for the plain path, whose result is rounded to a float when it is stored.
  *
@@ -192,8 +192,8 @@ static double score_error(const random_problem *p, const float *q, const float *
             dot += product;
             sum += fabs(product);
         }
-        double score = fabs(scale * dot) + (bias ? fabs((double)bias[s]) : 0);
-        most = fmax(most, (double)(p->D + 4) * u * scale * sum + 2 * u * score);
+        const double added = bias ? fabs((double)bias[s]) : 0, score = fabs(scale * dot) + added;
+        most = fmax(most, ((double)(p->D + 3) * scale * sum + score + 1.3 * added) * u);
     }
     return most;
 }
@@ -205,7 +205,7 @@ static void compare_row(const random_problem *p, contender *runner, int64_t row,
     for (int64_t d = 0; d < p->Dv; d++) {
         double expected = (double)p->expected[row * p->Dv + d];
         double error = fabs((double)runner->out[row * p->Dv + d] - expected);
-        double bound = (2 * delta + ((double)p->S / 512 + 520) * u) * v_most + u * fabs(expected);
+        double bound = (2 * delta + ((double)p->S / 51 + 600) * u) * v_most + u * fabs(expected);
         if (!(error <= bound)) runner->beyond++; /* NaN, too, is beyond */
         runner->error = fmax(runner->error, error);
         runner->part = fmax(runner->part, error / bound);

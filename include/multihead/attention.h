@@ -132,8 +132,9 @@ typedef struct mha_attention_desc {
     mha_path path;
     float scale; /* 0: 1/sqrt(D), unless MHA_ATTENTION_SCALE_GIVEN. Negative is allowed */
     /* Query t stands at key position i = t + q_offset. 0 aligns top-left; S - T aligns bottom-right
-     * (the queries are the last ones); may be negative. Only with something that reads positions:
-     * causal, window, ALiBi, T5, Shaw, or the outputs diagonal and offset_mass. */
+     * (the queries are the last ones); may be negative, from -2^60 to 2^60. Only with something
+     * that reads positions: causal, window, ALiBi, T5, Shaw, or the outputs diagonal and
+     * offset_mass. */
     int64_t q_offset;
     const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */
     const int64_t *key_lengths;  /* [B], 0 .. S; NULL: S for all */
@@ -148,7 +149,8 @@ typedef struct mha_attention_desc {
     const mha_tensor *global_queries; /* u8, broadcasts to [B,T]: queries it does not bind */
     const mha_tensor *query_documents, *key_documents; /* i32, broadcast to [B,T], [B,S]; both */
     const mha_tensor *keep_blocks; /* u8, up to 4 dims, broadcasts to [B,H,rows,cols] of blocks */
-    int64_t block_queries, block_keys; /* the size of a block; the last may be partial */
+    int64_t block_queries, block_keys; /* the size of a block, the last may be partial; only with
+                                          keep_blocks */
     mha_keep_fn keep_callback;
     void *keep_callback_user;
 
@@ -157,9 +159,9 @@ typedef struct mha_attention_desc {
     float dropout;                  /* probability of a p to become 0, in 0..1 */
     const mha_tensor *alibi_slopes; /* f32, broadcasts to [B,H] (Press et al. 2022) */
     const mha_tensor *t5_table;     /* f32 [buckets,H] (Raffel et al. 2020) */
-    int64_t t5_max_distance;        /* 0: 128 */
+    int64_t t5_max_distance;        /* 0: 128. Only with t5_table */
     const mha_tensor *shaw_keys;    /* f32 [2 k + 1, D], row clip(s - i, -k, k) + k (Shaw 2018) */
-    const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv] */
+    const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv]; last axis contiguous, as in shaw_keys */
     const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), to 2^127; -inf: none */
     const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], times the head's output */
     uint64_t dropout_seed;

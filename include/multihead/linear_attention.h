@@ -61,7 +61,8 @@ typedef struct mha_linear_attention_desc {
     mha_feature_map_fn feature_map; /* NULL: elu + 1 */
     void *feature_map_user;
     int64_t feature_dim;        /* F with a map of the caller; 0: D */
-    int64_t q_offset;           /* query t stands at key position t + q_offset. Only if causal */
+    int64_t q_offset;           /* query t stands at key position t + q_offset, -2^60 .. 2^60. Only
+                                   if causal */
     const int64_t *q_offsets;   /* [B], instead of q_offset */
     const int64_t *key_lengths; /* [B], 0 .. S; NULL: S for all */
     /* The state that the sums start from, f32; both or none. */

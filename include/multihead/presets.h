@@ -130,7 +130,8 @@ typedef struct mha_pytorch_mha_args {
  * and all of its out is NaN. Without weights its heads are 0, and out is what W_o makes of them.
  *
  * is_causal needs an attn_mask. Where PyTorch lets the hint stand for the mask (no weights, no
- * key_padding_mask) the mask's values are not read and keys s <= t are seen.
+ * key_padding_mask) the mask's values are not read and keys s <= t are seen; it may then have any
+ * lengths of its two or three axes (with a batch axis in query).
  *
  * Where ours differs: PyTorch's inference fast path (eval, no gradients, one batch-first tensor for
  * query, key and value, an even number of heads) gives NaN in rows without keys without weights too

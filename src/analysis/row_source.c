@@ -96,10 +96,9 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
     desc.query_starts = desc.key_starts = desc.q_offsets = NULL;
     desc.sequences = 0;
     desc.q_offset = from->q_offsets ? from->q_offsets[seq->b] : from->q_offset;
-    if (!reads_positions(from))
-        desc.q_offset = 0;
-    else if (!mhai_add_i64(desc.q_offset, row, &desc.q_offset))
-        desc.q_offset = INT64_MAX;
+    /* The largest that attention takes: no query is so far from a key that it makes a difference.
+     */
+    desc.q_offset = reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
     if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;
     desc.keep_mask = cut_dense(from->keep_mask, seq, row, rows, &own->keep_mask);
     desc.bias = cut_dense(from->bias, seq, row, rows, &own->bias);

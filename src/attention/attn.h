@@ -15,6 +15,9 @@ typedef struct mhai_attn_broadcast {
     mha_dtype dtype;
 } mhai_attn_broadcast;
 
+/* Far beyond any length, so that sums of a few such offsets stay inside 64 bits. */
+#define MHAI_MOST_OFFSET ((int64_t)1 << 60)
+
 typedef struct mhai_attn_problem {
     int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
     int64_t group;                 /* H / Hk, query heads per key/value head */
@@ -74,7 +77,7 @@ typedef struct mhai_attn_sequence {
     int64_t T, S;   /* queries, and keys within its length */
     int64_t stored; /* keys in memory */
     int64_t q0, k0; /* rows of its first query and key */
-    int64_t offset; /* position of query 0, clamped to where it still makes a difference */
+    int64_t offset; /* position of query 0 */
 } mhai_attn_sequence;
 
 mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *problem, int64_t b);

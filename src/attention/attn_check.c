@@ -140,6 +140,11 @@ static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem
 static mha_status check_blocks(const mha_attention_desc *desc, const mhai_attn_problem *p,
                                mhai_attn_broadcast *blocks)
 {
+    if (!desc->keep_blocks && (desc->block_queries || desc->block_keys))
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "block_queries %lld and block_keys %lld have no meaning without keep_blocks",
+            (long long)desc->block_queries, (long long)desc->block_keys);
     if (!desc->keep_blocks) return MHA_OK;
     if (desc->block_queries < 1 || desc->block_keys < 1)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -187,6 +192,9 @@ static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
     MHA_TRY(check_table(p, "t5_table", desc->t5_table, 2, (int64_t[]){-1, p->H}, &p->t5_table));
     p->t5_one_sided = desc->flags & MHA_ATTENTION_T5_ONE_SIDED;
     p->t5_max_distance = desc->t5_max_distance ? desc->t5_max_distance : 128;
+    if (!desc->t5_table && (desc->t5_max_distance || p->t5_one_sided))
+        return mha_fail(MHA_ERR_ARGUMENT, "t5_max_distance and MHA_ATTENTION_T5_ONE_SIDED have no "
+                                          "meaning without t5_table");
     if (!desc->t5_table) return MHA_OK;
     int64_t buckets = p->t5_table.shape[0], exact = buckets / (p->t5_one_sided ? 2 : 4);
     if (exact < 1 || (!p->t5_one_sided && buckets % 2 != 0))
@@ -279,6 +287,14 @@ static mha_status check_offset(const mha_attention_desc *desc, const mha_attenti
     if (desc->q_offset != 0 && desc->q_offsets)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: set q_offset or q_offsets, not both");
+    for (int64_t b = 0; b < (desc->q_offsets ? p->B : 1); b++) {
+        const int64_t offset = desc->q_offsets ? desc->q_offsets[b] : desc->q_offset;
+        if (offset < -MHAI_MOST_OFFSET || offset > MHAI_MOST_OFFSET)
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "mha_attention_desc: the q_offset of sequence %lld is %lld, expected "
+                            "-2^60 .. 2^60",
+                            (long long)b, (long long)offset);
+    }
     p->q_offset = desc->q_offset;
     p->q_offsets = desc->q_offsets;
     return MHA_OK;

@@ -8,8 +8,6 @@
 
 mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
 {
-    /* Far beyond any length, so that sums of a few of these stay inside 64 bits. */
-    const int64_t far = INT64_MAX / 8;
     mhai_attn_sequence seq = {.b = b, .batch = b, .T = p->T, .S = p->S};
     if (p->query_starts) {
         seq.batch = 0;
@@ -21,7 +19,6 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     seq.stored = seq.S;
     if (p->key_lengths) seq.S = p->key_lengths[b];
     seq.offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
-    seq.offset = mhai_max_i64(-far, mhai_min_i64(seq.offset, far));
     return seq;
 }
 

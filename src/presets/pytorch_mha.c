@@ -140,12 +140,22 @@ static mha_status see_padding(mha_call *c)
     return MHA_OK;
 }
 
+/* Whether is_causal stands for the mask, which is then not read. */
+static bool hint_stands(const mha_call *c)
+{
+    return flag(c, MHA_PYTORCH_IS_CAUSAL) && !c->weights_given && !c->args.key_padding_mask &&
+           c->columns == c->S;
+}
+
 static mha_status see_attn(mha_call *c)
 {
     const mha_tensor *given = c->args.attn_mask;
     int64_t heads;
     if (!given) return MHA_OK;
     MHA_TRY(mhai_preset_check_mask("attn_mask", given, MHA_F32));
+    /* PyTorch then asks for 2 or 3 axes, and for their lengths if query has no batch axis. */
+    if (hint_stands(c) && (given->ndim == 2 || (given->ndim == 3 && c->args.query->ndim == 3)))
+        return MHA_OK;
     if (given->ndim == 2) {
         MHA_TRY(check_exactly("attn_mask", given, 2, (int64_t[]){c->T, c->S}));
         c->attn = (mha_tensor){.shape = {1, 1, c->T, c->S},
@@ -273,14 +283,12 @@ static mha_status make_masks(mha_call *c)
 
 static mha_status describe(mha_call *c, mha_attention_desc *desc)
 {
-    const bool hint = flag(c, MHA_PYTORCH_IS_CAUSAL) && !c->weights_given &&
-                      !c->args.key_padding_mask && c->columns == c->S;
     *desc = (mha_attention_desc){.struct_size = sizeof *desc};
     if (flag(c, MHA_PYTORCH_TRAINING)) {
         desc->dropout = c->args.dropout;
         desc->dropout_seed = c->args.dropout_seed;
     }
-    if (hint) {
+    if (hint_stands(c)) {
         desc->flags |= MHA_ATTENTION_CAUSAL;
         return MHA_OK;
     }

@@ -89,13 +89,10 @@ static int64_t offset_of(const mha_attention_desc *desc, int64_t b)
     return desc->q_offsets ? desc->q_offsets[b] : desc->q_offset;
 }
 
-/* s - (t + offset), held far from overflow. */
+/* s - (t + offset). */
 int64_t kinds_relative(const mha_attention_desc *desc, int64_t b, int64_t t, int64_t s)
 {
-    const int64_t far = INT64_MAX / 4;
-    int64_t offset = offset_of(desc, b);
-    offset = offset > far ? far : offset < -far ? -far : offset;
-    return s - t - offset;
+    return s - t - offset_of(desc, b);
 }
 
 int64_t kinds_shaw_row(const ref_attention *a, const mha_tensor *table, int64_t b, int64_t t,

@@ -97,7 +97,7 @@ static int64_t some_offset(rng *r, const kinds_shape *n)
     case 1:
     case 2: return n->S - n->T;
     case 3: return rng_between(r, -n->T - 1, 0);
-    case 4: return far ? (rng_chance(r, 0.5) ? INT64_MAX : INT64_MIN) : 0;
+    case 4: return far ? (rng_chance(r, 0.5) ? 1 : -1) * ((int64_t)1 << 60) : 0;
     default: return rng_between(r, -n->T / 2, n->S);
     }
 }

@@ -77,7 +77,7 @@ static int64_t some_offset(rng *r, int64_t T, int64_t S)
     case 1: return S - T;
     case 2: return rng_between(r, -T - 1, 0);
     case 3: return rng_between(r, 0, S + 1);
-    case 4: return rng_chance(r, 0.5) ? INT64_MAX : INT64_MIN;
+    case 4: return (rng_chance(r, 0.5) ? 1 : -1) * ((int64_t)1 << 60);
     default: return rng_between(r, -T, S);
     }
 }

@@ -81,10 +81,10 @@ static cut some_cut(const problem *p, rng *r)
     return c;
 }
 
-/* Offset of the part's first query. Saturated offsets stay what they are. */
+/* Offset of the part's first query. The largest there is stays what it is. */
 static int64_t shifted(int64_t offset, int64_t t)
 {
-    return offset > INT64_MAX - t || offset == INT64_MIN ? offset : offset + t;
+    return offset == (int64_t)1 << 60 ? offset : offset + t;
 }
 
 typedef struct part {

@@ -153,6 +153,12 @@ SPOIL(blocks_heads, c->blocks.shape[1] = HK)
 SPOIL(blocks_dtype, c->blocks.dtype = MHA_F32)
 SPOIL(blocks_ndim, c->blocks.ndim = 5)
 SPOIL(blocks_null, c->blocks.data = NULL)
+SPOIL(no_blocks, c->desc.keep_blocks = NULL)
+SPOIL(no_table, (c->desc.t5_table = NULL, c->desc.t5_max_distance = 8))
+SPOIL(no_table_one_sided, (c->desc.t5_table = NULL, c->desc.t5_max_distance = 0,
+                           c->desc.flags |= MHA_ATTENTION_T5_ONE_SIDED))
+SPOIL(offset_far, c->desc.q_offset = ((int64_t)1 << 60) + 1)
+SPOIL(offset_far_back, c->desc.q_offset = INT64_MIN)
 SPOIL(block_queries_0, c->desc.block_queries = 0)
 SPOIL(block_keys_0, c->desc.block_keys = 0)
 SPOIL(block_keys_negative, c->desc.block_keys = -4)
@@ -261,6 +267,11 @@ static const misuse cases[] = {
     {blocks_dtype, MHA_ERR_DTYPE, "keep_blocks", false},
     {blocks_ndim, MHA_ERR_SHAPE, "keep_blocks", false},
     {blocks_null, MHA_ERR_NULL, "keep_blocks", true},
+    {no_blocks, MHA_ERR_ARGUMENT, "without keep_blocks", false},
+    {no_table, MHA_ERR_ARGUMENT, "without t5_table", false},
+    {no_table_one_sided, MHA_ERR_ARGUMENT, "without t5_table", false},
+    {offset_far, MHA_ERR_ARGUMENT, "is 1152921504606846977, expected -2^60 .. 2^60", false},
+    {offset_far_back, MHA_ERR_ARGUMENT, "expected -2^60 .. 2^60", false},
     {block_queries_0, MHA_ERR_ARGUMENT, "block_queries 0", false},
     {block_keys_0, MHA_ERR_ARGUMENT, "block_keys 0", false},
     {block_keys_negative, MHA_ERR_ARGUMENT, "block_keys -4", false},

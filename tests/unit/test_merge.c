@@ -58,8 +58,7 @@ static const mha_tensor *cut(const mha_tensor *x, const part *p, int64_t unit, m
 
 static int64_t moved(int64_t offset, int64_t from)
 {
-    bool beyond = offset == INT64_MIN || offset == INT64_MAX;
-    return beyond ? offset : offset - from;
+    return offset == -((int64_t)1 << 60) ? offset : offset - from; /* the least there is */
 }
 
 static bool reads_positions(const mha_attention_desc *d)

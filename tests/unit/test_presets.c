@@ -905,7 +905,9 @@ static void module_hint(void **state)
         mha_module *module =
             some_module(context, &r, E, H, learned ? (uint32_t)MHA_MODULE_ZERO_ATTN : 0);
         mha_tensor w = mha_tensor_contiguous(weights, MHA_F32, 2, (int64_t[]){T, S + learned});
-        /* the mask; another mask with the hint; that with weights; that with padding */
+        /* the mask; another mask with the hint; that with weights; that with padding. A mask that
+         * the hint stands for may have any lengths. */
+        const mha_tensor odd = mha_tensor_contiguous(nothing, MHA_U8, 2, (int64_t[]){2, 3});
         for (int i = 0; i < 4; i++) {
             mha_tensor o = mha_tensor_contiguous(out[i], MHA_F32, 2, (int64_t[]){T, E});
             mha_pytorch_mha_args args = {.struct_size = sizeof args,
@@ -914,7 +916,7 @@ static void module_hint(void **state)
                                          .key = &x.view,
                                          .value = &x.view,
                                          .key_padding_mask = i == 3 ? &pad : NULL,
-                                         .attn_mask = &masks[i > 0]};
+                                         .attn_mask = i == 1 && !learned ? &odd : &masks[i > 0]};
             assert_int_equal(
                 mha_pytorch_mha_forward(context, module, &args, &o, i == 2 ? &w : NULL), MHA_OK);
         }
