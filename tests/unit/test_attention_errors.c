@@ -368,6 +368,10 @@ static void unused_strides(void **state)
             status = mha_linear_attention_forward(context, &desc, &q, &q, &v, &o, NULL);
             assert_int_equal(status, fits ? MHA_OK : MHA_ERR_SIZE);
         }
+    float x[8] = {0};
+    const mha_tensor k = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, 2, 4});
+    const mha_tensor none = {.dtype = MHA_F32, .ndim = 4, .shape = {1, 1, 0, 4}}; /* NumPy's */
+    assert_int_equal(mha_attention_forward(context, NULL, &none, &k, &k, &none, NULL), MHA_OK);
     mha_context_destroy(context);
 }
 

@@ -569,6 +569,44 @@ static void hidden_tiles_are_skipped(void **state)
     machines_free(&all);
 }
 
+/* A global key beside a window, before and behind it, touching it and at gaps of 1 and 2: the keys
+ * between stay hidden. One query, since bytes for one row of a strip are bytes for all. */
+static void beside_the_window(void **state)
+{
+    (void)state;
+    enum { N = 12, WIDTH = 8, QUERY = 6 }; /* which sees 5, 6, 7 */
+    rng r = rng_make(rng_run_seed(), 900);
+    machines all = machines_make(1);
+    float numbers[N * WIDTH], out[WIDTH], weights[N];
+    for (int i = 0; i < N * WIDTH; i++) numbers[i] = rng_normal(&r);
+    const mha_tensor x = mha_tensor_contiguous(numbers, MHA_F32, 4, (int64_t[]){1, 1, N, WIDTH});
+    const mha_tensor q = mha_tensor_contiguous(numbers, MHA_F32, 4, (int64_t[]){1, 1, 1, WIDTH});
+    const mha_tensor o = mha_tensor_contiguous(out, MHA_F32, 4, (int64_t[]){1, 1, 1, WIDTH});
+    const mha_tensor p = mha_tensor_contiguous(weights, MHA_F32, 4, (int64_t[]){1, 1, 1, N});
+    for (int key = 0; key < N; key++)
+        for (int m = 0; m < all.count; m++) {
+            uint8_t global[N] = {0};
+            global[key] = 1;
+            const mha_tensor view = mha_tensor_contiguous(global, MHA_U8, 1, (int64_t[]){N});
+            const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                             .flags = MHA_ATTENTION_WINDOW,
+                                             .path = all.each[m].path,
+                                             .q_offset = QUERY,
+                                             .left_keys = 1,
+                                             .right_keys = 1,
+                                             .global_keys = &view};
+            const mha_attention_outputs wanted = {.struct_size = sizeof wanted,
+                                                  .probabilities = &p};
+            assert_int_equal(
+                mha_attention_forward(all.each[m].context, &desc, &q, &x, &x, &o, &wanted), MHA_OK);
+            for (int s = 0; s < N; s++)
+                if ((weights[s] > 0) != (s == key || (s >= QUERY - 1 && s <= QUERY + 1)))
+                    fail_msg("%s: key %d is global, weight of key %d is %g", all.each[m].name, key,
+                             s, (double)weights[s]);
+        }
+    machines_free(&all);
+}
+
 int main(void)
 {
     rng_run_seed();
@@ -579,6 +617,7 @@ int main(void)
         cmocka_unit_test(idle_features),          cmocka_unit_test(shut_off),
         cmocka_unit_test(dropout_rate),           cmocka_unit_test(any_threads),
         cmocka_unit_test(garbage_in_unseen_bias), cmocka_unit_test(hidden_tiles_are_skipped),
+        cmocka_unit_test(beside_the_window),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

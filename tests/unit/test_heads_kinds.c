@@ -304,6 +304,36 @@ static bool has_role(const mha_head_measures *m, int kind, mha_role role)
     return false;
 }
 
+/* A share of 0.3 makes a sink, but only 0.1 above chance, here 1 / 4. */
+static void test_above_chance(void **state)
+{
+    (void)state;
+    enum { TOKENS = 4 };
+    static const int64_t heads[] = {1};
+    static const struct {
+        double weight;
+        bool sink;
+    } cases[] = {{0.32, false}, {0.34, false}, {0.36, true}};
+    for (int i = 0; i < 3; i++) {
+        const mha_head_measures_desc desc = {
+            .struct_size = sizeof desc, .layers = 1, .heads = heads};
+        const mha_heads_text four = {.struct_size = sizeof four, .queries = TOKENS, .keys = TOKENS};
+        mha_head_measures *m = NULL;
+        double rows[TOKENS][TOKENS];
+        for (int t = 0; t < TOKENS; t++)
+            for (int s = 0; s < TOKENS; s++)
+                rows[t][s] = s == 0 ? cases[i].weight : (1 - cases[i].weight) / (TOKENS - 1);
+        const mha_tensor p =
+            mha_tensor_contiguous(rows, MHA_F64, 3, (int64_t[]){1, TOKENS, TOKENS});
+        assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+        assert_int_equal(mha_head_measures_begin(m, &four), MHA_OK);
+        assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
+        assert_int_equal(mha_head_measures_end(m), MHA_OK);
+        assert_int_equal(has_role(m, 0, MHA_ROLE_SINK), cases[i].sink);
+        mha_head_measures_destroy(m);
+    }
+}
+
 /* The roles that are a kind's own, and that no other kind gets. */
 static void test_roles(void **state)
 {
@@ -375,6 +405,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_both_directions),
                                        cmocka_unit_test(test_causal), cmocka_unit_test(test_roles),
+                                       cmocka_unit_test(test_above_chance),
                                        cmocka_unit_test(test_families)};
     return cmocka_run_group_tests_name("kinds of heads", tests, make_context, free_context);
 }

@@ -456,18 +456,26 @@ static void silent_heads(void **state)
 
 /* ---- order --------------------------------------------------------------------------------- */
 
-/* The same by hand: score, close, score again. */
+/* The same by hand: score, close, score again. Means are those of the whole model, but 0 for heads
+ * that went. */
 static int64_t by_hand(mha_context *context, const example *e, mha_importance kind, int64_t step,
-                       int64_t least, int64_t *order)
+                       int64_t least, int64_t *order, double *order_scores)
 {
-    float gates[MOST_HEADS];
-    int64_t open[3], count = 0, H = e->desc.num_heads;
+    float gates[MOST_HEADS], means[MOST_MEANS];
+    int64_t open[3], count = 0, H = e->desc.num_heads, D = e->desc.head_dim;
     double scores[MOST_HEADS];
+    const mha_tensor mean =
+        mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){e->desc.num_layers, H * D});
+    assert_int_equal(mha_head_means(context, e->t, &e->data, &mean), MHA_OK);
     open_all(gates);
     for (int i = 0; i < 3; i++) open[i] = H;
     for (bool more = true; more;) {
         mha_tensor view = gates_view(e, gates);
-        const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = kind, .gates = &view};
+        const mha_importance_desc desc = {.struct_size = sizeof desc,
+                                          .kind = kind,
+                                          .gates = &view,
+                                          .means =
+                                              kind == MHA_IMPORTANCE_MEAN_ABLATION ? &mean : NULL};
         assert_int_equal(mha_head_importance(context, e->t, &desc, &e->data, scores, NULL), MHA_OK);
         more = false;
         for (int64_t i = 0; i < step; i++) {
@@ -477,12 +485,40 @@ static int64_t by_hand(mha_context *context, const example *e, mha_importance ki
                     found = h;
             if (found < 0) return count;
             more = true;
+            order_scores[count] = scores[found];
             order[count++] = found;
             gates[found] = 0;
+            memset(means + found * D, 0, (size_t)D * sizeof *means);
             open[found / H]--;
         }
     }
     return count;
+}
+
+/* Where nothing that heads write arrives, all scores are 0: heads go in their order. */
+static void equal_scores(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int i = 0; i < 12; i++) {
+        rng r = rng_make(rng_run_seed(), 6500 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r, i % 2);
+        for (int64_t layer = 0; layer < e->desc.num_layers; layer++) {
+            const mha_parameter p = find(e, layer, "self_attn.o_proj.weight");
+            memset(mha_transformer_data(e->t) + p.offset, 0, (size_t)p.count * sizeof(float));
+        }
+        assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+        int64_t went[MOST_HEADS], count = 0;
+        for (int64_t step = 1; step <= 3; step++) {
+            assert_int_equal(
+                mha_head_order(context, e->t, NULL, &e->data, step, 0, went, &count, NULL), MHA_OK);
+            assert_int_equal(count, e->heads);
+            for (int64_t k = 0; k < count; k++) assert_int_equal(went[k], k);
+        }
+        example_free(e);
+    }
+    machines_free(&all);
 }
 
 static mha_status count_progress(int64_t done, int64_t total, void *user)
@@ -500,12 +536,13 @@ static void order(void **state)
         rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
         mha_context *context = all.each[i % all.count].context;
         example *e = example_make(context, &r, i % 2);
-        const mha_importance kind = (mha_importance)rng_between(&r, 0, MHA_IMPORTANCE_ABLATION);
+        const mha_importance kind =
+            (mha_importance)rng_between(&r, 0, MHA_IMPORTANCE_MEAN_ABLATION);
         const int64_t step = rng_between(&r, 1, 3), least = rng_between(&r, 0, 2);
         const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = kind};
         int64_t got[MOST_HEADS], expected[MOST_HEADS], count, calls = 0;
-        double scores[MOST_HEADS];
-        const int64_t wanted = by_hand(context, e, kind, step, least, expected);
+        double scores[MOST_HEADS], expected_scores[MOST_HEADS];
+        const int64_t wanted = by_hand(context, e, kind, step, least, expected, expected_scores);
         e->data.progress = count_progress;
         e->data.progress_user = &calls;
         if (mha_head_order(context, e->t, &desc, &e->data, step, least, got, &count, scores) !=
@@ -514,6 +551,7 @@ static void order(void **state)
         assert_int_equal(count, wanted);
         assert_int_equal(count, e->heads - (e->desc.num_layers * least));
         for (int64_t k = 0; k < count; k++) assert_int_equal(got[k], expected[k]);
+        for (int64_t k = 0; k < count; k++) assert_true(scores[k] == expected_scores[k]);
         assert_true(calls > 0 || count == 0);
         example_free(e);
     }
@@ -661,9 +699,9 @@ int main(void)
         cmocka_unit_test(slopes),        cmocka_unit_test(kinds),
         cmocka_unit_test(normalised),    cmocka_unit_test(ablation),
         cmocka_unit_test(mean_ablation), cmocka_unit_test(means),
-        cmocka_unit_test(silent_heads),  cmocka_unit_test(order),
-        cmocka_unit_test(loss_slopes),   cmocka_unit_test(misuse),
-        cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(silent_heads),  cmocka_unit_test(equal_scores),
+        cmocka_unit_test(order),         cmocka_unit_test(loss_slopes),
+        cmocka_unit_test(misuse),        cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

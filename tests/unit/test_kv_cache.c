@@ -289,8 +289,8 @@ static void test_cross_attention(void **unused)
 static void test_positions(void **unused)
 {
     (void)unused;
-    static const unsigned kinds[] = {WINDOW, ALIBI, SHAW};
-    enum { N = 30, T = 3 };
+    static const unsigned kinds[] = {WINDOW, ALIBI, SHAW, SHAW};
+    enum { N = 30, T = 3, VALUES_ALONE = 3 };
     machines all = machines_make(1);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         rng r = rng_make(rng_run_seed(), 5000 + i);
@@ -306,11 +306,14 @@ static void test_positions(void **unused)
         x.desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL;
         x.desc.key_lengths = NULL;
         if (kinds[i] == WINDOW) x.desc.left_keys = 4;
+        guarded values = normal_tensor(&r, 2, (int64_t[]){7, x.Dv}, LAYOUT_CONTIGUOUS);
+        if (i == VALUES_ALONE) x.desc.shaw_keys = NULL, x.desc.shaw_values = &values.view;
         assert_int_equal(mha_kv_cache_attention(context, cache, &x.desc, &q, &got, NULL), MHA_OK);
         x.desc.q_offset = N - T;
         assert_int_equal(
             mha_attention_forward(context, &x.desc, &q, &x.k.view, &x.v.view, &want, NULL), MHA_OK);
         assert_true(guarded_same_bits(&want, &got, false));
+        guarded_free(&values);
         mha_kv_cache_destroy(cache);
         rows_free(&whole);
         rows_free(&cached);

@@ -299,6 +299,27 @@ static void test_reads_into_memory(void **state)
     }
 }
 
+/* Whatever its names, a written header has a multiple of 8 bytes, so that data begins aligned. */
+static void test_pads_headers(void **state)
+{
+    (void)state;
+    double x[2] = {1, 2};
+    const mha_tensor tensor = mha_tensor_contiguous(x, MHA_F64, 1, (int64_t[]){2});
+    const char *path = temp_path("padded.safetensors");
+    for (size_t length = 1; length <= 9; length++) {
+        char name[16] = "";
+        memset(name, 'a', length);
+        const char *const names[] = {name};
+        assert_int_equal(mha_safetensors_write(path, names, &tensor, 1, NULL), MHA_OK);
+        unsigned char size[8];
+        FILE *file = fopen(path, "rb");
+        assert_non_null(file);
+        assert_int_equal(fread(size, 1, sizeof size, file), sizeof size);
+        fclose(file);
+        assert_int_equal(size[0] % 8, 0);
+    }
+}
+
 static void test_writes_what_it_reads(void **state)
 {
     (void)state;
@@ -448,6 +469,7 @@ int main(void)
         cmocka_unit_test(test_reads_what_the_format_allows),
         cmocka_unit_test(test_aligns_data),
         cmocka_unit_test(test_reads_into_memory),
+        cmocka_unit_test(test_pads_headers),
         cmocka_unit_test(test_writes_what_it_reads),
         cmocka_unit_test(test_refuses_to_write),
         cmocka_unit_test(test_mutations),
