@@ -44,8 +44,9 @@ static void cut(mha_tensor *tensor, int right, int64_t from, int64_t count)
 
 /* The caller's inputs, cut: what desc points to. */
 typedef struct cut_inputs {
-    mha_tensor keep_mask, bias, global_keys, global_queries, query_documents, key_documents;
-    mha_tensor keep_blocks, alibi;
+#define OWN(name, type, axes, stage) mha_tensor name;
+    MHA_ATTENTION_INPUTS(OWN)
+#undef OWN
     struct shifted_callback {
         mha_keep_fn fn;
         void *user;
@@ -53,26 +54,53 @@ typedef struct cut_inputs {
     } callback;
 } cut_inputs;
 
-static const mha_tensor *cut_dense(const mha_tensor *given, const row_sequence *seq, int64_t row,
-                                   int64_t rows, mha_tensor *own)
+/* A block: rows row .. row+rows-1 of a sequence. */
+typedef struct row_block {
+    const row_sequence *seq;
+    int64_t row, rows;
+    int64_t block_row; /* of keep_blocks; see block_end() */
+} row_block;
+
+/* An input cut to a block, by its axes (MHA_ATTENTION_INPUTS). */
+static void cut_BHTS(mha_tensor *tensor, const row_block *to)
 {
-    if (!given) return NULL;
-    *own = *given;
-    cut(own, 3, seq->batch, 1);
-    cut(own, 1, seq->q0 + row, rows);
-    cut(own, 0, 0, seq->S);
-    return own;
+    cut(tensor, 3, to->seq->batch, 1);
+    cut(tensor, 1, to->seq->q0 + to->row, to->rows);
+    cut(tensor, 0, 0, to->seq->S);
 }
 
-static const mha_tensor *cut_line(const mha_tensor *given, int64_t batch, int64_t from,
-                                  int64_t count, mha_tensor *own)
+static void cut_BLOCKS(mha_tensor *tensor, const row_block *to)
 {
-    if (!given) return NULL;
-    *own = *given;
-    cut(own, 1, batch, 1);
-    cut(own, 0, from, count);
-    return own;
+    cut(tensor, 3, to->seq->batch, 1);
+    cut(tensor, 1, to->block_row, 1);
 }
+
+static void cut_BT(mha_tensor *tensor, const row_block *to)
+{
+    cut(tensor, 1, to->seq->batch, 1);
+    cut(tensor, 0, to->seq->q0 + to->row, to->rows);
+}
+
+static void cut_BS(mha_tensor *tensor, const row_block *to)
+{
+    cut(tensor, 1, to->seq->batch, 1);
+    cut(tensor, 0, to->seq->k0, to->seq->S);
+}
+
+static void cut_BH(mha_tensor *tensor, const row_block *to)
+{
+    cut(tensor, 1, to->seq->batch, 1);
+}
+
+/* Those of no sequence stay. */
+static void stay(mha_tensor *tensor, const row_block *to)
+{
+    (void)tensor, (void)to;
+}
+#define cut_H stay
+#define cut_RH stay
+#define cut_RD stay
+#define cut_RV stay
 
 static void shifted(void *user, int64_t b, int64_t h, int64_t query, int64_t queries, int64_t key,
                     int64_t keys, uint8_t *keep, int64_t keep_stride)
@@ -100,26 +128,15 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
      */
     desc.q_offset = reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
     if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;
-    desc.keep_mask = cut_dense(from->keep_mask, seq, row, rows, &own->keep_mask);
-    desc.bias = cut_dense(from->bias, seq, row, rows, &own->bias);
-    desc.global_keys = cut_line(from->global_keys, seq->batch, seq->k0, seq->S, &own->global_keys);
-    desc.global_queries =
-        cut_line(from->global_queries, seq->batch, seq->q0 + row, rows, &own->global_queries);
-    desc.query_documents =
-        cut_line(from->query_documents, seq->batch, seq->q0 + row, rows, &own->query_documents);
-    desc.key_documents =
-        cut_line(from->key_documents, seq->batch, seq->k0, seq->S, &own->key_documents);
-    if (from->alibi_slopes) {
-        own->alibi = *from->alibi_slopes;
-        cut(&own->alibi, 1, seq->batch, 1);
-        desc.alibi_slopes = &own->alibi;
+    const row_block to = {seq, row, rows, from->keep_blocks ? row / from->block_queries : 0};
+#define CUT(name, type, axes, stage) \
+    if (from->name) {                \
+        own->name = *from->name;     \
+        cut_##axes(&own->name, &to); \
+        desc.name = &own->name;      \
     }
-    if (from->keep_blocks) { /* see block_end() */
-        own->keep_blocks = *from->keep_blocks;
-        cut(&own->keep_blocks, 3, seq->batch, 1);
-        cut(&own->keep_blocks, 1, row / from->block_queries, 1);
-        desc.keep_blocks = &own->keep_blocks;
-    }
+    MHA_ATTENTION_INPUTS(CUT)
+#undef CUT
     if (from->keep_callback) {
         own->callback =
             (struct shifted_callback){from->keep_callback, from->keep_callback_user, seq->b, row};

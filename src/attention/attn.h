@@ -2,23 +2,18 @@
 #ifndef MHAI_ATTN_H
 #define MHAI_ATTN_H
 
+#include "attention/attn_uses.h"
 #include "attention/attn_wanted.h"
 #include "base/checked.h"
 #include "kernels/kernels.h"
 
 #include <multihead/attention.h>
 
-/* An input that broadcasts to up to four axes: data NULL means absent. */
-typedef struct mhai_attn_broadcast {
-    const void *data;
-    int64_t stride[4];
-    mha_dtype dtype;
-} mhai_attn_broadcast;
-
 /* Far beyond any length, so that sums of a few such offsets stay inside 64 bits. */
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
 typedef struct mhai_attn_problem {
+    uint32_t uses;                 /* MHAI_USES() of all that is there */
     int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
     int64_t group;                 /* H / Hk, query heads per key/value head */
     mha_tensor q, k, v, o;
@@ -30,18 +25,16 @@ typedef struct mhai_attn_problem {
     int64_t sink_keys;
     int64_t q_offset;
     const int64_t *q_offsets, *key_lengths;
-    const int64_t *query_starts, *key_starts;           /* NULL: not ragged */
-    mhai_attn_broadcast keep, bias;                     /* [B,H,T,S] */
-    mhai_attn_broadcast keep_blocks;                    /* [B,H,T/block,S/block] */
-    mhai_attn_broadcast global_keys, global_queries;    /* [B,S], [B,T] in axes 2, 3 */
-    mhai_attn_broadcast query_documents, key_documents; /* likewise */
-    mhai_attn_broadcast alibi, gates;                   /* [B,H] in axes 2, 3 */
+    const int64_t *query_starts, *key_starts; /* NULL: not ragged */
+/* Inputs by their names in the descriptor; data NULL: absent. */
+#define MHAI_INPUT(name, type, axes, stage) mhai_form_##axes name;
+    MHA_ATTENTION_INPUTS(MHAI_INPUT)
+#undef MHAI_INPUT
     int64_t block_queries, block_keys;
     mha_keep_fn callback;
     void *callback_user;
     float softcap, dropout;
     uint64_t dropout_seed;
-    mha_tensor t5_table, shaw_keys, shaw_values, sink_logits; /* data NULL: absent */
     int64_t t5_max_distance;
     bool t5_one_sided;
     bool need_data; /* false: only checked and accounted for, never run */
@@ -55,6 +48,10 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
                                          const mha_tensor *k, const mha_tensor *v,
                                          const mha_tensor *o, const mha_attention_outputs *outputs,
                                          bool need_data, mhai_attn_problem *problem);
+
+/* No input of the descriptor may share memory with this output. */
+MHA_NODISCARD mha_status mhai_attn_check_apart(const mha_attention_desc *desc, const char *name,
+                                               const mha_tensor *output);
 
 /* Its parts for outputs (attn_wanted.c): the caller's struct in our size; shapes and lists, to be
  * called when the inputs are checked; and the list of those that are wanted, o among them. */
@@ -112,7 +109,10 @@ int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p);
 
 /* The relative terms of a score at distance rel = s - i: ALiBi and T5, in f32. */
 float mhai_attn_relative(const mhai_attn_problem *p, int64_t b, int64_t h, int64_t rel);
-bool mhai_attn_has_relative(const mhai_attn_problem *p);
+static inline bool mhai_attn_has_relative(const mhai_attn_problem *p)
+{
+    return p->uses & (MHAI_USES(alibi_slopes) | MHAI_USES(t5_table));
+}
 
 /* The bucket of a T5 table for distance rel. */
 int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided);

@@ -104,26 +104,10 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     const struct {
         const char *name;
         const mha_tensor *tensor;
-    } inputs[] = {{"q", &p->q},
-                  {"k", &p->k},
-                  {"v", &p->v},
-                  {"o", &p->o},
-                  {"lse", &p->lse},
-                  {"o_gradient", &x->o_gradient},
-                  {"keep_mask", desc->keep_mask},
-                  {"bias", desc->bias},
-                  {"global_keys", desc->global_keys},
-                  {"global_queries", desc->global_queries},
-                  {"query_documents", desc->query_documents},
-                  {"key_documents", desc->key_documents},
-                  {"keep_blocks", desc->keep_blocks},
-                  {"alibi_slopes", desc->alibi_slopes},
-                  {"t5_table", desc->t5_table},
-                  {"shaw_keys", desc->shaw_keys},
-                  {"shaw_values", desc->shaw_values},
-                  {"sink_logits", desc->sink_logits},
-                  {"gates", desc->gates}};
+    } inputs[] = {{"q", &p->q}, {"k", &p->k},     {"v", &p->v},
+                  {"o", &p->o}, {"lse", &p->lse}, {"o_gradient", &x->o_gradient}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        MHA_TRY(mhai_attn_check_apart(desc, names[i], outputs[i]));
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
             MHA_TRY(
                 mhai_tensor_check_disjoint(names[i], outputs[i], inputs[j].name, inputs[j].tensor));

@@ -372,9 +372,9 @@ bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_c
 
 bool mhai_cells_plain(const mhai_attn_problem *p)
 {
-    return !(p->window || p->keep_blocks.data || p->callback || p->key_documents.data ||
-             p->keep.data || p->bias.data || p->softcap > 0 || p->dropout > 0 ||
-             mhai_attn_has_relative(p) || p->shaw_keys.data || p->shaw_values.data);
+    const uint32_t takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
+                           MHAI_USES(sink_logits) | MHAI_USES(gates);
+    return !(p->uses & ~takes);
 }
 
 /* ds -> dx */

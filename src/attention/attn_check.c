@@ -24,43 +24,6 @@ static mha_status check_tensor(const char *name, const mha_tensor *given, const 
     return mhai_tensor_check_last(name, tensor);
 }
 
-/* Strides of a tensor of up to `axes` dimensions as seen through the last `axes` of shape[4],
- * right-aligned. */
-static mha_status check_broadcast(const mhai_attn_problem *p, const char *name,
-                                  const mha_tensor *given, mha_dtype dtype, int axes,
-                                  const int64_t shape[4], mhai_attn_broadcast *broadcast)
-{
-    if (!given) return MHA_OK;
-    if (given->ndim < 0 || given->ndim > axes)
-        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected 0..%d", name,
-                        (int)given->ndim, axes);
-    for (int i = 0; i < given->ndim; i++) {
-        int axis = 4 - given->ndim + i;
-        if (given->shape[i] != 1 && given->shape[i] != shape[axis])
-            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, it must be 1 or %lld to broadcast",
-                            name, i, (long long)given->shape[i], (long long)shape[axis]);
-        broadcast->stride[axis] = given->shape[i] == 1 ? 0 : given->stride[i];
-    }
-    mha_tensor tensor = *given;
-    if (!p->need_data && !tensor.data) tensor.data = &nothing;
-    MHA_TRY(mhai_tensor_check(name, &tensor, dtype, tensor.ndim, NULL));
-    broadcast->data = tensor.data;
-    broadcast->dtype = dtype;
-    return MHA_OK;
-}
-
-/* An optional f32 table. */
-static mha_status check_table(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
-                              int ndim, const int64_t *shape, mha_tensor *table)
-{
-    if (!given) return MHA_OK;
-    mha_tensor tensor = *given;
-    if (!p->need_data && !tensor.data) tensor.data = &nothing;
-    MHA_TRY(mhai_tensor_check(name, &tensor, MHA_F32, ndim, shape));
-    *table = tensor;
-    return MHA_OK;
-}
-
 /* ---- lengths ------------------------------------------------------------------------------- */
 
 static mha_status check_starts(const char *name, const int64_t *starts, int64_t sequences,
@@ -137,51 +100,122 @@ static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem
     return MHA_OK;
 }
 
-static mha_status check_blocks(const mha_attention_desc *desc, const mhai_attn_problem *p,
-                               mhai_attn_broadcast *blocks)
+static mha_status check_blocks(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
+    p->block_queries = desc->block_queries;
+    p->block_keys = desc->block_keys;
     if (!desc->keep_blocks && (desc->block_queries || desc->block_keys))
-        return mha_fail(
-            MHA_ERR_ARGUMENT,
-            "block_queries %lld and block_keys %lld have no meaning without keep_blocks",
-            (long long)desc->block_queries, (long long)desc->block_keys);
-    if (!desc->keep_blocks) return MHA_OK;
-    if (desc->block_queries < 1 || desc->block_keys < 1)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "block_queries %lld and block_keys %lld have no meaning without "
+                        "keep_blocks",
+                        (long long)desc->block_queries, (long long)desc->block_keys);
+    if (desc->keep_blocks && (desc->block_queries < 1 || desc->block_keys < 1))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "keep_blocks: block_queries %lld and block_keys %lld "
                         "must be positive",
                         (long long)desc->block_queries, (long long)desc->block_keys);
-    const int64_t shape[4] = {p->B, p->H, mhai_ceil_div(p->T, desc->block_queries),
-                              mhai_ceil_div(p->S, desc->block_keys)};
-    return check_broadcast(p, "keep_blocks", desc->keep_blocks, MHA_U8, 4, shape, blocks);
+    return MHA_OK;
 }
 
 static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    /* Ragged: the tensors' batch is 1 and their rows are those of all sequences. */
-    const int64_t batch = p->q.shape[0], rows = p->q.shape[2], keys = p->k.shape[2];
-    const int64_t dense[4] = {batch, p->H, rows, p->S};
-    const int64_t by_query[4] = {1, 1, batch, rows}, by_key[4] = {1, 1, batch, keys};
     MHA_TRY(check_window(desc, p));
-    MHA_TRY(check_broadcast(p, "keep_mask", desc->keep_mask, MHA_U8, 4, dense, &p->keep));
-    if (desc->bias) MHA_TRY(mhai_tensor_check_real("bias", desc->bias));
-    MHA_TRY(check_broadcast(p, "bias", desc->bias, desc->bias ? desc->bias->dtype : MHA_F32, 4,
-                            dense, &p->bias));
-    MHA_TRY(
-        check_broadcast(p, "global_keys", desc->global_keys, MHA_U8, 2, by_key, &p->global_keys));
-    MHA_TRY(check_broadcast(p, "global_queries", desc->global_queries, MHA_U8, 2, by_query,
-                            &p->global_queries));
     if (!desc->query_documents != !desc->key_documents)
         return mha_fail(MHA_ERR_ARGUMENT, "set both query_documents and key_documents, or neither");
-    MHA_TRY(check_broadcast(p, "query_documents", desc->query_documents, MHA_I32, 2, by_query,
-                            &p->query_documents));
-    MHA_TRY(check_broadcast(p, "key_documents", desc->key_documents, MHA_I32, 2, by_key,
-                            &p->key_documents));
-    MHA_TRY(check_blocks(desc, p, &p->keep_blocks));
-    p->block_queries = desc->block_queries;
-    p->block_keys = desc->block_keys;
     p->callback = desc->keep_callback;
     p->callback_user = desc->keep_callback_user;
+    return check_blocks(desc, p);
+}
+
+/* ---- tensors of the descriptor --------------------------------------------------------------- */
+
+enum { TYPE_U8 = MHA_U8, TYPE_I32 = MHA_I32, TYPE_F32 = MHA_F32, TYPE_REAL = -1 };
+enum { AXES_BHTS, AXES_BLOCKS, AXES_BT, AXES_BS, AXES_BH, AXES_H, AXES_RH, AXES_RD, AXES_RV };
+
+/* What a tensor's axes may be: broadcast to the last `dims` of shape, or exactly those. */
+typedef struct axes {
+    bool exact;
+    int dims;
+    int64_t shape[4];
+} axes;
+
+/* A row of MHA_ATTENTION_INPUTS for one call. */
+typedef struct input {
+    const char *name;
+    const mha_tensor *given;
+    uint32_t use;
+    int type;
+    int axes;
+    void *to; /* its form in the problem */
+} input;
+
+/* Strides of a tensor as seen through the axes, right-aligned. */
+static mha_status take_broadcast(const input *x, const axes *most, const mha_tensor *tensor)
+{
+    mhai_attn_broadcast *to = x->to;
+    if (tensor->ndim < 0 || tensor->ndim > most->dims)
+        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected 0..%d", x->name,
+                        (int)tensor->ndim, most->dims);
+    for (int i = 0; i < tensor->ndim; i++) {
+        const int64_t length = most->shape[most->dims - tensor->ndim + i];
+        if (tensor->shape[i] != 1 && tensor->shape[i] != length)
+            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, it must be 1 or %lld to broadcast",
+                            x->name, i, (long long)tensor->shape[i], (long long)length);
+        to->stride[4 - tensor->ndim + i] = tensor->shape[i] == 1 ? 0 : tensor->stride[i];
+    }
+    if (x->type == TYPE_REAL) MHA_TRY(mhai_tensor_check_real(x->name, tensor));
+    to->dtype = x->type == TYPE_REAL ? tensor->dtype : (mha_dtype)x->type;
+    to->data = tensor->data;
+    return mhai_tensor_check(x->name, tensor, to->dtype, tensor->ndim, NULL);
+}
+
+static mha_status take_table(const input *x, const axes *expected, const mha_tensor *tensor)
+{
+    MHA_TRY(
+        mhai_tensor_check(x->name, tensor, (mha_dtype)x->type, expected->dims, expected->shape));
+    *(mha_tensor *)x->to = *tensor;
+    return MHA_OK;
+}
+
+static mha_status take_inputs(const mha_attention_desc *desc, mhai_attn_problem *p)
+{
+    /* Ragged: the tensors' batch is 1 and their rows are those of all sequences. */
+    const int64_t batch = p->q.shape[0], rows = p->q.shape[2], keys = p->k.shape[2];
+    const int64_t high = mhai_max_i64(1, p->block_queries), wide = mhai_max_i64(1, p->block_keys);
+    const axes lengths[] = {
+        [AXES_BHTS] = {false, 4, {batch, p->H, rows, p->S}},
+        [AXES_BLOCKS] = {false,
+                         4,
+                         {p->B, p->H, mhai_ceil_div(p->T, high), mhai_ceil_div(p->S, wide)}},
+        [AXES_BT] = {false, 2, {batch, rows}},
+        [AXES_BS] = {false, 2, {batch, keys}},
+        [AXES_BH] = {false, 2, {batch, p->H}},
+        [AXES_H] = {true, 1, {p->H}},
+        [AXES_RH] = {true, 2, {-1, p->H}},
+        [AXES_RD] = {true, 2, {-1, p->D}},
+        [AXES_RV] = {true, 2, {-1, p->Dv}},
+    };
+#define ROW(name, type, axes, stage) \
+    {#name, desc->name, MHAI_USES(name), TYPE_##type, AXES_##axes, &p->name},
+    const input all[] = {MHA_ATTENTION_INPUTS(ROW)};
+#undef ROW
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (!all[i].given) continue;
+        mha_tensor tensor = *all[i].given;
+        if (!p->need_data && !tensor.data) tensor.data = &nothing;
+        const axes *expected = &lengths[all[i].axes];
+        MHA_TRY((expected->exact ? take_table : take_broadcast)(&all[i], expected, &tensor));
+        p->uses |= all[i].use;
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_attn_check_apart(const mha_attention_desc *desc, const char *name,
+                                 const mha_tensor *output)
+{
+#define APART(input, ...) MHA_TRY(mhai_tensor_check_disjoint(name, output, #input, desc->input));
+    MHA_ATTENTION_INPUTS(APART)
+#undef APART
     return MHA_OK;
 }
 
@@ -189,7 +223,6 @@ static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem 
 
 static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    MHA_TRY(check_table(p, "t5_table", desc->t5_table, 2, (int64_t[]){-1, p->H}, &p->t5_table));
     p->t5_one_sided = desc->flags & MHA_ATTENTION_T5_ONE_SIDED;
     p->t5_max_distance = desc->t5_max_distance ? desc->t5_max_distance : 128;
     if (!desc->t5_table && (desc->t5_max_distance || p->t5_one_sided))
@@ -209,10 +242,8 @@ static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
     return MHA_OK;
 }
 
-static mha_status check_shaw(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
-                             int64_t width, mha_tensor *table)
+static mha_status check_shaw(const char *name, const mha_tensor *given)
 {
-    MHA_TRY(check_table(p, name, given, 2, (int64_t[]){-1, width}, table));
     if (!given) return MHA_OK;
     if (given->shape[0] > INT32_MAX) /* rows of stride 0 would allow any number */
         return mha_fail(MHA_ERR_SIZE, "%s: dim 0 is %lld, at most %d distances", name,
@@ -250,7 +281,6 @@ static mha_status check_gates(const mhai_attn_problem *p)
 
 static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    const int64_t by_head[4] = {1, 1, p->q.shape[0], p->H};
     p->softcap = desc->softcap;
     p->dropout = desc->dropout;
     p->dropout_seed = desc->dropout_seed;
@@ -261,14 +291,11 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
                         (double)p->softcap);
     if (!(p->dropout >= 0 && p->dropout <= 1))
         return mha_fail(MHA_ERR_ARGUMENT, "dropout is %g, expected 0..1", (double)p->dropout);
-    MHA_TRY(check_broadcast(p, "alibi_slopes", desc->alibi_slopes, MHA_F32, 2, by_head, &p->alibi));
-    MHA_TRY(check_broadcast(p, "gates", desc->gates, MHA_F32, 2, by_head, &p->gates));
-    MHA_TRY(check_table(p, "sink_logits", desc->sink_logits, 1, &p->H, &p->sink_logits));
     MHA_TRY(check_sinks(p));
     MHA_TRY(check_gates(p));
     MHA_TRY(check_t5(desc, p));
-    MHA_TRY(check_shaw(p, "shaw_keys", desc->shaw_keys, p->D, &p->shaw_keys));
-    return check_shaw(p, "shaw_values", desc->shaw_values, p->Dv, &p->shaw_values);
+    MHA_TRY(check_shaw("shaw_keys", desc->shaw_keys));
+    return check_shaw("shaw_values", desc->shaw_values);
 }
 
 /* ---- the descriptor -------------------------------------------------------------------------- */
@@ -312,6 +339,19 @@ static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem 
     return MHA_OK;
 }
 
+/* What is used beside tensors. */
+static void note_options(mhai_attn_problem *p)
+{
+    if (p->causal) p->uses |= MHAI_USES(causal);
+    if (p->key_lengths) p->uses |= MHAI_USES(key_lengths);
+    if (p->query_starts) p->uses |= MHAI_USES(ragged);
+    if (p->window) p->uses |= MHAI_USES(window);
+    if (p->sink_keys > 0) p->uses |= MHAI_USES(sink_keys);
+    if (p->callback) p->uses |= MHAI_USES(keep_callback);
+    if (p->softcap > 0) p->uses |= MHAI_USES(softcap);
+    if (p->dropout > 0) p->uses |= MHAI_USES(dropout);
+}
+
 static mha_status check_desc(const mha_attention_desc *desc, const mha_attention_outputs *wanted,
                              mhai_attn_problem *p)
 {
@@ -338,7 +378,10 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
     MHA_TRY(check_offset(desc, wanted, p));
     MHA_TRY(check_lengths(p));
     MHA_TRY(check_masks(desc, p));
-    return check_scores(desc, p);
+    MHA_TRY(take_inputs(desc, p));
+    MHA_TRY(check_scores(desc, p));
+    note_options(p);
+    return MHA_OK;
 }
 
 /* ---- tensors ------------------------------------------------------------------------------- */
@@ -383,26 +426,10 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
     const mha_tensor heads = list_view(p->want.heads, p->want.heads_count),
                      rows = list_view(p->want.rows, p->want.rows_count),
                      offsets = list_view(p->want.offsets, p->want.offsets_count);
-    const mhai_attn_named inputs[] = {{"heads", &heads},
-                                      {"rows", &rows},
-                                      {"offsets", &offsets},
-                                      {"q", &p->q},
-                                      {"k", &p->k},
-                                      {"v", &p->v},
-                                      {"keep_mask", desc->keep_mask},
-                                      {"bias", desc->bias},
-                                      {"global_keys", desc->global_keys},
-                                      {"global_queries", desc->global_queries},
-                                      {"query_documents", desc->query_documents},
-                                      {"key_documents", desc->key_documents},
-                                      {"keep_blocks", desc->keep_blocks},
-                                      {"alibi_slopes", desc->alibi_slopes},
-                                      {"t5_table", desc->t5_table},
-                                      {"shaw_keys", desc->shaw_keys},
-                                      {"shaw_values", desc->shaw_values},
-                                      {"sink_logits", desc->sink_logits},
-                                      {"gates", desc->gates}};
+    const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
+                                      {"q", &p->q},      {"k", &p->k},    {"v", &p->v}};
     for (int i = 0; i < count; i++) {
+        MHA_TRY(mhai_attn_check_apart(desc, outputs[i].name, outputs[i].tensor));
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
             MHA_TRY(mhai_tensor_check_disjoint(outputs[i].name, outputs[i].tensor, inputs[j].name,
                                                inputs[j].tensor));

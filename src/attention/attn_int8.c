@@ -38,8 +38,14 @@ typedef struct int8_worker {
 
 mha_status mhai_attn_int8_check(const mhai_attn_problem *p)
 {
-    const char *extra = p->softcap > 0 ? "a softcap" : p->dropout > 0 ? "dropout" : NULL;
-    if (p->shaw_keys.data || p->shaw_values.data) extra = "Shaw's relative positions";
+    const uint32_t takes =
+        mhai_masks | mhai_biases | MHAI_USES(ragged) | MHAI_USES(sink_logits) | MHAI_USES(gates);
+    const uint32_t shaw = MHAI_USES(shaw_keys) | MHAI_USES(shaw_values);
+    const char *extra = p->uses & MHAI_USES(softcap)   ? "a softcap"
+                        : p->uses & MHAI_USES(dropout) ? "dropout"
+                        : p->uses & shaw               ? "Shaw's relative positions"
+                        : p->uses & ~takes             ? "an input of the descriptor"
+                                                       : NULL;
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
     const int count = mhai_attn_list_outputs(p, outputs);
     for (int i = 0; i < count && !extra; i++)

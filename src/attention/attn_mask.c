@@ -236,12 +236,12 @@ static void compose_row(const mhai_attn_problem *p, const mhai_attn_chunk *c,
         for (int j = begin; j < end; j++)
             keep[j] = keep[j] && cells[(block->key + j) / p->block_keys * x->stride[3]];
     }
-    if (p->keep.data) {
+    if (p->keep_mask.data) {
         const uint8_t *dense =
-            (const uint8_t *)p->keep.data +
-            mhai_attn_offset(&p->keep, c->seq.batch, w->head[row], c->seq.q0 + t) +
-            block->key * p->keep.stride[3];
-        for (int j = begin; j < end; j++) keep[j] = keep[j] && dense[j * p->keep.stride[3]];
+            (const uint8_t *)p->keep_mask.data +
+            mhai_attn_offset(&p->keep_mask, c->seq.batch, w->head[row], c->seq.q0 + t) +
+            block->key * p->keep_mask.stride[3];
+        for (int j = begin; j < end; j++) keep[j] = keep[j] && dense[j * p->keep_mask.stride[3]];
     }
 }
 
@@ -273,16 +273,16 @@ static void point_at_dense(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                            mhai_attn_strip *strip)
 {
     mhai_tile_mask *mask = &strip->mask;
-    mask->keep_stride = bytes ? 1 : p->keep.stride[3];
+    mask->keep_stride = bytes ? 1 : p->keep_mask.stride[3];
     mask->bias_stride = p->bias.stride[3];
     mask->bias_type = p->bias.dtype;
     for (int r = 0; r < strip->tile.rows; r++) {
         int64_t h = w->head[strip->first + r], t = c->seq.q0 + w->query[strip->first + r];
         mask->keep[r] = bytes ? w->keep + r * MHAI_KEY_BLOCK : NULL;
-        if (!bytes && p->keep.data)
-            mask->keep[r] = (const uint8_t *)p->keep.data +
-                            mhai_attn_offset(&p->keep, c->seq.batch, h, t) +
-                            block->key * p->keep.stride[3];
+        if (!bytes && p->keep_mask.data)
+            mask->keep[r] = (const uint8_t *)p->keep_mask.data +
+                            mhai_attn_offset(&p->keep_mask, c->seq.batch, h, t) +
+                            block->key * p->keep_mask.stride[3];
         mask->bias[r] = NULL;
         if (p->bias.data)
             mask->bias[r] =
@@ -336,6 +336,6 @@ bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
             compose_row(p, c, w, block, strip, r, exempt, documents, pattern);
     }
     point_at_dense(p, c, w, block, bytes, strip);
-    strip->masked = partial || bytes || p->keep.data || p->bias.data;
+    strip->masked = partial || bytes || p->keep_mask.data || p->bias.data;
     return true;
 }

@@ -10,6 +10,9 @@
  * fast there; four rows over 64 keys take as long in either way. */
 enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
 
+static const uint32_t takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
+                              MHAI_USES(keep_mask) | MHAI_USES(bias);
+
 bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
     const int64_t rows = tiling->chunk_rows;
@@ -19,10 +22,7 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
         p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % 16 != 0)
         return false;
-    if (p->window || p->keep_blocks.data || p->callback || p->key_documents.data ||
-        p->softcap > 0 || p->dropout > 0 || mhai_attn_has_relative(p) || p->shaw_keys.data ||
-        p->shaw_values.data || p->sink_logits.data || p->gates.data)
-        return false;
+    if (p->uses & ~takes) return false;
     return tiling->scored_rows == 0 && tiling->kept_rows == 0 && tiling->split_blocks == 0;
 }
 
@@ -76,7 +76,7 @@ bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           .factor = mhai_attn_factor(p),
                           .causal = p->causal,
                           .offset = seq->offset,
-                          .keep = dense_of(&p->keep, c),
+                          .keep = dense_of(&p->keep_mask, c),
                           .bias = dense_of(&p->bias, c),
                           .m = p->lse.data ? w->m : NULL,
                           .l = w->l,

@@ -238,15 +238,19 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
 {
     mhai_attn_problem bare = *p;
     if (p->want.stage == MHA_SCORES_BIASED) return bare;
-    const mhai_attn_broadcast none = {0};
+#define DROP(name, type, axes, stage)                                                   \
+    if (MHAI_STAGE_##stage == MHAI_STAGE_MASK || MHAI_STAGE_##stage == MHAI_STAGE_BIAS) \
+        bare.name = (mhai_form_##axes){0};
+    MHA_ATTENTION_INPUTS(DROP)
+#undef DROP
+    bare.uses &= ~(mhai_masks | mhai_biases);
     bare.causal = bare.window = false;
     bare.key_lengths = NULL;
-    bare.keep = bare.bias = bare.keep_blocks = none;
-    bare.global_keys = bare.global_queries = bare.query_documents = bare.key_documents = none;
-    bare.alibi = none;
-    bare.t5_table = (mha_tensor){0};
     bare.callback = NULL;
-    if (p->want.stage == MHA_SCORES_RAW) bare.softcap = 0;
+    if (p->want.stage == MHA_SCORES_RAW) {
+        bare.softcap = 0;
+        bare.uses &= ~MHAI_USES(softcap);
+    }
     return bare;
 }
 

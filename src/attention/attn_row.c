@@ -68,8 +68,9 @@ static bool visible(const mhai_attn_problem *p, const mhai_attn_query *r, int64_
               .data)[mhai_attn_offset(&p->keep_blocks, b, h, r->t / p->block_queries) +
                      s / p->block_keys * p->keep_blocks.stride[3]])
         return false;
-    if (p->keep.data && !((const uint8_t *)p->keep
-                              .data)[mhai_attn_offset(&p->keep, b, h, t) + s * p->keep.stride[3]])
+    if (p->keep_mask.data &&
+        !((const uint8_t *)p->keep_mask
+              .data)[mhai_attn_offset(&p->keep_mask, b, h, t) + s * p->keep_mask.stride[3]])
         return false;
     return !p->callback || r->keep[s - r->keep_first];
 }

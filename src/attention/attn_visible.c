@@ -46,11 +46,6 @@ int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p)
     return pairs * p->H;
 }
 
-bool mhai_attn_has_relative(const mhai_attn_problem *p)
-{
-    return p->alibi.data || p->t5_table.data;
-}
-
 /* Half of the buckets (a quarter, two-sided) are exact distances, the rest grow by a constant
  * ratio up to max_distance; farther ones share the last. The ratio's powers that are whole numbers
  * come out a hair below in floating point, hence the small shift before the floor. */
@@ -74,7 +69,8 @@ int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, 
 float mhai_attn_relative(const mhai_attn_problem *p, int64_t b, int64_t h, int64_t rel)
 {
     float term = 0;
-    if (p->alibi.data) term = -mhai_attn_f32(&p->alibi, b, h) * (float)(rel < 0 ? -rel : rel);
+    if (p->alibi_slopes.data)
+        term = -mhai_attn_f32(&p->alibi_slopes, b, h) * (float)(rel < 0 ? -rel : rel);
     if (p->t5_table.data) {
         const mha_tensor *table = &p->t5_table;
         int64_t bucket =

@@ -174,21 +174,9 @@ typedef struct named {
 static mha_status check_desc_overlap(const mha_attention_desc *d, const char *name,
                                      const mha_tensor *output)
 {
-    const named inputs[] = {{"keep_mask", d->keep_mask},
-                            {"bias", d->bias},
-                            {"global_keys", d->global_keys},
-                            {"global_queries", d->global_queries},
-                            {"query_documents", d->query_documents},
-                            {"key_documents", d->key_documents},
-                            {"keep_blocks", d->keep_blocks},
-                            {"alibi_slopes", d->alibi_slopes},
-                            {"t5_table", d->t5_table},
-                            {"shaw_keys", d->shaw_keys},
-                            {"shaw_values", d->shaw_values},
-                            {"sink_logits", d->sink_logits},
-                            {"gates", d->gates}};
-    for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
-        MHA_TRY(mhai_tensor_check_disjoint(name, output, inputs[j].name, inputs[j].tensor));
+#define APART(input, ...) MHA_TRY(mhai_tensor_check_disjoint(name, output, #input, d->input));
+    MHA_ATTENTION_INPUTS(APART)
+#undef APART
     return MHA_OK;
 }
 

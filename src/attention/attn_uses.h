@@ -1,0 +1,53 @@
+/* What a problem can use, from the one list of a descriptor's tensors (MHA_ATTENTION_INPUTS) and
+ * the options below.
+ *
+ * A problem holds a bit for each thing that it uses. A path states which bits it takes and refuses
+ * all others, those that are added later too: a new mask is never ignored by an old fast path. */
+#ifndef MHAI_ATTN_USES_H
+#define MHAI_ATTN_USES_H
+
+#include <multihead/attention.h>
+
+#define MHAI_ATTN_OPTIONS(X) \
+    X(causal)                \
+    X(key_lengths)           \
+    X(ragged)                \
+    X(window)                \
+    X(sink_keys)             \
+    X(keep_callback)         \
+    X(softcap)               \
+    X(dropout)
+
+#define MHAI_USE_OPTION(name) MHAI_USE_##name,
+#define MHAI_USE_INPUT(name, type, axes, stage) MHAI_USE_##name,
+enum { MHAI_ATTN_OPTIONS(MHAI_USE_OPTION) MHA_ATTENTION_INPUTS(MHAI_USE_INPUT) MHAI_USE_COUNT };
+_Static_assert(MHAI_USE_COUNT <= 32, "a bit for each");
+#define MHAI_USES(name) (UINT32_C(1) << MHAI_USE_##name)
+
+/* Where in the formula a tensor is read. */
+enum { MHAI_STAGE_PRODUCT, MHAI_STAGE_BIAS, MHAI_STAGE_MASK, MHAI_STAGE_RESULT };
+
+/* Everything that hides keys, and everything that is added to capped scores. */
+#define MHAI_MASK_BIT(name, type, axes, stage) \
+    | (MHAI_STAGE_##stage == MHAI_STAGE_MASK ? MHAI_USES(name) : 0)
+#define MHAI_BIAS_BIT(name, type, axes, stage) \
+    | (MHAI_STAGE_##stage == MHAI_STAGE_BIAS ? MHAI_USES(name) : 0)
+static const uint32_t mhai_masks = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
+                                   MHAI_USES(sink_keys) |
+                                   MHAI_USES(keep_callback) MHA_ATTENTION_INPUTS(MHAI_MASK_BIT);
+static const uint32_t mhai_biases = 0 MHA_ATTENTION_INPUTS(MHAI_BIAS_BIT);
+
+/* An input that broadcasts to up to four axes: data NULL means absent. */
+typedef struct mhai_attn_broadcast {
+    const void *data;
+    int64_t stride[4];
+    mha_dtype dtype;
+} mhai_attn_broadcast;
+
+/* The form in which a problem keeps a tensor, by its axes: strides of four axes; of two, in axes 2
+ * and 3; or as it was given. */
+typedef mhai_attn_broadcast mhai_form_BHTS, mhai_form_BLOCKS;
+typedef mhai_attn_broadcast mhai_form_BT, mhai_form_BS, mhai_form_BH;
+typedef mha_tensor mhai_form_H, mhai_form_RH, mhai_form_RD, mhai_form_RV;
+
+#endif
