@@ -38,9 +38,8 @@ typedef struct mhai_attn_problem {
     int64_t t5_max_distance;
     bool t5_one_sided;
     bool need_data; /* false: only checked and accounted for, never run */
-    mha_path path;  /* tiled or plain */
+    mha_path asked; /* for a path; the plan says which one was chosen */
     mha_compute compute;
-    const char *reason;
 } mhai_attn_problem;
 
 /* Check a call's arguments and fill in the problem. need_data false: tensors' data may be NULL. */
@@ -66,6 +65,10 @@ MHA_NODISCARD mha_status mhai_attn_check_outputs(const mha_attention_outputs *gi
                                                  mhai_attn_problem *problem);
 int mhai_attn_list_outputs(const mhai_attn_problem *problem,
                            mhai_attn_named list[MHAI_ATTN_OUTPUTS]);
+
+/* How many times the scores of all rows are computed again for outputs on request. scored: the
+ * average over heads comes with the forward pass. */
+double mhai_attn_passes(const mhai_attn_problem *problem, bool tiled, bool scored);
 
 /* One sequence of the batch: its lengths, its offset, and where it lies in the tensors. */
 typedef struct mhai_attn_sequence {
@@ -116,31 +119,6 @@ static inline bool mhai_attn_has_relative(const mhai_attn_problem *p)
 
 /* The bucket of a T5 table for distance rel. */
 int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided);
-
-/* How the tiled path divides a problem. A chunk is a run of query rows of one key/value head; the
- * rows of its query heads follow each other: row r is query r % T of head r / T of the group. */
-typedef struct mhai_attn_tiling {
-    int64_t chunk_rows;      /* rows of a chunk, the last may have fewer */
-    int64_t items;           /* chunks of all key/value heads of all sequences */
-    int64_t runs;            /* of consecutive queries of one head in a chunk, at most */
-    int64_t average_queries; /* of an item of the average over heads */
-    int64_t scored_rows;  /* the average comes with the forward pass, which keeps the scores of so
-                             many rows; 0: it takes a pass of its own */
-    int64_t chosen_rows;  /* of an item of the chosen rows */
-    int64_t kept_rows;    /* whose m and l later passes need */
-    int64_t split_blocks; /* of keys of a chunk that threads share; 0: they do not */
-    int64_t split_floats; /* of scratch which that takes, beside the workers' */
-    size_t worker_bytes;
-} mhai_attn_tiling;
-
-MHA_NODISCARD mha_status mhai_attn_tile(const mhai_attn_problem *problem, int threads,
-                                        int tile_rows, mhai_attn_tiling *tiling);
-
-MHA_NODISCARD mha_status mhai_attn_tiled(mha_context *context, const mhai_attn_problem *problem);
-MHA_NODISCARD mha_status mhai_attn_plain(mha_context *context, const mhai_attn_problem *problem);
-
-/* Scratch of the plain path for each worker. */
-MHA_NODISCARD mha_status mhai_attn_plain_bytes(const mhai_attn_problem *problem, size_t *bytes);
 
 /* Pointer to row [b, h, t] of a four-dimensional tensor, of any type and of f32. */
 static inline void *mhai_attn_data(const mha_tensor *x, int64_t b, int64_t h, int64_t t)

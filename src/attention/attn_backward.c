@@ -366,12 +366,23 @@ mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-static mha_status run(mha_context *context, mhai_backward_problem *x)
+static mha_status make_plan(const mha_context *context, const arguments *a, bool need_data,
+                            mhai_backward_plan *plan)
 {
-    MHA_TRY(prepare(context, x));
-    MHA_TRY(x->p.path == MHA_PATH_TILED ? mhai_backward_tiled(context, x)
-                                        : mhai_backward_plain(context, x));
-    write_parameters(x);
+    const mhai_attn_problem *p = &plan->x.p;
+    mha_attention_plan *account = &plan->account;
+    MHA_TRY(check(a, need_data, &plan->x));
+    MHA_TRY(mhai_attn_choose(context, p, &plan->backend, &account->reason));
+    account->path = plan->backend->path;
+    plan->threads = context->num_threads;
+    return plan->backend->plan_backward(context, plan);
+}
+
+static mha_status run(mha_context *context, mhai_backward_plan *plan)
+{
+    MHA_TRY(prepare(context, &plan->x));
+    MHA_TRY(plan->backend->run_backward(context, plan));
+    write_parameters(&plan->x);
     return MHA_OK;
 }
 
@@ -383,18 +394,20 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_desc
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_backward: context is NULL");
     const arguments a = {desc, q, k, v, o, lse, o_gradient, gradients};
-    mhai_backward_problem x;
-    MHA_TRY(check(&a, true, &x));
+    mhai_backward_plan plan = {.threads = 0};
+    MHA_TRY(make_plan(context, &a, true, &plan));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &x);
+    mha_status status = run(context, &plan);
     mha_scratch_release(context, mark);
     return status;
 }
 
 /* Of matrix products, for each pair: every walk recomputes its score and dO v. The tiled path may
  * do without a walk of its own for dq, and takes the parameters along with it. */
-static double flops_of_pair(const mhai_backward_problem *x, bool tiled, bool both)
+static double flops_of_pair(const mhai_backward_plan *plan)
 {
+    const mhai_backward_problem *x = &plan->x;
+    const bool tiled = plan->account.path == MHA_PATH_TILED, both = plan->both;
     double D = (double)x->p.D, Dv = (double)x->p.Dv, pair = 2 * (D + Dv), sum = 0;
     bool keys = x->k.data || x->v.data, parameters = mhai_backward_has_sums(x);
     if (x->q.data || (tiled && parameters)) sum += (both ? 0 : pair) + 2 * D;
@@ -423,29 +436,19 @@ mha_status mha_attention_backward_explain(const mha_context *context,
         return mha_fail(MHA_ERR_NULL, "mha_attention_backward_explain: %s is NULL",
                         context ? "plan" : "context");
     const arguments a = {desc, q, k, v, o, lse, o_gradient, gradients};
-    mhai_backward_problem x;
-    MHA_TRY(check(&a, false, &x));
-    bool tiled = x.p.path == MHA_PATH_TILED;
-    mhai_backward_tiling tiling = {.key_block = x.p.S, .row_block = 1};
-    mha_attention_plan made = {.path = x.p.path, .reason = x.p.reason};
-    if (tiled)
-        tiling = mhai_backward_tile(&x, context->isa, context->num_threads);
-    else
-        MHA_TRY(mhai_backward_plain_bytes(&x, &tiling.worker_bytes, &tiling.shared_bytes));
-    int64_t rows = x.p.q.shape[0] * x.p.q.shape[2] * x.p.H;
-    made.isa = tiled ? context->isa : MHA_ISA_PORTABLE;
-    made.key_block = tiling.key_block;
-    made.row_block = tiling.row_block;
-    made.work_items = tiled ? tiling.items : rows;
-    made.visible_pairs = mhai_attn_visible_pairs(&x.p);
-    made.flops = flops_of_pair(&x, tiled, tiling.both) * (double)made.visible_pairs;
-    const mha_tensor *tensors[] = {&x.p.q, &x.p.k, &x.p.v, &x.q, &x.k, &x.v, &x.bias};
+    mhai_backward_plan made = {.threads = 0};
+    const mhai_backward_problem *x = &made.x;
+    mha_attention_plan *account = &made.account;
+    MHA_TRY(make_plan(context, &a, false, &made));
+    const int64_t rows = x->p.q.shape[0] * x->p.q.shape[2] * x->p.H;
+    account->visible_pairs = mhai_attn_visible_pairs(&x->p);
+    account->flops = flops_of_pair(&made) * (double)account->visible_pairs;
+    const mha_tensor *tensors[] = {&x->p.q, &x->p.k, &x->p.v, &x->q, &x->k, &x->v, &x->bias};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        made.bytes += bytes_of(tensors[i]);
-    made.bytes += 4.0 * (double)rows * (double)(2 * x.p.Dv + 1);
-    if (!mhai_mul_size(tiling.worker_bytes, (size_t)context->num_threads, &made.scratch_bytes))
-        return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
-    made.scratch_bytes += tiling.shared_bytes + prepared_bytes(&x, context->num_threads) + 64;
-    *plan = made;
+        account->bytes += bytes_of(tensors[i]);
+    account->bytes += 4.0 * (double)rows * (double)(2 * x->p.Dv + 1);
+    MHA_TRY(mhai_attn_add_scratch(&account->scratch_bytes, made.worker_bytes, made.threads));
+    account->scratch_bytes += made.shared_bytes + prepared_bytes(x, made.threads);
+    *plan = *account;
     return MHA_OK;
 }

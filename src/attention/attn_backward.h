@@ -2,7 +2,7 @@
 #ifndef MHAI_ATTN_BACKWARD_H
 #define MHAI_ATTN_BACKWARD_H
 
-#include "attention/attn.h"
+#include "attention/attn_plan.h"
 
 #include <multihead/backward.h>
 
@@ -62,10 +62,6 @@ typedef struct mhai_backward_bias {
 } mhai_backward_bias;
 mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x);
 
-MHA_NODISCARD mha_status mhai_backward_plain(mha_context *context, const mhai_backward_problem *x);
-MHA_NODISCARD mha_status mhai_backward_plain_bytes(const mhai_backward_problem *x, size_t *worker,
-                                                   size_t *shared);
-
 /* Bytes of a piece of scratch, with what rounding may add; far from overflow where a table is
  * really there. */
 static inline size_t mhai_backward_piece(int64_t count, size_t size)
@@ -73,14 +69,15 @@ static inline size_t mhai_backward_piece(int64_t count, size_t size)
     return (size_t)count * size + 64;
 }
 
-/* What the tiled path does with a call. */
-typedef struct mhai_backward_tiling {
-    int64_t key_block, row_block;
-    int64_t items;
-    size_t worker_bytes, shared_bytes; /* of scratch: of each thread, and of all */
-    bool both;                         /* dq, dk and dv in one walk */
-} mhai_backward_tiling;
-mhai_backward_tiling mhai_backward_tile(const mhai_backward_problem *x, mha_isa isa, int threads);
-MHA_NODISCARD mha_status mhai_backward_tiled(mha_context *context, const mhai_backward_problem *x);
+/* One call's plan, as that of the forward (attn_plan.h). */
+typedef struct mhai_backward_plan {
+    mhai_backward_problem x;
+    const mhai_attn_backend *backend;
+    int threads;
+    size_t worker_bytes;        /* of scratch of each thread */
+    size_t shared_bytes;        /* of all others, at most */
+    bool both;                  /* tiled: dq, dk and dv in one walk */
+    mha_attention_plan account; /* flops, bytes and pairs only where it is asked for */
+} mhai_backward_plan;
 
 #endif

@@ -273,7 +273,7 @@ static mha_status head_sums(const mhai_backward_problem *x, int64_t *count)
     return MHA_OK;
 }
 
-mha_status mhai_backward_plain_bytes(const mhai_backward_problem *x, size_t *worker, size_t *shared)
+static mha_status scratch_bytes(const mhai_backward_problem *x, size_t *worker, size_t *shared)
 {
     int64_t doubles; /* a float each is enough for the rows: D + max(D, Dv) + Dv of them */
     int64_t sums;
@@ -301,14 +301,26 @@ static mha_status run_parameters(mha_context *context, plain_job *job)
     return MHA_OK;
 }
 
-mha_status mhai_backward_plain(mha_context *context, const mhai_backward_problem *x)
+/* ---- the back end ---------------------------------------------------------------------------- */
+
+mha_status mhai_plain_plan_backward(const mha_context *context, mhai_backward_plan *plan)
 {
-    plain_job job = {.x = x};
+    const mhai_attn_problem *p = &plan->x.p;
+    (void)context;
+    plan->account.isa = MHA_ISA_PORTABLE;
+    plan->account.key_block = p->S;
+    plan->account.row_block = 1;
+    plan->account.work_items = p->q.shape[0] * p->q.shape[2] * p->H;
+    return scratch_bytes(&plan->x, &plan->worker_bytes, &plan->shared_bytes);
+}
+
+mha_status mhai_plain_run_backward(mha_context *context, mhai_backward_plan *plan)
+{
+    const mhai_backward_problem *x = &plan->x;
     const mhai_attn_problem *p = &x->p;
+    plain_job job = {.x = x, .worker_bytes = plan->worker_bytes};
     void *memory;
-    size_t shared;
-    MHA_TRY(mhai_backward_plain_bytes(x, &job.worker_bytes, &shared));
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job.worker_bytes, &memory));
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
     job.memory = memory;
     MHA_TRY(run_parameters(context, &job)); /* the last that may fail; nothing is written yet */
     if (x->q.data) mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_query, &job);

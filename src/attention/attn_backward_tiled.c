@@ -434,18 +434,37 @@ static bool choose_both(const mhai_backward_problem *x, int threads)
     return held <= most_held && (heads % threads == 0 || heads >= 4 * (int64_t)threads);
 }
 
-static mhai_cells_job job_of(const mhai_backward_problem *x, mha_isa isa, int threads)
+static mhai_cells_job job_of(const mha_context *context, const mhai_backward_problem *x)
 {
     const mhai_attn_problem *p = &x->p;
-    mhai_cells_job job = {.x = x, .p = p, .kernels = mhai_kernels_for(isa)};
+    mhai_cells_job job = {.x = x, .p = p, .kernels = mhai_kernels_for(context->isa)};
     job.walk = (mhai_attn_walk){.p = p, .kernels = job.kernels, .dropout = mhai_attn_dropout_of(p)};
     job.chunks = mhai_ceil_div(p->T, MHAI_CELL_QUERIES);
     job.blocks = mhai_ceil_div(p->S, MHAI_CELL_KEYS);
     job.plain = mhai_cells_plain(p);
-    job.both = choose_both(x, threads);
+    job.both = choose_both(x, context->num_threads);
     job.held = job.both ? mhai_max_i64(MHAI_CELL_QUERIES, p->group * p->T) : MHAI_CELL_QUERIES;
     job.worker_bytes = mhai_cells_space_bytes(&job);
     return job;
+}
+
+/* Pieces of work of each walk; 0: there is none. */
+typedef struct walks {
+    int64_t both, queries, keys, bias;
+} walks;
+
+static walks walks_of(const mhai_cells_job *job)
+{
+    const mhai_backward_problem *x = job->x;
+    const mhai_attn_problem *p = job->p;
+    const bool queries = (x->q.data && !job->both) || mhai_backward_has_sums(x);
+    const bool keys = !job->both && (x->k.data || x->v.data);
+    int64_t pieces[4];
+    bias_pieces(job, pieces);
+    return (walks){.both = job->both ? p->B * p->Hk : 0,
+                   .queries = queries ? p->B * p->H * job->chunks : 0,
+                   .keys = keys ? p->B * p->Hk * job->blocks : 0,
+                   .bias = x->bias.data ? pieces[0] * pieces[1] * pieces[2] * pieces[3] : 0};
 }
 
 /* Tables and sums of a wave: what mhai_cells_pack_tables() and take_sums() allocate. */
@@ -462,26 +481,6 @@ static size_t shared_bytes(const mhai_backward_problem *x)
     if (x->shaw_keys.data) bytes += WAVE * mhai_backward_piece(keys * D, sizeof(float));
     if (x->shaw_values.data) bytes += WAVE * mhai_backward_piece(values * Dv, sizeof(float));
     return bytes;
-}
-
-mhai_backward_tiling mhai_backward_tile(const mhai_backward_problem *x, mha_isa isa, int threads)
-{
-    mhai_cells_job job = job_of(x, isa, threads);
-    const mhai_attn_problem *p = &x->p;
-    bool queries = (x->q.data && !job.both) || mhai_backward_has_sums(x);
-    bool keys = !job.both && (x->k.data || x->v.data);
-    mhai_backward_tiling tiling = {.key_block = MHAI_CELL_KEYS,
-                                   .row_block = job.kernels->tile_rows,
-                                   .worker_bytes = job.worker_bytes,
-                                   .shared_bytes = shared_bytes(x),
-                                   .both = job.both};
-    int64_t pieces[4];
-    bias_pieces(&job, pieces);
-    if (job.both) tiling.items += p->B * p->Hk;
-    if (queries) tiling.items += p->B * p->H * job.chunks;
-    if (keys) tiling.items += p->B * p->Hk * job.blocks;
-    if (x->bias.data) tiling.items += pieces[0] * pieces[1] * pieces[2] * pieces[3];
-    return tiling;
 }
 
 static mha_status take_sums(mha_context *context, mhai_cells_job *job)
@@ -514,26 +513,34 @@ static mha_status take_sums(mha_context *context, mhai_cells_job *job)
     return MHA_OK;
 }
 
-mha_status mhai_backward_tiled(mha_context *context, const mhai_backward_problem *x)
+/* ---- the back end ---------------------------------------------------------------------------- */
+
+mha_status mhai_tiled_plan_backward(const mha_context *context, mhai_backward_plan *plan)
 {
-    const mhai_attn_problem *p = &x->p;
-    mhai_cells_job job = job_of(x, context->isa, context->num_threads);
+    const mhai_cells_job job = job_of(context, &plan->x);
+    const walks w = walks_of(&job);
+    plan->both = job.both;
+    plan->worker_bytes = job.worker_bytes;
+    plan->shared_bytes = shared_bytes(&plan->x);
+    plan->account.isa = context->isa;
+    plan->account.key_block = MHAI_CELL_KEYS;
+    plan->account.row_block = job.kernels->tile_rows;
+    plan->account.work_items = w.both + w.queries + w.keys + w.bias;
+    return MHA_OK;
+}
+
+mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *plan)
+{
+    mhai_cells_job job = job_of(context, &plan->x);
+    const walks w = walks_of(&job);
     void *memory;
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job.worker_bytes, &memory));
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
     job.memory = memory;
     MHA_TRY(mhai_cells_pack_tables(context, &job));
     MHA_TRY(take_sums(context, &job)); /* the last that may fail; nothing is written yet */
-    if (job.both) {
-        mha_parallel_for(context, p->B * p->Hk, run_both, &job);
-    } else {
-        if (x->q.data || mhai_backward_has_sums(x)) walk_queries(context, &job);
-        if (x->k.data || x->v.data)
-            mha_parallel_for(context, p->B * p->Hk * job.blocks, run_keys, &job);
-    }
-    if (x->bias.data) {
-        int64_t pieces[4];
-        bias_pieces(&job, pieces);
-        mha_parallel_for(context, pieces[0] * pieces[1] * pieces[2] * pieces[3], run_bias, &job);
-    }
+    if (w.both > 0) mha_parallel_for(context, w.both, run_both, &job);
+    if (w.queries > 0) walk_queries(context, &job);
+    if (w.keys > 0) mha_parallel_for(context, w.keys, run_keys, &job);
+    if (w.bias > 0) mha_parallel_for(context, w.bias, run_bias, &job);
     return MHA_OK;
 }

@@ -1,5 +1,5 @@
 /* From a caller's arguments to a checked problem: nothing below this file checks anything. */
-#include "attention/attn_int8.h"
+#include "attention/attn.h"
 
 #include "base/checked.h"
 #include "base/struct_copy.h"
@@ -369,6 +369,7 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
     if (desc->reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: reserved %u is unknown",
                         (unsigned)desc->reserved);
+    p->asked = desc->path;
     p->compute = desc->compute;
     p->causal = desc->flags & MHA_ATTENTION_CAUSAL;
     p->strict = desc->flags & MHA_ATTENTION_STRICT;
@@ -440,26 +441,6 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
     return MHA_OK;
 }
 
-static mha_status choose_path(mha_path asked, mhai_attn_problem *p)
-{
-    bool fits = p->D <= MHA_TILED_MAX_HEAD_DIM && p->Dv <= MHA_TILED_MAX_HEAD_DIM;
-    if (asked == MHA_PATH_TILED && !fits && p->strict)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "path tiled takes head sizes up to %d, not %lld and %lld; use path auto or "
-                        "plain, or clear MHA_ATTENTION_STRICT",
-                        (int)MHA_TILED_MAX_HEAD_DIM, (long long)p->D, (long long)p->Dv);
-    p->path = asked == MHA_PATH_PLAIN || !fits ? MHA_PATH_PLAIN : MHA_PATH_TILED;
-    p->reason = asked == MHA_PATH_PLAIN ? "plain was asked for"
-                : !fits                 ? "a head size above 256 is beyond the tiled path"
-                                        : "the tiled path takes this problem";
-    if (asked == MHA_PATH_AUTO && !fits && p->strict)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "head sizes %lld and %lld would fall back to path plain; ask for plain, or "
-                        "clear MHA_ATTENTION_STRICT",
-                        (long long)p->D, (long long)p->Dv);
-    return MHA_OK;
-}
-
 mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, const mha_tensor *k,
                            const mha_tensor *v, const mha_tensor *o,
                            const mha_attention_outputs *outputs, bool need_data,
@@ -481,7 +462,6 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     }
     MHA_TRY(mhai_attn_check_outputs(&wanted, need_data, &p));
     if (need_data) MHA_TRY(check_overlap(&p, &own));
-    MHA_TRY(choose_path(own.path, &p));
     *problem = p;
-    return p.compute == MHA_COMPUTE_INT8 ? mhai_attn_int8_check(&p) : MHA_OK;
+    return MHA_OK;
 }

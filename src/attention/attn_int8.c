@@ -1,8 +1,8 @@
 /* Attention in int8 arithmetic (docs/numerics.md 13): the walk over chunks, key blocks and strips
  * is that of the tiled path, and so are the masks; a block's keys and values and a chunk's queries
  * become small numbers on the way. What they become depends on the block, or the query, alone. */
-#include "attention/attn_int8.h"
 #include "attention/attn_tiles.h"
+#include "kernels/int8.h"
 
 #include "base/checked.h"
 #include "base/context.h"
@@ -33,33 +33,26 @@ typedef struct int8_worker {
     int8_memory memory;
 } int8_worker;
 
-/* ---- what it takes -----------------------------------------------------------------------------
- */
+/* ---- what it takes -------------------------------------------------------------------------- */
 
-mha_status mhai_attn_int8_check(const mhai_attn_problem *p)
+const char *mhai_int8_refuses(const mha_context *context, const mhai_attn_problem *p)
 {
     const uint32_t takes =
         mhai_masks | mhai_biases | MHAI_USES(ragged) | MHAI_USES(sink_logits) | MHAI_USES(gates);
-    const uint32_t shaw = MHAI_USES(shaw_keys) | MHAI_USES(shaw_values);
-    const char *extra = p->uses & MHAI_USES(softcap)   ? "a softcap"
-                        : p->uses & MHAI_USES(dropout) ? "dropout"
-                        : p->uses & shaw               ? "Shaw's relative positions"
-                        : p->uses & ~takes             ? "an input of the descriptor"
-                                                       : NULL;
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
     const int count = mhai_attn_list_outputs(p, outputs);
-    for (int i = 0; i < count && !extra; i++)
-        if (outputs[i].tensor != &p->o && outputs[i].tensor != &p->lse) extra = outputs[i].name;
-    if (extra)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "compute int8 does not go with %s; use compute f32, or leave it out",
-                        extra);
-    if (p->path == MHA_PATH_PLAIN)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "compute int8 needs path auto or tiled and head sizes up to %d; they are "
-                        "%lld and %lld",
-                        (int)MHA_TILED_MAX_HEAD_DIM, (long long)p->D, (long long)p->Dv);
-    return MHA_OK;
+    (void)context;
+    if (p->uses & MHAI_USES(softcap)) return "compute int8 does not go with a softcap";
+    if (p->uses & MHAI_USES(dropout)) return "compute int8 does not go with dropout";
+    if (p->uses & (MHAI_USES(shaw_keys) | MHAI_USES(shaw_values)))
+        return "compute int8 does not go with Shaw's relative positions";
+    if (p->uses & ~takes) return "compute int8 does not go with an input of the descriptor";
+    for (int i = 0; i < count; i++)
+        if (outputs[i].tensor != &p->o && outputs[i].tensor != &p->lse)
+            return "compute int8 has no outputs but o and lse";
+    if (p->D > MHA_TILED_MAX_HEAD_DIM || p->Dv > MHA_TILED_MAX_HEAD_DIM)
+        return "compute int8 takes head sizes up to 256";
+    return NULL;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------
@@ -88,12 +81,6 @@ static int8_memory lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *t
     m.k_unit = dwords_at(memory, &m.bytes, MHAI_KEY_BLOCK);
     m.v_unit = dwords_at(memory, &m.bytes, values);
     return m;
-}
-
-size_t mhai_attn_int8_bytes(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
-                            const mhai_int8_kernels *kernels)
-{
-    return lay_out(p, tiling, kernels, NULL).bytes;
 }
 
 /* ---- the visitor -----------------------------------------------------------------------------
@@ -177,27 +164,31 @@ static void run_item(void *argument, int64_t item, int worker)
     mhai_attn_write_rows(walk, &c, &w);
 }
 
-static mha_status run(mha_context *context, int8_job *job)
+mha_status mhai_int8_run(mha_context *context, const mhai_attn_plan *plan)
 {
+    int8_job job = {.kernels = mhai_int8_kernels_for(context->isa),
+                    .worker_bytes = plan->scratch.int8_worker};
     void *memory;
-    MHA_TRY(mhai_attn_walk_begin(context, &job->walk));
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job->worker_bytes, &memory));
-    job->memory = memory;
-    if (mhai_attn_alone(context, job->walk.p))
-        for (int64_t item = 0; item < job->walk.tiling.items; item++) run_item(job, item, 0);
+    MHA_TRY(mhai_attn_walk_begin(context, plan, &job.walk));
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
+    job.memory = memory;
+    if (plan->tiling.alone)
+        for (int64_t item = 0; item < plan->tiling.items; item++) run_item(&job, item, 0);
     else
-        mha_parallel_for(context, job->walk.tiling.items, run_item, job);
+        mha_parallel_for(context, plan->tiling.items, run_item, &job);
     return MHA_OK;
 }
 
-mha_status mhai_attn_int8(mha_context *context, const mhai_attn_problem *p)
+/* ---- the back end ----------------------------------------------------------------------------
+ */
+
+mha_status mhai_int8_plan(const mha_context *context, mhai_attn_plan *plan)
 {
-    int8_job job = {.walk = {.p = p, .kernels = mhai_kernels_for(context->isa)},
-                    .kernels = mhai_int8_kernels_for(context->isa)};
-    MHA_TRY(mhai_attn_tile(p, context->num_threads, job.walk.kernels->tile_rows, &job.walk.tiling));
-    job.worker_bytes = mhai_attn_int8_bytes(p, &job.walk.tiling, job.kernels);
-    mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    const mhai_int8_kernels *kernels = mhai_int8_kernels_for(context->isa);
+    MHA_TRY(mhai_attn_divide(context, plan));
+    plan->account.row_block =
+        mhai_attn_strip_rows(&plan->p, plan->tiling.chunk_rows, plan->kernels->tile_rows);
+    plan->account.reason = kernels->reason;
+    plan->scratch.int8_worker = lay_out(&plan->p, &plan->tiling, kernels, NULL).bytes;
+    return MHA_OK;
 }

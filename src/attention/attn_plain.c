@@ -1,5 +1,6 @@
 /* The plain path: the formula as it stands, one row of scores at a time, in double. It takes any
  * head size, shares no code with the tiles, and is what `path plain` and selftest compare with. */
+#include "attention/attn_plan.h"
 #include "attention/attn_row.h"
 
 #include "base/checked.h"
@@ -271,7 +272,7 @@ static void run_columns(void *argument, int64_t item, int worker)
     for (int64_t s = 0; s < seq.stored; s++) out[s] = (float)columns[s];
 }
 
-mha_status mhai_attn_plain_bytes(const mhai_attn_problem *p, size_t *bytes)
+static mha_status row_bytes(const mhai_attn_problem *p, size_t *bytes)
 {
     int64_t doubles, floats = p->D / 2 + mhai_max_i64(p->D, p->Dv) / 2 + 1; /* as many doubles */
     if (!mhai_mul_i64(2, p->S, &doubles) || !mhai_add_i64(doubles, p->Dv, &doubles) ||
@@ -297,15 +298,25 @@ static void run(mha_context *context, plain_job *job)
         mha_parallel_for(context, p->B * p->H, run_columns, job);
 }
 
-mha_status mhai_attn_plain(mha_context *context, const mhai_attn_problem *p)
+/* ---- the back end ---------------------------------------------------------------------------- */
+
+mha_status mhai_plain_plan(const mha_context *context, mhai_attn_plan *plan)
 {
-    plain_job job = {.p = p};
+    const mhai_attn_problem *p = &plan->p;
+    (void)context;
+    plan->account.isa = MHA_ISA_PORTABLE;
+    plan->account.key_block = p->S;
+    plan->account.row_block = 1;
+    plan->account.work_items = p->q.shape[0] * p->H * p->q.shape[2]; /* ragged too */
+    return row_bytes(p, &plan->scratch.worker);
+}
+
+mha_status mhai_plain_run(mha_context *context, const mhai_attn_plan *plan)
+{
+    plain_job job = {.p = &plan->p, .worker_bytes = plan->scratch.worker};
     void *memory;
-    MHA_TRY(mhai_attn_plain_bytes(p, &job.worker_bytes));
-    mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job.worker_bytes, &memory));
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
     job.memory = memory;
     run(context, &job);
-    mha_scratch_release(context, mark);
     return MHA_OK;
 }

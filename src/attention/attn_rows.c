@@ -84,7 +84,7 @@ mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_att
 mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worker)
 {
     return mhai_attn_lay_out(walk->p, &walk->tiling, walk->kernels->tile_rows,
-                             walk->memory + (size_t)worker * walk->tiling.worker_bytes);
+                             walk->memory + (size_t)worker * walk->worker_bytes);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

@@ -95,9 +95,9 @@ static void run_average(void *argument, int64_t item, int worker)
 
 /* ---- the average with the forward pass ------------------------------------------------------- */
 
-int64_t mhai_attn_average_items(const mhai_attn_walk *walk)
+int64_t mhai_attn_average_items(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
-    return walk->p->B * mhai_ceil_div(walk->p->T, walk->tiling.average_queries);
+    return p->B * mhai_ceil_div(p->T, tiling->average_queries);
 }
 
 void mhai_attn_keep_scores(const mhai_attn_walk *walk, const mhai_attn_workspace *w,
@@ -222,7 +222,7 @@ void mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
     const mhai_attn_problem *p = walk->p;
     sums_job job = {.walk = walk, .kept = kept};
     if (mhai_attn_wants(&p->want.average) && walk->tiling.scored_rows == 0)
-        mha_parallel_for(context, mhai_attn_average_items(walk), run_average, &job);
+        mha_parallel_for(context, mhai_attn_average_items(p, &walk->tiling), run_average, &job);
     if (mhai_attn_wants(&p->want.column_sums))
         mha_parallel_for(context, mhai_attn_key_items(walk), run_columns, &job);
 }

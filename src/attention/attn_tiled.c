@@ -12,7 +12,6 @@
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
-#include "base/context.h"
 
 #include <multihead/component.h>
 
@@ -226,39 +225,78 @@ static void run_item(void *argument, int64_t item, int worker)
     run_rows(argument, item + 1, &c, &w); /* workers take theirs in order */
 }
 
-static mha_status run(mha_context *context, tiled_job *job)
+mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
 {
-    const mhai_attn_tiling *t = &job->walk.tiling;
-    const int64_t kept = t->kept_rows;
-    const int64_t items = t->scored_rows > 0 ? mhai_attn_average_items(&job->walk) : t->items;
+    const mhai_attn_tiling *t = &plan->tiling;
+    tiled_job job = {.one_block = t->one_block};
     void *memory;
-    job->one_block = mhai_attn_is_one_block(job->walk.p, t);
-    MHA_TRY(mhai_attn_walk_begin(context, &job->walk));
-    if (kept > 0) {
-        MHA_TRY(mha_scratch_alloc(context, kept, 2 * sizeof(float), &memory));
-        job->kept.m = memory;
-        job->kept.l = job->kept.m + kept;
+    MHA_TRY(mhai_attn_walk_begin(context, plan, &job.walk));
+    if (t->kept_rows > 0) {
+        MHA_TRY(mha_scratch_alloc(context, 1, plan->scratch.kept, &memory));
+        job.kept.m = memory;
+        job.kept.l = job.kept.m + t->kept_rows;
     }
     bool done = false;
     if (t->split_blocks > 0)
-        MHA_TRY(mhai_attn_split(context, &job->walk, finish_chunk, job, &done));
+        MHA_TRY(mhai_attn_split(context, &job.walk, finish_chunk, &job, &done));
     if (done)
         ; /* by threads that shared keys */
-    else if (mhai_attn_alone(context, job->walk.p))
-        for (int64_t item = 0; item < items; item++) run_item(job, item, 0);
+    else if (t->alone)
+        for (int64_t item = 0; item < t->forward_items; item++) run_item(&job, item, 0);
     else
-        mha_parallel_for(context, items, run_item, job);
-    mhai_attn_run_outputs(context, &job->walk, &job->kept);
-    mhai_attn_run_sums(context, &job->walk, &job->kept);
+        mha_parallel_for(context, t->forward_items, run_item, &job);
+    mhai_attn_run_outputs(context, &job.walk, &job.kept);
+    mhai_attn_run_sums(context, &job.walk, &job.kept);
     return MHA_OK;
 }
 
-mha_status mhai_attn_tiled(mha_context *context, const mhai_attn_problem *p)
+/* ---- the back end ---------------------------------------------------------------------------- */
+
+const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_problem *p)
 {
-    tiled_job job = {.walk = {.p = p, .kernels = mhai_kernels_for(context->isa)}};
-    MHA_TRY(mhai_attn_tile(p, context->num_threads, job.walk.kernels->tile_rows, &job.walk.tiling));
-    mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    (void)context;
+    return p->D <= MHA_TILED_MAX_HEAD_DIM && p->Dv <= MHA_TILED_MAX_HEAD_DIM
+               ? NULL
+               : "a head size above 256 is beyond the tiled path";
+}
+
+/* What it does with keys and values, and what comes after it. */
+static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
+{
+    if (plan->tiling.scored_rows > 0)
+        return "the tiled path takes this problem; it keeps the scores of a chunk of rows until "
+               "their average over heads can be taken";
+    if (plan->tiling.one_block)
+        return "the tiled path takes this problem; the keys are one block, so each strip of rows "
+               "is finished at once";
+    if (mhai_attn_passes(&plan->p, true, plan->tiling.scored_rows > 0) > 0)
+        return "the tiled path takes this problem; outputs on request take further passes over its "
+               "scores";
+    if (in_place)
+        return "the tiled path takes this problem; with so few queries it reads finite keys and "
+               "values where they lie, without packing them";
+    return plan->account.reason;
+}
+
+mha_status mhai_tiled_plan(const mha_context *context, mhai_attn_plan *plan)
+{
+    const mhai_attn_problem *p = &plan->p;
+    const mhai_attn_tiling *t = &plan->tiling;
+    mha_attention_plan *account = &plan->account;
+    MHA_TRY(mhai_attn_divide(context, plan));
+    const int tile_rows = plan->kernels->tile_rows;
+    const int64_t queries = mhai_min_i64(t->average_queries, p->T);
+    const int64_t chunk =
+        t->scored_rows ? mhai_min_i64(t->scored_rows, p->group * queries) : t->chunk_rows;
+    const bool in_place = t->items > 0 && p->S > 0 && !t->scored_rows && !t->one_block &&
+                          mhai_attn_by_rows(p, chunk, tile_rows);
+    account->row_block = mhai_attn_strip_rows(p, chunk, tile_rows);
+    account->reason = reason_of(plan, in_place);
+    if (in_place) account->flags |= MHA_PLAN_KEYS_IN_PLACE;
+    if (t->one_block) account->flags |= MHA_PLAN_ONE_BLOCK;
+    if (t->split_blocks > 0) {
+        account->work_items = t->items * t->split_blocks;
+        account->flags |= MHA_PLAN_KEYS_SHARED;
+    }
+    return MHA_OK;
 }

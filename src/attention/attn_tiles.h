@@ -11,7 +11,8 @@
 #ifndef MHAI_ATTN_TILES_H
 #define MHAI_ATTN_TILES_H
 
-#include "attention/attn.h"
+#include "attention/attn_plan.h"
+#include "base/checked.h"
 
 /* One worker's memory. Row arrays have an entry for each row of the chunk. */
 typedef struct mhai_attn_workspace {
@@ -78,6 +79,7 @@ typedef struct mhai_attn_walk {
     mhai_attn_tiling tiling;
     const int64_t *first_item; /* [B + 1] of each sequence; NULL: all have the same number */
     unsigned char *memory;
+    size_t worker_bytes;
     mhai_dropout dropout; /* what all strips share */
 } mhai_attn_walk;
 
@@ -133,13 +135,22 @@ void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk
 void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                                   mhai_attn_workspace *w);
 
+/* ---- attn_tiling.c --------------------------------------------------------------------------- */
+
+/* Tiling, kernels, scratch and the account's part of them, from the problem in the plan. */
+MHA_NODISCARD mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan);
+
 /* ---- attn_walk.c ----------------------------------------------------------------------------- */
+
+/* Chunks of a key/value head of so many queries. */
+static inline int64_t mhai_attn_chunks_of(const mhai_attn_problem *p, int64_t queries,
+                                          int64_t chunk_rows)
+{
+    return chunk_rows > 0 ? mhai_ceil_div(p->group * queries, chunk_rows) : 0;
+}
 
 /* The chunk of an item < tiling.items: a run of rows of one key/value head. */
 mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item);
-
-/* The problem is too small to wake other threads for its forward pass. */
-bool mhai_attn_alone(const mha_context *context, const mhai_attn_problem *p);
 
 /* Chunks of so few rows read keys and values as they lie instead of packing them. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows);
@@ -147,8 +158,9 @@ bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_ro
 /* Rows of the highest strip of a chunk of so many; where a pattern cuts strips, at most. */
 int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows);
 
-/* Index of ragged items and the workers' memory, from the context's scratch. */
-MHA_NODISCARD mha_status mhai_attn_walk_begin(mha_context *context, mhai_attn_walk *walk);
+/* A plan's walk: index of ragged items and the workers' memory, from the context's scratch. */
+MHA_NODISCARD mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan,
+                                              mhai_attn_walk *walk);
 
 /* Row-major, of a chunk whose seq, hk, rows and what places them are set. */
 void mhai_attn_walk_chunk(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w,
@@ -253,7 +265,7 @@ void mhai_attn_run_outputs(mha_context *context, const mhai_attn_walk *walk,
  * one sequence, and every head of each. forward() does a chunk of their rows, the scores of which
  * are kept by mhai_attn_keep_scores(), and leaves their final m and l. */
 typedef void mhai_attn_forward_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
-int64_t mhai_attn_average_items(const mhai_attn_walk *walk);
+int64_t mhai_attn_average_items(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 void mhai_attn_run_scored(const mhai_attn_walk *walk, int64_t item, int worker,
                           mhai_attn_forward_chunk *forward, void *user);
 void mhai_attn_keep_scores(const mhai_attn_walk *walk, const mhai_attn_workspace *w,

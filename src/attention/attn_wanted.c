@@ -179,3 +179,20 @@ int mhai_attn_list_outputs(const mhai_attn_problem *p, mhai_attn_named list[MHAI
         if (all[i].tensor->data) list[count++] = all[i];
     return count;
 }
+
+double mhai_attn_passes(const mhai_attn_problem *p, bool tiled, bool scored)
+{
+    const mhai_attn_wanted *want = &p->want;
+    const bool some = want->heads || want->rows;
+    const double rows = (double)p->H * (double)p->q.shape[2];
+    const double chosen = (double)want->heads_count * (double)want->rows_count;
+    const double part = rows > 0 ? chosen / rows : 0; /* of the rows, in a pass over chosen ones */
+    const bool statistics = mhai_attn_wants_statistics(want);
+    const bool probabilities = mhai_attn_wants(&p->probabilities);
+    double count = mhai_attn_wants(&want->average) && !scored;
+    count += mhai_attn_wants(&want->column_sums);
+    if (mhai_attn_wants(&want->scores)) count += part;
+    if (some && probabilities) count += part;
+    if (tiled) count += statistics || (probabilities && !some);
+    return count;
+}

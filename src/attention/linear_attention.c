@@ -53,7 +53,6 @@ static mha_status check_shapes(const mha_linear_attention_desc *d, const mha_ten
     const mha_attention_desc like = {
         .struct_size = sizeof like,
         .flags = d->flags & MHA_LINEAR_ATTENTION_CAUSAL ? MHA_ATTENTION_CAUSAL : 0,
-        .path = MHA_PATH_PLAIN, /* no limit on head sizes */
         .q_offset = d->q_offset,
         .q_offsets = d->q_offsets,
         .key_lengths = d->key_lengths,

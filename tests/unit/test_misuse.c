@@ -236,7 +236,7 @@ static const struct {
     {attend, softcap_negative, MHA_ERR_ARGUMENT,
      "softcap is -50, expected a number in 2^-126 .. 2^127, or 0 for none"},
     {attend, strict_wide, MHA_ERR_UNSUPPORTED,
-     "head sizes 300 and 8 would fall back to path plain; ask for plain, or clear "
+     "a head size above 256 is beyond the tiled path; ask for path plain, or clear "
      "MHA_ATTENTION_STRICT"},
     {attend, too_many_pairs, MHA_ERR_SIZE,
      "q, k: B H T S = 2 x 4 x 1152921504606846976 x 5 overflows 64 bits"},

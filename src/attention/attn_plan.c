@@ -1,0 +1,147 @@
+/* From a checked problem to a plan: which back end takes it, and what a call costs. */
+#include "attention/attn_plan.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <multihead/component.h>
+
+/* In the order in which they are tried. A new back end is a row here. */
+static const mhai_attn_backend backends[] = {
+    {.path = MHA_PATH_TILED,
+     .compute = MHA_COMPUTE_INT8,
+     .refuses = mhai_int8_refuses,
+     .instead = "use compute f32, or leave it out",
+     .plan = mhai_int8_plan,
+     .run = mhai_int8_run},
+    {.path = MHA_PATH_TILED,
+     .compute = MHA_COMPUTE_F32,
+     .reason = "the tiled path takes this problem",
+     .refuses = mhai_tiled_refuses,
+     .instead = "ask for path plain, or clear MHA_ATTENTION_STRICT",
+     .plan = mhai_tiled_plan,
+     .run = mhai_tiled_run,
+     .plan_backward = mhai_tiled_plan_backward,
+     .run_backward = mhai_tiled_run_backward},
+    {.path = MHA_PATH_PLAIN,
+     .compute = MHA_COMPUTE_F32,
+     .plan = mhai_plain_plan,
+     .run = mhai_plain_run,
+     .plan_backward = mhai_plain_plan_backward,
+     .run_backward = mhai_plain_run_backward},
+};
+
+mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p,
+                            const mhai_attn_backend **backend, const char **reason)
+{
+    const char *refusal = NULL, *instead = "compute int8 has no path plain; use path auto";
+    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
+        const mhai_attn_backend *row = &backends[i];
+        if (row->compute != p->compute || (p->asked == MHA_PATH_PLAIN && row->path != p->asked))
+            continue;
+        const char *why = row->refuses ? row->refuses(context, p) : NULL;
+        if (!why) {
+            *backend = row;
+            *reason = p->asked == MHA_PATH_PLAIN ? "plain was asked for"
+                      : refusal                  ? refusal
+                                                 : row->reason;
+            return MHA_OK;
+        }
+        refusal = why;
+        instead = row->instead;
+        if (p->strict) break;
+    }
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s%s%s", refusal ? refusal : "", refusal ? "; " : "",
+                    instead);
+}
+
+/* As scratch is handed out. */
+mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n)
+{
+    if (bytes == 0) return MHA_OK;
+    if (!mhai_mul_size(bytes, (size_t)n, &bytes) || bytes > SIZE_MAX - 64 ||
+        __builtin_add_overflow(*total, bytes / 64 * 64 + 64, total))
+        return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", n);
+    return MHA_OK;
+}
+
+static mha_status make_plan(const mha_context *context, mhai_attn_plan *plan)
+{
+    mha_attention_plan *account = &plan->account;
+    MHA_TRY(mhai_attn_choose(context, &plan->p, &plan->backend, &account->reason));
+    account->path = plan->backend->path;
+    account->compute = plan->p.compute;
+    plan->threads = context->num_threads;
+    return plan->backend->plan(context, plan);
+}
+
+mha_status mha_attention_forward(mha_context *context, const mha_attention_desc *desc,
+                                 const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+                                 const mha_tensor *o, const mha_attention_outputs *outputs)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_forward: context is NULL");
+    mhai_attn_plan plan = {.threads = 0};
+    MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, true, &plan.p));
+    MHA_TRY(make_plan(context, &plan));
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = plan.backend->run(context, &plan);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+/* ---- explaining ------------------------------------------------------------------------------ */
+
+static double tensor_bytes(const mha_tensor *tensor)
+{
+    double bytes = tensor->data ? (double)mha_dtype_size(tensor->dtype) : 0;
+    for (int i = 0; i < tensor->ndim; i++) bytes *= (double)tensor->shape[i];
+    return bytes;
+}
+
+/* o counts, named or not. */
+static double output_bytes(const mhai_attn_problem *p)
+{
+    mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
+    int count = mhai_attn_list_outputs(p, outputs);
+    double bytes = (double)(p->q.shape[0] * p->H * p->q.shape[2]) * (double)p->Dv;
+    bytes *= (double)mha_dtype_size(p->o.dtype);
+    for (int i = 0; i < count; i++)
+        if (outputs[i].tensor != &p->o) bytes += tensor_bytes(outputs[i].tensor);
+    return bytes;
+}
+
+static mha_status scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
+{
+    const mhai_attn_scratch *s = &plan->scratch;
+    *bytes = 0;
+    MHA_TRY(mhai_attn_add_scratch(bytes, s->worker, plan->threads));
+    MHA_TRY(mhai_attn_add_scratch(bytes, s->int8_worker, plan->threads));
+    MHA_TRY(mhai_attn_add_scratch(bytes, s->index, 1));
+    MHA_TRY(mhai_attn_add_scratch(bytes, s->kept, 1));
+    return mhai_attn_add_scratch(bytes, s->split, 1);
+}
+
+mha_status mha_attention_explain(const mha_context *context, const mha_attention_desc *desc,
+                                 const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+                                 const mha_tensor *o, const mha_attention_outputs *outputs,
+                                 mha_attention_plan *plan)
+{
+    if (!context || !plan)
+        return mha_fail(MHA_ERR_NULL, "mha_attention_explain: %s is NULL",
+                        context ? "plan" : "context");
+    mhai_attn_plan made = {.threads = 0};
+    const mhai_attn_problem *p = &made.p;
+    mha_attention_plan *account = &made.account;
+    MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, false, &made.p));
+    MHA_TRY(make_plan(context, &made));
+    MHA_TRY(scratch_bytes(&made, &account->scratch_bytes));
+    account->visible_pairs = mhai_attn_visible_pairs(p);
+    account->flops = 2.0 * (double)(p->D + p->Dv) * (double)account->visible_pairs;
+    account->flops +=
+        2.0 * (double)p->D * (double)account->visible_pairs *
+        mhai_attn_passes(p, account->path == MHA_PATH_TILED, made.tiling.scored_rows > 0);
+    account->bytes =
+        tensor_bytes(&p->q) + tensor_bytes(&p->k) + tensor_bytes(&p->v) + output_bytes(p);
+    *plan = *account;
+    return MHA_OK;
+}

@@ -1,0 +1,89 @@
+/* One call's plan. It is made once: running and explaining read the same one.
+ *
+ * A back end is a row in attn_plan.c: what it is asked for by, what it refuses, how it divides a
+ * problem and how it runs one. Rows stand in the order in which they are tried. */
+#ifndef MHAI_ATTN_PLAN_H
+#define MHAI_ATTN_PLAN_H
+
+#include "attention/attn.h"
+
+/* How the tiled path and int8 divide a problem. A chunk is a run of query rows of one key/value
+ * head; the rows of its query heads follow each other: row r is query r % T of head r / T of the
+ * group. */
+typedef struct mhai_attn_tiling {
+    int64_t chunk_rows;      /* rows of a chunk, the last may have fewer */
+    int64_t items;           /* chunks of all key/value heads of all sequences */
+    int64_t forward_items;   /* of the forward pass: those, or runs of queries of all heads */
+    int64_t runs;            /* of consecutive queries of one head in a chunk, at most */
+    int64_t average_queries; /* of an item of the average over heads */
+    int64_t scored_rows;  /* the average comes with the forward pass, which keeps the scores of so
+                             many rows; 0: it takes a pass of its own */
+    int64_t chosen_rows;  /* of an item of the chosen rows */
+    int64_t kept_rows;    /* whose m and l later passes need */
+    int64_t split_blocks; /* of keys of a chunk that threads share; 0: they do not */
+    int64_t split_floats; /* of scratch which that takes, beside the workers' */
+    bool one_block;       /* attn_one_block.c takes every chunk */
+    bool alone;           /* too small to wake another thread */
+} mhai_attn_tiling;
+
+/* Scratch of a call, in bytes; 0: none. Running allocates just this, explaining adds it up. */
+typedef struct mhai_attn_scratch {
+    size_t worker;      /* of each thread */
+    size_t int8_worker; /* likewise, beside it */
+    size_t index;       /* of ragged items */
+    size_t kept;
+    size_t split;
+} mhai_attn_scratch;
+
+typedef struct mhai_attn_plan {
+    mhai_attn_problem p;
+    const struct mhai_attn_backend *backend;
+    const mhai_kernels *kernels;
+    int threads;
+    mhai_attn_tiling tiling;
+    mhai_attn_scratch scratch;
+    mha_attention_plan account; /* flops, bytes and pairs only where it is asked for */
+} mhai_attn_plan;
+
+struct mhai_backward_plan;
+
+typedef struct mhai_attn_backend {
+    mha_path path; /* by these two it is asked for */
+    mha_compute compute;
+    const char *reason; /* why it was chosen if nothing was asked for and nothing else refused */
+    /* Why it does not take the problem, static text; NULL: it does. */
+    const char *(*refuses)(const mha_context *context, const mhai_attn_problem *p);
+    const char *instead; /* what to do then */
+    /* Divide plan->p: tiling, scratch, account. */
+    mha_status (*plan)(const mha_context *context, mhai_attn_plan *plan);
+    mha_status (*run)(mha_context *context, const mhai_attn_plan *plan);
+    /* The same for gradients; NULL: none. */
+    mha_status (*plan_backward)(const mha_context *context, struct mhai_backward_plan *plan);
+    mha_status (*run_backward)(mha_context *context, struct mhai_backward_plan *plan);
+} mhai_attn_backend;
+
+/* The first back end that takes the problem as it was asked for. *reason: why it is this one. */
+MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p,
+                                          const mhai_attn_backend **backend, const char **reason);
+
+/* Add n pieces of so many bytes to *total as the context hands them out. */
+MHA_NODISCARD mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n);
+
+/* The back ends: attn_tiled.c, attn_plain.c, attn_int8.c; gradients attn_backward_tiled.c,
+ * attn_backward_plain.c. */
+const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_problem *p);
+mha_status mhai_tiled_plan(const mha_context *context, mhai_attn_plan *plan);
+mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan);
+mha_status mhai_tiled_plan_backward(const mha_context *context, struct mhai_backward_plan *plan);
+mha_status mhai_tiled_run_backward(mha_context *context, struct mhai_backward_plan *plan);
+
+mha_status mhai_plain_plan(const mha_context *context, mhai_attn_plan *plan);
+mha_status mhai_plain_run(mha_context *context, const mhai_attn_plan *plan);
+mha_status mhai_plain_plan_backward(const mha_context *context, struct mhai_backward_plan *plan);
+mha_status mhai_plain_run_backward(mha_context *context, struct mhai_backward_plan *plan);
+
+const char *mhai_int8_refuses(const mha_context *context, const mhai_attn_problem *p);
+mha_status mhai_int8_plan(const mha_context *context, mhai_attn_plan *plan);
+mha_status mhai_int8_run(mha_context *context, const mhai_attn_plan *plan);
+
+#endif

@@ -1,0 +1,185 @@
+/* How the tiled path and int8 divide a problem, and the plan that they make of it. */
+#include "attention/attn_tiles.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <multihead/component.h>
+
+/* A chunk packs its key blocks anew, so it should be long (packing 512 keys costs about as much as
+ * 15 query rows against them); its q and o should stay in a 1 MiB L2 beside the packed block.
+ * Rows of a list have tables of distances of their own, 2 KiB each. */
+enum {
+    LONGEST_CHUNK = 768,
+    LONGEST_INT8_CHUNK = 2048, /* its keys take as long to pack, its rows a third of the time */
+    SHORTEST_CHUNK = 256,
+    LEAST_QUERIES = 64,
+    MOST_SPLIT_FLOATS = 1 << 26, /* 256 MiB: 32 rows over a million keys */
+    LONGEST_LIST = 128
+};
+
+/* Runs of consecutive queries of one head in a chunk, at most. */
+static int64_t runs_of(const mhai_attn_problem *p, const mhai_attn_tiling *t)
+{
+    const int64_t rows = t->chunk_rows;
+    bool narrow = p->query_starts || p->want.average.data; /* heads may have one query each */
+    int64_t runs = mhai_min_i64(rows, p->group);
+    if (!narrow && p->T > 0) runs = mhai_min_i64(runs, rows / p->T + 2);
+    return p->want.rows ? mhai_max_i64(runs, t->chosen_rows) : runs;
+}
+
+/* Queries of an item of the average, whose rows are those of all heads. */
+static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t chunk_rows)
+{
+    int64_t queries = p->group > 0 ? chunk_rows / p->group : 0;
+    if (threads > 1)
+        queries = mhai_min_i64(queries, mhai_ceil_div(p->B * p->T, 4 * (int64_t)threads));
+    return mhai_max_i64(queries, LEAST_QUERIES);
+}
+
+/* Rows whose scores against all keys are kept until their maximum and sum are known, and the
+ * average over heads can be taken of them: 2 MiB, which the last cache has beside all else. Rows of
+ * many keys would be so few that packing the keys for each of them costs more than a second pass.
+ */
+static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int tile_rows)
+{
+    const mhai_attn_wanted *want = &p->want;
+    const int64_t most = 1 << 19, least = 128;
+    const bool others = mhai_attn_wants_statistics(want) || mhai_attn_wants(&want->column_sums) ||
+                        mhai_attn_wants(&p->probabilities);
+    if (!mhai_attn_wants(&want->average) || others || p->dropout > 0 || p->S == 0) return 0;
+    const int64_t rows = mhai_min_i64(chunk_rows, most / mhai_round_up(p->S, MHAI_KEY_BLOCK));
+    if (mhai_attn_by_rows(p, rows, tile_rows) || rows < mhai_min_i64(least, chunk_rows)) return 0;
+    return rows;
+}
+
+/* At least how long a forward pass takes, in nanoseconds, counted at 100 operations each and 10
+ * bytes of keys and values, both on the fast side. */
+static double least_time(const mhai_attn_problem *p)
+{
+    const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
+    const double operations = 2.0 * (double)p->H * (double)p->T * keys;
+    const double bytes = (double)p->Hk * keys * (double)mha_dtype_size(p->k.dtype);
+    return operations / 100 + bytes / 10;
+}
+
+/* What a query sees may have to be composed byte by byte, for one strip at a time: chunks of
+ * several are done packed then. Patterns of blocks cut strips as they like. */
+static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
+{
+    const uint32_t intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
+                               MHAI_USES(global_queries),
+                   dense = MHAI_USES(keep_mask);
+    if (p->uses & MHAI_USES(keep_blocks)) return true;
+    return rows > tile_rows && (p->uses & mhai_masks & ~(intervals | dense));
+}
+
+/* The end of the keys that causal and lengths leave to some row. */
+static int64_t last_key(const mhai_attn_problem *p)
+{
+    int64_t end = 0;
+    for (int64_t b = 0; b < p->B && p->T > 0; b++) {
+        const mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
+        end = mhai_max_i64(end, mhai_attn_limit(p, &seq, p->T - 1).end);
+    }
+    return end;
+}
+
+/* Of so many keys those that a sequence's rows see together, at most. */
+static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
+{
+    if (!p->window || p->global_keys.data || p->global_queries.data) return keys;
+    const int64_t left = mhai_min_i64(p->left_keys, keys),
+                  right = p->causal ? 0 : mhai_min_i64(p->right_keys, keys);
+    return mhai_min_i64(keys, left + p->T + right + mhai_min_i64(p->sink_keys, keys));
+}
+
+/* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
+ * being woken twice (measured as in mhai_attn_alone(), with a margin of three); not if the scores
+ * of all keys, which they keep, take much memory. */
+static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
+{
+    const uint32_t takes = mhai_masks | mhai_biases | MHAI_USES(softcap) | MHAI_USES(shaw_keys) |
+                           MHAI_USES(sink_logits) | MHAI_USES(gates);
+    enum { IN_VAIN = 8 }; /* blocks that a window hides take 1.5 of the 27 us of a group of 8 */
+    int64_t floats;
+    if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;
+    if (p->uses & ~takes) return;
+    if (composes_masks(p, t->chunk_rows, tile_rows)) return;
+    const int64_t keys = last_key(p), blocks = mhai_ceil_div(keys, MHAI_KEY_BLOCK);
+    const int64_t reach = keys_in_reach(p, keys);
+    if (blocks <= 2 || !mhai_attn_by_rows(p, t->chunk_rows, tile_rows)) return;
+    if (reach < keys / IN_VAIN || least_time(p) * (double)reach / (double)p->S < 200e3) return;
+    if (!mhai_mul_i64(t->items, blocks, &floats)) return;
+    if (!mhai_mul_i64(floats, mhai_attn_split_part(p, t), &floats) || floats > MOST_SPLIT_FLOATS)
+        return;
+    t->split_blocks = blocks;
+    t->split_floats = floats;
+}
+
+/* A sleeping thread takes some ten microseconds to wake and to come back (3.5 where it has nothing
+ * to do and the machine is free, measured with empty items; much more where it is not), so a second
+ * one pays from about 30 microseconds of work on. A host's own parallel-for knows best itself. */
+static bool runs_alone(const mha_context *context, const mhai_attn_problem *p)
+{
+    return !context->host_parallel_for && least_time(p) < 30e3;
+}
+
+/* Chunks of all key/value heads of all sequences. */
+static mha_status count_chunks(const mhai_attn_problem *p, int64_t chunk_rows, int64_t *chunks)
+{
+    *chunks = 0;
+    for (int64_t b = 0; b < (p->query_starts ? p->B : p->B > 0); b++) {
+        const int64_t each = mhai_attn_chunks_of(p, mhai_attn_sequence_of(p, b).T, chunk_rows);
+        int64_t count;
+        if (!mhai_mul_i64(p->query_starts ? p->Hk : p->B * p->Hk, each, &count) ||
+            !mhai_add_i64(*chunks, count, chunks))
+            return mha_fail(MHA_ERR_SIZE, "q: the number of pieces of work overflows 64 bits");
+    }
+    return MHA_OK;
+}
+
+static int64_t rows_of_chunk(const mhai_attn_problem *p, int threads, int tile_rows)
+{
+    const int64_t rows = p->group * p->T, heads = p->B * p->Hk;
+    const int64_t longest = p->compute == MHA_COMPUTE_INT8 ? LONGEST_INT8_CHUNK : LONGEST_CHUNK;
+    int64_t chunks = mhai_ceil_div(rows, longest);
+    /* More, shorter chunks if there is too little to share out. */
+    if (heads > 0 && heads * chunks < 4 * (int64_t)threads && threads > 1) {
+        int64_t wanted = mhai_ceil_div(4 * (int64_t)threads, heads);
+        int64_t most = mhai_max_i64(1, rows / SHORTEST_CHUNK);
+        chunks = mhai_max_i64(chunks, mhai_min_i64(wanted, most));
+    }
+    return rows > 0 ? mhai_min_i64(rows, mhai_round_up(mhai_ceil_div(rows, chunks), tile_rows)) : 0;
+}
+
+mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan)
+{
+    const mhai_attn_problem *p = &plan->p;
+    const int threads = plan->threads;
+    mhai_attn_tiling t = {0};
+    plan->kernels = mhai_kernels_for(context->isa);
+    const int tile_rows = plan->kernels->tile_rows;
+    t.chunk_rows = rows_of_chunk(p, threads, tile_rows);
+    MHA_TRY(count_chunks(p, t.chunk_rows, &t.items));
+    t.scored_rows = scored_rows(p, t.chunk_rows, tile_rows);
+    t.average_queries =
+        average_queries(p, threads, t.scored_rows > 0 ? t.scored_rows : t.chunk_rows);
+    if (t.scored_rows == 0) share_keys(p, threads, tile_rows, &t);
+    t.forward_items = t.scored_rows > 0 ? mhai_attn_average_items(p, &t) : t.items;
+    t.chosen_rows = p->want.rows ? mhai_min_i64(t.chunk_rows, LONGEST_LIST) : t.chunk_rows;
+    t.runs = runs_of(p, &t);
+    const bool kept = mhai_attn_needs_kept(p) && t.scored_rows == 0;
+    t.kept_rows = kept ? p->q.shape[0] * p->H * p->q.shape[2] : 0;
+    t.one_block = mhai_attn_is_one_block(p, &t);
+    t.alone = runs_alone(context, p);
+    plan->tiling = t;
+    plan->scratch.worker = mhai_attn_lay_out(p, &t, tile_rows, NULL).bytes;
+    plan->scratch.kept = (size_t)t.kept_rows * 2 * sizeof(float);
+    plan->scratch.split = (size_t)t.split_floats * sizeof(float);
+    plan->scratch.index = p->query_starts ? (size_t)(p->B + 1) * sizeof(int64_t) : 0;
+    plan->account.isa = context->isa;
+    plan->account.key_block = MHAI_KEY_BLOCK;
+    plan->account.work_items = t.alone ? t.forward_items > 0 : t.forward_items;
+    return MHA_OK;
+}
