@@ -65,13 +65,17 @@ mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n)
     return MHA_OK;
 }
 
-static mha_status make_plan(const mha_context *context, mhai_attn_plan *plan)
+mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call *call,
+                               bool need_data, mhai_attn_plan *plan)
 {
+    *plan = (mhai_attn_plan){.threads = context->num_threads,
+                             .kernels = mhai_kernels_for(context->isa)};
     mha_attention_plan *account = &plan->account;
+    MHA_TRY(mhai_attn_check(call->desc, call->q, call->k, call->v, call->o, call->outputs,
+                            need_data, &plan->p));
     MHA_TRY(mhai_attn_choose(context, &plan->p, &plan->backend, &account->reason));
     account->path = plan->backend->path;
     account->compute = plan->p.compute;
-    plan->threads = context->num_threads;
     return plan->backend->plan(context, plan);
 }
 
@@ -80,9 +84,9 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
                                  const mha_tensor *o, const mha_attention_outputs *outputs)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_forward: context is NULL");
-    mhai_attn_plan plan = {.threads = 0};
-    MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, true, &plan.p));
-    MHA_TRY(make_plan(context, &plan));
+    mhai_attn_plan plan;
+    MHA_TRY(
+        mhai_attn_plan_call(context, &(mhai_attn_call){desc, q, k, v, o, outputs}, true, &plan));
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = plan.backend->run(context, &plan);
     mha_scratch_release(context, mark);
@@ -129,11 +133,11 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     if (!context || !plan)
         return mha_fail(MHA_ERR_NULL, "mha_attention_explain: %s is NULL",
                         context ? "plan" : "context");
-    mhai_attn_plan made = {.threads = 0};
+    mhai_attn_plan made;
     const mhai_attn_problem *p = &made.p;
     mha_attention_plan *account = &made.account;
-    MHA_TRY(mhai_attn_check(desc, q, k, v, o, outputs, false, &made.p));
-    MHA_TRY(make_plan(context, &made));
+    MHA_TRY(
+        mhai_attn_plan_call(context, &(mhai_attn_call){desc, q, k, v, o, outputs}, false, &made));
     MHA_TRY(scratch_bytes(&made, &account->scratch_bytes));
     account->visible_pairs = mhai_attn_visible_pairs(p);
     account->flops = 2.0 * (double)(p->D + p->Dv) * (double)account->visible_pairs;

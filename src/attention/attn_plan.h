@@ -38,7 +38,7 @@ typedef struct mhai_attn_scratch {
 typedef struct mhai_attn_plan {
     mhai_attn_problem p;
     const struct mhai_attn_backend *backend;
-    const mhai_kernels *kernels;
+    const mhai_kernels *kernels; /* of the context; a test may put others here before it runs */
     int threads;
     mhai_attn_tiling tiling;
     mhai_attn_scratch scratch;
@@ -61,6 +61,17 @@ typedef struct mhai_attn_backend {
     mha_status (*plan_backward)(const mha_context *context, struct mhai_backward_plan *plan);
     mha_status (*run_backward)(mha_context *context, struct mhai_backward_plan *plan);
 } mhai_attn_backend;
+
+/* What the caller gave. */
+typedef struct mhai_attn_call {
+    const mha_attention_desc *desc;
+    const mha_tensor *q, *k, *v, *o;
+    const mha_attention_outputs *outputs;
+} mhai_attn_call;
+
+/* Check a call and plan it. need_data false: tensors' data may be NULL, and it is not run. */
+MHA_NODISCARD mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call *call,
+                                             bool need_data, mhai_attn_plan *plan);
 
 /* The first back end that takes the problem as it was asked for. *reason: why it is this one. */
 MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p,

@@ -158,7 +158,6 @@ mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan)
     const mhai_attn_problem *p = &plan->p;
     const int threads = plan->threads;
     mhai_attn_tiling t = {0};
-    plan->kernels = mhai_kernels_for(context->isa);
     const int tile_rows = plan->kernels->tile_rows;
     t.chunk_rows = rows_of_chunk(p, threads, tile_rows);
     MHA_TRY(count_chunks(p, t.chunk_rows, &t.items));

@@ -80,7 +80,7 @@ def told_costs():
 
 
 def ways():
-    """What is said of the shapes of docs/speed.md; tests/kernels/test_explain_runs.c holds it against
+    """What is said of the shapes of docs/speed.md; tests/kernels/test_plan_runs.c holds it against
     what runs."""
     d64, decode = ["--head-dim", 64], ["--head-dim", 128, "--queries", 1, "--keys", 4096]
     for arguments, in_place, pieces in (
