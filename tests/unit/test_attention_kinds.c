@@ -197,6 +197,98 @@ static void alone_and_in_pairs(void **state)
     machines_free(&all);
 }
 
+/* ---- every input on every path --------------------------------------------------------------- */
+
+/* Each tensor of a descriptor belongs to a kind: a new one does not compile without its line. */
+enum {
+    KIND_OF_keep_mask = KIND_KEEP,
+    KIND_OF_bias = KIND_BIAS,
+    KIND_OF_global_keys = KIND_GLOBAL_KEYS,
+    KIND_OF_global_queries = KIND_GLOBAL_QUERIES,
+    KIND_OF_query_documents = KIND_DOCUMENTS,
+    KIND_OF_key_documents = KIND_DOCUMENTS,
+    KIND_OF_keep_blocks = KIND_BLOCKS,
+    KIND_OF_alibi_slopes = KIND_ALIBI,
+    KIND_OF_t5_table = KIND_T5,
+    KIND_OF_shaw_keys = KIND_SHAW_KEYS,
+    KIND_OF_shaw_values = KIND_SHAW_VALUES,
+    KIND_OF_sink_logits = KIND_SINK_LOGITS,
+    KIND_OF_gates = KIND_GATES
+};
+
+/* Sizes that take each way through the tiled path where no input stands against it, and what
+ * explain says then; two of the contexts' threads. */
+static const struct {
+    kinds_shape shape;
+    uint32_t flags;
+} ways[] = {
+    {{.B = 2, .H = 4, .Hk = 2, .T = 40, .S = 60, .D = 32, .Dv = 32}, MHA_PLAN_ONE_BLOCK},
+    {{.B = 1, .H = 4, .Hk = 2, .T = 1, .S = 600, .D = 32, .Dv = 32}, MHA_PLAN_KEYS_IN_PLACE},
+    {{.B = 1, .H = 16, .Hk = 1, .T = 2, .S = 4096, .D = 64, .Dv = 64},
+     MHA_PLAN_KEYS_IN_PLACE | MHA_PLAN_KEYS_SHARED},
+    {{.B = 1, .H = 2, .Hk = 2, .T = 70, .S = 600, .D = 24, .Dv = 40}, 0},
+};
+
+static void check_way(const kinds_shape *shape, uint32_t flags, const machines *all)
+{
+    const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4,
+                                               (int64_t[]){shape->B, shape->H, shape->T, shape->D}),
+                     k = mha_tensor_contiguous(
+                         NULL, MHA_F32, 4, (int64_t[]){shape->B, shape->Hk, shape->S, shape->D}),
+                     v = mha_tensor_contiguous(
+                         NULL, MHA_F32, 4, (int64_t[]){shape->B, shape->Hk, shape->S, shape->Dv});
+    for (int m = 0; m < all->count; m++) {
+        mha_attention_plan plan;
+        if (all->each[m].path == MHA_PATH_PLAIN) continue;
+        assert_int_equal(
+            mha_attention_explain(all->each[m].context, NULL, &q, &k, &v, NULL, NULL, &plan),
+            MHA_OK);
+        assert_int_equal(plan.flags, flags);
+    }
+}
+
+/* With probabilities wanted a call goes the general way, which the reference judges; alone it goes
+ * the fast one, whose bits must be the same: an input that a path overlooks shows. */
+static void every_input_on_every_path(void **state)
+{
+    (void)state;
+    unsigned covered = 0;
+    machines all = machines_make(2);
+    score_card cards[MOST_MACHINES] = {0};
+#define COVER(name, type, axes, stage) covered |= KIND_OF_##name;
+    MHA_ATTENTION_INPUTS(COVER)
+#undef COVER
+    assert_int_equal(covered & ~(unsigned)KINDS_ALL, 0);
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        check_way(&ways[i].shape, ways[i].flags, &all);
+        for (int kind = 0; kind < KINDS_COUNT; kind++) {
+            rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)kind);
+            kinds_shape shape = ways[i].shape;
+            shape.kinds = 1u << kind;
+            if (shape.kinds & (KIND_SINK_KEYS | KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES))
+                shape.kinds |= KIND_WINDOW;
+            trial x = {.number = 2000000 + kind, .all = &all};
+            kinds_make(&x.c, &r, &shape);
+            x.a = (ref_attention){
+                .desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+            run_machines(&x, &r);
+            check_rows(&x, &r, cards);
+            for (int m = 0; m < all.count; m++) {
+                outcome bare =
+                    outcome_make(&r, &x.c.result, OUTCOME_LSE, guarded_random_layout(&r, false));
+                if (kinds_run(all.each[m].context, &x.c, all.each[m].path, &bare) != MHA_OK)
+                    fail_trial(&x, m, mha_error_detail());
+                if (!outcome_same(&bare, &x.got[m], false))
+                    fail_trial(&x, m, "other bits without probabilities");
+                outcome_free(&bare);
+                outcome_free(&x.got[m]);
+            }
+            kinds_free(&x.c);
+        }
+    }
+    machines_free(&all);
+}
+
 /* ---- constants from the literature ----------------------------------------------------------- */
 
 /* The vectors that come with the authors' Random123 library. */
@@ -273,9 +365,8 @@ int main(void)
     rng_run_seed();
     machines_print_missing();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_vectors),
-        cmocka_unit_test(t5_boundaries),
-        cmocka_unit_test(alone_and_in_pairs),
+        cmocka_unit_test(philox_vectors),     cmocka_unit_test(t5_boundaries),
+        cmocka_unit_test(alone_and_in_pairs), cmocka_unit_test(every_input_on_every_path),
         cmocka_unit_test(random_company),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
