@@ -14,11 +14,6 @@
 #include <stddef.h>
 #include <string.h>
 
-int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b)
-{
-    return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
-}
-
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 /* Stands for memory that is never touched. */
@@ -352,16 +347,6 @@ static void write_parameters(const mhai_backward_problem *x)
     for (int64_t h = 0; s->sinks && h < x->p.H; h++)
         mhai_backward_write(x, (float *)x->sinks.data + h * x->sinks.stride[0], s->sinks[h]);
     if (s->scale) mhai_backward_write(x, x->scale.data, s->scale[0]);
-}
-
-mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x)
-{
-    mhai_backward_bias made = {.shape = {1, 1, 1, 1}};
-    for (int i = 0; i < x->bias.ndim; i++) {
-        made.shape[4 - x->bias.ndim + i] = x->bias.shape[i];
-        made.stride[4 - x->bias.ndim + i] = x->bias.stride[i];
-    }
-    return made;
 }
 
 /* ---- the calls ------------------------------------------------------------------------------- */

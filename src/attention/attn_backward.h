@@ -42,7 +42,10 @@ static inline bool mhai_backward_has_sums(const mhai_backward_problem *x)
 }
 
 /* Keys of a sequence as the tensors hold them, those beyond its length among them. */
-int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b);
+static inline int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b)
+{
+    return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
+}
 
 static inline double mhai_backward_gate(const mhai_attn_problem *p, int64_t batch, int64_t h)
 {
@@ -60,7 +63,15 @@ static inline void mhai_backward_write(const mhai_backward_problem *x, float *ou
 typedef struct mhai_backward_bias {
     int64_t shape[4], stride[4]; /* a missing axis is 1 and 0 */
 } mhai_backward_bias;
-mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x);
+static inline mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x)
+{
+    mhai_backward_bias made = {.shape = {1, 1, 1, 1}};
+    for (int i = 0; i < x->bias.ndim; i++) {
+        made.shape[4 - x->bias.ndim + i] = x->bias.shape[i];
+        made.stride[4 - x->bias.ndim + i] = x->bias.stride[i];
+    }
+    return made;
+}
 
 /* Bytes of a piece of scratch, with what rounding may add; far from overflow where a table is
  * really there. */

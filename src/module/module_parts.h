@@ -66,7 +66,7 @@ typedef struct mhai_forward {
     mha_tensor query_ids, key_ids;
 } mhai_forward;
 
-/* Scratch for a call; while measuring, only its account. */
+/* module_scratch.c: memory for a call; while measuring, only its account. */
 MHA_NODISCARD mha_status mhai_module_take(mhai_forward *f, int64_t count, size_t size,
                                           void **memory);
 
