@@ -183,21 +183,21 @@ typedef struct mha_attention_desc {
  *   axes   broadcast: BHTS, BT, BS, BH, or BLOCKS: [B,H, T / block_queries, S / block_keys];
  *          exact: H, and the tables RH, RD, RV of any number of rows by H, D or Dv
  *   stage  where the formula reads it: PRODUCT: in scale * q k; BIAS: added to the capped score;
- *          MASK: hides keys; RESULT: after the scores
+ *          DISTANCE: likewise, by s - i; MASK: hides keys; RESULT: after the scores
  */
-#define MHA_ATTENTION_INPUTS(X)       \
-    X(keep_mask, U8, BHTS, MASK)      \
-    X(bias, REAL, BHTS, BIAS)         \
-    X(global_keys, U8, BS, MASK)      \
-    X(global_queries, U8, BT, MASK)   \
-    X(query_documents, I32, BT, MASK) \
-    X(key_documents, I32, BS, MASK)   \
-    X(keep_blocks, U8, BLOCKS, MASK)  \
-    X(alibi_slopes, F32, BH, BIAS)    \
-    X(t5_table, F32, RH, BIAS)        \
-    X(shaw_keys, F32, RD, PRODUCT)    \
-    X(shaw_values, F32, RV, RESULT)   \
-    X(sink_logits, F32, H, RESULT)    \
+#define MHA_ATTENTION_INPUTS(X)        \
+    X(keep_mask, U8, BHTS, MASK)       \
+    X(bias, REAL, BHTS, BIAS)          \
+    X(global_keys, U8, BS, MASK)       \
+    X(global_queries, U8, BT, MASK)    \
+    X(query_documents, I32, BT, MASK)  \
+    X(key_documents, I32, BS, MASK)    \
+    X(keep_blocks, U8, BLOCKS, MASK)   \
+    X(alibi_slopes, F32, BH, DISTANCE) \
+    X(t5_table, F32, RH, DISTANCE)     \
+    X(shaw_keys, F32, RD, PRODUCT)     \
+    X(shaw_values, F32, RV, RESULT)    \
+    X(sink_logits, F32, H, RESULT)     \
     X(gates, F32, BH, RESULT)
 
 /* mha_attention_outputs.flags */

@@ -112,8 +112,11 @@ static void shifted(void *user, int64_t b, int64_t h, int64_t query, int64_t que
 
 static bool reads_positions(const mha_attention_desc *desc)
 {
-    return desc->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW) || desc->alibi_slopes ||
-           desc->t5_table || desc->shaw_keys;
+    enum { PRODUCT, BIAS, DISTANCE, MASK, RESULT };
+#define BY_DISTANCE(name, type, axes, stage) || (stage == DISTANCE && desc->name)
+    return desc->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW) ||
+           desc->shaw_keys MHA_ATTENTION_INPUTS(BY_DISTANCE);
+#undef BY_DISTANCE
 }
 
 static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq, int64_t row,

@@ -13,7 +13,7 @@
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
 typedef struct mhai_attn_problem {
-    uint32_t uses;                 /* MHAI_USES() of all that is there */
+    int uses;                      /* MHAI_USES() of all that is there */
     int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
     int64_t group;                 /* H / Hk, query heads per key/value head */
     mha_tensor q, k, v, o;
@@ -114,7 +114,7 @@ int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p);
 float mhai_attn_relative(const mhai_attn_problem *p, int64_t b, int64_t h, int64_t rel);
 static inline bool mhai_attn_has_relative(const mhai_attn_problem *p)
 {
-    return p->uses & (MHAI_USES(alibi_slopes) | MHAI_USES(t5_table));
+    return p->uses & MHAI_DISTANCES;
 }
 
 /* The bucket of a T5 table for distance rel. */

@@ -372,8 +372,8 @@ bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_c
 
 bool mhai_cells_plain(const mhai_attn_problem *p)
 {
-    const uint32_t takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
-                           MHAI_USES(sink_logits) | MHAI_USES(gates);
+    const int takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
+                      MHAI_USES(sink_logits) | MHAI_USES(gates);
     return !(p->uses & ~takes);
 }
 

@@ -143,7 +143,7 @@ typedef struct axes {
 typedef struct input {
     const char *name;
     const mha_tensor *given;
-    uint32_t use;
+    int use;
     int type;
     int axes;
     void *to; /* its form in the problem */
@@ -303,9 +303,7 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
 static mha_status check_offset(const mha_attention_desc *desc, const mha_attention_outputs *wanted,
                                mhai_attn_problem *p)
 {
-    bool read = p->causal || wanted->diagonal || wanted->offset_mass ||
-                (desc->flags & MHA_ATTENTION_WINDOW) || desc->alibi_slopes || desc->t5_table ||
-                desc->shaw_keys || desc->shaw_values;
+    const bool read = p->uses & MHAI_POSITIONS || wanted->diagonal || wanted->offset_mass;
     if (!read && (desc->q_offset != 0 || desc->q_offsets))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: a q_offset has no meaning without causal, window, "
@@ -376,13 +374,12 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
     p->key_lengths = desc->key_lengths;
     MHA_TRY(check_scale(desc, p));
     MHA_TRY(check_ragged(desc, p));
-    MHA_TRY(check_offset(desc, wanted, p));
     MHA_TRY(check_lengths(p));
     MHA_TRY(check_masks(desc, p));
     MHA_TRY(take_inputs(desc, p));
     MHA_TRY(check_scores(desc, p));
     note_options(p);
-    return MHA_OK;
+    return check_offset(desc, wanted, p);
 }
 
 /* ---- tensors ------------------------------------------------------------------------------- */

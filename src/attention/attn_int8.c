@@ -37,8 +37,8 @@ typedef struct int8_worker {
 
 const char *mhai_int8_refuses(const mha_context *context, const mhai_attn_problem *p)
 {
-    const uint32_t takes =
-        mhai_masks | mhai_biases | MHAI_USES(ragged) | MHAI_USES(sink_logits) | MHAI_USES(gates);
+    const int takes =
+        MHAI_MASKS | MHAI_BIASES | MHAI_USES(ragged) | MHAI_USES(sink_logits) | MHAI_USES(gates);
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
     const int count = mhai_attn_list_outputs(p, outputs);
     (void)context;

@@ -10,8 +10,8 @@
  * fast there; four rows over 64 keys take as long in either way. */
 enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
 
-static const uint32_t takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
-                              MHAI_USES(keep_mask) | MHAI_USES(bias);
+static const int takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
+                         MHAI_USES(keep_mask) | MHAI_USES(bias);
 
 bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {

@@ -238,12 +238,11 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
 {
     mhai_attn_problem bare = *p;
     if (p->want.stage == MHA_SCORES_BIASED) return bare;
-#define DROP(name, type, axes, stage)                                                   \
-    if (MHAI_STAGE_##stage == MHAI_STAGE_MASK || MHAI_STAGE_##stage == MHAI_STAGE_BIAS) \
-        bare.name = (mhai_form_##axes){0};
+#define DROP(name, type, axes, stage) \
+    if ((MHAI_MASKS | MHAI_BIASES) & MHAI_USES(name)) bare.name = (mhai_form_##axes){0};
     MHA_ATTENTION_INPUTS(DROP)
 #undef DROP
-    bare.uses &= ~(mhai_masks | mhai_biases);
+    bare.uses &= ~(MHAI_MASKS | MHAI_BIASES);
     bare.causal = bare.window = false;
     bare.key_lengths = NULL;
     bare.callback = NULL;

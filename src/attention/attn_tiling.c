@@ -67,11 +67,11 @@ static double least_time(const mhai_attn_problem *p)
  * several are done packed then. Patterns of blocks cut strips as they like. */
 static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
 {
-    const uint32_t intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
-                               MHAI_USES(global_queries),
-                   dense = MHAI_USES(keep_mask);
+    const int intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
+                          MHAI_USES(global_queries),
+              dense = MHAI_USES(keep_mask);
     if (p->uses & MHAI_USES(keep_blocks)) return true;
-    return rows > tile_rows && (p->uses & mhai_masks & ~(intervals | dense));
+    return rows > tile_rows && (p->uses & MHAI_MASKS & ~(intervals | dense));
 }
 
 /* The end of the keys that causal and lengths leave to some row. */
@@ -99,8 +99,8 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
  * of all keys, which they keep, take much memory. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
-    const uint32_t takes = mhai_masks | mhai_biases | MHAI_USES(softcap) | MHAI_USES(shaw_keys) |
-                           MHAI_USES(sink_logits) | MHAI_USES(gates);
+    const int takes = MHAI_MASKS | MHAI_BIASES | MHAI_USES(softcap) | MHAI_USES(shaw_keys) |
+                      MHAI_USES(sink_logits) | MHAI_USES(gates);
     enum { IN_VAIN = 8 }; /* blocks that a window hides take 1.5 of the 27 us of a group of 8 */
     int64_t floats;
     if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;

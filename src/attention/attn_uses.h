@@ -21,21 +21,36 @@
 #define MHAI_USE_OPTION(name) MHAI_USE_##name,
 #define MHAI_USE_INPUT(name, type, axes, stage) MHAI_USE_##name,
 enum { MHAI_ATTN_OPTIONS(MHAI_USE_OPTION) MHA_ATTENTION_INPUTS(MHAI_USE_INPUT) MHAI_USE_COUNT };
-_Static_assert(MHAI_USE_COUNT <= 32, "a bit for each");
-#define MHAI_USES(name) (UINT32_C(1) << MHAI_USE_##name)
+_Static_assert(MHAI_USE_COUNT <= 30, "a bit of an int for each");
+#define MHAI_USES(name) (1 << MHAI_USE_##name)
 
 /* Where in the formula a tensor is read. */
-enum { MHAI_STAGE_PRODUCT, MHAI_STAGE_BIAS, MHAI_STAGE_MASK, MHAI_STAGE_RESULT };
+enum {
+    MHAI_STAGE_PRODUCT,
+    MHAI_STAGE_BIAS,
+    MHAI_STAGE_DISTANCE,
+    MHAI_STAGE_MASK,
+    MHAI_STAGE_RESULT
+};
 
-/* Everything that hides keys, and everything that is added to capped scores. */
+/* All inputs of a stage. */
 #define MHAI_MASK_BIT(name, type, axes, stage) \
     | (MHAI_STAGE_##stage == MHAI_STAGE_MASK ? MHAI_USES(name) : 0)
 #define MHAI_BIAS_BIT(name, type, axes, stage) \
     | (MHAI_STAGE_##stage == MHAI_STAGE_BIAS ? MHAI_USES(name) : 0)
-static const uint32_t mhai_masks = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
-                                   MHAI_USES(sink_keys) |
-                                   MHAI_USES(keep_callback) MHA_ATTENTION_INPUTS(MHAI_MASK_BIT);
-static const uint32_t mhai_biases = 0 MHA_ATTENTION_INPUTS(MHAI_BIAS_BIT);
+#define MHAI_DISTANCE_BIT(name, type, axes, stage) \
+    | (MHAI_STAGE_##stage == MHAI_STAGE_DISTANCE ? MHAI_USES(name) : 0)
+enum { MHAI_DISTANCES = 0 MHA_ATTENTION_INPUTS(MHAI_DISTANCE_BIT) };
+
+/* Everything that hides keys; is added to capped scores; reads where queries stand. */
+enum {
+    MHAI_MASKS = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
+                 MHAI_USES(sink_keys) |
+                 MHAI_USES(keep_callback) MHA_ATTENTION_INPUTS(MHAI_MASK_BIT),
+    MHAI_BIASES = MHAI_DISTANCES MHA_ATTENTION_INPUTS(MHAI_BIAS_BIT),
+    MHAI_POSITIONS = MHAI_USES(causal) | MHAI_USES(window) | MHAI_USES(shaw_keys) |
+                     MHAI_USES(shaw_values) | MHAI_DISTANCES
+};
 
 /* An input that broadcasts to up to four axes: data NULL means absent. */
 typedef struct mhai_attn_broadcast {
