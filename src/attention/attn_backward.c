@@ -357,7 +357,7 @@ static mha_status make_plan(const mha_context *context, const arguments *a, bool
     const mhai_attn_problem *p = &plan->x.p;
     mha_attention_plan *account = &plan->account;
     MHA_TRY(check(a, need_data, &plan->x));
-    MHA_TRY(mhai_attn_choose(context, p, &plan->backend, &account->reason));
+    MHA_TRY(mhai_attn_choose(context, p, true, &plan->backend, &account->reason));
     account->path = plan->backend->path;
     plan->threads = context->num_threads;
     return plan->backend->plan_backward(context, plan);

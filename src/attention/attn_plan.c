@@ -31,13 +31,14 @@ static const mhai_attn_backend backends[] = {
      .run_backward = mhai_plain_run_backward},
 };
 
-mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p,
+mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p, bool backward,
                             const mhai_attn_backend **backend, const char **reason)
 {
     const char *refusal = NULL, *instead = "compute int8 has no path plain; use path auto";
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
         const mhai_attn_backend *row = &backends[i];
-        if (row->compute != p->compute || (p->asked == MHA_PATH_PLAIN && row->path != p->asked))
+        if (row->compute != p->compute || (p->asked == MHA_PATH_PLAIN && row->path != p->asked) ||
+            (backward && !row->run_backward))
             continue;
         const char *why = row->refuses ? row->refuses(context, p) : NULL;
         if (!why) {
@@ -73,7 +74,7 @@ mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call 
     mha_attention_plan *account = &plan->account;
     MHA_TRY(mhai_attn_check(call->desc, call->q, call->k, call->v, call->o, call->outputs,
                             need_data, &plan->p));
-    MHA_TRY(mhai_attn_choose(context, &plan->p, &plan->backend, &account->reason));
+    MHA_TRY(mhai_attn_choose(context, &plan->p, false, &plan->backend, &account->reason));
     account->path = plan->backend->path;
     account->compute = plan->p.compute;
     return plan->backend->plan(context, plan);

@@ -73,9 +73,11 @@ typedef struct mhai_attn_call {
 MHA_NODISCARD mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call *call,
                                              bool need_data, mhai_attn_plan *plan);
 
-/* The first back end that takes the problem as it was asked for. *reason: why it is this one. */
+/* The first back end that takes the problem, or its gradients, as it was asked for. *reason: why it
+ * is this one. */
 MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p,
-                                          const mhai_attn_backend **backend, const char **reason);
+                                          bool backward, const mhai_attn_backend **backend,
+                                          const char **reason);
 
 /* Add n pieces of so many bytes to *total as the context hands them out. */
 MHA_NODISCARD mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n);
