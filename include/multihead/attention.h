@@ -40,8 +40,8 @@
  *     o[.., d] of that row non-finite and nothing else.
  *   - p is 0 for every key that a query does not see, in every row.
  *   - Finite scores must stay within +-2.3e38; scores of +-1e4 and beyond are fine. Values must
- * stay within +-6e35, since up to 512 of them are summed before the division
- * (docs/numerics.md 3.9).
+ *     stay within +-6e35, since up to 512 of them are summed before the division
+ *     (docs/numerics.md 3.9).
  *
  * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is f32
  * (in double on the plain path, and then rounded to f32); elements are converted in registers, and

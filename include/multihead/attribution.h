@@ -33,10 +33,9 @@ typedef struct mha_head_writing {
     const mha_tensor *written; /* [B,H,T,E] out_h: the signed term of each head in each feature */
     const mha_tensor *norms;   /* [B,H,T] ||out_h|| */
     const mha_tensor *shares;  /* [B,H,T] ||out_h|| / sum_g ||out_g||; 0 where all are 0 */
-    const mha_tensor
-        *cosines;             /* [H,H] mean over tokens of cos(out_h, out_g). Tokens beyond lengths
+    const mha_tensor *cosines; /* [H,H] mean over tokens of cos(out_h, out_g). Tokens beyond lengths
                                  and those where one of the two is 0 do not count; 0 if none does */
-    const mha_tensor *output; /* [B,T,E] Y */
+    const mha_tensor *output;  /* [B,T,E] Y */
 } mha_head_writing;
 
 /**

@@ -30,8 +30,8 @@ typedef struct mha_head_distances mha_head_distances;
  * Make sums over all pairs of `heads` heads: those of a layer, or all whose rows come together.
  *
  *   weight [heads,width,E] in    f32, any strides: W_O of each head. Of a matrix [E, heads width],
- * as PyTorch has it, the strides are {width, 1, heads width}. NULL: what is given to outputs() is
- * out_h itself
+ *                                as PyTorch has it, the strides are {width, 1, heads width}. NULL:
+ *                                what is given to outputs() is out_h itself
  *
  * width 0: maps only.
  *
@@ -54,7 +54,7 @@ MHA_API void mha_head_distances_destroy(mha_head_distances *distances);
  * Take rows of attention.
  *
  *   p [heads,R,S] in    f32, any strides, as from mha_attention_visit_rows(); S may differ from
- * call to call
+ *                       call to call
  *
  * A row is made to sum to 1 first (a sink takes a share); a pair's row counts if both heads have
  * one.

@@ -3,7 +3,7 @@
  * Three parts, each usable alone:
  *
  *   - a source of rows: mha_attention_visit_rows() hands out the probabilities of all heads, a
- * block of query rows at a time, from q and k; no T x S array is kept;
+ *     block of query rows at a time, from q and k; no T x S array is kept;
  *   - mha_head_measures, which takes such rows (or whole maps from anywhere) of any number of texts
  *     and is read as scores: where a head's attention goes, each score beside its chance level and
  *     the number of rows that it was measured on;

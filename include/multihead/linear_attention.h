@@ -30,7 +30,7 @@
  *     map: if its features say so). A non-finite v[.., s, d] of a visible key makes o[.., d]
  *     non-finite and nothing else. Both stay in the state that is handed on.
  *   - Elements of q and k below -87 count as -87. Products of features must stay within the range
- * of f32; where phi(q) . z underflows to 0, o is 0.
+ *     of f32; where phi(q) . z underflows to 0, o is 0.
  *
  * SPDX-License-Identifier: MIT
  */

@@ -5,10 +5,10 @@
  * that code which was written for it gets the same numbers. docs/presets.md has all of them beside
  * ours in one table. Two things are ours everywhere:
  *
- *   - Booleans are MHA_U8 tensors, 0 false and everything else true; what true means is the
- * rival's.
+ *   - Booleans are MHA_U8 tensors, 0 false and everything else true; what true means is up to the
+ *     other library.
  *   - A key that a query does not see is skipped, not multiplied by 0: NaN or infinity in a masked
- *     key or value never reaches a result (with the rivals 0 * NaN is NaN). A non-finite element of
+ *     key or value never reaches a result (elsewhere 0 * NaN is NaN). A non-finite element of
  *     a visible key or of the query makes the row NaN.
  *
  * Float masks may hold anything that is not NaN or +infinity; -inf masks. Finite values below

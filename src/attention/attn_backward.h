@@ -19,9 +19,8 @@ typedef struct mhai_backward_sums {
 typedef struct mhai_backward_problem {
     mhai_attn_problem p; /* o and lse are inputs */
     mha_tensor o_gradient;
-    mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates,
-        scale; /* data NULL:
-                  not wanted */
+    /* Gradients that are wanted; data NULL: not wanted. */
+    mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates, scale;
     bool accumulate;
     double *delta; /* [batch, H, rows] dO . o, of each row of q; NaN: the row is not finite */
     mhai_backward_sums sums;

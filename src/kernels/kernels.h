@@ -51,11 +51,14 @@ typedef struct mhai_poison {
 } mhai_poison;
 
 /* What becomes of a strip's scores, where they are not simply softmaxed. Pointers are per row,
- * since the rows of a strip may come from several heads; NULL means absent. In this order: s +=
- * shaw[clip(shaw_center + j, 0, shaw_last)]      (in units of the score before the cap) s  =
- * softcap log2 e tanh(s / softcap)               (q then comes without the factor log2 e) s +=
- * (bias[j * bias_stride] + relative[j]) log2 e   (a bias of -inf drops the key) s  = -inf outside
- * begin .. end and outside the runs, and where keep[j * keep_stride] is 0 */
+ * since the rows of a strip may come from several heads; NULL means absent. In this order:
+ *
+ *   s += shaw[clip(shaw_center + j, 0, shaw_last)]      in units of the score before the cap
+ *   s  = softcap log2 e tanh(s / softcap)               q then comes without the factor log2 e
+ *   s += (bias[j * bias_stride] + relative[j]) log2 e   a bias of -inf drops the key
+ *   s  = -inf                                           outside begin .. end and outside the runs,
+ *                                                       and where keep[j * keep_stride] is 0
+ */
 enum { MHAI_MAX_RUNS = MHAI_KEY_BLOCK / MHAI_PANEL / 2 };
 typedef struct mhai_tile_mask {
     int runs; /* of panels of which rows see something, with gaps between them; 0: one, the tile */

@@ -2,7 +2,9 @@
  *
  *   32 bits  the float itself; a masked cell is the NaN 0x7FC0A5A5
  *   16, 8    q = round(top * sqrt(|v| / m)), m the map's greatest magnitude; the two highest
- * codes are "not finite" and "masked". With negative values codes run from -mid to mid, plus mid.
+ *            codes are "not finite" and "masked". With negative values codes run from -mid to mid,
+ *            plus mid.
+ *
  * The square root spends the codes where attention weights are: near 0. A value is then known
  * within sqrt(|v| m) / top + m / (4 top^2).
  */

@@ -149,6 +149,9 @@ def arrays():
     check_good(explain("--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--svg", "arrays.svg"), "svg")
     swapped = explain("--q", "k.npy", "--k", "q.npy")
     check(swapped.code != 0 and len(swapped.errors) == 1, f"2 query heads, 4 to share: {swapped.err}")
+    write_npy(FOLDER / "narrow.npy", (2, 2, 5, 6), [0.0] * 120)
+    check_error(explain("--q", "q.npy", "--k", "narrow.npy"), BAD_INPUT, "k: dim 3 is 6, expected 8",
+                command="explain")
     check_error(explain("--q", "none.npy"), NO_INPUT, "none.npy", command="explain")
     write_npy(FOLDER / "flat.npy", (4,), [0.0] * 4)
     check_error(explain("--q", "flat.npy"), BAD_INPUT, "flat.npy", "axes", command="explain")

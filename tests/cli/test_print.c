@@ -97,7 +97,7 @@ static void texts_from_anywhere(void **state)
     expect("|", 1, "%.3s|", "\xF0\x9F\x98\x80");
     expect("\xF0\x9F\x98\x80|", 3, "%.4s|", "\xF0\x9F\x98\x80");
     expect("\\xc3|", 5, "%.*s|", 2, "\xC3"); /* nothing follows: no character is cut */
-    char *exact = malloc(4); /* nothing behind what a precision gives is read */
+    char *exact = malloc(4);                 /* nothing behind what a precision gives is read */
     assert_non_null(exact);
     memcpy(exact, "ab\xE2\x80", 4);
     expect("ab|", 3, "%.*s|", 4, exact);
