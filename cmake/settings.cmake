@@ -7,6 +7,13 @@ target_compile_options(multihead_settings INTERFACE
   -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
   -Wundef -Wcast-qual -Wvla -Wwrite-strings -Wformat=2
   $<$<BOOL:${MHA_WERROR}>:-Werror>)
+if(MHA_FUZZ)
+  if(NOT CMAKE_C_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "MHA_FUZZ needs clang: -DCMAKE_C_COMPILER=clang")
+  endif()
+  set(MHA_SANITIZE fuzzer-no-link,address,undefined)
+  add_compile_options(-O1)
+endif()
 if(MHA_SANITIZE)
   target_compile_options(multihead_settings INTERFACE
     -fsanitize=${MHA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)

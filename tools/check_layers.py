@@ -33,6 +33,7 @@ ALLOWED = {
     "examples": (set(), PUBLIC | MODEL | {"render"}),
     "tests/unit": ({"support", "reference"}, PUBLIC | MODEL | {"render"}),
     "tests/support": ({"support"}, PUBLIC),
+    "tests/fuzz": ({"fuzz", "support"}, PUBLIC | MODEL | {"render"}),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')

@@ -134,8 +134,8 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_read(const mha_safetensors *fil
 MHA_API const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key);
 
 /**
- * Write a safetensors file, whole or not at all. Tensors are stored in the order given, in row
- * order, each aligned to 8 bytes within the file if those before it have 8-byte multiples.
+ * Write a safetensors file, whole or not at all. Tensors are stored by the size of their elements,
+ * the largest first, else in the order given; so each lies aligned. Elements are in row order.
  *
  *   names [count], tensors [count]: any strides, any dtype (u8 is written as U8)
  *   metadata: pairs key, text, key, text, ..., NULL; or NULL for none

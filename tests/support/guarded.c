@@ -82,20 +82,29 @@ guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, un
     size_t size = mha_dtype_size(dtype), page = (size_t)sysconf(_SC_PAGESIZE);
     size_t needed = (size_t)span * size + FRONT;
     g.bytes = (needed + page - 1) / page * page;
-    g.map_bytes = g.bytes + page;
-    g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    must(g.map != MAP_FAILED, "no memory");
-    must(mprotect(g.map + g.bytes, page, PROT_NONE) == 0, "mprotect failed");
-    g.view.data = g.map + g.bytes - (size_t)span * size + (size_t)start * size;
+    unsigned char *all =
+        mmap(NULL, g.bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    must(all != MAP_FAILED, "no memory");
+    g.map = all + page;
+    guarded_protect(&g, false);
+    const size_t lowest = layout & LAYOUT_FRONT ? 0 : g.bytes - (size_t)span * size;
+    g.view.data = g.map + lowest + (size_t)start * size;
     guarded_clear(&g);
     return g;
 }
 
 void guarded_free(guarded *g)
 {
-    if (g->map) munmap(g->map, g->map_bytes);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (g->map) munmap(g->map - page, g->bytes + 2 * page);
     free(g->copy);
     *g = (guarded){.view = {.ndim = -1}};
+}
+
+void guarded_protect(const guarded *g, bool read_only)
+{
+    must(mprotect(g->map, g->bytes, read_only ? PROT_READ : PROT_READ | PROT_WRITE) == 0,
+         "mprotect failed");
 }
 
 unsigned guarded_random_layout(rng *r, bool input)

@@ -1,8 +1,9 @@
 /* Tensors in memory that notices what should not happen to it.
  *
  * All memory around and between the elements holds 0xFF (a NaN as f32); behind the last element
- * lies a page that nobody may read. So reading a gap shows in the numbers, writing one is found by
- * guarded_gaps_intact(), and reading beyond the end stops the test. */
+ * lies a page that nobody may read, and another one before the memory. So reading a gap shows in
+ * the numbers, writing one is found by guarded_gaps_intact(), and reading beyond the end stops the
+ * test. */
 #ifndef TEST_GUARDED_H
 #define TEST_GUARDED_H
 
@@ -17,19 +18,23 @@ enum {
     LAYOUT_PAD = 1 << 1,      /* odd gaps between rows, matrices, ... */
     LAYOUT_NEGATIVE = 1 << 2, /* some outer axes run backwards */
     LAYOUT_REPEAT = 1 << 3,   /* some outer axes have stride 0: inputs only */
-    LAYOUT_LAST = 1 << 4      /* the last axis may have a gap or run backwards too */
+    LAYOUT_LAST = 1 << 4,     /* the last axis may have a gap or run backwards too */
+    LAYOUT_FRONT = 1 << 5     /* the lowest element stands right behind the page in front */
 };
 
 typedef struct guarded {
     mha_tensor view;
-    unsigned char *map; /* pages; the last one is not readable */
-    size_t map_bytes, bytes;
+    unsigned char *map; /* whole pages; those before and behind are not readable */
+    size_t bytes;
     unsigned char *copy; /* guarded_snapshot() */
 } guarded;
 
 /* All bytes 0xFF. Stops the process where memory is short: there is nothing to test then. */
 guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout);
 void guarded_free(guarded *g);
+
+/* Memory that may be read only, or again written too. */
+void guarded_protect(const guarded *g, bool read_only);
 
 /* A layout by chance. */
 unsigned guarded_random_layout(rng *r, bool input);

@@ -1,0 +1,211 @@
+/* See fuzz_call.h. */
+#include "fuzz_call.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void fuzz_call_make(fuzz_call *c, fuzz_part *in)
+{
+    memset(c, 0, sizeof *c);
+    c->in = in;
+    c->r = rng_make(fuzz_take(in, 4), 0);
+}
+
+void fuzz_call_free(fuzz_call *c)
+{
+    for (int i = 0; i < c->own; i++) guarded_free(&c->made[i]);
+}
+
+void fuzz_call_add(fuzz_call *c, guarded *tensor, bool output)
+{
+    fuzz_must(c->count < FUZZ_MOST_TENSORS, "too many tensors for this target");
+    c->all[c->count] = tensor;
+    c->right[c->count] = tensor->view;
+    c->output[c->count++] = output;
+}
+
+mha_dtype fuzz_float(fuzz_call *c)
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F32, MHA_F16, MHA_BF16};
+    return types[fuzz_pick(c->in, 0, 3)];
+}
+
+/* Numbers as they are in use; odd ones if asked for. */
+static void fill(fuzz_call *c, const mha_tensor *x, bool odd)
+{
+    static const float rare[] = {0, -0.0f, 1e-40f, 3e38f, -3e38f, INFINITY, -INFINITY, NAN};
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(x)) return;
+    do {
+        void *at = guarded_element(x, index);
+        const uint64_t bits = rng_next(&c->r);
+        float value = (float)((double)(bits >> 40) * 0x1p-22 - 2);
+        uint16_t half;
+        if (odd && bits % 13 == 0) value = rare[bits >> 8 & 7];
+        memcpy(&half, (char *)&value + 2, sizeof half);
+        switch (x->dtype) {
+        case MHA_F32: memcpy(at, &value, sizeof value); break;
+        case MHA_BF16: memcpy(at, &half, sizeof half); break;
+        case MHA_F16: *(uint16_t *)at = (uint16_t)(odd ? bits : bits & 0xBDFF); break;
+        case MHA_U8: *(uint8_t *)at = bits & 3 ? (uint8_t)(bits >> 8) : 0; break;
+        case MHA_I32: *(int32_t *)at = (int32_t)(bits & 3); break;
+        default: *(int64_t *)at = (int64_t)(bits & 3) - (odd && bits & 4);
+        }
+    } while (guarded_next(x, index));
+}
+
+static mha_tensor *make(fuzz_call *c, mha_dtype dtype, int ndim, const int64_t *shape, bool output)
+{
+    guarded *g = &c->made[c->own++];
+    unsigned layout = guarded_random_layout(&c->r, !output && dtype != MHA_I64);
+    if (ndim < 2) layout = 0;
+    if (rng_chance(&c->r, 0.4)) layout |= LAYOUT_FRONT;
+    *g = guarded_make(&c->r, dtype, ndim, shape, layout);
+    fuzz_call_add(c, g, output);
+    return &g->view;
+}
+
+mha_tensor *fuzz_input(fuzz_call *c, mha_dtype dtype, int ndim, const int64_t *shape)
+{
+    mha_tensor *view = make(c, dtype, ndim, shape, false);
+    fill(c, view, fuzz_pick(c->in, 0, 7) == 0);
+    return view;
+}
+
+mha_tensor *fuzz_output(fuzz_call *c, mha_dtype dtype, int ndim, const int64_t *shape)
+{
+    return make(c, dtype, ndim, shape, true);
+}
+
+mha_tensor *fuzz_broadcast(fuzz_call *c, mha_dtype dtype, int ndim, const int64_t *shape)
+{
+    int64_t some[MHA_MAX_DIMS];
+    const int kept = (int)fuzz_pick(c->in, 0, ndim);
+    for (int i = 0; i < kept; i++) some[i] = fuzz_pick(c->in, 0, 3) ? shape[ndim - kept + i] : 1;
+    return fuzz_input(c, dtype, kept, some);
+}
+
+void fuzz_call_spoil(fuzz_call *c)
+{
+    const int64_t times = fuzz_pick(c->in, 0, 5) - 2;
+    for (int64_t i = 0; i < times && c->count > 0; i++) {
+        const int chosen = (int)fuzz_pick(c->in, 0, c->count - 1);
+        mha_tensor *view = &c->all[chosen]->view;
+        c->may_fail = true;
+        if (c->output[chosen] && fuzz_pick(c->in, 0, 3) == 0)
+            view->data = c->all[fuzz_pick(c->in, 0, c->count - 1)]->view.data;
+        else
+            fuzz_spoil_tensor(c->in, view);
+    }
+}
+
+bool fuzz_call_backed(const fuzz_call *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        bool found = false;
+        for (int j = 0; j < c->count && !found; j++)
+            found = fuzz_backed(&c->all[i]->view, c->all[j]->map, c->all[j]->bytes);
+        if (!found) return false;
+    }
+    return true;
+}
+
+void *fuzz_struct(fuzz_call *c, const void *given, size_t size)
+{
+    const uint32_t said = fuzz_pick(c->in, 0, 15)
+                              ? (uint32_t)size
+                              : (uint32_t)fuzz_pick(c->in, 0, (int64_t)size + 24);
+    unsigned char *copy = calloc(1, said < 4 ? 4 : said);
+    fuzz_must(copy != NULL, "out of memory");
+    memcpy(copy, given, said < size ? said : size);
+    memcpy(copy, &said, sizeof said);
+    c->may_fail = c->may_fail || said != size;
+    return copy;
+}
+
+/* ---- the two runs -------------------------------------------------------------------------- */
+
+static void prepare(fuzz_call *c, int byte)
+{
+    for (int i = 0; i < c->count; i++)
+        if (c->output[i])
+            memset(c->all[i]->map, byte, c->all[i]->bytes);
+        else
+            guarded_protect(c->all[i], true);
+}
+
+static void release(fuzz_call *c)
+{
+    for (int i = 0; i < c->count; i++)
+        if (!c->output[i]) guarded_protect(c->all[i], false);
+}
+
+static void check_untouched(const fuzz_call *c, int byte)
+{
+    for (int i = 0; i < c->count; i++) {
+        const guarded *g = c->all[i];
+        fuzz_must(!c->output[i] ||
+                      (g->map[0] == byte && memcmp(g->map, g->map + 1, g->bytes - 1) == 0),
+                  "an output was written on an error");
+    }
+}
+
+/* What is not an element of the view is as it was. */
+static void check_gaps(const guarded *g, const mha_tensor *view, unsigned char byte)
+{
+    unsigned char *mark = calloc(g->bytes, 1);
+    int64_t index[MHA_MAX_DIMS] = {0};
+    const size_t size = mha_dtype_size(view->dtype);
+    fuzz_must(mark != NULL, "out of memory");
+    if (!guarded_is_empty(view)) do
+            memset(mark + ((unsigned char *)guarded_element(view, index) - g->map), 1, size);
+        while (guarded_next(view, index));
+    for (size_t i = 0; i < g->bytes; i++)
+        fuzz_must(mark[i] || g->map[i] == byte, "written beside the elements of an output");
+    free(mark);
+}
+
+static bool both_nan(const void *a, const void *b)
+{
+    float x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return isnan(x) && isnan(y);
+}
+
+/* As in the run before, which began from other bytes: so all elements were written. */
+static void check_same(const guarded *g, const mha_tensor *view)
+{
+    int64_t index[MHA_MAX_DIMS] = {0};
+    const size_t size = mha_dtype_size(view->dtype);
+    if (guarded_is_empty(view)) return;
+    do {
+        const unsigned char *now = guarded_element(view, index), *then = g->copy + (now - g->map);
+        fuzz_must(memcmp(now, then, size) == 0 || (view->dtype == MHA_F32 && both_nan(now, then)),
+                  "two threads give other bits than one, or an element was not written");
+    } while (guarded_next(view, index));
+}
+
+mha_status fuzz_call_check(fuzz_call *c, fuzz_call_fn *call, void *user)
+{
+    const unsigned isa = (unsigned)fuzz_pick(c->in, 0, 4);
+    mha_status status[2];
+    for (int run = 0; run < 2; run++) {
+        const int byte = run ? 0xA5 : 0xFF;
+        prepare(c, byte);
+        status[run] = call(fuzz_context(run + 1, isa), user);
+        release(c);
+        fuzz_must_speak(status[run]);
+        if (status[run] != MHA_OK) check_untouched(c, byte);
+        for (int i = 0; i < c->count && status[run] == MHA_OK; i++) {
+            if (!c->output[i]) continue;
+            check_gaps(c->all[i], &c->all[i]->view, (unsigned char)byte);
+            if (run == 0) guarded_snapshot(c->all[i]);
+            if (run == 1) check_same(c->all[i], &c->all[i]->view);
+        }
+    }
+    fuzz_must(status[0] == status[1], "two threads give another status than one");
+    fuzz_must(status[0] != MHA_ERR_NOMEM, "a small problem asks for too much memory");
+    return status[0];
+}

@@ -1,0 +1,152 @@
+/* Mutants that get past the first check. See fuzz.h. */
+#include "fuzz.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
+
+/* Text that grows and shrinks in a room of its own. */
+typedef struct piece {
+    uint8_t *data;
+    size_t size, room;
+} piece;
+
+static void replace(piece *p, size_t at, size_t bytes, const char *by)
+{
+    const size_t new = strlen(by);
+    if (p->size - bytes + new > p->room) return;
+    memmove(p->data + at + new, p->data + at + bytes, p->size - at - bytes);
+    memcpy(p->data + at, by, new);
+    p->size += new - bytes;
+}
+
+/* One number of the text becomes another, neighbours and powers of two above all. */
+static bool change_number(rng *r, piece *p)
+{
+    static const uint64_t odd[] = {0,     1,         2,          3,         4,          8,
+                                   16,    64,        127,        255,       65535,      1 << 20,
+                                   10000, INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX, 1000000};
+    int64_t runs = 0;
+    for (size_t i = 0; i < p->size; i++)
+        runs += isdigit(p->data[i]) && (i == 0 || !isdigit(p->data[i - 1]));
+    if (runs == 0) return false;
+    int64_t wanted = rng_between(r, 0, runs - 1);
+    size_t at = 0, end;
+    for (;; at++)
+        if (isdigit(p->data[at]) && (at == 0 || !isdigit(p->data[at - 1])) && wanted-- == 0) break;
+    uint64_t value = 0;
+    for (end = at; end < p->size && isdigit(p->data[end]); end++)
+        value = value * 10 + (uint64_t)(p->data[end] - '0');
+    char text[32];
+    switch (rng_between(r, 0, 4)) {
+    case 0: value = RNG_PICK(r, odd); break;
+    case 1: value += (uint64_t)rng_between(r, -2, 2); break;
+    case 2: value = value * 2; break;
+    case 3: value = value / 2; break;
+    default: value = (uint64_t)rng_between(r, 0, 70);
+    }
+    snprintf(text, sizeof text, "%s%" PRIu64, rng_chance(r, 0.05) ? "-" : "", value);
+    replace(p, at, end - at, text);
+    return true;
+}
+
+static void change_text(rng *r, piece *p)
+{
+    if (rng_chance(r, 0.4) && change_number(r, p)) return;
+    p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
+}
+
+/* The largest end that "data_offsets": [a, b] names. */
+static size_t last_offset(const uint8_t *text, size_t size)
+{
+    static const char key[] = "data_offsets";
+    unsigned long most = 0;
+    for (size_t i = 0; i + sizeof key < size; i++) {
+        if (memcmp(text + i, key, sizeof key - 1) != 0) continue;
+        const uint8_t *comma = memchr(text + i, ',', size - i);
+        const unsigned long end = comma ? strtoul((const char *)comma + 1, NULL, 10) : 0;
+        if (end > most) most = end;
+    }
+    return most;
+}
+
+/* A length of `width` bytes at `at`, a header of that length, data. */
+static void change_framed(rng *r, piece *p, size_t at, size_t width, bool offsets)
+{
+    const size_t begin = at + width;
+    if (p->size < begin + 2 || p->room < begin + 16) {
+        p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
+        return;
+    }
+    uint64_t length = 0;
+    for (size_t i = width; i-- > 0;) length = length << 8 | p->data[at + i];
+    if (length > p->size - begin) length = p->size - begin;
+    const size_t data = p->size - begin - (size_t)length;
+    const int choice = (int)rng_between(r, 0, 9);
+    if (choice == 0) { /* the frame itself */
+        LLVMFuzzerMutate(p->data, begin, begin);
+        return;
+    }
+    piece part = {malloc(p->room + 1), 0, 0};
+    fuzz_must(part.data != NULL, "out of memory");
+    const bool of_data = choice == 1 && data > 0;
+    uint8_t *from = p->data + begin + (of_data ? length : 0);
+    part.size = of_data ? data : (size_t)length;
+    part.room = p->room - p->size + part.size;
+    memcpy(part.data, from, part.size);
+    change_text(r, &part);
+    part.data[part.size] = '\0';
+    if (of_data) {
+        memcpy(from, part.data, part.size);
+        p->size = begin + (size_t)length + part.size;
+    } else {
+        memmove(from + part.size, from + length, data);
+        memcpy(from, part.data, part.size);
+        p->size = begin + part.size + data;
+        for (size_t i = 0; i < width; i++) p->data[at + i] = (uint8_t)(part.size >> (8 * i));
+        const size_t end = offsets ? last_offset(part.data, part.size) : 0;
+        if (end > 0 && rng_chance(r, 0.5) && end <= p->room - begin - part.size) {
+            for (size_t i = data; i < end; i++) from[part.size + i] = (uint8_t)i;
+            p->size = begin + part.size + end;
+        }
+    }
+    free(part.data);
+}
+
+static void change(rng *r, piece *p, char kind)
+{
+    switch (kind) {
+    case 's': change_framed(r, p, 0, 8, true); break;
+    case 'n': change_framed(r, p, 8, p->size > 6 && p->data[6] > 1 ? 4 : 2, false); break;
+    case 't': change_text(r, p); break;
+    default: p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
+    }
+}
+
+size_t fuzz_mutate(uint8_t *data, size_t size, size_t most, unsigned seed, const char *kinds)
+{
+    fuzz_part parts[FUZZ_MOST_PARTS];
+    const int count = (int)strlen(kinds);
+    rng r = rng_make(seed, 0);
+    if (rng_chance(&r, 0.05)) return LLVMFuzzerMutate(data, size, most);
+    fuzz_cut(data, size, parts, count);
+    int chosen = (int)rng_between(&r, 0, count - 1);
+    if (!parts[chosen].data) chosen = 0;
+    const size_t begin = (size_t)(parts[chosen].data - data);
+    const size_t behind = size - begin - parts[chosen].size;
+    piece p = {malloc(most + 1), parts[chosen].size, most - begin - behind};
+    uint8_t *rest = malloc(behind + 1);
+    fuzz_must(p.data && rest, "out of memory");
+    memcpy(p.data, parts[chosen].data, p.size);
+    memcpy(rest, data + begin + parts[chosen].size, behind);
+    for (int64_t n = rng_between(&r, 1, 3); n > 0; n--) change(&r, &p, kinds[chosen]);
+    memcpy(data + begin, p.data, p.size);
+    memcpy(data + begin + p.size, rest, behind);
+    free(p.data);
+    free(rest);
+    return begin + p.size + behind;
+}

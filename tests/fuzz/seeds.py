@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""Write the inputs that fuzzing starts from: seeds.py FOLDER makes FOLDER/TARGET/NAME.
+
+A few whole ones of each kind, small, and those that once did harm; nothing but this script is kept.
+"""
+import json
+import pathlib
+import random
+import struct
+import sys
+
+CUT = b"\n=8<=\n"
+
+
+def parts(*pieces):
+    return CUT.join(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+
+
+# ---- safetensors, .npy ------------------------------------------------------------------------
+
+def floats(count, seed=0):
+    draw = random.Random(seed)
+    return struct.pack(f"<{count}f", *(draw.gauss(0, 1) for _ in range(count)))
+
+
+def product(shape):
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def safetensors(tensors, metadata=None, pad=0):
+    """tensors: name -> (dtype, shape, bytes); pad: blanks behind the header."""
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape),
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header, separators=(",", ":")).encode() + b" " * pad
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def f32(*shape, seed=0):
+    return "F32", shape, floats(product(shape), seed)
+
+
+def npy(shape, dtype="<f4", content=None, version=1, fortran=False):
+    size = int(dtype[2:])
+    if content is None:
+        content = floats(product(shape)) if dtype == "<f4" else bytes(size * product(shape))
+    text = repr({"descr": dtype, "fortran_order": fortran, "shape": tuple(shape)}).encode()
+    width = 2 if version == 1 else 4
+    text += b" " * (-(len(text) + 9 + width) % 64) + b"\n"
+    return (b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(width, "little") + text
+            + content)
+
+
+def of_safetensors():
+    yield "empty", safetensors({})
+    yield "some", safetensors({"a": f32(2, 3), "b": ("I64", (1,), bytes(8)),
+                               "c": ("BOOL", (3,), b"\1\0\1"), "d": ("BF16", (), b"\0\0")},
+                              {"format": "pt", "": "x"})
+    yield "zero", safetensors({"a": f32(0, 3), "b": f32(2)})
+    yield "unknown", safetensors({"a": ("F8_E4M3", (3,), bytes(3)), "b": f32(1, 1, 1, 1, 1, 1, 1)})
+    for pad in (1, 2, 4):  # every tensor lies at an odd place
+        yield f"unaligned-{pad}", safetensors({"a": f32(5), "b": ("F64", (2,), bytes(16))}, pad=pad)
+    yield "many", safetensors({f"layer.{i}.weight": f32(1) for i in range(300)})
+    yield "escapes", safetensors({"a\u0000b\u20ac\"\\": f32(1)})
+
+
+def of_npy():
+    for dtype in ("<f2", "<f4", "<f8", "|i1", "<i4", "<i8", "|u1", "|b1"):
+        yield dtype[1:], npy((2, 3), dtype)
+    yield "scalar", npy(())
+    yield "empty", npy((0, 4))
+    yield "fortran", npy((2, 3, 4), fortran=True)
+    yield "version-2", npy((3,), version=2)
+    yield "version-3", npy((3,), version=3)
+    yield "big-endian", npy((3,), ">f4", bytes(12))
+
+
+# ---- folders ----------------------------------------------------------------------------------
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "a", "##b", "!", "\u4e2d"]
+
+
+def wordpiece():
+    return {"version": "1.0", "truncation": None, "padding": None,
+            "added_tokens": [{"id": i, "content": VOCAB[i], "single_word": False, "lstrip": False,
+                              "rstrip": False, "normalized": False, "special": True}
+                             for i in range(5)],
+            "normalizer": {"type": "BertNormalizer", "clean_text": True,
+                           "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+            "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                      "max_input_chars_per_word": 100, "vocab": {w: i for i, w in enumerate(VOCAB)}}}
+
+
+def wordlevel(pre):
+    return {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": pre,
+            "post_processor": None, "decoder": None,
+            "model": {"type": "WordLevel", "unk_token": "<unk>",
+                      "vocab": {"<s>": 0, "<unk>": 1, "a": 2, "b": 3, ".": 4, " ": 5}}}
+
+
+def of_tokenizer():
+    text = "The cats, a\u0301b \u4e2d [MASK]! \ufffd\u200d"
+    config = json.dumps({"do_lower_case": True, "model_max_length": 512, "unk_token": "[UNK]"})
+    yield "json", parts("j\0", json.dumps(wordpiece()), config, text)
+    yield "pair", parts("j\xff".encode("latin-1"), json.dumps(wordpiece()), "", text)
+    yield "vocab", parts("v\x2a", "\n".join(VOCAB) + "\n", config, text)
+    yield "both", parts("b\x06", "\n".join(VOCAB), "", text)
+    for name, pre in {"space": {"type": "WhitespaceSplit"},
+                      "characters": {"type": "Split", "pattern": {"Regex": "."},
+                                     "behavior": "Isolated", "invert": False},
+                      "none": None}.items():
+        yield f"words-{name}", parts("j\0", json.dumps(wordlevel(pre)), "{}", "a b . <unk> c")
+
+
+def bert(width=4, layers=1, heads=2, ff=6, vocabulary=len(VOCAB), positions=16, types=2):
+    config = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": width,
+              "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": ff,
+              "vocab_size": vocabulary, "max_position_embeddings": positions,
+              "type_vocab_size": types, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+              "pad_token_id": 0, "position_embedding_type": "absolute"}
+    tensors = {"embeddings.word_embeddings.weight": f32(vocabulary, width),
+               "embeddings.position_embeddings.weight": f32(positions, width),
+               "embeddings.token_type_embeddings.weight": f32(types, width),
+               "embeddings.LayerNorm.weight": f32(width), "embeddings.LayerNorm.bias": f32(width)}
+    for layer in range(layers):
+        at = f"encoder.layer.{layer}."
+        for name, rows, cols in (("attention.self.query", width, width),
+                                 ("attention.self.key", width, width),
+                                 ("attention.self.value", width, width),
+                                 ("attention.output.dense", width, width),
+                                 ("intermediate.dense", ff, width),
+                                 ("output.dense", width, ff)):
+            tensors[at + name + ".weight"] = f32(rows, cols)
+            tensors[at + name + ".bias"] = f32(rows)
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            tensors[at + name + ".weight"] = f32(width)
+            tensors[at + name + ".bias"] = f32(width)
+    return config, tensors
+
+
+def of_model():
+    config, tensors = bert()
+    vocabulary = "\n".join(VOCAB) + "\n"
+    whole = safetensors(tensors)
+    yield "bert", parts(json.dumps(config), whole, vocabulary, "the cats a")
+    yield "unaligned", parts(json.dumps(config), safetensors(tensors, pad=1), vocabulary, "the cat")
+    half = {name: ("F16", shape, bytes(len(content) // 2))
+            for name, (_, shape, content) in tensors.items()}
+    yield "half", parts(json.dumps(config), safetensors(half), vocabulary, "the")
+    shapes = {
+        "gpt2": {"n_layer": 1, "n_head": 2, "n_embd": 4, "n_positions": 8},
+        "llama": {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                  "hidden_size": 4, "head_dim": 2, "max_position_embeddings": 8},
+        "mistral": {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                    "hidden_size": 4, "sliding_window": 3},
+        "distilbert": {"n_layers": 1, "n_heads": 2, "dim": 4}}
+    for name, fields in shapes.items():
+        yield name, parts(json.dumps({"model_type": name, **fields}), b"", b"", b"")
+
+
+def of_checkpoint():
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+              "head_dim": 2, "intermediate_size": 6, "vocab_size": 5, "max_position_embeddings": 8,
+              "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+              "tie_word_embeddings": False}
+    tensors = {"model.embed_tokens.weight": f32(5, 4), "model.norm.weight": f32(4),
+               "lm_head.weight": f32(5, 4)}
+    at = "model.layers.0."
+    for name, shape in {"input_layernorm": (4,), "post_attention_layernorm": (4,),
+                        "self_attn.q_proj": (4, 4), "self_attn.k_proj": (2, 4),
+                        "self_attn.v_proj": (2, 4), "self_attn.o_proj": (4, 4),
+                        "mlp.gate_proj": (6, 4), "mlp.up_proj": (6, 4),
+                        "mlp.down_proj": (4, 6)}.items():
+        tensors[at + name + ".weight"] = f32(*shape)
+    yield "llama", parts(json.dumps(config), safetensors(tensors))
+    yield "unaligned", parts(json.dumps(config), safetensors(tensors, pad=1))
+    bert_config, bert_tensors = bert()
+    yield "bert", parts(json.dumps(bert_config), safetensors(bert_tensors))
+    yield "module", parts("{}", safetensors({"in_proj_weight": f32(12, 4), "in_proj_bias": f32(12),
+                                             "out_proj.weight": f32(4, 4),
+                                             "out_proj.bias": f32(4)}))
+    yield "module-prefix", parts("{}", safetensors({
+        "m.in_proj_weight": ("F64", (12, 4), bytes(48 * 8)), "m.in_proj_bias": f32(12),
+        "m.out_proj.weight": f32(4, 4), "m.out_proj.bias": f32(4), "x": f32(1)}, pad=3))
+
+
+# ---- what the program reads -------------------------------------------------------------------
+
+def of_training():
+    yield "none", parts(b"\0", safetensors({}))
+    yield "foreign", parts(b"\1", safetensors({"curve": ("F64", (1, 8), bytes(64))},
+                                              {"task": "induction", "seed": "0"}))
+
+
+CONLLU = """# text = The cats sleep .
+1\tThe\tthe\tDET\t_\t_\t2\tdet\t_\t_
+2-3\tcatsa\t_\t_\t_\t_\t_\t_\t_\t_
+2\tcats\tcat\tNOUN\t_\t_\t3\tnsubj\t_\t_
+3\tsleep\tsleep\tVERB\t_\t_\t0\troot\t_\tSpaceAfter=No|Coref=2
+3.1\tx\tx\tX\t_\t_\t_\t_\t_\t_
+4\t.\t.\tPUNCT\t_\t_\t3\tpunct\t_\t_
+
+"""
+
+
+def of_texts():
+    words = "the animal didn't cross the street because it was too tired ."
+    for way in range(4):
+        yield f"conllu-{way}", parts(bytes([way]), CONLLU, "")
+    for way in range(4, 10):
+        yield f"text-{way}", parts(bytes([way, 1]), words + "\nthe animal was tired .\n", "animal")
+    yield "escapes", parts(bytes([8]), "the \x1b[31m animal \u202e \u009b2J\n", "")
+    yield "ask", parts(bytes([6]), "the \x1b[31m animal \x1b", "[")
+    yield "names", parts(bytes([1]), CONLLU.replace("cats", "c\x1b[1mat\u202es"), "")
+    yield "generate", parts(bytes([10]), "", "the animal")
+    yield "ids", parts(bytes([11]), "", "1 2 3")
+
+
+def of_tokens():
+    yield "lines", parts(b"\0\0", "a\nb\nc\n")
+    for output in range(4):
+        yield f"list-{output}", parts(bytes([1, output]), '["[CLS]", "b\\u20ac\\n", "\\ud83d\\ude00"]')
+    yield "hide", parts(bytes([0, 0, 1, 1, 0]), "[CLS]\r\na\nb")
+    yield "escapes", parts(b"\0\1", "\x1b[31m\n\u009b\n\u202e")
+
+
+def of_run():
+    x = npy((1, 2, 3, 4))
+
+    def run(way, choices, text="", a=npy((3, 3), "|b1", b"\1" * 9)):
+        return parts(bytes([way, *choices]), text, x, x, x, a,
+                     safetensors({"x": f32(1, 2, 3, 4)}, pad=1))
+
+    yield "explain", run(0, [])
+    yield "x", run(1, [0])
+    yield "safetensors", run(2, [0b01000000, 0])
+    yield "mask", run(3, [0b01000001, 0, 2])
+    yield "bias", run(3, [0b10000001, 1, 0, 1], a=npy((3, 3)))
+    yield "lengths", run(4, [0b10000010, 2, 4, 9], "2")
+    yield "offsets", run(4, [0b00000110, 3, 0], "1")
+    yield "documents", run(4, [1, 6], a=npy((1, 3), "<i8"))
+    yield "blocks", run(4, [0b00010001, 7, 4], a=npy((1, 2, 2, 2), "|b1", b"\1" * 8))
+    yield "starts", run(4, [2, 8], "0,1,3")
+    yield "slopes", run(4, [1, 9], a=npy((2,)))
+    yield "t5", run(4, [1, 10], a=npy((4, 2)))
+    yield "shaw", run(4, [1, 11], a=npy((5, 4)))
+    yield "sinks", run(4, [2, 13], "1,-2.5")
+    yield "gates", run(4, [2, 14], "1e3,nan")
+    yield "positions", run(4, [0b00000110, 15, 2], "7,8,9")
+    yield "linear", run(4, [0b00000100, 1])
+    yield "trace", run(4, [0b00001000, 0, 5])
+    yield "outputs", run(4, [0b11000000, 3, 6, 8])
+
+
+def of_compare():
+    text = {"format": "multihead-bench", "version": 1, "isa": "avx2", "threads": 1,
+            "peak_gflops": 50.5, "rows": [{"name": "gemm 1x1x1", "median_seconds": 1e-6}]}
+    yield "whole", json.dumps(text).encode()
+    yield "other", json.dumps({**text, "version": 2}).encode()
+    yield "no-rows", json.dumps({**text, "rows": None, "isa": 3}).encode()
+    yield "list", b"[1, 2]"
+
+
+# ---- problems made of choices -----------------------------------------------------------------
+
+def of_choices(count, size, seed):
+    draw = random.Random(seed)
+    for i in range(count):
+        yield f"draw-{i}", bytes(draw.randrange(256) for _ in range(size))
+    yield "zeros", bytes(size)
+    yield "ones", b"\xff" * size
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    chosen = {name[3:]: make for name, make in globals().items()
+              if name.startswith("of_") and name != "of_choices"}
+    for seed, name in enumerate(("attention", "module", "presets", "render")):
+        chosen[name] = lambda seed=seed: of_choices(24, 400, seed)
+    for target, make in chosen.items():
+        place = folder / target
+        place.mkdir(parents=True, exist_ok=True)
+        for name, content in make():
+            (place / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()
