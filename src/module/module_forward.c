@@ -77,6 +77,7 @@ static void project_in(const mhai_forward *f, int projection, const mha_tensor *
 {
     const mha_linear *l = f->module->projection[projection];
     const int64_t length = x->shape[1];
+    if (length == 0) return; /* x and y may have no memory */
     if (x->stride[0] == length * x->stride[1] || f->B == 1) {
         jobs[(*count)++] = mhai_linear_job(l, MHA_ACTIVATION_NONE, x->data, x->stride[1],
                                            f->B * length, y->data, l->outputs);
@@ -102,6 +103,7 @@ static void project_all(const mhai_forward *f)
 static void project_out(const mhai_forward *f)
 {
     const mha_linear *l = f->module->projection[MHAI_O];
+    if (f->T == 0) return;
     bool one_run = f->out.stride[0] == f->T * f->out.stride[1] || f->B == 1;
     for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
         mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,

@@ -15,6 +15,12 @@ typedef struct piece {
     size_t size, room;
 } piece;
 
+/* libFuzzer makes a byte out of none, room or not. */
+static void change_bytes(piece *p)
+{
+    if (p->room > 0) p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
+}
+
 static void replace(piece *p, size_t at, size_t bytes, const char *by)
 {
     const size_t new = strlen(by);
@@ -57,7 +63,7 @@ static bool change_number(rng *r, piece *p)
 static void change_text(rng *r, piece *p)
 {
     if (rng_chance(r, 0.4) && change_number(r, p)) return;
-    p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
+    change_bytes(p);
 }
 
 /* The largest end that "data_offsets": [a, b] names. */
@@ -79,7 +85,7 @@ static void change_framed(rng *r, piece *p, size_t at, size_t width, bool offset
 {
     const size_t begin = at + width;
     if (p->size < begin + 2 || p->room < begin + 16) {
-        p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
+        change_bytes(p);
         return;
     }
     uint64_t length = 0;
@@ -123,7 +129,7 @@ static void change(rng *r, piece *p, char kind)
     case 's': change_framed(r, p, 0, 8, true); break;
     case 'n': change_framed(r, p, 8, p->size > 6 && p->data[6] > 1 ? 4 : 2, false); break;
     case 't': change_text(r, p); break;
-    default: p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
+    default: change_bytes(p);
     }
 }
 
