@@ -128,6 +128,9 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     if (tensor->ndim != ndim)
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
                         (int)tensor->ndim, ndim);
+    if (ndim < 0 || ndim > MHA_MAX_DIMS) /* the caller's own number */
+        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, possible are 0 to %d", name, ndim,
+                        (int)MHA_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
         if (tensor->shape[i] < 0)
             return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, a length cannot be negative", name,

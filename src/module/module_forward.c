@@ -103,7 +103,7 @@ static void project_all(const mhai_forward *f)
 static void project_out(const mhai_forward *f)
 {
     const mha_linear *l = f->module->projection[MHAI_O];
-    if (f->T == 0) return;
+    if (f->B == 0 || f->T == 0) return;
     bool one_run = f->out.stride[0] == f->T * f->out.stride[1] || f->B == 1;
     for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
         mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,

@@ -26,9 +26,12 @@ static kinds_shape some_shape(fuzz_part *in, rng *r)
     n.H = n.Hk * fuzz_pick(in, 1, 3);
     n.T = fuzz_pick(in, 0, 7) ? fuzz_pick(in, 0, 6) : fuzz_pick(in, 0, 40);
     n.S = fuzz_pick(in, 0, 7) ? fuzz_pick(in, 0, 20) : fuzz_pick(in, 0, 70);
-    if (fuzz_pick(in, 0, 31) == 0) n.S += 500;
     n.D = sizes[fuzz_pick(in, 0, 15) ? fuzz_pick(in, 0, 6) : 9];
     n.Dv = sizes[fuzz_pick(in, 0, 6)];
+    if (fuzz_pick(in, 0, 31) == 0) { /* more than a block of keys */
+        n.S += 500;
+        n.T %= 4, n.D = n.D % 16 + 1, n.Dv = n.Dv % 16 + 1;
+    }
     n.kinds = (unsigned)fuzz_take(in, 3) & KINDS_ALL;
     if (fuzz_pick(in, 0, 1)) n.kinds &= (unsigned)fuzz_take(in, 3);
     return n;

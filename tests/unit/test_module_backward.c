@@ -323,6 +323,10 @@ static void errors(void **state)
     expect_error(BACKWARD, MHA_ERR_NULL, "lse: is NULL");
     RESTORE(outputs), e->kept_view[Q].shape[2]++;
     expect_error(BACKWARD, MHA_ERR_SHAPE, "q: dim 2");
+    RESTORE(kept_view[Q]), e->kept_view[Q].ndim = MHA_MAX_DIMS + 1;
+    expect_error(BACKWARD, MHA_ERR_SHAPE, "7 dimensions, possible are 0 to 6");
+    e->kept_view[Q].ndim = INT32_MAX;
+    expect_error(BACKWARD, MHA_ERR_SHAPE, "possible are 0 to 6");
     RESTORE(kept_view[Q]), e->upper_view.shape[1]++;
     expect_error(BACKWARD, MHA_ERR_SHAPE, "out_gradient: dim 1");
     RESTORE(upper_view), g->inputs[KEY].shape[0]++;
