@@ -5,6 +5,7 @@
 #   want_command COMMAND PACKAGE ...    note PACKAGE as missing unless COMMAND is there
 #   want_module MODULE PACKAGE          likewise for a pkg-config module
 #   want_file FILE PACKAGE              likewise for a file
+#   want_build, want_fuzz               what every build needs; what tests/fuzz needs
 #   install_missing                     install what was noted, or say how, and exit
 #   step TEXT COMMAND ...               run quietly into build/<log>; show the log's tail on failure
 #   configure [OPTION ...], build TARGET ...
@@ -39,6 +40,18 @@ want_build() {
     want_module libpng libpng-dev
     want_module freetype2 libfreetype-dev
     want_file /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf fonts-dejavu-core
+}
+
+# clang, and what its -fsanitize=fuzzer links.
+want_fuzz() {
+    want_command clang clang
+    if ! clang -fsanitize=fuzzer,address -x c -o /dev/null - 2>/dev/null <<EOF
+int LLVMFuzzerTestOneInput(const unsigned char *data, unsigned long size);
+int LLVMFuzzerTestOneInput(const unsigned char *data, unsigned long size) { return !data && size; }
+EOF
+    then
+        note_missing libclang-rt-14-dev
+    fi
 }
 
 install_missing() {

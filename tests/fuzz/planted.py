@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Plant a fault in each parser and count how many inputs fuzzing needs to find it.
+
+  tests/fuzz/planted.py [--seconds N] [TARGET ...]
+
+Works in a copy of the tree (build/planted), one fault at a time, from the first inputs alone. A fault
+whose text is no longer in its file, or that is not found in N seconds (120), is a failure: choose
+another one, or mend the target.
+"""
+import argparse
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+COPY = ROOT / "build/planted"
+LOADER = importlib.machinery.SourceFileLoader("run", str(HERE / "run"))
+run = importlib.util.module_from_spec(importlib.util.spec_from_loader("run", LOADER))
+LOADER.exec_module(run)
+KEPT = ("CMakeLists.txt", "cli", "cmake", "examples", "include", "src", "tests")
+
+# target, file, what stands there, what is planted: a check that is missing or off by one.
+FAULTS = [
+    ("safetensors", "src/io/safetensors.c", "if (tensor->end > data_bytes)",
+     "if (tensor->end > data_bytes && tensor->end < 4096)"),
+    ("npy", "src/io/npy.c", "if (h->ndim == MHA_MAX_DIMS)", "if (h->ndim == MHA_MAX_DIMS + 1)"),
+    ("tokenizer", "src/io/tokenizer_vocab.c", "if ((size_t)id >= count)",
+     "if ((size_t)id > count)"),
+    ("model", "src/model/model_weights.c", "for (int i = 0; same && i < expected->ndim; i++)",
+     "for (int i = 1; same && i < expected->ndim; i++)"),
+    ("checkpoint", "src/model/model_weights.c", "bool same = tensor->ndim == expected->ndim;",
+     "bool same = true;"),
+    ("training", "cli/train_save.c", "!name || !saved || !done ||", "!name || !saved ||"),
+    ("texts", "cli/conllu.c", "if (to > r->count) {", "if (to > MOST_WORDS) {"),
+    ("tokens", "cli/view_tokens.c", "== '\\\\' && (*at)[most + 1] ? 2 : 1",
+     "== '\\\\' ? 2 : 1"),
+    ("run", "cli/run_array.c", "if (number < 0 || number >= limit)", "if (number >= limit)"),
+    ("compare", "cli/bench_out.c", "if (!format || strcmp(", "if (strcmp("),
+    ("presets", "src/presets/onnx_attention.c", "if (x->shape[2] % heads != 0)",
+     "if (heads > 64)"),
+    ("render", "src/render/figure.c", "if (panel.group < 0 || panel.group >= f->group_count)",
+     "if (panel.group > f->group_count)"),
+    ("attention", "src/attention/attn_check.c", "p->key_lengths[b] > most)",
+     "p->key_lengths[b] > most + 1)"),
+    ("module", "src/module/kv_cache.c", "if (count > capacity - cache->lengths[b])",
+     "if (count > capacity - cache->lengths[b] + 1)"),
+]
+
+
+def copy_tree():
+    """What builds the targets; files that are the same keep their times, so that little is built."""
+    for name in KEPT:
+        source, to = ROOT / name, COPY / name
+        if source.is_file():
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, to)
+        else:
+            shutil.rmtree(to, ignore_errors=True)
+            shutil.copytree(source, to)
+
+
+def build(targets):
+    log = COPY / "build.log"
+    for command in (["cmake", "-S", COPY, "-B", COPY / "build/fuzz", "-G", "Ninja",
+                     "-DMHA_FUZZ=ON", "-DCMAKE_C_COMPILER=clang", "-DCMAKE_BUILD_TYPE=None"],
+                    ["cmake", "--build", COPY / "build/fuzz", "--target",
+                     *(f"fuzz_{target}" for target in targets)]):
+        with log.open("a") as out:
+            if subprocess.run(command, stdout=out, stderr=out, check=False).returncode != 0:
+                print("".join(log.read_text().splitlines(True)[-20:]), file=sys.stderr)
+                sys.exit(f"error: the build failed; the log is {log}")
+
+
+def hunt(target, seconds):
+    """Inputs, seconds and what was said; inputs -1: not found."""
+    with tempfile.TemporaryDirectory(prefix="multihead-planted-") as place:
+        began = time.monotonic()
+        command = [COPY / "build/fuzz" / f"fuzz_{target}", *run.LIMITS,
+                   f"-max_len={run.TARGETS[target]}", f"-max_total_time={seconds}", "-seed=1",
+                   "-print_final_stats=1", f"-artifact_prefix={place}/", place,
+                   COPY / "seeds" / target]
+        done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, check=False,
+                              env={**os.environ, **run.SANITIZERS, "MHA_FUZZ_FOLDER": place})
+    text = done.stderr.decode(errors="replace")
+    units = re.search(r"number_of_executed_units: (\d+)", text)
+    what = re.search(r"^(finding: .*|.*runtime error: .*|SUMMARY: .*)$", text, re.M)
+    return (int(units[1]) if units and done.returncode != 0 else -1, time.monotonic() - began,
+            what[1].strip() if what else "")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("targets", nargs="*", metavar="TARGET")
+    options = parser.parse_args()
+    faults = [fault for fault in FAULTS if not options.targets or fault[0] in options.targets]
+    failed = 0
+    copy_tree()
+    build([fault[0] for fault in faults])
+    subprocess.run([sys.executable, HERE / "seeds.py", COPY / "seeds"], check=True)
+    for target, name, right, wrong in faults:
+        path = COPY / name
+        whole = path.read_text()
+        if whole.count(right) != 1:
+            print(f"{target}: {name} does not hold '{right}' once: choose another fault")
+            failed += 1
+            continue
+        path.write_text(whole.replace(right, wrong))
+        build([target])
+        inputs, seconds, what = hunt(target, options.seconds)
+        path.write_text(whole)
+        failed += inputs < 0
+        print(f"{target}: {name}: " + (f"found after {inputs} inputs, {seconds:.0f} s: {what[:120]}"
+                                       if inputs >= 0 else f"NOT found in {seconds:.0f} s"),
+              flush=True)
+    print(f"{len(faults) - failed} planted faults found, {failed} not")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
