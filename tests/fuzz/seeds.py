@@ -76,6 +76,7 @@ def of_npy():
         yield dtype[1:], npy((2, 3), dtype)
     yield "scalar", npy(())
     yield "empty", npy((0, 4))
+    yield "six", npy((1, 2, 1, 2, 1, 1))
     yield "fortran", npy((2, 3, 4), fortran=True)
     yield "version-2", npy((3,), version=2)
     yield "version-3", npy((3,), version=3)

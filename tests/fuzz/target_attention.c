@@ -117,7 +117,7 @@ static mha_status backward(mha_context *context, void *user)
 /* Gradients of what is there, or of what is not. */
 static void want(problem_call *p, fuzz_call *c)
 {
-    const mha_attention_desc *d = p->desc;
+    const mha_attention_desc *d = &p->kinds.desc; /* the one to pass may be shorter */
     const struct {
         const mha_tensor *input, **gradient;
     } list[] = {
