@@ -7,9 +7,8 @@
  *   - Tensors are borrowed views. The library never frees, keeps or reallocates a caller's memory.
  *   - Structs that may grow begin with struct_size, which the caller sets to their sizeof; zero
  *     means "default" in every field. A size is at least that of the struct's first version, at
- * most 4096 and a multiple of 8, so that it ends between two fields; a field beyond what the
- * library knows must be zero. A refused size is MHA_ERR_ARGUMENT, a field set beyond
- * MHA_ERR_UNSUPPORTED.
+ *     most 4096 and a multiple of 8, so that it ends between two fields (else MHA_ERR_ARGUMENT);
+ *     a field beyond what the library knows must be zero (else MHA_ERR_UNSUPPORTED).
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
  *
