@@ -10,24 +10,29 @@
 
 #include "kernels/kernels.h"
 
-/* A query row: out[ceil(n / group)] = round(q 127 / max |q|), unit = max |q| / 127 2^24. start is
- * what an instruction set's products need as the first term of a sum. A row out of range becomes 0,
- * its unit NaN. */
+/* A query row: out = round(q 127 / max |q|), unit = max |q| / 127 2^24. out has ceil(n / group)
+ * dwords, and what follows them up to the table's row_stride may be overwritten. start is what an
+ * instruction set's products need as the first term of a sum: with keys that have an offset added,
+ * minus that times the sum of the small numbers. A row whose largest |q| is 2^93 or more becomes 0,
+ * its unit NaN; one whose largest is below 2^-80 becomes 0, its unit 1. */
 
-/* The keys of a block, from their f32 panels: their mean, and what is left of them by 127 steps a
- * key. bad[j] is set to 1 for a key out of range. */
+/* The keys of a block, from their f32 panels, padded with zeros: their mean, and what is left of
+ * them by 127 steps a key. bad[j] is set to 1 for a key with an element 2^126 or more from the
+ * mean. out and unit are written up to the next multiple of 64 keys. A key that is nowhere 2^-80
+ * from the mean becomes 0, its unit too; of values, a channel likewise. */
 typedef struct mhai_int8_keys {
     const float *in; /* [panels][head_dim][32] */
     int keys;
     int64_t head_dim;
     int32_t *out; /* [16][dwords][32] */
     float *mean;  /* [head_dim padded to 16] */
-    float *unit;  /* [512] max |k - mean| / 127 2^-24, 0 beyond `keys` */
+    float *unit;  /* [512] max |k - mean| / 127 2^-24; 0 from `keys` on, as far as it is written */
     uint8_t *bad; /* [512] */
     bool *any_bad;
 } mhai_int8_keys;
 
-/* The values of a block, from their f32 panels: 127 steps a channel. */
+/* The values of a block, from their f32 panels, padded with rows of zeros to a multiple of 16: 127
+ * steps a channel; out is written up to the next multiple of 64 keys. */
 typedef struct mhai_int8_values {
     const float *in; /* [panels][MHAI_KEY_BLOCK][32] */
     int keys;

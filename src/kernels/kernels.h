@@ -16,15 +16,16 @@ enum {
     MHAI_MAX_ROWS = 16     /* no instruction set takes more rows at once */
 };
 
-/* Copy a matrix into panels, and note which source rows hold a non-finite element; those elements
- * are packed as 0, so that packed data is always finite. */
+/* Copy a matrix into panels, and note which source rows hold a non-finite element; where that is
+ * asked, those elements are packed as 0, so that packed data is finite. */
 typedef struct mhai_pack {
     float *out;
     const void *in; /* [rows, cols], cols contiguous */
     mha_dtype type; /* of in: MHA_F32, which is 0, MHA_F16 or MHA_BF16; likewise below */
     int64_t stride; /* of rows, in elements */
     int64_t rows, cols;
-    uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked */
+    uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked, and
+                      elements are packed as they are */
     bool *any_bad; /* set to true if any is; never cleared */
     bool whole;    /* pack_panels: all of such a row becomes 0 */
     bool half;     /* columns of a last panel that has at most 16 need no zeros beyond those: keys
@@ -133,6 +134,7 @@ typedef struct mhai_tile {
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
  * 1): m' = max(m, max_s score), p = 2^(score - m'), a = 2^(m - m'), l = a l + sum p, o = a o + p V.
+ * Between runs s means nothing on return.
  * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l.
  * tile_masked_scores: s[r][begin .. end) = the score in natural units, -inf where it is hidden.
  * tile_drop: dropout of s[r][begin .. end), which holds probabilities. */
@@ -152,12 +154,14 @@ typedef struct mhai_tile_rows {
     float *o;         /* [rows of all tiles][value_panels * 32], likewise */
 } mhai_tile_rows;
 /* tile_rows_forward: tile_forward of each tile from such rows (no poison; k and v of the tiles are
- * not read). *done false: something is not finite, and nothing has changed but working memory. */
+ * not read). *done false: something is not finite, be it seen or not, and nothing has changed but
+ * working memory. */
 
 /* The same in parts, for blocks that are worked on by themselves (no dropout, no alpha):
  * tile_rows_scores: s = the scores, masked, and m = the maximum of those.
- * tile_rows_values: given the maximum m up to and with the block, s = p, l = sum p, rows->o = p V.
- * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums. */
+ * tile_rows_values: given the maximum m up to and with the block and the s that tile_rows_scores
+ * left, s = p, l = sum p, rows->o = p V.
+ * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums; n is a multiple of 32. */
 
 /* Bytes or a bias for each pair, from head 0, query 0 and key 0 on; strides in elements. */
 typedef struct mhai_dense {
@@ -191,7 +195,8 @@ typedef struct mhai_one_block {
     bool fetch_outputs; /* rows of o may be far away */
 } mhai_one_block;
 /* one_block_forward: tile_forward of all strips, and finish_row of what comes out. *done false:
- * something is not finite; then o, m and l mean nothing, and the rows are to be done in tiles. */
+ * something is not finite, be it seen or not; then o, m and l mean nothing, and the rows are to be
+ * done in tiles. */
 
 /* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
@@ -262,8 +267,9 @@ typedef struct mhai_turn {
     const double *cosine, *sine; /* [pairs] */
 } mhai_turn;
 
-/* Up to MHAI_MAX_ROWS rows of q, o and dO. row_deltas: delta = dO . o in double, one chain over
- * value_dim that leaves out where o is 0; *finite: all three rows are. */
+/* Up to MHAI_MAX_ROWS rows of q, o and dO. row_deltas: delta [MHAI_MAX_ROWS] = dO . o in double,
+ * one chain over value_dim that leaves out where o is 0, and 0 beyond the rows; finite [rows]: all
+ * three rows are. */
 typedef struct mhai_deltas {
     int rows;
     int64_t head_dim, value_dim;
