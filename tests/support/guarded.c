@@ -71,15 +71,11 @@ static int64_t turn_axes(rng *r, mha_tensor *view, unsigned layout)
     return start;
 }
 
-guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout)
+/* Pages for `span` elements; element 0 of the view is `start` elements from the lowest. */
+static guarded place(const mha_tensor *view, int64_t span, int64_t start, unsigned layout)
 {
-    guarded g = {.view = {.dtype = dtype, .ndim = ndim}};
-    for (int i = 0; i < ndim; i++) g.view.shape[i] = shape[i];
-    bool empty = guarded_is_empty(&g.view);
-    int64_t span = lay_out(r, &g.view, layout);
-    if (empty) span = 0;
-    int64_t start = empty ? 0 : turn_axes(r, &g.view, layout);
-    size_t size = mha_dtype_size(dtype), page = (size_t)sysconf(_SC_PAGESIZE);
+    guarded g = {.view = *view};
+    size_t size = mha_dtype_size(view->dtype), page = (size_t)sysconf(_SC_PAGESIZE);
     size_t needed = (size_t)span * size + FRONT;
     g.bytes = (needed + page - 1) / page * page;
     unsigned char *all =
@@ -91,6 +87,23 @@ guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, un
     g.view.data = g.map + lowest + (size_t)start * size;
     guarded_clear(&g);
     return g;
+}
+
+guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout)
+{
+    mha_tensor view = {.dtype = dtype, .ndim = ndim};
+    for (int i = 0; i < ndim; i++) view.shape[i] = shape[i];
+    bool empty = guarded_is_empty(&view);
+    int64_t span = lay_out(r, &view, layout);
+    if (empty) span = 0;
+    return place(&view, span, empty ? 0 : turn_axes(r, &view, layout), layout);
+}
+
+guarded guarded_rows(mha_dtype dtype, int64_t rows, int64_t cols, int64_t stride, unsigned layout)
+{
+    const mha_tensor view = {
+        .dtype = dtype, .ndim = 2, .shape = {rows, cols}, .stride = {stride, 1}};
+    return place(&view, (rows - 1) * stride + cols, 0, layout);
 }
 
 void guarded_free(guarded *g)

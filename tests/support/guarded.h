@@ -33,6 +33,10 @@ typedef struct guarded {
 guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout);
 void guarded_free(guarded *g);
 
+/* The same of rows and columns, at least one of each, with a stride of one's own; of the layouts only
+ * LAYOUT_FRONT. */
+guarded guarded_rows(mha_dtype dtype, int64_t rows, int64_t cols, int64_t stride, unsigned layout);
+
 /* Memory that may be read only, or again written too. */
 void guarded_protect(const guarded *g, bool read_only);
 
