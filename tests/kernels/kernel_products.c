@@ -1,0 +1,253 @@
+/* Packing into panels, and matrix products of packed operands. */
+#include "kernel_test.h"
+
+/* ---- packing ------------------------------------------------------------------------------- */
+
+typedef struct pack_case {
+    mha_dtype type;
+    int64_t rows, cols, stride;
+    void *in;
+    bool *bad; /* [rows], by definition */
+    bool any, half, whole, asked;
+} pack_case;
+
+static pack_case make_pack(kernel_test *t, int64_t most_rows, int64_t typical_rows)
+{
+    pack_case c = {.type = kt_type(t),
+                   .rows = kt_size(t, most_rows, typical_rows),
+                   .cols = kt_size(t, 100, 64),
+                   .half = kt_chance(t, 0.5),
+                   .whole = kt_chance(t, 0.5),
+                   .asked = t->timed || kt_chance(t, 0.8)};
+    if (kt_chance(t, 0.2)) c.cols = 16 * rng_between(&t->r, 1, 6);
+    c.stride = kt_stride(t, c.cols);
+    c.in = kt_input(t, c.type, c.rows, c.cols, c.stride);
+    kt_fill_typed(t, c.type, c.in, c.rows, c.cols, c.stride, kt_chance(t, 0.4) ? 0.003 : 0);
+    c.bad = kt_plain(t, (size_t)c.rows);
+    for (int64_t r = 0; r < c.rows; r++)
+        for (int64_t i = 0; i < c.cols; i++)
+            c.bad[r] |= !isfinite(kt_element(c.type, c.in, r * c.stride + i));
+    for (int64_t r = 0; r < c.rows; r++) c.any |= c.bad[r];
+    t->bytes = 8.0 * (double)(c.rows * c.cols);
+    return c;
+}
+
+/* What an element becomes. */
+static double packed(const pack_case *c, int64_t row, int64_t col, bool whole)
+{
+    if (row >= c->rows || col >= c->cols) return 0;
+    const double x = kt_element(c->type, c->in, row * c->stride + col);
+    if (!c->asked) return x;
+    return (whole && c->bad[row]) || !isfinite(x) ? 0 : x;
+}
+
+static void expect_flags(kernel_test *t, const pack_case *c, const uint8_t *bad, bool any, bool was)
+{
+    for (int64_t r = 0; c->asked && r < c->rows; r++)
+        kt_that(t, bad[r] == (c->bad[r] ? 1 : 0), "bad", r, 0);
+    kt_that(t, any == (was || (c->asked && c->any)), "any_bad", any, was);
+}
+
+void check_pack_panels(kernel_test *t)
+{
+    const pack_case c = make_pack(t, 130, 512);
+    const int64_t panels = (c.rows + 31) / 32;
+    EACH_TABLE(t, k)
+    {
+        float *out = kt_scratch(t, MHA_F32, 1, panels * c.cols * 32, panels * c.cols * 32);
+        uint8_t *bad = kt_scratch(t, MHA_U8, 1, c.rows, c.rows);
+        const bool was = kt_chance(t, 0.2);
+        bool any = was;
+        const mhai_pack pack = {.out = out,
+                                .in = c.in,
+                                .type = c.type,
+                                .stride = c.stride,
+                                .rows = c.rows,
+                                .cols = c.cols,
+                                .bad = c.asked ? bad : NULL,
+                                .any_bad = &any,
+                                .whole = c.whole,
+                                .half = c.half};
+        KERNEL_CALL(t) k->pack_panels(&pack);
+        for (int64_t r = 0; r < panels * 32; r++) {
+            if (c.half && r % 32 >= 16 && r / 32 * 32 + 16 >= c.rows) continue;
+            for (int64_t i = 0; i < c.cols; i++)
+                kt_same(t, (double)out[(r / 32 * c.cols + i) * 32 + r % 32],
+                        packed(&c, r, i, c.whole), "out", r, i);
+        }
+        expect_flags(t, &c, bad, any, was);
+    }
+}
+
+void check_pack_values(kernel_test *t)
+{
+    const pack_case c = make_pack(t, 512, 512);
+    const int64_t panels = (c.cols + 31) / 32, padded = (c.rows + 15) / 16 * 16;
+    const bool half = c.half && c.cols % 32 == 16;
+    EACH_TABLE(t, k)
+    {
+        float *out =
+            kt_scratch(t, MHA_F32, panels, padded * 32, (int64_t)MHAI_KEY_BLOCK * MHAI_PANEL);
+        uint8_t *bad = kt_scratch(t, MHA_U8, 1, c.rows, c.rows);
+        const bool was = kt_chance(t, 0.2);
+        bool any = was;
+        const mhai_pack pack = {.out = out,
+                                .in = c.in,
+                                .type = c.type,
+                                .stride = c.stride,
+                                .rows = c.rows,
+                                .cols = c.cols,
+                                .bad = c.asked ? bad : NULL,
+                                .any_bad = &any,
+                                .half = c.half};
+        KERNEL_CALL(t) k->pack_values(&pack);
+        for (int64_t i = 0; i < (half ? c.cols : panels * 32); i++)
+            for (int64_t r = 0; r < padded; r++)
+                kt_same(t, (double)out[(i / 32 * MHAI_KEY_BLOCK + r) * 32 + i % 32],
+                        packed(&c, r, i, false), "out", r, i);
+        expect_flags(t, &c, bad, any, was);
+    }
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+/* sum over i of a[r][i] b[i][c], and of the magnitudes. */
+static double product(const float *a, int64_t a_step, const float *b, int64_t b_step, int64_t inner,
+                      double *size)
+{
+    double sum = 0;
+    *size = 0;
+    for (int64_t i = 0; i < inner; i++) {
+        const double x = (double)a[i * a_step] * (double)b[i * b_step];
+        sum += x;
+        *size += fabs(x);
+    }
+    return sum;
+}
+
+/* One chain: inner roundings at most on each product, then the sum with what is there.
+ * (docs/numerics.md 2) */
+static double product_bound(int64_t inner, double size, double result)
+{
+    return (double)inner * (u * size + 2 * tiny) + u * fabs(result) + tiny;
+}
+
+void check_gemm_strip(kernel_test *t)
+{
+    const int rows = kt_rows(t);
+    const int64_t inner = kt_size(t, 200, 128), cols = kt_size(t, 130, 512);
+    const int64_t panels = (cols + 31) / 32,
+                  panel_stride = inner * 32 + (kt_chance(t, 0.3) ? 64 : 0);
+    const bool transposed = kt_chance(t, 0.4), gather = kt_chance(t, 0.4);
+    const bool first = kt_chance(t, 0.5), from = !first && kt_chance(t, 0.4);
+    const int64_t x_rows = transposed ? inner : rows, x_cols = transposed ? rows : inner;
+    int64_t x_stride = kt_stride(t, x_cols);
+    const int64_t out_stride = kt_stride(t, cols), from_stride = kt_stride(t, cols);
+    if (kt_chance(t, 0.3)) x_stride = x_cols > 16 || kt_chance(t, 0.5) ? MHAI_SCORE_STRIDE : 16;
+    float *x = kt_input(t, MHA_F32, x_rows, x_cols, x_stride);
+    float *w = kt_input(t, MHA_F32, panels, inner * 32, panel_stride);
+    float *bias = first && kt_chance(t, 0.7) ? kt_floats(t, cols) : NULL;
+    float *before = kt_input(t, MHA_F32, rows, cols, out_stride);
+    float *added = kt_input(t, MHA_F32, rows, cols, from_stride);
+    const float *nowhere = kt_nowhere(t);
+    const bool fetches = kt_chance(t, 0.4);
+    kt_fill_rows(t, x, x_rows, x_cols, x_stride);
+    kt_fill_rows(t, w, panels, inner * 32, panel_stride);
+    if (bias) kt_fill(t, bias, cols);
+    kt_fill_rows(t, before, rows, cols, out_stride);
+    kt_fill_rows(t, added, rows, cols, from_stride);
+    t->flops = 2.0 * (double)(rows * inner * cols);
+    EACH_TABLE(t, k)
+    {
+        float *out = first || from ? kt_output(t, MHA_F32, rows, cols, out_stride)
+                                   : kt_in_out(t, MHA_F32, rows, cols, out_stride, before);
+        float *space = gather ? kt_scratch(t, MHA_F32, 1, MHAI_GATHER, MHAI_GATHER) : NULL;
+        const mhai_gemm gemm = {.rows = rows,
+                                .inner = inner,
+                                .panels = panels,
+                                .cols = cols,
+                                .x = x,
+                                .x_stride = x_stride,
+                                .transposed = transposed,
+                                .gather = space,
+                                .w = w,
+                                .panel_stride = panel_stride,
+                                .bias = bias,
+                                .first = first,
+                                .out = out,
+                                .out_stride = out_stride,
+                                .from = from ? added : NULL,
+                                .from_stride = from_stride,
+                                .next_w = fetches ? nowhere : NULL,
+                                .next_x = fetches ? nowhere : NULL,
+                                .next_rows = rows,
+                                .next_stride = 64,
+                                .next_lines = 2};
+        KERNEL_CALL(t) k->gemm_strip(&gemm);
+        for (int r = 0; r < rows; r++)
+            for (int64_t j = 0; j < cols; j++) {
+                double size;
+                const double start = first  ? bias ? (double)bias[j] : 0
+                                     : from ? (double)added[r * from_stride + j]
+                                            : (double)before[r * out_stride + j];
+                const double exact =
+                    start + product(x + (transposed ? r : r * x_stride), transposed ? x_stride : 1,
+                                    w + j / 32 * panel_stride + j % 32, 32, inner, &size);
+                kt_close(t, (double)out[r * out_stride + j], exact,
+                         product_bound(inner, size, exact), "out", r, j);
+            }
+    }
+}
+
+void check_add_product(kernel_test *t)
+{
+    const int64_t rows = kt_size(t, 40, 64), inner = kt_size(t, 150, 112),
+                  cols = kt_size(t, 80, 64);
+    const int64_t panels = (cols + 31) / 32,
+                  panel_stride = inner * 32 + (kt_chance(t, 0.3) ? 32 : 0);
+    const bool transposed = kt_chance(t, 0.5), half = (cols - 1) % 32 < 16;
+    const int64_t a_rows = transposed ? inner : rows, a_cols = transposed ? rows : inner;
+    const int64_t a_stride =
+        kt_chance(t, 0.4) || t->timed ? MHAI_SCORE_STRIDE : kt_stride(t, a_cols);
+    const int64_t out_stride = kt_stride(t, panels * 32);
+    float *a = kt_input(t, MHA_F32, a_rows, a_cols, a_stride);
+    float *b = kt_input(t, MHA_F32, panels, inner * 32, panel_stride);
+    float *before = kt_input(t, MHA_F32, rows, panels * 32, out_stride);
+    kt_fill_rows(t, a, a_rows, a_cols, a_stride);
+    kt_fill_rows(t, b, panels, inner * 32, panel_stride);
+    kt_fill_rows(t, before, rows, panels * 32, out_stride);
+    t->flops = 2.0 * (double)(rows * inner * cols);
+    EACH_TABLE(t, k)
+    {
+        /* What may be left out is no output: it is compared by hand. */
+        float *out = kt_scratch(t, MHA_F32, rows, panels * 32, out_stride);
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(out + r * out_stride, before + r * out_stride,
+                   (size_t)panels * 32 * sizeof *out);
+        const mhai_product add = {.rows = rows,
+                                  .inner = inner,
+                                  .cols = cols,
+                                  .a = a,
+                                  .a_stride = a_stride,
+                                  .transposed = transposed,
+                                  .b = b,
+                                  .panel_stride = panel_stride,
+                                  .out = out,
+                                  .out_stride = out_stride};
+        KERNEL_CALL(t) k->add_product(&add);
+        const int64_t sure = half ? panels * 32 - 16 : panels * 32;
+        for (int64_t r = 0; r < rows; r++) {
+            kt_bits_of(t, out + r * out_stride, sure);
+            for (int64_t j = 0; j < panels * 32; j++) {
+                double size;
+                const double start = (double)before[r * out_stride + j];
+                const double exact =
+                    start + product(a + (transposed ? r : r * a_stride), transposed ? a_stride : 1,
+                                    b + j / 32 * panel_stride + j % 32, 32, inner, &size);
+                const double got = (double)out[r * out_stride + j];
+                if (j >= sure && got == start) continue;
+                kt_close(t, got, exact, product_bound(inner, size, exact), "out", r, j);
+            }
+        }
+    }
+}

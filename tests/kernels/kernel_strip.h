@@ -1,0 +1,83 @@
+/* Strips of queries against a block of keys: random cases, and what each score, weight and sum is,
+ * pair by pair in double, with the bounds of docs/numerics.md 3. For checks of attention's tiles.
+ */
+#ifndef KERNEL_STRIP_H
+#define KERNEL_STRIP_H
+
+#include "kernel_test.h"
+
+/* What a check wants of its case. */
+enum {
+    WITH_POISON = 1 << 0,
+    WITH_DROPOUT = 1 << 1,
+    WITH_RUNS = 1 << 2,
+    WITH_ROWS = 1 << 3, /* keys and values in rows, not in panels */
+    WITH_TERMS = 1 << 4,
+    WITH_MASK = 1 << 5
+};
+
+/* Keys and values of a block, which several strips may share. */
+typedef struct block_case {
+    int keys;                   /* that can be read */
+    int64_t dim, panels, cols;  /* of values: panels of 32 columns */
+    const float *k, *v;         /* [keys][dim], [keys][cols] without gaps, for the reference */
+    float *k_panels, *v_panels; /* for kernels, 0 where an element is not finite */
+    float *k_rows, *v_rows;     /* for kernels, as they are */
+    int64_t k_stride, v_stride, readable;
+    bool poisoned;
+    const uint8_t *bad_key, *bad_value;
+} block_case;
+
+typedef struct strip_case {
+    const block_case *block;
+    int rows, begin, end;
+    const float *q;
+    const uint8_t *bad_query;
+    bool masked, drops, poisoned;
+    mhai_tile_mask mask;
+    mhai_poison poison;
+    mhai_dropout dropout;
+    const float *o, *m, *l; /* before */
+} strip_case;
+
+/* The score of a pair, in units of log2 e: what it is wrong by at most; hidden; NaN. */
+typedef struct score {
+    double y, error;
+    bool hidden, nan;
+    double slope, slope_error; /* of the cap */
+} score;
+
+/* All pairs of a row. */
+typedef struct strip_row {
+    score scores[MHAI_KEY_BLOCK];
+    double max, error; /* of the visible scores */
+    bool any, nan;
+} strip_row;
+
+/* Inputs: x [rows][cols] as panels of keys or of values, elements that are not finite as 0. */
+float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, bool keys,
+                    int64_t wide);
+block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int64_t panels);
+strip_case strip_make(kernel_test *t, unsigned with, const block_case *b, int rows);
+
+/* The tile of a strip, its outputs apart. */
+mhai_tile strip_tile(kernel_test *t, const strip_case *c, mhai_tile_mask *mask,
+                     mhai_poison *poison);
+
+/* All rows' pairs. */
+const strip_row **strip_rows(kernel_test *t, const strip_case *c);
+
+/* 2^(y - m) of a score, and what it is wrong by. */
+double strip_power(const score *s, double m, double *error);
+
+/* What dropout makes of p: 0 or its scale. */
+double strip_dropped(const strip_case *c, int row, int key);
+
+/* A row after a step of the online softmax; s and alpha NULL: not looked at. */
+void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int row, double m,
+                  double l, const float *o, const float *s, const float *alpha);
+
+/* Operations of the scores. */
+double strip_flops(const strip_case *c);
+
+#endif
