@@ -867,7 +867,7 @@ def wrong_files():
                        "--alibi", "-q"), "no heads")
     wide = [0.0] * 2 * 300
     save(FOLDER / "wide.npy", (2, 300), wide)
-    check_error(compute("--x", "wide.npy", "--strict"), UNSUPPORTED, "300", "leave --strict out",
+    check_error(compute("--x", "wide.npy", "--strict"), UNSUPPORTED, "256", "leave --strict out",
                 command="run")
     check("path plain (a head size above 256" in compute("--x", "wide.npy").err.decode(), "explained")
 
