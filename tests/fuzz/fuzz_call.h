@@ -16,7 +16,9 @@ typedef struct fuzz_call {
     mha_tensor right[FUZZ_MOST_TENSORS]; /* the views before anything was spoiled */
     int count, own;
     guarded made[FUZZ_MOST_TENSORS];
-    bool may_fail; /* something was spoiled */
+    bool in_place; /* an output may be the very view of an input: then it is not called here, where
+                      inputs cannot be written */
+    bool resized;  /* a struct has another size: outputs behind its end are not asked for */
 } fuzz_call;
 
 /* Begin with a seed and choices. */
