@@ -60,9 +60,48 @@ static bool change_number(rng *r, piece *p)
     return true;
 }
 
+/* Where the n-th quoted text of the piece begins behind its quote, and its bytes; false if there
+ * are not so many. Quotes behind backslashes are not told apart. */
+static bool find_quoted(const piece *p, int64_t n, size_t *at, size_t *bytes)
+{
+    for (size_t i = 0; i < p->size; i++) {
+        const uint8_t *end;
+        if (p->data[i] != '"') continue;
+        end = memchr(p->data + i + 1, '"', p->size - i - 1);
+        if (!end) return false;
+        *at = i + 1;
+        *bytes = (size_t)(end - p->data) - *at;
+        if (n-- == 0) return true;
+        i = *at + *bytes;
+    }
+    return false;
+}
+
+/* A quoted text gets shorter, or becomes another one of the piece: keys are lost and doubled,
+ * values change places. */
+static bool change_quoted(rng *r, piece *p)
+{
+    size_t at, bytes, from, length;
+    int64_t count = 0;
+    char text[64];
+    while (find_quoted(p, count, &at, &bytes)) count++;
+    if (count == 0 || !find_quoted(p, rng_between(r, 0, count - 1), &at, &bytes) ||
+        !find_quoted(p, rng_between(r, 0, count - 1), &from, &length))
+        return false;
+    if (length >= sizeof text || rng_chance(r, 0.5)) {
+        from = at;
+        length = bytes < sizeof text && bytes > 0 ? bytes - 1 : 0;
+    }
+    memcpy(text, p->data + from, length);
+    text[length] = '\0';
+    replace(p, at, bytes, text);
+    return true;
+}
+
 static void change_text(rng *r, piece *p)
 {
-    if (rng_chance(r, 0.4) && change_number(r, p)) return;
+    if (rng_chance(r, 0.3) && change_number(r, p)) return;
+    if (rng_chance(r, 0.2) && change_quoted(r, p)) return;
     change_bytes(p);
 }
 

@@ -155,6 +155,8 @@ def of_model():
     whole = safetensors(tensors)
     yield "bert", parts(json.dumps(config), whole, vocabulary, "the cats a")
     yield "unaligned", parts(json.dumps(config), safetensors(tensors, pad=1), vocabulary, "the cat")
+    config, tensors = bert(positions=4)
+    yield "too-long", parts(json.dumps(config), safetensors(tensors), vocabulary, "the cats a")
     half = {name: ("F16", shape, bytes(len(content) // 2))
             for name, (_, shape, content) in tensors.items()}
     yield "half", parts(json.dumps(config), safetensors(half), vocabulary, "the")
