@@ -81,12 +81,12 @@ static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, 
         mhai_widen(in->dtype, from, n, (float *)(void *)to);
     else if (dense && in->dtype == MHA_F32 && out->dtype != MHA_F64)
         mhai_narrow(out->dtype, to, (const float *)(const void *)from, n);
-    else
-        for (int64_t i = 0; i < n; i++, from += from_step, to += to_step)
+    else /* no step is taken beyond the last: that of a single element may be any */
+        for (int64_t i = 0; i < n; i++)
             if (in->dtype == out->dtype)
-                memcpy(to, from, from_size);
+                memcpy(to + i * to_step, from + i * from_step, from_size);
             else
-                set_element(out->dtype, to, element(in->dtype, from));
+                set_element(out->dtype, to + i * to_step, element(in->dtype, from + i * from_step));
 }
 
 /* The elements from axis `axis` on; at most MHA_MAX_DIMS calls deep. */
