@@ -239,9 +239,7 @@ def of_tokens():
 
 
 def of_run():
-    x = npy((1, 2, 3, 4))
-
-    def run(way, choices, text="", a=npy((3, 3), "|b1", b"\1" * 9)):
+    def run(way, choices, text="", a=npy((3, 3), "|b1", b"\1" * 9), x=npy((1, 2, 3, 4))):
         return parts(bytes([way, *choices]), text, x, x, x, a,
                      safetensors({"x": f32(1, 2, 3, 4)}, pad=1))
 
@@ -251,6 +249,7 @@ def of_run():
     yield "mask", run(3, [0b01000001, 0, 2])
     yield "bias", run(3, [0b10000001, 1, 0, 1], a=npy((3, 3)))
     yield "lengths", run(4, [0b10000010, 2, 4, 9], "2")
+    yield "batch", run(1, [0b10000010, 2, 4, 9], "2,1", x=npy((2, 1, 3, 4)))
     yield "offsets", run(4, [0b00000110, 3, 0], "1")
     yield "documents", run(4, [1, 6], a=npy((1, 3), "<i8"))
     yield "blocks", run(4, [0b00010001, 7, 4], a=npy((1, 2, 2, 2), "|b1", b"\1" * 8))

@@ -187,8 +187,13 @@ static void module_check_backward(fuzz_call *c, module_case *x)
     fuzz_call *back = malloc(sizeof *back);
     fuzz_must(back != NULL, "out of memory");
     fuzz_call_make(back, c->in);
-    for (int i = 0; i < c->count; i++)
-        if (&c->all[i]->view != x->call.out) fuzz_call_add(back, c->all[i], false);
+    const mha_tensor *unread[] = {x->call.out, x->outputs.probabilities,
+                                  x->outputs.average_probabilities};
+    for (int i = 0; i < c->count; i++) {
+        const mha_tensor *view = &c->all[i]->view;
+        if (view != unread[0] && view != unread[1] && view != unread[2])
+            fuzz_call_add(back, c->all[i], false);
+    }
     x->out_gradient = fuzz_input(back, MHA_F32, x->call.out->ndim, x->call.out->shape);
     x->gradients = (mha_module_gradients){
         .struct_size = sizeof x->gradients,

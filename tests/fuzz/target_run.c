@@ -13,7 +13,8 @@ static const char *const uses[] = {
     "--global-queries", "--documents",     "--keep-blocks",  "--query-starts",    "--alibi-slopes",
     "--t5-table",       "--shaw-keys",     "--shaw-values",  "--sink-logits",     "--gates",
     "--positions",      "--key-positions", "--mass-offsets", "--query-documents", "--key-documents",
-    "--key-starts"};
+    "--key-starts",     "--pick-heads"};
+enum { USES = sizeof uses / sizeof *uses };
 static const char *const flags[] = {"--causal", "--linear", "--rope",          "--alibi",
                                     "--strict", "--trace",  "--after-dropout", "--t5-one-sided"};
 static const char *const values[][2] = {
@@ -40,8 +41,8 @@ static void add_choices(line *l, fuzz_part *choices, const char *other, const ch
 {
     static char out[3][FUZZ_PATH_BYTES];
     const uint64_t how = fuzz_take(choices, 1);
-    if (how & 1) add(l, uses[fuzz_take(choices, 1) % 21], other);
-    if (how & 2) add(l, uses[fuzz_take(choices, 1) % 21], list);
+    if (how & 1) add(l, uses[fuzz_take(choices, 1) % USES], other);
+    if (how & 2) add(l, uses[fuzz_take(choices, 1) % USES], list);
     for (int i = 0; i < (int)(how >> 2 & 3); i++) add(l, flags[fuzz_take(choices, 1) % 8], NULL);
     for (int i = 0; i < (int)(how >> 4 & 3); i++) {
         const char *const *pair = values[fuzz_take(choices, 1) % 16];

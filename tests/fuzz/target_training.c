@@ -3,7 +3,6 @@
 #include "fuzz.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static int train(const char *folder, const char *steps)
@@ -19,25 +18,32 @@ static int train(const char *folder, const char *steps)
 /* The state that the program itself leaves, behind what this target wants before it. */
 static size_t whole_state(uint8_t *data, size_t most)
 {
-    char path[FUZZ_PATH_BYTES];
+    static uint8_t kept[1 << 14];
+    static size_t size;
     const size_t front = 1 + strlen(FUZZ_CUT);
-    if (most < front) return 0;
-    fuzz_clear(NULL);
-    fuzz_path(".", path);
-    fuzz_must(train(path, "2") == 0, "no training");
-    fuzz_path("training.safetensors", path);
-    FILE *file = fopen(path, "rb");
-    fuzz_must(file != NULL, "no state of a training");
-    memcpy(data, "\0" FUZZ_CUT, front);
-    const size_t size = front + fread(data + front, 1, most - front, file);
-    fclose(file);
+    if (size == 0) {
+        char path[FUZZ_PATH_BYTES];
+        fuzz_clear(NULL);
+        fuzz_path(".", path);
+        fuzz_must(train(path, "2") == 0, "no training");
+        fuzz_path("training.safetensors", path);
+        FILE *file = fopen(path, "rb");
+        fuzz_must(file != NULL, "no state of a training");
+        memcpy(kept, "\0" FUZZ_CUT, front);
+        size = front + fread(kept + front, 1, sizeof kept - front, file);
+        fclose(file);
+    }
+    if (size > most) return 0;
+    memcpy(data, kept, size);
     return size;
 }
 
+/* Every other mutant comes from a whole state: most of the others are refused at once. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed)
 {
-    if (size < 64 || seed % 64 == 0) return whole_state(data, most);
-    return fuzz_mutate(data, size, most, seed, "bs");
+    const size_t whole = size < 64 || seed % 2 == 0 ? whole_state(data, most) : 0;
+    if (whole > 0) size = whole;
+    return whole > 0 && seed % 64 == 0 ? size : fuzz_mutate(data, size, most, seed / 2, "bs");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
