@@ -235,7 +235,7 @@ static bool holds_descriptors(const char *folder)
  * need not be one of this process. */
 static int find_descriptor(const char *path)
 {
-    char at[PATH_MAX], link[PATH_MAX];
+    char at[2 * PATH_MAX], link[PATH_MAX];
     const int given = snprintf(at, sizeof at, "%s", path);
     if (given < 0 || given >= (int)sizeof at) return -1;
     for (int hop = 0; hop < HOPS; hop++) {
