@@ -95,7 +95,7 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 }
 
 /* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
- * being woken twice (measured as in mhai_attn_alone(), with a margin of three); not if the scores
+ * being woken twice (measured as in runs_alone(), with a margin of three); not if the scores
  * of all keys, which they keep, take much memory. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
