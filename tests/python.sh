@@ -11,7 +11,7 @@ if ! "$python" -c 'import pytest' 2>/dev/null; then
 fi
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
-PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rs -s -p no:cacheprovider "$1" >"$output" 2>&1
+PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rfEs -s -p no:cacheprovider "$1" >"$output" 2>&1
 status=$?
 cat "$output"
 # 5: nothing collected, which is what a file-wide importorskip gives.

@@ -43,18 +43,22 @@ static void fuzz_sdpa(fuzz_call *c)
 {
     const sizes n = some_sizes(c->in);
     const int extra = (int)fuzz_pick(c->in, -2, 2), axes = 4 + extra;
-    const int64_t q[] = {2, 1, n.B, n.H, n.T, n.D}, k[] = {2, 1, n.B, n.Hk, n.S, n.D};
-    const int64_t v[] = {2, 1, n.B, n.Hk, n.S, n.Dv}, o[] = {2, 1, n.B, n.H, n.T, n.Dv};
+    const unsigned shared = (unsigned)fuzz_take(c->in, 1); /* axes of key and value to broadcast */
+    const int64_t outer = shared & 1 ? 1 : 2, B = shared & 2 ? 1 : n.B,
+                  heads = shared & 4 ? 1 : n.Hk;
+    const int64_t q[] = {2, 1, n.B, n.H, n.T, n.D}, k[] = {outer, 1, B, heads, n.S, n.D};
+    const int64_t v[] = {outer, 1, B, heads, n.S, n.Dv}, o[] = {2, 1, n.B, n.H, n.T, n.Dv};
     const int64_t mask[] = {2, 1, n.B, n.H, n.T, n.S};
     const int from = 6 - axes;
+    const mha_dtype type = fuzz_float(c);
     mha_pytorch_sdpa_args args = {.flags = (uint32_t)fuzz_pick(c->in, 0, 15),
                                   .scale = (float)fuzz_double(c->in),
                                   .dropout_p = fuzz_pick(c->in, 0, 3) ? 0 : 0.5f};
-    sdpa_case x = {.q = fuzz_input(c, fuzz_float(c), axes, q + from),
-                   .k = fuzz_input(c, fuzz_float(c), axes, k + from),
-                   .v = fuzz_input(c, fuzz_float(c), axes, v + from)};
+    sdpa_case x = {.q = fuzz_input(c, type, axes, q + from),
+                   .k = fuzz_input(c, type, axes, k + from),
+                   .v = fuzz_input(c, type, axes, v + from)};
     if (fuzz_pick(c->in, 0, 1)) args.attn_mask = some_mask(c, axes, mask + from);
-    x.o = fuzz_output(c, fuzz_float(c), axes, o + from);
+    x.o = fuzz_output(c, type, axes, o + from);
     fuzz_call_spoil(c);
     x.args = fuzz_struct(c, &args, sizeof args);
     if (fuzz_call_backed(c)) fuzz_call_check(c, sdpa, &x);

@@ -76,6 +76,11 @@ def plain(folder):
     return write_report(folder / "plain.html", MAPS, TOKENS, special=["[CLS]", "[SEP]"], groups=2)
 
 
+def wait_for_frames(page):
+    """Observers of sizes are called after a frame's layout: at the second frame they are done."""
+    page.evaluate("() => new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))")
+
+
 @pytest.fixture
 def open_page(browser):
     """Opens a file; at the end nothing must have been said, asked for or gone wrong."""
@@ -96,6 +101,8 @@ def open_page(browser):
         page.on("request", lambda r: None if r.url == own or r.url.startswith(("data:", "blob:"))
                 else complaints.append(f"request: {r.url}"))
         page.goto(own)
+        if options.get("java_script_enabled", True):
+            wait_for_frames(page)
         return page
 
     yield opener
@@ -120,12 +127,10 @@ def point_at(page, row, col, rows=N, cols=N):
 
 
 def resize(page, width):
-    """Change the window's width and wait until the map follows."""
+    """Change the window's width and wait until everything is drawn for it."""
     page.set_viewport_size({"width": width, "height": 800})
-    page.wait_for_function("""() => {
-        const right = id => document.getElementById(id).getBoundingClientRect().right;
-        return right("map") >= right("cells") - 1;
-    }""")
+    page.wait_for_function("width => innerWidth === width", arg=width)
+    wait_for_frames(page)
 
 
 def wait_until_complete(page):
@@ -433,8 +438,11 @@ def test_widths(open_page, plain):
         expect_text(page, "#readout", "animal", "did")
         for menu in ("#hide", "#save"):
             page.locator(f"{menu} summary").click()
-            sheet = page.locator(f"{menu} .sheet").bounding_box()
-            assert sheet["x"] >= 0 and sheet["x"] + sheet["width"] <= width
+            # The event that moves the sheet comes after the click's.
+            page.wait_for_function("""menu => {
+                const b = document.querySelector(`${menu} .sheet`).getBoundingClientRect();
+                return b.width > 0 && b.left >= 0 && b.right <= innerWidth;
+            }""", arg=menu)
         page.locator("h1").click()
         assert page.locator("details[open]").count() == 0
 
