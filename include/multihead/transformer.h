@@ -1,7 +1,7 @@
 /* multihead: a whole transformer, forward and backward: embeddings, blocks of attention and
  * feed-forward layers with residual connections, and an output over the vocabulary.
  *
- *   x = tokens_table[token] (+ positions)                           [B,T,E]
+ *   x = tokens_table[token] (+ positions) (+ types_table[type])     [B,T,E]
  *   each layer:   x = x + attention(norm(x))                        pre-norm
  *                (x = x + attention(norm(x), memory))               with cross-attention
  *                 x = x + feed_forward(norm(x))
@@ -84,6 +84,9 @@ typedef struct mha_transformer_desc {
     /* [L], each a divisor of the layer's heads; NULL: kv_heads, or as many as heads where kv_heads
      * is num_heads */
     const int64_t *layer_kv_heads;
+    /* Token types (BERT's segments): a table [type_count,E] whose row is added to the embedding of
+     * each token; 0: none. With it the sum of the tables' rows is rounded once */
+    int64_t type_count;
 } mha_transformer_desc;
 
 /* Parameters, and packed copies of the matrices. */
@@ -116,7 +119,7 @@ MHA_API void mha_transformer_describe(const mha_transformer *transformer,
 /* What a parameter is for: how it begins, and whether weight decay holds for it. */
 typedef enum mha_parameter_kind {
     MHA_PARAMETER_MATRIX = 0,    /* [outputs, inputs]; the only kind that decays */
-    MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions */
+    MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions, types */
     MHA_PARAMETER_BIAS = 2,
     MHA_PARAMETER_NORM = 3
 } mha_parameter_kind;
@@ -141,7 +144,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 /**
  * Parameter number index, in the order of the flat array:
  *
- *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E]    embed_norm.weight .bias
+ *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E]
+ *   embed_types.weight [type_count,E]         embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
  *   layers.N.cross_attn_norm, cross_attn      likewise
@@ -192,6 +196,9 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context
 
 /* ---- forward, backward ----------------------------------------------------------------------- */
 
+/* What a forward call leaves for a backward one, and for whoever looks at heads. */
+typedef struct mha_activations mha_activations;
+
 typedef struct mha_transformer_input {
     uint32_t struct_size;
     uint32_t reserved;             /* 0 */
@@ -206,10 +213,17 @@ typedef struct mha_transformer_input {
     /* f32 [L,H D] in, with gates: what stands for a head of self-attention as far as its gate
      * closes it, gate z + (1 - gate) mean, at every token; NULL: 0. Forward calls only */
     const mha_tensor *head_means;
+    const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
+    /* [L] pointers, each NULL or what else is wanted of that layer's self-attention (attention.h),
+     * with as many heads as the layer has; lse is in mha_layer_view. A layer without heads writes
+     * nothing. Outputs of different layers may share memory. Forward calls only */
+    const mha_attention_outputs *const *outputs;
+    /* Called when a layer is done, with views of it at hand: mha_activations_layer() of this layer.
+     * Anything but MHA_OK ends the call and is handed back. Must not use activations otherwise.
+     * Forward calls only */
+    mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
+    void *after_layer_user;
 } mha_transformer_input;
-
-/* What a forward call leaves for a backward one, and for whoever looks at heads. */
-typedef struct mha_activations mha_activations;
 
 /**
  * Make room for batches of up to max_tokens = B T tokens (and, with cross-attention, max_memory =
@@ -234,9 +248,12 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  *   probabilities [L,B,H,T,T] out, of self-attention, 0 for heads that a layer does not have;
  *   cross_probabilities [L,B,H,T,S] out; or NULL
  *
- * Rows beyond a sequence's length are computed, but mean nothing.
+ * Rows beyond a sequence's length are computed, but mean nothing. With activations NULL the call
+ * keeps what two layers need and nothing afterwards: for inference. after_layer then sees its layer
+ * only, without the sum before a post-norm.
  *
- * Memory   activations are overwritten; scratch from the context.
+ * Memory   activations are overwritten; scratch from the context, without activations 2 (4 E + 2 F +
+ *          heads) floats for each token too.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a token, a
  *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). output is
  *          then unspecified.

@@ -27,26 +27,63 @@ static float *carve(carver *c, int64_t rows, int64_t cols)
     return part;
 }
 
-static mhai_kept_step carve_step(carver *c, const mha_transformer *t, int64_t tokens)
+static mhai_kept_step carve_step(carver *c, const mha_activations *a)
 {
-    const int64_t width = t->desc.embed_dim;
+    const mha_transformer *t = a->transformer;
+    const int64_t tokens = a->max_tokens, width = t->desc.embed_dim;
     mhai_kept_step step = {.x = carve(c, tokens, width)};
     step.in = mhai_transformer_pre_norm(t) ? carve(c, tokens, width) : step.x;
-    if (mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM)) step.z = carve(c, tokens, width);
+    if (mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM) && !a->passing)
+        step.z = carve(c, tokens, width);
     return step;
 }
 
-static mhai_kept_attention carve_attention(carver *c, const mha_transformer *t, int64_t tokens,
-                                           int64_t layer, int64_t memory_rows)
+static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, int64_t layer,
+                                           bool cross)
 {
-    const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, memory_rows >= 0);
-    const int64_t q = heads.q * t->desc.head_dim, kv = 2 * heads.kv * t->desc.head_dim;
-    mhai_kept_attention kept = {.step = carve_step(c, t, tokens)};
-    kept.qkv = carve(c, tokens, memory_rows >= 0 ? q : q + kv);
-    if (memory_rows >= 0) kept.memory = carve(c, memory_rows, kv);
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
+    const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim,
+                  kv = 2 * heads.kv * d->head_dim;
+    mhai_kept_attention kept = {.step = carve_step(c, a)};
+    kept.qkv = carve(c, tokens, cross ? q : q + kv);
+    if (cross) kept.memory = carve(c, a->max_memory, kv);
     kept.heads = carve(c, tokens, q);
     kept.lse = carve(c, tokens, heads.q);
     return kept;
+}
+
+static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai_kept_layer *layer)
+{
+    const mha_transformer *t = a->transformer;
+    const mha_transformer_desc *d = &t->desc;
+    layer->self = carve_attention(c, a, index, false);
+    if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = carve_attention(c, a, index, true);
+    if (d->ff_dim == 0) return;
+    layer->ff = carve_step(c, a);
+    if (!a->passing || d->feed_forward == MHA_FEED_FORWARD_SWIGLU)
+        layer->up = carve(c, a->max_tokens, mhai_transformer_up(t));
+    layer->act = carve(c, a->max_tokens, d->ff_dim);
+}
+
+/* Neighbours take turns, since a layer writes where the next one begins. */
+static void carve_turns(carver *c, const mha_activations *a)
+{
+    const int64_t begin = c->used, layers = a->transformer->desc.num_layers;
+    int64_t size = 0, most = 0;
+    for (int64_t i = 0; i < layers; i++) {
+        carver counter = {0};
+        carve_layer(&counter, a, i, &a->layers[i]);
+        size = mhai_max_i64(size, counter.used);
+        c->overflow |= counter.overflow;
+    }
+    if (size > (INT64_MAX - begin) / 2) c->overflow = true;
+    for (int64_t i = 0; i < layers && !c->overflow; i++) {
+        carver turn = {.memory = c->memory, .used = begin + i % 2 * size};
+        carve_layer(&turn, a, i, &a->layers[i]);
+        most = mhai_max_i64(most, turn.used);
+    }
+    c->used = mhai_max_i64(begin, most);
 }
 
 static void carve_all(carver *c, mha_activations *a)
@@ -55,19 +92,11 @@ static void carve_all(carver *c, mha_activations *a)
     const mha_transformer_desc *d = &t->desc;
     if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM)
         a->embedded = carve(c, a->max_tokens, d->embed_dim);
-    for (int64_t i = 0; i < d->num_layers; i++) {
-        mhai_kept_layer *layer = &a->layers[i];
-        layer->self = carve_attention(c, t, a->max_tokens, i, -1);
-        if (d->flags & MHA_TRANSFORMER_CROSS)
-            layer->cross = carve_attention(c, t, a->max_tokens, i, a->max_memory);
-        if (d->ff_dim == 0) continue;
-        layer->ff = carve_step(c, t, a->max_tokens);
-        layer->up = carve(c, a->max_tokens, mhai_transformer_up(t));
-        layer->act = carve(c, a->max_tokens, d->ff_dim);
-    }
+    if (a->passing) carve_turns(c, a);
+    for (int64_t i = 0; i < d->num_layers && !a->passing; i++) carve_layer(c, a, i, &a->layers[i]);
     a->x = carve(c, a->max_tokens, d->embed_dim);
     a->last = mhai_transformer_pre_norm(t) ? carve(c, a->max_tokens, d->embed_dim) : a->x;
-    a->gradient = carve(c, a->max_tokens, d->embed_dim);
+    if (!a->passing) a->gradient = carve(c, a->max_tokens, d->embed_dim);
 }
 
 static mha_status allocate(const mha_activations *a, int64_t count, size_t size, void **memory)
@@ -81,20 +110,52 @@ static mha_status allocate(const mha_activations *a, int64_t count, size_t size,
     return MHA_OK;
 }
 
-static mha_status make_parts(mha_activations *a)
+/* Numbers of tokens, and how many floats there will be. */
+static mha_status measure(mha_activations *a, int32_t *numbers, int64_t *floats)
 {
-    void *memory;
     carver counter = {0};
-    MHA_TRY(allocate(a, a->transformer->desc.num_layers, sizeof *a->layers, &memory));
-    a->layers = memory;
-    MHA_TRY(allocate(a, a->max_tokens, 2 * sizeof *a->ids, &memory));
-    a->ids = memory;
+    a->ids = numbers;
     a->positions = a->ids + a->max_tokens;
+    a->types = a->positions + a->max_tokens;
     carve_all(&counter, a);
+    *floats = counter.used;
     if (counter.overflow || counter.used > PTRDIFF_MAX / (int64_t)sizeof(float))
         return mha_fail(MHA_ERR_SIZE, "activations: they do not fit in memory");
     a->bytes = (size_t)counter.used * sizeof(float);
-    MHA_TRY(allocate(a, counter.used, sizeof(float), &memory));
+    return MHA_OK;
+}
+
+static mha_status make_parts(mha_activations *a)
+{
+    void *memory;
+    int64_t floats;
+    MHA_TRY(allocate(a, a->transformer->desc.num_layers, sizeof *a->layers, &memory));
+    a->layers = memory;
+    MHA_TRY(allocate(a, a->max_tokens, 3 * sizeof *a->ids, &memory));
+    MHA_TRY(measure(a, memory, &floats));
+    MHA_TRY(allocate(a, floats, sizeof(float), &memory));
+    a->memory = memory;
+    carve_all(&(carver){.memory = a->memory}, a);
+    return MHA_OK;
+}
+
+mha_status mhai_activations_pass(mha_context *context, const mha_transformer *t, int64_t tokens,
+                                 int64_t memory_rows, mha_activations *a)
+{
+    void *memory;
+    int64_t floats;
+    *a = (mha_activations){.transformer = t,
+                           .max_tokens = tokens,
+                           .max_memory = memory_rows,
+                           .T = -1,
+                           .passing = true};
+    MHA_TRY(mhai_transformer_encode(context, t, tokens));
+    MHA_TRY(mha_scratch_alloc(context, t->desc.num_layers, sizeof *a->layers, &memory));
+    a->layers = memory;
+    memset(a->layers, 0, (size_t)t->desc.num_layers * sizeof *a->layers);
+    MHA_TRY(mha_scratch_alloc(context, tokens, 3 * sizeof *a->ids, &memory));
+    MHA_TRY(measure(a, memory, &floats));
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
     a->memory = memory;
     carve_all(&(carver){.memory = a->memory}, a);
     return MHA_OK;
@@ -146,7 +207,7 @@ void mha_activations_destroy(mha_activations *a)
     if (!a) return;
     const mha_allocator allocator = a->allocator;
     release(&allocator, a->layers, (size_t)a->transformer->desc.num_layers * sizeof *a->layers);
-    release(&allocator, a->ids, (size_t)a->max_tokens * 2 * sizeof *a->ids);
+    release(&allocator, a->ids, (size_t)a->max_tokens * 3 * sizeof *a->ids);
     release(&allocator, a->memory, a->bytes);
     allocator.release(allocator.user, a, sizeof *a);
 }

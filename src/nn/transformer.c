@@ -111,6 +111,7 @@ static mha_status fill_defaults(mha_transformer_desc *d)
     MHA_TRY(check_layers(d));
     MHA_TRY(check_number("ff_dim", d->ff_dim, 0));
     MHA_TRY(check_number("memory_dim", d->memory_dim, 0));
+    MHA_TRY(check_number("type_count", d->type_count, 0));
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;
@@ -238,6 +239,10 @@ static mha_status lay_out(mha_transformer *t)
     t->positions = MHAI_NOWHERE;
     if (d->positions == MHA_ENCODING_LEARNED)
         t->positions = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->max_length, d->embed_dim);
+    l.prefix = "embed_types";
+    t->types = MHAI_NOWHERE;
+    if (d->type_count > 0)
+        t->types = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->type_count, d->embed_dim);
     t->embed_norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE};
     if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM) t->embed_norm = add_norm(&l, "embed_norm");
     mhai_place_layer unused = {0};
@@ -418,7 +423,8 @@ mha_status mha_transformer_create(mha_context *context, const mha_transformer_de
                         : !desc  ? "desc"
                                  : "transformer");
     mha_transformer_desc own;
-    MHA_TRY(mhai_struct_copy("mha_transformer_desc", &own, sizeof own, sizeof own, desc));
+    MHA_TRY(mhai_struct_copy("mha_transformer_desc", &own, sizeof own,
+                             offsetof(mha_transformer_desc, type_count), desc));
     MHA_TRY(fill_defaults(&own));
     const mha_allocator *a = &context->allocator;
     mha_transformer *made = a->alloc(a->user, sizeof *made, _Alignof(mha_transformer));

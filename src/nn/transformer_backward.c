@@ -248,6 +248,12 @@ static mha_status finish(const call *c)
     mha_tensor table =
         mhai_transformer_rows(c->out.parameters + t->tokens, t->desc.vocab_size, width, width);
     MHA_TRY(mha_embedding_backward(c->context, &ids, &dx, &table));
+    if (t->desc.type_count > 0) {
+        mha_tensor types = mha_tensor_contiguous(c->a->types, MHA_I32, 1, &rows);
+        table =
+            mhai_transformer_rows(c->out.parameters + t->types, t->desc.type_count, width, width);
+        MHA_TRY(mha_embedding_backward(c->context, &types, &dx, &table));
+    }
     if (t->desc.positions != MHA_ENCODING_LEARNED) return MHA_OK;
     table =
         mhai_transformer_rows(c->out.parameters + t->positions, t->desc.max_length, width, width);

@@ -60,7 +60,8 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
                                   const mha_transformer_input *given, mha_transformer_input *input)
 {
     if (!given) return mha_fail(MHA_ERR_NULL, "%s: input is NULL", function);
-    MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input, sizeof *input, given));
+    MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input,
+                             offsetof(mha_transformer_input, token_types), given));
     const int64_t gates[] = {t->desc.num_layers, t->desc.num_heads};
     if (input->reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: reserved is %u, expected 0",
@@ -72,6 +73,11 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
                         "tokens: %lld in a sequence, this transformer takes up to %lld",
                         (long long)length, (long long)t->desc.max_length);
     MHA_TRY(check_lengths("lengths", input->lengths, batch, length));
+    if (input->token_types && t->desc.type_count == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "token_types: this transformer has no types of tokens");
+    if (input->token_types)
+        MHA_TRY(mhai_tensor_check("token_types", input->token_types, MHA_I32, 2,
+                                  (const int64_t[]){batch, length}));
     if (input->gates) MHA_TRY(mhai_nn_matrix("gates", input->gates, gates[0], gates[1]));
     if (input->cross_gates)
         MHA_TRY(mhai_nn_matrix("cross_gates", input->cross_gates, gates[0], gates[1]));
@@ -108,23 +114,28 @@ static mha_status check_probabilities(const call *c, const char *name, const mha
     return mhai_tensor_check_output(name, tensor);
 }
 
-/* Token numbers in a row, and the position of each. */
+/* [B,T] numbers of a table's rows become a row; NULL: all 0. */
+static mha_status load_numbers(const char *name, const mha_tensor *from, int64_t batch,
+                               int64_t length, int64_t count, int32_t *to)
+{
+    if (!from) memset(to, 0, (size_t)(batch * length) * sizeof *to);
+    for (int64_t i = 0; from && i < batch * length; i++) {
+        const int64_t b = i / length, t = i % length;
+        to[i] = ((const int32_t *)from->data)[b * from->stride[0] + t * from->stride[1]];
+        if (to[i] < 0 || to[i] >= count)
+            return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld,%lld] is %d, expected 0..%lld", name,
+                            (long long)b, (long long)t, (int)to[i], (long long)count - 1);
+    }
+    return MHA_OK;
+}
+
 static mha_status load_tokens(const call *c)
 {
-    const mha_tensor *tokens = c->input.tokens;
-    const int64_t batch = c->a->B, length = c->a->T;
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t i = 0; i < length; i++) {
-            int32_t id =
-                ((const int32_t *)tokens->data)[b * tokens->stride[0] + i * tokens->stride[1]];
-            if (id < 0 || id >= c->t->desc.vocab_size)
-                return mha_fail(MHA_ERR_ARGUMENT, "tokens[%lld,%lld] is %d, expected 0..%lld",
-                                (long long)b, (long long)i, (int)id,
-                                (long long)c->t->desc.vocab_size - 1);
-            c->a->ids[b * length + i] = id;
-            c->a->positions[b * length + i] = (int32_t)(c->start + i);
-        }
-    return MHA_OK;
+    const mha_transformer_desc *d = &c->t->desc;
+    mha_activations *a = c->a;
+    for (int64_t i = 0; i < tokens_of(a); i++) a->positions[i] = (int32_t)(c->start + i % a->T);
+    MHA_TRY(load_numbers("tokens", c->input.tokens, a->B, a->T, d->vocab_size, a->ids));
+    return load_numbers("token_types", c->input.token_types, a->B, a->T, d->type_count, a->types);
 }
 
 /* ---- pieces that forward and backward share ------------------------------------------------- */
@@ -231,31 +242,36 @@ mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, float *y)
+/* y = norm(x), or norm(x + residual). */
+static mha_status norm(const call *c, const mhai_place_norm *place, const float *x,
+                       const float *residual, float *y)
 {
-    const int64_t width = c->t->desc.embed_dim;
-    mha_tensor in = mhai_transformer_rows(x, tokens_of(c->a), width, width);
-    mha_tensor out = mhai_transformer_rows(y, tokens_of(c->a), width, width);
+    const int64_t width = c->t->desc.embed_dim, rows = tokens_of(c->a);
+    const float epsilon = c->t->desc.norm_epsilon;
+    mha_tensor in = mhai_transformer_rows(x, rows, width, width);
+    mha_tensor added = mhai_transformer_rows(residual, rows, width, width);
+    mha_tensor out = mhai_transformer_rows(y, rows, width, width);
     mha_tensor weight = mhai_transformer_vector(c->t->data + place->weight, width);
+    const mha_tensor *also = residual ? &added : NULL;
     if (c->t->desc.norm == MHA_NORM_RMS)
-        return mha_rms_norm(c->context, &in, NULL, &weight, c->t->desc.norm_epsilon, &out);
+        return mha_rms_norm(c->context, &in, also, &weight, epsilon, &out);
     mha_tensor bias = mhai_transformer_vector(c->t->data + place->bias, width);
-    return mha_layer_norm(c->context, &in, NULL, &weight, &bias, c->t->desc.norm_epsilon, &out);
+    return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
 }
 
-static mha_status project(const call *c, const mhai_place_linear *place, const float *x,
-                          int64_t rows, float *y)
+static mha_status project(const call *c, const mhai_place_linear *place, mha_activation activation,
+                          const float *x, int64_t rows, float *y)
 {
     mha_tensor in = mhai_transformer_rows(x, rows, place->inputs, place->inputs);
     mha_tensor out = mhai_transformer_rows(y, rows, place->outputs, place->outputs);
-    return mha_linear_forward(c->context, place->packed, MHA_ACTIVATION_NONE, &in, &out);
+    return mha_linear_forward(c->context, place->packed, activation, &in, &out);
 }
 
 /* What a step reads: the stream, or its norm. */
 static mha_status begin_step(const call *c, const mhai_place_norm *place,
                              const mhai_kept_step *step)
 {
-    return mhai_transformer_pre_norm(c->t) ? norm(c, place, step->x, step->in) : MHA_OK;
+    return mhai_transformer_pre_norm(c->t) ? norm(c, place, step->x, NULL, step->in) : MHA_OK;
 }
 
 /* next = x + y, with a norm around it if post-norm; y lies in next. */
@@ -263,8 +279,10 @@ static mha_status end_step(const call *c, const mhai_place_norm *place, const mh
                            float *next)
 {
     float *sum = step->z ? step->z : next;
+    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_POST_NORM) && !step->z)
+        return norm(c, place, next, step->x, next);
     mhai_transformer_add(c->context, tokens_of(c->a) * c->t->desc.embed_dim, step->x, next, sum);
-    return step->z ? norm(c, place, step->z, next) : MHA_OK;
+    return step->z ? norm(c, place, step->z, NULL, next) : MHA_OK;
 }
 
 /* Heads come as gate z; what is missing of a gate is filled with the head's mean. */
@@ -309,18 +327,34 @@ static mha_status only_bias(const call *c, const mhai_place_attention *place,
     return end_step(c, &place->norm, &kept->step, next);
 }
 
+/* What else of a layer's attention is wanted; lse is the call's own. */
+static mha_status read_outputs(const mha_attention_outputs *given, int64_t layer,
+                               mha_attention_outputs *own)
+{
+    MHA_TRY(mhai_struct_copy("mha_attention_outputs", own, sizeof *own,
+                             offsetof(mha_attention_outputs, column_sums), given));
+    own->struct_size = sizeof *own;
+    if (!own->lse) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "outputs of layer %lld: lse is set; mha_activations_layer() "
+                    "has it",
+                    (long long)layer);
+}
+
 static mha_status attend(const call *c, const mhai_place_attention *place,
                          const mhai_kept_attention *kept, int64_t layer, bool cross, float *next)
 {
     const mha_activations *a = c->a;
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
+    const mha_attention_outputs *more = cross || !c->input.outputs ? NULL : c->input.outputs[layer];
     mhai_call_attention attention;
+    mha_attention_outputs outputs;
     mha_tensor part;
     if (wanted) part = layer_part(wanted, layer, count.q);
     if (count.q == 0) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->norm, &kept->step));
-    MHA_TRY(project(c, &place->in, kept->step.in, tokens_of(a), kept->qkv));
+    MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, tokens_of(a), kept->qkv));
     if (cross) {
         const mha_tensor *m = c->input.memory;
         mha_tensor in =
@@ -335,7 +369,11 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     mhai_transformer_attention(c->t, &c->input, layer, cross, &attention);
     mha_tensor heads = mhai_transformer_heads(a, count, kept->heads);
     mha_tensor lse = mhai_transformer_lse(a, count, kept->lse);
-    mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
+    MHA_TRY(read_outputs(more, layer, &outputs));
+    outputs.lse = &lse;
+    if (wanted && outputs.probabilities)
+        return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: wanted twice",
+                        (long long)layer);
     if (wanted) outputs.probabilities = &part;
     if (c->caches) {
         MHA_TRY(mha_kv_cache_append(c->caches[layer], &qkv.k, &qkv.v, NULL));
@@ -346,7 +384,7 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
                                       &outputs));
     }
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
-    MHA_TRY(project(c, &place->out, kept->heads, tokens_of(a), next));
+    MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, tokens_of(a), next));
     return end_step(c, &place->norm, &kept->step, next);
 }
 
@@ -355,20 +393,23 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t rows = tokens_of(c->a), wide = mhai_transformer_up(c->t);
+    const mha_activation activation =
+        d->feed_forward == MHA_FEED_FORWARD_GELU ? MHA_ACTIVATION_GELU : MHA_ACTIVATION_RELU;
     MHA_TRY(begin_step(c, &place->ff_norm, &kept->ff));
-    MHA_TRY(project(c, &place->up, kept->ff.in, rows, kept->up));
-    mha_tensor first = mhai_transformer_rows(kept->up, rows, d->ff_dim, wide);
-    mha_tensor act = mhai_transformer_rows(kept->act, rows, d->ff_dim, d->ff_dim);
-    if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU) {
-        mha_tensor up = mhai_transformer_rows(kept->up + d->ff_dim, rows, d->ff_dim, wide);
-        MHA_TRY(mha_swiglu(c->context, &first, &up, &act));
+    if (!kept->up) {
+        MHA_TRY(project(c, &place->up, activation, kept->ff.in, rows, kept->act));
     } else {
-        MHA_TRY(mha_activation_forward(
-            c->context,
-            d->feed_forward == MHA_FEED_FORWARD_GELU ? MHA_ACTIVATION_GELU : MHA_ACTIVATION_RELU,
-            &first, &act));
+        MHA_TRY(project(c, &place->up, MHA_ACTIVATION_NONE, kept->ff.in, rows, kept->up));
+        mha_tensor first = mhai_transformer_rows(kept->up, rows, d->ff_dim, wide);
+        mha_tensor act = mhai_transformer_rows(kept->act, rows, d->ff_dim, d->ff_dim);
+        if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU) {
+            mha_tensor up = mhai_transformer_rows(kept->up + d->ff_dim, rows, d->ff_dim, wide);
+            MHA_TRY(mha_swiglu(c->context, &first, &up, &act));
+        } else {
+            MHA_TRY(mha_activation_forward(c->context, activation, &first, &act));
+        }
     }
-    MHA_TRY(project(c, &place->down, kept->act, rows, next));
+    MHA_TRY(project(c, &place->down, MHA_ACTIVATION_NONE, kept->act, rows, next));
     return end_step(c, &place->ff_norm, &kept->ff, next);
 }
 
@@ -381,31 +422,51 @@ float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step)
     return layer + 1 < d->num_layers ? a->layers[layer + 1].self.step.x : a->x;
 }
 
+typedef struct embed_job {
+    const mha_activations *a;
+    const float *tokens, *positions, *types; /* tables; positions and types may be NULL */
+    int64_t width;
+    float *x;
+} embed_job;
+
+/* A sum of two is the same as in f32. */
+static void embed_row(void *argument, int64_t row, int worker)
+{
+    const embed_job *job = argument;
+    (void)worker;
+    const int64_t width = job->width;
+    const float *token = job->tokens + job->a->ids[row] * width;
+    const float *position = job->positions ? job->positions + job->a->positions[row] * width : NULL;
+    const float *type = job->types ? job->types + job->a->types[row] * width : NULL;
+    float *x = job->x + row * width;
+    for (int64_t i = 0; i < width; i++) x[i] = token[i];
+    for (int64_t i = 0; i < width && position && !type; i++) x[i] += position[i];
+    for (int64_t i = 0; i < width && type; i++)
+        x[i] = (float)((double)token[i] + (position ? (double)position[i] : 0) + (double)type[i]);
+}
+
 static mha_status embed(const call *c)
 {
     const mha_transformer *t = c->t;
     const mha_transformer_desc *d = &t->desc;
-    const int64_t rows = tokens_of(c->a), width = d->embed_dim;
     float *first = c->a->embedded ? c->a->embedded : c->a->layers[0].self.step.x;
-    mha_tensor table = mhai_transformer_rows(t->data + t->tokens, d->vocab_size, width, width);
-    mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
-    mha_tensor positions = mha_tensor_contiguous(c->a->positions, MHA_I32, 1, &rows);
-    mha_tensor x = mhai_transformer_rows(first, rows, width, width);
-    MHA_TRY(mha_embedding(c->context, &table, &ids, 0, &x));
-    const float *added = d->positions == MHA_ENCODING_LEARNED      ? t->data + t->positions
-                         : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encoding->values
-                                                                   : NULL;
-    if (added) {
-        table = mhai_transformer_rows(added, d->max_length, width, width);
-        MHA_TRY(mha_embedding(c->context, &table, &positions, MHA_GRADIENT_ADD, &x));
-    }
-    return c->a->embedded ? norm(c, &t->embed_norm, first, c->a->layers[0].self.step.x) : MHA_OK;
+    embed_job job = {.a = c->a,
+                     .tokens = t->data + t->tokens,
+                     .positions = d->positions == MHA_ENCODING_LEARNED      ? t->data + t->positions
+                                  : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encoding->values
+                                                                            : NULL,
+                     .types = d->type_count > 0 ? t->data + t->types : NULL,
+                     .width = d->embed_dim,
+                     .x = first};
+    mha_parallel_for(c->context, tokens_of(c->a), embed_row, &job);
+    return c->a->embedded ? norm(c, &t->embed_norm, first, NULL, c->a->layers[0].self.step.x)
+                          : MHA_OK;
 }
 
 static mha_status write_output(const call *c, const mha_tensor *output)
 {
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;
-    if (mhai_transformer_pre_norm(c->t)) MHA_TRY(norm(c, &c->t->norm, c->a->x, c->a->last));
+    if (mhai_transformer_pre_norm(c->t)) MHA_TRY(norm(c, &c->t->norm, c->a->x, NULL, c->a->last));
     for (int64_t b = 0; b < c->a->B; b++) {
         mha_tensor in =
             mhai_transformer_rows(c->a->last + b * length * width, length, width, width);
@@ -437,6 +498,7 @@ static mha_status check_overlap(const call *c, const mha_tensor *output)
                {"probabilities", c->probabilities},
                {"cross_probabilities", c->cross_probabilities},
                {"tokens", c->input.tokens},
+               {"token_types", c->input.token_types},
                {"memory", c->input.memory},
                {"gates", c->input.gates},
                {"cross_gates", c->input.cross_gates},
@@ -486,8 +548,25 @@ static mha_status forward(call *c, const mha_tensor *output)
             MHA_TRY(
                 attend(c, &place->cross, &kept->cross, i, true, mhai_transformer_next(c->a, i, 1)));
         if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)));
+        c->a->layer = i;
+        if (c->input.after_layer) MHA_TRY(c->input.after_layer(c->input.after_layer_user, c->a, i));
     }
     return write_output(c, output);
+}
+
+/* With activations of the call's own. */
+static mha_status forward_in_passing(call *c, const mha_transformer_input *input,
+                                     const mha_tensor *output)
+{
+    mha_activations own = {.transformer = c->t, .max_tokens = INT32_MAX, .max_memory = INT32_MAX};
+    c->a = &own;
+    MHA_TRY(check_call(c, input, output));
+    const int64_t B = own.B, T = own.T, S = own.S;
+    MHA_TRY(mhai_activations_pass(c->context, c->t, B * T, B * S, &own));
+    own.B = B;
+    own.T = T;
+    own.S = S;
+    return forward(c, output);
 }
 
 mha_status mha_transformer_forward(mha_context *context, const mha_transformer *transformer,
@@ -495,16 +574,20 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
                                    const mha_tensor *output, const mha_tensor *probabilities,
                                    const mha_tensor *cross_probabilities)
 {
-    if (!context || !transformer || !activations)
+    if (!context || !transformer)
         return mha_fail(MHA_ERR_NULL, "mha_transformer_forward: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "activations");
+                        context ? "transformer" : "context");
     call c = {.context = context,
               .t = transformer,
               .a = activations,
               .probabilities = probabilities,
               .cross_probabilities = cross_probabilities};
+    if (!activations) {
+        const mha_scratch_mark mark = mha_scratch_top(context);
+        const mha_status status = forward_in_passing(&c, input, output);
+        mha_scratch_release(context, mark);
+        return status;
+    }
     mha_status status = check_call(&c, input, output);
     if (status == MHA_OK) status = forward(&c, output);
     if (status != MHA_OK) activations->T = -1; /* they hold no batch */

@@ -51,7 +51,7 @@ struct mha_transformer {
     int64_t parameter_count;
     float *data;
     int64_t size;
-    int64_t tokens, positions; /* offsets of the tables */
+    int64_t tokens, positions, types; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
     mhai_place_linear output; /* weight is that of the tokens if tied */
@@ -77,7 +77,7 @@ static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
 /* A function between residual connections. x is the stream before it; in what it reads, which is x
  * itself without pre-norm; z the sum after it, before a post-norm. */
 typedef struct mhai_kept_step {
-    float *x, *in, *z; /* [tokens,E]; z NULL unless post-norm */
+    float *x, *in, *z; /* [tokens,E]; z NULL unless post-norm, and in passing */
 } mhai_kept_step;
 
 typedef struct mhai_kept_attention {
@@ -91,7 +91,7 @@ typedef struct mhai_kept_attention {
 typedef struct mhai_kept_layer {
     mhai_kept_attention self, cross;
     mhai_kept_step ff;
-    float *up, *act; /* [tokens, F or 2 F], [tokens, F] */
+    float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up NULL in passing unless SwiGLU */
 } mhai_kept_layer;
 
 struct mha_activations {
@@ -99,14 +99,21 @@ struct mha_activations {
     const mha_transformer *transformer;
     int64_t max_tokens, max_memory;
     int64_t B, T, S; /* the batch that is kept; T = -1: none */
+    bool passing;    /* layers take turns in two pieces of memory: for a call, not for a gradient */
+    int64_t layer;   /* the last one done */
     float *memory;   /* all floats below */
     size_t bytes;
-    int32_t *ids, *positions; /* [tokens] */
+    int32_t *ids, *positions, *types; /* [tokens] */
     float *embedded;          /* before the norm on embeddings; else NULL */
     mhai_kept_layer *layers;
     float *x, *last; /* the stream after the last layer, and with its norm */
     float *gradient; /* [tokens,E] working memory of the backward call */
 };
+
+/* Fill *a for one call, in the context's scratch. */
+MHA_NODISCARD mha_status mhai_activations_pass(mha_context *context, const mha_transformer *t,
+                                               int64_t tokens, int64_t memory_rows,
+                                               mha_activations *a);
 
 /* [rows, cols] of contiguous memory, and of a part of wider rows. */
 mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, int64_t stride);

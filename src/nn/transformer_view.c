@@ -17,7 +17,8 @@ static void view_step(const mha_activations *a, const mhai_kept_step *step, cons
     const int64_t width = a->transformer->desc.embed_dim;
     view->stream = tokens_view(a, step->x, width);
     view->input = tokens_view(a, step->in, width);
-    view->sum = tokens_view(a, step->z ? step->z : next, width);
+    if (step->z || !mhai_transformer_has(a->transformer, MHA_TRANSFORMER_POST_NORM))
+        view->sum = tokens_view(a, step->z ? step->z : next, width);
     view->next = tokens_view(a, next, width);
 }
 
@@ -67,6 +68,9 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
                         a ? "view" : "activations");
     MHA_TRY(check_kept(a, "mha_layer_view", view->struct_size, sizeof *view));
     MHA_TRY(check_part(a->transformer, layer, part));
+    if (a->passing && layer != a->layer)
+        return mha_fail(MHA_ERR_ARGUMENT, "layer %lld is not kept: this call keeps layer %lld only",
+                        (long long)layer, (long long)a->layer);
     const mhai_kept_layer *kept = &a->layers[layer];
     const float *next = mhai_transformer_next(a, layer, (int)part);
     *view = (mha_layer_view){.struct_size = sizeof *view};
@@ -89,6 +93,8 @@ mha_status mha_activations_stream(const mha_activations *a, mha_stream_view *vie
         return mha_fail(MHA_ERR_NULL, "mha_activations_stream: %s is NULL",
                         a ? "view" : "activations");
     MHA_TRY(check_kept(a, "mha_stream_view", view->struct_size, sizeof *view));
+    if (a->passing)
+        return mha_fail(MHA_ERR_ARGUMENT, "the ends of the stream are not kept by this call");
     const int64_t width = a->transformer->desc.embed_dim;
     const float *first = a->layers[0].self.step.x;
     *view = (mha_stream_view){.struct_size = sizeof *view,

@@ -18,7 +18,8 @@ class TransformerDesc(C.Structure):
                                        "memory_dim")] + [
         ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
         ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
-        ("layer_heads", C.POINTER(C.c_int64)), ("layer_kv_heads", C.POINTER(C.c_int64))]
+        ("layer_heads", C.POINTER(C.c_int64)), ("layer_kv_heads", C.POINTER(C.c_int64)),
+        ("type_count", C.c_int64)]
 
 
 class Parameter(C.Structure):
@@ -39,7 +40,9 @@ class Input(C.Structure):
                 ("memory", C.POINTER(mha.Tensor)), ("memory_lengths", C.POINTER(C.c_int64)),
                 ("gates", C.POINTER(mha.Tensor)), ("cross_gates", C.POINTER(mha.Tensor)),
                 ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
-                ("head_means", C.POINTER(mha.Tensor))]
+                ("head_means", C.POINTER(mha.Tensor)), ("token_types", C.POINTER(mha.Tensor)),
+                ("outputs", C.c_void_p), ("after_layer", C.c_void_p),
+                ("after_layer_user", C.c_void_p)]
 
 
 class Settings(C.Structure):

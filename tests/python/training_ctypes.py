@@ -30,7 +30,8 @@ class TransformerDesc(C.Structure):
                                        "memory_dim")
     ] + [("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
          ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
-         ("layer_heads", mha.Int64Pointer), ("layer_kv_heads", mha.Int64Pointer)]
+         ("layer_heads", mha.Int64Pointer), ("layer_kv_heads", mha.Int64Pointer),
+         ("type_count", C.c_int64)]
 
 
 class Parameter(C.Structure):
@@ -54,7 +55,9 @@ class TransformerInput(C.Structure):
                 ("memory", mha.TensorPointer), ("memory_lengths", mha.Int64Pointer),
                 ("gates", mha.TensorPointer), ("cross_gates", mha.TensorPointer),
                 ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
-                ("head_means", mha.TensorPointer)]
+                ("head_means", mha.TensorPointer), ("token_types", mha.TensorPointer),
+                ("outputs", C.c_void_p), ("after_layer", C.c_void_p),
+                ("after_layer_user", C.c_void_p)]
 
 
 class TransformerGradients(C.Structure):

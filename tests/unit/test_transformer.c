@@ -5,6 +5,7 @@
 #include "support/machines.h"
 #include "support/rng.h"
 
+#include <multihead/component.h>
 #include <multihead/optimizer.h>
 #include <multihead/transformer.h>
 
@@ -35,10 +36,10 @@ typedef struct example {
     mha_transformer_input input;
     mha_transformer_desc desc;
     int64_t B, T, S, lengths[4], memory_lengths[4];
-    int32_t ids[MOST_TOKENS], targets[MOST_TOKENS];
+    int32_t ids[MOST_TOKENS], types[MOST_TOKENS], targets[MOST_TOKENS];
     float memory_data[MOST_MEMORY * MOST_WIDTH], gate_data[64], cross_gate_data[64];
     float output_data[MOST_TOKENS * MOST_VOCAB], gradient_data[MOST_TOKENS * MOST_VOCAB];
-    mha_tensor tokens, target, memory, gates, cross_gates, output, gradient;
+    mha_tensor tokens, token_types, target, memory, gates, cross_gates, output, gradient;
 } example;
 
 static mha_transformer_desc some_desc(rng *r)
@@ -65,6 +66,7 @@ static mha_transformer_desc some_desc(rng *r)
     if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     if (d.flags & MHA_TRANSFORMER_CROSS && rng_chance(r, 0.5)) d.memory_dim = 6;
+    if (rng_chance(r, 0.3)) d.type_count = rng_between(r, 1, 3);
     return d;
 }
 
@@ -84,6 +86,8 @@ static void make_batch(example *e, rng *r)
         e->memory_lengths[b] = rng_between(r, 0, e->S);
         for (int64_t i = 0; i < e->T; i++) {
             e->ids[b * e->T + i] = (int32_t)rng_between(r, 0, d->vocab_size - 1);
+            e->types[b * e->T + i] =
+                d->type_count ? (int32_t)rng_between(r, 0, d->type_count - 1) : 0;
             e->targets[b * e->T + i] =
                 i < e->lengths[b] ? (int32_t)rng_between(r, 0, d->vocab_size - 1) : -1;
         }
@@ -94,6 +98,7 @@ static void make_batch(example *e, rng *r)
     const int64_t width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size;
     const int64_t rows = e->B * e->T;
     e->tokens = mha_tensor_contiguous(e->ids, MHA_I32, 2, (int64_t[]){e->B, e->T});
+    e->token_types = mha_tensor_contiguous(e->types, MHA_I32, 2, (int64_t[]){e->B, e->T});
     e->target = mha_tensor_contiguous(e->targets, MHA_I32, 1, &rows);
     e->memory =
         mha_tensor_contiguous(e->memory_data, MHA_F32, 3, (int64_t[]){e->B, e->S, d->memory_dim});
@@ -123,6 +128,7 @@ static example *example_make(mha_context *context, rng *r)
     e->input = (mha_transformer_input){.struct_size = sizeof e->input, .tokens = &e->tokens};
     if (rng_chance(r, 0.7)) e->input.lengths = e->lengths;
     if (rng_chance(r, 0.4)) e->input.gates = &e->gates;
+    if (e->desc.type_count && rng_chance(r, 0.8)) e->input.token_types = &e->token_types;
     if (rng_chance(r, 0.3)) e->input.dropout = 0.3f, e->input.dropout_seed = rng_next(r);
     const bool cross = e->desc.flags & MHA_TRANSFORMER_CROSS;
     if (cross) e->input.memory = &e->memory;
@@ -518,11 +524,34 @@ static void check_heads(mha_context *context, const example *e, int64_t layer, b
     assert_ptr_equal(view->concatenated.data, view->heads.data);
 }
 
+/* The rows of the tables added up: to the rounding of one sum, or of two where there are no types. */
+static void check_embedded(const example *e, const mha_tensor *embedded)
+{
+    const float *data = mha_transformer_data(e->t);
+    const int64_t E = e->desc.embed_dim;
+    mha_parameter tokens, positions, types;
+    assert_int_equal(mha_transformer_find(e->t, -1, "embed_tokens.weight", &tokens), MHA_OK);
+    const bool learned = e->desc.positions == MHA_ENCODING_LEARNED;
+    if (e->desc.positions == MHA_ENCODING_SINUSOIDAL) return;
+    assert_int_equal(mha_transformer_find(e->t, -1, "embed_positions.weight", &positions) == MHA_OK,
+                     learned);
+    assert_int_equal(mha_transformer_find(e->t, -1, "embed_types.weight", &types) == MHA_OK,
+                     e->desc.type_count > 0);
+    for (int64_t i = 0; i < e->B * e->T * E; i++) {
+        const int64_t row = i / E, type = e->input.token_types ? e->types[row] : 0;
+        double sum = (double)data[tokens.offset + e->ids[row] * E + i % E];
+        if (learned) sum += (double)data[positions.offset + row % e->T * E + i % E];
+        if (e->desc.type_count) sum += (double)data[types.offset + type * E + i % E];
+        assert_true(((const float *)embedded->data)[i] == (float)sum);
+    }
+}
+
 static void check_views(mha_context *context, example *e)
 {
     mha_stream_view ends = {.struct_size = sizeof ends};
     assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
     const void *stream = ends.first.data;
+    check_embedded(e, &ends.embedded);
     const bool post = e->desc.flags & MHA_TRANSFORMER_POST_NORM;
     const bool pre = e->desc.norm && !post;
     const int64_t layers = e->desc.num_layers;
@@ -597,6 +626,131 @@ static void views(void **state)
     machines_free(&all);
 }
 
+/* A call that keeps nothing beside one that keeps everything. */
+typedef struct passing {
+    const example *e; /* its activations hold the batch */
+    mha_attention_outputs outputs[3];
+    const mha_attention_outputs *wanted[3];
+    mha_tensor probabilities[3], average[3];
+    float probability_data[3][4 * 4 * 12 * 12], average_data[3][4 * 12 * 12];
+    int64_t called, stop_at; /* stop_at -1: never */
+    mha_status status;
+} passing;
+
+static void expect_same_floats(const mha_tensor *a, const mha_tensor *b)
+{
+    assert_int_equal(a->ndim, b->ndim);
+    int64_t index[4] = {0}, count = a->data != NULL;
+    assert_int_equal(count, b->data != NULL);
+    for (int i = 0; i < a->ndim; i++) {
+        assert_int_equal(a->shape[i], b->shape[i]);
+        count *= a->shape[i];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int64_t rest = i, at = 0, at_b = 0;
+        for (int k = a->ndim - 1; k >= 0; k--) {
+            index[k] = rest % a->shape[k];
+            rest /= a->shape[k];
+            at += index[k] * a->stride[k];
+            at_b += index[k] * b->stride[k];
+        }
+        assert_memory_equal((const float *)a->data + at, (const float *)b->data + at_b, 4);
+    }
+}
+
+static mha_status see_layer(void *user, const mha_activations *activations, int64_t layer)
+{
+    passing *p = user;
+    assert_int_equal(layer, p->called++);
+    for (int part = 0; part < 3; part++) {
+        mha_layer_view kept = {.struct_size = sizeof kept}, seen = {.struct_size = sizeof seen};
+        const mha_status status = mha_activations_layer(p->e->a, layer, part, &kept);
+        assert_int_equal(mha_activations_layer(activations, layer, part, &seen), status);
+        if (status != MHA_OK) continue;
+        if (p->e->desc.flags & MHA_TRANSFORMER_POST_NORM)
+            assert_null(seen.sum.data);
+        else
+            expect_same_floats(&seen.sum, &kept.sum);
+        const mha_tensor *all[][2] = {
+            {&seen.stream, &kept.stream}, {&seen.input, &kept.input}, {&seen.next, &kept.next},
+            {&seen.q, &kept.q},           {&seen.k, &kept.k},         {&seen.v, &kept.v},
+            {&seen.lse, &kept.lse},       {&seen.heads, &kept.heads}, {&seen.hidden, &kept.hidden}};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            expect_same_floats(all[i][0], all[i][1]);
+    }
+    mha_stream_view ends = {.struct_size = sizeof ends};
+    mha_layer_view other = {.struct_size = sizeof other};
+    assert_int_equal(mha_activations_stream(activations, &ends), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_activations_layer(activations, !layer, 0, &other), MHA_ERR_ARGUMENT);
+    return layer == p->stop_at ? p->status : MHA_OK;
+}
+
+static void want_of_layers(passing *p, const example *e)
+{
+    const int64_t map[] = {e->B, e->desc.num_heads, e->T, e->T}, mean[] = {e->B, e->T, e->T};
+    for (int l = 0; l < e->desc.num_layers; l++) {
+        p->probabilities[l] = mha_tensor_contiguous(p->probability_data[l], MHA_F32, 4, map);
+        p->average[l] = mha_tensor_contiguous(p->average_data[l], MHA_F32, 3, mean);
+        p->outputs[l] = (mha_attention_outputs){.struct_size = sizeof p->outputs[l],
+                                                .probabilities = &p->probabilities[l],
+                                                .average_probabilities = &p->average[l]};
+        p->wanted[l] = l == 1 ? NULL : &p->outputs[l];
+    }
+}
+
+/* Without activations the bits are those of a call that keeps everything: output, what is wanted of
+ * each layer, and every view that after_layer sees; and after_layer ends a call. */
+static void keeps_nothing(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(60, 600); i++) {
+        rng r = rng_make(rng_run_seed(), 1700 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        example *e = example_make(context, &r);
+        const mha_transformer_desc *d = &e->desc;
+        const int64_t shape[] = {d->num_layers, e->B, d->num_heads, e->T, e->T};
+        const size_t map = (size_t)(e->B * d->num_heads * e->T * e->T);
+        float *wanted = calloc((size_t)d->num_layers * map, sizeof *wanted);
+        const mha_tensor maps = mha_tensor_contiguous(wanted, MHA_F32, 5, shape);
+        passing p = {.e = e, .stop_at = -1, .status = MHA_ERR_NOMEM};
+        float first[MOST_TOKENS * MOST_VOCAB];
+        assert_non_null(wanted);
+        assert_int_equal(
+            mha_transformer_forward(context, e->t, &e->input, e->a, &e->output, &maps, NULL),
+            MHA_OK);
+        memcpy(first, e->output_data, sizeof first);
+        memset(e->output_data, 0, sizeof e->output_data);
+        want_of_layers(&p, e);
+        e->input.outputs = p.wanted;
+        e->input.after_layer = see_layer;
+        e->input.after_layer_user = &p;
+        const mha_scratch_mark mark = mha_scratch_top(context);
+        if (mha_transformer_forward(context, e->t, &e->input, NULL, &e->output, NULL, NULL) !=
+            MHA_OK)
+            fail_msg("%s", mha_error_detail());
+        const mha_scratch_mark top = mha_scratch_top(context);
+        assert_true(top.block == mark.block && top.used == mark.used);
+        assert_int_equal(p.called, d->num_layers);
+        const int64_t width = e->output.shape[2];
+        assert_memory_equal(first, e->output_data, (size_t)(e->B * e->T * width) * sizeof(float));
+        for (int64_t l = 0; l < d->num_layers; l += 2)
+            assert_memory_equal(p.probability_data[l], wanted + (size_t)l * map,
+                                map * sizeof(float));
+        for (int64_t stop = 0; stop < d->num_layers; stop++) {
+            p.called = 0;
+            p.stop_at = stop;
+            assert_int_equal(
+                mha_transformer_forward(context, e->t, &e->input, NULL, &e->output, NULL, NULL),
+                MHA_ERR_NOMEM);
+            assert_int_equal(p.called, stop + 1);
+        }
+        free(wanted);
+        example_free(e);
+    }
+    machines_free(&all);
+}
+
 static void errors(void **state)
 {
     (void)state;
@@ -658,6 +812,13 @@ static void errors(void **state)
     in.memory = NULL, output.shape[2] = 8;
     expect_error(FORWARD, MHA_ERR_SHAPE, "output");
     output.shape[2] = 9;
+    in.token_types = &tokens;
+    expect_error(FORWARD, MHA_ERR_ARGUMENT, "no types of tokens");
+    in.token_types = NULL;
+    const mha_attention_outputs lse = {.struct_size = sizeof lse, .lse = &output}, *list = &lse;
+    in.outputs = &list;
+    expect_error(FORWARD, MHA_ERR_ARGUMENT, "outputs of layer 0: lse");
+    in.outputs = NULL;
     mha_tensor gates = output;
     gates.ndim = 2, gates.shape[0] = good.num_layers, gates.shape[1] = good.num_heads;
     gates.stride[0] = good.num_heads, gates.stride[1] = 1, in.gates = &gates;
@@ -669,6 +830,13 @@ static void errors(void **state)
     expect_error(FORWARD, MHA_ERR_SIZE, "made for 12 tokens");
 #undef FORWARD
     mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+    d = good, d.type_count = 2;
+    assert_int_equal(mha_transformer_create(x, &d, &t), MHA_OK);
+    tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){2, 4});
+    ids[6] = 2, in.token_types = &tokens;
+    expect_error(mha_transformer_forward(x, t, &in, NULL, &output, NULL, NULL), MHA_ERR_ARGUMENT,
+                 "token_types[1,2] is 2, expected 0..1");
     mha_transformer_destroy(t);
     machines_free(&all);
 }
@@ -715,9 +883,9 @@ int main(void)
 {
     rng_run_seed();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table),  cmocka_unit_test(beginnings), cmocka_unit_test(slopes),
-        cmocka_unit_test(bits),   cmocka_unit_test(views),      cmocka_unit_test(learns),
-        cmocka_unit_test(errors), cmocka_unit_test(memory),
+        cmocka_unit_test(table),         cmocka_unit_test(beginnings), cmocka_unit_test(slopes),
+        cmocka_unit_test(bits),          cmocka_unit_test(views),      cmocka_unit_test(learns),
+        cmocka_unit_test(keeps_nothing), cmocka_unit_test(errors),     cmocka_unit_test(memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
