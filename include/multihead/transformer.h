@@ -255,8 +255,8 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  * Memory   activations are overwritten; scratch from the context, without activations 2 (4 E + 2 F +
  *          heads) floats for each token too.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a token, a
- *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). output is
- *          then unspecified.
+ *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). Outputs
+ *          are then unspecified; without activations they are untouched unless after_layer failed.
  * Threads  one call per context and activations.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_forward(

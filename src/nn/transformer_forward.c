@@ -299,22 +299,28 @@ static void add_means(const call *c, float *heads, int64_t layer)
         }
 }
 
-/* A layer's [B,H,T,S] of what is wanted of all layers, cut to the heads that it has; 0 beyond. */
-static mha_tensor layer_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
+/* A layer's [B,H,T,S] of what is wanted of all layers. */
+static mha_tensor layer_part(const mha_tensor *wanted, int64_t layer)
 {
     mha_tensor part = *wanted;
     part.data = (float *)part.data + layer * part.stride[0];
     part.ndim = 4;
     memmove(part.shape, part.shape + 1, 4 * sizeof part.shape[0]);
     memmove(part.stride, part.stride + 1, 4 * sizeof part.stride[0]);
-    for (int64_t i = 0; i < part.shape[0] * part.shape[1] * part.shape[2]; i++) {
-        const int64_t row = i % part.shape[2], h = i / part.shape[2] % part.shape[1];
-        float *to = (float *)part.data + i / part.shape[2] / part.shape[1] * part.stride[0] +
-                    h * part.stride[1] + row * part.stride[2];
-        for (int64_t k = 0; h >= heads && k < part.shape[3]; k++) to[k * part.stride[3]] = 0;
-    }
-    part.shape[1] = heads;
     return part;
+}
+
+/* 0 for the heads that a layer does not have. */
+static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
+{
+    const mha_tensor part = layer_part(wanted, layer);
+    const int64_t rows = part.shape[2], missing = part.shape[1] - heads;
+    for (int64_t i = 0; i < part.shape[0] * missing * rows; i++) {
+        const int64_t b = i / (missing * rows), h = heads + i / rows % missing;
+        float *to = (float *)part.data + b * part.stride[0] + h * part.stride[1] +
+                    i % rows * part.stride[2];
+        for (int64_t k = 0; k < part.shape[3]; k++) to[k * part.stride[3]] = 0;
+    }
 }
 
 /* A layer whose heads are gone: the bias of the output is what remains. */
@@ -341,50 +347,71 @@ static mha_status read_outputs(const mha_attention_outputs *given, int64_t layer
                     (long long)layer);
 }
 
+/* A layer's attention between its projections. Holds what outputs and the descriptor point to. */
+typedef struct attention_step {
+    mhai_call_attention call;
+    mhai_qkv qkv;
+    mha_tensor heads, lse, part;
+    mha_attention_outputs outputs;
+} attention_step;
+
+static mha_status prepare(const call *c, int64_t layer, bool cross, attention_step *made)
+{
+    const mhai_kept_layer *of = &c->a->layers[layer];
+    const mhai_kept_attention *kept = cross ? &of->cross : &of->self;
+    const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
+    const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
+    MHA_TRY(read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer], layer,
+                         &made->outputs));
+    if (wanted && made->outputs.probabilities)
+        return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: wanted twice",
+                        (long long)layer);
+    mhai_transformer_attention(c->t, &c->input, layer, cross, &made->call);
+    made->qkv = mhai_transformer_qkv(c->a, count, cross, kept->qkv, kept->memory);
+    made->heads = mhai_transformer_heads(c->a, count, kept->heads);
+    made->lse = mhai_transformer_lse(c->a, count, kept->lse);
+    made->outputs.lse = &made->lse;
+    if (!wanted) return MHA_OK;
+    made->part = layer_part(wanted, layer);
+    made->part.shape[1] = count.q;
+    made->outputs.probabilities = &made->part;
+    return MHA_OK;
+}
+
+static mha_status project_memory(const call *c, const mhai_place_linear *place, float *to)
+{
+    const mha_tensor *m = c->input.memory;
+    const int64_t rows = c->a->B * c->a->S;
+    mha_tensor in = mhai_transformer_rows(m->data, rows, place->inputs, m->stride[1]);
+    mha_tensor out = mhai_transformer_rows(to, rows, place->outputs, place->outputs);
+    return mha_linear_forward(c->context, place->packed, MHA_ACTIVATION_NONE, &in, &out);
+}
+
 static mha_status attend(const call *c, const mhai_place_attention *place,
                          const mhai_kept_attention *kept, int64_t layer, bool cross, float *next)
 {
-    const mha_activations *a = c->a;
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
-    const mha_attention_outputs *more = cross || !c->input.outputs ? NULL : c->input.outputs[layer];
-    mhai_call_attention attention;
-    mha_attention_outputs outputs;
-    mha_tensor part;
-    if (wanted) part = layer_part(wanted, layer, count.q);
+    const int64_t rows = tokens_of(c->a);
+    attention_step step;
+    if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->norm, &kept->step));
-    MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, tokens_of(a), kept->qkv));
-    if (cross) {
-        const mha_tensor *m = c->input.memory;
-        mha_tensor in =
-            mhai_transformer_rows(m->data, a->B * a->S, place->memory.inputs, m->stride[1]);
-        mha_tensor out = mhai_transformer_rows(kept->memory, a->B * a->S, place->memory.outputs,
-                                               place->memory.outputs);
-        MHA_TRY(
-            mha_linear_forward(c->context, place->memory.packed, MHA_ACTIVATION_NONE, &in, &out));
-    }
-    mhai_qkv qkv = mhai_transformer_qkv(a, count, cross, kept->qkv, kept->memory);
-    if (!cross) MHA_TRY(mhai_transformer_turn(c->context, c->t, &qkv, c->start, false));
-    mhai_transformer_attention(c->t, &c->input, layer, cross, &attention);
-    mha_tensor heads = mhai_transformer_heads(a, count, kept->heads);
-    mha_tensor lse = mhai_transformer_lse(a, count, kept->lse);
-    MHA_TRY(read_outputs(more, layer, &outputs));
-    outputs.lse = &lse;
-    if (wanted && outputs.probabilities)
-        return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: wanted twice",
-                        (long long)layer);
-    if (wanted) outputs.probabilities = &part;
+    MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
+    if (cross) MHA_TRY(project_memory(c, &place->memory, kept->memory));
+    MHA_TRY(prepare(c, layer, cross, &step));
+    const mhai_qkv *qkv = &step.qkv;
+    if (!cross) MHA_TRY(mhai_transformer_turn(c->context, c->t, qkv, c->start, false));
     if (c->caches) {
-        MHA_TRY(mha_kv_cache_append(c->caches[layer], &qkv.k, &qkv.v, NULL));
-        MHA_TRY(mha_kv_cache_attention(c->context, c->caches[layer], &attention.desc, &qkv.q,
-                                       &heads, NULL));
+        MHA_TRY(mha_kv_cache_append(c->caches[layer], &qkv->k, &qkv->v, NULL));
+        MHA_TRY(mha_kv_cache_attention(c->context, c->caches[layer], &step.call.desc, &qkv->q,
+                                       &step.heads, NULL));
     } else {
-        MHA_TRY(mha_attention_forward(c->context, &attention.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
-                                      &outputs));
+        MHA_TRY(mha_attention_forward(c->context, &step.call.desc, &qkv->q, &qkv->k, &qkv->v,
+                                      &step.heads, &step.outputs));
     }
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
-    MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, tokens_of(a), next));
+    MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows, next));
     return end_step(c, &place->norm, &kept->step, next);
 }
 
@@ -554,6 +581,32 @@ static mha_status forward(call *c, const mha_tensor *output)
     return write_output(c, output);
 }
 
+/* Check what is wanted of every layer, and have the scratch that the largest of them takes: the
+ * stack keeps what it has, so that no output is written before something fails. */
+static mha_status reserve(const call *c)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    mha_attention_plan plan;
+    size_t most = 0;
+    void *memory;
+    for (int64_t i = 0; tokens_of(c->a) > 0 && i < 2 * d->num_layers; i++) {
+        const bool cross = i % 2;
+        attention_step step;
+        if ((cross && !(d->flags & MHA_TRANSFORMER_CROSS)) ||
+            mhai_transformer_heads_of(d, i / 2, cross).q == 0)
+            continue;
+        MHA_TRY(prepare(c, i / 2, cross, &step));
+        MHA_TRY(mha_attention_explain(c->context, &step.call.desc, &step.qkv.q, &step.qkv.k,
+                                      &step.qkv.v, &step.heads, &step.outputs, &plan));
+        if (plan.scratch_bytes > most) most = plan.scratch_bytes;
+    }
+    if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    MHA_TRY(mha_scratch_alloc(c->context, (int64_t)most, 1, &memory));
+    mha_scratch_release(c->context, mark);
+    return MHA_OK;
+}
+
 /* With activations of the call's own. */
 static mha_status forward_in_passing(call *c, const mha_transformer_input *input,
                                      const mha_tensor *output)
@@ -566,6 +619,7 @@ static mha_status forward_in_passing(call *c, const mha_transformer_input *input
     own.B = B;
     own.T = T;
     own.S = S;
+    MHA_TRY(reserve(c));
     return forward(c, output);
 }
 
