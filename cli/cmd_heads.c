@@ -147,7 +147,7 @@ static cli_exit heads(const heads_options *options)
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
-    cli_exit code = text_model_open(HEADS, options->model, options->threads, 0, &model);
+    cli_exit code = text_model_open(HEADS, options->model, options->threads, &model);
     if (code == CLI_OK && model.encoder)
         code = cli_fail(CLI_UNSUPPORTED, HEADS,
                         "%s: is an encoder-decoder; heads looks at self-attention: give %s/encoder",

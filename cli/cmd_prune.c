@@ -158,7 +158,7 @@ static bool to_stdout(const prune_options *o)
 
 static cli_exit open_model(prune_job *job, const char *folder)
 {
-    cli_exit code = text_model_open(PRUNE, folder, job->options->threads, 0, &job->model);
+    cli_exit code = text_model_open(PRUNE, folder, job->options->threads, &job->model);
     if (code != CLI_OK) return code;
     if (job->model.encoder)
         return cli_fail(CLI_UNSUPPORTED, PRUNE,

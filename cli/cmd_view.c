@@ -281,7 +281,7 @@ static cli_exit write_answer(const view_options *options, const view_ask *found)
     cli_exit code = view_ask_order(found, (ask_measure)options->sort, &order);
     if (code == CLI_OK && found->count > 0) drawn.first_panel = order[0];
     free(order);
-    if (code == CLI_OK) code = view_model_maps(&drawn, &maps, &picks);
+    if (code == CLI_OK) code = view_model_maps(&drawn, &maps, &picks, NULL);
     if (code == CLI_OK) view_warn_of_idle_names(&drawn, &maps);
     if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
     maps_picks_free(&picks);
@@ -313,9 +313,8 @@ static cli_exit view(const view_options *options)
     drawn.roles = &roles;
     cli_exit code = options->attention  ? view_array_maps(options, &maps, &picks)
                     : options->contrast ? view_contrast_maps(options, &maps, &picks)
-                                        : view_model_maps(options, &maps, &picks);
+                                        : view_model_maps(options, &maps, &picks, &roles);
     if (code == CLI_OK) view_warn_of_idle_names(options, &maps);
-    if (code == CLI_OK) code = view_roles_make(options, &maps, &roles);
     if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
     if (code == CLI_OK && (options->terminal || !view_has_files(options)))
         code = view_print(options, &maps, &picks);

@@ -177,13 +177,15 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
     return mha_head_measures_rows(v->measures, v->layer, row, p);
 }
 
-static mha_status measure_layer(const job *j, mha_head_measures *measures,
-                                const mha_activations *kept, int64_t layer, int64_t rows)
+static mha_status measure_layer(void *user, const mha_activations *kept, int64_t layer)
 {
+    visit *v = user;
+    const job *j = v->j;
+    mha_head_measures *measures = v->measures;
     mha_layer_view view = {.struct_size = sizeof view};
     const mha_attention_desc desc = {.struct_size = sizeof desc,
                                      .flags = j->model->causal ? MHA_ATTENTION_CAUSAL : 0};
-    visit v = {.j = j, .measures = measures, .layer = layer, .rows = rows};
+    v->layer = layer;
     if (j->found->heads[layer] == 0) return MHA_OK; /* pruned */
     mha_status status = mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view);
     if (status != MHA_OK) return status;
@@ -197,28 +199,20 @@ static mha_status measure_layer(const job *j, mha_head_measures *measures,
     if (status == MHA_OK && measures == j->found->texts)
         status = heads_distances_outputs(j->found, layer, &view.heads);
     if (status != MHA_OK) return status;
-    return mha_attention_visit_rows(j->model->context, &desc, &view.q, &view.k, 0, take_rows, &v);
+    return mha_attention_visit_rows(j->model->context, &desc, &view.q, &view.k, 0, take_rows, v);
 }
 
 static cli_exit measure(const job *j, mha_head_measures *measures, const text_tokens *tokens,
                         const mha_heads_text *text)
 {
-    mha_activations *kept = NULL;
+    visit v = {.j = j, .measures = measures, .rows = tokens->list.count};
     show_progress(j, 0, 0, 0);
-    cli_exit code = text_model_run(j->model, tokens, NULL, &kept);
-    if (code == CLI_OK) {
-        mha_status status = mha_head_measures_begin(measures, text);
-        for (int64_t l = 0; l < j->found->layers && status == MHA_OK; l++)
-            status = measure_layer(j, measures, kept, l, tokens->list.count);
-        if (status == MHA_OK) status = mha_head_measures_end(measures);
-        clear_progress(j);
-        if (status == MHA_ERR_NUMERIC && j->options->beside)
-            code = CLI_BAD_INPUT;
-        else if (status != MHA_OK)
-            code = cli_fail_status(HEADS, status);
-    }
-    mha_activations_destroy(kept);
-    return code;
+    mha_status status = mha_head_measures_begin(measures, text);
+    if (status == MHA_OK) status = text_model_run(j->model, tokens, NULL, measure_layer, &v);
+    if (status == MHA_OK) status = mha_head_measures_end(measures);
+    clear_progress(j);
+    if (status == MHA_ERR_NUMERIC && j->options->beside) return CLI_BAD_INPUT;
+    return status == MHA_OK ? CLI_OK : cli_fail_status(HEADS, status);
 }
 
 /* ------------------------------------------------------------------------------------------------

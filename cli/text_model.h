@@ -6,8 +6,7 @@
  *                                    a text; kinds llama, bert and multihead
  *   an encoder-decoder               a folder with the folders encoder and decoder in it
  *
- * One way for all: text_model_open(), text_model_encode(), then mha_transformer_forward() with
- * model.net and tokens.ids, or text_model_run(), which does that.
+ * One way for all: text_model_open(), text_model_encode(), text_model_run().
  */
 #ifndef CLI_TEXT_MODEL_H
 #define CLI_TEXT_MODEL_H
@@ -23,25 +22,21 @@ typedef struct text_model {
     char *name;                   /* the folder's, as a title */
     char architecture[32];        /* model_type */
     mha_context *context;
-    mha_transformer *net; /* NULL if `segments` is there */
+    mha_model *model; /* what is below is its own */
+    mha_transformer *net;
     mha_transformer_desc desc;
     mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
     mha_transformer_desc encoder_desc;
-    mha_model *segments; /* TEXT_MODEL_SEGMENTS and a BERT: knows pairs of texts */
     int64_t layers, heads, max_length;
-    bool causal, pairs;         /* pairs: a second text is possible */
-    mha_tokenizer *pieces;      /* WordPiece, or ... */
-    mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
-    mha_vocabulary *source;     /* the encoder's */
+    bool causal, pairs;               /* pairs: a second text is possible */
+    const mha_tokenizer *pieces;      /* WordPiece, or ... */
+    const mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
+    const mha_vocabulary *source;     /* the encoder's */
 } text_model;
 
-/* flags: load an encoder of the BERT kind as mha_model, which takes two texts and needs memory for
- * one layer at a time; other kinds are loaded as ever. */
-enum { TEXT_MODEL_SEGMENTS = 1 << 0 };
-
-/* Open a folder; errors are printed. threads 0: the default. Say text_model_close() in either
- * case. */
-cli_exit text_model_open(const char *command, const char *folder, int64_t threads, unsigned flags,
+/* Open a folder; errors are printed. threads 0: the default. Call text_model_close() even if it
+ * fails. */
+cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
                          text_model *model);
 void text_model_close(text_model *model);
 
@@ -75,11 +70,18 @@ cli_exit text_model_encode_source(const text_model *model, const text_limits *li
                                   const char *text, size_t bytes, text_tokens *tokens);
 void text_tokens_free(text_tokens *tokens);
 
-/* One text through model.net, which must have no memory (encoder-decoders have): what it leaves is
- * in *kept, for mha_activations_layer(). probabilities [L,1,H,T,T] or NULL. The caller destroys
- * *kept, in either case. */
-cli_exit text_model_run(const text_model *model, const text_tokens *tokens,
-                        const mha_tensor *probabilities, mha_activations **kept);
+/* One text through model.net, which must have no memory (encoder-decoders have), and what
+ * after_layer sees of each layer on the way (transformer.h). outputs may be NULL. */
+mha_status text_model_run(const text_model *model, const text_tokens *tokens,
+                          const mha_attention_outputs *const *outputs,
+                          mha_status (*after_layer)(void *user, const mha_activations *activations,
+                                                    int64_t layer),
+                          void *user);
+
+/* The same, and everything is kept for mha_activations_layer(). The caller destroys *kept, even if
+ * it fails. */
+cli_exit text_model_keep(const text_model *model, const text_tokens *tokens,
+                         mha_activations **kept);
 
 /* A source through model.encoder, then a target through model.net. cross_probabilities
  * [L,1,H,T,S]. */

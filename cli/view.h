@@ -52,11 +52,16 @@ typedef struct view_options {
 } view_options;
 
 /* Maps of a model's run over the texts; picks as --layer and --head say. */
-cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+/* roles, if not NULL, are measured by the same model (view_roles.h). */
+cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks,
+                         view_roles *roles);
 
-/* The norm-based twins of the maps, if a report of one text is wanted that has room for them. */
-cli_exit view_add_twins(const view_options *options, const text_model *model,
-                        const text_tokens *tokens, const maps_picks *picks, attention_maps *maps);
+/* Room for the norm-based twins of the maps, if a report of one text is wanted that can hold them;
+ * and the twins of a layer, once its maps are there. */
+cli_exit view_want_twins(const view_options *options, const maps_picks *picks,
+                         attention_maps *maps);
+mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,
+                          attention_maps *maps);
 
 /* From --example, --text-file and the command line into maps->text. */
 cli_exit view_take_texts(const view_options *options, attention_maps *maps);

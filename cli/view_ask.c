@@ -285,8 +285,7 @@ static cli_exit rank(view_ask *ask)
 static cli_exit open_model(ask_run *run)
 {
     attention_maps *source = &run->ask->source;
-    cli_exit code =
-        text_model_open(VIEW, run->options->model, run->options->threads, 0, &run->model);
+    cli_exit code = text_model_open(VIEW, run->options->model, run->options->threads, &run->model);
     if (code == CLI_OK && run->model.encoder)
         code = cli_fail(CLI_UNSUPPORTED, VIEW,
                         "--from and --to ask about self-attention; give the encoder alone: "

@@ -95,8 +95,8 @@ cli_exit view_contrast_maps(const view_options *options, attention_maps *maps, m
     attention_maps other = {0};
     maps_picks same = {0};
     again.texts.items[again.texts.count++] = options->contrast;
-    cli_exit code = view_model_maps(options, maps, picks);
-    if (code == CLI_OK) code = view_model_maps(&again, &other, &same);
+    cli_exit code = view_model_maps(options, maps, picks, NULL);
+    if (code == CLI_OK) code = view_model_maps(&again, &other, &same, NULL);
     if (code == CLI_OK) code = join(maps, &other);
     maps_picks_free(&same);
     maps_free(&other);

@@ -125,13 +125,13 @@ static cli_exit run(desk *d)
     const text_limits limits = {.most = d->options->max_tokens, .truncate = d->options->truncate};
     cli_exit code = view_take_texts(d->options, &d->source);
     if (code == CLI_OK)
-        code = text_model_open(VIEW, d->options->model, d->options->threads, 0, &d->model);
+        code = text_model_open(VIEW, d->options->model, d->options->threads, &d->model);
     if (code == CLI_OK) code = name_source(d);
     if (code == CLI_OK) code = check_layer(d);
     if (code == CLI_OK)
         code = text_model_encode(&d->model, &limits, d->source.text[0], d->source.text_bytes[0],
                                  NULL, 0, &d->tokens);
-    if (code == CLI_OK) code = text_model_run(&d->model, &d->tokens, NULL, &d->kept);
+    if (code == CLI_OK) code = text_model_keep(&d->model, &d->tokens, &d->kept);
     if (code == CLI_OK) code = look(d);
     if (code == CLI_OK) code = take_memory(d);
     if (code != CLI_OK) return code;

@@ -3,6 +3,7 @@
 #include "texts.h"
 #include "view.h"
 #include "view_pool.h"
+#include "view_roles.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -119,71 +120,71 @@ static void clear_progress(const progress_line *progress)
     if (progress->on) cli_print_to(stderr, "\r\033[K");
 }
 
-static mha_status after_layer(void *user, int64_t layer)
+/* A run under way. */
+typedef struct view_run {
+    const text_model *model;
+    const maps_picks *picks;
+    const progress_line *progress;
+    attention_maps *maps;
+} view_run;
+
+static mha_status after_layer(void *user, const mha_activations *activations, int64_t layer)
 {
-    const progress_line *progress = user;
-    if (progress->on)
-        cli_print_to(stderr, "\r\033[Klayer %" PRId64 " of %" PRId64, layer + 1, progress->layers);
-    return MHA_OK;
+    const view_run *run = user;
+    if (run->progress->on)
+        cli_print_to(stderr, "\r\033[Klayer %" PRId64 " of %" PRId64, layer + 1,
+                     run->progress->layers);
+    if (!run->maps->twin || !run->maps->twin[layer]) return MHA_OK;
+    return view_make_twin(run->model, activations, layer, run->maps);
 }
 
-/* A BERT: one layer at a time, and only those that are wanted. */
-static cli_exit run_segments(const text_model *model, const text_tokens *tokens,
-                             const maps_picks *picks, progress_line *progress, attention_maps *maps)
+/* Maps of the layers that are wanted, straight to where they stay. */
+static cli_exit run_self(const text_model *model, const text_tokens *tokens,
+                         const maps_picks *picks, const progress_line *progress,
+                         attention_maps *maps)
 {
     void *wanted = NULL, *outputs = NULL, *tensors = NULL;
-    cli_exit code = maps_alloc(VIEW, maps->layers, sizeof(mha_module_outputs *), &wanted);
-    if (code == CLI_OK) code = maps_alloc(VIEW, maps->layers, sizeof(mha_module_outputs), &outputs);
+    cli_exit code = maps_alloc(VIEW, maps->layers, sizeof(mha_attention_outputs *), &wanted);
+    if (code == CLI_OK)
+        code = maps_alloc(VIEW, maps->layers, sizeof(mha_attention_outputs), &outputs);
     if (code == CLI_OK) code = maps_alloc(VIEW, maps->layers, sizeof(mha_tensor), &tensors);
-    int64_t shape[] = {1, maps->heads, tokens->list.count, tokens->list.count};
     for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
         code = maps_add_layer(VIEW, maps, l);
+        const int64_t T = tokens->list.count, *list = model->desc.layer_heads;
+        const int64_t shape[] = {1, list ? list[l] : maps->heads, T, T};
         mha_tensor *tensor = (mha_tensor *)tensors + l;
-        mha_module_outputs *output = (mha_module_outputs *)outputs + l;
+        mha_attention_outputs *output = (mha_attention_outputs *)outputs + l;
         *tensor = mha_tensor_contiguous(maps->layer[l], MHA_F32, 4, shape);
-        *output = (mha_module_outputs){.struct_size = sizeof *output, .probabilities = tensor};
-        ((const mha_module_outputs **)wanted)[l] = output;
+        *output = (mha_attention_outputs){.struct_size = sizeof *output, .probabilities = tensor};
+        ((const mha_attention_outputs **)wanted)[l] = output;
     }
-    if (code == CLI_OK) {
-        mha_batch batch = {.struct_size = sizeof batch,
-                           .batch = 1,
-                           .length = tokens->list.count,
-                           .ids = tokens->ids,
-                           .type_ids = tokens->types};
-        mha_model_outputs all = {.struct_size = sizeof all,
-                                 .attention = wanted,
-                                 .after_layer = after_layer,
-                                 .after_layer_user = progress};
-        mha_status status = mha_model_forward(model->context, model->segments, &batch, &all);
-        clear_progress(progress);
-        if (status != MHA_OK) code = cli_fail_status(VIEW, status);
-    }
+    view_run run = {model, picks, progress, maps};
+    mha_status status = MHA_OK;
+    if (code == CLI_OK) status = text_model_run(model, tokens, wanted, after_layer, &run);
+    clear_progress(progress);
+    if (status != MHA_OK) code = cli_fail_status(VIEW, status);
+    maps->causal = model->causal;
     free(wanted);
     free(outputs);
     free(tensors);
     return code;
 }
 
-/* All layers at once; maps then keeps those that are wanted. Self-attention, or, of an
- * encoder-decoder, cross-attention. */
-static cli_exit run_net(const text_model *model, const text_tokens *rows, const text_tokens *cols,
-                        const maps_picks *picks, attention_maps *maps)
+/* Cross-attention of all layers at once; maps then keeps those that are wanted. */
+static cli_exit run_cross(const text_model *model, const text_tokens *rows, const text_tokens *cols,
+                          const maps_picks *picks, attention_maps *maps)
 {
     const int64_t T = maps->rows.count, S = maps->cols.count;
     const int64_t shape[] = {maps->layers, 1, maps->heads, T, S};
     int64_t count = 0;
     void *memory = NULL;
-    mha_activations *kept = NULL;
     mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 5, shape);
     mha_status status = mha_tensor_count(&all, &count);
     if (status != MHA_OK) return cli_fail_status(VIEW, status);
     cli_exit code = maps_alloc(VIEW, count, sizeof(float), &memory);
     all.data = memory;
-    if (code == CLI_OK)
-        code = model->encoder ? text_model_run_cross(model, cols, rows, &all)
-                              : text_model_run(model, rows, &all, &kept);
-    mha_activations_destroy(kept);
+    if (code == CLI_OK) code = text_model_run_cross(model, cols, rows, &all);
     for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
         code = maps_add_layer(VIEW, maps, l);
@@ -191,7 +192,6 @@ static cli_exit run_net(const text_model *model, const text_tokens *rows, const 
             memcpy(maps->layer[l], (const float *)memory + l * maps->heads * T * S,
                    (size_t)(maps->heads * T * S) * sizeof(float));
     }
-    maps->causal = model->causal && !model->encoder;
     free(memory);
     return code;
 }
@@ -231,13 +231,24 @@ static cli_exit describe(const text_model *model, attention_maps *maps)
 static cli_exit load(const view_options *options, const progress_line *progress, text_model *model)
 {
     if (progress->on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
-    cli_exit code =
-        text_model_open(VIEW, options->model, options->threads, TEXT_MODEL_SEGMENTS, model);
+    cli_exit code = text_model_open(VIEW, options->model, options->threads, model);
     if (code == CLI_OK) clear_progress(progress);
     return code;
 }
 
-cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks)
+static cli_exit run(const view_options *options, const text_model *model, const text_tokens *rows,
+                    const text_tokens *cols, const maps_picks *picks, const progress_line *progress,
+                    attention_maps *maps)
+{
+    if (model->encoder) return run_cross(model, rows, cols, picks, maps);
+    const int64_t cell = view_pool_cell(options, picks, rows->list.count);
+    if (cell > 1) return view_pool_maps(model, rows, cell, picks, progress->on, maps);
+    cli_exit code = view_want_twins(options, picks, maps);
+    return code == CLI_OK ? run_self(model, rows, picks, progress, maps) : code;
+}
+
+cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks,
+                         view_roles *roles)
 {
     text_model model = {0};
     text_tokens rows = {0}, cols = {0};
@@ -249,15 +260,9 @@ cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps
     progress.layers = model.layers;
     if (code == CLI_OK) code = text_model_pick(&model, &options->layers, &options->heads, picks);
     if (code == CLI_OK) code = tokenise(options, &model, maps, &rows, &cols);
-    const int64_t cell =
-        code == CLI_OK && !model.encoder ? view_pool_cell(options, picks, rows.list.count) : 1;
-    if (code == CLI_OK && cell > 1)
-        code = view_pool_maps(&model, &rows, cell, picks, progress.on, maps);
-    else if (code == CLI_OK)
-        code = model.segments ? run_segments(&model, &rows, picks, &progress, maps)
-                              : run_net(&model, &rows, &cols, picks, maps);
-    if (code == CLI_OK) code = view_add_twins(options, &model, &rows, picks, maps);
+    if (code == CLI_OK) code = run(options, &model, &rows, &cols, picks, &progress, maps);
     if (code == CLI_OK) warn_of_not_finite(options, maps, picks);
+    if (code == CLI_OK && roles) code = view_roles_make(options, &model, maps, roles);
     rows.list = cols.list = (maps_tokens){0}; /* they are the maps' now */
     text_tokens_free(&rows);
     text_tokens_free(&cols);

@@ -4,6 +4,7 @@
 #include "view_pool.h"
 #include "view.h"
 
+#include <multihead/component.h>
 #include <multihead/heads.h>
 
 #include <inttypes.h>
@@ -59,6 +60,7 @@ static cli_exit make_blocks(int64_t cell, attention_maps *maps)
 /* ---- rows ---------------------------------------------------------------------------------- */
 
 typedef struct pool {
+    const text_model *model;
     const attention_maps *maps;
     const maps_picks *picks;
     int64_t layer;
@@ -102,90 +104,27 @@ static mha_status pool_layer(const text_model *model, const mha_tensor *q, const
 
 /* ---- runs ---------------------------------------------------------------------------------- */
 
-static cli_exit pool_net(const text_model *model, const text_tokens *tokens, pool *x)
+static mha_status pool_after(void *user, const mha_activations *activations, int64_t layer)
 {
-    mha_activations *kept = NULL;
-    mha_status status = MHA_OK;
-    cli_exit code = text_model_run(model, tokens, NULL, &kept);
-    for (x->layer = 0; x->layer < model->layers && code == CLI_OK && status == MHA_OK; x->layer++) {
-        mha_layer_view view = {.struct_size = sizeof view};
-        if (!x->maps->layer[x->layer]) continue;
-        status = mha_activations_layer(kept, x->layer, MHA_PART_SELF_ATTENTION, &view);
-        if (status == MHA_OK) status = pool_layer(model, &view.q, &view.k, x);
-    }
-    mha_activations_destroy(kept);
-    if (code == CLI_OK && status != MHA_OK) code = cli_fail_status(VIEW, status);
-    return code;
-}
-
-/* Queries and keys of a layer, and where they go. */
-typedef struct layer_memory {
-    mha_module_outputs outputs;
-    mha_tensor q, k;
-} layer_memory;
-
-static cli_exit make_memory(const text_model *model, int64_t tokens, layer_memory *made)
-{
-    mha_model_info info = {.struct_size = sizeof info};
-    void *q = NULL, *k = NULL;
-    mha_status status = mha_model_describe(model->segments, &info);
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
-    const int64_t shape[] = {1, info.heads, tokens, info.head_dim};
-    const int64_t row = tokens * info.head_dim;
-    cli_exit code = maps_alloc(VIEW, info.heads * row, sizeof(float), &q);
-    made->q = mha_tensor_contiguous(q, MHA_F32, 4, shape);
-    if (code == CLI_OK) code = maps_alloc(VIEW, info.heads * row, sizeof(float), &k);
-    made->k = mha_tensor_contiguous(k, MHA_F32, 4, shape);
-    made->outputs =
-        (mha_module_outputs){.struct_size = sizeof made->outputs, .q = &made->q, .k = &made->k};
-    return code;
-}
-
-static cli_exit pool_segments(const text_model *model, const text_tokens *tokens, pool *x)
-{
-    void *memory = NULL, *wanted = NULL;
-    cli_exit code = maps_alloc(VIEW, model->layers, sizeof(layer_memory), &memory);
-    if (code == CLI_OK)
-        code = maps_alloc(VIEW, model->layers, sizeof(mha_module_outputs *), &wanted);
-    layer_memory *layers = memory;
-    for (int64_t l = 0; l < model->layers && code == CLI_OK; l++) {
-        if (!x->maps->layer[l]) continue;
-        code = make_memory(model, tokens->list.count, &layers[l]);
-        ((const mha_module_outputs **)wanted)[l] = &layers[l].outputs;
-    }
-    mha_status status = MHA_OK;
-    if (code == CLI_OK) {
-        const mha_batch batch = {.struct_size = sizeof batch,
-                                 .batch = 1,
-                                 .length = tokens->list.count,
-                                 .ids = tokens->ids,
-                                 .type_ids = tokens->types};
-        const mha_model_outputs all = {.struct_size = sizeof all, .attention = wanted};
-        status = mha_model_forward(model->context, model->segments, &batch, &all);
-    }
-    for (x->layer = 0; x->layer < model->layers && code == CLI_OK && status == MHA_OK; x->layer++)
-        if (x->maps->layer[x->layer])
-            status = pool_layer(model, &layers[x->layer].q, &layers[x->layer].k, x);
-    for (int64_t l = 0; layers && l < model->layers; l++) {
-        free(layers[l].q.data);
-        free(layers[l].k.data);
-    }
-    free(wanted);
-    free(memory);
-    if (code == CLI_OK && status != MHA_OK) code = cli_fail_status(VIEW, status);
-    return code;
+    pool *x = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    x->layer = layer;
+    if (!x->maps->layer[layer]) return MHA_OK;
+    MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
+    return pool_layer(x->model, &view.q, &view.k, x);
 }
 
 cli_exit view_pool_maps(const text_model *model, const text_tokens *tokens, int64_t cell,
                         const maps_picks *picks, bool progress, attention_maps *maps)
 {
-    pool x = {.maps = maps, .picks = picks, .progress = progress};
+    pool x = {.model = model, .maps = maps, .picks = picks, .progress = progress};
     cli_exit code = make_blocks(cell, maps);
     for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++)
         if (maps_picks_in_layer(picks, l) > 0) code = maps_add_layer(VIEW, maps, l);
     maps->causal = model->causal;
-    if (code == CLI_OK)
-        code = model->segments ? pool_segments(model, tokens, &x) : pool_net(model, tokens, &x);
+    mha_status status = MHA_OK;
+    if (code == CLI_OK) status = text_model_run(model, tokens, NULL, pool_after, &x);
     if (progress) cli_print_to(stderr, "\r\033[K");
+    if (status != MHA_OK) code = cli_fail_status(VIEW, status);
     return code;
 }

@@ -84,7 +84,8 @@ static cli_exit fill(const heads_found *found, int64_t heads, view_roles *roles)
     return CLI_OK;
 }
 
-cli_exit view_roles_make(const view_options *options, const attention_maps *maps, view_roles *roles)
+cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
+                         view_roles *roles)
 {
     const heads_options how = {.random = RANDOM_SEQUENCES,
                                .max_tokens = options->max_tokens,
@@ -93,18 +94,13 @@ cli_exit view_roles_make(const view_options *options, const attention_maps *maps
                                .beside = 1};
     heads_source source = {.text = maps->text[0], .bytes = maps->text_bytes[0]};
     const heads_sources sources = {.items = &source, .count = 1};
-    text_model model = {0};
     heads_found found = {0};
-    *roles = (view_roles){0};
+    cli_exit code = CLI_OK;
     if (!is_wanted(options, maps)) return CLI_OK;
-    cli_exit code = text_model_open(VIEW, options->model, options->threads, 0, &model);
-    if (code == CLI_OK) {
-        /* Weights that are not finite cannot be measured; view has warned of them. */
-        if (heads_measure(&how, &model, &sources, &found) == CLI_OK)
-            code = fill(&found, model.heads, roles);
-        heads_found_free(&found);
-    }
-    text_model_close(&model);
+    /* Weights that are not finite cannot be measured; view has warned of them. */
+    if (heads_measure(&how, model, &sources, &found) == CLI_OK)
+        code = fill(&found, model->heads, roles);
+    heads_found_free(&found);
     return code;
 }
 

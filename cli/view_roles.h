@@ -25,7 +25,7 @@ struct view_roles {
 };
 
 /* Measure where a report of a model is wanted that looks at one text; else *roles is left empty. */
-cli_exit view_roles_make(const view_options *options, const attention_maps *maps,
+cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
                          view_roles *roles);
 void view_roles_free(view_roles *roles);
 

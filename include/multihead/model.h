@@ -1,12 +1,13 @@
-/* multihead: pretrained models from Hugging Face folders. Encoders of the BERT kind so far.
+/* multihead: models from Hugging Face folders: a transformer with what turns texts into its tokens.
  *
- * A model folder holds config.json, model.safetensors and vocab.txt or tokenizer.json;
- * docs/model-folders.md lists every field that is read and everything that is refused.
+ * A model folder holds config.json, model.safetensors and vocab.txt or tokenizer.json; families are
+ * bert, llama and this library's own, multihead (checkpoint.h). docs/model-folders.md lists every
+ * field that is read and everything that is refused.
  *
  * Letters as in attention.h, and
  *   L   layers      E   width of the hidden states      T   tokens per sequence, padding included
  *
- * What a BERT encoder computes (Devlin et al. 2019; post-norm, as published):
+ * What is computed is in transformer.h; of a BERT encoder it is (Devlin et al. 2019; post-norm, as published):
  *
  *   x_0 = norm(word[id] + position[t] + type[segment])
  *   a_l = norm(x_l + attention_l(x_l))                      l = 0 .. L-1
@@ -18,6 +19,7 @@
 #define MULTIHEAD_MODEL_H
 
 #include <multihead/base.h>
+#include <multihead/checkpoint.h>
 #include <multihead/module.h>
 #include <multihead/tokenizer.h>
 
@@ -66,13 +68,13 @@ MHA_API void mha_model_destroy(mha_model *model);
 typedef struct mha_model_info {
     uint32_t struct_size; /* in: sizeof(mha_model_info) */
     uint32_t reserved;
-    const char
-        *architecture;   /* config.json's model_type, e.g. "bert"; lives as long as the model */
-    int64_t layers;      /* L */
-    int64_t heads;       /* H */
-    int64_t kv_heads;    /* Hk; H in BERT */
-    int64_t hidden_size; /* E */
-    int64_t head_dim;    /* D */
+    /* config.json's model_type, e.g. "bert", or "encoder-decoder"; lives as long as the model */
+    const char *architecture;
+    int64_t layers;            /* L */
+    int64_t heads;             /* H */
+    int64_t kv_heads;          /* Hk; H in BERT */
+    int64_t hidden_size;       /* E */
+    int64_t head_dim;          /* D */
     int64_t intermediate_size; /* width between the two feed-forward layers */
     int64_t max_positions;     /* the most tokens of one sequence */
     int64_t vocab_size;        /* ids are 0 .. vocab_size - 1 */
@@ -91,6 +93,19 @@ MHA_API MHA_NODISCARD mha_status mha_model_describe(const mha_model *model, mha_
 /** The model's tokenizer; NULL if it was loaded without one. Memory lives as long as the model.
  * Errors none. Threads any. Since 0.1 */
 MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
+
+/** The words of a model that mha_checkpoint_save() wrote (checkpoint.h), which has them in place of a
+ * tokenizer; NULL otherwise. Memory lives as long as the model. Errors none. Threads any. Since 0.1 */
+MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
+
+/** The transformer that runs. Whoever changes it changes the model. Memory lives as long as the
+ * model. Errors none. Threads any. Since 0.1 */
+MHA_API mha_transformer *mha_model_transformer(mha_model *model);
+
+/** Of an encoder-decoder, a folder with the folders encoder and decoder in it, the encoder; the
+ * model itself is the decoder. NULL otherwise. Memory lives as long as the model. Errors none.
+ * Threads any. Since 0.1 */
+MHA_API mha_model *mha_model_encoder(mha_model *model);
 
 /* Tokens of one or several sequences, padded on the right to a common length. */
 typedef struct mha_batch {

@@ -214,6 +214,7 @@ typedef struct mha_transformer_input {
      * closes it, gate z + (1 - gate) mean, at every token; NULL: 0. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
+    const mha_tensor *last_hidden; /* f32 [B,T,E] out: what W_out reads; NULL. Forward calls only */
     /* [L] pointers, each NULL or what else is wanted of that layer's self-attention (attention.h),
      * with as many heads as the layer has; lse is in mha_layer_view. A layer without heads writes
      * nothing. Outputs of different layers may share memory. Forward calls only */
@@ -244,7 +245,7 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
 /**
  * The whole transformer.
  *
- *   output [B,T,V] out, the logits; with MHA_TRANSFORMER_NO_OUTPUT [B,T,E]
+ *   output [B,T,V] out, the logits; with MHA_TRANSFORMER_NO_OUTPUT [B,T,E]; NULL: not computed
  *   probabilities [L,B,H,T,T] out, of self-attention, 0 for heads that a layer does not have;
  *   cross_probabilities [L,B,H,T,S] out; or NULL
  *
@@ -446,7 +447,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int6
  * The next n tokens of every sequence; their output.
  *
  *   tokens i32 [B,n], 1 <= n <= max_step
- *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward()
+ *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); NULL: not computed
  *
  * Steps of any sizes give the bits of mha_transformer_forward() of the whole sequences.
  *

@@ -2,8 +2,8 @@
  * numbers of its special tokens. */
 #include "io/file.h"
 #include "io/json_file.h"
-#include "model/arch.h"
 #include "model/checkpoint_parts.h"
+#include "model/folder.h"
 
 #include <multihead/component.h>
 #include <multihead/io.h>
@@ -29,8 +29,7 @@ mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
     free(path);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && status == MHA_OK; i++) {
         json_t *value = json_object_get(theirs, keys[i]); /* a number, or a list of them */
-        if (value && !mhai_checkpoint_put(root, keys[i], json_deep_copy(value)))
-            status = no_memory();
+        if (value && !mhai_put(root, keys[i], json_deep_copy(value))) status = no_memory();
     }
     json_decref(theirs);
     return status;

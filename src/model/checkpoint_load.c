@@ -2,9 +2,10 @@
  * the file of weights must hold as many numbers as it describes. */
 #include "io/file.h"
 #include "io/json_file.h"
-#include "model/arch.h"
-#include "model/checkpoint_parts.h"
+#include "model/folder.h"
+#include "model/model_weights.h"
 
+#include <multihead/checkpoint.h>
 #include <multihead/component.h>
 
 #include <stdio.h>
@@ -19,10 +20,11 @@ enum { MOST_ANGLES = 1 << 26 };
 /* A load under way. */
 typedef struct loading {
     mha_context *context;
-    const mhai_checkpoint_kind *kind;
-    mhai_checkpoint_plan plan;
+    const mhai_family *family;
+    mhai_family_plan plan;
     mhai_weights weights;
-    bool *used; /* [tensors of the file] */
+    bool *used;    /* [tensors of the file] */
+    int64_t types; /* as config.json says */
     mha_transformer *made;
 } loading;
 
@@ -44,6 +46,7 @@ static double numbers_described(const mha_transformer_desc *d)
     layer += (d->feed_forward == MHA_FEED_FORWARD_SWIGLU ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * E;
+    all += (double)d->type_count * E;
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         all += (double)d->vocab_size * E;
     return all;
@@ -85,11 +88,11 @@ static mha_status check_numbers(const loading *l)
 /* The embeddings first: the error that tells most where the wrong config.json lies beside. */
 static mha_status check_embeddings(loading *l)
 {
-    char name[MHAI_CHECKPOINT_NAME];
+    char name[MHAI_WEIGHT_NAME];
     const int64_t shape[2] = {l->plan.desc.vocab_size, l->plan.desc.embed_dim};
     const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
-    mhai_checkpoint_name(l->kind, "embed_tokens.weight", name);
-    l->weights.prefix = l->kind->prefix;
+    mhai_family_name(l->family, "embed_tokens.weight", name);
+    l->weights.prefix = l->family->prefix;
     if (!mhai_weights_have(&l->weights, name)) l->weights.prefix = "";
     return mhai_weights_read(&l->weights, name, &table);
 }
@@ -98,7 +101,7 @@ static mha_status check_embeddings(loading *l)
 
 static void use(loading *l, const char *name)
 {
-    char full[2 * MHAI_CHECKPOINT_NAME];
+    char full[2 * MHAI_WEIGHT_NAME];
     snprintf(full, sizeof full, "%s%s", l->weights.prefix, name);
     l->used[mha_safetensors_find(l->weights.file, full)] = true;
 }
@@ -109,15 +112,29 @@ static bool left_out(const loading *l, const mha_parameter *p)
     return strstr(p->name, ".mlp.") ? l->plan.no_mlp_bias : l->plan.no_attention_bias;
 }
 
+/* A parameter's name in the file. Old ones call a norm's weight and bias gamma and beta. */
+static void name_of(const loading *l, const mha_parameter *p, char name[MHAI_WEIGHT_NAME])
+{
+    mhai_family_name(l->family, p->name, name);
+    if (p->kind != MHA_PARAMETER_NORM || !l->family->old_norms ||
+        mhai_weights_have(&l->weights, name))
+        return;
+    char old[MHAI_WEIGHT_NAME];
+    const char *tail = strrchr(name, '.');
+    snprintf(old, sizeof old, "%.*s.%s", (int)(tail - name), name,
+             strcmp(tail, ".weight") == 0 ? "gamma" : "beta");
+    if (mhai_weights_have(&l->weights, old)) memcpy(name, old, sizeof old);
+}
+
 static mha_status load_weights(loading *l)
 {
     float *data = mha_transformer_data(l->made);
     for (int64_t i = 0; i < mha_transformer_parameters(l->made); i++) {
-        char name[MHAI_CHECKPOINT_NAME];
+        char name[MHAI_WEIGHT_NAME];
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(l->made, i, &p));
         if (left_out(l, &p)) continue;
-        mhai_checkpoint_name(l->kind, p.name, name);
+        name_of(l, &p, name);
         const mha_tensor to = mha_tensor_contiguous(data + p.offset, MHA_F32, p.ndim, p.shape);
         MHA_TRY(mhai_weights_read(&l->weights, name, &to));
         use(l, name);
@@ -125,24 +142,24 @@ static mha_status load_weights(loading *l)
     return MHA_OK;
 }
 
-/* BERT's embedding of segment 0 stands with every token: it becomes part of the positions. */
-static mha_status fold_segments(loading *l, const mhai_config *config)
+/* A table of types that are all 0 is none: training saves such, since BERT asks for one. */
+static mha_status check_types(loading *l)
 {
-    static const char name[] = "embeddings.token_type_embeddings.weight";
-    int64_t types = 0;
-    mha_parameter p = {.ndim = 0};
+    mha_transformer_desc *d = &l->plan.desc;
+    char name[MHAI_WEIGHT_NAME];
     mha_tensor table;
-    MHA_TRY(mhai_config_count(config, "type_vocab_size", 1, INT32_MAX, &types));
-    MHA_TRY(mhai_weights_matrix(&l->weights, name, types, l->plan.desc.embed_dim, &table));
-    use(l, name);
-    for (int64_t i = 0; strcmp(p.name, "embed_positions.weight") != 0; i++)
-        MHA_TRY(mha_transformer_parameter(l->made, i, &p));
-    const float *segment = table.data;
-    float *row = mha_transformer_data(l->made) + p.offset;
-    for (int64_t i = 0; i < p.count; i++) {
-        const float add = segment[i % p.shape[1]];
-        if (!(add >= 0 && add <= 0)) row[i] += add; /* 0 would turn -0 to 0 */
+    bool zero = true;
+    l->types = d->type_count;
+    if (d->type_count == 0) return MHA_OK;
+    mhai_family_name(l->family, "embed_types.weight", name);
+    MHA_TRY(mhai_weights_matrix(&l->weights, name, d->type_count, d->embed_dim, &table));
+    for (int64_t i = 0; i < d->type_count * d->embed_dim && zero; i++) {
+        const float x = ((const float *)table.data)[i];
+        zero = x >= 0 && x <= 0;
     }
+    if (!zero) return MHA_OK;
+    d->type_count = 0;
+    use(l, name);
     return MHA_OK;
 }
 
@@ -150,7 +167,7 @@ static mha_status check_all_used(const loading *l)
 {
     for (int64_t i = 0; i < mha_safetensors_count(l->weights.file); i++) {
         const char *name = mha_safetensors_name(l->weights.file, i);
-        if (!l->used[i] && !l->kind->ignores(&l->plan, name))
+        if (!l->used[i] && !l->family->ignores(&l->plan, name))
             return mha_fail(MHA_ERR_MODEL,
                             "%s: has weight '%s', which config.json does not ask for; take the "
                             "config.json that came with the weights",
@@ -161,39 +178,26 @@ static mha_status check_all_used(const loading *l)
 
 /* ---- the folder ---------------------------------------------------------------------------- */
 
-static mha_status choose_kind(const mhai_config *config, loading *l)
-{
-    const char *type = NULL;
-    if (!json_is_object(config->root))
-        return mha_fail(MHA_ERR_MODEL, "%s: is no JSON object", mhai_show_path(config->path).text);
-    MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
-    l->kind = mhai_checkpoint_kind_named(type);
-    if (l->kind) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: model_type '%s' is not supported; known: llama, bert, multihead",
-                    mhai_show_path(config->path).text, mhai_show_name(type).text);
-}
-
-static mha_status load_body(loading *l, const mhai_config *config)
+static mha_status load_body(loading *l)
 {
     MHA_TRY(check_embeddings(l));
     MHA_TRY(check_numbers(l));
     MHA_TRY(check_positions(l));
-    MHA_TRY(mha_transformer_create(l->context, &l->plan.desc, &l->made));
     l->used = calloc((size_t)mha_safetensors_count(l->weights.file), sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    MHA_TRY(check_types(l));
+    MHA_TRY(mha_transformer_create(l->context, &l->plan.desc, &l->made));
     MHA_TRY(load_weights(l));
-    if (strcmp(l->kind->model_type, "bert") == 0) MHA_TRY(fold_segments(l, config));
     MHA_TRY(check_all_used(l));
     return mha_transformer_update(l->context, l->made);
 }
 
-static mha_status load_files(loading *l, const mhai_config *config, const char *weights_path)
+static mha_status load_files(loading *l, const char *weights_path)
 {
     mha_safetensors *file = NULL;
     MHA_TRY(mha_safetensors_open(weights_path, &file));
     l->weights = (mhai_weights){.path = weights_path, .file = file, .prefix = ""};
-    mha_status status = load_body(l, config);
+    mha_status status = load_body(l);
     free(l->used);
     mhai_weights_close(&l->weights);
     mha_safetensors_close(file);
@@ -202,10 +206,11 @@ static mha_status load_files(loading *l, const mhai_config *config, const char *
 
 static mha_status load_plan(loading *l, const mhai_config *config, const char *weights_path)
 {
-    MHA_TRY(choose_kind(config, l));
+    MHA_TRY(mhai_family_find(config, &l->family));
+    MHA_TRY(mhai_family_check_loads(config, l->family));
     l->plan.desc.struct_size = sizeof l->plan.desc;
-    mha_status status = l->kind->read(config, &l->plan);
-    if (status == MHA_OK) status = load_files(l, config, weights_path);
+    mha_status status = l->family->read(config, &l->plan);
+    if (status == MHA_OK) status = load_files(l, weights_path);
     free(l->plan.head_lists);
     return status;
 }
@@ -231,6 +236,17 @@ done:
     return status;
 }
 
+mha_status mhai_model_load_folder(mha_context *context, const char *folder, mhai_loaded *loaded)
+{
+    loading l = {.context = context};
+    mha_status status = load(&l, folder);
+    if (status == MHA_OK)
+        *loaded = (mhai_loaded){l.made, l.family, l.types};
+    else
+        mha_transformer_destroy(l.made);
+    return status;
+}
+
 mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                                mha_transformer **transformer)
 {
@@ -239,11 +255,8 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                         !context  ? "context"
                         : !folder ? "folder"
                                   : "transformer");
-    loading l = {.context = context};
-    mha_status status = load(&l, folder);
-    if (status == MHA_OK)
-        *transformer = l.made;
-    else
-        mha_transformer_destroy(l.made);
-    return status;
+    mhai_loaded loaded;
+    MHA_TRY(mhai_model_load_folder(context, folder, &loaded));
+    *transformer = loaded.transformer;
+    return MHA_OK;
 }

@@ -1,7 +1,7 @@
 /* Saving a transformer: everything is checked and named before the first file is begun. */
 #include "io/file.h"
-#include "model/arch.h"
 #include "model/checkpoint_parts.h"
+#include "model/folder.h"
 
 #include <multihead/component.h>
 #include <multihead/io.h>
@@ -47,19 +47,19 @@ mha_status mhai_checkpoint_write_json(const char *folder, const char *name, cons
 static bool put_id(json_t *root, const char *key, const json_t *vocabulary, const char *word)
 {
     /* null, not absent: transformers has ids of its own in mind for a Llama model */
-    return mhai_checkpoint_put(
-        root, key,
-        word ? json_integer(json_integer_value(json_object_get(vocabulary, word))) : json_null());
+    return mhai_put(root, key,
+                    word ? json_integer(json_integer_value(json_object_get(vocabulary, word)))
+                         : json_null());
 }
 
-static mha_status write_config(const char *folder, const mhai_checkpoint_kind *kind,
+static mha_status write_config(const char *folder, const mhai_family *family,
                                const mha_transformer_desc *desc,
                                const mha_checkpoint_settings *settings, const json_t *vocabulary)
 {
     json_t *root = json_object();
     mha_status status = no_memory();
-    if (root && mhai_checkpoint_put(root, "model_type", json_string(kind->model_type)) &&
-        kind->write(desc, root) && put_id(root, "bos_token_id", vocabulary, settings->bos_word) &&
+    if (root && mhai_put(root, "model_type", json_string(family->model_type)) &&
+        family->write(desc, root) && put_id(root, "bos_token_id", vocabulary, settings->bos_word) &&
         put_id(root, "eos_token_id", vocabulary, settings->eos_word) &&
         put_id(root, "pad_token_id", vocabulary, settings->pad_word))
         status = settings->like ? mhai_checkpoint_like_ids(settings->like, root) : MHA_OK;
@@ -72,7 +72,7 @@ static mha_status write_config(const char *folder, const mhai_checkpoint_kind *k
 
 typedef struct weight_list {
     int64_t count;
-    char (*text)[MHAI_CHECKPOINT_NAME];
+    char (*text)[MHAI_WEIGHT_NAME];
     const char **names;
     mha_tensor *tensors;
     float *zeros;
@@ -86,7 +86,7 @@ static void free_list(weight_list *list)
     free(list->zeros);
 }
 
-/* BERT adds an embedding of the segment, which we have not. */
+/* BERT adds an embedding of the segment, which a transformer need not have. */
 static mha_status add_segments(const mha_transformer_desc *desc, weight_list *list)
 {
     list->zeros = calloc((size_t)desc->embed_dim, 2 * sizeof(float));
@@ -97,7 +97,7 @@ static mha_status add_segments(const mha_transformer_desc *desc, weight_list *li
     return MHA_OK;
 }
 
-static mha_status list_weights(const mhai_checkpoint_kind *kind, const mha_transformer_desc *desc,
+static mha_status list_weights(const mhai_family *family, const mha_transformer_desc *desc,
                                mha_transformer *transformer, weight_list *list)
 {
     const int64_t count = mha_transformer_parameters(transformer);
@@ -109,13 +109,14 @@ static mha_status list_weights(const mhai_checkpoint_kind *kind, const mha_trans
     for (int64_t i = 0; i < count; i++) {
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(transformer, i, &p));
-        mhai_checkpoint_name(kind, p.name, list->text[i]);
+        mhai_family_name(family, p.name, list->text[i]);
         list->names[i] = list->text[i];
         list->tensors[i] = mha_tensor_contiguous(mha_transformer_data(transformer) + p.offset,
                                                  MHA_F32, p.ndim, p.shape);
     }
     list->count = count;
-    return strcmp(kind->model_type, "bert") == 0 ? add_segments(desc, list) : MHA_OK;
+    const bool segments = strcmp(family->model_type, "bert") == 0 && desc->type_count == 0;
+    return segments ? add_segments(desc, list) : MHA_OK;
 }
 
 static mha_status write_weights(const char *folder, const weight_list *list)
@@ -135,9 +136,9 @@ static mha_status save(const char *folder, mha_transformer *transformer,
 {
     mha_transformer_desc desc;
     mha_transformer_describe(transformer, &desc);
-    const mhai_checkpoint_kind *kind = mhai_checkpoint_kind_of(&desc);
-    MHA_TRY(list_weights(kind, &desc, transformer, list));
-    MHA_TRY(write_config(folder, kind, &desc, settings, vocabulary));
+    const mhai_family *family = mhai_family_of(&desc);
+    MHA_TRY(list_weights(family, &desc, transformer, list));
+    MHA_TRY(write_config(folder, family, &desc, settings, vocabulary));
     if (settings->like) MHA_TRY(mhai_checkpoint_like_files(settings->like, folder));
     if (settings->words)
         MHA_TRY(mhai_checkpoint_write_words(folder, settings, desc.max_length, vocabulary));

@@ -39,7 +39,7 @@ static mha_status fill(const mha_checkpoint_settings *settings, json_t *vocabula
             return mha_fail(MHA_ERR_ARGUMENT, "words[%lld] and words[%lld] are both '%s'",
                             (long long)json_integer_value(before), (long long)i,
                             mhai_show_name(word).text);
-        if (!mhai_checkpoint_put(vocabulary, word, json_integer(i))) return no_memory();
+        if (!mhai_put(vocabulary, word, json_integer(i))) return no_memory();
     }
     const struct {
         const char *name, *word;
@@ -140,7 +140,7 @@ static json_t *tokenizer(const mha_checkpoint_settings *s, json_t *vocabulary)
 
 static bool put_word(json_t *root, const char *key, const char *word)
 {
-    return !word || mhai_checkpoint_put(root, key, json_string(word));
+    return !word || mhai_put(root, key, json_string(word));
 }
 
 static json_t *tokenizer_config(const mha_checkpoint_settings *s, int64_t max_length)

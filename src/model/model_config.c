@@ -6,6 +6,9 @@
 #include <multihead/component.h>
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static const json_t *find(const mhai_config *config, const char *key)
 {
@@ -73,4 +76,102 @@ mha_status mhai_config_unset(const mhai_config *config, const char *key)
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "%s: '%s' is set, and models that use it are not supported",
                     mhai_show_path(config->path).text, key);
+}
+
+bool mhai_config_absent(const mhai_config *config, const char *key)
+{
+    const json_t *value = json_object_get(config->root, key);
+    return !value || json_is_null(value);
+}
+
+mha_status mhai_config_optional(const mhai_config *config, const char *key, int64_t low,
+                                int64_t high, int64_t fallback, int64_t *value)
+{
+    *value = fallback;
+    return mhai_config_absent(config, key) ? MHA_OK
+                                           : mhai_config_count(config, key, low, high, value);
+}
+
+mha_status mhai_config_bool(const mhai_config *config, const char *key, bool fallback, bool *value)
+{
+    const json_t *found = json_object_get(config->root, key);
+    *value = mhai_config_absent(config, key) ? fallback : json_is_true(found);
+    if (mhai_config_absent(config, key) || json_is_boolean(found)) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is neither true nor false",
+                    mhai_show_path(config->path).text, key);
+}
+
+/* A number that becomes a float, from low to high and not 0. */
+mha_status mhai_config_real(const mhai_config *config, const char *key, double fallback, double low,
+                            double high, float *value)
+{
+    double number = 0;
+    MHA_TRY(mhai_config_number(config, key, fallback, &number));
+    *value = number <= high ? (float)number : 0;
+    if (*value > 0 && number >= low && number <= high) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected more than %g, at most %g",
+                    mhai_show_path(config->path).text, key, number, low, high);
+}
+
+/* The place of a text field among count known ones. */
+mha_status mhai_config_choice(const mhai_config *config, const char *key, const char *fallback,
+                              const char *const *known, int count, int *choice)
+{
+    const char *text = NULL;
+    char list[128] = "";
+    MHA_TRY(mhai_config_text(config, key, fallback, &text));
+    for (int i = 0; i < count; i++) {
+        *choice = i;
+        if (strcmp(text, known[i]) == 0) return MHA_OK;
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", known[i]);
+    }
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s '%s' is not supported; known: %s",
+                    mhai_show_path(config->path).text, key, mhai_show_name(text).text, list);
+}
+
+mha_status mhai_config_refuse(const mhai_config *config, const char *const *keys)
+{
+    for (; *keys; keys++) MHA_TRY(mhai_config_unset(config, *keys));
+    return MHA_OK;
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+bool mhai_put(json_t *object, const char *key, json_t *value)
+{
+    return json_object_set_new(object, key, value) == 0;
+}
+
+json_t *mhai_json_real(float value)
+{
+    char text[40];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (!(strtof(text, NULL) < value) && !(strtof(text, NULL) > value)) break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
+bool mhai_put_count(json_t *root, const char *key, int64_t value)
+{
+    return mhai_put(root, key, json_integer(value));
+}
+
+bool mhai_put_bool(json_t *root, const char *key, bool value)
+{
+    return mhai_put(root, key, json_boolean(value));
+}
+
+bool mhai_put_text(json_t *root, const char *key, const char *value)
+{
+    return mhai_put(root, key, json_string(value));
+}
+
+bool mhai_put_list_of_one(json_t *root, const char *key, const char *value)
+{
+    json_t *list = json_array();
+    if (list && json_array_append_new(list, json_string(value)) == 0)
+        return mhai_put(root, key, list);
+    json_decref(list);
+    return false;
 }

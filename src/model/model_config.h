@@ -1,4 +1,5 @@
-/* Fields of config.json, each checked for presence, type and range. null counts as absent. */
+/* Fields of config.json: read, each checked for presence, type and range, where null counts as
+ * absent; and written. */
 #ifndef MHAI_MODEL_CONFIG_H
 #define MHAI_MODEL_CONFIG_H
 
@@ -27,5 +28,37 @@ MHA_NODISCARD mha_status mhai_config_text(const mhai_config *config, const char 
 /* Refuse a model that has key set to anything but null, false, or an empty list or object: an
  * option that would change its results and that we do not have. */
 MHA_NODISCARD mha_status mhai_config_unset(const mhai_config *config, const char *key);
+
+/* The same for every key of a list that ends with NULL. */
+MHA_NODISCARD mha_status mhai_config_refuse(const mhai_config *config, const char *const *keys);
+
+bool mhai_config_absent(const mhai_config *config, const char *key);
+
+/* A whole number from low to high; fallback if absent. */
+MHA_NODISCARD mha_status mhai_config_optional(const mhai_config *config, const char *key,
+                                              int64_t low, int64_t high, int64_t fallback,
+                                              int64_t *value);
+
+MHA_NODISCARD mha_status mhai_config_bool(const mhai_config *config, const char *key, bool fallback,
+                                          bool *value);
+
+/* A number that becomes a float, from low to high and not 0. */
+MHA_NODISCARD mha_status mhai_config_real(const mhai_config *config, const char *key,
+                                          double fallback, double low, double high, float *value);
+
+/* The place of a text field among count known ones. */
+MHA_NODISCARD mha_status mhai_config_choice(const mhai_config *config, const char *key,
+                                            const char *fallback, const char *const *known,
+                                            int count, int *choice);
+
+/* Set a member of a JSON object; false: no memory. value may be NULL and is used up. */
+bool mhai_put(json_t *object, const char *key, json_t *value);
+bool mhai_put_count(json_t *object, const char *key, int64_t value);
+bool mhai_put_bool(json_t *object, const char *key, bool value);
+bool mhai_put_text(json_t *object, const char *key, const char *value);
+bool mhai_put_list_of_one(json_t *object, const char *key, const char *value);
+
+/* A float as the shortest decimal number that gives it back. */
+json_t *mhai_json_real(float value);
 
 #endif

@@ -1,6 +1,7 @@
-/* The public forward call: everything about a batch and its outputs is checked here, all of it
- * before the first byte is written, and then the architecture runs. */
-#include "model/arch.h"
+/* A model's forward call: everything about a batch and its outputs is checked here, all of it before
+ * the first byte is written; then the transformer runs, and each layer's outputs are taken from it
+ * as soon as it is done. */
+#include "model/model.h"
 
 #include <multihead/component.h>
 
@@ -13,6 +14,16 @@ static mha_status check_reserved(const char *name, uint32_t reserved)
     return mha_fail(MHA_ERR_UNSUPPORTED, "%s: reserved is %u, expected 0", name,
                     (unsigned)reserved);
 }
+
+/* A call whose arguments have been checked. */
+typedef struct model_call {
+    mha_context *context;
+    const mha_model *model;
+    int64_t B, T;
+    const int32_t *ids, *type_ids; /* [B,T]; type_ids may be NULL */
+    const int64_t *lengths;        /* [B], may be NULL */
+    mha_model_outputs want;
+} model_call;
 
 /* ---- inputs -------------------------------------------------------------------------------- */
 
@@ -154,7 +165,7 @@ static mha_status check_output(const char *name, int64_t layer, const mha_tensor
     return MHA_OK;
 }
 
-static mha_status check_attention(const mha_model_info *info, const mhai_pass *pass, int64_t layer,
+static mha_status check_attention(const mha_model_info *info, const model_call *pass, int64_t layer,
                                   spans *all)
 {
     mha_module_outputs w;
@@ -181,7 +192,7 @@ static mha_status check_attention(const mha_model_info *info, const mhai_pass *p
     return check_output("heads", layer, w.heads, 4, query, all);
 }
 
-static mha_status check_outputs(const mha_model_info *info, const mhai_pass *pass)
+static mha_status check_outputs(const mha_model_info *info, const model_call *pass)
 {
     const mha_model_outputs *want = &pass->want;
     const int64_t shape[] = {pass->B, pass->T, info->hidden_size};
@@ -198,6 +209,127 @@ static mha_status check_outputs(const mha_model_info *info, const mhai_pass *pas
     return MHA_OK;
 }
 
+/* ---- the run ------------------------------------------------------------------------------- */
+
+/* Rows of 1 to 3 leading axes from one tensor to another of the same shape. */
+static void copy_rows(const mha_tensor *from, const mha_tensor *to)
+{
+    const int last = to->ndim - 1;
+    int64_t rows = 1;
+    for (int i = 0; i < last; i++) rows *= to->shape[i];
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t rest = row, at = 0, start = 0;
+        for (int i = last - 1; i >= 0; i--) {
+            at += rest % to->shape[i] * to->stride[i];
+            start += rest % to->shape[i] * from->stride[i];
+            rest /= to->shape[i];
+        }
+        memcpy((float *)to->data + at, (const float *)from->data + start,
+               (size_t)to->shape[last] * sizeof(float));
+    }
+}
+
+static void give(const mha_tensor *wanted, const mha_tensor *from)
+{
+    if (wanted) copy_rows(from, wanted);
+}
+
+static mha_status take_layer(void *user, const mha_activations *activations, int64_t layer)
+{
+    const model_call *p = user;
+    const mha_model_outputs *want = &p->want;
+    mha_layer_view view = {.struct_size = sizeof view}, last = view;
+    MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
+    const bool ff = p->model->info.intermediate_size > 0;
+    if (ff) MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_FEED_FORWARD, &last));
+    if (want->attention && want->attention[layer] && view.q.data) {
+        mha_module_outputs w;
+        MHA_TRY(mha_struct_read("mha_module_outputs", &w, sizeof w,
+                                offsetof(mha_module_outputs, attention), want->attention[layer],
+                                want->attention[layer]->struct_size));
+        const mha_tensor lse = view.lse;
+        give(w.lse, &lse);
+        give(w.q, &view.q);
+        give(w.k, &view.k);
+        give(w.v, &view.v);
+        give(w.heads, &view.heads);
+    }
+    if (want->hidden && layer == 0) give(want->hidden[0], &view.stream);
+    if (want->hidden) give(want->hidden[layer + 1], ff ? &last.next : &view.next);
+    return want->after_layer ? want->after_layer(want->after_layer_user, layer) : MHA_OK;
+}
+
+/* What the layers' attention itself is asked for. */
+static mha_status want_of_layers(const model_call *p, const mha_attention_outputs *const **list)
+{
+    const int64_t layers = p->model->info.layers;
+    void *memory;
+    *list = NULL;
+    if (!p->want.attention) return MHA_OK;
+    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof(mha_attention_outputs), &memory));
+    mha_attention_outputs *outputs = memory;
+    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof *list, &memory));
+    const mha_attention_outputs **pointers = memory;
+    for (int64_t l = 0; l < layers; l++) {
+        const mha_module_outputs *given = p->want.attention[l];
+        pointers[l] = NULL;
+        if (!given) continue;
+        mha_module_outputs w;
+        MHA_TRY(mha_struct_read("mha_module_outputs", &w, sizeof w,
+                                offsetof(mha_module_outputs, attention), given,
+                                given->struct_size));
+        outputs[l] = (mha_attention_outputs){.struct_size = sizeof outputs[l],
+                                             .probabilities = w.probabilities,
+                                             .average_probabilities = w.average_probabilities};
+        pointers[l] = &outputs[l];
+    }
+    *list = pointers;
+    return MHA_OK;
+}
+
+/* A copy, since an output may lie where the caller's are. */
+static mha_status copy_lengths(const model_call *p, const int64_t **lengths)
+{
+    void *memory;
+    *lengths = NULL;
+    if (!p->lengths) return MHA_OK;
+    MHA_TRY(mha_scratch_alloc(p->context, p->B, sizeof **lengths, &memory));
+    memcpy(memory, p->lengths, (size_t)p->B * sizeof **lengths);
+    *lengths = memory;
+    return MHA_OK;
+}
+
+/* The transformer only reads them. */
+static mha_tensor view_numbers(const model_call *p, const int32_t *numbers)
+{
+    union {
+        const int32_t *in;
+        void *out;
+    } pointer = {numbers};
+    return mha_tensor_contiguous(pointer.out, MHA_I32, 2, (const int64_t[]){p->B, p->T});
+}
+
+static mha_status run(const model_call *p)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(p->model->transformer, &d);
+    const mha_tensor tokens = view_numbers(p, p->ids), types = view_numbers(p, p->type_ids);
+    union {
+        const model_call *in;
+        void *out;
+    } user = {p};
+    mha_transformer_input input = {.struct_size = sizeof input,
+                                   .tokens = &tokens,
+                                   .token_types = p->type_ids && d.type_count ? &types : NULL,
+                                   .last_hidden = p->want.last_hidden,
+                                   .after_layer = take_layer,
+                                   .after_layer_user = user.out};
+    MHA_TRY(copy_lengths(p, &input.lengths));
+    MHA_TRY(want_of_layers(p, &input.outputs));
+    return mha_transformer_forward(p->context, p->model->transformer, &input, NULL, NULL, NULL,
+                                   NULL);
+}
+
 mha_status mha_model_forward(mha_context *context, const mha_model *model, const mha_batch *batch,
                              const mha_model_outputs *outputs)
 {
@@ -207,7 +339,10 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
                         : !model ? "model"
                                  : "batch");
     mha_batch own;
-    mhai_pass pass = {.context = context};
+    if (model->encoder)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_forward: an encoder-decoder takes two "
+                                             "texts; run its transformers");
+    model_call pass = {.context = context, .model = model};
     MHA_TRY(mha_struct_read("mha_batch", &own, sizeof own, sizeof own, batch, batch->struct_size));
     MHA_TRY(mha_struct_read("mha_model_outputs", &pass.want, sizeof pass.want, sizeof pass.want,
                             outputs, outputs ? outputs->struct_size : 0));
@@ -220,5 +355,9 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
     pass.type_ids = own.type_ids;
     pass.lengths = own.lengths;
     MHA_TRY(check_outputs(&model->info, &pass));
-    return model->arch->forward(model, &pass);
+    if (pass.B * pass.T == 0) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = run(&pass);
+    mha_scratch_release(context, mark);
+    return status;
 }

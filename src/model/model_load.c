@@ -1,150 +1,127 @@
-/* Model folders: find the files, choose the architecture, let it load, add the tokenizer.
- *
- * Everything in a folder is hostile until checked: io checks the files' form, model_config.c the
- * fields, model_weights.c the tensors; sizes are only allocated after a tensor of that shape was
- * found in the file, so config.json alone cannot ask for memory. */
+/* Models: a folder's transformer with what turns a text into its tokens. */
+#include "model/model.h"
+
 #include "io/file.h"
-#include "io/json_file.h"
-#include "model/arch.h"
+#include "model/folder.h"
 
 #include <multihead/component.h>
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-/* The one list of architectures. */
-static const mhai_arch *const architectures[] = {&mhai_arch_bert};
+/* ---- tokens -------------------------------------------------------------------------------- */
 
-enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
-
-static const size_t most_config_bytes = 16u << 20;
-
-/* ---- files of the folder ------------------------------------------------------------------- */
-
-char *mhai_model_join(const char *folder, const char *name)
+static mha_status check_count(const char *folder, int64_t count, int64_t vocab_size)
 {
-    size_t bytes = strlen(folder) + strlen(name) + 2;
-    char *path = malloc(bytes);
-    if (path) snprintf(path, bytes, "%s/%s", folder, name);
-    return path;
+    if (count <= vocab_size) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL,
+                    "%s: the tokenizer has %lld tokens, config.json's vocab_size is %lld; they "
+                    "belong to different models",
+                    mhai_show_path(folder).text, (long long)count, (long long)vocab_size);
 }
 
-static bool holds(const char *folder, const char *name)
-{
-    struct stat status;
-    char *path = mhai_model_join(folder, name);
-    bool found = path && stat(path, &status) == 0;
-    free(path);
-    return found;
-}
-
-mha_status mhai_model_check_folder(const char *folder)
-{
-    struct stat status;
-    static const char contents[] = "config.json, model.safetensors and vocab.txt or tokenizer.json";
-    if (stat(folder, &status) != 0 && errno != ENOENT)
-        return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(folder).text, strerror(errno));
-    if (stat(folder, &status) != 0)
-        return mha_fail(MHA_ERR_FILE, "%s: no such folder; tools/get-minilm fetches a model",
-                        mhai_show_path(folder).text);
-    if (!S_ISDIR(status.st_mode))
-        return mha_fail(MHA_ERR_FILE, "%s: not a folder; a model folder has %s",
-                        mhai_show_path(folder).text, contents);
-    if (access(folder, X_OK) != 0) /* else every file in it would seem to be missing */
-        return mha_fail(MHA_ERR_FILE, "%s: its files cannot be opened: %s",
-                        mhai_show_path(folder).text, strerror(errno));
-    if (!holds(folder, "config.json"))
-        return mha_fail(MHA_ERR_FILE,
-                        "%s/config.json: no such file; a model folder has %s; see tools/get-minilm",
-                        mhai_show_path(folder).text, contents);
-    if (holds(folder, "model.safetensors")) return MHA_OK;
-    if (holds(folder, "model.safetensors.index.json"))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: weights in several files are not supported; save the model again with "
-                        "a larger max_shard_size",
-                        mhai_show_path(folder).text);
-    return mha_fail(MHA_ERR_FILE, "%s/model.safetensors: no such file; a model folder has %s%s",
-                    mhai_show_path(folder).text, contents,
-                    holds(folder, "pytorch_model.bin")
-                        ? " (pytorch_model.bin is not read: save_pretrained() writes safetensors)"
-                        : "; see tools/get-minilm");
-}
-
-/* ---- architecture -------------------------------------------------------------------------- */
-
-static mha_status choose_architecture(const mhai_config *config, const mhai_arch **arch)
-{
-    const char *type = NULL;
-    char known[256] = "";
-    if (!json_is_object(config->root))
-        return mha_fail(MHA_ERR_MODEL, "%s: is no JSON object", mhai_show_path(config->path).text);
-    for (int i = 0; i < ARCHITECTURES; i++)
-        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
-                 architectures[i]->model_type);
-    MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
-    for (int i = 0; i < ARCHITECTURES; i++)
-        if (strcmp(architectures[i]->model_type, type) == 0) {
-            *arch = architectures[i];
-            return MHA_OK;
-        }
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: architecture '%s' is not supported; known: %s",
-                    mhai_show_path(config->path).text, mhai_show_name(type).text, known);
-}
-
-static mha_status load_body(mha_context *context, const mhai_config *config,
-                            const char *weights_path, mha_model *model)
-{
-    mha_safetensors *file = NULL;
-    MHA_TRY(choose_architecture(config, &model->arch));
-    MHA_TRY(mha_safetensors_open(weights_path, &file));
-    mhai_weights weights = {.path = weights_path, .file = file, .prefix = ""};
-    mha_status status = model->arch->load(context, config, &weights, model);
-    model->info.architecture = model->arch->model_type;
-    model->info.parameters = weights.parameters;
-    mhai_weights_close(&weights);
-    mha_safetensors_close(file);
-    return status;
-}
-
+/* WordPiece, or whole words as mha_checkpoint_save() writes them. */
 static mha_status load_tokenizer(const char *folder, mha_model *model)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info};
-    MHA_TRY(mha_tokenizer_load(folder, NULL, &model->tokenizer));
+    mha_status status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
+    if (status == MHA_ERR_UNSUPPORTED) {
+        if (mha_vocabulary_load(folder, &model->vocabulary) == MHA_OK)
+            return check_count(folder, mha_vocabulary_count(model->vocabulary),
+                               model->info.vocab_size);
+        status = mha_tokenizer_load(folder, NULL, &model->tokenizer); /* its error says more */
+    }
+    MHA_TRY(status);
     MHA_TRY(mha_tokenizer_describe(model->tokenizer, &info));
-    if (info.vocab_size > model->info.vocab_size)
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: the tokenizer has %lld tokens, config.json's vocab_size is %lld; they "
-                        "belong to different models",
-                        mhai_show_path(folder).text, (long long)info.vocab_size,
-                        (long long)model->info.vocab_size);
+    return check_count(folder, info.vocab_size, model->info.vocab_size);
+}
+
+/* ---- transformers -------------------------------------------------------------------------- */
+
+static void describe(const mhai_loaded *loaded, mha_model *model)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(loaded->transformer, &d);
+    model->info = (mha_model_info){.architecture = loaded->family->model_type,
+                                   .layers = d.num_layers,
+                                   .heads = d.num_heads,
+                                   .kv_heads = d.kv_heads,
+                                   .hidden_size = d.embed_dim,
+                                   .head_dim = d.head_dim,
+                                   .intermediate_size = d.ff_dim,
+                                   .max_positions = d.max_length,
+                                   .vocab_size = d.vocab_size,
+                                   .type_vocab_size = loaded->types ? loaded->types : 1,
+                                   .parameters = mha_transformer_size(loaded->transformer)};
+    model->transformer = loaded->transformer;
+}
+
+static mha_status load_one(mha_context *context, const char *folder, uint32_t flags,
+                           mha_model *model)
+{
+    mhai_loaded loaded;
+    MHA_TRY(mhai_model_load_folder(context, folder, &loaded));
+    describe(&loaded, model);
+    return flags & MHA_MODEL_NO_TOKENIZER ? MHA_OK : load_tokenizer(folder, model);
+}
+
+static bool is_cross(const mha_model *model)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(model->transformer, &d);
+    return d.flags & MHA_TRANSFORMER_CROSS;
+}
+
+static mha_status check_parts(const char *folder, const mha_model *decoder)
+{
+    mha_transformer_desc d, e;
+    mha_transformer_describe(decoder->transformer, &d);
+    mha_transformer_describe(decoder->encoder->transformer, &e);
+    if (d.flags & MHA_TRANSFORMER_CROSS && !(e.flags & MHA_TRANSFORMER_CROSS) &&
+        e.flags & MHA_TRANSFORMER_NO_OUTPUT && d.memory_dim == e.embed_dim &&
+        d.vocab_size == e.vocab_size)
+        return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL,
+                    "%s: encoder and decoder do not belong together: the decoder must attend to "
+                    "rows as wide as the encoder's, of the same vocabulary",
+                    mhai_show_path(folder).text);
+}
+
+static mha_status load_parts(mha_context *context, const char *folder, uint32_t flags,
+                             mha_model *model)
+{
+    const mha_allocator *a = &model->allocator;
+    char *encoder = mhai_model_join(folder, "encoder"),
+         *decoder = mhai_model_join(folder, "decoder");
+    mha_status status = MHA_OK;
+    model->encoder = a->alloc(a->user, sizeof *model, _Alignof(mha_model));
+    if (model->encoder) *model->encoder = (mha_model){.allocator = *a};
+    if (!encoder || !decoder || !model->encoder)
+        status = mha_fail(MHA_ERR_NOMEM, "model: cannot allocate an encoder");
+    if (status == MHA_OK) status = load_one(context, encoder, flags, model->encoder);
+    if (status == MHA_OK) status = load_one(context, decoder, flags, model);
+    if (status == MHA_OK) status = check_parts(folder, model);
+    free(decoder);
+    free(encoder);
+    MHA_TRY(status);
+    model->info.architecture = "encoder-decoder";
+    const int64_t most = model->encoder->info.max_positions;
+    if (most < model->info.max_positions) model->info.max_positions = most;
     return MHA_OK;
 }
 
-static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
-                       mha_model *model)
+static mha_status load(mha_context *context, const char *folder, uint32_t flags, mha_model *model)
 {
-    MHA_TRY(mhai_model_check_folder(folder));
-    json_t *root = NULL;
-    char *config_path = mhai_model_join(folder, "config.json");
-    char *weights_path = mhai_model_join(folder, "model.safetensors");
-    mha_status status = MHA_OK;
-    if (!config_path || !weights_path) {
-        status = mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);
-        goto done;
-    }
-    MHA_TRY_GOTO(mhai_json_read(config_path, most_config_bytes, &root), done);
-    const mhai_config config = {config_path, root};
-    MHA_TRY_GOTO(load_body(context, &config, weights_path, model), done);
-    if (!(options->flags & MHA_MODEL_NO_TOKENIZER)) status = load_tokenizer(folder, model);
-done:
-    json_decref(root);
-    free(weights_path);
-    free(config_path);
-    return status;
+    if (!mhai_model_holds(folder, "config.json") &&
+        mhai_model_holds(folder, "encoder/config.json") &&
+        mhai_model_holds(folder, "decoder/config.json"))
+        return load_parts(context, folder, flags, model);
+    MHA_TRY(load_one(context, folder, flags, model));
+    if (!is_cross(model)) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: is the decoder of an encoder-decoder, which needs its encoder: give the "
+                    "folder that holds both",
+                    mhai_show_path(folder).text);
 }
 
 /* ---- public -------------------------------------------------------------------------------- */
@@ -167,7 +144,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
     *made = (mha_model){.allocator = allocator};
-    mha_status status = load(context, folder, &own, made);
+    mha_status status = load(context, folder, own.flags, made);
     if (status == MHA_OK)
         *model = made;
     else
@@ -178,8 +155,10 @@ mha_status mha_model_load(mha_context *context, const char *folder,
 void mha_model_destroy(mha_model *model)
 {
     if (!model) return;
+    mha_vocabulary_destroy(model->vocabulary);
     mha_tokenizer_destroy(model->tokenizer);
-    if (model->arch) model->arch->destroy(model->body);
+    mha_transformer_destroy(model->transformer);
+    mha_model_destroy(model->encoder);
     mha_allocator allocator = model->allocator;
     allocator.release(allocator.user, model, sizeof *model);
 }
@@ -198,4 +177,19 @@ mha_status mha_model_describe(const mha_model *model, mha_model_info *info)
 const mha_tokenizer *mha_model_tokenizer(const mha_model *model)
 {
     return model ? model->tokenizer : NULL;
+}
+
+const mha_vocabulary *mha_model_vocabulary(const mha_model *model)
+{
+    return model ? model->vocabulary : NULL;
+}
+
+mha_transformer *mha_model_transformer(mha_model *model)
+{
+    return model ? model->transformer : NULL;
+}
+
+mha_model *mha_model_encoder(mha_model *model)
+{
+    return model ? model->encoder : NULL;
 }

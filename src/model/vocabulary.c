@@ -2,7 +2,7 @@
  * it says beyond that is refused. */
 #include "io/file.h"
 #include "io/json_file.h"
-#include "model/arch.h"
+#include "model/folder.h"
 
 #include <multihead/checkpoint.h>
 #include <multihead/component.h>

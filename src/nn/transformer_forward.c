@@ -490,28 +490,36 @@ static mha_status embed(const call *c)
                           : MHA_OK;
 }
 
-static mha_status write_output(const call *c, const mha_tensor *output)
+static void write_rows(const call *c, const mha_tensor *to)
+{
+    const int64_t width = c->t->desc.embed_dim;
+    for (int64_t i = 0; i < tokens_of(c->a); i++)
+        memcpy((float *)to->data + i / c->a->T * to->stride[0] + i % c->a->T * to->stride[1],
+               c->a->last + i * width, (size_t)width * sizeof(float));
+}
+
+static mha_status write_logits(const call *c, const mha_tensor *output)
 {
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;
-    if (mhai_transformer_pre_norm(c->t)) MHA_TRY(norm(c, &c->t->norm, c->a->x, NULL, c->a->last));
-    for (int64_t b = 0; b < c->a->B; b++) {
-        mha_tensor in =
-            mhai_transformer_rows(c->a->last + b * length * width, length, width, width);
-        mha_tensor out = mhai_transformer_rows((float *)output->data + b * output->stride[0],
-                                               length, output->shape[2], output->stride[1]);
-        if (mhai_transformer_has(c->t, MHA_TRANSFORMER_NO_OUTPUT)) {
-            for (int64_t i = 0; i < length; i++)
-                memcpy(mhai_nn_row(&out, i), mhai_nn_row(&in, i), (size_t)width * sizeof(float));
-            continue;
-        }
-        if (output->stride[0] == length * output->stride[1] || c->a->B == 1) {
-            in.shape[0] = out.shape[0] = tokens_of(c->a);
-            return mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, &in,
-                                      &out);
-        }
+    const bool joined = output->stride[0] == length * output->stride[1] || c->a->B == 1;
+    const int64_t pieces = joined ? 1 : c->a->B, rows = tokens_of(c->a) / pieces;
+    for (int64_t i = 0; i < pieces; i++) {
+        mha_tensor in = mhai_transformer_rows(c->a->last + i * rows * width, rows, width, width);
+        mha_tensor out = mhai_transformer_rows((float *)output->data + i * output->stride[0], rows,
+                                               output->shape[2], output->stride[1]);
         MHA_TRY(
             mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, &in, &out));
     }
+    return MHA_OK;
+}
+
+static mha_status write_output(const call *c, const mha_tensor *output)
+{
+    if (mhai_transformer_pre_norm(c->t)) MHA_TRY(norm(c, &c->t->norm, c->a->x, NULL, c->a->last));
+    if (c->input.last_hidden) write_rows(c, c->input.last_hidden);
+    if (!output) return MHA_OK;
+    if (!mhai_transformer_has(c->t, MHA_TRANSFORMER_NO_OUTPUT)) return write_logits(c, output);
+    write_rows(c, output);
     return MHA_OK;
 }
 
@@ -522,6 +530,7 @@ static mha_status check_overlap(const call *c, const mha_tensor *output)
         const char *name;
         const mha_tensor *tensor;
     } all[] = {{"output", output},
+               {"last_hidden", c->input.last_hidden},
                {"probabilities", c->probabilities},
                {"cross_probabilities", c->cross_probabilities},
                {"tokens", c->input.tokens},
@@ -530,12 +539,19 @@ static mha_status check_overlap(const call *c, const mha_tensor *output)
                {"gates", c->input.gates},
                {"cross_gates", c->input.cross_gates},
                {"head_means", c->input.head_means}};
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < 4; i++)
         for (size_t k = i + 1; all[i].tensor && k < sizeof all / sizeof all[0]; k++)
             if (all[k].tensor)
                 MHA_TRY(mhai_tensor_check_disjoint(all[i].name, all[i].tensor, all[k].name,
                                                    all[k].tensor));
     return MHA_OK;
+}
+
+static mha_status check_rows(const char *name, const mha_tensor *x, const int64_t *shape)
+{
+    MHA_TRY(mhai_tensor_check(name, x, MHA_F32, 3, shape));
+    MHA_TRY(mhai_tensor_check_last(name, x));
+    return mhai_tensor_check_output(name, x);
 }
 
 static mha_status check_call(call *c, const mha_transformer_input *input, const mha_tensor *output)
@@ -550,9 +566,9 @@ static mha_status check_call(call *c, const mha_transformer_input *input, const 
     c->a->S = c->input.memory ? c->input.memory->shape[1] : 0;
     const int64_t shape[] = {c->a->B, c->a->T,
                              d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
-    MHA_TRY(mhai_tensor_check("output", output, MHA_F32, 3, shape));
-    MHA_TRY(mhai_tensor_check_last("output", output));
-    MHA_TRY(mhai_tensor_check_output("output", output));
+    const int64_t rows[] = {c->a->B, c->a->T, d->embed_dim};
+    if (output) MHA_TRY(check_rows("output", output, shape));
+    if (c->input.last_hidden) MHA_TRY(check_rows("last_hidden", c->input.last_hidden, rows));
     MHA_TRY(check_probabilities(c, "probabilities", c->probabilities, c->a->T));
     if (c->cross_probabilities && !(d->flags & MHA_TRANSFORMER_CROSS))
         return mha_fail(MHA_ERR_ARGUMENT, "cross_probabilities: this transformer has no "

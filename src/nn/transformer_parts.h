@@ -104,7 +104,7 @@ struct mha_activations {
     float *memory;   /* all floats below */
     size_t bytes;
     int32_t *ids, *positions, *types; /* [tokens] */
-    float *embedded;          /* before the norm on embeddings; else NULL */
+    float *embedded;                  /* before the norm on embeddings; else NULL */
     mhai_kept_layer *layers;
     float *x, *last; /* the stream after the last layer, and with its norm */
     float *gradient; /* [tokens,E] working memory of the backward call */

@@ -87,7 +87,7 @@ def contradicting_models():
     header, data = read_safetensors(MODEL / "model.safetensors")
     cases = [
         ("hidden_size", dict(hidden_size=48), BAD_INPUT, "48"),
-        ("more layers than weights", dict(num_hidden_layers=3), BAD_INPUT, "layer.2"),
+        ("more layers than weights", dict(num_hidden_layers=3), BAD_INPUT, "numbers"),
         ("heads do not divide", dict(num_attention_heads=5), BAD_INPUT, "num_attention_heads"),
         ("vocabulary", dict(vocab_size=500), BAD_INPUT, "500"),
         ("positions", dict(max_position_embeddings=64), BAD_INPUT, "64"),
@@ -232,7 +232,7 @@ def many_layers():
         change_config(folder, num_hidden_layers=claim)
         cheap(["view", folder, TEXT], BAD_INPUT, "layer", name=f"{claim} layers")
     change_config(folder, num_hidden_layers=layers, vocab_size=2**31 - 1,
-                  max_position_embeddings=2**31 - 1)
+                  max_position_embeddings=2**20)
     cheap(["view", folder, TEXT], BAD_INPUT, "word_embeddings", name="2^31 words")
 
 

@@ -1,0 +1,111 @@
+/* The list of families, and what they share. */
+#include "model/arch/family.h"
+
+#include "io/file.h"
+
+#include <multihead/component.h>
+
+#include <stdio.h>
+#include <string.h>
+
+extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_multihead;
+extern const mhai_family mhai_family_roberta, mhai_family_electra, mhai_family_distilbert,
+    mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
+    mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_phi3;
+
+/* The one list. A transformer is saved as the first that it fits; the last fits all. */
+static const mhai_family *const families[] = {
+    &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra, &mhai_family_distilbert,
+    &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,   &mhai_family_mistral,
+    &mhai_family_mixtral, &mhai_family_qwen2,    &mhai_family_qwen3,   &mhai_family_gemma,
+    &mhai_family_phi3,    &mhai_family_multihead};
+
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_layers",
+                                         "num_attention_heads", "max_position_embeddings",
+                                         "num_key_value_heads", "is_decoder"};
+
+mha_status mhai_family_find(const mhai_config *config, const mhai_family **family)
+{
+    const char *type = NULL;
+    char known[256] = "";
+    if (!json_is_object(config->root))
+        return mha_fail(MHA_ERR_MODEL, "%s: is no JSON object", mhai_show_path(config->path).text);
+    MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
+    for (int i = 0; i < FAMILIES; i++) {
+        if (strcmp(families[i]->model_type, type) == 0) {
+            *family = families[i];
+            return MHA_OK;
+        }
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
+                 families[i]->model_type);
+    }
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: model_type '%s' is not known; known: %s",
+                    mhai_show_path(config->path).text, mhai_show_name(type).text, known);
+}
+
+mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family *family)
+{
+    char known[256] = "";
+    if (family->read) return MHA_OK;
+    for (int i = 0; i < FAMILIES; i++)
+        if (families[i]->read)
+            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s",
+                     known[0] ? ", " : "", families[i]->model_type);
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: model_type '%s' is not supported; supported: %s",
+                    mhai_show_path(config->path).text, family->model_type, known);
+}
+
+const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
+{
+    int i = 0;
+    while (!families[i]->fits || !families[i]->fits(desc)) i++;
+    return families[i];
+}
+
+void mhai_family_name(const mhai_family *family, const char *ours, char theirs[MHAI_WEIGHT_NAME])
+{
+    int used = 0;
+    if (strncmp(ours, "layers.", 7) == 0) {
+        const int number = (int)strcspn(ours + 7, ".");
+        used = snprintf(theirs, MHAI_WEIGHT_NAME, "%s%.*s.", family->layers, number, ours + 7);
+        ours += 7 + number + 1;
+    }
+    const char *tail = strrchr(ours, '.'); /* ".weight", ".bias" */
+    const size_t length = (size_t)(tail - ours);
+    for (int i = 0; family->names[i][0]; i++)
+        if (strlen(family->names[i][0]) == length &&
+            strncmp(family->names[i][0], ours, length) == 0) {
+            snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s%s", family->names[i][1],
+                     tail);
+            return;
+        }
+    snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s", ours);
+}
+
+bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
+{
+    return mhai_put_count(root, "vocab_size", d->vocab_size) &&
+           mhai_put_count(root, "hidden_size", d->embed_dim) &&
+           mhai_put_count(root, "intermediate_size", d->ff_dim) &&
+           mhai_put_count(root, "num_hidden_layers", d->num_layers) &&
+           mhai_put_count(root, "num_attention_heads", d->num_heads) &&
+           mhai_put_count(root, "max_position_embeddings", d->max_length) &&
+           mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
+}
+
+mha_status mhai_read_sizes(const mhai_config *config, mha_transformer_desc *d)
+{
+    MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
+    MHA_TRY(mhai_config_count(config, "hidden_size", 1, MHAI_MOST_WIDTH, &d->embed_dim));
+    MHA_TRY(mhai_config_count(config, "intermediate_size", 1, MHAI_MOST_WIDTH, &d->ff_dim));
+    MHA_TRY(mhai_config_count(config, "num_hidden_layers", 1, MHAI_MOST_LAYERS, &d->num_layers));
+    MHA_TRY(mhai_config_count(config, "num_attention_heads", 1, MHAI_MOST_WIDTH, &d->num_heads));
+    if (mhai_config_absent(config, "head_dim") && d->embed_dim % d->num_heads != 0)
+        return mha_fail(
+            MHA_ERR_MODEL, "%s: hidden_size %lld is not a multiple of num_attention_heads %lld",
+            mhai_show_path(config->path).text, (long long)d->embed_dim, (long long)d->num_heads);
+    return mhai_config_count(config, "max_position_embeddings", 1, MHAI_MOST_POSITIONS,
+                             &d->max_length);
+}

@@ -1,0 +1,166 @@
+/* This library's own: every field of a description, under its name. */
+#include "io/file.h"
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+#include <stdlib.h>
+
+static const char *const own_names[][2] = {{NULL, NULL}};
+static const char *const norms[] = {"none", "layer", "rms"};
+static const char *const positions[] = {"none", "learned", "sinusoidal", "rotary"};
+static const char *const feed_forwards[] = {"gelu", "relu", "swiglu"};
+
+static const struct {
+    const char *name;
+    uint32_t flag;
+} flags[] = {{"causal", MHA_TRANSFORMER_CAUSAL},
+             {"post_norm", MHA_TRANSFORMER_POST_NORM},
+             {"embedding_norm", MHA_TRANSFORMER_EMBEDDING_NORM},
+             {"bias", MHA_TRANSFORMER_BIAS},
+             {"cross_attention", MHA_TRANSFORMER_CROSS},
+             {"tied", MHA_TRANSFORMER_TIED},
+             {"no_output", MHA_TRANSFORMER_NO_OUTPUT}};
+
+enum { FLAGS = sizeof flags / sizeof flags[0] };
+
+static bool fits_own(const mha_transformer_desc *d)
+{
+    (void)d;
+    return true;
+}
+
+static bool put_list(json_t *root, const char *key, const int64_t *numbers, int64_t count)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; list && i < count; i++)
+        if (json_array_append_new(list, json_integer(numbers[i])) != 0) {
+            json_decref(list);
+            return false;
+        }
+    return mhai_put(root, key, list);
+}
+
+static bool write_own(const mha_transformer_desc *d, json_t *root)
+{
+    bool good =
+        (d->type_count == 0 || mhai_put_count(root, "type_count", d->type_count)) &&
+        (!d->layer_heads || (put_list(root, "layer_heads", d->layer_heads, d->num_layers) &&
+                             put_list(root, "layer_kv_heads", d->layer_kv_heads, d->num_layers))) &&
+        mhai_put_list_of_one(root, "architectures", "MultiheadTransformer") &&
+        mhai_put_count(root, "vocab_size", d->vocab_size) &&
+        mhai_put_count(root, "max_length", d->max_length) &&
+        mhai_put_count(root, "embed_dim", d->embed_dim) &&
+        mhai_put_count(root, "num_layers", d->num_layers) &&
+        mhai_put_count(root, "num_heads", d->num_heads) &&
+        mhai_put_count(root, "kv_heads", d->kv_heads) &&
+        mhai_put_count(root, "head_dim", d->head_dim) &&
+        mhai_put_count(root, "ff_dim", d->ff_dim) &&
+        mhai_put_count(root, "memory_dim", d->memory_dim) &&
+        mhai_put_text(root, "norm", norms[d->norm]) &&
+        mhai_put_text(root, "positions", positions[d->positions]) &&
+        mhai_put_text(root, "feed_forward", feed_forwards[d->feed_forward]) &&
+        mhai_put(root, "norm_epsilon", mhai_json_real(d->norm_epsilon)) &&
+        mhai_put(root, "rope_base", mhai_json_real(d->rope_base));
+    for (int i = 0; i < FLAGS; i++)
+        good = good && mhai_put_bool(root, flags[i].name, mhai_desc_has(d, flags[i].flag));
+    return good;
+}
+
+static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc *d)
+{
+    int norm, position, feed_forward;
+    MHA_TRY(mhai_config_choice(config, "norm", NULL, norms, 3, &norm));
+    MHA_TRY(mhai_config_choice(config, "positions", NULL, positions, 4, &position));
+    MHA_TRY(mhai_config_choice(config, "feed_forward", feed_forwards[0], feed_forwards, 3,
+                               &feed_forward));
+    d->norm = (mha_norm)norm;
+    d->positions = (mha_position_encoding)position;
+    d->feed_forward = (mha_feed_forward)feed_forward;
+    MHA_TRY(mhai_config_real(config, "norm_epsilon", 1e-5, 0, 1, &d->norm_epsilon));
+    MHA_TRY(mhai_config_real(config, "rope_base", 1e4, 1, 3e38, &d->rope_base));
+    for (int i = 0; i < FLAGS; i++) {
+        bool set;
+        MHA_TRY(mhai_config_bool(config, flags[i].name, false, &set));
+        if (set) d->flags |= flags[i].flag;
+    }
+    return MHA_OK;
+}
+
+/* num_layers whole numbers from 0 to most. */
+static mha_status read_list(const mhai_config *config, const char *key, int64_t count, int64_t most,
+                            int64_t *numbers)
+{
+    const json_t *list = json_object_get(config->root, key);
+    if (!json_is_array(list) || (int64_t)json_array_size(list) != count)
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no list of %lld numbers, one for each layer",
+                        mhai_show_path(config->path).text, key, (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const json_t *value = json_array_get(list, (size_t)i);
+        numbers[i] = (int64_t)json_integer_value(value);
+        if (!json_is_integer(value) || numbers[i] < 0 || numbers[i] > most)
+            return mha_fail(MHA_ERR_MODEL, "%s: '%s' number %lld is no whole number from 0 to %lld",
+                            mhai_show_path(config->path).text, key, (long long)i, (long long)most);
+    }
+    return MHA_OK;
+}
+
+/* Heads by layer. No weight would vouch for a num_heads that no layer has. */
+static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
+{
+    mha_transformer_desc *d = &plan->desc;
+    int64_t most = 1;
+    if (mhai_config_absent(config, "layer_heads") && mhai_config_absent(config, "layer_kv_heads"))
+        return MHA_OK;
+    plan->head_lists = calloc((size_t)d->num_layers, 2 * sizeof *plan->head_lists);
+    if (!plan->head_lists) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    int64_t *heads = plan->head_lists, *kv = heads + d->num_layers;
+    MHA_TRY(read_list(config, "layer_heads", d->num_layers, d->num_heads, heads));
+    MHA_TRY(read_list(config, "layer_kv_heads", d->num_layers, d->num_heads, kv));
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (heads[i] > most) most = heads[i];
+    d->layer_heads = heads;
+    d->layer_kv_heads = kv;
+    if (most == d->num_heads || mhai_desc_has(d, MHA_TRANSFORMER_CROSS)) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL, "%s: 'num_heads' is %lld, but no layer has more than %lld",
+                    mhai_show_path(config->path).text, (long long)d->num_heads, (long long)most);
+}
+
+static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)
+{
+    mha_transformer_desc *d = &plan->desc;
+    MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
+    MHA_TRY(mhai_config_count(config, "max_length", 1, MHAI_MOST_POSITIONS, &d->max_length));
+    MHA_TRY(mhai_config_count(config, "embed_dim", 1, MHAI_MOST_WIDTH, &d->embed_dim));
+    MHA_TRY(mhai_config_count(config, "num_layers", 1, MHAI_MOST_LAYERS, &d->num_layers));
+    MHA_TRY(mhai_config_count(config, "num_heads", 1, MHAI_MOST_WIDTH, &d->num_heads));
+    MHA_TRY(mhai_config_optional(config, "kv_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
+    MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));
+    MHA_TRY(mhai_config_optional(config, "ff_dim", 0, MHAI_MOST_WIDTH, 0, &d->ff_dim));
+    MHA_TRY(mhai_config_optional(config, "memory_dim", 0, MHAI_MOST_WIDTH, 0, &d->memory_dim));
+    MHA_TRY(mhai_config_optional(config, "type_count", 0, MHAI_MOST_ENTRIES, 0, &d->type_count));
+    MHA_TRY(read_own_kinds(config, d));
+    return read_layers(config, plan);
+}
+
+static bool ignores_none(const mhai_family_plan *plan, const char *name)
+{
+    (void)plan;
+    (void)name;
+    return false;
+}
+
+static const mhai_shape_keys own_keys = {"embed_dim",  "num_layers", "num_heads",
+                                         "max_length", "kv_heads",   "causal"};
+
+const mhai_family mhai_family_multihead = {.model_type = "multihead",
+                                           .keys = &own_keys,
+                                           .bias_key = "bias",
+                                           .grouped = true,
+                                           .layers = "layers.",
+                                           .prefix = "",
+                                           .names = own_names,
+                                           .fits = fits_own,
+                                           .write = write_own,
+                                           .read = read_own,
+                                           .ignores = ignores_none};

@@ -1,0 +1,62 @@
+/* Model folders: which files there are. */
+#include "model/folder.h"
+
+#include "io/file.h"
+
+#include <multihead/component.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+char *mhai_model_join(const char *folder, const char *name)
+{
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    char *path = malloc(bytes);
+    if (path) snprintf(path, bytes, "%s/%s", folder, name);
+    return path;
+}
+
+bool mhai_model_holds(const char *folder, const char *name)
+{
+    struct stat status;
+    char *path = mhai_model_join(folder, name);
+    bool found = path && stat(path, &status) == 0;
+    free(path);
+    return found;
+}
+
+mha_status mhai_model_check_folder(const char *folder)
+{
+    struct stat status;
+    static const char contents[] = "config.json, model.safetensors and vocab.txt or tokenizer.json";
+    if (stat(folder, &status) != 0 && errno != ENOENT)
+        return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(folder).text, strerror(errno));
+    if (stat(folder, &status) != 0)
+        return mha_fail(MHA_ERR_FILE, "%s: no such folder; tools/get-minilm fetches a model",
+                        mhai_show_path(folder).text);
+    if (!S_ISDIR(status.st_mode))
+        return mha_fail(MHA_ERR_FILE, "%s: not a folder; a model folder has %s",
+                        mhai_show_path(folder).text, contents);
+    if (access(folder, X_OK) != 0) /* else every file in it would seem to be missing */
+        return mha_fail(MHA_ERR_FILE, "%s: its files cannot be opened: %s",
+                        mhai_show_path(folder).text, strerror(errno));
+    if (!mhai_model_holds(folder, "config.json"))
+        return mha_fail(MHA_ERR_FILE,
+                        "%s/config.json: no such file; a model folder has %s; see tools/get-minilm",
+                        mhai_show_path(folder).text, contents);
+    if (mhai_model_holds(folder, "model.safetensors")) return MHA_OK;
+    if (mhai_model_holds(folder, "model.safetensors.index.json"))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: weights in several files are not supported; save the model again with "
+                        "a larger max_shard_size",
+                        mhai_show_path(folder).text);
+    return mha_fail(MHA_ERR_FILE, "%s/model.safetensors: no such file; a model folder has %s%s",
+                    mhai_show_path(folder).text, contents,
+                    mhai_model_holds(folder, "pytorch_model.bin")
+                        ? " (pytorch_model.bin is not read: save_pretrained() writes safetensors)"
+                        : "; see tools/get-minilm");
+}

@@ -1,0 +1,24 @@
+/* Model folders: which files there are, and the transformer in one. */
+#ifndef MHAI_MODEL_FOLDER_H
+#define MHAI_MODEL_FOLDER_H
+
+#include "model/arch/family.h"
+
+/* folder/name; the caller frees it. NULL: no memory. */
+char *mhai_model_join(const char *folder, const char *name);
+
+bool mhai_model_holds(const char *folder, const char *name);
+
+/* Whether a folder is one, with config.json and model.safetensors in it. */
+MHA_NODISCARD mha_status mhai_model_check_folder(const char *folder);
+
+typedef struct mhai_loaded {
+    mha_transformer *transformer; /* the caller destroys it */
+    const mhai_family *family;
+    int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
+} mhai_loaded;
+
+MHA_NODISCARD mha_status mhai_model_load_folder(mha_context *context, const char *folder,
+                                                mhai_loaded *loaded);
+
+#endif

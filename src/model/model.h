@@ -1,0 +1,17 @@
+/* What a loaded model holds. */
+#ifndef MHAI_MODEL_H
+#define MHAI_MODEL_H
+
+#include <multihead/checkpoint.h>
+#include <multihead/model.h>
+
+struct mha_model {
+    mha_allocator allocator;
+    mha_model_info info;
+    mha_transformer *transformer;
+    mha_tokenizer *tokenizer; /* one of them; both NULL: loaded without */
+    mha_vocabulary *vocabulary;
+    mha_model *encoder; /* of an encoder-decoder, whose decoder this is; else NULL */
+};
+
+#endif
