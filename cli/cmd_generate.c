@@ -3,7 +3,7 @@
 #include "generate.h"
 #include "option_rows.h"
 
-#include <multihead/checkpoint.h>
+#include <multihead/model.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -66,16 +66,16 @@ static const args_page page = {
 
 typedef struct run {
     mha_context *context;
-    mha_transformer *transformer;
+    mha_model *model;
     mha_transformer_desc desc;
-    mha_vocabulary *vocabulary; /* NULL with --ids */
+    const mha_vocabulary *vocabulary; /* the model's; NULL with --ids */
     mha_decoder *decoder;
     generate_how how;
     int64_t most; /* new tokens */
     bool quiet;
     int32_t *ids; /* [max_length] the prompt, then what was chosen last */
     int64_t count;
-    float *logits; /* [max_length, V] */
+    float *logits; /* [V] */
     generate_candidate *work;
     bool begun; /* something stands on the line */
 } run;
@@ -83,8 +83,7 @@ typedef struct run {
 static void end_run(run *r)
 {
     mha_decoder_destroy(r->decoder);
-    mha_vocabulary_destroy(r->vocabulary);
-    mha_transformer_destroy(r->transformer);
+    mha_model_destroy(r->model);
     mha_context_destroy(r->context);
     free(r->ids);
     free(r->logits);
@@ -143,18 +142,21 @@ static cli_exit read_text(run *r, const char *text)
                     "nothing to begin with: this model has no token that begins a text, give TEXT");
 }
 
-static cli_exit load_words(run *r, const char *folder)
+/* What the model writes needs no tokenizer if it is numbers that are read. */
+static cli_exit load_model(run *r, const generate_options *options, const char *folder)
 {
-    mha_status status = mha_vocabulary_load(folder, &r->vocabulary);
-    if (status == MHA_ERR_UNSUPPORTED || status == MHA_ERR_FILE)
-        return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE,
-                        "%s; with --ids no tokenizer is needed", mha_error_detail());
-    if (status != MHA_OK) return cli_fail_status(GENERATE, status);
-    if (mha_vocabulary_count(r->vocabulary) <= r->desc.vocab_size) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, GENERATE,
-                    "%s: the tokenizer has %" PRId64 " words, the model %" PRId64
-                    "; they belong to different models",
-                    folder, mha_vocabulary_count(r->vocabulary), r->desc.vocab_size);
+    mha_model_options how = {.struct_size = sizeof how,
+                             .flags = options->ids ? MHA_MODEL_NO_TOKENIZER : 0};
+    char detail[512];
+    mha_status status = mha_model_load(r->context, folder, &how, &r->model);
+    if (status == MHA_OK) return CLI_OK;
+    if (options->ids || (status != MHA_ERR_UNSUPPORTED && status != MHA_ERR_FILE))
+        return cli_fail_status(GENERATE, status);
+    snprintf(detail, sizeof detail, "%s", mha_error_detail());
+    how.flags = MHA_MODEL_NO_TOKENIZER;
+    const bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
+    return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE, "%s%s",
+                    detail, fine ? "; with --ids no tokenizer is needed" : "");
 }
 
 static cli_exit load(run *r, const generate_options *options, const char *folder)
@@ -162,16 +164,22 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     const mha_context_desc desc = {.struct_size = sizeof desc,
                                    .num_threads = (int32_t)options->threads};
     mha_status status = mha_context_create(&desc, &r->context);
-    if (status == MHA_OK) status = mha_checkpoint_load(r->context, folder, &r->transformer);
     if (status != MHA_OK) return cli_fail_status(GENERATE, status);
-    mha_transformer_describe(r->transformer, &r->desc);
+    cli_exit code = load_model(r, options, folder);
+    if (code != CLI_OK) return code;
+    r->vocabulary = mha_model_vocabulary(r->model);
+    mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     if (r->desc.flags & MHA_TRANSFORMER_NO_OUTPUT || !(r->desc.flags & MHA_TRANSFORMER_CAUSAL) ||
         r->desc.flags & MHA_TRANSFORMER_CROSS)
         return cli_fail(CLI_UNSUPPORTED, GENERATE,
-                        "%s: it does not foretell what comes next (an encoder, or the decoder of "
+                        "%s: it does not predict what comes next (an encoder, or the decoder of "
                         "an encoder-decoder)",
                         folder);
-    return options->ids ? CLI_OK : load_words(r, folder);
+    if (options->ids || r->vocabulary) return CLI_OK;
+    return cli_fail(CLI_UNSUPPORTED, GENERATE,
+                    "%s: only whole words, as 'multihead train' writes them, are read; with --ids "
+                    "no tokenizer is needed",
+                    folder);
 }
 
 static cli_exit make_room(run *r)
@@ -179,36 +187,40 @@ static cli_exit make_room(run *r)
     const size_t most = (size_t)r->desc.max_length, words = (size_t)r->desc.vocab_size;
     r->ids = calloc(most, sizeof *r->ids);
     r->work = calloc(words, sizeof *r->work);
-    return r->ids && r->work ? CLI_OK : cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
+    r->logits = calloc(words, sizeof *r->logits);
+    return r->ids && r->work && r->logits ? CLI_OK
+                                          : cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
 }
 
-/* The prompt in one step; only its last row counts. */
+/* The logits after the token at r->ids[at]. */
+static mha_status step(run *r, int64_t at)
+{
+    mha_tensor token = mha_tensor_contiguous(r->ids + at, MHA_I32, 2, (const int64_t[]){1, 1});
+    mha_tensor out =
+        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, 1, r->desc.vocab_size});
+    return mha_decoder_step(r->context, r->decoder, &token, &out);
+}
+
+/* The prompt: all but its last token at once, without logits. */
 static cli_exit begin(run *r)
 {
-    const int64_t V = r->desc.vocab_size;
-    r->logits = calloc((size_t)r->count * (size_t)V, sizeof *r->logits);
-    if (!r->logits) return cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
-    const int64_t left = r->desc.max_length - r->count;
+    const int64_t left = r->desc.max_length - r->count, first = r->count - 1;
     const mha_decoder_desc desc = {.struct_size = sizeof desc,
                                    .capacity = r->count + (r->most < left ? r->most : left),
-                                   .max_step = r->count};
-    mha_status status = mha_decoder_create(r->context, r->transformer, &desc, &r->decoder);
-    mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, r->count});
-    mha_tensor out =
-        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, r->count, V});
-    if (status == MHA_OK) status = mha_decoder_step(r->context, r->decoder, &tokens, &out);
-    if (status != MHA_OK) return cli_fail_status(GENERATE, status);
-    memmove(r->logits, r->logits + (r->count - 1) * V, (size_t)V * sizeof *r->logits);
-    return CLI_OK;
+                                   .max_step = first > 0 ? first : 1};
+    mha_status status =
+        mha_decoder_create(r->context, mha_model_transformer(r->model), &desc, &r->decoder);
+    mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, first});
+    if (status == MHA_OK && first > 0)
+        status = mha_decoder_step(r->context, r->decoder, &tokens, NULL);
+    if (status == MHA_OK) status = step(r, first);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
 }
 
 /* The next token after the one in ids[0]. */
 static cli_exit go_on(run *r)
 {
-    mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, 1});
-    mha_tensor out =
-        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, 1, r->desc.vocab_size});
-    mha_status status = mha_decoder_step(r->context, r->decoder, &tokens, &out);
+    mha_status status = step(r, 0);
     return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
 }
 

@@ -181,7 +181,7 @@ def refusals(folder):
             ([MODEL, "a"], UNSUPPORTED, ("encoder",)),
             ([make("encoder", causal=False), "red"], UNSUPPORTED, ("encoder",)),
             ([make("mute", begins=False)], USAGE, ("give TEXT",)),
-            ([make("more", words=WORDS + ["x"]), "red"], BAD_INPUT, ("7 words",)),
+            ([make("more", words=WORDS + ["x"]), "red"], BAD_INPUT, ("7 tokens",)),
             ([make("alien", model_type="rwkv"), "red"], UNSUPPORTED, ("'rwkv'",)),
             ([make("bad", logits=[[math.nan] * V] * V), "red"], None, ("finite",))):
         result = generate(*arguments)

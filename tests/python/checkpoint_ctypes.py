@@ -41,6 +41,7 @@ class Input(C.Structure):
                 ("gates", C.POINTER(mha.Tensor)), ("cross_gates", C.POINTER(mha.Tensor)),
                 ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
                 ("head_means", C.POINTER(mha.Tensor)), ("token_types", C.POINTER(mha.Tensor)),
+                ("last_hidden", C.POINTER(mha.Tensor)),
                 ("outputs", C.c_void_p), ("after_layer", C.c_void_p),
                 ("after_layer_user", C.c_void_p)]
 

@@ -56,6 +56,7 @@ class TransformerInput(C.Structure):
                 ("gates", mha.TensorPointer), ("cross_gates", mha.TensorPointer),
                 ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
                 ("head_means", mha.TensorPointer), ("token_types", mha.TensorPointer),
+                ("last_hidden", mha.TensorPointer),
                 ("outputs", C.c_void_p), ("after_layer", C.c_void_p),
                 ("after_layer_user", C.c_void_p)]
 
