@@ -1,7 +1,7 @@
 /* multihead: models from Hugging Face folders: a transformer with what turns texts into its tokens.
  *
  * A model folder holds config.json, model.safetensors and vocab.txt or tokenizer.json; families are
- * bert, llama and this library's own, multihead (checkpoint.h). docs/model-folders.md lists every
+ * bert, electra, distilbert, llama and this library's own, multihead (checkpoint.h). docs/model-folders.md lists every
  * field that is read and everything that is refused.
  *
  * Letters as in attention.h, and

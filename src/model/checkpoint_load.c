@@ -167,7 +167,7 @@ static mha_status check_all_used(const loading *l)
 {
     for (int64_t i = 0; i < mha_safetensors_count(l->weights.file); i++) {
         const char *name = mha_safetensors_name(l->weights.file, i);
-        if (!l->used[i] && !l->family->ignores(&l->plan, name))
+        if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
             return mha_fail(MHA_ERR_MODEL,
                             "%s: has weight '%s', which config.json does not ask for; take the "
                             "config.json that came with the weights",

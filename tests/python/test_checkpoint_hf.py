@@ -212,6 +212,31 @@ def test_their_bert(tmp_path, act):
     expect_same(ck.Transformer(tmp_path), model, 12)
 
 
+ENCODERS = {
+    "distilbert": dict(dim=32, hidden_dim=56, n_layers=3, n_heads=4, activation="gelu"),
+    "electra": dict(hidden_size=32, embedding_size=32, intermediate_size=56, num_hidden_layers=3,
+                    num_attention_heads=4)}
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("head", [False, True])  # with one, names have a prefix
+def test_their_relatives_of_bert(tmp_path, kind, head):
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=VOCAB, max_position_embeddings=LENGTH, **ENCODERS[kind])
+    make = transformers.AutoModelForMaskedLM if head else transformers.AutoModel
+    model = randomise(make.from_config(config, attn_implementation="eager"), 13)
+    model.save_pretrained(tmp_path)
+    expect_same(ck.Transformer(tmp_path), model.base_model if head else model, 14)
+
+
+def test_electra_with_projected_embeddings(tmp_path):
+    config = transformers.ElectraConfig(vocab_size=VOCAB, hidden_size=32, embedding_size=16,
+                                        num_attention_heads=4, num_hidden_layers=1)
+    transformers.ElectraModel(config).save_pretrained(tmp_path)
+    with pytest.raises(mha.MultiheadError, match="embedding_size 16"):
+        ck.Transformer(tmp_path)
+
+
 def test_refused(tmp_path):
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=1,

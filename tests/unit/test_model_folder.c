@@ -207,7 +207,8 @@ static void test_config_fields(void **state)
         {"model_type", NULL, MHA_ERR_MODEL, "'model_type' is missing"},
         {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a text"},
         {"model_type", "\"model_type\": \"gpt2\"", MHA_ERR_UNSUPPORTED,
-         "model_type 'gpt2' is not supported; supported: bert, llama, multihead"},
+         "model_type 'gpt2' is not supported; supported: bert, electra, distilbert, llama, "
+         "multihead"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
          "model_type 'parrot' is not known; known: bert, "},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
@@ -486,6 +487,110 @@ static void test_tokenizer_belongs_to_model(void **state)
 
 /* ---- mutations ----------------------------------------------------------------------------- */
 
+/* ---- other families ------------------------------------------------------------------------ */
+
+static void save_transformer(const char *folder, mha_transformer_desc d, uint64_t seed)
+{
+    mha_transformer *t = NULL;
+    d.struct_size = sizeof d;
+    d.vocab_size = 9, d.max_length = 8, d.embed_dim = 12, d.num_layers = 2, d.num_heads = 2;
+    d.ff_dim = 20;
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = seed};
+    assert_int_equal(mha_transformer_create(context, &d, &t), MHA_OK);
+    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
+    assert_int_equal(mha_checkpoint_save(temp_path(folder), t, NULL), MHA_OK);
+    mha_transformer_destroy(t);
+}
+
+static mha_status load_folder(const char *folder, mha_model **model)
+{
+    const mha_model_options options = {.struct_size = sizeof options,
+                                       .flags = MHA_MODEL_NO_TOKENIZER};
+    *model = NULL;
+    return mha_model_load(context, temp_path(folder), &options, model);
+}
+
+/* A causal model with rotary positions: its hidden states are the transformer's. */
+static void test_any_family(void **state)
+{
+    (void)state;
+    enum { T = 5, W = 12 };
+    mha_model *model;
+    mha_model_info info = {.struct_size = sizeof info};
+    save_transformer("llama",
+                     (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL,
+                                            .norm = MHA_NORM_RMS,
+                                            .positions = MHA_ENCODING_ROTARY,
+                                            .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+                     1);
+    assert_int_equal(load_folder("llama", &model), MHA_OK);
+    assert_int_equal(mha_model_describe(model, &info), MHA_OK);
+    assert_string_equal(info.architecture, "llama");
+    assert_int_equal(info.type_vocab_size, 1);
+    assert_null(mha_model_encoder(model));
+    int32_t ids[T] = {3, 1, 4, 1, 5};
+    float hidden[3][T * W], last[T * W], logits[T * 9];
+    const int64_t shape[] = {1, T, W};
+    mha_tensor views[3];
+    const mha_tensor *list[3];
+    for (int i = 0; i < 3; i++) {
+        views[i] = mha_tensor_contiguous(hidden[i], MHA_F32, 3, shape);
+        list[i] = &views[i];
+    }
+    const mha_tensor end = mha_tensor_contiguous(last, MHA_F32, 3, shape);
+    const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
+    const mha_model_outputs outputs = {
+        .struct_size = sizeof outputs, .last_hidden = &end, .hidden = list};
+    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    mha_transformer *t = mha_model_transformer(model);
+    mha_activations *kept = NULL;
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
+    const mha_tensor output = mha_tensor_contiguous(logits, MHA_F32, 3, (int64_t[]){1, T, 9});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    assert_int_equal(mha_activations_create(context, t, T, 0, &kept), MHA_OK);
+    assert_int_equal(mha_transformer_forward(context, t, &input, kept, &output, NULL, NULL),
+                     MHA_OK);
+    mha_stream_view ends = {.struct_size = sizeof ends};
+    mha_layer_view second = {.struct_size = sizeof second};
+    assert_int_equal(mha_activations_stream(kept, &ends), MHA_OK);
+    assert_int_equal(mha_activations_layer(kept, 1, MHA_PART_SELF_ATTENTION, &second), MHA_OK);
+    assert_memory_equal(hidden[0], ends.first.data, sizeof last);
+    assert_memory_equal(hidden[1], second.stream.data, sizeof last);
+    assert_memory_equal(hidden[2], ends.last.data, sizeof last);
+    assert_memory_equal(last, ends.normed.data, sizeof last);
+    const int32_t types[T] = {0, 0, 1, 0, 0};
+    const mha_batch typed = {sizeof typed, 0, 1, T, ids, types, NULL};
+    expect_error(mha_model_forward(context, model, &typed, &outputs), MHA_ERR_ARGUMENT, "type id");
+    mha_activations_destroy(kept);
+    mha_model_destroy(model);
+}
+
+static void test_encoder_decoder(void **state)
+{
+    (void)state;
+    const mha_transformer_desc encoder = {.flags = MHA_TRANSFORMER_NO_OUTPUT},
+                               decoder = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS};
+    mha_model *model;
+    mha_model_info info = {.struct_size = sizeof info};
+    assert_int_equal(mkdir(temp_path("both"), 0700), 0);
+    save_transformer("both/encoder", encoder, 1);
+    save_transformer("both/decoder", decoder, 2);
+    assert_int_equal(load_folder("both", &model), MHA_OK);
+    assert_non_null(mha_model_encoder(model));
+    assert_int_equal(mha_model_describe(model, &info), MHA_OK);
+    assert_string_equal(info.architecture, "encoder-decoder");
+    const int32_t ids[] = {1};
+    const mha_batch batch = {sizeof batch, 0, 1, 1, ids, NULL, NULL};
+    const mha_model_outputs outputs = {.struct_size = sizeof outputs};
+    expect_error(mha_model_forward(context, model, &batch, &outputs), MHA_ERR_UNSUPPORTED,
+                 "two texts");
+    mha_model_destroy(model);
+    expect_error(load_folder("both/decoder", &model), MHA_ERR_UNSUPPORTED, "needs its encoder");
+    save_transformer("both/decoder", encoder, 2);
+    expect_error(load_folder("both", &model), MHA_ERR_MODEL, "do not belong together");
+    assert_null(model);
+}
+
 static void test_config_mutations(void **state)
 {
     (void)state;
@@ -525,6 +630,7 @@ int main(void)
         cmocka_unit_test(test_config_defaults),  cmocka_unit_test(test_weight_errors),
         cmocka_unit_test(test_weight_names),     cmocka_unit_test(test_weight_types),
         cmocka_unit_test(test_f16_values),       cmocka_unit_test(test_tokenizer_belongs_to_model),
+        cmocka_unit_test(test_any_family),       cmocka_unit_test(test_encoder_decoder),
         cmocka_unit_test(test_config_mutations),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

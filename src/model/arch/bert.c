@@ -4,21 +4,19 @@
 
 #include <multihead/component.h>
 
-#include <string.h>
-
-static const char *const bert_names[][2] = {{"embed_tokens", "embeddings.word_embeddings"},
-                                            {"embed_positions", "embeddings.position_embeddings"},
-                                            {"embed_types", "embeddings.token_type_embeddings"},
-                                            {"embed_norm", "embeddings.LayerNorm"},
-                                            {"self_attn.q_proj", "attention.self.query"},
-                                            {"self_attn.k_proj", "attention.self.key"},
-                                            {"self_attn.v_proj", "attention.self.value"},
-                                            {"self_attn.o_proj", "attention.output.dense"},
-                                            {"self_attn_norm", "attention.output.LayerNorm"},
-                                            {"mlp.up_proj", "intermediate.dense"},
-                                            {"mlp.down_proj", "output.dense"},
-                                            {"mlp_norm", "output.LayerNorm"},
-                                            {NULL, NULL}};
+const char *const mhai_bert_names[][2] = {{"embed_tokens", "embeddings.word_embeddings"},
+                                          {"embed_positions", "embeddings.position_embeddings"},
+                                          {"embed_types", "embeddings.token_type_embeddings"},
+                                          {"embed_norm", "embeddings.LayerNorm"},
+                                          {"self_attn.q_proj", "attention.self.query"},
+                                          {"self_attn.k_proj", "attention.self.key"},
+                                          {"self_attn.v_proj", "attention.self.value"},
+                                          {"self_attn.o_proj", "attention.output.dense"},
+                                          {"self_attn_norm", "attention.output.LayerNorm"},
+                                          {"mlp.up_proj", "intermediate.dense"},
+                                          {"mlp.down_proj", "output.dense"},
+                                          {"mlp_norm", "output.LayerNorm"},
+                                          {NULL, NULL}};
 
 /* Of a field of our own, multihead_output. */
 static const char *const outputs[] = {"none", "tied", "own"};
@@ -48,7 +46,15 @@ static bool write_bert(const mha_transformer_desc *d, json_t *root)
            mhai_put_text(root, "multihead_output", output);
 }
 
-static mha_status read_bert(const mhai_config *config, mhai_family_plan *plan)
+void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d)
+{
+    d->norm = MHA_NORM_LAYER;
+    d->positions = MHA_ENCODING_LEARNED;
+    d->feed_forward = activation;
+    d->flags = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM | MHA_TRANSFORMER_BIAS;
+}
+
+mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan)
 {
     static const char *const refused[] = {"is_decoder",          "add_cross_attention",
                                           "is_encoder_decoder",  "pruned_heads",
@@ -57,28 +63,17 @@ static mha_status read_bert(const mhai_config *config, mhai_family_plan *plan)
     mha_transformer_desc *d = &plan->desc;
     int act, output, unused;
     MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(mhai_read_sizes(config, d));
+    MHA_TRY(mhai_read_sizes(config, &mhai_usual_keys, "intermediate_size", d));
     MHA_TRY(mhai_config_count(config, "type_vocab_size", 1, MHAI_MOST_ENTRIES, &d->type_count));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-12, 0, 1, &d->norm_epsilon));
     MHA_TRY(
         mhai_config_choice(config, "position_embedding_type", absolute[0], absolute, 1, &unused));
     MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 2, &act));
     MHA_TRY(mhai_config_choice(config, "multihead_output", outputs[0], outputs, 3, &output));
-    d->norm = MHA_NORM_LAYER;
-    d->positions = MHA_ENCODING_LEARNED;
-    d->feed_forward = act == 0 ? MHA_FEED_FORWARD_GELU : MHA_FEED_FORWARD_RELU;
-    d->flags = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM | MHA_TRANSFORMER_BIAS;
+    mhai_bert_describe(act == 0 ? MHA_FEED_FORWARD_GELU : MHA_FEED_FORWARD_RELU, d);
     if (output == 0) d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
     if (output == 1) d->flags |= MHA_TRANSFORMER_TIED;
     return MHA_OK;
-}
-
-/* Poolers, classifiers, positions; but no layer beyond the last. */
-static bool bert_ignores(const mhai_family_plan *plan, const char *name)
-{
-    (void)plan;
-    const char *layer = strstr(name, "encoder.layer.");
-    return layer != name && !(layer == name + 5 && strncmp(name, "bert.", 5) == 0);
 }
 
 const mhai_family mhai_family_bert = {.model_type = "bert",
@@ -86,9 +81,8 @@ const mhai_family mhai_family_bert = {.model_type = "bert",
                                       .shape = MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
                                       .layers = "encoder.layer.",
                                       .prefix = "bert.",
-                                      .names = bert_names,
+                                      .names = mhai_bert_names,
                                       .old_norms = true,
                                       .fits = fits_bert,
                                       .write = write_bert,
-                                      .read = read_bert,
-                                      .ignores = bert_ignores};
+                                      .read = mhai_bert_read};

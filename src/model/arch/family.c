@@ -64,6 +64,14 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
     return families[i];
 }
 
+bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name)
+{
+    if (family->ignores) return family->ignores(plan, name);
+    const size_t prefix = strlen(family->prefix);
+    if (strncmp(name, family->prefix, prefix) == 0) name += prefix;
+    return strncmp(name, family->layers, strlen(family->layers)) != 0;
+}
+
 void mhai_family_name(const mhai_family *family, const char *ours, char theirs[MHAI_WEIGHT_NAME])
 {
     int used = 0;
@@ -95,17 +103,17 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
            mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
 }
 
-mha_status mhai_read_sizes(const mhai_config *config, mha_transformer_desc *d)
+mha_status mhai_read_sizes(const mhai_config *config, const mhai_shape_keys *keys,
+                           const char *inner, mha_transformer_desc *d)
 {
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
-    MHA_TRY(mhai_config_count(config, "hidden_size", 1, MHAI_MOST_WIDTH, &d->embed_dim));
-    MHA_TRY(mhai_config_count(config, "intermediate_size", 1, MHAI_MOST_WIDTH, &d->ff_dim));
-    MHA_TRY(mhai_config_count(config, "num_hidden_layers", 1, MHAI_MOST_LAYERS, &d->num_layers));
-    MHA_TRY(mhai_config_count(config, "num_attention_heads", 1, MHAI_MOST_WIDTH, &d->num_heads));
+    MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
+    MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
+    MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &d->num_layers));
+    MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
     if (mhai_config_absent(config, "head_dim") && d->embed_dim % d->num_heads != 0)
-        return mha_fail(
-            MHA_ERR_MODEL, "%s: hidden_size %lld is not a multiple of num_attention_heads %lld",
-            mhai_show_path(config->path).text, (long long)d->embed_dim, (long long)d->num_heads);
-    return mhai_config_count(config, "max_position_embeddings", 1, MHAI_MOST_POSITIONS,
-                             &d->max_length);
+        return mha_fail(MHA_ERR_MODEL, "%s: %s %lld is not a multiple of %s %lld",
+                        mhai_show_path(config->path).text, keys->embed, (long long)d->embed_dim,
+                        keys->heads, (long long)d->num_heads);
+    return mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length);
 }

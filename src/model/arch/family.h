@@ -53,7 +53,8 @@ typedef struct mhai_family {
     bool (*fits)(const mha_transformer_desc *desc);                /* can be saved as it */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
     mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
-    bool (*ignores)(const mhai_family_plan *plan, const char *name); /* a weight left alone */
+    /* A weight that is left alone; NULL: all but those of layers, such as poolers and heads. */
+    bool (*ignores)(const mhai_family_plan *plan, const char *name);
 } mhai_family;
 
 /* The family that config.json names. */
@@ -66,12 +67,22 @@ MHA_NODISCARD mha_status mhai_family_check_loads(const mhai_config *config,
 /* The family that a transformer is saved as; there always is one. */
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
 
+bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name);
+
 /* What a family calls one of our parameters. */
 void mhai_family_name(const mhai_family *family, const char *ours, char theirs[MHAI_WEIGHT_NAME]);
 
+/* What bert.c and its relatives share: every description of an encoder of that kind. */
+extern const char *const mhai_bert_names[][2];
+MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
+void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
+
 /* The fields that llama and bert call alike. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
-MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, mha_transformer_desc *d);
+
+/* The sizes of a transformer, by what a family calls them. */
+MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_shape_keys *keys,
+                                         const char *inner, mha_transformer_desc *d);
 
 static inline bool mhai_desc_has(const mha_transformer_desc *d, uint32_t flag)
 {

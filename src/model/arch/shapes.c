@@ -9,8 +9,6 @@ enum {
 
 static const mhai_shape_keys of_gpt2 = {
     "n_embd", "n_layer", "n_head", "n_positions", "num_key_value_heads", "is_decoder"};
-static const mhai_shape_keys of_distilbert = {
-    "dim", "n_layers", "n_heads", "max_position_embeddings", "num_key_value_heads", "is_decoder"};
 
 #define SHAPE(name, type, sizes, flags, key, shares)            \
     extern const mhai_family mhai_family_##name;                \
@@ -20,8 +18,6 @@ static const mhai_shape_keys of_distilbert = {
                                             .bias_key = (key),  \
                                             .grouped = (shares)};
 SHAPE(roberta, "roberta", mhai_usual_keys, QKV | OUT, NULL, false)
-SHAPE(electra, "electra", mhai_usual_keys, QKV | OUT, NULL, false)
-SHAPE(distilbert, "distilbert", of_distilbert, QKV | OUT, NULL, false)
 SHAPE(gpt2, "gpt2", of_gpt2, CAUSAL | QKV | OUT, NULL, false)
 SHAPE(gpt_neox, "gpt_neox", mhai_usual_keys, CAUSAL | QKV | OUT, "attention_bias", false)
 SHAPE(mistral, "mistral", mhai_usual_keys, CAUSAL, NULL, true)

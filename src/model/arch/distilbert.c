@@ -1,0 +1,44 @@
+/* DistilBERT: a BERT without segments, and with names of its own. */
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static const char *const names[][2] = {{"embed_tokens", "embeddings.word_embeddings"},
+                                       {"embed_positions", "embeddings.position_embeddings"},
+                                       {"embed_norm", "embeddings.LayerNorm"},
+                                       {"self_attn.q_proj", "attention.q_lin"},
+                                       {"self_attn.k_proj", "attention.k_lin"},
+                                       {"self_attn.v_proj", "attention.v_lin"},
+                                       {"self_attn.o_proj", "attention.out_lin"},
+                                       {"self_attn_norm", "sa_layer_norm"},
+                                       {"mlp.up_proj", "ffn.lin1"},
+                                       {"mlp.down_proj", "ffn.lin2"},
+                                       {"mlp_norm", "output_layer_norm"},
+                                       {NULL, NULL}};
+
+static const mhai_shape_keys shape_keys = {
+    "dim", "n_layers", "n_heads", "max_position_embeddings", "num_key_value_heads", "is_decoder"};
+
+static mha_status read_distilbert(const mhai_config *config, mhai_family_plan *plan)
+{
+    static const char *const refused[] = {"pruned_heads", "quantization_config", NULL};
+    static const char *const acts[] = {"gelu", "relu"};
+    mha_transformer_desc *d = &plan->desc;
+    int act;
+    MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(mhai_read_sizes(config, &shape_keys, "hidden_dim", d));
+    MHA_TRY(mhai_config_choice(config, "activation", acts[0], acts, 2, &act));
+    mhai_bert_describe(act == 0 ? MHA_FEED_FORWARD_GELU : MHA_FEED_FORWARD_RELU, d);
+    d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    d->norm_epsilon = 1e-12f;
+    return MHA_OK;
+}
+
+const mhai_family mhai_family_distilbert = {.model_type = "distilbert",
+                                            .keys = &shape_keys,
+                                            .shape =
+                                                MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
+                                            .layers = "transformer.layer.",
+                                            .prefix = "distilbert.",
+                                            .names = names,
+                                            .read = read_distilbert};
