@@ -3,7 +3,7 @@
 #define MHAI_ATTRIBUTION_H
 
 #include "base/tensor.h"
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include <multihead/attribution.h>
 

@@ -4,7 +4,7 @@
 
 #include "base/struct_copy.h"
 #include "nn/nn_check.h"
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include <math.h>
 #include <string.h>

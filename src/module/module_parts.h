@@ -2,7 +2,7 @@
 #ifndef MHAI_MODULE_PARTS_H
 #define MHAI_MODULE_PARTS_H
 
-#include "module/linear.h"
+#include "nn/linear.h"
 
 #include <multihead/module.h>
 

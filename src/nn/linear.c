@@ -1,10 +1,10 @@
 /* Linear layers: y = activation(x W^T + b) on packed weights. */
-#include "module/linear.h"
+#include "nn/linear.h"
 
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/tensor.h"
-#include "module/matmul.h"
+#include "nn/matmul.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #define MHAI_LINEAR_H
 
 #include "kernels/kernels.h"
-#include "module/matmul.h"
+#include "nn/matmul.h"
 
 #include <multihead/component.h>
 #include <multihead/nn.h>

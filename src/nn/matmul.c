@@ -3,7 +3,7 @@
  * The output is divided into blocks of rows and groups of panels; each block has one owner. Within
  * it, inner indices are taken MHAI_GEMM_BLOCK at a time: their products are summed in registers and
  * then added to the output, which began as the bias. That order is the same for every shape. */
-#include "module/matmul.h"
+#include "nn/matmul.h"
 
 #include "base/checked.h"
 #include "base/context.h"

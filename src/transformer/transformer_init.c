@@ -1,6 +1,6 @@
 /* Random parameters. Every number is drawn by seed and place, so that neither the order of the
  * loops nor the number of threads matters. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include "base/elementary.h"
 #include "base/philox.h"

@@ -1,5 +1,5 @@
 /* What a forward call kept, as views for whoever looks at heads; and parameters by name. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* What a forward call keeps of a batch: one block of memory, carved into the pieces that the
  * backward call reads. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
 #include "base/context.h"

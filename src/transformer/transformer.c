@@ -1,5 +1,5 @@
 /* A transformer's parameters: one flat array, a table of names, and packed copies of matrices. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
 #include "base/context.h"

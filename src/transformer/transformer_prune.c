@@ -1,6 +1,6 @@
 /* Smaller transformers made of larger ones: heads taken out of the matrices, key/value heads
  * averaged into fewer. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include "nn/nn_check.h"
 

@@ -1,6 +1,6 @@
 /* A transformer backward: the steps of the forward call in reverse. One buffer holds the gradient
  * of the stream; each step adds what comes back through it. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
 #include "base/struct_copy.h"

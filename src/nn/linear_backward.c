@@ -1,7 +1,7 @@
 /* Gradients of a linear layer: three products, each with one of the factors transposed. */
 #include "base/checked.h"
 #include "base/tensor.h"
-#include "module/matmul.h"
+#include "nn/matmul.h"
 
 #include <multihead/component.h>
 

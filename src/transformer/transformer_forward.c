@@ -1,6 +1,6 @@
 /* A transformer forward: each step reads the stream, adds what it found, and keeps what its
  * gradient will need. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
 #include "base/struct_copy.h"

@@ -1,5 +1,5 @@
 /* A transformer token by token: a forward call whose attention reads caches. */
-#include "nn/transformer_parts.h"
+#include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
 #include "base/context.h"
