@@ -95,15 +95,36 @@ step() {
     say "$2 ..."
     shift 2
     mkdir -p build
+    : >"$step_log"
     step_begin=$(date +%s)
-    if "$@" >"$step_log" 2>&1 </dev/null; then
+    step_status=0 step_watch=''
+    if [ -t 2 ]; then
+        watch_step &
+        step_watch=$!
+    fi
+    "$@" >"$step_log" 2>&1 </dev/null || step_status=$?
+    if [ -n "$step_watch" ]; then
+        kill "$step_watch" 2>/dev/null || true
+        printf '\r\033[K' >&2
+    fi
+    if [ $step_status -eq 0 ]; then
         say "  done in $(($(date +%s) - step_begin)) s"
     else
-        step_status=$?
         tail -n 30 "$step_log" >&2
         say "error: '$*' failed with status $step_status; the whole log is $step_log"
         return "$step_status"
     fi
+}
+
+# On a terminal: how many of ninja's steps are done, in a line that disappears again.
+watch_step() {
+    while kill -0 $$ 2>/dev/null; do
+        sleep 1
+        counted=$(sed -n 's|^\[\([0-9]*\)/\([0-9]*\)\].*|\1 of \2 steps|p' "$step_log" | tail -n 1)
+        if [ -n "$counted" ]; then
+            printf '\r  %s, %s s ' "$counted" $(($(date +%s) - step_begin)) >&2
+        fi
+    done
 }
 
 cores() { nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2; }
