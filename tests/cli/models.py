@@ -2,11 +2,14 @@
 kind, beside BERT folders (view.py); and what is said about folders that are none.
 """
 import base64
+import ctypes
 import json
 import math
+import os
 import random
 import re
 import shutil
+import struct
 import sys
 
 sys.dont_write_bytecode = True
@@ -175,6 +178,31 @@ def long_text():
               f"block {r}, {c}: {shown}, expected {block}")
 
 
+def opened(path, *arguments):
+    """How often a run of the program opens a file, by inotify(7)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    is_opened, is_closed = 0x20, 0x10  # closing keeps one opening from being merged with the next
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    if watch < 0 or libc.inotify_add_watch(watch, os.fsencode(path), is_opened | is_closed) < 0:
+        return None
+    check_good(view(*arguments), "a watched run")
+    events = os.read(watch, 4096)
+    os.close(watch)
+    return sum(mask & is_opened != 0 for _, mask, _, _ in struct.iter_unpack("=iIII", events))
+
+
+def opened_once():
+    """A report's maps, twins and roles come from a model that is loaded once."""
+    folder = shutil.copytree(ROOT / "tests/golden/tiny-bert", FOLDER / "watched")
+    count = opened(folder / "model.safetensors", folder, "The animal was tired.", "-o",
+                   FOLDER / "watched.html")
+    if count is None:
+        print("skipped: no inotify here")
+        return
+    check(count == 1, f"a report opens its weights {count} times")
+
+
+opened_once()
 causal_folders()
 long_text()
 encoder_folder()
