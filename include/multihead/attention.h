@@ -1,6 +1,6 @@
 /* multihead: scaled dot-product attention.
  *
- * Letters used in every comment here:
+ * Letters used in all comments of this header:
  *   B   batch                      T   queries per sequence (rows)
  *   H   query heads                S   keys per sequence (columns)
  *   Hk  key/value heads            D   head size of queries and keys
@@ -19,8 +19,8 @@
  *   o[b,h,t,:]     = gate[b,h] * sum_s p[b,h,t,s] * (v[b,hk,s,:] + shaw_values[clip(s-i),:])
  *   lse[b,h,t]     = log(exp(sink[h]) + sum_s exp(score[b,h,t,s]))      natural log, no dropout
  *
- * with hk = h / (H / Hk). A key is visible to a query if every part of the mask that is set keeps
- * it (masks are named for what true means):
+ * with hk = h / (H / Hk). A key is visible to a query if every mask given keeps it (masks are
+ * named for what true means):
  *   - causal: s <= i (q_offset signed; per sequence if q_offsets is given)
  *   - key_lengths: s < key_lengths[b]
  *   - window: i - left_keys <= s <= i + right_keys, or s < sink_keys, or global_keys[b,s] != 0, or
@@ -33,7 +33,7 @@
  *
  * Special values, on every path and instruction set:
  *   - A query that sees no key gives o = 0, p = 0, lse = -inf (lse = sink[h] with a sink).
- *   - What stands in a key or value that a query does not see never reaches its result, not even
+ *   - The contents of keys and values that a query does not see never affect its result, not even
  *     NaN or infinity.
  *   - A non-finite element in a visible key, or in the query itself, makes o, lse and the p of the
  *     visible keys of that row NaN. A non-finite element v[.., s, d] of a visible key makes
@@ -43,17 +43,17 @@
  *     stay within +-6e35, since up to 512 of them are summed before the division
  *     (docs/numerics.md 3.9).
  *
- * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is f32
- * (in double on the plain path, and then rounded to f32); elements are converted in registers, and
- * no copy of a tensor is made. The results have the bits of widening every input to f32, which is
- * exact, and of rounding o, the only output that need not be f32, from f32 to its own type: to the
- * nearest, ties to even, subnormals kept. What is too large for o's type becomes an infinity (in
- * f16 from 65520 on), and a negative result may round to -0. A NaN or an infinity of any type is
+ * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is in f32
+ * (on the plain path in double, then rounded to f32); elements are converted in registers, and
+ * no copy of a tensor is made. The results are bit-identical to widening every input to f32, which
+ * is exact, and rounding o, the only output that need not be f32, from f32 to its own type: to
+ * nearest, ties to even, subnormals kept. Values too large for o's type become infinite (in f16
+ * from 65520 on), and a negative result may round to -0. A NaN or an infinity of any type is
  * treated as above.
  *
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
- * and any amount of padding, and with or without optional outputs. docs/numerics.md says how, and
- * derives the bounds quoted here.
+ * and any amount of padding, and with or without optional outputs. docs/numerics.md explains how
+ * and derives the bounds quoted here.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -68,39 +68,41 @@ extern "C" {
 
 /* How attention is computed. */
 typedef enum mha_path {
-    MHA_PATH_AUTO = 0,  /* tiled where it can, else plain; mha_attention_explain() says which */
+    MHA_PATH_AUTO = 0,  /* tiled where possible, else plain: mha_attention_explain() */
     MHA_PATH_TILED = 1, /* online softmax over key blocks, O(T + S) memory, all instruction sets */
-    MHA_PATH_PLAIN = 2  /* the formula as it stands, one row of scores at a time, in double */
+    MHA_PATH_PLAIN = 2  /* the formula as it stands, row by row, in double */
 } mha_path;
 
-/* The arithmetic of the two products, Q K^T and P V. Never chosen unless asked for. */
+/* The arithmetic of the two products, Q K^T and P V. MHA_COMPUTE_INT8 is used only on request. */
 typedef enum mha_compute {
     MHA_COMPUTE_F32 = 0,
-    /* Products of bytes, faster and coarser: forward only, by mha_attention_forward(). For each
+    /* 8-bit products, faster and less accurate: forward only, by mha_attention_forward(). For each
      * block of 512 keys of a sequence (those below key_lengths; visible or not), with round() to
-     * nearest even:
+     * nearest, ties to even:
      *
      *   mean[d]  = the mean of k[s,d] over the block
-     *   k8[s,:]  = round((k[s,:] - mean) 127 / max_d |k[s,d] - mean[d]|)          a unit a key
-     *   q8[t,:]  = round(q[t,:] 127 / max_d |q[t,d]|)                            a unit a query
-     *   v8[:,d]  = round(v[:,d] 127 / max_s |v[s,d]|)                  a unit a channel and block
+     *   k8[s,:]  = round((k[s,:] - mean) 127 / max_d |k[s,d] - mean[d]|)        one unit per key
+     *   q8[t,:]  = round(q[t,:] 127 / max_d |q[t,d]|)                          one unit per query
+     *   v8[:,d]  = round(v[:,d] 127 / max_s |v[s,d]|)          one unit per channel and block
      *   score    = scale * (units * sum_d q8 k8 + sum_d q mean), then bias, ALiBi, T5 and masks
      *   p8[s]    = round(255 exp(score[s] - the block's largest visible score))
-     *   o, l     = sum p8 v8, sum p8 of each block, joined in f32 by exp(its largest score)
+     *   o, l     = sum p8 v8, sum p8 of each block, merged in f32 by exp(its largest score)
      *
-     * The mean's share of a score is exact, so that a bias common to all keys costs nothing.
-     * It takes everything that f32 does but softcap, dropout, Shaw's positions, outputs other than
-     * lse, path plain and head sizes beyond 256; these are MHA_ERR_UNSUPPORTED, as is a backward.
+     * The mean's share of a score is exact, so that an offset common to all keys costs no accuracy.
+     * It supports everything that f32 does except softcap, dropout, Shaw's positions, outputs other
+     * than lse, path plain and head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a
+     * backward pass.
      *
      * Accuracy  for normal q, k, v (D = Dv = 64, S = 2048): cosine of o with the exact result
-     *           0.9999, relative error 1.5 %; |lse - exact| is some 0.01. A row in which one key
-     *           outweighs its block loses the weights of the others (one in some ten thousand
-     *           of such data, wrong by up to a third). Outliers cost more, channels of k whose
-     *           variance is large above all: docs/numerics.md 13 has the bound and figures.
-     * Bits      the same on every instruction set, portable C too, for any threads, batch, strides
-     *           and padding beyond key_lengths. But a key of the block that a query does not see
-     *           takes part in the units (not those beyond key_lengths, and only its finite
-     *           elements): it may change the result within the accuracy, and a huge one spoils it.
+     *           0.9999, relative error 1.5 %; |lse - exact| is about 0.01. A row in which one key
+     *           dominates its block loses the weights of the others (about one row in ten
+     *           thousand for such data, wrong by up to a third). Outliers reduce the accuracy
+     *           further, above all channels of k with a large variance: docs/numerics.md 13 has the
+     *           bound and figures.
+     * Bits      the same on every instruction set including portable C, for any threads, batch,
+     *           strides and padding beyond key_lengths. But keys of the block that a query does not
+     *           see enter the units (only their finite elements, and not keys beyond key_lengths):
+     *           they may change the result within the accuracy, and a huge one ruins it.
      * Range     a key whose largest |k - mean| is 2^126 or more, and a query with an element of
      *           2^93 or more after multiplication by scale log2 e, count as not finite. Rows of q,
      *           k, and columns of v, whose elements are all below 2^-80 count as 0. */
@@ -113,15 +115,15 @@ enum { MHA_TILED_MAX_HEAD_DIM = 256 };
 /* mha_attention_desc.flags */
 enum {
     MHA_ATTENTION_CAUSAL = 1 << 0,      /* s <= t + q_offset */
-    MHA_ATTENTION_SCALE_GIVEN = 1 << 1, /* take scale as it stands, even 0 */
-    MHA_ATTENTION_STRICT = 1 << 2,      /* an error where `path` would have to fall back */
-    MHA_ATTENTION_WINDOW = 1 << 3,      /* left_keys and right_keys hold */
-    MHA_ATTENTION_T5_ONE_SIDED = 1 << 4 /* T5 buckets of a decoder: all for s <= i */
+    MHA_ATTENTION_SCALE_GIVEN = 1 << 1, /* use scale as given, even 0 */
+    MHA_ATTENTION_STRICT = 1 << 2,      /* fail instead of falling back to another path */
+    MHA_ATTENTION_WINDOW = 1 << 3,      /* left_keys and right_keys apply */
+    MHA_ATTENTION_T5_ONE_SIDED = 1 << 4 /* T5 buckets of a decoder: all of them for s <= i */
 };
 
 /* A mask computed by the caller: write keep[r * keep_stride + c], nonzero to keep, for queries
  * t = query + r and keys s = key + c, r < queries, c < keys, of head h of sequence b. Called from
- * several threads at once, any number of times for a place; must always answer the same. */
+ * several threads at once, any number of times per pair; must be deterministic. */
 typedef void (*mha_keep_fn)(void *user, int64_t b, int64_t h, int64_t query, int64_t queries,
                             int64_t key, int64_t keys, uint8_t *keep, int64_t keep_stride);
 
@@ -131,9 +133,9 @@ typedef struct mha_attention_desc {
     uint32_t flags;
     mha_path path;
     float scale; /* 0: 1/sqrt(D), unless MHA_ATTENTION_SCALE_GIVEN. Negative is allowed */
-    /* Query t stands at key position i = t + q_offset. 0 aligns top-left; S - T aligns bottom-right
-     * (the queries are the last ones); may be negative, from -2^60 to 2^60. Only with something
-     * that reads positions: causal, window, ALiBi, T5, Shaw, or the outputs diagonal and
+    /* Query t is at key position i = t + q_offset. 0 aligns top-left; S - T aligns bottom-right
+     * (the queries are the last ones); may be negative, from -2^60 to 2^60. Only together with
+     * something that uses positions: causal, window, ALiBi, T5, Shaw, or the outputs diagonal and
      * offset_mass. */
     int64_t q_offset;
     const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */
@@ -141,12 +143,13 @@ typedef struct mha_attention_desc {
     const mha_tensor *keep_mask; /* u8, up to 4 dims, broadcasts to [B,H,T,S]; NULL: keep all */
     const mha_tensor *bias;      /* f32, f16 or bf16, likewise, added to the scaled scores */
 
-    /* Masks that need no T x S array; cost goes with the pairs they keep. */
-    int64_t left_keys, right_keys;    /* keys seen before and after position i, which is seen too;
-                                         -1: open. Read only with MHA_ATTENTION_WINDOW */
-    int64_t sink_keys;                /* the first keys, which the window does not hide */
-    const mha_tensor *global_keys;    /* u8, broadcasts to [B,S]: keys it does not hide */
-    const mha_tensor *global_queries; /* u8, broadcasts to [B,T]: queries it does not bind */
+    /* Masks that need no T x S array; the cost is proportional to the pairs they keep. */
+    int64_t left_keys, right_keys;    /* keys visible before and after position i, which is
+                                         visible too; -1: unlimited. Only with
+                                         MHA_ATTENTION_WINDOW */
+    int64_t sink_keys;                /* first keys, exempt from the window */
+    const mha_tensor *global_keys;    /* u8, broadcasts to [B,S]: keys exempt from it */
+    const mha_tensor *global_queries; /* u8, broadcasts to [B,T]: queries exempt from it */
     const mha_tensor *query_documents, *key_documents; /* i32, broadcast to [B,T], [B,S]; both */
     const mha_tensor *keep_blocks; /* u8, up to 4 dims, broadcasts to [B,H,rows,cols] of blocks */
     int64_t block_queries, block_keys; /* the size of a block, the last may be partial; only with
@@ -154,16 +157,16 @@ typedef struct mha_attention_desc {
     mha_keep_fn keep_callback;
     void *keep_callback_user;
 
-    /* What is added to scores. */
+    /* Score terms and what follows the softmax. */
     float softcap;                  /* 0: none; else 2^-126 .. 2^127 */
-    float dropout;                  /* probability of a p to become 0, in 0..1 */
+    float dropout;                  /* probability that a p becomes 0, in 0..1 */
     const mha_tensor *alibi_slopes; /* f32, broadcasts to [B,H] (Press et al. 2022) */
     const mha_tensor *t5_table;     /* f32 [buckets,H] (Raffel et al. 2020) */
     int64_t t5_max_distance;        /* 0: 128. Only with t5_table */
     const mha_tensor *shaw_keys;    /* f32 [2 k + 1, D], row clip(s - i, -k, k) + k (Shaw 2018) */
     const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv]; last axis contiguous, as in shaw_keys */
     const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), to 2^127; -inf: none */
-    const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], times the head's output */
+    const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], factors of outputs */
     uint64_t dropout_seed;
 
     /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b
@@ -173,7 +176,7 @@ typedef struct mha_attention_desc {
     const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
     int64_t sequences;
 
-    mha_compute compute; /* the arithmetic; f32 unless asked for something else */
+    mha_compute compute; /* the arithmetic; default f32 */
     uint32_t reserved;   /* 0 */
 } mha_attention_desc;
 
@@ -183,7 +186,7 @@ typedef struct mha_attention_desc {
  *   axes   broadcast: BHTS, BT, BS, BH, or BLOCKS: [B,H, T / block_queries, S / block_keys];
  *          exact: H, and the tables RH, RD, RV of any number of rows by H, D or Dv
  *   stage  where the formula reads it: PRODUCT: in scale * q k; BIAS: added to the capped score;
- *          DISTANCE: likewise, by s - i; MASK: hides keys; RESULT: after the scores
+ *          DISTANCE: likewise, as a function of s - i; MASK: hides keys; RESULT: after the scores
  */
 #define MHA_ATTENTION_INPUTS(X)        \
     X(keep_mask, U8, BHTS, MASK)       \
@@ -203,25 +206,25 @@ typedef struct mha_attention_desc {
 /* mha_attention_outputs.flags */
 enum {
     MHA_OUTPUT_DROPPED_PROBABILITIES = 1 << 0 /* probabilities and average_probabilities hold p
-                                                 after dropout; without it, p before */
+                                                 after dropout; default: before */
 };
 
 /* Which scores mha_attention_outputs.scores holds, in natural units. */
 typedef enum mha_score_stage {
     MHA_SCORES_RAW = 0,    /* scale * sum_d q (k + shaw_keys), of every pair, masks ignored */
-    MHA_SCORES_CAPPED = 1, /* that after softcap; masks ignored */
-    MHA_SCORES_BIASED = 2  /* that with bias, ALiBi and T5: what softmax sees; -inf where the mask
-                              drops the key */
+    MHA_SCORES_CAPPED = 1, /* RAW after softcap; masks ignored */
+    MHA_SCORES_BIASED = 2  /* CAPPED plus bias, ALiBi and T5: the input of the softmax; -inf where
+                              the mask drops the key */
 } mha_score_stage;
 
-/* Outputs beside o. NULL means not wanted. Asking for one does not change another's bits.
+/* Outputs besides o. NULL: not requested. Requesting one does not change another's bits.
  *
- * All are made from p before dropout (but for the flag above). A sink takes its share of p, so that
- * a row's p may sum to less than 1; it is not a key, and no output counts it as one. Ragged: B is
- * 1, rows t count in the packed axis, S is the longest sequence's, but column_sums has the packed
- * axis of the keys.
+ * All are computed from p before dropout (but see the flag above). A sink takes part of the mass,
+ * so that a row's p may sum to less than 1; it is not a key, and no output counts it as one. Ragged
+ * batches: B is 1, t indexes the packed axis, S is that of the longest sequence, except that
+ * column_sums has the packed axis of the keys.
  *
- * scores   raw and capped: every key in memory, those at and beyond key_lengths too; a pair whose
+ * scores   raw and capped: every key in memory, including those beyond key_lengths; a pair whose
  *          query or key has a non-finite element gives NaN, visible or not. Biased: -inf for a key
  *          that the query does not see, NaN for a visible pair with such an element. -inf at every
  *          stage where a ragged sequence has no such key.
@@ -230,31 +233,31 @@ typedef enum mha_score_stage {
  *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN where
  *          such a p enters.
  *
- * Cost: what needs p computes the scores of its rows again, with no T x S array inside. Row
+ * Cost: outputs that need p recompute the scores of their rows without a T x S array. Row
  * statistics and probabilities of all rows share one pass, 0.7 to 0.8 of the forward pass (top keys
- * up to 0.6 more, where many weights are nearly equal; probabilities 0.4 for writing them). Column
- * sums and scores take one each, 0.8 to 1, as does the average; but up to 4,096 keys, without
- * dropout and with no other output of p but lse, the average comes with the forward pass, which
- * keeps scores of some rows until it is taken: 0.2 to 0.4. Chosen rows in proportion to their
- * number. docs/numerics.md 3.13 has the figures and the bounds. */
+ * up to 0.6 more if many weights are nearly equal; probabilities 0.4 for writing them). Column
+ * sums and scores take one each, 0.8 to 1, as does the average. But up to 4,096 keys, without
+ * dropout and with no other output of p except lse, the average is part of the forward pass, which
+ * keeps the scores of some rows for it: 0.2 to 0.4. The cost of chosen rows is proportional to
+ * their number. docs/numerics.md 3.13 has the figures and the bounds. */
 typedef struct mha_attention_outputs {
     uint32_t struct_size;
     uint32_t flags;
     const mha_tensor *lse;                   /* [B,H,T] f32, natural logarithm */
     const mha_tensor *probabilities;         /* [B,heads,rows,S] f32; without a sink, rows sum to 1
                                                 or are 0 */
-    const mha_tensor *average_probabilities; /* [B,T,S] f32, mean over all heads: in f32, summed in
+    const mha_tensor *average_probabilities; /* [B,T,S] f32, mean over all heads, in f32: summed in
                                                 their order, then divided by H */
     const mha_tensor *scores;                /* [B,heads,rows,S] f32 at score_stage */
     mha_score_stage score_stage;
     uint32_t reserved; /* 0 */
 
     /* The heads and query rows that probabilities and scores hold, in the order given; entries may
-     * repeat. NULL with a count of 0: all of them. Cost goes with the rows chosen. */
+     * repeat. NULL with a count of 0: all of them. */
     const int64_t *heads, *rows; /* 0 .. H-1; 0 .. T-1 */
     int64_t heads_count, rows_count;
 
-    /* Statistics of every row, over its keys; of the f32 p that probabilities would hold. */
+    /* Statistics of every row over its keys, from the f32 p that probabilities would hold. */
     const mha_tensor *entropy;        /* [B,H,T] f32, -sum_s p log p, natural, 0 log 0 = 0 */
     const mha_tensor *largest_weight; /* [B,H,T] f32, max_s p */
     const mha_tensor *largest_key;    /* [B,H,T] i64, the first key with it; -1 if all p are 0 */
@@ -263,8 +266,8 @@ typedef struct mha_attention_outputs {
     const mha_tensor *offset_mass;    /* [B,H,T,offsets_count] f32, p of key i + offsets[n] */
     const int64_t *offsets;           /* any sign, may repeat */
     int64_t offsets_count;
-    const mha_tensor *top_keys;    /* [B,H,T,K] i64, the K >= 1 keys of largest p > 0, falling, ties
-                                      by key; -1 where there are fewer. With top_weights only */
+    const mha_tensor *top_keys;    /* [B,H,T,K] i64, the K >= 1 keys of largest p > 0, descending,
+                                      ties by key; -1 where there are fewer. Requires top_weights */
     const mha_tensor *top_weights; /* [B,H,T,K] f32, their p; 0 where there are fewer */
     const mha_tensor *column_sums; /* [B,H,S] f32, sum_t p: what each key receives; summed in double
                                       in the order of t, rounded once */
@@ -280,18 +283,18 @@ typedef struct mha_attention_outputs {
  *
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
  *          Scratch comes from the context; its size is bounded for any T and S (tiled; up to 256
- *          MiB where threads share the keys of few queries, else a few MiB a thread), or is
- *          O(S) per thread (plain). Outputs that need the probabilities take 8 bytes a row and
- *          head more (tiled). In a steady state nothing is allocated.
+ *          MiB where threads share the keys of few queries, else a few MiB per thread), or is
+ *          O(S) per thread (plain). Outputs that need the probabilities take 8 more bytes per row
+ *          and head (tiled). In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM;
- *          MHA_ERR_UNSUPPORTED if the flags are strict and the path cannot take the problem.
+ *          MHA_ERR_UNSUPPORTED with MHA_ATTENTION_STRICT if the path does not support the problem.
  *          On error no output byte is written.
  * Threads  one call at a time per context; any number of contexts.
  * Accuracy |o - exact| <= (2 max_s|delta_s| + (S/51 + 600) u) max_s|v| with u = 2^-24 and delta_s
  *          the error of a score, (D + 3) u |scale| sum_d |q_d k_d| + u |score| + 1.3 u |bias|, for
- *          small delta_s and without the terms of other features (docs/numerics.md has all of it).
- *          f16 and bf16 inputs add nothing to it: exact is the result for the numbers that they
- *          hold. An o of such a type adds the bound of mha_tensor_convert().
+ *          small delta_s and without the terms of other features (docs/numerics.md has them all).
+ *          f16 and bf16 inputs add no error: exact refers to the values they hold. An o of such a
+ *          type adds the bound of mha_tensor_convert().
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,
@@ -302,15 +305,14 @@ MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,
 
 /* mha_attention_plan.flags */
 enum {
-    /* Keys and values are read where they lie; else blocks of them are packed. A block in which one
-     * is not finite is packed all the same, and so are those of further passes. */
+    /* Keys and values are read in place; otherwise blocks of them are packed. A block with a
+     * non-finite element is packed anyway, and so are those of further passes. */
     MHA_PLAN_KEYS_IN_PLACE = 1 << 0,
-    /* Pieces of work are blocks of keys: queries are too few for all threads. */
+    /* Work items are blocks of keys, because there are too few queries for all threads. */
     MHA_PLAN_KEYS_SHARED = 1 << 1,
-    /* The keys of a sequence are one block, under nothing but causal, lengths, a keep_mask and a
-     * bias: a piece of work packs them once, and each strip of its rows goes from its queries to
-     * its outputs at once. One in which something is not finite takes the general way all the same.
-     */
+    /* The keys of a sequence are one block, and the only masks and terms are causal, lengths,
+     * keep_mask and bias: a work item packs them once and finishes each strip of its rows in one
+     * go. An item with a non-finite element uses the general path anyway. */
     MHA_PLAN_ONE_BLOCK = 1 << 2
 };
 
@@ -320,13 +322,13 @@ typedef struct mha_attention_plan {
     mha_isa isa;
     const char *reason; /* why this path, one sentence, static text */
     int64_t key_block;  /* keys per softmax step: a constant, part of the bits contract */
-    int64_t row_block;  /* query rows that pass over those keys together, at most */
-    int64_t work_items; /* pieces that the threads share; 1: too small to wake another */
-    /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. What tensors
-     * and the callback hide (documents, blocks, masks) or exempt from the window (global keys and
-     * queries) is not read, and not counted. */
+    int64_t row_block;  /* maximum number of query rows that pass over those keys together */
+    int64_t work_items; /* items that the threads share; 1: too small to wake another thread */
+    /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. Tensors
+     * and the callback, which hide keys (documents, blocks, masks) or exempt them from the window
+     * (global keys and queries), are not read and not taken into account. */
     int64_t visible_pairs;
-    double flops;         /* 2 (D + Dv) visible_pairs, and 2 D for each further pass over them */
+    double flops;         /* 2 (D + Dv) visible_pairs, plus 2 D per pair for each further pass */
     double bytes;         /* of inputs and outputs, each counted once */
     size_t scratch_bytes; /* of the context's scratch, all threads */
     mha_compute compute;
@@ -334,7 +336,7 @@ typedef struct mha_attention_plan {
 } mha_attention_plan;
 
 /**
- * Say what mha_attention_forward() would do with the same arguments, and check them all the same.
+ * Report what mha_attention_forward() would do with the same arguments, with the same checks.
  * o may be NULL here; data pointers of tensors are not read (those of key_lengths and q_offsets
  * are).
  *

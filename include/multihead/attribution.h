@@ -1,17 +1,17 @@
-/* multihead: what each head writes, and what of a result comes from where.
+/* multihead: what each head writes, and where a result comes from.
  *
  * Letters as in attention.h, and E the width of the residual stream, L layers. W_O [E, H Dv] is an
- * output projection as linear layers keep it (o_proj.weight), b_O [E] its bias; W_O[h] are its
+ * output projection as linear layers store it (o_proj.weight), b_O [E] its bias; W_O[h] are its
  * columns h Dv .. h Dv + Dv - 1.
  *
- *   out_h[t] = W_O[h] z_h[t]            what head h adds to the stream at token t; z_h it found
- *   Y[t]     = sum_h out_h[t] + b_O     what all of them add: the module's output
- *   f_h(x_j) = W_O[h] (W_V x_j + b_V)   what head h would add, looked it at token j alone:
- *   out_h[i] = sum_j alpha_h[i,j] f_h(x_j)
+ *   out_h[t] = W_O[h] z_h[t]            what head h adds to the stream at token t, from z_h = A_h
+ *   V_h Y[t]     = sum_h out_h[t] + b_O     what all of them add: the module's output f_h(x_j) =
+ *   W_O[h] (W_V x_j + b_V)   what head h would add if it attended to token j only: out_h[i] = sum_j
+ *   alpha_h[i,j] f_h(x_j)
  *
- * All sums are made in double and rounded once, where the result is f32, in an order that depends
- * on shapes only: the same bits on any number of threads and instruction set. docs/attribution.md
- * has the definitions with their sources, and what they do not tell.
+ * All sums are in double and rounded once if the result is f32, in an order that depends on shapes
+ * only: the same bits for any number of threads and instruction set. docs/attribution.md has the
+ * definitions with their sources and limits.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -24,9 +24,9 @@
 extern "C" {
 #endif
 
-/* ---- the mixing desk: what heads write ------------------------------------------------------- */
+/* ---- what heads write ------------------------------------------------------------------------ */
 
-/* What is wanted; NULL: not. All f32, last axis contiguous. */
+/* The outputs; NULL: not requested. All f32, last axis contiguous. */
 typedef struct mha_head_writing {
     uint32_t struct_size;
     uint32_t reserved;         /* 0 */
@@ -39,14 +39,14 @@ typedef struct mha_head_writing {
 } mha_head_writing;
 
 /**
- * What each head writes, from what it found.
+ * What each head writes, from its attention result z.
  *
  *   heads [B,H,T,Dv] in, z; with [B,Hk,T,Dv], H a multiple of Hk, head h reads heads[h / (H / Hk)],
  *   so that values give f_h    weight [E,H Dv] in, W_O    bias [E] in, or NULL
- *   gates [H] in, times each head, or NULL    lengths [B] in, tokens that count, or NULL
+ *   gates [H] in, factors of the heads, or NULL    lengths [B] in, valid tokens, or NULL
  *
  * Memory   borrowed for the call; outputs must not overlap inputs or each other. Scratch:
- *          E H Dv floats, H E doubles a thread, H^2 for each 64 tokens where cosines are wanted.
+ *          E H Dv floats, H E doubles per thread, H^2 per 64 tokens if cosines are requested.
  * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a length), _SHAPE, _DTYPE, _STRIDE, _OVERLAP,
  *          _UNSUPPORTED, _SIZE, _NOMEM. No output byte is then written.
  * Threads  one call at a time per context.
@@ -59,8 +59,8 @@ MHA_API MHA_NODISCARD mha_status mha_heads_write(mha_context *context, const mha
                                                  const mha_head_writing *outputs);
 
 /**
- * mha_heads_write() of an attention of a transformer, from what its last forward call left; their
- * sum is `sum - stream` of mha_activations_layer() but for rounding.
+ * mha_heads_write() of an attention of a transformer, from the activations of its last forward
+ * call; their sum is `sum - stream` of mha_activations_layer() up to rounding.
  *
  *   part  self- or cross-attention
  *
@@ -84,26 +84,25 @@ MHA_API MHA_NODISCARD mha_status mha_layer_write(mha_context *context,
 MHA_API MHA_NODISCARD mha_status mha_head_weight_norms(const mha_tensor *weight,
                                                        const mha_tensor *map);
 
-/* ---- norm-based maps (Kobayashi et al. 2020, section 3) ----------------------------------------
- */
+/* ---- norm-based maps (Kobayashi et al. 2020, section 3) -------------------------------------- */
 
 typedef struct mha_norm_maps {
     uint32_t struct_size;
     uint32_t reserved;        /* 0 */
     const mha_tensor *values; /* [B,H,S] ||f_h(x_j)|| */
     const mha_tensor *heads;  /* [B,H,T,S] ||alpha_h[i,j] f_h(x_j)|| = |alpha| ||f_h(x_j)||. May be
-                                 the very tensor of probabilities, which it then replaces */
+                                 the tensor of probabilities itself, computed in place */
     const mha_tensor *layer;  /* [B,T,S] ||sum_h alpha_h[i,j] f_h(x_j)|| */
 } mha_norm_maps;
 
 /**
- * The twin of a map of weights: what of a row's result comes from each key, measured by the length
- * of what was added. A token of little content has a short f, however much weight it draws.
+ * Norm-based maps: how much of a row's result comes from each key, measured by the norm of what was
+ * added. A token of little content has a small f, however much weight it receives.
  *
  *   v [B,Hk,S,Dv] in, values as attention saw them    weight [E,H Dv] in, W_O    gates [H], or NULL
- *   probabilities [B,H,T,S] in, of any rows; NULL if only values are wanted
+ *   probabilities [B,H,T,S] in, of any rows; NULL if only values are requested
  *
- * Memory   as mha_heads_write(); H^2 S doubles of scratch where layer is wanted.
+ * Memory   as mha_heads_write(); H^2 S doubles of scratch if layer is requested.
  * Errors   as mha_heads_write().   Threads  one call at a time per context.
  * Accuracy values as mha_heads_write(); layer within 2^-26 H sum_h |alpha| ||f_h|| (it is the root
  *          of a sum that may cancel).   Since  0.1
@@ -115,9 +114,9 @@ MHA_API MHA_NODISCARD mha_status mha_attention_norm_maps(mha_context *context, c
                                                          const mha_norm_maps *outputs);
 
 /**
- * mha_attention_norm_maps() of an attention of a transformer, from what its last forward call left.
+ * mha_attention_norm_maps() of an attention of a transformer, from its last forward call.
  *
- *   probabilities [B,H,T,S] in, of that layer    gates [H] as that call had them, or NULL
+ *   probabilities [B,H,T,S] in, of that layer    gates [H] of that call, or NULL
  *
  * Memory, Threads, Accuracy  as mha_attention_norm_maps().
  * Errors   as mha_attention_norm_maps() and mha_activations_layer().   Since  0.1
@@ -127,7 +126,7 @@ MHA_API MHA_NODISCARD mha_status mha_layer_norm_maps(
     int64_t layer, mha_layer_part part, const mha_tensor *gates, const mha_tensor *probabilities,
     const mha_norm_maps *outputs);
 
-/* ---- what made a logit ----------------------------------------------------------------------- */
+/* ---- logit attribution ----------------------------------------------------------------------- */
 
 /* What is to be explained, of one token of the batch: logit[token] - logit[against]. */
 typedef struct mha_attribution_target {
@@ -136,18 +135,18 @@ typedef struct mha_attribution_target {
     int64_t batch, position; /* b and t of the row whose output it is */
     int64_t token;           /* of the vocabulary */
     int64_t against;         /* -1: logit[token] alone */
-    const float *direction;  /* [E], in their place: direction . (the stream's end, normed). What a
-                                transformer without output needs */
+    const float *direction;  /* [E], instead of token: direction . (final stream, normed).
+                                Required for a transformer without output */
 } mha_attribution_target;
 
-/* Terms; they and `remainder` sum to total. Arrays the caller gives are filled, NULL is fine. */
+/* The terms; with `remainder` they sum to total. Arrays given are filled; NULL: not requested. */
 typedef struct mha_attribution {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
-    double total;      /* out: the logits' difference, in double, from the stream's end */
+    double total;      /* out: the logits' difference, in double, from the final stream */
     double embedding;  /* out: of the token's and position's embedding */
     double norms;      /* out: of the biases of all norms */
-    double remainder;  /* out: total less all terms: what the forward call's rounding left */
+    double remainder;  /* out: total minus all terms: the rounding of the forward call */
     double *heads;     /* [L,H] of self-attention; H is the transformer's, missing heads have 0 */
     double *biases;    /* [L] of b_O */
     double *cross_heads, *cross_biases; /* the same of cross-attention; 0 without it */
@@ -156,12 +155,11 @@ typedef struct mha_attribution {
 
 /**
  * Direct logit attribution: by how much each part of a transformer raised one logit over another,
- * taking what it wrote straight to the output. Every norm that lies behind is frozen at the mean
- * and deviation that this token had, and is then linear: the norm at the end for pre-norm, all
- * later ones for post-norm.
+ * applying the output directly to what it wrote. Every later norm is frozen at this token's mean
+ * and deviation and thereby linear: the final norm for pre-norm, all later ones for post-norm.
  *
- * What a part does through later parts that read it is theirs here; removing a head (gates) shows
- * both (docs/attribution.md).
+ * Effects through later parts are attributed to those parts; removing a head (gates) shows both
+ * (docs/attribution.md).
  *
  * Memory   fills *out; scratch of 3 E + H D + F doubles.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a target outside, no output and no
@@ -175,26 +173,26 @@ MHA_API MHA_NODISCARD mha_status mha_logit_attribution(mha_context *context,
                                                        const mha_attribution_target *target,
                                                        mha_attribution *out);
 
-/* ---- heads that read heads ------------------------------------------------------------------- */
+/* ---- composition of heads -------------------------------------------------------------------- */
 
-/* Each [L,H,L,H] f32, contiguous last axis: [reading layer, head, writing layer, head]; 0 where the
- * writer does not come before the reader. NULL: not wanted. */
+/* Each [L,H,L,H] f32, contiguous last axis: [reading layer, head, writing layer, head]; 0
+ * unless the writer precedes the reader. NULL: not requested. */
 typedef struct mha_composition {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     const mha_tensor *q, *k, *v;
-    double baseline; /* out: 1 / sqrt(E), what matrices by chance give */
+    double baseline; /* out: 1 / sqrt(E), the value of random matrices */
 } mha_composition;
 
 /**
- * How much of what a head writes a later head reads into its queries, keys or values, from weights
- * alone (Elhage et al. 2021): with W_OV = W_O[h] W_V[h], W_QK = W_Q[h]^T W_K[h],
+ * How much of what a head writes a later head reads into its queries, keys or values, from the
+ * weights only (Elhage et al. 2021): with W_OV = W_O[h] W_V[h], W_QK = W_Q[h]^T W_K[h],
  *
  *   q = ||W_QK^T W_OV'|| / (||W_QK|| ||W_OV'||)    k with W_QK    v with W_OV in its place
  *
- * in Frobenius norms, ' being the writer. The weights of a norm in front of the reader (pre-norm)
- * are multiplied into what it reads; its division, centring, biases, positions and what stands
- * between are left out. Of self-attention only.
+ * in Frobenius norms, ' being the writer. The weights of a norm before the reader (pre-norm) are
+ * multiplied into what it reads; its division, centring, biases, positions and everything between
+ * the two heads are ignored. Self-attention only.
  *
  * Cost: products of D x E with E x D matrices and traces of D x D ones, never one of E x E.
  *
@@ -217,9 +215,9 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_composition(mha_context *contex
  *
  *   maps [B,H,T,T] in    before [B,T,T] in, NULL for the first layer: I    after [B,T,T] out
  *
- * Its rows sum to 1. From the first layer to the last, one map of T x T at a time.
+ * Its rows sum to 1. Call it from the first layer to the last, with one map of T x T at a time.
  *
- * Memory   borrowed; after must not overlap the others. Scratch of T doubles a thread.
+ * Memory   borrowed; after must not overlap the others. Scratch of T doubles per thread.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM.
  * Threads  one call at a time per context.   Since  0.1
  */

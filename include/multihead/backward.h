@@ -1,16 +1,16 @@
 /* multihead: the gradients of attention.
  *
- * Letters and formulas as in attention.h. With g = dO the gradient of a loss by o, c = gate[b,h],
- * kept[s] = 0 or 1 / (1 - dropout), and p recomputed from the forward's lse:
+ * Letters and formulas as in attention.h. With g = dO the gradient of a loss with respect to o, c =
+ * gate[b,h], kept[s] = 0 or 1 / (1 - dropout), and p recomputed from the forward's lse:
  *
  *   p[s]     = exp(score[s] - lse)                     (before dropout)
  *   x[s]     = sum_d g[d] (v[s,d] + shaw_values[clip(s-i),d])
  *   delta    = sum_d g[d] o[d]                         = sum_s p[s] c kept[s] x[s]
- *   ds[s]    = p[s] (c kept[s] x[s] - delta)           by the score after the cap
- *   dx[s]    = ds[s] (1 - tanh^2)                      by the score before it, ds[s] without a cap
+ *   ds[s]    = p[s] (c kept[s] x[s] - delta)           with respect to the score after the cap
+ *   dx[s]    = ds[s] (1 - tanh^2)                      likewise before it; ds[s] without a cap
  *
  *   dq[t]             = scale sum_s dx[t,s] (k[s] + shaw_keys[clip(s-i)])
- *   dk[s]             = scale sum_t dx[t,s] q[t]       over the query heads of the group, too
+ *   dk[s]             = scale sum_t dx[t,s] q[t]       also over the query heads of the group
  *   dv[s]             = sum_t c p[t,s] kept[t,s] g[t]
  *   dbias[b,h,t,s]    = ds[t,s]                        summed where the bias is broadcast
  *   dslope[b,h]       = -sum_ts ds[t,s] |s - i|
@@ -18,22 +18,22 @@
  *   dshaw_keys[r]     = scale sum of dx[t,s] q[t] over the pairs of row r
  *   dshaw_values[r]   = sum of c p[t,s] kept[t,s] g[t] over the pairs of row r
  *   dsink[h]          = -sum_bt exp(sink[h] - lse[t]) delta[t]
- *   dgate[b,h]        = sum_ts p[t,s] kept[t,s] x[t,s]       (needs p: o is 0 where the gate is)
+ *   dgate[b,h]        = sum_ts p[t,s] kept[t,s] x[t,s]       (from p: o is 0 where the gate is)
  *   dscale            = sum dx[t,s] q[t] (k[s] + shaw_keys[clip(s-i)])
  *
- * Dropout regenerates the forward's mask from the seed. A gradient by lse itself is not taken: lse
- * is a by-product of the forward.
+ * Dropout regenerates the forward's mask from the seed. Gradients with respect to lse are not
+ * supported: lse is a by-product of the forward pass.
  *
  * Special values:
- *   - A query that sees no key has no gradient and gives none: all its shares are 0.
- *   - What a query does not see takes no part, whatever stands there: not a masked key or value,
- *     not the query or the dO of a query without keys.
- *   - A query that is not finite in q, dO, o or lse (which includes: that sees a key or value which
- *     is not) makes NaN its dq, the dk and dv of every key that it sees, and the gradients of the
- *     parameters on the way. Nothing else.
+ *   - A query that sees no key has a gradient of 0 and contributes none.
+ *   - What a query does not see has no effect, whatever its contents: neither a masked key or
+ *     value, nor the query or dO of a query without keys.
+ *   - A query with a non-finite element in q, dO, o or lse (so also one that sees a non-finite key
+ *     or value) makes its dq, the dk and dv of every key that it sees, and the gradients of the
+ *     parameters involved NaN, and nothing else.
  *
  * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
- * any strides, and whichever other gradients are asked for; those of q, k, v for any batch size.
+ * any strides, and whichever other gradients are requested; those of q, k, v for any batch size.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -49,12 +49,12 @@ extern "C" {
 
 /* mha_attention_gradients.flags */
 enum {
-    MHA_GRADIENTS_ACCUMULATE = 1 << 0 /* add to what the tensors hold, rounding the sum once;
-                                         without it they are overwritten */
+    MHA_GRADIENTS_ACCUMULATE = 1 << 0 /* add to the tensors' contents, rounding the sum once;
+                                         default: overwrite */
 };
 
-/* The gradients that are wanted, all f32; NULL means not wanted. Asking for one does not change
- * another's bits. Each has the shape of the input it belongs to, which must be there; a bias of
+/* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's
+ * bits. Each has the shape of the input it belongs to, which must be given; a bias of
  * shape [1,H,T,S] gives a gradient of shape [1,H,T,S]. q, k and v have a contiguous last axis, the
  * others any strides. */
 typedef struct mha_attention_gradients {
@@ -72,25 +72,25 @@ typedef struct mha_attention_gradients {
  * Attention backward: the formulas above.
  *
  *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    desc: all as in the forward call
- *   o [B,H ,T,Dv] in    lse [B,H,T] in: what the forward call gave
+ *   o [B,H ,T,Dv] in    lse [B,H,T] in: from the forward call
  *   o_gradient [B,H,T,Dv] in, last axis contiguous
  *   gradients: tensors out, f32
  *
  * q, k, v, o, o_gradient and a bias may each be f32, f16 or bf16: every element is widened exactly,
- * so the bits are those of f32 tensors of the same numbers. (An o that was rounded to f16 is what
- * delta is computed from, and 2^-11 |o| its error.)
+ * so the bits are those of f32 tensors of the same numbers. (delta is
+ * computed from o, so an o rounded to f16 contributes its error of 2^-11 |o|.)
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other;
- *          elements of o and lse must not overlap, which the forward ensured. Scratch comes from
+ *          elements of o and lse must not overlap, as the forward pass ensures. Scratch comes from
  *          the context: a number for each of the B H T queries, sums for each parameter, and for
- *          each thread a cell of 112 x 256 pairs with at most 16 MiB of dq (tiled; a Shaw table
- *          takes 32 times its size, too) or a row (plain). Nothing of T x S is kept, except in a
- *          gradient of a bias of that size. In a steady state nothing is allocated.
+ *          each thread a cell of 112 x 256 pairs with at most 16 MiB of dq (tiled; plus
+ *          32 times the size of a Shaw table) or a row (plain). Nothing of size T x S is kept,
+ *          except in a gradient of a bias of that size. In a steady state nothing is allocated.
  * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT for the gradient of an input that the
  *          descriptor does not have. On error no output byte is written.
  * Threads  one call at a time per context; any number of contexts.
  * Accuracy docs/numerics.md, "Attention backward": p inherits u |lse| from the rounding of lse, and
- *          ds what o is wrong by, sum_d |g[d]| |o error|.
+ *          ds the error of o, sum_d |g[d]| |o error|.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_backward(
@@ -99,10 +99,11 @@ MHA_API MHA_NODISCARD mha_status mha_attention_backward(
     const mha_attention_gradients *gradients);
 
 /**
- * Say what mha_attention_backward() would do with the same arguments, and check them all the same.
+ * Report what mha_attention_backward() would do with the same arguments, with the same checks.
  * o, lse and o_gradient may be NULL here; data pointers of tensors are not read (those of
  * key_lengths and q_offsets are). In the plan, flops counts the matrix products that would be
- * computed: gradients of keys and of queries each recompute scores, so it is more than 10 D a pair.
+ * computed: gradients of keys and of queries each recompute scores, so it is more than 10 D per
+ * pair.
  *
  * Memory   fills *plan.   Errors  as mha_attention_backward(), except _NOMEM.
  * Threads  any.           Since   0.1
@@ -113,23 +114,22 @@ MHA_API MHA_NODISCARD mha_status mha_attention_backward_explain(
     const mha_tensor *o_gradient, const mha_attention_gradients *gradients,
     mha_attention_plan *plan);
 
-/* ------------------------------------------------------------------------------------------------
- * Linear attention
- * --------------------------------------------------------------------------------------------- */
+/* ---- Linear attention ------------------------------------------------------------------------ */
 
-/* The gradient of a loss by rows [count,head_dim], given the rows and the gradient by their
- * features [count,feature_dim], all contiguous; the backward of a mha_feature_map_fn. */
+/* The gradient of a loss with respect to rows [count,head_dim], given the rows and the gradient
+ * with respect to their features [count,feature_dim], all contiguous: the backward of a
+ * mha_feature_map_fn. */
 typedef void (*mha_feature_map_gradient_fn)(void *user, const float *rows, int64_t count,
                                             int64_t head_dim, const float *feature_gradients,
                                             int64_t feature_dim, float *row_gradients);
 
-/* The gradients that are wanted, all f32; NULL means not wanted. Shapes are those of the inputs. */
+/* The requested gradients, all f32; NULL: not requested. Shapes are those of the inputs. */
 typedef struct mha_linear_attention_gradients {
     uint32_t struct_size;
     uint32_t flags; /* MHA_GRADIENTS_ACCUMULATE */
     const mha_tensor *q, *k, *v;
-    const mha_tensor *state_s, *state_z;              /* of the state that the call started from */
-    mha_feature_map_gradient_fn feature_map_gradient; /* needed with a feature_map of the caller */
+    const mha_tensor *state_s, *state_z;              /* of the initial state */
+    mha_feature_map_gradient_fn feature_map_gradient; /* required with a caller's feature_map */
 } mha_linear_attention_gradients;
 
 /**
@@ -145,19 +145,21 @@ typedef struct mha_linear_attention_gradients {
  *   q, k, v, desc as in mha_linear_attention_forward(), whose o is recomputed
  *   o_gradient [B,H,T,Dv] in, last axis contiguous     gradients: tensors out, f32
  *
- * S walks forward with the queries, R backward with the keys: time O((T + S) F Dv), and memory that
- * does not depend on T S. A gradient by the state after the call is not taken. phi is the
- * forward's, everything else is double. phi' of elu + 1 is 1 above 0, phi(x) below, 0 below -87. A
- * query whose phi(q) . z is 0 has no gradient and gives none. What is not finite makes NaN what it
- * reaches: the gradients of the queries and keys that see it or that it sees.
+ * S is accumulated forward with the queries, R backward with the keys: time O((T + S) F Dv), and
+ * memory independent of T S. Gradients with respect to the state after the call are not supported.
+ * phi is the forward's, everything else is double. phi' of elu + 1 is 1 above 0, phi(x) below, 0
+ * below -87. A query whose phi(q) . z is 0 has a gradient of 0 and contributes none. A non-finite
+ * element makes the gradients of the queries and keys that see it or that it sees NaN.
  *
  * Memory   everything is borrowed for the call; tensors must not overlap (o_gradient neither).
  *          Scratch: two numbers for each query, and a state in double for each thread.
  * Errors   as mha_linear_attention_forward(), where o means o_gradient; MHA_ERR_ARGUMENT for a
- * state gradient without a state; MHA_ERR_UNSUPPORTED for a feature_map without its gradient. On
- * error no output byte is written. Threads  one call at a time per context. Key/value heads are
- * shared out over threads; bits do not depend on their number. Accuracy the features' 2.5 u, the
- * last rounding, and double between. Since    0.1
+ *          state gradient without a state; MHA_ERR_UNSUPPORTED for a feature_map without its
+ *          gradient. On error no output byte is written.
+ * Threads  one call at a time per context. Threads share the key/value heads; bits do not depend on
+ *          their number.
+ * Accuracy the features' 2.5 u, the last rounding, and double between.
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_attention_backward(
     mha_context *context, const mha_linear_attention_desc *desc, const mha_tensor *q,

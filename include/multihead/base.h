@@ -1,6 +1,6 @@
 /* multihead: status codes, tensor views, contexts.
  *
- * Everything else in the library is built on this header. Conventions that hold everywhere:
+ * Everything else in the library is built on this header. General conventions:
  *
  *   - A function that can fail returns mha_status; outputs come last and are untouched on failure,
  *     unless a function says otherwise. mha_error_detail() then holds one line of text.
@@ -41,13 +41,11 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------
- * Status
- * --------------------------------------------------------------------------------------------- */
+/* ---- Status ---------------------------------------------------------------------------------- */
 
-/* The one list of status codes: name, value, text. Values are pinned for ever; gaps are for growth:
+/* All status codes: name, value, text. Values never change; gaps are for growth:
  * 1-9 arguments, 10-19 shapes and types, 20-29 files and formats, 30-39 numbers, 40-49 resources,
- * 50-59 unsupported, 60 a callback of the caller refused. */
+ * 50-59 unsupported, 60 a caller's callback failed. */
 #define MHA_STATUS_LIST(X)                                                     \
     X(MHA_OK, 0, "success")                                                    \
     X(MHA_ERR_NULL, 1, "a required pointer is NULL")                           \
@@ -83,16 +81,15 @@ MHA_API const char *mha_status_text(mha_status status);
 
 /**
  * What went wrong in the last failed call of this thread, in one line:
- * "k: dim 3 is 63, q has 64". Empty if nothing failed yet. A successful call leaves it alone.
+ * "k: dim 3 is 63, q has 64". Empty if nothing has failed yet. A successful call does not change
+ * it.
  *
  * Memory   thread-local storage, valid until the next failing call of this thread. Never allocated.
  * Errors   none.   Threads  any; each sees its own.   Since  0.1
  */
 MHA_API const char *mha_error_detail(void);
 
-/* ------------------------------------------------------------------------------------------------
- * Tensor views
- * --------------------------------------------------------------------------------------------- */
+/* ---- Tensor views ---------------------------------------------------------------------------- */
 
 typedef enum mha_dtype {
     MHA_F32 = 0,
@@ -118,8 +115,8 @@ enum { MHA_MAX_DIMS = 6 };
  * Layouts are strides: the library's logical order for attention is [B, H, T, D], whatever the
  * memory order. A stride of 0 broadcasts and is allowed for inputs only. data may be NULL if the
  * tensor has no elements. Elements lie within 2^58 elements of data, else MHA_ERR_SIZE; strides
- * that lead nowhere, of an axis of length 1 or of an empty tensor, are not used, but are held to
- * the same limit. */
+ * without effect, of an axis of length 1 or of an empty tensor, are not used, but the same limit
+ * applies. */
 typedef struct mha_tensor {
     void *data;
     mha_dtype dtype;
@@ -131,7 +128,7 @@ typedef struct mha_tensor {
 /**
  * A view of contiguous memory, last axis fastest.
  *
- *   ndim 0 .. MHA_MAX_DIMS; an ndim outside gives a tensor of ndim -1, which every call refuses.
+ *   ndim 0 .. MHA_MAX_DIMS; any other ndim gives a tensor of ndim -1, which every call refuses.
  *
  * Memory   borrows data.   Errors   none here; the call that uses the view checks it.
  * Threads  any.            Since    0.1
@@ -166,8 +163,8 @@ MHA_API MHA_NODISCARD mha_status mha_tensor_count(const mha_tensor *tensor, int6
  *
  *   in, out   the same shape, any strides
  *
- * Widening is exact. Narrowing rounds once to the nearest, ties to even; subnormals are kept, what
- * is too large becomes an infinity (from 65520 on in f16), a NaN stays one.
+ * Widening is exact. Narrowing rounds once to the nearest, ties to even; subnormals are kept,
+ * values too large become infinite (from 65520 on in f16), a NaN stays NaN.
  *
  * Memory   borrows both, which must not overlap. Nothing is allocated.
  * Errors   MHA_ERR_NULL, _DTYPE, _SHAPE, _STRIDE (elements of out share memory), _OVERLAP, _SIZE.
@@ -179,11 +176,9 @@ MHA_API MHA_NODISCARD mha_status mha_tensor_count(const mha_tensor *tensor, int6
  */
 MHA_API MHA_NODISCARD mha_status mha_tensor_convert(const mha_tensor *in, const mha_tensor *out);
 
-/* ------------------------------------------------------------------------------------------------
- * Context: threads, scratch memory, instruction set, allocator
- * --------------------------------------------------------------------------------------------- */
+/* ---- Context: threads, scratch memory, instruction set, allocator ---------------------------- */
 
-/* Instruction sets, best last. MHA_ISA_AUTO takes the best one that this machine has. */
+/* Instruction sets, best last. MHA_ISA_AUTO selects the best one available. */
 #define MHA_ISA_LIST(X)                \
     X(MHA_ISA_AUTO, 0, "auto")         \
     X(MHA_ISA_PORTABLE, 1, "portable") \
@@ -200,12 +195,12 @@ typedef enum mha_isa {
 /** "avx512", "avx2", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_isa_name(mha_isa isa);
 
-/** True if this build holds kernels for isa and this machine runs them. MHA_ISA_AUTO is always
+/** True if this build has kernels for isa and this machine can run them. MHA_ISA_AUTO is always
  * true. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_isa_available(mha_isa isa);
 
-/* Where memory comes from. alloc returns bytes bytes aligned to alignment (a power of two), or
- * NULL; release takes what alloc gave, with the same byte count. */
+/* Where memory comes from. alloc returns `bytes` bytes aligned to alignment (a power of two), or
+ * NULL; release receives what alloc returned, with the same byte count. */
 typedef struct mha_allocator {
     void *(*alloc)(void *user, size_t bytes, size_t alignment);
     void (*release)(void *user, void *memory, size_t bytes);
@@ -230,23 +225,22 @@ typedef struct mha_context_desc {
     void *parallel_for_user;
 } mha_context_desc;
 
-/* The stack that a call of libmultihead takes at most on the thread that makes it, in bytes; what
- * callbacks take comes on top. (Where optimisation is off or a sanitizer works it is more.) */
+/* The most stack that a call of libmultihead uses on the calling thread, in bytes, callbacks
+ * excluded. (Without optimisation or with a sanitizer it is more.) */
 enum { MHA_STACK_BYTES = 64 << 10 };
 
 typedef struct mha_context mha_context;
 
 /**
- * Make a context. desc NULL means all defaults.
+ * Create a context. desc NULL means all defaults.
  *
- * The environment variable MHA_ISA=portable|neon|avx2|avx512 names the best instruction set that a
- * context may choose by itself; MHA_THREADS=n is the default of num_threads. What desc says
- * explicitly wins. A pool whose threads cannot be created works with fewer; the results are the
- * same to the bit.
+ * The environment variable MHA_ISA=portable|neon|avx2|avx512 limits the instruction set that a
+ * context chooses by default; MHA_THREADS=n is the default of num_threads. desc takes precedence.
+ * If a pool's threads cannot be created it works with fewer; the results are bit-identical.
  *
- * On Linux a pool of up to 16 threads, if there are as many processors, wakes them elsewhere than
- * on the caller's processor: it narrows their affinity, within what the host has given them, until
- * they are awake. The caller's is never touched.
+ * On Linux a pool of up to 16 threads, if there are as many CPUs, wakes them on other CPUs than the
+ * caller's: it narrows their affinity, within what the host allows, until they are awake. The
+ * caller's affinity is never changed.
  *
  * Memory   the caller owns *context and calls mha_context_destroy().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, half an allocator, malformed
@@ -266,7 +260,7 @@ MHA_API void mha_context_destroy(mha_context *context);
  * Since 0.1 */
 MHA_API mha_isa mha_context_isa(const mha_context *context);
 
-/** The number of threads that work, at least 1. Memory none. Errors none. Threads any. Since 0.1 */
+/** The number of threads in use, at least 1. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int mha_context_threads(const mha_context *context);
 
 /** The allocator in use, with both functions set. Memory none. Errors none. Threads any.
@@ -274,8 +268,8 @@ MHA_API int mha_context_threads(const mha_context *context);
 MHA_API mha_allocator mha_context_allocator(const mha_context *context);
 
 /**
- * Make sure that bytes of scratch are there, so that no later call that needs at most so much
- * allocates. mha_attention_explain() tells how much a call needs.
+ * Reserve bytes of scratch, so that no later call that needs at most that much allocates.
+ * mha_attention_explain() reports how much a call needs.
  *
  * Memory   kept by the context until it is destroyed.
  * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (mha_scratch_alloc() memory is in use).

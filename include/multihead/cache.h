@@ -1,19 +1,18 @@
 /* multihead: a cache of keys and values, for decoding step by step.
  *
  * One block of memory holds up to `capacity` keys and values for each key/value head of each
- * sequence; sequences have lengths of their own. Generation appends the keys and values of its new
+ * sequence; each sequence has its own length. Generation appends the keys and values of its new
  * tokens and attends with their queries; cross-attention appends once and attends at every step.
  *
  *   mha_kv_cache_append(cache, &k, &v, NULL);                          n new positions
  *   mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL);     their n queries
  *
  * Appending and attending in pieces of any size, down to one position, gives the bits of the whole
- * causal sequence at once: a row's arithmetic depends on the places of its keys only (attention.h;
- * docs/numerics.md 1 says what that costs).
+ * causal sequence at once: a row's arithmetic depends only on the positions of its keys
+ * (attention.h; docs/numerics.md 1 has the cost).
  *
- * How keys lie in memory is the cache's own affair (they may become packed panels or pages), so
- * there is no view of them. Keys are stored as given: rotate them before (RoPE), by their
- * positions. Letters as in attention.h.
+ * The memory layout of keys is private (they may become packed panels or pages), so there is no
+ * view of them. Keys are stored as given: apply RoPE before appending. Letters as in attention.h.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -29,9 +28,9 @@ extern "C" {
 typedef struct mha_kv_cache_desc {
     uint32_t struct_size;
     uint32_t reserved;      /* 0 */
-    int64_t batch;          /* B, sequences; required, as the next three are */
+    int64_t batch;          /* B, sequences; required, like the next three */
     int64_t kv_heads;       /* Hk */
-    int64_t capacity;       /* positions of a sequence, at most */
+    int64_t capacity;       /* maximum number of positions per sequence */
     int64_t head_dim;       /* D */
     int64_t value_head_dim; /* Dv; 0: D */
 } mha_kv_cache_desc;
@@ -39,12 +38,14 @@ typedef struct mha_kv_cache_desc {
 typedef struct mha_kv_cache mha_kv_cache;
 
 /**
- * Make an empty cache.
+ * Create an empty cache.
  *
  * Memory   the caller owns *cache; B Hk capacity (D + Dv) floats from the context's allocator,
- * which must outlive the cache (the context need not). They are not touched before they are used.
+ *          which must outlive the cache (the context need not). They are not touched before they
+ *          are used.
  * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a number below 1), _UNSUPPORTED, _SIZE (the
- * product overflows), _NOMEM. Threads  as mha_context_create().   Since  0.1
+ *          product overflows), _NOMEM.
+ * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
                                                      const mha_kv_cache_desc *desc,
@@ -62,8 +63,8 @@ MHA_API void mha_kv_cache_describe(const mha_kv_cache *cache, mha_kv_cache_desc 
  * none. Errors none. Threads any. Since 0.1 */
 MHA_API size_t mha_kv_cache_bytes(const mha_kv_cache *cache);
 
-/** The number of positions that each sequence holds, [B]. Memory the cache's own: it follows every
- * change and ends with the cache. Errors none. Threads any while nobody changes the cache.
+/** The number of positions that each sequence holds, [B]. Memory the cache's own: it changes and
+ * ends with the cache. Errors none. Threads any while the cache does not change.
  * Since 0.1 */
 MHA_API const int64_t *mha_kv_cache_lengths(const mha_kv_cache *cache);
 
@@ -72,7 +73,7 @@ MHA_API const int64_t *mha_kv_cache_lengths(const mha_kv_cache *cache);
 MHA_API void mha_kv_cache_reset(mha_kv_cache *cache);
 
 /**
- * Forget the positions of sequence b from `length` on (a rejected draft, a new turn).
+ * Discard the positions of sequence b from `length` on (a rejected draft, a new turn).
  *
  * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no sequence b or it holds
  *                           fewer than length positions.
@@ -88,8 +89,7 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
  *
  * each f32, f16 or bf16; the cache holds them as f32, exactly.
  *
- * counts [B] says how many of the n positions sequence b takes, the first ones, 0 .. n; NULL: all
- * n.
+ * counts [B]: sequence b takes the first counts[b] of the n positions, 0 .. n; NULL: all.
  *
  * Memory   copied; the caller may reuse k and v at once. Nothing is allocated.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE (k, v reach beyond the address space),
@@ -101,23 +101,23 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
                                                      const mha_tensor *v, const int64_t *counts);
 
 /**
- * mha_attention_forward() of q against what the cache holds.
+ * mha_attention_forward() of q on the cached keys and values.
  *
  *   q [B,H,T,D] in    o [B,H,T,Dv] out    types and outputs as there; S is the longest length
  *
- * desc says what kind of attention, as there (NULL: every query sees all keys of its sequence,
- * which is what cross-attention wants; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the
- * cache's. Where something reads positions (causal, window, ALiBi, T5, Shaw, the outputs diagonal
+ * desc selects the kind of attention, as there (NULL: every query sees all keys of its sequence, as
+ * in cross-attention; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the
+ * cache's. If anything depends on positions (causal, window, ALiBi, T5, Shaw, the outputs diagonal
  * and offset_mass), q_offsets NULL and q_offset 0 mean that the queries are the last T positions of
  * each sequence: q_offsets[b] = length[b] - T. After an append with counts, set q_offsets to the
- * lengths before it: query t then belongs to the position that took row t of k, and what stands in
- * rows from counts[b] on is of no use.
+ * lengths before it: query t then belongs to the position of row t of k, and rows from counts[b]
+ * on are meaningless.
  *
  * Memory   as mha_attention_forward(), and B numbers of scratch. Outputs must not overlap q.
- * Errors   as mha_attention_forward(); MHA_ERR_NULL (cache); MHA_ERR_ARGUMENT if desc brings
- *          key_lengths, MHA_ERR_UNSUPPORTED if it brings a ragged batch. No output byte is written
+ * Errors   as mha_attention_forward(); MHA_ERR_NULL (cache); MHA_ERR_ARGUMENT if desc has
+ *          key_lengths, MHA_ERR_UNSUPPORTED if it has a ragged batch. No output byte is written
  *          on an error.
- * Threads  one call at a time per context; any number may read one cache while nobody changes it.
+ * Threads  one call at a time per context; any number may read a cache that does not change.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_attention(mha_context *context,

@@ -1,7 +1,7 @@
-/* multihead: what code needs that is built on a context: error text, scratch memory, loops.
+/* multihead: services for code built on a context: error text, scratch memory, loops.
  *
- * For the library's own companions (model, render) and for callbacks that report errors. A user who
- * only computes attention does not need it.
+ * For the library's own companions (model, render) and for callbacks that report errors. Users who
+ * only compute attention do not need it.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -16,8 +16,9 @@ extern "C" {
 
 /**
  * Set this thread's error detail and return status: `return mha_fail(MHA_ERR_SHAPE, "k: ...",
- * ...)`. The text is one line, says what, where and how to mend it, without a final full stop; what
- * is longer than 511 bytes is cut at a UTF-8 boundary, and control characters become '?'.
+ * ...)`. The text is one line that states what is wrong, where, and how to fix it, without a final
+ * full stop; texts longer than 511 bytes are cut at a UTF-8 boundary, and control characters become
+ * '?'.
  *
  * Memory   thread-local, never allocated.   Errors   none.   Threads  any.   Since  0.1
  */
@@ -38,7 +39,7 @@ MHA_API mha_status mha_fail(mha_status status, const char *format, ...) MHA_PRIN
     } while (0)
 
 /**
- * Check a struct_size as base.h states the rule: a multiple of 8, at least `least` and at most
+ * Check a struct_size by the rule of base.h: a multiple of 8, at least `least` and at most
  * 4096.
  *
  * Memory   none.   Errors   MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
@@ -47,9 +48,9 @@ MHA_API MHA_NODISCARD mha_status mha_struct_check_size(const char *name, uint32_
                                                        size_t least);
 
 /**
- * Read a struct that grows: copy `size` bytes of the caller's (NULL: all defaults) into own, which
- * has own_size. Fields that the caller does not know become zero; fields that we do not know must
- * be zero. size is what the caller says sizeof is, first_size that of the struct's first version.
+ * Read a struct that may grow: copy `size` bytes of the caller's (NULL: all defaults) into own, of
+ * own_size. Fields that the caller does not know become zero; fields that the library does not know
+ * must be zero. size is the caller's sizeof, first_size that of the struct's first version.
  *
  * Memory   borrows both.
  * Errors   MHA_ERR_ARGUMENT (as mha_struct_check_size()); MHA_ERR_UNSUPPORTED (an unknown field is
@@ -65,7 +66,7 @@ typedef struct mha_scratch_mark {
     size_t block, used;
 } mha_scratch_mark;
 
-/** The present top of the context's scratch stack. Memory none. Errors none. Threads one.
+/** The current top of the context's scratch stack. Memory none. Errors none. Threads one.
  * Since 0.1 */
 MHA_API mha_scratch_mark mha_scratch_top(const mha_context *context);
 

@@ -1,17 +1,17 @@
-/* multihead: how alike heads are, by where they look and by what they write.
+/* multihead: how similar heads are, by where they attend and by what they write.
  *
- * Two heads may look at the same places and write different things, and the other way round; a pair
- * is redundant only if both agree. For heads g and h over the rows t of any number of texts:
+ * Two heads may attend alike and write differently, or the reverse; a pair is redundant only if
+ * both agree. For heads g and h over the rows t of any number of texts:
  *
- *   maps     mean over t of JS(A_g[t], A_h[t]) / log 2        0 the same rows, 1 no key in common
+ *   maps     mean over t of JS(A_g[t], A_h[t]) / log 2        0: the same rows, 1: no key in common
  *            JS(p, q) = (KL(p, m) + KL(q, m)) / 2, m = (p + q) / 2 (Lin 1991; Clark et al. 2019 sum
  *            over rows and smooth; we take the mean and need no smoothing)
  *   cosine   mean over t of the cosine of out_g[t] and out_h[t], -1 .. 1
  *   cka      linear centred kernel alignment of out_g and out_h (Kornblith et al. 2019), 0 .. 1:
- *            ||X'Y||^2 / (||X'X|| ||Y'Y||) with X, Y [rows,E] less their column means
+ *            ||X'Y||^2 / (||X'X|| ||Y'Y||) with X, Y [rows,E] minus their column means
  *
- * with out_h = z_h W_O[h], z_h = A_h V_h: what the head writes to the residual stream. Nothing of
- * the size of a map or of all rows is kept.
+ * with out_h = z_h W_O[h], z_h = A_h V_h: what the head writes to the residual stream. No map
+ * and no array of all rows is kept.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -27,20 +27,20 @@ extern "C" {
 typedef struct mha_head_distances mha_head_distances;
 
 /**
- * Make sums over all pairs of `heads` heads: those of a layer, or all whose rows come together.
+ * Create sums over all pairs of `heads` heads: those of a layer, or all whose rows come together.
  *
  *   weight [heads,width,E] in    f32, any strides: W_O of each head. Of a matrix [E, heads width],
  *                                as PyTorch has it, the strides are {width, 1, heads width}. NULL:
- *                                what is given to outputs() is out_h itself
+ *                                outputs() receives out_h itself
  *
  * width 0: maps only.
  *
  * Memory   the caller owns *distances and calls mha_head_distances_destroy(); the context must
- *          outlive it. 8 bytes (width^2 + width) a pair, twice that with a weight.
+ *          outlive it. 8 (width^2 + width) bytes per pair, twice that with a weight.
  * Errors   MHA_ERR_NULL, _ARGUMENT (counts), _SHAPE, _DTYPE, _NUMERIC (a weight is not finite),
  *          _SIZE, _NOMEM.
  * Threads  one call at a time per context.
- * Cost     with a weight, width^2 E multiplications a pair.
+ * Cost     with a weight, width^2 E multiplications per pair.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_distances_create(mha_context *context, int64_t heads,
@@ -51,33 +51,34 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_create(mha_context *context,
 MHA_API void mha_head_distances_destroy(mha_head_distances *distances);
 
 /**
- * Take rows of attention.
+ * Add rows of attention.
  *
  *   p [heads,R,S] in    f32, any strides, as from mha_attention_visit_rows(); S may differ from
  *                       call to call
  *
- * A row is made to sum to 1 first (a sink takes a share); a pair's row counts if both heads have
- * one.
+ * Rows are first normalised to sum to 1 (a sink takes part of the mass); a pair's row counts if
+ * both heads have one.
  *
  * Memory   borrows p for the call.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; _NUMERIC (a weight is negative or not finite). On
  *          error nothing is counted.
- * Threads  one; works with the context's.
+ * Threads  one; uses the context's.
  * Accuracy sums in double in the order of keys and rows: the same bits for any number of threads
- * and any division into blocks. Since    0.1
+ *          and any division into blocks.
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_distances_rows(mha_head_distances *distances,
                                                          const mha_tensor *p);
 
 /**
- * Take what heads found (with a weight) or wrote (without).
+ * Add the heads' z (with a weight) or outputs (without).
  *
  *   z [heads,R,width] in    f32, any strides
  *
  * Memory   borrows z for the call.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; _NUMERIC (not finite); _ARGUMENT (made without a
  *          width). On error nothing is counted.
- * Threads  one; works with the context's.
+ * Threads  one; uses the context's.
  * Accuracy as rows; cosines of outputs of length 0 do not count.
  * Since    0.1
  */
@@ -95,23 +96,25 @@ typedef struct mha_head_pair {
 MHA_API mha_head_pair mha_head_distances_pair(const mha_head_distances *distances, int64_t g,
                                               int64_t h);
 
-/** Do both agree: maps at most farthest, |cosine| at least nearest? A suggestion for both is 0.1
- * and 0.9. Whether one of them can go, only ablation says. Memory none. Errors none. Threads any.
+/** Whether both agree: maps at most farthest, |cosine| at least nearest; 0.1 and 0.9 are
+ * reasonable. Only ablation shows whether one of them can be removed. Memory none. Errors none.
+ * Threads any.
  * Since 0.1 */
 MHA_API bool mha_head_pair_is_redundant(const mha_head_pair *pair, double farthest, double nearest);
 
 /**
- * Clusters by average link: the two clusters whose members are nearest on average become one, until
- * the nearest are farther apart than cut.
+ * Average-linkage clustering: the two clusters whose members are nearest on average are merged
+ * until the nearest are farther apart than cut.
  *
  *   distance [count,count] in    symmetric, finite; the diagonal is not read
  *   cluster [count] out          0 .. clusters-1, in the order of each cluster's first member
  *
- * Of equal distances the pair with the first members goes first.
+ * Among equal distances the pair with the first members is merged first.
  *
  * Memory   scratch of count^2 doubles.   Cost  O(count^3).
  * Errors   MHA_ERR_NULL, _NUMERIC, _SIZE (count beyond 4096), _ARGUMENT, _NOMEM. On error nothing
- * is written. Threads  one call at a time per context.   Since  0.1
+ *          is written.
+ * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_clusters(mha_context *context, int64_t count,
                                                    const double *distance, double cut,

@@ -12,12 +12,12 @@
  * Letters: H heads of a layer, T query rows t, S keys j. A query stands at key i = t + q_offset;
  * the row is A[j], N its number of visible keys. Logarithms are natural.
  *
- * A row counts for a score only if it is eligible: it sees at least two keys, at least one of them
- * is the score's target and at least one is not. Rows whose weights are all 0 never count.
- * A row's chance is what attention spread evenly over its N keys would give: the number of visible
+ * A row counts for a score only if it is eligible: it sees at least two keys, of which at least
+ * one is a target of the score and at least one is not. Rows whose weights are all 0 never count.
+ * A row's chance is the score of uniform attention over its N keys: the number of visible
  * targets / N. value and chance are means over the same eligible rows, of all texts together, and
  *
- *   corrected = (value - chance) / (1 - chance)        0 as good as chance, 1 perfect
+ *   corrected = (value - chance) / (1 - chance)        0 at chance, 1 perfect
  *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
@@ -32,12 +32,10 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------
- * Rows
- * --------------------------------------------------------------------------------------------- */
+/* ---- Rows ------------------------------------------------------------------------------------ */
 
 /* Takes rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all heads. An error stops
- * the visit and is passed on. It may call the library on the same context. */
+ * the visit and is returned. It may call the library on the same context. */
 typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_tensor *p);
 
 /**
@@ -46,13 +44,13 @@ typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_
  *   q [B,H,T,D] in    k [B,Hk,S,D] in    as for mha_attention_forward(); values are not needed
  *
  * desc may be NULL; its dropout, gates and shaw_values are ignored. block_rows 0 chooses a number
- * that keeps a block near 4 MiB. Ragged sequences come each with its own number of keys. The p are
- * those of mha_attention_outputs.probabilities, to the bit, whatever block_rows is.
+ * that keeps a block near 4 MiB. Each ragged sequence comes with its own number of keys. The p are
+ * bit-identical to mha_attention_outputs.probabilities for any block_rows.
  *
- * Memory   a block of H block_rows S floats of the context's scratch, and what attention takes.
+ * Memory   a block of H block_rows S floats of the context's scratch, and what attention needs.
  * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT (block_rows negative); what fn returned.
  * Threads  one call at a time per context; fn runs in the calling thread.
- * Cost     two passes over the scores: 4 D flops a visible pair.
+ * Cost     two passes over the scores: 4 D flops per visible pair.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_visit_rows(mha_context *context,
@@ -61,21 +59,19 @@ MHA_API MHA_NODISCARD mha_status mha_attention_visit_rows(mha_context *context,
                                                           int64_t block_rows, mha_rows_fn fn,
                                                           void *user);
 
-/* ------------------------------------------------------------------------------------------------
- * Scores
- * --------------------------------------------------------------------------------------------- */
+/* ---- Scores ---------------------------------------------------------------------------------- */
 
 /* What a score counts. Shares have a chance level and a corrected value; for the others corrected
  * is the value. */
 typedef enum mha_measure_kind {
     MHA_KIND_SHARE = 0,      /* of a row's mass, of rows or of texts: 0 .. 1 */
-    MHA_KIND_PLAIN = 1,      /* 0 .. 1, without a correction; even attention gives chance */
+    MHA_KIND_PLAIN = 1,      /* 0 .. 1, without a correction; uniform attention gives chance */
     MHA_KIND_NATS = 2,       /* natural units of entropy; chance is mean log N */
-    MHA_KIND_TOKENS = 3,     /* a distance; chance is that of even attention */
+    MHA_KIND_TOKENS = 3,     /* a distance; chance is that of uniform attention */
     MHA_KIND_CORRELATION = 4 /* -1 .. 1 */
 } mha_measure_kind;
 
-/* The one list of scores: id, name in tables and files, kind, what it is. New ones are appended. */
+/* All scores: id, name in tables and files, kind, description. New ones are appended. */
 #define MHA_MEASURE_LIST(X)                                                                       \
     X(PREVIOUS, "previous", SHARE, "mass on the token just before")                               \
     X(NEXT, "next", SHARE, "mass on the token just after")                                        \
@@ -139,42 +135,42 @@ typedef struct mha_head_measures_desc {
     int64_t near_tokens;      /* of MHA_MEASURE_NEAR; 0: 2 */
     int64_t rare_rank;        /* a text has a rare token if its largest rank is at least this; 0:
                                  500 (Voita), -1: any */
-    const char *const *names; /* [relations], copied; what links are called, "nsubj" */
+    const char *const *names; /* [relations], copied; names of the links, "nsubj" */
     int64_t relations;
 } mha_head_measures_desc;
 
 /* mha_heads_text.flags */
 enum {
     MHA_HEADS_CAUSAL = 1 << 0,        /* j <= i */
-    MHA_HEADS_WINDOW = 1 << 1,        /* left_keys, right_keys and sink_keys hold */
-    MHA_HEADS_CROSS = 1 << 2,         /* queries are of another text: no offsets, no self, ... */
+    MHA_HEADS_WINDOW = 1 << 1,        /* left_keys, right_keys and sink_keys apply */
+    MHA_HEADS_CROSS = 1 << 2,         /* queries belong to another text: no offsets, no self, ... */
     MHA_HEADS_QUERY_PREDICTS = 1 << 3 /* links: test the row before the word, which predicts it */
 };
 
-/* A gold link: in a head of relation r, the query word looks at the key word, or the other way
- * round; both directions are measured. Words are numbers from text.words, or token positions
+/* A gold link: in a head of relation r, the query word attends to the key word, or the reverse;
+ * both directions are measured. Words are numbers from text.words, or token positions
  * (of keys) if there are none. */
 typedef struct mha_heads_link {
     int64_t query, key;
     int64_t relation; /* 0 .. relations-1 */
 } mha_heads_link;
 
-/* One text. Arrays may be NULL: what needs them is then not measured. Everything is borrowed until
- * mha_head_measures_end(). */
+/* One text. Arrays may be NULL: scores that need them are then not measured. Everything is borrowed
+ * until mha_head_measures_end(). */
 typedef struct mha_heads_text {
     uint32_t struct_size;
     uint32_t flags;
     int64_t queries, keys; /* T and S */
     int64_t q_offset;      /* query t is key t + q_offset */
-    /* What a query sees, beside MHA_HEADS_CAUSAL; as in mha_attention_desc. */
+    /* What a query sees, besides MHA_HEADS_CAUSAL; as in mha_attention_desc. */
     int64_t left_keys, right_keys, sink_keys;
-    const uint8_t *hidden_keys;  /* [S], padding: seen by nobody */
+    const uint8_t *hidden_keys;  /* [S], padding: visible to no query */
     const uint8_t *skip_queries; /* [T], rows that are not measured */
     /* What the tokens are. */
     const int64_t *ids;        /* [S]: duplicates, induction */
-    const uint8_t *separators; /* [S]: [SEP], full stops: as the caller likes */
-    const uint8_t *special;    /* [S]: no words: never a duplicate, rare, or partner of a link */
-    const int64_t *segments;   /* [S]: tokens of a segment have one number */
+    const uint8_t *separators; /* [S]: [SEP], full stops: the caller's choice */
+    const uint8_t *special;    /* [S]: not words: never a duplicate, rare, or partner of a link */
+    const int64_t *segments;   /* [S]: tokens of a segment have the same number */
     const int64_t *ranks;      /* [S]: 0 the most frequent token, rising with rarity */
     const int64_t *words; /* [S]: word of a token, rising by 0 or 1; -1: in no word. Weights are
                              summed over a word's columns and averaged over its rows */
@@ -185,14 +181,15 @@ typedef struct mha_heads_text {
 typedef struct mha_head_measures mha_head_measures;
 
 /**
- * Make an object that measures heads. Texts follow, each
+ * Create an object that measures heads. Then, for each text, call
  *
  *   begin(text), then for each layer in any order its rows from 0 to T-1, then end
  *
- * and scores can be read at any time: they hold all texts that have ended.
+ * Scores can be read at any time: they include all texts that have ended.
  *
  * Memory   the caller owns *measures and calls mha_head_measures_destroy(); the context must
- *          outlive it. While a layer is fed, 56 bytes a token and head: nothing of the size T x S.
+ *          outlive it. While a layer is being read, 56 bytes per token and head; nothing of size
+ *          T x S.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED (unknown flags), _SIZE, _NOMEM.
  * Threads  one call at a time per context.
  * Since    0.1
@@ -216,7 +213,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_begin(mha_head_measures *meas
                                                          const mha_heads_text *text);
 
 /**
- * Give the inputs of a layer, before its rows: what its queries and keys were projected from.
+ * Set the inputs of a layer before its rows: what its queries and keys were projected from.
  *
  *   x [S,M] in    f32, any strides; NULL: none, as without the call
  *
@@ -230,18 +227,18 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
                                                           int64_t layer, const mha_tensor *x);
 
 /**
- * Take rows of a layer: in order, any number at a time; a layer is finished before another begins.
+ * Add rows of a layer: in order, any number at a time; finish a layer before beginning another.
  *
  *   p [H,R,S] in    queries row .. row+R-1 of all heads; f32 or f64, any strides
  *
- * Weights are not negative, rows sum to 1, to less (a sink takes its share), or to 0 (nothing
- * seen), and what a query does not see by the text's description is 0.
+ * Weights are not negative; rows sum to 1, to less (a sink takes part of the mass), or to 0 (no
+ * visible key); weights on keys that the text's description hides are 0.
  *
  * Memory   borrows p for the call.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (order, layer); MHA_ERR_NUMERIC
- * (a weight is not finite, negative, or where the text hides the key; a row sums to more than
- *          1.001). On error nothing of p is counted.
- * Threads  one; works with the context's.
+ *          (a weight is not finite, negative, or on a hidden key; a row sums to more than 1.001).
+ *          On error nothing of p is counted.
+ * Threads  one; uses the context's.
  * Accuracy sums are in double, in the order of j, t and texts: the same bits for any number of
  *          threads and any division into blocks.
  * Since    0.1
@@ -250,7 +247,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_rows(mha_head_measures *measu
                                                         int64_t row, const mha_tensor *p);
 
 /**
- * Compute and take all rows of a layer: mha_attention_visit_rows() into mha_head_measures_rows().
+ * Compute and add all rows of a layer: mha_attention_visit_rows() into mha_head_measures_rows().
  * One sequence only: B is 1.
  *
  * Memory, Errors, Threads  as those two.   Since  0.1
@@ -264,7 +261,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *
 /**
  * End the text. Layers that got no rows stay as they were.
  *
- * Memory   lets go of the text.
+ * Memory   releases the text.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no text is open; a layer lacks rows: the text is closed
  *          without that layer).
  * Threads  one.   Since  0.1
@@ -276,7 +273,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measur
 MHA_API mha_head_score mha_head_measures_score(const mha_head_measures *measures, int64_t layer,
                                                int64_t head, mha_head_measure measure);
 
-/* What the scores do not say: where. */
+/* Where, which the scores do not say. */
 typedef struct mha_head_details {
     int64_t diagonal_offset;   /* of MHA_MEASURE_DIAGONAL */
     int64_t positional_offset; /* of MHA_MEASURE_POSITIONAL */
@@ -300,7 +297,7 @@ typedef struct mha_head_offset {
 MHA_API mha_head_offset mha_head_measures_offset(const mha_head_measures *measures, int64_t layer,
                                                  int64_t head, int64_t offset);
 
-/* Both directions of a relation: the link's query word looks at its key word, or back. */
+/* Both directions of a relation: the link's query word attends to its key word, or the reverse. */
 enum { MHA_LINK_FORWARD = 0, MHA_LINK_BACKWARD = 1 };
 
 /* Over the links whose partner is visible: it and at least one other word. */
@@ -319,12 +316,10 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
                                                      int64_t layer, int64_t head, int64_t relation,
                                                      int direction);
 
-/* ------------------------------------------------------------------------------------------------
- * Roles
- * --------------------------------------------------------------------------------------------- */
+/* ---- Roles ----------------------------------------------------------------------------------- */
 
-/* The one list of roles: id, name, the score that decides, the threshold it must reach, VALUE or
- * CORRECTED, the fewest rows that are evidence, what such a head does, where the threshold is from.
+/* All roles: id, name, the score that decides, the threshold it must reach, VALUE or CORRECTED, the
+ * fewest rows that are evidence, what such a head does, the source of the threshold.
  * Specific ones come first. A share must also be at least 0.1 above its chance. LINKS is decided
  * for each relation and direction: accuracy - baseline. New ones are appended. */
 #define MHA_ROLE_LIST(X)                                                                           \
@@ -395,7 +390,7 @@ typedef struct mha_head_role {
 
 /**
  * The roles of a head, in the order of the list: none, one or several. A general one is left out
- * where a specific one says the same: diagonal and local beside previous, next and self; local
+ * if a specific one implies it: diagonal and local beside previous, next and self; local
  * beside diagonal; vertical beside first token and separator; two blocks beside block.
  *
  *   roles [most] out    the first most of them; NULL with most 0 to count

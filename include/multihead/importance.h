@@ -1,16 +1,16 @@
-/* multihead: which heads matter: how much a loss moves when a head's gate moves, or when the head
- * is taken away; and in which order heads can go.
+/* multihead: which heads matter: how much a loss changes when a head's gate changes or the head is
+ * removed; and in which order heads can be removed.
  *
- *   gate gradient     I(h) = mean over examples of |dL / dgate(h)|         (Michel et al.
- * 2019, 4.1) ablation          I(h) = L(gate(h) = 0) - L mean ablation     I(h) = L(head h gives
- * its mean at every token) - L
+ *   gate gradient     I(h) = mean over examples of |dL / dgate(h)|      (Michel et al. 2019, 4.1)
+ *   ablation          I(h) = L(gate(h) = 0) - L
+ *   mean ablation     I(h) = L(head h gives its mean at every token) - L
  *
- * The gradient is one backward pass for all heads and a linear guess; ablation is a forward pass a
- * head and the truth about each head alone, and mean ablation the same without numbers that the
- * layers behind never saw. None of them sees that one head stands in for another: mha_head_order()
- * takes heads away and measures again.
+ * The gradient takes one backward pass for all heads and is a linear estimate; ablation takes one
+ * forward pass per head and is exact for each head by itself; mean ablation likewise, without
+ * inputs that later layers never saw. None of them accounts for heads that replace each other:
+ * mha_head_order() removes heads and measures again.
  *
- * Letters: L layers, H heads, D numbers of a head, B sequences of T tokens in a batch.
+ * Letters: L layers, H heads, D size of a head, B sequences of T tokens in a batch.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -23,12 +23,12 @@
 extern "C" {
 #endif
 
-/* ---- what is lost ---------------------------------------------------------------------------- */
+/* ---- losses ---------------------------------------------------------------------------------- */
 
 /* The loss of each sequence of batch number `batch`, and its gradient. input is the batch, output
- * what the transformer made of it, output_gradient [as output] is 0 and takes the gradient of
- * losses[b] by rows b of the output; NULL: not wanted. A status other than MHA_OK ends the call
- * that asked, and is what that call returns. */
+ * the transformer's output for it; output_gradient [as output] is 0 and receives the gradient of
+ * losses[b] with respect to rows b of the output; NULL: not requested. A status other than MHA_OK
+ * ends the calling function, which returns it. */
 typedef mha_status (*mha_loss_fn)(mha_context *context, int64_t batch,
                                   const mha_transformer_input *input, const mha_tensor *output,
                                   const mha_tensor *output_gradient, double *losses, void *user);
@@ -41,7 +41,7 @@ typedef struct mha_importance_data {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     int64_t batches;   /* 1 or more */
-    /* [batches] without gates, head_means or dropout. Every sequence counts alike */
+    /* [batches] without gates, head_means or dropout. Every sequence has equal weight */
     const mha_transformer_input *const *inputs;
     mha_loss_fn loss;
     void *user;
@@ -54,7 +54,7 @@ typedef struct mha_importance_data {
  * have a target. user is `const mha_tensor *const *`: [batches] of i32 [B,T], -1 where there is no
  * target. A sequence without any has loss 0.
  *
- * Memory   scratch from the context.   Errors  MHA_ERR_NULL, what mha_cross_entropy() gives.
+ * Memory   scratch from the context.   Errors  MHA_ERR_NULL, those of mha_cross_entropy().
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_loss_targets(mha_context *context, int64_t batch,
@@ -77,10 +77,10 @@ MHA_API MHA_NODISCARD mha_status mha_mean_embedding(const mha_tensor *output,
                                                     const mha_tensor *embeddings);
 
 /**
- * A loss for encoders without an output: 1 - cos(embedding, wanted embedding). user is `const
- * mha_tensor *const *`: [batches] of f32 [B,E], what mha_mean_embedding() makes of the whole model.
- * A sequence whose embedding is 0 has loss 1. Its gradient is 0 where the embedding is the wanted
- * one, so that gate gradients of a whole model want mha_loss_direction() instead.
+ * A loss for encoders without an output: 1 - cos(embedding, target embedding). user is `const
+ * mha_tensor *const *`: [batches] of f32 [B,E], from mha_mean_embedding() of the full model.
+ * A sequence whose embedding is 0 has loss 1. Its gradient is 0 where the embedding equals the
+ * target, so gate gradients of a full model need mha_loss_direction() instead.
  *
  * Memory   none.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE.   Threads  any.   Since  0.1
  */
@@ -91,10 +91,10 @@ MHA_API MHA_NODISCARD mha_status mha_loss_cosine(mha_context *context, int64_t b
                                                  void *user);
 
 /**
- * Where the embedding of a sequence, made one long, lies along a direction: user as in
- * mha_loss_cosine(), the directions. With random ones, N(0, 1) each, the gradient by a gate is
- * normal too, and its deviation is how far the embedding turns: 1 - cos is half its square for a
- * small step.
+ * The component of a sequence's normalised embedding along a direction: user as in
+ * mha_loss_cosine(), the directions. With random ones, N(0, 1) each, the gradient with respect to a
+ * gate is normal too, and its deviation is how far the embedding turns: for a small step 1 - cos is
+ * half its square.
  *
  * Memory   none.   Errors  as mha_loss_cosine().   Threads  any.   Since  0.1
  */
@@ -106,13 +106,13 @@ MHA_API MHA_NODISCARD mha_status mha_loss_direction(mha_context *context, int64_
 
 /* ---- importance ------------------------------------------------------------------------------ */
 
-/* With s(h,b,t) = gate times the gradient of sequence b's loss by the gate, as token t of it adds
- * to it, summed over the n sequences b of all batches. */
+/* s(h,b,t) is the gate times token t's contribution to the gradient of sequence b's loss with
+ * respect to the gate; sums are over the n sequences b of all batches. */
 typedef enum mha_importance {
     MHA_IMPORTANCE_GRADIENT = 0,        /* sum_b |sum_t s| / n, as published */
-    MHA_IMPORTANCE_GRADIENT_TOKEN = 1,  /* sum_b sum_t |s| / n, as the authors' program has it */
+    MHA_IMPORTANCE_GRADIENT_TOKEN = 1,  /* sum_b sum_t |s| / n, as in the authors' program */
     MHA_IMPORTANCE_GRADIENT_BATCH = 2,  /* sum over batches |sum_b sum_t s| / n: sequences cancel */
-    MHA_IMPORTANCE_GRADIENT_SIGNED = 3, /* sum_b sum_t s / n: below 0 is a head that does harm */
+    MHA_IMPORTANCE_GRADIENT_SIGNED = 3, /* sum_b sum_t s / n: negative for a harmful head */
     MHA_IMPORTANCE_ABLATION = 4,
     MHA_IMPORTANCE_MEAN_ABLATION = 5
 } mha_importance;
@@ -143,7 +143,7 @@ MHA_API const char *mha_importance_name(mha_importance kind);
  *
  * Memory   scratch from the context.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (an input with gates, head_means or dropout, no
- *          sequences); MHA_ERR_UNSUPPORTED; what mha_transformer_forward() and the callbacks give.
+ *          sequences); MHA_ERR_UNSUPPORTED; those of mha_transformer_forward() and the callbacks.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gated_loss(mha_context *context,
@@ -167,7 +167,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_means(mha_context *context,
 /**
  * The importance of every head of self-attention.
  *
- *   scores [L H] out, larger: more important    loss out, the mean loss; NULL: not wanted
+ *   scores [L H] out, larger: more important    loss out, the mean loss; NULL: not requested
  *
  * A head whose W_o is 0 scores 0. An ablation's score is the difference of two mha_gated_loss(), to
  * the bit. Scores of heads that a layer does not have (mha_transformer_desc.layer_heads) are 0.
@@ -183,15 +183,15 @@ MHA_API MHA_NODISCARD mha_status mha_head_importance(mha_context *context,
                                                      double *scores, double *loss);
 
 /**
- * The order in which heads go: the `step` least important ones of all layers are closed, the rest
- * is measured again, and so on. (Where scores are equal the earlier head goes first.)
+ * The order in which to remove heads: the `step` least important ones of all layers are closed, the
+ * rest is measured again, and so on. (Among equal scores the earlier head goes first.)
  *
  *   least     every layer keeps at least this many heads
  *   order     [L H] out: order[k] = layer * H + head is the k-th to go, *count of them
- *   scores    [L H] out, what each had when it went; NULL: not wanted
+ *   scores    [L H] out, the score of each when it went; NULL: not requested
  *
- * desc->gates closes heads from the beginning, which are not in the order. Measured means of mean
- * ablation are those of the whole model; heads that went give 0, as when they are removed.
+ * Heads that desc->gates closes from the beginning are not in the order. The means of mean ablation
+ * are measured on the full model; removed heads give 0.
  *
  * Memory   scratch from the context; nothing is written on error.
  * Errors   as mha_head_importance(); MHA_ERR_ARGUMENT (step < 1, least < 0).

@@ -1,9 +1,9 @@
 /* multihead: files. safetensors and .npy in and out, whole files in and out.
  *
  * Every field of a file is checked before it is used: a malformed or hostile file gives a status
- * and one line of text that names the file, the tensor and the way out, never a crash. Files that
- * are written by path appear whole or not at all, as mha_file_create() (sink.h) says, which also
- * says what becomes of links, devices and pipes.
+ * and one line of text that names the file, the tensor and the remedy, never a crash. Files written
+ * by path appear whole or not at all; mha_file_create() (sink.h) describes this, and how links,
+ * devices and pipes are handled.
  *
  * Memory here comes from the C library; no function needs a context.
  *
@@ -18,9 +18,7 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------
- * Whole files
- * --------------------------------------------------------------------------------------------- */
+/* ---- Whole files ----------------------------------------------------------------------------- */
 
 /**
  * Read a regular file of at most limit bytes. A zero byte follows the contents, not counted in
@@ -47,17 +45,15 @@ MHA_API void mha_file_free(char *bytes);
  */
 MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *bytes, size_t size);
 
-/* ------------------------------------------------------------------------------------------------
- * safetensors
- *
- *   8 bytes        n, the header's length, little-endian
+/* ---- safetensors ----------------------------------------------------------------------------- */
+/*   8 bytes        n, the header's length, little-endian
  *   n bytes        JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...,
  *                  "__metadata__": {"key": "text", ...}}
  *   the rest       the data; offsets count from here, and tensors cover it without gap or overlap
- * --------------------------------------------------------------------------------------------- */
+ */
 
-/* An open file: a read-only mapping and its checked table of tensors. Do not truncate a file that
- * someone has mapped: reading it then ends in SIGBUS, as with every mapping. */
+/* An open file: a read-only mapping and its validated table of tensors. Do not truncate a mapped
+ * file: reading it then raises SIGBUS, as with every mapping. */
 typedef struct mha_safetensors mha_safetensors;
 
 /**
@@ -89,42 +85,42 @@ MHA_API const char *mha_safetensors_name(const mha_safetensors *file, int64_t in
 MHA_API int64_t mha_safetensors_find(const mha_safetensors *file, const char *name);
 
 /**
- * Type and shape of tensor index, and a view of its data where the file has it aligned: the format
- * allows data that is not aligned to its element type, of which tensor->data is NULL. BOOL comes as
- * u8. No data is read.
+ * Type and shape of tensor index, and a view of its data if that is aligned: the format allows data
+ * that is not aligned to its element type, for which tensor->data is NULL. BOOL becomes u8. No data
+ * is read.
  *
  * Memory   a view that lives as long as file; read-only: writing through data is a fault.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index); MHA_ERR_UNSUPPORTED (an element type that
- *          mha_dtype has not, e.g. I16 or F8_E4M3, or more than MHA_MAX_DIMS dimensions).
+ *          mha_dtype lacks, e.g. I16 or F8_E4M3, or more than MHA_MAX_DIMS dimensions).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_peek(const mha_safetensors *file, int64_t index,
                                                       mha_tensor *tensor);
 
 /**
- * Tensor index as a view, contiguous and aligned. BOOL comes as u8. It is to be read only: writing
+ * Tensor index as a view, contiguous and aligned. BOOL becomes u8. It is read-only: writing
  * through data is a fault.
  *
- * Memory   a view that lives as long as file. Data that the file does not have aligned is copied at
- *          the first call for this tensor, and the copy kept until file is closed; whoever would
- *          rather not have it calls mha_safetensors_read().
+ * Memory   a view that lives as long as file. Unaligned data is copied at the first call for
+ *          this tensor, and the copy kept until file is closed; mha_safetensors_read() avoids it.
  * Errors   as mha_safetensors_peek(); MHA_ERR_NOMEM.
- * Threads  any, of one file and one tensor too: all get the same copy.   Since  0.1
+ * Threads  any, even for the same tensor: all get the same copy.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index,
                                                         mha_tensor *tensor);
 
 /**
  * Read tensor index into the caller's memory, as elements of dtype in row order: f32, f64, f16 and
- * bf16 become each other as by mha_tensor_convert(), other types stay what they are. Data that is
- * not aligned is read as it lies.
+ * bf16 are converted as by mha_tensor_convert(), other types must match. Unaligned data is read in
+ * place.
  *
  *   to [count]: count is the tensor's number of elements; to is aligned to dtype, or NULL for none
  *
  * Memory   none but the caller's.
  * Errors   as mha_safetensors_peek(); MHA_ERR_SHAPE (another number of elements); MHA_ERR_DTYPE (no
- *          such conversion); MHA_ERR_STRIDE (to is not aligned). What to holds is then undefined.
- * Threads  any, each with memory of its own.   Since  0.1
+ *          such conversion); MHA_ERR_STRIDE (to is not aligned). The contents of `to` are then
+ *          undefined.
+ * Threads  any, each with its own memory.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_read(const mha_safetensors *file, int64_t index,
                                                       mha_dtype dtype, int64_t count, void *to);
@@ -134,8 +130,8 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_read(const mha_safetensors *fil
 MHA_API const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key);
 
 /**
- * Write a safetensors file, whole or not at all. Tensors are stored by the size of their elements,
- * the largest first, else in the order given; so each lies aligned. Elements are in row order.
+ * Write a safetensors file, whole or not at all. Tensors are stored by decreasing element size,
+ * otherwise in the order given, so that each is aligned. Elements are in row order.
  *
  *   names [count], tensors [count]: any strides, any dtype (u8 is written as U8)
  *   metadata: pairs key, text, key, text, ..., NULL; or NULL for none
@@ -157,9 +153,7 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_write_to(const mha_sink *sink,
                                                           const mha_tensor *tensors, int64_t count,
                                                           const char *const *metadata);
 
-/* ------------------------------------------------------------------------------------------------
- * NumPy's .npy, versions 1 to 3
- * --------------------------------------------------------------------------------------------- */
+/* ---- NumPy's .npy, versions 1 to 3 ----------------------------------------------------------- */
 
 /* An array that was read: it owns its memory. */
 typedef struct mha_npy mha_npy;
@@ -179,8 +173,8 @@ typedef struct mha_npy mha_npy;
 MHA_API MHA_NODISCARD mha_status mha_npy_read(const char *path, mha_npy **array);
 
 /**
- * Type and shape of an array, from the head of its file: whatever mha_npy_read() refuses is refused
- * here, but no element is read and nothing allocated.
+ * Type and shape of an array, from its file's header: whatever mha_npy_read() refuses is refused
+ * here too, but no element is read and nothing allocated.
  *
  *   tensor: as mha_npy_tensor() would give it, with data NULL
  *
@@ -202,7 +196,7 @@ MHA_API void mha_npy_destroy(mha_npy *array);
  *   tensor: any strides; f16, f32, f64, i8, i32, i64, u8 (as u1)
  *
  * Memory   borrowed for the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_SHAPE, _SIZE; MHA_ERR_UNSUPPORTED (bf16, which NumPy has not);
+ * Errors   MHA_ERR_NULL; MHA_ERR_SHAPE, _SIZE; MHA_ERR_UNSUPPORTED (bf16, which NumPy lacks);
  *          MHA_ERR_WRITE (an older file of that name is then as it was); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */

@@ -12,23 +12,23 @@
  *
  *   phi(x)[i] = elu(x[i]) + 1 = x[i] + 1 for x[i] > 0, else exp(x[i])        F = D
  *
- * or the caller's. There is no scale: multiply q by it if the map is meant to see one.
+ * or the caller's. There is no scale: multiply q by one if the map needs it.
  *
  * A key is visible if s < key_lengths[b] and, if causal, s <= t + q_offset. Keys of the state that
  * a call starts from are visible to every query.
  *
- * Order of summation: every sum over keys is made one key after the other, from the state that the
- * call starts from to the last key. So the keys of a sequence may be divided over calls anywhere,
- * down to one key a call, each call starting from the state that the one before left, and every bit
- * of o, S and z is the same. The price: a sum of n keys carries up to n roundings, of which about
- * the square root of n remains in practice.
+ * Order of summation: every sum over keys runs key by key, from the initial state of the call to
+ * the last key. So the keys of a sequence may be split over calls anywhere, down to one key per
+ * call, each call starting from the state left by the one before, and every bit of o, S and z is
+ * the same. The price: a sum over n keys accumulates up to n rounding errors, about the square root
+ * of n in practice.
  *
  * Special values:
  *   - A query whose z is 0 in every element gives o = 0: it sees no key.
- *   - Keys and values that a query does not see never reach its result.
- *   - A non-finite element of a visible key or of the query makes o of that row NaN (of a caller's
- *     map: if its features say so). A non-finite v[.., s, d] of a visible key makes o[.., d]
- *     non-finite and nothing else. Both stay in the state that is handed on.
+ *   - Keys and values that a query does not see never affect its result.
+ *   - A non-finite element of a visible key or of the query makes o of that row NaN (with a
+ *     caller's map: if its features do). A non-finite v[.., s, d] of a visible key makes o[.., d]
+ *     non-finite and nothing else. Both remain in the output state.
  *   - Elements of q and k below -87 count as -87. Products of features must stay within the range
  *     of f32; where phi(q) . z underflows to 0, o is 0.
  *
@@ -50,7 +50,7 @@ enum {
 
 /* A feature map: rows [count,head_dim] in, features [count,feature_dim] out, both contiguous. The
  * features of a row may depend on that row only, and should not be negative. Called from several
- * threads at once, with any number of rows, of queries and of keys. */
+ * threads at once, with any number of rows of queries or keys. */
 typedef void (*mha_feature_map_fn)(void *user, const float *rows, int64_t count, int64_t head_dim,
                                    float *features, int64_t feature_dim);
 
@@ -60,12 +60,12 @@ typedef struct mha_linear_attention_desc {
     uint32_t flags;
     mha_feature_map_fn feature_map; /* NULL: elu + 1 */
     void *feature_map_user;
-    int64_t feature_dim;        /* F with a map of the caller; 0: D */
-    int64_t q_offset;           /* query t stands at key position t + q_offset, -2^60 .. 2^60. Only
+    int64_t feature_dim;        /* F with a caller's map; 0: D */
+    int64_t q_offset;           /* query t is at key position t + q_offset, -2^60 .. 2^60. Only
                                    if causal */
     const int64_t *q_offsets;   /* [B], instead of q_offset */
     const int64_t *key_lengths; /* [B], 0 .. S; NULL: S for all */
-    /* The state that the sums start from, f32; both or none. */
+    /* The initial state, f32; both or none. */
     const mha_tensor *state_s; /* [B,Hk,F,Dv] */
     const mha_tensor *state_z; /* [B,Hk,F] */
     /* Ragged batches, as in attention.h. B of the states is then `sequences`. */
@@ -73,8 +73,8 @@ typedef struct mha_linear_attention_desc {
     int64_t sequences;
 } mha_linear_attention_desc;
 
-/* Outputs beside o; NULL means not wanted. Either may be the very tensor that the state came from:
- * it is read before it is written. */
+/* Outputs besides o; NULL: not requested. Either may be the tensor of the initial state: it is read
+ * before it is written. */
 typedef struct mha_linear_attention_outputs {
     uint32_t struct_size;
     uint32_t reserved;         /* 0 */
@@ -88,20 +88,20 @@ typedef struct mha_linear_attention_outputs {
  *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out
  *
  * each f32, f16 or bf16, in any mixture: the results are those of widening the inputs to f32, which
- * is exact, and of rounding o to its type at the end, to the nearest (mha_tensor_convert()). A
- * feature map of the caller's sees f32.
+ * is exact, and rounding o to its type at the end, to nearest (mha_tensor_convert()). A caller's
+ * feature map receives f32.
  *
  * H is a multiple of Hk. Any strides, last axis contiguous. desc and outputs may be NULL. Lengths
  * of 0 are allowed everywhere: T = 0 only builds a state, S = 0 only reads one. One step of
  * decoding is a causal call with T = S = 1 and q_offset 0 whose state tensors are both in and out.
  *
- * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other, but
- *          for the state. Scratch comes from the context: a state and 64 keys with their features
- *          for each thread (causal), or a state for each key/value head (not causal).
+ * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other,
+ *          except for the state. Scratch comes from the context: a state and 64 keys with their
+ *          features for each thread (causal), or a state for each key/value head (not causal).
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED.
  *          On error no output byte is written.
- * Threads  one call at a time per context; any number of contexts. Key/value heads are shared out
- *          over threads, and without causal blocks of queries too. The bits of every output are the
+ * Threads  one call at a time per context; any number of contexts. Threads share the
+ *          key/value heads and, if not causal, blocks of queries. The bits of every output are the
  *          same for any number of threads, any batch and any padding.
  * Accuracy |o - exact| <= 2 (n + F + 10) u max_s |v| to first order, n the number of visible keys,
  *          u = 2^-24, for features that are not negative; phi is within 2.5 u of elu + 1,

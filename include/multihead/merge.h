@@ -1,23 +1,23 @@
-/* multihead: one attention out of several, each over a part of the keys.
+/* multihead: merge attention results over disjoint parts of the keys.
  *
  * A softmax over keys that lie in several places (blocks of a cache, a shared prefix, machines of a
- * ring) is computed for each part by itself, and joined by the log-sum-exp of the parts:
+ * ring) is computed for each part separately, and merged by the log-sum-exp of the parts:
  *
  *   m   = max_k lse_k        w_k = exp(lse_k - m)
  *   o   = sum_k w_k o_k / sum_k w_k
  *   lse = m + log sum_k w_k
  *
- * The result is a part again, so parts may be joined in any grouping.
+ * The result is a part again, so parts may be merged in any grouping.
  *
- * What the parts must have in common, so that the whole is the attention over all keys:
- *   - Masks, biases and positions: each part's are those of its own keys. The part that begins at
- *     key s0 takes q_offset - s0 where something reads positions.
+ * For the result to be the attention over all keys, the parts must agree in these respects:
+ *   - Masks, biases and positions: each part uses those of its own keys. The part that begins at
+ *     key s0 uses q_offset - s0 if anything depends on positions.
  *   - Sinks: exactly one part has sink_logits, since each adds exp(sink) to the denominator.
  *   - Gates: either every part has them or the merged o is multiplied by them; a merge is linear in
- *     o, so both are the same. lse knows nothing of gates.
- *   - Dropout is drawn by key numbers that begin at 0 in every part. A part is right by itself, and
- *     so is the mean over seeds of the whole; but give each part a seed of its own, or all of them
- *     drop alike, and do not expect the bits of an undivided call.
+ *     o, so both are the same. lse does not depend on gates.
+ *   - Dropout uses key numbers that begin at 0 in every part. Each part is correct by itself, and
+ *     so is the mean over seeds of the whole; but give each part its own seed, or all of them drop
+ *     the same keys, and do not expect the bits of an undivided call.
  *
  * Letters as in attention.h.
  *
@@ -40,29 +40,29 @@ typedef struct mha_attention_part {
 } mha_attention_part;
 
 /**
- * Join parts: the formulas above, for every query.
+ * Merge parts: the formulas above, for every query.
  *
  *   parts [count] in    o [B,H,T,Dv] out    lse [B,H,T] out, may be NULL    all f32
  *
- * Any strides, last axis of the o's contiguous. The sums take the parts in order, in double; each
- * result is rounded once. So the bits depend on the order of the parts and on nothing else, and one
- * part alone, or among empty ones, keeps its bits.
+ * Any strides, last axis of the o's contiguous. Parts are summed in order, in double; each
+ * result is rounded once. So the bits depend only on the order of the parts, and a single part, or
+ * one among empty ones, keeps its bits.
  *
  *   - A part with lse = -inf is empty for that query: its o is not read.
  *   - All parts empty, or a count of 0: o = 0, lse = -inf.
  *   - A part with lse NaN or +inf makes o and lse of that query NaN.
  *   - A non-finite element of o in a part that is not empty makes that element non-finite.
  *
- * Memory   everything is borrowed for the call; scratch of count numbers a thread. o may be the
- *          very tensor of one part's o, and lse of one part's lse: a query's inputs are read before
- *          its results are written. Any other overlap is an error.
+ * Memory   everything is borrowed for the call; scratch of count numbers per thread. o may be
+ *          the tensor of one part's o, and lse that of one part's lse: a query's inputs are read
+ *          before its results are written. Any other overlap is an error.
  * Errors   MHA_ERR_NULL, _ARGUMENT (count negative), _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE,
  *          _NOMEM. On error no output byte is written.
  * Threads  one call at a time per context; any number of contexts. Bits do not depend on threads.
  * Accuracy against the formulas: |o - exact| <= u |o| + 2^-43 max_k |o_k| + 2^-150 and
- *          |lse - exact| <= u |lse| + 2^-43, u = 2^-24, for up to 100 parts. Where the parts
- *          themselves are wrong by e_k in o and by at most d in lse:
- *          |o - whole| <= max_k e_k + (exp(2 d) - 1) max_k |o_k - whole| more, and d for lse
+ *          |lse - exact| <= u |lse| + 2^-43, u = 2^-24, for up to 100 parts. If the parts
+ *          themselves have errors of e_k in o and at most d in lse, add
+ *          |o - whole| <= max_k e_k + (exp(2 d) - 1) max_k |o_k - whole|, and d for lse
  *          (docs/numerics.md 3.11).
  * Since    0.1
  */

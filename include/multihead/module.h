@@ -24,11 +24,11 @@ extern "C" {
 enum {
     MHA_MODULE_NO_QKV_BIAS = 1 << 0, /* no b_q, b_k, b_v */
     MHA_MODULE_NO_OUT_BIAS = 1 << 1, /* no b_o */
-    MHA_MODULE_BIAS_KV = 1 << 2,     /* one more key and value, learned: bias_k, bias_v */
+    MHA_MODULE_BIAS_KV = 1 << 2,     /* an extra learned key and value: bias_k, bias_v */
     MHA_MODULE_ZERO_ATTN = 1 << 3,   /* and one of zeros, the last */
     MHA_MODULE_SINKS = 1 << 4,       /* learned sink logits (attention.h): sinks */
     MHA_MODULE_ROPE = 1 << 5,        /* q and k are rotated by their positions */
-    MHA_MODULE_QK_NORM = 1 << 6      /* and normed before: q_norm.weight, k_norm.weight */
+    MHA_MODULE_QK_NORM = 1 << 6      /* and normalised before: q_norm.weight, k_norm.weight */
 };
 
 typedef struct mha_module_desc {
@@ -37,7 +37,7 @@ typedef struct mha_module_desc {
     int64_t embed_dim;      /* E, required */
     int64_t num_heads;      /* H, required */
     int64_t kv_heads;       /* Hk, divides H; 0: H */
-    int64_t head_dim;       /* D; 0: E / H, which must then be whole */
+    int64_t head_dim;       /* D; 0: E / H, which must be an integer */
     int64_t value_head_dim; /* Dv; 0: D */
     int64_t key_dim;        /* Ek; 0: E */
     int64_t value_dim;      /* Ev; 0: E */
@@ -56,13 +56,13 @@ typedef struct mha_module_desc {
 typedef struct mha_module mha_module;
 
 /**
- * Make a module with all parameters zero, but q_norm.weight and k_norm.weight 1.
+ * Create a module with all parameters zero, except q_norm.weight and k_norm.weight, which are 1.
  *
  * Memory   the caller owns *module; memory comes from the context's allocator, which must outlive
  *          the module (the context need not).
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a size, a number of RoPE or the norm, or one of
- *          them without its flag), _UNSUPPORTED, _SIZE, _NOMEM; MHA_ERR_SHAPE if embed_dim is not a
- *          multiple of num_heads and head_dim is 0, or num_heads not one of kv_heads.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a size, a setting of RoPE or the norm, or one
+ *          of them without its flag), _UNSUPPORTED, _SIZE, _NOMEM; MHA_ERR_SHAPE if embed_dim is
+ *          not a multiple of num_heads and head_dim is 0, or num_heads not one of kv_heads.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_create(mha_context *context,
@@ -100,7 +100,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, co
                                                           const mha_tensor *value);
 
 /**
- * The other way: a parameter, by any of its names, with the bits that were set.
+ * Get a parameter, by any of its names, with the bits that were set.
  *
  *   value: f32, the parameter's shape, any strides; written
  *
@@ -112,7 +112,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_get_parameter(const mha_module *modu
                                                           const char *name,
                                                           const mha_tensor *value);
 
-/* A parameter as the module's state_dict has it. */
+/* A parameter as in the module's state_dict. */
 typedef struct mha_module_parameter {
     const char *name; /* static text */
     int32_t ndim;
@@ -120,10 +120,10 @@ typedef struct mha_module_parameter {
 } mha_module_parameter;
 
 /**
- * The parameters one by one, index = 0, 1, ..., until the answer is false: those, under those
- * names, in that order, which a state_dict of PyTorch's nn.MultiheadAttention has (in_proj_weight
- * if the three weights have one shape, else q_proj_weight, k_proj_weight, v_proj_weight; biases are
- * always joined in in_proj_bias), and what that class has not. Every parameter occurs once.
+ * The parameters one by one, index = 0, 1, ..., until it returns false: those of a state_dict of
+ * PyTorch's nn.MultiheadAttention, with its names and order (in_proj_weight if the three weights
+ * have one shape, else q_proj_weight, k_proj_weight, v_proj_weight; biases are always combined in
+ * in_proj_bias), then those that class does not have. Every parameter occurs once.
  *
  * Memory   fills *parameter.   Errors   false beyond the last one, or for a NULL.
  * Threads  any.                Since    0.1
@@ -131,25 +131,25 @@ typedef struct mha_module_parameter {
 MHA_API bool mha_module_parameter_at(const mha_module *module, int64_t index,
                                      mha_module_parameter *parameter);
 
-/** The number of parameters, each element counted. Memory none. Errors none. Threads any.
+/** The number of parameters, counting elements. Memory none. Errors none. Threads any.
  * Since 0.1 */
 MHA_API int64_t mha_module_parameter_count(const mha_module *module);
 
-/* Outputs beside out; NULL means not wanted. All f32, any strides with a contiguous last axis. S
- * counts the columns of bias_k and of the zeros, if the module has them: they come last. In a
- * ragged batch it is the longest sequence's. */
+/* Outputs besides out; NULL: not requested. All f32, any strides with a contiguous last axis. S
+ * includes the columns of bias_k and of the zeros, if the module has them: they come last. In a
+ * ragged batch it is that of the longest sequence. */
 typedef struct mha_module_outputs {
     uint32_t struct_size;
     uint32_t reserved;                       /* 0 */
     const mha_tensor *probabilities;         /* [B,H,T,S] */
     const mha_tensor *average_probabilities; /* [B,T,S], the mean over heads */
-    const mha_tensor *q;                     /* [B,H ,T,D ] projected, normed and rotated */
+    const mha_tensor *q;                     /* [B,H ,T,D ] projected, normalised and rotated */
     const mha_tensor *k;                     /* [B,Hk,S,D ] likewise, without bias_k and zeros */
     const mha_tensor *v;                     /* [B,Hk,S,Dv] */
     const mha_tensor *heads;                 /* [B,H ,T,Dv] what W_o mixes */
     const mha_tensor *lse;                   /* [B,H,T] */
-    /* What else attention can tell (attention.h): its tensors have the batch axis always, and
-     * nothing is given both here and there. Not with MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
+    /* Further outputs of attention (attention.h): its tensors always have the batch axis, and
+     * nothing may be given both here and there. Not with MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
     const mha_attention_outputs *attention;
 } mha_module_outputs;
 
@@ -163,8 +163,8 @@ typedef struct mha_module_call {
     const mha_tensor *value;             /* [B,S,Ev] in */
     const mha_tensor *out;               /* [B,T,E ] out */
     const mha_module_outputs *outputs;   /* NULL: none */
-    /* With MHA_MODULE_ROPE: where tokens stand. NULL: key s at s, query t at t + q_offset, as for
-     * masks; with a cache behind what it holds; ragged, from each sequence's start. */
+    /* With MHA_MODULE_ROPE: positions of tokens. NULL: key s at s, query t at t + q_offset, as
+     * for masks; with a cache after its contents; ragged, from each sequence's start. */
     const mha_positions *query_positions, *key_positions;
     mha_kv_cache *cache;   /* NULL: none */
     const int64_t *counts; /* [B] with a cache: see mha_module_run(); NULL: all */
@@ -175,28 +175,27 @@ typedef struct mha_module_call {
  *
  *   query [B,T,E] in    key [B,S,Ek] in    value [B,S,Ev] in    out [B,T,E] out    f32
  *
- * Self-attention passes the same tensor three times. attention describes mask, scale, path, and
- * what else there is (window, softcap, ALiBi, T5, Shaw, ...). Strides are free, last axis
+ * Self-attention passes the same tensor three times. attention describes mask, scale, path and so
+ * on (window, softcap, ALiBi, T5, Shaw, ...). Strides are free, last axis
  * contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch axis, query [T,E], key [S,Ek],
- * value [S,Ev] and out [T,E], every output lacks it too (as probabilities [H,T,S]), and B is 1.
+ * value [S,Ev] and out [T,E], no output has one either (probabilities are [H,T,S]), and B is 1.
  *
- * After the projection q and k are normed and rotated, in this order, if the module has it so.
+ * After the projection q and k are normalised and rotated, in this order, if the module does so.
  *
- * The key of MHA_MODULE_BIAS_KV and that of zeros are seen by every query, whatever the masks
+ * The key of MHA_MODULE_BIAS_KV and that of zeros are visible to every query, whatever the masks
  * (causal, lengths, windows, documents, blocks, keep_mask, callback, ragged batches): dense masks
- * and biases have S columns without them. They stand at no position: they are not normed or
- * rotated, and nothing is added to their scores, which are softcap(scale q bias_k) and 0. Dropout
- * takes the first for key 2^34 - 1. A query that sees no other key sees them.
+ * and biases have S columns without them. They have no position: they are not normalised or
+ * rotated, and nothing is added to their scores, which are softcap(scale q bias_k) and 0. For
+ * dropout the first is key 2^34 - 1. A query that sees no other key sees them.
  *
  * With a cache (mha_module_cache_create(), of the same B) a call does one of three things:
  *
  *   query, key, value, out   a step of generation: the T = S new tokens are projected and appended,
- *                            and attend causally to all that the cache then holds. counts[b] says
- *                            how many of them are sequence b's, the first ones; in out, what
- *                            stands behind them is of no use
- *   key, value               append only: what an encoder gave, once, for cross-attention
- *   query, out               attend only, to all that the cache holds, or as attention says; the
- *                            queries stand at the last T positions unless q_offset says otherwise
+ *                            and attend causally to everything in the cache. The first counts[b]
+ *                            of them belong to sequence b; later rows of out are meaningless
+ *   key, value               append only: an encoder's output, once, for cross-attention
+ *   query, out               attend only, to everything in the cache, or as attention says; the
+ *                            queries are at the last T positions unless q_offset is given
  *
  * S in outputs is then the longest length, but outputs k and v have the new keys. Steps of any
  * sizes, down to one token, give the bits of the whole causal sequence at once.
@@ -205,13 +204,14 @@ typedef struct mha_module_call {
  *          (mha_module_scratch()).
  * Errors   as mha_attention_forward(); MHA_ERR_SHAPE names key and value lengths that differ, or
  *          sizes of a cache that are not the module's; MHA_ERR_SIZE if a cache is full;
- *          MHA_ERR_ARGUMENT if both the module and attention bring sinks, for positions without
- *          RoPE, and for what a cache knows itself (key_lengths, a step's q_offset). On error no
+ *          MHA_ERR_ARGUMENT if both the module and attention have sinks, for positions without
+ *          RoPE, and for what the cache determines (key_lengths, a step's q_offset). On error no
  *          output byte is written, and a cache is as it was.
  * Threads  one call at a time per context, and per cache if it is appended to.
  * Accuracy projections as mha_linear_forward() (nn.h), norm and rotation as in position.h,
- * attention as mha_attention_forward(); with bias_k the errors of all scores are larger by 2^-24
- * |lse|. Since    0.1
+ *          attention as mha_attention_forward(); with bias_k the errors of all scores are larger by
+ *          2^-24 |lse|.
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_run(mha_context *context, const mha_module *module,
                                                 const mha_module_call *call);
@@ -228,7 +228,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const 
                                                     const mha_module_outputs *outputs);
 
 /**
- * The scratch that mha_module_run() of the same call takes at most; checks the call all the same.
+ * The most scratch that mha_module_run() of the same call uses, with the same checks.
  * Data pointers of tensors may be NULL and are not read, nor is out needed.
  *
  * Memory   fills *bytes, for mha_context_reserve().
@@ -239,7 +239,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_scratch(mha_context *context, const 
 
 /**
  * An empty cache for the module's keys and values, of `capacity` positions for each of `batch`
- * sequences. cache.h has what else can be done with it (lengths, truncate, reset).
+ * sequences. cache.h has its other functions (lengths, truncate, reset).
  *
  * Memory, Errors, Threads   as mha_kv_cache_create().   Since  0.1
  */

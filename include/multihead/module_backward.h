@@ -1,14 +1,14 @@
 /* multihead: the gradients of the multi-head attention module.
  *
- * With dO the gradient of a loss by out, and attention's gradients as in backward.h:
+ * With dO the gradient of a loss with respect to out, and attention's gradients as in backward.h:
  *
  *   dheads = dO W_o        dW_o += dO^T heads        db_o += sum of the rows of dO
  *   dq, dk, dv             attention backward, then back through rotation and norm
  *   dquery = dq W_q        dW_q += dq^T query        db_q += sum of the rows of dq
  *   dkey, dvalue           likewise
  *
- * Gradients of parameters are always added to what is there (clear them before the first batch).
- * Bits are the same for any number of threads, and whichever other gradients are asked for.
+ * Gradients of parameters always accumulate (clear them before the first batch). Bits are the same
+ * for any number of threads, and whichever other gradients are requested.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -23,34 +23,34 @@
 extern "C" {
 #endif
 
-/* The gradients that are wanted, f32 with a contiguous last axis; NULL: not wanted. */
+/* The requested gradients, f32 with a contiguous last axis; NULL: not requested. */
 typedef struct mha_module_gradients {
     uint32_t struct_size;
     uint32_t flags;                        /* 0, or MHA_GRADIENT_ADD: for query, key and value */
     const mha_tensor *query, *key, *value; /* of the inputs' shapes; overwritten, or added to. If
-                                              added to they may be one tensor (self-attention) */
+                                              added to, they may be one tensor (self-attention) */
     const mha_tensor *const *parameters;   /* [parameters_count], in the order and of the shapes of
                                               mha_module_parameter_at(); entries may be NULL */
     int64_t parameters_count;
-    /* Of what the call's descriptor brings: bias, tables, gates, ... q, k and v stay NULL, and the
-     * flags hold for these alone. */
+    /* Of the tensors in the call's descriptor: bias, tables, gates, ... q, k and v stay NULL, and
+     * the flags apply to these only. */
     const mha_attention_gradients *attention;
 } mha_module_gradients;
 
 /**
  * The gradients of mha_module_run(), after that call.
  *
- *   call           as it was, with outputs q, k, v, heads and lse as it filled them; out is not
- *                  read. The module's parameters are those of then
+ *   call           unchanged, with the outputs q, k, v, heads and lse that it wrote; out is not
+ *                  read. The module's parameters are unchanged too
  *   out_gradient   as out, in
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other.
  *          Scratch from the context: q, k, v and heads twice, and the largest weight.
  * Errors   as mha_module_run(); MHA_ERR_ARGUMENT for a cache, or the gradient of an input that is
- *          not there; MHA_ERR_UNSUPPORTED for MHA_QK_NORM_L2, and for gradients of gates and scale
+ *          not given; MHA_ERR_UNSUPPORTED for MHA_QK_NORM_L2, and for gradients of gates and scale
  *          with MHA_MODULE_BIAS_KV. Nothing is then written; after MHA_ERR_NOMEM the gradients are
  *          unspecified.
- * Threads  one call at a time per context; nobody sets parameters.
+ * Threads  one call at a time per context; no parameter changes meanwhile.
  * Accuracy as mha_linear_backward() (nn.h) and mha_attention_backward().
  * Since    0.1
  */

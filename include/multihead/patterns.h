@@ -1,8 +1,8 @@
-/* multihead: block patterns of the literature, written into a keep_blocks tensor (attention.h).
+/* multihead: published block patterns, written into a keep_blocks tensor (attention.h).
  *
- * A pattern says for each block row r and block column c whether the block is computed. Row r
- * stands at column i = r + offset; blocks are square (block_queries == block_keys) wherever a part
- * reads i. A block is kept if any part that is set keeps it:
+ * A pattern states for each block row r and block column c whether the block is computed. Row r
+ * is at column i = r + offset; blocks are square (block_queries == block_keys) wherever a part
+ * uses i. A block is kept if any part that is set keeps it:
  *
  *   local     i - left_blocks <= c <= i + right_blocks            Longformer, BigBird
  *   global    r < global_rows or c < global_cols                  Longformer, BigBird (the first)
@@ -20,9 +20,9 @@
  *     global_cols = the number of leading blocks with global tokens
  *   Zaheer et al. 2020, "Big Bird": the same with left_blocks = right_blocks = 1 and random_blocks
  *
- * are descriptors of one line each. Patterns join: several parts in one descriptor, or a call with
- * MHA_PATTERN_ADD on a tensor that already holds one. MHA_PATTERN_CAUSAL works on whole blocks; the
- * triangle inside the diagonal's blocks is MHA_ATTENTION_CAUSAL's.
+ * are descriptors of one line each. Patterns combine: several parts in one descriptor, or a call
+ * with MHA_PATTERN_ADD on a tensor that already holds one. MHA_PATTERN_CAUSAL works on whole
+ * blocks; the triangle inside the diagonal's blocks is MHA_ATTENTION_CAUSAL's.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -38,8 +38,8 @@ extern "C" {
 /* mha_pattern_desc.flags */
 enum {
     MHA_PATTERN_CAUSAL = 1 << 0, /* c <= i */
-    MHA_PATTERN_LOCAL = 1 << 1,  /* left_blocks and right_blocks hold */
-    MHA_PATTERN_ADD = 1 << 2     /* keep what the tensor holds already */
+    MHA_PATTERN_LOCAL = 1 << 1,  /* left_blocks and right_blocks apply */
+    MHA_PATTERN_ADD = 1 << 2     /* keep the blocks that the tensor already keeps */
 };
 
 /* Zero everywhere: no block is kept. */
@@ -53,7 +53,7 @@ typedef struct mha_pattern_desc {
     int64_t stride;        /* 0: none */
     int64_t fixed;         /* 0: none */
     int64_t fixed_summary; /* 0 .. fixed */
-    int64_t random_blocks; /* a row, without replacement; all that are left if there are fewer */
+    int64_t random_blocks; /* per row, without replacement; all that are left if there are fewer */
     uint64_t seed;
 } mha_pattern_desc;
 
@@ -62,16 +62,16 @@ typedef struct mha_pattern_desc {
  *
  *   keep_blocks [rows,cols] or [H,rows,cols] out    u8, any strides    kept out, may be NULL
  *
- * With H heads each has the same pattern but for the random part, which is its own. A row's random
- * blocks are drawn among those that no part keeps, each equally likely, by Philox 4x32-10 from
- * (seed, head, row): a row does not depend on the number of rows or heads beside it. *kept is the
+ * With H heads, all have the same pattern except for the random part. A row's random blocks are
+ * drawn uniformly among those that no part keeps, by Philox 4x32-10 from (seed, head, row): a row
+ * does not depend on the number of other rows or heads. *kept is the
  * number of kept blocks in the whole tensor, those of MHA_PATTERN_ADD included.
  *
  * Memory   borrowed for the call; nothing is allocated.   Cost  O(H rows cols).
  * Errors   MHA_ERR_NULL, _ARGUMENT (a number outside 0 .. 2^31 - 1; right_blocks with causal;
- * left_blocks or right_blocks without their flag; fixed_summary beyond fixed), _SHAPE, _DTYPE,
- * _STRIDE, _SIZE (H, rows, cols or |offset| from 2^31 on), _UNSUPPORTED (an unknown flag). On error
- *          neither the tensor nor *kept is written.
+ *          left_blocks or right_blocks without their flag; fixed_summary beyond fixed), _SHAPE,
+ *          _DTYPE, _STRIDE, _SIZE (H, rows, cols or |offset| from 2^31 on), _UNSUPPORTED (an
+ *          unknown flag). On error neither the tensor nor *kept is written.
  * Threads  any.
  * Since    0.1
  */

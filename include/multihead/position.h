@@ -1,11 +1,11 @@
-/* multihead: where tokens stand. What is added to inputs or done to queries and keys before
- * attention; what acts on scores (ALiBi, T5, Shaw) is part of mha_attention_desc, and its slopes
- * and buckets are here to look at. docs/positions.md tells which model family uses which.
+/* multihead: positions. What is added to inputs or applied to queries and keys before attention;
+ * what acts on scores (ALiBi, T5, Shaw) is part of mha_attention_desc, with slopes and buckets
+ * available here. docs/positions.md lists which model family uses which.
  *
  * Letters: B batch, H heads, T tokens, D head size, E width of an embedding, P rows of a table.
- * All numbers are f32 and all strides are free, of the last axis too. Every function computes in
+ * All numbers are f32 and all strides are free, even of the last axis. Every function computes in
  * double and rounds each result once; bits do not depend on the number of threads, on strides or on
- * the instruction set (but on the C library's sin, cos and pow).
+ * the instruction set (except for the C library's sin, cos and pow).
  *
  * SPDX-License-Identifier: MIT
  */
@@ -18,20 +18,18 @@
 extern "C" {
 #endif
 
-/* The positions of tokens. Zero everywhere: token t of every sequence stands at t. At most one
- * field may be set. */
+/* The positions of tokens. Zero everywhere: token t of every sequence is at t. At most one field
+ * may be set. */
 typedef struct mha_positions {
-    int64_t start;         /* token t stands at start + t; may be negative */
-    const int64_t *starts; /* [B], a start for each sequence: what its cache already holds */
+    int64_t start;         /* token t is at start + t; may be negative */
+    const int64_t *starts; /* [B], one start per sequence: its cached positions */
     const mha_tensor *ids; /* i64, up to 2 dims, broadcasts to [B,T]: any position for any token */
 } mha_positions;
 
-/* ------------------------------------------------------------------------------------------------
- * Rotary position embedding
- * --------------------------------------------------------------------------------------------- */
+/* ---- Rotary position embedding --------------------------------------------------------------- */
 
-/* Which two elements of a head turn together, i = 0 .. rotary_dim / 2 - 1. Weights are trained for
- * one of the two; with the other a model computes nonsense. */
+/* Which two elements of a head rotate together, i = 0 .. rotary_dim / 2 - 1. Weights are trained
+ * for one of the two; with the other a model computes nonsense. */
 typedef enum mha_rope_pairing {
     MHA_ROPE_INTERLEAVED = 0, /* 2 i and 2 i + 1: as published; GPT-J, ChatGLM, Cohere */
     MHA_ROPE_HALVES = 1       /* i and i + rotary_dim / 2: GPT-NeoX, Llama in transformers */
@@ -39,7 +37,7 @@ typedef enum mha_rope_pairing {
 
 /* mha_rope_desc.flags */
 enum {
-    MHA_ROPE_INVERSE = 1 << 0 /* turn by -angle: undoes it, and is its derivative's transpose */
+    MHA_ROPE_INVERSE = 1 << 0 /* rotate by -angle: the inverse, and the derivative's transpose */
 };
 
 /* Zero everywhere means: as published, all of D, base 10000, positions 0 .. T-1. */
@@ -48,13 +46,14 @@ typedef struct mha_rope_desc {
     uint32_t flags;
     mha_rope_pairing pairing;
     uint32_t reserved;  /* 0 */
-    int64_t rotary_dim; /* elements that turn, the first ones; even, 0: D. The rest is copied */
+    int64_t rotary_dim; /* the first elements, which rotate; even, 0: D. The rest is copied */
     double base;        /* 0: 10000; else at least 1 */
     double factor;      /* linear scaling, positions are divided by it; 0: 1; at least 2^-64 */
     mha_positions positions;
-    /* Ready cosines and sines instead of base and factor, both or none: f32 [P, rotary_dim / 2],
-     * row p for position p, 0 <= p < P; or f32 [B or 1, T or 1, rotary_dim / 2], one row for each
-     * token, where positions must be left alone. For scalings that are not linear. */
+    /* Precomputed cosines and sines instead of base and factor, both or none: f32
+     * [P, rotary_dim / 2], row p for position p, 0 <= p < P; or f32
+     * [B or 1, T or 1, rotary_dim / 2], one row per token, with positions left at zero. For
+     * scalings that are not linear. */
     const mha_tensor *cos_table, *sin_table;
 } mha_rope_desc;
 
@@ -75,16 +74,14 @@ typedef struct mha_rope_desc {
  *          (unknown flags). On error no output byte is written.
  * Threads  one call at a time per context.
  * Accuracy |y_j - exact| <= u |y_j| + (|x_j| + |x_k|) ((5 + ln base) |a| + 4) 2^-53, u = 2^-24:
- *          positions up to some millions cost nothing. With tables 2^-52 in place of the
+ *          positions up to some millions cost no accuracy. With tables 2^-52 replaces the
  *          parenthesis and its factor. Positions of 2^53 and beyond are rounded to double first.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_rope_apply(mha_context *context, const mha_rope_desc *desc,
                                                 const mha_tensor *x, const mha_tensor *y);
 
-/* ------------------------------------------------------------------------------------------------
- * Encodings that are added to embeddings
- * --------------------------------------------------------------------------------------------- */
+/* ---- Encodings that are added to embeddings -------------------------------------------------- */
 
 /**
  * The sinusoidal encoding (Vaswani et al. 2017, section 3.5), rows start .. start + T - 1 of it:
@@ -109,7 +106,7 @@ MHA_API MHA_NODISCARD mha_status mha_sinusoidal_encoding(mha_context *context, i
  *
  *   x [B,T,E] in    table [P,E] in    y [B,T,E] out, may be the same view as x
  *
- * positions NULL: token t stands at t.
+ * positions NULL: token t is at t.
  *
  * Memory   all borrowed for the call. Nothing is allocated.
  * Errors   MHA_ERR_NULL, _ARGUMENT (a position outside 0 .. P-1), _SHAPE, _DTYPE, _STRIDE,
@@ -123,16 +120,14 @@ MHA_API MHA_NODISCARD mha_status mha_add_positions(mha_context *context,
                                                    const mha_tensor *x, const mha_tensor *table,
                                                    const mha_tensor *y);
 
-/* ------------------------------------------------------------------------------------------------
- * What attention adds to scores
- * --------------------------------------------------------------------------------------------- */
+/* ---- Score terms ----------------------------------------------------------------------------- */
 
 /**
- * The slopes of ALiBi (Press et al. 2022) for any number of heads, as the authors' code has them.
+ * The slopes of ALiBi (Press et al. 2022) for any number of heads, as in the authors' code.
  * With n the largest power of two <= num_heads:
  *
  *   slopes[h] = 2^(-8 (h + 1) / n)              for h < n
- *   slopes[h] = 2^(-4 (2 (h - n) + 1) / n)      for the others: every second one of 2 n heads
+ *   slopes[h] = 2^(-4 (2 (h - n) + 1) / n)      for the rest: every second one of 2 n heads
  *
  * Memory   fills num_heads floats.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (num_heads < 1).
  * Threads  any.   Accuracy  each rounded once from double: within (1 + 2^-24) half an ulp.
@@ -161,9 +156,7 @@ MHA_API MHA_NODISCARD mha_status mha_t5_bucket(int64_t relative, int64_t buckets
                                                int64_t max_distance, bool one_sided,
                                                int64_t *bucket);
 
-/* ------------------------------------------------------------------------------------------------
- * Norms of queries and keys
- * --------------------------------------------------------------------------------------------- */
+/* ---- Norms of queries and keys --------------------------------------------------------------- */
 
 typedef enum mha_qk_norm_kind {
     MHA_QK_NORM_RMS = 0, /* x / sqrt(mean x^2 + epsilon): Qwen3, Gemma 3 */
@@ -171,14 +164,14 @@ typedef enum mha_qk_norm_kind {
 } mha_qk_norm_kind;
 
 /**
- * Norm of each head's vector, of queries and keys before attention (and before RoPE):
+ * Normalise each head's vector, of queries and keys before attention (and before RoPE):
  *
  *   y[b,h,t,:] = x[b,h,t,:] / norm(x[b,h,t,:]) * weight
  *
- *   x, y [B,H,T,D]     weight [D], or [H,D] for each head its own, or NULL: 1
+ *   x, y [B,H,T,D]     weight [D], or [H,D] per head, or NULL: 1
  *
- * y may be the same view as x, else they must not overlap. A vector of zeros gives zeros, whatever
- * epsilon is. A non-finite element makes its vector NaN (infinity: zeros and a NaN) and no other.
+ * y may be the same view as x, else they must not overlap. A vector of zeros gives zeros for any
+ * epsilon. A non-finite element makes its vector NaN (infinity: zeros and a NaN) and no other.
  *
  * Memory   all borrowed for the call. Nothing is allocated.
  * Errors   MHA_ERR_NULL, _ARGUMENT (kind; epsilon negative or not finite), _SHAPE, _DTYPE,

@@ -1,21 +1,21 @@
-/* multihead: attention by the conventions of others.
+/* multihead: attention with the conventions of other libraries.
  *
- * The library's own conventions are in attention.h and module.h. Each function here is a rival's
- * operator with that rival's arguments, defaults, meaning of masks, shapes and special values, so
- * that code which was written for it gets the same numbers. docs/presets.md has all of them beside
- * ours in one table. Two things are ours everywhere:
+ * The library's own conventions are in attention.h and module.h. Each function here is a peer's
+ * operator with that peer's arguments, defaults, mask semantics, shapes and special values, so that
+ * code written for it gets the same numbers. docs/presets.md compares all of them with ours in one
+ * table. Two things are the same for all:
  *
- *   - Booleans are MHA_U8 tensors, 0 false and everything else true; what true means is up to the
- *     other library.
+ *   - Booleans are MHA_U8 tensors, 0 false and everything else true; what true means depends on
+ *     the other library.
  *   - A key that a query does not see is skipped, not multiplied by 0: NaN or infinity in a masked
- *     key or value never reaches a result (elsewhere 0 * NaN is NaN). A non-finite element of
+ *     key or value never reaches a result (in the peers 0 * NaN is NaN). A non-finite element of
  *     a visible key or of the query makes the row NaN.
  *
  * Float masks may hold anything that is not NaN or +infinity; -inf masks. Finite values below
- * -1e38, which some programs use for "masked", are moved together (x -> x / 2 - 5e37) so that they
- * stay finite within: a row whose keys all have the lowest float gives their mean, as the rivals
- * do. Only where that is needed, or where two masks meet, is a copy of the mask made in the
- * context's scratch; otherwise masks are read where they lie.
+ * -1e38, which some programs use for "masked", are rescaled (x -> x / 2 - 5e37) so that they
+ * stay finite internally: a row whose keys all have the lowest float gives their mean, as in the
+ * peers. A copy of the mask is made in the context's scratch only if that is needed or two masks
+ * are combined; otherwise masks are read in place.
  *
  * Letters as in attention.h: B batch, H query heads, Hk key/value heads, T queries, S keys, D and
  * Dv head sizes.
@@ -32,9 +32,7 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------
- * PyTorch: torch.nn.functional.scaled_dot_product_attention
- * --------------------------------------------------------------------------------------------- */
+/* ---- PyTorch: torch.nn.functional.scaled_dot_product_attention ------------------------------- */
 
 /* mha_pytorch_sdpa_args.flags */
 enum {
@@ -50,7 +48,7 @@ typedef struct mha_pytorch_sdpa_args {
     const mha_tensor *attn_mask; /* u8: true attends; float: is added; NULL: None */
     float scale;
     float dropout_p;       /* 0 .. 1 */
-    uint64_t dropout_seed; /* of our generator; PyTorch's draws other numbers */
+    uint64_t dropout_seed; /* of our generator; PyTorch's gives other numbers */
 } mha_pytorch_sdpa_args;
 
 /**
@@ -59,22 +57,22 @@ typedef struct mha_pytorch_sdpa_args {
  *   query [..., H, T, D] in   key [..., Hk, S, D] in   value [..., Hk, S, Dv] in
  *   out   [..., H, T, Dv] out      2 to 6 dimensions; the number of each may differ
  *
- * args may be NULL. Leading dimensions broadcast against each other as PyTorch's do, that of the
- * heads too. With MHA_SDPA_ENABLE_GQA the third dimension from the end holds heads, H a multiple
+ * args may be NULL. Leading dimensions, the heads' included, broadcast against each other as in
+ * PyTorch. With MHA_SDPA_ENABLE_GQA the third dimension from the end holds heads, H a multiple
  * of Hk, and query head h reads head h / (H / Hk); without the flag different numbers of heads are
  * an error, unless one is 1. attn_mask has any number of dimensions and broadcasts to
  * [..., H, T, S]. is_causal keeps keys s <= t (aligned top-left, whatever T and S). scale may be 0
  * or negative. A query without a visible key gives 0.
  *
- * Where ours differs: is_causal together with attn_mask is an error always, as PyTorch documents
+ * Where ours differs: is_causal together with attn_mask is always an error, as PyTorch documents
  * (its flash kernel, chosen for 4 dimensions and equal head sizes, computes both; its math kernel
- * refuses). is_causal with a scale of 0 or less gives what the formula says (flash: NaN). Masks of
- * 0 and 1 dimensions are taken always (PyTorch: not with flash). Without keys out has the shape
- * above (PyTorch forgets the leading dimensions of value). Grouped key and value need the same
+ * refuses). is_causal with a scale of 0 or less follows the formula (flash: NaN). Masks of 0 and 1
+ * dimensions are always accepted (PyTorch: not with flash). Without keys out has the shape above
+ * (PyTorch drops the leading dimensions of value). Grouped key and value need the same
  * number of heads. D must not be 0. A scale that is not finite is an error.
  *
  * Memory   everything is borrowed for the call; out overlaps nothing. Scratch as
- *          mha_attention_forward(), and a copy of the mask as said at the top.
+ *          mha_attention_forward(), and a copy of the mask as described at the top.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
  *          (unknown flags). On error no output byte is written.
  * Threads  one call at a time per context. Bits as mha_attention_forward().
@@ -85,20 +83,18 @@ MHA_API MHA_NODISCARD mha_status mha_pytorch_sdpa_forward(
     mha_context *context, const mha_pytorch_sdpa_args *args, const mha_tensor *query,
     const mha_tensor *key, const mha_tensor *value, const mha_tensor *out);
 
-/* ------------------------------------------------------------------------------------------------
- * PyTorch: torch.nn.MultiheadAttention.forward
- * --------------------------------------------------------------------------------------------- */
+/* ---- PyTorch: torch.nn.MultiheadAttention.forward -------------------------------------------- */
 
 /* mha_pytorch_mha_args.flags */
 enum {
     MHA_PYTORCH_BATCH_FIRST = 1 << 0, /* the module was made with batch_first=True */
     MHA_PYTORCH_IS_CAUSAL = 1 << 1,   /* is_causal=True: a hint that attn_mask is the causal mask */
     MHA_PYTORCH_PER_HEAD = 1 << 2,    /* average_attn_weights=False */
-    MHA_PYTORCH_TRAINING = 1 << 3     /* the module is in training mode: dropout acts */
+    MHA_PYTORCH_TRAINING = 1 << 3     /* the module is in training mode: dropout is active */
 };
 
-/* The arguments of forward; zero everywhere is PyTorch's default. need_weights is whether weights
- * are asked for. */
+/* The arguments of forward; zero everywhere is PyTorch's default. need_weights is true if weights
+ * is not NULL. */
 typedef struct mha_pytorch_mha_args {
     uint32_t struct_size;
     uint32_t flags;
@@ -106,43 +102,43 @@ typedef struct mha_pytorch_mha_args {
     const mha_tensor *key;              /* [S,B,Ek], [B,S,Ek],                or [S,Ek] */
     const mha_tensor *value;            /* [S,B,Ev], [B,S,Ev],                or [S,Ev] */
     const mha_tensor *key_padding_mask; /* [B,S] or [S]; u8: true masks; float: is added */
-    const mha_tensor *attn_mask; /* [T,S], or [B*H,T,S] with the heads of a sequence in a row;
+    const mha_tensor *attn_mask; /* [T,S], or [B*H,T,S] with the heads of a sequence adjacent;
                                     u8: true masks; float: is added */
     float dropout;               /* of the module, 0 .. 1 */
     uint32_t reserved;           /* 0 */
-    uint64_t dropout_seed;       /* of our generator; PyTorch's draws other numbers */
+    uint64_t dropout_seed;       /* of our generator; PyTorch's gives other numbers */
 } mha_pytorch_mha_args;
 
 /**
- * nn.MultiheadAttention.forward of PyTorch 2.13: module holds the parameters, and what add_bias_kv,
- * add_zero_attn, bias, kdim and vdim chose (module.h; state.h carries parameters over).
+ * nn.MultiheadAttention.forward of PyTorch 2.13: module holds the parameters and the choice of
+ * add_bias_kv, add_zero_attn, bias, kdim and vdim (module.h; state.h carries parameters over).
  *
  *   out      [T,B,E], [B,T,E] if batch_first, or [T,E] out
  *   weights  [B,T,S'] out, or [B,H,T,S'] with MHA_PYTORCH_PER_HEAD; without B if query is [T,E].
  *            S' counts the columns of bias_k and of the zeros. NULL: need_weights=False
  *
  * True in a boolean mask masks, which is the opposite of scaled_dot_product_attention. Two float
- * masks are added; a boolean one masks beside a float one. bias_k and the zeros are never masked.
- * Dropout acts with MHA_PYTORCH_TRAINING only; weights are then those after dropout, and the
- * averages of these.
+ * masks are added; a boolean one applies in addition to a float one. bias_k and the zeros are never
+ * masked. Dropout is active with MHA_PYTORCH_TRAINING only; weights and their averages are then
+ * those after dropout.
  *
  * A query without a visible key: with weights, its weights are NaN in that head and in the average,
- * and all of its out is NaN. Without weights its heads are 0, and out is what W_o makes of them.
+ * and all of its out is NaN. Without weights its heads are 0, and out is W_o applied to them.
  *
- * is_causal needs an attn_mask. Where PyTorch lets the hint stand for the mask (no weights, no
- * key_padding_mask) the mask's values are not read and keys s <= t are seen; it may then have any
- * lengths of its two or three axes (with a batch axis in query).
+ * is_causal needs an attn_mask. Where PyTorch replaces the mask by the hint (no weights, no
+ * key_padding_mask) the mask's values are not read and keys s <= t are visible; its two or three
+ * axes may then have any length (with a batch axis in query).
  *
  * Where ours differs: PyTorch's inference fast path (eval, no gradients, one batch-first tensor for
- * query, key and value, an even number of heads) gives NaN in rows without keys without weights too
- * and ignores is_causal; this is the way that all other calls take. With bias_k or zeros the hint
- * is not taken for the mask (PyTorch: the causal mask then hides these as well, but with weights it
- * does not).
+ * query, key and value, an even number of heads) gives NaN in rows without keys even without
+ * weights, and ignores is_causal; this function follows all other calls. With bias_k or zeros the
+ * hint does not replace the mask (PyTorch: the causal mask then hides these as well, but with
+ * weights it does not).
  *
  * Memory   everything is borrowed for the call; out and weights overlap nothing. Scratch as
  *          mha_module_run(), and: [B,H,T] if there is a mask and weights; a copy of a float mask as
- *          said at the top, [B,T,S] or [B,H,T,S] where two are added that hold more than 0 and
- *          -inf; [B,H,T,S'] for averages of weights after dropout.
+ *          described at the top, [B,T,S] or [B,H,T,S] where two are added that contain values other
+ *          than 0 and -inf; [B,H,T,S'] for averages of weights after dropout.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
  *          (unknown flags). On error no output byte is written.
  * Threads  one call at a time per context; any number on one module.
@@ -155,23 +151,21 @@ MHA_API MHA_NODISCARD mha_status mha_pytorch_mha_forward(mha_context *context,
                                                          const mha_tensor *out,
                                                          const mha_tensor *weights);
 
-/* ------------------------------------------------------------------------------------------------
- * ONNX: the operator Attention of the default domain
- * --------------------------------------------------------------------------------------------- */
+/* ---- ONNX: the operator Attention of the default domain -------------------------------------- */
 
 /* mha_onnx_attention_attributes.flags */
 enum {
     MHA_ONNX_IS_CAUSAL = 1 << 0,   /* is_causal = 1 */
-    MHA_ONNX_SCALE_GIVEN = 1 << 1, /* scale is there, even 0; without it 1/sqrt(head_size) */
-    MHA_ONNX_WINDOW = 1 << 2       /* left_window_size and right_window_size hold; else both -1 */
+    MHA_ONNX_SCALE_GIVEN = 1 << 1, /* scale is given, even 0; without it 1/sqrt(head_size) */
+    MHA_ONNX_WINDOW = 1 << 2       /* left_window_size and right_window_size apply; else both -1 */
 };
 
-/* qk_matmul_output_mode, with the meaning of onnx 1.22 and later (1.18 to 1.21 had 1 and 2 the
- * other way round) */
+/* qk_matmul_output_mode, with the meaning of onnx 1.22 and later (1.18 to 1.21 had 1 and 2
+ * swapped) */
 typedef enum mha_onnx_qk_mode {
     MHA_ONNX_QK_RAW = 0,          /* scale * Q K^T of every pair, masks ignored */
-    MHA_ONNX_QK_CAPPED = 1,       /* that after softcap */
-    MHA_ONNX_QK_BIASED = 2,       /* that with mask and bias; -inf where a key is masked */
+    MHA_ONNX_QK_CAPPED = 1,       /* RAW after softcap */
+    MHA_ONNX_QK_BIASED = 2,       /* CAPPED with mask and bias; -inf where a key is masked */
     MHA_ONNX_QK_PROBABILITIES = 3 /* after softmax; 0 in a row without a visible key */
 } mha_onnx_qk_mode;
 
@@ -179,18 +173,18 @@ typedef enum mha_onnx_qk_mode {
 typedef struct mha_onnx_attention_attributes {
     uint32_t struct_size;
     uint32_t flags;
-    int32_t opset; /* 23, 24 or 25; 0: 25. A later one that has no new Attention is 25 */
-    int32_t softmax_precision;         /* ONNX's number of a type: 0 not given, 1 float, 10 float16,
+    int32_t opset;             /* 23, 24 or 25; 0: 25. Later ones without a new Attention are 25 */
+    int32_t softmax_precision; /* ONNX's number of a type: 0 not given, 1 float, 10 float16,
                                           11 double, 16 bfloat16 */
-    int64_t q_num_heads, kv_num_heads; /* with 3-D inputs; else 0 */
+    int64_t q_num_heads, kv_num_heads;           /* with 3-D inputs; else 0 */
     int64_t left_window_size, right_window_size; /* opset 25 */
     float scale;                                 /* >= 0 */
     float softcap;                               /* 0: none */
     mha_onnx_qk_mode qk_matmul_output_mode;
 } mha_onnx_attention_attributes;
 
-/* The inputs by their names; the optional ones are NULL if absent. P keys are in the past, and
- * S + P are attended to. */
+/* The inputs by name; optional ones are NULL if absent. There are P past keys, and S + P are
+ * attended to. */
 typedef struct mha_onnx_attention_inputs {
     uint32_t struct_size;
     uint32_t reserved;            /* 0 */
@@ -201,7 +195,7 @@ typedef struct mha_onnx_attention_inputs {
     const mha_tensor *nonpad_kv_seqlen; /* i64 [B], opset 24 and later; not with a past */
 } mha_onnx_attention_inputs;
 
-/* The outputs; NULL means not wanted, except y. */
+/* The outputs; NULL: not requested (y is required). */
 typedef struct mha_onnx_attention_outputs {
     uint32_t struct_size;
     uint32_t reserved;                  /* 0 */
@@ -221,20 +215,20 @@ typedef struct mha_onnx_attention_outputs {
  * masked (so a last dimension of 1 keeps key 0 only, as in onnx's reference; opset 23 broadcasts
  * it). Query t stands at position t + offset: offset is P with a past, nonpad_kv_seqlen[b] - T with
  * that input, which may be negative, else 0. is_causal keeps keys s <= t + offset; a window keeps
- * t + offset - left .. t + offset + right, both ends included, -1 open; all that is given holds
- * together. Keys at nonpad_kv_seqlen[b] and beyond are masked. A query without a visible key gives
- * 0.
+ * t + offset - left .. t + offset + right, both ends included, -1 open; all
+ * masks apply together. Keys at nonpad_kv_seqlen[b] and beyond are masked. A query without a
+ * visible key gives 0.
  *
  * Where ours differs: q, k, v, past and y have one element type (ONNX's T1 and T2 may differ; no
- * double). scale is applied once to the product, not its root to both sides; a negative one, whose
- * root is NaN, is an error. Softmax is computed in f32, and in double if softmax_precision is
- * double; float16 and bfloat16 ask for less and get f32. qk_matmul_output is f32 and, at mode 0,
- * not capped (onnx 1.23's reference evaluator caps it; the operator's text does not).
+ * double). scale is applied once to the product, not its square root to both sides; a negative one,
+ * whose root is NaN, is an error. Softmax is computed in f32, and in double if softmax_precision is
+ * double; float16 and bfloat16 would permit less and get f32. qk_matmul_output is f32 and, at mode
+ * 0, not capped (onnx 1.23's reference evaluator caps it; the operator's specification does not).
  *
  * Memory   everything is borrowed for the call; no output overlaps anything. Scratch as
- *          mha_attention_forward(), [B] offsets, a copy of the mask where it is short or as said
- *          at the top, and the joined keys and values if there is a past but the presents are not
- *          wanted.
+ *          mha_attention_forward(), [B] offsets, a copy of the mask where it is short or as
+ *          described at the top, and the concatenated keys and values if there is a past but the
+ *          presents are not requested.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
  *          (unknown flags; an input or attribute that the opset does not have). On error no output
  *          byte is written.

@@ -12,7 +12,7 @@
  *   status = mha_file_finish(file, status);       a half-written file is never left behind
  *
  * Texts are UTF-8 and end with NUL; invalid bytes are drawn as U+FFFD, spaces in labels as a middle
- * dot, control characters as their visible symbols. The same figure gives the same bytes, always.
+ * dot, control characters as their visible symbols. The same figure always gives the same bytes.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -26,12 +26,10 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------------------
- * Colours
- * --------------------------------------------------------------------------------------------- */
+/* ---- Colours --------------------------------------------------------------------------------- */
 
-/* The one list of colour maps: name, value, text, signed. All but the signed one are monotone in
- * lightness: dark is low and light is high, or the other way round on light paper. */
+/* All colour maps: name, value, text, signed. All except the signed one are monotone in lightness:
+ * dark is low and light is high, or the reverse on a light background. */
 #define MHA_CMAP_LIST(X)                 \
     X(MHA_CMAP_VIRIDIS, 0, "viridis", 0) \
     X(MHA_CMAP_BLUES, 1, "blues", 0)     \
@@ -56,23 +54,21 @@ MHA_API bool mha_cmap_from_name(const char *name, mha_cmap *cmap);
 
 /**
  * The colour at t, which is clipped to 0..1 (NaN gives 0): rgb[0..2] are sRGB bytes.
- * blues and greys run from white to dark; with dark they run from dark to light, so that a low
- * value is always close to the paper.
+ * blues and greys run from white to dark; with dark they run from dark to light, so that low
+ * values are always close to the background.
  *
  * Memory   none.   Errors  none; an unknown cmap is drawn as viridis.   Threads  any.   Since  0.1
  */
 MHA_API void mha_cmap_color(mha_cmap cmap, bool dark, double t, uint8_t rgb[3]);
 
-/* ------------------------------------------------------------------------------------------------
- * Figures
- * --------------------------------------------------------------------------------------------- */
+/* ---- Figures --------------------------------------------------------------------------------- */
 
-/* What the two ends of the colour bar are. The automatic ranges hold 0 and every finite cell that
+/* The ends of the colour bar. The automatic ranges include 0 and every finite cell that
  * is not masked; for a signed map they are symmetric about 0. Cells are drawn in 256 steps of t. */
 typedef enum mha_range {
     MHA_RANGE_SHARED = 0, /* one range over all panels of the figure */
-    MHA_RANGE_PANEL = 1,  /* each panel its own; its maximum is written beside its name */
-    MHA_RANGE_FIXED = 2   /* lo .. hi as given; what lies outside is clipped, drawn as arrows */
+    MHA_RANGE_PANEL = 1,  /* each panel its own; its maximum is printed beside its name */
+    MHA_RANGE_FIXED = 2   /* lo .. hi as given; values outside are clipped, shown by arrows */
 } mha_range;
 
 /* How a value v in lo..hi becomes t in 0..1, with f below: t = (f(v) - f(lo)) / (f(hi) - f(lo)). */
@@ -101,14 +97,14 @@ typedef enum mha_values {
     MHA_VALUES_NEVER = 2
 } mha_values;
 
-/* One measured number of a map: reports draw it as a bar from 0 to `most`, with a tick where chance
- * is. This struct does not grow. */
+/* One measured number of a map: reports draw it as a bar from 0 to `most`, with a tick at chance.
+ * This struct does not grow. */
 typedef struct mha_measure {
     const char *name; /* "on the previous token" */
-    double value;     /* not finite: not measured, written as a dash */
-    double chance;    /* what chance alone gives; 0 or not finite: not told */
+    double value;     /* not finite: not measured, shown as a dash */
+    double chance;    /* the chance level; 0 or not finite: none */
     double most;      /* where the bar ends; 0 or not finite: 1 */
-    int64_t count;    /* of rows, sentences, ... that it was measured on; 0: not told */
+    int64_t count;    /* of rows, sentences, ... that it was measured on; 0: none */
     const char *note; /* what is counted, "rows", or a unit, "bits"; or NULL */
 } mha_measure;
 
@@ -121,15 +117,15 @@ typedef struct mha_panel {
     const char *note;    /* one line under the name, or NULL */
     const char *detail;  /* for reports (HTML): sentences, \n between paragraphs; or NULL */
     int64_t group;       /* 0 .. group_count-1; 0 if the figure has no groups */
-    /* [rows, cols], row stride mask_stride (0: cols): nonzero is a cell that cannot have a value.
-     * It is drawn in a neutral hatch outside the colours, never as 0. NULL: none. */
+    /* [rows, cols], row stride mask_stride (0: cols): nonzero is a cell without a value, drawn in
+     * a neutral hatch, never as 0. NULL: none. */
     const uint8_t *masked;
     int64_t mask_stride;
-    const char *badge;           /* a word or two for its kind: "previous token"; NULL: none */
+    const char *badge;           /* a short label of its kind: "previous token"; NULL: none */
     const mha_measure *measures; /* [measure_count], at most 64: the evidence on its card */
     int64_t measure_count;
     /* [rows, cols] of another quantity of the same cells (a norm, a term of a sum) with the same
-     * mask, drawn beside the large map in a range of its own; row stride twin_stride (0: cols).
+     * mask, drawn beside the large map with its own range; row stride twin_stride (0: cols).
      * Named by twin_name of the report. NULL: none. */
     const float *twin;
     int64_t twin_stride;
@@ -146,14 +142,14 @@ typedef struct mha_figure {
     const char *const *col_labels;   /* [cols] or NULL */
     const mha_panel *panels;         /* [panel_count], those of a group together or not */
     int64_t panel_count;
-    const char *const *group_names; /* [group_count] or NULL: one grid row (or more) a group */
+    const char *const *group_names; /* [group_count] or NULL: one grid row (or more) per group */
     int64_t group_count;            /* 0: one group, without a name */
-    int64_t columns;                /* panels in a grid row; 0: a good number */
+    int64_t columns;                /* panels per grid row; 0: chosen automatically */
     mha_cmap cmap;
     mha_range range;
     double lo, hi; /* for MHA_RANGE_FIXED, lo < hi and finite */
     mha_scale scale;
-    bool dark; /* dark paper; light otherwise */
+    bool dark; /* dark background; light otherwise */
     mha_values print_values;
     double pixel_ratio;     /* PNG pixels per unit of the drawing, 1 .. 8; 0: 2, or 1 if huge */
     const char *font_file;  /* PNG: a TrueType file; NULL: $MHA_FONT, then DejaVu Sans and others */
@@ -169,8 +165,8 @@ typedef struct mha_extent {
 } mha_extent;
 
 /**
- * The range that a panel is drawn with: the shared one for MHA_RANGE_SHARED, whatever panel is.
- * panel -1 asks for the whole figure.
+ * The range that a panel is drawn with: the shared one for MHA_RANGE_SHARED.
+ * panel -1 selects the whole figure.
  *
  * Memory   none.   Errors  as mha_render_svg(), and MHA_ERR_ARGUMENT (no such panel).
  * Threads  any.    Since   0.1
@@ -178,16 +174,14 @@ typedef struct mha_extent {
 MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int64_t panel,
                                                    mha_extent *extent);
 
-/* ------------------------------------------------------------------------------------------------
- * Writers
- * --------------------------------------------------------------------------------------------- */
+/* ---- Writers --------------------------------------------------------------------------------- */
 
 /**
  * Draw a figure as SVG 1.1: no script, no font file, nothing fetched. Panels of more than 10,000
- * cells, or figures of more than 200,000, hold one embedded image a panel instead of rectangles.
- * Maps that do not fit (1024 cells a side alone, 128 in a grid of nine or more columns) are reduced
- * by the maximum of blocks, or for a signed map by the largest magnitude; a remark under the figure
- * says so. Cells of figures of at most 5,000 cells have tooltips.
+ * cells, or figures of more than 200,000, hold one embedded image per panel instead of rectangles.
+ * Maps that do not fit (1024 cells a side for one map, 128 in a grid of nine or more columns) are
+ * reduced by the maximum of blocks, or for a signed map by the largest magnitude, with a note under
+ * the figure. Cells of figures of at most 5,000 cells have tooltips.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
@@ -203,18 +197,16 @@ MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const 
  * there is no shaping (Arabic, Indic) and no second font.
  *
  * Memory   as mha_render_svg().
- * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail says what to
- *          install); MHA_ERR_SIZE (more than 2^26 pixels: draw fewer panels).
+ * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail names what
+ *          to install); MHA_ERR_SIZE (more than 2^26 pixels: draw fewer panels).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink);
 
-/* ------------------------------------------------------------------------------------------------
- * Diagrams: boxes, arrows, texts, grids and figures on cards
- * --------------------------------------------------------------------------------------------- */
+/* ---- Diagrams: boxes, arrows, texts, grids and figures on cards ------------------------------ */
 
-/* Colours by what they are for; each has a soft tone for areas, a strong one for lines and a dark
- * one for texts, on light and on dark paper. */
+/* Colours by purpose; each has a soft tone for areas, a strong one for lines and a dark one for
+ * text, on light and on dark backgrounds. */
 typedef enum mha_ink {
     MHA_INK_TEXT = 0,
     MHA_INK_MUTED = 1,
@@ -241,7 +233,7 @@ enum {
     MHA_MARK_DOWN = 1 << 2,   /* a curved line that leaves and arrives vertically */
     MHA_MARK_DASHED = 1 << 3,
     MHA_MARK_BOLD = 1 << 4,
-    MHA_MARK_MONO = 1 << 5,   /* a face of fixed width */
+    MHA_MARK_MONO = 1 << 5,   /* a fixed-width font */
     MHA_MARK_MIDDLE = 1 << 6, /* x is the middle of the text */
     MHA_MARK_END = 1 << 7,    /* x is the end of the text; not with MHA_MARK_MIDDLE */
     MHA_MARK_FULL = 1 << 8,   /* a box filled with its strong tone */
@@ -275,7 +267,7 @@ typedef struct mha_diagram {
     uint32_t struct_size;            /* sizeof(mha_diagram) */
     uint32_t panel_size;             /* sizeof(mha_diagram_panel) */
     uint32_t mark_size;              /* sizeof(mha_mark) */
-    bool dark;                       /* dark paper; figures follow */
+    bool dark;                       /* dark background; figures follow */
     double width;                    /* 0: 1200; grows to hold the widest panel */
     const char *title, *subtitle;    /* NULL: none */
     const char *footnote;            /* likewise */
@@ -285,7 +277,7 @@ typedef struct mha_diagram {
 
 /**
  * Draw a diagram as SVG 1.1: no script, no font file, nothing fetched. Texts too wide for their box
- * get smaller, then lose their end. The same diagram gives the same bytes, always.
+ * shrink, then are truncated. The same diagram always gives the same bytes.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (sizes not set, an unknown kind or ink, a number that is
@@ -379,10 +371,11 @@ typedef struct mha_report {
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size or curve_size not
- * set, a negative count, no such first_panel), MHA_ERR_NULL (a list that is counted but not there),
- * MHA_ERR_SIZE (more curves, columns or points than said above, more than 10^4 frames),
- * MHA_ERR_SHAPE (token_count does not fit the figure), MHA_ERR_UNSUPPORTED (fields of a newer
- * version). Threads  any.   Since  0.1
+ *          set, a negative count, no such first_panel), MHA_ERR_NULL (a list with a count but no
+ *          pointer), MHA_ERR_SIZE (more curves, columns or points than stated above, more than 10^4
+ *          frames), MHA_ERR_SHAPE (token_count does not fit the figure), MHA_ERR_UNSUPPORTED
+ *          (fields of a newer version).
+ * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_html(const mha_figure *figure, const mha_report *report,
                                                  const mha_sink *sink);
@@ -401,8 +394,8 @@ typedef struct mha_terminal {
 } mha_terminal;
 
 /**
- * Draw a figure with characters. Small panels stand side by side, else one below the other; what
- * does not fit is reduced by the maximum of blocks, which is said. No line is wider than columns.
+ * Draw a figure with characters. Small panels are side by side, others one below the other; maps
+ * that do not fit are reduced by the maximum of blocks, with a note. No line is wider than columns.
  *
  *   terminal  NULL: 80 columns, no colour
  *
@@ -415,19 +408,19 @@ MHA_API MHA_NODISCARD mha_status mha_render_terminal(const mha_figure *figure,
                                                      const mha_sink *sink);
 
 /**
- * Columns that a UTF-8 text takes on a terminal: 0 for combining marks and control characters, 2
- * for wide (CJK, emoji), else 1; invalid bytes count as U+FFFD. The locale does not matter.
+ * Columns that a UTF-8 text occupies on a terminal: 0 for combining marks and control characters, 2
+ * for wide (CJK, emoji), else 1; invalid bytes count as U+FFFD. Independent of the locale.
  *
  * Memory   none.   Errors  none; NULL is 0.   Threads  any.   Since  0.1
  */
 MHA_API int64_t mha_text_columns(const char *text);
 
 /**
- * The next code point of a UTF-8 text that ends before end; *text moves behind it. A byte that
- * belongs to no well-formed sequence gives U+FFFD and moves by one. *hidden says whether a terminal
- * would obey it, or show nothing or something else than is there: controls of both sets (U+0000 ..
- * U+001F, U+007F .. U+009F), marks of direction, separators of lines, what has neither shape nor
- * width (joiners aside, which scripts and emoji need), tags, noncharacters, and such a stray byte.
+ * The next code point of a UTF-8 text that ends before end; *text moves past it. A byte that
+ * belongs to no well-formed sequence gives U+FFFD and advances by one. *hidden tells whether a
+ * terminal would interpret it, or show nothing or something else: controls of both sets (U+0000 ..
+ * U+001F, U+007F .. U+009F), directional marks, line separators, characters with neither shape nor
+ * width (except joiners, which scripts and emoji need), tags, noncharacters, and such a stray byte.
  *
  * Memory   none.   Errors  none; *text must be before end.   Threads  any.   Since  0.1
  */

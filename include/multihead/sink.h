@@ -1,6 +1,6 @@
 /* multihead: where bytes go: a callback, memory, or a file that appears whole or not at all.
  *
- * What writes (pictures, arrays, model files) takes a sink and knows nothing of its end.
+ * Writers (of pictures, arrays, model files) take a sink and do not know where it leads.
  *
  *   mha_file *file;
  *   mha_status status = mha_file_create("maps.svg", &file);
@@ -42,7 +42,7 @@ MHA_API void mha_buffer_free(mha_buffer *buffer);
 typedef struct mha_file mha_file;
 
 /**
- * Begin to write a file. What is done with path depends on what it is:
+ * Begin to write a file. What happens depends on what path is:
  *
  *   nothing, or a regular file   the bytes go to a new file beside it, which mha_file_finish()
  *                                renames: readers see the old content or the whole new one. The
@@ -69,10 +69,10 @@ typedef struct mha_file mha_file;
 MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **file);
 
 /**
- * The same for a file of a folder of one's own, such as a saved model: nothing outside of it is
- * written. Whatever has the name already, be it a symbolic link or a pipe, is replaced; only a
- * folder and a regular file that may not be written are refused. folder itself may be a link; it is
- * looked up once, here, and made if it is missing (those above it are not).
+ * The same for a file in a folder that the caller owns, such as a saved model: nothing outside of
+ * it is written. Whatever has the name already, even a symbolic link or a pipe, is replaced; only a
+ * folder and a regular file without write permission are refused. folder itself may be a link; it
+ * is looked up once, here, and created if it is missing (its parents are not).
  *
  *   name   without '/'; not "." or ".."
  *
@@ -88,22 +88,22 @@ MHA_API MHA_NODISCARD mha_status mha_file_create_in(const char *folder, const ch
 MHA_API const mha_sink *mha_file_sink(mha_file *file);
 
 /**
- * End a file. With status MHA_OK its content is written out and takes its name; with any other, and
- * when that fails, everything begun is removed and an older file of that name stays as it was. (If
- * the last step fails, which syncs the folder, the new file is there already: whole, but a power
- * cut may bring back the old one.)
+ * End a file. With status MHA_OK its content is written out and the file gets its name; with any
+ * other, and if that fails, everything begun is removed and an older file of that name stays as it
+ * was. (If only the last step fails, which syncs the folder, the new file is complete and in place,
+ * but a power loss may bring back the old one.)
  *
- * The content is synced to the disk before it takes the name, and the folder after it: a power cut
- * leaves the old file or the whole new one, and after MHA_OK the new one. What was written directly
- * is not synced.
+ * The content is synced to the disk before the file gets its name, and the folder after that: a
+ * power loss leaves the old file or the whole new one, and after MHA_OK the new one. Direct writes
+ * are not synced.
  *
- *   file    may be NULL: then only status is handed back
- *   status  what the writing gave
+ *   file    may be NULL: then only status is returned
+ *   status  the status of the writing
  *
  * Memory   frees file.   Errors  status if it was not MHA_OK; MHA_ERR_WRITE with path and reason.
  * Threads  one per file.
- * Cost     two syncs: on the ext4 of a virtual machine 6 ms a file of 200 KB on average (0.5 to
- *          16), 80 ms one of 100 MB; on tmpfs some microseconds. A training that saves its state
+ * Cost     two syncs: on the ext4 of a virtual machine 6 ms for a file of 200 KB on average (0.5
+ *          to 16), 80 ms for 100 MB; on tmpfs a few microseconds. A training that saves its state
  *          after each of 50 steps of 125 ms spends a twentieth of its time on them.
  * Since    0.1
  */

@@ -25,18 +25,17 @@ extern "C" {
 /**
  * Load every parameter of a module from a safetensors file.
  *
- *   prefix   stands before every name in the file, as "encoder.layers.0.self_attn."; NULL: none.
- *            Tensors that do not begin with it are not looked at
+ *   prefix   of every name in the file, such as "encoder.layers.0.self_attn."; NULL: none. Tensors
+ *            without it are ignored
  *
- * f32, and f16, bf16 and f64, which are converted. Strict, as load_state_dict() is: every parameter
- * must be there, and nothing else under the prefix. All or nothing: on an error the module is as
- * it was.
+ * Tensors are f32, or f16, bf16 and f64, which are converted. Strict, as load_state_dict(): every
+ * parameter must be present, and nothing else with the prefix. On an error the module is unchanged.
  *
- * Memory   copied; the file is closed again. Conversions take memory for the time of the call.
+ * Memory   copied; the file is closed again. Conversions use memory during the call.
  * Errors   as mha_safetensors_open(); MHA_ERR_NULL; MHA_ERR_MODEL: a tensor is missing, unexpected,
- *          or of another shape, all three with its name; MHA_ERR_UNSUPPORTED (another dtype);
+ *          or of another shape, always with its name; MHA_ERR_UNSUPPORTED (another dtype);
  *          MHA_ERR_SIZE, _NOMEM.
- * Threads  nobody else uses the module.   Since  0.1
+ * Threads  no other use of the module meanwhile.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_load_state(mha_module *module, const char *path,
                                                        const char *prefix);
@@ -44,12 +43,12 @@ MHA_API MHA_NODISCARD mha_status mha_module_load_state(mha_module *module, const
 /**
  * Save every parameter of a module to a safetensors file of f32 tensors, whole or not at all.
  *
- *   prefix   is put before every name; NULL: none
+ *   prefix   prepended to every name; NULL: none
  *
- * Memory   as much as the parameters, for the time of the call.
+ * Memory   as much as the parameters, during the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_UTF8 (the prefix); MHA_ERR_WRITE (an older file of that name is
  *          then as it was); MHA_ERR_NOMEM.
- * Threads  any, while nobody sets parameters.   Since  0.1
+ * Threads  any, while no parameter changes.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_save_state(const mha_module *module, const char *path,
                                                        const char *prefix);

@@ -48,8 +48,7 @@ static void heads_of_pair(const mha_head_distances *d, int64_t n, int64_t *g, in
     *h = *g + n;
 }
 
-/* ---- life --------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int64_t matrix_floats(const mha_head_distances *d)
 {
@@ -176,8 +175,7 @@ fail:
     return status;
 }
 
-/* ---- maps --------------------------------------------------------------------------------------
- */
+/* ---- maps ------------------------------------------------------------------------------------ */
 
 typedef struct map_job {
     mha_head_distances *d;
@@ -258,8 +256,7 @@ mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
     return MHA_OK;
 }
 
-/* ---- outputs -----------------------------------------------------------------------------------
- */
+/* ---- outputs --------------------------------------------------------------------------------- */
 
 typedef struct output_job {
     mha_head_distances *d;
@@ -355,8 +352,7 @@ done:
     return status;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Element (i, j) of the centred C of a pair. */
 static double centred(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)

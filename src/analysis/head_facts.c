@@ -39,8 +39,7 @@ bool mhai_head_facts_sees(const mhai_head_text *text, int64_t t, int64_t j)
     return j < x->sink_keys && (j <= i || !(x->flags & MHA_HEADS_CAUSAL));
 }
 
-/* ---- keys --------------------------------------------------------------------------------------
- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static void find_keys(const mhai_head_text *text, mhai_head_fact *fact)
 {
@@ -77,8 +76,7 @@ static void count_keys(const mhai_head_text *text, mhai_head_fact *fact)
     }
 }
 
-/* ---- chances -----------------------------------------------------------------------------------
- */
+/* ---- chances --------------------------------------------------------------------------------- */
 
 /* Targets among N keys: no row to measure on if there are none, or nothing else. */
 static double chance_of(const mhai_head_fact *fact, int64_t targets)
@@ -167,8 +165,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     if (text->same_before) repeats(text, fact);
 }
 
-/* ---- cosines -----------------------------------------------------------------------------------
- */
+/* ---- cosines --------------------------------------------------------------------------------- */
 
 static float input(const mha_tensor *x, int64_t s, int64_t c)
 {
@@ -192,8 +189,7 @@ static void find_cosines(const fact_job *job, mhai_head_fact *fact)
     }
 }
 
-/* ---- a block of rows ---------------------------------------------------------------------------
- */
+/* ---- a block of rows ------------------------------------------------------------------------- */
 
 static void make_fact(void *argument, int64_t item, int worker)
 {

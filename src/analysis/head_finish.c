@@ -41,8 +41,7 @@ static double corrected(double value, double chance)
     return chance < 1 ? (value - chance) / (1 - chance) : 0;
 }
 
-/* ---- columns -----------------------------------------------------------------------------------
- */
+/* ---- columns --------------------------------------------------------------------------------- */
 
 /* Columns that at least half of the rows see, densest first; a column that few rows see would look
  * like a stripe by chance. */
@@ -104,8 +103,7 @@ static void rare(const mha_head_measures *m, mhai_head_map *map, const part *par
     add(map, MHA_MEASURE_RAREST_TWO, x->ranks[top] >= m->text.second, 2 / (double)words, 1);
 }
 
-/* ---- cut ---------------------------------------------------------------------------------------
- */
+/* ---- cut ------------------------------------------------------------------------------------- */
 
 static void cut(const mha_head_measures *m, mhai_head_map *map)
 {
@@ -125,8 +123,7 @@ static void cut(const mha_head_measures *m, mhai_head_map *map)
     map->own.details.cut = m->text.cut_at[at];
 }
 
-/* ---- families ----------------------------------------------------------------------------------
- */
+/* ---- families -------------------------------------------------------------------------------- */
 
 /* The mass on the densest parts that fill an eighth of the visible pairs; of the last one as much
  * as still fits. */
@@ -165,8 +162,7 @@ static void families(const mha_head_measures *m, mhai_head_map *map, part *parts
            list_parts(map->grid, map->grid_area, MHAI_HEAD_GRID * MHAI_HEAD_GRID, parts));
 }
 
-/* ---- a map -------------------------------------------------------------------------------------
- */
+/* ---- a map ----------------------------------------------------------------------------------- */
 
 void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *memory)
 {

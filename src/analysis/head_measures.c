@@ -14,8 +14,7 @@
 
 enum { FARTHEST_OFFSET = 8, MOST_OFFSETS = 64, NEAR_TOKENS = 2, MOST_NEAR = 1024, RARE_RANK = 500 };
 
-/* ---- life --------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void *take(const mha_head_measures *m, int64_t count, size_t size)
 {
@@ -191,8 +190,7 @@ fail:
     return status;
 }
 
-/* ---- texts -------------------------------------------------------------------------------------
- */
+/* ---- texts ----------------------------------------------------------------------------------- */
 
 mha_status mha_head_measures_begin(mha_head_measures *m, const mha_heads_text *text)
 {
@@ -365,8 +363,7 @@ static void finish_head(void *argument, int64_t h, int worker)
     join(m, &m->kept[m->first_head[m->layer] + h], &m->maps[h].own);
 }
 
-/* ---- rows --------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 typedef struct row_job {
     mha_head_measures *m;

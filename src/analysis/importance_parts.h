@@ -22,14 +22,14 @@ typedef struct mhai_importance_run {
     double *losses, *scores;                  /* [batch], [L H] */
 } mhai_importance_run;
 
-/* Check everything and take scratch; desc may be NULL. To be ended whatever is returned. */
+/* Check everything and allocate scratch; desc may be NULL. Must be ended even on failure. */
 MHA_NODISCARD mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
                                                const mha_transformer *t,
                                                const mha_importance_desc *desc,
                                                const mha_importance_data *data);
 void mhai_importance_end(mhai_importance_run *r);
 
-/* The means that mean ablation wants, as given or measured: 0 for heads that are closed. */
+/* The means for mean ablation, as given or measured: 0 for heads that are closed. */
 MHA_NODISCARD mha_status mhai_importance_prepare(mhai_importance_run *r);
 
 /* Scores of every head, the run's gates being what they are; *loss with these gates. */

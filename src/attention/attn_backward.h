@@ -87,7 +87,7 @@ typedef struct mhai_backward_plan {
     size_t worker_bytes;        /* of scratch of each thread */
     size_t shared_bytes;        /* of all others, at most */
     bool both;                  /* tiled: dq, dk and dv in one walk */
-    mha_attention_plan account; /* flops, bytes and pairs only where it is asked for */
+    mha_attention_plan account; /* flops, bytes and pairs only if requested */
 } mhai_backward_plan;
 
 #endif

@@ -1,14 +1,13 @@
 /* The tiled path of the backward: p recomputed from lse, in memory that does not depend on T x S.
  *
- * Everything is made of cells: a chunk of queries of one head against a block of keys, of which a
- * kernel computes c p kept and ds (attn_backward_cells.h). What becomes of a cell depends on the
- * walk:
+ * The unit is a cell: a chunk of queries of one head and a block of keys, for which a kernel
+ * computes c p kept and ds (attn_backward_cells.h). Its use depends on the walk:
  *
  *   keys         for each block of a key/value head, all chunks of its query heads: dv += P^T dO,
  *                dk += dX^T q
  *   queries      for each chunk, all blocks: dq += dX k, and the sums of the parameters
  *   both         the blocks of one key/value head in turn, all chunks: dq, dk and dv at once, which
- *                saves computing cells twice. For many heads, and when no parameters are asked for
+ *                avoids computing cells twice. For many heads, and if no parameters are requested
  *   bias         the cells that share elements of a bias, in turn
  *
  * Each output has one owner; its sums are chains over the cells' rows or keys, added in the order

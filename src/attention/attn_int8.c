@@ -55,8 +55,7 @@ const char *mhai_int8_refuses(const mha_context *context, const mhai_attn_proble
     return NULL;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* `count` dwords on lines of their own; memory NULL: none, only their bytes count. */
 static void *dwords_at(unsigned char *memory, size_t *used, int64_t count)
@@ -83,8 +82,7 @@ static int8_memory lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *t
     return m;
 }
 
-/* ---- the visitor -----------------------------------------------------------------------------
- */
+/* ---- the visitor ----------------------------------------------------------------------------- */
 
 static void start_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
@@ -146,8 +144,7 @@ static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
                                                       .v_unit = m->v_unit});
 }
 
-/* ---- the call ----------------------------------------------------------------------------------
- */
+/* ---- the call -------------------------------------------------------------------------------- */
 
 static void run_item(void *argument, int64_t item, int worker)
 {
@@ -179,8 +176,7 @@ mha_status mhai_int8_run(mha_context *context, const mhai_attn_plan *plan)
     return MHA_OK;
 }
 
-/* ---- the back end ----------------------------------------------------------------------------
- */
+/* ---- the back end ---------------------------------------------------------------------------- */
 
 mha_status mhai_int8_plan(const mha_context *context, mhai_attn_plan *plan)
 {

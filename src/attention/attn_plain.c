@@ -24,7 +24,7 @@ typedef struct row {
     double max, sum;
     double *o;       /* [Dv] */
     double *columns; /* [S] of a walk over many rows */
-    uint8_t *keep;   /* [S] what the callback said */
+    uint8_t *keep;   /* [S] the callback's result */
 } row;
 
 /* Weights and log-weights are never this; no score that matters is. */
@@ -123,7 +123,7 @@ static int64_t *i64_row(const mha_tensor *x, const row *r)
            (r->at.seq.q0 + r->at.t) * x->stride[2];
 }
 
-/* -sum p log p; -log p is log sum - (score - max), whatever p has lost. */
+/* -sum p log p; -log p is log sum - (score - max), whatever the rounding of p. */
 static double entropy(const row *r)
 {
     double sum = 0;

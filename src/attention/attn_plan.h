@@ -1,7 +1,7 @@
-/* One call's plan. It is made once: running and explaining read the same one.
+/* The plan of a call, made once: running and explaining use the same one.
  *
- * A back end is a row in attn_plan.c: what it is asked for by, what it refuses, how it divides a
- * problem and how it runs one. Rows stand in the order in which they are tried. */
+ * A back end is a row in attn_plan.c: what selects it, what it refuses, how it divides a problem
+ * and how it runs one. Rows are tried in order. */
 #ifndef MHAI_ATTN_PLAN_H
 #define MHAI_ATTN_PLAN_H
 
@@ -42,13 +42,13 @@ typedef struct mhai_attn_plan {
     int threads;
     mhai_attn_tiling tiling;
     mhai_attn_scratch scratch;
-    mha_attention_plan account; /* flops, bytes and pairs only where it is asked for */
+    mha_attention_plan account; /* flops, bytes and pairs only if requested */
 } mhai_attn_plan;
 
 struct mhai_backward_plan;
 
 typedef struct mhai_attn_backend {
-    mha_path path; /* by these two it is asked for */
+    mha_path path; /* these two select it */
     mha_compute compute;
     const char *reason; /* why it was chosen if nothing was asked for and nothing else refused */
     /* Why it does not take the problem, static text; NULL: it does. */

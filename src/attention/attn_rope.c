@@ -74,7 +74,7 @@ static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, in
         const bool ahead = t + TOKENS_AHEAD < job->x->shape[2];
         for (int64_t h = 0; ahead && h < job->x->shape[1]; h++)
             __builtin_prefetch(mhai_attn_row(job->x, b, h, t + TOKENS_AHEAD) + i0);
-        job->kernels->turn_halves(&(mhai_turn){.heads = job->x->shape[1],
+        job->kernels->rope_halves(&(mhai_turn){.heads = job->x->shape[1],
                                                .pairs = pairs,
                                                .mate = job->mate,
                                                .x = mhai_attn_row(job->x, b, 0, t) + i0,

@@ -13,7 +13,7 @@ typedef struct mhai_attn_query {
     bool finite; /* the query is */
     const float *q;
     float *wide;         /* [max(D, Dv)] room for a key or a value that is not f32 */
-    const uint8_t *keep; /* what the callback said, from key keep_first on; not read without one */
+    const uint8_t *keep; /* the callback's result, from key keep_first on; not read without one */
     int64_t keep_first;
 } mhai_attn_query;
 

@@ -1,15 +1,15 @@
 /* Few queries of so few key/value heads that threads would be idle: they share the key blocks.
  *
  * The online softmax goes from block to block, and what a block adds depends on the maximum up to
- * it. So there are three passes, and each does for every block the very operations that one thread
- * would do, in an order that no result depends on:
+ * it. So there are three passes, each with exactly the operations that one thread would perform per
+ * block, in an order that does not affect results:
  *
  *   scores    of each block, masked, and each row's maximum in it       any order
  *   values    p = 2^(score - maximum so far), their sum, and p V         any order
  *   join      o = 2^(old maximum - new) o + p V, likewise the sum        in the order of keys
  *
- * Maxima are exact, so the bits are those of one thread. If something is not finite, all is done
- * again in the usual way, which knows what to do about it. */
+ * Maxima are exact, so the bits are those of one thread. With non-finite elements everything
+ * is recomputed on the general path, which handles them. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"

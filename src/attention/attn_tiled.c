@@ -189,7 +189,7 @@ static void run_rows(void *user, int64_t next, mhai_attn_chunk *c, mhai_attn_wor
     finish_chunk(user, c, w);
 }
 
-/* A chunk of the average over heads; who comes next is not known here. */
+/* A chunk of the average over heads; the next one is not known here. */
 static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;

@@ -95,8 +95,8 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 }
 
 /* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
- * being woken twice (measured as in runs_alone(), with a margin of three); not if the scores
- * of all keys, which they keep, take much memory. */
+ * being woken twice (measured as in runs_single_threaded(), with a margin of three); not if the
+ * scores of all keys, which they keep, take much memory. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
     const int takes = MHAI_MASKS | MHAI_BIASES | MHAI_USES(softcap) | MHAI_USES(shaw_keys) |
@@ -119,8 +119,8 @@ static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, m
 
 /* A sleeping thread takes some ten microseconds to wake and to come back (3.5 where it has nothing
  * to do and the machine is free, measured with empty items; much more where it is not), so a second
- * one pays from about 30 microseconds of work on. A host's own parallel-for knows best itself. */
-static bool runs_alone(const mha_context *context, const mhai_attn_problem *p)
+ * one pays from about 30 microseconds of work on. A host's own parallel-for decides for itself. */
+static bool runs_single_threaded(const mha_context *context, const mhai_attn_problem *p)
 {
     return !context->host_parallel_for && least_time(p) < 30e3;
 }
@@ -171,7 +171,7 @@ mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan)
     const bool kept = mhai_attn_needs_kept(p) && t.scored_rows == 0;
     t.kept_rows = kept ? p->q.shape[0] * p->H * p->q.shape[2] : 0;
     t.one_block = mhai_attn_is_one_block(p, &t);
-    t.alone = runs_alone(context, p);
+    t.alone = runs_single_threaded(context, p);
     plan->tiling = t;
     plan->scratch.worker = mhai_attn_lay_out(p, &t, tile_rows, NULL).bytes;
     plan->scratch.kept = (size_t)t.kept_rows * 2 * sizeof(float);

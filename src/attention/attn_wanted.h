@@ -1,4 +1,4 @@
-/* What a call asks for beside o and lse, checked (mha_attention_outputs). */
+/* The outputs requested besides o and lse, checked (mha_attention_outputs). */
 #ifndef MHAI_ATTN_WANTED_H
 #define MHAI_ATTN_WANTED_H
 

@@ -1,12 +1,11 @@
-/* Linear attention by the running state: one key after the other joins S and z, and a query reads
- * them as soon as every key that it sees has joined.
+/* Linear attention with a running state: keys are added to S and z one after the other, and a query
+ * reads them once every key that it sees has been added.
  *
  * S is kept in panels (kernels.h), [F][32] for each 32 columns of the values, so that the matrix
- * kernel serves both ways: a key adds phi(k) v^T (F rows, one input), a query multiplies by S (one
- * row a query head, F inputs). A key's product is rounded before it is added, on every instruction
+ * kernel serves both: a key adds phi(k) v^T (F rows, one input), a query multiplies by S (one row
+ * per query head, F inputs). A key's product is rounded before it is added, on every instruction
  * set, and each sum has one fixed order: keys one by one for S and z, features in order for o. So
- * no division of the keys over calls, of the rows over strips or of the heads over threads shows.
- */
+ * dividing keys into calls, rows into strips or heads among threads changes no bit. */
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
 

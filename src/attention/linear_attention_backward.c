@@ -262,7 +262,7 @@ static void run_key(const linear_back *x, const workspace *w, const mhai_attn_se
     write_mapped(x, w, k, &x->k, seq->batch, hk, key);
 }
 
-/* Keys that nobody sees: beyond the sequence's length, or after the last query's position. */
+/* Keys that no query sees: beyond the sequence's length, or after the last query's position. */
 static void write_unseen(const linear_back *x, const mhai_attn_sequence *seq, int64_t hk, int64_t s)
 {
     const mha_tensor *out[] = {&x->k, &x->v};

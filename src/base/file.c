@@ -1,15 +1,14 @@
 /* Files that appear whole or not at all: the bytes go to a new file in the same folder, which is
- * synced and takes the name at the end. What is no regular file cannot be replaced and is written
- * directly; so is a file that someone else opened for us.
+ * synced and renamed at the end. Other than regular files cannot be replaced and are written
+ * directly; so are files that were opened by somebody else.
  *
- * A writer that is killed leaves its new file behind. Whoever writes the same file next removes it:
- * a living writer holds a lock on its new file from the moment it is made until it has the name,
- * and the kernel drops the lock of a dead one, whatever its process id or namespace. Only who holds
- * the lock may unlink or rename, and only after a look whether the name still means the locked
- * file; so a name never changes its meaning under someone who is about to remove it. Where several
- * machines share a file system, a lock may be known to one of them only: there new files have names
- * that nobody removes, be it the server, for whom the file system is one of its own.
- */
+ * A killed writer leaves its new file behind, and the next writer of the same file removes it: a
+ * live writer holds a lock on its new file from its creation until the rename, and the kernel
+ * releases the lock of a dead one, whatever its process id or namespace. Only the holder of the
+ * lock may unlink or rename, and only after checking that the name still refers to the locked file;
+ * so a name never changes its meaning for a process that is about to remove it. On a file system
+ * shared by several machines a lock may be local to one of them: there new files have names that
+ * are never removed, not even by the server, for which the file system is local. */
 #define _GNU_SOURCE /* realpath, flock, fstatfs, O_PATH */
 #include <multihead/component.h>
 #include <multihead/sink.h>

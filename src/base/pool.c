@@ -1,21 +1,20 @@
 /* A pool of POSIX threads.
  *
  * The caller works too, as worker 0. Workers sleep on a condition variable between runs. Each takes
- * the items of its own share first, from an atomic counter, and then helps with those of others: so
- * runs of the same shape, one after the other, find their weights and rows in the cache that has
- * them. Before they sleep, and before the caller does at the end of a run, they look for a moment
- * whether there is something to do: the runs of a training step follow each other faster than a
- * sleeping thread wakes. What they look at is atomic; what they do about it happens under the
- * mutex, as if they had slept. POSIX rather than C11 threads: glibc builds the latter on internals
- * that the thread sanitizer cannot see.
+ * the items of its own share first, from an atomic counter, and then helps with the others: so
+ * consecutive runs of the same shape find their weights and rows in the right cache. Before they
+ * sleep, and before the caller does at the end of a run, they poll for a moment: the runs of a
+ * training step follow each other faster than a sleeping thread wakes. What they poll is atomic;
+ * the reaction happens under the mutex, as if they had slept. POSIX rather than C11 threads: glibc
+ * builds the latter on internals that the thread sanitizer cannot see.
  *
- * A worker that sleeps is kept off the caller's processor until it is awake. The kernel
- * of a virtual machine was seen to wake it where the caller ran, beside an idle processor, and to
- * part them milliseconds later: a run of a few milliseconds after a rest took longer with two
- * threads than with one.
+ * Sleeping workers wake on another CPU than the caller's. The kernel of a virtual machine was
+ * observed to wake them on the caller's CPU, despite an idle one, and to separate them
+ * milliseconds later: a run of a few milliseconds after a pause took longer with two threads than
+ * with one.
  *
- * After a fork the child has none of the threads and perhaps a mutex in mid-use, so the pool
- * remembers the process that made it and starts afresh in another one. */
+ * After a fork the child has none of the threads and perhaps a locked mutex, so the pool
+ * remembers the process that created it and starts over in another one. */
 #define _GNU_SOURCE /* sched_getcpu, pthread_setaffinity_np */
 #include "base/pool.h"
 
@@ -36,7 +35,7 @@ typedef struct worker {
     bool asleep; /* under the mutex, as is the next */
     bool kept_off;
 #if defined(__linux__)
-    cpu_set_t allowed; /* what its host allows it, while it is kept off */
+    cpu_set_t allowed; /* its own affinity, while it is kept off */
 #endif
     int64_t end; /* of this worker's share of the items */
     /* The next of them; alone in its cache line. */

@@ -1,4 +1,4 @@
-/* Reading files: mapped or whole. Only regular files: a FIFO would block for ever and a device has
+/* Reading files: mapped or whole. Only regular files: a FIFO would block forever and a device has
  * no length, so both are refused by name rather than read. */
 #include "io/file.h"
 

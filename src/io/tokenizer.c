@@ -54,9 +54,7 @@ int32_t mha_tokenizer_id(const mha_tokenizer *tokenizer, const char *token)
     return id >= 0 ? id : mhai_lexicon_find(&tokenizer->extra, token);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Shared checks
- * --------------------------------------------------------------------------------------------- */
+/* ---- Shared checks --------------------------------------------------------------------------- */
 
 mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t size)
 {

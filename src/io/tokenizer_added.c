@@ -9,14 +9,14 @@
 
 #include <string.h>
 
-/* What was said of a token before; NULL: nothing. */
+/* An earlier definition of a token; NULL: none. */
 static mhai_added *find(const mhai_loader *l, const char *text)
 {
     const json_t *place = json_object_get(l->added_places, text);
     return place ? (mhai_added *)l->added.items + json_integer_value(place) : NULL;
 }
 
-/* Add a token, or check that what is said of it agrees with what was said before. */
+/* Add a token, or check that its definition agrees with an earlier one. */
 static mha_status add(mhai_loader *l, const mhai_added *token)
 {
     mhai_added *before = find(l, token->text);
@@ -102,7 +102,7 @@ static mha_status compare_lists(const mhai_loader *l)
     return MHA_OK;
 }
 
-/* A token that is only named. Unless a list has said more, it is found in the text as it is. */
+/* A token that is only named. Unless a list defines more, it is found in the text as it is. */
 static mha_status add_named(mhai_loader *l, const char *path, const char *key, const json_t *json)
 {
     mhai_added token = {.id = -1, .path = path};

@@ -29,9 +29,7 @@ typedef struct kept_char {
     size_t at; /* in bytes */
 } kept_char;
 
-/* ------------------------------------------------------------------------------------------------
- * WordPiece
- * --------------------------------------------------------------------------------------------- */
+/* ---- WordPiece ------------------------------------------------------------------------------- */
 
 static mha_status push(encoder *e, int32_t id, int64_t begin, int64_t end)
 {
@@ -65,9 +63,7 @@ static mha_status cut_word(void *user, const mhai_word *word)
     return MHA_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Segments and added tokens
- * --------------------------------------------------------------------------------------------- */
+/* ---- Segments and added tokens --------------------------------------------------------------- */
 
 static mha_status keep_char(encoder *e, const mhai_char *ch)
 {
@@ -110,7 +106,7 @@ static mha_status find_normal_tokens(encoder *e)
     return MHA_OK;
 }
 
-/* What stands between two special tokens: normalised and split by itself. */
+/* The text between two special tokens: normalised and split separately. */
 static mha_status encode_segment(encoder *e, const char *text, size_t from, size_t to)
 {
     if (from == to) return MHA_OK;
@@ -140,9 +136,7 @@ static mha_status encode_text(encoder *e, const char *text, size_t size)
     return encode_segment(e, text, from, size);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Truncation
- * --------------------------------------------------------------------------------------------- */
+/* ---- Truncation ------------------------------------------------------------------------------ */
 
 static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
 {
@@ -197,9 +191,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
                     (long long)(count[0] + count[1] + added), (long long)options->max_length);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Putting together
- * --------------------------------------------------------------------------------------------- */
+/* ---- Putting together ------------------------------------------------------------------------ */
 
 /* The columns of an encoding while they are filled. */
 typedef struct columns {

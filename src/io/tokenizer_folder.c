@@ -27,9 +27,7 @@ static const struct {
     [MHAI_MASK] = {"mask_token", "[MASK]"},
 };
 
-/* ------------------------------------------------------------------------------------------------
- * Fields
- * --------------------------------------------------------------------------------------------- */
+/* ---- Fields ---------------------------------------------------------------------------------- */
 
 typedef enum answer { UNSAID = -1, NO = 0, YES = 1 } answer;
 
@@ -112,9 +110,7 @@ mha_status mhai_tokenizer_folder_token(const char *path, const char *key, const 
     return MHA_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * tokenizer_config.json and special_tokens_map.json
- * --------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_config.json and special_tokens_map.json --------------------------------------- */
 
 static mha_status read_names(mhai_folder *f)
 {
@@ -195,9 +191,7 @@ static mha_status read_config(mhai_folder *f)
     return MHA_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * tokenizer.json
- * --------------------------------------------------------------------------------------------- */
+/* ---- tokenizer.json -------------------------------------------------------------------------- */
 
 static mha_status check_type(const char *path, const json_t *root, const char *part,
                              const char *wanted)
@@ -360,9 +354,7 @@ static mha_status read_tokenizer_json(mhai_folder *f)
     return check_processor(f);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Files
- * --------------------------------------------------------------------------------------------- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 /* A path in the folder; NULL without memory. */
 static char *join(const char *folder, const char *name)

@@ -7,7 +7,7 @@
 /* An added token: one that is found in the text as a whole, before the text is cut into words. */
 typedef struct mhai_added {
     const char *text;         /* borrowed from the folder */
-    int32_t id;               /* -1: not said */
+    int32_t id;               /* -1: not given */
     bool normal;              /* found in the normalised text, its own text normalised */
     bool in_json, in_decoder; /* which of the two lists have it */
     const char *path;         /* of the file that named it first */

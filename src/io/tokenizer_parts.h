@@ -48,9 +48,7 @@ struct mha_tokenizer {
     mhai_vector normal_texts;                      /* the texts of normal */
 };
 
-/* ------------------------------------------------------------------------------------------------
- * Normalising
- * --------------------------------------------------------------------------------------------- */
+/* ---- Normalising ----------------------------------------------------------------------------- */
 
 /* A character after normalisation and the bytes of the text that it comes from. */
 typedef struct mhai_char {
@@ -83,9 +81,7 @@ void mhai_tokenizer_normalize_free(mhai_normalizer *normalizer);
 MHA_NODISCARD mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, const char *text,
                                                   size_t from, size_t to);
 
-/* ------------------------------------------------------------------------------------------------
- * Words
- * --------------------------------------------------------------------------------------------- */
+/* ---- Words ----------------------------------------------------------------------------------- */
 
 typedef struct mhai_word {
     size_t size;         /* of bytes */
@@ -119,8 +115,6 @@ MHA_NODISCARD mha_status mhai_tokenizer_words_finish(mhai_splitter *splitter);
  * the text. */
 MHA_NODISCARD mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t size);
 
-/* ------------------------------------------------------------------------------------------------
- * Loading
- * --------------------------------------------------------------------------------------------- */
+/* ---- Loading --------------------------------------------------------------------------------- */
 
 #endif

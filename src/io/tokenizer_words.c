@@ -62,9 +62,7 @@ mha_status mhai_tokenizer_words_take(mhai_splitter *splitter, const mhai_char *c
     return MHA_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * mha_tokenizer_words
- * --------------------------------------------------------------------------------------------- */
+/* ---- mha_tokenizer_words --------------------------------------------------------------------- */
 
 typedef struct found_word {
     int64_t from, to, begin, end;

@@ -11,9 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ------------------------------------------------------------------------------------------------
- * UTF-8
- * --------------------------------------------------------------------------------------------- */
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 enum { MHAI_UTF8_MAX = 4 }; /* bytes of one character */
 
@@ -27,9 +25,7 @@ int32_t mhai_unicode_next(const char *text, size_t *at);
 /* Write a character as UTF-8; gives the number of bytes, 1 to 4. */
 int mhai_unicode_put(int32_t c, char bytes[MHAI_UTF8_MAX]);
 
-/* ------------------------------------------------------------------------------------------------
- * Classes of characters
- * --------------------------------------------------------------------------------------------- */
+/* ---- Classes of characters ------------------------------------------------------------------- */
 
 bool mhai_unicode_is_space(int32_t c);   /* White_Space */
 bool mhai_unicode_is_control(int32_t c); /* Cc, Cf and Co, without tab and the two line ends */
@@ -37,9 +33,7 @@ bool mhai_unicode_is_mark(int32_t c);    /* Mn */
 bool mhai_unicode_is_punct(int32_t c);   /* P*, and all ASCII that is no letter, digit or space */
 bool mhai_unicode_is_cjk(int32_t c);     /* the ideographs that BERT treats as words */
 
-/* ------------------------------------------------------------------------------------------------
- * Mappings
- * --------------------------------------------------------------------------------------------- */
+/* ---- Mappings -------------------------------------------------------------------------------- */
 
 enum { MHAI_DECOMPOSE_MAX = 4, MHAI_LOWER_MAX = 2 };
 

@@ -1,5 +1,5 @@
-/* What the presets share: checks by the rival's names, masks made ready for attention, and calls
- * that cannot fail any more once something has been written. */
+/* What the presets share: checks with the peer's names, masks prepared for attention, and calls
+ * that cannot fail once something has been written. */
 #ifndef MHAI_PRESET_H
 #define MHAI_PRESET_H
 

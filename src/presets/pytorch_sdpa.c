@@ -174,7 +174,7 @@ static mha_tensor slice_mask(const sdpa *c, const mha_tensor *mask, const int64_
     return slice(mask, mask->ndim, own);
 }
 
-/* A stream of its own for the dropout of each slice. */
+/* A separate stream for the dropout of each slice. */
 static uint64_t seed_of_slice(const sdpa *c, int64_t number)
 {
     return c->args.dropout_seed + (uint64_t)number * 0x9E3779B97F4A7C15u;

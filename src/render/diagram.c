@@ -14,9 +14,7 @@ enum { MOST_PANELS = 1 << 10, MOST_MARKS = 1 << 16, DEFAULT_WIDTH = 1200 };
 static const int64_t most_cells = INT64_C(1) << 20;
 static const double most_length = 1e6;
 
-/* ------------------------------------------------------------------------------------------------
- * Checks
- * --------------------------------------------------------------------------------------------- */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 mha_mark mhai_diagram_mark(const mha_diagram *diagram, const mha_diagram_panel *panel, int64_t i)
 {
@@ -117,9 +115,7 @@ static mha_status check_diagram(const mha_diagram *diagram, mha_diagram *own)
     return MHA_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Layout
- * --------------------------------------------------------------------------------------------- */
+/* ---- Layout ---------------------------------------------------------------------------------- */
 
 static double card_least_width(const mhai_card *card)
 {

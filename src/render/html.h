@@ -43,7 +43,7 @@ mha_curve mhai_html_curve(const mha_report *report, int64_t i);
 mha_panel mhai_html_twin(const mha_figure *figure, int64_t i);
 mha_panel mhai_html_frame(const mhai_html_page *page, int64_t frame, int64_t i);
 
-/* The extent of one map by itself. */
+/* The extent of a single map. */
 mha_status mhai_html_survey(const mha_figure *figure, const mha_panel *panel, mha_extent *extent);
 
 /* The finest coding whose base64 is at most `most` bytes; the coarsest if there is none. */

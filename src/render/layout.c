@@ -164,7 +164,8 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
         mhai_text numbered;
         snprintf(numbered.text, sizeof numbered.text, "%" PRId64 " %.300s", i, label->text);
         *label = numbered;
-        mhai_text_visible(numbered.text, i, MHAI_TEXT_PROSE, label); /* a cut sequence is mended */
+        mhai_text_visible(numbered.text, i, MHAI_TEXT_PROSE,
+                          label); /* a cut sequence is repaired */
     }
     mhai_text_cut_em(label, axis->most_em);
 }

@@ -83,7 +83,7 @@ mha_status mhai_draw(const mhai_layout *layout, const mhai_canvas *canvas);
 mha_status mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
                             int64_t *row_groups, int64_t *rows);
 
-/* What a reader must be told about how the numbers were drawn, as one line of prose: reduction,
+/* What a reader must know about how the numbers were drawn, as one line of prose: reduction,
  * omitted labels, clipped and non-finite values. Empty if there is nothing to say. */
 typedef struct mhai_remarks {
     char text[1024];

@@ -133,7 +133,7 @@ static uint8_t *paint_cells(const mhai_map *map, int64_t zoom)
     return rgb;
 }
 
-/* One image a panel. Some viewers smooth images whatever they are told, so cells are several pixels
+/* One image per panel. Some viewers always smooth images, so cells are several pixels
  * where the image stays small: only their edges are smoothed then. */
 static void map_image(svg *s, const mhai_map *map)
 {

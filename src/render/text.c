@@ -126,7 +126,7 @@ bool mhai_text_hidden(uint32_t code)
 
 uint32_t mha_text_next(const char **text, const char *end, bool *hidden)
 {
-    char ahead[5] = ""; /* the longest sequence, which must not reach behind the end */
+    char ahead[5] = ""; /* the longest sequence, which must not reach past the end */
     const char *next = ahead;
     memcpy(ahead, *text, end - *text < 4 ? (size_t)(end - *text) : 4);
     const uint32_t code = *ahead ? mhai_text_next(&next) : 0;

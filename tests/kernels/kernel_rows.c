@@ -513,7 +513,7 @@ void check_norm_strip_backward(kernel_test *t)
 
 /* ---- rotation and deltas ------------------------------------------------------------------- */
 
-void check_turn_halves(kernel_test *t)
+void check_rope_halves(kernel_test *t)
 {
     const int64_t heads = kt_size(t, 6, 8), pairs = kt_size(t, 70, 32);
     const int64_t mate = pairs + (kt_chance(t, 0.3) ? rng_between(&t->r, 1, 9) : 0);
@@ -542,7 +542,7 @@ void check_turn_halves(kernel_test *t)
                                 .y_stride = stride,
                                 .cosine = cosine,
                                 .sine = sine};
-        KERNEL_CALL(t) k->turn_halves(&turn);
+        KERNEL_CALL(t) k->rope_halves(&turn);
         for (int64_t h = 0; h < heads; h++) {
             const float *from = x + h * x_stride, *to = y + h * stride;
             for (int64_t i = 0; i < pairs; i++) {

@@ -42,8 +42,7 @@ ALWAYS_INLINE vf int8_unit(vf max)
     return vf_zero_below(max, vf_set1(int8_least), vf_div(max, vf_set1(127.0f)));
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 /* The mean over keys, summed in 16 lanes by key position and then in one tree, as a row's sum is.
  * Panels are padded with zeros. */
@@ -114,8 +113,7 @@ static void int8_keys(const mhai_int8_keys *k)
     memset(k->out + packed * dwords, 0, (size_t)((padded - packed) * dwords) * sizeof *k->out);
 }
 
-/* ---- values ------------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 /* VF_LANES channels. */
 static void int8_value_columns(const mhai_int8_values *v, const float *in, int32_t *out,

@@ -31,8 +31,7 @@ static vf int8_exp2(vf x)
     return vf_zero_below(x, vf_set1(-126.0f), vf_times_power(p, n));
 }
 
-/* ---- masks -----------------------------------------------------------------------------------
- */
+/* ---- masks ----------------------------------------------------------------------------------- */
 
 static void hide(float *s, int begin, int end)
 {
@@ -121,8 +120,7 @@ static void poison_values(const mhai_tile *t, int row)
     }
 }
 
-/* ---- softmax ---------------------------------------------------------------------------------
- */
+/* ---- softmax --------------------------------------------------------------------------------- */
 
 static float row_max(const float *s, int begin, int end)
 {
@@ -235,8 +233,7 @@ static void softmax_rows(const mhai_tile *t, const mhai_int8_tile *x, int begin,
     }
 }
 
-/* ---- the tile --------------------------------------------------------------------------------
- */
+/* ---- the tile -------------------------------------------------------------------------------- */
 
 /* A strip may be higher than this instruction set's register block. */
 static void int8_panel(void (*blocks)(int, const int8_block *), int rows, const int8_block *whole,

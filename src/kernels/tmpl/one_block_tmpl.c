@@ -96,8 +96,7 @@ ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), i
     }
 }
 
-/* ---- a strip ---------------------------------------------------------------------------------
- */
+/* ---- a strip --------------------------------------------------------------------------------- */
 
 typedef struct one_strip {
     int rows, end;           /* keys that some row sees */
@@ -235,8 +234,7 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
     }
 }
 
-/* ---- the keys --------------------------------------------------------------------------------
- */
+/* ---- the keys -------------------------------------------------------------------------------- */
 
 /* Keys as panels, of the last only the half that has keys; values too if they are packed. */
 static bool pack_one_block(const mhai_one_block *x)

@@ -74,7 +74,7 @@ static inline int64_t turned_columns(int64_t col, int64_t n)
 
 /* ---- rotary embedding ---------------------------------------------------------------------- */
 
-static void turn_halves(const mhai_turn *t)
+static void rope_halves(const mhai_turn *t)
 {
     const int64_t n = t->pairs;
     for (int64_t h = 0; h < t->heads; h++) {

@@ -145,8 +145,7 @@ static void tile_backward(const mhai_tile_back *b)
     for (int row = 0; row < b->tile.rows; row++) backward_row(b, row);
 }
 
-/* ---- gradients --------------------------------------------------------------------------------
- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 /* One panel of the outputs, or its first half, in blocks of nearly one height. */
 static void add_panel(const mhai_product *g, int64_t column)

@@ -123,8 +123,7 @@ static void mask_row(const mhai_tile *t, int row, int from)
         hide(score_row(t, row), mask->run_end[i], mask->run_begin[i + 1]);
 }
 
-/* ---- dense masks, a panel at a time: right after its products, while its scores are in L1 -------
- */
+/* ---- dense masks, a panel at a time: right after its products, while its scores are in L1 ---- */
 
 /* Their rows lie far apart, where no processor foresees the next; they are here by the time the
  * panel's scores are. (Inlined by force: gcc drops calls to what only fetches.) */
@@ -394,8 +393,7 @@ static void softmax_step(const mhai_tile *t, float alpha[MHAI_MAX_ROWS])
     softmax_from(t, t->begin, alpha);
 }
 
-/* ---- a tile with gaps: what lies between the runs is neither computed nor looked at ------------
- */
+/* ---- a tile with gaps: what lies between the runs is neither computed nor looked at ---------- */
 
 /* O = alpha O + P V, a panel of values at a time. */
 static void weigh_runs(const mhai_tile *t, const float *alpha)

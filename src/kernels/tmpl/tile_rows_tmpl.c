@@ -59,7 +59,7 @@ ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *
         UNROLL for (int i = 0; i < VF_LANES; i++)
         {
             const vf column = vf_load(square + i * VF_LANES);
-            if (i < VF_LANES * VF_LANES / LINE) touch_and_tell(next + i * x->next_stride, x->far);
+            if (i < VF_LANES * VF_LANES / LINE) touch_and_fetch(next + i * x->next_stride, x->far);
             UNROLL for (int r = 0; r < rows; r++) sum[r] =
                 vf_fma(vf_set1(q[r * x->dim + c + i]), column, sum[r]);
         }

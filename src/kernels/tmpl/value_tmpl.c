@@ -7,13 +7,13 @@ enum {
     VALUE_WIDE = 4,  /* vectors of columns, while their sums leave registers for values */
     VALUE_FULL = 8,
     FULL_ROWS = BLOCK_ROWS * TILE_VECTORS / VALUE_FULL,
-    FAR = 2048 /* floats from what is touched to what L2 is told of: two pages */
+    FAR = 2048 /* floats from the touched line to the one prefetched into L2: two pages */
 };
 
-/* What is needed soon is loaded, line after line as it lies, whatever the order in which it will be
- * used. Squares and columns taken from memory that nobody touched before come at a third of the
- * speed that processors have for what they see coming; a prefetch is not seen by all of them, and
- * many lines at once are half as fast as some now and then. */
+/* Data needed soon is loaded line by line in memory order, whatever the order of its use. Squares
+ * and columns of memory that was not touched before arrive at a third of the speed of a detected
+ * stream; not every processor detects prefetches, and many lines at once are half as fast as a few
+ * now and then. */
 ALWAYS_INLINE void touch(const float *p)
 {
     (void)*(const volatile float *)p;
@@ -25,12 +25,12 @@ ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
     fetch_l2((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
 }
 
-/* A line that is needed soon, and one that is needed after it: touched lines are waited for, and
- * what goes on meanwhile are no more loads than a processor can keep in mind. A line of which L2
- * was told two pages before costs no such wait. (Zen 4, 4 rows: 84 to 90 % of what reading alone
- * gets, where it was 76 %, and 68 % if rows did not begin with a line. Into L1 it is worse than
- * nothing, and without the touch not as good.) */
-ALWAYS_INLINE void touch_and_tell(const float *p, int64_t far)
+/* A line that is needed soon, and one that is needed later: touched lines are waited for, with no
+ * more outstanding loads than a processor can track. A line prefetched into L2 two pages ahead
+ * costs no such wait. (Zen 4, 4 rows: 84 to 90 % of a read-only loop, instead of 76 %, and 68 % if
+ * rows did not begin at a line. Prefetching into L1 is worse than none, and without the touch not
+ * as good.) */
+ALWAYS_INLINE void touch_and_fetch(const float *p, int64_t far)
 {
     touch(p);
     fetch_far(p, far);
@@ -46,7 +46,7 @@ typedef struct value_rows {
     int64_t o_stride;
     const float *next; /* for what is ahead: as wide a piece for each key, next_stride apart */
     int64_t next_stride;
-    int64_t far; /* floats from what is touched to what L2 is told of */
+    int64_t far; /* floats from the touched line to the one prefetched into L2 */
 } value_rows;
 
 /* o += P V over `vectors` registers of columns; the chains go on where they were. */
@@ -60,7 +60,7 @@ ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_row
         vf value[VALUE_FULL];
         if (ahead)
             UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE)
-                touch_and_tell(next + j, x->far);
+                touch_and_fetch(next + j, x->far);
         UNROLL for (int j = 0; j < vectors; j++) value[j] = vf_load(v + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
