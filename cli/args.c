@@ -8,9 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------
- * Suggestions
- * --------------------------------------------------------------------------------------------- */
+/* ---- Suggestions ----------------------------------------------------------------------------- */
 
 enum { LONGEST_NAME = 31 };
 
@@ -64,9 +62,7 @@ const char *args_nearest(const char *word, const char *const *names, size_t coun
     return best;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Parsing
- * --------------------------------------------------------------------------------------------- */
+/* ---- Parsing --------------------------------------------------------------------------------- */
 
 /* One option as it stands in the arguments. */
 typedef struct args_given {
@@ -143,8 +139,8 @@ static cli_exit store_number(const args_page *page, const args_option *option,
     if (!args_whole(given->value, "", &number, &rest) || number < option->least ||
         number > option->most)
         return cli_fail(CLI_USAGE, page->command,
-                        "%s %s: a whole number from %" PRId64 " to %" PRId64 " is wanted",
-                        given->shown, given->value, option->least, option->most);
+                        "%s %s: expected an integer from %" PRId64 " to %" PRId64, given->shown,
+                        given->value, option->least, option->most);
     *field = number;
     return CLI_OK;
 }
@@ -154,7 +150,7 @@ static cli_exit store_real(const args_page *page, const args_given *given, args_
     double number;
     const char *rest;
     if (!args_decimal(given->value, "", &number, &rest))
-        return cli_fail(CLI_USAGE, page->command, "%s %s: a number is wanted, such as 0.125",
+        return cli_fail(CLI_USAGE, page->command, "%s %s: expected a number such as 0.125",
                         given->shown, given->value);
     *field = (args_real){.value = number, .given = true};
     return CLI_OK;
@@ -172,7 +168,7 @@ static cli_exit store_choice(const args_page *page, const args_option *option,
         size_t used = strlen(all);
         snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", option->choices[i]);
     }
-    return cli_fail(CLI_USAGE, page->command, "%s %s: one of these is wanted: %s", given->shown,
+    return cli_fail(CLI_USAGE, page->command, "%s %s: expected one of %s", given->shown,
                     given->value, all);
 }
 
@@ -254,9 +250,7 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Help
- * --------------------------------------------------------------------------------------------- */
+/* ---- Help ------------------------------------------------------------------------------------ */
 
 /* Each line of text behind prefix. */
 static void print_lines(FILE *file, const char *prefix, const char *text)

@@ -66,8 +66,7 @@ typedef struct bench_work {
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work);
 void bench_work_free(bench_work *work);
 
-/* ---- the machine -------------------------------------------------------------------------------
- */
+/* ---- the machine ----------------------------------------------------------------------------- */
 
 typedef struct bench_machine {
     mha_isa isa;
@@ -93,7 +92,7 @@ int bench_compare(const void *a, const void *b); /* of doubles, for qsort */
 enum { BENCH_MOST_SAMPLES = 4000, BENCH_QUIET = 5 };
 
 /* A sample is quiet if the probes before and after it, short pieces of the same kind of work, took
- * at most a twentieth longer than probes take when nobody else wants the machine. */
+ * at most 5 % longer than probes take on an otherwise idle machine. */
 typedef struct bench_result {
     double median, best;     /* seconds; the median of the quiet samples, or of all if ungated */
     int samples, quiet;      /* how many */
@@ -102,11 +101,11 @@ typedef struct bench_result {
     double *rates;      /* [samples] multiply-adds, or bytes read, a second: mean of both probes */
     double beside;      /* the median of those of the samples that count */
     double most;        /* the third highest of all of them */
-    double quiet_level; /* seconds of a probe when nobody else wants the machine */
+    double quiet_level; /* seconds of a probe on an otherwise idle machine */
 } bench_result;
 
-/* How long to go on: until `wanted` samples are quiet, or `seconds` are over and BENCH_QUIET are,
- * or `patience` is over. */
+/* How long to measure: until `wanted` samples are quiet, or after `seconds` if BENCH_QUIET are, or
+ * until `patience` runs out. */
 typedef struct bench_limits {
     int wanted;
     double seconds, patience;
@@ -116,8 +115,7 @@ mha_status bench_measure(mha_context *context, const bench_machine *machine, con
                          const bench_limits *limits, bench_result *result);
 void bench_result_free(bench_result *result);
 
-/* ---- what is said ------------------------------------------------------------------------------
- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 typedef struct bench_row {
     bench_work work;
@@ -134,11 +132,11 @@ typedef struct bench_report {
     int count;
 } bench_report;
 
-/* Seconds at the machine's limit; 0 if its peak is not known. What comes from memory is held
- * against reading beside it: on a shared machine a bandwidth of seconds ago says little. */
+/* Seconds at the machine's limit; 0 if its peak is not known. Traffic from memory is compared
+ * with reading at the same time: on a shared machine the bandwidth changes within seconds. */
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth);
 
-/* What the work's products are held against: multiply-adds, or those of bytes; 0: not known. */
+/* The peak the work's products are compared with: multiply-adds, or those of bytes; 0: unknown. */
 double bench_peak(const bench_machine *machine, const bench_work *work);
 
 void bench_print_machine(const bench_machine *machine);

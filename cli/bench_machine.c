@@ -23,8 +23,7 @@ int bench_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* ---- loops of registers: operations of one round -----------------------------------------------
- */
+/* ---- loops of registers: operations of one round --------------------------------------------- */
 
 typedef struct loop {
     float (*run)(int rounds);
@@ -129,8 +128,7 @@ static loop int8_loop(mha_isa isa)
 }
 #endif
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"), noinline)) static float read512(const float *p, size_t n)
@@ -158,8 +156,7 @@ static float read_memory(mha_isa isa, const float *p, size_t n)
     return sum[0] + sum[7];
 }
 
-/* ---- shared by the threads, so that there are many small items ----------------------------------
- */
+/* ---- shared by the threads, so that there are many small items ------------------------------- */
 
 /* Sums go to `sink`, or a compiler would leave them out. */
 typedef struct job {
@@ -214,8 +211,7 @@ double bench_multiply_piece(mha_context *context)
     return multiply(context, fma_loop(mha_context_isa(context)), FEW_ROUNDS);
 }
 
-/* ---- peaks -------------------------------------------------------------------------------------
- */
+/* ---- peaks ----------------------------------------------------------------------------------- */
 
 /* Of what a rate is measured: a loop, or else memory. */
 typedef struct source {

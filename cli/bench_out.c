@@ -23,8 +23,7 @@ double bench_limit(const bench_machine *machine, const bench_work *work, double 
     return compute > memory ? compute : memory;
 }
 
-/* ---- lines -------------------------------------------------------------------------------------
- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 void bench_print_machine(const bench_machine *m)
 {
@@ -40,7 +39,7 @@ void bench_print_machine(const bench_machine *m)
 static void print_share(const bench_machine *machine, const bench_row *row)
 {
     if (row->work.bytes == 0 && row->result.beside < 0.9 * machine->fma_peak)
-        cli_print("  (beside it %.0f GFLOP/s of multiply-adds were to be had)",
+        cli_print("  (at the time the machine gave %.0f GFLOP/s of multiply-adds)",
                   1e-9 * row->result.beside);
 }
 
@@ -65,8 +64,7 @@ void bench_print_row(const bench_machine *machine, const bench_row *row)
     fflush(stdout);
 }
 
-/* ---- JSON --------------------------------------------------------------------------------------
- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static void put_int(json_out *json, const char *name, int64_t value)
 {
@@ -177,8 +175,7 @@ mha_status bench_write_json(const bench_report *report, const mha_sink *sink)
     return json.status;
 }
 
-/* ---- an older run ------------------------------------------------------------------------------
- */
+/* ---- an older run ---------------------------------------------------------------------------- */
 
 struct bench_older {
     json_t *root;
@@ -245,7 +242,7 @@ void bench_older_warn(const bench_older *older, const bench_machine *machine)
     else if (peak > 1.1 * machine->fma_peak || 1.1 * peak < machine->fma_peak)
         cli_warn(BENCH,
                  "--compare: where '%s' was measured the peak was %.1f GFLOP/s, here it is %.1f: "
-                 "another machine, or neighbours",
+                 "another machine, or other load",
                  older->path, 1e-9 * peak, 1e-9 * machine->fma_peak);
 }
 

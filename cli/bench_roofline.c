@@ -95,7 +95,7 @@ static double intensity_of(const bench_work *work)
     return work->flops / (size * (s->kind == BENCH_BACKWARD ? 4 : 2) * (queries + keys));
 }
 
-/* What rows of int8 arithmetic are held against. */
+/* The peak that rows of int8 arithmetic are compared with. */
 static double bytes_peak(const bench_report *report)
 {
     for (int i = 0; i < report->count; i++)

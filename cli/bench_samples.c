@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the probes: work of the same kind ---------------------------------------------------------
- */
+/* ---- the probes: work of the same kind ------------------------------------------------------- */
 
 /* For work that computes a small attention, and a loop of multiply-adds; for work that waits for
  * memory a piece of reading. (The loop alone is no probe: it shows its full speed while neighbours
@@ -58,8 +57,7 @@ static mha_status probe_run(probe *p, probe_result *result)
     return status;
 }
 
-/* ---- samples -----------------------------------------------------------------------------------
- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 /* Short work is repeated until a clock can tell what it takes. */
 static mha_status work_time(const bench_work *work, int64_t first, int64_t repeats, double *seconds)

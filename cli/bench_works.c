@@ -47,8 +47,7 @@ static mha_status too_large(const char *what)
     return mha_fail(MHA_ERR_NOMEM, "out of memory: %s of these sizes; take smaller ones", what);
 }
 
-/* ---- attention, its gradients, decoding ---------------------------------------------------------
- */
+/* ---- attention, its gradients, decoding ------------------------------------------------------ */
 
 typedef struct attention_work {
     mha_context *context;
@@ -106,7 +105,7 @@ static mha_status make_tensors(attention_work *w)
     return MHA_OK;
 }
 
-/* A fifth of the blocks: the diagonal, and others by chance. Returns the share. */
+/* A fifth of the blocks: the diagonal, and others at random. Returns the share. */
 static double some_blocks(uint8_t *keep, int64_t rows, int64_t columns)
 {
     uint32_t state = 7;
@@ -251,8 +250,7 @@ static mha_status make_attention(mha_context *context, bench_work *work)
     return status;
 }
 
-/* ---- the module --------------------------------------------------------------------------------
- */
+/* ---- the module ------------------------------------------------------------------------------ */
 
 typedef struct module_work {
     mha_context *context;
@@ -329,8 +327,7 @@ static mha_status make_module(mha_context *context, bench_work *work)
     return status;
 }
 
-/* ---- a linear layer ----------------------------------------------------------------------------
- */
+/* ---- a linear layer -------------------------------------------------------------------------- */
 
 typedef struct gemm_work {
     mha_context *context;
@@ -381,8 +378,7 @@ static mha_status make_gemm(mha_context *context, bench_work *work)
     return status;
 }
 
-/* ---- the choice --------------------------------------------------------------------------------
- */
+/* ---- the choice ------------------------------------------------------------------------------ */
 
 static void name_attention(bench_work *work)
 {

@@ -1,6 +1,5 @@
-/* multihead bench: how fast attention is on this machine, as a part of what the machine can do,
- * measured in the same run (bench_machine.c); only samples count that were taken while nobody else
- * wanted the machine. */
+/* multihead bench: attention as a fraction of this machine's peak, measured in the same run
+ * (bench_machine.c); only samples taken while the machine was otherwise idle count. */
 #include "bench.h"
 #include "commands.h"
 #include "files.h"
@@ -37,38 +36,38 @@ static const args_option option_table[] = {
     ROW_HEADING("The work (forward, backward, decode, module)"),
     ROW_NUMBER("heads", bench_options, heads, 1, 4096, "query heads; default 8, decode 32"),
     ROW_NUMBER("kv-heads", bench_options, kv_heads, 1, 4096,
-               "key/value heads; default: as many, decode 8"),
+               "key/value heads; default: as --heads, decode 8"),
     ROW_NUMBER("head-dim", bench_options, head_dim, 1, 4096, "head size; default 64, decode 128"),
     ROW_NUMBER("length", bench_options, length, 1, MOST,
                "tokens; default 2048, module 512, decode 1"),
-    ROW_NUMBER("keys", bench_options, keys, 1, MOST, "keys, if they are not as many; decode 4096"),
+    ROW_NUMBER("keys", bench_options, keys, 1, MOST, "keys, if not equal to tokens; decode 4096"),
     ROW_NUMBER("batch", bench_options, batch, 1, 4096, "sequences; default 1"),
     ROW_FLAG(0, "causal", bench_options, causal, 1, "the same as --mask causal"),
     ROW_CHOICE("mask", bench_options, mask, masks,
-               "what a query sees; blocks: a fifth of them; keep, bias:\none for each pair"),
+               "blocks: a fifth of them is kept; keep, bias: one\nvalue per pair"),
     ROW_NUMBER("window", bench_options, window, 1, MOST,
                "causal, N keys; with or without --mask window"),
-    ROW_CHOICE("layout", bench_options, layout, layouts, "how tensors lie in memory"),
+    ROW_CHOICE("layout", bench_options, layout, layouts, "memory layout of the tensors"),
     ROW_FLAG(0, "need-weights", bench_options, need_weights, 1,
              "module: the weights too, averaged over heads"),
     ROW_FLAG(0, "cache", bench_options, cache, 1, "decode from a KV cache, not from plain tensors"),
     ROW_CHOICE("compute", bench_options, compute, computes,
-               "forward: int8 arithmetic is compared with f32 too; default f32"),
+               "forward: int8 is compared with f32 too; default f32"),
     ROW_HEADING("The work (gemm)"),
     ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
     ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
     ROW_NUMBER("inputs", bench_options, inputs, 1, MOST, "inputs K; default 512"),
-    ROW_HEADING("How it is measured"),
+    ROW_HEADING("Measurement"),
     ROW_NUMBER("threads", bench_options, threads, 1, 1024,
-               "default: MHA_THREADS, else all this process may use"),
+               "default: MHA_THREADS, else all available CPUs"),
     ROW_CHOICE("isa", bench_options, isa, isas, "instruction set; default the best"),
     ROW_NUMBER("samples", bench_options, samples, 1, BENCH_MOST_SAMPLES,
-               "quiet samples of a row that are enough; default 15"),
-    REAL("seconds", seconds, "X", "after which 5 are; default 10"),
-    REAL("patience", patience, "X", "after which a row is called ungated; default 600"),
-    ROW_HEADING("What is written"),
-    ROW_FLAG(0, "json", bench_options, json, 1, "all of it, raw samples too, as JSON"),
-    ROW_TEXT("compare", bench_options, compare, "FILE", "say how much faster than an older --json"),
+               "quiet samples per row; default 15"),
+    REAL("seconds", seconds, "X", "seconds after which 5 samples suffice; default 10"),
+    REAL("patience", patience, "X", "seconds after which a row is ungated; default 600"),
+    ROW_HEADING("Output"),
+    ROW_FLAG(0, "json", bench_options, json, 1, "everything, raw samples included, as JSON"),
+    ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
     ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot"),
     ROW_FLAG('q', "quiet", bench_options, quiet, 1, "no notes on stderr"),
     ROW_FLAG('h', "help", bench_options, quiet, 0, "this text"),
@@ -76,7 +75,7 @@ static const args_option option_table[] = {
 
 static const args_page page = {
     .command = BENCH,
-    .summary = "how fast attention is here, as a part of what the machine can do",
+    .summary = "measure attention as a fraction of the machine's peak",
     .usage = "bench WORK [options]",
     .examples = "multihead bench forward --heads 8 --head-dim 64 --length 2048 --threads 1\n"
                 "multihead bench forward --causal --json > before.json\n"
@@ -85,19 +84,18 @@ static const args_page page = {
                 "multihead bench gemm --rows 1 --outputs 4096 --inputs 4096\n"
                 "multihead bench all --svg roofline.svg",
     .notes = "WORK is forward, backward, decode, module, gemm, or all: the list of shapes in\n"
-             "docs/speed.md. Forward counts 4 D operations for each pair of query and key that is\n"
-             "seen, backward 10 D. The peak of multiply-adds and the bandwidth of reading are\n"
-             "measured first, in the same run and with as many threads.\n"
+             "docs/speed.md. Forward counts 4 D operations per visible pair of query and key,\n"
+             "backward 10 D. The peak of multiply-adds and the read bandwidth are measured\n"
+             "first, in the same run and with the same number of threads.\n"
              "\n"
-             "A sample is quiet if short probes of the same kind of work before and after it were\n"
-             "at their quiet level. A row with fewer than five of them is marked as ungated: its\n"
-             "median is then of all samples, and says as much about the neighbours.",
+             "A sample is quiet if short probes of the same kind of work before and after it\n"
+             "ran undisturbed. A row with fewer than five quiet samples is marked as ungated:\n"
+             "its median is over all samples and reflects other load on the machine as well.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ---- what is measured --------------------------------------------------------------------------
- */
+/* ---- what is measured ------------------------------------------------------------------------ */
 
 #define PLAIN(b, h, hk, d, n) \
     .batch = (b), .heads = (h), .kv_heads = (hk), .head_dim = (d), .queries = (n), .keys = (n)
@@ -106,7 +104,7 @@ static const args_page page = {
     .queries = 1, .keys = (n)
 #define PRODUCT(m, n, k) .kind = BENCH_GEMM, .rows = (m), .outputs = (n), .inputs = (k)
 
-/* The one list of shapes that docs/speed.md shows. */
+/* The list of shapes that docs/speed.md shows. */
 static const bench_shape all_shapes[] = {
     {PLAIN(1, 8, 8, 64, 512)},
     {PLAIN(1, 8, 8, 64, 2048)},
@@ -256,8 +254,7 @@ static cli_exit check_shape(const bench_shape *s)
     return CLI_OK;
 }
 
-/* ---- the run -----------------------------------------------------------------------------------
- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 static bench_limits limits_of(const bench_options *o)
 {

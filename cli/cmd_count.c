@@ -1,5 +1,5 @@
-/* multihead count: parameters, operations and bytes of attention, by exact arithmetic (counts.c).
- * Nothing is computed or loaded. */
+/* multihead count: count parameters, operations and bytes of attention, by exact arithmetic
+ * (counts.c). Nothing is computed or loaded. */
 #include "commands.h"
 #include "count.h"
 #include "files.h"
@@ -17,21 +17,21 @@ static const char *const dtypes[] = {"f16", "bf16", "f32", "int8", NULL};
 static const int dtype_bytes[] = {2, 2, 4, 1};
 
 static const args_option option_table[] = {
-    ROW_HEADING("What is counted"),
+    ROW_HEADING("The model"),
     CONFIG_ROWS(count_options),
     ROW_NUMBER("layers", count_options, config.layers, 1, CONFIG_MOST,
                "default: the model's, or 1"),
     ROW_NUMBER("length", count_options, config.length, 1, CONFIG_MOST,
                "tokens N; default: the model's, else 1024"),
     ROW_NUMBER("batch", count_options, config.batch, 1, CONFIG_MOST, "sequences B; default 1"),
-    ROW_FLAG(0, "bias", count_options, config.bias, 1, "projections with biases"),
-    ROW_FLAG(0, "no-bias", count_options, config.bias, 2, "without; the default is the model's"),
-    ROW_FLAG(0, "causal", count_options, config.causal, 1, "a token sees no later one"),
-    ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "every token sees every other"),
-    ROW_TEXT(
-        "window", count_options, config.window, "W",
-        "a causal token sees W keys, its own included;\nL,R: L before and R after it (-1: all)"),
-    ROW_CHOICE("dtype", count_options, dtype, dtypes, "of matrix and cache; default f16"),
+    ROW_FLAG(0, "bias", count_options, config.bias, 1, "projections have biases"),
+    ROW_FLAG(0, "no-bias", count_options, config.bias, 2, "they have none; default: the model's"),
+    ROW_FLAG(0, "causal", count_options, config.causal, 1, "a token attends to none after it"),
+    ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "every token attends to every other"),
+    ROW_TEXT("window", count_options, config.window, "W",
+             "a causal token attends to W keys, its own included;\nL,R: L before and R after it "
+             "(-1: all)"),
+    ROW_CHOICE("dtype", count_options, dtype, dtypes, "of matrix and KV cache; default f16"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "json", count_options, json, 1, "the counts as JSON"),
     ROW_FLAG('h', "help", count_options, json, 0, "this text"),
@@ -39,7 +39,7 @@ static const args_option option_table[] = {
 
 static const args_page page = {
     .command = COUNT,
-    .summary = "parameters, operations and bytes of attention",
+    .summary = "count parameters, operations and bytes of attention",
     .usage = "count [options] --embed E --heads H\n"
              "count [options] --like NAME\n"
              "count [options] MODEL",
@@ -48,15 +48,13 @@ static const args_page page = {
                 "multihead count --like gpt3 --length 8192 --batch 4\n"
                 "multihead count --embed 4096 --heads 32 --kv-heads 8 --json\n"
                 "multihead count path/to/model-folder",
-    .notes = "MODEL is a Hugging Face folder; its config.json is all that is read.\n"
+    .notes = "MODEL is a Hugging Face folder; only its config.json is read.\n"
              "A multiply and an add are two operations. docs/program.md has the formulas.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ------------------------------------------------------------------------------------------------
- * Comparisons
- * --------------------------------------------------------------------------------------------- */
+/* ---- Comparisons ----------------------------------------------------------------------------- */
 
 /* Rows that do not fit into 64 bits are left out. */
 static void add_row(count_row *rows, int *count, const char *name, const counts_shape *shape,
@@ -96,9 +94,7 @@ static void compare_heads(count_report *r)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The run
- * --------------------------------------------------------------------------------------------- */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {

@@ -35,7 +35,7 @@ static const args_option option_table[] = {
     ROW_TEXT("k", explain_options, k, "FILE.npy", "[B,H,T,D], [H,T,D] or [T,D]; default: as q"),
     ROW_TEXT("v", explain_options, v, "FILE.npy", "default: as k"),
     ROW_HEADING("The mask"),
-    ROW_FLAG(0, "causal", explain_options, config.causal, 1, "no key behind the query's position"),
+    ROW_FLAG(0, "causal", explain_options, config.causal, 1, "no key after the query's position"),
     ROW_FLAG(0, "no-causal", explain_options, config.causal, 2, "every query sees every key"),
     ROW_NUMBER("offset", explain_options, offset, -CONFIG_MOST, CONFIG_MOST,
                "query t stands at key position t + N; default 0"),
@@ -45,50 +45,52 @@ static const args_option option_table[] = {
     ROW_NUMBER("sink-keys", explain_options, sink_keys, 0, CONFIG_MOST,
                "first keys that the window does not hide"),
     ROW_TEXT("blocks", explain_options, blocks, "PATTERN",
-             "blocks that are computed: local=N, global=N,\nstride=N, fixed=N, random=N, joined by "
+             "blocks to compute: local=N, global=N, stride=N,\nfixed=N, random=N, separated by "
              "commas"),
     ROW_NUMBER("block-size", explain_options, block_size, 1, CONFIG_MOST,
-               "keys and queries of a block; default 64"),
-    ROW_FLAG(0, "dense-mask", explain_options, dense_mask, 1, "a mask of one byte for each pair"),
+               "keys and queries per block; default 64"),
+    ROW_FLAG(0, "dense-mask", explain_options, dense_mask, 1, "a mask of one byte per pair"),
     ROW_HEADING("Scores and outputs"),
     REAL("softcap", softcap, "X tanh(score / X)"),
     ROW_FLAG(0, "alibi", explain_options, alibi, 1, "ALiBi slopes"),
     ROW_NUMBER("t5", explain_options, t5, 0, 1 << 20, "a T5 table of N buckets"),
     ROW_NUMBER("shaw", explain_options, shaw, 0, 1 << 20,
-               "Shaw's positions, clipped at distance N"),
+               "Shaw's relative positions, clipped at distance N"),
     ROW_FLAG(0, "dense-bias", explain_options, dense_bias, 1, "a number added to each score"),
-    ROW_FLAG(0, "sink-logits", explain_options, sink_logits, 1, "one more logit in each softmax"),
+    ROW_FLAG(0, "sink-logits", explain_options, sink_logits, 1, "an extra logit in each softmax"),
     ROW_FLAG(0, "gates", explain_options, gates, 1, "a factor for each head's output"),
     REAL("dropout", dropout, "drop weights with this probability"),
-    ROW_FLAG(0, "lse", explain_options, lse, 1, "the log of each row's sum is wanted too"),
-    ROW_FLAG(0, "probabilities", explain_options, probabilities, 1, "all weights are wanted too"),
-    ROW_FLAG(0, "average", explain_options, average, 1, "their mean over heads is wanted"),
-    ROW_FLAG(0, "scores", explain_options, scores, 1, "all scores are wanted"),
-    ROW_FLAG(0, "statistics", explain_options, statistics, 1,
-             "entropy, largest weight and key, weight of the\nfirst key and of the diagonal, each "
-             "row"),
-    ROW_FLAG(0, "column-sums", explain_options, column_sums, 1, "what each key receives is wanted"),
-    ROW_HEADING("How it runs"),
+    ROW_FLAG(0, "lse", explain_options, lse, 1, "request the log of each row's sum"),
+    ROW_FLAG(0, "probabilities", explain_options, probabilities, 1, "request all weights"),
+    ROW_FLAG(0, "average", explain_options, average, 1, "request their mean over heads"),
+    ROW_FLAG(0, "scores", explain_options, scores, 1, "request all scores"),
+    ROW_FLAG(
+        0, "statistics", explain_options, statistics, 1,
+        "request per row: entropy, largest weight and its key,\nweight of the first key and of "
+        "the diagonal"),
+    ROW_FLAG(0, "column-sums", explain_options, column_sums, 1, "request what each key receives"),
+    ROW_HEADING("Execution"),
     ROW_CHOICE("dtype", explain_options, dtype, dtypes, "of q, k, v and o; default f32"),
-    ROW_CHOICE("path", explain_options, path, paths, "default auto: tiled where it can"),
+    ROW_CHOICE("path", explain_options, path, paths, "default auto: tiled where possible"),
     ROW_CHOICE("compute", explain_options, compute, computes,
-               "default f32; int8 is faster and coarser"),
-    ROW_FLAG(0, "strict", explain_options, strict, 1, "an error where that path would be left"),
+               "default f32; int8 is faster, less accurate"),
+    ROW_FLAG(0, "strict", explain_options, strict, 1,
+             "fail instead of falling back to another path"),
     ROW_CHOICE("isa", explain_options, isa, isas, "instruction set; default auto: the best"),
     ROW_NUMBER("threads", explain_options, threads, 1, 1024,
-               "default: MHA_THREADS, else all this process may use"),
+               "default: MHA_THREADS, else all available CPUs"),
     ROW_HEADING("Output"),
     ROW_TEXT("svg", explain_options, svg, "FILE",
-             "draw it: shapes step by step, shared heads, the\nmask, positions; - is stdout"),
-    ROW_FLAG(0, "dark", explain_options, dark, 1, "the drawing on dark paper"),
-    ROW_FLAG(0, "json", explain_options, json, 1, "the account as JSON"),
+             "draw it: shapes step by step, shared heads, mask,\npositions; - is stdout"),
+    ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background"),
+    ROW_FLAG(0, "json", explain_options, json, 1, "the report as JSON"),
     ROW_FLAG('q', "quiet", explain_options, quiet, 1, "no notes on stderr"),
     ROW_FLAG('h', "help", explain_options, json, 0, "this text"),
 };
 
 static const args_page page = {
     .command = EXPLAIN,
-    .summary = "say what would run, why, and what it costs",
+    .summary = "show what would run, why, and what it costs",
     .usage = "explain [options] --embed E --heads H\n"
              "explain [options] --like NAME\n"
              "explain [options] MODEL\n"
@@ -99,15 +101,13 @@ static const args_page page = {
                 "multihead explain --heads 32 --kv-heads 8 --head-dim 128 \\\n"
                 "    --queries 1 --keys 4096 --causal --offset 4095\n"
                 "multihead explain --heads 8 --head-dim 300",
-    .notes = "MODEL is a Hugging Face folder; its config.json is all that is read. Sizes are\n"
-             "per layer; layers are alike. docs/program.md explains the account.",
+    .notes = "MODEL is a Hugging Face folder; only its config.json is read. Sizes are per\n"
+             "layer; all layers are alike. docs/program.md explains the report.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ------------------------------------------------------------------------------------------------
- * The run
- * --------------------------------------------------------------------------------------------- */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 typedef struct drawing {
     const explain_problem *problem;
@@ -149,7 +149,7 @@ static cli_exit check(const explain_options *options)
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "--json and --svg - both write to stdout; name a file for the drawing");
     if (options->dark && !options->svg)
-        return cli_fail(CLI_USAGE, EXPLAIN, "--dark goes with --svg FILE");
+        return cli_fail(CLI_USAGE, EXPLAIN, "--dark requires --svg FILE");
     return CLI_OK;
 }
 

@@ -1,4 +1,4 @@
-/* multihead generate: go on with a text, token by token, with a cache of keys and values. */
+/* multihead generate: continue a text, token by token, with a cache of keys and values. */
 #include "commands.h"
 #include "generate.h"
 #include "option_rows.h"
@@ -23,22 +23,22 @@ typedef struct generate_options {
     }
 
 static const args_option option_table[] = {
-    ROW_HEADING("How a token is chosen (the likeliest, if nothing is said)"),
+    ROW_HEADING("Sampling (default: greedy, the most likely token)"),
     REAL("temperature", temperature,
-         "draw by chance: below 1 the likely ones more often,\nabove 1 less; 0 is the likeliest"),
+         "softmax(logits / X): below 1 sharper, above 1\nflatter; 0 is greedy"),
     ROW_NUMBER("top-k", generate_options, top_k, 1, INT64_C(1) << 31,
-               "draw among the N likeliest only"),
+               "sample from the N most likely tokens only"),
     REAL("top-p", top_p,
-         "draw among the likeliest that together have this\nprobability, above 0 to 1"),
-    ROW_NUMBER("seed", generate_options, seed, 0, INT64_MAX,
-               "of the draws; default 0. The same seed, the same\ntext, on any number of threads"),
-    ROW_HEADING("How much"),
+         "sample from the most likely tokens whose\nprobabilities add up to X, above 0 to 1"),
+    ROW_NUMBER(
+        "seed", generate_options, seed, 0, INT64_MAX,
+        "of the sampling; default 0. The same seed gives the\nsame text for any number of threads"),
+    ROW_HEADING("Length"),
     ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
                "new tokens at most; default 64"),
     ROW_HEADING("Other"),
-    ROW_FLAG(
-        0, "ids", generate_options, ids, 1,
-        "TEXT and the output are numbers of tokens: for\nmodels with a tokenizer of another kind"),
+    ROW_FLAG(0, "ids", generate_options, ids, 1,
+             "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
     ROW_NUMBER("threads", generate_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
@@ -47,22 +47,20 @@ static const args_option option_table[] = {
 
 static const args_page page = {
     .command = GENERATE,
-    .summary = "let a model go on with a text",
+    .summary = "continue a text with a causal model",
     .usage = "generate [options] FOLDER [TEXT]",
     .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
                 "multihead generate llama-folder --ids \"1 306 4658\" --max-tokens 20",
     .notes = "FOLDER is what 'multihead train -o' saved, or any Llama folder (with --ids).\n"
              "Without TEXT it starts from the token that begins a text. It ends at the\n"
-             "token that ends one, or where the model's positions end. The text appears on\n"
-             "stdout word by word. docs/program.md is the manual.",
+             "token that ends a text, or when the model runs out of positions. The text is\n"
+             "written to stdout word by word. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ------------------------------------------------------------------------------------------------
- * A model under way
- * --------------------------------------------------------------------------------------------- */
+/* ---- A model under way ----------------------------------------------------------------------- */
 
 typedef struct run {
     mha_context *context;
@@ -171,14 +169,15 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     if (r->desc.flags & MHA_TRANSFORMER_NO_OUTPUT || !(r->desc.flags & MHA_TRANSFORMER_CAUSAL) ||
         r->desc.flags & MHA_TRANSFORMER_CROSS)
-        return cli_fail(CLI_UNSUPPORTED, GENERATE,
-                        "%s: it does not predict what comes next (an encoder, or the decoder of "
-                        "an encoder-decoder)",
-                        folder);
+        return cli_fail(
+            CLI_UNSUPPORTED, GENERATE,
+            "%s: the model does not predict the next token (an encoder, or the decoder of "
+            "an encoder-decoder)",
+            folder);
     if (options->ids || r->vocabulary) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED, GENERATE,
-                    "%s: only whole words, as 'multihead train' writes them, are read; with --ids "
-                    "no tokenizer is needed",
+                    "%s: only tokenizers of whole words, as written by 'multihead train', are "
+                    "supported; --ids needs no tokenizer",
                     folder);
 }
 
@@ -224,7 +223,7 @@ static cli_exit go_on(run *r)
     return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
 }
 
-/* The line ends before anything is said on stderr, which may be the same terminal. */
+/* End the line before anything is printed on stderr, which may be the same terminal. */
 static cli_exit end_line(const run *r)
 {
     if (r->begun) cli_print("\n");
@@ -258,9 +257,7 @@ static cli_exit generate(run *r)
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The command line
- * --------------------------------------------------------------------------------------------- */
+/* ---- The command line ------------------------------------------------------------------------ */
 
 static cli_exit check_options(const generate_options *options, run *r)
 {

@@ -17,22 +17,22 @@ enum { DEFAULT_RANDOM = 10 };
     }
 
 static const args_option option_table[] = {
-    ROW_HEADING("What is read (all that are given are taken together)"),
-    ROW_TEXT("text", heads_options, text_file, "FILE", "texts, one a line; - is stdin"),
+    ROW_HEADING("Input (may be combined)"),
+    ROW_TEXT("text", heads_options, text_file, "FILE", "texts, one per line; - is stdin"),
     ROW_FLAG(0, "whole", heads_options, whole, 1, "--text FILE is one long text"),
     ROW_TEXT("conllu", heads_options, conllu, "FILE",
-             "sentences with gold links: which heads find them"),
+             "sentences with gold links to score heads against"),
     ROW_TEXT("example", heads_options, example, "NAME",
              "a built-in sentence: animal, bank, cat, river,\npilot, 1 to 5, or all"),
     ROW_NUMBER("random", heads_options, random, 0, 10000,
                "sequences of repeated random tokens, for induction\nand duplicates; default 10, "
                "0 for none"),
     ROW_FLAG(0, "predict", heads_options, predict, 1,
-             "links are looked for in the row before the word,\nwhich foretells it"),
+             "test links in the row before the word, the one that\npredicts it"),
     ROW_NUMBER("max-tokens", heads_options, max_tokens, 3, INT64_C(1) << 40,
-               "of a text; default: the model's limit"),
-    ROW_FLAG(0, "truncate", heads_options, truncate, 1, "cut texts that are too long instead"),
-    ROW_HEADING("Which heads, in which order"),
+               "per text; default: the model's limit"),
+    ROW_FLAG(0, "truncate", heads_options, truncate, 1, "cut longer texts instead"),
+    ROW_HEADING("Selection and order"),
     TEXTS('l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
     TEXTS(0, "head", heads, "LIST", "heads of these layers, or with their layer: L4H11"),
     TEXTS(0, "role", roles, "NAME",
@@ -45,18 +45,19 @@ static const args_option option_table[] = {
      .value = "X",
      .help = "only heads whose score (of --sort) is at least X",
      .field = offsetof(heads_options, min)},
-    ROW_HEADING("How it is printed"),
+    ROW_HEADING("Output"),
     {.kind = ARGS_REAL,
      .name = "clusters",
      .value = "X",
-     .help = "which heads of a layer look alike: clusters whose\nmembers are at most X apart (0 to "
-             "1; say 0.2)",
+     .help =
+         "which heads of a layer are similar: clusters whose\nmembers are at most X apart (0 to "
+         "1; try 0.2)",
      .field = offsetof(heads_options, clusters)},
-    ROW_FLAG(0, "details", heads_options, details, 1, "the evidence of each role in a sentence"),
-    ROW_FLAG(0, "csv", heads_options, csv, 1, "all scores, chance levels and numbers of rows"),
+    ROW_FLAG(0, "details", heads_options, details, 1, "a sentence of evidence for each role"),
+    ROW_FLAG(0, "csv", heads_options, csv, 1, "all scores, chance levels and row counts"),
     ROW_FLAG(0, "json", heads_options, json, 1, "the same as JSON, with the evidence"),
-    ROW_NUMBER("width", heads_options, width, 20, 10000, "columns of the terminal"),
-    ROW_FLAG(0, "ascii", heads_options, ascii, 1, "nothing but ASCII in the table"),
+    ROW_NUMBER("width", heads_options, width, 20, 10000, "terminal width in columns"),
+    ROW_FLAG(0, "ascii", heads_options, ascii, 1, "use only ASCII in the table"),
     ROW_HEADING("Other"),
     ROW_NUMBER("threads", heads_options, threads, 1, 1024,
                "default: as many as this process may use"),
@@ -66,7 +67,7 @@ static const args_option option_table[] = {
 
 static const args_page page = {
     .command = HEADS,
-    .summary = "find out what every head does, over texts",
+    .summary = "measure what every head does over texts",
     .usage = "heads [options] MODEL --text FILE\n"
              "heads [options] MODEL \"text\" ...",
     .examples = "multihead heads MODEL --text letters.txt\n"
@@ -76,11 +77,10 @@ static const args_page page = {
                 "multihead heads MODEL --conllu gold.conllu --sort nsubj --min 0.5\n"
                 "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
-             "that could have it; beside it stand what even attention would give (chance) and\n"
-             "the number of those rows. A role is a score beyond a threshold, most of them\n"
-             "published: docs/heads.md. A head may have several roles, or none. Heads count\n"
-             "from 0: L0H3 is the fourth head of the first layer. docs/program.md is the\n"
-             "manual.",
+             "it applies to, shown with the score of uniform attention (chance) and the\n"
+             "number of rows. A role is a score above a threshold, most of them published:\n"
+             "docs/heads.md. A head may have several roles, or none. Heads count from 0: L0H3\n"
+             "is the fourth head of the first layer. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -91,18 +91,19 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS,
                         "the model folder is missing: multihead heads MODEL --text FILE");
     if (options->csv && options->json)
-        return cli_fail(CLI_USAGE, HEADS, "--csv and --json: one of them at a time");
+        return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
     if (options->details && (options->csv || options->json))
-        return cli_fail(CLI_USAGE, HEADS, "--details goes with the table; --json has them");
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--details applies to the table; --json includes the evidence anyway");
     if (options->clusters.given && (options->clusters.value < 0 || options->clusters.value > 1))
         return cli_fail(CLI_USAGE, HEADS, "--clusters is %g, expected 0 to 1",
                         options->clusters.value);
     if (options->clusters.given && options->csv)
-        return cli_fail(CLI_USAGE, HEADS, "--clusters goes with the table or --json");
+        return cli_fail(CLI_USAGE, HEADS, "--clusters requires the table or --json");
     if (options->whole && !options->text_file)
-        return cli_fail(CLI_USAGE, HEADS, "--whole goes with --text FILE");
+        return cli_fail(CLI_USAGE, HEADS, "--whole requires --text FILE");
     if (options->predict && !options->conllu)
-        return cli_fail(CLI_USAGE, HEADS, "--predict goes with --conllu FILE");
+        return cli_fail(CLI_USAGE, HEADS, "--predict requires --conllu FILE");
     const bool texts =
         options->text_file || options->conllu || options->example || options->texts.count > 0;
     if (!texts && options->clusters.given)
@@ -150,7 +151,7 @@ static cli_exit heads(const heads_options *options)
     cli_exit code = text_model_open(HEADS, options->model, options->threads, &model);
     if (code == CLI_OK && model.encoder)
         code = cli_fail(CLI_UNSUPPORTED, HEADS,
-                        "%s: is an encoder-decoder; heads looks at self-attention: give %s/encoder",
+                        "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",
                         options->model, options->model);
     if (code == CLI_OK) code = heads_sources_read(options, &model, &sources);
     if (code == CLI_OK) code = heads_measure(options, &model, &sources, &found);

@@ -1,4 +1,4 @@
-/* multihead prune: take heads out of a model, the least important ones first. */
+/* multihead prune: remove heads from a model, least important first. */
 #include "commands.h"
 #include "files.h"
 #include "option_rows.h"
@@ -17,43 +17,44 @@
 
 static const args_option option_table[] = {
     ROW_HEADING("What the model is measured on"),
-    ROW_TEXT("text", prune_options, text, "FILE", "sentences, one a line; UTF-8, - is stdin"),
+    ROW_TEXT("text", prune_options, text, "FILE", "sentences, one per line, UTF-8; - is stdin"),
     ROW_TEXT("task", prune_options, task, "NAME",
-             "held-out sentences of a task of 'multihead train',\nwhose words a model knows"),
+             "held-out sentences of a task of 'multihead train',\nfor models that know its words"),
     ROW_NUMBER(
         "lines", prune_options, lines, 1, 1000000,
-        "lines of the text, or sentences of the task, at most;\ndefault: all, of a task 300"),
-    ROW_HEADING("What is important"),
+        "at most N lines of the text or sentences of the task;\ndefault: all lines, 300 sentences"),
+    ROW_HEADING("Importance"),
     ROW_TEXT("measure", prune_options, measured_by, "NAME",
-             "gradient: by a head's gate, per example (default);\n"
+             "gradient: of the head's gate, per example (default);\n"
              "gradient-token, gradient-batch, gradient-signed;\n"
-             "ablation: what is lost without the head;\n"
-             "mean-ablation: with its mean in its place"),
+             "ablation: the loss without the head;\n"
+             "mean-ablation: with its mean output instead"),
     ROW_FLAG(0, "normalise", prune_options, normalise, 1,
              "divide the importances of a layer by their l2 norm"),
     ROW_NUMBER("step", prune_options, step, 1, 1000000,
-               "heads that go before the rest is measured again;\ndefault: a tenth of all"),
-    ROW_NUMBER("seed", prune_options, seed, 0, INT64_MAX, "of the orders by chance; default 0"),
-    ROW_HEADING("How many go"),
+               "heads removed between two measurements; default: a\ntenth of all"),
+    ROW_NUMBER("seed", prune_options, seed, 0, INT64_MAX, "of the random orders; default 0"),
+    ROW_HEADING("How many"),
     ROW_NUMBER("keep", prune_options, keep, 0, 1000000, "keep N heads"),
-    REAL("fraction", fraction, "remove this part of the heads, 0 to 1"),
+    REAL("fraction", fraction, "remove this fraction of the heads, 0 to 1"),
     REAL("stop", stop,
-         "else: go on while accuracy or cosine is at least\nthis part of what it was; default 0.9"),
+         "else: remove heads while accuracy or cosine is at\nleast X times its original value; "
+         "default 0.9"),
     ROW_NUMBER("min-per-layer", prune_options, least, 0, 1000000,
-               "leave every layer N heads; default 0"),
+               "leave at least N heads in every layer; default 0"),
     ROW_NUMBER("kv-heads", prune_options, kv_heads, 1, 1000000,
-               "instead: all heads stay and share N key/value heads,\neach the mean of its group"),
-    ROW_HEADING("Where to"),
+               "keep all heads; let them share N key/value heads,\neach the mean of its group"),
+    ROW_HEADING("Output"),
     {.kind = ARGS_TEXT,
      .letter = 'o',
      .name = "output",
      .value = "FOLDER",
-     .help = "the smaller model, with the tokenizer of the old one",
+     .help = "the smaller model, with the original tokenizer",
      .field = offsetof(prune_options, folder)},
     ROW_FLAG(0, "mask", prune_options, mask, 1,
-             "keep the shape of the model: what heads would write\nis set to 0. Loads wherever the "
-             "old one did"),
-    ROW_FLAG('n', "dry-run", prune_options, dry_run, 1, "measure, but do not write FOLDER"),
+             "keep the model's shape and zero the output of removed\nheads; loads wherever the "
+             "original does"),
+    ROW_FLAG('n', "dry-run", prune_options, dry_run, 1, "measure, but write no FOLDER"),
     ROW_TEXT("csv", prune_options, csv, "FILE", "the curve; - is stdout"),
     ROW_TEXT("json", prune_options, json, "FILE", "the curve and every head; - is stdout"),
     ROW_TEXT("svg", prune_options, svg, "FILE", "the curve as a picture; - is stdout"),
@@ -62,13 +63,13 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     ROW_NUMBER("threads", prune_options, threads, 1, 1024,
                "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", prune_options, quiet, 1, "no progress and notes on stderr"),
+    ROW_FLAG('q', "quiet", prune_options, quiet, 1, "no progress or notes on stderr"),
     ROW_FLAG('h', "help", prune_options, quiet, 0, "this text"),
 };
 
 static const args_page page = {
     .command = PRUNE,
-    .summary = "take heads out of a model, the least important ones first",
+    .summary = "remove heads from a model, least important first",
     .usage = "prune [options] MODEL --text FILE\n"
              "prune [options] MODEL --task NAME",
     .examples = "multihead prune demo --task sentences --svg curve.svg\n"
@@ -76,15 +77,16 @@ static const args_page page = {
                 "multihead prune MiniLM --text lines.txt --fraction 0.5 -o half\n"
                 "multihead prune MiniLM --text lines.txt --fraction 0.5 --mask -o masked\n"
                 "multihead prune demo --text lines.txt --kv-heads 2 -o grouped",
-    .notes = "MODEL is a folder: a BERT, or what 'multihead train -o' saved. A model that\n"
-             "foretells the next token is judged by its accuracy, an encoder by the cosine\n"
-             "of its embeddings (the mean over tokens) to those of the whole model. Beside\n"
-             "it stand the reversed order and five by chance. docs/pruning.md explains.",
+    .notes = "MODEL is a folder: a BERT, or one written by 'multihead train -o'. A model that\n"
+             "predicts the next token is judged by its accuracy, an encoder by the cosine of\n"
+             "its embeddings (the mean over tokens) to those of the full model. The reversed\n"
+             "order and five random ones are measured for comparison. docs/pruning.md\n"
+             "explains.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ---- what is asked for ----------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static cli_exit check_part(const char *option, const args_real *x)
 {

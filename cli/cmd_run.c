@@ -41,53 +41,53 @@ static const args_option option_table[] = {
     TEXT("v", v, "FILE", "values [B,Hk,S,Dv]"),
     TEXT("x", x, "FILE", "one array as all three"),
     NUMBER("heads", heads, 1, 1 << 20, "split the last axis of [B,T,H*D] into heads"),
-    NUMBER("kv-heads", kv_heads, 1, 1 << 20, "that of keys and values; default: as --heads"),
-    CHOICE("layout", layout, layouts, "order of four axes; default bhtd"),
+    NUMBER("kv-heads", kv_heads, 1, 1 << 20, "the same for keys and values; default: as --heads"),
+    CHOICE("layout", layout, layouts, "order of the axes; default bhtd"),
     CHOICE("dtype", dtype, dtypes, "of q, k, v and o; default: the files', o float32"),
     FLAG("example", example, "a built-in problem of three tokens, traced"),
-    HEADING("Which keys a query sees (ARRAY: a file, or a list as 3,5)"),
-    FLAG("causal", causal, "none after the query's own position"),
+    HEADING("Mask (ARRAY: a file, or a list such as 3,5)"),
+    FLAG("causal", causal, "hide keys after the query's position"),
     NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t stands at key position t + N"),
-    TEXT("offsets", offsets, "ARRAY", "the same for each sequence"),
-    TEXT("lengths", lengths, "ARRAY", "keys of each sequence that count"),
-    TEXT("window", window, "L,R", "keys seen before and after; -1: all of them"),
+    TEXT("offsets", offsets, "ARRAY", "one offset per sequence"),
+    TEXT("lengths", lengths, "ARRAY", "valid keys per sequence; the rest is padding"),
+    TEXT("window", window, "L,R", "keys visible before and after; -1: all of them"),
     NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4, "first keys that the window does not hide"),
-    TEXT("global-keys", global_keys, "ARRAY", "[B,S] bool: keys it does not hide"),
-    TEXT("global-queries", global_queries, "ARRAY", "[B,T] bool: queries it does not bind"),
-    TEXT("documents", documents, "ARRAY", "[B,T] numbers: only keys of the same document"),
-    TEXT("query-documents", query_documents, "ARRAY", "where queries and keys have their own:"),
+    TEXT("global-keys", global_keys, "ARRAY", "[B,S] bool: keys the window does not hide"),
+    TEXT("global-queries", global_queries, "ARRAY", "[B,T] bool: queries it does not restrict"),
+    TEXT("documents", documents, "ARRAY", "[B,T] ids: a query sees its own document only"),
+    TEXT("query-documents", query_documents, "ARRAY", "separately for queries and keys:"),
     TEXT("key-documents", key_documents, "ARRAY", "[B,T] and [B,S]"),
     TEXT("keep-blocks", keep_blocks, "FILE", "[B,H,rows,columns] bool, of blocks"),
-    TEXT("block-size", block_size, "QxK", "queries and keys of a block, as 64x64"),
-    TEXT("keep-mask", keep_mask, "FILE", "[B,H,T,S] bool, true: seen; or broadcast to it"),
+    TEXT("block-size", block_size, "QxK", "queries and keys per block, such as 64x64"),
+    TEXT("keep-mask", keep_mask, "FILE", "[B,H,T,S] bool, true: visible; broadcasts"),
     TEXT("query-starts", query_starts, "ARRAY",
-         "sequences packed without padding: 0,3,8 are two,\nof 3 and 5 queries"),
-    TEXT("key-starts", key_starts, "ARRAY", "their keys; default: as --query-starts"),
+         "sequences packed without padding: 0,3,8 means two,\nof 3 and 5 queries"),
+    TEXT("key-starts", key_starts, "ARRAY", "the same for keys; default: as --query-starts"),
     HEADING("Scores and weights"),
-    REAL("scale", scale, "times q.k; default 1/sqrt(D)"),
+    REAL("scale", scale, "factor of q.k; default 1/sqrt(D)"),
     REAL("softcap", softcap, "X tanh(score / X)"),
-    TEXT("bias", bias, "FILE", "[B,H,T,S], added; or broadcast to it"),
+    TEXT("bias", bias, "FILE", "[B,H,T,S], added to scores; broadcasts"),
     FLAG("alibi", alibi, "ALiBi with the published slopes"),
-    TEXT("alibi-slopes", alibi_slopes, "ARRAY", "[H] or [B,H], with these"),
+    TEXT("alibi-slopes", alibi_slopes, "ARRAY", "[H] or [B,H]: ALiBi with these slopes"),
     TEXT("t5-table", t5_table, "FILE", "[buckets,H], T5's relative bias"),
     NUMBER("t5-max-distance", t5_max_distance, 1, INT64_MAX / 4, "default 128"),
-    FLAG("t5-one-sided", t5_one_sided, "buckets of a decoder"),
+    FLAG("t5-one-sided", t5_one_sided, "one-sided buckets, as in decoders"),
     TEXT("shaw-keys", shaw_keys, "FILE", "[2 k + 1, D], Shaw's positions on keys"),
     TEXT("shaw-values", shaw_values, "FILE", "[2 k + 1, Dv], and on values"),
-    TEXT("sink-logits", sink_logits, "ARRAY", "[H], one more logit in each denominator"),
-    TEXT("gates", gates, "ARRAY", "[H] or [B,H], times a head's output"),
+    TEXT("sink-logits", sink_logits, "ARRAY", "[H], an extra logit in each denominator"),
+    TEXT("gates", gates, "ARRAY", "[H] or [B,H], factors of the heads' outputs"),
     REAL("dropout", dropout, "drop weights with this probability"),
     NUMBER("seed", seed, 0, INT64_MAX, "of the dropout; default 0"),
     FLAG("linear", linear, "linear attention (elu + 1) instead of softmax"),
-    HEADING("What is done to q and k first"),
+    HEADING("Transforms of q and k"),
     CHOICE("qk-norm", qk_norm, norms, "divide each by its root mean square or length"),
     REAL("qk-epsilon", qk_epsilon, "of that norm; default 1e-6"),
-    FLAG("rope", rope, "rotary positions: turn them by where they stand"),
+    FLAG("rope", rope, "rotary position embedding"),
     CHOICE("rope-pairing", rope_pairing, pairings,
-           "which elements turn together; default as\npublished: interleaved; Llama's: halves"),
+           "elements rotated together; default interleaved, as\npublished; Llama uses halves"),
     REAL("rope-base", rope_base, "default 10000"),
-    NUMBER("rope-dim", rope_dim, 2, 1 << 20, "elements that turn; default: all of D"),
-    REAL("rope-scale", rope_scale, "positions are divided by it"),
+    NUMBER("rope-dim", rope_dim, 2, 1 << 20, "elements to rotate; default: all of D"),
+    REAL("rope-scale", rope_scale, "positions are divided by X"),
     TEXT("positions", positions, "ARRAY", "[T] or [B,T]; default 0, 1, 2, ... from the offset"),
     TEXT("key-positions", key_positions, "ARRAY", "[S] or [B,S]; default 0, 1, 2, ..."),
     HEADING(outputs_heading),
@@ -102,33 +102,33 @@ static const args_option option_table[] = {
     TEXT("average", average, "FILE", "[B,T,S], their mean over heads"),
     TEXT("scores", scores, "FILE", "[B,H,T,S] what softmax sees, -inf: hidden"),
     CHOICE("score-stage", score_stage, stages,
-           "of --scores; raw: scale q.k, capped: that after\nsoftcap; default biased"),
-    TEXT("pick-heads", pick_heads, "LIST", "of weights and scores only these heads: 0,2-4"),
-    TEXT("pick-rows", pick_rows, "LIST", "and only these queries"),
-    FLAG("after-dropout", after_dropout, "weights as dropout leaves them"),
-    TEXT("entropy", entropy, "FILE", "[B,H,T] of each row of weights, natural"),
+           "of --scores; raw: scale q.k, capped: after softcap;\ndefault biased"),
+    TEXT("pick-heads", pick_heads, "LIST", "heads of weights and scores to write: 0,2-4"),
+    TEXT("pick-rows", pick_rows, "LIST", "queries of weights and scores to write"),
+    FLAG("after-dropout", after_dropout, "weights after dropout"),
+    TEXT("entropy", entropy, "FILE", "[B,H,T] of each row of weights, in nats"),
     TEXT("largest-weight", largest_weight, "FILE", "[B,H,T]"),
-    TEXT("largest-key", largest_key, "FILE", "[B,H,T] int64, the key that has it"),
+    TEXT("largest-key", largest_key, "FILE", "[B,H,T] int64, the key with the largest weight"),
     TEXT("first-token", first_token, "FILE", "[B,H,T] weight of key 0"),
     TEXT("diagonal", diagonal, "FILE", "[B,H,T] weight of the query's own position"),
-    TEXT("offset-mass", offset_mass, "FILE", "[B,H,T,n] weight of keys at distances from it:"),
-    TEXT("mass-offsets", mass_offsets, "ARRAY", "n whole numbers; default -1, the key before"),
+    TEXT("offset-mass", offset_mass, "FILE", "[B,H,T,n] weight of keys at n relative offsets"),
+    TEXT("mass-offsets", mass_offsets, "ARRAY", "the n offsets; default -1, the previous key"),
     TEXT("top-keys", top_keys, "FILE", "[B,H,T,K] int64, the keys of largest weight"),
     TEXT("top-weights", top_weights, "FILE", "[B,H,T,K] and their weights"),
     NUMBER("top", top, 1, 1 << 30, "K; default 5"),
     TEXT("column-sums", column_sums, "FILE", "[B,H,S] what each key receives from all queries"),
     TEXT("json", json, "FILE", "what ran and what was written, as JSON"),
-    HEADING("Step by step"),
-    FLAG("trace", trace, "print each step as on a blackboard"),
+    HEADING("Trace"),
+    FLAG("trace", trace, "print each step, as on a blackboard"),
     TEXT("trace-head", trace_heads, "LIST", "heads, counted from 0: 3 or 0,2-4"),
     TEXT("trace-row", trace_rows, "LIST", "queries, likewise"),
     TEXT("trace-key", trace_keys, "LIST", "keys, likewise"),
     NUMBER("trace-sequence", trace_sequence, 0, INT64_MAX / 4, "of the batch; default 0"),
     NUMBER("trace-limit", trace_limit, 1, 1000, "rows and columns shown at most; default 16"),
-    HEADING("How"),
-    CHOICE("path", path, paths, "default auto: the tiled one where it can"),
-    CHOICE("compute", compute, computes, "default f32; int8 is faster and coarser"),
-    FLAG("strict", strict, "an error where that path would be left"),
+    HEADING("Execution"),
+    CHOICE("path", path, paths, "default auto: tiled where possible"),
+    CHOICE("compute", compute, computes, "default f32; int8 is faster, less accurate"),
+    FLAG("strict", strict, "fail instead of falling back to another path"),
     CHOICE("isa", isa, isas, "instruction set; default the best"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", run_options, quiet, 1, "no notes on stderr"),
@@ -149,17 +149,15 @@ static const args_page page = {
                 "multihead run --q q.npy --k k.npy --v v.npy --lengths 7,5 --entropy e.npy\n"
                 "multihead run --x w.safetensors:x --softcap 30 --lse l.npy --json -\n"
                 "multihead run --x x.npy --heads 4 --alibi --trace --trace-head 2",
-    .notes = "FILE is a .npy file or FILE.safetensors:NAME; all is computed in float32.\n"
-             "Arrays of masks and terms broadcast to the shape given, as in NumPy. Without\n"
-             "outputs the result is printed. Letters: B sequences, H heads, Hk key/value\n"
+    .notes = "FILE is a .npy file or FILE.safetensors:NAME; computation is in float32.\n"
+             "Masks and score terms broadcast to the shape given, as in NumPy. Without output\n"
+             "options the result is printed. Letters: B sequences, H heads, Hk key/value\n"
              "heads, T queries, S keys, D the size of a head. docs/program.md is the manual.",
     .options = option_table,
     .option_count = OPTION_COUNT,
 };
 
-/* ------------------------------------------------------------------------------------------------
- * What fits together
- * --------------------------------------------------------------------------------------------- */
+/* ---- What fits together ---------------------------------------------------------------------- */
 
 static bool is_given(const run_options *options, const args_option *option)
 {
@@ -224,11 +222,11 @@ static cli_exit check_linear(const run_options *options)
 }
 
 /* An option that means nothing without another one. */
-static cli_exit check_company(const run_options *o)
+static cli_exit check_option_conflicts(const run_options *o)
 {
     const struct {
         bool given, wanted;
-        const char *option, *company;
+        const char *option, *needed;
     } rules[] = {
         {o->kv_heads, o->heads, "--kv-heads", "--heads"},
         {o->block_size, o->keep_blocks, "--block-size", "--keep-blocks FILE"},
@@ -263,11 +261,9 @@ static cli_exit check_company(const run_options *o)
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (rules[i].given && !rules[i].wanted)
-            return cli_fail(CLI_USAGE, RUN, "%s goes with %s: add it", rules[i].option,
-                            rules[i].company);
+            return cli_fail(CLI_USAGE, RUN, "%s requires %s", rules[i].option, rules[i].needed);
     if (o->alibi && o->alibi_slopes)
-        return cli_fail(CLI_USAGE, RUN,
-                        "--alibi has slopes of its own: leave it or --alibi-slopes out");
+        return cli_fail(CLI_USAGE, RUN, "--alibi and --alibi-slopes exclude each other");
     if (o->documents && o->query_documents)
         return cli_fail(CLI_USAGE, RUN,
                         "--documents names queries and keys: leave it out, or --query-documents "
@@ -333,7 +329,7 @@ static cli_exit check_inputs_stay(const run_options *options)
 
 static cli_exit check(run_options *options)
 {
-    cli_exit code = check_company(options);
+    cli_exit code = check_option_conflicts(options);
     if (code == CLI_OK) code = check_inputs(options);
     /* The example is there to be looked at. */
     if (options->example && !options->linear && !run_has_files(options)) options->trace = 1;
@@ -343,9 +339,7 @@ static cli_exit check(run_options *options)
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The run
- * --------------------------------------------------------------------------------------------- */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 static cli_exit make_context(const run_options *options, mha_context **context)
 {

@@ -32,7 +32,7 @@ static const args_option option_table[] = {
     {.kind = ARGS_NUMBER,
      .name = "problems",
      .value = "N",
-     .help = "how many; default 60",
+     .help = "number of problems; default 60",
      .field = offsetof(test_options, problems),
      .least = 1,
      .most = 1000000},
@@ -48,19 +48,17 @@ static const args_option option_table[] = {
 
 static const args_page page = {
     .command = SELFTEST,
-    .summary = "compare the fast kernels with plain arithmetic on this machine",
+    .summary = "check the fast kernels against plain arithmetic",
     .usage = "selftest [options]",
     .examples = "multihead selftest\n"
                 "multihead selftest --problems 1000 --seed 7",
-    .notes = "Prints what was compared, the largest error and how much of its bound that is.\n"
-             "Exits with 0 if all is well and with 1 if not.",
+    .notes = "Prints what was compared, the largest error, and that error as a fraction of its\n"
+             "bound. Exits with 0 if all checks pass, otherwise with 1.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ------------------------------------------------------------------------------------------------
- * Random problems
- * --------------------------------------------------------------------------------------------- */
+/* ---- Random problems ------------------------------------------------------------------------- */
 
 /* In -size .. size. */
 static float random_float(random_source *r, double size)
@@ -166,9 +164,7 @@ static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mh
     return status == MHA_OK ? CLI_OK : cli_fail_status(SELFTEST, status);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Comparing
- * --------------------------------------------------------------------------------------------- */
+/* ---- Comparing ------------------------------------------------------------------------------- */
 
 /* One way to compute, and how it did. */
 typedef struct contender {
@@ -226,9 +222,7 @@ static void compare(const random_problem *p, contender *runners, int count)
     for (int i = 0; i < count; i++) runners[i].outputs += p->outputs;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The run
- * --------------------------------------------------------------------------------------------- */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 enum { MOST_RUNNERS = 8 };
 

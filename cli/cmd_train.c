@@ -37,32 +37,33 @@ typedef struct train_options {
     }
 
 static const args_option option_table[] = {
-    {.kind = ARGS_HEADING, .name = "The model; what is not given is the task's recipe"},
+    {.kind = ARGS_HEADING, .name = "The model; defaults are the task's recipe"},
     NUMBER("layers", layers, 1, TRAIN_MOST_LAYERS, "layers"),
-    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "heads of a layer, at equal width"),
+    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "heads per layer; the width stays the same"),
     NUMBER("embed", embed, 2, 4096, "width of the model"),
-    NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention alone"),
+    NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention only"),
     {.kind = ARGS_HEADING, .name = "A text of your own instead of a task"},
     {.kind = ARGS_TEXT,
      .name = "text",
      .value = "FILE",
-     .help = "foretell its next word; UTF-8. Punctuation marks are\nwords of their own",
+     .help = "learn to predict its next word; UTF-8. Punctuation\nmarks are separate words",
      .field = offsetof(train_options, text)},
     {.kind = ARGS_FLAG,
      .name = "chars",
      .help = "characters instead of words",
      .least = 1,
      .field = offsetof(train_options, characters)},
-    NUMBER("context", context, 8, 4096, "tokens of a sequence; default 64, of characters 128"),
+    NUMBER("context", context, 8, 4096, "tokens per sequence; default 64, characters 128"),
     NUMBER("words", words, 8, 65536,
-           "the vocabulary, at most; default 4096. Others, and\nwords that occur once, are <unk>"),
-    {.kind = ARGS_HEADING, .name = "How it learns"},
+           "vocabulary size at most; default 4096. Other words,\nand those that occur once, are "
+           "<unk>"),
+    {.kind = ARGS_HEADING, .name = "Training"},
     NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
-    NUMBER("steps", steps, 1, INT64_C(1) << 40, "of a try, at most"),
-    NUMBER("tries", tries, 1, 1000, "tries at most; default: the recipe's"),
-    NUMBER("seconds", seconds, 1, 1000000, "of all tries together, at most"),
-    NUMBER("batch", batch, 1, 256, "sequences of a step"),
-    NUMBER("every", every, 1, 1000000, "steps between two looks at held-out data"),
+    NUMBER("steps", steps, 1, INT64_C(1) << 40, "per attempt, at most"),
+    NUMBER("tries", tries, 1, 1000, "attempts at most; default: the recipe's"),
+    NUMBER("seconds", seconds, 1, 1000000, "for all attempts together, at most"),
+    NUMBER("batch", batch, 1, 256, "sequences per step"),
+    NUMBER("every", every, 1, 1000000, "steps between two evaluations on held-out data"),
     {.kind = ARGS_REAL,
      .name = "learning-rate",
      .value = "X",
@@ -71,10 +72,10 @@ static const args_option option_table[] = {
     {.kind = ARGS_REAL,
      .name = "dropout",
      .value = "X",
-     .help = "part of the attention weights that each step drops,\n0 to 1; none are where heads "
-             "are measured",
+     .help = "fraction of attention weights dropped in each step,\n0 to 1; off while heads are "
+             "measured",
      .field = offsetof(train_options, dropout)},
-    {.kind = ARGS_HEADING, .name = "Where to"},
+    {.kind = ARGS_HEADING, .name = "Output"},
     {.kind = ARGS_TEXT,
      .letter = 'o',
      .name = "output",
@@ -84,17 +85,18 @@ static const args_option option_table[] = {
      .field = offsetof(train_options, folder)},
     {.kind = ARGS_FLAG,
      .name = "fresh",
-     .help = "begin anew where the folder holds a training",
+     .help = "start over even if the folder holds a training run",
      .least = 1,
      .field = offsetof(train_options, fresh)},
     {.kind = ARGS_FLAG,
      .name = "no-report",
-     .help = "train and save, no numbers and pictures",
+     .help = "train and save only; no measurements, no pictures",
      .least = 1,
      .field = offsetof(train_options, no_report)},
     {.kind = ARGS_HEADING, .name = "Other"},
     NUMBER("print", print, 1, 1000000,
-           "no training: N held-out sequences as CoNLL-U, with\nlinks to what must be looked at"),
+           "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
+           "of training"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
     {.kind = ARGS_FLAG,
      .letter = 'q',
@@ -107,22 +109,21 @@ static const args_option option_table[] = {
 
 static const args_page page = {
     .command = TRAIN,
-    .summary = "train a small transformer from nothing and watch its heads specialise",
+    .summary = "train a small transformer and watch its heads specialise",
     .usage = "train [options] TASK | --text FILE",
     .examples = "multihead train sentences -o demo\n"
                 "multihead train sentences --seed 3 --heads 8\n"
                 "multihead train induction --layers 1      (the control: it fails)\n"
                 "multihead train reverse -o reverse\n"
                 "multihead train --text novel.txt -o novel",
-    .notes =
-        "Tasks: sentences (which noun is \"it\"?), pronouns (the same, seen from both sides),\n"
-        "induction (a repeated block), ioi (\"A B A\" wants \"B\"), reverse (encoder and\n"
-        "decoder), agreement (of verb and subject), brackets (which one is open?).\n"
-        "Training stops when the task's goal is reached on held-out data; what is\n"
-        "reported is measured on other held-out data. Where a recipe says so, a try that is\n"
-        "stuck begins again with a derived seed, and the tries are counted. The same seed\n"
-        "gives the same model on any number of threads. Called again with the same folder it\n"
-        "goes on where it was; Ctrl-C saves and stops.",
+    .notes = "Tasks: sentences (which noun is \"it\"?), pronouns (the same for an encoder),\n"
+             "induction (a repeated block), ioi (\"B\" follows \"A B A\"), reverse (encoder and\n"
+             "decoder), agreement (of verb and subject), brackets (which one to close).\n"
+             "Training stops when the task's goal is reached on held-out data; what is\n"
+             "reported is measured on other held-out data. Some recipes restart a stuck\n"
+             "attempt with a derived seed; attempts are counted. The same seed gives the same\n"
+             "model for any number of threads. Called again with the same folder, training\n"
+             "resumes where it stopped; Ctrl-C saves and stops.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -165,8 +166,7 @@ static void describe_look(const train_task *task, const train_scores *s, char te
     snprintf(text + used, LINE - (size_t)used, ")");
 }
 
-/* On a terminal one line with a bar that is written over and cut to its width, else a line a look.
- */
+/* On a terminal one line with a bar, overwritten and cut to the width; else one line each time. */
 static void show_progress(const train_options *options, const train_run *run, const train_scores *s,
                           const pace *p)
 {
@@ -342,8 +342,7 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
         return;
     }
     if (model->task->text) {
-        cli_print("%" PRId64
-                  " steps, %.1f s of training; held-out text was foretold best after %" PRId64
+        cli_print("%" PRId64 " steps, %.1f s of training; held-out loss was lowest after %" PRId64
                   " steps%s\n",
                   model->step, run->seconds, run->best_step,
                   run->best_step < model->step ? ": this is the model that is kept" : "");
@@ -430,7 +429,7 @@ cli_exit cmd_train(int count, char *const *arguments)
     cli_exit code = args_parse(&page, count, arguments, &options, &plain);
     if (code == CLI_OK && options.text) return train_on_text(&options, &plain);
     if (code == CLI_OK && (options.characters || options.context || options.words))
-        code = cli_fail(CLI_USAGE, TRAIN, "%s goes with --text FILE",
+        code = cli_fail(CLI_USAGE, TRAIN, "%s requires --text FILE",
                         options.characters ? "--chars"
                         : options.context  ? "--context"
                                            : "--words");

@@ -1,4 +1,4 @@
-/* multihead view: draw what every attention head looks at. Options and their help are the table
+/* multihead view: draw what every attention head attends to. Options and their help are the table
  * below; the work is in view_*.c. */
 #include "commands.h"
 #include "files.h"
@@ -52,61 +52,60 @@ static const args_option option_table[] = {
     VALUE(ARGS_TEXTS, 0, "head", heads, "LIST",
           "heads, counted from 0: 3 or 0,2-4 of every layer\n"
           "chosen, or with their layer: L4H11 or 4.11"),
-    HEADING("Who looks from one word at another"),
+    HEADING("Attention from one word to another"),
     VALUE(ARGS_TEXT, 0, "from", from, "WORD",
-          "rank heads: those that look from this word, as it\n"
-          "stands in the text; it:2 is the second \"it\""),
-    VALUE(ARGS_TEXT, 0, "to", to, "WORD", "at this one"),
+          "rank heads by how they attend from this word, as\n"
+          "written in the text; it:2 is the second \"it\""),
+    VALUE(ARGS_TEXT, 0, "to", to, "WORD", "to this one"),
     CHOICE("sort", sort, sorts,
-           "by weight (the default), by the length of what\n"
-           "arrives, or by the effect of removing the head"),
+           "by weight (the default), by the norm of the weighted\n"
+           "value, or by the effect of removing the head"),
     HEADING("What heads write"),
     VALUE(ARGS_TEXT, 0, "desk", desk, "LAYER",
-          "what each head of a layer adds to the stream;\n"
-          "files have every term of every head"),
-    HEADING("Where to (several at once; FILE may be - for stdout)"),
+          "what each head of a layer adds to the residual\n"
+          "stream; files have every term of every head"),
+    HEADING("Output (several at once; one FILE may be -, stdout)"),
     VALUE(ARGS_TEXT, 'o', "output", html, "FILE.html", "an interactive report in one file"),
-    VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a picture to print or to put in a page"),
-    VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a picture of pixels"),
+    VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a vector image for print or a web page"),
+    VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a bitmap image"),
     VALUE(ARGS_TEXT, 0, "json", json, "FILE", "tokens and all weights as text"),
     VALUE(ARGS_TEXT, 0, "npy", npy, "FILE",
           "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
-    FLAG(0, "terminal", terminal, 1, "the terminal picture too, beside files"),
+    FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
     HEADING("The text"),
     VALUE(ARGS_TEXT, 0, "contrast", contrast, "TEXT",
-          "draw the weights less those in this text, which\n"
-          "must have as many tokens"),
-    VALUE(ARGS_TEXT, 0, "text-file", text_file, "FILE", "read the text from a file; - is stdin"),
+          "draw the weights minus those in this text, which\n"
+          "must have the same number of tokens"),
+    VALUE(ARGS_TEXT, 0, "text-file", text_file, "FILE", "read the text from FILE; - is stdin"),
     VALUE(ARGS_TEXT, 0, "example", example, "NAME",
           "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
     NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
            "refuse longer texts; default: the model's limit"),
-    FLAG(0, "truncate", truncate, 1, "cut texts that are too long instead"),
-    HEADING("Weights from elsewhere, without a model"),
+    FLAG(0, "truncate", truncate, 1, "cut longer texts instead"),
+    HEADING("Weights from an array, without a model"),
     VALUE(ARGS_TEXT, 0, "attention", attention, "FILE.npy",
           "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]"),
-    VALUE(ARGS_TEXT, 0, "tokens", tokens, "FILE", "T tokens: one a line, or a JSON list (.json)"),
-    VALUE(ARGS_TEXT, 0, "key-tokens", key_tokens, "FILE",
-          "S tokens, where the columns are not the rows"),
-    HEADING("How it is drawn"),
-    CHOICE("cmap", cmap, cmaps, "the colours; default viridis"),
+    VALUE(ARGS_TEXT, 0, "tokens", tokens, "FILE", "T tokens: one per line, or a JSON list (.json)"),
+    VALUE(ARGS_TEXT, 0, "key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ"),
+    HEADING("Drawing"),
+    CHOICE("cmap", cmap, cmaps, "colour map; default viridis"),
     VALUE(ARGS_TEXT, 0, "range", range, "RANGE",
-          "what the colours span: shared by all heads (the\n"
-          "default), head: each its own, or LO:HI"),
+          "range of the colours: shared by all heads (the\n"
+          "default), head: per head, or LO:HI"),
     CHOICE("scale", scale, scales,
-           "how weights become colours; sqrt and log bring\nout small ones"),
+           "mapping from weights to colours; sqrt and log\nemphasise small weights"),
     VALUE(ARGS_TEXTS, 0, "hide", hide, "LIST",
-          "leave tokens out of the picture, and say what\n"
-          "weight they had: special, or tokens by name"),
+          "leave tokens out of the picture and report their\n"
+          "weight: special, or tokens by name"),
     FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again"),
     CHOICE("values", values, values, "numbers in the cells"),
     FLAG(0, "dark", paper, PAPER_DARK, "for a dark background"),
     FLAG(0, "light", paper, PAPER_LIGHT, "for a light one; the default for files"),
     CHOICE("color", color, whens,
            "colours in the terminal; NO_COLOR, TERM=dumb,\n"
-           "CLICOLOR_FORCE and FORCE_COLOR count for auto"),
-    NUMBER("width", width, 20, 10000, "columns of the terminal"),
-    FLAG(0, "ascii", ascii, 1, "nothing but ASCII in the terminal"),
+           "CLICOLOR_FORCE and FORCE_COLOR apply to auto"),
+    NUMBER("width", width, 20, 10000, "terminal width in columns"),
+    FLAG(0, "ascii", ascii, 1, "use only ASCII in the terminal"),
     HEADING("Other"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
     FLAG('q', "quiet", quiet, 1, "no notes on stderr, only warnings and errors"),
@@ -115,7 +114,7 @@ static const args_option option_table[] = {
 
 static const args_page page = {
     .command = VIEW,
-    .summary = "draw what every attention head looks at",
+    .summary = "draw what every attention head attends to",
     .usage = "view [options] MODEL \"text\" [\"second text\"]\n"
              "view [options] --attention MAPS.npy --tokens FILE",
     .examples = "multihead view MODEL \"The cat sat on the mat\"\n"
@@ -127,17 +126,16 @@ static const args_page page = {
                 "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
                 "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
     .notes = "MODEL is a Hugging Face folder (config.json, model.safetensors, vocab.txt or\n"
-             "tokenizer.json), or what 'multihead train -o' wrote. A row is a query (looking),\n"
-             "a column a key (looked at); each row sums to 1. Heads count from 0: L0H3 is the\n"
+             "tokenizer.json), or one written by 'multihead train -o'. Rows are queries,\n"
+             "columns are keys, and each row sums to 1. Heads count from 0: L0H3 is the\n"
              "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
-             "'multihead help exit-codes' says how it ends. docs/program.md is the manual.",
+             "'multihead help exit-codes' lists the exit codes. docs/program.md is the\n"
+             "manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ------------------------------------------------------------------------------------------------
- * What fits together
- * --------------------------------------------------------------------------------------------- */
+/* ---- What fits together ---------------------------------------------------------------------- */
 
 static cli_exit check_array_options(const view_options *options)
 {
@@ -149,7 +147,7 @@ static cli_exit check_array_options(const view_options *options)
                         options->model);
     if (options->example || options->text_file || options->truncate || options->max_tokens)
         return cli_fail(CLI_USAGE, VIEW,
-                        "--attention goes without a text, and so without --text-file, "
+                        "--attention takes no text, and so excludes --text-file, "
                         "--example, --max-tokens and --truncate");
     return CLI_OK;
 }
@@ -179,7 +177,7 @@ static cli_exit check_contrast(const view_options *options)
         options->texts.count + (options->example != NULL) + (options->text_file != NULL);
     if (!options->contrast) return CLI_OK;
     if (options->attention)
-        return cli_fail(CLI_USAGE, VIEW, "--contrast goes with a model and a text");
+        return cli_fail(CLI_USAGE, VIEW, "--contrast requires a model and a text");
     if (texts != 1)
         return cli_fail(CLI_USAGE, VIEW, "--contrast compares with one text; leave out the second");
     if (options->renormalise)
@@ -194,10 +192,10 @@ static cli_exit check_ask(const view_options *options)
     const int texts =
         options->texts.count + (options->example != NULL) + (options->text_file != NULL);
     if (!options->from && !options->to)
-        return options->sort ? cli_fail(CLI_USAGE, VIEW, "--sort goes with --from and --to")
+        return options->sort ? cli_fail(CLI_USAGE, VIEW, "--sort requires --from and --to")
                              : CLI_OK;
     if (!options->from || !options->to)
-        return cli_fail(CLI_USAGE, VIEW, "--from WORD and --to WORD go together");
+        return cli_fail(CLI_USAGE, VIEW, "--from WORD and --to WORD require each other");
     if (options->attention)
         return cli_fail(CLI_USAGE, VIEW, "--from and --to ask a model; --attention has none");
     if (options->contrast)
@@ -213,7 +211,7 @@ static cli_exit check_desk(const view_options *options)
     if (!options->desk) return CLI_OK;
     if (options->attention || options->contrast || options->from)
         return cli_fail(CLI_USAGE, VIEW,
-                        "--desk goes with a model and a text, and without --attention, --contrast "
+                        "--desk requires a model and a text, and excludes --attention, --contrast "
                         "and --from");
     if (texts != 1) return cli_fail(CLI_USAGE, VIEW, "--desk takes one text");
     if (options->layers.count > 0 || options->heads.count > 0 || options->hide.count > 0)
@@ -230,7 +228,7 @@ static cli_exit check(const view_options *options)
     cli_exit code =
         options->attention ? check_array_options(options) : check_model_options(options);
     if (code == CLI_OK && options->renormalise && options->hide.count == 0)
-        code = cli_fail(CLI_USAGE, VIEW, "--renormalise goes with --hide");
+        code = cli_fail(CLI_USAGE, VIEW, "--renormalise requires --hide");
     if (code == CLI_OK) code = check_contrast(options);
     if (code == CLI_OK) code = check_ask(options);
     if (code == CLI_OK) code = check_desk(options);
@@ -239,9 +237,7 @@ static cli_exit check(const view_options *options)
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The run
- * --------------------------------------------------------------------------------------------- */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 static void say_what_next(const view_options *options, const maps_picks *picks)
 {

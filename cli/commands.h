@@ -1,5 +1,5 @@
 /* The subcommands: each gets the arguments that follow its name and returns the exit code. Each
- * answers --help by itself. The one list of them is in main.c. */
+ * answers --help by itself. Their list is in main.c. */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 

@@ -13,9 +13,7 @@
 
 enum { DEFAULT_LENGTH = 1024 };
 
-/* ------------------------------------------------------------------------------------------------
- * Published models
- * --------------------------------------------------------------------------------------------- */
+/* ---- Published models ------------------------------------------------------------------------ */
 
 void config_print_models(void)
 {
@@ -59,9 +57,7 @@ static cli_exit take_like(const char *command, const char *name, config *out)
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Model folders
- * --------------------------------------------------------------------------------------------- */
+/* ---- Model folders --------------------------------------------------------------------------- */
 
 static cli_exit take_folder(const char *command, const char *folder, config *out)
 {
@@ -87,9 +83,7 @@ static cli_exit take_folder(const char *command, const char *folder, config *out
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Windows
- * --------------------------------------------------------------------------------------------- */
+/* ---- Windows --------------------------------------------------------------------------------- */
 
 /* A number of keys from text on, up to the character end. */
 static bool parse_keys(const char *text, char end, int64_t *keys, const char **rest)
@@ -111,7 +105,8 @@ cli_exit config_window(const char *command, const char *text, bool causal, int64
                      : parse_keys(text, 0, &before, &rest) && before >= 1;
     if (!good)
         return cli_fail(CLI_USAGE, command,
-                        "--window %s: a number of keys is wanted, its own included: 4096; or keys "
+                        "--window %s: expected a number of keys, such as 4096, the query's own "
+                        "included; or keys "
                         "before and after: 128,128 (-1: all)",
                         text);
     if (!pair && !causal)
@@ -129,9 +124,7 @@ cli_exit config_window(const char *command, const char *text, bool causal, int64
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * All together
- * --------------------------------------------------------------------------------------------- */
+/* ---- All together ---------------------------------------------------------------------------- */
 
 static void override(int64_t given, int64_t *value)
 {

@@ -1,4 +1,4 @@
-/* What attention a subcommand is asked about: sizes on the command line, a published model's, or
+/* The attention that a subcommand describes: sizes on the command line, a published model's, or
  * those of a model folder, with single sizes overridden. */
 #ifndef CLI_CONFIG_H
 #define CLI_CONFIG_H

@@ -142,7 +142,7 @@ static cli_exit read_misc(reading *r, piece misc, word *w)
         if (!split(field, '=', &key, &value)) continue;
         if (is(key, "SpaceAfter")) w->space = !is(value, "No");
         if (is(key, "Coref") && (!read_number(value, MOST_WORDS, &w->coref) || w->coref == 0))
-            return bad(r, "Coref in MISC (column 10) is no word's number: Coref=3 is wanted");
+            return bad(r, "Coref in MISC (column 10) is not the number of a word, as in Coref=3");
     }
     return CLI_OK;
 }

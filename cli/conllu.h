@@ -38,8 +38,8 @@ typedef struct conllu {
     int64_t relations;
 } conllu;
 
-/* spaced: every word stands apart, whatever SpaceAfter says. Errors are printed; say conllu_free()
- * in either case. */
+/* spaced: separate all words, whatever SpaceAfter says. Errors are printed; call conllu_free()
+ * even on failure. */
 cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu *out);
 void conllu_free(conllu *c);
 

@@ -1,4 +1,4 @@
-/* The parts of `multihead count`: the two ways it says what was counted. */
+/* The parts of `multihead count`: its two output formats. */
 #ifndef CLI_COUNT_H
 #define CLI_COUNT_H
 

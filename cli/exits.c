@@ -18,7 +18,7 @@ static const struct {
     {MHA_ERR_UTF8, CLI_BAD_INPUT},
     {MHA_ERR_MODEL, CLI_BAD_INPUT},
     {MHA_ERR_NUMERIC, CLI_BAD_INPUT},
-    {MHA_ERR_SHAPE, CLI_BAD_INPUT}, /* arrays that do not go together */
+    {MHA_ERR_SHAPE, CLI_BAD_INPUT}, /* arrays that do not fit together */
     {MHA_ERR_SIZE, CLI_BAD_INPUT},
     {MHA_ERR_WRITE, CLI_NO_OUTPUT},
     {MHA_ERR_CALLBACK, CLI_NO_OUTPUT},

@@ -1,4 +1,4 @@
-/* How the program ends and how it speaks: exit codes, one-line errors, notes on stderr. */
+/* How the program ends and reports: exit codes, one-line errors, notes on stderr. */
 #ifndef CLI_EXITS_H
 #define CLI_EXITS_H
 
@@ -9,7 +9,7 @@
 /* The one list of exit codes: name, value, text. Documented and pinned: scripts rely on them. */
 #define CLI_EXIT_LIST(X)                                                            \
     X(CLI_OK, 0, "success")                                                         \
-    X(CLI_INTERNAL, 1, "unexpected: a fault of the program, or a failed selftest")  \
+    X(CLI_INTERNAL, 1, "unexpected: a bug in the program, or a failed selftest")    \
     X(CLI_USAGE, 2, "the command line or an environment variable is wrong")         \
     X(CLI_NO_INPUT, 3, "an input file or folder is missing or cannot be read")      \
     X(CLI_BAD_INPUT, 4,                                                             \
@@ -30,13 +30,13 @@ cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) M
 
 /* The same for a library call that failed, with its detail and the exit code that the table in
  * exits.c gives its status. MHA_ERR_CALLBACK, which only the program's own callbacks return, is
- * silent: they have spoken, or there is nothing to say. */
+ * silent: the error is already reported, or there is none to report. */
 cli_exit cli_fail_status(const char *command, mha_status status);
 
 /* "multihead: command: warning: ..." on stderr. */
 void cli_warn(const char *command, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* A line on stderr for the person who called, unless quiet. */
+/* A line on stderr for the user, unless quiet. */
 void cli_note(bool quiet, const char *format, ...) MHA_PRINTF(2, 3);
 
 /* Flush stdout: what could not be written is an error, or silence where a pipe was closed. */

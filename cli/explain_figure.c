@@ -1,6 +1,6 @@
 /* The picture of a problem: what happens to the shapes step by step, which heads share keys and
- * values, who sees whom, how positions are told, and what it comes to. Composed from boxes, arrows
- * and grids (render.h); the machine leaves no trace, so the same problem gives the same bytes. */
+ * values, the mask, position encodings, and the totals. Composed from boxes, arrows and grids
+ * (render.h); independent of the machine, so the same problem gives the same bytes. */
 #include "commands.h"
 #include "explain.h"
 #include "maps.h"
@@ -36,9 +36,7 @@ typedef struct picture {
     mha_panel bar_panel;
 } picture;
 
-/* ------------------------------------------------------------------------------------------------
- * Steps
- * --------------------------------------------------------------------------------------------- */
+/* ---- Steps ----------------------------------------------------------------------------------- */
 
 /* Five columns and four lanes of boxes. */
 enum {
@@ -179,9 +177,7 @@ static void draw_steps(picture *f)
              "[sequences, heads, tokens, head size] once the width is split into heads.");
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Heads
- * --------------------------------------------------------------------------------------------- */
+/* ---- Heads ----------------------------------------------------------------------------------- */
 
 enum { SHARE_W = 344, SHARE_GAP = 36, SHARE_H = 182, MOST_HEADS = 32, HEAD_TOP = 34, KV_TOP = 118 };
 
@@ -266,13 +262,11 @@ static void draw_heads(picture *f)
                        : "");
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Mask
- * --------------------------------------------------------------------------------------------- */
+/* ---- Mask ------------------------------------------------------------------------------------ */
 
 enum { MASK_W = 408, MASK_SIDE = 300, MASK_H = 386, SAMPLES = 8 };
 
-/* What queries t0 .. t1 see of keys s0 .. s1; of many queries a few are asked. */
+/* What queries t0 .. t1 see of keys s0 .. s1; of many queries a few are sampled. */
 static uint8_t mask_cell(const explain_problem *p, const int64_t t[2], const int64_t s[2])
 {
     int64_t rows = t[1] - t[0], asked = rows < SAMPLES ? rows : SAMPLES, seen = 0, exempt = 0;
@@ -376,9 +370,7 @@ static void caption_mask(picture *f)
              all ? "Every query sees every key: nothing is hidden." : share, cells);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Positions and numbers
- * --------------------------------------------------------------------------------------------- */
+/* ---- Positions and numbers ------------------------------------------------------------------- */
 
 enum { TABLE_W = 634, TABLE_H = MASK_H, TABLE_LEFT = 48, TABLE_TOP = 34, TABLE_MAP_H = 300 };
 
@@ -494,9 +486,7 @@ static void draw_numbers(picture *f)
              "blocks of keys with a running maximum, sum and output for each query.");
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The page
- * --------------------------------------------------------------------------------------------- */
+/* ---- The page -------------------------------------------------------------------------------- */
 
 static void describe(picture *f)
 {

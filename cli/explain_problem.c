@@ -18,9 +18,7 @@
 #define MOST_STEPS (INT64_C(1) << 27) /* in counting a mask: about a second */
 enum { DEFAULT_BLOCK = 64 };
 
-/* ------------------------------------------------------------------------------------------------
- * Sizes
- * --------------------------------------------------------------------------------------------- */
+/* ---- Sizes ----------------------------------------------------------------------------------- */
 
 static mha_dtype type_of(const explain_options *o)
 {
@@ -36,7 +34,7 @@ static cli_exit read_shape(const char *path, int64_t shape[4])
     if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
     if (tensor.ndim < 2 || tensor.ndim > 4)
         return cli_fail(CLI_BAD_INPUT, EXPLAIN,
-                        "%s: has %d axes; [B,H,T,D], [H,T,D] or [T,D] is wanted", path,
+                        "%s: has %d axes; expected [B,H,T,D], [H,T,D] or [T,D]", path,
                         (int)tensor.ndim);
     for (int i = 0; i < 4; i++)
         shape[i] = i < 4 - tensor.ndim ? 1 : tensor.shape[i - (4 - tensor.ndim)];
@@ -109,9 +107,7 @@ static cli_exit check_sizes(const explain_problem *p)
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Block patterns
- * --------------------------------------------------------------------------------------------- */
+/* ---- Block patterns -------------------------------------------------------------------------- */
 
 /* "local=1" and its like, one part up to a comma. */
 static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d)
@@ -124,7 +120,7 @@ static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d
     if (length < sizeof name) memcpy(name, part, length);
     if (part[length] != '=' || !args_whole(part + length + 1, ",", &n, &end) || n < 0 ||
         n > INT32_MAX)
-        return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: %s are wanted", all, wanted);
+        return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: expected %s", all, wanted);
     if (!strcmp(name, "local")) {
         d->flags |= MHA_PATTERN_LOCAL;
         d->left_blocks = n;
@@ -140,8 +136,8 @@ static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d
         d->random_blocks = n;
     } else {
         return cli_fail(CLI_USAGE, EXPLAIN,
-                        "--blocks %s: '%s' is no part of a pattern; %s are "
-                        "wanted",
+                        "--blocks %s: '%s' is not part of a pattern; expected "
+                        "%s",
                         all, name, wanted);
     }
     return CLI_OK;
@@ -151,7 +147,7 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
 {
     int64_t size = o->block_size ? o->block_size : DEFAULT_BLOCK;
     if (!o->blocks && o->block_size)
-        return cli_fail(CLI_USAGE, EXPLAIN, "--block-size goes with --blocks PATTERN");
+        return cli_fail(CLI_USAGE, EXPLAIN, "--block-size requires --blocks PATTERN");
     if (!o->blocks) return CLI_OK;
     mha_pattern_desc desc = {.struct_size = sizeof desc};
     if (p->config.causal) desc.flags = MHA_PATTERN_CAUSAL;
@@ -180,9 +176,7 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The descriptor
- * --------------------------------------------------------------------------------------------- */
+/* ---- The descriptor -------------------------------------------------------------------------- */
 
 /* A tensor without data, and a pointer to it where wanted. */
 static const mha_tensor *shaped(bool wanted, mha_tensor *tensor, mha_dtype dtype, int ndim,
@@ -269,9 +263,7 @@ static mha_status ask(const explain_options *o, explain_problem *p)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * What a query sees
- * --------------------------------------------------------------------------------------------- */
+/* ---- What a query sees ----------------------------------------------------------------------- */
 
 static int64_t overlap(int64_t a0, int64_t a1, int64_t b0, int64_t b1)
 {
@@ -322,9 +314,7 @@ explain_seen explain_visible(const explain_problem *p, int64_t t, int64_t s0, in
     return all;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * All together
- * --------------------------------------------------------------------------------------------- */
+/* ---- All together ---------------------------------------------------------------------------- */
 
 /* The plan counts what causal, lengths and window with its first keys leave; blocks take from it.
  */

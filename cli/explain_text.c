@@ -1,4 +1,4 @@
-/* The account in words, for people. What the library says of a problem is printed as it says it. */
+/* The report in words. What the library states about a problem is printed unchanged. */
 #include "explain.h"
 #include "words.h"
 
@@ -26,9 +26,7 @@ static const char *plural(int64_t n)
     return n == 1 ? "" : "s";
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The problem
- * --------------------------------------------------------------------------------------------- */
+/* ---- The problem ----------------------------------------------------------------------------- */
 
 static void add(char *text, size_t size, const char *what)
 {
@@ -123,9 +121,7 @@ static void print_problem(const explain_problem *p)
     if (p->config.source) say("sizes", "%s", p->config.source);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * What runs, what it costs
- * --------------------------------------------------------------------------------------------- */
+/* ---- What runs, what it costs ---------------------------------------------------------------- */
 
 static void print_path(const explain_problem *p)
 {
@@ -175,9 +171,7 @@ static void print_cost(const explain_problem *p)
     say("N x N instead", "%s, if all scores were kept in f32", words_bytes(p->matrix_bytes).text);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * In words
- * --------------------------------------------------------------------------------------------- */
+/* ---- In words -------------------------------------------------------------------------------- */
 
 static void tell_heads(const explain_problem *p)
 {

@@ -24,11 +24,9 @@ static mha_status write_stdout(void *user, const void *bytes, size_t count)
 
 const mha_sink files_stdout = {.write = write_stdout};
 
-/* ------------------------------------------------------------------------------------------------
- * Signals
- * --------------------------------------------------------------------------------------------- */
+/* ---- Signals --------------------------------------------------------------------------------- */
 
-/* Not for a FIFO or a device: nothing of them can be removed, and they may block for ever. */
+/* Not for a FIFO or a device: nothing of them can be removed, and they may block forever. */
 void files_hold_signals(files_guard *guard, const char *path)
 {
     struct stat status;
@@ -55,9 +53,7 @@ bool files_interrupted(const files_guard *guard)
            sigismember(&pending, SIGHUP) == 1;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Anything that is drawn into a sink
- * --------------------------------------------------------------------------------------------- */
+/* ---- Anything that is drawn into a sink ------------------------------------------------------ */
 
 /* A sink that looks for held signals now and then. */
 typedef struct guarded_sink {
@@ -116,9 +112,7 @@ mha_status files_write_npy(const char *path, const mha_tensor *tensor)
     return files_draw(path, draw_npy, tensor);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Names
- * --------------------------------------------------------------------------------------------- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 static char *copy_text(const char *text)
 {

@@ -1,8 +1,8 @@
 /* Files that the program writes, and stdout.
  *
- * A file appears whole or not at all. While one that could be left half-written is on its way,
- * Ctrl-C and its like are held back: whoever writes notices them, the half is removed, and then
- * they do what they always do.
+ * A file appears whole or not at all. While a file could be left half-written, Ctrl-C and similar
+ * signals are deferred: the writer notices them, removes the partial file, and then they take their
+ * normal effect.
  */
 #ifndef CLI_FILES_H
 #define CLI_FILES_H

@@ -10,9 +10,9 @@
 
 /* How a token is chosen. */
 typedef struct generate_how {
-    double temperature; /* 0: the likeliest */
+    double temperature; /* 0: the most likely token */
     int64_t top_k;      /* only among so many; 0: all */
-    double top_p;       /* only among the likeliest that make up this much; 1: all */
+    double top_p;       /* sample from the most likely that add up to this; 1: all */
     uint64_t seed;
 } generate_how;
 

@@ -13,7 +13,7 @@ static double uniform(uint64_t seed, uint64_t step)
     return random_part(&r);
 }
 
-/* The likeliest first; of equals the lower id. */
+/* Most likely first; the lower id among equals. */
 static int by_weight(const void *a, const void *b)
 {
     const generate_candidate *x = a, *y = b;

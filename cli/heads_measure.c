@@ -24,9 +24,7 @@ typedef struct job {
     char what[64]; /* "text 3 of 8" */
 } job;
 
-/* ------------------------------------------------------------------------------------------------
- * One line on a terminal that disappears again
- * --------------------------------------------------------------------------------------------- */
+/* ---- One line on a terminal that disappears again -------------------------------------------- */
 
 static bool want_progress(const heads_options *options)
 {
@@ -48,9 +46,7 @@ static void show_progress(const job *j, int64_t layer, int64_t row, int64_t rows
     if (rows > 1000) cli_print_to(stderr, ", token %" PRId64 " of %" PRId64, row, rows);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * What the tokens of a text are
- * --------------------------------------------------------------------------------------------- */
+/* ---- What the tokens of a text are ----------------------------------------------------------- */
 
 /* Arrays of a text, and the description that points to them. */
 typedef struct described {
@@ -154,9 +150,7 @@ static cli_exit add_links(job *j, const conllu_sentence *gold, const text_tokens
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * A pass
- * --------------------------------------------------------------------------------------------- */
+/* ---- A pass ---------------------------------------------------------------------------------- */
 
 /* Where rows go. */
 typedef struct visit {
@@ -215,9 +209,7 @@ static cli_exit measure(const job *j, mha_head_measures *measures, const text_to
     return status == MHA_OK ? CLI_OK : cli_fail_status(HEADS, status);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Texts
- * --------------------------------------------------------------------------------------------- */
+/* ---- Texts ----------------------------------------------------------------------------------- */
 
 static cli_exit encode(job *j, text_model *model, const heads_source *source, text_tokens *tokens)
 {
@@ -328,9 +320,7 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Repeated random tokens
- * --------------------------------------------------------------------------------------------- */
+/* ---- Repeated random tokens ------------------------------------------------------------------ */
 
 /* A word that may be drawn: whole words of letters, or all of a small vocabulary. */
 static bool is_word(const text_model *model, int32_t id)
@@ -445,9 +435,7 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * All together
- * --------------------------------------------------------------------------------------------- */
+/* ---- All together ---------------------------------------------------------------------------- */
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found)

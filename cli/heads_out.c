@@ -212,7 +212,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     }
     json_print(&json, "\n  ]");
     if (f->distances && heads_put_distances(&json, f, job->options->clusters.value) != CLI_OK)
-        return MHA_ERR_CALLBACK; /* it has spoken */
+        return MHA_ERR_CALLBACK; /* the error is already reported */
     json_print(&json, "\n}\n");
     return json.status;
 }

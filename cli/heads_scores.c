@@ -64,7 +64,7 @@ static bool told_by_random(mha_role role)
     return role == MHA_ROLE_DUPLICATE || role == MHA_ROLE_INDUCTION;
 }
 
-/* Resting somewhere is what heads do that find nothing; what a head finds is told first. */
+/* Heads that find nothing rest somewhere; roles that state what a head finds come first. */
 static bool is_rest(mha_role role)
 {
     return role == MHA_ROLE_SINK || role == MHA_ROLE_SEPARATOR || role == MHA_ROLE_BROAD;
@@ -209,11 +209,11 @@ static cli_exit find_sort(const heads_options *options, const heads_found *found
     if (!plain) *score = heads_score_find(found, options->sort);
     if (!plain && *score < 0)
         return cli_fail(CLI_USAGE, HEADS,
-                        "--sort %s: no such score; layer, role, one of --csv's columns or a "
-                        "relation of --conllu is wanted",
+                        "--sort %s: no such score; expected layer, role, a column of --csv or a "
+                        "relation of --conllu",
                         options->sort);
     if (options->min.given && *score < 0)
-        return cli_fail(CLI_USAGE, HEADS, "--min goes with --sort and the name of a score");
+        return cli_fail(CLI_USAGE, HEADS, "--min requires --sort and the name of a score");
     return CLI_OK;
 }
 

@@ -11,21 +11,21 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The one list of subcommands: name, what it is for, what runs it. */
+/* All subcommands: name, purpose, function. */
 static const struct {
     const char *name, *summary;
     cli_exit (*run)(int count, char *const *arguments);
 } commands[] = {
-    {"view", "draw what every attention head of a model looks at", cmd_view},
-    {"heads", "find out what every head of a model does, over texts", cmd_heads},
+    {"view", "draw what every head of a model attends to", cmd_view},
+    {"heads", "measure what every head of a model does over texts", cmd_heads},
     {"count", "count parameters, operations and bytes of attention", cmd_count},
     {"run", "compute attention of arrays in .npy or .safetensors files", cmd_run},
-    {"explain", "say what would run for a problem, why, and draw it", cmd_explain},
+    {"explain", "show what would run for a problem and why, and draw it", cmd_explain},
     {"train", "train a small transformer and watch its heads specialise", cmd_train},
-    {"prune", "take heads out of a model, the least important ones first", cmd_prune},
-    {"generate", "let a model go on with a text, token by token", cmd_generate},
-    {"bench", "how fast attention is here, as a part of what the machine can do", cmd_bench},
-    {"selftest", "compare the fast kernels with plain arithmetic on this machine", cmd_selftest},
+    {"prune", "remove heads from a model, least important first", cmd_prune},
+    {"generate", "continue a text with a model, token by token", cmd_generate},
+    {"bench", "measure attention as a fraction of the machine's peak", cmd_bench},
+    {"selftest", "check the fast kernels against plain arithmetic", cmd_selftest},
     {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
 };
 
@@ -34,7 +34,7 @@ enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
 static void print_overview(FILE *file)
 {
     cli_print_to(file,
-                 "multihead " CLI_VERSION ": see what the heads of multi-head attention look at\n"
+                 "multihead " CLI_VERSION ": see what the heads of multi-head attention attend to\n"
                  "\n"
                  "Usage:\n"
                  "  multihead SUBCOMMAND [options] [arguments]\n"
@@ -52,8 +52,8 @@ static void print_overview(FILE *file)
         cli_print_to(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
     cli_print_to(file, "\n"
                        "Options:\n"
-                       "  -h, --help     this text; after a subcommand, its own\n"
-                       "      --version  the version\n");
+                       "  -h, --help     show this help, or that of a subcommand\n"
+                       "      --version  print the version\n");
 }
 
 static void print_exit_codes(void)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A list in work: who asks, and what may be named. */
+/* A list being parsed: its option, and what may be named. */
 typedef struct pick_list {
     const char *command, *option; /* "view", "--layer" */
     const char *text;             /* for messages: the whole list */
@@ -19,8 +19,8 @@ typedef struct pick_list {
 static cli_exit malformed(const pick_list *list)
 {
     return cli_fail(CLI_USAGE, list->command, "%s %s: %s", list->option, list->text,
-                    list->option[2] == 'l' ? "a list such as 0,2-3 is wanted"
-                                           : "a list such as 0,2-3 or L4H11,5.2 is wanted");
+                    list->option[2] == 'l' ? "expected a list such as 0,2-3"
+                                           : "expected a list such as 0,2-3 or L4H11,5.2");
 }
 
 static cli_exit check_below(const pick_list *list, const char *what, int64_t number, int64_t count)

@@ -7,9 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------
- * Texts from anywhere
- * --------------------------------------------------------------------------------------------- */
+/* ---- Texts from anywhere --------------------------------------------------------------------- */
 
 enum { SHOWN_BYTES = 16 };
 
@@ -73,9 +71,7 @@ static void put_text(page *out, const char *text, size_t bytes)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Formats
- * --------------------------------------------------------------------------------------------- */
+/* ---- Formats --------------------------------------------------------------------------------- */
 
 /* One conversion of a format: "%-*.3ld". */
 typedef struct directive {
@@ -96,7 +92,7 @@ static int take_number(const char **format, va_list *arguments)
     return number;
 }
 
-/* format stands behind the %, and then behind the conversion. */
+/* format points past the %, then past the conversion. */
 static directive take_directive(const char **format, va_list *arguments)
 {
     directive d = {.precision = -1};
@@ -255,9 +251,7 @@ int cli_print(const char *format, ...)
     return columns;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Long texts
- * --------------------------------------------------------------------------------------------- */
+/* ---- Long texts ------------------------------------------------------------------------------ */
 
 void cli_print_wrapped(const char *label, const char *text, int64_t width)
 {

@@ -1,11 +1,10 @@
-/* The one way to stdout and stderr for whatever people read.
+/* All text that people read on stdout and stderr.
  *
- * A format is ours: it may hold line ends and what steers a terminal. An argument may come from
- * anywhere (a token, a folder's name, a config.json): what of it a terminal would obey or not show
- * (mha_text_next() in render.h) is written \x1b, \u202e or \U000e0041, a line end too, so that no
- * name makes a line of its own; bytes that are not UTF-8 are written \xff. tools/check_style.py
- * lets nothing else in cli/ write to the two streams; files.c has what is data: JSON, CSV, SVG,
- * arrays.
+ * Formats are trusted: they may contain line ends and terminal controls. Arguments may come from
+ * anywhere (a token, a folder's name, a config.json): characters that a terminal would interpret or
+ * hide (mha_text_next() in render.h) are written \x1b, \u202e or \U000e0041, line ends included, so
+ * that no name starts a new line; bytes that are not UTF-8 are written \xff. tools/check_style.py
+ * lets nothing else in cli/ write to the two streams; files.c writes data: JSON, CSV, SVG, arrays.
  */
 #ifndef CLI_PRINT_H
 #define CLI_PRINT_H

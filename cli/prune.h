@@ -12,7 +12,7 @@
 
 #define PRUNE "prune"
 
-enum { PRUNE_RANDOM = 5 }; /* orders by chance */
+enum { PRUNE_RANDOM = 5 }; /* random orders */
 
 typedef struct prune_options {
     const char *text, *task, *folder, *json, *csv, *svg, *html, *measured_by;
@@ -22,9 +22,9 @@ typedef struct prune_options {
     int normalise, mask, dry_run, quiet;
 } prune_options;
 
-/* The text, or what a task draws, in batches; and what is foretold or should stay as it is. */
+/* The text, or sentences of a task, in batches; and what is predicted or must not change. */
 typedef struct prune_data {
-    bool foretells;                     /* targets; else embeddings */
+    bool predicts;                      /* targets; else embeddings */
     int64_t sequences, tokens, batches; /* tokens: without padding */
     int (*class_of)(int32_t word);      /* words of a class are as good as each other, or NULL */
     int64_t cut;                        /* tokens left out of sequences that were too long */

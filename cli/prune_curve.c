@@ -1,5 +1,5 @@
 /* In which order heads go, and what the model is worth as they do: in our order, in the reverse of
- * it, and in orders by chance. */
+ * it, and in random orders. */
 #include "prune.h"
 
 #include <inttypes.h>
@@ -76,8 +76,8 @@ static mha_importance_data data_of(const prune_data *d, tally *all)
     mha_importance_data data = {.struct_size = sizeof data,
                                 .batches = d->batches,
                                 .inputs = d->input_list,
-                                .loss = d->foretells ? count_targets : mha_loss_cosine,
-                                .user = d->foretells ? (void *)all : (void *)d->embedding_list};
+                                .loss = d->predicts ? count_targets : mha_loss_cosine,
+                                .user = d->predicts ? (void *)all : (void *)d->embedding_list};
     *all = (tally){.data = d};
     return data;
 }
@@ -100,7 +100,7 @@ cli_exit prune_measure(prune_job *job, const mha_transformer *net, const float *
     mha_status status = mha_gated_loss(job->model.context, net, &data, gates ? &view : NULL, &loss);
     free(copy);
     if (status != MHA_OK) return cli_fail_status(PRUNE, status);
-    if (job->data.foretells && all.rows > 0)
+    if (job->data.predicts && all.rows > 0)
         *quality =
             (prune_quality){all.loss / (double)all.rows, (double)all.right / (double)all.rows};
     else
@@ -147,12 +147,12 @@ cli_exit prune_order(prune_job *job)
     const mha_importance_data data = {.struct_size = sizeof data,
                                       .batches = d->batches,
                                       .inputs = d->input_list,
-                                      .loss = d->foretells ? mha_loss_targets
-                                              : ablation   ? mha_loss_cosine
-                                                           : mha_loss_direction,
-                                      .user = (void *)(d->foretells ? d->target_list
-                                                       : ablation   ? d->embedding_list
-                                                                    : d->direction_list),
+                                      .loss = d->predicts ? mha_loss_targets
+                                              : ablation  ? mha_loss_cosine
+                                                          : mha_loss_direction,
+                                      .user = (void *)(d->predicts ? d->target_list
+                                                       : ablation  ? d->embedding_list
+                                                                   : d->direction_list),
                                       .progress = progress,
                                       .progress_user = job};
     void *order = NULL, *scores = NULL, *importance = NULL;
@@ -191,7 +191,7 @@ static void keep_floor(const prune_job *job, const int64_t *from, int64_t count,
         }
 }
 
-/* Every head that there is, by chance. */
+/* All heads, in random order. */
 static void shuffle(const prune_job *job, uint64_t seed, int64_t *heads)
 {
     const int64_t H = job->model.desc.num_heads;
@@ -222,7 +222,7 @@ static void reverse(const prune_job *job, int64_t *heads)
 
 /* ---- the curve ------------------------------------------------------------------------------- */
 
-/* Number i of the orders that are compared: 0 ours, 1 reversed, then those by chance. */
+/* Number i of the orders that are compared: 0 ours, 1 reversed, then the random ones. */
 static void make_order(const prune_job *job, int i, int64_t *work, int64_t *left, int64_t *order)
 {
     if (i == 0) {

@@ -196,7 +196,7 @@ static cli_exit remember(prune_job *job)
 static cli_exit finish(prune_job *job, sequences *list, cli_exit code)
 {
     if (code == CLI_OK) code = make_batches(job, list);
-    if (code == CLI_OK && !job->data.foretells) code = remember(job);
+    if (code == CLI_OK && !job->data.predicts) code = remember(job);
     free_sequences(list);
     return code;
 }
@@ -218,7 +218,7 @@ static cli_exit add_line(prune_job *job, sequences *list, const char *line, size
     cli_exit code = text_model_encode(&job->model, &limits, line, bytes, NULL, 0, &tokens);
     if (code == CLI_OK) {
         job->data.cut += tokens.dropped;
-        if (tokens.list.count > 1 || !job->data.foretells)
+        if (tokens.list.count > 1 || !job->data.predicts)
             code = add(list, tokens.ids, tokens.list.count, &unused);
     }
     text_tokens_free(&tokens);
@@ -231,7 +231,7 @@ cli_exit prune_data_from_text(prune_job *job)
     size_t size = 0;
     sequences list = {0};
     const uint32_t flags = job->model.desc.flags;
-    job->data.foretells = job->model.causal && !(flags & MHA_TRANSFORMER_NO_OUTPUT);
+    job->data.predicts = job->model.causal && !(flags & MHA_TRANSFORMER_NO_OUTPUT);
     cli_exit code = texts_read_file(PRUNE, job->options->text, &text, &size);
     const int64_t most = job->options->lines;
     for (size_t at = 0; at < size && code == CLI_OK && (most == 0 || list.count < most);) {
@@ -305,7 +305,7 @@ cli_exit prune_data_from_task(prune_job *job)
     cli_exit code = find_task(job, &task);
     if (code == CLI_OK) code = check_task(job, task);
     if (code != CLI_OK) return code;
-    job->data.foretells = true;
+    job->data.predicts = true;
     job->data.class_of = task->class_of;
     code = train_batch_make(DRAWN, task->longest, task->probes, &batch);
     for (int64_t done = 0; done < most && code == CLI_OK; done += batch.B) {

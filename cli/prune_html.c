@@ -48,7 +48,7 @@ static void add_chart(page *g, int chart, const char *title, const char *y_axis,
                       int count)
 {
     static const char *const names[] = {"least important first", "most important first",
-                                        "by chance, mean of 5 orders"};
+                                        "mean of 5 random orders"};
     mha_series *series = &g->series[chart < 2 ? 3 * chart : 4 + chart];
     for (int k = 0; k < count; k++)
         series[k] = (mha_series){.name = count > 1 ? names[k] : y_axis,
@@ -67,7 +67,7 @@ static void add_charts(page *g)
 {
     list_of(g, 0);
     add_chart(g, 0, "What is left", prune_measured(g->job), 1, 3);
-    add_chart(g, 1, "Loss", g->job->data.foretells ? "nats" : "1 - cosine", 4, 3);
+    add_chart(g, 1, "Loss", g->job->data.predicts ? "nats" : "1 - cosine", 4, 3);
     add_chart(g, 2, "Size", "parameters", 7, 1);
     add_chart(g, 3, "Time", "milliseconds", 8, 1);
     g->curves[3].caption = "One forward pass over the data, the heads really gone.";

@@ -8,10 +8,10 @@
 
 const char *prune_measured(const prune_job *job)
 {
-    return job->data.foretells ? "accuracy" : "cosine";
+    return job->data.predicts ? "accuracy" : "cosine";
 }
 
-/* Mean, smallest and largest of the orders by chance. */
+/* Mean, smallest and largest of the random orders. */
 typedef struct spread {
     double mean, low, high;
 } spread;
@@ -41,14 +41,15 @@ static void print_measure(const prune_job *job)
 {
     const prune_options *o = job->options;
     const mha_importance kind = (mha_importance)o->measure;
-    const char *of = job->data.foretells ? "the loss of the next token"
+    const char *of = job->data.predicts ? "the loss of the next token"
                      : kind >= MHA_IMPORTANCE_ABLATION
                          ? "1 - cosine to the embedding of the whole model"
-                         : "the embedding along a direction by chance";
+                         : "the embedding along a random direction";
     if (o->task) of = "the loss of the words that the task asks for";
-    cli_print("importance: %s of %s%s; %" PRId64 " head%s a round, measured again after each\n",
-              mha_importance_name(kind), of, o->normalise ? ", each layer made one long" : "",
-              o->step, o->step == 1 ? "" : "s");
+    cli_print("importance: %s of %s%s; %" PRId64 " head%s per round, measured again after each\n",
+              mha_importance_name(kind), of,
+              o->normalise ? ", each layer normalised to length 1" : "", o->step,
+              o->step == 1 ? "" : "s");
 }
 
 static void print_data(const prune_job *job)
@@ -67,14 +68,14 @@ static void print_data(const prune_job *job)
 static void print_rows(const prune_job *job)
 {
     cli_print("\n   heads  %9s  reversed  %-22s  parameters   seconds%s\n", prune_measured(job),
-              "by chance, 5 orders", job->data.foretells ? "    loss" : "");
+              "5 random orders", job->data.predicts ? "    loss" : "");
     for (int64_t i = 0; i < job->point_count; i++) {
         const prune_point *p = &job->points[i];
         const spread s = spread_of(p);
         cli_print("%c %6" PRId64 "  %9.4f  %8.4f  %.4f (%.4f-%.4f)  %12" PRId64 "  %8.4f",
                   i == job->chosen ? '>' : ' ', p->heads, p->ours.measure, p->reversed.measure,
                   s.mean, s.low, s.high, p->parameters, p->seconds);
-        if (job->data.foretells) cli_print("  %6.4f", p->ours.loss);
+        if (job->data.predicts) cli_print("  %6.4f", p->ours.loss);
         cli_print("\n");
     }
 }

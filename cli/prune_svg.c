@@ -90,7 +90,7 @@ mha_status prune_write_svg(const void *user, const mha_sink *sink)
         "stroke=\"#d55e00\" stroke-width=\"2\" stroke-dasharray=\"6 4\"",
         "stroke=\"#777\" stroke-width=\"1\""};
     static const char *const names[] = {"least important first", "most important first",
-                                        "by chance, 5 orders"};
+                                        "5 random orders"};
     const prune_job *job = user;
     json_out out = {.sink = sink};
     const double low = lowest(job);

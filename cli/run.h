@@ -46,9 +46,7 @@ typedef struct run_options {
     int64_t threads;
 } run_options;
 
-/* ------------------------------------------------------------------------------------------------
- * Arrays
- * --------------------------------------------------------------------------------------------- */
+/* ---- Arrays ---------------------------------------------------------------------------------- */
 
 /* What an array's elements are for, which says what may be turned into them. */
 typedef enum run_kind {
@@ -85,9 +83,7 @@ cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, run_arr
 
 void run_array_free(run_array *array);
 
-/* ------------------------------------------------------------------------------------------------
- * The problem
- * --------------------------------------------------------------------------------------------- */
+/* ---- The problem ----------------------------------------------------------------------------- */
 
 enum { RUN_MOST_ARRAYS = 40 };
 
@@ -127,9 +123,7 @@ cli_exit run_example_arrays(run_array *q, run_array *k, run_array *v);
 /* A library call that failed, in words of the command line. */
 cli_exit run_fail(const run_options *options, const run_problem *problem, mha_status status);
 
-/* ------------------------------------------------------------------------------------------------
- * Results
- * --------------------------------------------------------------------------------------------- */
+/* ---- Results --------------------------------------------------------------------------------- */
 
 enum { RUN_MOST_OUTPUTS = 20, RUN_DEFAULT_TOP = 5 };
 
@@ -164,9 +158,7 @@ cli_exit run_print_result(const run_results *results);
 /* Shape as text: "[2, 3]". */
 const char *run_shape_text(const mha_tensor *tensor, char *text, size_t size);
 
-/* ------------------------------------------------------------------------------------------------
- * Numbers as text
- * --------------------------------------------------------------------------------------------- */
+/* ---- Numbers as text ------------------------------------------------------------------------- */
 
 /* How the numbers of one array are printed, so that they stand under each other. */
 typedef struct run_format {

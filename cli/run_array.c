@@ -45,9 +45,7 @@ cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, run_array 
     return cli_fail_status(RUN, status);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Elements
- * --------------------------------------------------------------------------------------------- */
+/* ---- Elements -------------------------------------------------------------------------------- */
 
 static bool is_whole(mha_dtype dtype)
 {
@@ -70,9 +68,7 @@ static double real_element(const mha_tensor *tensor, int64_t i)
                                     : (double)whole_element(tensor, i);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Changing the type
- * --------------------------------------------------------------------------------------------- */
+/* ---- Changing the type ----------------------------------------------------------------------- */
 
 /* One array on its way: what messages call it, and where it comes from. */
 typedef struct conversion {
@@ -109,10 +105,10 @@ static cli_exit to_real(const conversion *c, mha_tensor *to)
     return CLI_OK;
 }
 
-static cli_exit wrong_type(const conversion *c, const char *wanted, const char *mend)
+static cli_exit wrong_type(const conversion *c, const char *wanted, const char *fix)
 {
     return cli_fail(CLI_BAD_INPUT, RUN, "%s (%s): holds %s, expected %s: %s", c->name, c->option,
-                    mha_dtype_name(c->from->dtype), wanted, mend);
+                    mha_dtype_name(c->from->dtype), wanted, fix);
 }
 
 /* Whether the type can be turned into that of the kind, which *dtype then is. */
@@ -179,9 +175,7 @@ static cli_exit convert(const char *option, const char *name, run_kind kind, boo
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Where they come from
- * --------------------------------------------------------------------------------------------- */
+/* ---- Where they come from -------------------------------------------------------------------- */
 
 /* "1,2.5,-inf": how many numbers, 0 if it is not such a list. No file is called so by chance. */
 static int64_t list_length(const char *text, bool *whole)
@@ -317,9 +311,7 @@ cli_exit run_array_peek(const char *option, const char *text, run_kind kind, run
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Lists of heads, rows and keys
- * --------------------------------------------------------------------------------------------- */
+/* ---- Lists of heads, rows and keys ----------------------------------------------------------- */
 
 /* A number without sign; *at steps behind it. */
 static bool take_number(const char **at, int64_t *number)
@@ -378,7 +370,7 @@ cli_exit run_list_read(const char *option, const char *text, const char *what, i
         return cli_fail(CLI_USAGE, RUN, "%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64,
                         option, text, what, beyond, count - 1);
     if (items == -1 && text[strspn(text, "0123456789,-")] == '\0')
-        return cli_fail(CLI_USAGE, RUN, "%s %s: a list such as 0,2-4 is wanted", option, text);
+        return cli_fail(CLI_USAGE, RUN, "%s %s: expected a list such as 0,2-4", option, text);
     cli_exit code = items == -1 ? run_array_read(option, text, RUN_INDEX, true, list)
                                 : run_array_make(MHA_I64, 1, &items, list);
     if (code != CLI_OK) return code;

@@ -1,5 +1,5 @@
-/* Errors of the library in words of the command line: it speaks of fields of the descriptor,
- * whoever called speaks of options and files. */
+/* Errors of the library in terms of the command line: the library names fields of the descriptor,
+ * users know options and files. */
 #include "run.h"
 
 #include <multihead/component.h>

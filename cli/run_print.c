@@ -16,9 +16,7 @@ const char *run_shape_text(const mha_tensor *tensor, char *text, size_t size)
     return text;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Columns
- * --------------------------------------------------------------------------------------------- */
+/* ---- Columns --------------------------------------------------------------------------------- */
 
 /* No minus before a nought, nor before a NaN: its sign says nothing and differs by machine. */
 static double unsigned_where_idle(double number)
@@ -68,9 +66,7 @@ void run_print_number(const run_format *format, double number)
         cli_print("%*.*e", format->width, format->digits, number);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Arrays
- * --------------------------------------------------------------------------------------------- */
+/* ---- Arrays ---------------------------------------------------------------------------------- */
 
 /* As NumPy does, but sooner: of long arrays the first and last three of each axis. A line of 10
  * numbers fits a terminal. */

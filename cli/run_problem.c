@@ -38,9 +38,7 @@ static cli_exit load(const run_options *options, run_problem *problem, const cha
     return *tensor ? CLI_OK : CLI_INTERNAL;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * q, k, v
- * --------------------------------------------------------------------------------------------- */
+/* ---- q, k, v --------------------------------------------------------------------------------- */
 
 /* The letters of an array of ndim axes, last ones first in importance. */
 static const char *axes_of(const run_options *options, int ndim)
@@ -141,9 +139,7 @@ static cli_exit make_inputs(const run_options *options, run_problem *problem)
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The descriptor's arrays
- * --------------------------------------------------------------------------------------------- */
+/* ---- The descriptor's arrays ----------------------------------------------------------------- */
 
 /* Arrays that the descriptor takes as tensors: it checks their shapes itself. */
 static const struct {
@@ -253,9 +249,7 @@ static cli_exit load_sequences(const run_options *options, run_problem *problem)
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The descriptor's numbers
- * --------------------------------------------------------------------------------------------- */
+/* ---- The descriptor's numbers ---------------------------------------------------------------- */
 
 /* "A,B" or "AxB". */
 static bool read_pair(const char *text, char between, int64_t *a, int64_t *b)
@@ -268,15 +262,16 @@ static bool read_pair(const char *text, char between, int64_t *a, int64_t *b)
 static cli_exit fill_pairs(const run_options *options, mha_attention_desc *desc)
 {
     if (options->window && !read_pair(options->window, ',', &desc->left_keys, &desc->right_keys))
-        return cli_fail(CLI_USAGE, RUN,
-                        "--window %s: two numbers are wanted, keys seen before and after a query, "
-                        "as --window 4,0; -1 is all of them",
-                        options->window);
+        return cli_fail(
+            CLI_USAGE, RUN,
+            "--window %s: expected two numbers, the keys visible before and after a query, "
+            "as --window 4,0; -1 is all of them",
+            options->window);
     if (options->window) desc->flags |= MHA_ATTENTION_WINDOW;
     if (options->block_size &&
         !read_pair(options->block_size, 'x', &desc->block_queries, &desc->block_keys))
         return cli_fail(CLI_USAGE, RUN,
-                        "--block-size %s: queries and keys of a block are wanted, as 64x64",
+                        "--block-size %s: expected queries and keys per block, such as 64x64",
                         options->block_size);
     return CLI_OK;
 }
@@ -334,9 +329,7 @@ static cli_exit fill_slopes(const run_options *options, run_problem *problem)
     return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * RoPE
- * --------------------------------------------------------------------------------------------- */
+/* ---- RoPE ------------------------------------------------------------------------------------ */
 
 /* Ragged: each sequence begins at 0 again, or where --offset(s) say. */
 static cli_exit ragged_positions(run_problem *problem, const int64_t *starts, int64_t rows,
@@ -433,9 +426,7 @@ static cli_exit apply_rope(const run_options *options, mha_context *context, run
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Norms and types
- * --------------------------------------------------------------------------------------------- */
+/* ---- Norms and types ------------------------------------------------------------------------- */
 
 /* --qk-norm of q or k, without weights. */
 static cli_exit norm(const run_options *options, mha_context *context, run_problem *problem,
@@ -485,9 +476,7 @@ static cli_exit convert_all(const run_options *options, run_problem *problem)
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * All of it
- * --------------------------------------------------------------------------------------------- */
+/* ---- All of it ------------------------------------------------------------------------------- */
 
 static cli_exit load_list(run_problem *problem, const char *option, const char *text,
                           const char *what, int64_t limit, const int64_t **numbers, int64_t *count)

@@ -123,7 +123,7 @@ static int attractors(const sentence *s)
     return count;
 }
 
-/* The nearest noun of the other number: who looks there goes astray. */
+/* The nearest noun of the other number: attending to it is wrong. */
 static int64_t attractor(const sentence *s)
 {
     for (int i = s->phrases; i > 0; i--)

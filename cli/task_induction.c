@@ -37,7 +37,7 @@ static void draw_block(random_source *r, int64_t period, int32_t *block)
     }
 }
 
-/* Row i foretells token i + 1, which is known from the second copy's second symbol on. */
+/* Row i predicts token i + 1, which is determined from the second symbol of the second copy on. */
 static void add_probe(train_batch *batch, int64_t b, int64_t i, int64_t period)
 {
     train_probe *probe = &batch->probes[batch->probe_count++];

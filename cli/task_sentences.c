@@ -3,10 +3,10 @@
  *   the animal didn't cross the street because it was too tired . the animal was hungry .
  *   the field was reached by the old fox near the fence because it was so muddy , so the field ...
  *
- * Tired is said of animals and people, wide of places; what follows can only be foretold by knowing
- * which noun "it" was. Order (active or passive), distance and fillers vary by chance, and a tenth
- * of the pairs of nouns never occurs in training. The row to look at is the one before the noun
- * that must be foretold: at "it" itself nobody who reads from left to right can know. */
+ * Animals and people can be tired, places can be wide; what follows can only be predicted by
+ * knowing which noun "it" was. Order (active or passive), distance and fillers vary randomly, and a
+ * tenth of the pairs of nouns never occurs in training. The row to look at is the one that predicts
+ * the noun: at "it" itself a causal model cannot know yet. */
 #include "train.h"
 
 #include <stdio.h>
@@ -68,13 +68,13 @@ static const char *const words[WORDS] = {
 
 enum { LONGEST = 48 };
 
-/* A sentence on its way. Whole: with what follows, for those who read from left to right. */
+/* A sentence under construction. Whole: with its continuation, for causal models. */
 typedef struct sentence {
     int32_t words[LONGEST];
     int64_t length;
     int64_t noun[2]; /* where the animate one and the place stand */
     int64_t it;      /* where "it" stands */
-    int64_t row;     /* before the noun to be foretold */
+    int64_t row;     /* before the noun to be predicted */
     int kind;        /* 0: it is animate, 1: a place */
 } sentence;
 
@@ -180,9 +180,9 @@ static void make_sentence(random_source *r, train_split split, bool whole, sente
     }
 }
 
-/* Reading from left to right: the mean over all words, and as much again over the nouns to be
- * foretold. */
-static void foretell(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
+/* For a causal model: the mean over all words, and as much again over the nouns to be
+ * predicted. */
+static void set_next_words(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
 {
     for (int64_t i = 0; i + 1 < s->length; i++) {
         const int64_t at = b * batch->T + i;
@@ -231,7 +231,7 @@ static void draw_sentences(const train_ask *ask, bool whole, train_batch *batch)
     for (int64_t b = 0; b < batch->B; b++) {
         set_sentence(batch, b, &sentences[b], whole);
         if (whole)
-            foretell(batch, b, &sentences[b], targets);
+            set_next_words(batch, b, &sentences[b], targets);
         else
             resolve(batch, b, &sentences[b]);
     }

@@ -88,6 +88,6 @@ cli_exit texts_example(const char *command, const char *name, const char **text)
     }
     const char *near = args_nearest(name, names, EXAMPLE_COUNT);
     return cli_fail(CLI_USAGE, command,
-                    "--example %s: animal, bank, cat, river, pilot or 1 to 5 is wanted%s%s%s", name,
+                    "--example %s: expected animal, bank, cat, river, pilot or 1 to 5%s%s%s", name,
                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }

@@ -13,7 +13,7 @@ cli_exit texts_read_file(const char *command, const char *path, char **bytes, si
 /* The built-in sentence of a name, or of a number from 1; static text. Errors are printed. */
 cli_exit texts_example(const char *command, const char *name, const char **text);
 
-/* Sentence number index from 0; NULL behind the last one. */
+/* Sentence number index from 0; NULL after the last one. */
 const char *texts_example_at(int index);
 
 #endif

@@ -20,8 +20,7 @@ enum {
     TRAIN_KINDS = 3        /* of probes: what must not be averaged away */
 };
 
-/* ---- batches -----------------------------------------------------------------------------------
- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 /* Held-out data comes in two independent sets: one decides when to stop, the other is reported. */
 typedef enum train_split { TRAIN_SPLIT_TRAIN, TRAIN_SPLIT_STOP, TRAIN_SPLIT_REPORT } train_split;
@@ -102,7 +101,7 @@ typedef enum train_verdict { TRAIN_GO_ON, TRAIN_DONE, TRAIN_RESTART } train_verd
 typedef struct train_task train_task;
 typedef struct train_model train_model;
 
-/* What a task is asked for: sequences first, first + 1, ... of a split, made by chance. */
+/* A request to a task: random sequences first, first + 1, ... of a split. */
 typedef struct train_ask {
     const train_task *task;
     random_source *random;

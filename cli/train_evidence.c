@@ -41,15 +41,16 @@ static void make_curves(const train_run *run, train_evidence *e)
         add_line(run, TRAIN_CURVE_RIGHT, "right", e);
     }
     if (!task->text) add_line(run, TRAIN_CURVE_BEST, "weight of the best head", e);
-    e->curves[1] = (mha_curve){.title = "Right on held-out data",
-                               .caption = task->text ? "The likeliest next word."
-                                                     : "And the weight of the head that looks most "
-                                                       "at what is right, for its weakest kind.",
-                               .x_axis = "step",
-                               .y_axis = "part",
-                               .series = e->series + 2,
-                               .series_count = e->series_used - 2,
-                               .timeline = true};
+    e->curves[1] =
+        (mha_curve){.title = "Right on held-out data",
+                    .caption = task->text ? "The most likely next word."
+                                          : "And the weight of the head that attends most "
+                                            "to the correct word, for its weakest kind.",
+                    .x_axis = "step",
+                    .y_axis = "part",
+                    .series = e->series + 2,
+                    .series_count = e->series_used - 2,
+                    .timeline = true};
     e->extra.curves = e->curves;
     e->extra.curve_count = run->looks > 0 ? EVIDENCE_CURVES : 0;
 }

@@ -14,7 +14,7 @@ typedef struct train_finding {
 /* One line: how large the model is and what a step costs. */
 void train_report_size(train_model *model);
 
-/* Accuracy on data of its own, where each head looks, and what is left without it. */
+/* Accuracy on separate data, where each head attends, and the accuracy without it. */
 cli_exit train_report_print(train_model *model, train_finding *found);
 
 /* Scores on the data that is reported, without the heads that are off [L,H]. */

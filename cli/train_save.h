@@ -32,13 +32,13 @@ typedef struct train_run {
     train_frames frames;
 } train_run;
 
-/* A model at its beginning, or where the folder's training stood. */
+/* A new model, or the state of the folder's training. */
 cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
                           bool fresh, train_run *run);
 void train_save_end(train_run *run);
 
 /* The step of the last look, 0 before the first. The next one is counted from it and not from the
- * step at hand: who was stopped between a step and its look must not miss it. */
+ * current step, so that a run stopped between a step and its look does not miss it. */
 int64_t train_save_looked(const train_run *run);
 
 /* Whether training has gone on long enough without getting better. */

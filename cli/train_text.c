@@ -1,7 +1,7 @@
-/* A text as a task. It falls into words and punctuation marks, or into characters, as the folder
- * that is saved says too, so that everyone who loads it reads the same tokens; nothing is made
- * lower case. The vocabulary is what the part to learn from holds, the frequent ones first: words
- * from the second time on, characters from the first. Everything else is the one token <unk>. */
+/* A text as a task. It is split into words and punctuation marks, or into characters, which the
+ * saved folder records too, so that everyone who loads it reads the same tokens; case is kept. The
+ * vocabulary comes from the training part, most frequent first: words that occur at least twice,
+ * all characters. Everything else is the token <unk>. */
 #include "train_text.h"
 
 #include "maps.h"
@@ -291,7 +291,7 @@ static void make_task(const train_text_options *o, int64_t context, train_text *
     text->recipe = recipe;
     text->task = (train_task){
         .name = "text",
-        .summary = "the text of a file: foretell the next word",
+        .summary = "the text of a file: predict the next word",
         .goal = "the next word",
         .words = (const char *const *)text->words,
         .word_count = text->word_count,

@@ -1,5 +1,4 @@
-/* multihead train --text FILE: the text of whoever calls becomes a task, to foretell its next word.
- */
+/* multihead train --text FILE: the user's text becomes a task, to predict its next word. */
 #ifndef CLI_TRAIN_TEXT_H
 #define CLI_TRAIN_TEXT_H
 

@@ -1,5 +1,5 @@
-/* What a model of a text has learned: how well it foretells held-out text, beside guesses that know
- * only how frequent words and pairs of words are, and what is lost without each head. */
+/* What a model of a text has learned: how well it predicts held-out text, compared with guesses
+ * from the frequencies of words and pairs of words, and what is lost without each head. */
 #include "train_text.h"
 
 #include "maps.h"
@@ -132,11 +132,12 @@ cli_exit train_text_print(train_model *model, train_finding *found)
               text->count, characters ? "characters" : "words and marks", text->kinds,
               text->word_count - 2, 100.0 * (double)text->unknown / (double)text->count);
     train_report_size(model);
-    cli_print(
-        "Without attention: perplexity %.2f by how frequent each %s is, %.2f by pairs of them\n",
-        exp(guesses[0]), one, exp(guesses[1]));
-    cli_print("On held-out text: perplexity %.2f a %s (loss %.4f", exp(all->loss), one, all->loss);
+    cli_print("Without attention: perplexity %.2f from the frequency of each %s, %.2f from pairs "
+              "of them\n",
+              exp(guesses[0]), one, exp(guesses[1]));
+    cli_print("On held-out text: perplexity %.2f per %s (loss %.4f", exp(all->loss), one,
+              all->loss);
     if (characters) cli_print(", %.3f bits", all->loss / log(2));
-    cli_print("), the likeliest %s is right in %.1f %%\n", one, 100 * train_accuracy(all));
+    cli_print("), the most likely %s is right in %.1f %%\n", one, 100 * train_accuracy(all));
     return print_heads(model, found);
 }

@@ -101,7 +101,7 @@ void view_warn_of_idle_names(const view_options *options, const attention_maps *
 /* Check what of the options can be checked before any work; fill *lo and *hi for a fixed range. */
 cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi);
 
-/* Whether any file output is asked for, and whether all of them can be had together. */
+/* Whether any file output is requested, and whether all of them are compatible. */
 bool view_has_files(const view_options *options);
 cli_exit view_check_outputs(const view_options *options);
 

@@ -8,9 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------
- * Numbers
- * --------------------------------------------------------------------------------------------- */
+/* ---- Numbers --------------------------------------------------------------------------------- */
 
 /* IEEE 754 half precision: 1 sign, 5 exponent, 10 fraction bits. */
 static float float_of_half(uint16_t half)
@@ -35,14 +33,14 @@ static float element(const mha_tensor *tensor, int64_t i)
 static cli_exit read_shape(const view_options *options, const mha_tensor *tensor, int64_t shape[4])
 {
     if (tensor->ndim < 2 || tensor->ndim > 4)
-        return cli_fail(CLI_BAD_INPUT, VIEW,
-                        "%s: has %d dimensions; [rows, columns], [heads, rows, columns] or "
-                        "[layers, heads, rows, columns] is wanted",
-                        options->attention, (int)tensor->ndim);
+        return cli_fail(
+            CLI_BAD_INPUT, VIEW,
+            "%s: has %d dimensions; expected [rows, columns], [heads, rows, columns] or "
+            "[layers, heads, rows, columns]",
+            options->attention, (int)tensor->ndim);
     if (tensor->dtype != MHA_F32 && tensor->dtype != MHA_F64 && tensor->dtype != MHA_F16)
-        return cli_fail(CLI_UNSUPPORTED, VIEW,
-                        "%s: holds %s; float32, float64 or float16 is wanted", options->attention,
-                        mha_dtype_name(tensor->dtype));
+        return cli_fail(CLI_UNSUPPORTED, VIEW, "%s: holds %s; expected float32, float64 or float16",
+                        options->attention, mha_dtype_name(tensor->dtype));
     for (int i = 0; i < 4; i++) {
         int axis = i - (4 - tensor->ndim);
         shape[i] = axis < 0 ? 1 : tensor->shape[axis];
@@ -65,9 +63,7 @@ static cli_exit fill_layers(const mha_tensor *tensor, const maps_picks *picks, a
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Doubts
- * --------------------------------------------------------------------------------------------- */
+/* ---- Doubts ---------------------------------------------------------------------------------- */
 
 /* What is odd about the numbers: how often, and where first. */
 typedef struct number_doubts {
@@ -140,9 +136,7 @@ static void warn_of_numbers(const view_options *options, const attention_maps *m
     }
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Both files
- * --------------------------------------------------------------------------------------------- */
+/* ---- Both files ------------------------------------------------------------------------------ */
 
 static cli_exit check_count(const char *array, const char *axis, int64_t wanted, const char *file,
                             int64_t count)

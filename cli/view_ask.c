@@ -1,6 +1,6 @@
 /* Which heads look from one word at another: by weight, by the length of what arrives, and by what
  * changes when a head is removed. The text runs once for the first two, and once more without each
- * head for the third. Only the rows that are asked about are ever made: O(H T) memory. */
+ * head for the third. Only the rows in question are computed: O(H T) memory. */
 #include "view_ask.h"
 
 #include "text_model.h"
@@ -29,9 +29,7 @@ typedef struct ask_run {
     float *rows, *heads;   /* [H, rows, T] weights; [H D] of one query */
 } ask_run;
 
-/* ------------------------------------------------------------------------------------------------
- * Runs
- * --------------------------------------------------------------------------------------------- */
+/* ---- Runs ------------------------------------------------------------------------------------ */
 
 static mha_status forward(ask_run *run)
 {
@@ -73,7 +71,7 @@ static double cosine(const float *a, const float *b, int64_t count)
     return dot / sqrt(aa * bb);
 }
 
-static int64_t likeliest(const float *row, int64_t count)
+static int64_t argmax(const float *row, int64_t count)
 {
     int64_t best = 0;
     for (int64_t i = 1; i < count; i++)
@@ -81,9 +79,7 @@ static int64_t likeliest(const float *row, int64_t count)
     return best;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Weights and shares
- * --------------------------------------------------------------------------------------------- */
+/* ---- Weights and shares ---------------------------------------------------------------------- */
 
 /* The weights of all heads of a layer in row number r of `from`. */
 static mha_status weigh_row(ask_run *run, const mha_layer_view *view, int64_t r)
@@ -154,9 +150,7 @@ static mha_status measure_layer(ask_run *run, int64_t layer)
     return MHA_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Effects
- * --------------------------------------------------------------------------------------------- */
+/* ---- Effects --------------------------------------------------------------------------------- */
 
 /* How much less likely the last row of `from` makes what it predicted; without an output, how far
  * the rows turned. */
@@ -183,7 +177,7 @@ static mha_status measure_effects(ask_run *run)
     view_ask *ask = run->ask;
     const bool shown = shows_progress(run->options);
     const float *last = run->whole + (ask->from.count - 1) * run->width;
-    const int64_t predicted = ask->predicts ? likeliest(last, run->width) : -1;
+    const int64_t predicted = ask->predicts ? argmax(last, run->width) : -1;
     mha_status status = MHA_OK;
     for (int64_t i = 0; i < ask->count && status == MHA_OK; i++) {
         float *gate =
@@ -205,7 +199,7 @@ static mha_status note_prediction(ask_run *run)
     const float *last = run->whole + (ask->from.count - 1) * run->width;
     ask->predicts = !(run->model.desc.flags & MHA_TRANSFORMER_NO_OUTPUT);
     if (!ask->predicts) return MHA_OK;
-    const int64_t token = likeliest(last, run->width);
+    const int64_t token = argmax(last, run->width);
     const char *text = text_model_token(&run->model, (int32_t)token);
     ask->predicted = maps_copy_text(text, strlen(text));
     ask->probability = exp(log_probability(last, run->width, token));
@@ -223,9 +217,7 @@ static mha_status measure(ask_run *run)
     return measure_effects(run);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The question
- * --------------------------------------------------------------------------------------------- */
+/* ---- The question ---------------------------------------------------------------------------- */
 
 static cli_exit find_words(ask_run *run)
 {
@@ -235,10 +227,11 @@ static cli_exit find_words(ask_run *run)
     if (code != CLI_OK) return code;
     const int64_t from_end = ask->from.first + ask->from.count;
     if (run->model.causal && ask->to.first >= from_end)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--to %s stands behind --from %s, and this model sees only what is before: "
-                        "ask the other way round",
-                        ask->to.given, ask->from.given);
+        return cli_fail(
+            CLI_USAGE, VIEW,
+            "--to %s comes after --from %s, and this model attends only to earlier tokens: "
+            "ask the other way round",
+            ask->to.given, ask->from.given);
     for (int64_t t = ask->from.first; t < from_end; t++) {
         const int64_t seen = run->model.causal ? t + 1 : run->T;
         int64_t there = 0;

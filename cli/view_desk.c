@@ -32,9 +32,7 @@ typedef struct desk {
     float *cosines, *weight; /* [H,H], [H,E] */
 } desk;
 
-/* ------------------------------------------------------------------------------------------------
- * Measuring
- * --------------------------------------------------------------------------------------------- */
+/* ---- Measuring ------------------------------------------------------------------------------- */
 
 static cli_exit take(int64_t count, size_t size, float **memory)
 {
@@ -98,7 +96,7 @@ static cli_exit check_layer(desk *d)
                         "--desk shows self-attention; give the encoder alone: %s/encoder",
                         d->options->model);
     if (!args_whole(d->options->desk, "", &layer, &end) || layer < 0 || layer >= d->model.layers)
-        return cli_fail(CLI_USAGE, VIEW, "--desk %s: a layer is wanted, 0 to %" PRId64,
+        return cli_fail(CLI_USAGE, VIEW, "--desk %s: expected a layer, 0 to %" PRId64,
                         d->options->desk, d->model.layers - 1);
     d->layer = layer;
     return CLI_OK;
@@ -139,9 +137,7 @@ static cli_exit run(desk *d)
     return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Pictures
- * --------------------------------------------------------------------------------------------- */
+/* ---- Pictures -------------------------------------------------------------------------------- */
 
 static double mean_share(const desk *d, int64_t head)
 {
@@ -266,9 +262,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     return mha_render_html(&untitled, &report, sink);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * JSON
- * --------------------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static void put_rows(json_out *json, const char *name, const float *values, int64_t rows,
                      int64_t cols)
@@ -319,9 +313,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     return json.status;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Out
- * --------------------------------------------------------------------------------------------- */
+/* ---- Out ------------------------------------------------------------------------------------- */
 
 static cli_exit write_files(const desk *d)
 {

@@ -8,9 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------
- * Ranges
- * --------------------------------------------------------------------------------------------- */
+/* ---- Ranges ---------------------------------------------------------------------------------- */
 
 cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi)
 {
@@ -25,15 +23,13 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
     if (!args_decimal(text, ":", lo, &rest) || !*rest || !args_decimal(rest + 1, "", hi, &rest) ||
         *lo >= *hi)
         return cli_fail(CLI_USAGE, VIEW,
-                        "--range %s: shared, head or LO:HI is wanted, two numbers with LO below HI",
+                        "--range %s: expected shared, head or LO:HI, two numbers with LO below HI",
                         text);
     *range = MHA_RANGE_FIXED;
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Memory that lives as long as the figure
- * --------------------------------------------------------------------------------------------- */
+/* ---- Memory that lives as long as the figure ------------------------------------------------- */
 
 static cli_exit keep(view_figure *out, int64_t count, size_t size, void **memory)
 {
@@ -48,9 +44,7 @@ void view_figure_free(view_figure *figure)
     *figure = (view_figure){0};
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Hiding
- * --------------------------------------------------------------------------------------------- */
+/* ---- Hiding ---------------------------------------------------------------------------------- */
 
 /* The tokens of an axis that stay. */
 typedef struct kept_axis {
@@ -125,9 +119,7 @@ void view_warn_of_idle_names(const view_options *options, const attention_maps *
         }
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Panels
- * --------------------------------------------------------------------------------------------- */
+/* ---- Panels ---------------------------------------------------------------------------------- */
 
 enum { NAME_BYTES = 48, NOTE_BYTES = 40, DETAIL_BYTES = 200 };
 
@@ -273,9 +265,7 @@ static cli_exit make_panels(const maps_picks *picks, view_figure *out, panel_mak
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Texts around the panels
- * --------------------------------------------------------------------------------------------- */
+/* ---- Texts around the panels ----------------------------------------------------------------- */
 
 enum { SUBTITLE_BYTES = 1200, FOOTNOTE_BYTES = 500 };
 

@@ -12,9 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ------------------------------------------------------------------------------------------------
- * Texts
- * --------------------------------------------------------------------------------------------- */
+/* ---- Texts ----------------------------------------------------------------------------------- */
 
 static cli_exit take_text(const char *text, size_t bytes, attention_maps *maps)
 {
@@ -57,9 +55,7 @@ cli_exit view_take_texts(const view_options *options, attention_maps *maps)
     return code;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Tokens
- * --------------------------------------------------------------------------------------------- */
+/* ---- Tokens ---------------------------------------------------------------------------------- */
 
 static void note_truncation(const view_options *options, const text_tokens *tokens)
 {
@@ -98,9 +94,7 @@ static cli_exit tokenise(const view_options *options, const text_model *model, a
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The run
- * --------------------------------------------------------------------------------------------- */
+/* ---- The run --------------------------------------------------------------------------------- */
 
 /* Says on a terminal what is going on, in one line that disappears again. */
 typedef struct progress_line {
@@ -197,7 +191,7 @@ static cli_exit run_cross(const text_model *model, const text_tokens *rows, cons
 }
 
 /* Weights that are damaged, or too large for f32, show first in the attention: say so, also to
- * someone who only asked for a file of numbers. */
+ * someone who only requested a file of numbers. */
 static void warn_of_not_finite(const view_options *options, const attention_maps *maps,
                                const maps_picks *picks)
 {

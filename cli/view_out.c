@@ -13,9 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ------------------------------------------------------------------------------------------------
- * .npy
- * --------------------------------------------------------------------------------------------- */
+/* ---- .npy ------------------------------------------------------------------------------------ */
 
 /* The heads that are on, as one array [layers, heads, T, S]. */
 static cli_exit collect(const char *command, const attention_maps *maps, const maps_picks *picks,
@@ -53,9 +51,7 @@ static cli_exit write_npy(const char *command, const attention_maps *maps, const
     return status == MHA_OK ? CLI_OK : cli_fail_status(command, status);
 }
 
-/* ------------------------------------------------------------------------------------------------
- * Pictures and JSON
- * --------------------------------------------------------------------------------------------- */
+/* ---- Pictures and JSON ----------------------------------------------------------------------- */
 
 /* What all outputs share. */
 typedef struct output_job {
@@ -129,7 +125,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     }
     if (job->options->ask) {
         if (view_ask_columns(job->options->ask, job->picks, columns, &values) != CLI_OK)
-            return MHA_ERR_CALLBACK; /* it has spoken */
+            return MHA_ERR_CALLBACK; /* the error is already reported */
         report.columns = columns;
         report.column_count = ASK_MEASURES;
     }
@@ -182,7 +178,7 @@ bool view_has_files(const view_options *options)
     return false;
 }
 
-/* -o writes HTML whatever the name: a name that says otherwise is a slip. */
+/* -o writes HTML whatever the name: another extension is a mistake. */
 static cli_exit check_name(const char *path)
 {
     const char *const names[] = {".svg", ".png", ".json", ".npy"};
@@ -272,9 +268,7 @@ cli_exit view_write_files(const view_options *options, const attention_maps *map
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * The terminal
- * --------------------------------------------------------------------------------------------- */
+/* ---- The terminal ---------------------------------------------------------------------------- */
 
 static cli_exit print_picks(const view_options *options, const attention_maps *maps,
                             const maps_picks *picks, const char *remark,

@@ -7,9 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------
- * Tokens
- * --------------------------------------------------------------------------------------------- */
+/* ---- Tokens ---------------------------------------------------------------------------------- */
 
 /* Names that models give to tokens which stand for no text. */
 static bool looks_special(const char *text)
@@ -61,9 +59,7 @@ static cli_exit take_lines(const char *text, size_t size, maps_tokens *tokens)
     return CLI_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------
- * A JSON list of texts (RFC 8259), and no other JSON
- * --------------------------------------------------------------------------------------------- */
+/* ---- A JSON list of texts (RFC 8259), and no other JSON -------------------------------------- */
 
 static void skip_space(const char **at)
 {
@@ -160,7 +156,7 @@ static char *take_string(const char **at, bool *malformed)
 static cli_exit malformed_list(const char *path, const char *text, const char *at)
 {
     return cli_fail(CLI_BAD_INPUT, VIEW,
-                    "%s: byte %zu: a JSON list of texts is wanted, such as [\"the\", \"cat\"]",
+                    "%s: byte %zu: expected a JSON list of strings, such as [\"the\", \"cat\"]",
                     path, (size_t)(at - text));
 }
 

@@ -75,8 +75,8 @@ def word_errors():
     check_error(ask("cat:0", "it", text=TWICE), 2, "counted from 1")
     check_error(ask("cat:99999999999999999999", "it", text=TWICE), 2, "2 times")
     check_error(ask("\u00e9", "it", text=TWICE), 4, "no such word")
-    check_error(view(MODEL, TEXT, "--from", "cat"), 2, "go together")
-    check_error(view(MODEL, TEXT, "--to", "cat"), 2, "go together")
+    check_error(view(MODEL, TEXT, "--from", "cat"), 2, "require each other")
+    check_error(view(MODEL, TEXT, "--to", "cat"), 2, "require each other")
     check_error(view(MODEL, TEXT, "--sort", "effect"), 2, "--sort")
     check_error(view(MODEL, TEXT, TEXT, "--from", "a", "--to", "b"), 2, "one text")
     check_error(ask("cat", "mat", "--contrast", TEXT), 2, "two questions")
@@ -149,7 +149,7 @@ def decoder():
     check(abs(data["chance"] - 1 / rows) < 1e-9, "the last row sees all tokens")
     shown = ask(f"{first}:2", second, text=text, model=folder).out.decode()
     check("that row predicts:" in shown and "log-probability" in shown, "the table says so")
-    check_error(ask(second, f"{first}:2", text=text, model=folder), 2, "stands behind")
+    check_error(ask(second, f"{first}:2", text=text, model=folder), 2, "comes after")
 
 
 weights_are_those_of_the_maps()

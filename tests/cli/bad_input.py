@@ -362,7 +362,7 @@ def arrays():
         bad(BAD_INPUT, "tokens.json", "JSON list", arguments=good[:3] + [listed])
     bad(USAGE, "--tokens", arguments=good[:2])
     bad(USAGE, "one argument too many", arguments=good + [MODEL])
-    bad(USAGE, "without a text", arguments=good + ["--example", "cat"])
+    bad(USAGE, "takes no text", arguments=good + ["--example", "cat"])
 
 
 def four_tokens():

@@ -164,7 +164,7 @@ def manual():
     text = open(str(ROOT / "docs" / "program.md")).read().split("## `multihead bench`")[1]
     text = text.split("\n## ")[0]
     for option in re.findall(r"--[a-z-]+", run("bench", "--help").out.decode()):
-        check(f"`{option}" in text or option in text, f"docs/program.md, bench: nothing of {option}")
+        check(f"`{option}" in text or option in text, f"docs/program.md, bench: no {option}")
 
 
 mistakes()

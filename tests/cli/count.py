@@ -211,7 +211,7 @@ def refusals():
     manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead count`")[-1]
     manual = manual.split("\n## ")[0]
     for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())):
-        check(option in manual, f"docs/program.md, count: nothing of {option}")
+        check(option in manual, f"docs/program.md, count: no {option}")
     check(count().code == USAGE and b"Examples:" in count().err, "count without arguments")
 
 

@@ -62,7 +62,7 @@ def printed():
     result = view(MODEL, TEXT, "--desk", 0)
     check_good(result, "table")
     check([line.split()[0] for line in result.lines if line.startswith("L0H")] ==
-          ["L0H0", "L0H1", "L0H2"], f"a line a head: {result.lines}")
+          ["L0H0", "L0H1", "L0H2"], f"one line per head: {result.lines}")
     for width in (40, 80):
         narrow = view(MODEL, TEXT, "--desk", 0, "--width", width, NO_COLOR="1")
         check(max(map(columns, narrow.lines)) <= width, f"{width} columns")
@@ -71,7 +71,7 @@ def printed():
 
 def errors():
     check_error(view(MODEL, TEXT, "--desk", 2), 2, "--desk 2", "0 to 1")
-    check_error(view(MODEL, TEXT, "--desk", "x"), 2, "a layer is wanted")
+    check_error(view(MODEL, TEXT, "--desk", "x"), 2, "expected a layer")
     check_error(view(MODEL, TEXT, TEXT, "--desk", 0), 2, "one text")
     check_error(view(MODEL, TEXT, "--desk", 0, "--head", 1), 2, "leave out")
     check_error(view(MODEL, TEXT, "--desk", 0, "--contrast", TEXT), 2, "--contrast")

@@ -251,7 +251,7 @@ def refusals():
     manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead explain`")[-1]
     manual = manual.split("\n## ")[0]
     for option in sorted(set(re.findall(r"--[a-z][a-z0-9-]+", help_text.out.decode()))):
-        check(option in manual, f"docs/program.md, explain: nothing of {option}")
+        check(option in manual, f"docs/program.md, explain: no {option}")
     check(explain().code == USAGE and b"Examples:" in explain().err, "explain without arguments")
 
 

@@ -1,5 +1,5 @@
 """multihead generate on a model whose numbers are chosen: its next token depends on the last one
-alone, so every draw can be foretold; then a Llama, and what is refused."""
+only, so every draw can be predicted; then a Llama, and what is refused."""
 import json
 import math
 import os
@@ -68,7 +68,7 @@ def uniform(seed, step):
     return ((z ^ (z >> 31)) >> 11) * 2.0 ** -53
 
 
-def foretell(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0):
+def predict(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0):
     ids = list(ids)
     for step in range(most):
         row = LOGITS[ids[-1]]
@@ -106,8 +106,8 @@ def greedy(folder):
     expect("<s> blue", folder, "blue")  # ends
     expect("<s> caf\u00e9 red green red", folder, " caf\u00e9 ", "--max-tokens", 3)
     expect("<s> green", folder, "green", "--max-tokens", 0)
-    expect(foretell([0, 2], 5), folder, "red", "--temperature", 0, "--max-tokens", 5)
-    result = expect(foretell([0], LENGTH), folder)
+    expect(predict([0, 2], 5), folder, "red", "--temperature", 0, "--max-tokens", 5)
+    result = expect(predict([0], LENGTH), folder)
     check(any("12 positions" in line for line in result.errors), f"note: {result.errors}")
     check(not generate(folder, "-q").err, "quiet")
     both = subprocess.run([PROGRAM, "generate", str(folder)], stdout=subprocess.PIPE,
@@ -120,18 +120,18 @@ def greedy(folder):
 def by_chance(folder):
     seen = set()
     for seed in range(40):
-        wanted = foretell([0, 2], 8, 1.0, seed=seed)
+        wanted = predict([0, 2], 8, 1.0, seed=seed)
         seen.add(wanted)
         expect(wanted, folder, "red", "--temperature", 1, "--seed", seed, "--max-tokens", 8)
     check(len(seen) > 20, f"{len(seen)} different texts of 40 seeds")
     for seed in range(12):
         options = ["--max-tokens", 6, "--seed", seed]
-        expect(foretell([0, 2], 6, 1.0, top_k=2, seed=seed), folder, "red", "--top-k", 2, *options)
-        expect(foretell([0, 2], 6, 1.0, top_p=0.6, seed=seed), folder, "red", "--top-p", 0.6,
+        expect(predict([0, 2], 6, 1.0, top_k=2, seed=seed), folder, "red", "--top-k", 2, *options)
+        expect(predict([0, 2], 6, 1.0, top_p=0.6, seed=seed), folder, "red", "--top-p", 0.6,
                *options)
-        expect(foretell([0, 3], 6, 2.5, 3, 0.8, seed), folder, "green", "--temperature", 2.5,
+        expect(predict([0, 3], 6, 2.5, 3, 0.8, seed), folder, "green", "--temperature", 2.5,
                "--top-k", 3, "--top-p", 0.8, *options)
-    expect(foretell([0, 2], 4), folder, "red", "--top-k", 1, "--max-tokens", 4)
+    expect(predict([0, 2], 4), folder, "red", "--top-k", 1, "--max-tokens", 4)
     one = generate(folder, "--temperature", 3, "--threads", 1).out
     check(one == generate(folder, "--temperature", 3, "--threads", 2).out, "threads")
 

@@ -175,7 +175,7 @@ def clusters():
     check(plain["heads"] == found["heads"], "scores do not depend on --clusters")
     bad(USAGE, "--clusters is 2", arguments=[MODEL, "a", "--clusters", "2"])
     bad(USAGE, "--clusters compares", arguments=[MODEL, "--clusters", "0.2"])
-    bad(USAGE, "--clusters goes with", arguments=[MODEL, "a", "--clusters", "0.2", "--csv"])
+    bad(USAGE, "--clusters requires", arguments=[MODEL, "a", "--clusters", "0.2", "--csv"])
 
 
 def reports():
@@ -235,7 +235,7 @@ def bad_input():
     bad(USAGE, "--whole", arguments=[MODEL, "--whole"])
     bad(USAGE, "--predict", arguments=[MODEL, "--predict"])
     bad(USAGE, "no such score", arguments=[MODEL, "a", "--sort", "beauty"])
-    bad(USAGE, "--min goes with", arguments=[MODEL, "a", "--min", "0.5"])
+    bad(USAGE, "--min requires", arguments=[MODEL, "a", "--min", "0.5"])
     bad(USAGE, "did you mean 'previous token'", arguments=[MODEL, "a", "--role", "previos token"])
     bad(USAGE, "--head", arguments=[MODEL, "a", "--head", "9.9"])
     bad(NO_INPUT, "no-such-folder", arguments=["no-such-folder", "a"])

@@ -30,7 +30,7 @@ OURS = re.compile(rb"\x1b\[[0-9;]*[mK]|\r")  # colours, a line of progress begun
 
 
 def causal_model(name):
-    """A transformer of two layers that knows WORDS; its next token is the one behind the last."""
+    """A transformer of two layers that knows WORDS; its next token is the one after the last."""
     folder = FOLDER / os.fsdecode(name)
     folder.mkdir()
     size, layers = len(WORDS), 2

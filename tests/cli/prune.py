@@ -52,7 +52,7 @@ def both_are_needed(model):
     found = measured(model, "--task", "ioi")
     check(found["quality"] == "accuracy" and found["measure"] == "gradient", "ioi: measures")
     curve = found["curve"]
-    check([point["heads"] for point in curve] == [2, 1, 0], "ioi: a head a round")
+    check([point["heads"] for point in curve] == [2, 1, 0], "ioi: one head per round")
     check(curve[0]["importance"]["quality"] == 1, "ioi: all right with all heads")
     check(curve[1]["importance"]["quality"] < 0.7, "ioi: one head is not enough")
     check(found["kept"] == 2 and len(kept(found)) == 2, "ioi: nothing can go")
@@ -74,14 +74,14 @@ def many_heads(model):
     found = measured(model, "--text", text, "--min-per-layer", 1, "--stop", 0, "--step", 2)
     check(found["kept"] == 2 and {layer for layer, _ in kept(found)} == {0, 1}, "a head a layer")
     check([point["heads"] for point in found["curve"]] == [8, 6, 4, 2], "two heads a round")
-    check(all(len(point["random"]) == 5 for point in found["curve"]), "five orders by chance")
+    check(all(len(point["random"]) == 5 for point in found["curve"]), "five random orders")
     gone = sorted(head["goes"] for head in found["heads"] if "goes" in head)
     check(gone == list(range(6)), "six heads go, one after the other")
     again = measured(model, "--text", text, "--min-per-layer", 1, "--stop", 0, "--step", 2,
                      "--threads", 1)
     check(timeless(found) == timeless(again), "the same with one thread")
     check(timeless(measured(model, "--text", text, "--seed", 5)) !=
-          timeless(measured(model, "--text", text)), "--seed changes the orders by chance")
+          timeless(measured(model, "--text", text)), "--seed changes the random orders")
     small = FOLDER / "small"
     result = prune(model, "--text", text, "--keep", 3, "-o", small)
     check_good(result, "--keep 3 -o")
@@ -167,7 +167,7 @@ def outputs(model):
     result = prune(model, "--text", text, "--csv", curve, "--svg", picture, "--html", report)
     check_good(result, "--csv --svg --html")
     page = report.read_text()
-    check(all(word in page for word in ("Heads that can go", "by chance, mean of 5 orders",
+    check(all(word in page for word in ("Heads that can go", "mean of 5 random orders",
                                         "heads left", "when it goes")), "the report's charts")
     data = json.loads(re.search(r'id="data">(.*?)</script', page, re.S).group(1))
     check([len(c["series"]) for c in data["curves"]] == [3, 3, 1, 1], "series of the charts")
@@ -242,7 +242,7 @@ def help_and_manual():
     manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead prune`")[-1]
     manual = manual.split("\n## ")[0]
     for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())) - {"--help"}:
-        check(option in manual, f"docs/program.md, prune: nothing of {option}")
+        check(option in manual, f"docs/program.md, prune: no {option}")
 
 
 both_are_needed(train("ioi", "ioi", "--seed", 4))

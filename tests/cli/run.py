@@ -735,7 +735,7 @@ def wrong_lines():
         (["--q", "q.npy"], "--k FILE.npy is missing", "--x"),
         ([*one, "--q", "q.npy"], "leave it or --q out"),
         (["--example", "--x", "x.npy"], "--example has arrays of its own"),
-        ([*one, "--kv-heads", "2"], "--kv-heads goes with --heads"),
+        ([*one, "--kv-heads", "2"], "--kv-heads requires --heads"),
         ([*one, "--heads", "4", "--kv-heads", "2"], "--kv-heads 2", "4 heads", "--q, --k and --v"),
         ([*one, "--output", "o.npy"], "did you mean '--out'"),
         ([*INPUTS, "--mask", "keep.npy"], "did you mean '--keep-mask'"),
@@ -750,17 +750,17 @@ def wrong_lines():
         ([*one, "--sink-keys", "1"], "--sink-keys, --global-keys and --global-queries need --window"),
         ([*one, "--offset", "3"], "--offset has no meaning", "--causal"),
         ([*one, "--offset", "3", "--offsets", "3"], "give one of them"),
-        ([*one, "--alibi", "--alibi-slopes", "1"], "slopes of its own"),
+        ([*one, "--alibi", "--alibi-slopes", "1"], "exclude each other"),
         ([*one, "--keep-blocks", "b.npy"], "--block-size"),
         ([*one, "--block-size", "2x2"], "--keep-blocks"),
         ([*one, "--keep-blocks", "blocks.npy", "--block-size", "2,2"], "64x64"),
         ([*one, "--t5-one-sided"], "--t5-table"),
         ([*one, "--seed", "3"], "--dropout"),
-        ([*one, "--rope-dim", "4"], "goes with --rope"),
+        ([*one, "--rope-dim", "4"], "requires --rope"),
         ([*one, "--rope", "--rope-dim", "3"], "--rope-dim is 3", "even"),
         ([*one, "--rope", "--rope-dim", "10"], "--rope-dim is 10", "head size 8"),
         ([*one, "--rope", "--rope-base", "0.5"], "--rope-base is 0.5"),
-        ([*one, "--positions", "1,2"], "goes with --rope"),
+        ([*one, "--positions", "1,2"], "requires --rope"),
         ([*one, "--key-starts", "0,5"], "--query-starts"),
         ([*one, "--key-documents", "0,0"], "--query-documents"),
         ([*one, "--documents", "0", "--query-documents", "0", "--key-documents", "0"], "--documents"),
@@ -772,7 +772,7 @@ def wrong_lines():
         ([*one, "--linear", "--softcap", "3"], "--softcap does not go with --linear"),
         ([*one, "--linear", "--trace"], "--trace does not go with --linear"),
         ([*one, "--linear", "--lse", "l.npy"], "--lse does not go with --linear"),
-        ([*one, "--pick-heads", "0"], "--pick-heads goes with", "--probabilities"),
+        ([*one, "--pick-heads", "0"], "--pick-heads requires", "--probabilities"),
         ([*one, "--scores", "s.npy", "--pick-heads", "1"], "there is no head 1"),
         ([*one, "--scores", "s.npy", "--pick-rows", "2-9"], "there is no row 9", "0 to 4"),
         ([*one, "--scores", "s.npy", "--pick-rows", "2-"], "0,2-4"),
@@ -939,7 +939,7 @@ def help_and_manual():
     manual = (ROOT / "docs" / "program.md").read_text()
     section = manual.split("## `multihead run`")[1].split("\n## ")[0]
     for option in set(re.findall(r"--[a-z0-9][a-z0-9-]+", text)):
-        check(f"{option}" in section, f"docs/program.md, multihead run, says nothing of {option}")
+        check(f"{option}" in section, f"docs/program.md, multihead run, does not mention {option}")
     for option in set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9-]+", section)):
         check(option in text, f"docs/program.md names {option}, which is no option")
     board = "\n".join("    " + line if line else "" for line in BOARD.splitlines())

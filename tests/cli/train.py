@@ -269,7 +269,7 @@ def full_disk(folder):
 
 
 def fewer_steps(folder):
-    """Who goes on with fewer steps than were done is told, whatever the training's state."""
+    """Resuming with fewer steps than were done is reported, whatever the training's state."""
     task = ["induction", "--embed", "16", "--batch", "4", "--every", "5", "--no-report",
             "-o", str(folder)]
     train(*task, "--steps", "15")

@@ -32,7 +32,7 @@ def train(path, *arguments):
 
 
 def story(sentences, seed=1):
-    """Sentences of which words, order and marks can be foretold to some degree."""
+    """Sentences of which words, order and marks can be predicted to some degree."""
     generator = random.Random(seed)
     who, where = ["cat", "dog", "king", "queen"], ["mat", "road", "hill"]
     return "".join(
@@ -56,7 +56,7 @@ def learns_words(folder):
     result = train(text, "--steps", "60", "--context", "16", "-o", str(folder / "words"))
     check(result.returncode == 0, f"words: exit {result.returncode}: {result.stderr}")
     check("(perplexity" in result.stderr and "tokens/s" in result.stderr, "words: no progress")
-    for word in ("14 are the vocabulary", "0.0 % of the text is <unk>", "by pairs of them",
+    for word in ("14 are the vocabulary", "0.0 % of the text is <unk>", "from pairs of them",
                  "perplexity without it", "matters most"):
         check(word in result.stdout, f"words: no '{word}' in: {result.stdout}")
     line = [line for line in result.stdout.splitlines() if "On held-out text" in line][0]
@@ -91,7 +91,7 @@ def learns_characters(folder):
 
 
 def keeps_the_best(folder):
-    """A text by chance cannot be foretold: training ends by itself and keeps its best model."""
+    """A random text cannot be predicted: training ends by itself and keeps its best model."""
     generator = random.Random(3)
     text = folder / "noise.txt"
     text.write_text(" ".join(str(generator.randrange(60)) for _ in range(600)))
@@ -148,8 +148,8 @@ def no_texts(folder):
         (["--text", file("latin", b"caf\xe9 " * 200)], 4, "byte 3"),
         (["--text", file("zero", b"words \0 " * 200)], 4, "byte 6"),
         (["--text", text, "ioi"], 2, "give a task or a text"),
-        (["ioi", "--chars"], 2, "--chars goes with --text"),
-        (["ioi", "--context", "9"], 2, "--context goes with --text"),
+        (["ioi", "--chars"], 2, "--chars requires --text"),
+        (["ioi", "--context", "9"], 2, "--context requires --text"),
         (["--text", text, "--words", "2"], 2, "--words"),
     ]
     for arguments, code, word in cases:
