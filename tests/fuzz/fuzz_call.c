@@ -100,7 +100,7 @@ void fuzz_call_spoil(fuzz_call *c)
     }
 }
 
-/* Something lies at its first element, whoever calls. */
+/* Something lies at its first element, whatever the caller. */
 static bool has_elements(const mha_tensor *view)
 {
     bool any = view->data && view->ndim >= 0 && view->ndim <= MHA_MAX_DIMS;

@@ -18,7 +18,7 @@ typedef struct fuzz_call {
     guarded made[FUZZ_MOST_TENSORS];
     bool in_place; /* an output may be the very view of an input: then it is not called here, where
                       inputs cannot be written */
-    bool resized;  /* a struct has another size: outputs behind its end are not asked for */
+    bool resized;  /* a struct has another size: outputs past its end are not requested */
 } fuzz_call;
 
 /* Begin with a seed and choices. */

@@ -5,7 +5,7 @@
 
 Works in a copy of the tree (build/planted), one fault at a time, from the first inputs alone. A fault
 whose text is no longer in its file, or that is not found in N seconds (120), is a failure: choose
-another one, or mend the target.
+another one, or fix the target.
 """
 import argparse
 import importlib.machinery

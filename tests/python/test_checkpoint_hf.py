@@ -56,7 +56,7 @@ def greedy(ours, prompt, count):
 
 
 def randomise(model, seed):
-    """Every parameter by chance: a model as transformers makes it has biases 0 and norms 1."""
+    """Every parameter random: a model as transformers makes it has biases 0 and norms 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,6 +1,6 @@
 """Gradients of the module against torch autograd in float64.
 
-Modules of torch's nn.MultiheadAttention are drawn by chance, with all that their constructor takes,
+Modules of torch's nn.MultiheadAttention are drawn at random, with all that their constructor takes,
 and their float64 gradients are the reference for every input, every parameter and a float mask. Each
 case is drawn from (seed, number); MHA_TEST_SEED repeats a run. A fresh sample by default, all 200
 with MHA_TEST_LONG=1.

@@ -1,4 +1,4 @@
-"""onnxruntime's CPU operators against ours, by chance: the standard Attention as far as its provider
+"""onnxruntime's CPU operators against ours, at random: the standard Attention as far as its provider
 takes it (the ONNX preset), and its own MultiHeadAttention and GroupQueryAttention
 (mha_attention_forward).
 

@@ -1,4 +1,4 @@
-"""The PyTorch presets against torch in float64, over their whole argument spaces by chance.
+"""The PyTorch presets against torch in float64, over their whole argument spaces at random.
 
 Each case is drawn from (seed, number); the seed is printed and MHA_TEST_SEED repeats a run. A fresh
 sample of CASES by default, all with MHA_TEST_LONG=1. The judges are those of
@@ -43,7 +43,7 @@ def double(array):
 
 
 def normal(rng, shape):
-    """float32 numbers, in memory in an order by chance, sometimes with gaps."""
+    """float32 numbers, in memory in a random order, sometimes with gaps."""
     order = rng.permutation(len(shape) - 1) if rng.random() < 0.3 else np.arange(len(shape) - 1)
     memory = rng.standard_normal([*np.asarray(shape, int)[order], shape[-1] + rng.integers(2)],
                                  np.float32)[..., :shape[-1]]

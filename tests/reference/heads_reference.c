@@ -68,8 +68,7 @@ static void add(ref_head_sum *sum, double value, double chance, int64_t rows)
     sum->rows += rows;
 }
 
-/* ---- masses on targets --------------------------------------------------------------------------
- */
+/* ---- masses on targets ----------------------------------------------------------------------- */
 
 static bool is_word(const map *m, int64_t j)
 {

@@ -1,6 +1,6 @@
 /* Tensors in memory that notices what should not happen to it.
  *
- * All memory around and between the elements holds 0xFF (a NaN as f32); behind the last element
+ * All memory around and between the elements holds 0xFF (a NaN as f32); after the last element
  * lies a page that nobody may read, and another one before the memory. So reading a gap shows in
  * the numbers, writing one is found by guarded_gaps_intact(), and reading beyond the end stops the
  * test. */
@@ -33,14 +33,14 @@ typedef struct guarded {
 guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout);
 void guarded_free(guarded *g);
 
-/* The same of rows and columns, at least one of each, with a stride of one's own; of the layouts only
- * LAYOUT_FRONT. */
+/* The same of rows and columns, at least one of each, with a stride of one's own; of the layouts
+ * only LAYOUT_FRONT. */
 guarded guarded_rows(mha_dtype dtype, int64_t rows, int64_t cols, int64_t stride, unsigned layout);
 
 /* Memory that may be read only, or again written too. */
 void guarded_protect(const guarded *g, bool read_only);
 
-/* A layout by chance. */
+/* A random layout. */
 unsigned guarded_random_layout(rng *r, bool input);
 
 /* Put 0xFF everywhere again. */

@@ -1,4 +1,4 @@
-/* Whole attention descriptors by chance: every kind of mask, score term, sink, gate, dropout and
+/* Random attention descriptors: every kind of mask, score term, sink, gate, dropout and
  * ragged batch, alone and together. */
 #ifndef TEST_KINDS_H
 #define TEST_KINDS_H
@@ -73,7 +73,7 @@ typedef struct kinds_case {
 void kinds_make(kinds_case *c, rng *r, const kinds_shape *shape);
 void kinds_free(kinds_case *c);
 
-/* A shape by chance: kinds alone or in any company, lengths across the key block now and then. */
+/* A random shape: kinds alone or in combination, lengths across the key block now and then. */
 kinds_shape kinds_some_shape(rng *r);
 
 outcome kinds_outcome(const kinds_case *c, rng *r, unsigned layout);

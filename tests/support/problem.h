@@ -1,4 +1,4 @@
-/* Attention problems by chance: shapes, values, masks, layouts; and room for their results. */
+/* Random attention problems: shapes, values, masks, layouts; and room for their results. */
 #ifndef TEST_PROBLEM_H
 #define TEST_PROBLEM_H
 
@@ -24,7 +24,7 @@ typedef enum problem_values {
 
 /* Parts of the mask, to be combined. */
 enum {
-    MASK_CAUSAL = 1 << 0,  /* with an offset by chance */
+    MASK_CAUSAL = 1 << 0,  /* with a random offset */
     MASK_OFFSETS = 1 << 1, /* one offset per sequence; implies MASK_CAUSAL */
     MASK_LENGTHS = 1 << 2,
     MASK_KEEP = 1 << 3,
