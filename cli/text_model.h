@@ -60,8 +60,8 @@ typedef struct text_limits {
     bool truncate; /* cut longer texts instead of refusing them */
 } text_limits;
 
-/* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed; say
- * text_tokens_free() in either case. */
+/* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed;
+ * call text_tokens_free() even on failure. */
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
                            size_t bytes, const char *pair, size_t pair_bytes, text_tokens *tokens);
 

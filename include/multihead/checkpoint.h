@@ -86,7 +86,7 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const
                                                      mha_transformer **transformer);
 
 /**
- * The next piece of a text: bytes [*from, *at), with *at, 0 at first, moved behind it. *from is
+ * The next piece of a text: bytes [*from, *at), with *at, 0 at first, moved past it. *from is
  * bytes where none is left.
  *
  *   text [bytes]  UTF-8

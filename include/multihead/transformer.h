@@ -284,7 +284,7 @@ typedef struct mha_layer_view {
     mha_tensor stream;       /* [B,T,E] x, the residual stream before it */
     mha_tensor input;        /* [B,T,E] what it reads: norm(x), or x itself without pre-norm */
     mha_tensor sum;          /* [B,T,E] x + f(...), before a post-norm */
-    mha_tensor next;         /* [B,T,E] the stream behind it: sum, or its norm if post-norm */
+    mha_tensor next;         /* [B,T,E] the stream after it: sum, or its norm if post-norm */
     mha_tensor q;            /* [B,H,T,D] as attention saw it: rotary positions are in q and k */
     mha_tensor k, v;         /* [B,Hk,S,D] */
     mha_tensor lse;          /* [B,H,T] */
@@ -312,8 +312,8 @@ typedef struct mha_stream_view {
     uint32_t reserved;
     mha_tensor embedded; /* the sum of the tables, before a norm on embeddings */
     mha_tensor first;    /* the stream before the first layer */
-    mha_tensor last;     /* behind the last layer, before the norm at the end */
-    mha_tensor normed;   /* behind it; last itself without one. W_out reads it */
+    mha_tensor last;     /* after the last layer, before the final norm */
+    mha_tensor normed;   /* after it; last itself without one. W_out reads it */
 } mha_stream_view;
 
 /** The same of the stream's ends. Memory, Errors, Threads as mha_activations_layer(). Since 0.1 */
