@@ -4,7 +4,7 @@
 Fails on: a relative link of an .md file whose target is missing; a row of the tables of
 docs/features.md with a cell too many or too few; a "yes" of ours there that does not link to a test
 file and name a test of it in backquotes right behind the link. A test is a function that a C file
-registers with cmocka, a test_ function of pytest, or a function of a script in tests/cli.
+gives to RUN_TESTS or to cmocka, a test_ function of pytest, or a function of a script in tests/cli.
 """
 import pathlib
 import re
@@ -41,7 +41,7 @@ def dead_links(name, text):
 def tests_of(path):
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".c":
-        return set(re.findall(r"cmocka_unit_test\w*\((\w+)", text))
+        return set(re.findall(r"\b(?:cmocka_unit_test\w*|TEST)\((\w+)", text))
     tests = "test_" if path.name.startswith("test_") else ""  # pytest, or a script
     return set(re.findall(rf"^\s*def ({tests}\w+)", text, re.M))
 

@@ -16,11 +16,12 @@
 
 static char folder[512];
 
-void temp_begin(void)
+int temp_begin(void **state)
 {
+    (void)state;
     const char *base = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/multihead-test-XXXXXX", base && *base ? base : "/tmp");
-    if (mkdtemp(folder)) return;
+    if (mkdtemp(folder)) return 0;
     perror(folder);
     exit(1);
 }
@@ -33,9 +34,11 @@ static int remove_entry(const char *path, const struct stat *status, int kind, s
     return remove(path);
 }
 
-void temp_end(void)
+int temp_end(void **state)
 {
+    (void)state;
     nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    return 0;
 }
 
 const char *temp_path(const char *name)
@@ -88,14 +91,6 @@ char *temp_read(const char *path, size_t *size)
     fclose(file);
     if (size) *size = length;
     return bytes;
-}
-
-void expect_error(mha_status got, mha_status want, const char *part)
-{
-    const char *detail = mha_error_detail();
-    if (got != want || !strstr(detail, part) || strchr(detail, '\n'))
-        fail_msg("status %d, detail '%s'; expected status %d and '%s'", (int)got, detail, (int)want,
-                 part);
 }
 
 static uint32_t draw(uint32_t *state) /* xorshift (Marsaglia 2003) */

@@ -4,11 +4,11 @@
 
 #include <multihead/base.h>
 
-/* Make a new empty folder; ends the test program if it cannot. */
-void temp_begin(void);
+/* Make a new empty folder; ends the test program if it cannot. For RUN_TESTS_BETWEEN(), 0. */
+int temp_begin(void **state);
 
-/* Remove the folder and everything in it. */
-void temp_end(void);
+/* Remove the folder and everything in it. For RUN_TESTS_BETWEEN(), 0. */
+int temp_end(void **state);
 
 /* The path of name within the folder. Good until the eighth next call. */
 const char *temp_path(const char *name);
@@ -21,9 +21,6 @@ int temp_count(void);
 
 /* The contents of any file, with a zero byte behind; *size may be NULL. Free it with free(). */
 char *temp_read(const char *path, size_t *size);
-
-/* Fail the test unless got is want and the error detail is one line that holds part. */
-void expect_error(mha_status got, mha_status want, const char *part);
 
 /* Change bytes in place, the same way for the same seed: bits flipped, bytes replaced (often by
  * digits and brackets), a stretch repeated, or the end cut off. *size may shrink. */

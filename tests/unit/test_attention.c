@@ -5,17 +5,14 @@
 #include "reference/bounds.h"
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/attention.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- one problem ------------------------------------------------------------------------------
  */
@@ -507,15 +504,5 @@ static void garbage_in_padding(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_shapes),      cmocka_unit_test(every_mask_and_value),
-        cmocka_unit_test(empty_shapes),       cmocka_unit_test(one_visible_key),
-        cmocka_unit_test(scale_zero),         cmocka_unit_test(special_values),
-        cmocka_unit_test(garbage_in_padding),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(random_shapes), TEST(every_mask_and_value), TEST(empty_shapes),
+          TEST(one_visible_key), TEST(scale_zero), TEST(special_values), TEST(garbage_in_padding))

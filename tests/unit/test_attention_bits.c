@@ -3,16 +3,13 @@
  * the layout or on which optional outputs are wanted. */
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/suite.h"
 
 #include <multihead/attention.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- parts of a problem --------------------------------------------------------------------- */
 
@@ -508,20 +505,6 @@ static void any_history(void **state)
     machines_free(&used);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parts_equal_the_whole),
-        cmocka_unit_test(one_query_at_a_time),
-        cmocka_unit_test(few_queries_of_groups),
-        cmocka_unit_test(one_block_equals_tiles),
-        cmocka_unit_test(one_block_is_not_fooled_by_infinity),
-        cmocka_unit_test(any_number_of_threads),
-        cmocka_unit_test(optional_outputs),
-        cmocka_unit_test(any_layout),
-        cmocka_unit_test(any_history),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(parts_equal_the_whole), TEST(one_query_at_a_time), TEST(few_queries_of_groups),
+          TEST(one_block_equals_tiles), TEST(one_block_is_not_fooled_by_infinity),
+          TEST(any_number_of_threads), TEST(optional_outputs), TEST(any_layout), TEST(any_history))

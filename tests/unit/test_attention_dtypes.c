@@ -6,18 +6,15 @@
 #include "reference/half_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/cache.h>
 #include <multihead/linear_attention.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const mha_dtype halves[] = {MHA_F16, MHA_BF16};
 
@@ -570,23 +567,8 @@ static void overlap_is_judged_in_bytes(void **state)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_descriptor),
-        cmocka_unit_test(any_head_size),
-        cmocka_unit_test(outputs_on_request),
-        cmocka_unit_test(every_value_arrives),
-        cmocka_unit_test(every_midpoint_is_rounded),
-        cmocka_unit_test(every_score_is_that_of_f32),
-        cmocka_unit_test(no_copy_of_a_tensor),
-        cmocka_unit_test(cache_takes_them),
-        cmocka_unit_test(linear_attention_takes_them),
-        cmocka_unit_test(other_types_are_refused),
-        cmocka_unit_test(other_outputs_stay_f32),
-        cmocka_unit_test(overlap_is_judged_in_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(any_descriptor), TEST(any_head_size), TEST(outputs_on_request),
+          TEST(every_value_arrives), TEST(every_midpoint_is_rounded),
+          TEST(every_score_is_that_of_f32), TEST(no_copy_of_a_tensor), TEST(cache_takes_them),
+          TEST(linear_attention_takes_them), TEST(other_types_are_refused),
+          TEST(other_outputs_stay_f32), TEST(overlap_is_judged_in_bytes))

@@ -3,20 +3,17 @@
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/suite.h"
 
 #include <multihead/attention.h>
 #include <multihead/backward.h>
 #include <multihead/linear_attention.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #if defined(__SANITIZE_THREAD__)
 #define THREAD_SANITIZER 1
@@ -740,16 +737,7 @@ static void after_a_fork(void **state)
 #endif
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_error),     cmocka_unit_test(huge_shapes),
-        cmocka_unit_test(unused_strides),  cmocka_unit_test(cut_structs),
-        cmocka_unit_test(newer_structs),   cmocka_unit_test(strict_and_plain),
-        cmocka_unit_test(plans_come_true), cmocka_unit_test(every_allocation_fails),
-        cmocka_unit_test(steady_state),    cmocka_unit_test(directions_count_alike),
-        cmocka_unit_test(linear_memory),   cmocka_unit_test(after_a_fork),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(every_error), TEST(huge_shapes), TEST(unused_strides), TEST(cut_structs),
+          TEST(newer_structs), TEST(strict_and_plain), TEST(plans_come_true),
+          TEST(every_allocation_fails), TEST(steady_state), TEST(directions_count_alike),
+          TEST(linear_memory), TEST(after_a_fork))

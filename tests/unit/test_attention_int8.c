@@ -7,18 +7,15 @@
 #include "reference/int8_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/backward.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SAMPLE = 200, ALL = 5000 };
 static const unsigned left_out = KIND_SOFTCAP | KIND_DROPOUT | KIND_SHAW_KEYS | KIND_SHAW_VALUES;
@@ -592,18 +589,5 @@ static void refusals(void **state)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(against_references),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(hostile_numbers),
-        cmocka_unit_test(large_values),
-        cmocka_unit_test(company_does_not_matter),
-        cmocka_unit_test(types),
-        cmocka_unit_test(accuracy),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(against_references), TEST(not_finite), TEST(hostile_numbers), TEST(large_values),
+          TEST(company_does_not_matter), TEST(types), TEST(accuracy), TEST(refusals))

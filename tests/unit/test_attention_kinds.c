@@ -7,16 +7,13 @@
 #include "reference/kinds_bounds.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SAMPLE = 400, ALL = 20000 };
 
@@ -360,14 +357,5 @@ static void t5_boundaries(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_vectors),     cmocka_unit_test(t5_boundaries),
-        cmocka_unit_test(alone_and_in_pairs), cmocka_unit_test(every_input_on_every_path),
-        cmocka_unit_test(random_company),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(philox_vectors), TEST(t5_boundaries), TEST(alone_and_in_pairs),
+          TEST(every_input_on_every_path), TEST(random_company))

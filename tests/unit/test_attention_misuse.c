@@ -2,16 +2,13 @@
  * written. The arguments that the first descriptor had are in test_attention_errors.c. */
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/suite.h"
 
 #include <multihead/attention.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6, TOTAL_T = B * T, TOTAL_S = B * S };
 
@@ -444,13 +441,4 @@ static void ragged_plan(void **state)
     arena_free(&a);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_misuse),
-        cmocka_unit_test(sinks_that_are_no_numbers),
-        cmocka_unit_test(ragged_plan),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(every_misuse), TEST(sinks_that_are_no_numbers), TEST(ragged_plan))

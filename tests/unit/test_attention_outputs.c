@@ -8,16 +8,13 @@
 #include "reference/kinds_bounds.h"
 #include "support/extras.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SAMPLE = 150, ALL = 5000, THREADED = 25 };
 
@@ -517,14 +514,4 @@ static void any_number_of_threads(void **state)
     for (int i = 0; i < 4; i++) machines_free(&all[i]);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_company),
-        cmocka_unit_test(block_edges),
-        cmocka_unit_test(any_number_of_threads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(random_company), TEST(block_edges), TEST(any_number_of_threads))

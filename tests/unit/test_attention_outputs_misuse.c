@@ -4,14 +4,11 @@
 #include "support/extras.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { B = 2, H = 4, T = 5, S = 7, K = 3 };
 
@@ -445,14 +442,6 @@ static void batch_and_padding(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_error),     cmocka_unit_test(old_struct),
-        cmocka_unit_test(allowed),         cmocka_unit_test(every_allocation_fails),
-        cmocka_unit_test(plans_come_true), cmocka_unit_test(pairs_are_counted),
-        cmocka_unit_test(linear_memory),   cmocka_unit_test(batch_and_padding),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(every_error), TEST(old_struct), TEST(allowed), TEST(every_allocation_fails),
+          TEST(plans_come_true), TEST(pairs_are_counted), TEST(linear_memory),
+          TEST(batch_and_padding))

@@ -5,15 +5,12 @@
 #include "reference/kinds_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- pairs of runs --------------------------------------------------------------------------- */
 
@@ -607,17 +604,7 @@ static void beside_the_window(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(symbolic_is_dense),      cmocka_unit_test(open_window),
-        cmocka_unit_test(ragged_is_padded),       cmocka_unit_test(grouped_is_repeated),
-        cmocka_unit_test(idle_features),          cmocka_unit_test(shut_off),
-        cmocka_unit_test(dropout_rate),           cmocka_unit_test(any_threads),
-        cmocka_unit_test(garbage_in_unseen_bias), cmocka_unit_test(hidden_tiles_are_skipped),
-        cmocka_unit_test(beside_the_window),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(symbolic_is_dense), TEST(open_window), TEST(ragged_is_padded),
+          TEST(grouped_is_repeated), TEST(idle_features), TEST(shut_off), TEST(dropout_rate),
+          TEST(any_threads), TEST(garbage_in_unseen_bias), TEST(hidden_tiles_are_skipped),
+          TEST(beside_the_window))

@@ -2,16 +2,13 @@
  * whatever is masked, added or not finite. */
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/multihead.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 typedef struct decode_case {
     int64_t B, H, Hk, T, S, D, Dv;
@@ -227,10 +224,4 @@ static void hidden_keys_are_not_shared(void **state)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_share_keys),
-                                       cmocka_unit_test(memory_is_bounded),
-                                       cmocka_unit_test(hidden_keys_are_not_shared)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(threads_share_keys), TEST(memory_is_bounded), TEST(hidden_keys_are_not_shared))

@@ -1,32 +1,22 @@
 /* What heads write, norm-based maps, logit attribution, composition, rollout: cases worked by hand,
  * identities (to the bit where numbers are small integers), and the definitions in double. */
 #include "reference/attribution_reference.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/attribution.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { MOST = 4096, VOCAB = 11 };
 
 static const double U = 0x1p-24; /* half an ulp of 1 in f32 */
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_non_null(strstr(detail, word));
-}
 
 static mha_tensor tensor4(float *data, int64_t a, int64_t b, int64_t c, int64_t d)
 {
@@ -1060,17 +1050,6 @@ static void memory(void **state)
     assert_true(refused > 3);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hand_writing), cmocka_unit_test(hand_maps),
-        cmocka_unit_test(hand_rollout), cmocka_unit_test(desks),
-        cmocka_unit_test(rollouts),     cmocka_unit_test(logits),
-        cmocka_unit_test(integers),     cmocka_unit_test(layers),
-        cmocka_unit_test(composition),  cmocka_unit_test(composition_of_chance),
-        cmocka_unit_test(errors),       cmocka_unit_test(transformer_errors),
-        cmocka_unit_test(memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(hand_writing), TEST(hand_maps), TEST(hand_rollout), TEST(desks), TEST(rollouts),
+          TEST(logits), TEST(integers), TEST(layers), TEST(composition),
+          TEST(composition_of_chance), TEST(errors), TEST(transformer_errors), TEST(memory))

@@ -8,18 +8,15 @@
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/backward.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SAMPLE = 100, ALL = 5000 };
 
@@ -358,14 +355,4 @@ static void bits_of_threads_and_wishes(void **state)
     machines_free(&five);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(alone_and_in_pairs),
-        cmocka_unit_test(random_company),
-        cmocka_unit_test(bits_of_threads_and_wishes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(alone_and_in_pairs), TEST(random_company), TEST(bits_of_threads_and_wishes))

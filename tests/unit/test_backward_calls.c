@@ -5,17 +5,14 @@
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/backward.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- a call in contiguous memory ------------------------------------------------------------- */
 
@@ -850,21 +847,6 @@ static void memory_runs_out(void **state)
     }
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(poison_stays),
-        cmocka_unit_test(query_without_keys),
-        cmocka_unit_test(huge_where_hidden),
-        cmocka_unit_test(huge_scores),
-        cmocka_unit_test(padding_and_batches),
-        cmocka_unit_test(hidden_by_ranges_or_bytes),
-        cmocka_unit_test(halves_are_widened),
-        cmocka_unit_test(each_error),
-        cmocka_unit_test(plans),
-        cmocka_unit_test(memory_runs_out),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(poison_stays), TEST(query_without_keys), TEST(huge_where_hidden), TEST(huge_scores),
+          TEST(padding_and_batches), TEST(hidden_by_ranges_or_bytes), TEST(halves_are_widened),
+          TEST(each_error), TEST(plans), TEST(memory_runs_out))

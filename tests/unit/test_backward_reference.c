@@ -8,15 +8,12 @@
  * and the difference to within (2 * 8 + 2) / 12 times that, by h: 3.5e-15 m / h. */
 #include "reference/backward_reference.h"
 #include "support/kinds.h"
+#include "support/suite.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* A problem whose inputs are f64, so that they can be moved by a little. */
 typedef struct doubled {
@@ -222,9 +219,4 @@ static void differences(void **state)
     }
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(differences)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(differences))

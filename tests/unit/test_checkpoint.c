@@ -1,16 +1,17 @@
 /* Transformers in folders: saved and loaded with the same bits, for every kind; foreign, damaged
  * and hostile folders; what cannot be written. tests/python/test_checkpoint_hf.py has transformers
  * read and write them. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 #include <multihead/checkpoint.h>
 #include <multihead/io.h>
 #include <multihead/model.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,15 +20,6 @@
 #include <unistd.h>
 
 #include <signal.h>
-
-#include <cmocka.h>
-
-static mha_context *context;
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
 
 static const mha_transformer_desc llama = {.struct_size = sizeof llama,
                                            .flags = MHA_TRANSFORMER_CAUSAL,
@@ -59,11 +51,11 @@ static mha_transformer *make(mha_transformer_desc d, uint64_t stream)
 {
     mha_transformer *t = NULL;
     rng r = rng_make(rng_run_seed(), stream);
-    must(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_transformer_create(context, &d, &t));
     for (int64_t i = 0; i < mha_transformer_size(t); i++)
         mha_transformer_data(t)[i] = rng_normal(&r);
     mha_transformer_data(t)[1] = -0.0f;
-    must(mha_transformer_update(context, t));
+    expect_ok(mha_transformer_update(context, t));
     return t;
 }
 
@@ -103,8 +95,9 @@ static void expect_same_output(mha_transformer *a, mha_transformer *b)
         mha_tensor output = mha_tensor_contiguous(
             rows[i], MHA_F32, 3,
             (int64_t[]){1, T, d.flags & MHA_TRANSFORMER_NO_OUTPUT ? d.embed_dim : d.vocab_size});
-        must(mha_activations_create(context, i ? b : a, T, cross ? 3 : 0, &activations));
-        must(mha_transformer_forward(context, i ? b : a, &input, activations, &output, NULL, NULL));
+        expect_ok(mha_activations_create(context, i ? b : a, T, cross ? 3 : 0, &activations));
+        expect_ok(
+            mha_transformer_forward(context, i ? b : a, &input, activations, &output, NULL, NULL));
         mha_activations_destroy(activations);
     }
     assert_memory_equal(rows[0], rows[1], sizeof rows[0]);
@@ -116,12 +109,12 @@ static void round_trip(mha_transformer_desc d, const char *kind)
 {
     char wanted[64];
     mha_transformer *from = make(d, 1), *to = NULL;
-    must(mha_checkpoint_save(temp_path("model"), from, NULL));
+    expect_ok(mha_checkpoint_save(temp_path("model"), from, NULL));
     char *config = temp_read(temp_path("model/config.json"), NULL);
     snprintf(wanted, sizeof wanted, "\"model_type\": \"%s\"", kind);
     if (!strstr(config, wanted)) fail_msg("%s is not in %s", wanted, config);
     free(config);
-    must(mha_checkpoint_load(context, temp_path("model"), &to));
+    expect_ok(mha_checkpoint_load(context, temp_path("model"), &to));
     expect_same(from, to);
     expect_same_output(from, to);
     mha_transformer_destroy(from);
@@ -198,19 +191,19 @@ static void encoder_as_model(void **state)
     mha_activations *activations = NULL;
     int32_t ids[T] = {1, 3, 0, 2, 10, 4};
     float ours[T * 8], models[T * 8];
-    must(mha_checkpoint_save(temp_path("encoder"), t, NULL));
+    expect_ok(mha_checkpoint_save(temp_path("encoder"), t, NULL));
     const mha_model_options options = {.struct_size = sizeof options,
                                        .flags = MHA_MODEL_NO_TOKENIZER};
-    must(mha_model_load(context, temp_path("encoder"), &options, &model));
+    expect_ok(mha_model_load(context, temp_path("encoder"), &options, &model));
     mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
     mha_tensor out = mha_tensor_contiguous(ours, MHA_F32, 3, (int64_t[]){1, T, 8});
     mha_tensor hidden = mha_tensor_contiguous(models, MHA_F32, 3, (int64_t[]){1, T, 8});
     const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
-    must(mha_activations_create(context, t, T, 0, &activations));
-    must(mha_transformer_forward(context, t, &input, activations, &out, NULL, NULL));
+    expect_ok(mha_activations_create(context, t, T, 0, &activations));
+    expect_ok(mha_transformer_forward(context, t, &input, activations, &out, NULL, NULL));
     const mha_batch batch = {.struct_size = sizeof batch, .batch = 1, .length = T, .ids = ids};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &hidden};
-    must(mha_model_forward(context, model, &batch, &outputs));
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     /* Rows of a layer norm with unit weights are about 1; two layers of some hundred roundings. */
     for (int i = 0; i < T * 8; i++) assert_float_equal(ours[i], models[i], 1e-4f);
     mha_activations_destroy(activations);
@@ -245,7 +238,7 @@ static void words_are_written(void **state)
     (void)state;
     mha_transformer *t = make(llama, 3);
     const mha_checkpoint_settings settings = some_words();
-    must(mha_checkpoint_save(temp_path("words"), t, &settings));
+    expect_ok(mha_checkpoint_save(temp_path("words"), t, &settings));
     expect_in(temp_path("words/tokenizer.json"), "\"caf\xC3\xA9\": 5");
     expect_in(temp_path("words/tokenizer.json"), "\"\\\"q\\\"\\\\\": 6");
     expect_in(temp_path("words/tokenizer.json"), "\"unk_token\": \"<unk>\"");
@@ -260,7 +253,7 @@ static void expect_tokens(const mha_vocabulary *v, const char *text, const char 
     int32_t ids[16];
     int64_t count = 0;
     char got[128] = "";
-    must(mha_vocabulary_encode(v, text, strlen(text), ids, 16, &count));
+    expect_ok(mha_vocabulary_encode(v, text, strlen(text), ids, 16, &count));
     for (int64_t i = 0; i < count; i++)
         snprintf(got + strlen(got), sizeof got - strlen(got), "%d ", (int)ids[i]);
     assert_string_equal(got, wanted);
@@ -277,9 +270,9 @@ static void words_are_located(void **state)
     mha_transformer *t = make(llama, 3);
     mha_vocabulary *v = NULL;
     mha_checkpoint_settings s = some_words();
-    must(mha_checkpoint_save(temp_path("located"), t, &s));
-    must(mha_vocabulary_load(temp_path("located"), &v));
-    must(mha_vocabulary_locate(v, text, sizeof text - 1, ids, begin, end, 8, &count));
+    expect_ok(mha_checkpoint_save(temp_path("located"), t, &s));
+    expect_ok(mha_vocabulary_load(temp_path("located"), &v));
+    expect_ok(mha_vocabulary_locate(v, text, sizeof text - 1, ids, begin, end, 8, &count));
     assert_int_equal(count, 4);
     assert_memory_equal(begin, from, sizeof from);
     assert_memory_equal(end, to, sizeof to);
@@ -298,8 +291,8 @@ static void words_are_read(void **state)
     mha_transformer *t = make(llama, 3);
     mha_vocabulary *v = NULL;
     mha_checkpoint_settings s = some_words();
-    must(mha_checkpoint_save(temp_path("read"), t, &s));
-    must(mha_vocabulary_load(temp_path("read"), &v));
+    expect_ok(mha_checkpoint_save(temp_path("read"), t, &s));
+    expect_ok(mha_vocabulary_load(temp_path("read"), &v));
     assert_int_equal(mha_vocabulary_count(v), 7);
     for (int i = 0; i < 7; i++) assert_string_equal(mha_vocabulary_word(v, i), words[i]);
     assert_null(mha_vocabulary_word(v, 7));
@@ -316,11 +309,11 @@ static void words_are_read(void **state)
     assert_int_equal(count, 7);
     mha_vocabulary_destroy(v);
     s = (mha_checkpoint_settings){.struct_size = sizeof s, .words = words, .word_count = 5};
-    must(mha_checkpoint_save(temp_path("read"), t, &s));
-    must(mha_vocabulary_load(temp_path("read"), &v));
+    expect_ok(mha_checkpoint_save(temp_path("read"), t, &s));
+    expect_ok(mha_vocabulary_load(temp_path("read"), &v));
     assert_int_equal(mha_vocabulary_end(v), -1);
     expect_tokens(v, "a <s>", "4 1 ");
-    must(mha_vocabulary_encode(v, "", 0, NULL, 0, &count));
+    expect_ok(mha_vocabulary_encode(v, "", 0, NULL, 0, &count));
     assert_int_equal(count, 0);
     /* the name that stands for unknown words is there, as a word */
     expect_tokens(v, "zebra", "3 ");
@@ -335,7 +328,7 @@ static void expect_pieces(mha_splitting how, const char *text, const char *wante
     char got[128] = "";
     size_t bytes = strlen(text), at = 0, from = 0;
     for (;;) {
-        must(mha_split_next(how, text, bytes, &at, &from));
+        expect_ok(mha_split_next(how, text, bytes, &at, &from));
         if (from == bytes) break;
         snprintf(got + strlen(got), sizeof got - strlen(got), "%.*s|", (int)(at - from),
                  text + from);
@@ -378,8 +371,8 @@ static void splittings_are_kept(void **state)
                                            .bos_word = "<s>",
                                            .unknown_word = "<unk>",
                                            .splitting = (mha_splitting)how};
-        must(mha_checkpoint_save(temp_path("splits"), t, &s));
-        must(mha_vocabulary_load(temp_path("splits"), &v));
+        expect_ok(mha_checkpoint_save(temp_path("splits"), t, &s));
+        expect_ok(mha_vocabulary_load(temp_path("splits"), &v));
         assert_int_equal(mha_vocabulary_splitting(v), how);
         assert_int_equal(mha_vocabulary_begin(v), 0);
         expect_tokens(v, "cat,\ncat <s>", wanted[how]);
@@ -399,7 +392,7 @@ static void foreign_words(void **state)
     mha_transformer *t = make(llama, 3);
     mha_vocabulary *v = NULL;
     const mha_checkpoint_settings s = some_words();
-    must(mha_checkpoint_save(temp_path("words"), t, &s));
+    expect_ok(mha_checkpoint_save(temp_path("words"), t, &s));
     char *text = temp_read(temp_path("words/tokenizer.json"), &size);
     unsigned char *changed = malloc(size + 1);
     assert_non_null(changed);
@@ -491,7 +484,7 @@ static void begin_foreign(const mha_transformer_desc *d)
 {
     size_t size;
     mha_transformer *t = make(*d, 4);
-    must(mha_checkpoint_save(temp_path("base"), t, NULL));
+    expect_ok(mha_checkpoint_save(temp_path("base"), t, NULL));
     char *weights = temp_read(temp_path("base/model.safetensors"), &size);
     temp_write("foreign/model.safetensors", weights, size);
     free(weights);
@@ -563,11 +556,11 @@ static void like_another(void **state)
                                            .eos_word = "</s>"};
     mha_transformer *t = make(llama, 5);
     char other[512];
-    must(mha_checkpoint_save(temp_path("first"), t, &first));
+    expect_ok(mha_checkpoint_save(temp_path("first"), t, &first));
     snprintf(other, sizeof other, "%s", temp_path("first"));
     mha_checkpoint_settings like = {.struct_size = sizeof like, .like = other};
-    must(mha_checkpoint_save(temp_path("second"), t, &like));
-    must(mha_checkpoint_save(temp_path("second"), t, &like)); /* over itself */
+    expect_ok(mha_checkpoint_save(temp_path("second"), t, &like));
+    expect_ok(mha_checkpoint_save(temp_path("second"), t, &like)); /* over itself */
     static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "config.json"};
     for (int i = 0; i < 3; i++) {
         char path[64];
@@ -688,7 +681,7 @@ static void disk_full(void **state)
     struct rlimit before, small;
     struct stat status;
     mha_transformer *old = make(llama, 6), *new = make(llama, 7), *back = NULL;
-    must(mha_checkpoint_save(temp_path("full"), old, NULL));
+    expect_ok(mha_checkpoint_save(temp_path("full"), old, NULL));
     assert_int_equal(stat(temp_path("full/model.safetensors"), &status), 0);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     small = before;
@@ -699,7 +692,7 @@ static void disk_full(void **state)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, handler);
     expect_error(got, MHA_ERR_WRITE, "model.safetensors");
-    must(mha_checkpoint_load(context, temp_path("full"), &back));
+    expect_ok(mha_checkpoint_load(context, temp_path("full"), &back));
     expect_same(old, back);
     mha_transformer_destroy(old);
     mha_transformer_destroy(new);
@@ -710,12 +703,12 @@ static void allocations_fail(void **state)
 {
     (void)state;
     mha_transformer *t = make(llama, 8);
-    must(mha_checkpoint_save(temp_path("model"), t, NULL));
+    expect_ok(mha_checkpoint_save(temp_path("model"), t, NULL));
     failing_alloc alloc = failing_alloc_make();
     const mha_context_desc desc = {.struct_size = sizeof desc,
                                    .allocator = failing_alloc_interface(&alloc)};
     mha_context *own = NULL;
-    must(mha_context_create(&desc, &own));
+    expect_ok(mha_context_create(&desc, &own));
     const int64_t base = alloc.calls;
     mha_status status = MHA_ERR_NOMEM;
     int failures = 0;
@@ -736,42 +729,11 @@ static void allocations_fail(void **state)
     mha_transformer_destroy(t);
 }
 
-static int begin(void **state)
-{
-    (void)state;
-    temp_begin();
-    return mha_context_create(NULL, &context) != MHA_OK;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    mha_context_destroy(context);
-    temp_end();
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(round_trips),
-                                       cmocka_unit_test(round_trips_of_our_own),
-                                       cmocka_unit_test(encoder_as_model),
-                                       cmocka_unit_test(words_are_written),
-                                       cmocka_unit_test(words_are_checked),
-                                       cmocka_unit_test(words_are_read),
-                                       cmocka_unit_test(texts_are_split),
-                                       cmocka_unit_test(splittings_are_kept),
-                                       cmocka_unit_test(words_are_located),
-                                       cmocka_unit_test(foreign_words),
-                                       cmocka_unit_test(foreign_configs),
-                                       cmocka_unit_test(foreign_configs_of_our_own),
-                                       cmocka_unit_test(foreign_lists_of_heads),
-                                       cmocka_unit_test(like_another),
-                                       cmocka_unit_test(round_trips_of_pruned_ones),
-                                       cmocka_unit_test(wrong_folders),
-                                       cmocka_unit_test(damaged_files),
-                                       cmocka_unit_test(unwritable),
-                                       cmocka_unit_test(disk_full),
-                                       cmocka_unit_test(allocations_fail)};
-    return cmocka_run_group_tests(tests, begin, end);
-}
+RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_trips),
+                  TEST(round_trips_of_our_own), TEST(encoder_as_model), TEST(words_are_written),
+                  TEST(words_are_checked), TEST(words_are_read), TEST(texts_are_split),
+                  TEST(splittings_are_kept), TEST(words_are_located), TEST(foreign_words),
+                  TEST(foreign_configs), TEST(foreign_configs_of_our_own),
+                  TEST(foreign_lists_of_heads), TEST(like_another),
+                  TEST(round_trips_of_pruned_ones), TEST(wrong_folders), TEST(damaged_files),
+                  TEST(unwritable), TEST(disk_full), TEST(allocations_fail))

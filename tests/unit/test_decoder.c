@@ -1,34 +1,18 @@
 /* Decoding: steps of every size give the bits of the whole sequence at once, for every kind of
  * transformer; drafts taken back; misuse. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
 
 #include <multihead/transformer.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { LENGTH = 40, BATCH = 3, VOCAB = 19, WIDTH = 24 };
-
-static mha_context *context;
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_non_null(strstr(detail, word));
-}
 
 static mha_transformer_desc some_desc(rng *r)
 {
@@ -56,10 +40,10 @@ static mha_transformer_desc some_desc(rng *r)
 static mha_transformer *make(const mha_transformer_desc *d, uint64_t seed)
 {
     mha_transformer *t = NULL;
-    must(mha_transformer_create(context, d, &t));
+    expect_ok(mha_transformer_create(context, d, &t));
     const mha_transformer_init init = {
         .struct_size = sizeof init, .seed = seed, .embedding_std = 1, .position_std = 0.5};
-    must(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_transformer_initialise(context, t, &init));
     return t;
 }
 
@@ -95,8 +79,8 @@ static void whole(const mha_transformer *t, int32_t *ids, float *rows)
     mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH, 1);
     mha_tensor out = part(rows, MHA_F32, 0, LENGTH, width_of(t));
     const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
-    must(mha_activations_create(context, t, BATCH * LENGTH, 0, &a));
-    must(mha_transformer_forward(context, t, &input, a, &out, NULL, NULL));
+    expect_ok(mha_activations_create(context, t, BATCH * LENGTH, 0, &a));
+    expect_ok(mha_transformer_forward(context, t, &input, a, &out, NULL, NULL));
     mha_activations_destroy(a);
 }
 
@@ -105,7 +89,7 @@ static void step(const mha_transformer *t, mha_decoder *decoder, int32_t *ids, f
 {
     mha_tensor tokens = part(ids, MHA_I32, from, count, 1);
     mha_tensor out = part(rows, MHA_F32, from, count, width_of(t));
-    must(mha_decoder_step(context, decoder, &tokens, &out));
+    expect_ok(mha_decoder_step(context, decoder, &tokens, &out));
     assert_int_equal(mha_decoder_length(decoder), from + count);
 }
 
@@ -123,12 +107,12 @@ static void steps_have_the_bits_of_the_whole(void **state)
         for (int i = 0; i < BATCH * LENGTH; i++) ids[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
         for (int i = 0; i < BATCH * LENGTH; i++) drafts[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
         whole(t, ids, at_once);
-        must(create(context, t, BATCH, 0, most, &decoder));
+        expect_ok(create(context, t, BATCH, 0, most, &decoder));
         for (int64_t at = 0, count; at < LENGTH; at += count) {
             count = rng_between(&r, 1, most < LENGTH - at ? most : LENGTH - at);
             if (rng_chance(&r, 0.3)) { /* a draft that is taken back */
                 step(t, decoder, drafts, stepped, at, count);
-                must(mha_decoder_truncate(decoder, at));
+                expect_ok(mha_decoder_truncate(decoder, at));
             }
             step(t, decoder, ids, stepped, at, count);
         }
@@ -162,18 +146,18 @@ static void misuse(void **state)
     expect_error(create(context, other, 1, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
     assert_null(decoder);
     mha_transformer_destroy(other);
-    must(create(context, t, BATCH, 0, LENGTH / 2 + 1, &decoder));
+    expect_ok(create(context, t, BATCH, 0, LENGTH / 2 + 1, &decoder));
     mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH / 2 + 1, 1);
     mha_tensor out = part(rows, MHA_F32, 0, LENGTH / 2 + 1, VOCAB);
-    must(mha_decoder_step(context, decoder, &tokens, &out));
+    expect_ok(mha_decoder_step(context, decoder, &tokens, &out));
     expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "capacity, 40");
-    must(mha_decoder_truncate(decoder, 10));
+    expect_ok(mha_decoder_truncate(decoder, 10));
     expect_error(mha_decoder_step(context, NULL, &tokens, &out), MHA_ERR_NULL, "decoder");
     expect_error(mha_decoder_step(NULL, decoder, &tokens, &out), MHA_ERR_NULL, "context");
     expect_error(mha_decoder_step(context, decoder, NULL, &out), MHA_ERR_NULL, "tokens");
-    must(mha_decoder_step(context, decoder, &tokens, NULL)); /* an output need not be wanted */
+    expect_ok(mha_decoder_step(context, decoder, &tokens, NULL)); /* an output need not be wanted */
     assert_int_equal(mha_decoder_length(decoder), 10 + LENGTH / 2 + 1);
-    must(mha_decoder_truncate(decoder, 10));
+    expect_ok(mha_decoder_truncate(decoder, 10));
     tokens.shape[1] = out.shape[1] = LENGTH / 2 + 2;
     expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "1..21");
     tokens.shape[1] = out.shape[1] = 2;
@@ -183,15 +167,15 @@ static void misuse(void **state)
     expect_error(mha_decoder_truncate(decoder, 11), MHA_ERR_ARGUMENT, "0..10");
     expect_error(mha_decoder_truncate(NULL, 0), MHA_ERR_NULL, "decoder");
     mha_decoder_destroy(decoder);
-    must(create(context, t, BATCH, 3, 0, &decoder));
+    expect_ok(create(context, t, BATCH, 3, 0, &decoder));
     tokens.shape[1] = out.shape[1] = 4;
     expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "1..3");
     mha_decoder_destroy(decoder);
-    must(mha_decoder_create(context, t, NULL, &decoder)); /* one sequence, as long as may be */
+    expect_ok(mha_decoder_create(context, t, NULL, &decoder)); /* one sequence, as long as may be */
     tokens.shape[0] = out.shape[0] = 1;
     tokens.shape[1] = out.shape[1] = LENGTH;
     ids[1] = 0;
-    must(mha_decoder_step(context, decoder, &tokens, &out));
+    expect_ok(mha_decoder_step(context, decoder, &tokens, &out));
     mha_decoder_destroy(decoder);
     mha_decoder_destroy(NULL);
     mha_transformer_destroy(t);
@@ -216,14 +200,14 @@ static void allocations_fail(void **state)
         mha_context *own = NULL;
         mha_decoder *decoder = NULL;
         alloc.fail_at = -1;
-        must(mha_context_create(&desc, &own));
+        expect_ok(mha_context_create(&desc, &own));
         alloc.fail_at = alloc.calls + failures;
         status = create(own, t, BATCH, LENGTH, 0, &decoder);
         mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH, 1);
         mha_tensor out = part(got, MHA_F32, 0, LENGTH, width_of(t));
         if (decoder && (status = mha_decoder_step(own, decoder, &tokens, &out)) != MHA_OK) {
             assert_int_equal(mha_decoder_length(decoder), 0);
-            must(mha_decoder_step(own, decoder, &tokens, &out));
+            expect_ok(mha_decoder_step(own, decoder, &tokens, &out));
         }
         if (decoder) assert_memory_equal(wanted, got, sizeof wanted);
         mha_decoder_destroy(decoder);
@@ -236,23 +220,5 @@ static void allocations_fail(void **state)
     mha_transformer_destroy(t);
 }
 
-static int begin(void **state)
-{
-    (void)state;
-    return mha_context_create(NULL, &context) != MHA_OK;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    mha_context_destroy(context);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(steps_have_the_bits_of_the_whole),
-                                       cmocka_unit_test(misuse),
-                                       cmocka_unit_test(allocations_fail)};
-    return cmocka_run_group_tests(tests, begin, end);
-}
+RUN_TESTS_BETWEEN(context_begin, context_end, TEST(steps_have_the_bits_of_the_whole), TEST(misuse),
+                  TEST(allocations_fail))

@@ -1,16 +1,14 @@
 /* Diagrams: the same bytes every time, escaped texts, colours of both papers, marks where they
  * belong, cards that do not overlap, and every kind of bad input refused before a byte is written.
  * The program's pictures are parsed as XML by tests/cli/explain.py. */
+#include "support/suite.h"
+
 #include <multihead/render.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static mha_diagram diagram_of(const mha_diagram_panel *panels, int64_t count)
 {
@@ -345,14 +343,5 @@ static void failing_sinks(void **state)
     mha_buffer_free(&svg);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mark),    cmocka_unit_test(colors),
-        cmocka_unit_test(runs),          cmocka_unit_test(cards),
-        cmocka_unit_test(texts_fit),     cmocka_unit_test(bad_diagrams),
-        cmocka_unit_test(bad_marks),     cmocka_unit_test(newer_callers),
-        cmocka_unit_test(failing_sinks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(every_mark), TEST(colors), TEST(runs), TEST(cards), TEST(texts_fit),
+          TEST(bad_diagrams), TEST(bad_marks), TEST(newer_callers), TEST(failing_sinks))

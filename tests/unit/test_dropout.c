@@ -2,17 +2,14 @@
  * other steps and other layers drop other weights, and that nothing of it stays behind. */
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/transformer.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { B = 3, T = 9, S = 6, V = 11, MOST_LAYERS = 3, HEADS = 2, WIDTH = 8 };
 
@@ -242,13 +239,4 @@ static void misuse(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modes),
-        cmocka_unit_test(rate_one),
-        cmocka_unit_test(rates),
-        cmocka_unit_test(misuse),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(modes), TEST(rate_one), TEST(rates), TEST(misuse))

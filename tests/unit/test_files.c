@@ -7,9 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "support/expect.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 static mha_status finish(mha_file *file, mha_status status, const char *text)
@@ -399,35 +397,9 @@ static void writers_do_not_harm_each_other(void **state)
     assert_int_equal(parts_in(folder), 0);
 }
 
-static int make_folder(void **state)
-{
-    (void)state;
-    temp_begin();
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    temp_end();
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shared_memory_is_no_device),
-        cmocka_unit_test(an_open_file_goes_on),
-        cmocka_unit_test(a_foreign_open_file_is_appended_to),
-        cmocka_unit_test(a_folder_called_fd),
-        cmocka_unit_test(pipes_and_sockets),
-        cmocka_unit_test(links_in_our_folder_are_replaced),
-        cmocka_unit_test(our_folder_is_looked_up_once),
-        cmocka_unit_test(our_folder_refuses),
-        cmocka_unit_test(what_is_left_behind_goes),
-        cmocka_unit_test(two_at_once),
-        cmocka_unit_test(strange_names_are_passed_over),
-        cmocka_unit_test(writers_do_not_harm_each_other),
-    };
-    return cmocka_run_group_tests_name("files", tests, make_folder, remove_folder);
-}
+RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(shared_memory_is_no_device),
+                  TEST(an_open_file_goes_on), TEST(a_foreign_open_file_is_appended_to),
+                  TEST(a_folder_called_fd), TEST(pipes_and_sockets),
+                  TEST(links_in_our_folder_are_replaced), TEST(our_folder_is_looked_up_once),
+                  TEST(our_folder_refuses), TEST(what_is_left_behind_goes), TEST(two_at_once),
+                  TEST(strange_names_are_passed_over), TEST(writers_do_not_harm_each_other))

@@ -1,17 +1,14 @@
 /* Distances between heads: rows and outputs worked by hand, random ones against plain loops over
  * the outputs themselves, clusters worked by hand; blocks, threads and errors. */
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/head_distances.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static mha_context *one, *several;
 
@@ -304,12 +301,5 @@ static int free_contexts(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_maps),      cmocka_unit_test(test_outputs),
-        cmocka_unit_test(test_clusters),  cmocka_unit_test(test_random),
-        cmocka_unit_test(test_redundant), cmocka_unit_test(test_refusals)};
-    return cmocka_run_group_tests_name("distances between heads", tests, make_contexts,
-                                       free_contexts);
-}
+RUN_TESTS_BETWEEN(make_contexts, free_contexts, TEST(test_maps), TEST(test_outputs),
+                  TEST(test_clusters), TEST(test_random), TEST(test_redundant), TEST(test_refusals))

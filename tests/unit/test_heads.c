@@ -2,16 +2,14 @@
  * thirds and quarters, so that sums are exact or a few rounding errors away: bounds of 1e-12.
  *
  * Roman numerals below number the rows of a map; keys are a b c d. */
+#include "support/suite.h"
+
 #include <multihead/heads.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static mha_context *context;
 
@@ -286,16 +284,7 @@ static void test_tiny(void **state)
     mha_head_measures_destroy(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_causal_places),
-                                       cmocka_unit_test(test_causal_entropy),
-                                       cmocka_unit_test(test_causal_offsets),
-                                       cmocka_unit_test(test_causal_columns),
-                                       cmocka_unit_test(test_causal_repeats),
-                                       cmocka_unit_test(test_causal_rare),
-                                       cmocka_unit_test(test_full_segments),
-                                       cmocka_unit_test(test_full_links),
-                                       cmocka_unit_test(test_tiny)};
-    return cmocka_run_group_tests_name("heads", tests, make_context, free_context);
-}
+RUN_TESTS_BETWEEN(make_context, free_context, TEST(test_causal_places), TEST(test_causal_entropy),
+                  TEST(test_causal_offsets), TEST(test_causal_columns), TEST(test_causal_repeats),
+                  TEST(test_causal_rare), TEST(test_full_segments), TEST(test_full_links),
+                  TEST(test_tiny))

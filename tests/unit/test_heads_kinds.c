@@ -8,17 +8,15 @@
  * each. Scores are means over TEXTS texts, so that chance alone stays well below 0.1: a share of
  * 2000 rows has a deviation of at most 0.011. */
 #include "support/rng.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
 
 #include <multihead/heads.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { N = 96, SEGMENT = 32, TEXTS = 60, WIDTH = 24 };
 
@@ -195,8 +193,6 @@ static mha_head_score score_of(const mha_head_measures *m, int kind, int d)
                ? mha_head_measures_relation(m, 0, kind, 0, MHA_LINK_FORWARD).accuracy
                : mha_head_measures_score(m, 0, kind, detectors[d].measure);
 }
-
-static mha_context *context;
 
 static void feed(mha_head_measures *m, const text *x, rng *r)
 {
@@ -388,24 +384,5 @@ static void test_families(void **state)
     mha_head_measures_destroy(m);
 }
 
-static int make_context(void **state)
-{
-    (void)state;
-    return mha_context_create(NULL, &context) != MHA_OK;
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    mha_context_destroy(context);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_both_directions),
-                                       cmocka_unit_test(test_causal), cmocka_unit_test(test_roles),
-                                       cmocka_unit_test(test_above_chance),
-                                       cmocka_unit_test(test_families)};
-    return cmocka_run_group_tests_name("kinds of heads", tests, make_context, free_context);
-}
+RUN_TESTS_BETWEEN(context_begin, context_end, TEST(test_both_directions), TEST(test_causal),
+                  TEST(test_roles), TEST(test_above_chance), TEST(test_families))

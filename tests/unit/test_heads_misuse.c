@@ -1,19 +1,16 @@
 /* Measures of heads, wrongly called: each refusal leaves the sums alone and says why; memory that
  * runs out anywhere; texts that break off. */
 #include "support/failing_alloc.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
 
 #include <multihead/heads.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-static mha_context *context;
 static const char *const names[] = {"subject"};
 
 static mha_head_measures_desc desc_of(const int64_t *heads, int64_t layers)
@@ -248,23 +245,5 @@ static void test_no_memory(void **state)
     assert_true(done);
 }
 
-static int make_context(void **state)
-{
-    (void)state;
-    return mha_context_create(NULL, &context) != MHA_OK;
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    mha_context_destroy(context);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create), cmocka_unit_test(test_texts), cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_out_of_range), cmocka_unit_test(test_no_memory)};
-    return cmocka_run_group_tests_name("heads, wrongly called", tests, make_context, free_context);
-}
+RUN_TESTS_BETWEEN(context_begin, context_end, TEST(test_create), TEST(test_texts), TEST(test_rows),
+                  TEST(test_out_of_range), TEST(test_no_memory))

@@ -9,15 +9,12 @@
  * A sample by default; MHA_TEST_LONG=1 tries 2,000 bundles of texts. */
 #include "reference/heads_reference.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SAMPLE = 120, ALL = 2000, MOST = 40, HEADS = 3, TEXTS = 3, WIDTH = 5 };
 
@@ -343,9 +340,4 @@ static int free_contexts(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reference),
-                                       cmocka_unit_test(test_bits)};
-    return cmocka_run_group_tests_name("heads of any text", tests, make_contexts, free_contexts);
-}
+RUN_TESTS_BETWEEN(make_contexts, free_contexts, TEST(test_reference), TEST(test_bits))

@@ -4,15 +4,12 @@
  * A sample by default; MHA_TEST_LONG=1 tries 3,000 descriptors. */
 #include "support/extras.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/heads.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { SAMPLE = 150, ALL = 3000 };
 
@@ -161,10 +158,5 @@ static void test_stops(void **state)
     kinds_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_any_descriptor),
-                                       cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_stops)};
-    return cmocka_run_group_tests_name("rows of attention", tests, make_machines, free_machines);
-}
+RUN_TESTS_BETWEEN(make_machines, free_machines, TEST(test_any_descriptor), TEST(test_refusals),
+                  TEST(test_stops))

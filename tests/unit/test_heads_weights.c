@@ -5,15 +5,13 @@
  *
  * Head h puts BETA on the keys that it wants, so that with scale 1 at most n exp(-BETA) of a row
  * goes elsewhere: 48 e^-20 = 1e-7. */
+#include "support/suite.h"
+
 #include <multihead/heads.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum {
     N = 48,
@@ -165,8 +163,4 @@ static void test_weights(void **state)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_weights)};
-    return cmocka_run_group_tests_name("heads of weights set by hand", tests, NULL, NULL);
-}
+RUN_TESTS(TEST(test_weights))

@@ -1,32 +1,21 @@
 /* Importance of heads: gate gradients against differences of the loss, their kinds against each
  * other, ablation against closed gates to the bit, mean ablation against a bias that does the same,
  * heads that write nothing, the order in which heads go against a plain search, and misuse. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/importance.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { BATCHES = 3, MOST_B = 4, MOST_T = 9, MOST_ROWS = MOST_B * MOST_T, MOST_WIDTH = 24 };
 enum { MOST_HEADS = 12, MOST_MEANS = MOST_HEADS * 6 };
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
 
 /* One batch by chance. */
 typedef struct batch {
@@ -693,15 +682,6 @@ static void out_of_memory(void **state)
     assert_true(refused > 2);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slopes),        cmocka_unit_test(kinds),
-        cmocka_unit_test(normalised),    cmocka_unit_test(ablation),
-        cmocka_unit_test(mean_ablation), cmocka_unit_test(means),
-        cmocka_unit_test(silent_heads),  cmocka_unit_test(equal_scores),
-        cmocka_unit_test(order),         cmocka_unit_test(loss_slopes),
-        cmocka_unit_test(misuse),        cmocka_unit_test(out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(slopes), TEST(kinds), TEST(normalised), TEST(ablation), TEST(mean_ablation),
+          TEST(means), TEST(silent_heads), TEST(equal_scores), TEST(order), TEST(loss_slopes),
+          TEST(misuse), TEST(out_of_memory))

@@ -4,15 +4,12 @@
 #include "reference/kinds_bounds.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- two descriptions of one result ---------------------------------------------------------- */
 
@@ -232,13 +229,4 @@ static void keys_permuted(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(constant_added),
-        cmocka_unit_test(keys_permuted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(constant_added), TEST(keys_permuted))

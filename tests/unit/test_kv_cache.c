@@ -3,17 +3,14 @@
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/cache.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_B = 3, MOST_H = 8 };
 
@@ -571,15 +568,7 @@ static void test_no_memory(void **unused)
     assert_true(failures >= 4); /* three of the cache, at least one of scratch */
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces_equal_whole), cmocka_unit_test(test_decode_crosses_blocks),
-        cmocka_unit_test(test_truncate_and_reset), cmocka_unit_test(test_cross_attention),
-        cmocka_unit_test(test_positions),          cmocka_unit_test(test_outputs_and_empty),
-        cmocka_unit_test(test_diagonal),           cmocka_unit_test(test_overflow),
-        cmocka_unit_test(test_create_errors),      cmocka_unit_test(test_call_errors),
-        cmocka_unit_test(test_no_memory)};
-    machines_print_missing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(test_pieces_equal_whole), TEST(test_decode_crosses_blocks),
+          TEST(test_truncate_and_reset), TEST(test_cross_attention), TEST(test_positions),
+          TEST(test_outputs_and_empty), TEST(test_diagonal), TEST(test_overflow),
+          TEST(test_create_errors), TEST(test_call_errors), TEST(test_no_memory))

@@ -4,18 +4,15 @@
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/linear_attention.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_B = 4 };
 
@@ -725,17 +722,6 @@ static void test_misuse(void **unused)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reference),
-                                       cmocka_unit_test(test_feature_map),
-                                       cmocka_unit_test(test_pieces),
-                                       cmocka_unit_test(test_one_by_one),
-                                       cmocka_unit_test(test_causal_last_row),
-                                       cmocka_unit_test(test_special_values),
-                                       cmocka_unit_test(test_memory_is_constant),
-                                       cmocka_unit_test(test_no_memory),
-                                       cmocka_unit_test(test_misuse)};
-    machines_print_missing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(test_reference), TEST(test_feature_map), TEST(test_pieces), TEST(test_one_by_one),
+          TEST(test_causal_last_row), TEST(test_special_values), TEST(test_memory_is_constant),
+          TEST(test_no_memory), TEST(test_misuse))

@@ -6,18 +6,15 @@
  * by a sum of products of two, so 12 * 3 u of the sum of magnitudes bounds it generously. */
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/backward.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { Q, K, V, STATE_S, STATE_Z, INPUTS };
 static const char *const names[] = {"q", "k", "v", "state_s", "state_z"};
@@ -485,15 +482,5 @@ static void errors(void **state)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(differences),
-        cmocka_unit_test(random_problems),
-        cmocka_unit_test(a_map_of_the_caller),
-        cmocka_unit_test(poison_stays),
-        cmocka_unit_test(errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(differences), TEST(random_problems), TEST(a_map_of_the_caller), TEST(poison_stays),
+          TEST(errors))

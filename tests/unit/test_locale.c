@@ -3,6 +3,9 @@
  *
  * The locales are made while the tests are built (tests/CMakeLists.txt, LOCPATH); without their
  * sources the whole program is skipped. */
+#include "support/expect.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 #include <multihead/attention.h>
@@ -13,20 +16,9 @@
 #include <multihead/render.h>
 
 #include <locale.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static mha_context *context;
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
 
 /* Everything that a host reads, one after the other; free it. */
 typedef void collector(mha_buffer *all);
@@ -34,8 +26,8 @@ typedef void collector(mha_buffer *all);
 static void add(mha_buffer *all, const char *text, size_t size)
 {
     const mha_sink sink = mha_buffer_sink(all);
-    must(sink.write(sink.user, text, size));
-    must(sink.write(sink.user, "\n", 1));
+    expect_ok(sink.write(sink.user, text, size));
+    expect_ok(sink.write(sink.user, "\n", 1));
 }
 
 static void expect_same(collector *collect)
@@ -91,10 +83,10 @@ static void collect_evidence(mha_buffer *all)
     const mha_tensor p = mha_tensor_contiguous(map, MHA_F32, 3, (int64_t[]){1, N, N});
     mha_head_measures *m = NULL;
     mha_head_role roles[MOST];
-    must(mha_head_measures_create(context, &desc, &m));
-    must(mha_head_measures_begin(m, &text));
-    must(mha_head_measures_rows(m, 0, 0, &p));
-    must(mha_head_measures_end(m));
+    expect_ok(mha_head_measures_create(context, &desc, &m));
+    expect_ok(mha_head_measures_begin(m, &text));
+    expect_ok(mha_head_measures_rows(m, 0, 0, &p));
+    expect_ok(mha_head_measures_end(m));
     const int64_t count = mha_head_measures_roles(m, 0, 0, roles, MOST);
     assert_true(count > 0);
     assert_non_null(strstr(roles[0].evidence, " 0.75, chance 0."));
@@ -127,15 +119,15 @@ static void collect_checkpoint(mha_buffer *all)
     mha_transformer *from = NULL, *to = NULL;
     mha_transformer_desc back;
     size_t size;
-    must(mha_transformer_create(context, &d, &from));
-    must(mha_transformer_initialise(
+    expect_ok(mha_transformer_create(context, &d, &from));
+    expect_ok(mha_transformer_initialise(
         context, from, &(mha_transformer_init){.struct_size = sizeof(mha_transformer_init)}));
-    must(mha_checkpoint_save(temp_path("a"), from, NULL));
-    must(mha_checkpoint_load(context, temp_path("a"), &to));
+    expect_ok(mha_checkpoint_save(temp_path("a"), from, NULL));
+    expect_ok(mha_checkpoint_load(context, temp_path("a"), &to));
     mha_transformer_describe(to, &back);
     assert_memory_equal(&back.norm_epsilon, &d.norm_epsilon, sizeof d.norm_epsilon);
     assert_memory_equal(&back.rope_base, &d.rope_base, sizeof d.rope_base);
-    must(mha_checkpoint_save(temp_path("b"), to, NULL));
+    expect_ok(mha_checkpoint_save(temp_path("b"), to, NULL));
     static const char *const files[] = {"a/config.json", "b/config.json", "b/model.safetensors"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char *text = temp_read(temp_path(files[i]), &size);
@@ -199,7 +191,7 @@ static void collect_pictures(mha_buffer *all)
                                .panel_count = 1};
     for (size_t i = 0; i < sizeof writers / sizeof *writers; i++) {
         const mha_sink sink = mha_buffer_sink(all);
-        must(writers[i](&figure, &sink));
+        expect_ok(writers[i](&figure, &sink));
     }
 }
 
@@ -220,21 +212,15 @@ static void names(void **state)
     assert_non_null(setlocale(LC_ALL, "C"));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     if (!setlocale(LC_ALL, "de_DE.UTF-8")) {
         puts("skipped: no locale de_DE.UTF-8, and no localedef with its source (Debian: locales)");
         return 77;
     }
     setlocale(LC_ALL, "C");
-    temp_begin();
-    if (mha_context_create(&(mha_context_desc){.struct_size = sizeof(mha_context_desc)}, &context))
-        return 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(messages), cmocka_unit_test(evidence),
-                                       cmocka_unit_test(checkpoints), cmocka_unit_test(pictures),
-                                       cmocka_unit_test(names)};
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    mha_context_destroy(context);
-    temp_end();
-    return failed;
+    const struct CMUnitTest tests[] = {TEST(messages), TEST(evidence), TEST(checkpoints),
+                                       TEST(pictures), TEST(names)};
+    if (suite_prepare(argc, argv) != 0) return 2;
+    return cmocka_run_group_tests(tests, context_and_folder_begin, context_and_folder_end);
 }

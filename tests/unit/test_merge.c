@@ -4,17 +4,14 @@
 #include "reference/kinds_bounds.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/merge.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_PARTS = 6, SAMPLE = 150, ALL = 6000 };
 
@@ -589,17 +586,5 @@ static void misuse(void **state)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(splits_equal_the_whole),
-        cmocka_unit_test(formula),
-        cmocka_unit_test(grouping),
-        cmocka_unit_test(bits),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(misuse),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(splits_equal_the_whole), TEST(formula), TEST(grouping), TEST(bits), TEST(not_finite),
+          TEST(misuse))

@@ -3,16 +3,13 @@
  * cache. What else each call refuses is in the tests of its own (test_attention_misuse.c,
  * test_attention_errors.c, test_kv_cache.c, test_linear_attention.c, test_position.c, ...). */
 #include "support/guarded.h"
+#include "support/suite.h"
 
 #include <multihead/multihead.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, E = 32, ROOM = 4000, CAPACITY = 6 };
 
@@ -378,12 +375,4 @@ static void no_mistakes(void **state)
     arena_free(&a);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_mistakes),
-        cmocka_unit_test(mistakes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(no_mistakes), TEST(mistakes))

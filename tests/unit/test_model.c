@@ -4,15 +4,13 @@
 #include <multihead/model.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 #define TINY "tests/golden/tiny-bert"
@@ -670,20 +668,8 @@ static void test_load_without_memory(void **state)
     assert_true(i > 20);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_computes_what_torch_computes),
-        cmocka_unit_test(test_describes_itself),
-        cmocka_unit_test(test_padding_does_not_change_bits),
-        cmocka_unit_test(test_threads_do_not_change_bits),
-        cmocka_unit_test(test_outputs_do_not_change_bits),
-        cmocka_unit_test(test_layer_outputs),
-        cmocka_unit_test(test_empty_batches),
-        cmocka_unit_test(test_refuses_batches),
-        cmocka_unit_test(test_refuses_outputs),
-        cmocka_unit_test(test_forward_without_memory),
-        cmocka_unit_test(test_load_without_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(test_computes_what_torch_computes), TEST(test_describes_itself),
+          TEST(test_padding_does_not_change_bits), TEST(test_threads_do_not_change_bits),
+          TEST(test_outputs_do_not_change_bits), TEST(test_layer_outputs), TEST(test_empty_batches),
+          TEST(test_refuses_batches), TEST(test_refuses_outputs), TEST(test_forward_without_memory),
+          TEST(test_load_without_memory))

@@ -4,16 +4,15 @@
 #include <multihead/model.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "support/expect.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 #define TINY "tests/golden/tiny-bert"
@@ -21,7 +20,6 @@
 enum { E = 36, MOST_TENSORS = 80, TOKENS = 5 };
 
 static char *config_text, *vocab_text;
-static mha_context *context;
 
 /* ---- folders ------------------------------------------------------------------------------- */
 
@@ -617,26 +615,23 @@ static void test_config_mutations(void **state)
     assert_true(loaded > 50 && refused > 1000);
 }
 
-int main(void)
+static int begin(void **state)
 {
-    temp_begin();
+    if (context_and_folder_begin(state) != 0) return 1;
     config_text = temp_read(TINY "/config.json", NULL);
     vocab_text = temp_read(TINY "/vocab.txt", NULL);
-    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 1};
-    if (mha_context_create(&desc, &context) != MHA_OK) return 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing_files),    cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_config_fields),    cmocka_unit_test(test_config_forms),
-        cmocka_unit_test(test_config_defaults),  cmocka_unit_test(test_weight_errors),
-        cmocka_unit_test(test_weight_names),     cmocka_unit_test(test_weight_types),
-        cmocka_unit_test(test_f16_values),       cmocka_unit_test(test_tokenizer_belongs_to_model),
-        cmocka_unit_test(test_any_family),       cmocka_unit_test(test_encoder_decoder),
-        cmocka_unit_test(test_config_mutations),
-    };
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    mha_context_destroy(context);
+    return 0;
+}
+
+static int end(void **state)
+{
     free(config_text);
     free(vocab_text);
-    temp_end();
-    return failures;
+    return context_and_folder_end(state);
 }
+
+RUN_TESTS_BETWEEN(begin, end, TEST(test_missing_files), TEST(test_arguments),
+                  TEST(test_config_fields), TEST(test_config_forms), TEST(test_config_defaults),
+                  TEST(test_weight_errors), TEST(test_weight_names), TEST(test_weight_types),
+                  TEST(test_f16_values), TEST(test_tokenizer_belongs_to_model),
+                  TEST(test_any_family), TEST(test_encoder_decoder), TEST(test_config_mutations))

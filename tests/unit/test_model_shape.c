@@ -4,14 +4,11 @@
  */
 #include <multihead/model.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 enum { C = MHA_MODEL_SHAPE_CAUSAL, Q = MHA_MODEL_SHAPE_QKV_BIAS, O = MHA_MODEL_SHAPE_OUT_BIAS };
@@ -174,16 +171,5 @@ static void mutations(void **state)
         }
 }
 
-int main(void)
-{
-    temp_begin();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(architectures),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(arguments),
-        cmocka_unit_test(mutations),
-    };
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    temp_end();
-    return failures;
-}
+RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(architectures), TEST(refusals), TEST(arguments),
+                  TEST(mutations))

@@ -1,31 +1,19 @@
 /* The multi-head attention module against the double-precision reference: each step on the
  * library's own intermediate results, and the whole way with the errors carried along. */
 #include "reference/bounds.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/module.h>
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_true(*detail != '\0');
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
 
 /* ---- a module with its inputs --------------------------------------------------------------- */
 
@@ -956,16 +944,6 @@ static void shared_module(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers),           cmocka_unit_test(bits),
-        cmocka_unit_test(joined_parameters), cmocka_unit_test(create_errors),
-        cmocka_unit_test(parameter_errors),  cmocka_unit_test(forward_errors),
-        cmocka_unit_test(huge_broadcast),    cmocka_unit_test(every_allocation_fails),
-        cmocka_unit_test(shared_module),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(numbers), TEST(bits), TEST(joined_parameters), TEST(create_errors),
+          TEST(parameter_errors), TEST(forward_errors), TEST(huge_broadcast),
+          TEST(every_allocation_fails), TEST(shared_module))

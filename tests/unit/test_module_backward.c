@@ -1,38 +1,22 @@
 /* Gradients of the module: each is that of the loss, along random directions, for modules and calls
  * by chance; bits that do not depend on threads or on what else is asked for; strides; misuse.
  * tests/python/test_module_backward_torch.py compares numbers with PyTorch in double precision. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/module_backward.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { ROOM = 2048, PARAMETERS = 12, GAP = 3 };
 enum { QUERY, KEY, VALUE, INPUTS };
 enum { Q, K, V, HEADS, LSE, KEPT };
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
 
 /* A module, a call and the gradient of out by chance. The loss is sum(out_gradient * out). */
 typedef struct example {
@@ -132,7 +116,7 @@ static example *example_make(mha_context *context, rng *r)
     example *e = calloc(1, sizeof *e);
     assert_non_null(e);
     e->desc = some_desc(r);
-    must(mha_module_create(context, &e->desc, &e->module));
+    expect_ok(mha_module_create(context, &e->desc, &e->module));
     mha_module_describe(e->module, &e->desc);
     e->B = rng_between(r, 1, 3), e->T = rng_between(r, 1, 9), e->S = rng_between(r, 1, 12);
     some_attention(e, r);
@@ -144,7 +128,7 @@ static example *example_make(mha_context *context, rng *r)
         fill(r, e->value[e->count], 0.5);
         e->parameter[e->count] =
             mha_tensor_contiguous(e->value[e->count], MHA_F32, p.ndim, p.shape);
-        must(mha_module_set_parameter(e->module, p.name, &e->parameter[e->count]));
+        expect_ok(mha_module_set_parameter(e->module, p.name, &e->parameter[e->count]));
     }
     return e;
 }
@@ -158,7 +142,7 @@ static void example_free(example *e)
 static double loss_of(mha_context *context, example *e)
 {
     double loss = 0;
-    must(mha_module_run(context, e->module, &e->call));
+    expect_ok(mha_module_run(context, e->module, &e->call));
     for (int64_t i = 0; i < e->B * e->T; i++) {
         const int64_t b = i / e->T, t = i % e->T;
         const float *o = e->out + b * e->out_view.stride[0] + t * e->out_view.stride[1];
@@ -198,7 +182,7 @@ static double loss_at(mha_context *context, example *e, float *x, const float *s
     for (int i = 0; i < ROOM; i++) x[i] = (float)((double)start[i] + h * direction[i]);
     if (parameter >= 0) {
         assert_true(mha_module_parameter_at(e->module, parameter, &p));
-        must(mha_module_set_parameter(e->module, p.name, &e->parameter[parameter]));
+        expect_ok(mha_module_set_parameter(e->module, p.name, &e->parameter[parameter]));
     }
     return loss_of(context, e);
 }
@@ -248,7 +232,7 @@ static void slopes(void **state)
         assert_non_null(g);
         gradients_make(g, e);
         loss_of(context, e);
-        must(mha_module_backward(context, e->module, &e->call, &e->upper_view, &g->g));
+        expect_ok(mha_module_backward(context, e->module, &e->call, &e->upper_view, &g->g));
         for (int k = 0; k < INPUTS; k++)
             check_slope(context, e, &r, e->input[k], g->input[k], -1, &worst);
         for (int64_t k = 0; k < e->count; k++)
@@ -282,7 +266,7 @@ static void bits(void **state)
                 for (int64_t k = 0; k < e->count; k++)
                     if (k != 1) g[j].parameters[k] = NULL;
             }
-            must(mha_module_backward(context, e->module, &e->call, &e->upper_view, &g[j].g));
+            expect_ok(mha_module_backward(context, e->module, &e->call, &e->upper_view, &g[j].g));
             assert_memory_equal(g[j].input[KEY], g[0].input[KEY], sizeof g[0].input[KEY]);
             assert_memory_equal(g[j].value[1], g[0].value[1], sizeof g[0].value[1]);
             if (j < 3) {
@@ -354,7 +338,7 @@ static void errors(void **state)
     for (int i = 0; i < ROOM; i++)
         assert_true(g->input[QUERY][i] == 0 && g->value[0][i] == 0); /* nothing written */
     g->g.attention = NULL;
-    must(BACKWARD);
+    expect_ok(BACKWARD);
 #undef BACKWARD
 #undef RESTORE
     free(g);
@@ -377,7 +361,7 @@ static void no_gradient(void **state)
                                 .qk_norm = MHA_QK_NORM_L2,
                                 .embed_dim = 4,
                                 .num_heads = 2};
-    must(mha_module_create(x, &e->desc, &e->module));
+    expect_ok(mha_module_create(x, &e->desc, &e->module));
     mha_module_describe(e->module, &e->desc);
     e->attention = (mha_attention_desc){.struct_size = sizeof e->attention};
     make_views(e, &r);
@@ -386,7 +370,7 @@ static void no_gradient(void **state)
     expect_error(mha_module_backward(x, e->module, &e->call, &e->upper_view, &g->g),
                  MHA_ERR_UNSUPPORTED, "MHA_QK_NORM_L2");
     mha_kv_cache *cache;
-    must(mha_module_cache_create(x, e->module, e->B, 4, &cache));
+    expect_ok(mha_module_cache_create(x, e->module, e->B, 4, &cache));
     e->call.cache = cache;
     expect_error(mha_module_backward(x, e->module, &e->call, &e->upper_view, &g->g),
                  MHA_ERR_ARGUMENT, "cache");
@@ -407,7 +391,7 @@ static void memory(void **state)
                                        .num_threads = 1,
                                        .allocator = failing_alloc_interface(&allocator)};
         mha_context *context = NULL;
-        must(mha_context_create(&desc, &context));
+        expect_ok(mha_context_create(&desc, &context));
         rng r = rng_make(3, 3);
         example *e = example_make(context, &r);
         gradients *g = malloc(sizeof *g);
@@ -434,12 +418,4 @@ static void memory(void **state)
     assert_true(refused > 0);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slopes),      cmocka_unit_test(bits),   cmocka_unit_test(errors),
-        cmocka_unit_test(no_gradient), cmocka_unit_test(memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(slopes), TEST(bits), TEST(errors), TEST(no_gradient), TEST(memory))

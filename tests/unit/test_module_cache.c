@@ -1,35 +1,19 @@
 /* Generation with a module and its cache: steps of any sizes against the whole sequence, bit by
  * bit, with everything that a module may have; positions and norms; and a cache that no error
  * changes. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/module.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { MOST_B = 3 };
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
 
 static guarded filled(rng *r, int ndim, const int64_t *shape, double factor)
 {
@@ -46,7 +30,7 @@ static void set_all(rng *r, mha_module *module)
     mha_module_parameter p;
     for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
         guarded value = filled(r, p.ndim, p.shape, p.ndim == 2 ? 1 / sqrt((double)p.shape[1]) : 1);
-        must(mha_module_set_parameter(module, p.name, &value.view));
+        expect_ok(mha_module_set_parameter(module, p.name, &value.view));
         guarded_free(&value);
     }
 }
@@ -130,7 +114,7 @@ static void story_make(story *s, rng *r, mha_context *context)
         s->length[b] = rng_chance(r, 0.1) ? rng_between(r, 500, 530) : rng_between(r, 0, 60);
         s->longest = s->length[b] > s->longest ? s->length[b] : s->longest;
     }
-    must(mha_module_create(context, &s->d, &s->module));
+    expect_ok(mha_module_create(context, &s->d, &s->module));
     set_all(r, s->module);
     kind_make(&s->k, r, &s->d);
     s->x = filled(r, 3, (int64_t[]){s->B, s->longest, s->d.embed_dim}, 1);
@@ -151,7 +135,7 @@ static void run_whole(mha_context *context, const story *s, mha_path path, const
     for (int64_t b = 0; b < s->B; b++) {
         const mha_tensor x = rows_of(&s->x.view, b, 0, s->length[b]);
         const mha_tensor y = rows_of(out, b, 0, s->length[b]);
-        must(mha_module_forward(context, s->module, &desc, &x, &x, &x, &y, NULL));
+        expect_ok(mha_module_forward(context, s->module, &desc, &x, &x, &x, &y, NULL));
     }
 }
 
@@ -164,7 +148,7 @@ static void run_steps(mha_context *context, const story *s, mha_path path, rng *
     mha_attention_desc desc = s->k.desc;
     desc.path = path;
     if (rng_chance(r, 0.5)) desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL; /* a step implies it */
-    must(mha_module_cache_create(context, s->module, s->B, s->longest + 1, &cache));
+    expect_ok(mha_module_cache_create(context, s->module, s->B, s->longest + 1, &cache));
     const int64_t *held = mha_kv_cache_lengths(cache);
     for (int64_t done = 0; done < s->longest;) {
         const int64_t n = rng_between(r, 1, most);
@@ -191,7 +175,7 @@ static void run_steps(mha_context *context, const story *s, mha_path path, rng *
                                       .out = &y.view,
                                       .cache = cache,
                                       .counts = counts};
-        must(mha_module_run(context, s->module, &call));
+        expect_ok(mha_module_run(context, s->module, &call));
         done += n;
         for (int64_t b = 0; b < s->B; b++) {
             assert_int_equal(held[b], before[b] + counts[b]);
@@ -252,7 +236,7 @@ static void cross_attention(void **state)
         const int64_t B = rng_between(&r, 1, MOST_B), T = rng_between(&r, 1, 9);
         const int64_t S = rng_between(&r, 1, 60), first = rng_between(&r, 0, S);
         mha_module *module;
-        must(mha_module_create(all.each[0].context, &d, &module));
+        expect_ok(mha_module_create(all.each[0].context, &d, &module));
         set_all(&r, module);
         guarded x = filled(&r, 3, (int64_t[]){B, T, d.embed_dim}, 1);
         guarded k = filled(&r, 3, (int64_t[]){B, S, d.key_dim}, 1);
@@ -270,24 +254,24 @@ static void cross_attention(void **state)
             mha_context *context = all.each[m].context;
             mha_kv_cache *cache;
             mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
-            must(mha_module_cache_create(context, module, B, S, &cache));
+            expect_ok(mha_module_cache_create(context, module, B, S, &cache));
             for (int part = 0; part < 2; part++) {
                 mha_tensor kp =
                     guarded_slice(&k.view, 1, part ? first : 0, part ? S - first : first);
                 mha_tensor vp =
                     guarded_slice(&v.view, 1, part ? first : 0, part ? S - first : first);
-                must(mha_module_run(context, module,
-                                    &(mha_module_call){.struct_size = sizeof(mha_module_call),
-                                                       .key = &kp,
-                                                       .value = &vp,
-                                                       .cache = cache,
-                                                       .counts = counts[part]}));
+                expect_ok(mha_module_run(context, module,
+                                         &(mha_module_call){.struct_size = sizeof(mha_module_call),
+                                                            .key = &kp,
+                                                            .value = &vp,
+                                                            .cache = cache,
+                                                            .counts = counts[part]}));
             }
             for (int64_t t = 0; t < T; t++) {
                 mha_tensor q = guarded_slice(&x.view, 1, t, 1);
                 mha_tensor o = guarded_slice(&rows.view, 1, t, 1);
                 const mha_positions at = {.start = t};
-                must(mha_module_run(
+                expect_ok(mha_module_run(
                     context, module,
                     &(mha_module_call){.struct_size = sizeof(mha_module_call),
                                        .attention = &desc,
@@ -298,8 +282,8 @@ static void cross_attention(void **state)
             }
             assert_memory_equal(mha_kv_cache_lengths(cache), lengths, (size_t)B * sizeof(int64_t));
             desc.key_lengths = lengths;
-            must(mha_module_forward(context, module, &desc, &x.view, &k.view, &v.view, &whole.view,
-                                    NULL));
+            expect_ok(mha_module_forward(context, module, &desc, &x.view, &k.view, &v.view,
+                                         &whole.view, NULL));
             assert_true(guarded_same_bits(&whole.view, &rows.view, false));
             mha_kv_cache_destroy(cache);
         }
@@ -324,8 +308,8 @@ static void step_outputs(void **state)
         mha_context *context = all.each[m].context;
         mha_module *module;
         mha_kv_cache *cache;
-        must(mha_module_create(context, &d, &module));
-        must(mha_module_cache_create(context, module, 1, T, &cache));
+        expect_ok(mha_module_create(context, &d, &module));
+        expect_ok(mha_module_cache_create(context, module, 1, T, &cache));
         set_all(&r, module);
         guarded x = filled(&r, 3, (int64_t[]){1, T, E}, 1);
         guarded y = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
@@ -337,8 +321,8 @@ static void step_outputs(void **state)
         desc.path = all.each[m].path;
         mha_module_outputs wanted = {
             .struct_size = sizeof wanted, .probabilities = &p.view, .k = &k.view};
-        must(mha_module_forward(context, module, &desc, &x.view, &x.view, &x.view, &y.view,
-                                &wanted));
+        expect_ok(mha_module_forward(context, module, &desc, &x.view, &x.view, &x.view, &y.view,
+                                     &wanted));
         for (int part = 0; part < 2; part++) {
             mha_tensor xp = guarded_slice(&x.view, 1, part ? T - LAST : 0, part ? LAST : T - LAST);
             mha_tensor yp = guarded_slice(&y.view, 1, part ? T - LAST : 0, part ? LAST : T - LAST);
@@ -352,18 +336,18 @@ static void step_outputs(void **state)
                                           .out = &yp,
                                           .outputs = &wanted,
                                           .cache = cache};
-            must(mha_module_run(context, module, &call));
+            expect_ok(mha_module_run(context, module, &call));
         }
         /* asked once more without new keys: the queries stand at the last positions */
         mha_tensor xp = guarded_slice(&x.view, 1, T - LAST, LAST);
         mha_tensor yp = guarded_slice(&y.view, 1, T - LAST, LAST);
         guarded again = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, LAST, E}, 0);
-        must(mha_module_run(context, module,
-                            &(mha_module_call){.struct_size = sizeof(mha_module_call),
-                                               .attention = &desc,
-                                               .query = &xp,
-                                               .out = &again.view,
-                                               .cache = cache}));
+        expect_ok(mha_module_run(context, module,
+                                 &(mha_module_call){.struct_size = sizeof(mha_module_call),
+                                                    .attention = &desc,
+                                                    .query = &xp,
+                                                    .out = &again.view,
+                                                    .cache = cache}));
         assert_true(guarded_same_bits(&yp, &again.view, false));
         guarded_free(&again);
         mha_tensor last = guarded_slice(&p.view, 2, T - LAST, LAST);
@@ -384,19 +368,19 @@ static void step_outputs(void **state)
 static void pair_make(rng *r, mha_context *context, mha_module_desc *d, mha_module **module,
                       mha_module **plain)
 {
-    must(mha_module_create(context, d, module));
+    expect_ok(mha_module_create(context, d, module));
     set_all(r, *module);
     mha_module_describe(*module, d);
     mha_module_desc bare = *d;
     bare.flags &= ~(uint32_t)(MHA_MODULE_ROPE | MHA_MODULE_QK_NORM);
     bare.rope_pairing = MHA_ROPE_INTERLEAVED, bare.qk_norm = MHA_QK_NORM_RMS;
     bare.rotary_dim = 0, bare.rope_base = bare.rope_factor = 0, bare.qk_norm_epsilon = 0;
-    must(mha_module_create(context, &bare, plain));
+    expect_ok(mha_module_create(context, &bare, plain));
     mha_module_parameter p;
     for (int64_t n = 0; mha_module_parameter_at(*plain, n, &p); n++) {
         guarded value = guarded_make(r, MHA_F32, p.ndim, p.shape, 0);
-        must(mha_module_get_parameter(*module, p.name, &value.view));
-        must(mha_module_set_parameter(*plain, p.name, &value.view));
+        expect_ok(mha_module_get_parameter(*module, p.name, &value.view));
+        expect_ok(mha_module_set_parameter(*plain, p.name, &value.view));
         guarded_free(&value);
     }
 }
@@ -409,8 +393,9 @@ static void norm_and_rotate(rng *r, mha_context *context, const mha_module *modu
     mha_module_describe(module, &d);
     if (d.flags & MHA_MODULE_QK_NORM) {
         guarded w = guarded_make(r, MHA_F32, 1, &d.head_dim, 0);
-        must(mha_module_get_parameter(module, keys ? "k_norm.weight" : "q_norm.weight", &w.view));
-        must(mha_qk_norm(context, d.qk_norm, d.qk_norm_epsilon, x, &w.view, x));
+        expect_ok(
+            mha_module_get_parameter(module, keys ? "k_norm.weight" : "q_norm.weight", &w.view));
+        expect_ok(mha_qk_norm(context, d.qk_norm, d.qk_norm_epsilon, x, &w.view, x));
         guarded_free(&w);
     }
     const mha_rope_desc turn = {.struct_size = sizeof turn,
@@ -419,7 +404,7 @@ static void norm_and_rotate(rng *r, mha_context *context, const mha_module *modu
                                 .base = d.rope_base,
                                 .factor = d.rope_factor,
                                 .positions = {.ids = ids}};
-    if (d.flags & MHA_MODULE_ROPE) must(mha_rope_apply(context, &turn, x, x));
+    if (d.flags & MHA_MODULE_ROPE) expect_ok(mha_rope_apply(context, &turn, x, x));
 }
 
 /* Where the tokens of [B,length] stand: anywhere, or by place from first[b] on. Of a ragged batch
@@ -476,7 +461,7 @@ static void check_pair(rng *r, mha_context *context, mha_module_desc d, bool rag
                                       .outputs = &wanted,
                                       .query_positions = chosen ? &at[0] : NULL,
                                       .key_positions = chosen ? &at[1] : NULL};
-        must(mha_module_run(context, m ? module : plain, &call));
+        expect_ok(mha_module_run(context, m ? module : plain, &call));
     }
     for (int n = 0; n < 2; n++) {
         norm_and_rotate(r, context, module, n, &ids[n].view, &out[0][n].view);
@@ -519,26 +504,28 @@ static void sinks(void **state)
         mha_context *context = all.each[m].context;
         mha_module *with, *without;
         d.flags = MHA_MODULE_SINKS;
-        must(mha_module_create(context, &d, &with));
+        expect_ok(mha_module_create(context, &d, &with));
         set_all(&r, with);
         d.flags = 0;
-        must(mha_module_create(context, &d, &without));
+        expect_ok(mha_module_create(context, &d, &without));
         mha_module_parameter p;
         for (int64_t n = 0; mha_module_parameter_at(without, n, &p); n++) {
             guarded value = guarded_make(&r, MHA_F32, p.ndim, p.shape, 0);
-            must(mha_module_get_parameter(with, p.name, &value.view));
-            must(mha_module_set_parameter(without, p.name, &value.view));
+            expect_ok(mha_module_get_parameter(with, p.name, &value.view));
+            expect_ok(mha_module_set_parameter(without, p.name, &value.view));
             guarded_free(&value);
         }
         guarded logits = guarded_make(&r, MHA_F32, 1, (int64_t[]){H}, 0);
-        must(mha_module_get_parameter(with, "sinks", &logits.view));
+        expect_ok(mha_module_get_parameter(with, "sinks", &logits.view));
         guarded x = filled(&r, 3, (int64_t[]){1, T, E}, 1);
         guarded a = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
         guarded b = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
         mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
-        must(mha_module_forward(context, with, &desc, &x.view, &x.view, &x.view, &a.view, NULL));
+        expect_ok(
+            mha_module_forward(context, with, &desc, &x.view, &x.view, &x.view, &a.view, NULL));
         desc.sink_logits = &logits.view;
-        must(mha_module_forward(context, without, &desc, &x.view, &x.view, &x.view, &b.view, NULL));
+        expect_ok(
+            mha_module_forward(context, without, &desc, &x.view, &x.view, &x.view, &b.view, NULL));
         assert_true(guarded_same_bits(&a.view, &b.view, false));
         expect_error(
             mha_module_forward(context, with, &desc, &x.view, &x.view, &x.view, &b.view, NULL),
@@ -588,19 +575,19 @@ static void create_errors(void **state)
     expect_error(CREATE, MHA_ERR_ARGUMENT, "kind is 3");
     assert_null(module);
     d = right, d.flags = MHA_MODULE_ROPE | MHA_MODULE_QK_NORM;
-    must(CREATE);
+    expect_ok(CREATE);
     mha_module_describe(module, &d);
     assert_int_equal(d.rotary_dim, 6);
     assert_true(d.rope_base == 10000 && d.rope_factor == 1 && d.qk_norm_epsilon == 1e-6f);
     mha_module_destroy(module);
-    must(CREATE); /* from what it said itself */
+    expect_ok(CREATE); /* from what it said itself */
     float w[6];
     const mha_tensor weight = mha_tensor_contiguous(w, MHA_F32, 1, (int64_t[]){6});
-    must(mha_module_get_parameter(module, "k_norm.weight", &weight));
+    expect_ok(mha_module_get_parameter(module, "k_norm.weight", &weight));
     for (int i = 0; i < 6; i++) assert_true(w[i] == 1);
     mha_module_destroy(module);
     d = right, d.struct_size = offsetof(mha_module_desc, rope_pairing); /* its first version */
-    must(CREATE);
+    expect_ok(CREATE);
     mha_module_destroy(module);
 #undef CREATE
     machines_free(&all);
@@ -619,7 +606,7 @@ static void ragged_errors(void **state)
                                .embed_dim = WIDTH,
                                .num_heads = 2};
     mha_module *module;
-    must(mha_module_create(context, &d, &module));
+    expect_ok(mha_module_create(context, &d, &module));
     guarded x = filled(&r, 3, (int64_t[]){1, ROWS, WIDTH}, 1);
     guarded y = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, ROWS, WIDTH}, 0);
     guarded_snapshot(&y);
@@ -760,12 +747,12 @@ static void step_errors(void **state)
     d.head_dim = D;
     mha_module *module, *other;
     mha_kv_cache *cache, *wide;
-    must(mha_module_create(context, &d, &module));
+    expect_ok(mha_module_create(context, &d, &module));
     set_all(&r, module);
-    must(mha_module_cache_create(context, module, B, CAPACITY, &cache));
+    expect_ok(mha_module_cache_create(context, module, B, CAPACITY, &cache));
     d.head_dim = D + 1;
-    must(mha_module_create(context, &d, &other));
-    must(mha_module_cache_create(context, other, B, CAPACITY, &wide));
+    expect_ok(mha_module_create(context, &d, &other));
+    expect_ok(mha_module_cache_create(context, other, B, CAPACITY, &wide));
     guarded first = filled(&r, 3, (int64_t[]){B, HELD, E}, 1),
             x = filled(&r, 3, (int64_t[]){B, T, E}, 1);
     guarded y = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, 5, E}, 0);
@@ -775,7 +762,7 @@ static void step_errors(void **state)
     step_make(&s, cache, &x.view, &out, map);
     s.call.counts = NULL, s.call.outputs = NULL, s.call.query = s.call.out = NULL;
     s.call.key = s.call.value = &first.view;
-    must(mha_module_run(context, module, &s.call));
+    expect_ok(mha_module_run(context, module, &s.call));
     guarded_snapshot(&y);
     for (size_t i = 0; i < sizeof map / sizeof map[0]; i++) before[i] = map[i] = 0.5f;
     const int64_t *held = mha_kv_cache_lengths(cache);
@@ -797,7 +784,7 @@ static void step_errors(void **state)
     expect_error(mha_module_cache_create(context, NULL, 1, 1, &cache), MHA_ERR_NULL, "module");
     expect_error(mha_module_cache_create(context, module, 0, 1, &cache), MHA_ERR_ARGUMENT, "batch");
     step_make(&s, cache, &x.view, &out, map);
-    must(mha_module_run(context, module, &s.call));
+    expect_ok(mha_module_run(context, module, &s.call));
     assert_int_equal(held[1], HELD + T);
     mha_kv_cache_destroy(cache);
     mha_kv_cache_destroy(wide);
@@ -858,15 +845,15 @@ static bool survives(mha_path path, int64_t n, bool later)
         int64_t calls = memory.calls;
         memory.fail_at = -1;
         mha_kv_cache_reset(cache);
-        must(mha_module_run(context, module, &call));
+        expect_ok(mha_module_run(context, module, &call));
         assert_int_equal(memory.calls, calls);
         mha_kv_cache_reset(cache);
-        must(mha_module_scratch(context, module, &call, &bytes));
+        expect_ok(mha_module_scratch(context, module, &call, &bytes));
         mha_context_destroy(context); /* what is told is enough for a new one */
-        must(mha_context_create(&desc, &context));
-        must(mha_context_reserve(context, bytes));
+        expect_ok(mha_context_create(&desc, &context));
+        expect_ok(mha_context_reserve(context, bytes));
         calls = memory.calls;
-        must(mha_module_run(context, module, &call));
+        expect_ok(mha_module_run(context, module, &call));
         assert_int_equal(memory.calls, calls);
     }
     mha_kv_cache_destroy(cache);
@@ -893,20 +880,6 @@ static void every_allocation_fails(void **state)
         }
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_are_the_whole),
-        cmocka_unit_test(cross_attention),
-        cmocka_unit_test(step_outputs),
-        cmocka_unit_test(norm_then_rotate),
-        cmocka_unit_test(sinks),
-        cmocka_unit_test(create_errors),
-        cmocka_unit_test(ragged_errors),
-        cmocka_unit_test(step_errors),
-        cmocka_unit_test(every_allocation_fails),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(steps_are_the_whole), TEST(cross_attention), TEST(step_outputs),
+          TEST(norm_then_rotate), TEST(sinks), TEST(create_errors), TEST(ragged_errors),
+          TEST(step_errors), TEST(every_allocation_fails))

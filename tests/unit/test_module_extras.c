@@ -1,35 +1,19 @@
 /* What the module has beyond projections: keys that every query sees, tensors without a batch axis
  * or in another order, parameters by name and number, and the account of its scratch. */
 #include "reference/kinds_bounds.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/module.h>
 #include <multihead/nn.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
 
 static guarded filled(rng *r, int ndim, const int64_t *shape, unsigned layout, double factor)
 {
@@ -49,7 +33,7 @@ static void set_all(rng *r, mha_module *module)
         double factor = p.ndim == 2 ? 1 / sqrt((double)p.shape[1]) : 0.7;
         unsigned layout = rng_chance(r, 0.5) ? 0 : LAYOUT_PAD | LAYOUT_LAST | LAYOUT_NEGATIVE;
         guarded value = filled(r, p.ndim, p.shape, layout, factor);
-        must(mha_module_set_parameter(module, p.name, &value.view));
+        expect_ok(mha_module_set_parameter(module, p.name, &value.view));
         guarded_free(&value);
     }
 }
@@ -58,7 +42,7 @@ static guarded parameter(rng *r, const mha_module *module, const char *name, int
                          const int64_t *shape)
 {
     guarded value = guarded_make(r, MHA_F32, ndim, shape, 0);
-    must(mha_module_get_parameter(module, name, &value.view));
+    expect_ok(mha_module_get_parameter(module, name, &value.view));
     return value;
 }
 
@@ -125,7 +109,7 @@ static void trial_make(trial *x, rng *r, mha_context *context, uint32_t flags)
     if (x->c.desc.sink_logits) x->module_desc.flags &= ~(uint32_t)MHA_MODULE_SINKS;
     if (n.D < 2 || offsets_are_far(&x->c)) x->module_desc.flags &= ~(uint32_t)MHA_MODULE_ROPE;
     if (x->module_desc.flags & MHA_MODULE_ROPE) x->module_desc.rotary_dim = n.D / 2 * 2;
-    must(mha_module_create(context, &x->module_desc, &x->module));
+    expect_ok(mha_module_create(context, &x->module_desc, &x->module));
     set_all(r, x->module);
     if (x->module_desc.flags & MHA_MODULE_SINKS)
         x->own_sinks = parameter(r, x->module, "sinks", 1, &n.H);
@@ -416,7 +400,7 @@ static void extra_not_finite(void **state)
         mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = 2};
         d.flags = MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN;
         mha_module *module;
-        must(mha_module_create(context, &d, &module));
+        expect_ok(mha_module_create(context, &d, &module));
         set_all(&r, module);
         guarded x = filled(&r, 3, (int64_t[]){1, T, E}, 0, 1);
         guarded y = filled(&r, 3, (int64_t[]){1, S, E}, 0, 1);
@@ -429,8 +413,9 @@ static void extra_not_finite(void **state)
             .struct_size = sizeof desc, .path = all.each[m].path, .key_lengths = &length};
         mha_module_outputs wanted = {
             .struct_size = sizeof wanted, .probabilities = &p.view, .heads = &heads.view};
-#define FORWARD(o) \
-    must(mha_module_forward(context, module, &desc, &x.view, &y.view, &y.view, &(o)->view, &wanted))
+#define FORWARD(o)                                                                              \
+    expect_ok(mha_module_forward(context, module, &desc, &x.view, &y.view, &y.view, &(o)->view, \
+                                 &wanted))
         FORWARD(&out);
         for (int64_t e = 0; e < E; e++)
             *(float *)guarded_element(&y.view, (int64_t[]){0, S - 1, e}) = NAN;
@@ -438,7 +423,7 @@ static void extra_not_finite(void **state)
         assert_true(guarded_same_bits(&out.view, &again.view, false));
         guarded v = parameter(&r, module, "bias_v", 3, (int64_t[]){1, 1, E});
         *(float *)guarded_element(&v.view, (int64_t[]){0, 0, 2}) = INFINITY; /* head 1, element 0 */
-        must(mha_module_set_parameter(module, "bias_v", &v.view));
+        expect_ok(mha_module_set_parameter(module, "bias_v", &v.view));
         FORWARD(&out);
         for (int64_t i = 0; i < 2 * T * 2; i++) {
             int64_t at[] = {0, i / 2 / T, i / 2 % T, i % 2};
@@ -447,7 +432,7 @@ static void extra_not_finite(void **state)
         }
         guarded k = parameter(&r, module, "bias_k", 3, (int64_t[]){1, 1, E});
         *(float *)guarded_element(&k.view, (int64_t[]){0, 0, 1}) = NAN; /* head 0 */
-        must(mha_module_set_parameter(module, "bias_k", &k.view));
+        expect_ok(mha_module_set_parameter(module, "bias_k", &k.view));
         FORWARD(&out);
         for (int64_t i = 0; i < 2 * T * (S + 2); i++) {
             int64_t at[] = {0, i / (S + 2) / T, i / (S + 2) % T, i % (S + 2)};
@@ -478,7 +463,7 @@ static void other_shapes(void **state)
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H};
     d.key_dim = Ek, d.value_dim = Ev, d.flags = MHA_MODULE_BIAS_KV;
     mha_module *module;
-    must(mha_module_create(context, &d, &module));
+    expect_ok(mha_module_create(context, &d, &module));
     set_all(&r, module);
     float x[T * B * E], y[S * B * Ek], z[S * B * Ev], out[T * B * E], whole[B * T * E];
     for (int i = 0; i < T * B * E; i++) x[i] = rng_normal(&r);
@@ -494,8 +479,8 @@ static void other_shapes(void **state)
     guarded lse = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, H, T}, 0);
     mha_module_outputs wanted = {
         .struct_size = sizeof wanted, .probabilities = &p.view, .lse = &lse.view};
-    must(mha_module_forward(context, module, NULL, &query, &key, &value, &mixed, &wanted));
-    must(mha_module_forward(context, module, NULL, &query, &key, &value, &plain, NULL));
+    expect_ok(mha_module_forward(context, module, NULL, &query, &key, &value, &mixed, &wanted));
+    expect_ok(mha_module_forward(context, module, NULL, &query, &key, &value, &plain, NULL));
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++)
             assert_memory_equal(out + (t * B + b) * E, whole + (b * T + t) * E, E * sizeof(float));
@@ -514,7 +499,8 @@ static void other_shapes(void **state)
         const mha_tensor pb = mha_tensor_contiguous(maps, MHA_F32, 3, (int64_t[]){H, T, S + 1});
         const mha_tensor lb = mha_tensor_contiguous(logs, MHA_F32, 2, (int64_t[]){H, T});
         mha_module_outputs each = {.struct_size = sizeof each, .probabilities = &pb, .lse = &lb};
-        must(mha_module_forward(context, module, NULL, &part[0], &part[1], &part[2], &ob, &each));
+        expect_ok(
+            mha_module_forward(context, module, NULL, &part[0], &part[1], &part[2], &ob, &each));
         assert_memory_equal(o, whole + b * T * E, sizeof o);
         assert_memory_equal(maps, guarded_element(&p.view, (int64_t[]){b, 0, 0, 0}), sizeof maps);
         assert_memory_equal(logs, guarded_element(&lse.view, (int64_t[]){b, 0, 0}), sizeof logs);
@@ -535,7 +521,7 @@ static void shape_errors(void **state)
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = 2};
     d.flags = MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN;
     mha_module *module;
-    must(mha_module_create(context, &d, &module));
+    expect_ok(mha_module_create(context, &d, &module));
     float x[T * E] = {0}, y[S * E] = {0}, o[T * E], maps[2 * T * (S + 2)];
     mha_tensor query = mha_tensor_contiguous(x, MHA_F32, 2, (int64_t[]){T, E});
     mha_tensor key = mha_tensor_contiguous(y, MHA_F32, 2, (int64_t[]){S, E});
@@ -548,13 +534,13 @@ static void shape_errors(void **state)
     mha_module_outputs wanted = {.struct_size = sizeof wanted};
     mha_attention_outputs inner = {.struct_size = sizeof inner};
 #define FORWARD(q, k, o) mha_module_forward(context, module, NULL, q, k, k, o, &wanted)
-    must(FORWARD(&query, &key, &out));
+    expect_ok(FORWARD(&query, &key, &out));
     expect_error(FORWARD(&query, &key3, &out), MHA_ERR_SHAPE, "key: has 3 dimensions, but query");
     expect_error(FORWARD(&query3, &key, &out3), MHA_ERR_SHAPE, "key: has 2 dimensions");
     expect_error(FORWARD(&query, &key, &out3), MHA_ERR_SHAPE, "out: has 3 dimensions");
     wanted.probabilities = &p;
     expect_error(FORWARD(&query, &key, &out), MHA_ERR_SHAPE, "probabilities: has 4");
-    must(FORWARD(&query3, &key3, &out3));
+    expect_ok(FORWARD(&query3, &key3, &out3));
     p.shape[3] = S;
     expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_SHAPE, "dim 3 is 3, expected 5");
     key.shape[1] = 3;
@@ -564,10 +550,10 @@ static void shape_errors(void **state)
     expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_UNSUPPORTED, "bias_k");
     mha_module_destroy(module);
     d.flags = 0;
-    must(mha_module_create(context, &d, &module));
-    must(FORWARD(&query3, &key3, &out3));
+    expect_ok(mha_module_create(context, &d, &module));
+    expect_ok(FORWARD(&query3, &key3, &out3));
     inner.lse = &lse;
-    must(FORWARD(&query3, &key3, &out3));
+    expect_ok(FORWARD(&query3, &key3, &out3));
     wanted.lse = &lse;
     expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "lse is given twice");
     wanted.lse = NULL, inner.lse = &out3;
@@ -584,7 +570,7 @@ static void shape_errors(void **state)
     expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "mha_attention_outputs");
     wanted.attention = NULL;
     wanted.struct_size = offsetof(mha_module_outputs, attention); /* the first version of it */
-    must(FORWARD(&query3, &key3, &out3));
+    expect_ok(FORWARD(&query3, &key3, &out3));
 #undef FORWARD
     mha_module_call call = {.struct_size = sizeof call, .reserved = 1};
     expect_error(mha_module_run(context, module, &call), MHA_ERR_UNSUPPORTED, "reserved");
@@ -609,7 +595,7 @@ static void attention_outputs(void **state)
     for (int m = 0; m < all.count; m++) {
         mha_context *context = all.each[m].context;
         mha_module *module;
-        must(mha_module_create(context, &d, &module));
+        expect_ok(mha_module_create(context, &d, &module));
         set_all(&r, module);
         guarded sinks = parameter(&r, module, "sinks", 1, (int64_t[]){H});
         guarded x = filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
@@ -645,13 +631,13 @@ static void attention_outputs(void **state)
                                                .attention = &inner};
             mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
             if (i == 0)
-                must(mha_module_forward(context, module, &desc, &x.view, &y.view, &y.view,
-                                        &out.view, &wanted));
+                expect_ok(mha_module_forward(context, module, &desc, &x.view, &y.view, &y.view,
+                                             &out.view, &wanted));
             desc.sink_logits = &sinks.view;
             inner.average_probabilities = &some[i][5].view;
             if (i == 1)
-                must(mha_attention_forward(context, &desc, &q.view, &k.view, &v.view, &o.view,
-                                           &inner));
+                expect_ok(mha_attention_forward(context, &desc, &q.view, &k.view, &v.view, &o.view,
+                                                &inner));
         }
         for (int n = 0; n < 6; n++) {
             assert_true(guarded_same_bits(&some[0][n].view, &some[1][n].view, false));
@@ -717,7 +703,7 @@ static void parameter_list(void **state)
         mha_module_desc d = cases[i].desc;
         d.struct_size = sizeof d;
         mha_module *module;
-        must(mha_module_create(context, &d, &module));
+        expect_ok(mha_module_create(context, &d, &module));
         assert_int_equal(mha_module_parameter_count(module), cases[i].count);
         if (cases[i].list) assert_string_equal(list_of(module), cases[i].list);
         mha_module_parameter p = {.name = "x"};
@@ -745,15 +731,15 @@ static void parameters_come_back(void **state)
         d.key_dim = rng_chance(&r, 0.5) ? 0 : rng_between(&r, 1, 70);
         d.flags = MHA_MODULE_BIAS_KV;
         mha_module *module;
-        must(mha_module_create(all.each[0].context, &d, &module));
+        expect_ok(mha_module_create(all.each[0].context, &d, &module));
         mha_module_parameter p;
         for (int64_t n = 0; mha_module_parameter_at(module, n, &p); n++) {
             guarded in = filled(&r, p.ndim, p.shape, LAYOUT_PAD | LAYOUT_LAST, 1);
             guarded out = guarded_make(&r, MHA_F32, p.ndim, p.shape,
                                        LAYOUT_PAD | LAYOUT_LAST | LAYOUT_NEGATIVE);
             *(uint32_t *)guarded_element(&in.view, (int64_t[]){0, 0, 0}) = 0x7FC12345;
-            must(mha_module_set_parameter(module, p.name, &in.view));
-            must(mha_module_get_parameter(module, p.name, &out.view));
+            expect_ok(mha_module_set_parameter(module, p.name, &in.view));
+            expect_ok(mha_module_get_parameter(module, p.name, &out.view));
             assert_true(guarded_same_bits(&in.view, &out.view, false));
             assert_true(guarded_gaps_intact(&out));
             guarded_free(&in);
@@ -786,7 +772,7 @@ static void parameter_errors(void **state)
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2, .kv_heads = 1};
     d.flags = MHA_MODULE_NO_QKV_BIAS;
     mha_module *module;
-    must(mha_module_create(all.each[0].context, &d, &module));
+    expect_ok(mha_module_create(all.each[0].context, &d, &module));
     float memory[48];
     memset(memory, 0x7E, sizeof memory);
     mha_tensor w = mha_tensor_contiguous(memory, MHA_F32, 2, (int64_t[]){4, 4});
@@ -823,9 +809,9 @@ static void grouped_is_repeated(void **state)
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H, .kv_heads = Hk};
     d.head_dim = D, d.flags = MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN;
     mha_module *grouped, *repeated;
-    must(mha_module_create(context, &d, &grouped));
+    expect_ok(mha_module_create(context, &d, &grouped));
     d.kv_heads = H;
-    must(mha_module_create(context, &d, &repeated));
+    expect_ok(mha_module_create(context, &d, &repeated));
     set_all(&r, grouped);
     const struct {
         const char *name;
@@ -850,15 +836,16 @@ static void grouped_is_repeated(void **state)
             if (axis >= 0) source[axis] = at[axis] / D / (H / Hk) * D + at[axis] % D;
             *(float *)guarded_element(&to.view, at) = *(float *)guarded_element(&from.view, source);
         } while (guarded_next(&to.view, at));
-        must(mha_module_set_parameter(repeated, names[i].name, &to.view));
+        expect_ok(mha_module_set_parameter(repeated, names[i].name, &to.view));
         guarded_free(&from);
         guarded_free(&to);
     }
     guarded x = filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
     guarded a = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
     guarded b = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
-    must(mha_module_forward(context, grouped, NULL, &x.view, &x.view, &x.view, &a.view, NULL));
-    must(mha_module_forward(context, repeated, NULL, &x.view, &x.view, &x.view, &b.view, NULL));
+    expect_ok(mha_module_forward(context, grouped, NULL, &x.view, &x.view, &x.view, &a.view, NULL));
+    expect_ok(
+        mha_module_forward(context, repeated, NULL, &x.view, &x.view, &x.view, &b.view, NULL));
     assert_true(guarded_same_bits(&a.view, &b.view, false));
     guarded_free(&x);
     guarded_free(&a);
@@ -881,7 +868,7 @@ static void scratch_account(void **state)
                                                .num_threads = 2,
                                                .allocator = failing_alloc_interface(&memory)};
         mha_context *context;
-        must(mha_context_create(&context_desc, &context));
+        expect_ok(mha_context_create(&context_desc, &context));
         trial x;
         results y;
         trial_make(&x, &r, context, (uint32_t)rng_between(&r, 0, 31) * MHA_MODULE_BIAS_KV);
@@ -897,8 +884,8 @@ static void scratch_account(void **state)
                                       .value = &empty[2],
                                       .outputs = &y.wanted};
         size_t bytes = 0;
-        must(mha_module_scratch(context, x.module, &call, &bytes));
-        must(mha_context_reserve(context, bytes));
+        expect_ok(mha_module_scratch(context, x.module, &call, &bytes));
+        expect_ok(mha_context_reserve(context, bytes));
         int64_t calls = memory.calls;
         run(context, &x, MHA_PATH_AUTO, &y);
         assert_int_equal(memory.calls, calls);
@@ -911,7 +898,7 @@ static void scratch_account(void **state)
     machines all = machines_make(1);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2};
     mha_module *module;
-    must(mha_module_create(all.each[0].context, &d, &module));
+    expect_ok(mha_module_create(all.each[0].context, &d, &module));
     mha_module_call call = {.struct_size = sizeof call};
     expect_error(mha_module_scratch(all.each[0].context, module, &call, NULL), MHA_ERR_NULL,
                  "bytes");
@@ -921,17 +908,7 @@ static void scratch_account(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(extra_keys),       cmocka_unit_test(extra_bits),
-        cmocka_unit_test(extra_not_finite), cmocka_unit_test(other_shapes),
-        cmocka_unit_test(shape_errors),     cmocka_unit_test(attention_outputs),
-        cmocka_unit_test(parameter_list),   cmocka_unit_test(parameters_come_back),
-        cmocka_unit_test(parameter_errors), cmocka_unit_test(grouped_is_repeated),
-        cmocka_unit_test(scratch_account),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(extra_keys), TEST(extra_bits), TEST(extra_not_finite), TEST(other_shapes),
+          TEST(shape_errors), TEST(attention_outputs), TEST(parameter_list),
+          TEST(parameters_come_back), TEST(parameter_errors), TEST(grouped_is_repeated),
+          TEST(scratch_account))

@@ -1,31 +1,19 @@
 /* Linear layers, activations and layer norm against the double-precision reference, each element
  * within its derived bound; and their bits, errors and memory. */
 #include "reference/bounds.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/nn.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_true(*detail != '\0');
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
 
 static void fill(rng *r, const mha_tensor *x, double factor)
 {
@@ -508,15 +496,5 @@ static void layer_norm_errors(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear_layers),     cmocka_unit_test(linear_bits),
-        cmocka_unit_test(gelu_everywhere),   cmocka_unit_test(linear_errors),
-        cmocka_unit_test(linear_memory),     cmocka_unit_test(layer_norm),
-        cmocka_unit_test(layer_norm_errors), cmocka_unit_test(linear_pages_apart),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(linear_layers), TEST(linear_bits), TEST(gelu_everywhere), TEST(linear_errors),
+          TEST(linear_memory), TEST(layer_norm), TEST(layer_norm_errors), TEST(linear_pages_apart))

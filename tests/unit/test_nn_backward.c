@@ -2,32 +2,21 @@
  * double, against central differences of the forward formulas, in double; and the library against
  * the formulas, each element within a bound derived beside it. */
 #include "reference/bounds.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/nn.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static const double u = 0x1p-24;
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
 
 static guarded filled(rng *r, int ndim, const int64_t *shape, unsigned layout, double factor)
 {
@@ -804,18 +793,6 @@ static void memory(void **state)
     assert_true(refused >= 3);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),        cmocka_unit_test(linear_bits),
-        cmocka_unit_test(slopes),        cmocka_unit_test(activations),
-        cmocka_unit_test(swiglu),        cmocka_unit_test(norm_formulas),
-        cmocka_unit_test(norms),         cmocka_unit_test(rms_forward),
-        cmocka_unit_test(norm_bits),     cmocka_unit_test(embeddings),
-        cmocka_unit_test(cross_entropy), cmocka_unit_test(errors),
-        cmocka_unit_test(memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(linear), TEST(linear_bits), TEST(slopes), TEST(activations), TEST(swiglu),
+          TEST(norm_formulas), TEST(norms), TEST(rms_forward), TEST(norm_bits), TEST(embeddings),
+          TEST(cross_entropy), TEST(errors), TEST(memory))

@@ -7,16 +7,13 @@
 #include "reference/kinds_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/cache.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -433,15 +430,5 @@ static void overflow_beside_infinity(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forward),
-        cmocka_unit_test(through_the_cache),
-        cmocka_unit_test(token_by_token),
-        cmocka_unit_test(overflow_beside_infinity),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(forward), TEST(through_the_cache), TEST(token_by_token),
+          TEST(overflow_beside_infinity))

@@ -4,9 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "support/expect.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 /* A file of this version with this literal for a header and so many bytes of data 0, 1, 2, ... */
@@ -391,24 +389,9 @@ static void test_mutations(void **state)
     free(good);
 }
 
-int main(void)
-{
-    temp_begin();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refuses_headers),
-        cmocka_unit_test(test_refuses_arrays),
-        cmocka_unit_test(test_refuses_frames),
-        cmocka_unit_test(test_reads_every_type_and_version),
-        cmocka_unit_test(test_reads_fortran_order),
-        cmocka_unit_test(test_writes_what_numpy_writes),
-        cmocka_unit_test(test_writes_strided_views),
-        cmocka_unit_test(test_refuses_to_write),
-        cmocka_unit_test(test_full_disk_keeps_the_old_file),
-        cmocka_unit_test(test_whole_files),
-        cmocka_unit_test(test_links_and_devices),
-        cmocka_unit_test(test_mutations),
-    };
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    temp_end();
-    return failures;
-}
+RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(test_refuses_headers), TEST(test_refuses_arrays),
+                  TEST(test_refuses_frames), TEST(test_reads_every_type_and_version),
+                  TEST(test_reads_fortran_order), TEST(test_writes_what_numpy_writes),
+                  TEST(test_writes_strided_views), TEST(test_refuses_to_write),
+                  TEST(test_full_disk_keeps_the_old_file), TEST(test_whole_files),
+                  TEST(test_links_and_devices), TEST(test_mutations))

@@ -1,31 +1,20 @@
 /* Steps of AdamW and SGD against the formulas in double, with bounds of the roundings; the
  * gradient's norm, the schedule, bits and misuse. */
+#include "support/expect.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/optimizer.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static const double u = 0x1p-24;
 enum { COUNT = 9000 }; /* three pieces, the last not whole */
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
 
 static float *numbers(rng *r, double factor, bool positive)
 {
@@ -237,12 +226,4 @@ static void errors(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adamw),    cmocka_unit_test(sgd),    cmocka_unit_test(bits),
-        cmocka_unit_test(schedule), cmocka_unit_test(errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(adamw), TEST(sgd), TEST(bits), TEST(schedule), TEST(errors))

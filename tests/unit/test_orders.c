@@ -3,16 +3,13 @@
  * accident. Each expectation is written out in f32 with fmaf(), or two roundings in portable C. */
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/attention.h>
 #include <multihead/nn.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
-
-#include <cmocka.h>
 
 static float multiply_add(mha_isa isa, float a, float b, float c)
 {
@@ -144,14 +141,4 @@ static void linear_layers(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scores),
-        cmocka_unit_test(weighted_sums),
-        cmocka_unit_test(linear_layers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(scores), TEST(weighted_sums), TEST(linear_layers))

@@ -1,18 +1,15 @@
 /* Block patterns against their definitions, cell by cell; what a random part must be; misuse. */
 #include "reference/kinds_reference.h"
 #include "support/guarded.h"
+#include "support/suite.h"
 
 #include <multihead/attention.h>
 #include <multihead/patterns.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST = 48 };
 
@@ -423,20 +420,6 @@ static void misuse(void **state)
     assert_int_equal(kept, 0);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_patterns),
-        cmocka_unit_test(offsets),
-        cmocka_unit_test(random_counts),
-        cmocka_unit_test(random_rows_are_their_own),
-        cmocka_unit_test(random_is_even),
-        cmocka_unit_test(random_is_philox),
-        cmocka_unit_test(unions),
-        cmocka_unit_test(patterns_in_attention),
-        cmocka_unit_test(gaps),
-        cmocka_unit_test(misuse),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(published_patterns), TEST(offsets), TEST(random_counts),
+          TEST(random_rows_are_their_own), TEST(random_is_even), TEST(random_is_philox),
+          TEST(unions), TEST(patterns_in_attention), TEST(gaps), TEST(misuse))

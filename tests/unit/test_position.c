@@ -1,19 +1,17 @@
 /* Positions: rotary embedding, encodings, slopes, buckets and norms against the formulas within the
  * bounds of multihead/position.h; their bits, errors and memory. */
 #include "reference/position_reference.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
+#include "support/suite.h"
 #include "support/tally.h"
 
 #include <multihead/position.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MAX_B = 4 };
 
@@ -23,11 +21,6 @@ static mha_context *context_of(int threads)
     mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads};
     if (mha_context_create(&desc, &context) != MHA_OK) fail_msg("%s", mha_error_detail());
     return context;
-}
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("status %d: %s", (int)status, mha_error_detail());
 }
 
 static void fill(rng *r, const mha_tensor *x, double factor)
@@ -192,12 +185,12 @@ static void test_rope(void **state)
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
         rope_case c;
         rope_case_make(&c, &r);
-        must(mha_rope_apply(one, &c.desc, &c.x.view, &c.y.view));
+        expect_ok(mha_rope_apply(one, &c.desc, &c.x.view, &c.y.view));
         assert_true(guarded_gaps_intact(&c.y));
         rope_compare(&c, &t);
         guarded z = guarded_make(&r, MHA_F32, 4, c.x.view.shape, any_layout(&r, false));
         copy(&c.x.view, &z.view);
-        must(mha_rope_apply(three, &c.desc, &z.view, &z.view));
+        expect_ok(mha_rope_apply(three, &c.desc, &z.view, &z.view));
         if (!guarded_same_bits(&c.y.view, &z.view, false)) fail_msg("%s: in place", c.text);
         assert_true(guarded_gaps_intact(&z));
         guarded_free(&z);
@@ -230,10 +223,10 @@ static void check_turns(mha_context *context, mha_rope_pairing pairing, rng *r)
         mha_tensor ids = mha_tensor_contiguous(positions, MHA_I64, 1, shape + 2);
         mha_rope_desc desc = {
             .struct_size = sizeof desc, .pairing = pairing, .positions = {.ids = &ids}};
-        must(mha_rope_apply(context, &desc, &from, &to));
+        expect_ok(mha_rope_apply(context, &desc, &from, &to));
         for (int d = 0; d < D; d++) dot[place] += (double)y[0][d] * (double)y[1][d];
         desc.flags = MHA_ROPE_INVERSE;
-        must(mha_rope_apply(context, &desc, &to, &to));
+        expect_ok(mha_rope_apply(context, &desc, &to, &to));
         for (int n = 0; n < 2 * D; n++) {
             int d = n % D, mate = pairing == MHA_ROPE_HALVES ? (d + D / 2) % D : d ^ 1;
             double radius = hypot((double)x[n / D][d], (double)x[n / D][mate]);
@@ -269,18 +262,18 @@ static void test_rope_by_hand(void **state)
     const double halves[4] = {c0 - 3 * s0, 2 * c1 - 4 * s1, s0 + 3 * c0, 2 * s1 + 4 * c1};
     mha_tensor from = mha_tensor_contiguous(x, MHA_F32, 4, shape);
     mha_tensor to = mha_tensor_contiguous(y, MHA_F32, 4, shape);
-    must(mha_rope_apply(context, NULL, &from, &to));
+    expect_ok(mha_rope_apply(context, NULL, &from, &to));
     for (int d = 0; d < 4; d++) {
         assert_true(y[d] == x[d]);
         assert_true(y[4 + d] == (float)interleaved[d]);
     }
     mha_rope_desc desc = {.struct_size = sizeof desc, .pairing = MHA_ROPE_HALVES};
-    must(mha_rope_apply(context, &desc, &from, &to));
+    expect_ok(mha_rope_apply(context, &desc, &from, &to));
     for (int d = 0; d < 4; d++) assert_true(y[4 + d] == (float)halves[d]);
     /* Only the first two turn, by half of position 2. */
     desc = (mha_rope_desc){
         .struct_size = sizeof desc, .rotary_dim = 2, .factor = 2, .positions = {.start = 1}};
-    must(mha_rope_apply(context, &desc, &from, &to));
+    expect_ok(mha_rope_apply(context, &desc, &from, &to));
     assert_true(y[4] == (float)interleaved[0] && y[5] == (float)interleaved[1]);
     assert_true(y[6] == 3 && y[7] == 4);
     mha_context_destroy(context);
@@ -302,15 +295,15 @@ static void test_non_finite(void **state)
             mha_tensor to = mha_tensor_contiguous(y, MHA_F32, 4, shape);
             mha_tensor without = mha_tensor_contiguous(clean, MHA_F32, 4, shape);
             mha_rope_desc desc = {.struct_size = sizeof desc, .pairing = (mha_rope_pairing)pairing};
-            must(mha_rope_apply(context, &desc, &from, &without));
+            expect_ok(mha_rope_apply(context, &desc, &from, &without));
             x[D + 2] = bad[n];
-            must(mha_rope_apply(context, &desc, &from, &to));
+            expect_ok(mha_rope_apply(context, &desc, &from, &to));
             int mate = pairing == MHA_ROPE_HALVES ? 6 : 3;
             for (int i = 0; i < T * D; i++) {
                 bool hit = i == D + 2 || i == D + mate;
                 assert_true(hit ? !isfinite(y[i]) : y[i] == clean[i]);
             }
-            must(mha_qk_norm(context, MHA_QK_NORM_RMS, 1e-6f, &from, NULL, &to));
+            expect_ok(mha_qk_norm(context, MHA_QK_NORM_RMS, 1e-6f, &from, NULL, &to));
             for (int i = 0; i < T * D; i++)
                 assert_true(isfinite(y[i]) || (i / D == 1 && isnan(y[i])));
             assert_true(isnan(y[D + 2]));
@@ -333,8 +326,8 @@ static void test_sinusoid(void **state)
         int64_t start = RNG_PICK(&r, starts), i[MHA_MAX_DIMS] = {0};
         guarded g = guarded_make(&r, MHA_F32, 2, shape, any_layout(&r, false));
         guarded z = guarded_make(&r, MHA_F32, 2, shape, LAYOUT_CONTIGUOUS);
-        must(mha_sinusoidal_encoding(one, start, &g.view));
-        must(mha_sinusoidal_encoding(three, start, &z.view));
+        expect_ok(mha_sinusoidal_encoding(one, start, &g.view));
+        expect_ok(mha_sinusoidal_encoding(three, start, &z.view));
         assert_true(guarded_gaps_intact(&g));
         assert_true(guarded_same_bits(&g.view, &z.view, false));
         if (!guarded_is_empty(&g.view)) do {
@@ -352,7 +345,7 @@ static void test_sinusoid(void **state)
     assert_true(tally_is_sharp(&t));
     float row[5]; /* the first row, by hand; an odd width ends with a sine */
     mha_tensor first = mha_tensor_contiguous(row, MHA_F32, 2, (int64_t[]){1, 5});
-    must(mha_sinusoidal_encoding(one, 0, &first));
+    expect_ok(mha_sinusoidal_encoding(one, 0, &first));
     for (int e = 0; e < 5; e++) assert_true(row[e] == (float)(e % 2));
     mha_context_destroy(one);
     mha_context_destroy(three);
@@ -374,9 +367,9 @@ static void test_add_positions(void **state)
         guarded table = normal(&r, 2, (int64_t[]){rows, shape[2]}, any_layout(&r, true), 1);
         guarded y = guarded_make(&r, MHA_F32, 3, shape, any_layout(&r, false));
         guarded z = guarded_make(&r, MHA_F32, 3, shape, any_layout(&r, false));
-        must(mha_add_positions(three, positions, &x.view, &table.view, &y.view));
+        expect_ok(mha_add_positions(three, positions, &x.view, &table.view, &y.view));
         copy(&x.view, &z.view);
-        must(mha_add_positions(one, positions, &z.view, &table.view, &z.view));
+        expect_ok(mha_add_positions(one, positions, &z.view, &table.view, &z.view));
         assert_true(guarded_gaps_intact(&y) && guarded_gaps_intact(&z));
         assert_true(guarded_same_bits(&y.view, &z.view, false));
         if (!guarded_is_empty(&y.view)) do {
@@ -400,7 +393,7 @@ static void test_alibi_slopes(void **state)
     float slopes[129];
     for (int64_t heads = 1; heads <= 128; heads++) {
         slopes[heads] = -1;
-        must(mha_alibi_slopes(heads, slopes));
+        expect_ok(mha_alibi_slopes(heads, slopes));
         assert_true(slopes[heads] == -1);
         for (int64_t h = 0; h < heads; h++) {
             double want = ref_alibi_slope(h, heads);
@@ -411,9 +404,9 @@ static void test_alibi_slopes(void **state)
         }
     }
     /* As printed in the paper: 1/2 .. 1/256 for 8 heads. */
-    must(mha_alibi_slopes(8, slopes));
+    expect_ok(mha_alibi_slopes(8, slopes));
     for (int h = 0; h < 8; h++) assert_true(slopes[h] == ldexpf(1, -(h + 1)));
-    must(mha_alibi_slopes(12, slopes));
+    expect_ok(mha_alibi_slopes(12, slopes));
     static const double tail[4] = {0.70710678118654752, 0.35355339059327376, 0.17677669529663688,
                                    0.08838834764831844};
     for (int h = 0; h < 4; h++) assert_true(slopes[8 + h] == (float)tail[h]);
@@ -422,7 +415,7 @@ static void test_alibi_slopes(void **state)
 static int64_t bucket_of(int64_t relative, int64_t buckets, int64_t max_distance, bool one_sided)
 {
     int64_t bucket = -1;
-    must(mha_t5_bucket(relative, buckets, max_distance, one_sided, &bucket));
+    expect_ok(mha_t5_bucket(relative, buckets, max_distance, one_sided, &bucket));
     assert_in_range(bucket, 0, buckets - 1);
     return bucket;
 }
@@ -489,9 +482,9 @@ static void test_qk_norm(void **state)
         const mha_tensor *weight = weighted == 0 ? NULL : weighted == 1 ? &vector : &w.view;
         guarded y = guarded_make(&r, MHA_F32, 4, shape, any_layout(&r, false));
         guarded z = guarded_make(&r, MHA_F32, 4, shape, any_layout(&r, false));
-        must(mha_qk_norm(three, kind, epsilon, &x.view, weight, &y.view));
+        expect_ok(mha_qk_norm(three, kind, epsilon, &x.view, weight, &y.view));
         copy(&x.view, &z.view);
-        must(mha_qk_norm(one, kind, epsilon, &z.view, weight, &z.view));
+        expect_ok(mha_qk_norm(one, kind, epsilon, &z.view, weight, &z.view));
         assert_true(guarded_gaps_intact(&y) && guarded_gaps_intact(&z));
         assert_true(guarded_same_bits(&y.view, &z.view, false));
         norm_compare(kind, epsilon, &x, weight, &y, &t);
@@ -812,33 +805,25 @@ static void test_memory(void **state)
     mha_context_desc desc = {.struct_size = sizeof desc,
                              .num_threads = 1,
                              .allocator = failing_alloc_interface(&allocator)};
-    must(mha_context_create(&desc, &context));
+    expect_ok(mha_context_create(&desc, &context));
     static call c;
     c = call_make(context);
     call_point(&c);
     int64_t calls = allocator.calls;
-    must(call_rope(&c));
-    must(call_norm(&c));
-    must(call_add(&c));
-    must(call_sinusoid(&c));
+    expect_ok(call_rope(&c));
+    expect_ok(call_norm(&c));
+    expect_ok(call_add(&c));
+    expect_ok(call_sinusoid(&c));
     assert_int_equal(allocator.calls, calls);
     mha_tensor empty = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){2, 0, INT64_MAX, 8});
-    must(mha_rope_apply(context, NULL, &empty, &empty));
-    must(mha_qk_norm(context, MHA_QK_NORM_L2, 0, &empty, NULL, &empty));
+    expect_ok(mha_rope_apply(context, NULL, &empty, &empty));
+    expect_ok(mha_qk_norm(context, MHA_QK_NORM_L2, 0, &empty, NULL, &empty));
     mha_context_destroy(context);
     assert_int_equal(allocator.live, 0);
     assert_int_equal(allocator.mistakes, 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope),          cmocka_unit_test(test_rope_properties),
-        cmocka_unit_test(test_rope_by_hand),  cmocka_unit_test(test_non_finite),
-        cmocka_unit_test(test_sinusoid),      cmocka_unit_test(test_add_positions),
-        cmocka_unit_test(test_alibi_slopes),  cmocka_unit_test(test_t5_buckets),
-        cmocka_unit_test(test_qk_norm),       cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_scalar_errors), cmocka_unit_test(test_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(test_rope), TEST(test_rope_properties), TEST(test_rope_by_hand),
+          TEST(test_non_finite), TEST(test_sinusoid), TEST(test_add_positions),
+          TEST(test_alibi_slopes), TEST(test_t5_buckets), TEST(test_qk_norm), TEST(test_errors),
+          TEST(test_scalar_errors), TEST(test_memory))

@@ -3,22 +3,18 @@
  * bounds of attention (docs/numerics.md), or, for the module, have the bits of the module with that
  * dense mask. Errors are in test_presets_misuse.c, comparisons with the rivals in tests/python. */
 #include "reference/kinds_bounds.h"
-#include "support/machines.h"
-#include "support/tally.h"
-
 #include "support/guarded.h"
+#include "support/machines.h"
+#include "support/suite.h"
+#include "support/tally.h"
 
 #include <multihead/presets.h>
 
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- one head of one sequence, dense ----------------------------------------------------------
  */
@@ -999,13 +995,5 @@ static void module_dropout(void **state)
     mha_context_destroy(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sdpa_conventions), cmocka_unit_test(sdpa_slices),
-        cmocka_unit_test(onnx_conventions), cmocka_unit_test(onnx_double),
-        cmocka_unit_test(lowest_floats),    cmocka_unit_test(module_conventions),
-        cmocka_unit_test(module_hint),      cmocka_unit_test(module_dropout),
-    };
-    return cmocka_run_group_tests_name("presets", tests, NULL, NULL);
-}
+RUN_TESTS(TEST(sdpa_conventions), TEST(sdpa_slices), TEST(onnx_conventions), TEST(onnx_double),
+          TEST(lowest_floats), TEST(module_conventions), TEST(module_hint), TEST(module_dropout))

@@ -2,16 +2,13 @@
  * runs out. Each gives its status and a sentence; nothing is written. */
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
+#include "support/suite.h"
 
 #include <multihead/presets.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, P = 2, D = 8, DV = 6, E = 8 };
 
@@ -494,12 +491,5 @@ static void steady_state(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_tensor),        cmocka_unit_test(every_overlap),
-        cmocka_unit_test(every_contradiction), cmocka_unit_test(memory_runs_out),
-        cmocka_unit_test(steady_state),
-    };
-    return cmocka_run_group_tests_name("presets misuse", tests, NULL, NULL);
-}
+RUN_TESTS(TEST(every_tensor), TEST(every_overlap), TEST(every_contradiction), TEST(memory_runs_out),
+          TEST(steady_state))

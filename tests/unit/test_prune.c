@@ -1,36 +1,20 @@
 /* Transformers with heads taken out: the same bits as with closed gates, forward, backward and step
  * by step; larger ones within the bound of their sums and to the bit on small integers; grouped
  * key/value heads; key/value heads averaged; descriptions that contradict themselves. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/importance.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { MOST_T = 8, MOST_B = 3, MOST_ROWS = MOST_B * MOST_T, MOST_WIDTH = 24, MOST_HEADS = 24 };
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
-
-static void good(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
 
 /* A transformer, the heads it keeps, the smaller one, and a batch for both. */
 typedef struct example {
@@ -70,17 +54,17 @@ static void fill_weights(mha_context *context, mha_transformer *t, rng *r)
 {
     const mha_transformer_init init = {
         .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
-    good(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_transformer_initialise(context, t, &init));
     float *data = mha_transformer_data(t);
     for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] += 0.1f * rng_normal(r);
-    good(mha_transformer_update(context, t));
+    expect_ok(mha_transformer_update(context, t));
 }
 
 static example *example_of(mha_context *context, rng *r, const mha_transformer_desc *desc)
 {
     example *e = calloc(1, sizeof *e);
     assert_non_null(e);
-    good(mha_transformer_create(context, desc, &e->whole));
+    expect_ok(mha_transformer_create(context, desc, &e->whole));
     mha_transformer_describe(e->whole, &e->desc);
     const mha_transformer_desc *d = &e->desc;
     fill_weights(context, e->whole, r);
@@ -89,7 +73,7 @@ static example *example_of(mha_context *context, rng *r, const mha_transformer_d
         e->keep_data[i] = rng_chance(r, share) ? 1 : 0;
     e->keep =
         mha_tensor_contiguous(e->keep_data, MHA_F32, 2, (int64_t[]){d->num_layers, d->num_heads});
-    good(mha_transformer_prune(context, e->whole, &e->keep, &e->small));
+    expect_ok(mha_transformer_prune(context, e->whole, &e->keep, &e->small));
     mha_transformer_describe(e->small, &e->left);
     e->B = rng_between(r, 1, MOST_B);
     e->T = rng_between(r, 1, MOST_T);
@@ -144,8 +128,9 @@ static void run(mha_context *context, const example *e, bool small, result *out)
                                          .gates = small ? NULL : &e->keep};
     mha_tensor output = mha_tensor_contiguous(out->output, MHA_F32, 3, rows);
     mha_tensor probabilities = mha_tensor_contiguous(out->probabilities, MHA_F32, 5, maps);
-    good(mha_activations_create(context, t, MOST_ROWS, cross ? MOST_B * 4 : 0, &out->a));
-    good(mha_transformer_forward(context, t, &out->input, out->a, &output, &probabilities, NULL));
+    expect_ok(mha_activations_create(context, t, MOST_ROWS, cross ? MOST_B * 4 : 0, &out->a));
+    expect_ok(
+        mha_transformer_forward(context, t, &out->input, out->a, &output, &probabilities, NULL));
 }
 
 static void result_free(result *r)
@@ -228,8 +213,8 @@ static void sizes(void **state)
     mha_transformer_desc left;
     float keep[12] = {1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1};
     mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 6});
-    good(mha_transformer_create(context, &d, &t));
-    good(mha_transformer_prune(context, t, &view, &p));
+    expect_ok(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_transformer_prune(context, t, &view, &p));
     mha_transformer_describe(p, &left);
     assert_int_equal(left.num_heads, 6);
     assert_int_equal(left.layer_heads[0], 1);
@@ -240,12 +225,12 @@ static void sizes(void **state)
     assert_int_equal(mha_transformer_size(t) - mha_transformer_size(p), (5 + 1) * 2 * 24 * 5);
     mha_transformer_destroy(p);
     for (int i = 0; i < 12; i++) keep[i] = i % 6 < 2; /* the same for all: an ordinary one */
-    good(mha_transformer_prune(context, t, &view, &p));
+    expect_ok(mha_transformer_prune(context, t, &view, &p));
     mha_transformer_describe(p, &left);
     assert_true(!left.layer_heads && left.num_heads == 2 && left.kv_heads == 1);
     mha_transformer_destroy(p);
     for (int i = 0; i < 12; i++) keep[i] = 0;
-    good(mha_transformer_prune(context, t, &view, &p));
+    expect_ok(mha_transformer_prune(context, t, &view, &p));
     assert_int_equal(mha_transformer_size(p), 2 * 9 * 24 + 24); /* words, output, last norm */
     mha_transformer_destroy(p);
     mha_transformer_destroy(t);
@@ -266,7 +251,7 @@ static void backward(mha_context *context, const example *e, bool small, result 
     mha_tensor view = mha_tensor_contiguous(slope, MHA_F32, 3, (int64_t[]){e->B, e->T, e->width});
     const mha_transformer_gradients wanted = {.struct_size = sizeof wanted,
                                               .parameters = out->gradient};
-    good(mha_transformer_backward(context, t, &out->input, out->a, &view, &wanted));
+    expect_ok(mha_transformer_backward(context, t, &out->input, out->a, &view, &wanted));
     free(slope);
 }
 
@@ -292,8 +277,8 @@ static void same_gradients(void **state)
             if (fabsf(whole.gradient[k]) > largest) largest = fabsf(whole.gradient[k]);
         for (int64_t k = 0; k < mha_transformer_parameters(e->small); k++) {
             mha_parameter p, old;
-            good(mha_transformer_parameter(e->small, k, &p));
-            good(mha_transformer_find(e->whole, -1, p.name, &old));
+            expect_ok(mha_transformer_parameter(e->small, k, &p));
+            expect_ok(mha_transformer_find(e->whole, -1, p.name, &old));
             if (p.count != old.count) continue;
             if (strstr(p.name, "self_attn.") && !strstr(p.name, "o_proj.bias")) continue;
             for (int64_t j = 0; j < p.count; j++) {
@@ -333,9 +318,9 @@ static void same_importance(void **state)
                                           .user = targets};
         mha_importance_desc desc = {.struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION};
         double whole[MOST_HEADS], small[MOST_HEADS], loss[2];
-        good(mha_head_importance(context, e->small, &desc, &data, small, &loss[1]));
+        expect_ok(mha_head_importance(context, e->small, &desc, &data, small, &loss[1]));
         desc.gates = &e->keep;
-        good(mha_head_importance(context, e->whole, &desc, &data, whole, &loss[0]));
+        expect_ok(mha_head_importance(context, e->whole, &desc, &data, whole, &loss[0]));
         assert_true(loss[0] >= loss[1] && loss[0] <= loss[1]);
         for (int64_t l = 0; l < d.num_layers; l++) {
             int64_t at = 0;
@@ -370,19 +355,19 @@ static void steps(void **state)
         const mha_decoder_desc desc = {.struct_size = sizeof desc, .batch = e->B};
         float *row = malloc((size_t)(e->B * e->width) * sizeof *row);
         assert_non_null(row);
-        good(mha_decoder_create(context, e->small, &desc, &decoder));
+        expect_ok(mha_decoder_create(context, e->small, &desc, &decoder));
         for (int64_t at = 0; at < e->T; at++) {
             mha_tensor now = e->tokens;
             now.data = e->ids + at;
             now.shape[1] = 1;
             mha_tensor out = mha_tensor_contiguous(row, MHA_F32, 3, (int64_t[]){e->B, 1, e->width});
-            good(mha_decoder_step(context, decoder, &now, &out));
+            expect_ok(mha_decoder_step(context, decoder, &now, &out));
             for (int64_t b = 0; b < e->B; b++)
                 assert_memory_equal(row + b * e->width, small.output + (b * e->T + at) * e->width,
                                     (size_t)e->width * sizeof *row);
             if (at == e->T / 2) { /* and once more from here */
-                good(mha_decoder_truncate(decoder, at));
-                good(mha_decoder_step(context, decoder, &now, &out));
+                expect_ok(mha_decoder_truncate(decoder, at));
+                expect_ok(mha_decoder_step(context, decoder, &now, &out));
             }
         }
         mha_decoder_destroy(decoder);
@@ -427,15 +412,15 @@ static void small_integers(void **state)
         for (int64_t b = 0; b < e->B; b++) e->lengths[b] = e->T;
         for (int64_t k = 0; k < mha_transformer_parameters(e->whole); k++) {
             mha_parameter p;
-            good(mha_transformer_parameter(e->whole, k, &p));
+            expect_ok(mha_transformer_parameter(e->whole, k, &p));
             float *x = mha_transformer_data(e->whole) + p.offset;
             const bool first = p.layer <= 0, query = strstr(p.name, "q_proj");
             for (int64_t j = 0; j < p.count;
                  j++) /* sparse behind the first layer: sums stay small */
                 x[j] = query || (!first && j % 7) ? 0 : (float)rng_between(&r, -1, 1);
         }
-        good(mha_transformer_update(context, e->whole));
-        good(mha_transformer_prune(context, e->whole, &e->keep, &e->small));
+        expect_ok(mha_transformer_update(context, e->whole));
+        expect_ok(mha_transformer_prune(context, e->whole, &e->keep, &e->small));
         mha_transformer_describe(e->small, &e->left);
         result whole, small;
         run(context, e, false, &whole);
@@ -465,8 +450,8 @@ static void wide_sums(void **state)
         mha_parameter p;
         run(context, e, false, &whole);
         run(context, e, true, &small);
-        good(mha_activations_layer(whole.a, 0, MHA_PART_SELF_ATTENTION, &view));
-        good(mha_transformer_find(e->whole, 0, "self_attn.o_proj.weight", &p));
+        expect_ok(mha_activations_layer(whole.a, 0, MHA_PART_SELF_ATTENTION, &view));
+        expect_ok(mha_transformer_find(e->whole, 0, "self_attn.o_proj.weight", &p));
         const float *w = mha_transformer_data(e->whole) + p.offset;
         for (int64_t k = 0; k < e->B * e->T * e->width; k++) {
             if (k / e->width % e->T >= e->lengths[k / e->width / e->T]) continue;
@@ -511,15 +496,15 @@ static void shared_kv(void **state)
     expect_error(mha_transformer_share_kv(context, e->whole, 3, &e->small), MHA_ERR_SHAPE,
                  "choose a divisor");
     expect_error(mha_transformer_share_kv(context, e->whole, 0, &e->small), MHA_ERR_SHAPE, "0");
-    good(mha_transformer_share_kv(context, e->whole, 2, &e->small));
+    expect_ok(mha_transformer_share_kv(context, e->whole, 2, &e->small));
     mha_transformer_describe(e->small, &e->left);
     assert_true(!e->left.layer_heads && e->left.num_heads == 4 && e->left.kv_heads == 2);
     static const char *const names[] = {"self_attn.k_proj.weight", "self_attn.v_proj.weight",
                                         "self_attn.k_proj.bias", "self_attn.v_proj.bias"};
     for (int64_t i = 0; i < 8; i++) {
         mha_parameter p, old;
-        good(mha_transformer_find(e->small, i / 4, names[i % 4], &p));
-        good(mha_transformer_find(e->whole, i / 4, names[i % 4], &old));
+        expect_ok(mha_transformer_find(e->small, i / 4, names[i % 4], &p));
+        expect_ok(mha_transformer_find(e->whole, i / 4, names[i % 4], &old));
         const float *to = mha_transformer_data(e->small) + p.offset;
         float *from = mha_transformer_data(e->whole) + old.offset;
         const int64_t block = p.ndim == 2 ? 2 * 12 : 2;
@@ -532,8 +517,8 @@ static void shared_kv(void **state)
     }
     /* Where the heads of a group are alike already, nothing changes, to the bit. */
     mha_transformer_destroy(e->small);
-    good(mha_transformer_update(context, e->whole));
-    good(mha_transformer_share_kv(context, e->whole, 2, &e->small));
+    expect_ok(mha_transformer_update(context, e->whole));
+    expect_ok(mha_transformer_share_kv(context, e->whole, 2, &e->small));
     for (int i = 0; i < 8; i++) e->keep_data[i] = 1;
     result whole, small;
     run(context, e, false, &whole);
@@ -581,7 +566,7 @@ static void misuse(void **state)
     heads[1] = 3;
     d.layer_heads = heads; /* 3 heads on 2 */
     expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "set layer_kv_heads");
-    good(mha_transformer_create(context, &plain, &t));
+    expect_ok(mha_transformer_create(context, &plain, &t));
     float keep[8] = {1, 1, 1, 1, 1, 1, 1, 0.5f};
     mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
     expect_error(mha_transformer_prune(context, t, &view, &none), MHA_ERR_ARGUMENT, "keep[1,3]");
@@ -615,8 +600,8 @@ static void out_of_memory(void **state)
         mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
         mha_context *context;
         mha_transformer *t, *pruned = NULL;
-        good(mha_context_create(&desc, &context));
-        good(mha_transformer_create(context, &d, &t));
+        expect_ok(mha_context_create(&desc, &context));
+        expect_ok(mha_transformer_create(context, &d, &t));
         memory.fail_at = memory.calls + n;
         const mha_status status = mha_transformer_prune(context, t, &view, &pruned);
         more = memory.calls > memory.fail_at;
@@ -631,19 +616,6 @@ static void out_of_memory(void **state)
     assert_true(refused > 5);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(masked_is_removed),
-        cmocka_unit_test(sizes),
-        cmocka_unit_test(same_gradients),
-        cmocka_unit_test(same_importance),
-        cmocka_unit_test(steps),
-        cmocka_unit_test(small_integers),
-        cmocka_unit_test(wide_sums),
-        cmocka_unit_test(shared_kv),
-        cmocka_unit_test(misuse),
-        cmocka_unit_test(out_of_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(masked_is_removed), TEST(sizes), TEST(same_gradients), TEST(same_importance),
+          TEST(steps), TEST(small_integers), TEST(wide_sums), TEST(shared_kv), TEST(misuse),
+          TEST(out_of_memory))

@@ -1,5 +1,7 @@
 /* Pictures: well-formed and escaped SVG, the colours of known cells, ranges, scales, masks, PNG as
  * libpng reads it, terminal widths, files that appear whole or not at all, hostile input. */
+#include "support/suite.h"
+
 #include <multihead/component.h>
 #include <multihead/render.h>
 
@@ -7,15 +9,11 @@
 #include <locale.h>
 #include <math.h>
 #include <png.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 typedef mha_status (*writer_fn)(const mha_figure *figure, const mha_sink *sink);
 
@@ -1095,33 +1093,12 @@ static void full_disk_is_an_error(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(svg_colors_known_cells),
-        cmocka_unit_test(svg_ranges),
-        cmocka_unit_test(svg_scales),
-        cmocka_unit_test(svg_masked_and_not_finite),
-        cmocka_unit_test(svg_escapes_hostile_text),
-        cmocka_unit_test(svg_prints_values_in_small_figures),
-        cmocka_unit_test(svg_labels_both_axes_and_groups),
-        cmocka_unit_test(png_has_size_and_colors),
-        cmocka_unit_test(png_font_errors),
-        cmocka_unit_test(large_maps_keep_their_maximum),
-        cmocka_unit_test(ramps_are_monotone),
-        cmocka_unit_test(viridis_is_viridis),
-        cmocka_unit_test(names_round_trip),
-        cmocka_unit_test(terminal_keeps_its_width),
-        cmocka_unit_test(terminal_says_what_it_draws),
-        cmocka_unit_test(text_columns),
-        cmocka_unit_test(hidden_code_points),
-        cmocka_unit_test(bytes_do_not_vary),
-        cmocka_unit_test(degenerate_figures_are_drawn),
-        cmocka_unit_test(bad_figures_are_refused),
-        cmocka_unit_test(structs_may_grow),
-        cmocka_unit_test(sink_failures_are_passed_up),
-        cmocka_unit_test(files_appear_whole_or_not_at_all),
-        cmocka_unit_test(full_disk_is_an_error),
-    };
-    return cmocka_run_group_tests_name("render", tests, NULL, NULL);
-}
+RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), TEST(svg_scales),
+          TEST(svg_masked_and_not_finite), TEST(svg_escapes_hostile_text),
+          TEST(svg_prints_values_in_small_figures), TEST(svg_labels_both_axes_and_groups),
+          TEST(png_has_size_and_colors), TEST(png_font_errors), TEST(large_maps_keep_their_maximum),
+          TEST(ramps_are_monotone), TEST(viridis_is_viridis), TEST(names_round_trip),
+          TEST(terminal_keeps_its_width), TEST(terminal_says_what_it_draws), TEST(text_columns),
+          TEST(hidden_code_points), TEST(bytes_do_not_vary), TEST(degenerate_figures_are_drawn),
+          TEST(bad_figures_are_refused), TEST(structs_may_grow), TEST(sink_failures_are_passed_up),
+          TEST(files_appear_whole_or_not_at_all), TEST(full_disk_is_an_error))

@@ -3,16 +3,14 @@
 #include <multihead/io.h>
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "support/expect.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 /* A file with this header and so many bytes of data; the length field says claimed (-1: the
@@ -457,24 +455,9 @@ static void test_mutations(void **state)
     free(good);
 }
 
-int main(void)
-{
-    temp_begin();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refuses_headers),
-        cmocka_unit_test(test_refuses_tensors),
-        cmocka_unit_test(test_refuses_overlap_and_holes),
-        cmocka_unit_test(test_refuses_lengths_and_files),
-        cmocka_unit_test(test_long_names_are_cut),
-        cmocka_unit_test(test_reads_what_the_format_allows),
-        cmocka_unit_test(test_aligns_data),
-        cmocka_unit_test(test_reads_into_memory),
-        cmocka_unit_test(test_pads_headers),
-        cmocka_unit_test(test_writes_what_it_reads),
-        cmocka_unit_test(test_refuses_to_write),
-        cmocka_unit_test(test_mutations),
-    };
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    temp_end();
-    return failures;
-}
+RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(test_refuses_headers), TEST(test_refuses_tensors),
+                  TEST(test_refuses_overlap_and_holes), TEST(test_refuses_lengths_and_files),
+                  TEST(test_long_names_are_cut), TEST(test_reads_what_the_format_allows),
+                  TEST(test_aligns_data), TEST(test_reads_into_memory), TEST(test_pads_headers),
+                  TEST(test_writes_what_it_reads), TEST(test_refuses_to_write),
+                  TEST(test_mutations))

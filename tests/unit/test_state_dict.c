@@ -1,33 +1,24 @@
 /* A module's parameters as a state_dict in safetensors: both ways, and every way it can be wrong.
  */
-#include "support/temp_files.h"
-
+#include "support/expect.h"
 #include "support/guarded.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
+#include "support/temp_files.h"
 
 #include <multihead/io.h>
 #include <multihead/state.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-
-static mha_context *context;
-
-static void must(mha_status status)
-{
-    if (status != MHA_OK) fail_msg("%s", mha_error_detail());
-}
 
 static mha_module *make(mha_module_desc d)
 {
     mha_module *module = NULL;
     d.struct_size = sizeof d;
-    must(mha_module_create(context, &d, &module));
+    expect_ok(mha_module_create(context, &d, &module));
     return module;
 }
 
@@ -37,10 +28,10 @@ static mha_tensor get(const mha_module *module, int64_t i, mha_module_parameter 
     int64_t count;
     assert_true(mha_module_parameter_at(module, i, p));
     mha_tensor t = mha_tensor_contiguous(NULL, MHA_F32, p->ndim, p->shape);
-    must(mha_tensor_count(&t, &count));
+    expect_ok(mha_tensor_count(&t, &count));
     t.data = malloc((size_t)count * sizeof(float));
     assert_non_null(t.data);
-    must(mha_module_get_parameter(module, p->name, &t));
+    expect_ok(mha_module_get_parameter(module, p->name, &t));
     return t;
 }
 
@@ -51,9 +42,9 @@ static void set_by_chance(mha_module *module, uint64_t stream)
     for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
         mha_tensor t = get(module, i, &p);
         int64_t count;
-        must(mha_tensor_count(&t, &count));
+        expect_ok(mha_tensor_count(&t, &count));
         for (int64_t n = 0; n < count; n++) ((float *)t.data)[n] = rng_normal(&r);
-        must(mha_module_set_parameter(module, p.name, &t));
+        expect_ok(mha_module_set_parameter(module, p.name, &t));
         free(t.data);
     }
 }
@@ -85,13 +76,13 @@ static void round_trips(void **state)
     for (size_t i = 0; i < sizeof descs / sizeof descs[0]; i++) {
         mha_module *from = make(descs[i]), *to = make(descs[i]);
         set_by_chance(from, i);
-        must(mha_module_save_state(from, temp_path("state.safetensors"), "a.b."));
+        expect_ok(mha_module_save_state(from, temp_path("state.safetensors"), "a.b."));
         assert_false(same_parameters(from, to));
-        must(mha_module_load_state(to, temp_path("state.safetensors"), "a.b."));
+        expect_ok(mha_module_load_state(to, temp_path("state.safetensors"), "a.b."));
         assert_true(same_parameters(from, to));
-        must(mha_module_save_state(from, temp_path("plain.safetensors"), NULL));
+        expect_ok(mha_module_save_state(from, temp_path("plain.safetensors"), NULL));
         set_by_chance(to, 100);
-        must(mha_module_load_state(to, temp_path("plain.safetensors"), NULL));
+        expect_ok(mha_module_load_state(to, temp_path("plain.safetensors"), NULL));
         assert_true(same_parameters(from, to));
         mha_module_destroy(from);
         mha_module_destroy(to);
@@ -104,9 +95,9 @@ static void file_contents(void **state)
     (void)state;
     mha_module *module =
         make((mha_module_desc){.embed_dim = 4, .num_heads = 2, .flags = MHA_MODULE_BIAS_KV});
-    must(mha_module_save_state(module, temp_path("state.safetensors"), "x."));
+    expect_ok(mha_module_save_state(module, temp_path("state.safetensors"), "x."));
     mha_safetensors *file;
-    must(mha_safetensors_open(temp_path("state.safetensors"), &file));
+    expect_ok(mha_safetensors_open(temp_path("state.safetensors"), &file));
     static const char *const names[] = {"x.in_proj_weight", "x.in_proj_bias",    "x.bias_k",
                                         "x.bias_v",         "x.out_proj.weight", "x.out_proj.bias"};
     assert_int_equal(mha_safetensors_count(file), 6);
@@ -114,7 +105,7 @@ static void file_contents(void **state)
         mha_tensor t;
         int64_t at = mha_safetensors_find(file, names[i]);
         assert_true(at >= 0);
-        must(mha_safetensors_tensor(file, at, &t));
+        expect_ok(mha_safetensors_tensor(file, at, &t));
         assert_int_equal(t.dtype, MHA_F32);
     }
     assert_string_equal(mha_safetensors_metadata(file, "format"), "pt");
@@ -141,13 +132,13 @@ static void other_types(void **state)
         if (types[i] == MHA_F64)
             to.data = wide;
         else
-            must(mha_tensor_convert(&from, &to));
+            expect_ok(mha_tensor_convert(&from, &to));
         mha_tensor tensors[2] = {to, to};
         tensors[1].shape[0] = 2;
-        must(mha_safetensors_write(temp_path("t.safetensors"), names, tensors, 2, NULL));
-        must(mha_module_load_state(module, temp_path("t.safetensors"), ""));
+        expect_ok(mha_safetensors_write(temp_path("t.safetensors"), names, tensors, 2, NULL));
+        expect_ok(mha_module_load_state(module, temp_path("t.safetensors"), ""));
         const mha_tensor got = mha_tensor_contiguous(out, MHA_F32, 2, (int64_t[]){6, 2});
-        must(mha_module_get_parameter(module, "in_proj_weight", &got));
+        expect_ok(mha_module_get_parameter(module, "in_proj_weight", &got));
         assert_memory_equal(in, out, sizeof in);
         mha_module_destroy(module);
     }
@@ -180,8 +171,8 @@ static void errors(void **state)
          mha_tensor_contiguous(memory, MHA_F32, 3, (int64_t[]){1, 1, 4})},
         4};
     const char *path = temp_path("wrong.safetensors");
-#define LOAD(prefix)                                                     \
-    (must(mha_safetensors_write(path, c.name, c.tensor, c.count, NULL)), \
+#define LOAD(prefix)                                                          \
+    (expect_ok(mha_safetensors_write(path, c.name, c.tensor, c.count, NULL)), \
      mha_module_load_state(module, path, prefix))
     content c = right;
     expect_error(mha_module_load_state(NULL, path, ""), MHA_ERR_NULL, "module");
@@ -205,7 +196,7 @@ static void errors(void **state)
     expect_error(mha_module_load_state(module, broken, ""), MHA_ERR_FORMAT, "broken");
     assert_true(same_parameters(module, before)); /* after every error */
     c = right;
-    must(LOAD("p."));
+    expect_ok(LOAD("p."));
     assert_false(same_parameters(module, before));
 #undef LOAD
     expect_error(mha_module_save_state(NULL, path, ""), MHA_ERR_NULL, "module");
@@ -213,7 +204,7 @@ static void errors(void **state)
     expect_error(mha_module_save_state(module, temp_path("no/such/folder"), ""), MHA_ERR_WRITE,
                  "folder");
     expect_error(mha_module_save_state(module, path, "\xFF"), MHA_ERR_UTF8, "UTF-8");
-    must(mha_module_load_state(module, path, "p.")); /* the older file is as it was */
+    expect_ok(mha_module_load_state(module, path, "p.")); /* the older file is as it was */
     mha_module_destroy(module);
     mha_module_destroy(before);
 }
@@ -225,7 +216,7 @@ static void hostile_files(void **state)
     const mha_module_desc d = {.embed_dim = 4, .num_heads = 2, .flags = MHA_MODULE_BIAS_KV};
     mha_module *module = make(d), *before = make(d);
     set_by_chance(before, 1);
-    must(mha_module_save_state(before, temp_path("good.safetensors"), "p."));
+    expect_ok(mha_module_save_state(before, temp_path("good.safetensors"), "p."));
     size_t size;
     char *good = temp_read(temp_path("good.safetensors"), &size);
     int loaded = 0;
@@ -249,21 +240,5 @@ static void hostile_files(void **state)
     mha_module_destroy(before);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    temp_begin();
-    if (mha_context_create(
-            &(mha_context_desc){.struct_size = sizeof(mha_context_desc), .num_threads = 1},
-            &context) != MHA_OK)
-        return 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trips),   cmocka_unit_test(file_contents),
-        cmocka_unit_test(other_types),   cmocka_unit_test(errors),
-        cmocka_unit_test(hostile_files),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    mha_context_destroy(context);
-    temp_end();
-    return failed;
-}
+RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_trips),
+                  TEST(file_contents), TEST(other_types), TEST(errors), TEST(hostile_files))

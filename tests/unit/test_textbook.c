@@ -2,16 +2,13 @@
  * compared to the formulas. The same as programs are in examples/ (docs/textbook.md). */
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/suite.h"
 
 #include <multihead/module.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static float *normal(rng *r, int64_t count)
 {
@@ -326,14 +323,5 @@ static void shaw_rows(void **state)
     machines_free(&all);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_of_a_batch), cmocka_unit_test(weights_of_a_module),
-        cmocka_unit_test(parameters),         cmocka_unit_test(grouped_heads),
-        cmocka_unit_test(shaw_rows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(weights_of_a_batch), TEST(weights_of_a_module), TEST(parameters),
+          TEST(grouped_heads), TEST(shaw_rows))

@@ -2,16 +2,14 @@
  * memory that runs out, many threads' worth of properties. */
 #include <multihead/tokenizer.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
+#include "support/suite.h"
 #include "support/temp_files.h"
 
 static const char golden[] = "tests/golden/tokenizer";
@@ -739,29 +737,10 @@ static void test_encode_out_of_memory(void **state)
     assert_int_equal(allocs.mistakes, 0);
 }
 
-int main(void)
-{
-    temp_begin();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_describe),
-        cmocka_unit_test(test_words),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_invalid_utf8),
-        cmocka_unit_test(test_refuses_vocabularies),
-        cmocka_unit_test(test_refuses_json),
-        cmocka_unit_test(test_refuses_settings),
-        cmocka_unit_test(test_odd_vocabularies),
-        cmocka_unit_test(test_long_lines),
-        cmocka_unit_test(test_random_bytes),
-        cmocka_unit_test(test_properties),
-        cmocka_unit_test(test_large_texts),
-        cmocka_unit_test(test_mutated_files),
-        cmocka_unit_test(test_load_out_of_memory),
-        cmocka_unit_test(test_encode_out_of_memory),
-    };
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    temp_end();
-    return failures;
-}
+RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(test_golden), TEST(test_describe), TEST(test_words),
+                  TEST(test_arguments), TEST(test_options), TEST(test_invalid_utf8),
+                  TEST(test_refuses_vocabularies), TEST(test_refuses_json),
+                  TEST(test_refuses_settings), TEST(test_odd_vocabularies), TEST(test_long_lines),
+                  TEST(test_random_bytes), TEST(test_properties), TEST(test_large_texts),
+                  TEST(test_mutated_files), TEST(test_load_out_of_memory),
+                  TEST(test_encode_out_of_memory))

@@ -1,33 +1,22 @@
 /* A whole transformer: its table of parameters, that the gradient of every parameter is that of the
  * loss (along random directions), that bits do not depend on threads, that it learns, and misuse.
  * tests/python/test_training_torch.py compares numbers with PyTorch. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/component.h>
 #include <multihead/optimizer.h>
 #include <multihead/transformer.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { MOST_TOKENS = 64, MOST_MEMORY = 64, MOST_VOCAB = 24, MOST_WIDTH = 24 };
-
-static void expect_error(mha_status got, mha_status wanted, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)got, detail);
-    assert_int_equal(got, wanted);
-    assert_null(strchr(detail, '\n'));
-    assert_non_null(strstr(detail, word));
-}
 
 /* A transformer by chance with a batch to run it on. */
 typedef struct example {
@@ -879,13 +868,5 @@ static void memory(void **state)
     assert_true(refused > 20);
 }
 
-int main(void)
-{
-    rng_run_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table),         cmocka_unit_test(beginnings), cmocka_unit_test(slopes),
-        cmocka_unit_test(bits),          cmocka_unit_test(views),      cmocka_unit_test(learns),
-        cmocka_unit_test(keeps_nothing), cmocka_unit_test(errors),     cmocka_unit_test(memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(table), TEST(beginnings), TEST(slopes), TEST(bits), TEST(views), TEST(learns),
+          TEST(keeps_nothing), TEST(errors), TEST(memory))
