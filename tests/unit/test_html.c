@@ -1,15 +1,13 @@
 /* The HTML report: nothing fetched, nothing injected, the values in it, its size, its errors. */
+#include "support/suite.h"
+
 #include <multihead/render.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static mha_figure figure_of(const mha_panel *panels, int64_t count, int64_t rows, int64_t cols)
 {
@@ -77,7 +75,7 @@ static int64_t integer_of(const char *json, const char *name)
     return at ? strtoll(at + strlen(member), NULL, 10) : -1;
 }
 
-/* The bytes of the first panel. */
+/* The bytes of the first map in this part of the JSON. */
 static unsigned char *decode(const char *json, size_t *size)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -636,6 +634,91 @@ static void test_few_frames_that_do_not_fit(void **state)
     free(values);
 }
 
+/* The maps of frames are rows of as many numbers as the figure has columns, whatever the strides of
+ * its panels and twins: each is read from its own memory, and nothing beside it. */
+static void test_frames_that_are_not_square(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][2] = {{2, 3}, {3, 2}, {1, 6}, {6, 1}};
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        float values[6 * 9] = {0}, map[6] = {1, 0.25f, 0.0625f, 0.5f, 0, 0.75f};
+        const mha_panel panel = {
+            .values = values, .row_stride = 9, .twin = values, .twin_stride = 7};
+        const mha_figure figure = figure_of(&panel, 1, shapes[k][0], shapes[k][1]);
+        const float *const maps[1] = {map};
+        const mha_frame frame = {"step", 0, maps};
+        const mha_report report = {
+            .struct_size = sizeof report, .frames = &frame, .frame_count = 1};
+        mha_buffer page = render(&figure, &report);
+        char *json = data_of(&page);
+        size_t size;
+        unsigned char *codes = decode(strstr(json, "\"frames\":["), &size);
+        assert_int_equal(size, 6);
+        /* 253 codes of the root of the value's part of the greatest, which is 1. */
+        for (int i = 0; i < 6; i++)
+            assert_int_equal(codes[i], (int)lround(253 * sqrt((double)map[i])));
+        free(codes);
+        free(json);
+        mha_buffer_free(&page);
+    }
+}
+
+/* One strip of tokens has the labels of the rows, or where they have none, those of the columns. */
+static void test_one_strip_of_labels(void **state)
+{
+    (void)state;
+    const float values[4] = {0};
+    const char *const rows[] = {"r0", "r1"}, *const cols[] = {"c0", "c1"};
+    const mha_panel panel = {.values = values};
+    const mha_report report = {.struct_size = sizeof report, .same_labels = true};
+    static const struct {
+        bool rows, cols;
+        const char *labels;
+    } cases[] = {{true, true, "\"row_labels\":[\"r0\",\"r1\"]"},
+                 {true, false, "\"row_labels\":[\"r0\",\"r1\"]"},
+                 {false, true, "\"row_labels\":[\"c0\",\"c1\"]"},
+                 {false, false, "\"row_labels\":null"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mha_figure figure = figure_of(&panel, 1, 2, 2);
+        figure.row_labels = cases[i].rows ? rows : NULL;
+        figure.col_labels = cases[i].cols ? cols : NULL;
+        mha_buffer page = render(&figure, &report);
+        char *json = data_of(&page);
+        assert_non_null(strstr(json, "\"same_labels\":true"));
+        assert_non_null(strstr(json, cases[i].labels));
+        assert_null(strstr(json, "\"col_labels\""));
+        free(json);
+        mha_buffer_free(&page);
+    }
+}
+
+/* What frames take counts their labels as they stand in JSON: of long ones fewer frames are kept. */
+static void test_long_labels_of_frames(void **state)
+{
+    (void)state;
+    enum { FRAMES = 100, LENGTH = 5000 };
+    char label[LENGTH + 1];
+    memset(label, '<', LENGTH); /* "\u003c" */
+    label[LENGTH] = 0;
+    const float values[4] = {0.25f, 0.5f, 0.75f, 1};
+    const mha_panel panel = {.values = values};
+    const float *const maps[1] = {values};
+    mha_frame frames[FRAMES];
+    for (int i = 0; i < FRAMES; i++) frames[i] = (mha_frame){label, i, maps};
+    const mha_figure figure = figure_of(&panel, 1, 2, 2);
+    const mha_report report = {.struct_size = sizeof report,
+                               .frames = frames,
+                               .frame_count = FRAMES,
+                               .most_bytes = 1000000};
+    mha_buffer page = render(&figure, &report);
+    char *json = data_of(&page);
+    assert_true((int64_t)page.size <= report.most_bytes);
+    const int64_t kept = count_of(json, "\"label\":\"\\u003c");
+    assert_true(kept >= 8 && kept * 6 * LENGTH <= report.most_bytes / 2);
+    free(json);
+    mha_buffer_free(&page);
+}
+
 /* A figure of blocks says so, and its labels are those of all tokens. */
 static void test_blocks_of_tokens(void **state)
 {
@@ -769,23 +852,10 @@ static void test_refusals(void **state)
     assert_int_equal(mha_render_html(&figure, NULL, NULL), MHA_ERR_NULL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_is_fetched),
-        cmocka_unit_test(test_labels_stay_labels),
-        cmocka_unit_test(test_values_are_exact),
-        cmocka_unit_test(test_fewer_bits),
-        cmocka_unit_test(test_large_figures_keep_the_budget),
-        cmocka_unit_test(test_odd_sizes),
-        cmocka_unit_test(test_evidence_is_in_the_page),
-        cmocka_unit_test(test_every_number_is_json),
-        cmocka_unit_test(test_older_callers),
-        cmocka_unit_test(test_frames_keep_the_budget),
-        cmocka_unit_test(test_few_frames_that_do_not_fit),
-        cmocka_unit_test(test_blocks_of_tokens),
-        cmocka_unit_test(test_a_failing_sink),
-        cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(test_nothing_is_fetched), TEST(test_labels_stay_labels), TEST(test_values_are_exact),
+          TEST(test_fewer_bits), TEST(test_large_figures_keep_the_budget), TEST(test_odd_sizes),
+          TEST(test_evidence_is_in_the_page), TEST(test_every_number_is_json),
+          TEST(test_older_callers), TEST(test_frames_keep_the_budget),
+          TEST(test_few_frames_that_do_not_fit), TEST(test_frames_that_are_not_square),
+          TEST(test_one_strip_of_labels), TEST(test_long_labels_of_frames),
+          TEST(test_blocks_of_tokens), TEST(test_a_failing_sink), TEST(test_refusals))
