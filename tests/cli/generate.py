@@ -68,10 +68,10 @@ def uniform(seed, step):
     return ((z ^ (z >> 31)) >> 11) * 2.0 ** -53
 
 
-def predict(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0):
+def predict(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0, logits=LOGITS):
     ids = list(ids)
     for step in range(most):
-        row = LOGITS[ids[-1]]
+        row = logits[ids[-1]]
         order = sorted(range(V), key=lambda i: (-row[i], i))
         if temperature == 0:
             chosen = order[0]
@@ -131,6 +131,12 @@ def by_chance(folder):
                *options)
         expect(predict([0, 3], 6, 2.5, 3, 0.8, seed), folder, "green", "--temperature", 2.5,
                "--top-k", 3, "--top-p", 0.8, *options)
+    # Where all tokens are alike, half of the mass is half of them, the first ones.
+    alike = [[0.0] * V for _ in range(V)]
+    even = make("even", logits=alike)
+    for seed in range(12):
+        expect(predict([0, 2], 6, 1.0, top_p=0.5, seed=seed, logits=alike), even, "red",
+               "--top-p", 0.5, "--max-tokens", 6, "--seed", seed)
     expect(predict([0, 2], 4), folder, "red", "--top-k", 1, "--max-tokens", 4)
     one = generate(folder, "--temperature", 3, "--threads", 1).out
     check(one == generate(folder, "--temperature", 3, "--threads", 2).out, "threads")

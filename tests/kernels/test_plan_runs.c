@@ -4,18 +4,15 @@
 #include "kernels/kernels.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <multihead/attention.h>
 #include <multihead/component.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { THREADS = 2, BLOCK = 64 };
 
@@ -255,12 +252,6 @@ static void said_is_done(void **state)
         }
         unmake(&p);
     }
-    machines_free(&all);
 }
 
-int main(void)
-{
-    machines_print_missing();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(said_is_done)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TEST(said_is_done))

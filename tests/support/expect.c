@@ -23,3 +23,11 @@ void expect_error_at(mha_status got, mha_status wanted, const char *part, const 
                 (int)got, detail, (int)wanted, part);
     _fail(file, line);
 }
+
+void expect_row_at(size_t i, mha_status got, mha_status wanted, const char *part, const char *file,
+                   int line)
+{
+    char row[32];
+    snprintf(row, sizeof row, "row %zu", i);
+    expect_error_at(got, wanted, part, row, file, line);
+}

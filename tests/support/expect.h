@@ -11,8 +11,20 @@
 #define expect_error(call, wanted, part) \
     expect_error_at(call, wanted, part, #call, __FILE__, __LINE__)
 
+/* Row number i of a table of misuse gave this, which is judged as by expect_error(). */
+#define expect_row(i, got, wanted, part) expect_row_at(i, got, wanted, part, __FILE__, __LINE__)
+
+/* One mistake of such a table: a function that spoils a call that was right. */
+#define SPOILER(argument, name, ...) \
+    static void name(argument)       \
+    {                                \
+        __VA_ARGS__;                 \
+    }
+
 void expect_ok_at(mha_status got, const char *call, const char *file, int line);
 void expect_error_at(mha_status got, mha_status wanted, const char *part, const char *call,
                      const char *file, int line);
+void expect_row_at(size_t i, mha_status got, mha_status wanted, const char *part, const char *file,
+                   int line);
 
 #endif

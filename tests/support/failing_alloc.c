@@ -68,3 +68,13 @@ mha_allocator failing_alloc_interface(failing_alloc *state)
 {
     return (mha_allocator){failing_alloc_take, failing_alloc_give, state};
 }
+
+mha_status failing_context(failing_alloc *state, int32_t num_threads, mha_isa isa,
+                           mha_context **context)
+{
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = num_threads,
+                                   .isa = isa,
+                                   .allocator = failing_alloc_interface(state)};
+    return mha_context_create(&desc, context);
+}

@@ -18,4 +18,8 @@ failing_alloc failing_alloc_make(void);
 /* As the library takes it. state must outlive every block; one thread at a time. */
 mha_allocator failing_alloc_interface(failing_alloc *state);
 
+/* A context whose memory is from there. */
+mha_status failing_context(failing_alloc *state, int32_t num_threads, mha_isa isa,
+                           mha_context **context);
+
 #endif

@@ -200,6 +200,21 @@ static bool both_nan(const void *a, const void *b)
     return x != x && y != y;
 }
 
+void guarded_fill(rng *r, const mha_tensor *view, double factor)
+{
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(view)) return;
+    do *(float *)guarded_element(view, index) = (float)((double)rng_normal(r) * factor);
+    while (guarded_next(view, index));
+}
+
+guarded guarded_filled(rng *r, int ndim, const int64_t *shape, unsigned layout, double factor)
+{
+    guarded g = guarded_make(r, MHA_F32, ndim, shape, layout);
+    guarded_fill(r, &g.view, factor);
+    return g;
+}
+
 bool guarded_same_bits(const mha_tensor *a, const mha_tensor *b, bool nan_alike)
 {
     size_t size = mha_dtype_size(a->dtype);

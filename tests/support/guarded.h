@@ -37,6 +37,10 @@ void guarded_free(guarded *g);
  * only LAYOUT_FRONT. */
 guarded guarded_rows(mha_dtype dtype, int64_t rows, int64_t cols, int64_t stride, unsigned layout);
 
+/* Normal numbers times a factor in every element of a tensor of f32. */
+void guarded_fill(rng *r, const mha_tensor *view, double factor);
+guarded guarded_filled(rng *r, int ndim, const int64_t *shape, unsigned layout, double factor);
+
 /* Memory that may be read only, or again written too. */
 void guarded_protect(const guarded *g, bool read_only);
 

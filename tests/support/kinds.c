@@ -7,14 +7,6 @@
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static void fill(rng *r, const mha_tensor *x, double factor)
-{
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(x)) return;
-    do *(float *)guarded_element(x, index) = (float)((double)rng_normal(r) * factor);
-    while (guarded_next(x, index));
-}
-
 static void fill_bytes(rng *r, const mha_tensor *x, double zeros)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -169,7 +161,7 @@ static void add_masks(kinds_case *c, rng *r, const int64_t *dense, const int64_t
     }
     if (n->kinds & KIND_BIAS) {
         c->desc.bias = spread(c, r, MHA_F32, 4, dense);
-        fill(r, c->desc.bias, 2);
+        guarded_fill(r, c->desc.bias, 2);
         scatter_infinity(r, c->desc.bias, rng_chance(r, 0.5) ? 0 : 0.2);
     }
     if (n->kinds & KIND_CALLBACK) {
@@ -191,7 +183,7 @@ static void add_t5(kinds_case *c, rng *r)
     if (one_sided) c->desc.flags |= MHA_ATTENTION_T5_ONE_SIDED;
     if (rng_chance(r, 0.5)) c->desc.t5_max_distance = buckets / 2 + rng_between(r, 1, 200);
     c->desc.t5_table = input(c, r, MHA_F32, 2, (int64_t[]){buckets, n->H}, false);
-    fill(r, c->desc.t5_table, 2);
+    guarded_fill(r, c->desc.t5_table, 2);
 }
 
 static const mha_tensor *shaw_table(kinds_case *c, rng *r, int64_t width)
@@ -199,7 +191,7 @@ static const mha_tensor *shaw_table(kinds_case *c, rng *r, int64_t width)
     static const int64_t reach[] = {0, 1, 2, 7, 16, 40, 130, 300};
     int64_t k = RNG_PICK(r, reach);
     const mha_tensor *table = input(c, r, MHA_F32, 2, (int64_t[]){2 * k + 1, width}, true);
-    fill(r, table, 1);
+    guarded_fill(r, table, 1);
     return table;
 }
 
@@ -214,19 +206,19 @@ static void add_scores(kinds_case *c, rng *r)
     c->desc.dropout_seed = rng_next(r);
     if (n->kinds & KIND_ALIBI) {
         c->desc.alibi_slopes = spread(c, r, MHA_F32, 2, by_head);
-        fill(r, c->desc.alibi_slopes, 0.3);
+        guarded_fill(r, c->desc.alibi_slopes, 0.3);
     }
     add_t5(c, r);
     if (n->kinds & KIND_SHAW_KEYS) c->desc.shaw_keys = shaw_table(c, r, n->D);
     if (n->kinds & KIND_SHAW_VALUES) c->desc.shaw_values = shaw_table(c, r, n->Dv);
     if (n->kinds & KIND_SINK_LOGITS) {
         c->desc.sink_logits = input(c, r, MHA_F32, 1, &n->H, false);
-        fill(r, c->desc.sink_logits, rng_chance(r, 0.8) ? 3 : 50);
+        guarded_fill(r, c->desc.sink_logits, rng_chance(r, 0.8) ? 3 : 50);
         scatter_infinity(r, c->desc.sink_logits, 0.2);
     }
     if (n->kinds & KIND_GATES) {
         c->desc.gates = spread(c, r, MHA_F32, 2, by_head);
-        fill(r, c->desc.gates, 1);
+        guarded_fill(r, c->desc.gates, 1);
     }
 }
 
@@ -324,9 +316,9 @@ void kinds_make(kinds_case *c, rng *r, const kinds_shape *shape)
     c->v = guarded_make(r, MHA_F32, 4, (int64_t[]){batch, n->Hk, keys, n->Dv}, layout[2]);
     static const double sizes[] = {1, 1, 0.1, 6};
     static const float scales[] = {0.125f, -0.25f, 1.0f, 0.0f};
-    fill(r, &c->q.view, RNG_PICK(r, sizes));
-    fill(r, &c->k.view, 1);
-    fill(r, &c->v.view, rng_chance(r, 0.8) ? 1 : 1e4);
+    guarded_fill(r, &c->q.view, RNG_PICK(r, sizes));
+    guarded_fill(r, &c->k.view, 1);
+    guarded_fill(r, &c->v.view, rng_chance(r, 0.8) ? 1 : 1e4);
     if (rng_chance(r, 0.3)) {
         c->desc.scale = RNG_PICK(r, scales);
         c->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;

@@ -14,26 +14,43 @@ static const struct {
               {MHA_ISA_AVX512, MHA_PATH_TILED, "tiled avx512"},
               {MHA_ISA_PORTABLE, MHA_PATH_PLAIN, "plain"}};
 
-machines machines_make(int num_threads)
+/* By number of threads. */
+enum { MOST_THREADS = 64 };
+static machines made[MOST_THREADS + 1];
+
+static mha_context *make_context(mha_isa isa, int num_threads, const char *name)
 {
-    machines all = {.count = 0};
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
-        if (!mha_isa_available(wanted[i].isa)) continue;
-        machine *m = &all.each[all.count++];
-        *m = (machine){.path = wanted[i].path, .isa = wanted[i].isa, .name = wanted[i].name};
-        const mha_context_desc desc = {
-            .struct_size = sizeof desc, .num_threads = num_threads, .isa = wanted[i].isa};
-        if (mha_context_create(&desc, &m->context) == MHA_OK) continue;
-        fprintf(stderr, "machines: %s: %s\n", m->name, mha_error_detail());
-        abort();
-    }
-    return all;
+    mha_context *context = NULL;
+    const mha_context_desc desc = {
+        .struct_size = sizeof desc, .num_threads = num_threads, .isa = isa};
+    if (mha_context_create(&desc, &context) == MHA_OK) return context;
+    fprintf(stderr, "machines: %s: %s\n", name, mha_error_detail());
+    abort();
 }
 
-void machines_free(machines *all)
+machines machines_make(int num_threads)
 {
-    for (int i = 0; i < all->count; i++) mha_context_destroy(all->each[i].context);
-    all->count = 0;
+    if (num_threads < 0 || num_threads > MOST_THREADS) abort();
+    machines all = made[num_threads];
+    if (all.count > 0) return all;
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        if (!mha_isa_available(wanted[i].isa)) continue;
+        all.each[all.count++] = (machine){make_context(wanted[i].isa, num_threads, wanted[i].name),
+                                          wanted[i].path, wanted[i].isa, wanted[i].name};
+    }
+    return made[num_threads] = all;
+}
+
+mha_context *machines_context(int num_threads, int64_t i)
+{
+    const machines all = machines_make(num_threads);
+    return all.each[i % all.count].context;
+}
+
+void machines_finish(void)
+{
+    for (int n = 0; n <= MOST_THREADS; n++)
+        while (made[n].count > 0) mha_context_destroy(made[n].each[--made[n].count].context);
 }
 
 void machines_print_missing(void)

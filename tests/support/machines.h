@@ -18,10 +18,15 @@ typedef struct machines {
     int count;
 } machines;
 
-/* A context of num_threads for each; instruction sets that are not here are left out. Stops the
- * process if a context cannot be made. */
+/* A context of num_threads for each; instruction sets that are not here are left out. They are made
+ * once and belong to the program, whose tests share them. Stops the process if one cannot be made. */
 machines machines_make(int num_threads);
-void machines_free(machines *all);
+
+/* One of their contexts, for case number i of many: each has its turn. */
+mha_context *machines_context(int num_threads, int64_t i);
+
+/* The end of all that were made; RUN_TESTS() says it. */
+void machines_finish(void);
 
 /* Say which are left out. */
 void machines_print_missing(void);

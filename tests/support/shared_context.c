@@ -1,20 +1,37 @@
-/* See shared_context.h. */
-#include "support/shared_context.h"
+/* See shared_context.h and one_context.h. */
+#include "support/one_context.h"
 
 #include "support/temp_files.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST_THREADS = 64 };
+static mha_context *made[MOST_THREADS + 1];
 mha_context *context;
+
+mha_context *context_with(int num_threads)
+{
+    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = num_threads};
+    if (num_threads < 0 || num_threads > MOST_THREADS) abort();
+    if (made[num_threads] || mha_context_create(&desc, &made[num_threads]) == MHA_OK)
+        return made[num_threads];
+    fprintf(stderr, "a context of %d threads: %s\n", num_threads, mha_error_detail());
+    abort();
+}
+
+void context_finish(void)
+{
+    for (int n = 0; n <= MOST_THREADS; n++) {
+        mha_context_destroy(made[n]);
+        made[n] = NULL;
+    }
+}
 
 int context_begin(void **state)
 {
     (void)state;
-    return mha_context_create(NULL, &context) != MHA_OK;
-}
-
-int context_end(void **state)
-{
-    (void)state;
-    mha_context_destroy(context);
+    context = context_with(0);
     return 0;
 }
 
@@ -25,5 +42,5 @@ int context_and_folder_begin(void **state)
 
 int context_and_folder_end(void **state)
 {
-    return context_end(state) || temp_end(state);
+    return temp_end(state);
 }

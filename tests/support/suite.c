@@ -3,10 +3,11 @@
 
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/shared_context.h"
 
 #include <stdio.h>
 
-int suite_prepare(int argc, char **argv)
+int suite_begin(int argc, char **argv)
 {
     if (argc > 2) {
         fprintf(stderr, "usage: %s [PATTERN]; runs the tests whose name matches it\n", argv[0]);
@@ -16,4 +17,11 @@ int suite_prepare(int argc, char **argv)
     (void)rng_run_seed();
     machines_print_missing();
     return 0;
+}
+
+int suite_end(int failures)
+{
+    machines_finish();
+    context_finish();
+    return failures;
 }

@@ -2,6 +2,7 @@
 #include "support/tally.h"
 
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -31,4 +32,10 @@ bool tally_is_sharp(const tally *t)
     enum { FEW = 200 }; /* of so few, as under sanitizers, all may lie close by chance */
     if (!rng_whole_sample()) return true;
     return t->compared > 0 && (t->compared < FEW || t->worst > 0.001);
+}
+
+void tally_judge(const tally *t)
+{
+    tally_print(t);
+    if (!tally_is_sharp(t)) fail_msg("%s: nothing was compared, or the bound is too lax", t->name);
 }

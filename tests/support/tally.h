@@ -25,4 +25,7 @@ void tally_print(const tally *t);
  * Of few values only that there are any is asked, and of a thinned sample nothing. */
 bool tally_is_sharp(const tally *t);
 
+/* Print it, and fail the test if it is not sharp. */
+void tally_judge(const tally *t);
+
 #endif

@@ -222,7 +222,6 @@ static void parts_equal_the_whole(void **state)
         }
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 /* Each query alone, over several key blocks whose maxima rise. */
@@ -249,7 +248,6 @@ static void one_query_at_a_time(void **state)
         }
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 /* So few rows of large groups, over several key blocks, that keys and values are read as they lie:
@@ -281,7 +279,6 @@ static void few_queries_of_groups(void **state)
         }
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 /* Keys that are one block, under causal, lengths, a dense mask and a bias: with probabilities a
@@ -319,7 +316,6 @@ static void one_block_equals_tiles(void **state)
         }
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 static float *element(const mha_tensor *x, int64_t row, int64_t i)
@@ -358,7 +354,6 @@ static void one_block_is_not_fooled_by_infinity(void **state)
         }
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 /* A host's parallel-for that runs the items backwards, in the caller's thread. */
@@ -404,7 +399,6 @@ static void any_number_of_threads(void **state)
         }
         problem_free(&p);
     }
-    for (int i = 0; i < 4; i++) machines_free(&with[i]);
 }
 
 static void optional_outputs(void **state)
@@ -430,7 +424,6 @@ static void optional_outputs(void **state)
         }
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 /* The same elements, contiguous. */
@@ -475,7 +468,6 @@ static void any_layout(void **state)
         guarded_free(&v);
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 /* What a context computed before leaves no trace. */
@@ -489,7 +481,6 @@ static void any_history(void **state)
         problem p;
         problem_make(&p, &r, &n);
         sprinkle(&p, &r);
-        machines_free(&fresh);
         fresh = machines_make(2);
         for (int m = 0; m < used.count; m++) {
             outcome first = run(&p, &r, &fresh.each[m], OUTCOME_ALL);
@@ -501,8 +492,6 @@ static void any_history(void **state)
         }
         problem_free(&p);
     }
-    machines_free(&fresh);
-    machines_free(&used);
 }
 
 RUN_TESTS(TEST(parts_equal_the_whole), TEST(one_query_at_a_time), TEST(few_queries_of_groups),

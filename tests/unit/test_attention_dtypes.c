@@ -6,6 +6,7 @@
 #include "reference/half_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/cache.h>
@@ -188,8 +189,6 @@ static void any_descriptor(void **state)
         run_trial(atoi(alone), &one, &several, 0);
     else
         for (int i = 0; i < count; i++) run_trial(i, &one, &several, 0);
-    machines_free(&one);
-    machines_free(&several);
 }
 
 /* Rows end anywhere in a register; behind the last element lies a page that nobody may read. */
@@ -198,8 +197,6 @@ static void any_head_size(void **state)
     (void)state;
     machines one = machines_make(1), several = machines_make(2);
     for (int64_t d = 1; d <= 49; d++) run_trial(2000000 + (int)d, &one, &several, d);
-    machines_free(&one);
-    machines_free(&several);
 }
 
 /* ---- outputs on request ---------------------------------------------------------------------- */
@@ -271,7 +268,6 @@ static void outputs_on_request(void **state)
         for (int m = 0; m < all.count; m++) compare_outputs(&x, &r, &all.each[m]);
         forget(&x);
     }
-    machines_free(&all);
 }
 
 /* ---- every number ---------------------------------------------------------------------------- */
@@ -312,7 +308,6 @@ static void every_value_arrives(void **state)
                              mha_dtype_name(halves[t]), (unsigned)in[i], (double)out[i]);
             }
         }
-    machines_free(&all);
 }
 
 /* The same way out: midpoints of neighbours in f16 or bf16, and what lies beside them. */
@@ -346,7 +341,6 @@ static void every_midpoint_is_rounded(void **state)
                 }
             }
         }
-    machines_free(&all);
 }
 
 /* Every pattern as a query and as a key: a window of one key makes lse the pair's score. */
@@ -382,7 +376,6 @@ static void every_score_is_that_of_f32(void **state)
                                  mha_dtype_name(halves[t]), (unsigned)in[i], (double)lse[1][i],
                                  (double)lse[0][i]);
             }
-    machines_free(&all);
 }
 
 /* ---- scratch --------------------------------------------------------------------------------- */
@@ -408,7 +401,6 @@ static void no_copy_of_a_tensor(void **state)
         assert_true(bytes[0] == bytes[2] && bytes[1] == bytes[2]);
         assert_true(bytes[0] < 4u * 3 * 2 * 5000 * 64);
     }
-    machines_free(&all);
 }
 
 /* ---- caches and linear attention ------------------------------------------------------------- */
@@ -428,8 +420,7 @@ static void cache_takes_them(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 3000000);
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (int i = 0; i < 40; i++) {
         int64_t n = rng_between(&r, 1, 20), D = rng_between(&r, 1, 40), Dv = rng_between(&r, 1, 40);
         twin q = normal_twin(&r, 2, 4, n, D, 0), k = normal_twin(&r, 2, 2, n, D, 0.01),
@@ -464,15 +455,13 @@ static void cache_takes_them(void **state)
         guarded_free(&o[0]);
         guarded_free(&o[1]);
     }
-    mha_context_destroy(context);
 }
 
 static void linear_attention_takes_them(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 4000000);
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (int i = 0; i < 60; i++) {
         int64_t T = rng_between(&r, 1, 80), D = rng_between(&r, 1, 40), Dv = rng_between(&r, 1, 40);
         twin q = normal_twin(&r, 2, 4, T, D, 0.001), k = normal_twin(&r, 2, 2, T, D, 0.001),
@@ -497,7 +486,6 @@ static void linear_attention_takes_them(void **state)
         guarded_free(&o[0]);
         guarded_free(&o[1]);
     }
-    mha_context_destroy(context);
 }
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
@@ -509,8 +497,7 @@ static void other_types_are_refused(void **state)
     static const char *const names[] = {"q", "k", "v", "o", "bias"};
     static const mha_dtype wrong[] = {MHA_F64, MHA_I32, MHA_U8, (mha_dtype)77};
     const int64_t shape[] = {1, 1, 4, 4};
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (size_t w = 0; w < sizeof wrong / sizeof wrong[0]; w++)
         for (int i = 0; i < 5; i++) {
             mha_tensor x[5];
@@ -525,7 +512,6 @@ static void other_types_are_refused(void **state)
                      mha_dtype_name(wrong[w]));
             assert_string_equal(mha_error_detail(), start);
         }
-    mha_context_destroy(context);
 }
 
 /* What is computed in f32 is returned in f32. */
@@ -534,15 +520,13 @@ static void other_outputs_stay_f32(void **state)
     (void)state;
     static uint16_t memory[5][64];
     const int64_t shape[] = {1, 1, 4, 4};
-    mha_context *context;
+    mha_context *context = context_with(0);
     mha_tensor x[5];
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     for (int j = 0; j < 5; j++) x[j] = mha_tensor_contiguous(memory[j], MHA_BF16, 4, shape);
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &x[4]};
     assert_int_equal(mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], &outputs),
                      MHA_ERR_DTYPE);
     assert_non_null(strstr(mha_error_detail(), "probabilities: dtype is bf16, expected f32"));
-    mha_context_destroy(context);
 }
 
 /* Addresses are counted in bytes of each tensor's own type. */
@@ -551,9 +535,8 @@ static void overlap_is_judged_in_bytes(void **state)
     (void)state;
     static uint16_t memory[4][64];
     const int64_t shape[] = {1, 1, 4, 4};
-    mha_context *context;
+    mha_context *context = context_with(0);
     mha_tensor x[4];
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     for (int j = 0; j < 4; j++) x[j] = mha_tensor_contiguous(memory[j], MHA_F16, 4, shape);
     x[3].data = memory[0] + 15;
     assert_int_equal(mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], NULL),
@@ -564,7 +547,6 @@ static void overlap_is_judged_in_bytes(void **state)
     x[3].data = (char *)memory[3] + 1;
     assert_int_equal(mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], NULL),
                      MHA_ERR_STRIDE);
-    mha_context_destroy(context);
 }
 
 RUN_TESTS(TEST(any_descriptor), TEST(any_head_size), TEST(outputs_on_request),

@@ -1,8 +1,10 @@
 /* Everything around the numbers of mha_attention_forward(): each error it can report, what explain
  * says, memory that runs out, memory that is not needed twice, forks. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/attention.h>
@@ -38,11 +40,7 @@ typedef struct call {
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
 
 /* The spoilers; each changes one thing. */
-#define SPOIL(name, change)   \
-    static void name(call *c) \
-    {                         \
-        change;               \
-    }
+#define SPOIL(name, ...) SPOILER(call *c, name, __VA_ARGS__)
 SPOIL(null_context, c->context = NULL)
 SPOIL(null_q, c->q_at = NULL)
 SPOIL(null_k, c->k_at = NULL)
@@ -227,11 +225,7 @@ static arena arena_make(rng *r)
         .bias = guarded_make(r, MHA_F32, 4, (int64_t[]){1, H, T, S}, 0),
     };
     guarded *inputs[] = {&a.q, &a.k, &a.v, &a.bias};
-    for (int i = 0; i < 4; i++) {
-        int64_t index[MHA_MAX_DIMS] = {0};
-        do *(float *)guarded_element(&inputs[i]->view, index) = rng_normal(r);
-        while (guarded_next(&inputs[i]->view, index));
-    }
+    for (int i = 0; i < 4; i++) guarded_fill(r, &inputs[i]->view, 1);
     return a;
 }
 
@@ -266,23 +260,13 @@ static mha_status call_explain(call *c, mha_attention_plan *plan)
                                  &c->outputs, plan);
 }
 
-/* One line, not empty, with the word in it. */
-static void check_detail(size_t i, mha_status status, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %2d %s\n", (int)status, detail);
-    if (!*detail || strchr(detail, '\n') || !strstr(detail, word))
-        fail_msg("case %zu: '%s' does not name %s", i, detail, word);
-}
-
 static void every_error(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     arena a = arena_make(&r);
     guarded *memory[] = {&a.q, &a.k, &a.v, &a.o, &a.lse, &a.p, &a.keep, &a.bias};
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     call c;
     mha_attention_plan plan;
     call_make(&c, context, &a);
@@ -291,21 +275,16 @@ static void every_error(void **state)
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         call_make(&c, context, &a);
         errors[i].spoil(&c);
-        mha_status status = call_forward(&c);
-        check_detail(i, status, errors[i].word);
-        if (status != errors[i].status)
-            fail_msg("case %zu (%s): status %d, expected %d", i, errors[i].word, (int)status,
-                     (int)errors[i].status);
+        expect_row(i, call_forward(&c), errors[i].status, errors[i].word);
         for (int j = 0; j < 8; j++)
             if (!guarded_unchanged(memory[j])) fail_msg("case %zu changed memory %d", i, j);
         memset(&plan, 0x5A, sizeof plan);
         mha_attention_plan before = plan;
-        status = call_explain(&c, &plan);
+        mha_status status = call_explain(&c, &plan);
         if (status != (errors[i].forward_only ? MHA_OK : errors[i].status))
             fail_msg("case %zu (%s): explain gives %d", i, errors[i].word, (int)status);
         if (status != MHA_OK) assert_memory_equal(&plan, &before, sizeof plan);
     }
-    mha_context_destroy(context);
     arena_free(&a);
 }
 
@@ -313,8 +292,7 @@ static void every_error(void **state)
 static void huge_shapes(void **state)
 {
     (void)state;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     const int64_t big = (int64_t)1 << 40;
     const int64_t shapes[][5] = {/* B, H, Hk, T, S */
                                  {0, big, 1, big, 3},
@@ -331,20 +309,17 @@ static void huge_shapes(void **state)
         mha_tensor o = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){n[0], n[1], n[3], 0});
         for (int axis = 0; axis < 3; axis++) q.stride[axis] = k.stride[axis] = 0;
         mha_attention_plan plan;
-        mha_status status = mha_attention_explain(context, NULL, &q, &k, &v, &o, NULL, &plan);
-        assert_int_equal(mha_attention_forward(context, NULL, &q, &k, &v, &o, NULL), status);
-        check_detail(i, status, "");
-        assert_true(status == MHA_ERR_SIZE);
+        expect_row(i, mha_attention_explain(context, NULL, &q, &k, &v, &o, NULL, &plan),
+                   MHA_ERR_SIZE, "");
+        expect_row(i, mha_attention_forward(context, NULL, &q, &k, &v, &o, NULL), MHA_ERR_SIZE, "");
     }
-    mha_context_destroy(context);
 }
 
 /* Strides of axes of length 1 and of empty tensors lead nowhere: NumPy gives any, and 0. */
 static void unused_strides(void **state)
 {
     (void)state;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     static const int64_t strides[] = {0, -7, (int64_t)1 << 58, INT64_MAX / 3, INT64_MIN};
     for (int i = 0; i < 5; i++)
         for (int empty = 0; empty < 2; empty++) {
@@ -358,8 +333,8 @@ static void unused_strides(void **state)
             const int64_t most = (int64_t)1 << 58;
             const bool fits = strides[i] > -most && strides[i] < most;
             mha_status status = mha_attention_forward(context, NULL, &q, &q, &v, &o, NULL);
-            check_detail((size_t)i, status, status ? "beyond the address space" : "");
             assert_int_equal(status, fits ? MHA_OK : MHA_ERR_SIZE);
+            if (!fits) expect_row((size_t)i, status, MHA_ERR_SIZE, "beyond the address space");
             mha_linear_attention_desc desc = {.struct_size = sizeof desc,
                                               .flags = MHA_LINEAR_ATTENTION_CAUSAL};
             status = mha_linear_attention_forward(context, &desc, &q, &q, &v, &o, NULL);
@@ -369,7 +344,6 @@ static void unused_strides(void **state)
     const mha_tensor k = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, 2, 4});
     const mha_tensor none = {.dtype = MHA_F32, .ndim = 4, .shape = {1, 1, 0, 4}}; /* NumPy's */
     assert_int_equal(mha_attention_forward(context, NULL, &none, &k, &k, &none, NULL), MHA_OK);
-    mha_context_destroy(context);
 }
 
 /* ---- structs that grow ---------------------------------------------------------------------- */
@@ -380,9 +354,8 @@ static void cut_structs(void **state)
     (void)state;
     rng r = rng_make(rng_run_seed(), 9);
     arena a = arena_make(&r);
-    mha_context *context;
+    mha_context *context = context_with(0);
     call c;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     call_make(&c, context, &a);
     mha_attention_desc desc = {.flags = MHA_ATTENTION_WINDOW, .left_keys = S, .right_keys = S};
     mha_tensor global = mha_tensor_contiguous(NULL, MHA_U8, 2, (int64_t[]){0, 0});
@@ -400,7 +373,6 @@ static void cut_structs(void **state)
     assert_int_equal(mha_attention_forward(context, &desc, &c.q, &c.k, &c.v, &c.o, NULL),
                      MHA_ERR_ARGUMENT);
     assert_non_null(strstr(mha_error_detail(), "struct_size is 4104"));
-    mha_context_destroy(context);
     arena_free(&a);
 }
 
@@ -409,9 +381,8 @@ static void newer_structs(void **state)
     (void)state;
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
-    mha_context *context;
+    mha_context *context = context_with(0);
     call c;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     call_make(&c, context, &a);
     struct {
         mha_attention_desc desc;
@@ -436,7 +407,6 @@ static void newer_structs(void **state)
     assert_non_null(strstr(mha_error_detail(), "mha_attention_outputs"));
 #undef NEWER
     assert_int_equal(mha_attention_forward(context, NULL, &c.q, &c.k, &c.v, &c.o, NULL), MHA_OK);
-    mha_context_destroy(context);
     arena_free(&a);
 }
 
@@ -482,7 +452,6 @@ static void strict_and_plain(void **state)
             outcome_free(&plain);
             problem_free(&p);
         }
-    machines_free(&all);
 }
 
 static int64_t count_pairs(const problem *p)
@@ -556,16 +525,12 @@ static bool survives(const problem *p, rng *r, const machine *m, int64_t n, bool
     failing_alloc memory = failing_alloc_make();
     memory.fail_at = n;
     memory.fail_after = and_later;
-    const mha_context_desc desc = {.struct_size = sizeof desc,
-                                   .num_threads = 3,
-                                   .isa = m->isa,
-                                   .allocator = failing_alloc_interface(&memory)};
     mha_context *context = NULL;
     outcome x = outcome_make(r, &p->shape, OUTCOME_ALL, LAYOUT_PAD);
     guarded_snapshot(&x.o);
     guarded_snapshot(&x.lse);
     guarded_snapshot(&x.p);
-    mha_status status = mha_context_create(&desc, &context);
+    mha_status status = failing_context(&memory, 3, m->isa, &context);
     if (status != MHA_OK)
         assert_null(context);
     else
@@ -604,7 +569,6 @@ static void every_allocation_fails(void **state)
             assert_true(fail_at >= 3); /* context, pool, scratch */
         }
     problem_free(&p);
-    machines_free(&all);
 }
 
 static void steady_state(void **state)
@@ -618,12 +582,8 @@ static void steady_state(void **state)
         problem p;
         problem_make(&p, &r, &n);
         failing_alloc memory = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 2,
-                                       .isa = all.each[m].isa,
-                                       .allocator = failing_alloc_interface(&memory)};
         mha_context *context;
-        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        assert_int_equal(failing_context(&memory, 2, all.each[m].isa, &context), MHA_OK);
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
         assert_int_equal(problem_run(context, &p, all.each[m].path, &x), MHA_OK);
         int64_t calls = memory.calls;
@@ -634,7 +594,6 @@ static void steady_state(void **state)
         outcome_free(&x);
         problem_free(&p);
     }
-    machines_free(&all);
 }
 
 /* Both directions see the same pairs: here a window of 3 keys before, and 2 first ones. */
@@ -642,8 +601,7 @@ static void directions_count_alike(void **state)
 {
     (void)state;
     enum { HEADS = 2, TOKENS = 10, PAIRS = 1 + 2 + 3 + 4 + 5 + 5 * 6 };
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, HEADS, TOKENS, 16});
     const mha_attention_desc desc = {.struct_size = sizeof desc,
                                      .flags = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW,
@@ -658,7 +616,6 @@ static void directions_count_alike(void **state)
                      MHA_OK);
     assert_int_equal(forward.visible_pairs, HEADS * PAIRS);
     assert_int_equal(backward.visible_pairs, HEADS * PAIRS);
-    mha_context_destroy(context);
 }
 
 /* The tiled path's scratch does not grow with the lengths, a hundredfold here: full, causal, with a

@@ -114,14 +114,11 @@ static machines make_machines(void)
 {
     machines all = machines_make(1), three = machines_make(3);
     machines both = {.count = 0};
-    for (int i = 0; i < all.count; i++) {
-        machine *pair[] = {&all.each[i], &three.each[i]};
-        for (int j = 0; j < 2; j++)
-            if (all.each[i].path == MHA_PATH_TILED)
-                both.each[both.count++] = *pair[j];
-            else
-                mha_context_destroy(pair[j]->context);
-    }
+    for (int i = 0; i < all.count; i++)
+        if (all.each[i].path == MHA_PATH_TILED) {
+            both.each[both.count++] = all.each[i];
+            both.each[both.count++] = three.each[i];
+        }
     return both;
 }
 _Static_assert(MOST_MACHINES >= 6, "three instruction sets twice");
@@ -151,7 +148,6 @@ static void against_references(void **state)
     const tally *tallies[] = {&card.o, &card.lse, &card.o_exact, &card.lse_exact};
     for (int i = 0; i < 4; i++) tally_print(tallies[i]);
     for (int i = 0; i < 4 && !alone; i++) assert_true(tally_is_sharp(tallies[i]));
-    machines_free(&all);
 }
 
 /* ---- what is not finite -----------------------------------------------------------------------
@@ -266,7 +262,6 @@ static void not_finite(void **state)
         for (int m = 0; m < all.count; m++) outcome_free(&x.got[m]);
         kinds_free(c);
     }
-    machines_free(&all);
 }
 
 /* Numbers from everywhere in the range: no crash, the same bits, and no NaN that nothing makes. */
@@ -304,7 +299,6 @@ static void hostile_numbers(void **state)
         for (int m = 0; m < all.count; m++) outcome_free(&x.got[m]);
         kinds_free(&x.c);
     }
-    machines_free(&all);
 }
 
 /* ---- plain calls -------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 /* Every invalid descriptor has its own status and a line that names the number at fault; nothing is
  * written. The arguments that the first descriptor had are in test_attention_errors.c. */
+#include "support/expect.h"
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/attention.h>
@@ -118,11 +120,7 @@ static void make_ragged(call *c)
 
 /* ---- the spoilers ---------------------------------------------------------------------------- */
 
-#define SPOIL(name, change)   \
-    static void name(call *c) \
-    {                         \
-        change;               \
-    }
+#define SPOIL(name, ...) SPOILER(call *c, name, __VA_ARGS__)
 #define RAGGED(name, change) SPOIL(name, (make_ragged(c), change))
 
 SPOIL(no_window_flag, c->desc.flags = 0)
@@ -338,14 +336,6 @@ static mha_status forward(mha_context *context, const call *c)
     return mha_attention_forward(context, &c->desc, &c->q, &c->k, &c->v, &c->o, &c->outputs);
 }
 
-static void check_detail(size_t i, const char *word)
-{
-    const char *detail = mha_error_detail();
-    printf("  %s\n", detail);
-    if (!*detail || strchr(detail, '\n') || !strstr(detail, word))
-        fail_msg("case %zu: '%s' does not say %s", i, detail, word);
-}
-
 static void check_case(mha_context *context, const arena *a, size_t i)
 {
     const misuse *x = &cases[i];
@@ -354,14 +344,11 @@ static void check_case(mha_context *context, const arena *a, size_t i)
     mha_attention_plan plan;
     call_make(&c, a);
     x->spoil(&c);
-    mha_status status = forward(context, &c);
-    if (status != x->status)
-        fail_msg("case %zu (%s): status %d, expected %d: %s", i, x->word, (int)status,
-                 (int)x->status, mha_error_detail());
-    check_detail(i, x->word);
+    expect_row(i, forward(context, &c), x->status, x->word);
     for (int j = 0; j < 6; j++)
         if (!guarded_unchanged(outputs[j])) fail_msg("case %zu (%s) wrote", i, x->word);
-    status = mha_attention_explain(context, &c.desc, &c.q, &c.k, &c.v, &c.o, &c.outputs, &plan);
+    const mha_status status =
+        mha_attention_explain(context, &c.desc, &c.q, &c.k, &c.v, &c.o, &c.outputs, &plan);
     if (status != (x->forward_only ? MHA_OK : x->status))
         fail_msg("case %zu (%s): explain gives %d", i, x->word, (int)status);
 }
@@ -372,16 +359,14 @@ static void every_misuse(void **state)
     rng r = rng_make(rng_run_seed(), 1);
     arena a = arena_make(&r);
     guarded *memory[] = {&a.o, &a.lse, &a.p, &a.f32, &a.u8, &a.i32};
-    mha_context *context;
+    mha_context *context = context_with(0);
     call c;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     call_make(&c, &a);
     if (forward(context, &c) != MHA_OK) fail_msg("%s", mha_error_detail());
     make_ragged(&c);
     if (forward(context, &c) != MHA_OK) fail_msg("%s", mha_error_detail());
     for (int j = 0; j < 6; j++) guarded_snapshot(memory[j]);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) check_case(context, &a, i);
-    mha_context_destroy(context);
     arena_free(&a);
 }
 
@@ -392,22 +377,19 @@ static void sinks_that_are_no_numbers(void **state)
     static const float values[] = {NAN, INFINITY, 2e38f};
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
-    mha_context *context;
+    mha_context *context = context_with(0);
     call c;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     call_make(&c, &a);
     float own[H] = {0};
     c.sinks.data = own;
     guarded_snapshot(&a.o);
     for (int i = 0; i < 3; i++) {
         sink_value(&c, values[i]);
-        assert_int_equal(forward(context, &c), MHA_ERR_NUMERIC);
-        check_detail((size_t)i, "sink_logits[0]");
+        expect_row((size_t)i, forward(context, &c), MHA_ERR_NUMERIC, "sink_logits[0]");
         assert_true(guarded_unchanged(&a.o));
     }
     sink_value(&c, -INFINITY);
     assert_int_equal(forward(context, &c), MHA_OK);
-    mha_context_destroy(context);
     arena_free(&a);
 }
 
@@ -417,10 +399,9 @@ static void ragged_plan(void **state)
     (void)state;
     rng r = rng_make(rng_run_seed(), 3);
     arena a = arena_make(&r);
-    mha_context *context;
+    mha_context *context = context_with(0);
     mha_attention_plan plan;
     call c;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     call_make(&c, &a);
     make_ragged(&c);
     c.queries[1] = 0; /* 0 and 6 queries; 2 and 8 keys */
@@ -437,7 +418,6 @@ static void ragged_plan(void **state)
         assert_true(plan.bytes == 4.0 * (double)elements);
         if (path == MHA_PATH_PLAIN) assert_int_equal(plan.work_items, H * 6);
     }
-    mha_context_destroy(context);
     arena_free(&a);
 }
 

@@ -1,9 +1,11 @@
 /* Outputs on request: every wrong request is refused with a status and a sentence, and nothing is
  * written; allocations that fail; scratch as explain promised; batches and padding; old structs. */
 #include "reference/kinds_reference.h"
+#include "support/expect.h"
 #include "support/extras.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <math.h>
@@ -46,11 +48,7 @@ static void call_free(call *a)
 
 /* A copy of an output's view, put in its place. */
 #define SPOILED(field) (a->spoiled = *a->x.outputs.field, a->x.outputs.field = &a->spoiled)
-#define SPOIL(name, ...)      \
-    static void name(call *a) \
-    {                         \
-        __VA_ARGS__;          \
-    }
+#define SPOIL(name, ...) SPOILER(call *a, name, __VA_ARGS__)
 SPOIL(unknown_flag, a->x.outputs.flags = 4)
 SPOIL(reserved, a->x.outputs.reserved = 1)
 SPOIL(stage, a->x.outputs.score_stage = (mha_score_stage)3)
@@ -170,16 +168,11 @@ static void every_error(void **state)
             call_make(&a, &r);
             errors[i].spoil(&a);
             snapshot(&a.x);
-            mha_status status = extras_run(all.each[m].context, &a.c, all.each[m].path, &a.x);
-            const char *detail = mha_error_detail();
-            if (m == 0) printf("  %2d %s\n", (int)status, detail);
-            if (status != errors[i].status || !strstr(detail, errors[i].word))
-                fail_msg("case %zu: status %d, expected %d naming %s: %s", i, (int)status,
-                         (int)errors[i].status, errors[i].word, detail);
+            expect_row(i, extras_run(all.each[m].context, &a.c, all.each[m].path, &a.x),
+                       errors[i].status, errors[i].word);
             if (!unchanged(&a.x)) fail_msg("case %zu: something was written", i);
             call_free(&a);
         }
-    machines_free(&all);
 }
 
 /* ---- the struct as it was, and what is allowed ----------------------------------------------- */
@@ -188,7 +181,6 @@ static void every_error(void **state)
 static void old_struct(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 1);
     call a;
     call_make(&a, &r);
@@ -200,10 +192,9 @@ static void old_struct(void **state)
     a.x.outputs.flags = 0;
     a.x.outputs.lse = NULL;
     a.x.outputs.probabilities = &p;
-    assert_int_equal(extras_run(all.each[0].context, &a.c, MHA_PATH_AUTO, &a.x), MHA_OK);
+    assert_int_equal(extras_run(machines_context(1, 0), &a.c, MHA_PATH_AUTO, &a.x), MHA_OK);
     guarded_free(&whole);
     call_free(&a);
-    machines_free(&all);
 }
 
 /* Empty lists, empty axes, strict, an offset that only `diagonal` reads. */
@@ -235,7 +226,6 @@ static void allowed(void **state)
             extras_free(&x);
             kinds_free(&c);
         }
-    machines_free(&all);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -246,12 +236,8 @@ static bool survives(call *a, const machine *m, int64_t n, bool and_later)
     failing_alloc memory = failing_alloc_make();
     memory.fail_at = n;
     memory.fail_after = and_later;
-    const mha_context_desc desc = {.struct_size = sizeof desc,
-                                   .num_threads = 3,
-                                   .isa = m->isa,
-                                   .allocator = failing_alloc_interface(&memory)};
     mha_context *context = NULL;
-    mha_status status = mha_context_create(&desc, &context);
+    mha_status status = failing_context(&memory, 3, m->isa, &context);
     snapshot(&a->x);
     if (status == MHA_OK) status = extras_run(context, &a->c, m->path, &a->x);
     if (status != MHA_OK) {
@@ -278,7 +264,6 @@ static void every_allocation_fails(void **state)
             assert_true(n > 2);
             call_free(&a);
         }
-    machines_free(&all);
 }
 
 /* Scratch that explain named is enough, for any selection of outputs. */
@@ -322,8 +307,7 @@ static void pairs_are_counted(void **state)
     (void)state;
     const unsigned counted =
         KIND_CAUSAL | KIND_OFFSETS | KIND_LENGTHS | KIND_WINDOW | KIND_SINK_KEYS | KIND_RAGGED;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (int i = 0; i < rng_cases(200, 2000); i++) {
         rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
         kinds_shape shape = kinds_some_shape(&r);
@@ -345,7 +329,6 @@ static void pairs_are_counted(void **state)
                      c.text);
         kinds_free(&c);
     }
-    mha_context_destroy(context);
 }
 
 /* Statistics of all rows need 8 bytes a row and head, and no T x S array. */
@@ -439,7 +422,6 @@ static void batch_and_padding(void **state)
         }
         kinds_free(&c);
     }
-    machines_free(&all);
 }
 
 RUN_TESTS(TEST(every_error), TEST(old_struct), TEST(allowed), TEST(every_allocation_fails),

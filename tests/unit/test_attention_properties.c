@@ -133,7 +133,6 @@ static void symbolic_is_dense(void **state)
         guarded_free(&mask);
         discard(c);
     }
-    machines_free(&all);
 }
 
 static void open_window(void **state)
@@ -153,7 +152,6 @@ static void open_window(void **state)
         expect_same(c, &r, i, &wide, &all, "a window of everything hides something");
         discard(c);
     }
-    machines_free(&all);
 }
 
 /* ---- ragged ---------------------------------------------------------------------------------- */
@@ -268,7 +266,6 @@ static void ragged_is_padded(void **state)
         padded_free(&p);
         discard(c);
     }
-    machines_free(&all);
 }
 
 /* ---- heads ----------------------------------------------------------------------------------- */
@@ -309,7 +306,6 @@ static void grouped_is_repeated(void **state)
         guarded_free(&v);
         discard(c);
     }
-    machines_free(&all);
 }
 
 /* ---- features that do nothing ---------------------------------------------------------------- */
@@ -346,7 +342,6 @@ static void idle_features(void **state)
         expect_same(c, &r, i, &idle, &all, "slopes of 0 change something");
         discard(c);
     }
-    machines_free(&all);
 }
 
 static bool all_zero(const mha_tensor *x)
@@ -393,7 +388,6 @@ static void shut_off(void **state)
         }
         discard(c);
     }
-    machines_free(&all);
 }
 
 /* ---- dropout --------------------------------------------------------------------------------- */
@@ -439,7 +433,6 @@ static void dropout_rate(void **state)
                 fail_msg("%s: %lld of %lld dropped at rate %g", all.each[m].name,
                          (long long)dropped, (long long)total, p);
         }
-    machines_free(&all);
 }
 
 /* ---- threads, and outputs -------------------------------------------------------------------- */
@@ -469,7 +462,6 @@ static void any_threads(void **state)
         }
         discard(c);
     }
-    for (int i = 0; i < 4; i++) machines_free(&all[i]);
 }
 
 /* ---- what is not finite ---------------------------------------------------------------------- */
@@ -504,7 +496,6 @@ static void garbage_in_unseen_bias(void **state)
         guarded_free(&dirty);
         discard(c);
     }
-    machines_free(&all);
 }
 
 /* ---- what is skipped ------------------------------------------------------------------------- */
@@ -563,7 +554,6 @@ static void hidden_tiles_are_skipped(void **state)
         printf("causal %lld of %d pairs\n", (long long)cells, N * N);
         assert_in_range(cells, (int64_t)N * (N + 1) / 2, (int64_t)N * (N + 1) / 2 + N * STRIP);
     }
-    machines_free(&all);
 }
 
 /* A global key beside a window, before and behind it, touching it and at gaps of 1 and 2: the keys
@@ -601,7 +591,6 @@ static void beside_the_window(void **state)
                     fail_msg("%s: key %d is global, weight of key %d is %g", all.each[m].name, key,
                              s, (double)weights[s]);
         }
-    machines_free(&all);
 }
 
 RUN_TESTS(TEST(symbolic_is_dense), TEST(open_window), TEST(ragged_is_padded),

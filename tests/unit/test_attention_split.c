@@ -82,15 +82,9 @@ static void add_terms(decode_case *x, rng *r)
     for (int64_t i = 0; i < x->T * x->S; i++) x->keep[i] = rng_between(r, 0, 3) > 0;
 }
 
-static void make(decode_case *x, rng *r)
+/* Numbers for sizes that are set, and no terms. */
+static void fill(decode_case *x, rng *r)
 {
-    static const int64_t groups[] = {1, 1, 4, 8, 20, 32}, widths[] = {32, 64, 72, 128};
-    *x = (decode_case){.B = rng_between(r, 1, 2), .Hk = rng_between(r, 1, 2)};
-    x->H = x->Hk * RNG_PICK(r, groups);
-    x->T = rng_between(r, 1, x->H == x->Hk ? 12 : 2);
-    x->S = rng_between(r, 3000, 5000);
-    x->D = RNG_PICK(r, widths);
-    x->Dv = rng_between(r, 1, 4) * 32;
     x->Q = four(x->q = normal(r, x->B * x->H * x->T * x->D), x->B, x->H, x->T, x->D);
     x->K = four(x->k = normal(r, x->B * x->Hk * x->S * x->D), x->B, x->Hk, x->S, x->D);
     x->V = four(x->v = normal(r, x->B * x->Hk * x->S * x->Dv), x->B, x->Hk, x->S, x->Dv);
@@ -103,6 +97,18 @@ static void make(decode_case *x, rng *r)
     assert_non_null(x->keep);
     x->KEEP = mha_tensor_contiguous(x->keep, MHA_U8, 4, (int64_t[]){1, 1, x->T, x->S});
     x->desc = (mha_attention_desc){.struct_size = sizeof x->desc};
+}
+
+static void make(decode_case *x, rng *r)
+{
+    static const int64_t groups[] = {1, 1, 4, 8, 20, 32}, widths[] = {32, 64, 72, 128};
+    *x = (decode_case){.B = rng_between(r, 1, 2), .Hk = rng_between(r, 1, 2)};
+    x->H = x->Hk * RNG_PICK(r, groups);
+    x->T = rng_between(r, 1, x->H == x->Hk ? 12 : 2);
+    x->S = rng_between(r, 3000, 5000);
+    x->D = RNG_PICK(r, widths);
+    x->Dv = rng_between(r, 1, 4) * 32;
+    fill(x, r);
     add_terms(x, r);
     add_composed(x, r);
     spoil(x, r);
@@ -168,8 +174,57 @@ static void threads_share_keys(void **state)
         discard(&x);
     }
     if (rng_whole_sample()) assert_true(shared > 0);
-    machines_free(&one);
-    for (int i = 0; i < COUNTS; i++) machines_free(&several[i]);
+}
+
+/* An input that sharing does not know is not lost: the keys are not shared then. */
+static void every_input_is_kept(void **state)
+{
+    (void)state;
+    enum { H = 20, T = 2, S = 4096, D = 64, REACH = 7, TERMS = 11 };
+    const machines one = machines_make(1), two = machines_make(2);
+    rng r = rng_make(rng_run_seed(), 9000);
+    decode_case x = {.B = 1, .H = H, .Hk = 1, .T = T, .S = S, .D = D, .Dv = D};
+    fill(&x, &r);
+    float *table = normal(&r, REACH * D), *bias = normal(&r, S), plain[H * T * D], o[H * T * D];
+    int32_t *documents = malloc(S * sizeof *documents);
+    uint8_t *bytes = malloc(S);
+    assert_true(documents && bytes);
+    for (int i = 0; i < S; i++) documents[i] = bytes[i] = i % 3 == 0;
+    const mha_tensor shaw = mha_tensor_contiguous(table, MHA_F32, 2, (int64_t[]){REACH, D}),
+                     buckets = mha_tensor_contiguous(table, MHA_F32, 2, (int64_t[]){16, H}),
+                     gates = mha_tensor_contiguous(table, MHA_F32, 2, (int64_t[]){1, H}),
+                     biases = mha_tensor_contiguous(bias, MHA_F32, 1, (int64_t[]){S}),
+                     of_queries = mha_tensor_contiguous(documents, MHA_I32, 1, (int64_t[]){T}),
+                     of_keys = mha_tensor_contiguous(documents, MHA_I32, 1, (int64_t[]){S}),
+                     kept = mha_tensor_contiguous(bytes, MHA_U8, 1, (int64_t[]){S});
+    const mha_attention_desc terms[TERMS] = {
+        {.struct_size = sizeof *terms},
+        {.struct_size = sizeof *terms, .shaw_values = &shaw},
+        {.struct_size = sizeof *terms, .shaw_keys = &shaw},
+        {.struct_size = sizeof *terms, .softcap = 2},
+        {.struct_size = sizeof *terms, .dropout = 0.25f},
+        {.struct_size = sizeof *terms, .sink_logits = &x.SINKS},
+        {.struct_size = sizeof *terms, .gates = &gates},
+        {.struct_size = sizeof *terms, .bias = &biases},
+        {.struct_size = sizeof *terms, .keep_mask = &kept},
+        {.struct_size = sizeof *terms, .t5_table = &buckets},
+        {.struct_size = sizeof *terms, .query_documents = &of_queries, .key_documents = &of_keys}};
+    for (int m = 0; m < one.count; m++) {
+        if (one.each[m].path == MHA_PATH_PLAIN) continue;
+        for (int i = 0; i < TERMS; i++) {
+            x.desc = terms[i];
+            compute(&x, &one.each[m]);
+            memcpy(o, x.o, sizeof o);
+            const bool shared = compute(&x, &two.each[m]);
+            if (memcmp(o, x.o, sizeof o) != 0)
+                fail_msg("term %d, %s: two threads change the bits", i, one.each[m].name);
+            if (i == 0) assert_true(shared);
+            if (i == 0) memcpy(plain, o, sizeof o);
+            if (i > 0) assert_memory_not_equal(plain, o, sizeof o);
+        }
+    }
+    free(table), free(bias), free(documents), free(bytes);
+    discard(&x);
 }
 
 /* What is shared takes memory for the scores of all keys, but not any amount: a plan for a million
@@ -224,4 +279,5 @@ static void hidden_keys_are_not_shared(void **state)
     mha_context_destroy(context);
 }
 
-RUN_TESTS(TEST(threads_share_keys), TEST(memory_is_bounded), TEST(hidden_keys_are_not_shared))
+RUN_TESTS(TEST(threads_share_keys), TEST(every_input_is_kept), TEST(memory_is_bounded),
+          TEST(hidden_keys_are_not_shared))

@@ -48,7 +48,6 @@ static float hand_bias[] = {1, -1, 2, 0};
 static void hand_writing(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     /* z of head 0 and 1 for four tokens. */
     float z[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
     float written[32], norms[8], shares[8], cosines[4], output[16], map[8];
@@ -58,8 +57,8 @@ static void hand_writing(void **state)
     mha_tensor s = tensor3(shares, 1, 2, 4), c = tensor2(cosines, 2, 2);
     mha_tensor o = tensor3(output, 1, 4, 4), m = tensor2(map, 2, 4);
     const mha_head_writing out = {sizeof out, 0, &w, &n, &s, &c, &o};
-    assert_int_equal(mha_heads_write(all.each[0].context, &heads, &weight, &bias, NULL, NULL, &out),
-                     MHA_OK);
+    assert_int_equal(
+        mha_heads_write(machines_context(2, 0), &heads, &weight, &bias, NULL, NULL, &out), MHA_OK);
     static const float wanted[] = {3, 4, 0, 0, 0, 0, 2, 0, -3, -4, 0, 0, 0, 0, 0, 0,
                                    0, 0, 0, 0, 1, 0, 0, 0, 3,  0,  0, 4, 0, 0, 0, 0};
     static const float sums[] = {4, 3, 2, 0, 2, -1, 4, 0, 1, -5, 2, 4, 1, -1, 2, 0};
@@ -75,13 +74,11 @@ static void hand_writing(void **state)
     assert_int_equal(mha_head_weight_norms(&weight, &m), MHA_OK);
     static const float rows[] = {3, 4, 1, 0, 1, 0, 0, 2};
     assert_memory_equal(map, rows, sizeof rows);
-    machines_free(&all);
 }
 
 static void hand_maps(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     float v[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
     float p[32] = {1, 0, 0, 0, 0.5f, 0.5f, 0, 0, 0, 0.5f, 0.5f, 0, 0.25f, 0.25f, 0.25f, 0.25f,
                    1, 0, 0, 0, 0,    1,    0, 0, 0, 0,    1,    0, 0.25f, 0.25f, 0.25f, 0.25f};
@@ -92,7 +89,7 @@ static void hand_maps(void **state)
     mha_tensor gates = mha_tensor_contiguous(gate, MHA_F32, 1, (int64_t[]){2});
     const mha_norm_maps out = {sizeof out, 0, &values_t, &p_t, &layer_t}; /* in place */
     assert_int_equal(
-        mha_attention_norm_maps(all.each[0].context, &v_t, &weight, &gates, &p_t, &out), MHA_OK);
+        mha_attention_norm_maps(machines_context(2, 0), &v_t, &weight, &gates, &p_t, &out), MHA_OK);
     /* ||f|| is 5 2 5 0 and, doubled by the gate, 0 2 10 0. */
     static const float norms[] = {5, 2, 5, 0, 0, 2, 10, 0};
     static const float heads[] = {5, 0, 0, 0, 2.5f, 1, 0, 0, 0, 1, 2.5f, 0, 1.25f, 0.5f, 1.25f, 0,
@@ -105,28 +102,25 @@ static void hand_maps(void **state)
     assert_memory_equal(layer + 4, row1, sizeof row1);
     assert_memory_equal(layer + 8, row2, sizeof row2);
     assert_true(layer[0] == 5 && layer[12] == 1.25f);
-    machines_free(&all);
 }
 
 static void hand_rollout(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     float maps[] = {1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0,
                     1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1};
     float first[16], second[16];
     mha_tensor m = tensor4(maps, 1, 2, 4, 4), a = tensor3(first, 1, 4, 4);
     mha_tensor b = tensor3(second, 1, 4, 4);
-    assert_int_equal(mha_rollout_step(all.each[0].context, &m, NULL, &a), MHA_OK);
+    assert_int_equal(mha_rollout_step(machines_context(2, 0), &m, NULL, &a), MHA_OK);
     /* Head 0 looks back by one, head 1 at itself: a quarter and three quarters. */
     static const float one[] = {1, 0,     0,     0, 0.25f, 0.75f, 0,     0,
                                 0, 0.25f, 0.75f, 0, 0,     0,     0.25f, 0.75f};
     assert_memory_equal(first, one, sizeof one);
-    assert_int_equal(mha_rollout_step(all.each[0].context, &m, &a, &b), MHA_OK);
+    assert_int_equal(mha_rollout_step(machines_context(2, 0), &m, &a, &b), MHA_OK);
     static const float two[] = {1,       0,      0,       0, 0.4375f, 0.5625f, 0,      0,
                                 0.0625f, 0.375f, 0.5625f, 0, 0,       0.0625f, 0.375f, 0.5625f};
     assert_memory_equal(second, two, sizeof two);
-    machines_free(&all);
 }
 
 /* ---- against the definitions ----------------------------------------------------------------- */
@@ -316,14 +310,11 @@ static void desks(void **state)
         free(written), free(layer), free(angles), free(weight);
         desk_free(&d);
     }
-    machines_free(&all);
-    machines_free(&three);
 }
 
 static void rollouts(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 300 + (uint64_t)i);
         const int64_t B = rng_between(&r, 1, 2), H = rng_between(&r, 1, 3);
@@ -341,9 +332,8 @@ static void rollouts(void **state)
             }
             mha_tensor m = tensor4(maps[l], B, H, T, T), to = tensor3(out[l % 2], B, T, T);
             mha_tensor from = tensor3(out[(l + 1) % 2], B, T, T);
-            assert_int_equal(
-                mha_rollout_step(all.each[i % all.count].context, &m, l ? &from : NULL, &to),
-                MHA_OK);
+            assert_int_equal(mha_rollout_step(machines_context(2, i), &m, l ? &from : NULL, &to),
+                             MHA_OK);
         }
         for (int64_t b = 0; b < B; b++) {
             for (int64_t l = 0; l < L; l++) {
@@ -365,7 +355,6 @@ static void rollouts(void **state)
         }
         for (int64_t l = 0; l < L; l++) free(maps[l]);
     }
-    machines_free(&all);
 }
 
 /* ---- transformers ---------------------------------------------------------------------------- */
@@ -635,10 +624,9 @@ static void check_total(const example *e, const mha_attribution_target *target, 
 static void logits(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 700 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         const mha_transformer_desc desc = some_desc(&r);
         example *e = example_make(context, &desc, &r);
         example_run(context, e);
@@ -670,7 +658,6 @@ static void logits(void **state)
         reference_stream_free(&s);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* Small integers, heads that look at four tokens evenly, no norm: every number is exact in f32, and
@@ -678,10 +665,9 @@ static void logits(void **state)
 static void integers(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 1500 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                            .flags = MHA_TRANSFORMER_BIAS,
                                            .vocab_size = VOCAB,
@@ -739,7 +725,6 @@ static void integers(void **state)
         free(bias);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* The layers' calls are the plain ones on the layers' numbers; a token that sees itself alone has
@@ -747,10 +732,9 @@ static void integers(void **state)
 static void layers(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 2100 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         mha_transformer_desc desc = some_desc(&r);
         desc.flags |= MHA_TRANSFORMER_CAUSAL;
         example *e = example_make(context, &desc, &r);
@@ -785,7 +769,6 @@ static void layers(void **state)
         }
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* ---- composition ----------------------------------------------------------------------------- */
@@ -879,21 +862,19 @@ static void composition(void **state)
         }
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* Matrices by chance give the baseline; a head that reads all that another writes, far more. */
 static void composition_of_chance(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .vocab_size = VOCAB,
                                        .max_length = 8,
                                        .embed_dim = 64,
                                        .num_layers = 2,
                                        .num_heads = 4};
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(2, 0);
     mha_transformer *t;
     mha_parameter p, from;
     assert_int_equal(mha_transformer_create(context, &desc, &t), MHA_OK);
@@ -918,7 +899,6 @@ static void composition_of_chance(void **state)
     const float *row = scores + 32 + 8;
     assert_true(row[2] > 0.22f && row[0] < 0.16f && row[1] < 0.16f && row[3] < 0.16f);
     mha_transformer_destroy(t);
-    machines_free(&all);
 }
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
@@ -926,8 +906,7 @@ static void composition_of_chance(void **state)
 static void errors(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *x = all.each[0].context;
+    mha_context *x = machines_context(1, 0);
     float z[32] = {0}, w[16] = {0}, out[64], p[64] = {0};
     mha_tensor heads = tensor4(z, 1, 2, 4, 2), weight = tensor2(w, 4, 4);
     mha_tensor norms = tensor3(out, 1, 2, 4), other = tensor3(z, 1, 2, 4), map = tensor2(out, 2, 4);
@@ -960,14 +939,12 @@ static void errors(void **state)
     expect_error(mha_rollout_step(x, &square, NULL, &after), MHA_ERR_OVERLAP, "after overlaps");
     square.shape[2] = 3;
     expect_error(mha_rollout_step(x, &square, NULL, &after), MHA_ERR_SHAPE, "maps");
-    machines_free(&all);
 }
 
 static void transformer_errors(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *x = all.each[0].context;
+    mha_context *x = machines_context(1, 0);
     rng r = rng_make(3, 0);
     mha_transformer_desc desc = {.struct_size = sizeof desc,
                                  .flags = MHA_TRANSFORMER_NO_OUTPUT,
@@ -1000,7 +977,6 @@ static void transformer_errors(void **state)
     mha_composition composition = {.struct_size = sizeof composition, .k = &k};
     expect_error(mha_transformer_composition(x, e->t, &composition), MHA_ERR_SHAPE, "k: dim 3");
     example_free(e), example_free(f);
-    machines_free(&all);
 }
 
 /* Refused memory is an error, and nothing is lost. */
@@ -1017,11 +993,8 @@ static void memory(void **state)
                                        .num_heads = 4};
     for (int64_t n = 0;; n++) {
         failing_alloc allocator = failing_alloc_make();
-        const mha_context_desc c = {.struct_size = sizeof c,
-                                    .num_threads = 2,
-                                    .allocator = failing_alloc_interface(&allocator)};
         mha_context *context = NULL;
-        assert_int_equal(mha_context_create(&c, &context), MHA_OK);
+        assert_int_equal(failing_context(&allocator, 2, MHA_ISA_AUTO, &context), MHA_OK);
         example *e = example_make(context, &desc, &r);
         example_run(context, e);
         allocator.fail_at = allocator.calls + n;

@@ -85,14 +85,6 @@ static void result_free(result *r)
         if (r->has[i]) guarded_free(&r->of[i]);
 }
 
-static void fill(rng *r, const mha_tensor *x)
-{
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(x)) return;
-    do *(float *)guarded_element(x, index) = rng_normal(r);
-    while (guarded_next(x, index));
-}
-
 /* What an accumulating call finds. */
 static float before(int which)
 {
@@ -128,7 +120,7 @@ static void make_trial(trial *x, rng *r, const kinds_shape *shape)
     const int64_t o_shape[4] = {x->a.q->shape[0], x->a.q->shape[1], x->a.q->shape[2],
                                 x->a.v->shape[3]};
     x->o_gradient = guarded_make(r, MHA_F32, 4, o_shape, guarded_random_layout(r, true));
-    fill(r, &x->o_gradient.view);
+    guarded_fill(r, &x->o_gradient.view, 1);
     x->accumulate = rng_chance(r, 0.3);
 }
 
@@ -294,7 +286,6 @@ static void random_company(void **state)
         printf("  %d descriptors\n", count);
         print_cards(&all, cards, count >= SAMPLE);
     }
-    machines_free(&all);
 }
 
 /* Each kind alone, across the borders of blocks of keys and chunks of queries, and each pair. */
@@ -313,7 +304,6 @@ static void alone_and_in_pairs(void **state)
             run_trial(number++, &given, &all, cards);
         }
     print_cards(&all, cards, true);
-    machines_free(&all);
 }
 
 /* ---- bits ------------------------------------------------------------------------------------ */
@@ -350,9 +340,6 @@ static void bits_of_threads_and_wishes(void **state)
         }
         free_trial(&x);
     }
-    machines_free(&one);
-    machines_free(&two);
-    machines_free(&five);
 }
 
 RUN_TESTS(TEST(alone_and_in_pairs), TEST(random_company), TEST(bits_of_threads_and_wishes))

@@ -2,9 +2,11 @@
  * plans, memory that runs out. */
 #include "reference/half_reference.h"
 #include "reference/kinds_reference.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/backward.h>
@@ -228,7 +230,6 @@ static void poison_stays(void **state)
             run_poisoned(&x, &r, &all.each[m]);
             kinds_free(&x.c);
         }
-    machines_free(&all);
 }
 
 /* A query without keys gives no gradient to a sink either, whatever its dO holds. */
@@ -264,7 +265,6 @@ static void query_without_keys(void **state)
         free(c.v.data);
         free_results(&c);
     }
-    machines_free(&all);
 }
 
 /* A product with a hidden value may overflow; it takes no part. */
@@ -295,7 +295,6 @@ static void huge_where_hidden(void **state)
         free(c.v.data);
         free_results(&c);
     }
-    machines_free(&all);
 }
 
 /* Scores of 1e11 differ from their log-sum-exp by thousands, for rounding alone: nothing is NaN,
@@ -331,7 +330,6 @@ static void huge_scores(void **state)
         free_results(&c);
     }
     free(first);
-    machines_free(&all);
 }
 
 /* ---- padding and batches --------------------------------------------------------------------- */
@@ -405,7 +403,6 @@ static void padding_and_batches(void **state)
             rng r = rng_make(rng_run_seed(), 4000000 + (uint64_t)i);
             check_padding(&r, &all.each[m]);
         }
-    machines_free(&all);
 }
 
 /* ---- causal and lengths, which have a way of their own --------------------------------------- */
@@ -464,7 +461,6 @@ static void hidden_by_ranges_or_bytes(void **state)
             rng r = rng_make(rng_run_seed(), 6000000 + (uint64_t)i);
             check_bytes(&r, &all.each[m]);
         }
-    machines_free(&all);
 }
 
 /* ---- f16 and bf16 ---------------------------------------------------------------------------- */
@@ -552,7 +548,6 @@ static void halves_are_widened(void **state)
         for (int m = 0; m < all.count; m++) check_halves(&r, &all.each[m], &c);
         kinds_free(&c);
     }
-    machines_free(&all);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -567,11 +562,7 @@ typedef struct misuse {
     const mha_attention_gradients *gradients_at;
 } misuse;
 
-#define SPOIL(name, change)     \
-    static void name(misuse *x) \
-    {                           \
-        change;                 \
-    }
+#define SPOIL(name, ...) SPOILER(misuse *x, name, __VA_ARGS__)
 SPOIL(null_context, x->context = NULL)
 SPOIL(null_o, x->o_at = NULL)
 SPOIL(null_lse, x->lse_at = NULL)
@@ -687,18 +678,17 @@ static void free_misuse(const misuse *x)
 static void each_error(void **state)
 {
     (void)state;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         misuse x, kept;
         mha_attention_plan plan;
         make_misuse(&x, context);
         kept = x;
         errors[i].spoil(&x);
-        mha_status status = mha_attention_backward(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v,
-                                                   x.o_at, x.lse_at, x.g_at, x.gradients_at);
-        if (status != errors[i].status || !strstr(mha_error_detail(), errors[i].word))
-            fail_msg("error %zu: status %d, \"%s\"", i, (int)status, mha_error_detail());
+        expect_row(i,
+                   mha_attention_backward(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
+                                          x.lse_at, x.g_at, x.gradients_at),
+                   errors[i].status, errors[i].word);
         mha_status said =
             mha_attention_backward_explain(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
                                            x.lse_at, x.g_at, x.gradients_at, &plan);
@@ -706,7 +696,6 @@ static void each_error(void **state)
             fail_msg("explain of error %zu: status %d, \"%s\"", i, (int)said, mha_error_detail());
         free_misuse(&kept);
     }
-    mha_context_destroy(context);
 }
 
 /* ---- plans ----------------------------------------------------------------------------------- */
@@ -747,9 +736,8 @@ static void check_huge(const mha_context *context)
 static void plans(void **state)
 {
     (void)state;
-    mha_context *context;
+    mha_context *context = context_with(0);
     mha_status status;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     mha_attention_plan small = plan_of(context, 1024, 64, MHA_PATH_AUTO, 0, &status);
     assert_int_equal(status, MHA_OK);
     assert_int_equal(small.path, MHA_PATH_TILED);
@@ -767,7 +755,6 @@ static void plans(void **state)
     plan_of(context, 64, 300, MHA_PATH_PLAIN, MHA_ATTENTION_STRICT, &status);
     assert_int_equal(status, MHA_OK);
     check_huge(context);
-    mha_context_destroy(context);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -778,9 +765,7 @@ static void check_reserve(call *x)
     mha_context *context;
     mha_attention_plan plan;
     failing_alloc alloc = failing_alloc_make();
-    const mha_context_desc desc = {
-        .struct_size = sizeof desc, .num_threads = 1, .allocator = failing_alloc_interface(&alloc)};
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
     assert_int_equal(mha_attention_backward_explain(context, &x->desc, &x->q, &x->k, &x->v, &x->o,
                                                     &x->lse, &x->o_gradient, &x->gradients, &plan),
                      MHA_OK);
@@ -815,10 +800,7 @@ static void memory_runs_out(void **state)
         for (int64_t at = 0; at < 1000; at++) {
             mha_context *context;
             alloc = failing_alloc_make();
-            const mha_context_desc desc = {.struct_size = sizeof desc,
-                                           .num_threads = 1,
-                                           .allocator = failing_alloc_interface(&alloc)};
-            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
             memset(x.of[QUERIES].data, 0x55, (size_t)count_of(&x.of[QUERIES]) * sizeof(float));
             alloc.fail_at = alloc.calls + at;
             alloc.fail_after = true;

@@ -319,10 +319,13 @@ static void newer_context_desc(void **state)
     memset(&newer, 0, sizeof newer);
     newer.desc.struct_size = sizeof newer;
     mha_context_destroy(must_create(&newer.desc));
-    newer.more[3] = 1;
-    expect_error(mha_context_create(&newer.desc, &context), MHA_ERR_UNSUPPORTED,
-                 "mha_context_desc");
-    assert_null(context);
+    for (size_t i = 0; i < sizeof newer.more; i++) {
+        newer.more[i] = 1;
+        expect_error(mha_context_create(&newer.desc, &context), MHA_ERR_UNSUPPORTED,
+                     "mha_context_desc");
+        assert_null(context);
+        newer.more[i] = 0;
+    }
 }
 
 static void default_allocator(void **state)

@@ -3,8 +3,8 @@
  * read and write them. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/one_context.h"
 #include "support/rng.h"
-#include "support/shared_context.h"
 #include "support/suite.h"
 #include "support/temp_files.h"
 

@@ -2,8 +2,8 @@
  * transformer; drafts taken back; misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/one_context.h"
 #include "support/rng.h"
-#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/transformer.h>
@@ -220,5 +220,5 @@ static void allocations_fail(void **state)
     mha_transformer_destroy(t);
 }
 
-RUN_TESTS_BETWEEN(context_begin, context_end, TEST(steps_have_the_bits_of_the_whole), TEST(misuse),
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(steps_have_the_bits_of_the_whole), TEST(misuse),
                   TEST(allocations_fail))

@@ -104,7 +104,6 @@ static void modes(void **state)
         assert_memory_not_equal(some[0], none, sizeof none);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* Rate 1 drops all: attention adds what it adds with every head switched off, and every gradient is
@@ -112,10 +111,9 @@ static void modes(void **state)
 static void rate_one(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(20, 400); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r);
         static float off[B * T * V], one[B * T * V];
         e->input.gates = &e->gates;
@@ -142,7 +140,6 @@ static void rate_one(void **state)
         free(g);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* ---- the rate ------------------------------------------------------------------------------ */
@@ -217,26 +214,23 @@ static void rates(void **state)
         mha_activations_destroy(a);
         mha_transformer_destroy(net);
     }
-    machines_free(&all);
 }
 
 /* Rates that are none. */
 static void misuse(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 3000);
-    example *e = example_make(all.each[0].context, &r);
+    example *e = example_make(machines_context(1, 0), &r);
     static const float bad[] = {-0.1f, 1.5f, NAN, INFINITY};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         e->input.dropout = bad[i];
-        assert_int_equal(mha_transformer_forward(all.each[0].context, e->t, &e->input, e->a,
+        assert_int_equal(mha_transformer_forward(machines_context(1, 0), e->t, &e->input, e->a,
                                                  &e->out, NULL, NULL),
                          MHA_ERR_ARGUMENT);
         assert_non_null(strstr(mha_error_detail(), "dropout"));
     }
     example_free(e);
-    machines_free(&all);
 }
 
 RUN_TESTS(TEST(modes), TEST(rate_one), TEST(rates), TEST(misuse))

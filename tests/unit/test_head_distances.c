@@ -1,6 +1,7 @@
 /* Distances between heads: rows and outputs worked by hand, random ones against plain loops over
  * the outputs themselves, clusters worked by hand; blocks, threads and errors. */
 #include "support/rng.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/head_distances.h>
@@ -277,29 +278,13 @@ static void test_refusals(void **state)
     assert_int_equal(count, 7);
 }
 
-static mha_context *make_context(int threads)
-{
-    mha_context *context = NULL;
-    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads};
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
-    return context;
-}
-
 static int make_contexts(void **state)
 {
     (void)state;
-    one = make_context(1);
-    several = make_context(3);
+    one = context_with(1);
+    several = context_with(3);
     return 0;
 }
 
-static int free_contexts(void **state)
-{
-    (void)state;
-    mha_context_destroy(one);
-    mha_context_destroy(several);
-    return 0;
-}
-
-RUN_TESTS_BETWEEN(make_contexts, free_contexts, TEST(test_maps), TEST(test_outputs),
-                  TEST(test_clusters), TEST(test_random), TEST(test_redundant), TEST(test_refusals))
+RUN_TESTS_BETWEEN(make_contexts, NULL, TEST(test_maps), TEST(test_outputs), TEST(test_clusters),
+                  TEST(test_random), TEST(test_redundant), TEST(test_refusals))

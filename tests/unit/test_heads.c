@@ -2,6 +2,7 @@
  * thirds and quarters, so that sums are exact or a few rounding errors away: bounds of 1e-12.
  *
  * Roman numerals below number the rows of a map; keys are a b c d. */
+#include "support/one_context.h"
 #include "support/suite.h"
 
 #include <multihead/heads.h>
@@ -11,20 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static mha_context *context;
-
 static int make_context(void **state)
 {
     (void)state;
-    return mha_context_create(
-               &(mha_context_desc){.struct_size = sizeof(mha_context_desc), .num_threads = 2},
-               &context) != MHA_OK;
-}
-
-static int free_context(void **state)
-{
-    (void)state;
-    mha_context_destroy(context);
+    context = context_with(2);
     return 0;
 }
 
@@ -284,7 +275,7 @@ static void test_tiny(void **state)
     mha_head_measures_destroy(m);
 }
 
-RUN_TESTS_BETWEEN(make_context, free_context, TEST(test_causal_places), TEST(test_causal_entropy),
+RUN_TESTS_BETWEEN(make_context, NULL, TEST(test_causal_places), TEST(test_causal_entropy),
                   TEST(test_causal_offsets), TEST(test_causal_columns), TEST(test_causal_repeats),
                   TEST(test_causal_rare), TEST(test_full_segments), TEST(test_full_links),
                   TEST(test_tiny))

@@ -7,8 +7,8 @@
  * made from its definition; where a row has no target it looks at eight keys by chance, an eighth
  * each. Scores are means over TEXTS texts, so that chance alone stays well below 0.1: a share of
  * 2000 rows has a deviation of at most 0.011. */
+#include "support/one_context.h"
 #include "support/rng.h"
-#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/heads.h>
@@ -384,5 +384,5 @@ static void test_families(void **state)
     mha_head_measures_destroy(m);
 }
 
-RUN_TESTS_BETWEEN(context_begin, context_end, TEST(test_both_directions), TEST(test_causal),
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(test_both_directions), TEST(test_causal),
                   TEST(test_roles), TEST(test_above_chance), TEST(test_families))

@@ -1,7 +1,8 @@
 /* Measures of heads, wrongly called: each refusal leaves the sums alone and says why; memory that
  * runs out anywhere; texts that break off. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
-#include "support/shared_context.h"
+#include "support/one_context.h"
 #include "support/suite.h"
 
 #include <multihead/heads.h>
@@ -30,14 +31,6 @@ static mha_heads_text text_of(int64_t tokens)
                             .keys = tokens};
 }
 
-static void refuse(mha_status got, mha_status expected)
-{
-    if (got != expected)
-        fail_msg("%s, expected %s: %s", mha_status_text(got), mha_status_text(expected),
-                 mha_error_detail());
-    assert_true(mha_error_detail()[0] != 0);
-}
-
 static void test_create(void **state)
 {
     (void)state;
@@ -45,29 +38,29 @@ static void test_create(void **state)
     const char *const no_names[] = {NULL};
     mha_head_measures *m = NULL;
     mha_head_measures_desc d = desc_of(heads, 2);
-    refuse(mha_head_measures_create(NULL, &d, &m), MHA_ERR_NULL);
-    refuse(mha_head_measures_create(context, NULL, &m), MHA_ERR_NULL);
-    refuse(mha_head_measures_create(context, &d, NULL), MHA_ERR_NULL);
+    expect_error(mha_head_measures_create(NULL, &d, &m), MHA_ERR_NULL, "");
+    expect_error(mha_head_measures_create(context, NULL, &m), MHA_ERR_NULL, "");
+    expect_error(mha_head_measures_create(context, &d, NULL), MHA_ERR_NULL, "");
     d.struct_size = 0;
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
     d = desc_of(heads, 0);
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
     d = desc_of(NULL, 2);
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL, "");
     d = desc_of(negative, 2);
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
     d = desc_of(heads, 2), d.flags = 1;
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_UNSUPPORTED);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_UNSUPPORTED, "");
     d = desc_of(heads, 2), d.farthest_offset = 65;
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
     d = desc_of(heads, 2), d.near_tokens = -1;
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
     d = desc_of(heads, 2), d.rare_rank = -2;
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
     d = desc_of(heads, 2), d.names = NULL;
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
     d.names = no_names;
-    refuse(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL);
+    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL, "");
     assert_null(m);
     mha_head_measures_destroy(NULL);
 }
@@ -88,36 +81,36 @@ static void test_texts(void **state)
     const mha_heads_link far[] = {{0, 4, 0}}, other[] = {{0, 1, 1}};
     mha_head_measures *m = make(context);
     mha_heads_text x = text_of(4);
-    refuse(mha_head_measures_begin(NULL, &x), MHA_ERR_NULL);
-    refuse(mha_head_measures_begin(m, NULL), MHA_ERR_NULL);
-    refuse(mha_head_measures_end(m), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(NULL, &x), MHA_ERR_NULL, "");
+    expect_error(mha_head_measures_begin(m, NULL), MHA_ERR_NULL, "");
+    expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, "");
     x.struct_size = 0;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x = text_of(-1);
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x = text_of(INT64_MAX);
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_SIZE);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_SIZE, "");
     x = text_of(4), x.flags = 1u << 20;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_UNSUPPORTED);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_UNSUPPORTED, "");
     x = text_of(4), x.flags |= MHA_HEADS_CROSS;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x = text_of(4), x.left_keys = 2;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x = text_of(4), x.flags |= MHA_HEADS_WINDOW, x.left_keys = -2;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x = text_of(4), x.words = words;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x.words = back;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x = text_of(4), x.links_count = 1;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_NULL);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_NULL, "");
     x.links = far;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x.links = other;
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     x = text_of(4);
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
-    refuse(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT);
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
     mha_head_measures_destroy(m); /* with a text open */
 }
 
@@ -136,7 +129,7 @@ static void refuse_value(mha_head_measures *m, int at, float value)
     const float before = map[at];
     const mha_tensor p = rows(1, 3);
     map[at] = value;
-    refuse(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC);
+    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC, "");
     map[at] = before;
 }
 
@@ -146,30 +139,30 @@ static void test_rows(void **state)
     mha_head_measures *m = make(context);
     mha_heads_text x = text_of(3);
     mha_tensor p = rows(1, 3), two = rows(1, 2), wrong = rows(1, 3);
-    refuse(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT); /* no text */
+    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, ""); /* no text */
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
-    refuse(mha_head_measures_rows(m, 2, 0, &p), MHA_ERR_ARGUMENT);
-    refuse(mha_head_measures_rows(m, 0, 0, NULL), MHA_ERR_NULL);
-    refuse(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT);
-    refuse(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_SHAPE);
+    expect_error(mha_head_measures_rows(m, 2, 0, &p), MHA_ERR_ARGUMENT, "");
+    expect_error(mha_head_measures_rows(m, 0, 0, NULL), MHA_ERR_NULL, "");
+    expect_error(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT, "");
+    expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_SHAPE, "");
     wrong.dtype = MHA_I32;
-    refuse(mha_head_measures_rows(m, 0, 0, &wrong), MHA_ERR_DTYPE);
+    expect_error(mha_head_measures_rows(m, 0, 0, &wrong), MHA_ERR_DTYPE, "");
     refuse_value(m, 4, NAN);
     refuse_value(m, 4, -0.5f);
     refuse_value(m, 4, 3);     /* a score? */
     refuse_value(m, 5, 0.25f); /* a later key */
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &two), MHA_OK);
-    refuse(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_ARGUMENT); /* another layer */
-    refuse(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT);
-    refuse(mha_head_measures_rows(m, 0, 2, &two), MHA_ERR_ARGUMENT);
-    refuse(mha_head_measures_inputs(m, 0, &two), MHA_ERR_ARGUMENT);
-    refuse(mha_head_measures_end(m), MHA_ERR_ARGUMENT); /* a row is missing */
+    expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_ARGUMENT, ""); /* another layer */
+    expect_error(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT, "");
+    expect_error(mha_head_measures_rows(m, 0, 2, &two), MHA_ERR_ARGUMENT, "");
+    expect_error(mha_head_measures_inputs(m, 0, &two), MHA_ERR_ARGUMENT, "");
+    expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, ""); /* a row is missing */
     assert_int_equal(mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF).rows, 0);
 
     /* closed all the same, and of no effect */
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
-    refuse(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT); /* has all */
+    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, ""); /* has all */
     assert_int_equal(mha_head_measures_end(m), MHA_OK);
     const mha_head_score s = mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF);
     assert_int_equal(s.rows, 2);
@@ -220,7 +213,7 @@ static bool live(mha_context *from)
     if (status == MHA_OK)
         assert_int_equal(mha_head_measures_relation(m, 0, 0, 0, 0).accuracy.rows, 1);
     mha_head_measures_destroy(m);
-    if (status != MHA_OK) refuse(status, MHA_ERR_NOMEM);
+    if (status != MHA_OK) expect_error(status, MHA_ERR_NOMEM, "");
     return status == MHA_OK;
 }
 
@@ -231,10 +224,7 @@ static void test_no_memory(void **state)
     for (int64_t n = 1; n < 200 && !done; n++) { /* the first makes the context */
         failing_alloc memory = failing_alloc_make();
         mha_context *from = NULL;
-        const mha_context_desc d = {.struct_size = sizeof d,
-                                    .num_threads = 1,
-                                    .allocator = failing_alloc_interface(&memory)};
-        assert_int_equal(mha_context_create(&d, &from), MHA_OK);
+        assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &from), MHA_OK);
         memory.fail_at = memory.calls + n - 1;
         memory.fail_after = n % 2;
         done = live(from);
@@ -245,5 +235,5 @@ static void test_no_memory(void **state)
     assert_true(done);
 }
 
-RUN_TESTS_BETWEEN(context_begin, context_end, TEST(test_create), TEST(test_texts), TEST(test_rows),
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(test_create), TEST(test_texts), TEST(test_rows),
                   TEST(test_out_of_range), TEST(test_no_memory))

@@ -9,6 +9,7 @@
  * A sample by default; MHA_TEST_LONG=1 tries 2,000 bundles of texts. */
 #include "reference/heads_reference.h"
 #include "support/rng.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <math.h>
@@ -316,28 +317,12 @@ static void test_bits(void **state)
     }
 }
 
-static mha_context *make_context(int threads)
-{
-    mha_context *context = NULL;
-    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads};
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
-    return context;
-}
-
 static int make_contexts(void **state)
 {
     (void)state;
-    one = make_context(1);
-    several = make_context(3);
+    one = context_with(1);
+    several = context_with(3);
     return 0;
 }
 
-static int free_contexts(void **state)
-{
-    (void)state;
-    mha_context_destroy(one);
-    mha_context_destroy(several);
-    return 0;
-}
-
-RUN_TESTS_BETWEEN(make_contexts, free_contexts, TEST(test_reference), TEST(test_bits))
+RUN_TESTS_BETWEEN(make_contexts, NULL, TEST(test_reference), TEST(test_bits))

@@ -5,6 +5,7 @@
  *
  * Head h puts BETA on the keys that it wants, so that with scale 1 at most n exp(-BETA) of a row
  * goes elsewhere: 48 e^-20 = 1e-7. */
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/heads.h>
@@ -139,10 +140,9 @@ static void test_weights(void **state)
                  {UNIFORM, MHA_MEASURE_BROAD, MHA_ROLE_BROAD},
                  {BLOCK, MHA_MEASURE_BLOCK, MHA_ROLE_BLOCK}};
     const size_t count = sizeof heads / sizeof heads[0];
-    mha_context *context = NULL;
+    mha_context *context = context_with(0);
     int64_t ids[N];
     make_tokens(ids);
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     mha_head_measures *m = measure(context, ids);
     for (size_t a = 0; a < count; a++) {
         mha_head_role roles[MHA_ROLES];
@@ -160,7 +160,6 @@ static void test_weights(void **state)
         }
     }
     mha_head_measures_destroy(m);
-    mha_context_destroy(context);
 }
 
 RUN_TESTS(TEST(test_weights))

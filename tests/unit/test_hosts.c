@@ -364,7 +364,6 @@ static void small_stack(void **state)
             work_free(w);
             work_free(again);
         }
-    machines_free(&all);
 #endif
 }
 

@@ -179,12 +179,11 @@ static void check_gate(mha_context *context, const example *e, int64_t gate, dou
 static void slopes(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     double worst = 0;
     int tame = 0;
     for (int i = 0; i < rng_cases(40, 500); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r, i % 2);
         double scores[MOST_HEADS];
         score(context, e, MHA_IMPORTANCE_GRADIENT_SIGNED, 0, scores);
@@ -193,17 +192,15 @@ static void slopes(void **state)
     }
     printf("  largest difference of slopes / bound %.3f, %d slopes known to 2 %%\n", worst, tame);
     if (rng_whole_sample()) assert_true(worst > 0.01 && tame > 50);
-    machines_free(&all);
 }
 
 /* Every kind is made of single sequences: measured one at a time they give the same bits. */
 static void kinds(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(20, 300); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r, i % 2);
         double by[4][MOST_HEADS], one[MOST_HEADS], token[MOST_HEADS],
             expected[4][MOST_HEADS] = {{0}};
@@ -244,15 +241,13 @@ static void kinds(void **state)
                             1e-12 * by[MHA_IMPORTANCE_GRADIENT_TOKEN][h]);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 static void normalised(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 2000);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
     double plain[MOST_HEADS], scaled[MOST_HEADS];
     score(context, e, MHA_IMPORTANCE_GRADIENT, 0, plain);
@@ -269,7 +264,6 @@ static void normalised(void **state)
             assert_true(fabs(scaled[h] * sqrt(norm) - plain[h]) <= 1e-12 * plain[h]);
     }
     example_free(e);
-    machines_free(&all);
 }
 
 /* ---- ablation ------------------------------------------------------------------------------ */
@@ -305,10 +299,9 @@ static double plain_loss(mha_context *context, const example *e, float *gates)
 static void ablation(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r, i % 2);
         double scores[MOST_HEADS];
         float gates[MOST_HEADS];
@@ -322,7 +315,6 @@ static void ablation(void **state)
         }
         example_free(e);
     }
-    machines_free(&all);
 }
 
 static mha_parameter find(const example *e, int64_t layer, const char *name)
@@ -337,11 +329,10 @@ static mha_parameter find(const example *e, int64_t layer, const char *name)
 static void mean_ablation(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     double worst = 0;
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r, i % 2);
         const int64_t H = e->desc.num_heads, D = e->desc.head_dim, E = e->desc.embed_dim;
         float gates[MOST_HEADS], means[MOST_MEANS];
@@ -375,16 +366,14 @@ static void mean_ablation(void **state)
     }
     printf("  largest difference / (1 + loss): %.2g\n", worst);
     assert_true(worst < 2e-6 && (worst > 0 || !rng_whole_sample()));
-    machines_free(&all);
 }
 
 /* The means are those of what the forward call keeps. */
 static void means(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 5000);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
     const int64_t wide = e->desc.num_heads * e->desc.head_dim;
     float got[MOST_MEANS], output[MOST_ROWS * MOST_WIDTH];
@@ -413,17 +402,15 @@ static void means(void **state)
         assert_true(got[k] == (float)(sums[k] / (double)tokens));
     mha_activations_destroy(a);
     example_free(e);
-    machines_free(&all);
 }
 
 /* Heads whose W_o is 0 write nothing: every kind scores them 0. */
 static void silent_heads(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 6000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(1, i);
         example *e = example_make(context, &r, i % 2);
         const int64_t H = e->desc.num_heads, D = e->desc.head_dim;
         const int64_t silent = rng_between(&r, 0, e->heads - 1);
@@ -440,7 +427,6 @@ static void silent_heads(void **state)
         }
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* ---- order --------------------------------------------------------------------------------- */
@@ -488,10 +474,9 @@ static int64_t by_hand(mha_context *context, const example *e, mha_importance ki
 static void equal_scores(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 6500 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(1, i);
         example *e = example_make(context, &r, i % 2);
         for (int64_t layer = 0; layer < e->desc.num_layers; layer++) {
             const mha_parameter p = find(e, layer, "self_attn.o_proj.weight");
@@ -507,7 +492,6 @@ static void equal_scores(void **state)
         }
         example_free(e);
     }
-    machines_free(&all);
 }
 
 static mha_status count_progress(int64_t done, int64_t total, void *user)
@@ -520,10 +504,9 @@ static mha_status count_progress(int64_t done, int64_t total, void *user)
 static void order(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(1, i);
         example *e = example_make(context, &r, i % 2);
         const mha_importance kind =
             (mha_importance)rng_between(&r, 0, MHA_IMPORTANCE_MEAN_ABLATION);
@@ -544,7 +527,6 @@ static void order(void **state)
         assert_true(calls > 0 || count == 0);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* ---- losses -------------------------------------------------------------------------------- */
@@ -555,8 +537,7 @@ static void loss_slopes(void **state)
 {
     (void)state;
     static const mha_loss_fn losses[] = {mha_loss_targets, mha_loss_cosine, mha_loss_direction};
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     for (int i = 0; i < 3 * 12; i++) {
         rng r = rng_make(rng_run_seed(), 8000 + (uint64_t)i);
         batch b;
@@ -589,7 +570,6 @@ static void loss_slopes(void **state)
             assert_true(fabs((4 * by[0] - by[1]) / 3 - (double)g[k]) < 2e-4 + 1e-3 * fabs(by[0]));
         }
     }
-    machines_free(&all);
 }
 
 static mha_status refuse_second(int64_t done, int64_t total, void *user)
@@ -602,9 +582,8 @@ static mha_status refuse_second(int64_t done, int64_t total, void *user)
 static void misuse(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 9000);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
     double scores[MOST_HEADS], loss;
     int64_t order_out[MOST_HEADS], count;
@@ -649,7 +628,6 @@ static void misuse(void **state)
     expect_error(mha_head_importance(context, e->t, &desc, &e->data, scores, &loss), MHA_ERR_SHAPE,
                  "gates");
     example_free(e);
-    machines_free(&all);
 }
 
 /* Every allocation that fails is an error, or is done without; nothing stays behind. */
@@ -660,11 +638,8 @@ static void out_of_memory(void **state)
     bool more = true;
     for (int64_t n = 0; more; n++) {
         failing_alloc memory = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 1,
-                                       .allocator = failing_alloc_interface(&memory)};
         mha_context *context;
-        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &context), MHA_OK);
         rng r = rng_make(11, 0);
         example *e = example_make(context, &r, true);
         double scores[MOST_HEADS];

@@ -3,6 +3,7 @@
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/cache.h>
@@ -25,12 +26,7 @@ typedef struct story {
 
 static guarded normal_tensor(rng *r, int ndim, const int64_t *shape, unsigned layout)
 {
-    guarded g = guarded_make(r, MHA_F32, ndim, shape, layout);
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(&g.view)) return g;
-    do *(float *)guarded_element(&g.view, index) = rng_normal(r);
-    while (guarded_next(&g.view, index));
-    return g;
+    return guarded_filled(r, ndim, shape, layout, 1);
 }
 
 enum { LENGTHS = 1, WINDOW = 2, ALIBI = 4, SHAW = 8, SOFTCAP = 16, PLAIN = 32, KINDS = 64 };
@@ -184,7 +180,6 @@ static void test_pieces_equal_whole(void **unused)
         rows_free(&pieces);
         story_free(&x);
     }
-    machines_free(&all);
 }
 
 /* Token by token across two key blocks of 512, on each instruction set, for each kind of score. */
@@ -207,14 +202,12 @@ static void test_decode_crosses_blocks(void **unused)
             rows_free(&steps);
             story_free(&x);
         }
-    machines_free(&all);
 }
 
 /* A rejected draft leaves no trace, nor does what the cache held before a reset. */
 static void test_truncate_and_reset(void **unused)
 {
     (void)unused;
-    machines all = machines_make(2);
     rng r = rng_make(rng_run_seed(), 2000);
     story x, draft;
     story_make(&x, &r, 40, 0);
@@ -223,7 +216,7 @@ static void test_truncate_and_reset(void **unused)
     draft.v = normal_tensor(&r, 4, (int64_t[]){x.B, x.Hk, x.N, x.Dv}, LAYOUT_CONTIGUOUS);
     *(float *)draft.k.view.data = NAN;
     rows whole = rows_make(&x, &r), other = rows_make(&x, &r), steps = rows_make(&x, &r);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(2, 0);
     run_whole(context, &x, &whole);
     mha_kv_cache *cache = cache_of(context, &x, 40);
     run_piece(context, cache, &draft, &other, 0, 40);
@@ -246,19 +239,17 @@ static void test_truncate_and_reset(void **unused)
     guarded_free(&draft.k);
     guarded_free(&draft.v);
     story_free(&x);
-    machines_free(&all);
 }
 
 /* Cross-attention: appended once, read by any number of queries, no order among them. */
 static void test_cross_attention(void **unused)
 {
     (void)unused;
-    machines all = machines_make(2);
     for (int i = 0; i < 20; i++) {
         rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
         story x;
         story_make(&x, &r, rng_between(&r, 1, 80), LENGTHS | (i % 2 ? SOFTCAP : 0));
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         x.desc.flags = 0;
         rows whole = rows_make(&x, &r), cached = rows_make(&x, &r);
         run_whole(context, &x, &whole);
@@ -279,7 +270,6 @@ static void test_cross_attention(void **unused)
         rows_free(&cached);
         story_free(&x);
     }
-    machines_free(&all);
 }
 
 /* Without causal, what reads positions still takes the queries for the last ones. */
@@ -316,7 +306,6 @@ static void test_positions(void **unused)
         rows_free(&cached);
         story_free(&x);
     }
-    machines_free(&all);
 }
 
 /* Probabilities have as many columns as the longest sequence has keys; an empty cache gives 0. */
@@ -324,8 +313,7 @@ static void test_outputs_and_empty(void **unused)
 {
     (void)unused;
     enum { B = 2, H = 4, HK = 2, D = 4, N = 6 };
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     const mha_kv_cache_desc desc = {
         .struct_size = sizeof desc, .batch = B, .kv_heads = HK, .capacity = 9, .head_dim = D};
     mha_kv_cache *cache;
@@ -353,7 +341,6 @@ static void test_outputs_and_empty(void **unused)
         }
     mha_kv_cache_destroy(cache);
     mha_kv_cache_destroy(NULL);
-    mha_context_destroy(context);
 }
 
 /* The diagonal of the newest query is its own key, without a causal mask too. */
@@ -362,9 +349,8 @@ static void test_diagonal(void **unused)
     (void)unused;
     enum { B = 2, H = 2, D = 4, N = 6, T = 2 };
     rng r = rng_make(rng_run_seed(), 5000);
-    mha_context *context;
+    mha_context *context = context_with(0);
     mha_kv_cache *cache;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     const mha_kv_cache_desc desc = {
         .struct_size = sizeof desc, .batch = B, .kv_heads = H, .capacity = N, .head_dim = D};
     assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
@@ -393,7 +379,6 @@ static void test_diagonal(void **unused)
                 assert_true(before[b][h][t][0] == p[b][h][t][own - 1]);
             }
     mha_kv_cache_destroy(cache);
-    mha_context_destroy(context);
 }
 
 /* ---- errors --------------------------------------------------------------------------------- */
@@ -402,9 +387,8 @@ static void test_diagonal(void **unused)
 static void test_overflow(void **unused)
 {
     (void)unused;
-    machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 4000);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     story x;
     do {
         story_make(&x, &r, 12, 0);
@@ -439,15 +423,13 @@ static void test_overflow(void **unused)
     rows_free(&before);
     rows_free(&after);
     story_free(&x);
-    machines_free(&all);
 }
 
 static void test_create_errors(void **unused)
 {
     (void)unused;
-    mha_context *context;
+    mha_context *context = context_with(0);
     mha_kv_cache *cache = NULL;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     const mha_kv_cache_desc good = {
         .struct_size = sizeof good, .batch = 1, .kv_heads = 1, .capacity = 1, .head_dim = 1};
     struct {
@@ -473,18 +455,16 @@ static void test_create_errors(void **unused)
     assert_int_equal(mha_kv_cache_create(NULL, &good, &cache), MHA_ERR_NULL);
     assert_int_equal(mha_kv_cache_create(context, NULL, &cache), MHA_ERR_NULL);
     assert_int_equal(mha_kv_cache_create(context, &good, NULL), MHA_ERR_NULL);
-    mha_context_destroy(context);
 }
 
 static void test_call_errors(void **unused)
 {
     (void)unused;
     enum { B = 2, H = 4, HK = 2, D = 4, T = 2 };
-    mha_context *context;
+    mha_context *context = context_with(0);
     mha_kv_cache *cache;
     const mha_kv_cache_desc desc = {
         .struct_size = sizeof desc, .batch = B, .kv_heads = HK, .capacity = 8, .head_dim = D};
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
     float x[B * H * T * D] = {0}, o[B * H * T * D];
     const int64_t n[3] = {1, 1, 1};
@@ -522,7 +502,6 @@ static void test_call_errors(void **unused)
     for (size_t i = 0; i < sizeof o; i++) assert_true(((unsigned char *)o)[i] == 0x5A);
     assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &ot, NULL), MHA_OK);
     mha_kv_cache_destroy(cache);
-    mha_context_destroy(context);
 }
 
 /* Each allocation fails once; nothing leaks, nothing is written, and appending takes no memory. */
@@ -537,14 +516,11 @@ static void test_no_memory(void **unused)
     int64_t failures = 0;
     for (int64_t n = 0; !done; n++) {
         failing_alloc broken = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 1,
-                                       .allocator = failing_alloc_interface(&broken)};
         const mha_kv_cache_desc small = {
             .struct_size = sizeof small, .batch = B, .kv_heads = 1, .capacity = 3, .head_dim = D};
         mha_context *context;
         mha_kv_cache *cache = NULL;
-        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        assert_int_equal(failing_context(&broken, 1, MHA_ISA_AUTO, &context), MHA_OK);
         broken.fail_at = broken.calls + n;
         broken.fail_after = true;
         memset(o, 0x5A, sizeof o);

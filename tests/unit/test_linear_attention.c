@@ -1,9 +1,11 @@
 /* Linear attention: against the reference within derived bounds, the same bits for every division
  * of the work, memory that does not grow, special values, misuse. */
 #include "reference/linear_reference.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 #include "support/tally.h"
 
@@ -235,10 +237,8 @@ static void test_reference(void **unused)
         result_free(&y);
         trial_free(&x);
     }
-    tally_print(&rows);
-    tally_print(&states);
-    assert_true(tally_is_sharp(&rows) && tally_is_sharp(&states));
-    machines_free(&all);
+    tally_judge(&rows);
+    tally_judge(&states);
 }
 
 /* One key a sequence: z is phi(k). Every 512th float from -90 to 90. */
@@ -246,8 +246,7 @@ static void test_feature_map(void **unused)
 {
     (void)unused;
     enum { N = 4096 };
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     static float k[N], z[N];
     const float v = 1;
     float out;
@@ -274,7 +273,6 @@ static void test_feature_map(void **unused)
     }
     tally_print(&t);
     assert_true(t.worst > 0.3);
-    mha_context_destroy(context);
 }
 
 /* ---- bits ----------------------------------------------------------------------------------- */
@@ -332,7 +330,6 @@ static void test_pieces(void **unused)
         result_free(&pieces);
         trial_free(&x);
     }
-    machines_free(&all);
 }
 
 /* Sequence b, head h alone, by views of the trial: contiguous in nothing, of batch and heads 1. */
@@ -392,8 +389,6 @@ static void test_one_by_one(void **unused)
         result_free(&alone);
         trial_free(&x);
     }
-    machines_free(&one);
-    machines_free(&many);
 }
 
 /* The last causal row sees what a row that is not causal sees. */
@@ -418,7 +413,6 @@ static void test_causal_last_row(void **unused)
         result_free(&open);
     }
     trial_free(&x);
-    machines_free(&all);
 }
 
 /* ---- special values ---------------------------------------------------------------------------
@@ -483,14 +477,12 @@ static void test_special_values(void **unused)
 {
     (void)unused;
     static const float poisons[] = {NAN, INFINITY, -INFINITY};
-    machines all = machines_make(2);
     for (int i = 0; i < 60; i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         poison_key(context, &r, poisons[i % 3], i % 2);
         poison_padding(context, &r, i % 2);
     }
-    machines_free(&all);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -501,11 +493,8 @@ static void test_memory_is_constant(void **unused)
     (void)unused;
     enum { LONG = 20000, D = 16 };
     failing_alloc counter = failing_alloc_make();
-    const mha_context_desc desc = {.struct_size = sizeof desc,
-                                   .num_threads = 1,
-                                   .allocator = failing_alloc_interface(&counter)};
     mha_context *context;
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    assert_int_equal(failing_context(&counter, 1, MHA_ISA_AUTO, &context), MHA_OK);
     float *x = calloc(LONG * D, sizeof *x), *y = malloc(LONG * D * sizeof *y);
     assert_true(x && y);
     for (uint32_t flags = 0; flags <= MHA_LINEAR_ATTENTION_CAUSAL; flags++) {
@@ -538,11 +527,8 @@ static void test_no_memory(void **unused)
         x.desc.flags = flags;
         for (int64_t n = 0; !done; n++) {
             failing_alloc broken = failing_alloc_make();
-            const mha_context_desc desc = {.struct_size = sizeof desc,
-                                           .num_threads = 1,
-                                           .allocator = failing_alloc_interface(&broken)};
             mha_context *context;
-            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            assert_int_equal(failing_context(&broken, 1, MHA_ISA_AUTO, &context), MHA_OK);
             result y = result_make(&x, &r, LAYOUT_PAD);
             const mha_linear_attention_outputs outputs = {
                 .struct_size = sizeof outputs, .state_s = &y.s.view, .state_z = &y.z.view};
@@ -572,11 +558,7 @@ typedef struct call {
     int64_t lengths[2], starts[3];
 } call;
 
-#define SPOIL(name, change)   \
-    static void name(call *c) \
-    {                         \
-        change;               \
-    }
+#define SPOIL(name, ...) SPOILER(call *c, name, __VA_ARGS__)
 SPOIL(q_dtype, c->q.dtype = MHA_I8)
 SPOIL(k_dtype, c->k.dtype = MHA_U8)
 SPOIL(o_dtype, c->o.dtype = MHA_F64)
@@ -701,16 +683,12 @@ static void test_misuse(void **unused)
     (void)unused;
     static call_memory memory;
     call c;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (size_t i = 0; i < sizeof misuses / sizeof misuses[0]; i++) {
         call_make(&c, &memory);
         misuses[i].spoil(&c);
-        mha_status status = call_run(context, &c);
-        if (status != misuses[i].status)
-            print_error("%s: %d, %s\n", misuses[i].name, (int)status, mha_error_detail());
-        assert_int_equal(status, misuses[i].status);
-        assert_true(strlen(mha_error_detail()) > 0);
+        printf("%s:", misuses[i].name);
+        expect_row(i, call_run(context, &c), misuses[i].status, "");
         for (size_t j = 0; j < sizeof memory.out; j++)
             assert_true(((unsigned char *)&memory.out)[j] == 0x5A);
     }
@@ -719,7 +697,6 @@ static void test_misuse(void **unused)
     assert_int_equal(call_run(NULL, &c), MHA_ERR_NULL);
     assert_int_equal(mha_linear_attention_forward(context, NULL, NULL, &c.k, &c.v, &c.o, NULL),
                      MHA_ERR_NULL);
-    mha_context_destroy(context);
 }
 
 RUN_TESTS(TEST(test_reference), TEST(test_feature_map), TEST(test_pieces), TEST(test_one_by_one),

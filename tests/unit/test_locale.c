@@ -4,7 +4,7 @@
  * The locales are made while the tests are built (tests/CMakeLists.txt, LOCPATH); without their
  * sources the whole program is skipped. */
 #include "support/expect.h"
-#include "support/shared_context.h"
+#include "support/one_context.h"
 #include "support/suite.h"
 #include "support/temp_files.h"
 
@@ -221,6 +221,7 @@ int main(int argc, char **argv)
     setlocale(LC_ALL, "C");
     const struct CMUnitTest tests[] = {TEST(messages), TEST(evidence), TEST(checkpoints),
                                        TEST(pictures), TEST(names)};
-    if (suite_prepare(argc, argv) != 0) return 2;
-    return cmocka_run_group_tests(tests, context_and_folder_begin, context_and_folder_end);
+    if (suite_begin(argc, argv) != 0) return 2;
+    return suite_end(
+        cmocka_run_group_tests(tests, context_and_folder_begin, context_and_folder_end));
 }

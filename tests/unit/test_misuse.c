@@ -2,7 +2,9 @@
  * sentence with the numbers at fault, word for word; no byte of an output changes, nor does a
  * cache. What else each call refuses is in the tests of its own (test_attention_misuse.c,
  * test_attention_errors.c, test_kv_cache.c, test_linear_attention.c, test_position.c, ...). */
+#include "support/expect.h"
 #include "support/guarded.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/multihead.h>
@@ -138,11 +140,7 @@ static mha_status run_module(call *c)
 
 /* ---- the mistakes ---------------------------------------------------------------------------- */
 
-#define SPOIL(name, change)   \
-    static void name(call *c) \
-    {                         \
-        change;               \
-    }
+#define SPOIL(name, ...) SPOILER(call *c, name, __VA_ARGS__)
 SPOIL(values_short, c->v.shape[2] = S - 1)
 SPOIL(heads_not_whole, c->k.shape[1] = c->v.shape[1] = 3)
 SPOIL(head_sizes, c->k.shape[3] = 7)
@@ -314,9 +312,8 @@ static void mistakes(void **state)
     arena a = arena_make(&r);
     guarded *memory[] = {&a.in, &a.u8, &a.out[0], &a.out[1], &a.out[2]};
     float before[B * H * T * D], after[B * H * T * D];
-    mha_context *context;
+    mha_context *context = context_with(0);
     call c;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     call_make(&c, context, NULL, &a);
     mha_kv_cache *cache = fill_cache(context, &c);
     ask(context, cache, &c, before);
@@ -324,12 +321,7 @@ static void mistakes(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         call_make(&c, context, cache, &a);
         cases[i].spoil(&c);
-        mha_status status = cases[i].run(&c);
-        const char *detail = mha_error_detail();
-        printf("  %2d %s\n", (int)status, detail);
-        if (status != cases[i].status || !strstr(detail, cases[i].sentence) || strchr(detail, '\n'))
-            fail_msg("case %zu: %d '%s', expected %d '%s'", i, (int)status, detail,
-                     (int)cases[i].status, cases[i].sentence);
+        expect_row(i, cases[i].run(&c), cases[i].status, cases[i].sentence);
         for (int j = 0; j < 5; j++)
             if (!guarded_unchanged(memory[j])) fail_msg("case %zu: memory %d changed", i, j);
         assert_int_equal(mha_kv_cache_lengths(cache)[0], S);
@@ -339,7 +331,6 @@ static void mistakes(void **state)
         assert_memory_equal(before, after, sizeof before);
     }
     mha_kv_cache_destroy(cache);
-    mha_context_destroy(context);
     arena_free(&a);
 }
 
@@ -349,9 +340,8 @@ static void no_mistakes(void **state)
     (void)state;
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
-    mha_context *context;
+    mha_context *context = context_with(0);
     call c;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
     call_make(&c, context, NULL, &a);
     mha_kv_cache *cache = fill_cache(context, &c);
     mha_status (*const each[])(call *) = {attend,       attend_cache, attend_linear, rotate,
@@ -371,7 +361,6 @@ static void no_mistakes(void **state)
     c.k.ndim = 3, c.k.shape[1] = H, c.k.shape[2] = T, c.numbers[0] = 2;
     assert_int_equal(merge(&c), MHA_OK);
     mha_kv_cache_destroy(cache);
-    mha_context_destroy(context);
     arena_free(&a);
 }
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "support/expect.h"
-#include "support/shared_context.h"
+#include "support/one_context.h"
 #include "support/suite.h"
 #include "support/temp_files.h"
 

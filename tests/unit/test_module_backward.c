@@ -222,11 +222,10 @@ static void check_slope(mha_context *context, example *e, rng *r, float *x, cons
 static void slopes(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     double worst = 0;
     for (int i = 0; i < rng_cases(60, 2000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r);
         gradients *g = malloc(sizeof *g);
         assert_non_null(g);
@@ -242,7 +241,6 @@ static void slopes(void **state)
     }
     printf("  largest difference of slopes / bound %.3f\n", worst);
     if (rng_whole_sample()) assert_true(worst > 0.01);
-    machines_free(&all);
 }
 
 /* ---- bits ---------------------------------------------------------------------------------- */
@@ -274,7 +272,6 @@ static void bits(void **state)
                 assert_memory_equal(g[j].value, g[0].value, sizeof g[0].value);
             }
             example_free(e);
-            machines_free(&all);
         }
     }
     free(g);
@@ -285,8 +282,7 @@ static void bits(void **state)
 static void errors(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *x = all.each[0].context;
+    mha_context *x = machines_context(1, 0);
     rng r = rng_make(1, 1);
     example *e = NULL;
     do { /* a plain one, with a learned key */
@@ -343,14 +339,12 @@ static void errors(void **state)
 #undef RESTORE
     free(g);
     example_free(e);
-    machines_free(&all);
 }
 
 static void no_gradient(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *x = all.each[0].context;
+    mha_context *x = machines_context(1, 0);
     rng r = rng_make(1, 2);
     example *e = example_make(x, &r);
     gradients *g = malloc(sizeof *g);
@@ -377,7 +371,6 @@ static void no_gradient(void **state)
     mha_kv_cache_destroy(cache);
     free(g);
     example_free(e);
-    machines_free(&all);
 }
 
 /* Every allocation fails once: an error, and no memory lost. */
@@ -387,18 +380,14 @@ static void memory(void **state)
     int refused = 0;
     for (int64_t n = 0;; n++) {
         failing_alloc allocator = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 1,
-                                       .allocator = failing_alloc_interface(&allocator)};
         mha_context *context = NULL;
-        expect_ok(mha_context_create(&desc, &context));
+        expect_ok(failing_context(&allocator, 1, MHA_ISA_AUTO, &context));
         rng r = rng_make(3, 3);
         example *e = example_make(context, &r);
         gradients *g = malloc(sizeof *g);
         assert_non_null(g);
         gradients_make(g, e);
-        machines all = machines_make(1);
-        loss_of(all.each[0].context, e);
+        loss_of(machines_context(1, 0), e);
         const int64_t before = allocator.calls;
         allocator.fail_at = before + n;
         mha_status status =
@@ -406,7 +395,6 @@ static void memory(void **state)
         assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
         refused += status != MHA_OK;
         const bool done = allocator.calls <= before + n;
-        machines_free(&all);
         free(g);
         example_free(e);
         mha_context_destroy(context);

@@ -17,12 +17,7 @@ enum { MOST_B = 3 };
 
 static guarded filled(rng *r, int ndim, const int64_t *shape, double factor)
 {
-    guarded g = guarded_make(r, MHA_F32, ndim, shape, LAYOUT_PAD);
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(&g.view)) return g;
-    do *(float *)guarded_element(&g.view, index) = (float)((double)rng_normal(r) * factor);
-    while (guarded_next(&g.view, index));
-    return g;
+    return guarded_filled(r, ndim, shape, LAYOUT_PAD, factor);
 }
 
 static void set_all(rng *r, mha_module *module)
@@ -220,8 +215,6 @@ static void steps_are_the_whole(void **state)
         }
         story_free(&s);
     }
-    machines_free(&one);
-    machines_free(&two);
 }
 
 /* Cross-attention: filled once in two pieces, then asked row by row, against the whole call. */
@@ -291,7 +284,6 @@ static void cross_attention(void **state)
         for (int n = 0; n < 5; n++) guarded_free(tensors[n]);
         mha_module_destroy(module);
     }
-    machines_free(&all);
 }
 
 /* Outputs of a step are those of the last rows of the whole: maps over all that the cache holds. */
@@ -359,7 +351,6 @@ static void step_outputs(void **state)
         mha_kv_cache_destroy(cache);
         mha_module_destroy(module);
     }
-    machines_free(&all);
 }
 
 /* ---- norm and rotation ----------------------------------------------------------------------- */
@@ -489,7 +480,6 @@ static void norm_then_rotate(void **state)
         check_pair(&r, all.each[all.count - 1].context, d, rng_chance(&r, 0.3),
                    rng_chance(&r, 0.4));
     }
-    machines_free(&all);
 }
 
 /* The module's sinks are those of the descriptor. */
@@ -535,7 +525,6 @@ static void sinks(void **state)
         mha_module_destroy(with);
         mha_module_destroy(without);
     }
-    machines_free(&all);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -543,8 +532,7 @@ static void sinks(void **state)
 static void create_errors(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     const mha_module_desc right = {.struct_size = sizeof right, .embed_dim = 12, .num_heads = 2};
     mha_module *module = NULL;
     mha_module_desc d;
@@ -590,7 +578,6 @@ static void create_errors(void **state)
     expect_ok(CREATE);
     mha_module_destroy(module);
 #undef CREATE
-    machines_free(&all);
 }
 
 /* Offsets of a ragged batch that lie are refused, whoever reads them first. */
@@ -599,8 +586,7 @@ static void ragged_errors(void **state)
     (void)state;
     enum { ROWS = 6, WIDTH = 8 };
     rng r = rng_make(rng_run_seed(), 45000);
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     const mha_module_desc d = {.struct_size = sizeof d,
                                .flags = MHA_MODULE_ROPE | MHA_MODULE_BIAS_KV,
                                .embed_dim = WIDTH,
@@ -637,7 +623,6 @@ static void ragged_errors(void **state)
     mha_module_destroy(module);
     guarded_free(&x);
     guarded_free(&y);
-    machines_free(&all);
 }
 
 /* The arguments of a step, to be spoiled one at a time. */
@@ -654,11 +639,7 @@ typedef struct step {
     float values[H];
 } step;
 
-#define SPOIL(name, change)   \
-    static void name(step *s) \
-    {                         \
-        change;               \
-    }
+#define SPOIL(name, ...) SPOILER(step *s, name, __VA_ARGS__)
 SPOIL(too_many, s->x.shape[1] = 5; s->x.stride[1] = 0; s->y.shape[1] = 5; s->call.counts = NULL)
 SPOIL(count_low, s->counts[1] = -1)
 SPOIL(count_high, s->counts[1] = T + 1)
@@ -741,8 +722,7 @@ static void step_errors(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 50000);
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H, .kv_heads = Hk};
     d.head_dim = D;
     mha_module *module, *other;
@@ -769,9 +749,7 @@ static void step_errors(void **state)
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         step_make(&s, cache, &x.view, &out, map);
         errors[i].spoil(&s);
-        mha_status status = mha_module_run(context, module, &s.call);
-        if (status == MHA_OK) fail_msg("case %zu (%s) succeeds", i, errors[i].word);
-        expect_error(status, errors[i].status, errors[i].word);
+        expect_row(i, mha_module_run(context, module, &s.call), errors[i].status, errors[i].word);
         assert_int_equal(held[0], HELD);
         assert_int_equal(held[1], HELD);
         assert_true(guarded_unchanged(&y));
@@ -793,7 +771,6 @@ static void step_errors(void **state)
     guarded_free(&first);
     guarded_free(&x);
     guarded_free(&y);
-    machines_free(&all);
 }
 
 /* Everything from context to the second step, allocation number n failing; true if none failed. */

@@ -15,16 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static guarded filled(rng *r, int ndim, const int64_t *shape, unsigned layout, double factor)
-{
-    guarded g = guarded_make(r, MHA_F32, ndim, shape, layout);
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(&g.view)) return g;
-    do *(float *)guarded_element(&g.view, index) = (float)((double)rng_normal(r) * factor);
-    while (guarded_next(&g.view, index));
-    return g;
-}
-
 /* Every parameter that the module lists, by chance; small, so that scores stay moderate. */
 static void set_all(rng *r, mha_module *module)
 {
@@ -32,7 +22,7 @@ static void set_all(rng *r, mha_module *module)
     for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
         double factor = p.ndim == 2 ? 1 / sqrt((double)p.shape[1]) : 0.7;
         unsigned layout = rng_chance(r, 0.5) ? 0 : LAYOUT_PAD | LAYOUT_LAST | LAYOUT_NEGATIVE;
-        guarded value = filled(r, p.ndim, p.shape, layout, factor);
+        guarded value = guarded_filled(r, p.ndim, p.shape, layout, factor);
         expect_ok(mha_module_set_parameter(module, p.name, &value.view));
         guarded_free(&value);
     }
@@ -115,9 +105,9 @@ static void trial_make(trial *x, rng *r, mha_context *context, uint32_t flags)
         x->own_sinks = parameter(r, x->module, "sinks", 1, &n.H);
     const mha_tensor *q = &x->c.q.view, *k = &x->c.k.view;
     int64_t E = x->module_desc.embed_dim;
-    x->query = filled(r, 3, (int64_t[]){q->shape[0], q->shape[2], E}, LAYOUT_PAD, 1);
-    x->key = filled(r, 3, (int64_t[]){q->shape[0], k->shape[2], E}, 0, 1);
-    x->value = filled(r, 3, (int64_t[]){q->shape[0], k->shape[2], E}, LAYOUT_NEGATIVE, 1);
+    x->query = guarded_filled(r, 3, (int64_t[]){q->shape[0], q->shape[2], E}, LAYOUT_PAD, 1);
+    x->key = guarded_filled(r, 3, (int64_t[]){q->shape[0], k->shape[2], E}, 0, 1);
+    x->value = guarded_filled(r, 3, (int64_t[]){q->shape[0], k->shape[2], E}, LAYOUT_NEGATIVE, 1);
     x->extra = !!(flags & MHA_MODULE_BIAS_KV) + !!(flags & MHA_MODULE_ZERO_ATTN);
     x->columns = x->c.result.S;
     if (flags & MHA_MODULE_BIAS_KV) {
@@ -344,10 +334,8 @@ static void extra_keys(void **state)
             tally *t = &tallies[m][shown[i]];
             snprintf(name, sizeof name, "%s, %s", all.each[m].name, names[i]);
             t->name = name;
-            tally_print(t);
-            assert_true(tally_is_sharp(t));
+            tally_judge(t);
         }
-    machines_free(&all);
 }
 
 /* Threads, and outputs asked for or not. */
@@ -383,8 +371,6 @@ static void extra_bits(void **state)
         }
         trial_free(&x);
     }
-    machines_free(&one);
-    machines_free(&many);
 }
 
 /* A NaN in bias_v makes its column of every row NaN, one in bias_k everything; a NaN in a key that
@@ -402,8 +388,8 @@ static void extra_not_finite(void **state)
         mha_module *module;
         expect_ok(mha_module_create(context, &d, &module));
         set_all(&r, module);
-        guarded x = filled(&r, 3, (int64_t[]){1, T, E}, 0, 1);
-        guarded y = filled(&r, 3, (int64_t[]){1, S, E}, 0, 1);
+        guarded x = guarded_filled(&r, 3, (int64_t[]){1, T, E}, 0, 1);
+        guarded y = guarded_filled(&r, 3, (int64_t[]){1, S, E}, 0, 1);
         guarded out = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
         guarded heads = guarded_make(&r, MHA_F32, 4, (int64_t[]){1, 2, T, 2}, 0);
         guarded again = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
@@ -447,7 +433,6 @@ static void extra_not_finite(void **state)
         for (int i = 0; i < 8; i++) guarded_free(all_guarded[i]);
         mha_module_destroy(module);
     }
-    machines_free(&all);
 }
 
 /* ---- shapes --------------------------------------------------------------------------------- */
@@ -508,7 +493,6 @@ static void other_shapes(void **state)
     mha_module_destroy(module);
     guarded_free(&p);
     guarded_free(&lse);
-    machines_free(&all);
 }
 
 /* With and without the batch axis in one call, and what the extra keys do not go with. */
@@ -516,8 +500,7 @@ static void shape_errors(void **state)
 {
     (void)state;
     enum { T = 2, S = 3, E = 4 };
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = 2};
     d.flags = MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN;
     mha_module *module;
@@ -578,7 +561,6 @@ static void shape_errors(void **state)
     call.struct_size = 0;
     expect_error(mha_module_run(context, module, &call), MHA_ERR_ARGUMENT, "mha_module_call");
     mha_module_destroy(module);
-    machines_free(&all);
 }
 
 /* What attention itself can tell, through the module: the bits that it has on the module's q, k, v.
@@ -598,8 +580,8 @@ static void attention_outputs(void **state)
         expect_ok(mha_module_create(context, &d, &module));
         set_all(&r, module);
         guarded sinks = parameter(&r, module, "sinks", 1, (int64_t[]){H});
-        guarded x = filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
-        guarded y = filled(&r, 3, (int64_t[]){B, S, E}, 0, 1);
+        guarded x = guarded_filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
+        guarded y = guarded_filled(&r, 3, (int64_t[]){B, S, E}, 0, 1);
         guarded out = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
         guarded q = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, H, T, D}, 0);
         guarded k = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, Hk, S, D}, 0);
@@ -648,7 +630,6 @@ static void attention_outputs(void **state)
         for (int n = 0; n < 8; n++) guarded_free(tensors[n]);
         mha_module_destroy(module);
     }
-    machines_free(&all);
 }
 
 /* ---- parameters ----------------------------------------------------------------------------- */
@@ -714,14 +695,12 @@ static void parameter_list(void **state)
         assert_string_equal(p.name, "x");
         mha_module_destroy(module);
     }
-    machines_free(&all);
 }
 
 /* What was set comes back bit by bit, NaNs and all, under every name and through any strides. */
 static void parameters_come_back(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     for (int i = 0; i < rng_cases(40, 400); i++) {
         rng r = rng_make(rng_run_seed(), 40000 + (uint64_t)i);
         mha_module_desc d = {.struct_size = sizeof d, .num_heads = rng_between(&r, 1, 2) * 2};
@@ -731,10 +710,10 @@ static void parameters_come_back(void **state)
         d.key_dim = rng_chance(&r, 0.5) ? 0 : rng_between(&r, 1, 70);
         d.flags = MHA_MODULE_BIAS_KV;
         mha_module *module;
-        expect_ok(mha_module_create(all.each[0].context, &d, &module));
+        expect_ok(mha_module_create(machines_context(1, 0), &d, &module));
         mha_module_parameter p;
         for (int64_t n = 0; mha_module_parameter_at(module, n, &p); n++) {
-            guarded in = filled(&r, p.ndim, p.shape, LAYOUT_PAD | LAYOUT_LAST, 1);
+            guarded in = guarded_filled(&r, p.ndim, p.shape, LAYOUT_PAD | LAYOUT_LAST, 1);
             guarded out = guarded_make(&r, MHA_F32, p.ndim, p.shape,
                                        LAYOUT_PAD | LAYOUT_LAST | LAYOUT_NEGATIVE);
             *(uint32_t *)guarded_element(&in.view, (int64_t[]){0, 0, 0}) = 0x7FC12345;
@@ -762,17 +741,15 @@ static void parameters_come_back(void **state)
         guarded_free(&joined);
         mha_module_destroy(module);
     }
-    machines_free(&all);
 }
 
 static void parameter_errors(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2, .kv_heads = 1};
     d.flags = MHA_MODULE_NO_QKV_BIAS;
     mha_module *module;
-    expect_ok(mha_module_create(all.each[0].context, &d, &module));
+    expect_ok(mha_module_create(machines_context(1, 0), &d, &module));
     float memory[48];
     memset(memory, 0x7E, sizeof memory);
     mha_tensor w = mha_tensor_contiguous(memory, MHA_F32, 2, (int64_t[]){4, 4});
@@ -795,7 +772,6 @@ static void parameter_errors(void **state)
 #undef GET
     for (size_t i = 0; i < sizeof memory; i++) assert_int_equal(((char *)memory)[i], 0x7E);
     mha_module_destroy(module);
-    machines_free(&all);
 }
 
 /* Grouped heads are the module that has each key and value head once for every query head. */
@@ -840,7 +816,7 @@ static void grouped_is_repeated(void **state)
         guarded_free(&from);
         guarded_free(&to);
     }
-    guarded x = filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
+    guarded x = guarded_filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
     guarded a = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
     guarded b = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
     expect_ok(mha_module_forward(context, grouped, NULL, &x.view, &x.view, &x.view, &a.view, NULL));
@@ -852,7 +828,6 @@ static void grouped_is_repeated(void **state)
     guarded_free(&b);
     mha_module_destroy(grouped);
     mha_module_destroy(repeated);
-    machines_free(&all);
 }
 
 /* ---- scratch -------------------------------------------------------------------------------- */
@@ -864,11 +839,8 @@ static void scratch_account(void **state)
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 60000 + (uint64_t)i);
         failing_alloc memory = failing_alloc_make();
-        const mha_context_desc context_desc = {.struct_size = sizeof context_desc,
-                                               .num_threads = 2,
-                                               .allocator = failing_alloc_interface(&memory)};
         mha_context *context;
-        expect_ok(mha_context_create(&context_desc, &context));
+        expect_ok(failing_context(&memory, 2, MHA_ISA_AUTO, &context));
         trial x;
         results y;
         trial_make(&x, &r, context, (uint32_t)rng_between(&r, 0, 31) * MHA_MODULE_BIAS_KV);
@@ -895,17 +867,15 @@ static void scratch_account(void **state)
         assert_int_equal(memory.live, 0);
     }
     size_t bytes = 0;
-    machines all = machines_make(1);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2};
     mha_module *module;
-    expect_ok(mha_module_create(all.each[0].context, &d, &module));
+    expect_ok(mha_module_create(machines_context(1, 0), &d, &module));
     mha_module_call call = {.struct_size = sizeof call};
-    expect_error(mha_module_scratch(all.each[0].context, module, &call, NULL), MHA_ERR_NULL,
+    expect_error(mha_module_scratch(machines_context(1, 0), module, &call, NULL), MHA_ERR_NULL,
                  "bytes");
-    expect_error(mha_module_scratch(all.each[0].context, module, &call, &bytes), MHA_ERR_NULL,
+    expect_error(mha_module_scratch(machines_context(1, 0), module, &call, &bytes), MHA_ERR_NULL,
                  "query");
     mha_module_destroy(module);
-    machines_free(&all);
 }
 
 RUN_TESTS(TEST(extra_keys), TEST(extra_bits), TEST(extra_not_finite), TEST(other_shapes),

@@ -15,26 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void fill(rng *r, const mha_tensor *x, double factor)
-{
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(x)) return;
-    do *(float *)guarded_element(x, index) = (float)((double)rng_normal(r) * factor);
-    while (guarded_next(x, index));
-}
-
 static guarded matrix(rng *r, int64_t rows, int64_t cols, unsigned layout, double factor)
 {
-    guarded g = guarded_make(r, MHA_F32, 2, (int64_t[]){rows, cols}, layout);
-    fill(r, &g.view, factor);
-    return g;
+    return guarded_filled(r, 2, (int64_t[]){rows, cols}, layout, factor);
 }
 
 static guarded vector(rng *r, int64_t n, double factor)
 {
-    guarded g = guarded_make(r, MHA_F32, 1, &n, LAYOUT_CONTIGUOUS);
-    fill(r, &g.view, factor);
-    return g;
+    return guarded_filled(r, 1, &n, LAYOUT_CONTIGUOUS, factor);
 }
 
 static float at(const guarded *x, int64_t m, int64_t n)
@@ -148,12 +136,9 @@ static void linear_layers(void **state)
     }
     for (int m = 0; m < all.count; m++)
         if (tallies[m].name) {
-            tally_print(&tallies[m]);
-            assert_true(tally_is_sharp(&tallies[m]));
+            tally_judge(&tallies[m]);
         }
-    tally_print(&long_sums);
-    assert_true(tally_is_sharp(&long_sums));
-    machines_free(&all);
+    tally_judge(&long_sums);
 }
 
 /* A row's bits do not depend on the other rows, the number of threads or the layout. */
@@ -180,8 +165,6 @@ static void linear_bits(void **state)
         }
         linear_case_free(&c);
     }
-    machines_free(&one);
-    machines_free(&many);
 }
 
 /* rows x cols numbers at a stride; what lies between rows is 7. */
@@ -231,7 +214,6 @@ static void linear_pages_apart(void **state)
             }
         for (int i = 0; i < STRIDES * 6; i++) free(data[i / 6][i % 6]);
     }
-    machines_free(&all);
 }
 
 /* GELU over the whole range, through a layer that passes its input on. */
@@ -271,15 +253,13 @@ static void gelu_everywhere(void **state)
     guarded_free(&x);
     guarded_free(&y);
     guarded_free(&weight);
-    machines_free(&all);
 }
 
 static void linear_errors(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 30000);
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     linear_case c = linear_case_make(&r, 4, 6, 5);
     mha_linear *linear = NULL, *none = NULL;
     mha_tensor w = c.weight.view, b = c.bias.view, x = c.x.view, y = c.y.view;
@@ -329,7 +309,6 @@ static void linear_errors(void **state)
     mha_linear_destroy(linear);
     mha_linear_destroy(NULL);
     linear_case_free(&c);
-    machines_free(&all);
 }
 
 static void linear_memory(void **state)
@@ -340,13 +319,10 @@ static void linear_memory(void **state)
     for (int64_t n = 0;; n++) {
         failing_alloc memory = failing_alloc_make();
         memory.fail_at = n;
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 2,
-                                       .allocator = failing_alloc_interface(&memory)};
         mha_context *context = NULL;
         mha_linear *linear = NULL;
         guarded_snapshot(&c.y);
-        mha_status status = mha_context_create(&desc, &context);
+        mha_status status = failing_context(&memory, 2, MHA_ISA_AUTO, &context);
         if (status == MHA_OK)
             status = mha_linear_create(context, &c.weight.view, &c.bias.view, &linear);
         if (status == MHA_OK) {
@@ -444,18 +420,14 @@ static void layer_norm(void **state)
         guarded_free(&again);
         norm_case_free(&c);
     }
-    tally_print(&t);
-    assert_true(tally_is_sharp(&t));
-    machines_free(&one);
-    machines_free(&many);
+    tally_judge(&t);
 }
 
 static void layer_norm_errors(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 60000);
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     norm_case c = norm_case_make(&r, 3, 8);
     mha_tensor x = c.x.view, z = c.residual.view, w = c.weight.view, b = c.bias.view, y = c.y.view;
     guarded_snapshot(&c.y);
@@ -493,7 +465,6 @@ static void layer_norm_errors(void **state)
 #undef NORM
     assert_true(guarded_unchanged(&c.y));
     norm_case_free(&c);
-    machines_free(&all);
 }
 
 RUN_TESTS(TEST(linear_layers), TEST(linear_bits), TEST(gelu_everywhere), TEST(linear_errors),

@@ -18,25 +18,15 @@
 
 static const double u = 0x1p-24;
 
-static guarded filled(rng *r, int ndim, const int64_t *shape, unsigned layout, double factor)
-{
-    guarded g = guarded_make(r, MHA_F32, ndim, shape, layout);
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(&g.view)) return g;
-    do *(float *)guarded_element(&g.view, index) = (float)((double)rng_normal(r) * factor);
-    while (guarded_next(&g.view, index));
-    return g;
-}
-
 static guarded matrix(rng *r, int64_t rows, int64_t cols, double factor)
 {
     static const unsigned layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_PAD, LAYOUT_PAD | LAYOUT_NEGATIVE};
-    return filled(r, 2, (int64_t[]){rows, cols}, RNG_PICK(r, layouts), factor);
+    return guarded_filled(r, 2, (int64_t[]){rows, cols}, RNG_PICK(r, layouts), factor);
 }
 
 static guarded vector(rng *r, int64_t n, double factor)
 {
-    return filled(r, 1, &n, LAYOUT_CONTIGUOUS, factor);
+    return guarded_filled(r, 1, &n, LAYOUT_CONTIGUOUS, factor);
 }
 
 static double at(const guarded *x, int64_t m, int64_t n)
@@ -156,11 +146,7 @@ static void linear(void **state)
             free(dx), free(dweight), free(dbias);
             linear_free(&c);
         }
-    for (int j = 0; j < all.count; j++) {
-        tally_print(&tallies[j]);
-        assert_true(tally_is_sharp(&tallies[j]));
-    }
-    machines_free(&all);
+    for (int j = 0; j < all.count; j++) tally_judge(&tallies[j]);
 }
 
 /* Each gradient alone has the bits of all three together; so have other numbers of threads. */
@@ -193,7 +179,6 @@ static void linear_bits(void **state)
             assert_true(guarded_same_bits(&c[0].dx.view, dx, false));
             assert_true(guarded_same_bits(&c[0].dweight.view, dw, false));
             assert_true(guarded_same_bits(&c[0].dbias.view, db, false));
-            machines_free(&all);
         }
         for (int j = 0; j < 4; j++) linear_free(&c[j]);
     }
@@ -279,10 +264,8 @@ static void activations(void **state)
             assert_true(guarded_same_bits(&own.view, &dx.view, false));
             guarded_free(&x), guarded_free(&dy), guarded_free(&dx), guarded_free(&own);
         }
-        tally_print(&t);
-        assert_true(tally_is_sharp(&t));
+        tally_judge(&t);
     }
-    machines_free(&all);
 }
 
 /* The sigmoid's exponent is rounded twice (1.4 u |g|), its exponential is good to 3.5 u, a sum and
@@ -327,10 +310,8 @@ static void swiglu(void **state)
             guarded *every[] = {&gate, &up, &dy, &y, &dgate, &dup};
             for (int k = 0; k < 6; k++) guarded_free(every[k]);
         }
-        tally_print(&t);
-        assert_true(tally_is_sharp(&t));
+        tally_judge(&t);
     }
-    machines_free(&all);
 }
 
 /* ---- norms --------------------------------------------------------------------------------- */
@@ -498,9 +479,7 @@ static void norms(void **state)
         free(dy), free(dx), free(dweight), free(dbias);
         norm_free(&c);
     }
-    tally_print(&t);
-    assert_true(tally_is_sharp(&t));
-    machines_free(&all);
+    tally_judge(&t);
 }
 
 /* RMS norm forward: in double, rounded once. */
@@ -532,9 +511,7 @@ static void rms_forward(void **state)
         assert_true(guarded_gaps_intact(&c.y));
         norm_free(&c);
     }
-    tally_print(&t);
-    assert_true(tally_is_sharp(&t));
-    machines_free(&all);
+    tally_judge(&t);
 }
 
 static void norm_bits(void **state)
@@ -551,7 +528,6 @@ static void norm_bits(void **state)
             assert_true(guarded_same_bits(&c[0].dy.view, &c[j].dy.view, false));
             assert_true(guarded_same_bits(&c[0].dweight.view, &c[j].dweight.view, false));
             assert_true(guarded_same_bits(&c[0].dbias.view, &c[j].dbias.view, false));
-            machines_free(&all);
         }
         for (int j = 0; j < 3; j++) norm_free(&c[j]);
     }
@@ -571,14 +547,13 @@ static guarded some_ids(rng *r, int64_t count, int64_t low, int64_t high)
 static void embeddings(void **state)
 {
     (void)state;
-    machines all = machines_make(3);
     for (int i = 0; i < 60; i++) {
         rng r = rng_make(rng_run_seed(), 8000 + (uint64_t)i);
         int64_t V = rng_between(&r, 1, 20), M = rng_between(&r, 0, 60), N = rng_between(&r, 0, 50);
         bool add = rng_chance(&r, 0.5);
         guarded table = matrix(&r, V, N, 1), y = matrix(&r, M, N, 1);
         guarded dtable = matrix(&r, V, N, 1), ids = some_ids(&r, M, 0, V - 1);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(3, i);
         double *before = copy_of(&y), *sums = copy_of(&dtable);
         assert_int_equal(
             mha_embedding(context, &table.view, &ids.view, add ? MHA_GRADIENT_ADD : 0, &y.view),
@@ -599,7 +574,6 @@ static void embeddings(void **state)
         guarded *every[] = {&table, &y, &dtable, &ids};
         for (int k = 0; k < 4; k++) guarded_free(every[k]);
     }
-    machines_free(&all);
 }
 
 /* ---- cross-entropy ------------------------------------------------------------------------- */
@@ -690,11 +664,7 @@ static void cross_entropy(void **state)
             assert_true(guarded_same_bits(&c.logits.view, &c.dlogits.view, false));
             loss_free(&c);
         }
-    for (int j = 0; j < all.count; j++) {
-        tally_print(&tallies[j]);
-        assert_true(tally_is_sharp(&tallies[j]));
-    }
-    machines_free(&all);
+    for (int j = 0; j < all.count; j++) tally_judge(&tallies[j]);
 }
 
 /* ---- misuse -------------------------------------------------------------------------------- */
@@ -702,12 +672,13 @@ static void cross_entropy(void **state)
 static void errors(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *x = all.each[0].context;
+    mha_context *x = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 1);
-    guarded a = filled(&r, 2, (int64_t[]){4, 6}, 0, 1), b = filled(&r, 2, (int64_t[]){4, 6}, 0, 1);
-    guarded w = filled(&r, 2, (int64_t[]){6, 3}, 0, 1), n = vector(&r, 6, 1), k = vector(&r, 3, 1);
-    guarded out = filled(&r, 2, (int64_t[]){4, 3}, 0, 1), ids = some_ids(&r, 4, 0, 3);
+    guarded a = guarded_filled(&r, 2, (int64_t[]){4, 6}, 0, 1),
+            b = guarded_filled(&r, 2, (int64_t[]){4, 6}, 0, 1);
+    guarded w = guarded_filled(&r, 2, (int64_t[]){6, 3}, 0, 1), n = vector(&r, 6, 1),
+            k = vector(&r, 3, 1);
+    guarded out = guarded_filled(&r, 2, (int64_t[]){4, 3}, 0, 1), ids = some_ids(&r, 4, 0, 3);
     guarded_snapshot(&out), guarded_snapshot(&b);
     const mha_tensor *A = &a.view, *B = &b.view, *W = &w.view, *OUT = &out.view, *IDS = &ids.view;
     expect_error(mha_linear_backward(NULL, W, OUT, A, 0, OUT, NULL, NULL), MHA_ERR_NULL, "context");
@@ -745,7 +716,6 @@ static void errors(void **state)
     assert_true(guarded_unchanged(&out) && guarded_unchanged(&b));
     guarded *every[] = {&a, &b, &w, &n, &k, &out, &ids};
     for (int i = 0; i < 7; i++) guarded_free(every[i]);
-    machines_free(&all);
 }
 
 /* Whichever allocation fails, there is an error and nothing is written. */

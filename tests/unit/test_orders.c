@@ -20,11 +20,7 @@ static float multiply_add(mha_isa isa, float a, float b, float c)
 
 static guarded numbers(rng *r, int ndim, const int64_t *shape)
 {
-    guarded g = guarded_make(r, MHA_F32, ndim, shape, LAYOUT_CONTIGUOUS);
-    int64_t index[MHA_MAX_DIMS] = {0};
-    do *(float *)guarded_element(&g.view, index) = rng_normal(r);
-    while (guarded_next(&g.view, index));
-    return g;
+    return guarded_filled(r, ndim, shape, LAYOUT_CONTIGUOUS, 1);
 }
 
 /* With one key, lse is its score, which is kept as m in units of log2 e. */
@@ -61,7 +57,6 @@ static void scores(void **state)
         guarded_free(&q);
         guarded_free(&k);
     }
-    machines_free(&all);
 }
 
 /* With scale 0 every weight is 1 before the division, and every rescaling is by 1. */
@@ -100,7 +95,6 @@ static void weighted_sums(void **state)
         guarded_free(&k);
         guarded_free(&v);
     }
-    machines_free(&all);
 }
 
 static void linear_layers(void **state)
@@ -138,7 +132,6 @@ static void linear_layers(void **state)
         guarded *each[] = {&x, &w, &b, &y};
         for (int i = 0; i < 4; i++) guarded_free(each[i]);
     }
-    machines_free(&all);
 }
 
 RUN_TESTS(TEST(scores), TEST(weighted_sums), TEST(linear_layers))

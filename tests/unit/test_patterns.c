@@ -1,6 +1,8 @@
 /* Block patterns against their definitions, cell by cell; what a random part must be; misuse. */
 #include "reference/kinds_reference.h"
+#include "support/expect.h"
 #include "support/guarded.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/attention.h>
@@ -290,8 +292,7 @@ static void patterns_in_attention(void **state)
 {
     (void)state;
     enum { T = 70, BLOCK = 16, N = 5, D = 4 };
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     static float x[T * D], o[T * D], p[T * T];
     uint8_t blocks[N * N];
     for (int i = 0; i < T * D; i++) x[i] = (float)(i % 7);
@@ -317,7 +318,6 @@ static void patterns_in_attention(void **state)
     for (int t = 0; t < T; t++)
         for (int s = 0; s < T; s++)
             assert_true((p[t * T + s] != 0) == blocks[t / BLOCK * N + s / BLOCK]);
-    mha_context_destroy(context);
 }
 
 /* Blocks with a gap between them, of which the last ends anywhere: the bits of the same pairs in a
@@ -393,8 +393,7 @@ static void misuse(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         mha_pattern_desc d = cases[i].desc;
         d.struct_size = sizeof d;
-        assert_int_equal(mha_pattern_fill(&d, &x, &kept), cases[i].status);
-        if (!strstr(mha_error_detail(), cases[i].text)) fail_msg("%s", mha_error_detail());
+        expect_row(i, mha_pattern_fill(&d, &x, &kept), cases[i].status, cases[i].text);
     }
     mha_pattern_desc d = {.struct_size = sizeof d, .stride = 2};
     assert_int_equal(mha_pattern_fill(NULL, &x, &kept), MHA_ERR_NULL);

@@ -5,6 +5,7 @@
 #include "reference/kinds_bounds.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 #include "support/tally.h"
 
@@ -103,12 +104,7 @@ static void check_row(const dense *x, const bound_arith *arith, int64_t t, const
 
 static guarded numbers(rng *r, int ndim, const int64_t *shape)
 {
-    guarded made = guarded_make(r, MHA_F32, ndim, shape, guarded_random_layout(r, true));
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(&made.view)) return made;
-    do *(float *)guarded_element(&made.view, index) = rng_normal(r);
-    while (guarded_next(&made.view, index));
-    return made;
+    return guarded_filled(r, ndim, shape, guarded_random_layout(r, true), 1);
 }
 
 /* A mask: booleans, or numbers with -inf; some axes of 1. */
@@ -303,9 +299,7 @@ static void sdpa_conventions(void **state)
         sdpa_check(&c, m, tallies);
         sdpa_free(&c);
     }
-    tally_print(&tallies[0]);
-    assert_true(tally_is_sharp(&tallies[0]));
-    machines_free(&all);
+    tally_judge(&tallies[0]);
 }
 
 /* Five dimensions are many calls of four: each has the bits of that call, and dropout a stream of
@@ -314,8 +308,7 @@ static void sdpa_slices(void **state)
 {
     (void)state;
     enum { A = 2, B = 2, H = 3, T = 7, S = 9, D = 8 };
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     rng r = rng_make(rng_run_seed(), 2);
     guarded q = numbers(&r, 5, (int64_t[]){A, B, H, T, D});
     guarded k = numbers(&r, 5, (int64_t[]){A, B, H, S, D});
@@ -349,7 +342,6 @@ static void sdpa_slices(void **state)
     for (size_t i = 0; i < sizeof dropped / sizeof(float); i++)
         assert_true((&dropped[0][0][0][0][0])[i] == 0);
     guarded_free(&q), guarded_free(&k);
-    mha_context_destroy(context);
 }
 
 /* ---- the ONNX operator ------------------------------------------------------------------------
@@ -573,19 +565,14 @@ static void onnx_conventions(void **state)
         onnx_check(&c, m, tallies);
         onnx_free(&c);
     }
-    for (int j = 0; j < 2; j++) {
-        tally_print(&tallies[j]);
-        assert_true(tally_is_sharp(&tallies[j]));
-    }
-    machines_free(&all);
+    for (int j = 0; j < 2; j++) tally_judge(&tallies[j]);
 }
 
 /* softmax_precision double is the plain path: one rounding, at the end. */
 static void onnx_double(void **state)
 {
     (void)state;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     tally tallies[2] = {{.name = "onnx in double: y"}};
     for (int i = 0; i < 20; i++) {
         rng r = rng_make(rng_run_seed(), 200000 + (uint64_t)i);
@@ -607,7 +594,6 @@ static void onnx_double(void **state)
         onnx_free(&c);
     }
     tally_print(&tallies[0]);
-    mha_context_destroy(context);
 }
 
 /* ---- the lowest float -------------------------------------------------------------------------
@@ -651,7 +637,6 @@ static void lowest_floats(void **state)
             assert_true(fabsf(qk[1][0] - -FLT_MAX) <= 0x1p105f); /* four roundings of 2^127 */
             assert_true(fabsf(qk[2][0] - -3e38f) <= 0x1p105f && qk[2][2] > 0);
         }
-    machines_free(&all);
 }
 
 /* ---- nn.MultiheadAttention ---------------------------------------------------------------------
@@ -877,7 +862,6 @@ static void module_conventions(void **state)
         module_case_check(&c, m->context);
         module_free(&c);
     }
-    machines_free(&all);
 }
 
 /* The hint stands for the mask only without weights, padding and learned keys. */
@@ -885,8 +869,7 @@ static void module_hint(void **state)
 {
     (void)state;
     enum { T = 5, S = 7, E = 6, H = 2 };
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     rng r = rng_make(rng_run_seed(), 3);
     guarded x = numbers(&r, 2, (int64_t[]){S, E});
     mha_tensor query = guarded_slice(&x.view, 0, 0, T);
@@ -923,7 +906,6 @@ static void module_hint(void **state)
         mha_module_destroy(module);
     }
     guarded_free(&x);
-    mha_context_destroy(context);
 }
 
 static void set_parameter(mha_module *module, const char *name, int ndim, const int64_t *shape,
@@ -939,8 +921,7 @@ static void module_dropout(void **state)
 {
     (void)state;
     enum { T = 9, S = 11, E = 4 };
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (uint32_t flags = 0; flags < 4; flags++) {
         rng r = rng_make(rng_run_seed(), 400000 + flags);
         uint32_t extra = (flags & 1 ? (uint32_t)MHA_MODULE_BIAS_KV : 0) |
@@ -992,7 +973,6 @@ static void module_dropout(void **state)
         guarded_free(&q), guarded_free(&x);
         mha_module_destroy(module);
     }
-    mha_context_destroy(context);
 }
 
 RUN_TESTS(TEST(sdpa_conventions), TEST(sdpa_slices), TEST(onnx_conventions), TEST(onnx_double),

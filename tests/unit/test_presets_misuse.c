@@ -1,7 +1,9 @@
 /* The presets called wrongly: every tensor spoiled in every way, every contradiction, memory that
  * runs out. Each gives its status and a sentence; nothing is written. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/presets.h>
@@ -209,11 +211,7 @@ static void check_refused(const stage *s, const char *what, mha_status status, i
  */
 
 /* Ways to spoil a tensor, each with the status it must give; -1: any error. */
-#define SPOIL(name, change)         \
-    static void name(mha_tensor *x) \
-    {                               \
-        change;                     \
-    }
+#define SPOIL(name, ...) SPOILER(mha_tensor *x, name, __VA_ARGS__)
 SPOIL(no_data, x->data = NULL)
 SPOIL(unknown_type, x->dtype = (mha_dtype)99)
 SPOIL(integers, x->dtype = MHA_I32)
@@ -247,8 +245,7 @@ static const struct {
 static void every_tensor(void **state)
 {
     (void)state;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     rng r = rng_make(rng_run_seed(), 1);
     for (int p = 0; p < PRESETS; p++) {
         stage s = stage_make(&presets[p], &r, context);
@@ -273,15 +270,13 @@ static void every_tensor(void **state)
         if (s.p->run(&c) != MHA_OK) fail_msg("%s: %s", s.p->name, mha_error_detail());
         stage_free(&s);
     }
-    mha_context_destroy(context);
 }
 
 /* Outputs in the memory of inputs and of each other. */
 static void every_overlap(void **state)
 {
     (void)state;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     rng r = rng_make(rng_run_seed(), 2);
     for (int p = 0; p < PRESETS; p++) {
         stage s = stage_make(&presets[p], &r, context);
@@ -298,7 +293,6 @@ static void every_overlap(void **state)
             }
         stage_free(&s);
     }
-    mha_context_destroy(context);
 }
 
 /* ---- arguments ---------------------------------------------------------------------------------
@@ -389,8 +383,7 @@ static const struct {
 static void every_contradiction(void **state)
 {
     (void)state;
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     rng r = rng_make(rng_run_seed(), 3);
     for (size_t i = 0; i < sizeof contradictions / sizeof contradictions[0]; i++) {
         stage s = stage_make(&presets[contradictions[i].preset], &r, context);
@@ -406,7 +399,6 @@ static void every_contradiction(void **state)
                      contradictions[i].word);
         stage_free(&s);
     }
-    mha_context_destroy(context);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------
@@ -436,11 +428,8 @@ static void memory_runs_out(void **state)
         int64_t refused = 0;
         for (int64_t n = 0;; n++) {
             failing_alloc memory = failing_alloc_make();
-            const mha_context_desc desc = {.struct_size = sizeof desc,
-                                           .num_threads = 1,
-                                           .allocator = failing_alloc_interface(&memory)};
             mha_context *context;
-            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &context), MHA_OK);
             rng r = rng_make(rng_run_seed(), 4);
             stage s = stage_make(&presets[p], &r, context);
             call c;
@@ -471,11 +460,8 @@ static void steady_state(void **state)
     (void)state;
     for (int p = 0; p < PRESETS; p++) {
         failing_alloc memory = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 1,
-                                       .allocator = failing_alloc_interface(&memory)};
         mha_context *context;
-        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &context), MHA_OK);
         rng r = rng_make(rng_run_seed(), 5);
         stage s = stage_make(&presets[p], &r, context);
         call c;

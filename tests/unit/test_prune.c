@@ -169,11 +169,10 @@ static void check_maps(const example *e, const float *whole, const float *small)
 static void masked_is_removed(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     int empty = 0, uneven = 0;
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r);
         result whole, small;
         run(context, e, false, &whole);
@@ -189,7 +188,6 @@ static void masked_is_removed(void **state)
     }
     printf("  %d layers without heads, %d with repeated key/value heads\n", empty, uneven);
     if (rng_whole_sample()) assert_true(empty > 0 && uneven > 0);
-    machines_free(&all);
 }
 
 /* Parameters that go with a head: D rows of W_q and D columns of W_o, and as many of W_k and W_v
@@ -234,7 +232,6 @@ static void sizes(void **state)
     assert_int_equal(mha_transformer_size(p), 2 * 9 * 24 + 24); /* words, output, last norm */
     mha_transformer_destroy(p);
     mha_transformer_destroy(t);
-    machines_free(&all);
 }
 
 /* ---- backward ------------------------------------------------------------------------------ */
@@ -261,11 +258,10 @@ static void backward(mha_context *context, const example *e, bool small, result 
 static void same_gradients(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     double worst = 0;
     for (int i = 0; i < rng_cases(30, 500); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r);
         result whole, small;
         float largest = 1e-6f;
@@ -293,17 +289,15 @@ static void same_gradients(void **state)
     }
     printf("  largest difference / largest gradient: %.2g\n", worst);
     assert_true(worst < 1e-4);
-    machines_free(&all);
 }
 
 /* Heads that stay are as important as they are beside closed ones. */
 static void same_importance(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     for (int i = 0; i < 10; i++) {
         rng r = rng_make(rng_run_seed(), 2000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(1, i);
         mha_transformer_desc d = some_desc(&r);
         d.flags &= ~(uint32_t)(MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_NO_OUTPUT);
         example *e = example_of(context, &r, &d);
@@ -333,7 +327,6 @@ static void same_importance(void **state)
         }
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* ---- token by token ------------------------------------------------------------------------ */
@@ -341,10 +334,9 @@ static void same_importance(void **state)
 static void steps(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         mha_transformer_desc d = some_desc(&r);
         d.flags = (d.flags | MHA_TRANSFORMER_CAUSAL) & ~(uint32_t)MHA_TRANSFORMER_CROSS;
         example *e = example_of(context, &r, &d);
@@ -375,7 +367,6 @@ static void steps(void **state)
         result_free(&small);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* ---- wide layers --------------------------------------------------------------------------- */
@@ -399,10 +390,9 @@ static mha_transformer_desc wide_desc(void)
 static void small_integers(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         mha_transformer_desc d = wide_desc();
         d.num_layers = 2;
         example *e = example_of(context, &r, &d);
@@ -429,7 +419,6 @@ static void small_integers(void **state)
         result_free(&whole), result_free(&small);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* One layer without norms: x + W_o z. Two sums of the same n = H D products in two orders, each
@@ -437,11 +426,10 @@ static void small_integers(void **state)
 static void wide_sums(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     double worst = 0;
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 5000 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         const mha_transformer_desc d = wide_desc();
         example *e = example_of(context, &r, &d);
         const int64_t n = d.num_heads * d.head_dim;
@@ -470,7 +458,6 @@ static void wide_sums(void **state)
     }
     printf("  largest difference / bound %.4f\n", worst);
     if (rng_whole_sample()) assert_true(worst > 0);
-    machines_free(&all);
 }
 
 /* ---- key/value heads ----------------------------------------------------------------------- */
@@ -478,8 +465,7 @@ static void wide_sums(void **state)
 static void shared_kv(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 6000);
     const mha_transformer_desc d = {.struct_size = sizeof d,
                                     .flags = MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_CAUSAL,
@@ -526,7 +512,6 @@ static void shared_kv(void **state)
     check_rows(e, whole.output, small.output);
     result_free(&whole), result_free(&small);
     example_free(e);
-    machines_free(&all);
 }
 
 /* ---- misuse -------------------------------------------------------------------------------- */
@@ -534,8 +519,7 @@ static void shared_kv(void **state)
 static void misuse(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *context = all.each[0].context;
+    mha_context *context = machines_context(1, 0);
     const mha_transformer_desc plain = {.struct_size = sizeof plain,
                                         .vocab_size = 9,
                                         .max_length = 8,
@@ -577,7 +561,6 @@ static void misuse(void **state)
     expect_error(mha_transformer_prune(context, t, &view, NULL), MHA_ERR_NULL, "pruned");
     assert_null(none);
     mha_transformer_destroy(t);
-    machines_free(&all);
 }
 
 static void out_of_memory(void **state)
@@ -587,9 +570,6 @@ static void out_of_memory(void **state)
     bool more = true;
     for (int64_t n = 0; more; n++) {
         failing_alloc memory = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 1,
-                                       .allocator = failing_alloc_interface(&memory)};
         const mha_transformer_desc d = {.struct_size = sizeof d,
                                         .vocab_size = 9,
                                         .max_length = 8,
@@ -600,7 +580,7 @@ static void out_of_memory(void **state)
         mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
         mha_context *context;
         mha_transformer *t, *pruned = NULL;
-        expect_ok(mha_context_create(&desc, &context));
+        expect_ok(failing_context(&memory, 1, MHA_ISA_AUTO, &context));
         expect_ok(mha_transformer_create(context, &d, &t));
         memory.fail_at = memory.calls + n;
         const mha_status status = mha_transformer_prune(context, t, &view, &pruned);

@@ -1,5 +1,6 @@
 /* Pictures: well-formed and escaped SVG, the colours of known cells, ranges, scales, masks, PNG as
  * libpng reads it, terminal widths, files that appear whole or not at all, hostile input. */
+#include "support/expect.h"
 #include "support/suite.h"
 
 #include <multihead/component.h>
@@ -928,9 +929,7 @@ static void bad_figures_are_refused(void **state)
             mha_buffer buffer = {0};
             mha_sink sink = mha_buffer_sink(&buffer);
             refusals[r].spoil(&figure, &panel);
-            mha_status status = writers[i](&figure, &sink);
-            if (status != refusals[r].status || !strstr(mha_error_detail(), refusals[r].what))
-                fail_msg("%s: status %d, %s", refusals[r].what, (int)status, mha_error_detail());
+            expect_row(r, writers[i](&figure, &sink), refusals[r].status, refusals[r].what);
             assert_int_equal(buffer.size, 0);
         }
     mha_figure figure = figure_of(NULL, 0, 2, 2);

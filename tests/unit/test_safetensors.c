@@ -80,6 +80,7 @@ static void test_refuses_tensors(void **state)
     refuse_tensor("[4294967296,4294967296]", "[0,4]", 4, MHA_ERR_SIZE, "63 bits");
     refuse_tensor("[3037000500,3037000500]", "[0,4]", 4, MHA_ERR_SIZE, "63 bits");
     refuse_tensor("[1]", "[0,5]", 5, bad, "need 4 bytes, data_offsets span 5");
+    refuse_tensor("[1]", "[0,3]", 3, bad, "need 4 bytes, data_offsets span 3");
     refuse_tensor("[1]", "[0]", 4, bad, "not two numbers");
     refuse_tensor("[1]", "[0,4,8]", 4, bad, "not two numbers");
     refuse_tensor("[1]", "[0,4.0]", 4, bad, "increasing");

@@ -2,7 +2,7 @@
  */
 #include "support/expect.h"
 #include "support/guarded.h"
-#include "support/shared_context.h"
+#include "support/one_context.h"
 #include "support/suite.h"
 #include "support/temp_files.h"
 

@@ -2,6 +2,7 @@
  * compared to the formulas. The same as programs are in examples/ (docs/textbook.md). */
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/module.h>
@@ -61,7 +62,6 @@ static void weights_of_a_batch(void **state)
     }
     for (int i = 0; i < 4; i++) test_free(x[i]);
     test_free(p);
-    machines_free(&all);
 }
 
 /* x (3, 5, 16) through 2 heads: weights (3, 2, 5, 5), and of no other shape. */
@@ -96,7 +96,6 @@ static void weights_of_a_module(void **state)
     }
     test_free(x);
     test_free(w);
-    machines_free(&all);
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
@@ -133,8 +132,7 @@ static void parameters(void **state)
                                        {768, 12, 12, 2359296},
                                        {4096, 32, 8, 41943040},
                                        {12288, 96, 96, 603979776}};
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     for (int i = 0; i < (rng_long_run() ? 4 : 3); i++) {
         mha_module *module = module_of(context, cases[i][0], cases[i][1], cases[i][2]);
         assert_int_equal(mha_module_parameter_count(module), cases[i][3]);
@@ -142,7 +140,6 @@ static void parameters(void **state)
         if (cases[i][0] == 512) assert_int_equal(elements_of(module, "out_proj.weight"), 262144);
         mha_module_destroy(module);
     }
-    mha_context_destroy(context);
 }
 
 /* ---- grouped heads at full width ------------------------------------------------------------- */
@@ -266,8 +263,7 @@ static void grouped_heads(void **state)
                                         "out_proj.weight"};
     static const int64_t rows[] = {GE, GHK * GD, GHK * GD, GE};
     rng r = rng_make(rng_run_seed(), 3);
-    mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    mha_context *context = context_with(0);
     mha_module *module = module_of(context, GE, GH, GHK);
     hankel w[4];
     for (int i = 0; i < 4; i++) {
@@ -285,7 +281,6 @@ static void grouped_heads(void **state)
     test_free(x);
     test_free(y);
     mha_module_destroy(module);
-    mha_context_destroy(context);
 }
 
 /* ---- Shaw's tables --------------------------------------------------------------------------- */
@@ -320,7 +315,6 @@ static void shaw_rows(void **state)
         assert_int_equal(mha_attention_forward(all.each[m].context, &desc, &x, &x, &x, &y, NULL),
                          MHA_ERR_SHAPE);
     }
-    machines_free(&all);
 }
 
 RUN_TESTS(TEST(weights_of_a_batch), TEST(weights_of_a_module), TEST(parameters),

@@ -262,19 +262,17 @@ static void check_example(mha_context *context, example *e, rng *r, double *wors
 static void slopes(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     double worst = 0;
     int tame = 0;
     for (int i = 0; i < rng_cases(24, 400); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r);
         check_example(context, e, &r, &worst, &tame);
         example_free(e);
     }
     printf("  largest difference of slopes / bound %.3f, %d slopes known to 2 %%\n", worst, tame);
     if (rng_whole_sample()) assert_true(worst > 0.01 && tame > 50);
-    machines_free(&all);
 }
 
 /* The same bits with 1, 2 and 8 threads, and with padding: rows beyond a length change nothing. */
@@ -301,7 +299,6 @@ static void bits(void **state)
             for (int64_t k = 0; k < size; k++)
                 assert_true(g[j].parameters[k] == g[0].parameters[k]);
             example_free(e);
-            machines_free(&all);
         }
         for (int j = 0; j < 3; j++) free(g[j].parameters);
     }
@@ -353,14 +350,12 @@ static void learns(void **state)
     assert_true(first > 1.5 && last < 0.1 * first);
     free(m), free(v);
     example_free(e);
-    machines_free(&all);
 }
 
 /* Names and places of a Llama-style decoder's parameters. */
 static void table(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .flags = MHA_TRANSFORMER_CAUSAL,
                                        .vocab_size = 131,
@@ -385,7 +380,7 @@ static void table(void **state)
         "layers.0.mlp.down_proj.weight",
     };
     mha_transformer *t;
-    assert_int_equal(mha_transformer_create(all.each[0].context, &desc, &t), MHA_OK);
+    assert_int_equal(mha_transformer_create(machines_context(1, 0), &desc, &t), MHA_OK);
     mha_parameter p;
     int64_t at = 0;
     for (int64_t i = 0; i < mha_transformer_parameters(t); i++) {
@@ -401,14 +396,12 @@ static void table(void **state)
     assert_int_equal(at, 2 * 131 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64);
     expect_error(mha_transformer_parameter(t, 99, &p), MHA_ERR_ARGUMENT, "no parameter 99");
     mha_transformer_destroy(t);
-    machines_free(&all);
 }
 
 /* The same seed gives the same numbers; their deviations are as documented. */
 static void beginnings(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
     mha_transformer_desc desc = {.struct_size = sizeof desc,
                                  .vocab_size = 200,
                                  .max_length = 20,
@@ -419,10 +412,10 @@ static void beginnings(void **state)
                                  .norm = MHA_NORM_LAYER};
     mha_transformer *t[2];
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(mha_transformer_create(all.each[0].context, &desc, &t[i]), MHA_OK);
+        assert_int_equal(mha_transformer_create(machines_context(1, 0), &desc, &t[i]), MHA_OK);
         const mha_transformer_init init = {
             .struct_size = sizeof init, .seed = 5, .head_grade = 0.3};
-        assert_int_equal(mha_transformer_initialise(all.each[0].context, t[i], &init), MHA_OK);
+        assert_int_equal(mha_transformer_initialise(machines_context(1, 0), t[i], &init), MHA_OK);
     }
     assert_memory_equal(mha_transformer_data(t[0]), mha_transformer_data(t[1]),
                         (size_t)mha_transformer_size(t[0]) * sizeof(float));
@@ -452,7 +445,6 @@ static void beginnings(void **state)
     }
     mha_transformer_destroy(t[0]);
     mha_transformer_destroy(t[1]);
-    machines_free(&all);
 }
 
 /* sum = stream + W concatenated + b of every row, to the rounding of f32 sums of `inputs` terms and
@@ -596,10 +588,9 @@ static void check_view_errors(const example *e)
 static void views(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 900 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r);
         mha_layer_view view = {.struct_size = sizeof view};
         mha_stream_view ends = {.struct_size = sizeof ends};
@@ -612,7 +603,6 @@ static void views(void **state)
         if (i == 0) check_view_errors(e);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 /* A call that keeps nothing beside one that keeps everything. */
@@ -692,10 +682,9 @@ static void want_of_layers(passing *p, const example *e)
 static void keeps_nothing(void **state)
 {
     (void)state;
-    machines all = machines_make(2);
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 1700 + (uint64_t)i);
-        mha_context *context = all.each[i % all.count].context;
+        mha_context *context = machines_context(2, i);
         example *e = example_make(context, &r);
         const mha_transformer_desc *d = &e->desc;
         const int64_t shape[] = {d->num_layers, e->B, d->num_heads, e->T, e->T};
@@ -737,14 +726,12 @@ static void keeps_nothing(void **state)
         free(wanted);
         example_free(e);
     }
-    machines_free(&all);
 }
 
 static void errors(void **state)
 {
     (void)state;
-    machines all = machines_make(1);
-    mha_context *x = all.each[0].context;
+    mha_context *x = machines_context(1, 0);
     const mha_transformer_desc good = {.struct_size = sizeof good,
                                        .vocab_size = 9,
                                        .max_length = 8,
@@ -827,7 +814,6 @@ static void errors(void **state)
     expect_error(mha_transformer_forward(x, t, &in, NULL, &output, NULL, NULL), MHA_ERR_ARGUMENT,
                  "token_types[1,2] is 2, expected 0..1");
     mha_transformer_destroy(t);
-    machines_free(&all);
 }
 
 static void memory(void **state)
@@ -837,9 +823,6 @@ static void memory(void **state)
     for (int64_t n = 0;; n++) {
         failing_alloc allocator = failing_alloc_make();
         allocator.fail_at = n;
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = 1,
-                                       .allocator = failing_alloc_interface(&allocator)};
         mha_context *context = NULL;
         mha_transformer *t = NULL;
         mha_activations *a = NULL;
@@ -852,7 +835,7 @@ static void memory(void **state)
                                         .num_heads = 2,
                                         .ff_dim = 5,
                                         .positions = MHA_ENCODING_ROTARY};
-        mha_status status = mha_context_create(&desc, &context);
+        mha_status status = failing_context(&allocator, 1, MHA_ISA_AUTO, &context);
         if (status == MHA_OK) status = mha_transformer_create(context, &d, &t);
         if (status == MHA_OK) status = mha_activations_create(context, t, 8, 8, &a);
         assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
