@@ -6,9 +6,7 @@ import csv
 import io
 import json
 import os
-import pty
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -245,22 +243,8 @@ def in_a_pipe(command, arguments, code, what):
 
 def on_a_terminal(command, arguments, what):
     """Progress and colours are only there; both streams are one pseudo-terminal."""
-    parent, child = pty.openpty()
-    with subprocess.Popen([PROGRAM, command, *map(os.fsencode, map(str_or_bytes, arguments))],
-                          stdin=subprocess.DEVNULL, stdout=child, stderr=child, cwd=FOLDER,
-                          env=environment(COLUMNS="1000")) as process:
-        os.close(child)
-        output = b""
-        while True:
-            try:
-                piece = os.read(parent, 65536)
-            except OSError:
-                break
-            if not piece:
-                break
-            output += piece
-    os.close(parent)
-    check(process.returncode in (0, 2, 3, 4, 5, 6), f"{command} on a terminal: {process.returncode}")
+    code, output = on_terminal(command, *arguments, COLUMNS="1000")
+    check(code in (0, 2, 3, 4, 5, 6), f"{command} on a terminal: {code}")
     clean(OURS.sub(b"", output), what, f"{command} {short(arguments)}, on a terminal", what == "tabs")
 
 

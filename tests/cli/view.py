@@ -1,7 +1,6 @@
 """multihead view as it is meant to be used: what it prints, what it writes, and that it is the same
 every time.
 """
-import fcntl
 import math
 import os
 import pty
@@ -10,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import termios
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
@@ -89,22 +87,8 @@ def widths():
 
 def on_a_terminal():
     """Under a pseudo-terminal of 44 columns: colours, its width, progress that leaves no trace."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 44, 0, 0))
-    with subprocess.Popen([PROGRAM, "view", MODEL, TEXT], stdout=child, stderr=child,
-                          env=environment(COLUMNS="200")) as process:
-        os.close(child)
-        output = b""
-        while True:
-            try:
-                piece = os.read(parent, 65536)
-            except OSError:
-                break
-            if not piece:
-                break
-            output += piece
-    os.close(parent)
-    check(process.returncode == 0, "on a terminal")
+    code, output = on_terminal("view", MODEL, TEXT, columns=44, COLUMNS="200")
+    check(code == 0, "on a terminal")
     check(b"\x1b[48;5;" in output, "colours on a terminal")
     shown = [line.split("\x1b[K")[-1] for line in output.decode().replace("\r\n", "\n").split("\n")]
     picture = [line for line in shown if not line.startswith("next:")]

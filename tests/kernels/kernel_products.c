@@ -48,6 +48,20 @@ static void expect_flags(kernel_test *t, const pack_case *c, const uint8_t *bad,
     kt_that(t, any == (was || (c->asked && c->any)), "any_bad", any, was);
 }
 
+static mhai_pack pack_of(const pack_case *c, float *out, uint8_t *bad, bool *any, bool whole)
+{
+    return (mhai_pack){.out = out,
+                       .in = c->in,
+                       .type = c->type,
+                       .stride = c->stride,
+                       .rows = c->rows,
+                       .cols = c->cols,
+                       .bad = c->asked ? bad : NULL,
+                       .any_bad = any,
+                       .whole = whole,
+                       .half = c->half};
+}
+
 void check_pack_panels(kernel_test *t)
 {
     const pack_case c = make_pack(t, 130, 512);
@@ -58,16 +72,7 @@ void check_pack_panels(kernel_test *t)
         uint8_t *bad = kt_scratch(t, MHA_U8, 1, c.rows, c.rows);
         const bool was = kt_chance(t, 0.2);
         bool any = was;
-        const mhai_pack pack = {.out = out,
-                                .in = c.in,
-                                .type = c.type,
-                                .stride = c.stride,
-                                .rows = c.rows,
-                                .cols = c.cols,
-                                .bad = c.asked ? bad : NULL,
-                                .any_bad = &any,
-                                .whole = c.whole,
-                                .half = c.half};
+        const mhai_pack pack = pack_of(&c, out, bad, &any, c.whole);
         KERNEL_CALL(t) k->pack_panels(&pack);
         for (int64_t r = 0; r < panels * 32; r++) {
             if (c.half && r % 32 >= 16 && r / 32 * 32 + 16 >= c.rows) continue;
@@ -91,15 +96,7 @@ void check_pack_values(kernel_test *t)
         uint8_t *bad = kt_scratch(t, MHA_U8, 1, c.rows, c.rows);
         const bool was = kt_chance(t, 0.2);
         bool any = was;
-        const mhai_pack pack = {.out = out,
-                                .in = c.in,
-                                .type = c.type,
-                                .stride = c.stride,
-                                .rows = c.rows,
-                                .cols = c.cols,
-                                .bad = c.asked ? bad : NULL,
-                                .any_bad = &any,
-                                .half = c.half};
+        const mhai_pack pack = pack_of(&c, out, bad, &any, false);
         KERNEL_CALL(t) k->pack_values(&pack);
         for (int64_t i = 0; i < (half ? c.cols : panels * 32); i++)
             for (int64_t r = 0; r < padded; r++)
@@ -144,18 +141,14 @@ void check_gemm_strip(kernel_test *t)
     int64_t x_stride = kt_stride(t, x_cols);
     const int64_t out_stride = kt_stride(t, cols), from_stride = kt_stride(t, cols);
     if (kt_chance(t, 0.3)) x_stride = x_cols > 16 || kt_chance(t, 0.5) ? MHAI_SCORE_STRIDE : 16;
-    float *x = kt_input(t, MHA_F32, x_rows, x_cols, x_stride);
-    float *w = kt_input(t, MHA_F32, panels, inner * 32, panel_stride);
+    float *x = kt_numbers(t, x_rows, x_cols, x_stride);
+    float *w = kt_numbers(t, panels, inner * 32, panel_stride);
     float *bias = first && kt_chance(t, 0.7) ? kt_floats(t, cols) : NULL;
-    float *before = kt_input(t, MHA_F32, rows, cols, out_stride);
-    float *added = kt_input(t, MHA_F32, rows, cols, from_stride);
+    float *before = kt_numbers(t, rows, cols, out_stride);
+    float *added = kt_numbers(t, rows, cols, from_stride);
     const float *nowhere = kt_nowhere(t);
     const bool fetches = kt_chance(t, 0.4);
-    kt_fill_rows(t, x, x_rows, x_cols, x_stride);
-    kt_fill_rows(t, w, panels, inner * 32, panel_stride);
     if (bias) kt_fill(t, bias, cols);
-    kt_fill_rows(t, before, rows, cols, out_stride);
-    kt_fill_rows(t, added, rows, cols, from_stride);
     t->flops = 2.0 * (double)(rows * inner * cols);
     EACH_TABLE(t, k)
     {
@@ -210,12 +203,9 @@ void check_add_product(kernel_test *t)
     const int64_t a_stride =
         kt_chance(t, 0.4) || t->timed ? MHAI_SCORE_STRIDE : kt_stride(t, a_cols);
     const int64_t out_stride = kt_stride(t, panels * 32);
-    float *a = kt_input(t, MHA_F32, a_rows, a_cols, a_stride);
-    float *b = kt_input(t, MHA_F32, panels, inner * 32, panel_stride);
-    float *before = kt_input(t, MHA_F32, rows, panels * 32, out_stride);
-    kt_fill_rows(t, a, a_rows, a_cols, a_stride);
-    kt_fill_rows(t, b, panels, inner * 32, panel_stride);
-    kt_fill_rows(t, before, rows, panels * 32, out_stride);
+    float *a = kt_numbers(t, a_rows, a_cols, a_stride);
+    float *b = kt_numbers(t, panels, inner * 32, panel_stride);
+    float *before = kt_numbers(t, rows, panels * 32, out_stride);
     t->flops = 2.0 * (double)(rows * inner * cols);
     EACH_TABLE(t, k)
     {

@@ -162,10 +162,8 @@ void check_write_rows(kernel_test *t)
     const int64_t in_stride = kt_stride(t, cols), out_stride = kt_stride(t, cols);
     const float factor = kt_chance(t, 0.2) ? 0.0f : kt_number(t);
     const bool add = kt_chance(t, 0.5);
-    float *in = kt_input(t, MHA_F32, rows, cols, in_stride);
-    float *before = kt_input(t, MHA_F32, rows, cols, out_stride);
-    kt_fill_rows(t, in, rows, cols, in_stride);
-    kt_fill_rows(t, before, rows, cols, out_stride);
+    float *in = kt_numbers(t, rows, cols, in_stride);
+    float *before = kt_numbers(t, rows, cols, out_stride);
     t->bytes = 8.0 * (double)(rows * cols);
     EACH_TABLE(t, k)
     {
@@ -455,11 +453,9 @@ void check_norm_strip_backward(kernel_test *t)
     const bool add = kt_chance(t, 0.4), in_place = !add && kt_chance(t, 0.4);
     const bool sums = t->timed || kt_chance(t, 0.7), wanted = !sums || !kt_chance(t, 0.2);
     const int64_t stride = in_place ? dy_stride : c.y_stride;
-    float *dy = kt_input(t, MHA_F32, c.rows, c.n, dy_stride);
-    float *before = kt_input(t, MHA_F32, c.rows, c.n, stride);
+    float *dy = kt_numbers(t, c.rows, c.n, dy_stride);
+    float *before = kt_numbers(t, c.rows, c.n, stride);
     double *sums_before = kt_input(t, MHA_F64, 1, 2 * c.n, 2 * c.n);
-    kt_fill_rows(t, dy, c.rows, c.n, dy_stride);
-    kt_fill_rows(t, before, c.rows, c.n, stride);
     for (int64_t i = 0; i < 2 * c.n; i++) sums_before[i] = (double)kt_number(t);
     t->bytes = 12.0 * (double)(c.rows * c.n);
     EACH_TABLE(t, k)

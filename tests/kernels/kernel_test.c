@@ -120,6 +120,13 @@ float *kt_floats(kernel_test *t, int64_t n)
     return kt_input(t, MHA_F32, 1, n, n);
 }
 
+float *kt_numbers(kernel_test *t, int64_t rows, int64_t cols, int64_t stride)
+{
+    float *x = kt_input(t, MHA_F32, rows, cols, stride);
+    kt_fill_rows(t, x, rows, cols, stride);
+    return x;
+}
+
 void *kt_output(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride)
 {
     return make(t, t->areas, &t->area_count, true, type, (const int64_t[]){rows, cols}, stride);

@@ -97,6 +97,8 @@ const float *kt_nowhere(kernel_test *t);
 float kt_number(kernel_test *t);
 void kt_fill(kernel_test *t, float *x, int64_t n);
 void kt_fill_rows(kernel_test *t, float *x, int64_t rows, int64_t cols, int64_t stride);
+/* An input that holds them. */
+float *kt_numbers(kernel_test *t, int64_t rows, int64_t cols, int64_t stride);
 /* Elements of any type, with NaN or an infinity where chance has it (`bad` > 0). */
 void kt_fill_typed(kernel_test *t, mha_dtype type, void *x, int64_t rows, int64_t cols,
                    int64_t stride, double bad);

@@ -4,15 +4,18 @@ Plain Python without packages. A test file collects failures with check() and en
 """
 import ast
 import atexit
+import fcntl
 import json
 import math
 import os
 import pathlib
+import pty
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+import termios
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build" / "multihead"))
@@ -54,6 +57,28 @@ def run(*arguments, stdin=b"", stdout=subprocess.PIPE, **changes):
                           stdout=stdout, stderr=subprocess.PIPE, input=stdin, check=False,
                           env=environment(**changes), timeout=HANGS, cwd=FOLDER)
     return Result(done)
+
+
+def on_terminal(*arguments, columns=None, **changes):
+    """Exit status and output of the program whose two streams are one pseudo-terminal."""
+    parent, child = pty.openpty()
+    if columns:
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    with subprocess.Popen([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
+                          stdin=subprocess.DEVNULL, stdout=child, stderr=child, cwd=FOLDER,
+                          env=environment(**changes)) as process:
+        os.close(child)
+        output = b""
+        while True:
+            try:
+                piece = os.read(parent, 65536)
+            except OSError:
+                break
+            if not piece:
+                break
+            output += piece
+    os.close(parent)
+    return process.returncode, output
 
 
 def peak(*arguments):
