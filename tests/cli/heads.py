@@ -119,6 +119,10 @@ def json_and_csv():
     check_good(result, "--json")
     found = json.loads(result.out)
     check(found["format"] == "multihead-heads" and found["texts"] == 2, "format")
+    # The text has the tokens themselves, not the parts of a multiword one.
+    text = written("plain.txt", "The old cat saw it.\ndidn't sit mats\n")
+    plain = json.loads(heads(MODEL, "--text", text, "--json").out)
+    check(found["tokens"] == plain["tokens"], f"tokens: {found['tokens']}, {plain['tokens']}")
     check(found["source"] == {"name": "tiny-bert", "architecture": "bert", "layers": LAYERS,
                               "heads": LAYERS * HEADS}, f"{found['source']}")
     check([(h["layer"], h["head"]) for h in found["heads"]] ==
