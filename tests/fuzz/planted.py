@@ -13,7 +13,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,10 +22,11 @@ sys.dont_write_bytecode = True
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 COPY = ROOT / "build/planted"
+sys.path.insert(0, str(ROOT / "tools"))
+import altered_tree  # pylint: disable=wrong-import-position,wrong-import-order
 LOADER = importlib.machinery.SourceFileLoader("run", str(HERE / "run"))
 run = importlib.util.module_from_spec(importlib.util.spec_from_loader("run", LOADER))
 LOADER.exec_module(run)
-KEPT = ("CMakeLists.txt", "cli", "cmake", "examples", "include", "src", "tests")
 
 # target, file, what stands there, what is planted: a check that is missing or off by one.
 FAULTS = [
@@ -57,18 +57,6 @@ FAULTS = [
     ("module", "src/module/kv_cache.c", "if (count > capacity - cache->lengths[b])",
      "if (count > capacity - cache->lengths[b] + 1)"),
 ]
-
-
-def copy_tree():
-    """What builds the targets; files that are the same keep their times, so that little is built."""
-    for name in KEPT:
-        source, to = ROOT / name, COPY / name
-        if source.is_file():
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, to)
-        else:
-            shutil.rmtree(to, ignore_errors=True)
-            shutil.copytree(source, to)
 
 
 def build(targets):
@@ -107,20 +95,18 @@ def main():
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if not options.targets or fault[0] in options.targets]
     failed = 0
-    copy_tree()
+    altered_tree.copy_tree(COPY)
     build([fault[0] for fault in faults])
     subprocess.run([sys.executable, HERE / "seeds.py", COPY / "seeds"], check=True)
     for target, name, right, wrong in faults:
         path = COPY / name
-        whole = path.read_text()
-        if whole.count(right) != 1:
+        if not altered_tree.holds_once(path, right):
             print(f"{target}: {name} does not hold '{right}' once: choose another fault")
             failed += 1
             continue
-        path.write_text(whole.replace(right, wrong))
-        build([target])
-        inputs, seconds, what = hunt(target, options.seconds)
-        path.write_text(whole)
+        with altered_tree.altered(path, right, wrong):
+            build([target])
+            inputs, seconds, what = hunt(target, options.seconds)
         failed += inputs < 0
         print(f"{target}: {name}: " + (f"found after {inputs} inputs, {seconds:.0f} s: {what[:120]}"
                                        if inputs >= 0 else f"NOT found in {seconds:.0f} s"),
