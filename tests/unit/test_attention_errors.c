@@ -260,7 +260,7 @@ static mha_status call_explain(call *c, mha_attention_plan *plan)
                                  &c->outputs, plan);
 }
 
-static void every_error(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 1);
@@ -551,7 +551,7 @@ static bool survives(const problem *p, rng *r, const machine *m, int64_t n, bool
     return !failed && status == MHA_OK;
 }
 
-static void every_allocation_fails(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     machines all = machines_make(1);
@@ -694,7 +694,7 @@ static void after_a_fork(void **state)
 #endif
 }
 
-RUN_TESTS(TEST(every_error), TEST(huge_shapes), TEST(unused_strides), TEST(cut_structs),
+RUN_TESTS(TEST(misuse_is_refused), TEST(huge_shapes), TEST(unused_strides), TEST(cut_structs),
           TEST(newer_structs), TEST(strict_and_plain), TEST(plans_come_true),
-          TEST(every_allocation_fails), TEST(steady_state), TEST(directions_count_alike),
+          TEST(failed_allocations_are_reported), TEST(steady_state), TEST(directions_count_alike),
           TEST(linear_memory), TEST(after_a_fork))

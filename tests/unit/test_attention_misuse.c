@@ -353,7 +353,7 @@ static void check_case(mha_context *context, const arena *a, size_t i)
         fail_msg("case %zu (%s): explain gives %d", i, x->word, (int)status);
 }
 
-static void every_misuse(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 1);
@@ -421,4 +421,4 @@ static void ragged_plan(void **state)
     arena_free(&a);
 }
 
-RUN_TESTS(TEST(every_misuse), TEST(sinks_that_are_no_numbers), TEST(ragged_plan))
+RUN_TESTS(TEST(misuse_is_refused), TEST(sinks_that_are_no_numbers), TEST(ragged_plan))

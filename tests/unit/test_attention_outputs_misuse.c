@@ -157,7 +157,7 @@ static bool unchanged(const extras *x)
     return all;
 }
 
-static void every_error(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     machines all = machines_make(2);
@@ -250,7 +250,7 @@ static bool survives(call *a, const machine *m, int64_t n, bool and_later)
     return status == MHA_OK && memory.calls <= n;
 }
 
-static void every_allocation_fails(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     machines all = machines_make(1);
@@ -424,6 +424,6 @@ static void batch_and_padding(void **state)
     }
 }
 
-RUN_TESTS(TEST(every_error), TEST(old_struct), TEST(allowed), TEST(every_allocation_fails),
-          TEST(plans_come_true), TEST(pairs_are_counted), TEST(linear_memory),
-          TEST(batch_and_padding))
+RUN_TESTS(TEST(misuse_is_refused), TEST(old_struct), TEST(allowed),
+          TEST(failed_allocations_are_reported), TEST(plans_come_true), TEST(pairs_are_counted),
+          TEST(linear_memory), TEST(batch_and_padding))

@@ -621,7 +621,7 @@ static void check_total(const example *e, const mha_attribution_target *target, 
     free(table);
 }
 
-static void logits(void **state)
+static void terms_sum_to_the_logit(void **state)
 {
     (void)state;
     for (int i = 0; i < rng_cases(60, 600); i++) {
@@ -662,7 +662,7 @@ static void logits(void **state)
 
 /* Small integers, heads that look at four tokens evenly, no norm: every number is exact in f32, and
  * the terms sum to the logit, the heads and the bias to the module's output, to the bit. */
-static void integers(void **state)
+static void small_integers_are_exact(void **state)
 {
     (void)state;
     for (int i = 0; i < rng_cases(20, 200); i++) {
@@ -729,7 +729,7 @@ static void integers(void **state)
 
 /* The layers' calls are the plain ones on the layers' numbers; a token that sees itself alone has
  * ||f|| = ||out||. */
-static void layers(void **state)
+static void layers_are_the_plain_calls(void **state)
 {
     (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
@@ -903,7 +903,7 @@ static void composition_of_chance(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *x = machines_context(1, 0);
@@ -980,7 +980,7 @@ static void transformer_errors(void **state)
 }
 
 /* Refused memory is an error, and nothing is lost. */
-static void memory(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     int refused = 0;
@@ -1024,5 +1024,6 @@ static void memory(void **state)
 }
 
 RUN_TESTS(TEST(hand_writing), TEST(hand_maps), TEST(hand_rollout), TEST(desks), TEST(rollouts),
-          TEST(logits), TEST(integers), TEST(layers), TEST(composition),
-          TEST(composition_of_chance), TEST(errors), TEST(transformer_errors), TEST(memory))
+          TEST(terms_sum_to_the_logit), TEST(small_integers_are_exact),
+          TEST(layers_are_the_plain_calls), TEST(composition), TEST(composition_of_chance),
+          TEST(misuse_is_refused), TEST(transformer_errors), TEST(failed_allocations_are_reported))

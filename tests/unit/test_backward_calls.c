@@ -675,7 +675,7 @@ static void free_misuse(const misuse *x)
     free_results(&c);
 }
 
-static void each_error(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *context = context_with(0);
@@ -777,7 +777,7 @@ static void check_reserve(call *x)
 }
 
 /* A descriptor with everything, so that every allocation is met. */
-static void memory_runs_out(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 5000000);
@@ -831,4 +831,4 @@ static void memory_runs_out(void **state)
 
 RUN_TESTS(TEST(poison_stays), TEST(query_without_keys), TEST(huge_where_hidden), TEST(huge_scores),
           TEST(padding_and_batches), TEST(hidden_by_ranges_or_bytes), TEST(halves_are_widened),
-          TEST(each_error), TEST(plans), TEST(memory_runs_out))
+          TEST(misuse_is_refused), TEST(plans), TEST(failed_allocations_are_reported))

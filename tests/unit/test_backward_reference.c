@@ -199,7 +199,7 @@ static void check_kinds(uint64_t stream, unsigned kinds, int64_t *compared)
     unmake(&x);
 }
 
-static void differences(void **state)
+static void gradients_are_differences(void **state)
 {
     (void)state;
     int64_t compared[BACKWARD_COUNT] = {0};
@@ -219,4 +219,4 @@ static void differences(void **state)
     }
 }
 
-RUN_TESTS(TEST(differences))
+RUN_TESTS(TEST(gradients_are_differences))

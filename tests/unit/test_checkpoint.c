@@ -699,7 +699,7 @@ static void disk_full(void **state)
     mha_transformer_destroy(back);
 }
 
-static void allocations_fail(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     mha_transformer *t = make(llama, 8);
@@ -736,4 +736,4 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_t
                   TEST(foreign_configs), TEST(foreign_configs_of_our_own),
                   TEST(foreign_lists_of_heads), TEST(like_another),
                   TEST(round_trips_of_pruned_ones), TEST(wrong_folders), TEST(damaged_files),
-                  TEST(unwritable), TEST(disk_full), TEST(allocations_fail))
+                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))

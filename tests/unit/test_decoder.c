@@ -122,7 +122,7 @@ static void steps_have_the_bits_of_the_whole(void **state)
     }
 }
 
-static void misuse(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 2);
@@ -182,7 +182,7 @@ static void misuse(void **state)
 }
 
 /* Whatever allocation fails: the decoder is as it was, and the step can be made again. */
-static void allocations_fail(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 3);
@@ -220,5 +220,5 @@ static void allocations_fail(void **state)
     mha_transformer_destroy(t);
 }
 
-RUN_TESTS_BETWEEN(context_begin, NULL, TEST(steps_have_the_bits_of_the_whole), TEST(misuse),
-                  TEST(allocations_fail))
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(steps_have_the_bits_of_the_whole),
+                  TEST(misuse_is_refused), TEST(failed_allocations_are_reported))

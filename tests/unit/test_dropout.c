@@ -82,7 +82,7 @@ static void run(mha_context *context, example *e, float rate, uint64_t seed, flo
 
 /* Rate 0 has the bits of no dropout whatever the seed, also after a step that dropped; the same
  * seed drops the same, another seed others. */
-static void modes(void **state)
+static void seeds_decide_what_is_dropped(void **state)
 {
     (void)state;
     machines all = machines_make(2);
@@ -217,7 +217,7 @@ static void rates(void **state)
 }
 
 /* Rates that are none. */
-static void misuse(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 3000);
@@ -233,4 +233,4 @@ static void misuse(void **state)
     example_free(e);
 }
 
-RUN_TESTS(TEST(modes), TEST(rate_one), TEST(rates), TEST(misuse))
+RUN_TESTS(TEST(seeds_decide_what_is_dropped), TEST(rate_one), TEST(rates), TEST(misuse_is_refused))

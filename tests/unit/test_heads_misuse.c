@@ -217,7 +217,7 @@ static bool live(mha_context *from)
     return status == MHA_OK;
 }
 
-static void test_no_memory(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     bool done = false;
@@ -236,4 +236,4 @@ static void test_no_memory(void **state)
 }
 
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(test_create), TEST(test_texts), TEST(test_rows),
-                  TEST(test_out_of_range), TEST(test_no_memory))
+                  TEST(test_out_of_range), TEST(failed_allocations_are_reported))

@@ -176,7 +176,7 @@ static void check_gate(mha_context *context, const example *e, int64_t gate, dou
                  (long long)gate, numeric, slope, bound);
 }
 
-static void slopes(void **state)
+static void gradients_are_slopes(void **state)
 {
     (void)state;
     double worst = 0;
@@ -195,7 +195,7 @@ static void slopes(void **state)
 }
 
 /* Every kind is made of single sequences: measured one at a time they give the same bits. */
-static void kinds(void **state)
+static void batches_are_single_sequences(void **state)
 {
     (void)state;
     for (int i = 0; i < rng_cases(20, 300); i++) {
@@ -501,7 +501,7 @@ static mha_status count_progress(int64_t done, int64_t total, void *user)
     return MHA_OK;
 }
 
-static void order(void **state)
+static void heads_go_in_their_order(void **state)
 {
     (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
@@ -579,7 +579,7 @@ static mha_status refuse_second(int64_t done, int64_t total, void *user)
     return done < 2 ? MHA_OK : MHA_ERR_CALLBACK;
 }
 
-static void misuse(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 9000);
@@ -631,7 +631,7 @@ static void misuse(void **state)
 }
 
 /* Every allocation that fails is an error, or is done without; nothing stays behind. */
-static void out_of_memory(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     int refused = 0;
@@ -657,6 +657,7 @@ static void out_of_memory(void **state)
     assert_true(refused > 2);
 }
 
-RUN_TESTS(TEST(slopes), TEST(kinds), TEST(normalised), TEST(ablation), TEST(mean_ablation),
-          TEST(means), TEST(silent_heads), TEST(equal_scores), TEST(order), TEST(loss_slopes),
-          TEST(misuse), TEST(out_of_memory))
+RUN_TESTS(TEST(gradients_are_slopes), TEST(batches_are_single_sequences), TEST(normalised),
+          TEST(ablation), TEST(mean_ablation), TEST(means), TEST(silent_heads), TEST(equal_scores),
+          TEST(heads_go_in_their_order), TEST(loss_slopes), TEST(misuse_is_refused),
+          TEST(failed_allocations_are_reported))

@@ -505,7 +505,7 @@ static void test_call_errors(void **unused)
 }
 
 /* Each allocation fails once; nothing leaks, nothing is written, and appending takes no memory. */
-static void test_no_memory(void **unused)
+static void failed_allocations_are_reported(void **unused)
 {
     (void)unused;
     enum { B = 2, D = 4 };
@@ -547,4 +547,4 @@ static void test_no_memory(void **unused)
 RUN_TESTS(TEST(test_pieces_equal_whole), TEST(test_decode_crosses_blocks),
           TEST(test_truncate_and_reset), TEST(test_cross_attention), TEST(test_positions),
           TEST(test_outputs_and_empty), TEST(test_diagonal), TEST(test_overflow),
-          TEST(test_create_errors), TEST(test_call_errors), TEST(test_no_memory))
+          TEST(test_create_errors), TEST(test_call_errors), TEST(failed_allocations_are_reported))

@@ -516,7 +516,7 @@ static void test_memory_is_constant(void **unused)
     free(y);
 }
 
-static void test_no_memory(void **unused)
+static void failed_allocations_are_reported(void **unused)
 {
     (void)unused;
     rng r = rng_make(rng_run_seed(), 5000);
@@ -678,7 +678,7 @@ static mha_status call_run(mha_context *context, const call *c)
     return mha_linear_attention_forward(context, &c->desc, &c->q, &c->k, &c->v, &c->o, &c->outputs);
 }
 
-static void test_misuse(void **unused)
+static void misuse_is_refused(void **unused)
 {
     (void)unused;
     static call_memory memory;
@@ -701,4 +701,4 @@ static void test_misuse(void **unused)
 
 RUN_TESTS(TEST(test_reference), TEST(test_feature_map), TEST(test_pieces), TEST(test_one_by_one),
           TEST(test_causal_last_row), TEST(test_special_values), TEST(test_memory_is_constant),
-          TEST(test_no_memory), TEST(test_misuse))
+          TEST(failed_allocations_are_reported), TEST(misuse_is_refused))

@@ -213,7 +213,7 @@ static void release(double *out[INPUTS])
 }
 
 /* Fourth order; elu + 1 has a kink at 0 in its second derivative, so what is near 0 is left out. */
-static void differences(void **state)
+static void gradients_are_differences(void **state)
 {
     (void)state;
     int64_t compared = 0;
@@ -442,7 +442,7 @@ static void poison_stays(void **state)
     }
 }
 
-static void errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     rng r = rng_make(1, 9);
@@ -474,5 +474,5 @@ static void errors(void **state)
     unmake(&x);
 }
 
-RUN_TESTS(TEST(differences), TEST(random_problems), TEST(a_map_of_the_caller), TEST(poison_stays),
-          TEST(errors))
+RUN_TESTS(TEST(gradients_are_differences), TEST(random_problems), TEST(a_map_of_the_caller),
+          TEST(poison_stays), TEST(misuse_is_refused))

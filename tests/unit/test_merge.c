@@ -352,7 +352,7 @@ static void check_grouped(const synthetic *x, const mha_tensor *o, const mha_ten
     }
 }
 
-static void formula(void **state)
+static void merging_is_its_formula(void **state)
 {
     (void)state;
     machines all = machines_make(1);
@@ -416,7 +416,7 @@ static void grouping(void **state)
 }
 
 /* One part, alone or among empty ones, keeps its bits; so do all for any number of threads. */
-static void bits(void **state)
+static void one_part_keeps_its_bits(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 300000);
@@ -526,7 +526,7 @@ static void expect(mha_context *context, const call *c, mha_status status, const
     expect_error(mha_attention_merge(context, c->parts, c->count, &c->o, &c->lse), status, text);
 }
 
-static void misuse(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     enum { N = 2 * 3 * 4 * 5, L = 2 * 3 * 4 };
@@ -578,5 +578,5 @@ static void misuse(void **state)
     assert_int_equal(mha_attention_merge(context, NULL, 0, &wide, NULL), MHA_OK);
 }
 
-RUN_TESTS(TEST(splits_equal_the_whole), TEST(formula), TEST(grouping), TEST(bits), TEST(not_finite),
-          TEST(misuse))
+RUN_TESTS(TEST(splits_equal_the_whole), TEST(merging_is_its_formula), TEST(grouping),
+          TEST(one_part_keeps_its_bits), TEST(not_finite), TEST(misuse_is_refused))

@@ -305,7 +305,7 @@ static void ask(mha_context *context, const mha_kv_cache *cache, const call *c, 
     assert_int_equal(mha_kv_cache_attention(context, cache, NULL, &c->q, &o, NULL), MHA_OK);
 }
 
-static void mistakes(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 1);
@@ -335,7 +335,7 @@ static void mistakes(void **state)
 }
 
 /* Unspoiled, every call succeeds: it is the mistake that is refused. */
-static void no_mistakes(void **state)
+static void calls_are_right_unspoiled(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 2);
@@ -364,4 +364,4 @@ static void no_mistakes(void **state)
     arena_free(&a);
 }
 
-RUN_TESTS(TEST(no_mistakes), TEST(mistakes))
+RUN_TESTS(TEST(calls_are_right_unspoiled), TEST(misuse_is_refused))

@@ -375,7 +375,7 @@ static void print_card(score_card *card, const char *machine_name)
     }
 }
 
-static void numbers(void **state)
+static void results_are_within_their_bounds(void **state)
 {
     (void)state;
     static const int64_t lengths[] = {0, 1, 2, 3, 7, 16, 33, 50};
@@ -421,7 +421,7 @@ static void same_results(results *a, results *b, const char *what)
 }
 
 /* Each output asked for alone, threads, one sequence alone, self-attention by one tensor. */
-static void bits(void **state)
+static void threads_and_wishes_change_no_bit(void **state)
 {
     (void)state;
     machines one = machines_make(1), many = machines_make(3);
@@ -841,7 +841,7 @@ static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_
     return !failed && status == MHA_OK;
 }
 
-static void every_allocation_fails(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     rng r = rng_make(rng_run_seed(), 50000);
@@ -905,6 +905,7 @@ static void shared_module(void **state)
     setup_free(&s);
 }
 
-RUN_TESTS(TEST(numbers), TEST(bits), TEST(joined_parameters), TEST(create_errors),
-          TEST(parameter_errors), TEST(forward_errors), TEST(huge_broadcast),
-          TEST(every_allocation_fails), TEST(shared_module))
+RUN_TESTS(TEST(results_are_within_their_bounds), TEST(threads_and_wishes_change_no_bit),
+          TEST(joined_parameters), TEST(create_errors), TEST(parameter_errors),
+          TEST(forward_errors), TEST(huge_broadcast), TEST(failed_allocations_are_reported),
+          TEST(shared_module))

@@ -219,7 +219,7 @@ static void check_slope(mha_context *context, example *e, rng *r, float *x, cons
                  (unsigned)e->desc.flags, (int)parameter, numeric, slope, bound);
 }
 
-static void slopes(void **state)
+static void gradients_are_slopes(void **state)
 {
     (void)state;
     double worst = 0;
@@ -246,7 +246,7 @@ static void slopes(void **state)
 /* ---- bits ---------------------------------------------------------------------------------- */
 
 /* The same bits on 1, 2 and 8 threads, and for one gradient alone; nothing beyond the views. */
-static void bits(void **state)
+static void threads_and_wishes_change_no_bit(void **state)
 {
     (void)state;
     gradients *g = calloc(4, sizeof *g);
@@ -279,7 +279,7 @@ static void bits(void **state)
 
 /* ---- misuse -------------------------------------------------------------------------------- */
 
-static void errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *x = machines_context(1, 0);
@@ -374,7 +374,7 @@ static void no_gradient(void **state)
 }
 
 /* Every allocation fails once: an error, and no memory lost. */
-static void memory(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     int refused = 0;
@@ -406,4 +406,5 @@ static void memory(void **state)
     assert_true(refused > 0);
 }
 
-RUN_TESTS(TEST(slopes), TEST(bits), TEST(errors), TEST(no_gradient), TEST(memory))
+RUN_TESTS(TEST(gradients_are_slopes), TEST(threads_and_wishes_change_no_bit),
+          TEST(misuse_is_refused), TEST(no_gradient), TEST(failed_allocations_are_reported))

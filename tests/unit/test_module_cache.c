@@ -844,7 +844,7 @@ static bool survives(mha_path path, int64_t n, bool later)
     return !failed && status == MHA_OK;
 }
 
-static void every_allocation_fails(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     for (int path = MHA_PATH_TILED; path <= MHA_PATH_PLAIN; path++)
@@ -859,4 +859,4 @@ static void every_allocation_fails(void **state)
 
 RUN_TESTS(TEST(steps_are_the_whole), TEST(cross_attention), TEST(step_outputs),
           TEST(norm_then_rotate), TEST(sinks), TEST(create_errors), TEST(ragged_errors),
-          TEST(step_errors), TEST(every_allocation_fails))
+          TEST(step_errors), TEST(failed_allocations_are_reported))

@@ -205,7 +205,7 @@ static double silu_slope(double x)
 }
 
 /* The slopes above are those of the functions. */
-static void slopes(void **state)
+static void formulas_of_slopes_are_right(void **state)
 {
     (void)state;
     for (double x = -12; x <= 12; x += 0.37) {
@@ -669,7 +669,7 @@ static void cross_entropy(void **state)
 
 /* ---- misuse -------------------------------------------------------------------------------- */
 
-static void errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *x = machines_context(1, 0);
@@ -719,7 +719,7 @@ static void errors(void **state)
 }
 
 /* Whichever allocation fails, there is an error and nothing is written. */
-static void memory(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     int refused = 0;
@@ -763,6 +763,7 @@ static void memory(void **state)
     assert_true(refused >= 3);
 }
 
-RUN_TESTS(TEST(linear), TEST(linear_bits), TEST(slopes), TEST(activations), TEST(swiglu),
-          TEST(norm_formulas), TEST(norms), TEST(rms_forward), TEST(norm_bits), TEST(embeddings),
-          TEST(cross_entropy), TEST(errors), TEST(memory))
+RUN_TESTS(TEST(linear), TEST(linear_bits), TEST(formulas_of_slopes_are_right), TEST(activations),
+          TEST(swiglu), TEST(norm_formulas), TEST(norms), TEST(rms_forward), TEST(norm_bits),
+          TEST(embeddings), TEST(cross_entropy), TEST(misuse_is_refused),
+          TEST(failed_allocations_are_reported))

@@ -297,7 +297,7 @@ static void check_cases(bool cached)
     }
 }
 
-static void forward(void **state)
+static void what_is_not_finite_stays_in_its_rows(void **state)
 {
     (void)state;
     check_cases(false);
@@ -423,5 +423,5 @@ static void overflow_beside_infinity(void **state)
     }
 }
 
-RUN_TESTS(TEST(forward), TEST(through_the_cache), TEST(token_by_token),
+RUN_TESTS(TEST(what_is_not_finite_stays_in_its_rows), TEST(through_the_cache), TEST(token_by_token),
           TEST(overflow_beside_infinity))

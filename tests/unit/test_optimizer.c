@@ -126,7 +126,7 @@ static void sgd(void **state)
 
 /* Steps and norms have the same bits with any number of threads, and a step in two parts those of
  * one. */
-static void bits(void **state)
+static void threads_and_parts_change_no_bit(void **state)
 {
     (void)state;
     float *p[3], *m[3], *v[3];
@@ -162,7 +162,7 @@ static double rate_at(const mha_schedule *s, int64_t step)
     return rate;
 }
 
-static void schedule(void **state)
+static void rates_follow_the_schedule(void **state)
 {
     (void)state;
     mha_schedule s = {.struct_size = sizeof s, .peak = 0.01, .warm_up = 50, .decay = 950};
@@ -183,7 +183,7 @@ static void schedule(void **state)
     assert_true(rate == 7);
 }
 
-static void errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *x = machines_context(1, 0);
@@ -216,4 +216,5 @@ static void errors(void **state)
     for (int i = 0; i < 4; i++) assert_true(p[i] == (float)(i + 1) && m[i] == 0 && v[i] == 0);
 }
 
-RUN_TESTS(TEST(adamw), TEST(sgd), TEST(bits), TEST(schedule), TEST(errors))
+RUN_TESTS(TEST(adamw), TEST(sgd), TEST(threads_and_parts_change_no_bit),
+          TEST(rates_follow_the_schedule), TEST(misuse_is_refused))

@@ -24,7 +24,7 @@ static guarded numbers(rng *r, int ndim, const int64_t *shape)
 }
 
 /* With one key, lse is its score, which is kept as m in units of log2 e. */
-static void scores(void **state)
+static void scores_are_added_in_one_order(void **state)
 {
     (void)state;
     machines all = machines_make(1);
@@ -60,7 +60,7 @@ static void scores(void **state)
 }
 
 /* With scale 0 every weight is 1 before the division, and every rescaling is by 1. */
-static void weighted_sums(void **state)
+static void values_are_added_in_one_order(void **state)
 {
     (void)state;
     static const int64_t lengths[] = {1, 2, 17, 511, 512, 513, 1300, 3000};
@@ -134,4 +134,5 @@ static void linear_layers(void **state)
     }
 }
 
-RUN_TESTS(TEST(scores), TEST(weighted_sums), TEST(linear_layers))
+RUN_TESTS(TEST(scores_are_added_in_one_order), TEST(values_are_added_in_one_order),
+          TEST(linear_layers))

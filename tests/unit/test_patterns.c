@@ -362,7 +362,7 @@ static void gaps(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void misuse(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     static const struct {
@@ -421,4 +421,4 @@ static void misuse(void **state)
 
 RUN_TESTS(TEST(published_patterns), TEST(offsets), TEST(random_counts),
           TEST(random_rows_are_their_own), TEST(random_is_even), TEST(random_is_philox),
-          TEST(unions), TEST(patterns_in_attention), TEST(gaps), TEST(misuse))
+          TEST(unions), TEST(patterns_in_attention), TEST(gaps), TEST(misuse_is_refused))

@@ -706,7 +706,7 @@ static const error_case errors[] = {
     {call_sinusoid, first_row_late, MHA_ERR_SIZE, "and 6 rows overflow"},
 };
 
-static void test_errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *context = context_with(2);
@@ -753,7 +753,7 @@ static void test_scalar_errors(void **state)
 }
 
 /* Not one call allocates, and tensors without elements need no memory of their own. */
-static void test_memory(void **state)
+static void no_call_allocates(void **state)
 {
     (void)state;
     failing_alloc allocator = failing_alloc_make();
@@ -781,5 +781,5 @@ static void test_memory(void **state)
 
 RUN_TESTS(TEST(test_rope), TEST(test_rope_properties), TEST(test_rope_by_hand),
           TEST(test_non_finite), TEST(test_sinusoid), TEST(test_add_positions),
-          TEST(test_alibi_slopes), TEST(test_t5_buckets), TEST(test_qk_norm), TEST(test_errors),
-          TEST(test_scalar_errors), TEST(test_memory))
+          TEST(test_alibi_slopes), TEST(test_t5_buckets), TEST(test_qk_norm),
+          TEST(misuse_is_refused), TEST(test_scalar_errors), TEST(no_call_allocates))

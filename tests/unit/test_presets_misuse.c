@@ -421,7 +421,7 @@ static void call_hungry(call *c, const stage *s)
     if (s->p->fill == fill_onnx) c->out.present_key = c->out.present_value = NULL;
 }
 
-static void memory_runs_out(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     for (int p = 0; p < PRESETS; p++) {
@@ -477,5 +477,5 @@ static void steady_state(void **state)
     }
 }
 
-RUN_TESTS(TEST(every_tensor), TEST(every_overlap), TEST(every_contradiction), TEST(memory_runs_out),
-          TEST(steady_state))
+RUN_TESTS(TEST(every_tensor), TEST(every_overlap), TEST(every_contradiction),
+          TEST(failed_allocations_are_reported), TEST(steady_state))

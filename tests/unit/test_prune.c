@@ -192,7 +192,7 @@ static void masked_is_removed(void **state)
 
 /* Parameters that go with a head: D rows of W_q and D columns of W_o, and as many of W_k and W_v
  * with the last head that reads them. */
-static void sizes(void **state)
+static void sizes_count_what_goes_with_heads(void **state)
 {
     (void)state;
     machines all = machines_make(1);
@@ -331,7 +331,7 @@ static void same_importance(void **state)
 
 /* ---- token by token ------------------------------------------------------------------------ */
 
-static void steps(void **state)
+static void steps_have_the_bits_of_the_whole(void **state)
 {
     (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
@@ -516,7 +516,7 @@ static void shared_kv(void **state)
 
 /* ---- misuse -------------------------------------------------------------------------------- */
 
-static void misuse(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *context = machines_context(1, 0);
@@ -563,7 +563,7 @@ static void misuse(void **state)
     mha_transformer_destroy(t);
 }
 
-static void out_of_memory(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     int refused = 0;
@@ -596,6 +596,7 @@ static void out_of_memory(void **state)
     assert_true(refused > 5);
 }
 
-RUN_TESTS(TEST(masked_is_removed), TEST(sizes), TEST(same_gradients), TEST(same_importance),
-          TEST(steps), TEST(small_integers), TEST(wide_sums), TEST(shared_kv), TEST(misuse),
-          TEST(out_of_memory))
+RUN_TESTS(TEST(masked_is_removed), TEST(sizes_count_what_goes_with_heads), TEST(same_gradients),
+          TEST(same_importance), TEST(steps_have_the_bits_of_the_whole), TEST(small_integers),
+          TEST(wide_sums), TEST(shared_kv), TEST(misuse_is_refused),
+          TEST(failed_allocations_are_reported))

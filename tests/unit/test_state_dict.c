@@ -153,7 +153,7 @@ typedef struct content {
     int64_t count;
 } content;
 
-static void errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     static float memory[64];
@@ -241,4 +241,5 @@ static void hostile_files(void **state)
 }
 
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_trips),
-                  TEST(file_contents), TEST(other_types), TEST(errors), TEST(hostile_files))
+                  TEST(file_contents), TEST(other_types), TEST(misuse_is_refused),
+                  TEST(hostile_files))

@@ -259,7 +259,7 @@ static void check_example(mha_context *context, example *e, rng *r, double *wors
     free(g.parameters);
 }
 
-static void slopes(void **state)
+static void gradients_are_slopes(void **state)
 {
     (void)state;
     double worst = 0;
@@ -276,7 +276,7 @@ static void slopes(void **state)
 }
 
 /* The same bits with 1, 2 and 8 threads, and with padding: rows beyond a length change nothing. */
-static void bits(void **state)
+static void threads_and_padding_change_no_bit(void **state)
 {
     (void)state;
     for (int i = 0; i < 12; i++) {
@@ -353,7 +353,7 @@ static void learns(void **state)
 }
 
 /* Names and places of a Llama-style decoder's parameters. */
-static void table(void **state)
+static void parameters_have_names_and_places(void **state)
 {
     (void)state;
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -399,7 +399,7 @@ static void table(void **state)
 }
 
 /* The same seed gives the same numbers; their deviations are as documented. */
-static void beginnings(void **state)
+static void seeds_give_the_same_beginning(void **state)
 {
     (void)state;
     mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -728,7 +728,7 @@ static void keeps_nothing(void **state)
     }
 }
 
-static void errors(void **state)
+static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *x = machines_context(1, 0);
@@ -816,7 +816,7 @@ static void errors(void **state)
     mha_transformer_destroy(t);
 }
 
-static void memory(void **state)
+static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     int refused = 0;
@@ -851,5 +851,7 @@ static void memory(void **state)
     assert_true(refused > 20);
 }
 
-RUN_TESTS(TEST(table), TEST(beginnings), TEST(slopes), TEST(bits), TEST(views), TEST(learns),
-          TEST(keeps_nothing), TEST(errors), TEST(memory))
+RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_beginning),
+          TEST(gradients_are_slopes), TEST(threads_and_padding_change_no_bit), TEST(views),
+          TEST(learns), TEST(keeps_nothing), TEST(misuse_is_refused),
+          TEST(failed_allocations_are_reported))
