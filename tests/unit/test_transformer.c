@@ -641,7 +641,7 @@ static mha_status see_layer(void *user, const mha_activations *activations, int6
 {
     passing *p = user;
     assert_int_equal(layer, p->called++);
-    for (int part = 0; part < 3; part++) {
+    for (mha_layer_part part = 0; part < 3; part++) {
         mha_layer_view kept = {.struct_size = sizeof kept}, seen = {.struct_size = sizeof seen};
         const mha_status status = mha_activations_layer(p->e->a, layer, part, &kept);
         assert_int_equal(mha_activations_layer(activations, layer, part, &seen), status);
