@@ -191,7 +191,7 @@ static void any_descriptor(void **state)
         for (int i = 0; i < count; i++) run_trial(i, &one, &several, 0);
 }
 
-/* Rows end anywhere in a register; behind the last element lies a page that nobody may read. */
+/* Rows end anywhere in a register; after the last element lies a page that nobody may read. */
 static void any_head_size(void **state)
 {
     (void)state;

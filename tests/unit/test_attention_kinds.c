@@ -1,4 +1,4 @@
-/* Every kind of attention behind one descriptor, alone and in random company, against the
+/* Every kind of attention behind one descriptor, alone and in random combination, against the
  * double-precision reference within its bound (docs/numerics.md, 3.10), on every path and
  * instruction set.
  *

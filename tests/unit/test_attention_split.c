@@ -247,7 +247,7 @@ static void memory_is_bounded(void **state)
 }
 
 /* A window over keys that are many more is not worth the blocks that it hides: with two threads it
- * took four times as long as with one. Keys behind the last query are no work at all. */
+ * took four times as long as with one. Keys after the last query are no work at all. */
 static void hidden_keys_are_not_shared(void **state)
 {
     (void)state;

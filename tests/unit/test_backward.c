@@ -1,4 +1,4 @@
-/* Gradients of attention: every kind alone, in pairs and in random company, on every path and
+/* Gradients of attention: every kind alone, in pairs and in random combination, on every path and
  * instruction set, against the double-precision reference within its bounds (docs/numerics.md,
  * "Attention backward"); then their bits, what is not finite, and what is refused.
  *
@@ -63,7 +63,7 @@ static void point_at(result *r, unsigned wanted)
         *to[i] = r->has[i] && (wanted & (1u << i)) ? &r->of[i].view : NULL;
 }
 
-/* Tensors for every gradient that the problem has, in layouts by chance. */
+/* Tensors for every gradient that the problem has, in random layouts. */
 static result result_make(rng *r, const ref_attention *a, bool plain_layout)
 {
     result made = {.gradients = {.struct_size = sizeof made.gradients}};

@@ -465,7 +465,7 @@ static void hidden_by_ranges_or_bytes(void **state)
 
 /* ---- f16 and bf16 ---------------------------------------------------------------------------- */
 
-/* The same numbers in memory of a type by chance, and in f32. */
+/* The same numbers in memory of a random type, and in f32. */
 typedef struct twin {
     mha_tensor narrow, wide;
 } twin;

@@ -1,6 +1,6 @@
 /* The double-precision gradients that test_backward.c compares with, themselves verified: against
  * central differences of the double-precision forward, for every element of every differentiable
- * input, with every kind of attention alone, in pairs and in random company.
+ * input, with every kind of attention alone, in pairs and in random combination.
  *
  * Differences are of fourth order, f' = (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12 h; with
  * h = 3e-4 their error is h^4 f5 / 30 (1e-15 f5) and a rounding of f. With m the sum of the sizes

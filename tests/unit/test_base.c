@@ -643,7 +643,7 @@ static meeting met_after_sleep_on(mha_context *context, pid_t thread, const cpu_
     return m;
 }
 
-/* A worker wakes elsewhere than where its caller is (after that the system may move it). */
+/* A worker wakes on another CPU than its caller's (after that the system may move it). */
 static void workers_wake_off_the_caller(void **state)
 {
     enum { TRIES = 20, MOST = 15 };

@@ -13,7 +13,7 @@
 
 enum { B = 3, T = 9, S = 6, V = 11, MOST_LAYERS = 3, HEADS = 2, WIDTH = 8 };
 
-/* A transformer by chance, a batch, and room for what comes out. */
+/* A random transformer, a batch, and room for what comes out. */
 typedef struct example {
     mha_transformer *t;
     mha_activations *a;

@@ -192,7 +192,7 @@ static void test_out_of_range(void **state)
 /* ---- memory
  * -------------------------------------------------------------------------------------- */
 
-/* All of a small life; false if memory ran out, which is said. */
+/* All of a small life; false if memory ran out, which is reported. */
 static bool live(mha_context *from)
 {
     static const int64_t heads[] = {1, 2}, ids[] = {5, 5, 6};

@@ -17,7 +17,7 @@
 enum { BATCHES = 3, MOST_B = 4, MOST_T = 9, MOST_ROWS = MOST_B * MOST_T, MOST_WIDTH = 24 };
 enum { MOST_HEADS = 12, MOST_MEANS = MOST_HEADS * 6 };
 
-/* One batch by chance. */
+/* One random batch. */
 typedef struct batch {
     int32_t ids[MOST_ROWS], targets[MOST_ROWS];
     int64_t lengths[MOST_B];
@@ -26,7 +26,7 @@ typedef struct batch {
     mha_transformer_input input;
 } batch;
 
-/* A transformer by chance and data to measure it on. */
+/* A random transformer and data to measure it on. */
 typedef struct example {
     mha_transformer *t;
     mha_transformer_desc desc;

@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Every parameter that the module lists, by chance; small, so that scores stay moderate. */
+/* Every parameter that the module lists, at random; small, so that scores stay moderate. */
 static void set_all(rng *r, mha_module *module)
 {
     mha_module_parameter p;

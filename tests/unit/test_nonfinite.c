@@ -2,7 +2,7 @@
  * where no query sees it, it changes no bit; in a visible key or in the query it makes exactly that
  * row NaN, in a value exactly that element; the same on every path and instruction set.
  *
- * The kinds come alone first (each mask by itself), then in random company. test_attention.c has
+ * The kinds come alone first (each mask by itself), then in random combination. test_attention.c has
  * the same for single elements, and for rows that look at nothing else. */
 #include "reference/kinds_reference.h"
 #include "support/kinds.h"

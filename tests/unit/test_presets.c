@@ -1,7 +1,7 @@
-/* The presets against the double-precision reference: each rival's conventions are written out here
+/* The presets against the double-precision reference: each peer's conventions are written out here
  * in its own words, pair by pair, as a dense mask and bias; what comes out must be within the
  * bounds of attention (docs/numerics.md), or, for the module, have the bits of the module with that
- * dense mask. Errors are in test_presets_misuse.c, comparisons with the rivals in tests/python. */
+ * dense mask. Errors are in test_presets_misuse.c, comparisons with the peers in tests/python. */
 #include "reference/kinds_bounds.h"
 #include "support/guarded.h"
 #include "support/machines.h"
@@ -99,7 +99,7 @@ static void check_row(const dense *x, const bound_arith *arith, int64_t t, const
     bound_row_free(&bound);
 }
 
-/* ---- tensors by chance ------------------------------------------------------------------------
+/* ---- random tensors ---------------------------------------------------------------------------
  */
 
 static guarded numbers(rng *r, int ndim, const int64_t *shape)

@@ -18,7 +18,7 @@
 
 enum { MOST_TOKENS = 64, MOST_MEMORY = 64, MOST_VOCAB = 24, MOST_WIDTH = 24 };
 
-/* A transformer by chance with a batch to run it on. */
+/* A random transformer with a batch to run it on. */
 typedef struct example {
     mha_transformer *t;
     mha_activations *a;
