@@ -1,0 +1,285 @@
+/* Elementary functions (math.h).
+ *
+ * exp by Tang's tables (ACM TOMS 15, 1989); log by a table of logarithms of short numbers, as his
+ * (ACM TOMS 16, 1990), with the argument's remainder kept in two parts; sin and cos after Cody and
+ * Waite's reduction (1980) or, for large arguments, that of Payne and Hanek (SIGNUM 18, 1983).
+ * Double-double steps are those of Dekker (1971) and Knuth: exact but where a comment says more. */
+#include "base/math.h"
+
+#include "base/math_tables.h"
+
+#include <stdbool.h>
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+_Static_assert(FLT_EVAL_METHOD == 0, "double arithmetic must be that of double");
+
+/* A number as the sum of two, the second at most half a unit in the last place of the first. */
+typedef struct two {
+    double high, low;
+} two;
+
+/* |a| >= |b| or a = 0. */
+static two two_sum(double a, double b)
+{
+    const double sum = a + b;
+    return (two){sum, a - sum + b};
+}
+
+static two two_product(double a, double b)
+{
+    const double split = 0x1p27 + 1, ac = split * a, bc = split * b;
+    const double a1 = ac - (ac - a), b1 = bc - (bc - b), a2 = a - a1, b2 = b - b1, product = a * b;
+    return (two){product, a1 * b1 - product + a1 * b2 + a2 * b1 + a2 * b2};
+}
+
+/* To about 2^-102. */
+static two multiply(two a, two b)
+{
+    const two product = two_product(a.high, b.high);
+    return two_sum(product.high, product.low + (a.high * b.low + a.low * b.high));
+}
+
+static uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static double from_bits(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* To the nearest whole number, |x| < 2^51. */
+static double whole(double x)
+{
+    return x + 0x1.8p52 - 0x1.8p52;
+}
+
+/* p[0] + p[1] x + ..., even and odd powers apart, which halves the wait; at least two terms. */
+static inline double polynomial(const double *p, int terms, double x)
+{
+    const double square = x * x;
+    double sum[2];
+    sum[(terms - 1) % 2] = p[terms - 1], sum[terms % 2] = p[terms - 2];
+    for (int i = terms - 3; i >= 0; i--) sum[i % 2] = sum[i % 2] * square + p[i];
+    return sum[0] + x * sum[1];
+}
+
+/* ---- exp ------------------------------------------------------------------------------------- */
+
+/* e^x is 2^n (high + low) to 2^-60 relative. */
+typedef struct power {
+    two value; /* from 0.98 to 2 */
+    int n;
+} power;
+
+/* 2^(k / 32) e^r, |r| < 0.0109. */
+static power table_times(double k, double r)
+{
+    const int64_t i = (int64_t)k;
+    const double *row = exp_table[i & 31];
+    const double more = r + r * r * polynomial(exp_terms, 5, r);
+    return (power){{row[0], row[1] + row[0] * more}, (int)((i - (i & 31)) / 32)};
+}
+
+/* e^(x + low), |x| < 1100, |low| < 2^-40. */
+static power exp_of(double x, double low)
+{
+    const double k = whole(x * EXP_PER_LN2); /* below 2^16: k times 37 bits is exact */
+    return table_times(k, x - k * LN2_32_HIGH - (k * LN2_32_LOW - low));
+}
+
+static double finish(power p)
+{
+    const double y = p.value.high + p.value.low;
+    if (p.n < -1021 || p.n > 1022) return ldexp(y, p.n);
+    return y * from_bits((uint64_t)(1023 + p.n) << 52);
+}
+
+double mhai_exp(double x)
+{
+    if (!(fabs(x) < 800)) return x > 0 ? x * INFINITY : x < 0 ? 0 : x;
+    return finish(exp_of(x, 0));
+}
+
+double mhai_exp2(double x)
+{
+    if (!(fabs(x) < 1100)) return x > 0 ? x * INFINITY : x < 0 ? 0 : x;
+    const double k = whole(x * 32);
+    return finish(table_times(k, (x - k * 0x1p-5) * LN2));
+}
+
+/* ---- log ------------------------------------------------------------------------------------- */
+
+/* log x of finite x > 0, not normalised: high is a multiple of 2^-43, so that sums of its parts are
+ * exact below 2^10; low is wrong by 2^-62 of the sum at most. */
+static two log_parts(double x)
+{
+    int n = 0;
+    uint64_t bits = bits_of(x);
+    if (bits >> 52 == 0) bits = bits_of(x * 0x1p54), n = -54;
+    /* x = 2^n z, z from 45.5 / 64 on: j / 64 is the nearest, from 45 or 46 to 91 */
+    const uint64_t least = 0x3FE6C00000000000u;
+    const uint64_t over = bits - least;
+    n += (int)((int64_t)over >> 52);
+    const double z = from_bits((over & 0xFFFFFFFFFFFFFu) + least);
+    const double near = whole(z * 64), f = z - near * 0x1p-6; /* exact, and f = 0 or from 2^-53 */
+    const double *row = log_table[(int)near - LOG_FIRST];
+    /* f 64 / j in two parts: the remainder is exact, r_high j has 44 bits */
+    const double r = f * row[0], r_high = r + 0x1.8p9 - 0x1.8p9;
+    const double r_low = (f - r_high * (near * 0x1p-6)) * row[0];
+    return (two){n * LN2_HIGH + row[1] + r_high,
+                 row[2] + n * LN2_LOW + (r_low + r * r * polynomial(log_terms, 7, r))};
+}
+
+/* What log gives for x that is not positive and finite. */
+static double log_special(double x)
+{
+    return x == 0 ? -INFINITY : x > 0 ? x : x < 0 ? NAN : x;
+}
+
+static bool is_ordinary(double x)
+{
+    return x > 0 && x <= DBL_MAX;
+}
+
+double mhai_log(double x)
+{
+    if (!is_ordinary(x)) return log_special(x);
+    const two y = log_parts(x);
+    return y.high + y.low;
+}
+
+double mhai_log1p(double x)
+{
+    if (!(x > -1 && x <= DBL_MAX)) return x == -1 ? -INFINITY : x < -1 ? NAN : x;
+    if (fabs(x) < 0x1p-27) return x - x * x * (0.5 - x / 3); /* the next is x^4 / 4 */
+    const two sum = fabs(x) < 1 ? two_sum(1, x) : two_sum(x, 1);
+    const two y = log_parts(sum.high);
+    return y.high + (y.low + sum.low / sum.high);
+}
+
+double mhai_pow(double x, double y)
+{
+    const two parts = log_parts(x), logarithm = two_sum(parts.high, parts.low);
+    const two product = two_product(logarithm.high, y);
+    return finish(exp_of(product.high, product.low + logarithm.low * y));
+}
+
+/* ---- tanh ------------------------------------------------------------------------------------ */
+
+/* (E - 1) / (E + 1) with E = e^2|x|, both in two parts, the quotient corrected by its remainder. */
+double mhai_tanh(double x)
+{
+    const double size = fabs(x);
+    if (isnan(x)) return x;
+    if (size < 0.125) return copysign(size + size * (x * x * polynomial(tanh_terms, 7, x * x)), x);
+    if (size >= 20) return copysign(1, x); /* 1 - 2^-56 */
+    const power p = exp_of(2 * size, 0);
+    const double scale = from_bits((uint64_t)(1023 + p.n) << 52);
+    const two e = two_sum(p.value.high * scale, p.value.low * scale);
+    const two above = two_sum(e.high, -1), below = two_sum(e.high, 1);
+    const double quotient = above.high / below.high;
+    const two product = two_product(quotient, below.high);
+    const double rest = above.high - product.high - product.low +
+                        (above.low + e.low - quotient * (below.low + e.low));
+    return copysign(quotient + rest / below.high, x);
+}
+
+/* ---- sin, cos -------------------------------------------------------------------------------- */
+
+/* Of x.high + x.low, |x| <= pi / 4 and a little. */
+static double small_sin(two x)
+{
+    const double z = x.high * x.high;
+    return x.high + (x.high * z * polynomial(sin_terms, 7, z) + x.low * (1 - z / 2));
+}
+
+static double small_cos(two x)
+{
+    const double z = x.high * x.high, half = z / 2, most = 1 - half;
+    return most + (1 - most - half + (z * z * polynomial(cos_terms, 6, z) - x.high * x.low));
+}
+
+/* x = n pi / 2 + the result, |x| < 2^20 (Cody and Waite): n times 33 bits is exact, and so is the
+ * first difference; what the last part is rounded by is below 2^-130. */
+static two reduce(double x, uint32_t *n)
+{
+    const double k = whole(x * PER_HALF_PI);
+    *n = (uint32_t)(int32_t)k;
+    const double first = x - k * HALF_PI_1, b = -k * HALF_PI_2, c = -k * HALF_PI_3;
+    const double s = first + b, sb = s - first, s_low = first - (s - sb) + (b - sb);
+    const double t = s + c, tc = t - s, t_low = s - (t - tc) + (c - tc);
+    return two_sum(t, s_low + t_low - k * HALF_PI_4);
+}
+
+/* High and low word of a product. */
+static uint64_t wide_product(uint64_t a, uint64_t b, uint64_t *low)
+{
+    const uint64_t a1 = a >> 32, a0 = a & UINT32_MAX, b1 = b >> 32, b0 = b & UINT32_MAX;
+    const uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (middle & UINT32_MAX);
+    *low = a * b;
+    return a1 * b1 + (middle >> 32) + (other >> 32);
+}
+
+/* 64 bits of 2 / pi that begin `from` bits after the table's begin. */
+static uint64_t some_bits(int from)
+{
+    const uint64_t *word = two_over_pi + from / 64;
+    return from % 64 ? word[0] << from % 64 | word[1] >> (64 - from % 64) : word[0];
+}
+
+/* The same of 2^20 <= x < 2^1024 (Payne and Hanek): x = m 2^e; bits of 2 / pi that make multiples of
+ * 4 are left out, and 192 of those that follow suffice, since no x is nearer to a multiple of
+ * pi / 2 than 2^-62. */
+static two reduce_large(double x, uint32_t *n)
+{
+    const uint64_t bits = bits_of(x), m = (bits & 0xFFFFFFFFFFFFFu) | UINT64_C(1) << 52;
+    const int e = (int)(bits >> 52) - 1075, from = 64 + e - 2;
+    uint64_t word[3], low, high;
+    high = wide_product(m, some_bits(from + 128), &word[0]);
+    const uint64_t carry = wide_product(m, some_bits(from + 64), &low);
+    word[1] = low + high;
+    word[2] = m * some_bits(from) + carry + (word[1] < low);
+    *n = (uint32_t)(word[2] >> 62);
+    /* the fraction of a quarter turn, 52 bits at a time */
+    double a = (double)(word[2] >> 10 & 0xFFFFFFFFFFFFFu) * 0x1p-52;
+    const double b = (double)((word[2] & 0x3FF) << 42 | word[1] >> 22) * 0x1p-104;
+    const double c = (double)((word[1] & 0x3FFFFF) << 30 | word[0] >> 34) * 0x1p-156;
+    if (a >= 0.5) a -= 1, ++*n;
+    const two ab = two_sum(a, b);
+    return multiply(two_sum(ab.high, ab.low + c), (two){HALF_PI_HIGH, HALF_PI_LOW});
+}
+
+void mhai_sin_cos(double x, double *sine, double *cosine)
+{
+    const double size = fabs(x);
+    uint32_t n = 0;
+    if (!(size <= DBL_MAX)) {
+        *sine = *cosine = x - x;
+        return;
+    }
+    two part = {size, 0};
+    if (size > 0.7853) part = size < 0x1p20 ? reduce(size, &n) : reduce_large(size, &n);
+    const double s = small_sin(part), c = small_cos(part);
+    const double a = n & 1 ? c : s, b = n & 1 ? s : c;
+    const bool minus = (n & 2) != 0;
+    *sine = copysign(1, x) * (minus ? -a : a);
+    *cosine = minus != ((n & 1) != 0) ? -b : b;
+}
+
+double mhai_cos_turns(double x)
+{
+    const double part = fabs(x - whole(x)), turn = 4 * HALF_PI_HIGH; /* of a turn, exact */
+    if (part > 0.375) return -small_cos((two){(0.5 - part) * turn, 0});
+    if (part > 0.125) return small_sin((two){(0.25 - part) * turn, 0});
+    return small_cos((two){part * turn, 0});
+}

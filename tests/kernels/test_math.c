@@ -1,0 +1,259 @@
+/* src/base/math.h: errors against long double functions of the C library, which share no code with
+ * ours; what must be exact; and the bits, which are those of every machine. */
+#include "base/math.h"
+
+#include "support/rng.h"
+
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static double sine(double x)
+{
+    double s, c;
+    mhai_sin_cos(x, &s, &c);
+    return s;
+}
+
+static double cosine(double x)
+{
+    double s, c;
+    mhai_sin_cos(x, &s, &c);
+    return c;
+}
+
+typedef struct function {
+    const char *name;
+    double (*ours)(double);
+    long double (*exact)(long double);
+    double bound;           /* of math.h */
+    double near[2], far[2]; /* arguments are drawn from both, and from every exponent */
+    uint64_t digest;
+    double values[7][2]; /* x and f(x) to the bit; up to a NaN */
+} function;
+
+/* clang-format off */
+static const function functions[] = {
+    {"exp", mhai_exp, expl, 0.54, {-1, 1}, {-745.2, 709.8}, 0xB5839730264CFB1E,
+     {{0, 1}, {-0.0, 1}, {710, INFINITY}, {INFINITY, INFINITY}, {-746, 0}, {-INFINITY, 0}, {NAN, 0}}},
+    {"exp2", mhai_exp2, exp2l, 0.54, {-1, 1}, {-1075, 1024}, 0x29AA033A846008E4,
+     {{-8, 0x1p-8}, {1023, 0x1p1023}, {-1074, 0x1p-1074}, {1024, INFINITY}, {-1076, 0}, {-INFINITY, 0}, {NAN, 0}}},
+    {"log", mhai_log, logl, 0.52, {0.9, 1.1}, {0, DBL_MAX}, 0x61E54C5856ACFFB9,
+     {{1, 0}, {0, -INFINITY}, {-0.0, -INFINITY}, {INFINITY, INFINITY}, {NAN, 0}}},
+    {"log1p", mhai_log1p, log1pl, 0.52, {-0.9, 1}, {-1, 1e18}, 0xC7F4EEB88C441769,
+     {{0, 0}, {-0.0, -0.0}, {-1, -INFINITY}, {INFINITY, INFINITY}, {0x1p-1074, 0x1p-1074}, {NAN, 0}}},
+    {"tanh", mhai_tanh, tanhl, 0.6, {-0.3, 0.3}, {-21, 21}, 0xF75A1B428CBAC067,
+     {{0, 0}, {-0.0, -0.0}, {INFINITY, 1}, {-INFINITY, -1}, {0x1p-1074, 0x1p-1074}, {NAN, 0}}},
+    {"sin", sine, sinl, 0.9, {-10, 10}, {-0x1p31, 0x1p31}, 0x5FA2689D57227D9B,
+     {{0, 0}, {-0.0, -0.0}, {0x1p-1074, 0x1p-1074}, {NAN, 0}}},
+    {"cos", cosine, cosl, 0.9, {-10, 10}, {-0x1p31, 0x1p31}, 0x1C00889C582F0CC0,
+     {{0, 1}, {-0.0, 1}, {0x1p-1074, 1}, {NAN, 0}}},
+};
+/* clang-format on */
+enum { FUNCTIONS = sizeof functions / sizeof *functions };
+static const uint64_t pow_digest = 0x1FAA0610CEC1380A, turns_digest = 0x1836D5C6B3274D4D;
+
+static uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static double any_number(rng *r)
+{
+    double x;
+    do {
+        const uint64_t bits = rng_next(r);
+        memcpy(&x, &bits, sizeof x);
+    } while (!isfinite(x));
+    return x;
+}
+
+static double between(rng *r, const double range[2])
+{
+    return range[0] + (range[1] - range[0]) * rng_uniform(r);
+}
+
+static double some_argument(rng *r, const function *f, int64_t i)
+{
+    return i % 4 < 2 ? between(r, f->near) : i % 4 == 2 ? between(r, f->far) : any_number(r);
+}
+
+/* In units in the last place of a double of the size of `exact`. */
+static double error_of(double ours, long double exact)
+{
+    int exponent;
+    if (isnan(ours) || isnan(exact)) return isnan(ours) && isnan(exact) ? 0 : INFINITY;
+    if (isinf((double)exact) || isinf(ours)) return (double)exact == ours ? 0 : INFINITY;
+    (void)frexpl(exact, &exponent);
+    const int unit = exponent - DBL_MANT_DIG, least = DBL_MIN_EXP - DBL_MANT_DIG;
+    return (double)fabsl(ldexpl((long double)ours - exact, unit < least ? -least : -unit));
+}
+
+/* Where the result is subnormal it is rounded twice. */
+static double bound_of(double bound, long double exact)
+{
+    return fabsl(exact) < (long double)DBL_MIN ? 0.77 : bound;
+}
+
+static void check(const char *name, double x, double y, double ours, long double exact,
+                  double bound, double *worst)
+{
+    const double error = error_of(ours, exact);
+    if (error > *worst && fabsl(exact) >= (long double)DBL_MIN) *worst = error;
+    if (!(error <= bound_of(bound, exact)))
+        fail_msg("%s(%a, %a) is %a, wrong by %g units in the last place, bound %g", name, x, y,
+                 ours, error, bound);
+}
+
+/* Long double must be longer: it is on x86 and, in software, on Arm. */
+static void skip_without_oracle(void)
+{
+    if (LDBL_MANT_DIG < 64) skip();
+}
+
+static void errors_are_within_bounds(void **state)
+{
+    const function *f = *state;
+    double worst = 0;
+    skip_without_oracle();
+    rng r = rng_make(rng_run_seed(), (uint64_t)(f - functions));
+    for (int64_t i = 0, n = rng_cases(40000, 4000000); i < n; i++) {
+        const double x = some_argument(&r, f, i);
+        check(f->name, x, 0, f->ours(x), f->exact((long double)x), f->bound, &worst);
+    }
+    for (int exponent = DBL_MIN_EXP - DBL_MANT_DIG; exponent < DBL_MAX_EXP; exponent++)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            const double x = ldexp(sign * (1 + rng_uniform(&r)), exponent);
+            check(f->name, x, 0, f->ours(x), f->exact((long double)x), f->bound, &worst);
+        }
+    printf("%s: largest error %.3f units in the last place\n", f->name, worst);
+    if (rng_whole_sample()) assert_true(worst > 0.45);
+}
+
+/* What is nearest to multiples of pi / 2 (the nearest of all doubles among them), and large. */
+static void angles_keep_their_digits(void **state)
+{
+    static const double angles[] = {0x1.6ac5b262ca1ffp+849, 0x1.921fb54442d18p+0,
+                                    0x1.fffffp+19,          0x1p20,
+                                    0x1.921fb54442d18p+20,  DBL_MAX};
+    const function *f = *state;
+    double worst = 0;
+    skip_without_oracle();
+    for (size_t i = 0; i < sizeof angles / sizeof *angles; i++)
+        for (int sign = -1; sign <= 1; sign += 2)
+            check(f->name, sign * angles[i], 0, f->ours(sign * angles[i]),
+                  f->exact((long double)(sign * angles[i])), f->bound, &worst);
+    for (int64_t i = 1, n = rng_cases(20000, 2000000); i < n; i++) {
+        const double x = (double)i * (i % 2 ? 1.5707963267948966 : 52707178.53);
+        check(f->name, x, 0, f->ours(x), f->exact((long double)x), f->bound, &worst);
+    }
+}
+
+static void powers_are_within_bounds(void **state)
+{
+    double worst = 0;
+    (void)state;
+    skip_without_oracle();
+    rng r = rng_make(rng_run_seed(), FUNCTIONS);
+    for (int64_t i = 0, n = rng_cases(40000, 4000000); i < n; i++) {
+        const double x = i % 2 ? fabs(any_number(&r)) : ldexp(1 + rng_uniform(&r), (int)(i % 40));
+        const double y = (double)rng_between(&r, -64, 64) / 64 * (i % 3 ? 1 : rng_uniform(&r));
+        if (x == 0) continue;
+        check("pow", x, y, mhai_pow(x, y), powl((long double)x, (long double)y), 0.54, &worst);
+        assert_true(mhai_pow(x, 1) == x && mhai_pow(x, 0) == 1);
+    }
+    printf("pow: largest error %.3f units in the last place\n", worst);
+    assert_true(mhai_pow(0x1p-1074, 0.5) == 0x1p-537 && mhai_pow(10000, -0.5) == 0.01);
+}
+
+static void turns_are_within_bounds(void **state)
+{
+    const long double turn = 6.283185307179586476925286766559L;
+    double worst = 0;
+    (void)state;
+    for (int i = -8; i <= 8; i++) {
+        static const double quarters[] = {1, 0, -1, 0};
+        assert_true(mhai_cos_turns(i / 4.0) == quarters[i & 3]);
+    }
+    skip_without_oracle();
+    rng r = rng_make(rng_run_seed(), FUNCTIONS + 1);
+    for (int64_t i = 0, n = rng_cases(40000, 4000000); i < n; i++) {
+        const double x = 4 * rng_uniform(&r) - 2;
+        const double error = (double)fabsl((long double)mhai_cos_turns(x) -
+                                           cosl(turn * ((long double)x - roundl((long double)x))));
+        worst = fmax(worst, error);
+    }
+    assert_true(worst <= 0x1p-52);
+}
+
+static void special_values_are_exact(void **state)
+{
+    const function *f = *state;
+    for (int i = 0; !isnan(f->values[i][0]); i++)
+        if (bits_of(f->ours(f->values[i][0])) != bits_of(f->values[i][1]))
+            fail_msg("%s(%g) is %a", f->name, f->values[i][0], f->ours(f->values[i][0]));
+    assert_true(isnan(f->ours(NAN)));
+    if (f->ours == mhai_log) assert_true(isnan(mhai_log(-1)) && isnan(mhai_log(-INFINITY)));
+    if (f->ours == mhai_log1p) assert_true(isnan(mhai_log1p(-1.5)));
+    if (f->exact == sinl || f->exact == cosl)
+        assert_true(isnan(f->ours(INFINITY)) && isnan(f->ours(-INFINITY)));
+}
+
+/* FNV-1a over bytes, lowest first. */
+static void digest(uint64_t *hash, double value)
+{
+    const uint64_t bits = isnan(value) ? 0x7FF8 : bits_of(value);
+    for (int i = 0; i < 64; i += 8) *hash = (*hash ^ (bits >> i & 255)) * 0x100000001B3u;
+}
+
+static const uint64_t digest_start = 0xCBF29CE484222325u;
+
+static void bits_are_those_of_every_machine(void **state)
+{
+    const function *f = *state;
+    uint64_t hash = digest_start;
+    rng r = rng_make(1, (uint64_t)(f - functions));
+    for (int64_t i = 0; i < 4000; i++) digest(&hash, f->ours(some_argument(&r, f, i)));
+    if (hash != f->digest) fail_msg("%s: digest 0x%016llX", f->name, (unsigned long long)hash);
+}
+
+static void bits_of_powers_and_turns(void **state)
+{
+    uint64_t powers = digest_start, turns = digest_start;
+    (void)state;
+    for (int i = 0; i < 4000; i++) {
+        digest(&powers, mhai_pow(1 + 10 * (double)i, -(double)(i % 64) / 64));
+        digest(&turns, mhai_cos_turns((double)i / 3999));
+    }
+    if (powers != pow_digest || turns != turns_digest)
+        fail_msg("digests 0x%016llX, 0x%016llX", (unsigned long long)powers,
+                 (unsigned long long)turns);
+}
+
+#define TEST_OF(test, function)                                          \
+    {                                                                    \
+#test, test, NULL, NULL, (void *)(uintptr_t)&functions[function] \
+    }
+#define TESTS_OF(test)                                                                        \
+    TEST_OF(test, 0), TEST_OF(test, 1), TEST_OF(test, 2), TEST_OF(test, 3), TEST_OF(test, 4), \
+        TEST_OF(test, 5), TEST_OF(test, 6)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TESTS_OF(errors_are_within_bounds),        TESTS_OF(special_values_are_exact),
+        TESTS_OF(bits_are_those_of_every_machine), TEST_OF(angles_keep_their_digits, 5),
+        TEST_OF(angles_keep_their_digits, 6),      cmocka_unit_test(powers_are_within_bounds),
+        cmocka_unit_test(turns_are_within_bounds), cmocka_unit_test(bits_of_powers_and_turns),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
