@@ -5,7 +5,7 @@
  * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') with C = Z_g' Z_h - sum_g sum_h' / rows. So matrices of
  * width x width a pair are all that is kept. */
 #include "base/checked.h"
-#include "base/elementary.h"
+#include "base/math.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>

@@ -3,6 +3,7 @@
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
+#include "base/math.h"
 
 #include <math.h>
 #include <string.h>
@@ -157,7 +158,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     fact->chance[MHA_MEASURE_SEPARATOR] = chance_of(fact, separators);
     fact->chance[MHA_MEASURE_RARE] = chance_of(fact, count_rarest(fact, text));
     if (separators < fact->keys) fact->chance[MHA_MEASURE_CONFIDENCE] = 1 / keys;
-    fact->chance[MHA_MEASURE_ENTROPY] = log(keys);
+    fact->chance[MHA_MEASURE_ENTROPY] = mhai_log(keys);
     fact->chance[MHA_MEASURE_EVENNESS] = fact->chance[MHA_MEASURE_BROAD] = 1;
     if (fact->cosine && fact->i >= 0 && fact->keys > 2) fact->chance[MHA_MEASURE_COSINE] = 0;
     if (fact->i < 0) return;

@@ -1,9 +1,9 @@
 /* One row of one head into the head's sums. Sums run over keys in their order, and rows come in
  * their order, so that no division into blocks can be seen in a result. */
 #include "analysis/head_measures.h"
+#include "base/math.h"
 
-#include "base/elementary.h"
-
+#include <math.h>
 #include <string.h>
 
 /* What one pass over a row finds. */

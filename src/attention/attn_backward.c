@@ -5,6 +5,7 @@
 #include "attention/attn_row.h"
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/math.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -222,7 +223,7 @@ static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h,
     for (int r = 0; r < d.rows; r++) {
         const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row + r);
         to[r] = finite[r] && lse < (double)INFINITY ? delta[r] : (double)NAN;
-        if (logit != -INFINITY) *sink += -exp(logit - lse) * delta[r];
+        if (logit != -INFINITY) *sink += -mhai_exp(logit - lse) * delta[r];
     }
 }
 

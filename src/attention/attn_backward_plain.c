@@ -8,6 +8,7 @@
 #include "attention/attn_row.h"
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/math.h"
 
 #include <multihead/component.h>
 
@@ -46,7 +47,7 @@ static pair pair_at(const plain_job *job, const mhai_attn_query *r, int64_t s)
     if (isnan(delta) || isnan(score.value)) return (pair){true, NAN, NAN, NAN, NAN, NAN};
     const float *g = mhai_attn_read(&job->x->o_gradient, batch, r->h, row, r->wide + widest(p));
     double lse = (double)*mhai_attn_row(&p->lse, batch, r->h, row);
-    double weight = lse == -INFINITY ? 0 : exp(score.value - lse);
+    double weight = lse == -INFINITY ? 0 : mhai_exp(score.value - lse);
     double factor = mhai_attn_dropout_at(p, r, s);
     pair made = {.visible = true, .kept = weight * factor, .product = score.product};
     const float *v = mhai_attn_read(&p->v, batch, r->hk, r->seq.k0 + s, r->wide);

@@ -1,6 +1,7 @@
 /* Partial results joined by their log-sum-exp: a mean of the parts' outputs, weighted by
  * exp(lse_k - max lse). One query at a time, parts in order, in double. */
 #include "base/checked.h"
+#include "base/math.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -107,10 +108,10 @@ static double weigh(const merge_job *job, const int64_t at[3], double *weight, d
     if (broken) return *sum = NAN;
     if (most == -INFINITY) return most;
     for (int64_t k = 0; k < job->count; k++) {
-        weight[k] = weight[k] == -INFINITY ? -1 : exp(weight[k] - most);
+        weight[k] = weight[k] == -INFINITY ? -1 : mhai_exp(weight[k] - most);
         *sum += weight[k] < 0 ? 0 : weight[k];
     }
-    return most + log(*sum);
+    return most + mhai_log(*sum);
 }
 
 /* Columns d .. d+columns-1 of a query. A part without keys (weight -1) is not read; one of weight

@@ -3,6 +3,7 @@
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
+#include "base/math.h"
 
 #include <multihead/component.h>
 
@@ -172,7 +173,8 @@ static void start_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
         w->entropy[r] = 0;
         w->largest[r] = 0;
         w->largest_key[r] = -1;
-        w->log_sum[r] = w->l[r] > 0 ? (float)log2((double)w->l[r]) : 0.0f;
+        w->log_sum[r] =
+            w->l[r] > 0 ? (float)(mhai_log((double)w->l[r]) * 1.4426950408889634) : 0.0f;
         if (want->first_token.data) *row_f32(&want->first_token, c, w, r) = 0;
         if (want->diagonal.data) *row_f32(&want->diagonal, c, w, r) = 0;
         if (want->offset_mass.data)

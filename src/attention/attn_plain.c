@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/convert.h"
+#include "base/math.h"
 
 #include <multihead/component.h>
 
@@ -45,9 +46,9 @@ static void weigh_row(const mhai_attn_problem *p, row *r)
         r->w[s] = mhai_attn_score_at(p, at, s).value;
         if (r->w[s] > r->max) r->max = r->w[s];
     }
-    r->sum = sink == -INFINITY ? 0 : exp(sink - r->max);
+    r->sum = sink == -INFINITY ? 0 : mhai_exp(sink - r->max);
     for (int64_t s = 0; s < at->limit.end; s++)
-        if (r->w[s] != HIDDEN) r->sum += r->w[s] = exp(r->w[s] - r->max);
+        if (r->w[s] != HIDDEN) r->sum += r->w[s] = mhai_exp(r->w[s] - r->max);
 }
 
 static void write_output(const mhai_attn_problem *p, const row *r)
@@ -129,7 +130,7 @@ static double entropy(const row *r)
     double sum = 0;
     for (int64_t s = 0; s < r->at.limit.end; s++) {
         if (r->w[s] == HIDDEN || r->w[s] == 0) continue;
-        sum += r->w[s] / r->sum * (log(r->sum) - log(r->w[s]));
+        sum += r->w[s] / r->sum * (mhai_log(r->sum) - mhai_log(r->w[s]));
     }
     return sum;
 }
@@ -166,7 +167,8 @@ static void write_statistics(const mhai_attn_problem *p, const row *r)
 {
     const mhai_attn_wanted *want = &p->want;
     const bool seen = r->at.limit.end > 0 && r->sum != 0;
-    if (p->lse.data) write_f32(&p->lse, r, r->sum == 0 ? -INFINITY : (float)(r->max + log(r->sum)));
+    if (p->lse.data)
+        write_f32(&p->lse, r, r->sum == 0 ? -INFINITY : (float)(r->max + mhai_log(r->sum)));
     if (want->entropy.data) write_f32(&want->entropy, r, seen ? (float)entropy(r) : 0.0f);
     if (want->largest_weight.data || want->largest_key.data) {
         int64_t key = largest_key(p, r);

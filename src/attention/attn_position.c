@@ -3,11 +3,10 @@
 
 #include "attention/attn.h"
 #include "base/checked.h"
+#include "base/math.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
-
-#include <math.h>
 
 /* Rows that a worker takes at a time: enough to be worth the hand-over and the powers that the
  * sinusoidal encoding computes for each such block. */
@@ -113,14 +112,15 @@ static void sinusoid_block(void *argument, int64_t block, int worker)
     for (int64_t i0 = 0; i0 < mhai_ceil_div(E, 2); i0 += CHUNK) {
         int64_t pairs = mhai_min_i64(CHUNK, mhai_ceil_div(E, 2) - i0);
         for (int64_t i = 0; i < pairs; i++)
-            frequency[i] = pow(10000.0, -(double)(2 * (i0 + i)) / (double)E);
+            frequency[i] = mhai_pow(10000.0, -(double)(2 * (i0 + i)) / (double)E);
         for (int64_t t = first; t < end; t++) {
             float *row = (float *)table->data + t * table->stride[0];
             for (int64_t i = 0; i < pairs; i++) {
-                double angle = (double)(job->start + t) * frequency[i];
+                double sine, cosine;
+                mhai_sin_cos((double)(job->start + t) * frequency[i], &sine, &cosine);
                 int64_t e = 2 * (i0 + i);
-                row[e * table->stride[1]] = (float)sin(angle);
-                if (e + 1 < E) row[(e + 1) * table->stride[1]] = (float)cos(angle);
+                row[e * table->stride[1]] = (float)sine;
+                if (e + 1 < E) row[(e + 1) * table->stride[1]] = (float)cosine;
             }
         }
     }
@@ -195,7 +195,7 @@ mha_status mha_alibi_slopes(int64_t num_heads, float *slopes)
     while (n <= num_heads / 2) n *= 2;
     for (int64_t h = 0; h < num_heads; h++) {
         double exponent = h < n ? 8 * (double)(h + 1) : 4 * (double)(2 * (h - n) + 1);
-        slopes[h] = (float)exp2(-exponent / (double)n);
+        slopes[h] = (float)mhai_exp2(-exponent / (double)n);
     }
     return MHA_OK;
 }

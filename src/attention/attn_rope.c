@@ -3,6 +3,7 @@
 #include "attention/attn_position.h"
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/math.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -46,8 +47,7 @@ static void angle_turns(const rope_job *job, int64_t b, int64_t t, const double 
     double position = (double)mhai_attn_position_at(&job->places, b, t) / job->factor;
     for (int64_t i = 0; i < pairs; i++) {
         double angle = position * frequency[i];
-        cosine[i] = cos(angle);
-        sine[i] = sin(angle);
+        mhai_sin_cos(angle, &sine[i], &cosine[i]);
     }
 }
 
@@ -116,7 +116,7 @@ static void rope_block(void *argument, int64_t block, int worker)
     for (int64_t i0 = 0; i0 < job->pairs; i0 += CHUNK) {
         int64_t pairs = mhai_min_i64(CHUNK, job->pairs - i0);
         for (int64_t i = 0; i < pairs && !job->cosines; i++)
-            frequency[i] = pow(job->base, -(double)(i0 + i) / (double)job->pairs);
+            frequency[i] = mhai_pow(job->base, -(double)(i0 + i) / (double)job->pairs);
         for (int64_t token = first; token < end; token++) {
             int64_t b = token / T, t = token % T;
             if (job->cosines)

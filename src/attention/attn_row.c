@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/convert.h"
+#include "base/math.h"
 #include "base/philox.h"
 
 #include <math.h>
@@ -99,7 +100,7 @@ double mhai_attn_pair_score(const mhai_attn_problem *p, const mhai_attn_query *r
                             bool capped)
 {
     double x = product_at(p, r, s) * (double)p->scale;
-    if (capped && p->softcap > 0) x = (double)p->softcap * tanh(x / (double)p->softcap);
+    if (capped && p->softcap > 0) x = (double)p->softcap * mhai_tanh(x / (double)p->softcap);
     return x;
 }
 
@@ -111,7 +112,7 @@ mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_q
     x.product = product_at(p, r, s);
     x.value = x.product * (double)p->scale;
     if (p->softcap > 0) {
-        double flat = tanh(x.value / (double)p->softcap);
+        double flat = mhai_tanh(x.value / (double)p->softcap);
         x.slope = 1 - flat * flat;
         x.value = (double)p->softcap * flat;
     }

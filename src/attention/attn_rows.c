@@ -3,6 +3,7 @@
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
+#include "base/math.h"
 
 #include <math.h>
 #include <string.h>
@@ -150,7 +151,7 @@ float mhai_attn_factor(const mhai_attn_problem *p)
 
 float mhai_attn_lse(float m, float l)
 {
-    return l == 0 ? -INFINITY : (float)(((double)m + log2((double)l)) * 0.6931471805599453);
+    return l == 0 ? -INFINITY : (float)((double)m * 0.6931471805599453 + mhai_log((double)l));
 }
 
 /* Queries scaled into the workspace. */

@@ -3,6 +3,7 @@
 #include "attention/attn.h"
 
 #include "base/checked.h"
+#include "base/math.h"
 
 #include <math.h>
 
@@ -60,8 +61,8 @@ int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, 
     }
     int64_t exact = buckets / 2;
     if (distance < exact || exact == 0) return side + mhai_min_i64(distance, buckets - 1);
-    double steps = log((double)distance / (double)exact) /
-                   log((double)max_distance / (double)exact) * (double)(buckets - exact);
+    double steps = mhai_log((double)distance / (double)exact) /
+                   mhai_log((double)max_distance / (double)exact) * (double)(buckets - exact);
     if (steps >= (double)(buckets - exact)) return side + buckets - 1;
     return side + mhai_min_i64(buckets - 1, exact + (int64_t)(steps + 1e-9));
 }

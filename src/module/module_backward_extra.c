@@ -3,11 +3,12 @@
  * Attention backward took the joined lse and heads, so its gradients of the other keys are right as
  * they are; what is left is the learned key's own share, by the same formulas (backward.h):
  *
- *   w = exp(score - lse)     ds = w (factor sum g v - sum g o)     dx = ds (1 - tanh^2) scale
+ *   w = mhai_exp(score - lse)     ds = w (factor sum g v - sum g o)     dx = ds (1 - tanh^2) scale
  *   dq += dx k               dk += dx q                            dv += w factor g
  *
  * A head of keys is one piece of work, rows in order: the sums have one order. */
 #include "base/checked.h"
+#include "base/math.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>
@@ -40,7 +41,7 @@ static void add_row(const extra_job *job, const mhai_module_row *r, int64_t kv_h
     float *dq = mhai_module_row_of(job->dq, r);
     const double lse = (double)*mhai_module_row_of(&f->lse, r), cap = (double)f->desc.softcap;
     const double score = mhai_module_learned_score(f, r);
-    const double weight = exp(score - lse), factor = mhai_module_learned_factor(f, r);
+    const double weight = mhai_exp(score - lse), factor = mhai_module_learned_factor(f, r);
     double dx = weight * (factor * dot(g, v, d->value_head_dim) - dot(g, o, d->value_head_dim));
     if (cap > 0) dx *= 1 - score / cap * (score / cap);
     dx *= job->scale;

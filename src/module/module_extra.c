@@ -10,6 +10,7 @@
  * Neither keys nor values nor masks are copied for them, and every kind of mask goes with them. */
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/math.h"
 #include "base/philox.h"
 #include "base/tensor.h"
 #include "module/module_parts.h"
@@ -31,7 +32,7 @@ int64_t mhai_module_extra_keys(const mha_module *module)
 static double log_sum(double a, double b) /* log(exp(a) + exp(b)); NaN if one is */
 {
     double most = a > b ? a : b, least = a > b ? b : a;
-    return most == -INFINITY ? most : most + log1p(exp(least - most));
+    return most == -INFINITY ? most : most + mhai_log1p(mhai_exp(least - most));
 }
 
 /* The sinks of the call with a key of score 0 among them. */
@@ -88,7 +89,7 @@ double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r
     for (int64_t i = 0; i < d->head_dim; i++) score += (double)q[i] * (double)k[i];
     score *= scale;
     if (!isfinite(score)) return NAN;
-    return cap > 0 ? cap * tanh(score / cap) : score;
+    return cap > 0 ? cap * mhai_tanh(score / cap) : score;
 }
 
 /* What dropout makes of the learned key's weight: it is key number 2^34 - 1, the last that dropout
@@ -142,7 +143,7 @@ static void merge_probabilities(const mhai_forward *f, const mhai_module_row *r,
         if (p[s] != 0) p[s] = (float)((double)p[s] * keep);
     p += f->columns;
     if (flags & MHA_MODULE_BIAS_KV) *p++ = (float)weight;
-    if (flags & MHA_MODULE_ZERO_ATTN) *p = (float)exp(-lse);
+    if (flags & MHA_MODULE_ZERO_ATTN) *p = (float)mhai_exp(-lse);
 }
 
 static void merge_row(const mhai_forward *f, const mhai_module_row *r)
@@ -153,8 +154,8 @@ static void merge_row(const mhai_forward *f, const mhai_module_row *r)
     if (f->module->desc.flags & MHA_MODULE_BIAS_KV) {
         double score = mhai_module_learned_score(f, r);
         lse = log_sum(old, score);
-        keep = exp(old - lse);
-        weight = exp(score - lse);
+        keep = mhai_exp(old - lse);
+        weight = mhai_exp(score - lse);
         merge_value(f, r, keep, weight);
     }
     if (f->probabilities.ndim) merge_probabilities(f, r, keep, weight, lse);

@@ -2,8 +2,10 @@
 #include "nn/nn_check.h"
 
 #include "base/context.h"
-#include "base/elementary.h"
+#include "base/math.h"
 #include "kernels/kernels.h"
+
+#include <math.h>
 
 typedef struct loss_job {
     const mhai_kernels *kernels;

@@ -1,7 +1,7 @@
 /* Steps of AdamW and SGD, clipping and the schedule of the learning rate. */
 #include "base/checked.h"
 #include "base/context.h"
-#include "base/elementary.h"
+#include "base/math.h"
 #include "base/struct_copy.h"
 
 #include <multihead/component.h>
@@ -236,7 +236,7 @@ mha_status mha_learning_rate(const mha_schedule *schedule, int64_t step, double 
         part = (double)step / (double)s.warm_up;
     } else if (s.decay > 0) {
         double x = (double)mhai_min_i64(step - s.warm_up, s.decay) / (double)s.decay;
-        part = s.floor + (1 - s.floor) * (1 + mhai_turn_cos(x / 2)) / 2;
+        part = s.floor + (1 - s.floor) * (1 + mhai_cos_turns(x / 2)) / 2;
     }
     *rate = s.peak * part;
     return MHA_OK;

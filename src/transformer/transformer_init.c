@@ -2,7 +2,7 @@
  * loops nor the number of threads matters. */
 #include "transformer/transformer_parts.h"
 
-#include "base/elementary.h"
+#include "base/math.h"
 #include "base/philox.h"
 #include "base/struct_copy.h"
 
@@ -16,7 +16,7 @@ static double normal(uint64_t seed, int64_t place)
     mhai_philox(word, (const uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)});
     double u = ((double)word[0] + 1) / 4294967296.0;
     double turn = (double)word[1] / 4294967296.0 + (double)word[2] / 18446744073709551616.0;
-    return sqrt(-2 * mhai_log(u)) * mhai_turn_cos(turn);
+    return sqrt(-2 * mhai_log(u)) * mhai_cos_turns(turn);
 }
 
 static bool ends_with(const char *text, const char *end)
