@@ -7,6 +7,8 @@
 #include "train_text.h"
 #include "view.h"
 
+#include <multihead/component.h>
+
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -158,7 +160,7 @@ static void describe_look(const train_task *task, const train_scores *s, char te
     int used = 0;
     *text = '\0';
     if (task->text)
-        snprintf(text, LINE, "  held out %.3f (perplexity %.1f)", s->loss, exp(s->loss));
+        snprintf(text, LINE, "  held out %.3f (perplexity %.1f)", s->loss, mha_exp(s->loss));
     if (!task->kinds[1]) return;
     for (int kind = 0; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
         used += snprintf(text + used, LINE - (size_t)used, "%s%s %.1f", kind ? ", " : " (",

@@ -3,6 +3,8 @@
 
 #include "random.h"
 
+#include <multihead/component.h>
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -48,7 +50,7 @@ bool generate_pick(const generate_how *how, uint64_t step, const float *logits, 
     const double most = work[0].weight;
     double all = 0, sum = 0;
     for (int64_t i = 0; i < kept; i++) {
-        work[i].weight = exp((work[i].weight - most) / how->temperature);
+        work[i].weight = mha_exp((work[i].weight - most) / how->temperature);
         all += work[i].weight;
     }
     int64_t last = 0;

@@ -4,6 +4,8 @@
 #include "prune.h"
 #include "texts.h"
 
+#include <multihead/component.h>
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -162,8 +164,8 @@ static void draw_directions(prune_data *d, int64_t count, uint64_t seed)
 {
     random_source r = random_make(seed, 0);
     for (int64_t i = 0; i < count; i++) {
-        const double u = 1 - random_part(&r), turn = 6.283185307179586 * random_part(&r);
-        d->directions[i] = (float)(sqrt(-2 * log(u)) * cos(turn));
+        const double u = 1 - random_part(&r), turn = random_part(&r);
+        d->directions[i] = (float)(sqrt(-2 * mha_log(u)) * mha_cos_turns(turn));
     }
 }
 

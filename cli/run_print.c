@@ -38,13 +38,14 @@ run_format run_format_of(const double *numbers, int64_t count, int digits, bool 
 {
     const double most_fixed = 1e6;
     run_format format = {.style = 'f', .digits = 0, .width = 1};
-    double largest = 0;
+    double largest = 0, power = 1;
     for (int64_t i = 0; i < count; i++) {
         if (!isfinite(numbers[i])) continue;
         largest = fmax(largest, fabs(numbers[i]));
         if (numbers[i] != floor(numbers[i])) format.digits = digits;
     }
-    bool tiny = largest > 0 && largest < pow(10, 1 - digits);
+    for (int i = 0; i < digits; i++) power *= 10;
+    bool tiny = largest > 0 && largest < 10 / power;
     if (largest >= most_fixed || tiny) {
         format.style = 'e';
         format.digits = digits;

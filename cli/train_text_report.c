@@ -4,6 +4,8 @@
 
 #include "maps.h"
 
+#include <multihead/component.h>
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -75,8 +77,9 @@ static cli_exit guess(const train_text *text, double loss[2])
         const double follow = (double)c.follow[before];
         const double begun = (double)(first_pair(&c, ((uint64_t)before + 1) << 32) -
                                       first_pair(&c, (uint64_t)before << 32));
-        loss[0] -= log(single);
-        loss[1] -= log(begun + follow > 0 ? (pairs + follow * single) / (begun + follow) : single);
+        loss[0] -= mha_log(single);
+        loss[1] -=
+            mha_log(begun + follow > 0 ? (pairs + follow * single) / (begun + follow) : single);
     }
     for (int i = 0; i < 2; i++) loss[i] /= (double)(text->count - from);
     free(c.words);
@@ -102,8 +105,8 @@ static cli_exit print_heads(train_model *model, train_finding *found)
         if (code != CLI_OK) return code;
         const int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
         cli_print("%*s  %5.2f %5.2f   %.2f\n", used < 6 ? 6 - used : 0, "",
-                  train_previous(all, l, h), train_first(all, l, h), exp(s.loss));
-        found->left[i] = exp(s.loss);
+                  train_previous(all, l, h), train_first(all, l, h), mha_exp(s.loss));
+        found->left[i] = mha_exp(s.loss);
         if (s.loss <= most) continue;
         most = s.loss;
         found->layer = l;
@@ -111,7 +114,7 @@ static cli_exit print_heads(train_model *model, train_finding *found)
     }
     cli_print("\nL%" PRId64 "H%" PRId64
               " matters most: without it the perplexity is %.2f instead of %.2f.\n",
-              found->layer, found->head, exp(most), exp(all->loss));
+              found->layer, found->head, mha_exp(most), mha_exp(all->loss));
     return CLI_OK;
 }
 
@@ -134,10 +137,10 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     train_report_size(model);
     cli_print("Without attention: perplexity %.2f from the frequency of each %s, %.2f from pairs "
               "of them\n",
-              exp(guesses[0]), one, exp(guesses[1]));
-    cli_print("On held-out text: perplexity %.2f per %s (loss %.4f", exp(all->loss), one,
+              mha_exp(guesses[0]), one, mha_exp(guesses[1]));
+    cli_print("On held-out text: perplexity %.2f per %s (loss %.4f", mha_exp(all->loss), one,
               all->loss);
-    if (characters) cli_print(", %.3f bits", all->loss / log(2));
+    if (characters) cli_print(", %.3f bits", all->loss / mha_log(2));
     cli_print("), the most likely %s is right in %.1f %%\n", one, 100 * train_accuracy(all));
     return print_heads(model, found);
 }

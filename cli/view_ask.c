@@ -56,8 +56,8 @@ static double log_probability(const float *row, int64_t count, int64_t token)
 {
     double most = -INFINITY, sum = 0;
     for (int64_t i = 0; i < count; i++) most = fmax(most, (double)row[i]);
-    for (int64_t i = 0; i < count; i++) sum += exp((double)row[i] - most);
-    return (double)row[token] - most - log(sum);
+    for (int64_t i = 0; i < count; i++) sum += mha_exp((double)row[i] - most);
+    return (double)row[token] - most - mha_log(sum);
 }
 
 static double cosine(const float *a, const float *b, int64_t count)
@@ -159,7 +159,7 @@ static double change(const ask_run *run, int64_t predicted)
     const int64_t rows = run->ask->from.count;
     double sum = 0;
     if (run->ask->predicts)
-        return log(run->ask->probability) -
+        return mha_log(run->ask->probability) -
                log_probability(row_of(run, rows - 1), run->width, predicted);
     for (int64_t r = 0; r < rows; r++)
         sum += 1 - cosine(run->whole + r * run->width, row_of(run, r), run->width);
@@ -202,7 +202,7 @@ static mha_status note_prediction(ask_run *run)
     const int64_t token = argmax(last, run->width);
     const char *text = text_model_token(&run->model, (int32_t)token);
     ask->predicted = maps_copy_text(text, strlen(text));
-    ask->probability = exp(log_probability(last, run->width, token));
+    ask->probability = mha_exp(log_probability(last, run->width, token));
     return ask->predicted ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "out of memory: a token's text");
 }
 

@@ -1,4 +1,5 @@
-/* multihead: services for code built on a context: error text, scratch memory, loops.
+/* multihead: services for code built on a context: error text, scratch memory, loops; and elementary
+ * functions with the same bits on every machine.
  *
  * For the library's own companions (model, render) and for callbacks that report errors. Users who
  * only compute attention do not need it.
@@ -95,6 +96,19 @@ MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
  */
 MHA_API void mha_parallel_for(mha_context *context, int64_t items, mha_parallel_body body,
                               void *argument);
+
+/**
+ * exp(x), log(x), cos(2 pi x) for |x| < 2^51, with the same bits on every machine: libm's depend on
+ * the processor and on the C library. Within one unit in the last place, the cosine within 2^-52;
+ * zeros, infinities and NaN as in C.
+ *
+ * Memory   none.   Errors  none.   Threads  any.   Since  0.1
+ */
+MHA_API double mha_exp(double x);
+/** See mha_exp(). Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API double mha_log(double x);
+/** See mha_exp(). Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API double mha_cos_turns(double x);
 
 #ifdef __cplusplus
 }

@@ -8,7 +8,7 @@
 
 #include "base/math_tables.h"
 
-#include <stdbool.h>
+#include <multihead/component.h>
 
 #include <float.h>
 #include <math.h>
@@ -282,4 +282,21 @@ double mhai_cos_turns(double x)
     if (part > 0.375) return -small_cos((two){(0.5 - part) * turn, 0});
     if (part > 0.125) return small_sin((two){(0.25 - part) * turn, 0});
     return small_cos((two){part * turn, 0});
+}
+
+/* ---- in public ------------------------------------------------------------------------------- */
+
+double mha_exp(double x)
+{
+    return mhai_exp(x);
+}
+
+double mha_log(double x)
+{
+    return mhai_log(x);
+}
+
+double mha_cos_turns(double x)
+{
+    return mhai_cos_turns(x);
 }
