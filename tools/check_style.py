@@ -4,7 +4,8 @@
 Fails on: tabs, blanks at line ends, carriage returns, a missing or doubled final newline; words and
 hosts that must not be in the tree; a public function whose comment lacks one of the words Memory,
 Errors, Threads, Since; a library source that prints, exits or aborts; a source of the program that prints
-past cli/print.c; two sources of one name; a C program in a document that is not, word for word, a
+past cli/print.c; a call of a function of libm whose bits depend on the machine, where results come
+from; two sources of one name; a C program in a document that is not, word for word, a
 file in examples/ (which the tests run).
 Lists, without failing: functions longer than 80 lines.
 """
@@ -31,6 +32,11 @@ LIBRARY = ("src/",)
 # One way to the standard streams, so that nobody forgets what a name may do to a terminal.
 PRINTING = re.compile(r"(?<![\w.>])(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|v?dprintf|write)\s*\(")
 PRINTS = ("cli/print.c", "cli/files.c")
+# C libraries choose variants of these by the processor; sqrt, fma, floor and the like are exact.
+MACHINE_DEPENDENT = re.compile(
+    r"(?<![\w.>])((?:a?(?:sin|cos|tan)h?|atan2|sincos|exp(?:2|10|m1)?|log(?:2|10|1p)?|pow|cbrt|hypot|erfc?"
+    r"|[lt]gamma|j[01n]|y[01n])[fl]?)\s*\(")
+DRAWS = ("src/render/", "cli/bench_roofline.c")
 LONG = 80
 
 
@@ -89,6 +95,13 @@ def check_calls(name, text):
             yield f"{name}:{number}: a library must not call {match.group(1)}()"
 
 
+def check_math(name, text):
+    for number, line in enumerate(strip_comments(text).split("\n"), 1):
+        if match := MACHINE_DEPENDENT.search(line):
+            yield f"{name}:{number}: {match.group(1)}() of libm has other bits on other machines: call " \
+                  "src/base/math.h, in cli/ component.h"
+
+
 def check_printing(name, text):
     for number, line in enumerate(strip_comments(text).split("\n"), 1):
         if match := PRINTING.search(line):
@@ -144,6 +157,8 @@ def main():
             errors += check_public_comments(name, text)
         if name.startswith(LIBRARY) and name.endswith((".c", ".h")):
             errors += check_calls(name, text)
+        if name.startswith(("src/", "cli/")) and name.endswith((".c", ".h", ".inc")) and not name.startswith(DRAWS):
+            errors += check_math(name, text)
         if name.startswith("cli/") and name.endswith((".c", ".h")) and name not in PRINTS:
             errors += check_printing(name, text)
         if name.endswith((".c", ".h")):
