@@ -1,7 +1,7 @@
 /* One line for each thing computed: its name and a hash of its bits. Instruction sets with fused
  * multiply-adds must print the same lines, wherever they run: .ci/run compares NEON under qemu with
  * AVX2 here. Nothing that enters comes from the C library's functions, which differ between
- * machines.
+ * machines; of plain paths and positions, portable C must print the same lines too.
  *
  *   bits_digest [ISA]     portable, neon, avx2, avx512; default: the best one */
 #include "support/rng.h"
@@ -89,6 +89,8 @@ static void attention_both_ways(mha_context *context, attention_data *a, const c
     mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &a->L};
     stop_if(mha_attention_forward(context, desc, &a->Q, &a->K, &a->V, &a->O, &outputs));
     say(name, a->o, B * H * T * DV * (int64_t)sizeof(float));
+    snprintf(text, sizeof text, "%s lse", name);
+    say(text, a->lse, B * H * T * (int64_t)sizeof(float));
     mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &a->DQ, .k = &a->DK, .v = &a->DV};
     stop_if(mha_attention_backward(context, desc, &a->Q, &a->K, &a->V, &a->O, &a->L, &a->DO,
@@ -114,9 +116,10 @@ static void attention_digest(mha_context *context)
          .alibi_slopes = &alibi,
          .dropout = 0.25f,
          .dropout_seed = 7},
+        {.struct_size = sizeof descs[0], .path = MHA_PATH_PLAIN, .softcap = 3},
     };
-    static const char *const names[] = {"attention", "causal", "softcap, lengths",
-                                        "alibi, dropout"};
+    static const char *const names[] = {"attention", "causal", "softcap, lengths", "alibi, dropout",
+                                        "plain"};
     attention_data a;
     attention_make(&a);
     for (size_t i = 0; i < sizeof descs / sizeof descs[0]; i++)
@@ -150,6 +153,23 @@ static void few_queries_digest(mha_context *context)
         float *all[] = {q, k, v, o};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
     }
+}
+
+/* What enters by angles and powers. */
+static void positions_digest(mha_context *context)
+{
+    enum { ROWS = 300, SIZE = 96, HEADS = 12 };
+    float *table = floats(ROWS * SIZE), *x = some_floats(8, ROWS * SIZE), slopes[HEADS];
+    const mha_tensor encoding = mha_tensor_contiguous(table, MHA_F32, 2, (int64_t[]){ROWS, SIZE});
+    const mha_tensor turned = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, ROWS, SIZE});
+    const mha_rope_desc rope = {.struct_size = sizeof rope, .positions.start = 12345678};
+    stop_if(mha_sinusoidal_encoding(context, INT64_C(1) << 40, &encoding));
+    say("sinusoidal", table, ROWS * SIZE * (int64_t)sizeof(float));
+    stop_if(mha_rope_apply(context, &rope, &turned, &turned));
+    say("rotary", x, ROWS * SIZE * (int64_t)sizeof(float));
+    stop_if(mha_alibi_slopes(HEADS, slopes));
+    say("alibi slopes", slopes, sizeof slopes);
+    free(table), free(x);
 }
 
 /* ---- training -------------------------------------------------------------------------------- */
@@ -226,6 +246,7 @@ int main(int count, char **arguments)
     }
     attention_digest(context);
     few_queries_digest(context);
+    positions_digest(context);
     training_digest(context, "llama, trained",
                     (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL,
                                            .kv_heads = 2,
