@@ -103,7 +103,7 @@ top = (pi / 4) ** 2 * mpf('1.0001')
 polynomial('sin_terms', lambda z: series(lambda n: (-1) ** (n + 1) * z ** n / mp.factorial(2 * n + 3)),
            0, top, 7, lambda z: z, '(sin(x) / x - 1) / x^2 of z = x^2, |x| <= pi / 4')
 polynomial('cos_terms', lambda z: series(lambda n: (-1) ** n * z ** n / mp.factorial(2 * n + 4)),
-           0, top, 6, lambda z: z * z, '(cos(x) - 1 + x^2 / 2) / x^4 of z = x^2')
+           0, top, 7, lambda z: z * z, '(cos(x) - 1 + x^2 / 2) / x^4 of z = x^2')
 print('/* The bits of 2 / pi after the point, 64 zeros before them. */')
 bits = int(floor(ldexp(2 / pi, 64 * 19)))
 words = [0] + [bits >> 64 * (18 - i) & (2 ** 64 - 1) for i in range(19)]

@@ -46,9 +46,10 @@ static void weigh_row(const mhai_attn_problem *p, row *r)
         r->w[s] = mhai_attn_score_at(p, at, s).value;
         if (r->w[s] > r->max) r->max = r->w[s];
     }
-    r->sum = sink == -INFINITY ? 0 : mhai_exp(sink - r->max);
+    double *w = r->w, max = r->max, sum = sink == -INFINITY ? 0 : mhai_exp(sink - max);
     for (int64_t s = 0; s < at->limit.end; s++)
-        if (r->w[s] != HIDDEN) r->sum += r->w[s] = mhai_exp(r->w[s] - r->max);
+        if (w[s] != HIDDEN) sum += w[s] = mhai_exp(w[s] - max);
+    r->sum = sum;
 }
 
 static void write_output(const mhai_attn_problem *p, const row *r)

@@ -108,11 +108,12 @@ static void sinusoid_block(void *argument, int64_t block, int worker)
     const mha_tensor *table = job->table;
     const int64_t E = table->shape[1], first = block * BLOCK_ROWS;
     const int64_t end = mhai_min_i64(table->shape[0], first + BLOCK_ROWS);
+    const mhai_two log_base = mhai_log_two(10000);
     double frequency[CHUNK];
     for (int64_t i0 = 0; i0 < mhai_ceil_div(E, 2); i0 += CHUNK) {
         int64_t pairs = mhai_min_i64(CHUNK, mhai_ceil_div(E, 2) - i0);
         for (int64_t i = 0; i < pairs; i++)
-            frequency[i] = mhai_pow(10000.0, -(double)(2 * (i0 + i)) / (double)E);
+            frequency[i] = mhai_power(log_base, -(double)(2 * (i0 + i)) / (double)E);
         for (int64_t t = first; t < end; t++) {
             float *row = (float *)table->data + t * table->stride[0];
             for (int64_t i = 0; i < pairs; i++) {

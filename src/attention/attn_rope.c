@@ -112,11 +112,12 @@ static void rope_block(void *argument, int64_t block, int worker)
     (void)worker;
     const int64_t T = job->x->shape[2], first = block * BLOCK_TOKENS;
     const int64_t end = mhai_min_i64(job->x->shape[0] * T, first + BLOCK_TOKENS);
+    const mhai_two log_base = mhai_log_two(job->base);
     double frequency[CHUNK], cosine[CHUNK], sine[CHUNK];
     for (int64_t i0 = 0; i0 < job->pairs; i0 += CHUNK) {
         int64_t pairs = mhai_min_i64(CHUNK, job->pairs - i0);
         for (int64_t i = 0; i < pairs && !job->cosines; i++)
-            frequency[i] = mhai_pow(job->base, -(double)(i0 + i) / (double)job->pairs);
+            frequency[i] = mhai_power(log_base, -(double)(i0 + i) / (double)job->pairs);
         for (int64_t token = first; token < end; token++) {
             int64_t b = token / T, t = token % T;
             if (job->cosines)

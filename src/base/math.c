@@ -17,19 +17,16 @@
 
 _Static_assert(FLT_EVAL_METHOD == 0, "double arithmetic must be that of double");
 
-/* A number as the sum of two, the second at most half a unit in the last place of the first. */
-typedef struct two {
-    double high, low;
-} two;
+typedef mhai_two two;
 
 /* |a| >= |b| or a = 0. */
-static two two_sum(double a, double b)
+static inline two two_sum(double a, double b)
 {
     const double sum = a + b;
     return (two){sum, a - sum + b};
 }
 
-static two two_product(double a, double b)
+static inline two two_product(double a, double b)
 {
     const double split = 0x1p27 + 1, ac = split * a, bc = split * b;
     const double a1 = ac - (ac - a), b1 = bc - (bc - b), a2 = a - a1, b2 = b - b1, product = a * b;
@@ -57,51 +54,58 @@ static double from_bits(uint64_t bits)
     return x;
 }
 
-/* To the nearest whole number, |x| < 2^51. */
-static double whole(double x)
-{
-    return x + 0x1.8p52 - 0x1.8p52;
-}
+/* Adding it rounds to whole numbers below 2^51, which then are the sum's last bits. */
+static const double shift = 0x1.8p52;
 
-/* p[0] + p[1] x + ..., even and odd powers apart, which halves the wait; at least two terms. */
+/* p[0] + p[1] x + ..., an odd number of terms from 3 on; even and odd powers apart, which halves the
+ * wait. */
 static inline double polynomial(const double *p, int terms, double x)
 {
     const double square = x * x;
-    double sum[2];
-    sum[(terms - 1) % 2] = p[terms - 1], sum[terms % 2] = p[terms - 2];
-    for (int i = terms - 3; i >= 0; i--) sum[i % 2] = sum[i % 2] * square + p[i];
-    return sum[0] + x * sum[1];
+    double even = p[terms - 1], odd = p[terms - 2];
+    for (int i = terms - 3; i > 0; i -= 2) {
+        even = even * square + p[i];
+        odd = odd * square + p[i - 1];
+    }
+    return even * square + p[0] + x * odd;
 }
 
 /* ---- exp ------------------------------------------------------------------------------------- */
 
-/* e^x is 2^n (high + low) to 2^-60 relative. */
+/* 2^n (high + low), to 2^-58 of itself. */
 typedef struct power {
     two value; /* from 0.98 to 2 */
-    int n;
+    int64_t n;
 } power;
 
-/* 2^(k / 32) e^r, |r| < 0.0109. */
-static power table_times(double k, double r)
+/* 2^(k / 32) e^r, |r| < 0.0109; k comes with `shift` added. */
+static inline power table_times(double shifted, double r)
 {
-    const int64_t i = (int64_t)k;
-    const double *row = exp_table[i & 31];
+    const int64_t k = (int64_t)(bits_of(shifted) - bits_of(shift));
+    const double *row = exp_table[k & 31];
     const double more = r + r * r * polynomial(exp_terms, 5, r);
-    return (power){{row[0], row[1] + row[0] * more}, (int)((i - (i & 31)) / 32)};
+    return (power){{row[0], row[1] + row[0] * more}, (k - (k & 31)) / 32};
 }
 
 /* e^(x + low), |x| < 1100, |low| < 2^-40. */
-static power exp_of(double x, double low)
+static inline power exp_of(double x, double low)
 {
-    const double k = whole(x * EXP_PER_LN2); /* below 2^16: k times 37 bits is exact */
-    return table_times(k, x - k * LN2_32_HIGH - (k * LN2_32_LOW - low));
+    const double shifted = x * EXP_PER_LN2 + shift, k = shifted - shift;
+    /* k < 2^16, so k times 37 bits is exact */
+    return table_times(shifted, x - k * LN2_32_HIGH - (k * LN2_32_LOW - low));
 }
 
-static double finish(power p)
+/* 2^n, -1022 <= n <= 1023 */
+static inline double power_of_2(int64_t n)
+{
+    return from_bits((uint64_t)(1023 + n) << 52);
+}
+
+static inline double finish(power p)
 {
     const double y = p.value.high + p.value.low;
-    if (p.n < -1021 || p.n > 1022) return ldexp(y, p.n);
-    return y * from_bits((uint64_t)(1023 + p.n) << 52);
+    if (p.n < -1021 || p.n > 1022) return ldexp(y, (int)p.n);
+    return y * power_of_2(p.n);
 }
 
 double mhai_exp(double x)
@@ -113,15 +117,15 @@ double mhai_exp(double x)
 double mhai_exp2(double x)
 {
     if (!(fabs(x) < 1100)) return x > 0 ? x * INFINITY : x < 0 ? 0 : x;
-    const double k = whole(x * 32);
-    return finish(table_times(k, (x - k * 0x1p-5) * LN2));
+    const double shifted = x * 32 + shift;
+    return finish(table_times(shifted, (x - (shifted - shift) * 0x1p-5) * LN2));
 }
 
 /* ---- log ------------------------------------------------------------------------------------- */
 
 /* log x of finite x > 0, not normalised: high is a multiple of 2^-43, so that sums of its parts are
  * exact below 2^10; low is wrong by 2^-62 of the sum at most. */
-static two log_parts(double x)
+static inline two log_parts(double x)
 {
     int n = 0;
     uint64_t bits = bits_of(x);
@@ -131,8 +135,9 @@ static two log_parts(double x)
     const uint64_t over = bits - least;
     n += (int)((int64_t)over >> 52);
     const double z = from_bits((over & 0xFFFFFFFFFFFFFu) + least);
-    const double near = whole(z * 64), f = z - near * 0x1p-6; /* exact, and f = 0 or from 2^-53 */
-    const double *row = log_table[(int)near - LOG_FIRST];
+    const double shifted = z * 64 + shift, near = shifted - shift,
+                 f = z - near * 0x1p-6; /* exact */
+    const double *row = log_table[(bits_of(shifted) & 127) - LOG_FIRST];
     /* f 64 / j in two parts: the remainder is exact, r_high j has 44 bits */
     const double r = f * row[0], r_high = r + 0x1.8p9 - 0x1.8p9;
     const double r_low = (f - r_high * (near * 0x1p-6)) * row[0];
@@ -167,11 +172,16 @@ double mhai_log1p(double x)
     return y.high + (y.low + sum.low / sum.high);
 }
 
-double mhai_pow(double x, double y)
+mhai_two mhai_log_two(double x)
 {
-    const two parts = log_parts(x), logarithm = two_sum(parts.high, parts.low);
-    const two product = two_product(logarithm.high, y);
-    return finish(exp_of(product.high, product.low + logarithm.low * y));
+    const two y = log_parts(x);
+    return two_sum(y.high, y.low);
+}
+
+double mhai_power(mhai_two log_x, double y)
+{
+    const two product = two_product(log_x.high, y);
+    return finish(exp_of(product.high, product.low + log_x.low * y));
 }
 
 /* ---- tanh ------------------------------------------------------------------------------------ */
@@ -184,7 +194,7 @@ double mhai_tanh(double x)
     if (size < 0.125) return copysign(size + size * (x * x * polynomial(tanh_terms, 7, x * x)), x);
     if (size >= 20) return copysign(1, x); /* 1 - 2^-56 */
     const power p = exp_of(2 * size, 0);
-    const double scale = from_bits((uint64_t)(1023 + p.n) << 52);
+    const double scale = power_of_2(p.n);
     const two e = two_sum(p.value.high * scale, p.value.low * scale);
     const two above = two_sum(e.high, -1), below = two_sum(e.high, 1);
     const double quotient = above.high / below.high;
@@ -206,15 +216,15 @@ static double small_sin(two x)
 static double small_cos(two x)
 {
     const double z = x.high * x.high, half = z / 2, most = 1 - half;
-    return most + (1 - most - half + (z * z * polynomial(cos_terms, 6, z) - x.high * x.low));
+    return most + (1 - most - half + (z * z * polynomial(cos_terms, 7, z) - x.high * x.low));
 }
 
 /* x = n pi / 2 + the result, |x| < 2^20 (Cody and Waite): n times 33 bits is exact, and so is the
  * first difference; what the last part is rounded by is below 2^-130. */
 static two reduce(double x, uint32_t *n)
 {
-    const double k = whole(x * PER_HALF_PI);
-    *n = (uint32_t)(int32_t)k;
+    const double shifted = x * PER_HALF_PI + shift, k = shifted - shift;
+    *n = (uint32_t)bits_of(shifted);
     const double first = x - k * HALF_PI_1, b = -k * HALF_PI_2, c = -k * HALF_PI_3;
     const double s = first + b, sb = s - first, s_low = first - (s - sb) + (b - sb);
     const double t = s + c, tc = t - s, t_low = s - (t - tc) + (c - tc);
@@ -278,7 +288,8 @@ void mhai_sin_cos(double x, double *sine, double *cosine)
 
 double mhai_cos_turns(double x)
 {
-    const double part = fabs(x - whole(x)), turn = 4 * HALF_PI_HIGH; /* of a turn, exact */
+    const double part = fabs(x - (x + shift - shift)),
+                 turn = 4 * HALF_PI_HIGH; /* of a turn, exact */
     if (part > 0.375) return -small_cos((two){(0.5 - part) * turn, 0});
     if (part > 0.125) return small_sin((two){(0.25 - part) * turn, 0});
     return small_cos((two){part * turn, 0});

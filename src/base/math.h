@@ -8,14 +8,20 @@
 #ifndef MHAI_MATH_H
 #define MHAI_MATH_H
 
-double mhai_exp(double x);   /* 0.54; 0.77 where subnormal; exp(0) = 1 */
-double mhai_exp2(double x);  /* 0.54; 0.77 where subnormal; whole x exactly */
-double mhai_log(double x);   /* 0.52 */
-double mhai_log1p(double x); /* 0.52 */
+double mhai_exp(double x);   /* 0.55; 0.77 where subnormal; exp(0) = 1 */
+double mhai_exp2(double x);  /* 0.55; 0.77 where subnormal; whole x exactly */
+double mhai_log(double x);   /* 0.55 */
+double mhai_log1p(double x); /* 0.55 */
 double mhai_tanh(double x);  /* 0.6 */
 
-/* x^y for finite x > 0 and |y| <= 1: 0.54. */
-double mhai_pow(double x, double y);
+/* A number as the sum of two, the second at most half a unit in the last place of the first. */
+typedef struct mhai_two {
+    double high, low;
+} mhai_two;
+
+/* x^y for finite x > 0 and |y| <= 1, of which many may share the logarithm: 0.55. */
+mhai_two mhai_log_two(double x);
+double mhai_power(mhai_two log_x, double y);
 
 /* 0.9 each, whatever x; NaN for infinities. */
 void mhai_sin_cos(double x, double *sine, double *cosine);

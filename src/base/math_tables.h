@@ -133,9 +133,9 @@ static const double sin_terms[7] = {
     -0x1.ae64541295cdfp-26, 0x1.61217ee5cca1bp-33, -0x1.ab17bdcbd3414p-41,
 };
 /* (cos(x) - 1 + x^2 / 2) / x^4 of z = x^2; error 0.008 ulp of 1. */
-static const double cos_terms[6] = {
-    0x1.5555555555555p-5,   -0x1.6c16c16c16967p-10, 0x1.a01a019f4e9b4p-16,
-    -0x1.27e4fa17bf139p-22, 0x1.1eeb68cd22f56p-29,  -0x1.907d8f29fe831p-37,
+static const double cos_terms[7] = {
+    0x1.5555555555555p-5,  -0x1.6c16c16c16c16p-10, 0x1.a01a01a019d0ap-16, -0x1.27e4fb7712ca2p-22,
+    0x1.1eed8deb82809p-29, -0x1.9394b9eb4d56dp-37, 0x1.ab78473be59d7p-45,
 };
 /* The bits of 2 / pi after the point, 64 zeros before them. */
 static const uint64_t two_over_pi[] = {

@@ -29,6 +29,11 @@ static double cosine(double x)
     return c;
 }
 
+static double power_of(double x, double y)
+{
+    return mhai_power(mhai_log_two(x), y);
+}
+
 typedef struct function {
     const char *name;
     double (*ours)(double);
@@ -41,24 +46,24 @@ typedef struct function {
 
 /* clang-format off */
 static const function functions[] = {
-    {"exp", mhai_exp, expl, 0.54, {-1, 1}, {-745.2, 709.8}, 0xB5839730264CFB1E,
+    {"exp", mhai_exp, expl, 0.55, {-1, 1}, {-745.2, 709.8}, 0xB5839730264CFB1E,
      {{0, 1}, {-0.0, 1}, {710, INFINITY}, {INFINITY, INFINITY}, {-746, 0}, {-INFINITY, 0}, {NAN, 0}}},
-    {"exp2", mhai_exp2, exp2l, 0.54, {-1, 1}, {-1075, 1024}, 0x29AA033A846008E4,
+    {"exp2", mhai_exp2, exp2l, 0.55, {-1, 1}, {-1075, 1024}, 0x29AA033A846008E4,
      {{-8, 0x1p-8}, {1023, 0x1p1023}, {-1074, 0x1p-1074}, {1024, INFINITY}, {-1076, 0}, {-INFINITY, 0}, {NAN, 0}}},
-    {"log", mhai_log, logl, 0.52, {0.9, 1.1}, {0, DBL_MAX}, 0x61E54C5856ACFFB9,
+    {"log", mhai_log, logl, 0.55, {0.9, 1.1}, {0, DBL_MAX}, 0x61E54C5856ACFFB9,
      {{1, 0}, {0, -INFINITY}, {-0.0, -INFINITY}, {INFINITY, INFINITY}, {NAN, 0}}},
-    {"log1p", mhai_log1p, log1pl, 0.52, {-0.9, 1}, {-1, 1e18}, 0xC7F4EEB88C441769,
+    {"log1p", mhai_log1p, log1pl, 0.55, {-0.9, 1}, {-1, 1e18}, 0xC7F4EEB88C441769,
      {{0, 0}, {-0.0, -0.0}, {-1, -INFINITY}, {INFINITY, INFINITY}, {0x1p-1074, 0x1p-1074}, {NAN, 0}}},
     {"tanh", mhai_tanh, tanhl, 0.6, {-0.3, 0.3}, {-21, 21}, 0xF75A1B428CBAC067,
      {{0, 0}, {-0.0, -0.0}, {INFINITY, 1}, {-INFINITY, -1}, {0x1p-1074, 0x1p-1074}, {NAN, 0}}},
-    {"sin", sine, sinl, 0.9, {-10, 10}, {-0x1p31, 0x1p31}, 0x5FA2689D57227D9B,
+    {"sin", sine, sinl, 0.9, {-10, 10}, {-0x1p31, 0x1p31}, 0x590E608715E2C6BB,
      {{0, 0}, {-0.0, -0.0}, {0x1p-1074, 0x1p-1074}, {NAN, 0}}},
-    {"cos", cosine, cosl, 0.9, {-10, 10}, {-0x1p31, 0x1p31}, 0x1C00889C582F0CC0,
+    {"cos", cosine, cosl, 0.9, {-10, 10}, {-0x1p31, 0x1p31}, 0xC3B7137C610E4143,
      {{0, 1}, {-0.0, 1}, {0x1p-1074, 1}, {NAN, 0}}},
 };
 /* clang-format on */
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
-static const uint64_t pow_digest = 0x1FAA0610CEC1380A, turns_digest = 0x1836D5C6B3274D4D;
+static const uint64_t pow_digest = 0x1FAA0610CEC1380A, turns_digest = 0x541AD05382F3E884;
 
 static uint64_t bits_of(double x)
 {
@@ -139,12 +144,27 @@ static void errors_are_within_bounds(void **state)
     if (rng_whole_sample()) assert_true(worst > 0.45);
 }
 
-/* What is nearest to multiples of pi / 2 (the nearest of all doubles among them), and large. */
+/* What is large, and what is nearer to multiples of pi / 2 than most (found by continued fractions;
+ * the first is the nearest of all doubles; at the last the middle word of the product overflows):
+ * whatever of 2 / pi goes wrong shows there. */
 static void angles_keep_their_digits(void **state)
 {
     static const double angles[] = {0x1.6ac5b262ca1ffp+849, 0x1.921fb54442d18p+0,
                                     0x1.fffffp+19,          0x1p20,
-                                    0x1.921fb54442d18p+20,  DBL_MAX};
+                                    0x1.921fb54442d18p+20,  DBL_MAX,
+                                    0x1.065c829d68730p+39,  0x1.782b7a20df6d4p+69,
+                                    0x1.99caa5236feeap+77,  0x1.f19e5d71b26bap+85,
+                                    0x1.66bd5424e5655p+92,  0x1.504cac51f1eafp+134,
+                                    0x1.0539b48d14c55p+183, 0x1.e7e44a78ac18cp+197,
+                                    0x1.741b6813300bap+218, 0x1.33322fd48b212p+224,
+                                    0x1.69eab0985179bp+246, 0x1.b2196364d750bp+253,
+                                    0x1.c45cd11154dfdp+295, 0x1.6dd6b29edc33ap+421,
+                                    0x1.db41f3cb71d7bp+680, 0x1.01b5d89b91aeap+707,
+                                    0x1.52f4fe34c0e00p+800, 0x1.cfe482285f8edp+862,
+                                    0x1.9abf499df9d6cp+897, 0x1.c309215988102p+924,
+                                    0x1.4117573397d42p+939, 0x1.e1987122b7e06p+952,
+                                    0x1.408e81423ea13p+974, 0x1.36bf9a50c0440p+1008,
+                                    0x1.eb3c429c1357ep+160};
     const function *f = *state;
     double worst = 0;
     skip_without_oracle();
@@ -168,11 +188,11 @@ static void powers_are_within_bounds(void **state)
         const double x = i % 2 ? fabs(any_number(&r)) : ldexp(1 + rng_uniform(&r), (int)(i % 40));
         const double y = (double)rng_between(&r, -64, 64) / 64 * (i % 3 ? 1 : rng_uniform(&r));
         if (x == 0) continue;
-        check("pow", x, y, mhai_pow(x, y), powl((long double)x, (long double)y), 0.54, &worst);
-        assert_true(mhai_pow(x, 1) == x && mhai_pow(x, 0) == 1);
+        check("pow", x, y, power_of(x, y), powl((long double)x, (long double)y), 0.55, &worst);
+        assert_true(power_of(x, 1) == x && power_of(x, 0) == 1);
     }
     printf("pow: largest error %.3f units in the last place\n", worst);
-    assert_true(mhai_pow(0x1p-1074, 0.5) == 0x1p-537 && mhai_pow(10000, -0.5) == 0.01);
+    assert_true(power_of(0x1p-1074, 0.5) == 0x1p-537 && power_of(10000, -0.5) == 0.01);
 }
 
 static void turns_are_within_bounds(void **state)
@@ -231,7 +251,7 @@ static void bits_of_powers_and_turns(void **state)
     uint64_t powers = digest_start, turns = digest_start;
     (void)state;
     for (int i = 0; i < 4000; i++) {
-        digest(&powers, mhai_pow(1 + 10 * (double)i, -(double)(i % 64) / 64));
+        digest(&powers, power_of(1 + 10 * (double)i, -(double)(i % 64) / 64));
         digest(&turns, mhai_cos_turns((double)i / 3999));
     }
     if (powers != pow_digest || turns != turns_digest)
