@@ -1,7 +1,7 @@
 /* One line for each thing computed: its name and a hash of its bits. Instruction sets with fused
  * multiply-adds must print the same lines, wherever they run: .ci/run compares NEON under qemu with
  * AVX2 here. Nothing that enters comes from the C library's functions, which differ between
- * machines; of plain paths and positions, portable C must print the same lines too.
+ * machines.
  *
  *   bits_digest [ISA]     portable, neon, avx2, avx512; default: the best one */
 #include "support/rng.h"
