@@ -3,6 +3,7 @@
 #include "maps.h"
 
 #include <multihead/base.h>
+#include <multihead/render.h>
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -82,33 +83,14 @@ char *maps_name_of_path(const char *path)
     return maps_copy_text(bytes > 0 ? name : "/", bytes > 0 ? bytes : 1);
 }
 
-/* Bytes of the character at text, which has `bytes` left, or 0. RFC 3629: no overlong forms, no
- * surrogates, nothing beyond U+10FFFF. */
-static size_t character_bytes(const unsigned char *text, size_t bytes)
-{
-    unsigned char first = text[0];
-    if (first < 0x80) return 1;
-    if (first < 0xC2 || first > 0xF4) return 0;
-    size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-    if (length > bytes) return 0;
-    unsigned char low = 0x80, high = 0xBF; /* of the second byte */
-    if (first == 0xE0) low = 0xA0;
-    if (first == 0xED) high = 0x9F;
-    if (first == 0xF0) low = 0x90;
-    if (first == 0xF4) high = 0x8F;
-    if (text[1] < low || text[1] > high) return 0;
-    for (size_t i = 2; i < length; i++)
-        if (text[i] < 0x80 || text[i] > 0xBF) return 0;
-    return length;
-}
-
 size_t maps_valid_utf8(const char *text, size_t bytes)
 {
-    size_t at = 0;
-    while (at < bytes) {
-        size_t length = character_bytes((const unsigned char *)text + at, bytes - at);
-        if (length == 0) break;
-        at += length;
+    const char *end = text + bytes;
+    for (const char *at = text; at < end;) {
+        const char *from = at;
+        bool hidden;
+        if (mha_text_next(&at, end, &hidden) == 0xFFFD && at - from == 1)
+            return (size_t)(from - text);
     }
-    return at;
+    return bytes;
 }

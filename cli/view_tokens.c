@@ -3,6 +3,7 @@
 #include "view.h"
 
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,129 +60,37 @@ static cli_exit take_lines(const char *text, size_t size, maps_tokens *tokens)
     return CLI_OK;
 }
 
-/* ---- A JSON list of texts (RFC 8259), and no other JSON -------------------------------------- */
+/* ---- A JSON list of texts, and no other JSON -------------------------------------------------- */
 
-static void skip_space(const char **at)
-{
-    *at += strspn(*at, " \t\r\n");
-}
-
-/* Four hexadecimal digits, or -1. */
-static long take_hex(const char **at)
-{
-    long value = 0;
-    for (int i = 0; i < 4; i++) {
-        const char digits[] = "0123456789abcdef";
-        char lower = (char)(**at | 0x20); /* leaves digits as they are */
-        const char *digit = **at ? strchr(digits, lower) : NULL;
-        if (!digit || !*digit) return -1;
-        value = value * 16 + (digit - digits);
-        ++*at;
-    }
-    return value;
-}
-
-static char *put_utf8(char *out, long code)
-{
-    if (code < 0x80) {
-        *out++ = (char)code;
-    } else if (code < 0x800) {
-        *out++ = (char)(0xC0 | code >> 6);
-        *out++ = (char)(0x80 | (code & 63));
-    } else if (code < 0x10000) {
-        *out++ = (char)(0xE0 | code >> 12);
-        *out++ = (char)(0x80 | (code >> 6 & 63));
-        *out++ = (char)(0x80 | (code & 63));
-    } else {
-        *out++ = (char)(0xF0 | code >> 18);
-        *out++ = (char)(0x80 | (code >> 12 & 63));
-        *out++ = (char)(0x80 | (code >> 6 & 63));
-        *out++ = (char)(0x80 | (code & 63));
-    }
-    return out;
-}
-
-/* What follows a backslash; NULL where it is no JSON. A zero character is refused too: no token
- * holds one, and labels end at it. */
-static char *take_escape(const char **at, char *out)
-{
-    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    char letter = *(*at)++;
-    const char *name = letter ? strchr(names, letter) : NULL;
-    if (name) {
-        *out++ = values[name - names];
-        return out;
-    }
-    if (letter != 'u') return NULL;
-    long code = take_hex(at);
-    if (code >= 0xD800 && code < 0xDC00 && (*at)[0] == '\\' && (*at)[1] == 'u') {
-        *at += 2;
-        long low = take_hex(at);
-        if (low < 0xDC00 || low > 0xDFFF) return NULL;
-        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-    }
-    if (code <= 0 || (code >= 0xD800 && code <= 0xDFFF)) return NULL;
-    return put_utf8(out, code);
-}
-
-/* A text in quotes as a new string, or NULL with *malformed set. Escapes only ever shrink. */
-static char *take_string(const char **at, bool *malformed)
-{
-    *malformed = true;
-    if (**at != '"') return NULL;
-    ++*at;
-    size_t most = 0;
-    while ((*at)[most] && (*at)[most] != '"')
-        most += (*at)[most] == '\\' && (*at)[most + 1] ? 2 : 1;
-    char *text = malloc(most + 1), *out = text;
-    *malformed = text != NULL;
-    while (text && **at != '"') {
-        unsigned char c = (unsigned char)*(*at)++;
-        if (c == '\\')
-            out = take_escape(at, out);
-        else
-            *out++ = (char)c;
-        if (c < 0x20 || !out) {
-            free(text);
-            return NULL;
-        }
-    }
-    if (!text) return NULL;
-    ++*at;
-    *out = '\0';
-    *malformed = false;
-    return text;
-}
-
-static cli_exit malformed_list(const char *path, const char *text, const char *at)
+static cli_exit malformed_list(const char *path, const char *unit, size_t at)
 {
     return cli_fail(CLI_BAD_INPUT, VIEW,
-                    "%s: byte %zu: expected a JSON list of strings, such as [\"the\", \"cat\"]",
-                    path, (size_t)(at - text));
+                    "%s: %s %zu: expected a JSON list of strings, such as [\"the\", \"cat\"]", path,
+                    unit, at);
 }
 
+/* A text with a zero character, which no token holds and at which labels end, is refused by
+ * jansson, and so are lone surrogates. */
 static cli_exit take_json(const char *path, const char *text, size_t size, maps_tokens *tokens)
 {
-    const char *at = text;
-    skip_space(&at);
-    if (*at != '[') return malformed_list(path, text, at);
-    ++at;
-    skip_space(&at);
-    while (*at != ']' || tokens->count > 0) {
-        bool malformed;
-        char *token = take_string(&at, &malformed);
-        if (malformed) return malformed_list(path, text, at);
-        cli_exit code = append(tokens, token);
-        if (code != CLI_OK) return code;
-        skip_space(&at);
-        if (*at == ']') break;
-        if (*at != ',') return malformed_list(path, text, at);
-        ++at;
-        skip_space(&at);
+    json_error_t error;
+    size_t index;
+    json_t *item, *list = json_loadb(text, size, 0, &error);
+    cli_exit code = CLI_OK;
+    if (!list && json_error_code(&error) == json_error_out_of_memory)
+        return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: %s", path);
+    if (!list) return malformed_list(path, "byte", (size_t)error.position);
+    if (!json_is_array(list)) code = malformed_list(path, "byte", 0);
+    json_array_foreach(list, index, item)
+    {
+        if (code != CLI_OK) break;
+        code =
+            json_is_string(item)
+                ? append(tokens, maps_copy_text(json_string_value(item), json_string_length(item)))
+                : malformed_list(path, "item", index + 1);
     }
-    ++at;
-    skip_space(&at);
-    return at == text + size ? CLI_OK : malformed_list(path, text, at);
+    json_decref(list);
+    return code;
 }
 
 cli_exit view_read_tokens(const char *path, maps_tokens *tokens)
