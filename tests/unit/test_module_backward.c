@@ -195,7 +195,7 @@ static void check_slope(mha_context *context, example *e, rng *r, float *x, cons
 {
     static double direction[ROOM];
     static float start[ROOM];
-    const double h = 4e-3;
+    const double h = 1e-3; /* well below the width of a normalised query of small length */
     double slope = 0, norm = 0, size = 0, loss[4];
     memcpy(start, x, sizeof start);
     for (int i = 0; i < ROOM; i++) direction[i] = gradient[i] != 0 ? (double)rng_normal(r) : 0;
