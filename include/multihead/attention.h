@@ -170,8 +170,9 @@ typedef struct mha_attention_desc {
     uint64_t dropout_seed;
 
     /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b
-     * has queries query_starts[b] .. query_starts[b+1]-1 and keys key_starts[b] .. . B above is
-     * then the number of sequences, t and s count from each sequence's start, and dense inputs and
+     * has queries query_starts[b] .. query_starts[b+1]-1 and keys key_starts[b] .. . In
+     * [B,H] above B is the number of sequences; what is [B,T] or [B,S] is packed as q and k are,
+     * [1,queries] and [1,keys]. t and s count from each sequence's start, and dense inputs and
      * outputs over S have as many columns as the longest sequence has keys. */
     const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
     int64_t sequences;

@@ -273,8 +273,8 @@ static mha_status take_sums(mha_context *context, bool wanted, int64_t rows, int
 static size_t prepared_bytes(const mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;
-    int64_t batch = p->q.shape[0], heads = batch * p->H;
-    size_t bytes = mhai_backward_piece(heads * p->q.shape[2], sizeof(double)) + 64;
+    const int64_t heads = p->B * p->H;
+    size_t bytes = mhai_backward_piece(p->q.shape[0] * p->H * p->q.shape[2], sizeof(double)) + 64;
     if (x->alibi.data) bytes += mhai_backward_piece(heads, sizeof(double));
     if (x->gates.data) bytes += mhai_backward_piece(heads, sizeof(double));
     if (x->t5.data) bytes += mhai_backward_piece(p->t5_table.shape[0] * p->H, sizeof(double));
@@ -295,8 +295,8 @@ static mha_status prepare(mha_context *context, mhai_backward_problem *x)
     void *memory;
     MHA_TRY(mha_scratch_alloc(context, batch * p->H * rows, sizeof(double), &memory));
     x->delta = memory;
-    MHA_TRY(take_sums(context, x->alibi.data, batch, p->H, &s->alibi));
-    MHA_TRY(take_sums(context, x->gates.data, batch, p->H, &s->gates));
+    MHA_TRY(take_sums(context, x->alibi.data, p->B, p->H, &s->alibi));
+    MHA_TRY(take_sums(context, x->gates.data, p->B, p->H, &s->gates));
     MHA_TRY(take_sums(context, x->t5.data, p->t5_table.shape[0], p->H, &s->t5));
     MHA_TRY(take_sums(context, x->shaw_keys.data, p->shaw_keys.shape[0], p->D, &s->shaw_keys));
     MHA_TRY(
@@ -317,7 +317,7 @@ static void write_table(const mhai_backward_problem *x, const double *sums, cons
                                 sums[i * out->shape[1] + j]);
 }
 
-/* Sums [batch, H] into a tensor that broadcasts to it. */
+/* Sums [B, H] into a tensor that broadcasts to it. */
 static void write_by_head(const mhai_backward_problem *x, const double *sums, const mha_tensor *out)
 {
     if (!sums) return;
@@ -326,7 +326,7 @@ static void write_by_head(const mhai_backward_problem *x, const double *sums, co
         shape[2 - out->ndim + i] = out->shape[i];
         stride[2 - out->ndim + i] = out->stride[i];
     }
-    int64_t batch = x->p.q.shape[0], H = x->p.H;
+    int64_t batch = x->p.B, H = x->p.H;
     for (int64_t i = 0; i < shape[0]; i++)
         for (int64_t j = 0; j < shape[1]; j++) {
             double sum = 0;

@@ -9,7 +9,7 @@
 /* Sums of parameter gradients over all pairs, in double; NULL: not wanted. A path fills them in, in
  * an order that does not depend on threads; they are written out at the end. */
 typedef struct mhai_backward_sums {
-    double *alibi, *gates;           /* [batch, H] */
+    double *alibi, *gates;           /* [B, H] */
     double *t5;                      /* [buckets, H] */
     double *shaw_keys, *shaw_values; /* [rows, D], [rows, Dv] */
     double *sinks;                   /* [H] */
@@ -46,9 +46,9 @@ static inline int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int6
     return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
 }
 
-static inline double mhai_backward_gate(const mhai_attn_problem *p, int64_t batch, int64_t h)
+static inline double mhai_backward_gate(const mhai_attn_problem *p, int64_t b, int64_t h)
 {
-    return p->gates.data ? (double)mhai_attn_f32(&p->gates, batch, h) : 1;
+    return p->gates.data ? (double)mhai_attn_f32(&p->gates, b, h) : 1;
 }
 
 /* One finished element: the sum, added to what is there if the call accumulates. +0 turns -0 into

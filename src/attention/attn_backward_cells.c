@@ -136,7 +136,7 @@ static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     const mhai_attn_problem *p = job->p;
     const float factor = p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
     const int64_t batch = c->c.seq.batch, row = c->c.seq.q0 + c->t;
-    const float gate = (float)mhai_backward_gate(p, batch, c->h);
+    const float gate = (float)mhai_backward_gate(p, c->c.seq.b, c->h);
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float lse = *mhai_attn_row(&p->lse, batch, c->h, row + r);
         w->lse[r] = lse == -INFINITY ? INFINITY : (float)((double)lse * log2_e);
@@ -223,7 +223,7 @@ static void fill_relative(const mhai_attn_problem *p, const mhai_cells_chunk *c,
 {
     int64_t last = c->t + c->c.rows - 1, rel = block->key - (last + c->c.seq.offset);
     for (int64_t i = 0; i < block->keys + c->c.rows - 1; i++)
-        w->relative[i] = mhai_attn_relative(p, c->c.seq.batch, c->h, rel + i);
+        w->relative[i] = mhai_attn_relative(p, c->c.seq.b, c->h, rel + i);
 }
 
 /* Everything that goes with a strip's scores and values, apart from what the rows see. */

@@ -54,7 +54,7 @@ static pair pair_at(const plain_job *job, const mhai_attn_query *r, int64_t s)
     made.x = mhai_attn_dot(g, v, p->Dv);
     if (p->shaw_values.data)
         made.x += mhai_attn_dot(g, mhai_attn_shaw_row(&p->shaw_values, r, s), p->Dv);
-    made.ds = weight * (mhai_backward_gate(p, batch, r->h) * factor * made.x - delta);
+    made.ds = weight * (mhai_backward_gate(p, r->seq.b, r->h) * factor * made.x - delta);
     made.dx = made.ds * score.slope;
     return made;
 }
@@ -155,7 +155,7 @@ static void run_key(void *argument, int64_t item, int worker)
             add_row(dk, at.dx, q, p->D);
             const float *g = mhai_attn_read(&x->o_gradient, seq.batch, h, seq.q0 + t,
                                             worker_room(job, worker) + p->D);
-            add_row(dv, at.kept * mhai_backward_gate(p, seq.batch, h), g, p->Dv);
+            add_row(dv, at.kept * mhai_backward_gate(p, seq.b, h), g, p->Dv);
         }
     if (x->k.data) write_row(x, &x->k, seq.batch, hk, seq.k0 + s, dk, (double)p->scale);
     if (x->v.data) write_row(x, &x->v, seq.batch, hk, seq.k0 + s, dv, 1);
@@ -168,7 +168,7 @@ static void add_pair(const plain_job *job, const mhai_attn_query *r, int64_t s, 
 {
     const mhai_attn_problem *p = &job->x->p;
     const mhai_backward_sums *sums = &job->x->sums;
-    const int64_t batch = r->seq.batch, head = batch * p->H + r->h, rel = s - r->position;
+    const int64_t batch = r->seq.batch, head = r->seq.b * p->H + r->h, rel = s - r->position;
     if (sums->gates) sums->gates[head] += at->kept * at->x;
     if (sums->alibi) sums->alibi[head] -= at->ds * fabs((double)rel);
     if (sums->t5)
@@ -185,7 +185,7 @@ static void add_pair(const plain_job *job, const mhai_attn_query *r, int64_t s, 
     }
     if (sums->shaw_values)
         add_row(own + mhai_attn_shaw_index(&p->shaw_values, r, s) * p->Dv,
-                at->kept * mhai_backward_gate(p, batch, r->h),
+                at->kept * mhai_backward_gate(p, r->seq.b, r->h),
                 mhai_attn_read(&job->x->o_gradient, batch, r->h, r->seq.q0 + r->t, r->wide), p->Dv);
 }
 

@@ -300,8 +300,8 @@ static void sum_wave(const mhai_cells_job *job, int64_t items)
         int64_t head = (job->wave + i) / job->chunks, h = head % p->H;
         mhai_attn_sequence seq = mhai_attn_sequence_of(p, head / p->H);
         if ((job->wave + i) % job->chunks * MHAI_CELL_QUERIES >= seq.T) continue;
-        if (to->alibi) to->alibi[seq.batch * p->H + h] += from->alibi;
-        if (to->gates) to->gates[seq.batch * p->H + h] += from->gates;
+        if (to->alibi) to->alibi[seq.b * p->H + h] += from->alibi;
+        if (to->gates) to->gates[seq.b * p->H + h] += from->gates;
         if (to->scale) to->scale[0] += from->scale;
         for (int64_t j = 0; to->t5 && j < p->t5_table.shape[0]; j++)
             to->t5[j * p->H + h] += from->t5[j];

@@ -189,7 +189,7 @@ static mha_status take_inputs(const mha_attention_desc *desc, mhai_attn_problem 
                          {p->B, p->H, mhai_ceil_div(p->T, high), mhai_ceil_div(p->S, wide)}},
         [AXES_BT] = {false, 2, {batch, rows}},
         [AXES_BS] = {false, 2, {batch, keys}},
-        [AXES_BH] = {false, 2, {batch, p->H}},
+        [AXES_BH] = {false, 2, {p->B, p->H}}, /* ragged: of each sequence */
         [AXES_H] = {true, 1, {p->H}},
         [AXES_RH] = {true, 2, {-1, p->H}},
         [AXES_RD] = {true, 2, {-1, p->D}},
@@ -270,8 +270,7 @@ static mha_status check_sinks(const mhai_attn_problem *p)
 /* A gate that is not finite would turn the 0 of a query without keys into NaN. */
 static mha_status check_gates(const mhai_attn_problem *p)
 {
-    const int64_t batch = p->q.shape[0];
-    for (int64_t b = 0; p->gates.data && p->need_data && b < batch; b++)
+    for (int64_t b = 0; p->gates.data && p->need_data && b < p->B; b++)
         for (int64_t h = 0; h < p->H; h++)
             if (!isfinite(mhai_attn_f32(&p->gates, b, h)))
                 return mha_fail(MHA_ERR_NUMERIC, "gates[%lld,%lld] is not finite", (long long)b,

@@ -65,7 +65,7 @@ static void write_output(const mhai_attn_problem *p, const row *r)
         for (int64_t d = 0; d < p->Dv; d++)
             r->o[d] += weight * ((double)v[d] + (shaw ? (double)shaw[d] : 0));
     }
-    double gate = p->gates.data ? (double)mhai_attn_f32(&p->gates, r->at.seq.batch, r->at.h) : 1;
+    double gate = p->gates.data ? (double)mhai_attn_f32(&p->gates, r->at.seq.b, r->at.h) : 1;
     void *out = mhai_attn_data(&p->o, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t);
     float *wide = p->o.dtype == MHA_F32 ? out : r->at.wide;
     /* Adding +0 turns -0 into +0: no result is -0, on this path as on the other. */

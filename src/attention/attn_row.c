@@ -117,7 +117,7 @@ mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_q
         x.value = (double)p->softcap * flat;
     }
     if (mhai_attn_has_relative(p))
-        x.value += (double)mhai_attn_relative(p, r->seq.batch, r->h, s - r->position);
+        x.value += (double)mhai_attn_relative(p, r->seq.b, r->h, s - r->position);
     x.value += bias;
     return x;
 }

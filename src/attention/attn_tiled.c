@@ -157,7 +157,7 @@ void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
         int64_t h = w->head[r], t = c->seq.q0 + w->query[r], ahead = r + MHAI_ROWS_AHEAD;
         if (ahead < c->rows)
             mhai_attn_fetch_row(&p->o, c->seq.batch, w->head[ahead], c->seq.q0 + w->query[ahead]);
-        float gate = p->gates.data ? mhai_attn_f32(&p->gates, c->seq.batch, h) : 1.0f;
+        float gate = p->gates.data ? mhai_attn_f32(&p->gates, c->seq.b, h) : 1.0f;
         walk->kernels->finish_row(p->o.dtype, mhai_attn_data(&p->o, c->seq.batch, h, t),
                                   w->o + r * mhai_attn_padded_values(p), p->Dv, w->l[r], gate);
         if (p->lse.data)

@@ -106,7 +106,7 @@ static void fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
         int64_t rel = block->key - (w->query[next - 1] + c->seq.offset);
         int64_t count = block->keys + (next - r) - 1;
         for (int64_t i = 0; i < count; i++)
-            w->relative[at + i] = mhai_attn_relative(p, c->seq.batch, w->head[r], rel + i);
+            w->relative[at + i] = mhai_attn_relative(p, c->seq.b, w->head[r], rel + i);
         for (int64_t i = r; i < next; i++) w->relative_at[i] = at + (next - 1 - i);
         at += MHAI_KEY_BLOCK + (next - r);
     }

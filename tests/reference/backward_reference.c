@@ -115,7 +115,7 @@ static void add_terms(const ref_attention *a, const backward_pair *p, double ds,
 {
     const mha_attention_desc *desc = a->desc;
     const int64_t dense[4] = {p->at.batch, p->h, p->at.q0 + p->t, p->s};
-    const int64_t head[2] = {p->at.batch, p->h};
+    const int64_t head[2] = {p->b, p->h};
     int64_t rel = kinds_relative(desc, p->b, p->t, p->s);
     if (desc->bias) out->of[BACKWARD_BIAS][place(desc->bias, 4, dense)] += ds;
     if (desc->alibi_slopes)
@@ -133,7 +133,7 @@ static void add_terms(const ref_attention *a, const backward_pair *p, double ds,
 void backward_add(const ref_attention *a, const mha_tensor *o_gradient, const backward_pair *pair,
                   const backward_share *share, bool magnitudes, backward_arrays *out)
 {
-    const int64_t head[2] = {pair->at.batch, pair->h};
+    const int64_t head[2] = {pair->b, pair->h};
     add_product(a, pair, share, magnitudes, out);
     add_values(a, o_gradient, pair, share->w, magnitudes, out);
     add_terms(a, pair, share->ds, magnitudes, out);

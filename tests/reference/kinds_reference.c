@@ -188,7 +188,7 @@ kinds_score kinds_score_at(const ref_attention *a, int64_t b, int64_t h, int64_t
     if (desc->softcap > 0)
         x.capped = (double)desc->softcap * tanh(x.before_cap / (double)desc->softcap);
     if (desc->bias) x.bias = broadcast(desc->bias, 4, (int64_t[]){at.batch, h, at.q0 + t, s});
-    if (desc->alibi_slopes) x.alibi = -pair(desc->alibi_slopes, at.batch, h) * fabs((double)rel);
+    if (desc->alibi_slopes) x.alibi = -pair(desc->alibi_slopes, b, h) * fabs((double)rel);
     if (desc->t5_table) {
         int64_t buckets = desc->t5_table->shape[0];
         int64_t most = desc->t5_max_distance ? desc->t5_max_distance : 128;
@@ -243,7 +243,7 @@ double kinds_value(const ref_attention *a, int64_t b, int64_t h, int64_t t, int6
 
 double kinds_gate(const ref_attention *a, int64_t b, int64_t h)
 {
-    return a->desc->gates ? pair(a->desc->gates, kinds_sequence_at(a, b).batch, h) : 1;
+    return a->desc->gates ? pair(a->desc->gates, b, h) : 1;
 }
 
 static void score_row(const ref_attention *a, int64_t b, int64_t h, int64_t t, kinds_row *row)

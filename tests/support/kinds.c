@@ -200,7 +200,7 @@ static void add_scores(kinds_case *c, rng *r)
     static const float caps[] = {0.5f, 5.0f, 30.0f, 50.0f},
                        rates[] = {0.1f, 0.5f, 0.9f, 1.0f, 1e-3f};
     const kinds_shape *n = &c->shape;
-    const int64_t by_head[2] = {n->kinds & KIND_RAGGED ? 1 : n->B, n->H};
+    const int64_t by_head[2] = {n->B, n->H};
     if (n->kinds & KIND_SOFTCAP) c->desc.softcap = RNG_PICK(r, caps);
     if (n->kinds & KIND_DROPOUT) c->desc.dropout = RNG_PICK(r, rates);
     c->desc.dropout_seed = rng_next(r);

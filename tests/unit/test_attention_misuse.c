@@ -218,7 +218,7 @@ RAGGED(ragged_blocks,
        (c->desc.keep_blocks = &c->blocks, c->desc.block_queries = c->desc.block_keys = 2))
 RAGGED(ragged_lengths, (c->lengths[1] = S + 1, c->desc.key_lengths = c->lengths))
 RAGGED(ragged_p, c->p.shape[3] = TOTAL_S)
-RAGGED(ragged_gates, c->desc.gates = &c->gates)
+RAGGED(ragged_gates, (c->desc.gates = &c->gates, c->gates.shape[0] = B + 1))
 SPOIL(ragged_batch, (c->desc = (mha_attention_desc){.struct_size = sizeof c->desc,
                                                     .query_starts = c->queries,
                                                     .key_starts = c->keys,
@@ -325,7 +325,7 @@ static const misuse cases[] = {
     {ragged_blocks, MHA_ERR_UNSUPPORTED, "keep_blocks", false},
     {ragged_lengths, MHA_ERR_ARGUMENT, "key_lengths[1] is 6", false},
     {ragged_p, MHA_ERR_SHAPE, "probabilities: dim 3 is 10", false},
-    {ragged_gates, MHA_ERR_SHAPE, "gates: dim 0 is 2", false},
+    {ragged_gates, MHA_ERR_SHAPE, "gates: dim 0 is 3", false},
     {ragged_batch, MHA_ERR_SHAPE, "dim 0 is 2", false},
 };
 
