@@ -140,6 +140,12 @@ static cli_exit read_text(run *r, const char *text)
                     "nothing to begin with: this model has no token that begins a text, give TEXT");
 }
 
+static bool predicts(const mha_transformer_desc *d)
+{
+    const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
+    return d->flags & MHA_TRANSFORMER_CAUSAL && !(d->flags & others);
+}
+
 /* What the model writes needs no tokenizer if it is numbers that are read. */
 static cli_exit load_model(run *r, const generate_options *options, const char *folder)
 {
@@ -152,7 +158,9 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
         return cli_fail_status(GENERATE, status);
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
     how.flags = MHA_MODEL_NO_TOKENIZER;
-    const bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
+    bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
+    if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    fine = fine && predicts(&r->desc);
     return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE, "%s%s",
                     detail, fine ? "; with --ids no tokenizer is needed" : "");
 }
@@ -167,8 +175,7 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     if (code != CLI_OK) return code;
     r->vocabulary = mha_model_vocabulary(r->model);
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
-    if (r->desc.flags & MHA_TRANSFORMER_NO_OUTPUT || !(r->desc.flags & MHA_TRANSFORMER_CAUSAL) ||
-        r->desc.flags & MHA_TRANSFORMER_CROSS)
+    if (!predicts(&r->desc))
         return cli_fail(
             CLI_UNSUPPORTED, GENERATE,
             "%s: the model does not predict the next token (an encoder, or the decoder of "

@@ -123,11 +123,13 @@ typedef struct mha_batch {
 typedef struct mha_model_outputs {
     uint32_t struct_size;
     uint32_t reserved;             /* 0 */
-    const mha_tensor *last_hidden; /* [B,T,E], x_L */
-    /* [L+1] pointers, each NULL or [B,T,E]: x_0 .. x_L */
+    const mha_tensor *last_hidden; /* [B,T,E], x_L, after the final norm if there is one */
+    /* [L+1] pointers, each NULL or [B,T,E]: x_0 .. x_L, before a final norm. hidden[0] is written
+     * with the outputs of layer 0 */
     const mha_tensor *const *hidden;
     /* [L] pointers, each NULL or what is wanted of that layer's attention: probabilities
-     * [B,H,T,T], their mean over heads, q, k, v, the heads before W_o, lse (module.h) */
+     * [B,H,T,T], their mean over heads, q, k, v, the heads before W_o, lse (module.h), with as many
+     * heads as that layer has; of a layer without heads nothing is written */
     const mha_module_outputs *const *attention;
     /* Called when layer's outputs (attention and hidden[layer + 1]) are complete. Outputs of
      * different layers may share memory, so that a long text needs one layer's maps at a time.
@@ -138,7 +140,7 @@ typedef struct mha_model_outputs {
 } mha_model_outputs;
 
 /**
- * Run the encoder.
+ * Run the model.
  *
  * A key beyond a sequence's length is invisible to all its queries; rows beyond it hold what the
  * padding's ids give and mean nothing. Columns of probabilities beyond it are 0.

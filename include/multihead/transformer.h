@@ -109,8 +109,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
  * Since 0.1 */
 MHA_API void mha_transformer_destroy(mha_transformer *transformer);
 
-/** The description with every default filled in. Memory fills *desc. Errors none. Threads any.
- * Since 0.1 */
+/** The description with every default filled in. Memory fills *desc, all of this header's struct.
+ * Errors none. Threads any. Since 0.1 */
 MHA_API void mha_transformer_describe(const mha_transformer *transformer,
                                       mha_transformer_desc *desc);
 
@@ -253,8 +253,8 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  * keeps what two layers need and nothing afterwards: for inference. after_layer then sees its layer
  * only, without the sum before a post-norm.
  *
- * Memory   activations are overwritten; scratch from the context, without activations 2 (4 E + 2 F +
- *          heads) floats for each token too.
+ * Memory   activations are overwritten; scratch from the context, without activations that of two
+ *          layers' activations too.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a token, a
  *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). Outputs
  *          are then unspecified; without activations they are untouched unless after_layer failed.

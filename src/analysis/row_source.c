@@ -89,7 +89,7 @@ static void cut_BS(mha_tensor *tensor, const row_block *to)
 
 static void cut_BH(mha_tensor *tensor, const row_block *to)
 {
-    cut(tensor, 1, to->seq->batch, 1);
+    cut(tensor, 1, to->seq->b, 1);
 }
 
 /* Those of no sequence stay. */

@@ -20,6 +20,7 @@ enum { MOST_ANGLES = 1 << 26 };
 /* A load under way. */
 typedef struct loading {
     mha_context *context;
+    const char *config; /* the path of config.json, for messages */
     const mhai_family *family;
     mhai_family_plan plan;
     mhai_weights weights;
@@ -62,8 +63,9 @@ static mha_status check_positions(const loading *l)
                           : d->head_dim                           ? d->head_dim
                                                                   : d->embed_dim / d->num_heads;
     if (d->max_length * width <= MOST_ANGLES) return MHA_OK; /* at most 2^20 each: no overflow */
-    return mha_fail(MHA_ERR_SIZE, "%lld positions of %lld angles are more than the %d supported",
-                    (long long)d->max_length, (long long)width, MOST_ANGLES);
+    return mha_fail(
+        MHA_ERR_SIZE, "%s: %lld positions of %lld angles are more than the %d supported",
+        mhai_show_path(l->config).text, (long long)d->max_length, (long long)width, MOST_ANGLES);
 }
 
 static mha_status check_numbers(const loading *l)
@@ -178,6 +180,17 @@ static mha_status check_all_used(const loading *l)
 
 /* ---- the folder ---------------------------------------------------------------------------- */
 
+/* What is wrong with the description is wrong in config.json. */
+static mha_status create(loading *l)
+{
+    char detail[400];
+    const mha_status status = mha_transformer_create(l->context, &l->plan.desc, &l->made);
+    if (status != MHA_ERR_ARGUMENT && status != MHA_ERR_SHAPE && status != MHA_ERR_UNSUPPORTED)
+        return status;
+    snprintf(detail, sizeof detail, "%s", mha_error_detail());
+    return mha_fail(MHA_ERR_MODEL, "%s: %s", mhai_show_path(l->config).text, detail);
+}
+
 static mha_status load_body(loading *l)
 {
     MHA_TRY(check_embeddings(l));
@@ -186,7 +199,7 @@ static mha_status load_body(loading *l)
     l->used = calloc((size_t)mha_safetensors_count(l->weights.file), sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     MHA_TRY(check_types(l));
-    MHA_TRY(mha_transformer_create(l->context, &l->plan.desc, &l->made));
+    MHA_TRY(create(l));
     MHA_TRY(load_weights(l));
     MHA_TRY(check_all_used(l));
     return mha_transformer_update(l->context, l->made);
@@ -207,6 +220,7 @@ static mha_status load_files(loading *l, const char *weights_path)
 static mha_status load_plan(loading *l, const mhai_config *config, const char *weights_path)
 {
     MHA_TRY(mhai_family_find(config, &l->family));
+    l->config = config->path;
     MHA_TRY(mhai_family_check_loads(config, l->family));
     l->plan.desc.struct_size = sizeof l->plan.desc;
     mha_status status = l->family->read(config, &l->plan);

@@ -109,8 +109,9 @@ mha_status mhai_config_real(const mhai_config *config, const char *key, double f
     MHA_TRY(mhai_config_number(config, key, fallback, &number));
     *value = number <= high ? (float)number : 0;
     if (*value > 0 && number >= low && number <= high) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected more than %g, at most %g",
-                    mhai_show_path(config->path).text, key, number, low, high);
+    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected %s %g, at most %g",
+                    mhai_show_path(config->path).text, key, number,
+                    low > 0 ? "at least" : "more than", low, high);
 }
 
 /* The place of a text field among count known ones. */

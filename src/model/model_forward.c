@@ -179,8 +179,11 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
                         "mha_module_outputs: attention of layer %lld is set, but a model gives the "
                         "module's own outputs only",
                         (long long)layer);
-    const int64_t B = pass->B, T = pass->T, H = info->heads, Hk = info->kv_heads;
-    const int64_t D = info->head_dim;
+    mha_transformer_desc d;
+    mha_transformer_describe(pass->model->transformer, &d);
+    const int64_t B = pass->B, T = pass->T, D = info->head_dim;
+    const int64_t H = d.layer_heads ? d.layer_heads[layer] : info->heads;
+    const int64_t Hk = d.layer_heads ? d.layer_kv_heads[layer] : info->kv_heads;
     const int64_t map[] = {B, H, T, T}, mean[] = {B, T, T}, row[] = {B, H, T};
     const int64_t query[] = {B, H, T, D}, key[] = {B, Hk, T, D};
     MHA_TRY(check_output("probabilities", layer, w.probabilities, 4, map, all));
@@ -196,11 +199,13 @@ static mha_status check_outputs(const mha_model_info *info, const model_call *pa
 {
     const mha_model_outputs *want = &pass->want;
     const int64_t shape[] = {pass->B, pass->T, info->hidden_size};
-    spans first = {.count = 0};
-    if (want->hidden) MHA_TRY(check_output("hidden[0]", -1, want->hidden[0], 3, shape, &first));
     for (int64_t l = 0; l < info->layers; l++) {
         spans all = {.count = 0};
         MHA_TRY(check_attention(info, pass, l, &all));
+        if (want->hidden && l == 0) {
+            spans first = all; /* it may share with hidden[1], which is written after it */
+            MHA_TRY(check_output("hidden[0]", -1, want->hidden[0], 3, shape, &first));
+        }
         if (want->hidden)
             MHA_TRY(check_output("hidden state", l, want->hidden[l + 1], 3, shape, &all));
         if (l == info->layers - 1)

@@ -26,10 +26,12 @@ static mha_status load_tokenizer(const char *folder, mha_model *model)
     mha_tokenizer_info info = {.struct_size = sizeof info};
     mha_status status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     if (status == MHA_ERR_UNSUPPORTED) {
-        if (mha_vocabulary_load(folder, &model->vocabulary) == MHA_OK)
+        status = mha_vocabulary_load(folder, &model->vocabulary);
+        if (status == MHA_OK)
             return check_count(folder, mha_vocabulary_count(model->vocabulary),
                                model->info.vocab_size);
-        status = mha_tokenizer_load(folder, NULL, &model->tokenizer); /* its error says more */
+        if (status == MHA_ERR_UNSUPPORTED) /* neither: the first error says more */
+            status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     }
     MHA_TRY(status);
     MHA_TRY(mha_tokenizer_describe(model->tokenizer, &info));
@@ -81,6 +83,12 @@ static mha_status check_parts(const char *folder, const mha_model *decoder)
         e.flags & MHA_TRANSFORMER_NO_OUTPUT && d.memory_dim == e.embed_dim &&
         d.vocab_size == e.vocab_size)
         return MHA_OK;
+    if (!(d.flags & MHA_TRANSFORMER_CROSS) || e.flags & MHA_TRANSFORMER_CROSS ||
+        !(e.flags & MHA_TRANSFORMER_NO_OUTPUT))
+        return mha_fail(MHA_ERR_MODEL,
+                        "%s: encoder and decoder do not belong together: the encoder needs "
+                        "no_output, the decoder cross_attention",
+                        mhai_show_path(folder).text);
     return mha_fail(MHA_ERR_MODEL,
                     "%s: encoder and decoder do not belong together: the decoder must attend to "
                     "rows as wide as the encoder's, of the same vocabulary",

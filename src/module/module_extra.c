@@ -108,7 +108,7 @@ static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
 static double gate_of(const mhai_forward *f, const mhai_module_row *r)
 {
     const mha_tensor *gates = f->desc.gates;
-    const int64_t index[2] = {r->b, r->h};
+    const int64_t index[2] = {r->sequence, r->h};
     int64_t at = 0;
     for (int i = 0; gates && i < gates->ndim; i++)
         if (gates->shape[i] > 1) at += index[2 - gates->ndim + i] * gates->stride[i];

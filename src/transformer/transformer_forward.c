@@ -9,6 +9,7 @@
 
 #include <multihead/position.h>
 
+#include <stdio.h>
 #include <string.h>
 
 /* One call. */
@@ -523,9 +524,22 @@ static mha_status write_output(const call *c, const mha_tensor *output)
     return MHA_OK;
 }
 
-/* What is written, against what is read and against each other. */
-static mha_status check_overlap(const call *c, const mha_tensor *output)
+/* Numbers that the caller counts with, as a tensor; they are only compared. */
+static mha_tensor view_counts(const int64_t *counts, int64_t batch)
 {
+    union {
+        const int64_t *in;
+        void *out;
+    } pointer = {counts};
+    return mha_tensor_contiguous(pointer.out, MHA_I64, 1, &batch);
+}
+
+/* One that is written, against what is read and, from number `first` on, against other results. */
+static mha_status check_apart(const call *c, const mha_tensor *output, const char *name,
+                              const mha_tensor *written, size_t first)
+{
+    const mha_tensor lengths = view_counts(c->input.lengths, c->a->B);
+    const mha_tensor memory_lengths = view_counts(c->input.memory_lengths, c->a->B);
     const struct {
         const char *name;
         const mha_tensor *tensor;
@@ -538,12 +552,41 @@ static mha_status check_overlap(const call *c, const mha_tensor *output)
                {"memory", c->input.memory},
                {"gates", c->input.gates},
                {"cross_gates", c->input.cross_gates},
-               {"head_means", c->input.head_means}};
-    for (size_t i = 0; i < 4; i++)
-        for (size_t k = i + 1; all[i].tensor && k < sizeof all / sizeof all[0]; k++)
-            if (all[k].tensor)
-                MHA_TRY(mhai_tensor_check_disjoint(all[i].name, all[i].tensor, all[k].name,
-                                                   all[k].tensor));
+               {"head_means", c->input.head_means},
+               {"lengths", c->input.lengths ? &lengths : NULL},
+               {"memory_lengths", c->input.memory_lengths ? &memory_lengths : NULL}};
+    for (size_t i = first; written && i < sizeof all / sizeof all[0]; i++)
+        if (all[i].tensor)
+            MHA_TRY(mhai_tensor_check_disjoint(name, written, all[i].name, all[i].tensor));
+    return MHA_OK;
+}
+
+/* What is wanted of a layer; attention compares it with what it reads itself. */
+static mha_status check_layer_apart(const call *c, const mha_tensor *output, int64_t layer)
+{
+    mha_attention_outputs x;
+    char name[48];
+    snprintf(name, sizeof name, "an output of layer %lld", (long long)layer);
+    MHA_TRY(read_outputs(c->input.outputs[layer], layer, &x));
+    const mha_tensor *all[] = {x.probabilities,  x.average_probabilities,
+                               x.scores,         x.entropy,
+                               x.largest_weight, x.largest_key,
+                               x.first_token,    x.diagonal,
+                               x.offset_mass,    x.top_keys,
+                               x.top_weights,    x.column_sums};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        MHA_TRY(check_apart(c, output, name, all[i], 0));
+    return MHA_OK;
+}
+
+static mha_status check_overlap(const call *c, const mha_tensor *output)
+{
+    MHA_TRY(check_apart(c, output, "output", output, 1));
+    MHA_TRY(check_apart(c, output, "last_hidden", c->input.last_hidden, 2));
+    MHA_TRY(check_apart(c, output, "probabilities", c->probabilities, 3));
+    MHA_TRY(check_apart(c, output, "cross_probabilities", c->cross_probabilities, 4));
+    for (int64_t i = 0; c->input.outputs && i < c->t->desc.num_layers; i++)
+        MHA_TRY(check_layer_apart(c, output, i));
     return MHA_OK;
 }
 

@@ -507,7 +507,7 @@ static void foreign_configs(void **state)
                 "model.layers.1.");
     with_config("\"num_attention_heads\": 4", "\"num_attention_heads\": 1048575", MHA_ERR_MODEL,
                 "numbers");
-    with_config("\"head_dim\": 6", "\"head_dim\": 3", MHA_ERR_SHAPE, "head_dim");
+    with_config("\"head_dim\": 6", "\"head_dim\": 3", MHA_ERR_MODEL, "head_dim");
     with_config("\"head_dim\": 6", "\"head_dim\": 4", MHA_ERR_MODEL, "q_proj");
     with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", MHA_ERR_MODEL,
                 "k_proj");
@@ -602,7 +602,7 @@ static void foreign_lists_of_heads(void **state)
     with_config(list, "\"layer_heads\": [4, 1]", MHA_ERR_MODEL, "q_proj");
     with_config(list, "\"layer_heads\": [4, 4]", MHA_ERR_MODEL, "numbers");
     with_config(list, "\"layer_heads\": [3, 2]", MHA_ERR_MODEL, "no layer has more than 3");
-    with_config(list, "\"layer_heads\": [4, 0]", MHA_ERR_SHAPE, "layer 1 has 0 heads");
+    with_config(list, "\"layer_heads\": [4, 0]", MHA_ERR_MODEL, "layer 1 has 0 heads");
     with_config("\"num_heads\": 4", "\"num_heads\": 1048576", MHA_ERR_MODEL, "no layer has more");
 }
 

@@ -563,6 +563,38 @@ static void test_any_family(void **state)
     mha_model_destroy(model);
 }
 
+/* Outputs have as many heads as the layer, and what is wanted of a layer lies apart. */
+static void test_layers_of_fewer_heads(void **state)
+{
+    (void)state;
+    enum { T = 3, D = 6 };
+    const int64_t heads[] = {2, 1};
+    mha_model *model;
+    save_transformer("fewer", (mha_transformer_desc){.layer_heads = heads}, 1);
+    assert_int_equal(load_folder("fewer", &model), MHA_OK);
+    const int32_t ids[T] = {1, 2, 3};
+    float q[2][2 * T * D], hidden[T * 12];
+    mha_tensor views[2], first = mha_tensor_contiguous(hidden, MHA_F32, 3, (int64_t[]){1, T, 12});
+    const mha_tensor *hidden_list[3] = {&first};
+    mha_module_outputs outputs[2];
+    const mha_module_outputs *list[] = {&outputs[0], &outputs[1]};
+    for (int l = 0; l < 2; l++) {
+        views[l] = mha_tensor_contiguous(q[l], MHA_F32, 4, (int64_t[]){1, heads[l], T, D});
+        outputs[l] = (mha_module_outputs){.struct_size = sizeof outputs[l], .q = &views[l]};
+    }
+    const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
+    mha_model_outputs all = {.struct_size = sizeof all, .attention = list, .hidden = hidden_list};
+    assert_int_equal(mha_model_forward(context, model, &batch, &all), MHA_OK);
+    views[1].shape[1] = 2;
+    expect_error(mha_model_forward(context, model, &batch, &all), MHA_ERR_SHAPE,
+                 "q of layer 1: dim 1 is 2, expected 1");
+    views[1].shape[1] = 1;
+    first.data = q[0]; /* it is written with the outputs of layer 0 */
+    expect_error(mha_model_forward(context, model, &batch, &all), MHA_ERR_OVERLAP,
+                 "hidden[0] overlaps q of layer 0");
+    mha_model_destroy(model);
+}
+
 static void test_encoder_decoder(void **state)
 {
     (void)state;
@@ -634,4 +666,5 @@ RUN_TESTS_BETWEEN(begin, end, TEST(test_missing_files), TEST(test_arguments),
                   TEST(test_config_fields), TEST(test_config_forms), TEST(test_config_defaults),
                   TEST(test_weight_errors), TEST(test_weight_names), TEST(test_weight_types),
                   TEST(test_f16_values), TEST(test_tokenizer_belongs_to_model),
-                  TEST(test_any_family), TEST(test_encoder_decoder), TEST(test_config_mutations))
+                  TEST(test_any_family), TEST(test_layers_of_fewer_heads),
+                  TEST(test_encoder_decoder), TEST(test_config_mutations))

@@ -794,7 +794,16 @@ static void misuse_is_refused(void **state)
     const mha_attention_outputs lse = {.struct_size = sizeof lse, .lse = &output}, *list = &lse;
     in.outputs = &list;
     expect_error(FORWARD, MHA_ERR_ARGUMENT, "outputs of layer 0: lse");
-    in.outputs = NULL;
+    int64_t counts[16] = {4, 4};
+    const mha_tensor map = mha_tensor_contiguous(out, MHA_F32, 4, (int64_t[]){2, 2, 4, 4});
+    const mha_tensor first = mha_tensor_contiguous(counts, MHA_F32, 3, (int64_t[]){2, 2, 4});
+    const mha_attention_outputs over = {.struct_size = sizeof over, .probabilities = &map};
+    const mha_attention_outputs too = {.struct_size = sizeof too, .first_token = &first};
+    list = &over;
+    expect_error(FORWARD, MHA_ERR_OVERLAP, "an output of layer 0 overlaps output");
+    list = &too, in.lengths = counts;
+    expect_error(FORWARD, MHA_ERR_OVERLAP, "an output of layer 0 overlaps lengths");
+    in.lengths = NULL, in.outputs = NULL;
     mha_tensor gates = output;
     gates.ndim = 2, gates.shape[0] = good.num_layers, gates.shape[1] = good.num_heads;
     gates.stride[0] = good.num_heads, gates.stride[1] = 1, in.gates = &gates;

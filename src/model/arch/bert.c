@@ -63,7 +63,7 @@ mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan)
     mha_transformer_desc *d = &plan->desc;
     int act, output, unused;
     MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(mhai_read_sizes(config, &mhai_usual_keys, "intermediate_size", d));
+    MHA_TRY(mhai_read_sizes(config, &mhai_family_bert, "intermediate_size", d));
     MHA_TRY(mhai_config_count(config, "type_vocab_size", 1, MHAI_MOST_ENTRIES, &d->type_count));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-12, 0, 1, &d->norm_epsilon));
     MHA_TRY(

@@ -8,8 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_multihead;
-extern const mhai_family mhai_family_roberta, mhai_family_electra, mhai_family_distilbert,
+extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family_electra,
     mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
     mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_phi3;
 
@@ -103,15 +102,17 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
            mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
 }
 
-mha_status mhai_read_sizes(const mhai_config *config, const mhai_shape_keys *keys,
-                           const char *inner, mha_transformer_desc *d)
+mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family, const char *inner,
+                           mha_transformer_desc *d)
 {
+    const mhai_shape_keys *keys = family->keys;
+    const bool given = family->grouped && !mhai_config_absent(config, "head_dim");
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
     MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
     MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &d->num_layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
-    if (mhai_config_absent(config, "head_dim") && d->embed_dim % d->num_heads != 0)
+    if (!given && d->embed_dim % d->num_heads != 0)
         return mha_fail(MHA_ERR_MODEL, "%s: %s %lld is not a multiple of %s %lld",
                         mhai_show_path(config->path).text, keys->embed, (long long)d->embed_dim,
                         keys->heads, (long long)d->num_heads);

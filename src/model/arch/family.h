@@ -81,8 +81,9 @@ void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 
 /* The sizes of a transformer, by what a family calls them. */
-MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_shape_keys *keys,
+MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                                          const char *inner, mha_transformer_desc *d);
+extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distilbert;
 
 static inline bool mhai_desc_has(const mha_transformer_desc *d, uint32_t flag)
 {

@@ -97,7 +97,7 @@ static mha_status read_llama(const mhai_config *config, mhai_family_plan *plan)
     d->norm = MHA_NORM_RMS;
     d->positions = MHA_ENCODING_ROTARY;
     d->feed_forward = MHA_FEED_FORWARD_SWIGLU;
-    MHA_TRY(mhai_read_sizes(config, &mhai_usual_keys, "intermediate_size", d));
+    MHA_TRY(mhai_read_sizes(config, &mhai_family_llama, "intermediate_size", d));
     MHA_TRY(
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
     MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));
