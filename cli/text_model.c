@@ -247,7 +247,9 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
     if (pair && !model->pairs)
         return cli_fail(CLI_UNSUPPORTED, model->command,
                         "%s: the model knows no second text%s; give one", model->folder,
-                        model->pieces && !model->causal ? " (one type of token: its type_vocab_size is 1)" : "");
+                        model->pieces && !model->causal
+                            ? " (one type of token: its type_vocab_size is 1)"
+                            : "");
     code = model->pieces
                ? encode_pieces(model, limits, most, text, bytes, pair, pair_bytes, tokens)
                : encode_words(model, model->vocabulary, limits, most, text, bytes, tokens);
