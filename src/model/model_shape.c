@@ -2,7 +2,7 @@
  * calls its sizes and which biases its attention has. No weight is read. */
 #include "io/file.h"
 #include "io/json_file.h"
-#include "model/arch/family.h"
+#include "model/folder.h"
 
 #include <multihead/component.h>
 
@@ -77,10 +77,8 @@ mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape)
                         folder ? "shape" : "folder");
     uint32_t size = shape->struct_size;
     MHA_TRY(mha_struct_check_size("mha_model_shape", size, sizeof *shape));
-    size_t bytes = strlen(folder) + sizeof "/config.json";
-    char *path = malloc(bytes);
+    char *path = mhai_model_join(folder, "config.json");
     if (!path) return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);
-    snprintf(path, bytes, "%s/config.json", folder);
     json_t *root = NULL;
     mha_model_shape made = {0};
     mha_status status = mhai_json_read(path, most_config_bytes, &root);

@@ -13,10 +13,8 @@ enum { NAME_BYTES = 256 };
 
 void mhai_weights_close(mhai_weights *weights)
 {
-    for (int i = 0; i < 2; i++) {
-        free(weights->converted[i]);
-        weights->converted[i] = NULL;
-    }
+    free(weights->converted);
+    weights->converted = NULL;
 }
 
 static int64_t find(const mhai_weights *weights, const char *name)
@@ -73,42 +71,25 @@ mha_status mhai_weights_read(mhai_weights *weights, const char *name, const mha_
     MHA_TRY(check(weights, name, to, &index, &found));
     if (!to->data) return MHA_OK;
     MHA_TRY(mha_tensor_count(to, &count));
-    weights->parameters += count;
     return mha_safetensors_read(weights->file, index, MHA_F32, count, to->data);
-}
-
-static mha_status get(mhai_weights *weights, const char *name, const mha_tensor *expected,
-                      mha_tensor *tensor)
-{
-    int64_t index, count;
-    MHA_TRY(check(weights, name, expected, &index, tensor));
-    MHA_TRY(mha_tensor_count(tensor, &count));
-    if (tensor->dtype == MHA_F32 && tensor->data) {
-        weights->parameters += count;
-        return MHA_OK;
-    }
-    if ((uint64_t)count > PTRDIFF_MAX / sizeof(float))
-        return mha_fail(MHA_ERR_SIZE, "weight '%s' is too large", name);
-    float **converted = &weights->converted[expected->ndim - 1];
-    free(*converted);
-    *converted = malloc((size_t)count * sizeof(float));
-    if (!*converted)
-        return mha_fail(MHA_ERR_NOMEM, "weight '%s': cannot allocate %lld floats", name,
-                        (long long)count);
-    *tensor = mha_tensor_contiguous(*converted, MHA_F32, expected->ndim, expected->shape);
-    return mhai_weights_read(weights, name, tensor);
-}
-
-mha_status mhai_weights_vector(mhai_weights *weights, const char *name, int64_t length,
-                               mha_tensor *tensor)
-{
-    const mha_tensor expected = mha_tensor_contiguous(NULL, MHA_F32, 1, &length);
-    return get(weights, name, &expected, tensor);
 }
 
 mha_status mhai_weights_matrix(mhai_weights *weights, const char *name, int64_t rows,
                                int64_t columns, mha_tensor *tensor)
 {
-    const mha_tensor expected = mha_tensor_contiguous(NULL, MHA_F32, 2, (int64_t[]){rows, columns});
-    return get(weights, name, &expected, tensor);
+    const int64_t shape[] = {rows, columns};
+    const mha_tensor expected = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
+    int64_t index, count;
+    MHA_TRY(check(weights, name, &expected, &index, tensor));
+    MHA_TRY(mha_tensor_count(tensor, &count));
+    if (tensor->dtype == MHA_F32 && tensor->data) return MHA_OK;
+    if ((uint64_t)count > PTRDIFF_MAX / sizeof(float))
+        return mha_fail(MHA_ERR_SIZE, "weight '%s' is too large", name);
+    free(weights->converted);
+    weights->converted = malloc((size_t)count * sizeof(float));
+    if (!weights->converted)
+        return mha_fail(MHA_ERR_NOMEM, "weight '%s': cannot allocate %lld floats", name,
+                        (long long)count);
+    *tensor = mha_tensor_contiguous(weights->converted, MHA_F32, 2, shape);
+    return mhai_weights_read(weights, name, tensor);
 }

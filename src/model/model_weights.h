@@ -9,9 +9,8 @@
 typedef struct mhai_weights {
     const char *path; /* of the file, for messages */
     const mha_safetensors *file;
-    const char *prefix;  /* in front of every name */
-    float *converted[2]; /* the last vector and the last matrix that were not f32 or not aligned */
-    int64_t parameters;  /* elements handed out so far */
+    const char *prefix; /* in front of every name */
+    float *converted;   /* the last matrix that was not f32 or not aligned */
 } mhai_weights;
 
 /* Free what conversions left behind. */
@@ -25,11 +24,9 @@ bool mhai_weights_have(const mhai_weights *weights, const char *name);
 MHA_NODISCARD mha_status mhai_weights_read(mhai_weights *weights, const char *name,
                                            const mha_tensor *to);
 
-/* The vector [length] or the matrix [rows, columns] called name. It lives until the next one of its
- * kind is asked for. Errors: MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (not a
- * 16- or 32-bit floating type), MHA_ERR_NOMEM. */
-MHA_NODISCARD mha_status mhai_weights_vector(mhai_weights *weights, const char *name,
-                                             int64_t length, mha_tensor *tensor);
+/* The matrix [rows, columns] called name. It lives until the next one is asked for. Errors:
+ * MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (not a 16- or 32-bit floating
+ * type), MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_weights_matrix(mhai_weights *weights, const char *name, int64_t rows,
                                              int64_t columns, mha_tensor *tensor);
 
