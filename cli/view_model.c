@@ -117,7 +117,6 @@ static void clear_progress(const progress_line *progress)
 /* A run under way. */
 typedef struct view_run {
     const text_model *model;
-    const maps_picks *picks;
     const progress_line *progress;
     attention_maps *maps;
 } view_run;
@@ -153,7 +152,7 @@ static cli_exit run_self(const text_model *model, const text_tokens *tokens,
         *output = (mha_attention_outputs){.struct_size = sizeof *output, .probabilities = tensor};
         ((const mha_attention_outputs **)wanted)[l] = output;
     }
-    view_run run = {model, picks, progress, maps};
+    view_run run = {model, progress, maps};
     mha_status status = MHA_OK;
     if (code == CLI_OK) status = text_model_run(model, tokens, wanted, after_layer, &run);
     clear_progress(progress);
