@@ -2,8 +2,8 @@
  *
  * A new subcommand is a file cmd_<name>.c, a prototype in commands.h and a line in the list below.
  */
-#include "args.h"
-#include "commands.h"
+#include "common/args.h"
+#include "common/commands.h"
 
 #include <fcntl.h>
 #include <signal.h>

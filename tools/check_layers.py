@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Check the direction of includes: which folder may include which (docs/architecture.md).
+"""Check the direction of includes: which folder may include which (docs/architecture.md), and that
+no files include each other in a circle.
 
 Prints each offending include and exits with 1; exits with 0 when the layers hold.
 """
@@ -30,13 +31,17 @@ ALLOWED = {
     "src/io": ({"io"}, {"io", "tokenizer", "base", "component", "sink"}),
     "src/render": ({"render"}, {"render", "base", "component", "sink"}),
     "src/model": ({"model", "io"}, PUBLIC | MODEL),
-    "cli": ({"cli"}, PUBLIC | MODEL | {"render"}),
     "examples": (set(), PUBLIC | MODEL | {"render"}),
     "tests/unit": ({"support", "reference"}, PUBLIC | MODEL | {"render"}),
     "tests/support": ({"support"}, PUBLIC),
     "tests/fuzz": ({"fuzz", "support"}, PUBLIC | MODEL | {"render"}),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
+# The rooms of the program, from the bottom up: each sees itself, common and those named here.
+PROGRAM = PUBLIC | MODEL | {"render"}
+ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "run": (),
+         "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",)}
+ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 
 
@@ -58,6 +63,29 @@ def offences():
                     yield f"{path.relative_to(ROOT)}:{number}: {folder} may not include {local or header}"
 
 
-found = list(offences())
+def circles():
+    """Each circle of includes among the files of src and cli, once."""
+    files = {path: re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M)
+             for top in ("src", "cli") for path in (ROOT / top).rglob("*") if path.is_file()}
+    graph = {path: [to for name in names for to in (path.parent / name, ROOT / "src" / name,
+                                                   ROOT / "cli" / name)
+                    if to in files] for path, names in files.items()}
+    done = set()
+
+    def walk(path, way):
+        if path in way:
+            names = [str(step.relative_to(ROOT)) for step in way[way.index(path):]]
+            yield "a circle of includes: " + " -> ".join([*names, names[0]])
+        elif path not in done:
+            for to in graph[path]:
+                yield from walk(to, [*way, path])
+            done.add(path)
+
+    for path in graph:
+        yield from walk(path, [])
+
+
+rooms = {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()}
+found = [*offences(), *circles(), *(f"cli/{room}: not in ROOMS of {__file__}" for room in rooms - {*ROOMS})]
 print("\n".join(found) if found else "layers: every include goes the right way")
 sys.exit(1 if found else 0)

@@ -4,7 +4,7 @@
 Fails on: tabs, blanks at line ends, carriage returns, a missing or doubled final newline; words and
 hosts that must not be in the tree; a public function whose comment lacks one of the words Memory,
 Errors, Threads, Since; a library source that prints, exits or aborts; a source of the program that prints
-past cli/print.c; a call of a function of libm whose bits depend on the machine, where results come
+past cli/common/print.c; a call of a function of libm whose bits depend on the machine, where results come
 from; two sources of one name; a C program in a document that is not, word for word, a
 file in examples/ (which the tests run).
 Lists, without failing: functions longer than 80 lines.
@@ -31,12 +31,12 @@ BANNED_CALL = re.compile(r"(?<![\w.>])(printf|puts|putchar|perror|exit|_Exit|abo
 LIBRARY = ("src/",)
 # One way to the standard streams, so that nobody forgets what a name may do to a terminal.
 PRINTING = re.compile(r"(?<![\w.>])(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|v?dprintf|write)\s*\(")
-PRINTS = ("cli/print.c", "cli/files.c")
+PRINTS = ("cli/common/print.c", "cli/common/files.c")
 # C libraries choose variants of these by the processor; sqrt, fma, floor and the like are exact.
 MACHINE_DEPENDENT = re.compile(
     r"(?<![\w.>])((?:a?(?:sin|cos|tan)h?|atan2|sincos|exp(?:2|10|m1)?|log(?:2|10|1p)?|pow|cbrt|hypot|erfc?"
     r"|[lt]gamma|j[01n]|y[01n])[fl]?)\s*\(")
-DRAWS = ("src/render/", "cli/bench_roofline.c")
+DRAWS = ("src/render/", "cli/bench/bench_roofline.c")
 LONG = 80
 
 

@@ -1,5 +1,5 @@
 /* cli_print() against printf(), and what it makes of texts that come from anywhere. */
-#include "print.h"
+#include "common/print.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,0 +1,162 @@
+/* multihead bench: pieces of work with their operations and bytes, what this machine can do at
+ * most, measured in the same run, and how close the one comes to the other. */
+#ifndef CLI_BENCH_H
+#define CLI_BENCH_H
+
+#include "common/args.h"
+#include "common/exits.h"
+
+#include <multihead/multihead.h>
+#include <multihead/sink.h>
+
+#define BENCH "bench"
+
+/* The one list of kinds of work: name, value, what it is. */
+#define BENCH_KIND_LIST(X)                                             \
+    X(BENCH_FORWARD, 0, "forward", "attention")                        \
+    X(BENCH_BACKWARD, 1, "backward", "its gradients by q, k and v")    \
+    X(BENCH_DECODE, 2, "decode", "one query against many keys")        \
+    X(BENCH_MODULE, 3, "module", "projections, attention, projection") \
+    X(BENCH_GEMM, 4, "gemm", "a linear layer")
+
+typedef enum bench_kind {
+#define BENCH_KIND_ENUM(name, value, text, what) name = value,
+    BENCH_KIND_LIST(BENCH_KIND_ENUM)
+#undef BENCH_KIND_ENUM
+        BENCH_KINDS
+} bench_kind;
+
+const char *bench_kind_name(bench_kind kind);
+
+typedef enum bench_mask {
+    BENCH_MASK_FULL,
+    BENCH_MASK_CAUSAL,
+    BENCH_MASK_WINDOW,  /* causal, `window` keys */
+    BENCH_MASK_BLOCKS,  /* a fifth of the blocks of 64 x 64 */
+    BENCH_MASK_LENGTHS, /* 100 keys are padding */
+    BENCH_MASK_KEEP,    /* a byte for each pair */
+    BENCH_MASK_BIAS     /* a number for each pair */
+} bench_mask;
+
+/* What is to be done; sizes are positive. */
+typedef struct bench_shape {
+    bench_kind kind;
+    bench_mask mask;
+    int64_t batch, heads, kv_heads, head_dim, queries, keys, window;
+    int64_t rows, outputs, inputs; /* gemm: M, N, K */
+    bool by_token;                 /* [B,T,H,D] in memory, as projections write it */
+    bool need_weights;             /* module: the weights' mean over heads */
+    bool cache;                    /* decode from a KV cache */
+    bool int8;                     /* forward: in int8 arithmetic, its packing included */
+} bench_shape;
+
+/* A piece of work, ready to run as often as one likes; the i-th time it takes the i-th copy of what
+ * must come from memory. */
+typedef struct bench_work {
+    char name[96];
+    bench_shape shape;
+    double flops;
+    double bytes; /* that come from memory each time; 0: what is needed fits into caches */
+    mha_status (*run)(void *user, int64_t i);
+    void (*free)(void *user);
+    void *user;
+} bench_work;
+
+/* Errors are printed. */
+cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work);
+void bench_work_free(bench_work *work);
+
+/* ---- the machine ----------------------------------------------------------------------------- */
+
+typedef struct bench_machine {
+    mha_isa isa;
+    int threads;
+    double fma_peak;  /* FLOP/s of multiply-adds in registers; 0: not known for this processor */
+    double int8_peak; /* operations of 8-bit products; 0: the processor has no such instruction */
+    double bandwidth; /* bytes read a second */
+    float *memory;    /* more than caches hold, for reading beside work */
+} bench_machine;
+
+/* Each of the three for at most `seconds`, or a few runs. */
+mha_status bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
+void bench_machine_free(bench_machine *machine);
+
+/* Short pieces of the same, to run beside work: multiply-adds a second (0: not known), and bytes
+ * read a second of the i-th piece of a machine's memory. */
+double bench_multiply_piece(mha_context *context);
+double bench_read_piece(mha_context *context, const float *memory, int64_t i);
+
+double bench_now(void);                          /* seconds */
+int bench_compare(const void *a, const void *b); /* of doubles, for qsort */
+
+enum { BENCH_MOST_SAMPLES = 4000, BENCH_QUIET = 5 };
+
+/* A sample is quiet if the probes before and after it, short pieces of the same kind of work, took
+ * at most 5 % longer than probes take on an otherwise idle machine. */
+typedef struct bench_result {
+    double median, best;     /* seconds; the median of the quiet samples, or of all if ungated */
+    int samples, quiet;      /* how many */
+    bool gated;              /* there are BENCH_QUIET quiet ones */
+    double *seconds, *noise; /* [samples] each one, and the longer of its two probes */
+    double *rates;      /* [samples] multiply-adds, or bytes read, a second: mean of both probes */
+    double beside;      /* the median of those of the samples that count */
+    double most;        /* the third highest of all of them */
+    double quiet_level; /* seconds of a probe on an otherwise idle machine */
+} bench_result;
+
+/* How long to measure: until `wanted` samples are quiet, or after `seconds` if BENCH_QUIET are, or
+ * until `patience` runs out. */
+typedef struct bench_limits {
+    int wanted;
+    double seconds, patience;
+} bench_limits;
+
+mha_status bench_measure(mha_context *context, const bench_machine *machine, const bench_work *work,
+                         const bench_limits *limits, bench_result *result);
+void bench_result_free(bench_result *result);
+
+/* ---- output ---------------------------------------------------------------------------------- */
+
+typedef struct bench_row {
+    bench_work work;
+    bench_result result;
+    double limit;  /* seconds that the machine needs at least, by peak or by bandwidth beside it */
+    double best;   /* the same by the highest bandwidth beside it */
+    double before; /* median of an older run; 0: none */
+    double f32;    /* of an int8 row: median of the same in f32 */
+} bench_row;
+
+typedef struct bench_report {
+    bench_machine machine;
+    bench_row *rows;
+    int count;
+} bench_report;
+
+/* Seconds at the machine's limit; 0 if its peak is not known. Traffic from memory is compared
+ * with reading at the same time: on a shared machine the bandwidth changes within seconds. */
+double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth);
+
+/* The peak the work's products are compared with: multiply-adds, or those of bytes; 0: unknown. */
+double bench_peak(const bench_machine *machine, const bench_work *work);
+
+void bench_print_machine(const bench_machine *machine);
+void bench_print_row(const bench_machine *machine, const bench_row *row);
+
+/* One object: of one row alone its fields stand beside the machine's; of several under "rows". */
+mha_status bench_write_json(const bench_report *report, const mha_sink *sink);
+
+/* An older --json; path NULL: none, *older is NULL. Errors are printed. path must outlive it. */
+typedef struct bench_older bench_older;
+cli_exit bench_older_read(const char *path, bench_older **older);
+void bench_older_free(bench_older *older);
+
+/* Say if it was measured in another way, or on another machine. */
+void bench_older_warn(const bench_older *older, const bench_machine *machine);
+
+/* The median of its row of that name; 0: it has none. */
+double bench_older_median(const bench_older *older, const char *name);
+
+/* Work against operations for each byte, both axes logarithmic, under the machine's roof. */
+mha_status bench_write_roofline(const bench_report *report, const mha_sink *sink);
+
+#endif

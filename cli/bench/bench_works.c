@@ -1,0 +1,420 @@
+/* The pieces of work: attention forward, backward and decoding, the module, a linear layer. Each
+ * makes its tensors, says how many operations and bytes a run takes, and runs. */
+#include "bench/bench.h"
+
+#include <multihead/backward.h>
+#include <multihead/component.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *bench_kind_name(bench_kind kind)
+{
+    static const char *const names[] = {
+#define KIND_NAME(name, value, text, what) [value] = text,
+        BENCH_KIND_LIST(KIND_NAME)
+#undef KIND_NAME
+    };
+    return kind < BENCH_KINDS ? names[kind] : "?";
+}
+
+/* What must come from memory is there in copies of this many bytes together, more than caches
+ * keep. */
+static const double cold_bytes = 512e6;
+enum { MOST_COPIES = 64, BLOCK = 64, PADDING = 100 };
+
+static int64_t copies_of(double bytes)
+{
+    const double copies = cold_bytes / bytes;
+    return copies < 1 ? 1 : copies > MOST_COPIES ? MOST_COPIES : (int64_t)copies;
+}
+
+/* Numbers in -0.5 .. 0.5; the same every time. NULL: out of memory. */
+static float *some_floats(int64_t count)
+{
+    float *x = count > 0 && count < INT64_MAX / 4 ? malloc((size_t)count * sizeof *x) : NULL;
+    uint32_t state = 1;
+    for (int64_t i = 0; x && i < count; i++) {
+        state = state * 1664525u + 1013904223u;
+        x[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
+    }
+    return x;
+}
+
+static mha_status too_large(const char *what)
+{
+    return mha_fail(MHA_ERR_NOMEM, "out of memory: %s of these sizes; take smaller ones", what);
+}
+
+/* ---- attention, its gradients, decoding ------------------------------------------------------ */
+
+typedef struct attention_work {
+    mha_context *context;
+    bench_shape shape;
+    mha_attention_desc desc;
+    mha_tensor q, o, lse, dout, dq, dk, dv, extra;
+    mha_tensor k[MOST_COPIES], v[MOST_COPIES];
+    mha_kv_cache *cache[MOST_COPIES];
+    int64_t copies, lengths[16];
+    float *memory;
+    void *mask;
+} attention_work;
+
+/* The next tensor of the memory that starts at *at. */
+static mha_tensor take(float **at, const bench_shape *s, int64_t heads, int64_t rows)
+{
+    const int64_t size = s->head_dim;
+    mha_tensor x = mha_tensor_contiguous(*at, MHA_F32, 4, (int64_t[]){s->batch, heads, rows, size});
+    if (s->by_token) {
+        x = mha_tensor_contiguous(*at, MHA_F32, 4, (int64_t[]){s->batch, rows, heads, size});
+        const int64_t stride = x.stride[1];
+        x.shape[1] = heads, x.shape[2] = rows;
+        x.stride[1] = x.stride[2], x.stride[2] = stride;
+    }
+    *at += s->batch * heads * rows * size;
+    return x;
+}
+
+static mha_status make_tensors(attention_work *w)
+{
+    const bench_shape *s = &w->shape;
+    const bool backward = s->kind == BENCH_BACKWARD;
+    const int64_t queries = s->batch * s->heads * s->queries * s->head_dim;
+    const int64_t keys = s->batch * s->kv_heads * s->keys * s->head_dim;
+    const int64_t rows = s->batch * s->heads * s->queries, stored = s->cache ? 1 : w->copies;
+    const bool countable = queries < INT64_MAX / 32 && keys < INT64_MAX / 32 / stored;
+    if (countable)
+        w->memory =
+            some_floats((backward ? 4 : 2) * queries + (backward ? 4 : 2 * stored) * keys + rows);
+    if (!w->memory) return too_large("tensors");
+    float *at = w->memory;
+    w->q = take(&at, s, s->heads, s->queries);
+    w->o = take(&at, s, s->heads, s->queries);
+    for (int64_t i = 0; i < stored; i++) {
+        w->k[i] = take(&at, s, s->kv_heads, s->keys);
+        w->v[i] = take(&at, s, s->kv_heads, s->keys);
+    }
+    if (backward) {
+        w->dout = take(&at, s, s->heads, s->queries);
+        w->dq = take(&at, s, s->heads, s->queries);
+        w->dk = take(&at, s, s->kv_heads, s->keys);
+        w->dv = take(&at, s, s->kv_heads, s->keys);
+    }
+    w->lse = mha_tensor_contiguous(at, MHA_F32, 3, (int64_t[]){s->batch, s->heads, s->queries});
+    return MHA_OK;
+}
+
+/* A fifth of the blocks: the diagonal, and others at random. Returns the share. */
+static double some_blocks(uint8_t *keep, int64_t rows, int64_t columns)
+{
+    uint32_t state = 7;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < rows * columns; i++) {
+        state = state * 1664525u + 1013904223u;
+        keep[i] = i / columns == i % columns || (state >> 8) < (1u << 24) / 5;
+        kept += keep[i];
+    }
+    return (double)kept / (double)(rows * columns);
+}
+
+static double mask_blocks(attention_work *w)
+{
+    const int64_t rows = (w->shape.queries + BLOCK - 1) / BLOCK;
+    const int64_t columns = (w->shape.keys + BLOCK - 1) / BLOCK;
+    w->mask = malloc((size_t)(rows * columns));
+    if (!w->mask) return 0;
+    w->extra = mha_tensor_contiguous(w->mask, MHA_U8, 4, (int64_t[]){1, 1, rows, columns});
+    w->desc.keep_blocks = &w->extra;
+    w->desc.block_queries = w->desc.block_keys = BLOCK;
+    return some_blocks(w->mask, rows, columns);
+}
+
+static double mask_dense(attention_work *w)
+{
+    const int64_t rows = w->shape.queries, columns = w->shape.keys, pairs = rows * columns;
+    const bool bias = w->shape.mask == BENCH_MASK_BIAS;
+    w->mask = bias ? (void *)some_floats(pairs) : malloc((size_t)pairs);
+    if (!w->mask) return 0;
+    w->extra = mha_tensor_contiguous(w->mask, bias ? MHA_F32 : MHA_U8, 4,
+                                     (int64_t[]){1, 1, rows, columns});
+    for (int64_t i = 0; !bias && i < pairs; i++) ((uint8_t *)w->mask)[i] = i % 7 != 0;
+    if (bias)
+        w->desc.bias = &w->extra;
+    else
+        w->desc.keep_mask = &w->extra;
+    return 1; /* every tile is computed */
+}
+
+/* Pairs of a causal window of `window` keys: the first rows have fewer. */
+static double window_pairs(double rows, double window)
+{
+    return rows <= window ? rows * (rows + 1) / 2 : window * rows - window * (window - 1) / 2;
+}
+
+/* The mask in w->desc; returns the share of all pairs that it leaves, 0: out of memory. */
+static double set_mask(attention_work *w)
+{
+    const bench_shape *s = &w->shape;
+    const double n = (double)s->queries, all = n * (double)s->keys;
+    switch (s->mask) {
+    case BENCH_MASK_FULL: return 1;
+    case BENCH_MASK_CAUSAL:
+        w->desc.flags |= MHA_ATTENTION_CAUSAL;
+        w->desc.q_offset = s->keys - s->queries;
+        return (n * (n + 1) / 2 + n * (double)(s->keys - s->queries)) / all;
+    case BENCH_MASK_WINDOW:
+        w->desc.flags |= MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW;
+        w->desc.left_keys = s->window - 1;
+        return window_pairs(n, (double)s->window) / all;
+    case BENCH_MASK_BLOCKS: return mask_blocks(w);
+    case BENCH_MASK_LENGTHS:
+        for (int64_t b = 0; b < s->batch; b++) w->lengths[b] = s->keys - PADDING;
+        w->desc.key_lengths = w->lengths;
+        return (double)(s->keys - PADDING) / (double)s->keys;
+    case BENCH_MASK_KEEP:
+    case BENCH_MASK_BIAS: return mask_dense(w);
+    }
+    return 0;
+}
+
+static mha_status fill_caches(attention_work *w)
+{
+    const bench_shape *s = &w->shape;
+    const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                    .batch = s->batch,
+                                    .kv_heads = s->kv_heads,
+                                    .capacity = s->keys,
+                                    .head_dim = s->head_dim};
+    mha_status status = MHA_OK;
+    for (int64_t i = 0; i < w->copies && !status; i++) {
+        status = mha_kv_cache_create(w->context, &desc, &w->cache[i]);
+        if (!status) status = mha_kv_cache_append(w->cache[i], &w->k[0], &w->v[0], NULL);
+    }
+    return status;
+}
+
+static mha_status run_attention(void *user, int64_t i)
+{
+    attention_work *w = user;
+    i %= w->copies;
+    if (w->shape.cache)
+        return mha_kv_cache_attention(w->context, w->cache[i], &w->desc, &w->q, &w->o, NULL);
+    return mha_attention_forward(w->context, &w->desc, &w->q, &w->k[i], &w->v[i], &w->o, NULL);
+}
+
+static mha_status run_backward(void *user, int64_t i)
+{
+    attention_work *w = user;
+    const mha_attention_gradients gradients = {
+        .struct_size = sizeof gradients, .q = &w->dq, .k = &w->dk, .v = &w->dv};
+    (void)i;
+    return mha_attention_backward(w->context, &w->desc, &w->q, &w->k[0], &w->v[0], &w->o, &w->lse,
+                                  &w->dout, &gradients);
+}
+
+static void free_attention(void *user)
+{
+    attention_work *w = user;
+    for (int64_t i = 0; i < w->copies; i++) mha_kv_cache_destroy(w->cache[i]);
+    free(w->memory);
+    free(w->mask);
+    free(w);
+}
+
+static mha_status make_attention(mha_context *context, bench_work *work)
+{
+    const bench_shape *s = &work->shape;
+    attention_work *w = calloc(1, sizeof *w);
+    if (!w) return mha_fail(MHA_ERR_NOMEM, "a benchmark");
+    work->user = w, work->free = free_attention;
+    work->run = s->kind == BENCH_BACKWARD ? run_backward : run_attention;
+    *w = (attention_work){.context = context, .shape = *s};
+    w->desc.struct_size = sizeof w->desc;
+    if (s->int8) w->desc.compute = MHA_COMPUTE_INT8;
+    const double keys_bytes = 8.0 * (double)(s->batch * s->kv_heads * s->keys * s->head_dim);
+    w->copies = s->kind == BENCH_DECODE ? copies_of(keys_bytes) : 1;
+    mha_status status = make_tensors(w);
+    const double share = status ? 1 : set_mask(w);
+    if (share == 0) status = too_large("a mask");
+    if (!status && s->cache) status = fill_caches(w);
+    if (!status && s->kind == BENCH_BACKWARD) {
+        const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
+        status =
+            mha_attention_forward(context, &w->desc, &w->q, &w->k[0], &w->v[0], &w->o, &outputs);
+    }
+    const double products = s->kind == BENCH_BACKWARD ? 5 : 2; /* of T x S x D */
+    work->flops = 2 * products * (double)(s->batch * s->heads * s->queries * s->head_dim) *
+                  (double)s->keys * share;
+    work->bytes = s->kind == BENCH_DECODE ? keys_bytes : 0;
+    return status;
+}
+
+/* ---- the module ------------------------------------------------------------------------------ */
+
+typedef struct module_work {
+    mha_context *context;
+    mha_module *module;
+    mha_attention_desc desc;
+    mha_module_outputs outputs;
+    mha_tensor x, out, average;
+    float *memory;
+} module_work;
+
+static mha_status run_module(void *user, int64_t i)
+{
+    module_work *w = user;
+    (void)i;
+    return mha_module_forward(w->context, w->module, &w->desc, &w->x, &w->x, &w->x, &w->out,
+                              w->average.data ? &w->outputs : NULL);
+}
+
+static void free_module(void *user)
+{
+    module_work *w = user;
+    mha_module_destroy(w->module);
+    free(w->memory);
+    free(w);
+}
+
+/* All parameters from one array, which must be as large as the largest. */
+static mha_status set_parameters(mha_module *module, float *numbers)
+{
+    mha_module_parameter parameter;
+    mha_status status = MHA_OK;
+    for (int64_t i = 0; !status && mha_module_parameter_at(module, i, &parameter); i++) {
+        const mha_tensor value =
+            mha_tensor_contiguous(numbers, MHA_F32, parameter.ndim, parameter.shape);
+        status = mha_module_set_parameter(module, parameter.name, &value);
+    }
+    return status;
+}
+
+static mha_status make_module(mha_context *context, bench_work *work)
+{
+    const bench_shape *s = &work->shape;
+    const int64_t width = s->heads * s->head_dim, rows = s->batch * s->queries;
+    const int64_t projected = width + 2 * s->kv_heads * s->head_dim;
+    const int64_t weights = s->need_weights ? rows * s->keys : 0, parameters = 3 * width * width;
+    module_work *w = calloc(1, sizeof *w);
+    if (!w) return mha_fail(MHA_ERR_NOMEM, "a benchmark");
+    work->user = w, work->free = free_module, work->run = run_module;
+    w->context = context;
+    w->memory = some_floats(2 * rows * width + weights + parameters);
+    if (!w->memory) return too_large("a module");
+    const mha_module_desc desc = {.struct_size = sizeof desc,
+                                  .embed_dim = width,
+                                  .num_heads = s->heads,
+                                  .kv_heads = s->kv_heads,
+                                  .head_dim = s->head_dim};
+    const int64_t shape[] = {s->batch, s->queries, width};
+    float *at = w->memory;
+    w->x = mha_tensor_contiguous(at, MHA_F32, 3, shape);
+    w->out = mha_tensor_contiguous(at += rows * width, MHA_F32, 3, shape);
+    at += rows * width;
+    if (weights)
+        w->average =
+            mha_tensor_contiguous(at, MHA_F32, 3, (int64_t[]){s->batch, s->queries, s->keys});
+    w->outputs = (mha_module_outputs){.struct_size = sizeof w->outputs,
+                                      .average_probabilities = &w->average};
+    w->desc.struct_size = sizeof w->desc;
+    if (s->mask == BENCH_MASK_CAUSAL) w->desc.flags |= MHA_ATTENTION_CAUSAL;
+    mha_status status = mha_module_create(context, &desc, &w->module);
+    if (!status) status = set_parameters(w->module, at + weights);
+    const double n = (double)s->queries, pairs = w->desc.flags ? n * (n + 1) / 2 : n * n;
+    work->flops = 2.0 * (double)rows * (double)width * (double)(projected + width) +
+                  4.0 * (double)(s->batch * width) * pairs;
+    return status;
+}
+
+/* ---- a linear layer -------------------------------------------------------------------------- */
+
+typedef struct gemm_work {
+    mha_context *context;
+    mha_linear *linear[MOST_COPIES];
+    int64_t copies;
+    mha_tensor x, y;
+    float *memory;
+} gemm_work;
+
+static mha_status run_gemm(void *user, int64_t i)
+{
+    gemm_work *w = user;
+    return mha_linear_forward(w->context, w->linear[i % w->copies], MHA_ACTIVATION_NONE, &w->x,
+                              &w->y);
+}
+
+static void free_gemm(void *user)
+{
+    gemm_work *w = user;
+    for (int64_t i = 0; i < w->copies; i++) mha_linear_destroy(w->linear[i]);
+    free(w->memory);
+    free(w);
+}
+
+/* One row waits for its weights, which then come from memory. */
+static mha_status make_gemm(mha_context *context, bench_work *work)
+{
+    const bench_shape *s = &work->shape;
+    const double weight_bytes = 4.0 * (double)s->outputs * (double)s->inputs;
+    gemm_work *w = calloc(1, sizeof *w);
+    if (!w) return mha_fail(MHA_ERR_NOMEM, "a benchmark");
+    work->user = w, work->free = free_gemm, work->run = run_gemm;
+    w->context = context;
+    w->copies = s->rows == 1 ? copies_of(weight_bytes) : 1;
+    w->memory = some_floats(s->rows * (s->inputs + s->outputs) + s->outputs * s->inputs);
+    if (!w->memory) return too_large("a product");
+    float *at = w->memory;
+    w->x = mha_tensor_contiguous(at, MHA_F32, 2, (int64_t[]){s->rows, s->inputs});
+    w->y = mha_tensor_contiguous(at += s->rows * s->inputs, MHA_F32, 2,
+                                 (int64_t[]){s->rows, s->outputs});
+    const mha_tensor weight = mha_tensor_contiguous(at + s->rows * s->outputs, MHA_F32, 2,
+                                                    (int64_t[]){s->outputs, s->inputs});
+    mha_status status = MHA_OK;
+    for (int64_t i = 0; i < w->copies && !status; i++)
+        status = mha_linear_create(context, &weight, NULL, &w->linear[i]);
+    work->flops = 2.0 * (double)s->rows * (double)s->outputs * (double)s->inputs;
+    work->bytes = s->rows == 1 ? weight_bytes : 0;
+    return status;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------ */
+
+static void name_attention(bench_work *work)
+{
+    static const char *const masks[] = {"", " causal", "", " blocks", " lengths", " keep", " bias"};
+    const bench_shape *s = &work->shape;
+    char heads[32], keys[32] = "", batch[24] = "", window[32] = "";
+    snprintf(heads, sizeof heads, s->kv_heads == s->heads ? "h%lld" : "h%lld/%lld",
+             (long long)s->heads, (long long)s->kv_heads);
+    if (s->keys != s->queries) snprintf(keys, sizeof keys, " k%lld", (long long)s->keys);
+    if (s->batch > 1) snprintf(batch, sizeof batch, " b%lld", (long long)s->batch);
+    if (s->mask == BENCH_MASK_WINDOW)
+        snprintf(window, sizeof window, " window%lld", (long long)s->window);
+    snprintf(work->name, sizeof work->name, "%s %s d%lld n%lld%s%s%s%s%s%s%s%s",
+             bench_kind_name(s->kind), heads, (long long)s->head_dim, (long long)s->queries, keys,
+             batch, masks[s->mask], window, s->by_token ? " bthd" : "",
+             s->need_weights ? " weights" : "", s->cache ? " cache" : "", s->int8 ? " int8" : "");
+}
+
+cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work)
+{
+    *work = (bench_work){.shape = *shape};
+    if (shape->kind == BENCH_GEMM)
+        snprintf(work->name, sizeof work->name, "gemm %lldx%lldx%lld", (long long)shape->rows,
+                 (long long)shape->outputs, (long long)shape->inputs);
+    else
+        name_attention(work);
+    mha_status status = shape->kind == BENCH_GEMM     ? make_gemm(context, work)
+                        : shape->kind == BENCH_MODULE ? make_module(context, work)
+                                                      : make_attention(context, work);
+    if (status == MHA_OK) return CLI_OK;
+    bench_work_free(work);
+    return cli_fail_status(BENCH, status);
+}
+
+void bench_work_free(bench_work *work)
+{
+    if (work->user) work->free(work->user);
+    work->user = NULL, work->free = NULL;
+}

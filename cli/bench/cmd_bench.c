@@ -1,0 +1,421 @@
+/* multihead bench: attention as a fraction of this machine's peak, measured in the same run
+ * (bench_machine.c); only samples taken while the machine was otherwise idle count. */
+#include "bench/bench.h"
+#include "common/commands.h"
+#include "common/files.h"
+#include "common/option_rows.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct bench_options {
+    int64_t batch, heads, kv_heads, head_dim, length, keys, window;
+    int64_t rows, outputs, inputs, threads, samples;
+    args_real seconds, patience;
+    int causal, mask, layout, need_weights, cache, compute, isa, json, quiet;
+    const char *compare, *svg;
+} bench_options;
+
+#define ISA_TEXT(name, value, text) text,
+static const char *const isas[] = {MHA_ISA_LIST(ISA_TEXT) NULL};
+static const char *const masks[] = {"full",    "causal", "window", "blocks",
+                                    "lengths", "keep",   "bias",   NULL};
+static const char *const layouts[] = {"bhtd", "bthd", NULL};
+static const char *const computes[] = {"f32", "int8", NULL}; /* mha_compute */
+
+enum { MOST = 1 << 24 };
+
+#define REAL(name_, field_, value_, help_)                                \
+    {                                                                     \
+        .kind = ARGS_REAL, .name = name_, .value = value_, .help = help_, \
+        .field = offsetof(bench_options, field_)                          \
+    }
+
+static const args_option option_table[] = {
+    ROW_HEADING("The work (forward, backward, decode, module)"),
+    ROW_NUMBER("heads", bench_options, heads, 1, 4096, "query heads; default 8, decode 32"),
+    ROW_NUMBER("kv-heads", bench_options, kv_heads, 1, 4096,
+               "key/value heads; default: as --heads, decode 8"),
+    ROW_NUMBER("head-dim", bench_options, head_dim, 1, 4096, "head size; default 64, decode 128"),
+    ROW_NUMBER("length", bench_options, length, 1, MOST,
+               "tokens; default 2048, module 512, decode 1"),
+    ROW_NUMBER("keys", bench_options, keys, 1, MOST, "keys, if not equal to tokens; decode 4096"),
+    ROW_NUMBER("batch", bench_options, batch, 1, 4096, "sequences; default 1"),
+    ROW_FLAG(0, "causal", bench_options, causal, 1, "the same as --mask causal"),
+    ROW_CHOICE("mask", bench_options, mask, masks,
+               "blocks: a fifth of them is kept; keep, bias: one\nvalue per pair"),
+    ROW_NUMBER("window", bench_options, window, 1, MOST,
+               "causal, N keys; with or without --mask window"),
+    ROW_CHOICE("layout", bench_options, layout, layouts, "memory layout of the tensors"),
+    ROW_FLAG(0, "need-weights", bench_options, need_weights, 1,
+             "module: the weights too, averaged over heads"),
+    ROW_FLAG(0, "cache", bench_options, cache, 1, "decode from a KV cache, not from plain tensors"),
+    ROW_CHOICE("compute", bench_options, compute, computes,
+               "forward: int8 is compared with f32 too; default f32"),
+    ROW_HEADING("The work (gemm)"),
+    ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
+    ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
+    ROW_NUMBER("inputs", bench_options, inputs, 1, MOST, "inputs K; default 512"),
+    ROW_HEADING("Measurement"),
+    ROW_NUMBER("threads", bench_options, threads, 1, 1024,
+               "default: MHA_THREADS, else all available CPUs"),
+    ROW_CHOICE("isa", bench_options, isa, isas, "instruction set; default the best"),
+    ROW_NUMBER("samples", bench_options, samples, 1, BENCH_MOST_SAMPLES,
+               "quiet samples per row; default 15"),
+    REAL("seconds", seconds, "X", "seconds after which 5 samples suffice; default 10"),
+    REAL("patience", patience, "X", "seconds after which a row is ungated; default 600"),
+    ROW_HEADING("Output"),
+    ROW_FLAG(0, "json", bench_options, json, 1, "everything, raw samples included, as JSON"),
+    ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
+    ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot"),
+    ROW_FLAG('q', "quiet", bench_options, quiet, 1, "no notes on stderr"),
+    ROW_FLAG('h', "help", bench_options, quiet, 0, "this text"),
+};
+
+static const args_page page = {
+    .command = BENCH,
+    .summary = "measure attention as a fraction of the machine's peak",
+    .usage = "bench WORK [options]",
+    .examples = "multihead bench forward --heads 8 --head-dim 64 --length 2048 --threads 1\n"
+                "multihead bench forward --causal --json > before.json\n"
+                "multihead bench forward --causal --compare before.json\n"
+                "multihead bench decode --heads 32 --kv-heads 8 --keys 32768\n"
+                "multihead bench gemm --rows 1 --outputs 4096 --inputs 4096\n"
+                "multihead bench all --svg roofline.svg",
+    .notes = "WORK is forward, backward, decode, module, gemm, or all: the list of shapes in\n"
+             "docs/speed.md. Forward counts 4 D operations per visible pair of query and key,\n"
+             "backward 10 D. The peak of multiply-adds and the read bandwidth are measured\n"
+             "first, in the same run and with the same number of threads.\n"
+             "\n"
+             "A sample is quiet if short probes of the same kind of work before and after it\n"
+             "ran undisturbed. A row with fewer than five quiet samples is marked as ungated:\n"
+             "its median is over all samples and reflects other load on the machine as well.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- what is measured ------------------------------------------------------------------------ */
+
+#define PLAIN(b, h, hk, d, n) \
+    .batch = (b), .heads = (h), .kv_heads = (hk), .head_dim = (d), .queries = (n), .keys = (n)
+#define STEP(h, hk, n)                                                                 \
+    .kind = BENCH_DECODE, .batch = 1, .heads = (h), .kv_heads = (hk), .head_dim = 128, \
+    .queries = 1, .keys = (n)
+#define PRODUCT(m, n, k) .kind = BENCH_GEMM, .rows = (m), .outputs = (n), .inputs = (k)
+
+/* The list of shapes that docs/speed.md shows. */
+static const bench_shape all_shapes[] = {
+    {PLAIN(1, 8, 8, 64, 512)},
+    {PLAIN(1, 8, 8, 64, 2048)},
+    {PLAIN(1, 8, 8, 128, 2048)},
+    {PLAIN(1, 32, 32, 128, 512)},
+    {PLAIN(1, 12, 12, 64, 128)},
+    {PLAIN(16, 12, 12, 64, 128)},
+    {PLAIN(2, 8, 8, 64, 10)},
+    {PLAIN(1, 8, 8, 64, 2048), .by_token = true},
+    {PLAIN(1, 8, 8, 128, 2048), .by_token = true},
+    {PLAIN(1, 32, 32, 128, 512), .by_token = true},
+    {PLAIN(1, 12, 12, 64, 128), .by_token = true},
+    {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_CAUSAL},
+    {PLAIN(1, 8, 8, 128, 2048), .mask = BENCH_MASK_CAUSAL},
+    {PLAIN(1, 8, 8, 64, 16384), .mask = BENCH_MASK_WINDOW, .window = 256},
+    {PLAIN(1, 8, 8, 64, 8192), .mask = BENCH_MASK_BLOCKS},
+    {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_LENGTHS},
+    {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_KEEP},
+    {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_BIAS},
+    {PLAIN(1, 8, 8, 64, 2048), .int8 = true},
+    {PLAIN(1, 8, 8, 128, 2048), .int8 = true},
+    {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 64, 512)},
+    {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 64, 2048)},
+    {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 128, 512)},
+    {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 128, 2048)},
+    {STEP(32, 8, 4096)},
+    {STEP(32, 32, 4096)},
+    {STEP(32, 1, 4096)},
+    {STEP(32, 8, 32768)},
+    {STEP(32, 32, 32768)},
+    {STEP(32, 1, 32768)},
+    {STEP(32, 8, 4096), .cache = true},
+    {STEP(32, 8, 32768), .cache = true},
+    {.kind = BENCH_MODULE, PLAIN(2, 8, 8, 64, 10)},
+    {.kind = BENCH_MODULE, PLAIN(1, 12, 12, 64, 128)},
+    {.kind = BENCH_MODULE, PLAIN(1, 8, 8, 64, 512)},
+    {.kind = BENCH_MODULE, PLAIN(1, 8, 8, 64, 2048)},
+    {.kind = BENCH_MODULE, PLAIN(32, 12, 12, 64, 128)},
+    {.kind = BENCH_MODULE, PLAIN(1, 12, 12, 64, 128), .need_weights = true},
+    {.kind = BENCH_MODULE, PLAIN(1, 8, 8, 64, 512), .need_weights = true},
+    {PRODUCT(512, 512, 512)},
+    {PRODUCT(2048, 512, 512)},
+    {PRODUCT(128, 768, 768)},
+    {PRODUCT(512, 4096, 4096)},
+    {PRODUCT(16, 512, 512)},
+    {PRODUCT(1, 512, 512)},
+    {PRODUCT(1, 4096, 4096)},
+};
+
+enum { ALL_SHAPES = sizeof all_shapes / sizeof *all_shapes };
+
+static int64_t or_else(int64_t value, int64_t otherwise)
+{
+    return value ? value : otherwise;
+}
+
+static bench_shape shape_of(const bench_options *o, bench_kind kind)
+{
+    const bool decode = kind == BENCH_DECODE;
+    bench_shape s = {.kind = kind,
+                     .mask = (bench_mask)o->mask,
+                     .batch = or_else(o->batch, 1),
+                     .heads = or_else(o->heads, decode ? 32 : 8),
+                     .head_dim = or_else(o->head_dim, decode ? 128 : 64),
+                     .queries = or_else(o->length, decode                 ? 1
+                                                   : kind == BENCH_MODULE ? 512
+                                                                          : 2048),
+                     .window = o->window,
+                     .rows = or_else(o->rows, 512),
+                     .outputs = or_else(o->outputs, 512),
+                     .inputs = or_else(o->inputs, 512),
+                     .by_token = o->layout == 1,
+                     .need_weights = o->need_weights,
+                     .cache = o->cache,
+                     .int8 = o->compute == MHA_COMPUTE_INT8};
+    s.kv_heads = or_else(o->kv_heads, decode && s.heads % 8 == 0 && !o->heads ? 8 : s.heads);
+    s.keys = or_else(o->keys, decode ? 4096 : s.queries);
+    if (o->causal) s.mask = BENCH_MASK_CAUSAL;
+    if (o->window) s.mask = BENCH_MASK_WINDOW;
+    return s;
+}
+
+/* Options that are for other works than this one. */
+static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
+{
+    const bool sizes = o->heads || o->kv_heads || o->head_dim || o->length || o->keys || o->batch;
+    const bool kinds =
+        o->causal || o->mask || o->window || o->layout || o->need_weights || o->cache || o->compute;
+    const bool product = o->rows || o->outputs || o->inputs;
+    if (all && (sizes || kinds || product))
+        return cli_fail(CLI_USAGE, BENCH,
+                        "'all' is a list of works with sizes and masks of their own; name one of "
+                        "them, as 'forward', to choose");
+    if (all) return CLI_OK;
+    if (kind == BENCH_GEMM && (sizes || kinds))
+        return cli_fail(CLI_USAGE, BENCH, "of sizes 'gemm' takes --rows, --outputs and --inputs");
+    if (kind != BENCH_GEMM && product)
+        return cli_fail(CLI_USAGE, BENCH, "--rows, --outputs and --inputs are for the work 'gemm'");
+    if (o->need_weights && kind != BENCH_MODULE)
+        return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
+    if (o->cache && kind != BENCH_DECODE)
+        return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
+    if (o->compute == MHA_COMPUTE_INT8 && kind != BENCH_FORWARD)
+        return cli_fail(CLI_USAGE, BENCH, "--compute int8 is for the work 'forward'");
+    return CLI_OK;
+}
+
+/* --mask, --causal and --window say one thing. */
+static cli_exit check_mask(const bench_options *o)
+{
+    const bench_mask mask = (bench_mask)o->mask;
+    if (o->causal && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL && !o->window)
+        return cli_fail(CLI_USAGE, BENCH, "--causal does not go with --mask %s; choose one",
+                        masks[mask]);
+    if (o->window && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL &&
+        mask != BENCH_MASK_WINDOW)
+        return cli_fail(CLI_USAGE, BENCH, "--window does not go with --mask %s; choose one",
+                        masks[mask]);
+    return CLI_OK;
+}
+
+static cli_exit check_shape(const bench_shape *s)
+{
+    const bool masked = s->mask != BENCH_MASK_FULL && s->mask != BENCH_MASK_CAUSAL;
+    if (s->heads % s->kv_heads != 0)
+        return cli_fail(CLI_USAGE, BENCH,
+                        "%lld heads cannot share %lld key/value heads evenly; --kv-heads must "
+                        "divide --heads",
+                        (long long)s->heads, (long long)s->kv_heads);
+    if (s->kind == BENCH_MODULE && (masked || s->keys != s->queries || s->by_token))
+        return cli_fail(CLI_USAGE, BENCH,
+                        "a module is measured full or --causal, on one sequence "
+                        "length, in its own layout");
+    if (s->kind == BENCH_DECODE && (s->mask == BENCH_MASK_WINDOW || (s->cache && masked)))
+        return cli_fail(CLI_USAGE, BENCH,
+                        "decode is measured without windows, and with --cache full or --causal");
+    if (s->mask == BENCH_MASK_WINDOW && (!s->window || s->keys != s->queries))
+        return cli_fail(CLI_USAGE, BENCH, "a window needs --window N, and as many keys as tokens");
+    if (s->mask == BENCH_MASK_CAUSAL && s->keys < s->queries)
+        return cli_fail(CLI_USAGE, BENCH,
+                        "causal: %lld --keys are fewer than the %lld tokens of --length",
+                        (long long)s->keys, (long long)s->queries);
+    if (s->mask == BENCH_MASK_LENGTHS && (s->keys <= 100 || s->batch > 16))
+        return cli_fail(CLI_USAGE, BENCH,
+                        "lengths: 100 keys are padding, so that there must be "
+                        "more, and at most 16 sequences");
+    return CLI_OK;
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+static bench_limits limits_of(const bench_options *o)
+{
+    return (bench_limits){.wanted = (int)or_else(o->samples, 15),
+                          .seconds = o->seconds.given ? o->seconds.value : 10,
+                          .patience = o->patience.given ? o->patience.value : 600};
+}
+
+static cli_exit measure_row(mha_context *context, const bench_limits *limits,
+                            const bench_shape *shape, const bench_machine *machine, bench_row *row)
+{
+    cli_exit code = CLI_OK;
+    if (shape->int8) { /* its twin, first */
+        bench_shape twin = *shape;
+        twin.int8 = false;
+        code = measure_row(context, limits, &twin, machine, row);
+        row->f32 = row->result.median;
+        bench_result_free(&row->result);
+    }
+    if (code == CLI_OK) code = bench_work_make(context, shape, &row->work);
+    if (code != CLI_OK) return code;
+    mha_status status = bench_measure(context, machine, &row->work, limits, &row->result);
+    bench_work_free(&row->work);
+    row->limit = bench_limit(machine, &row->work, row->result.beside);
+    row->best = bench_limit(machine, &row->work, row->result.most);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(BENCH, status);
+}
+
+static mha_status draw_json(const void *user, const mha_sink *sink)
+{
+    return bench_write_json(user, sink);
+}
+
+static mha_status draw_roofline(const void *user, const mha_sink *sink)
+{
+    return bench_write_roofline(user, sink);
+}
+
+static cli_exit write_outputs(const bench_options *o, const bench_report *report)
+{
+    mha_status status = MHA_OK;
+    if (o->json) status = files_draw("-", draw_json, report);
+    if (!status && o->svg) status = files_draw(o->svg, draw_roofline, report);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(BENCH, status);
+}
+
+/* What only shows once the machine was measured, before minutes are spent on rows. */
+static cli_exit check_machine(const bench_options *o, const bench_machine *machine,
+                              const bench_older *older)
+{
+    bench_older_warn(older, machine);
+    if (!o->svg || machine->fma_peak > 0) return CLI_OK;
+    return cli_fail(CLI_UNSUPPORTED, BENCH,
+                    "--svg: the peak of %s is not known, so that there is no roof to draw",
+                    mha_isa_name(machine->isa));
+}
+
+static cli_exit measure_all(const bench_options *o, mha_context *context, const bench_shape *shapes,
+                            const bench_older *older, bench_report *report)
+{
+    const bench_limits limits = limits_of(o);
+    cli_note(o->quiet || !o->json, "measuring the machine, then %d row%s", report->count,
+             report->count == 1 ? "" : "s");
+    mha_status status = bench_machine_measure(
+        context, limits.patience < 0.5 ? limits.patience : 0.5, &report->machine);
+    if (status) return cli_fail_status(BENCH, status);
+    int found = 0; /* of rows that are in the older file too */
+    cli_exit code = check_machine(o, &report->machine, older);
+    if (code == CLI_OK && !o->json) bench_print_machine(&report->machine);
+    for (int i = 0; i < report->count && code == CLI_OK; i++) {
+        bench_row *row = &report->rows[i];
+        code = measure_row(context, &limits, &shapes[i], &report->machine, row);
+        if (code != CLI_OK) break;
+        row->before = bench_older_median(older, row->work.name);
+        found += row->before > 0;
+        if (!o->json) bench_print_row(&report->machine, row);
+        if (o->json) cli_note(o->quiet, "%s", row->work.name);
+        if (row->work.bytes == 0 && row->limit > 1.02 * row->result.median)
+            cli_warn(BENCH,
+                     "%s: faster than the peak, which was measured while others used the machine; "
+                     "measure again",
+                     row->work.name);
+    }
+    if (code == CLI_OK && older && !found)
+        cli_warn(BENCH, "--compare: '%s' has no row '%s'%s", o->compare, report->rows[0].work.name,
+                 report->count > 1 ? " or another of these" : "");
+    return code == CLI_OK ? write_outputs(o, report) : code;
+}
+
+static cli_exit bench(const bench_options *o, const bench_shape *shapes, int count)
+{
+    const mha_context_desc desc = {
+        .struct_size = sizeof desc, .num_threads = (int32_t)o->threads, .isa = (mha_isa)o->isa};
+    mha_context *context = NULL;
+    bench_older *older = NULL;
+    mha_status status = mha_context_create(&desc, &context);
+    if (status) return cli_fail_status(BENCH, status);
+    bench_report report = {.count = count};
+    report.rows = calloc((size_t)count, sizeof *report.rows);
+    cli_exit code = CLI_OK;
+    if (!report.rows) code = cli_fail(CLI_NO_MEMORY, BENCH, "out of memory");
+    if (code == CLI_OK) code = bench_older_read(o->compare, &older);
+    if (code == CLI_OK) code = measure_all(o, context, shapes, older, &report);
+    bench_older_free(older);
+    for (int i = 0; report.rows && i < count; i++) bench_result_free(&report.rows[i].result);
+    free(report.rows);
+    bench_machine_free(&report.machine);
+    mha_context_destroy(context);
+    return code;
+}
+
+static cli_exit check_options(const bench_options *o)
+{
+    if (o->seconds.given && o->seconds.value < 0)
+        return cli_fail(CLI_USAGE, BENCH, "--seconds is negative");
+    if (o->patience.given && o->patience.value < 0)
+        return cli_fail(CLI_USAGE, BENCH, "--patience is negative");
+    if (o->svg && !strcmp(o->svg, "-"))
+        return cli_fail(CLI_USAGE, BENCH, "--svg -: stdout has the rows; name a file for the plot");
+    const mha_status status = o->svg ? files_check_place(o->svg) : MHA_OK;
+    if (status) return cli_fail_status(BENCH, status);
+    return check_mask(o);
+}
+
+static cli_exit unknown_work(const char *word)
+{
+    const char *names[BENCH_KINDS + 1] = {[BENCH_KINDS] = "all"};
+    for (int i = 0; i < BENCH_KINDS; i++) names[i] = bench_kind_name((bench_kind)i);
+    const char *near = args_nearest(word, names, BENCH_KINDS + 1);
+    if (near)
+        return cli_fail(CLI_USAGE, BENCH, "unknown work '%s'; did you mean '%s'?", word, near);
+    return cli_fail(CLI_USAGE, BENCH,
+                    "unknown work '%s'; there are forward, backward, decode, module, gemm and all",
+                    word);
+}
+
+cli_exit cmd_bench(int count, char *const *arguments)
+{
+    bench_options options = {0};
+    args_texts plain = {0};
+    if (args_want_help(count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code == CLI_OK) code = check_options(&options);
+    if (code != CLI_OK) return code;
+    if (plain.count != 1)
+        return cli_fail(CLI_USAGE, BENCH,
+                        "name one work: forward, backward, decode, module, gemm or all");
+    if (!strcmp(plain.items[0], "all")) {
+        code = check_work(&options, BENCH_KINDS, true);
+        return code == CLI_OK ? bench(&options, all_shapes, ALL_SHAPES) : code;
+    }
+    for (int kind = 0; kind < BENCH_KINDS; kind++) {
+        if (strcmp(plain.items[0], bench_kind_name((bench_kind)kind)) != 0) continue;
+        const bench_shape shape = shape_of(&options, (bench_kind)kind);
+        code = check_work(&options, (bench_kind)kind, false);
+        if (code == CLI_OK) code = check_shape(&shape);
+        return code == CLI_OK ? bench(&options, &shape, 1) : code;
+    }
+    return unknown_work(plain.items[0]);
+}

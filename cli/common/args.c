@@ -1,0 +1,319 @@
+/* Command lines: see args.h. One walk over the arguments, one table lookup an option. */
+#include "common/args.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Suggestions ----------------------------------------------------------------------------- */
+
+enum { LONGEST_NAME = 31 };
+
+static int least_of(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Edits that turn a into b: insert, remove, replace, swap two neighbours. */
+static int edit_distance(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    if (n > LONGEST_NAME || m > LONGEST_NAME) return LONGEST_NAME;
+    int cost[LONGEST_NAME + 1][LONGEST_NAME + 1];
+    for (size_t i = 0; i <= n; i++) cost[i][0] = (int)i;
+    for (size_t j = 0; j <= m; j++) cost[0][j] = (int)j;
+    for (size_t i = 1; i <= n; i++)
+        for (size_t j = 1; j <= m; j++) {
+            int replace = cost[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            cost[i][j] = least_of(replace, 1 + least_of(cost[i - 1][j], cost[i][j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                cost[i][j] = least_of(cost[i][j], cost[i - 2][j - 2] + 1);
+        }
+    return cost[n][m];
+}
+
+/* A beginning counts as near, "--trunc" may mean "--truncate"; the other way round, "--output" for
+ * "--out"; and a word of the name, "--mask" for "--keep-mask". */
+static bool is_part(const char *word, size_t length, const char *name)
+{
+    size_t whole = strlen(name);
+    if (length < 3) return false;
+    if (!strncmp(word, name, length) || (whole >= 3 && !strncmp(word, name, whole))) return true;
+    const char *behind = whole > length ? name + whole - length : name;
+    return behind > name && behind[-1] == '-' && !strcmp(behind, word);
+}
+
+const char *args_nearest(const char *word, const char *const *names, size_t count)
+{
+    const char *best = NULL;
+    size_t length = strlen(word);
+    int bound = length > 4 ? 3 : 2; /* the first distance that is too far */
+    for (size_t i = 0; i < count; i++) {
+        int distance = edit_distance(word, names[i]);
+        if (distance >= bound && is_part(word, length, names[i])) distance = bound - 1;
+        if (distance < bound) {
+            best = names[i];
+            bound = distance;
+        }
+    }
+    return best;
+}
+
+/* ---- Parsing --------------------------------------------------------------------------------- */
+
+/* One option as it stands in the arguments. */
+typedef struct args_given {
+    char shown[LONGEST_NAME + 3]; /* "--layer" or "-l" */
+    const char *value;            /* what follows '=', or the next argument; NULL: nothing */
+} args_given;
+
+bool args_want_help(int count, char *const *arguments)
+{
+    for (int i = 0; i < count && strcmp(arguments[i], "--") != 0; i++)
+        if (!strcmp(arguments[i], "-h") || !strcmp(arguments[i], "--help")) return true;
+    return false;
+}
+
+static const args_option *find_option(const args_page *page, const char *shown)
+{
+    for (size_t i = 0; i < page->option_count; i++) {
+        const args_option *option = &page->options[i];
+        if (option->kind == ARGS_HEADING) continue;
+        if (shown[1] == '-' && !strcmp(option->name, shown + 2)) return option;
+        if (shown[1] == option->letter && shown[1] && !shown[2]) return option;
+    }
+    return NULL;
+}
+
+static cli_exit unknown_option(const args_page *page, const char *shown, const char *word)
+{
+    if (strchr(word, ' '))
+        return cli_fail(CLI_USAGE, page->command,
+                        "'%s' begins with '-'; if it is a text, put '--' before it", word);
+    const char *names[ARGS_MOST_OPTIONS];
+    size_t count = 0;
+    for (size_t i = 0; i < page->option_count && count < ARGS_MOST_OPTIONS; i++)
+        if (page->options[i].kind != ARGS_HEADING) names[count++] = page->options[i].name;
+    const char *near = args_nearest(shown + strspn(shown, "-"), names, count);
+    if (near)
+        return cli_fail(CLI_USAGE, page->command, "unknown option '%s'; did you mean '--%s'?",
+                        shown, near);
+    return cli_fail(CLI_USAGE, page->command,
+                    "unknown option '%s'; 'multihead %s --help' lists them all", shown,
+                    page->command);
+}
+
+/* What strtoll() and strtod() take beside these: blanks before, a plus, hexadecimals, names. */
+static bool begins_number(const char *text, const char *characters, const char *ends,
+                          const char **rest)
+{
+    *rest = text + strspn(text, characters);
+    return *rest != text && *text != '+' && (!**rest || strchr(ends, **rest));
+}
+
+bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest)
+{
+    char *end;
+    if (!begins_number(text, "-0123456789", ends, rest)) return false;
+    errno = 0;
+    *number = strtoll(text, &end, 10);
+    return end == *rest && !errno;
+}
+
+bool args_decimal(const char *text, const char *ends, double *number, const char **rest)
+{
+    char *end;
+    if (!begins_number(text, "+-.0123456789eE", ends, rest)) return false;
+    *number = strtod(text, &end);
+    return end == *rest && isfinite(*number);
+}
+
+static cli_exit store_number(const args_page *page, const args_option *option,
+                             const args_given *given, int64_t *field)
+{
+    int64_t number;
+    const char *rest;
+    if (!args_whole(given->value, "", &number, &rest) || number < option->least ||
+        number > option->most)
+        return cli_fail(CLI_USAGE, page->command,
+                        "%s %s: expected an integer from %" PRId64 " to %" PRId64, given->shown,
+                        given->value, option->least, option->most);
+    *field = number;
+    return CLI_OK;
+}
+
+static cli_exit store_real(const args_page *page, const args_given *given, args_real *field)
+{
+    double number;
+    const char *rest;
+    if (!args_decimal(given->value, "", &number, &rest))
+        return cli_fail(CLI_USAGE, page->command, "%s %s: expected a number such as 0.125",
+                        given->shown, given->value);
+    *field = (args_real){.value = number, .given = true};
+    return CLI_OK;
+}
+
+static cli_exit store_choice(const args_page *page, const args_option *option,
+                             const args_given *given, int *field)
+{
+    char all[256] = "";
+    for (int i = 0; option->choices[i]; i++) {
+        if (!strcmp(option->choices[i], given->value)) {
+            *field = i;
+            return CLI_OK;
+        }
+        size_t used = strlen(all);
+        snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", option->choices[i]);
+    }
+    return cli_fail(CLI_USAGE, page->command, "%s %s: expected one of %s", given->shown,
+                    given->value, all);
+}
+
+static cli_exit store_text(const args_page *page, const args_given *given, const char **field)
+{
+    if (*field)
+        return cli_fail(CLI_USAGE, page->command, "%s is given twice: '%s' and '%s'", given->shown,
+                        *field, given->value);
+    if (!*given->value)
+        return cli_fail(CLI_USAGE, page->command, "%s: its value is empty", given->shown);
+    *field = given->value;
+    return CLI_OK;
+}
+
+static cli_exit append_text(const args_page *page, const char *what, const char *value,
+                            args_texts *texts)
+{
+    if (texts->count == ARGS_MOST_TEXTS)
+        return cli_fail(CLI_USAGE, page->command, "%s: more than %d of them", what,
+                        (int)ARGS_MOST_TEXTS);
+    texts->items[texts->count++] = value;
+    return CLI_OK;
+}
+
+static cli_exit store(const args_page *page, const args_option *option, const args_given *given,
+                      void *fields)
+{
+    void *field = (char *)fields + option->field;
+    switch (option->kind) {
+    case ARGS_FLAG: *(int *)field = (int)option->least; return CLI_OK;
+    case ARGS_TEXT: return store_text(page, given, field);
+    case ARGS_TEXTS: return append_text(page, given->shown, given->value, field);
+    case ARGS_NUMBER: return store_number(page, option, given, field);
+    case ARGS_REAL: return store_real(page, given, field);
+    case ARGS_CHOICE: return store_choice(page, option, given, field);
+    case ARGS_HEADING: break;
+    }
+    return CLI_OK;
+}
+
+/* Take the option at arguments[*i], and its value, and step *i over what was taken. */
+static cli_exit take_option(const args_page *page, int count, char *const *arguments, int *i,
+                            void *fields)
+{
+    const char *word = arguments[*i];
+    const char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
+    args_given given = {.value = equals ? equals + 1 : NULL};
+    int length = equals ? (int)(equals - word) : (int)strlen(word);
+    snprintf(given.shown, sizeof given.shown, "%.*s", length, word);
+    const args_option *option =
+        length < (int)sizeof given.shown ? find_option(page, given.shown) : NULL;
+    if (!option) return unknown_option(page, given.shown, word);
+    if (option->kind == ARGS_FLAG) {
+        if (equals) return cli_fail(CLI_USAGE, page->command, "%s takes no value", given.shown);
+    } else if (!equals) {
+        if (*i + 1 >= count)
+            return cli_fail(CLI_USAGE, page->command, "%s: its value is missing: %s %s",
+                            given.shown, given.shown, option->value ? option->value : "CHOICE");
+        given.value = arguments[++*i];
+    }
+    return store(page, option, &given, fields);
+}
+
+cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
+                    args_texts *plain)
+{
+    bool options_ended = false;
+    for (int i = 0; i < count; i++) {
+        const char *word = arguments[i];
+        cli_exit code = CLI_OK;
+        if (!options_ended && !strcmp(word, "--"))
+            options_ended = true;
+        else if (options_ended || word[0] != '-' || !word[1])
+            code = append_text(page, "arguments", word, plain);
+        else
+            code = take_option(page, count, arguments, &i, fields);
+        if (code != CLI_OK) return code;
+    }
+    return CLI_OK;
+}
+
+/* ---- Help ------------------------------------------------------------------------------------ */
+
+/* Each line of text behind prefix. */
+static void print_lines(FILE *file, const char *prefix, const char *text)
+{
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        cli_print_to(file, "%s%.*s\n", length ? prefix : "", (int)length, text);
+        text += length + (text[length] == '\n');
+    }
+}
+
+static void print_head(FILE *file, const args_page *page)
+{
+    cli_print_to(file, "multihead %s: %s\n\nUsage:\n", page->command, page->summary);
+    print_lines(file, "  multihead ", page->usage);
+    cli_print_to(file, "\nExamples:\n");
+    print_lines(file, "  ", page->examples);
+}
+
+static void print_option(const args_option *option)
+{
+    enum { HELP_COLUMN = 26, NAMES_BYTES = 256 };
+    char names[NAMES_BYTES], letter[] = "    ";
+    if (option->letter) snprintf(letter, sizeof letter, "-%c, ", option->letter);
+    int used = snprintf(names, sizeof names, "  %s--%s", letter, option->name);
+    if (option->value)
+        used += snprintf(names + used, sizeof names - (size_t)used, " %s", option->value);
+    for (int i = 0; option->choices && option->choices[i] && used < NAMES_BYTES; i++)
+        used += snprintf(names + used, sizeof names - (size_t)used, "%s%s", i ? "|" : " ",
+                         option->choices[i]);
+    cli_print("%s", names);
+    /* The first line of the help stands beside the names where they leave room for it. */
+    int column = used;
+    for (const char *text = option->help; *text;) {
+        size_t length = strcspn(text, "\n");
+        if (column + 2 > HELP_COLUMN) {
+            cli_print("\n");
+            column = 0;
+        }
+        cli_print("%*s%.*s", HELP_COLUMN - column, "", (int)length, text);
+        column = HELP_COLUMN + (int)length;
+        text += length + (text[length] == '\n');
+    }
+    cli_print("\n");
+}
+
+void args_print_help(const args_page *page)
+{
+    print_head(stdout, page);
+    for (size_t i = 0; i < page->option_count; i++)
+        if (page->options[i].kind == ARGS_HEADING)
+            cli_print("\n%s:\n", page->options[i].name);
+        else
+            print_option(&page->options[i]);
+    if (page->notes) {
+        cli_print("\n");
+        print_lines(stdout, "", page->notes);
+    }
+}
+
+cli_exit args_print_short_help(const args_page *page)
+{
+    print_head(stderr, page);
+    cli_print_to(stderr, "\n'multihead %s --help' lists all options.\n", page->command);
+    return CLI_USAGE;
+}

@@ -1,0 +1,82 @@
+/* Command lines: options from a table, and the help text from the same table.
+ *
+ *   --name value   --name=value   -n value       in any order, before or after other arguments
+ *   --             ends the options; what follows are plain arguments, whatever they begin with
+ *   -              is a plain argument
+ *
+ * Names are never abbreviated: a new option must not change what an old script means.
+ */
+#ifndef CLI_ARGS_H
+#define CLI_ARGS_H
+
+#include "common/exits.h"
+
+#include <stddef.h>
+
+enum { ARGS_MOST_TEXTS = 64, ARGS_MOST_OPTIONS = 128 };
+
+/* A number with a fraction. */
+typedef struct args_real {
+    double value;
+    bool given;
+} args_real;
+
+/* Values of an option that may be repeated, or the plain arguments. */
+typedef struct args_texts {
+    const char *items[ARGS_MOST_TEXTS];
+    int count;
+} args_texts;
+
+typedef enum args_kind {
+    ARGS_HEADING, /* no option: `name` is a title in the help */
+    ARGS_FLAG,    /* int: becomes `least` */
+    ARGS_TEXT,    /* const char *, NULL before; may be given once */
+    ARGS_TEXTS,   /* args_texts; may be repeated */
+    ARGS_NUMBER,  /* int64_t in least .. most */
+    ARGS_REAL,    /* args_real; finite */
+    ARGS_CHOICE   /* int: the index in `choices` */
+} args_kind;
+
+typedef struct args_option {
+    args_kind kind;
+    char letter;                /* 0: none */
+    const char *name;           /* without the dashes */
+    const char *value;          /* what the help calls its value; NULL for flags and choices */
+    size_t field;               /* offset in the struct that args_parse() fills */
+    const char *help;           /* lines are divided by \n */
+    const char *const *choices; /* NULL at its end */
+    int64_t least, most;
+} args_option;
+
+typedef struct args_page {
+    const char *command;  /* "view" */
+    const char *summary;  /* one line */
+    const char *usage;    /* what follows "multihead ", lines divided by \n */
+    const char *examples; /* lines divided by \n, as they are typed */
+    const char *notes;    /* paragraphs after the options, or NULL */
+    const args_option *options;
+    size_t option_count;
+} args_page;
+
+/* A decimal number at the beginning of text, up to a character of ends or the end of it; no blanks,
+ * no plus. *rest is where it stops; false if there is none, or it does not fit. */
+bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
+bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
+
+/* True if -h or --help stands anywhere before a "--". */
+bool args_want_help(int count, char *const *arguments);
+
+/* Fill fields and plain (both zeroed or holding defaults) from arguments; errors are printed. */
+cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
+                    args_texts *plain);
+
+/* The page on stdout: summary, usage, examples, options, notes. */
+void args_print_help(const args_page *page);
+
+/* Usage and examples on stderr, for a call without arguments; returns CLI_USAGE. */
+cli_exit args_print_short_help(const args_page *page);
+
+/* The one of count names that word may have meant, or NULL. */
+const char *args_nearest(const char *word, const char *const *names, size_t count);
+
+#endif

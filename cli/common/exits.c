@@ -1,0 +1,86 @@
+/* Exit codes and messages. Data goes to stdout, everything here to stderr. */
+#include "common/exits.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The one table from a library status to an exit code. What is not here is a fault of ours. */
+static const struct {
+    mha_status status;
+    cli_exit code;
+} exit_of_status[] = {
+    {MHA_OK, CLI_OK},
+    {MHA_ERR_ARGUMENT, CLI_USAGE}, /* what the command line or the environment said */
+    {MHA_ERR_FILE, CLI_NO_INPUT},
+    {MHA_ERR_FORMAT, CLI_BAD_INPUT},
+    {MHA_ERR_UTF8, CLI_BAD_INPUT},
+    {MHA_ERR_MODEL, CLI_BAD_INPUT},
+    {MHA_ERR_NUMERIC, CLI_BAD_INPUT},
+    {MHA_ERR_SHAPE, CLI_BAD_INPUT}, /* arrays that do not fit together */
+    {MHA_ERR_SIZE, CLI_BAD_INPUT},
+    {MHA_ERR_WRITE, CLI_NO_OUTPUT},
+    {MHA_ERR_CALLBACK, CLI_NO_OUTPUT},
+    {MHA_ERR_NOMEM, CLI_NO_MEMORY},
+    {MHA_ERR_UNSUPPORTED, CLI_UNSUPPORTED},
+};
+
+/* A line on stderr; kind NULL: a note, without the program's name before it. */
+static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
+    MHA_PRINTF(3, 0);
+
+static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
+{
+    if (kind)
+        cli_print_to(stderr, "multihead: %s%s%s", command ? command : "", command ? ": " : "",
+                     kind);
+    cli_print_list(stderr, format, arguments);
+    cli_print_to(stderr, "\n");
+}
+
+cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print_line(command, "", format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+cli_exit cli_fail_status(const char *command, mha_status status)
+{
+    cli_exit code = CLI_INTERNAL;
+    for (size_t i = 0; i < sizeof exit_of_status / sizeof *exit_of_status; i++)
+        if (exit_of_status[i].status == status) code = exit_of_status[i].code;
+    if (status == MHA_ERR_CALLBACK) return code;
+    const char *detail = mha_error_detail();
+    return cli_fail(code, command, "%s", *detail ? detail : mha_status_text(status));
+}
+
+void cli_warn(const char *command, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print_line(command, "warning: ", format, arguments);
+    va_end(arguments);
+}
+
+void cli_note(bool quiet, const char *format, ...)
+{
+    if (quiet) return;
+    va_list arguments;
+    va_start(arguments, format);
+    print_line(NULL, NULL, format, arguments);
+    va_end(arguments);
+}
+
+cli_exit cli_finish_stdout(const char *command, cli_exit code)
+{
+    errno = 0;
+    bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (!failed || code != CLI_OK) return code;
+    if (errno == EPIPE) return CLI_NO_OUTPUT;
+    return cli_fail(CLI_NO_OUTPUT, command, "stdout: cannot write: %s",
+                    errno ? strerror(errno) : "write error");
+}

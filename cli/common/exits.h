@@ -1,0 +1,45 @@
+/* How the program ends and reports: exit codes, one-line errors, notes on stderr. */
+#ifndef CLI_EXITS_H
+#define CLI_EXITS_H
+
+#include "common/print.h"
+
+#include <stdbool.h>
+
+/* The one list of exit codes: name, value, text. Documented and pinned: scripts rely on them. */
+#define CLI_EXIT_LIST(X)                                                            \
+    X(CLI_OK, 0, "success")                                                         \
+    X(CLI_INTERNAL, 1, "unexpected: a bug in the program, or a failed selftest")    \
+    X(CLI_USAGE, 2, "the command line or an environment variable is wrong")         \
+    X(CLI_NO_INPUT, 3, "an input file or folder is missing or cannot be read")      \
+    X(CLI_BAD_INPUT, 4,                                                             \
+      "an input's content cannot be used: malformed, contradictory, empty, "        \
+      "too long, not UTF-8")                                                        \
+    X(CLI_UNSUPPORTED, 5, "a kind of model, file or machine that is not supported") \
+    X(CLI_NO_OUTPUT, 6, "an output cannot be written; silent if a pipe was closed") \
+    X(CLI_NO_MEMORY, 7, "out of memory")
+
+typedef enum cli_exit {
+#define CLI_EXIT_ENUM(name, value, text) name = value,
+    CLI_EXIT_LIST(CLI_EXIT_ENUM)
+#undef CLI_EXIT_ENUM
+} cli_exit;
+
+/* Print "multihead: command: message" on stderr and return code. */
+cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) MHA_PRINTF(3, 4);
+
+/* The same for a library call that failed, with its detail and the exit code that the table in
+ * exits.c gives its status. MHA_ERR_CALLBACK, which only the program's own callbacks return, is
+ * silent: the error is already reported, or there is none to report. */
+cli_exit cli_fail_status(const char *command, mha_status status);
+
+/* "multihead: command: warning: ..." on stderr. */
+void cli_warn(const char *command, const char *format, ...) MHA_PRINTF(2, 3);
+
+/* A line on stderr for the user, unless quiet. */
+void cli_note(bool quiet, const char *format, ...) MHA_PRINTF(2, 3);
+
+/* Flush stdout: what could not be written is an error, or silence where a pipe was closed. */
+cli_exit cli_finish_stdout(const char *command, cli_exit code);
+
+#endif

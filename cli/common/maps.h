@@ -1,0 +1,79 @@
+/* Attention maps as the program holds them, wherever they come from, and which of them are wanted.
+ *
+ * Letters as in attention.h: L layers, H heads, T rows (queries), S columns (keys). Heads are
+ * counted from 0 and written L0H3.
+ */
+#ifndef CLI_MAPS_H
+#define CLI_MAPS_H
+
+#include "common/args.h"
+
+#include <stdint.h>
+
+typedef struct maps_token {
+    char *text;
+    char *label;        /* what pictures write; NULL: text */
+    int32_t id, type;   /* -1: not known */
+    int64_t begin, end; /* bytes of its text; -1: none */
+    int sequence;       /* 0 text, 1 pair, -1 neither */
+    bool special;
+} maps_token;
+
+typedef struct maps_tokens {
+    maps_token *items; /* [count] */
+    int64_t count;
+} maps_tokens;
+
+typedef struct attention_maps {
+    char *name;         /* of the model or the file, for the title */
+    char *architecture; /* NULL where there is no model */
+    char *text[2];      /* the input, ending in NUL, and its bytes; NULL: none */
+    size_t text_bytes[2];
+    int64_t layers, heads;  /* L, H of the source */
+    maps_tokens rows, cols; /* T, S; cols.items is rows.items where they are the same tokens */
+    float **layer;          /* [L] each [H,T,S], or NULL: not wanted */
+    float **twin;           /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
+    bool causal;            /* a row cannot see the columns behind it */
+    int64_t cell;           /* a cell is the largest weight of cell x cell tokens; 0: one token */
+    maps_tokens tokens;     /* those of the text, where cell > 1 */
+    bool contrast;          /* weights in text[0] less those in text[1], whose tokens are other */
+    maps_tokens other;      /* as many as rows; else empty */
+} attention_maps;
+
+/* Which heads are wanted. */
+typedef struct maps_picks {
+    int64_t layers, heads, count; /* L, H, and how many are on */
+    uint8_t *on;                  /* [L,H] */
+} maps_picks;
+
+void maps_free(attention_maps *maps);
+void maps_tokens_free(maps_tokens *tokens);
+void maps_picks_free(maps_picks *picks);
+
+/* Memory for count elements of size bytes, zeroed; prints the error where there is none. */
+cli_exit maps_alloc(const char *command, int64_t count, size_t size, void **memory);
+
+/* A copy of bytes with a NUL behind it, or NULL. */
+char *maps_copy_text(const char *text, size_t bytes);
+
+/* Make the [H,T,S] array of a layer. */
+cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer);
+
+/* The last part of a path, as a title: "models/bert/" gives "bert". The caller frees it. */
+char *maps_name_of_path(const char *path);
+
+/* Bytes of text that are valid UTF-8 from its start: all of them, or where it goes wrong. */
+size_t maps_valid_utf8(const char *text, size_t bytes);
+
+/* --layer "0,2-3" and --head "1,4-5", "4.11", "L4H11": a plain head number counts in every layer
+ * chosen, the others name their layer. Neither given: all. */
+cli_exit maps_pick(const char *command, const args_texts *layers, const args_texts *heads,
+                   int64_t layer_count, int64_t head_count, maps_picks *picks);
+
+/* True if every layer has the same heads on, or none: a rectangle. */
+bool maps_picks_rectangular(const maps_picks *picks);
+
+/* Heads that are on in a layer. */
+int64_t maps_picks_in_layer(const maps_picks *picks, int64_t layer);
+
+#endif

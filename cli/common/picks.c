@@ -1,0 +1,180 @@
+/* Which heads are wanted: the lists of --layer and --head. */
+#include "common/maps.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A list being parsed: its option, and what may be named. */
+typedef struct pick_list {
+    const char *command, *option; /* "view", "--layer" */
+    const char *text;             /* for messages: the whole list */
+    int64_t layers, heads;
+    uint8_t *layer_on;   /* [L] */
+    uint8_t *head_on;    /* [H] plain head numbers, in every layer chosen */
+    maps_picks *picks;   /* where L4H11 goes */
+    bool plain, located; /* which kinds of heads were seen */
+} pick_list;
+
+static cli_exit malformed(const pick_list *list)
+{
+    return cli_fail(CLI_USAGE, list->command, "%s %s: %s", list->option, list->text,
+                    list->option[2] == 'l' ? "expected a list such as 0,2-3"
+                                           : "expected a list such as 0,2-3 or L4H11,5.2");
+}
+
+static cli_exit check_below(const pick_list *list, const char *what, int64_t number, int64_t count)
+{
+    if (number < count) return CLI_OK;
+    return cli_fail(CLI_USAGE, list->command,
+                    "%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64, list->option,
+                    list->text, what, number, count - 1);
+}
+
+/* A number without sign; *at steps behind it. */
+static bool take_number(const char **at, int64_t *number)
+{
+    const int64_t too_large = INT64_C(1) << 40;
+    const char *start = *at;
+    for (*number = 0; **at >= '0' && **at <= '9'; ++*at)
+        if (*number < too_large) *number = *number * 10 + (**at - '0');
+    return *at != start;
+}
+
+/* 3 or 3-5: all of them on. */
+static cli_exit take_range(const pick_list *list, const char **at, int64_t first, const char *what,
+                           int64_t count, uint8_t *on)
+{
+    int64_t last = first;
+    if (**at == '-') {
+        ++*at;
+        if (!take_number(at, &last) || last < first) return malformed(list);
+    }
+    cli_exit code = check_below(list, what, last, count);
+    for (int64_t i = first; i <= last && code == CLI_OK; i++) on[i] = 1;
+    return code;
+}
+
+/* The head behind "L4H" or "4.". */
+static cli_exit take_located(pick_list *list, const char **at, int64_t layer)
+{
+    int64_t head;
+    if (!take_number(at, &head)) return malformed(list);
+    cli_exit code = check_below(list, "layer", layer, list->layers);
+    if (code == CLI_OK) code = check_below(list, "head", head, list->heads);
+    if (code != CLI_OK) return code;
+    list->located = true;
+    list->picks->on[layer * list->heads + head] = 1;
+    return CLI_OK;
+}
+
+static cli_exit take_head(pick_list *list, const char **at)
+{
+    int64_t number;
+    bool letter = **at == 'L' || **at == 'l';
+    if (letter) ++*at;
+    if (!take_number(at, &number)) return malformed(list);
+    bool located = letter ? **at == 'H' || **at == 'h' : **at == '.';
+    if (letter && !located) return malformed(list);
+    if (located) {
+        ++*at;
+        return take_located(list, at, number);
+    }
+    list->plain = true;
+    return take_range(list, at, number, "head", list->heads, list->head_on);
+}
+
+static cli_exit take_layer(pick_list *list, const char **at)
+{
+    int64_t number;
+    if (!take_number(at, &number)) return malformed(list);
+    return take_range(list, at, number, "layer", list->layers, list->layer_on);
+}
+
+static cli_exit take_list(pick_list *list, const args_texts *texts,
+                          cli_exit (*take)(struct pick_list *list, const char **at))
+{
+    for (int i = 0; i < texts->count; i++) {
+        const char *at = list->text = texts->items[i];
+        for (;;) {
+            cli_exit code = take(list, &at);
+            if (code != CLI_OK) return code;
+            if (!*at) break;
+            if (*at++ != ',') return malformed(list);
+        }
+    }
+    return CLI_OK;
+}
+
+static cli_exit take_lists(pick_list *list, const args_texts *layers, const args_texts *heads)
+{
+    list->option = "--layer";
+    cli_exit code = take_list(list, layers, take_layer);
+    list->option = "--head";
+    if (code == CLI_OK) code = take_list(list, heads, take_head);
+    if (code != CLI_OK) return code;
+    if (list->located && !list->plain && layers->count > 0)
+        return cli_fail(CLI_USAGE, list->command,
+                        "--head %s names its layer already; leave out --layer", list->text);
+    return CLI_OK;
+}
+
+/* Turn on what layers and plain heads mean together. Heads that all name their layer mean no more
+ * than themselves. */
+static void cross(const pick_list *list, bool all_layers, bool all_heads)
+{
+    maps_picks *picks = list->picks;
+    bool only_located = list->located && !list->plain;
+    for (int64_t l = 0; l < list->layers && !only_located; l++)
+        for (int64_t h = 0; h < list->heads; h++)
+            if ((all_layers || list->layer_on[l]) && (all_heads || list->head_on[h]))
+                picks->on[l * list->heads + h] = 1;
+    for (int64_t i = 0; i < list->layers * list->heads; i++) picks->count += picks->on[i];
+}
+
+cli_exit maps_pick(const char *command, const args_texts *layers, const args_texts *heads,
+                   int64_t layer_count, int64_t head_count, maps_picks *picks)
+{
+    *picks = (maps_picks){.layers = layer_count, .heads = head_count};
+    void *on = NULL, *layer_on = NULL, *head_on = NULL;
+    cli_exit code = maps_alloc(command, layer_count * head_count, 1, &on);
+    if (code == CLI_OK) code = maps_alloc(command, layer_count, 1, &layer_on);
+    if (code == CLI_OK) code = maps_alloc(command, head_count, 1, &head_on);
+    picks->on = on;
+    pick_list list = {.command = command,
+                      .layers = layer_count,
+                      .heads = head_count,
+                      .layer_on = layer_on,
+                      .head_on = head_on,
+                      .picks = picks};
+    if (code == CLI_OK) code = take_lists(&list, layers, heads);
+    if (code == CLI_OK) cross(&list, layers->count == 0, heads->count == 0);
+    free(layer_on);
+    free(head_on);
+    return code;
+}
+
+void maps_picks_free(maps_picks *picks)
+{
+    free(picks->on);
+    *picks = (maps_picks){0};
+}
+
+int64_t maps_picks_in_layer(const maps_picks *picks, int64_t layer)
+{
+    int64_t count = 0;
+    for (int64_t h = 0; h < picks->heads; h++) count += picks->on[layer * picks->heads + h];
+    return count;
+}
+
+bool maps_picks_rectangular(const maps_picks *picks)
+{
+    const uint8_t *first = NULL;
+    for (int64_t l = 0; l < picks->layers; l++) {
+        if (maps_picks_in_layer(picks, l) == 0) continue;
+        const uint8_t *row = picks->on + l * picks->heads;
+        if (first && memcmp(first, row, (size_t)picks->heads) != 0) return false;
+        first = row;
+    }
+    return true;
+}

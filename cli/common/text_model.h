@@ -1,0 +1,91 @@
+/* Model folders, opened with what turns a text into tokens, for every subcommand that runs a text
+ * through a model:
+ *
+ *   BERT folders                     WordPiece; [CLS] text [SEP]
+ *   what 'multihead train' writes    whole words between white space, behind the token that begins
+ *                                    a text; kinds llama, bert and multihead
+ *   an encoder-decoder               a folder with the folders encoder and decoder in it
+ *
+ * One way for all: text_model_open(), text_model_encode(), text_model_run().
+ */
+#ifndef CLI_TEXT_MODEL_H
+#define CLI_TEXT_MODEL_H
+
+#include "common/maps.h"
+
+#include <multihead/checkpoint.h>
+#include <multihead/model.h>
+
+typedef struct text_model {
+    const char *command, *folder; /* of the caller; for messages */
+    char where[160];              /* in front of messages about a text: "file: line 3: " */
+    char *name;                   /* the folder's, as a title */
+    char architecture[32];        /* model_type */
+    mha_context *context;
+    mha_model *model; /* what is below is its own */
+    mha_transformer *net;
+    mha_transformer_desc desc;
+    mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
+    mha_transformer_desc encoder_desc;
+    int64_t layers, heads, max_length;
+    bool causal, pairs;               /* pairs: a second text is possible */
+    const mha_tokenizer *pieces;      /* WordPiece, or ... */
+    const mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
+    const mha_vocabulary *source;     /* the encoder's */
+} text_model;
+
+/* Open a folder; errors are printed. threads 0: the default. Call text_model_close() even if it
+ * fails. */
+cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
+                         text_model *model);
+void text_model_close(text_model *model);
+
+/* maps_pick(), without the heads that a pruned layer does not have. */
+cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
+                         maps_picks *picks);
+
+/* The text of a token; "?" if there is none. */
+const char *text_model_token(const text_model *model, int32_t id);
+
+/* The tokens of a text. list has the text, bytes and kind of each; ids and types are theirs as
+ * arrays. */
+typedef struct text_tokens {
+    maps_tokens list;
+    int32_t *ids, *types; /* [list.count]; types: which text, 0 or 1 */
+    int64_t dropped;      /* tokens that were cut off */
+} text_tokens;
+
+typedef struct text_limits {
+    int64_t most;  /* tokens, special ones included; 0: what the model takes */
+    bool truncate; /* cut longer texts instead of refusing them */
+} text_limits;
+
+/* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed;
+ * call text_tokens_free() even on failure. */
+cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
+                           size_t bytes, const char *pair, size_t pair_bytes, text_tokens *tokens);
+
+/* The same for what model.encoder reads. */
+cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
+                                  const char *text, size_t bytes, text_tokens *tokens);
+void text_tokens_free(text_tokens *tokens);
+
+/* One text through model.net, which must have no memory (encoder-decoders have), and what
+ * after_layer sees of each layer on the way (transformer.h). outputs may be NULL. */
+mha_status text_model_run(const text_model *model, const text_tokens *tokens,
+                          const mha_attention_outputs *const *outputs,
+                          mha_status (*after_layer)(void *user, const mha_activations *activations,
+                                                    int64_t layer),
+                          void *user);
+
+/* The same, and everything is kept for mha_activations_layer(). The caller destroys *kept, even if
+ * it fails. */
+cli_exit text_model_keep(const text_model *model, const text_tokens *tokens,
+                         mha_activations **kept);
+
+/* A source through model.encoder, then a target through model.net. cross_probabilities
+ * [L,1,H,T,S]. */
+cli_exit text_model_run_cross(const text_model *model, const text_tokens *source,
+                              const text_tokens *target, const mha_tensor *cross_probabilities);
+
+#endif

@@ -1,0 +1,93 @@
+/* See texts.h. */
+#include "common/texts.h"
+
+#include "common/args.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- files --------------------------------------------------------------------------------- */
+
+static cli_exit cannot_read(const char *command, const char *path, int error)
+{
+    return cli_fail(CLI_NO_INPUT, command, "%s: cannot read: %s", path,
+                    error == ENOENT ? "no such file" : strerror(error));
+}
+
+/* All that the stream gives, up to a limit that no text for a model comes near. */
+static cli_exit read_stream(const char *command, FILE *file, const char *path, char **bytes,
+                            size_t *size)
+{
+    const size_t limit = (size_t)64 << 20;
+    size_t capacity = 0;
+    *size = 0;
+    for (;;) {
+        if (*size + 1 >= capacity) {
+            capacity = capacity ? 2 * capacity : 4096;
+            char *grown = capacity <= limit ? realloc(*bytes, capacity) : NULL;
+            if (!grown)
+                return cli_fail(capacity <= limit ? CLI_NO_MEMORY : CLI_BAD_INPUT, command,
+                                "%s: longer than %zu bytes", path, capacity / 2);
+            *bytes = grown;
+        }
+        errno = 0;
+        size_t got = fread(*bytes + *size, 1, capacity - *size - 1, file);
+        *size += got;
+        if (ferror(file)) return cannot_read(command, path, errno);
+        if (got == 0) break;
+    }
+    (*bytes)[*size] = '\0';
+    return CLI_OK;
+}
+
+cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size)
+{
+    bool standard = !strcmp(path, "-");
+    FILE *file = standard ? stdin : fopen(path, "rb");
+    if (!file) return cannot_read(command, path, errno);
+    *bytes = NULL;
+    cli_exit code = read_stream(command, file, standard ? "stdin" : path, bytes, size);
+    if (!standard) fclose(file);
+    if (code != CLI_OK) {
+        free(*bytes);
+        *bytes = NULL;
+    }
+    return code;
+}
+
+/* ---- examples ------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *name, *text;
+} examples[] = {
+    {"animal", "The animal didn't cross the street because it was too tired."},
+    {"bank", "The bank by the river was flooded."},
+    {"cat", "The cat sat on the mat"},
+    {"river", "The river banks overflowed."},
+    {"pilot", "The pilot flew the plane to Paris."},
+};
+
+enum { EXAMPLE_COUNT = sizeof examples / sizeof *examples };
+
+const char *texts_example_at(int index)
+{
+    return index < EXAMPLE_COUNT ? examples[index].text : NULL;
+}
+
+cli_exit texts_example(const char *command, const char *name, const char **text)
+{
+    const char *names[EXAMPLE_COUNT];
+    for (int i = 0; i < EXAMPLE_COUNT; i++) {
+        char number[] = {(char)('1' + i), '\0'};
+        names[i] = examples[i].name;
+        if (strcmp(name, names[i]) != 0 && strcmp(name, number) != 0) continue;
+        *text = examples[i].text;
+        return CLI_OK;
+    }
+    const char *near = args_nearest(name, names, EXAMPLE_COUNT);
+    return cli_fail(CLI_USAGE, command,
+                    "--example %s: expected animal, bank, cat, river, pilot or 1 to 5%s%s%s", name,
+                    near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+}

@@ -1,0 +1,19 @@
+/* Texts: whole files, and the sentences that lessons on attention use. */
+#ifndef CLI_TEXTS_H
+#define CLI_TEXTS_H
+
+#include "common/exits.h"
+
+#include <stddef.h>
+
+/* A whole file, or stdin for "-", whatever kind of file it is; ends with a NUL that *size does not
+ * count. Errors are printed. The caller frees *bytes. */
+cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size);
+
+/* The built-in sentence of a name, or of a number from 1; static text. Errors are printed. */
+cli_exit texts_example(const char *command, const char *name, const char **text);
+
+/* Sentence number index from 0; NULL after the last one. */
+const char *texts_example_at(int index);
+
+#endif

@@ -1,0 +1,144 @@
+/* multihead count: count parameters, operations and bytes of attention, by exact arithmetic
+ * (counts.c). Nothing is computed or loaded. */
+#include "common/commands.h"
+#include "common/files.h"
+#include "count/count.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct count_options {
+    config_options config;
+    int dtype, json;
+} count_options;
+
+static const char *const dtypes[] = {"f16", "bf16", "f32", "int8", NULL};
+static const int dtype_bytes[] = {2, 2, 4, 1};
+
+static const args_option option_table[] = {
+    ROW_HEADING("The model"),
+    CONFIG_ROWS(count_options),
+    ROW_NUMBER("layers", count_options, config.layers, 1, CONFIG_MOST,
+               "default: the model's, or 1"),
+    ROW_NUMBER("length", count_options, config.length, 1, CONFIG_MOST,
+               "tokens N; default: the model's, else 1024"),
+    ROW_NUMBER("batch", count_options, config.batch, 1, CONFIG_MOST, "sequences B; default 1"),
+    ROW_FLAG(0, "bias", count_options, config.bias, 1, "projections have biases"),
+    ROW_FLAG(0, "no-bias", count_options, config.bias, 2, "they have none; default: the model's"),
+    ROW_FLAG(0, "causal", count_options, config.causal, 1, "a token attends to none after it"),
+    ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "every token attends to every other"),
+    ROW_TEXT("window", count_options, config.window, "W",
+             "a causal token attends to W keys, its own included;\nL,R: L before and R after it "
+             "(-1: all)"),
+    ROW_CHOICE("dtype", count_options, dtype, dtypes, "of matrix and KV cache; default f16"),
+    ROW_HEADING("Other"),
+    ROW_FLAG(0, "json", count_options, json, 1, "the counts as JSON"),
+    ROW_FLAG('h', "help", count_options, json, 0, "this text"),
+};
+
+static const args_page page = {
+    .command = COUNT,
+    .summary = "count parameters, operations and bytes of attention",
+    .usage = "count [options] --embed E --heads H\n"
+             "count [options] --like NAME\n"
+             "count [options] MODEL",
+    .examples = "multihead count --embed 512 --heads 8\n"
+                "multihead count --like llama-2-70b\n"
+                "multihead count --like gpt3 --length 8192 --batch 4\n"
+                "multihead count --embed 4096 --heads 32 --kv-heads 8 --json\n"
+                "multihead count path/to/model-folder",
+    .notes = "MODEL is a Hugging Face folder; only its config.json is read.\n"
+             "A multiply and an add are two operations. docs/program.md has the formulas.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- Comparisons ----------------------------------------------------------------------------- */
+
+/* Rows that do not fit into 64 bits are left out. */
+static void add_row(count_row *rows, int *count, const char *name, const counts_shape *shape,
+                    bool asked)
+{
+    count_row *row = &rows[*count];
+    *row = (count_row){.name = name, .shape = *shape, .asked = asked};
+    if (counts_of(shape, &row->counts)) ++*count;
+}
+
+static void compare_sharing(count_report *r)
+{
+    const counts_shape *asked = &r->config.shape;
+    counts_shape s = *asked;
+    int64_t group = counts_group_example(asked);
+    s.kv_heads = s.heads;
+    add_row(r->sharing, &r->sharing_count, "MHA", &s, asked->kv_heads == s.heads);
+    s.kv_heads = group;
+    if (group) add_row(r->sharing, &r->sharing_count, "GQA", &s, asked->kv_heads == group);
+    s.kv_heads = 1;
+    if (s.heads > 1) add_row(r->sharing, &r->sharing_count, "MQA", &s, asked->kv_heads == 1);
+}
+
+/* 1, 2, 4, ... heads and the asked number, of the same total width. */
+static void compare_heads(count_report *r)
+{
+    const counts_shape *asked = &r->config.shape;
+    int64_t width = asked->heads * asked->head_dim;
+    for (int64_t h = 1, next; h <= width && h / 4 <= asked->heads; h = next) {
+        next = h < asked->heads && 2 * h > asked->heads ? asked->heads : 2 * h;
+        if (width % h != 0 || r->heads_count == COUNT_MOST_ROWS) continue;
+        counts_shape s = *asked;
+        s.heads = s.kv_heads = h;
+        s.head_dim = width / h;
+        add_row(r->heads, &r->heads_count, NULL, &s, h == asked->heads);
+        if (h > asked->heads) break;
+    }
+}
+
+/* ---- The run --------------------------------------------------------------------------------- */
+
+static mha_status draw_json(const void *user, const mha_sink *sink)
+{
+    return count_write_json(user, sink);
+}
+
+static cli_exit count(const count_options *options)
+{
+    count_report report = {.dtype = dtypes[options->dtype]};
+    cli_exit code = config_resolve(COUNT, &options->config, &report.config);
+    if (code != CLI_OK) return code;
+    report.config.shape.element_bytes = dtype_bytes[options->dtype];
+    if (!counts_of(&report.config.shape, &report.counts))
+        return cli_fail(CLI_USAGE, COUNT,
+                        "these sizes give a count beyond 2^63 - 1 (9.2e18), and only exact numbers "
+                        "are printed; take a smaller --length, --batch or width");
+    compare_sharing(&report);
+    compare_heads(&report);
+    if (options->json) {
+        mha_status status = files_draw("-", draw_json, &report);
+        return status == MHA_OK ? CLI_OK : cli_fail_status(COUNT, status);
+    }
+    count_print(&report);
+    return CLI_OK;
+}
+
+cli_exit cmd_count(int argument_count, char *const *arguments)
+{
+    count_options options = {0};
+    args_texts plain = {0};
+    if (args_want_help(argument_count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (argument_count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, argument_count, arguments, &options, &plain);
+    if (code != CLI_OK) return code;
+    if (plain.count > 1)
+        return cli_fail(CLI_USAGE, COUNT, "one model folder at a time: '%s' is one too many",
+                        plain.items[1]);
+    if (plain.count) options.config.model = plain.items[0];
+    if (options.config.like && !strcmp(options.config.like, "list")) {
+        config_print_models();
+        return CLI_OK;
+    }
+    return count(&options);
+}

@@ -1,0 +1,32 @@
+/* The parts of `multihead count`: its two output formats. */
+#ifndef CLI_COUNT_H
+#define CLI_COUNT_H
+
+#include "common/config.h"
+
+#include <multihead/render.h>
+
+#define COUNT "count" /* the name in messages */
+
+/* How keys and values may be shared: the same shape with other numbers of key/value heads, and with
+ * one head against many. */
+enum { COUNT_MOST_ROWS = 24 };
+typedef struct count_row {
+    const char *name; /* "MHA", "GQA", "MQA"; NULL in the list of heads */
+    counts_shape shape;
+    counts counts;
+    bool asked; /* this is the shape asked about */
+} count_row;
+
+typedef struct count_report {
+    config config;
+    const char *dtype;
+    counts counts;
+    count_row sharing[3], heads[COUNT_MOST_ROWS];
+    int sharing_count, heads_count;
+} count_report;
+
+void count_print(const count_report *report);
+mha_status count_write_json(const count_report *report, const mha_sink *sink);
+
+#endif

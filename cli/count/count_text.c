@@ -1,0 +1,186 @@
+/* The counts as tables, for people. */
+#include "common/words.h"
+#include "count/count.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Lines ----------------------------------------------------------------------------------- */
+
+static void print_heading(const char *title, const count_report *r)
+{
+    char layers[64];
+    snprintf(layers, sizeof layers, "%s layers", words_count(r->config.shape.layers).text);
+    cli_print("\n%-34s %22s", title, "one layer");
+    if (r->config.shape.layers > 1) cli_print(" %24s", layers);
+    cli_print("\n");
+}
+
+/* A count of one layer and, where there are more, of all of them. */
+static void print_count(const count_report *r, const char *name, int64_t one)
+{
+    int64_t layers = r->config.shape.layers, all = 0;
+    cli_print("  %-32s %22s", name, words_count(one).text);
+    if (layers > 1 && !__builtin_mul_overflow(one, layers, &all))
+        cli_print(" %24s", words_count(all).text);
+    cli_print("\n");
+}
+
+static void print_matrix(const count_report *r, const char *name, int64_t rows, int64_t cols)
+{
+    char label[96];
+    snprintf(label, sizeof label, "%s  [%" PRId64 ", %" PRId64 "]", name, rows, cols);
+    print_count(r, label, rows * cols);
+}
+
+/* Bytes of one layer and of `layers` of them. */
+static void print_bytes(const count_report *r, const char *name, int64_t one, int64_t all,
+                        int64_t layers)
+{
+    cli_print("  %-32s %22s", name, words_bytes((double)one).text);
+    if (r->config.shape.layers > 1) {
+        char label[64] = "";
+        if (layers != r->config.shape.layers)
+            snprintf(label, sizeof label, "  (%" PRId64 " layers keep one)", layers);
+        cli_print(" %24s%s", words_bytes((double)all).text, label);
+    }
+    cli_print("\n");
+}
+
+/* ---- Sections -------------------------------------------------------------------------------- */
+
+static void print_head(const count_report *r)
+{
+    const counts_shape *s = &r->config.shape;
+    const char *kind = s->kv_heads == s->heads ? "multi-head"
+                       : s->kv_heads == 1      ? "multi-query"
+                                               : "grouped-query";
+    cli_print("%s: %s attention, %s layer%s\n", r->config.name, kind, words_count(s->layers).text,
+              s->layers == 1 ? "" : "s");
+    cli_print("  width %s, %s query head%s of %s, %s key/value head%s, %s, %s\n",
+              words_count(s->embed).text, words_count(s->heads).text, s->heads == 1 ? "" : "s",
+              words_count(s->head_dim).text, words_count(s->kv_heads).text,
+              s->kv_heads == 1 ? "" : "s",
+              s->qkv_bias && s->out_bias ? "biases"
+              : s->qkv_bias              ? "biases on q, k, v"
+                                         : "no biases",
+              r->config.causal ? "causal" : "every token sees every other");
+    if (s->left >= 0 && s->right > 0)
+        cli_print("  window: %s keys before and %s after a token's own\n",
+                  words_count(s->left).text, words_count(s->right).text);
+    else if (s->left >= 0)
+        cli_print("  window: a token sees %s keys, its own included\n",
+                  words_count(s->left + 1).text);
+    cli_print("  counted for %s sequence%s of %s tokens; matrix and cache in %s, %" PRId64
+              " byte%s an element\n",
+              words_count(s->batch).text, s->batch == 1 ? "" : "s", words_count(s->length).text,
+              r->dtype, s->element_bytes, s->element_bytes == 1 ? "" : "s");
+    if (r->config.source) words_print("  sizes: ", r->config.source);
+    if (r->config.note) words_print("  note: ", r->config.note);
+}
+
+static void print_parameters(const count_report *r)
+{
+    const counts_shape *s = &r->config.shape;
+    int64_t width = s->heads * s->head_dim, shared = s->kv_heads * s->head_dim;
+    print_heading("Parameters", r);
+    print_matrix(r, "W_q", width, s->embed);
+    print_matrix(r, "W_k", shared, s->embed);
+    print_matrix(r, "W_v", shared, s->embed);
+    print_matrix(r, "W_o", s->embed, width);
+    print_count(r, "biases", r->counts.parameters.biases);
+    print_count(r, "together", r->counts.parameters.all);
+    if (r->config.published > 0)
+        cli_print("  that is %.3g%% of the model's %s parameters; most others are feed-forward\n",
+                  100 * (double)r->counts.all_parameters / r->config.published,
+                  words_rough(r->config.published).text);
+}
+
+static void print_flops(const count_report *r)
+{
+    const counts *c = &r->counts;
+    print_heading("Operations (multiply, add: 2)", r);
+    print_count(r, "q, k, v = x W_q, x W_k, x W_v", c->flops.q + c->flops.k + c->flops.v);
+    print_count(r, "scores = q k^T", c->flops.scores);
+    print_count(r, "softmax, 5 a visible pair", c->flops.softmax);
+    print_count(r, "weighted sum = p v", c->flops.sum);
+    print_count(r, "out = heads W_o", c->flops.o);
+    print_count(r, "together", c->flops.all);
+    cli_print("  visible: %s of %s query-key pairs a head, %.3g%%\n",
+              words_count(c->visible_pairs).text, words_count(c->pairs).text,
+              100 * (double)c->visible_pairs / (double)c->pairs);
+}
+
+static void print_memory(const count_report *r)
+{
+    const counts_shape *s = &r->config.shape;
+    const counts *c = &r->counts;
+    print_heading("Memory", r);
+    print_bytes(r, "attention matrix, if it were kept", c->matrix_bytes, c->all_matrix_bytes,
+                s->layers);
+    print_bytes(r, s->cached ? "KV cache" : "keys and values of one pass", c->cache_bytes,
+                s->cached ? c->all_cache_bytes : c->all_kv_bytes,
+                s->cached ? s->cached : s->layers);
+    if (s->cached && c->window_cache_bytes < c->cache_bytes)
+        print_bytes(r, "KV cache, the window only", c->window_cache_bytes,
+                    c->all_window_cache_bytes, s->cached);
+    if (s->cached)
+        cli_print("  each token adds %s to the cache of its sequence\n",
+                  words_bytes((double)c->token_bytes).text);
+    if (s->element_bytes == 1)
+        cli_print("  (int8: the scales, a few bytes a row, are not counted)\n");
+}
+
+static void print_sharing(const count_report *r)
+{
+    bool decodes = r->config.shape.cached > 0;
+    if (r->sharing_count < 2) return;
+    cli_print("\nSharing keys and values\n  %-5s %9s %22s %16s %18s\n", "", "kv heads",
+              "parameters a layer", decodes ? "KV cache" : "K and V a layer", "smaller than MHA");
+    for (int i = 0; i < r->sharing_count; i++) {
+        const count_row *row = &r->sharing[i];
+        int64_t bytes = decodes ? row->counts.all_cache_bytes : row->counts.cache_bytes;
+        cli_print("%c %-5s %9" PRId64 " %22s %16s", row->asked ? '>' : ' ', row->name,
+                  row->shape.kv_heads, words_count(row->counts.parameters.all).text,
+                  words_bytes((double)bytes).text);
+        if (i)
+            cli_print(" %17.4gx",
+                      (double)r->sharing[0].shape.kv_heads / (double)row->shape.kv_heads);
+        cli_print("\n");
+    }
+}
+
+static void print_heads(const count_report *r)
+{
+    const counts_shape *s = &r->config.shape;
+    if (r->heads_count < 2) return;
+    cli_print("\nOne head against many (all of H x head size = %s, keys and values unshared)\n",
+              words_count(s->heads * s->head_dim).text);
+    cli_print("  %6s %9s %22s %22s %17s\n", "heads", "head size", "parameters a layer",
+              "q k^T and p v", "attention matrix");
+    for (int i = 0; i < r->heads_count; i++) {
+        const count_row *row = &r->heads[i];
+        cli_print("%c %6" PRId64 " %9" PRId64 " %22s %22s %17s\n", row->asked ? '>' : ' ',
+                  row->shape.heads, row->shape.head_dim,
+                  words_count(row->counts.parameters.all).text,
+                  words_count(row->counts.flops.scores + row->counts.flops.sum).text,
+                  words_bytes((double)row->counts.matrix_bytes).text);
+    }
+    cli_print(
+        "  Parameters and products stay the same: more heads are more, but narrower, patterns.\n");
+    cli_print(
+        "  Large models keep heads near 128 wide, h = d / 128: here that would be %.4g heads, and "
+        "there are %s.\n",
+        (double)s->embed / 128, words_count(s->heads).text);
+}
+
+void count_print(const count_report *report)
+{
+    print_head(report);
+    print_parameters(report);
+    print_flops(report);
+    print_memory(report);
+    print_sharing(report);
+    print_heads(report);
+}

@@ -1,0 +1,181 @@
+/* multihead explain: what would run for an attention problem, why, what it costs; and a picture of
+ * what attention does with it. Nothing is computed. */
+#include "common/commands.h"
+#include "common/files.h"
+#include "explain/explain.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ISA_NAME(name, value, text) text,
+
+static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};     /* mha_isa */
+static const char *const dtypes[] = {"f32", "f16", "bf16", NULL};    /* explain_problem.dtype */
+static const char *const paths[] = {"auto", "tiled", "plain", NULL}; /* mha_path */
+static const char *const computes[] = {"f32", "int8", NULL};         /* mha_compute */
+
+#define REAL(name_, field_, help_)                                     \
+    {                                                                  \
+        .kind = ARGS_REAL, .name = name_, .value = "X", .help = help_, \
+        .field = offsetof(explain_options, field_)                     \
+    }
+
+static const args_option option_table[] = {
+    ROW_HEADING("The problem"),
+    CONFIG_ROWS(explain_options),
+    ROW_NUMBER("value-dim", explain_options, value_dim, 1, CONFIG_MOST,
+               "head size Dv of values; default: D"),
+    ROW_NUMBER("batch", explain_options, config.batch, 1, CONFIG_MOST, "sequences B; default 1"),
+    ROW_NUMBER("length", explain_options, config.length, 1, CONFIG_MOST,
+               "queries and keys; default: the model's, else 1024"),
+    ROW_NUMBER("queries", explain_options, queries, 1, CONFIG_MOST, "T; default: the length"),
+    ROW_NUMBER("keys", explain_options, keys, 1, CONFIG_MOST, "S; default: the length"),
+    ROW_TEXT("q", explain_options, q, "FILE.npy", "take all sizes from arrays instead:"),
+    ROW_TEXT("k", explain_options, k, "FILE.npy", "[B,H,T,D], [H,T,D] or [T,D]; default: as q"),
+    ROW_TEXT("v", explain_options, v, "FILE.npy", "default: as k"),
+    ROW_HEADING("The mask"),
+    ROW_FLAG(0, "causal", explain_options, config.causal, 1, "no key after the query's position"),
+    ROW_FLAG(0, "no-causal", explain_options, config.causal, 2, "every query sees every key"),
+    ROW_NUMBER("offset", explain_options, offset, -CONFIG_MOST, CONFIG_MOST,
+               "query t stands at key position t + N; default 0"),
+    ROW_TEXT("window", explain_options, config.window, "W",
+             "a causal query sees W keys, its own included;\nL,R: L before and R after it (-1: "
+             "all)"),
+    ROW_NUMBER("sink-keys", explain_options, sink_keys, 0, CONFIG_MOST,
+               "first keys that the window does not hide"),
+    ROW_TEXT("blocks", explain_options, blocks, "PATTERN",
+             "blocks to compute: local=N, global=N, stride=N,\nfixed=N, random=N, separated by "
+             "commas"),
+    ROW_NUMBER("block-size", explain_options, block_size, 1, CONFIG_MOST,
+               "keys and queries per block; default 64"),
+    ROW_FLAG(0, "dense-mask", explain_options, dense_mask, 1, "a mask of one byte per pair"),
+    ROW_HEADING("Scores and outputs"),
+    REAL("softcap", softcap, "X tanh(score / X)"),
+    ROW_FLAG(0, "alibi", explain_options, alibi, 1, "ALiBi slopes"),
+    ROW_NUMBER("t5", explain_options, t5, 0, 1 << 20, "a T5 table of N buckets"),
+    ROW_NUMBER("shaw", explain_options, shaw, 0, 1 << 20,
+               "Shaw's relative positions, clipped at distance N"),
+    ROW_FLAG(0, "dense-bias", explain_options, dense_bias, 1, "a number added to each score"),
+    ROW_FLAG(0, "sink-logits", explain_options, sink_logits, 1, "an extra logit in each softmax"),
+    ROW_FLAG(0, "gates", explain_options, gates, 1, "a factor for each head's output"),
+    REAL("dropout", dropout, "drop weights with this probability"),
+    ROW_FLAG(0, "lse", explain_options, lse, 1, "request the log of each row's sum"),
+    ROW_FLAG(0, "probabilities", explain_options, probabilities, 1, "request all weights"),
+    ROW_FLAG(0, "average", explain_options, average, 1, "request their mean over heads"),
+    ROW_FLAG(0, "scores", explain_options, scores, 1, "request all scores"),
+    ROW_FLAG(
+        0, "statistics", explain_options, statistics, 1,
+        "request per row: entropy, largest weight and its key,\nweight of the first key and of "
+        "the diagonal"),
+    ROW_FLAG(0, "column-sums", explain_options, column_sums, 1, "request what each key receives"),
+    ROW_HEADING("Execution"),
+    ROW_CHOICE("dtype", explain_options, dtype, dtypes, "of q, k, v and o; default f32"),
+    ROW_CHOICE("path", explain_options, path, paths, "default auto: tiled where possible"),
+    ROW_CHOICE("compute", explain_options, compute, computes,
+               "default f32; int8 is faster, less accurate"),
+    ROW_FLAG(0, "strict", explain_options, strict, 1,
+             "fail instead of falling back to another path"),
+    ROW_CHOICE("isa", explain_options, isa, isas, "instruction set; default auto: the best"),
+    ROW_NUMBER("threads", explain_options, threads, 1, 1024,
+               "default: MHA_THREADS, else all available CPUs"),
+    ROW_HEADING("Output"),
+    ROW_TEXT("svg", explain_options, svg, "FILE",
+             "draw it: shapes step by step, shared heads, mask,\npositions; - is stdout"),
+    ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background"),
+    ROW_FLAG(0, "json", explain_options, json, 1, "the report as JSON"),
+    ROW_FLAG('q', "quiet", explain_options, quiet, 1, "no notes on stderr"),
+    ROW_FLAG('h', "help", explain_options, json, 0, "this text"),
+};
+
+static const args_page page = {
+    .command = EXPLAIN,
+    .summary = "show what would run, why, and what it costs",
+    .usage = "explain [options] --embed E --heads H\n"
+             "explain [options] --like NAME\n"
+             "explain [options] MODEL\n"
+             "explain [options] --q Q.npy [--k K.npy] [--v V.npy]",
+    .examples = "multihead explain --embed 512 --heads 8 --length 10\n"
+                "multihead explain --like llama-2-70b --svg attention.svg\n"
+                "multihead explain --like mistral-7b --length 32768\n"
+                "multihead explain --heads 32 --kv-heads 8 --head-dim 128 \\\n"
+                "    --queries 1 --keys 4096 --causal --offset 4095\n"
+                "multihead explain --heads 8 --head-dim 300",
+    .notes = "MODEL is a Hugging Face folder; only its config.json is read. Sizes are per\n"
+             "layer; all layers are alike. docs/program.md explains the report.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- The run --------------------------------------------------------------------------------- */
+
+typedef struct drawing {
+    const explain_problem *problem;
+    bool dark;
+} drawing;
+
+static mha_status draw_svg(const void *user, const mha_sink *sink)
+{
+    const drawing *d = user;
+    return explain_write_svg(d->problem, d->dark, sink);
+}
+
+static mha_status draw_json(const void *user, const mha_sink *sink)
+{
+    return explain_write_json(user, sink);
+}
+
+static cli_exit write_outputs(const explain_options *options, const explain_problem *problem)
+{
+    mha_status status = MHA_OK;
+    if (options->svg) {
+        drawing d = {.problem = problem, .dark = options->dark};
+        status = files_draw(options->svg, draw_svg, &d);
+        if (status == MHA_OK && strcmp(options->svg, "-") != 0)
+            cli_note(options->quiet, "wrote %s: a drawing of %s", options->svg,
+                     problem->config.name);
+    }
+    bool svg_on_stdout = options->svg && !strcmp(options->svg, "-");
+    if (status == MHA_OK && options->json)
+        status = files_draw("-", draw_json, problem);
+    else if (status == MHA_OK && !svg_on_stdout)
+        explain_print(problem);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(EXPLAIN, status);
+}
+
+static cli_exit check(const explain_options *options)
+{
+    if (options->json && options->svg && !strcmp(options->svg, "-"))
+        return cli_fail(CLI_USAGE, EXPLAIN,
+                        "--json and --svg - both write to stdout; name a file for the drawing");
+    if (options->dark && !options->svg)
+        return cli_fail(CLI_USAGE, EXPLAIN, "--dark requires --svg FILE");
+    return CLI_OK;
+}
+
+cli_exit cmd_explain(int count, char *const *arguments)
+{
+    explain_options options = {.offset = EXPLAIN_NO_OFFSET};
+    args_texts plain = {0};
+    if (args_want_help(count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code == CLI_OK) code = check(&options);
+    if (code != CLI_OK) return code;
+    if (plain.count > 1)
+        return cli_fail(CLI_USAGE, EXPLAIN, "one model folder at a time: '%s' is one too many",
+                        plain.items[1]);
+    if (plain.count) options.config.model = plain.items[0];
+    if (options.config.like && !strcmp(options.config.like, "list")) {
+        config_print_models();
+        return CLI_OK;
+    }
+    explain_problem problem;
+    code = explain_make(&options, &problem);
+    if (code == CLI_OK) code = write_outputs(&options, &problem);
+    explain_free(&problem);
+    return code;
+}

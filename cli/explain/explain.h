@@ -1,0 +1,73 @@
+/* The parts of `multihead explain`: options -> a problem without data -> what the library says of
+ * it -> words, JSON, a picture.
+ *
+ * Letters as in attention.h: B sequences, H query and Hk key/value heads, T queries, S keys, D and
+ * Dv head sizes, E width.
+ */
+#ifndef CLI_EXPLAIN_H
+#define CLI_EXPLAIN_H
+
+#include "common/config.h"
+
+#include <multihead/attention.h>
+#include <multihead/render.h>
+
+#define EXPLAIN "explain" /* the name in messages */
+
+typedef struct explain_options {
+    config_options config;
+    const char *q, *k, *v;            /* .npy files */
+    int64_t queries, keys, value_dim; /* 0: not given */
+    int64_t offset;                   /* EXPLAIN_NO_OFFSET: not given */
+    int64_t sink_keys, shaw, t5, block_size, threads;
+    args_real softcap, dropout;
+    const char *blocks;
+    int alibi, sink_logits, gates, dense_mask, dense_bias;
+    int lse, probabilities, average, scores, statistics, column_sums; /* outputs wanted */
+    int dtype;                                                        /* f32, f16, bf16 */
+    int path, compute, isa, strict;
+    const char *svg;
+    int dark, json, quiet;
+} explain_options;
+
+#define EXPLAIN_NO_OFFSET INT64_MIN
+
+typedef struct explain_problem {
+    config config;
+    int64_t B, H, Hk, T, S, D, Dv, E;
+    int64_t left, right; /* the window; -1: open */
+    mha_attention_desc desc;
+    mha_tensor q, k, v;
+    mha_tensor mask, bias, slopes, t5, shaw_keys, shaw_values, sinks, gates, blocks;
+    mha_tensor o, lse, probabilities, average, scores, keys, statistic, column_sums;
+    mha_attention_outputs outputs;
+    uint8_t *kept; /* the blocks' memory, or NULL */
+    int64_t block_rows, block_cols, kept_blocks;
+    mha_attention_plan plan;
+    mha_dtype dtype; /* of q, k, v and o */
+    int threads;
+    int64_t mask_pairs;  /* of B H T S, seen through all of the mask but dense parts; -1: too many
+                            rows and blocks to count */
+    double pairs;        /* B H T S */
+    double matrix_bytes; /* of B H T S scores in f32 */
+} explain_problem;
+
+/* The problem that the options describe, and what the library says of it. Errors are printed; free
+ * also then. */
+cli_exit explain_make(const explain_options *options, explain_problem *problem);
+void explain_free(explain_problem *problem);
+
+/* How many of the keys s0 <= s < s1 query t sees, and how many of those only because they are
+ * exempt from the window. */
+typedef struct explain_seen {
+    int64_t seen, exempt;
+} explain_seen;
+explain_seen explain_visible(const explain_problem *problem, int64_t t, int64_t s0, int64_t s1);
+
+void explain_print(const explain_problem *problem);
+mha_status explain_write_json(const explain_problem *problem, const mha_sink *sink);
+
+/* The picture; machine and threads leave no trace in it. */
+mha_status explain_write_svg(const explain_problem *problem, bool dark, const mha_sink *sink);
+
+#endif

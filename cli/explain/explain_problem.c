@@ -1,0 +1,352 @@
+/* From options to a problem: shapes, a descriptor, and tensors without data, which is all that
+ * mha_attention_explain() looks at. */
+#include "common/maps.h"
+#include "explain/explain.h"
+
+#include <multihead/io.h>
+#include <multihead/patterns.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Counting visible pairs takes a step a query, and the count must fit into 63 bits. */
+#define MOST_ROWS (INT64_C(1) << 31)
+#define MOST_BLOCKS (INT64_C(1) << 24)
+#define MOST_STEPS (INT64_C(1) << 27) /* in counting a mask: about a second */
+enum { DEFAULT_BLOCK = 64 };
+
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+
+static mha_dtype type_of(const explain_options *o)
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
+    return types[o->dtype];
+}
+
+/* The shape of an array as [B,H,T,D], with ones in front. */
+static cli_exit read_shape(const char *path, int64_t shape[4])
+{
+    mha_tensor tensor;
+    mha_status status = mha_npy_peek(path, &tensor);
+    if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
+    if (tensor.ndim < 2 || tensor.ndim > 4)
+        return cli_fail(CLI_BAD_INPUT, EXPLAIN,
+                        "%s: has %d axes; expected [B,H,T,D], [H,T,D] or [T,D]", path,
+                        (int)tensor.ndim);
+    for (int i = 0; i < 4; i++)
+        shape[i] = i < 4 - tensor.ndim ? 1 : tensor.shape[i - (4 - tensor.ndim)];
+    return CLI_OK;
+}
+
+static cli_exit size_from_files(const explain_options *o, explain_problem *p)
+{
+    int64_t q[4], k[4], v[4];
+    if (o->config.like || o->config.model || o->config.embed || o->config.heads ||
+        o->config.kv_heads || o->config.head_dim || o->config.batch || o->config.length ||
+        o->queries || o->keys || o->value_dim)
+        return cli_fail(CLI_USAGE, EXPLAIN,
+                        "--q takes all sizes from files; leave the other sizes out");
+    cli_exit code = read_shape(o->q, q);
+    if (code == CLI_OK) code = read_shape(o->k ? o->k : o->q, k);
+    if (code == CLI_OK) code = read_shape(o->v ? o->v : o->k ? o->k : o->q, v);
+    if (code != CLI_OK) return code;
+    *p = (explain_problem){
+        .B = q[0], .H = q[1], .T = q[2], .D = q[3], .Hk = k[1], .S = k[2], .Dv = v[3]};
+    p->k = mha_tensor_contiguous(NULL, type_of(o), 4, k);
+    p->v = mha_tensor_contiguous(NULL, type_of(o), 4, v);
+    p->E = p->H * p->D;
+    p->config.shape.heads = p->H;
+    p->config.shape.kv_heads = p->Hk;
+    char *name = maps_name_of_path(o->q);
+    snprintf(p->config.name, sizeof p->config.name, "%s", name ? name : o->q);
+    free(name);
+    p->config.causal = o->config.causal == 1;
+    p->left = -1;
+    p->right = p->config.causal ? 0 : -1;
+    return o->config.window
+               ? config_window(EXPLAIN, o->config.window, p->config.causal, &p->left, &p->right)
+               : CLI_OK;
+}
+
+static cli_exit size_from_config(const explain_options *o, explain_problem *p)
+{
+    *p = (explain_problem){0};
+    if (o->k || o->v) return cli_fail(CLI_USAGE, EXPLAIN, "--k and --v go with --q FILE.npy");
+    cli_exit code = config_resolve(EXPLAIN, &o->config, &p->config);
+    const counts_shape *s = &p->config.shape;
+    if (code != CLI_OK) return code;
+    p->B = s->batch;
+    p->E = s->embed;
+    p->H = s->heads;
+    p->Hk = s->kv_heads;
+    p->D = s->head_dim;
+    p->Dv = o->value_dim ? o->value_dim : p->D;
+    p->S = o->keys ? o->keys : o->config.length || !o->queries ? s->length : o->queries;
+    p->T = o->queries ? o->queries : o->config.length ? s->length : p->S;
+    p->left = s->left;
+    p->right = s->right;
+    p->k = mha_tensor_contiguous(NULL, type_of(o), 4, (int64_t[]){p->B, p->Hk, p->S, p->D});
+    p->v = mha_tensor_contiguous(NULL, type_of(o), 4, (int64_t[]){p->B, p->Hk, p->S, p->Dv});
+    return CLI_OK;
+}
+
+static cli_exit check_sizes(const explain_problem *p)
+{
+    int64_t rows, heads, pairs;
+    if (__builtin_mul_overflow(p->B, p->T, &rows) || rows > MOST_ROWS)
+        return cli_fail(CLI_USAGE, EXPLAIN,
+                        "--batch %" PRId64 " by %" PRId64
+                        " queries are more than 2^31 rows; take a smaller --batch or --length",
+                        p->B, p->T);
+    if (__builtin_mul_overflow(rows, p->H, &heads) || __builtin_mul_overflow(heads, p->S, &pairs))
+        return cli_fail(CLI_USAGE, EXPLAIN,
+                        "these sizes have more than 2^63 query-key pairs; take a smaller --length");
+    return CLI_OK;
+}
+
+/* ---- Block patterns -------------------------------------------------------------------------- */
+
+/* "local=1" and its like, one part up to a comma. */
+static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d)
+{
+    static const char wanted[] = "local=N, global=N, stride=N, fixed=N, random=N, joined by commas";
+    char name[16] = "";
+    const char *end;
+    int64_t n;
+    size_t length = strcspn(part, "=,");
+    if (length < sizeof name) memcpy(name, part, length);
+    if (part[length] != '=' || !args_whole(part + length + 1, ",", &n, &end) || n < 0 ||
+        n > INT32_MAX)
+        return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: expected %s", all, wanted);
+    if (!strcmp(name, "local")) {
+        d->flags |= MHA_PATTERN_LOCAL;
+        d->left_blocks = n;
+        d->right_blocks = d->flags & MHA_PATTERN_CAUSAL ? 0 : n;
+    } else if (!strcmp(name, "global")) {
+        d->global_rows = d->global_cols = n;
+    } else if (!strcmp(name, "stride")) {
+        d->stride = n;
+    } else if (!strcmp(name, "fixed")) {
+        d->fixed = n;
+        d->fixed_summary = n ? 1 : 0;
+    } else if (!strcmp(name, "random")) {
+        d->random_blocks = n;
+    } else {
+        return cli_fail(CLI_USAGE, EXPLAIN,
+                        "--blocks %s: '%s' is not part of a pattern; expected "
+                        "%s",
+                        all, name, wanted);
+    }
+    return CLI_OK;
+}
+
+static cli_exit make_blocks(const explain_options *o, explain_problem *p)
+{
+    int64_t size = o->block_size ? o->block_size : DEFAULT_BLOCK;
+    if (!o->blocks && o->block_size)
+        return cli_fail(CLI_USAGE, EXPLAIN, "--block-size requires --blocks PATTERN");
+    if (!o->blocks) return CLI_OK;
+    mha_pattern_desc desc = {.struct_size = sizeof desc};
+    if (p->config.causal) desc.flags = MHA_PATTERN_CAUSAL;
+    for (const char *part = o->blocks; part; part = strchr(part, ',')) {
+        if (*part == ',') part++;
+        cli_exit code = take_part(o->blocks, part, &desc);
+        if (code != CLI_OK) return code;
+    }
+    p->block_rows = p->T / size + (p->T % size != 0);
+    p->block_cols = p->S / size + (p->S % size != 0);
+    if (p->block_cols && p->block_rows > MOST_BLOCKS / p->block_cols)
+        return cli_fail(CLI_USAGE, EXPLAIN,
+                        "--blocks: %" PRId64 " x %" PRId64
+                        " blocks are more than 2^24; take a larger --block-size",
+                        p->block_rows, p->block_cols);
+    void *memory;
+    cli_exit code = maps_alloc(EXPLAIN, p->block_rows * p->block_cols, 1, &memory);
+    if (code != CLI_OK) return code;
+    p->kept = memory;
+    p->blocks =
+        mha_tensor_contiguous(p->kept, MHA_U8, 2, (int64_t[]){p->block_rows, p->block_cols});
+    mha_status status = mha_pattern_fill(&desc, &p->blocks, &p->kept_blocks);
+    if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
+    p->desc.keep_blocks = &p->blocks;
+    p->desc.block_queries = p->desc.block_keys = size;
+    return CLI_OK;
+}
+
+/* ---- The descriptor -------------------------------------------------------------------------- */
+
+/* A tensor without data, and a pointer to it where wanted. */
+static const mha_tensor *shaped(bool wanted, mha_tensor *tensor, mha_dtype dtype, int ndim,
+                                const int64_t *shape)
+{
+    *tensor = mha_tensor_contiguous(NULL, dtype, ndim, shape);
+    return wanted ? tensor : NULL;
+}
+
+static void describe_masks(const explain_options *o, explain_problem *p)
+{
+    mha_attention_desc *d = &p->desc;
+    const int64_t dense[4] = {1, 1, p->T, p->S};
+    if (p->config.causal) d->flags |= MHA_ATTENTION_CAUSAL;
+    if (p->left >= 0 || (p->right >= 0 && !p->config.causal) || o->sink_keys) {
+        d->flags |= MHA_ATTENTION_WINDOW;
+        d->left_keys = p->left;
+        d->right_keys = p->config.causal ? 0 : p->right;
+        d->sink_keys = o->sink_keys;
+    }
+    d->q_offset = o->offset == EXPLAIN_NO_OFFSET ? 0 : o->offset;
+    d->keep_mask = shaped(o->dense_mask, &p->mask, MHA_U8, 4, dense);
+    d->bias = shaped(o->dense_bias, &p->bias, MHA_F32, 4, dense);
+}
+
+static void describe_scores(const explain_options *o, explain_problem *p)
+{
+    mha_attention_desc *d = &p->desc;
+    const int64_t by_head[1] = {p->H}, t5[2] = {o->t5, p->H};
+    const int64_t shaw_k[2] = {2 * o->shaw + 1, p->D}, shaw_v[2] = {2 * o->shaw + 1, p->Dv};
+    d->softcap = (float)o->softcap.value;
+    d->dropout = (float)o->dropout.value;
+    d->alibi_slopes = shaped(o->alibi, &p->slopes, MHA_F32, 1, by_head);
+    d->sink_logits = shaped(o->sink_logits, &p->sinks, MHA_F32, 1, by_head);
+    d->gates = shaped(o->gates, &p->gates, MHA_F32, 1, by_head);
+    d->t5_table = shaped(o->t5 > 0, &p->t5, MHA_F32, 2, t5);
+    if (o->t5 && p->config.causal) d->flags |= MHA_ATTENTION_T5_ONE_SIDED;
+    d->shaw_keys = shaped(o->shaw > 0, &p->shaw_keys, MHA_F32, 2, shaw_k);
+    d->shaw_values = shaped(o->shaw > 0, &p->shaw_values, MHA_F32, 2, shaw_v);
+}
+
+static void describe_outputs(const explain_options *o, explain_problem *p)
+{
+    mha_attention_outputs *out = &p->outputs;
+    const int64_t rows[3] = {p->B, p->H, p->T}, all[4] = {p->B, p->H, p->T, p->S};
+    const int64_t mean[3] = {p->B, p->T, p->S}, columns[3] = {p->B, p->H, p->S};
+    out->struct_size = sizeof *out;
+    out->lse = shaped(o->lse, &p->lse, MHA_F32, 3, rows);
+    out->probabilities = shaped(o->probabilities, &p->probabilities, MHA_F32, 4, all);
+    out->average_probabilities = shaped(o->average, &p->average, MHA_F32, 3, mean);
+    out->scores = shaped(o->scores, &p->scores, MHA_F32, 4, all);
+    out->column_sums = shaped(o->column_sums, &p->column_sums, MHA_F32, 3, columns);
+    out->entropy = shaped(o->statistics, &p->statistic, MHA_F32, 3, rows);
+    out->largest_weight = out->first_token = out->diagonal = out->entropy;
+    out->largest_key = shaped(o->statistics, &p->keys, MHA_I64, 3, rows);
+}
+
+static void describe(const explain_options *o, explain_problem *p)
+{
+    p->desc.struct_size = sizeof p->desc;
+    p->desc.path = (mha_path)o->path;
+    p->desc.compute = (mha_compute)o->compute;
+    if (o->strict) p->desc.flags |= MHA_ATTENTION_STRICT;
+    describe_masks(o, p);
+    describe_scores(o, p);
+    p->dtype = type_of(o);
+    p->q = mha_tensor_contiguous(NULL, p->dtype, 4, (int64_t[]){p->B, p->H, p->T, p->D});
+    p->o = mha_tensor_contiguous(NULL, p->dtype, 4, (int64_t[]){p->B, p->H, p->T, p->Dv});
+    describe_outputs(o, p);
+}
+
+static mha_status ask(const explain_options *o, explain_problem *p)
+{
+    mha_context_desc desc = {
+        .struct_size = sizeof desc, .num_threads = (int32_t)o->threads, .isa = (mha_isa)o->isa};
+    mha_context *context = NULL;
+    mha_status status = mha_context_create(&desc, &context);
+    if (status == MHA_OK) {
+        p->threads = mha_context_threads(context);
+        status = mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, &p->o, &p->outputs,
+                                       &p->plan);
+    }
+    mha_context_destroy(context);
+    return status;
+}
+
+/* ---- What a query sees ----------------------------------------------------------------------- */
+
+static int64_t overlap(int64_t a0, int64_t a1, int64_t b0, int64_t b1)
+{
+    int64_t begin = a0 > b0 ? a0 : b0, end = a1 < b1 ? a1 : b1;
+    return end > begin ? end - begin : 0;
+}
+
+/* Whether the block pattern keeps a pair. */
+static bool block_keeps(const explain_problem *p, int64_t t, int64_t s)
+{
+    int64_t size = p->desc.block_keys;
+    return !p->kept || p->kept[t / size * p->block_cols + s / size];
+}
+
+/* Without blocks: the window's keys in s0 .. s1, and the exempt ones outside of it. */
+static explain_seen interval_seen(const explain_problem *p, int64_t t, int64_t s0, int64_t s1)
+{
+    const mha_attention_desc *d = &p->desc;
+    bool causal = d->flags & MHA_ATTENTION_CAUSAL, window = d->flags & MHA_ATTENTION_WINDOW;
+    int64_t far = INT64_MAX / 8, i = t + (d->q_offset > far    ? far
+                                          : d->q_offset < -far ? -far
+                                                               : d->q_offset);
+    int64_t limit = causal && i + 1 < p->S ? i + 1 : p->S;
+    int64_t begin = window && d->left_keys >= 0 ? i - d->left_keys : 0;
+    int64_t end = window && d->right_keys >= 0 && i + d->right_keys + 1 < limit
+                      ? i + d->right_keys + 1
+                      : limit;
+    explain_seen seen = {.seen = overlap(s0, s1, begin, end)};
+    int64_t sinks = window && d->sink_keys < limit ? d->sink_keys : window ? limit : 0;
+    seen.exempt = overlap(s0, s1, 0, sinks);
+    if (end > begin) seen.exempt -= overlap(s0 > 0 ? s0 : 0, s1 < sinks ? s1 : sinks, begin, end);
+    seen.seen += seen.exempt;
+    return seen;
+}
+
+explain_seen explain_visible(const explain_problem *p, int64_t t, int64_t s0, int64_t s1)
+{
+    if (!p->kept) return interval_seen(p, t, s0, s1);
+    explain_seen all = {0};
+    int64_t size = p->desc.block_keys;
+    for (int64_t s = s0, next; s < s1; s = next) {
+        next = (s / size + 1) * size < s1 ? (s / size + 1) * size : s1;
+        if (!block_keeps(p, t, s)) continue;
+        explain_seen part = interval_seen(p, t, s, next);
+        all.seen += part.seen;
+        all.exempt += part.exempt;
+    }
+    return all;
+}
+
+/* ---- All together ---------------------------------------------------------------------------- */
+
+/* The plan counts what causal, lengths and window with its first keys leave; blocks take from it.
+ */
+static void count_mask(explain_problem *p)
+{
+    int64_t steps = p->kept ? p->block_cols : 1, seen = 0;
+    p->mask_pairs = p->plan.visible_pairs;
+    if (!p->kept && !p->desc.sink_keys) return;
+    p->mask_pairs = -1;
+    if (p->T > MOST_STEPS / steps) return;
+    for (int64_t t = 0; t < p->T; t++) seen += explain_visible(p, t, 0, p->S).seen;
+    p->mask_pairs = seen * p->B * p->H;
+}
+
+cli_exit explain_make(const explain_options *o, explain_problem *p)
+{
+    *p = (explain_problem){0}; /* explain_free() may come at any time */
+    cli_exit code = o->q ? size_from_files(o, p) : size_from_config(o, p);
+    if (code == CLI_OK) code = check_sizes(p);
+    if (code == CLI_OK) code = make_blocks(o, p);
+    if (code != CLI_OK) return code;
+    describe(o, p);
+    mha_status status = ask(o, p);
+    p->pairs = (double)p->B * (double)p->H * (double)p->T * (double)p->S;
+    p->matrix_bytes = 4 * p->pairs;
+    if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
+    count_mask(p);
+    return CLI_OK;
+}
+
+void explain_free(explain_problem *p)
+{
+    free(p->kept);
+    p->kept = NULL;
+}

@@ -1,0 +1,314 @@
+/* multihead generate: continue a text, token by token, with a cache of keys and values. */
+#include "common/commands.h"
+#include "common/option_rows.h"
+#include "generate/generate.h"
+
+#include <multihead/model.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct generate_options {
+    args_real temperature, top_p;
+    int64_t top_k, seed, max_tokens, threads;
+    int ids, quiet;
+} generate_options;
+
+#define REAL(name_, field_, help_)                                     \
+    {                                                                  \
+        .kind = ARGS_REAL, .name = name_, .value = "X", .help = help_, \
+        .field = offsetof(generate_options, field_)                    \
+    }
+
+static const args_option option_table[] = {
+    ROW_HEADING("Sampling (default: greedy, the most likely token)"),
+    REAL("temperature", temperature,
+         "softmax(logits / X): below 1 sharper, above 1\nflatter; 0 is greedy"),
+    ROW_NUMBER("top-k", generate_options, top_k, 1, INT64_C(1) << 31,
+               "sample from the N most likely tokens only"),
+    REAL("top-p", top_p,
+         "sample from the most likely tokens whose\nprobabilities add up to X, above 0 to 1"),
+    ROW_NUMBER(
+        "seed", generate_options, seed, 0, INT64_MAX,
+        "of the sampling; default 0. The same seed gives the\nsame text for any number of threads"),
+    ROW_HEADING("Length"),
+    ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
+               "new tokens at most; default 64"),
+    ROW_HEADING("Other"),
+    ROW_FLAG(0, "ids", generate_options, ids, 1,
+             "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
+    ROW_NUMBER("threads", generate_options, threads, 1, 1024,
+               "default: as many as this process may use"),
+    ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
+    ROW_FLAG('h', "help", generate_options, quiet, 0, "this text"),
+};
+
+static const args_page page = {
+    .command = GENERATE,
+    .summary = "continue a text with a causal model",
+    .usage = "generate [options] FOLDER [TEXT]",
+    .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
+                "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
+                "multihead generate llama-folder --ids \"1 306 4658\" --max-tokens 20",
+    .notes = "FOLDER is what 'multihead train -o' saved, or any Llama folder (with --ids).\n"
+             "Without TEXT it starts from the token that begins a text. It ends at the\n"
+             "token that ends a text, or when the model runs out of positions. The text is\n"
+             "written to stdout word by word. docs/program.md is the manual.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- A model under way ----------------------------------------------------------------------- */
+
+typedef struct run {
+    mha_context *context;
+    mha_model *model;
+    mha_transformer_desc desc;
+    const mha_vocabulary *vocabulary; /* the model's; NULL with --ids */
+    mha_decoder *decoder;
+    generate_how how;
+    int64_t most; /* new tokens */
+    bool quiet;
+    int32_t *ids; /* [max_length] the prompt, then what was chosen last */
+    int64_t count;
+    float *logits; /* [V] */
+    generate_candidate *work;
+    bool begun; /* something stands on the line */
+} run;
+
+static void end_run(run *r)
+{
+    mha_decoder_destroy(r->decoder);
+    mha_model_destroy(r->model);
+    mha_context_destroy(r->context);
+    free(r->ids);
+    free(r->logits);
+    free(r->work);
+}
+
+/* One token on stdout, at once. */
+static cli_exit show(run *r, int32_t id)
+{
+    const bool characters =
+        r->vocabulary && mha_vocabulary_splitting(r->vocabulary) == MHA_SPLIT_CHARACTERS;
+    if (characters && id == mha_vocabulary_begin(r->vocabulary)) return CLI_OK;
+    if (r->begun && !characters) cli_print(" ");
+    const char *word = r->vocabulary ? mha_vocabulary_word(r->vocabulary, id) : NULL;
+    if (word && characters && (!strcmp(word, "\n") || !strcmp(word, "\t")))
+        cli_print(*word == '\n' ? "\n" : "\t"); /* characters of a text, as the text has them */
+    else if (word)
+        cli_print("%s", word);
+    else
+        cli_print("%" PRId32, id);
+    r->begun = true;
+    return cli_finish_stdout(GENERATE, CLI_OK);
+}
+
+/* Numbers between white space. */
+static cli_exit read_ids(run *r, const char *text)
+{
+    static const char blanks[] = " \t\n\r";
+    for (const char *end; *(text += strspn(text, blanks)); text = end) {
+        int64_t id;
+        if (!args_whole(text, blanks, &id, &end) || id < 0 || id >= r->desc.vocab_size)
+            return cli_fail(
+                CLI_USAGE, GENERATE,
+                "--ids: '%.20s' does not begin with a token, a number from 0 to %" PRId64, text,
+                r->desc.vocab_size - 1);
+        if (r->count == r->desc.max_length)
+            return cli_fail(CLI_BAD_INPUT, GENERATE, "text: it has more than %" PRId64 " tokens",
+                            r->desc.max_length);
+        r->ids[r->count++] = (int32_t)id;
+    }
+    return CLI_OK;
+}
+
+static cli_exit read_text(run *r, const char *text)
+{
+    if (!r->vocabulary) {
+        cli_exit code = read_ids(r, text);
+        if (code != CLI_OK) return code;
+    } else {
+        mha_status status = mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
+                                                  r->desc.max_length, &r->count);
+        if (status != MHA_OK) return cli_fail_status(GENERATE, status);
+    }
+    if (r->count > 0) return CLI_OK;
+    return cli_fail(CLI_USAGE, GENERATE,
+                    "nothing to begin with: this model has no token that begins a text, give TEXT");
+}
+
+static bool predicts(const mha_transformer_desc *d)
+{
+    const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
+    return d->flags & MHA_TRANSFORMER_CAUSAL && !(d->flags & others);
+}
+
+/* What the model writes needs no tokenizer if it is numbers that are read. */
+static cli_exit load_model(run *r, const generate_options *options, const char *folder)
+{
+    mha_model_options how = {.struct_size = sizeof how,
+                             .flags = options->ids ? MHA_MODEL_NO_TOKENIZER : 0};
+    char detail[512];
+    mha_status status = mha_model_load(r->context, folder, &how, &r->model);
+    if (status == MHA_OK) return CLI_OK;
+    if (options->ids || (status != MHA_ERR_UNSUPPORTED && status != MHA_ERR_FILE))
+        return cli_fail_status(GENERATE, status);
+    snprintf(detail, sizeof detail, "%s", mha_error_detail());
+    how.flags = MHA_MODEL_NO_TOKENIZER;
+    bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
+    if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    fine = fine && predicts(&r->desc);
+    return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE, "%s%s",
+                    detail, fine ? "; with --ids no tokenizer is needed" : "");
+}
+
+static cli_exit load(run *r, const generate_options *options, const char *folder)
+{
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = (int32_t)options->threads};
+    mha_status status = mha_context_create(&desc, &r->context);
+    if (status != MHA_OK) return cli_fail_status(GENERATE, status);
+    cli_exit code = load_model(r, options, folder);
+    if (code != CLI_OK) return code;
+    r->vocabulary = mha_model_vocabulary(r->model);
+    mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    if (!predicts(&r->desc))
+        return cli_fail(
+            CLI_UNSUPPORTED, GENERATE,
+            "%s: the model does not predict the next token (an encoder, or the decoder of "
+            "an encoder-decoder)",
+            folder);
+    if (options->ids || r->vocabulary) return CLI_OK;
+    return cli_fail(CLI_UNSUPPORTED, GENERATE,
+                    "%s: only tokenizers of whole words, as written by 'multihead train', are "
+                    "supported; --ids needs no tokenizer",
+                    folder);
+}
+
+static cli_exit make_room(run *r)
+{
+    const size_t most = (size_t)r->desc.max_length, words = (size_t)r->desc.vocab_size;
+    r->ids = calloc(most, sizeof *r->ids);
+    r->work = calloc(words, sizeof *r->work);
+    r->logits = calloc(words, sizeof *r->logits);
+    return r->ids && r->work && r->logits ? CLI_OK
+                                          : cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
+}
+
+/* The logits after the token at r->ids[at]. */
+static mha_status step(run *r, int64_t at)
+{
+    mha_tensor token = mha_tensor_contiguous(r->ids + at, MHA_I32, 2, (const int64_t[]){1, 1});
+    mha_tensor out =
+        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, 1, r->desc.vocab_size});
+    return mha_decoder_step(r->context, r->decoder, &token, &out);
+}
+
+/* The prompt: all but its last token at once, without logits. */
+static cli_exit begin(run *r)
+{
+    const int64_t left = r->desc.max_length - r->count, first = r->count - 1;
+    const mha_decoder_desc desc = {.struct_size = sizeof desc,
+                                   .capacity = r->count + (r->most < left ? r->most : left),
+                                   .max_step = first > 0 ? first : 1};
+    mha_status status =
+        mha_decoder_create(r->context, mha_model_transformer(r->model), &desc, &r->decoder);
+    mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, first});
+    if (status == MHA_OK && first > 0)
+        status = mha_decoder_step(r->context, r->decoder, &tokens, NULL);
+    if (status == MHA_OK) status = step(r, first);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
+}
+
+/* The next token after the one in ids[0]. */
+static cli_exit go_on(run *r)
+{
+    mha_status status = step(r, 0);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
+}
+
+/* End the line before anything is printed on stderr, which may be the same terminal. */
+static cli_exit end_line(const run *r)
+{
+    if (r->begun) cli_print("\n");
+    return cli_finish_stdout(GENERATE, CLI_OK);
+}
+
+static cli_exit generate(run *r)
+{
+    bool full = false;
+    cli_exit code = begin(r);
+    const int32_t end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
+    for (int64_t i = 0; i < r->count && code == CLI_OK; i++) code = show(r, r->ids[i]);
+    for (int64_t i = 0; i < r->most && code == CLI_OK; i++) {
+        if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids)) {
+            code = end_line(r);
+            return code != CLI_OK ? code
+                                  : cli_fail(CLI_BAD_INPUT, GENERATE,
+                                             "the model gives logits that are not finite");
+        }
+        if (r->ids[0] == end) break;
+        code = show(r, r->ids[0]);
+        if (mha_decoder_length(r->decoder) == r->desc.max_length) {
+            full = i + 1 < r->most;
+            break;
+        }
+        if (code == CLI_OK && i + 1 < r->most) code = go_on(r);
+    }
+    if (code == CLI_OK) code = end_line(r);
+    if (code == CLI_OK && full)
+        cli_note(r->quiet, "the model's %" PRId64 " positions are used up", r->desc.max_length);
+    return code;
+}
+
+/* ---- The command line ------------------------------------------------------------------------ */
+
+static cli_exit check_options(const generate_options *options, run *r)
+{
+    const bool chance = options->temperature.given || options->top_p.given || options->top_k;
+    r->how = (generate_how){.temperature = options->temperature.given ? options->temperature.value
+                                           : chance                   ? 1
+                                                                      : 0,
+                            .top_k = options->top_k,
+                            .top_p = options->top_p.given ? options->top_p.value : 1,
+                            .seed = (uint64_t)options->seed};
+    r->most = options->max_tokens;
+    r->quiet = options->quiet;
+    if (r->how.temperature < 0 || r->how.temperature > 1e6)
+        return cli_fail(CLI_USAGE, GENERATE, "--temperature is %g, expected 0 to 1000000",
+                        r->how.temperature);
+    if (!(r->how.top_p > 0) || r->how.top_p > 1)
+        return cli_fail(CLI_USAGE, GENERATE, "--top-p is %g, expected more than 0, at most 1",
+                        r->how.top_p);
+    return CLI_OK;
+}
+
+cli_exit cmd_generate(int argument_count, char *const *arguments)
+{
+    generate_options options = {.max_tokens = 64};
+    args_texts plain = {0};
+    run r = {0};
+    if (args_want_help(argument_count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (argument_count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, argument_count, arguments, &options, &plain);
+    if (code == CLI_OK) code = check_options(&options, &r);
+    if (code != CLI_OK) return code;
+    if (plain.count < 1)
+        return cli_fail(CLI_USAGE, GENERATE,
+                        "the model folder is missing: multihead generate FOLDER [TEXT]");
+    if (plain.count > 2)
+        return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
+                        plain.items[2]);
+    code = load(&r, &options, plain.items[0]);
+    if (code == CLI_OK) code = make_room(&r);
+    if (code == CLI_OK) code = read_text(&r, plain.count > 1 ? plain.items[1] : "");
+    if (code == CLI_OK) code = generate(&r);
+    end_run(&r);
+    return code;
+}

@@ -1,0 +1,181 @@
+/* multihead heads: a table of what every head of a model does, measured over texts. Options and
+ * their help are the table below; the work is in heads_*.c. */
+#include "common/commands.h"
+#include "common/option_rows.h"
+#include "heads/heads.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_RANDOM = 10 };
+
+#define TEXTS(letter_, name_, field_, value_, help_)                                          \
+    {                                                                                         \
+        .kind = ARGS_TEXTS, .letter = letter_, .name = name_, .value = value_, .help = help_, \
+        .field = offsetof(heads_options, field_)                                              \
+    }
+
+static const args_option option_table[] = {
+    ROW_HEADING("Input (may be combined)"),
+    ROW_TEXT("text", heads_options, text_file, "FILE", "texts, one per line; - is stdin"),
+    ROW_FLAG(0, "whole", heads_options, whole, 1, "--text FILE is one long text"),
+    ROW_TEXT("conllu", heads_options, conllu, "FILE",
+             "sentences with gold links to score heads against"),
+    ROW_TEXT("example", heads_options, example, "NAME",
+             "a built-in sentence: animal, bank, cat, river,\npilot, 1 to 5, or all"),
+    ROW_NUMBER("random", heads_options, random, 0, 10000,
+               "sequences of repeated random tokens, for induction\nand duplicates; default 10, "
+               "0 for none"),
+    ROW_FLAG(0, "predict", heads_options, predict, 1,
+             "test links in the row before the word, the one that\npredicts it"),
+    ROW_NUMBER("max-tokens", heads_options, max_tokens, 3, INT64_C(1) << 40,
+               "per text; default: the model's limit"),
+    ROW_FLAG(0, "truncate", heads_options, truncate, 1, "cut longer texts instead"),
+    ROW_HEADING("Selection and order"),
+    TEXTS('l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
+    TEXTS(0, "head", heads, "LIST", "heads of these layers, or with their layer: L4H11"),
+    TEXTS(0, "role", roles, "NAME",
+          "only heads with this role: previous-token, nsubj,\nnone, ...; may be repeated"),
+    ROW_TEXT("sort", heads_options, sort, "BY",
+             "layer (the default), role, or a score, the highest\nfirst: entropy, nsubj-back, "
+             "..."),
+    {.kind = ARGS_REAL,
+     .name = "min",
+     .value = "X",
+     .help = "only heads whose score (of --sort) is at least X",
+     .field = offsetof(heads_options, min)},
+    ROW_HEADING("Output"),
+    {.kind = ARGS_REAL,
+     .name = "clusters",
+     .value = "X",
+     .help =
+         "which heads of a layer are similar: clusters whose\nmembers are at most X apart (0 to "
+         "1; try 0.2)",
+     .field = offsetof(heads_options, clusters)},
+    ROW_FLAG(0, "details", heads_options, details, 1, "a sentence of evidence for each role"),
+    ROW_FLAG(0, "csv", heads_options, csv, 1, "all scores, chance levels and row counts"),
+    ROW_FLAG(0, "json", heads_options, json, 1, "the same as JSON, with the evidence"),
+    ROW_NUMBER("width", heads_options, screen.width, 20, 10000, "terminal width in columns"),
+    ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table"),
+    ROW_HEADING("Other"),
+    ROW_NUMBER("threads", heads_options, threads, 1, 1024,
+               "default: as many as this process may use"),
+    ROW_FLAG('q', "quiet", heads_options, quiet, 1, "no notes on stderr, only warnings and errors"),
+    ROW_FLAG('h', "help", heads_options, quiet, 0, "this text"),
+};
+
+static const args_page page = {
+    .command = HEADS,
+    .summary = "measure what every head does over texts",
+    .usage = "heads [options] MODEL --text FILE\n"
+             "heads [options] MODEL \"text\" ...",
+    .examples = "multihead heads MODEL --text letters.txt\n"
+                "multihead heads MODEL --conllu sentences.conllu --sort role\n"
+                "multihead heads MODEL --text book.txt --whole --truncate\n"
+                "multihead heads MODEL --example all --role previous-token --details\n"
+                "multihead heads MODEL --conllu gold.conllu --sort nsubj --min 0.5\n"
+                "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'",
+    .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
+             "it applies to, shown with the score of uniform attention (chance) and the\n"
+             "number of rows. A role is a score above a threshold, most of them published:\n"
+             "docs/heads.md. A head may have several roles, or none. Heads count from 0: L0H3\n"
+             "is the fourth head of the first layer. docs/program.md is the manual.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+static cli_exit check(const heads_options *options)
+{
+    if (!options->model)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "the model folder is missing: multihead heads MODEL --text FILE");
+    if (options->csv && options->json)
+        return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
+    if (options->details && (options->csv || options->json))
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--details applies to the table; --json includes the evidence anyway");
+    if (options->clusters.given && (options->clusters.value < 0 || options->clusters.value > 1))
+        return cli_fail(CLI_USAGE, HEADS, "--clusters is %g, expected 0 to 1",
+                        options->clusters.value);
+    if (options->clusters.given && options->csv)
+        return cli_fail(CLI_USAGE, HEADS, "--clusters requires the table or --json");
+    if (options->whole && !options->text_file)
+        return cli_fail(CLI_USAGE, HEADS, "--whole requires --text FILE");
+    if (options->predict && !options->conllu)
+        return cli_fail(CLI_USAGE, HEADS, "--predict requires --conllu FILE");
+    const bool texts =
+        options->text_file || options->conllu || options->example || options->texts.count > 0;
+    if (!texts && options->clusters.given)
+        return cli_fail(CLI_USAGE, HEADS, "--clusters compares heads on texts; give --text FILE");
+    if (!texts && options->random == 0)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "nothing to measure on: give --text FILE, a text, or --random 10");
+    return CLI_OK;
+}
+
+static void say_what_next(const heads_options *options, const heads_row *rows, int64_t count)
+{
+    if (options->csv || options->json || options->details || count == 0) return;
+    cli_note(options->quiet,
+             "next: --details for the evidence; multihead view %s \"text\" --head "
+             "L%" PRId64 "H%" PRId64 " to see a head",
+             options->model, rows[0].layer, rows[0].head);
+}
+
+static cli_exit show(const heads_options *options, const heads_found *found)
+{
+    heads_row *rows = NULL;
+    int64_t count = 0;
+    cli_exit code = heads_choose(options, found, &rows, &count);
+    if (code == CLI_OK && options->json)
+        code = heads_write_json(options, found, rows, count);
+    else if (code == CLI_OK && options->csv)
+        heads_print_csv(found, rows, count);
+    else if (code == CLI_OK)
+        heads_print(options, found, rows, count);
+    if (code == CLI_OK && found->distances && !options->json && !options->csv)
+        code = heads_print_clusters(options, found);
+    code = cli_finish_stdout(HEADS, code);
+    if (code == CLI_OK && count == 0) cli_note(options->quiet, "no head is like that");
+    if (code == CLI_OK) say_what_next(options, rows, count);
+    free(rows);
+    return code;
+}
+
+static cli_exit heads(const heads_options *options)
+{
+    text_model model = {0};
+    heads_sources sources = {0};
+    heads_found found = {0};
+    cli_exit code = text_model_open(HEADS, options->model, options->threads, &model);
+    if (code == CLI_OK && model.encoder)
+        code = cli_fail(CLI_UNSUPPORTED, HEADS,
+                        "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",
+                        options->model, options->model);
+    if (code == CLI_OK) code = heads_sources_read(options, &model, &sources);
+    if (code == CLI_OK) code = heads_measure(options, &model, &sources, &found);
+    if (code == CLI_OK) code = show(options, &found);
+    heads_found_free(&found);
+    heads_sources_free(&sources);
+    text_model_close(&model);
+    return code;
+}
+
+cli_exit cmd_heads(int count, char *const *arguments)
+{
+    heads_options options = {.random = DEFAULT_RANDOM};
+    args_texts plain = {0};
+    if (args_want_help(count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code != CLI_OK) return code;
+    options.model = plain.count > 0 ? plain.items[0] : NULL;
+    for (int i = 1; i < plain.count; i++)
+        options.texts.items[options.texts.count++] = plain.items[i];
+    code = check(&options);
+    return code == CLI_OK ? heads(&options) : code;
+}

@@ -1,0 +1,46 @@
+/* Sentences with gold links, from CoNLL-U (universaldependencies.org/format.html).
+ *
+ * Of the ten columns of a word's line, ID, FORM, HEAD, DEPREL and MISC are read. Each word is
+ * linked to its HEAD by a relation called DEPREL; root and punct are no relations. In MISC,
+ * SpaceAfter=No joins a word to the next one, and a key of our own, Coref=7, links a word ("it") to
+ * the word of the same sentence that it refers to (number 7) by a relation called coref. A
+ * multiword token (ID 3-4) is one word with the links of its parts; empty nodes (ID 5.1) are left
+ * out.
+ *
+ * Files come from anywhere: every number is checked, and errors name the line.
+ */
+#ifndef CLI_CONLLU_H
+#define CLI_CONLLU_H
+
+#include "common/exits.h"
+
+#include <stdint.h>
+
+/* The word `from` depends on the word `to`; numbers from 0. */
+typedef struct conllu_link {
+    int64_t from, to;
+    int64_t relation; /* in names */
+} conllu_link;
+
+typedef struct conllu_sentence {
+    char *text; /* the words, joined; ends with a NUL */
+    size_t bytes;
+    int64_t words;
+    int64_t *begin, *end; /* [words] bytes of text */
+    conllu_link *links;
+    int64_t link_count, line; /* of the file, where it begins */
+} conllu_sentence;
+
+typedef struct conllu {
+    conllu_sentence *sentences;
+    int64_t count;
+    char **names; /* [relations] in the order of their first appearance */
+    int64_t relations;
+} conllu;
+
+/* spaced: separate all words, whatever SpaceAfter says. Errors are printed; call conllu_free()
+ * even on failure. */
+cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu *out);
+void conllu_free(conllu *c);
+
+#endif

@@ -1,0 +1,120 @@
+/* multihead heads: what every head of a model does, over texts. Options are in cmd_heads.c, texts
+ * and gold links in heads_texts.c, the passes in heads_measure.c, what is printed in heads_table.c
+ * and heads_out.c. */
+#ifndef CLI_HEADS_H
+#define CLI_HEADS_H
+
+#include "common/args.h"
+#include "common/json_out.h"
+#include "common/screen.h"
+#include "common/text_model.h"
+#include "heads/conllu.h"
+
+#include <multihead/head_distances.h>
+#include <multihead/heads.h>
+
+#define HEADS "heads"
+
+typedef struct heads_options {
+    args_texts texts; /* from the command line */
+    const char *model, *text_file, *conllu, *example;
+    int whole, truncate, predict;
+    int64_t max_tokens, random; /* random -1: not given */
+    args_texts layers, heads, roles;
+    const char *sort;
+    args_real min, clusters; /* clusters: how far apart heads of one may be */
+    int csv, json, details, quiet;
+    int beside; /* measured beside something else, which says what is wrong with the numbers */
+    screen_options screen;
+    int64_t threads;
+} heads_options;
+
+/* A text to measure on. */
+typedef struct heads_source {
+    const char *text;
+    size_t bytes;
+    const conllu_sentence *gold; /* NULL: no links */
+    const char *file;            /* NULL: from the command line */
+    int64_t line;
+} heads_source;
+
+typedef struct heads_sources {
+    heads_source *items;
+    int64_t count, room;
+    char *file; /* what items point into */
+    conllu gold;
+} heads_sources;
+
+/* All texts that the options name; for a model of whole words, words of gold sentences stand apart.
+ */
+cli_exit heads_sources_read(const heads_options *options, const text_model *model,
+                            heads_sources *sources);
+void heads_sources_free(heads_sources *sources);
+
+/* What was found. */
+typedef struct heads_found {
+    const text_model *model;
+    int64_t layers, count;     /* count: of heads, all layers together */
+    int64_t *heads;            /* [layers] */
+    mha_head_measures *texts;  /* NULL: no texts */
+    mha_head_measures *random; /* repeated random tokens; NULL: none */
+    char *const *relations;    /* [relation_count] */
+    int64_t relation_count;
+    int64_t text_count, token_count, random_count, random_block, random_repeats;
+    int64_t lost_links;             /* whose words have no token */
+    mha_head_distances **distances; /* [layers] of texts; NULL: not asked for */
+} heads_found;
+
+cli_exit heads_measure(const heads_options *options, text_model *model,
+                       const heads_sources *sources, heads_found *found);
+void heads_found_free(heads_found *found);
+
+/* All scores by number: those of texts, those of random tokens that mean something there
+ * ("random_induction"), then accuracies of relations ("amod": the word looks at what it depends on;
+ * "amod-back": is looked at by it). */
+int64_t heads_score_count(const heads_found *found);
+void heads_score_name(const heads_found *found, int64_t score, char *name, size_t size);
+mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head, int64_t score);
+
+/* The number of a score of that name, or -1. */
+int64_t heads_score_find(const heads_found *found, const char *name);
+
+/* The roles of a head: those on texts, and from random tokens duplicate and induction. */
+enum { HEADS_MOST_ROLES = 64 };
+int64_t heads_roles(const heads_found *found, int64_t layer, int64_t head,
+                    mha_head_role roles[HEADS_MOST_ROLES]);
+
+/* One head of the table. */
+typedef struct heads_row {
+    int64_t layer, head;
+    double key; /* what rows are sorted by, the largest first; equal: by layer and head */
+} heads_row;
+
+/* Rows as --layer, --head, --role, --min and --sort say; the caller frees *rows. */
+cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
+                      int64_t *count);
+
+/* What a role is called in lists: "previous token", "amod-back". */
+void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size);
+
+void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
+                 int64_t count);
+/* Distances between the heads of each layer, of found->heads heads: made, fed with what each layer
+ * shows, grouped. */
+cli_exit heads_distances_make(heads_found *found);
+void heads_distances_free(heads_found *found);
+mha_status heads_distances_rows(const heads_found *found, int64_t layer, const mha_tensor *p);
+mha_status heads_distances_outputs(const heads_found *found, int64_t layer,
+                                   const mha_tensor *heads);
+
+/* The cluster of each head of a layer; the caller frees *cluster, in either case. */
+cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
+                        int64_t *clusters);
+cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);
+cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut);
+
+void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
+cli_exit heads_write_json(const heads_options *options, const heads_found *found,
+                          const heads_row *rows, int64_t count);
+
+#endif

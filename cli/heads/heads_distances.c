@@ -1,0 +1,250 @@
+/* How alike the heads of a layer are: the part of 'multihead heads' behind --clusters. Distances
+ * are summed while the texts go through the model; nothing as large as a map is kept. */
+#include "heads/heads.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* When a pair is called redundant, as head_distances.h suggests. */
+static const double FARTHEST = 0.1, NEAREST = 0.9;
+
+enum { LINE_BYTES = 1024 };
+
+/* ---- sums ---------------------------------------------------------------------------------- */
+
+/* W_O of a layer's heads: of a matrix [E, H D], as [H,D,E]. */
+static mha_status find_weight(const text_model *model, int64_t layer, int64_t heads,
+                              mha_tensor *weight)
+{
+    mha_parameter p;
+    mha_status status = mha_transformer_find(model->net, layer, "self_attn.o_proj.weight", &p);
+    if (status != MHA_OK) return status;
+    const int64_t D = p.shape[1] / heads;
+    *weight = mha_tensor_contiguous(mha_transformer_data(model->net) + p.offset, MHA_F32, 3,
+                                    (const int64_t[]){heads, D, p.shape[0]});
+    weight->stride[0] = D;
+    weight->stride[1] = 1;
+    weight->stride[2] = p.shape[1];
+    return MHA_OK;
+}
+
+cli_exit heads_distances_make(heads_found *found)
+{
+    void *memory;
+    cli_exit code = maps_alloc(HEADS, found->layers, sizeof *found->distances, &memory);
+    if (code != CLI_OK) return code;
+    found->distances = memory;
+    for (int64_t l = 0; l < found->layers && code == CLI_OK; l++) {
+        mha_tensor weight;
+        if (found->heads[l] == 0) continue;
+        mha_status status = find_weight(found->model, l, found->heads[l], &weight);
+        if (status == MHA_OK)
+            status = mha_head_distances_create(found->model->context, found->heads[l],
+                                               weight.shape[1], &weight, &found->distances[l]);
+        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
+    }
+    return code;
+}
+
+void heads_distances_free(heads_found *found)
+{
+    for (int64_t l = 0; found->distances && l < found->layers; l++)
+        mha_head_distances_destroy(found->distances[l]);
+    free(found->distances);
+    found->distances = NULL;
+}
+
+mha_status heads_distances_outputs(const heads_found *found, int64_t layer, const mha_tensor *heads)
+{
+    mha_tensor z = *heads; /* of one sequence: [H,T,D] */
+    if (!found->distances || !found->distances[layer]) return MHA_OK;
+    z.ndim = 3;
+    for (int i = 0; i < 3; i++) {
+        z.shape[i] = heads->shape[i + 1];
+        z.stride[i] = heads->stride[i + 1];
+    }
+    return mha_head_distances_outputs(found->distances[layer], &z);
+}
+
+mha_status heads_distances_rows(const heads_found *found, int64_t layer, const mha_tensor *p)
+{
+    if (!found->distances || !found->distances[layer]) return MHA_OK;
+    return mha_head_distances_rows(found->distances[layer], p);
+}
+
+/* ---- clusters ------------------------------------------------------------------------------ */
+
+cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
+                        int64_t *clusters)
+{
+    const int64_t H = found->heads[layer];
+    void *memory = NULL, *numbers = NULL;
+    *cluster = NULL;
+    *clusters = 0;
+    cli_exit code = maps_alloc(HEADS, H * H, sizeof(double), &memory);
+    if (code == CLI_OK) code = maps_alloc(HEADS, H, sizeof(int64_t), &numbers);
+    double *distance = memory;
+    for (int64_t i = 0; i < H * H && code == CLI_OK; i++)
+        distance[i] = mha_head_distances_pair(found->distances[layer], i / H, i % H).maps;
+    *cluster = numbers;
+    if (code == CLI_OK && H > 0) {
+        mha_status status =
+            mha_head_clusters(found->model->context, H, distance, cut, *cluster, clusters);
+        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
+    }
+    free(memory);
+    return code;
+}
+
+/* ---- on the terminal ----------------------------------------------------------------------- */
+
+static bool nearest_pair(const heads_found *found, int64_t layer, int64_t *g, int64_t *h,
+                         mha_head_pair *pair)
+{
+    const int64_t H = found->heads[layer];
+    bool any = false;
+    for (int64_t a = 0; a < H; a++)
+        for (int64_t b = a + 1; b < H; b++) {
+            const mha_head_pair here = mha_head_distances_pair(found->distances[layer], a, b);
+            if (any && !(here.maps < pair->maps)) continue;
+            any = true;
+            *pair = here;
+            *g = a;
+            *h = b;
+        }
+    return any;
+}
+
+/* "0 3 7, 2 5": clusters of more than one head. */
+static void list_clusters(const heads_found *found, int64_t layer, const int64_t *cluster,
+                          int64_t clusters, char *line)
+{
+    size_t used = 0;
+    snprintf(line, LINE_BYTES, "-");
+    for (int64_t c = 0; c < clusters; c++) {
+        int64_t members = 0, told = 0;
+        for (int64_t h = 0; h < found->heads[layer]; h++) members += cluster[h] == c;
+        for (int64_t h = 0; h < found->heads[layer] && members > 1; h++)
+            if (cluster[h] == c && used + 32 < LINE_BYTES)
+                used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s%" PRId64,
+                                         told++ ? " "
+                                         : used ? ", "
+                                                : "",
+                                         h);
+    }
+}
+
+static void print_redundant(const heads_found *found, int64_t width)
+{
+    char line[LINE_BYTES] = "redundant pairs (the same maps and outputs): ";
+    const size_t begin = strlen(line);
+    size_t used = begin;
+    for (int64_t l = 0; l < found->layers; l++)
+        for (int64_t a = 0; a < found->heads[l]; a++)
+            for (int64_t b = a + 1; b < found->heads[l]; b++) {
+                const mha_head_pair pair = mha_head_distances_pair(found->distances[l], a, b);
+                if (!mha_head_pair_is_redundant(&pair, FARTHEST, NEAREST)) continue;
+                if (used + 64 > LINE_BYTES) continue; /* --json has them all */
+                used += (size_t)snprintf(line + used, LINE_BYTES - used,
+                                         "%sL%" PRId64 "H%" PRId64 " L%" PRId64 "H%" PRId64,
+                                         used > begin ? ", " : "", l, a, l, b);
+            }
+    if (used == begin) snprintf(line + used, LINE_BYTES - used, "none");
+    cli_print_wrapped("", line, width);
+}
+
+/* The nearest pair where there is room for it, and the clusters. */
+static cli_exit print_layer(const heads_found *found, int64_t layer, double cut, bool wide,
+                            const mha_terminal *terminal)
+{
+    int64_t *cluster, clusters, g = 0, h = 0;
+    mha_head_pair pair = {0};
+    char name[48], line[LINE_BYTES];
+    if (found->heads[layer] < 2 || !nearest_pair(found, layer, &g, &h, &pair)) return CLI_OK;
+    cli_exit code = heads_clusters(found, layer, cut, &cluster, &clusters);
+    if (code == CLI_OK) {
+        int used = cli_print("%-7" PRId64, layer);
+        snprintf(name, sizeof name, "%" PRId64 " %" PRId64, g, h);
+        if (wide)
+            used += cli_print("%-9s%.2f  %6.2f  %.2f  ", name, pair.maps, pair.cosine, pair.cka);
+        list_clusters(found, layer, cluster, clusters, line);
+        cli_print_cut(line, terminal->columns - used, terminal->ascii);
+        cli_print("\n");
+    }
+    free(cluster);
+    return code;
+}
+
+cli_exit heads_print_clusters(const heads_options *options, const heads_found *found)
+{
+    enum { WIDE = 60 };
+    const double cut = options->clusters.value;
+    const mha_terminal terminal = screen_of(&options->screen);
+    const bool wide = terminal.columns >= WIDE;
+    cli_exit code = CLI_OK;
+    cli_print("\n");
+    cli_print("layer  %s", wide ? "nearest  maps  cosine   cka  " : "");
+    cli_print("clusters\n");
+    for (int64_t l = 0; l < found->layers && code == CLI_OK; l++)
+        code = print_layer(found, l, cut, wide, &terminal);
+    if (code == CLI_OK) print_redundant(found, terminal.columns);
+    return code;
+}
+
+/* ---- JSON ---------------------------------------------------------------------------------- */
+
+static void put_matrix(json_out *json, const heads_found *found, int64_t layer, const char *name,
+                       double (*value)(const mha_head_pair *pair))
+{
+    const int64_t H = found->heads[layer];
+    json_print(json, ",\n     \"%s\": [", name);
+    for (int64_t g = 0; g < H; g++) {
+        json_print(json, "%s\n      [", g ? "," : "");
+        for (int64_t h = 0; h < H; h++) {
+            const mha_head_pair pair = mha_head_distances_pair(found->distances[layer], g, h);
+            json_number(json, value(&pair), h ? ", " : "");
+        }
+        json_print(json, "]");
+    }
+    json_print(json, "]");
+}
+
+static double maps_of(const mha_head_pair *pair)
+{
+    return pair->maps;
+}
+
+static double cosine_of(const mha_head_pair *pair)
+{
+    return pair->cosine;
+}
+
+static double cka_of(const mha_head_pair *pair)
+{
+    return pair->cka;
+}
+
+cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut)
+{
+    cli_exit code = CLI_OK;
+    json_number(json, cut, ",\n  \"cut\": ");
+    json_print(json, ",\n  \"distances\": [");
+    for (int64_t l = 0; l < found->layers && code == CLI_OK; l++) {
+        int64_t *cluster, clusters;
+        code = heads_clusters(found, l, cut, &cluster, &clusters);
+        if (code != CLI_OK) return code;
+        json_print(json, "%s\n    {\"layer\": %" PRId64 ", \"clusters\": [", l ? "," : "", l);
+        for (int64_t h = 0; h < found->heads[l]; h++)
+            json_print(json, "%s%" PRId64, h ? ", " : "", cluster[h]);
+        json_print(json, "]");
+        put_matrix(json, found, l, "maps", maps_of);
+        put_matrix(json, found, l, "cosine", cosine_of);
+        put_matrix(json, found, l, "cka", cka_of);
+        json_print(json, "}");
+        free(cluster);
+    }
+    json_print(json, "\n  ]");
+    return code;
+}

@@ -1,0 +1,113 @@
+/* The table of heads for a terminal: one line each, as wide as the terminal and no wider. */
+#include "common/words.h"
+#include "heads/heads.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NAME_BYTES = 96, LINE_BYTES = 1024, HEAD_WIDTH = 7, COLUMN_WIDTH = 6, ROLE_WIDTH = 34 };
+
+/* Scores with a column of their own, the most telling first; random: measured on random tokens. */
+static const struct {
+    const char *score, *title;
+} columns[] = {{"previous", "prev"},         {"next", "next"},     {"self", "self"},
+               {"first", "first"},           {"separator", "sep"}, {"random_induction", "induc"},
+               {"random_duplicate", "dupl"}, {"evenness", "even"}, {"distance", "dist"}};
+
+enum { COLUMNS = sizeof columns / sizeof *columns };
+
+/* How many of the columns fit beside the roles. */
+static int columns_that_fit(int64_t width)
+{
+    const int64_t room = (width - HEAD_WIDTH - ROLE_WIDTH) / COLUMN_WIDTH;
+    return room < 0 ? 0 : room < COLUMNS ? (int)room : COLUMNS;
+}
+
+/* "previous token 0.94, amod 0.80 (0.62)": what decided, for relations beside the baseline. */
+static void list_roles(const heads_found *found, int64_t layer, int64_t head, char *line)
+{
+    mha_head_role roles[HEADS_MOST_ROLES];
+    char name[NAME_BYTES];
+    const int64_t count = heads_roles(found, layer, head, roles);
+    size_t used = 0;
+    snprintf(line, LINE_BYTES, "-");
+    for (int64_t i = 0; i < count && used + NAME_BYTES + 64 < LINE_BYTES; i++) {
+        const mha_head_role *r = &roles[i];
+        heads_role_name(found, r, name, sizeof name);
+        used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s%s %.2f", i ? ", " : "", name,
+                                 r->score.value);
+        if (r->role == MHA_ROLE_LINKS)
+            used += (size_t)snprintf(
+                line + used, LINE_BYTES - used, " (%.2f)",
+                mha_head_measures_relation(found->texts, layer, head, r->relation, r->direction)
+                    .baseline);
+        if (r->role == MHA_ROLE_POSITIONAL || r->role == MHA_ROLE_DIAGONAL)
+            used += (size_t)snprintf(line + used, LINE_BYTES - used, " at %+" PRId64, r->offset);
+    }
+}
+
+static void print_title(const heads_found *found, int64_t width)
+{
+    char line[LINE_BYTES];
+    size_t used = (size_t)snprintf(line, 400, "%s: ", found->model->name);
+    if (used >= 400) used = 399; /* of a very long name */
+    if (found->texts)
+        used +=
+            (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
+                             words_count(found->text_count).text, found->text_count == 1 ? "" : "s",
+                             words_count(found->token_count).text, found->random ? "; " : "");
+    if (found->random)
+        snprintf(line + used, LINE_BYTES - used,
+                 "%" PRId64 " x %" PRId64 " random tokens, %" PRId64 " times over",
+                 found->random_count, found->random_block, found->random_repeats);
+    cli_print_wrapped("", line, width);
+}
+
+static void print_row(const heads_found *found, const heads_row *row, int fit, int64_t width,
+                      bool ascii)
+{
+    char line[LINE_BYTES], name[48];
+    snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
+    cli_print("%-*s", HEAD_WIDTH, name);
+    for (int i = 0; i < fit; i++) {
+        const mha_head_score s =
+            heads_score(found, row->layer, row->head, heads_score_find(found, columns[i].score));
+        if (s.rows > 0)
+            cli_print("%*.2f ", COLUMN_WIDTH - 1, s.value);
+        else
+            cli_print("%*s ", COLUMN_WIDTH - 1, "-");
+    }
+    list_roles(found, row->layer, row->head, line);
+    cli_print_cut(line, width - HEAD_WIDTH - fit * COLUMN_WIDTH, ascii);
+    cli_print("\n");
+}
+
+/* What decided on each role, in a sentence. */
+static void print_details(const heads_found *found, const heads_row *row, int64_t width)
+{
+    mha_head_role roles[HEADS_MOST_ROLES];
+    char line[LINE_BYTES];
+    const int64_t count = heads_roles(found, row->layer, row->head, roles);
+    for (int64_t i = 0; i < count; i++) {
+        snprintf(line, sizeof line, "%s; %s", roles[i].evidence,
+                 mha_role_describe(roles[i].role).text);
+        cli_print_wrapped("  ", line, width);
+    }
+    if (count == 0) cli_print_wrapped("  ", "no role found", width);
+}
+
+void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
+                 int64_t count)
+{
+    const mha_terminal terminal = screen_of(&options->screen);
+    const int fit = columns_that_fit(terminal.columns);
+    print_title(found, terminal.columns);
+    cli_print("\n%-*s", HEAD_WIDTH, "head");
+    for (int i = 0; i < fit; i++) cli_print("%*s ", COLUMN_WIDTH - 1, columns[i].title);
+    cli_print("roles\n");
+    for (int64_t i = 0; i < count; i++) {
+        print_row(found, &rows[i], fit, terminal.columns, terminal.ascii);
+        if (options->details) print_details(found, &rows[i], terminal.columns);
+    }
+}

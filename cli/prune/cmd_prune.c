@@ -1,0 +1,281 @@
+/* multihead prune: remove heads from a model, least important first. */
+#include "common/commands.h"
+#include "common/files.h"
+#include "common/option_rows.h"
+#include "prune/prune.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define REAL(name_, field_, help_)                                     \
+    {                                                                  \
+        .kind = ARGS_REAL, .name = name_, .value = "X", .help = help_, \
+        .field = offsetof(prune_options, field_)                       \
+    }
+
+static const args_option option_table[] = {
+    ROW_HEADING("What the model is measured on"),
+    ROW_TEXT("text", prune_options, text, "FILE", "sentences, one per line, UTF-8; - is stdin"),
+    ROW_TEXT("task", prune_options, task, "NAME",
+             "held-out sentences of a task of 'multihead train',\nfor models that know its words"),
+    ROW_NUMBER(
+        "lines", prune_options, lines, 1, 1000000,
+        "at most N lines of the text or sentences of the task;\ndefault: all lines, 300 sentences"),
+    ROW_HEADING("Importance"),
+    ROW_TEXT("measure", prune_options, measured_by, "NAME",
+             "gradient: of the head's gate, per example (default);\n"
+             "gradient-token, gradient-batch, gradient-signed;\n"
+             "ablation: the loss without the head;\n"
+             "mean-ablation: with its mean output instead"),
+    ROW_FLAG(0, "normalise", prune_options, normalise, 1,
+             "divide the importances of a layer by their l2 norm"),
+    ROW_NUMBER("step", prune_options, step, 1, 1000000,
+               "heads removed between two measurements; default: a\ntenth of all"),
+    ROW_NUMBER("seed", prune_options, seed, 0, INT64_MAX, "of the random orders; default 0"),
+    ROW_HEADING("How many"),
+    ROW_NUMBER("keep", prune_options, keep, 0, 1000000, "keep N heads"),
+    REAL("fraction", fraction, "remove this fraction of the heads, 0 to 1"),
+    REAL("stop", stop,
+         "else: remove heads while accuracy or cosine is at\nleast X times its original value; "
+         "default 0.9"),
+    ROW_NUMBER("min-per-layer", prune_options, least, 0, 1000000,
+               "leave at least N heads in every layer; default 0"),
+    ROW_NUMBER("kv-heads", prune_options, kv_heads, 1, 1000000,
+               "keep all heads; let them share N key/value heads,\neach the mean of its group"),
+    ROW_HEADING("Output"),
+    {.kind = ARGS_TEXT,
+     .letter = 'o',
+     .name = "output",
+     .value = "FOLDER",
+     .help = "the smaller model, with the original tokenizer",
+     .field = offsetof(prune_options, folder)},
+    ROW_FLAG(0, "mask", prune_options, mask, 1,
+             "keep the model's shape and zero the output of removed\nheads; loads wherever the "
+             "original does"),
+    ROW_FLAG('n', "dry-run", prune_options, dry_run, 1, "measure, but write no FOLDER"),
+    ROW_TEXT("csv", prune_options, csv, "FILE", "the curve; - is stdout"),
+    ROW_TEXT("json", prune_options, json, "FILE", "the curve and every head; - is stdout"),
+    ROW_TEXT("svg", prune_options, svg, "FILE", "the curve as a picture; - is stdout"),
+    ROW_TEXT("html", prune_options, html, "FILE",
+             "the curves and every head as an interactive\nreport; - is stdout"),
+    ROW_HEADING("Other"),
+    ROW_NUMBER("threads", prune_options, threads, 1, 1024,
+               "default: as many as this process may use"),
+    ROW_FLAG('q', "quiet", prune_options, quiet, 1, "no progress or notes on stderr"),
+    ROW_FLAG('h', "help", prune_options, quiet, 0, "this text"),
+};
+
+static const args_page page = {
+    .command = PRUNE,
+    .summary = "remove heads from a model, least important first",
+    .usage = "prune [options] MODEL --text FILE\n"
+             "prune [options] MODEL --task NAME",
+    .examples = "multihead prune demo --task sentences --svg curve.svg\n"
+                "multihead prune demo --task sentences --keep 4 -o small\n"
+                "multihead prune MiniLM --text lines.txt --fraction 0.5 -o half\n"
+                "multihead prune MiniLM --text lines.txt --fraction 0.5 --mask -o masked\n"
+                "multihead prune demo --text lines.txt --kv-heads 2 -o grouped",
+    .notes = "MODEL is a folder: a BERT, or one written by 'multihead train -o'. A model that\n"
+             "predicts the next token is judged by its accuracy, an encoder by the cosine of\n"
+             "its embeddings (the mean over tokens) to those of the full model. The reversed\n"
+             "order and five random ones are measured for comparison. docs/pruning.md\n"
+             "explains.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static cli_exit check_part(const char *option, const args_real *x)
+{
+    if (!x->given || (x->value >= 0 && x->value <= 1)) return CLI_OK;
+    return cli_fail(CLI_USAGE, PRUNE, "%s is %g, expected 0 to 1", option, x->value);
+}
+
+static cli_exit check_options(const prune_options *o, const args_texts *plain)
+{
+    const int ways = (o->keep >= 0) + o->fraction.given + o->stop.given;
+    if (plain->count != 1)
+        return cli_fail(CLI_USAGE, PRUNE,
+                        plain->count < 1
+                            ? "the model folder is missing: multihead prune MODEL --text FILE"
+                            : "one model at a time; texts go into a file: --text FILE");
+    if (!o->text == !o->task)
+        return cli_fail(CLI_USAGE, PRUNE,
+                        "say what to measure the model on: --text FILE or --task NAME%s",
+                        o->text ? ", not both" : "");
+    if (ways > 1)
+        return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop: give one of them");
+    if (o->kv_heads > 0 && (ways > 0 || o->mask || o->csv || o->svg || o->html))
+        return cli_fail(CLI_USAGE, PRUNE,
+                        "--kv-heads removes no heads: leave out --keep, --fraction, --stop, "
+                        "--mask, --csv, --svg and --html");
+    cli_exit code = check_part("--fraction", &o->fraction);
+    return code == CLI_OK ? check_part("--stop", &o->stop) : code;
+}
+
+static cli_exit find_measure(prune_options *o)
+{
+    const char *name;
+    if (!o->measured_by) return CLI_OK;
+    for (o->measure = 0; (name = mha_importance_name((mha_importance)o->measure)); o->measure++)
+        if (!strcmp(o->measured_by, name)) return CLI_OK;
+    return cli_fail(CLI_USAGE, PRUNE,
+                    "--measure '%.40s' is none of gradient, gradient-token, gradient-batch, "
+                    "gradient-signed, ablation, mean-ablation",
+                    o->measured_by);
+}
+
+/* Outputs that could not be written are found out before the work. */
+static cli_exit check_places(const prune_options *o)
+{
+    const char *const paths[] = {o->csv, o->json, o->svg, o->html};
+    int stdouts = 0;
+    for (int i = 0; i < 4; i++) {
+        stdouts += paths[i] && !strcmp(paths[i], "-");
+        if (!paths[i] || !strcmp(paths[i], "-")) continue;
+        mha_status status = files_check_place(paths[i]);
+        if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+        for (int k = 0; k < i; k++)
+            if (paths[k] && files_same(paths[i], paths[k]))
+                return cli_fail(CLI_USAGE, PRUNE, "'%s' is named twice; give each output its own",
+                                paths[i]);
+    }
+    if (stdouts <= 1) return CLI_OK;
+    return cli_fail(CLI_USAGE, PRUNE,
+                    "only one of --csv, --json, --svg and --html can go to stdout");
+}
+
+static bool to_stdout(const prune_options *o)
+{
+    const char *const paths[] = {o->csv, o->json, o->svg, o->html};
+    for (int i = 0; i < 4; i++)
+        if (paths[i] && !strcmp(paths[i], "-")) return true;
+    return false;
+}
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+static cli_exit open_model(prune_job *job, const char *folder)
+{
+    cli_exit code = text_model_open(PRUNE, folder, job->options->threads, &job->model);
+    if (code != CLI_OK) return code;
+    if (job->model.encoder)
+        return cli_fail(CLI_UNSUPPORTED, PRUNE,
+                        "%s: is an encoder-decoder; only models of one part are pruned", folder);
+    for (int64_t l = 0; l < job->model.desc.num_layers; l++) job->heads += prune_heads_of(job, l);
+    return code;
+}
+
+/* Defaults that depend on the model. */
+static cli_exit fill_options(const prune_job *job, prune_options *o)
+{
+    if (o->step == 0) o->step = (job->heads + 5) / 10 > 1 ? (job->heads + 5) / 10 : 1;
+    if (o->fraction.given)
+        o->keep = job->heads - (int64_t)(o->fraction.value * (double)job->heads + 0.5);
+    if (o->keep <= job->heads) return CLI_OK;
+    return cli_fail(CLI_USAGE, PRUNE, "--keep %" PRId64 ": the model has %" PRId64 " heads",
+                    o->keep, job->heads);
+}
+
+static cli_exit share(prune_job *job)
+{
+    const mha_transformer_desc *d = &job->model.desc;
+    if (d->layer_heads || d->kv_heads % job->options->kv_heads != 0)
+        return cli_fail(
+            CLI_USAGE, PRUNE,
+            "--kv-heads %" PRId64 ": the model has %" PRId64 " key/value heads%s; choose a divisor",
+            job->options->kv_heads, d->kv_heads, d->layer_heads ? ", not in every layer" : "");
+    mha_status status = mha_transformer_share_kv(job->model.context, job->model.net,
+                                                 job->options->kv_heads, &job->made);
+    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    job->shared_parameters = mha_transformer_size(job->made);
+    cli_exit code = prune_measure(job, job->model.net, NULL, &job->whole);
+    if (code == CLI_OK) code = prune_measure(job, job->made, NULL, &job->shared);
+    if (code == CLI_OK && !to_stdout(job->options)) prune_print_shared(job);
+    return code;
+}
+
+static cli_exit prune(prune_job *job)
+{
+    cli_exit code = prune_order(job);
+    if (code == CLI_OK) code = prune_curve(job);
+    if (code == CLI_OK) code = prune_choose(job);
+    if (code == CLI_OK && !to_stdout(job->options)) prune_print(job);
+    return code;
+}
+
+/* ---- what comes out -------------------------------------------------------------------------- */
+
+static cli_exit write_files(const prune_job *job)
+{
+    const struct {
+        const char *path;
+        files_draw_fn *draw;
+    } all[] = {{job->options->csv, prune_write_csv},
+               {job->options->json, prune_write_json},
+               {job->options->svg, prune_write_svg},
+               {job->options->html, prune_write_html}};
+    for (int i = 0; i < 4; i++) {
+        mha_status status = all[i].path ? files_draw(all[i].path, all[i].draw, job) : MHA_OK;
+        if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    }
+    return CLI_OK;
+}
+
+static cli_exit write_folder(prune_job *job)
+{
+    const prune_options *o = job->options;
+    cli_exit code = CLI_OK;
+    if (!o->folder || o->dry_run) {
+        cli_note(o->quiet, "nothing was written%s",
+                 o->folder ? "" : "; -o FOLDER writes the smaller model");
+        return CLI_OK;
+    }
+    if (!job->made) code = prune_make(job);
+    return code == CLI_OK ? prune_save(job) : code;
+}
+
+static void end(prune_job *job)
+{
+    free(job->order);
+    free(job->scores);
+    free(job->importance);
+    free(job->points);
+    prune_data_free(&job->data);
+    mha_transformer_destroy(job->made);
+    text_model_close(&job->model);
+}
+
+static bool is_terminal(const prune_options *o)
+{
+    const char *term = getenv("TERM");
+    return !o->quiet && isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
+}
+
+cli_exit cmd_prune(int argument_count, char *const *arguments)
+{
+    prune_options o = {.keep = -1};
+    args_texts plain = {0};
+    if (args_want_help(argument_count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (argument_count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, argument_count, arguments, &o, &plain);
+    if (code == CLI_OK) code = check_options(&o, &plain);
+    if (code == CLI_OK) code = find_measure(&o);
+    if (code == CLI_OK) code = check_places(&o);
+    if (code != CLI_OK) return code;
+    prune_job job = {.options = &o, .terminal = is_terminal(&o)};
+    code = open_model(&job, plain.items[0]);
+    if (code == CLI_OK) code = fill_options(&job, &o);
+    if (code == CLI_OK) code = o.text ? prune_data_from_text(&job) : prune_data_from_task(&job);
+    if (code == CLI_OK) code = o.kv_heads > 0 ? share(&job) : prune(&job);
+    if (code == CLI_OK) code = write_files(&job);
+    if (code == CLI_OK) code = write_folder(&job);
+    end(&job);
+    return code;
+}

@@ -1,0 +1,105 @@
+/* multihead prune: which heads can go, what each of them costs, and the smaller model.
+ *
+ * Heads are numbered layer * H + head, H being the most that a layer has. */
+#ifndef CLI_PRUNE_H
+#define CLI_PRUNE_H
+
+#include "common/text_model.h"
+#include "train/train.h"
+
+#include <multihead/importance.h>
+#include <multihead/render.h>
+
+#define PRUNE "prune"
+
+enum { PRUNE_RANDOM = 5 }; /* random orders */
+
+typedef struct prune_options {
+    const char *text, *task, *folder, *json, *csv, *svg, *html, *measured_by;
+    args_real fraction, stop;
+    int64_t keep, step, least, kv_heads, lines, seed, threads; /* keep, kv_heads -1: not given */
+    int measure;                                               /* mha_importance */
+    int normalise, mask, dry_run, quiet;
+} prune_options;
+
+/* The text, or sentences of a task, in batches; and what is predicted or must not change. */
+typedef struct prune_data {
+    bool predicts;                      /* targets; else embeddings */
+    int64_t sequences, tokens, batches; /* tokens: without padding */
+    int (*class_of)(int32_t word);      /* words of a class are as good as each other, or NULL */
+    int64_t cut;                        /* tokens left out of sequences that were too long */
+    int64_t *lengths;                   /* [sequences], longest first */
+    int32_t *ids, *targets;             /* batch after batch, [B,T] each */
+    float *embeddings, *directions;     /* [sequences, width] */
+    mha_tensor *tensors;                /* [4 * batches] ids, targets, embeddings, directions */
+    mha_transformer_input *inputs;
+    const mha_transformer_input **input_list;
+    const mha_tensor **target_list, **embedding_list, **direction_list;
+} prune_data;
+
+/* What a model is worth on the data. */
+typedef struct prune_quality {
+    double loss;    /* mean over targets; or 1 - cosine */
+    double measure; /* accuracy; or cosine. What --stop judges */
+} prune_quality;
+
+/* The model with some heads gone. */
+typedef struct prune_point {
+    int64_t removed, heads, parameters;
+    double seconds; /* of a forward pass over the data, heads really gone */
+    prune_quality ours, reversed, random[PRUNE_RANDOM];
+} prune_point;
+
+typedef struct prune_job {
+    const prune_options *options;
+    text_model model;
+    prune_data data;
+    int64_t heads;      /* that the model has */
+    int64_t *order;     /* [count] as they go */
+    double *scores;     /* [count] what each had when it went */
+    double *importance; /* [L H] of the whole model */
+    int64_t count;
+    prune_point *points;
+    int64_t point_count, chosen; /* chosen: index of the point that is kept */
+    prune_quality whole, shared; /* with --kv-heads: before and after */
+    int64_t shared_parameters;
+    mha_transformer *made; /* what is written */
+    const char *doing;     /* for the line of progress */
+    bool terminal;
+} prune_job;
+
+/* ---- prune_data.c */
+cli_exit prune_data_from_text(prune_job *job);
+cli_exit prune_data_from_task(prune_job *job);
+void prune_data_free(prune_data *data);
+
+/* ---- prune_curve.c */
+cli_exit prune_measure(prune_job *job, const mha_transformer *net, const float *gates,
+                       prune_quality *quality);
+cli_exit prune_order(prune_job *job);
+cli_exit prune_curve(prune_job *job);
+cli_exit prune_choose(prune_job *job);
+
+/* Gates with the first `removed` heads of an order closed. */
+void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, float *gates);
+int64_t prune_heads_of(const prune_job *job, int64_t layer);
+void prune_progress(const prune_job *job, int64_t done, int64_t total);
+
+/* ---- prune_out.c */
+const char *prune_measured(const prune_job *job); /* "accuracy" or "cosine" */
+void prune_print(const prune_job *job);
+void prune_print_shared(const prune_job *job);
+mha_status prune_write_csv(const void *job, const mha_sink *sink);
+mha_status prune_write_json(const void *job, const mha_sink *sink);
+
+/* ---- prune_svg.c */
+mha_status prune_write_svg(const void *job, const mha_sink *sink);
+
+/* ---- prune_html.c */
+mha_status prune_write_html(const void *job, const mha_sink *sink);
+
+/* ---- prune_save.c */
+cli_exit prune_make(prune_job *job);
+cli_exit prune_save(prune_job *job);
+
+#endif

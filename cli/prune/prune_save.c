@@ -1,0 +1,62 @@
+/* The model that is written: heads really gone, or the columns of W_o that they would use set to 0.
+ */
+#include "common/files.h"
+#include "prune/prune.h"
+
+#include <multihead/component.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The model as it was, with closed heads that write nothing. Changes job->model.net. */
+static mha_status silence(prune_job *job, const float *gates)
+{
+    const mha_transformer_desc *d = &job->model.desc;
+    float *data = mha_transformer_data(job->model.net);
+    for (int64_t l = 0; l < d->num_layers; l++) {
+        mha_parameter p;
+        const int64_t heads = prune_heads_of(job, l), wide = heads * d->head_dim;
+        if (heads == 0) continue;
+        MHA_TRY(mha_transformer_find(job->model.net, l, "self_attn.o_proj.weight", &p));
+        for (int64_t k = 0; k < p.count; k++)
+            if (!(gates[l * d->num_heads + k % wide / d->head_dim] > 0)) data[p.offset + k] = 0;
+    }
+    return mha_transformer_update(job->model.context, job->model.net);
+}
+
+cli_exit prune_make(prune_job *job)
+{
+    const mha_transformer_desc *d = &job->model.desc;
+    const int64_t shape[] = {d->num_layers, d->num_heads};
+    void *gates = NULL;
+    mha_status status;
+    cli_exit code = maps_alloc(PRUNE, shape[0] * shape[1], sizeof(float), &gates);
+    if (code != CLI_OK) return code;
+    prune_gates(job, job->order, job->points[job->chosen].removed, gates);
+    const mha_tensor keep = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
+    if (job->options->mask)
+        status = silence(job, gates);
+    else
+        status = mha_transformer_prune(job->model.context, job->model.net, &keep, &job->made);
+    free(gates);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(PRUNE, status);
+}
+
+cli_exit prune_save(prune_job *job)
+{
+    const char *folder = job->options->folder;
+    const mha_checkpoint_settings settings = {.struct_size = sizeof settings,
+                                              .like = job->model.folder};
+    files_guard guard = {0};
+    if (files_same(folder, job->model.folder))
+        return cli_fail(CLI_USAGE, PRUNE, "-o %s: is the model itself; name another folder",
+                        folder);
+    files_hold_signals(&guard, "");
+    mha_status status =
+        mha_checkpoint_save(folder, job->made ? job->made : job->model.net, &settings);
+    files_release_signals(&guard);
+    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    cli_note(job->options->quiet, "wrote %s; look at it with: multihead view %s \"a text\"", folder,
+             folder);
+    return CLI_OK;
+}

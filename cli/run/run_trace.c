@@ -1,0 +1,495 @@
+/* multihead run --trace: attention step by step, as on a blackboard. The numbers are the library's
+ * (run_board.c); here they are put under each other, and the first row's are written out. */
+#include "run/run_board.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DIGITS = 3, MOST_WRITTEN_OUT = 8 };
+
+/* ---- Tables ---------------------------------------------------------------------------------- */
+
+/* A table of numbers with a name before each row and over each column. */
+typedef struct table {
+    char row, column;              /* their letters; column 0: none */
+    const int64_t *rows, *columns; /* their numbers; columns NULL: 0, 1, 2, ... */
+    int64_t row_count, column_count;
+    double *numbers; /* [rows,columns]; -inf is drawn as a dot */
+    double *sums;    /* [rows] or NULL: a last column */
+    bool cut;        /* more columns than are shown */
+} table;
+
+static cli_exit make_table(table *t)
+{
+    size_t rows = (size_t)t->row_count, columns = (size_t)t->column_count;
+    t->numbers = calloc(rows * columns + 1, sizeof *t->numbers);
+    t->sums = NULL;
+    return t->numbers
+               ? CLI_OK
+               : cli_fail(CLI_NO_MEMORY, RUN, "out of memory: a table of %zu x %zu", rows, columns);
+}
+
+static void free_table(table *t)
+{
+    free(t->numbers);
+    free(t->sums);
+}
+
+/* "q12" right-aligned in width. */
+static void print_label(char letter, int64_t number, int width)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%c%" PRId64, letter, number);
+    cli_print("%*s", width, text);
+}
+
+static int label_width(char letter, const int64_t *numbers, int64_t count)
+{
+    int width = 0;
+    char text[32];
+    for (int64_t i = 0; i < count; i++) {
+        int length = snprintf(text, sizeof text, "%c%" PRId64, letter, numbers ? numbers[i] : i);
+        if (length > width) width = length;
+    }
+    return width;
+}
+
+static void print_heads(const table *t, int margin, const run_format *format, int sum_width)
+{
+    if (!t->column && !t->sums) return;
+    cli_print("%*s", margin, "");
+    for (int64_t c = 0; c < t->column_count; c++) {
+        cli_print("  ");
+        if (t->column)
+            print_label(t->column, t->columns ? t->columns[c] : c, format->width);
+        else
+            cli_print("%*s", format->width, "");
+    }
+    if (t->cut) cli_print("  ...");
+    if (t->sums) cli_print("   | %*s", sum_width, "sum");
+    cli_print("\n");
+}
+
+static void print_cell(const run_format *format, double number)
+{
+    cli_print("  ");
+    if (isinf(number) && number < 0)
+        cli_print("%*s", format->width, ".");
+    else
+        run_print_number(format, number);
+}
+
+static void print_table(const table *t)
+{
+    run_format format = run_format_of(t->numbers, t->row_count * t->column_count, DIGITS, true);
+    run_format sums = {.style = 'f', .digits = DIGITS, .width = 5};
+    int heads = t->column ? label_width(t->column, t->columns, t->column_count) : 0;
+    if (format.width < heads) format.width = heads;
+    if (t->sums) sums = run_format_of(t->sums, t->row_count, DIGITS, false);
+    if (sums.width < 3) sums.width = 3;
+    int labels = label_width(t->row, t->rows, t->row_count);
+    print_heads(t, labels + 4, &format, sums.width);
+    for (int64_t r = 0; r < t->row_count; r++) {
+        cli_print("    ");
+        print_label(t->row, t->rows[r], labels);
+        for (int64_t c = 0; c < t->column_count; c++)
+            print_cell(&format, t->numbers[r * t->column_count + c]);
+        if (t->cut) cli_print("  ...");
+        if (t->sums) {
+            cli_print("   | ");
+            run_print_number(&sums, t->sums[r]);
+        }
+        cli_print("\n");
+    }
+}
+
+/* ---- Vectors: q, k, v, o --------------------------------------------------------------------- */
+
+static int64_t limit_of(const run_board *board)
+{
+    return board->options->trace_limit ? board->options->trace_limit : 16;
+}
+
+/* One number, whatever its floating type. */
+static double element(const mha_tensor *tensor, int64_t b, int64_t h, int64_t t, int64_t d)
+{
+    int64_t at = b * tensor->stride[0] + h * tensor->stride[1] + t * tensor->stride[2] +
+                 d * tensor->stride[3];
+    double number = 0;
+    char *place = (char *)tensor->data + (size_t)at * mha_dtype_size(tensor->dtype);
+    mha_tensor from = mha_tensor_contiguous(place, tensor->dtype, 0, NULL);
+    mha_tensor to = mha_tensor_contiguous(&number, MHA_F64, 0, NULL);
+    return mha_tensor_convert(&from, &to) == MHA_OK ? number : (double)NAN;
+}
+
+/* The rows of one head of a tensor; first is where the sequence begins in it. */
+static cli_exit print_vectors(const run_board *board, char letter, const mha_tensor *tensor,
+                              int64_t head, int64_t first, const run_array *rows)
+{
+    int64_t width = tensor->shape[3], most = limit_of(board);
+    table t = {.row = letter,
+               .rows = rows->tensor.data,
+               .row_count = rows->tensor.shape[0],
+               .column_count = width < most ? width : most,
+               .cut = width > most};
+    cli_exit code = make_table(&t);
+    if (code != CLI_OK) return code;
+    for (int64_t r = 0; r < t.row_count; r++)
+        for (int64_t c = 0; c < t.column_count; c++)
+            t.numbers[r * t.column_count + c] =
+                element(tensor, board->batch, head, first + t.rows[r], c);
+    print_table(&t);
+    free_table(&t);
+    return CLI_OK;
+}
+
+/* ---- Scores and weights ---------------------------------------------------------------------- */
+
+static bool weights(board_step step)
+{
+    return step == BOARD_WEIGHTS || step == BOARD_DROPPED;
+}
+
+static bool hidden(const run_board *board, int64_t head, int64_t row, int64_t column)
+{
+    double score = run_board_at(board, BOARD_MASKED, head, row, column);
+    return isinf(score) && score < 0;
+}
+
+static cli_exit print_step(const run_board *board, board_step step, int64_t head)
+{
+    table t = {.row = 'q',
+               .column = 'k',
+               .rows = board->rows.tensor.data,
+               .columns = board->columns.tensor.data,
+               .row_count = board->rows.tensor.shape[0],
+               .column_count = board->columns.tensor.shape[0],
+               .cut = board->columns.tensor.shape[0] < board->keys};
+    cli_exit code = make_table(&t);
+    if (code != CLI_OK) return code;
+    if (weights(step)) t.sums = calloc((size_t)t.row_count + 1, sizeof *t.sums);
+    for (int64_t r = 0; r < t.row_count; r++) {
+        for (int64_t c = 0; c < t.column_count; c++)
+            t.numbers[r * t.column_count + c] = weights(step) && hidden(board, head, r, c)
+                                                    ? -(double)INFINITY
+                                                    : run_board_at(board, step, head, r, c);
+        if (t.sums) t.sums[r] = run_board_row_sum(board, step, head, r);
+    }
+    print_table(&t);
+    free_table(&t);
+    return CLI_OK;
+}
+
+/* ---- One row written out --------------------------------------------------------------------- */
+
+static int64_t visible_count(const run_board *board, int64_t head, int64_t row)
+{
+    int64_t count = 0;
+    for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++)
+        count += !hidden(board, head, row, c);
+    return count;
+}
+
+/* The row that is written out: the first one shown that sees two keys, else one; and its key of
+ * largest weight. False if there is none, or if not all keys are on the board. */
+static bool find_sample(const run_board *board, int64_t head, int64_t *row, int64_t *column)
+{
+    int64_t columns = board->columns.tensor.shape[0];
+    if (columns != board->keys || board->options->trace_keys) return false;
+    int64_t best = 0;
+    for (int64_t r = 0; r < board->rows.tensor.shape[0] && best < 2; r++) {
+        int64_t count = visible_count(board, head, r);
+        if (count <= best) continue;
+        best = count;
+        *row = r;
+    }
+    double most = 0;
+    for (int64_t c = 0; best > 0 && c < columns; c++) {
+        double weight = run_board_at(board, BOARD_WEIGHTS, head, *row, c);
+        if (!(weight > most)) continue;
+        most = weight;
+        *column = c;
+    }
+    return most > 0; /* not if the row is NaN */
+}
+
+static int64_t number_of(const run_array *list, int64_t i)
+{
+    return ((const int64_t *)list->tensor.data)[i];
+}
+
+/* q0.k1 = 1*2 + ... = 3 */
+static void write_product(const run_board *board, int64_t head, int64_t kv_head)
+{
+    const run_problem *p = board->problem;
+    int64_t row, column, size = p->q.shape[3];
+    if (size > MOST_WRITTEN_OUT || p->desc.shaw_keys || !find_sample(board, head, &row, &column))
+        return;
+    int64_t q = number_of(&board->rows, row), k = number_of(&board->columns, column);
+    int64_t h = number_of(&board->heads, head);
+    cli_print("    q%" PRId64 ".k%" PRId64 " =", q, k);
+    for (int64_t d = 0; d < size; d++)
+        cli_print("%s %.4g*%.4g", d ? " +" : "",
+                  element(&p->q, board->batch, h, board->first_query + q, d),
+                  element(&p->k, board->batch, kv_head, board->first_key + k, d));
+    cli_print(" = %.4g\n", run_board_at(board, BOARD_PRODUCTS, head, row, column));
+}
+
+/* row q0, key k1: e^2 / (e^0 + e^2) = 0.881 */
+static void write_softmax(const run_board *board, int64_t head)
+{
+    const run_problem *p = board->problem;
+    int64_t row, column;
+    if (!find_sample(board, head, &row, &column) ||
+        visible_count(board, head, row) > MOST_WRITTEN_OUT)
+        return;
+    cli_print("    q%" PRId64 " to k%" PRId64 ": e^%.4g / (", number_of(&board->rows, row),
+              number_of(&board->columns, column),
+              run_board_at(board, BOARD_MASKED, head, row, column));
+    const char *plus = "";
+    for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++) {
+        if (hidden(board, head, row, c)) continue;
+        cli_print("%se^%.4g", plus, run_board_at(board, BOARD_MASKED, head, row, c));
+        plus = " + ";
+    }
+    if (p->desc.sink_logits) {
+        const mha_tensor *sink = p->desc.sink_logits;
+        int64_t h = number_of(&board->heads, head);
+        cli_print(" + e^%.4g of the sink",
+                  (double)((const float *)sink->data)[h * sink->stride[0]]);
+    }
+    cli_print(") = %.4g\n", run_board_at(board, BOARD_WEIGHTS, head, row, column));
+}
+
+/* o0 = 0.1 v0 + 0.9 v1 */
+static void write_sum(const run_board *board, int64_t head)
+{
+    int64_t row, column;
+    board_step step = run_board_has(board, BOARD_DROPPED) ? BOARD_DROPPED : BOARD_WEIGHTS;
+    if (!find_sample(board, head, &row, &column) ||
+        visible_count(board, head, row) > MOST_WRITTEN_OUT || board->problem->desc.shaw_values)
+        return;
+    bool gated = board->problem->desc.gates;
+    cli_print("    o%" PRId64 " = %s", number_of(&board->rows, row), gated ? "gate (" : "");
+    const char *plus = "";
+    for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++) {
+        if (hidden(board, head, row, c)) continue;
+        cli_print("%s%.4g v%" PRId64, plus, run_board_at(board, step, head, row, c),
+                  number_of(&board->columns, c));
+        plus = " + ";
+    }
+    cli_print("%s\n", gated ? ")" : "");
+}
+
+/* ---- The steps ------------------------------------------------------------------------------- */
+
+/* A title with its number; parts are joined as they are. */
+static void title(int *number, const char *text)
+{
+    cli_print("\n %d. %s\n", ++*number, text);
+}
+
+static void scale_title(const run_board *board, char *text, size_t size)
+{
+    const run_problem *p = board->problem;
+    if (p->desc.flags & MHA_ATTENTION_SCALE_GIVEN || p->desc.scale != 0)
+        snprintf(text, size, "Scaled: times %.6g", (double)p->desc.scale);
+    else
+        snprintf(text, size, "Scaled: times 1 / sqrt(%" PRId64 ") = %.6g", p->q.shape[3],
+                 1 / sqrt((double)p->q.shape[3]));
+}
+
+static void bias_title(const run_board *board, char *text, size_t size)
+{
+    const mha_attention_desc *desc = &board->problem->desc;
+    snprintf(text, size, "Biased: plus%s%s%s%s%s", desc->bias ? " the bias" : "",
+             desc->bias && (desc->alibi_slopes || desc->t5_table) ? "," : "",
+             desc->alibi_slopes ? " ALiBi's -slope * distance" : "",
+             desc->alibi_slopes && desc->t5_table ? "," : "",
+             desc->t5_table ? " T5's table entry of the distance" : "");
+}
+
+/* What hides keys; false if nothing does. */
+static bool mask_title(const run_board *board, char *text, size_t size)
+{
+    const mha_attention_desc *desc = &board->problem->desc;
+    const struct {
+        bool given;
+        const char *text;
+    } parts[] = {
+        {desc->flags & MHA_ATTENTION_CAUSAL, "causal: no key after the query's position"},
+        {desc->key_lengths, "lengths: no padding"},
+        {desc->flags & MHA_ATTENTION_WINDOW, "window: no key too far away"},
+        {desc->query_documents, "documents: no key of another one"},
+        {desc->keep_blocks, "blocks that are not kept"},
+        {desc->keep_mask, "keep-mask: no key where it is false"},
+    };
+    size_t used = (size_t)snprintf(text, size, "Masked, a dot is hidden (");
+    bool any = false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (!parts[i].given) continue;
+        used += (size_t)snprintf(text + used, size - used, "%s%s", any ? "; " : "", parts[i].text);
+        any = true;
+    }
+    snprintf(text + used, size - used, ")");
+    return any;
+}
+
+static cli_exit show_inputs(const run_board *board, int64_t h, int64_t hk, int *number)
+{
+    const run_problem *p = board->problem;
+    title(number, "Queries q, keys k and values v: a row for each token");
+    cli_exit code = print_vectors(board, 'q', &p->plain_q, h, board->first_query, &board->rows);
+    if (code == CLI_OK) cli_print("\n");
+    if (code == CLI_OK)
+        code = print_vectors(board, 'k', &p->plain_k, hk, board->first_key, &board->columns);
+    if (code == CLI_OK) cli_print("\n");
+    if (code == CLI_OK)
+        code = print_vectors(board, 'v', &p->v, hk, board->first_key, &board->columns);
+    bool norm = board->options->qk_norm, rope = board->options->rope;
+    if (code != CLI_OK || (!norm && !rope && !board->options->dtype)) return code;
+    title(number, norm && rope ? "Norms of q and k divided out, then RoPE: turned by position"
+                  : norm       ? "Norms of q and k divided out"
+                  : rope       ? "RoPE: q and k turned by the positions of their tokens"
+                               : "q and k as --dtype rounds them");
+    code = print_vectors(board, 'q', &p->q, h, board->first_query, &board->rows);
+    if (code == CLI_OK) cli_print("\n");
+    if (code == CLI_OK)
+        code = print_vectors(board, 'k', &p->k, hk, board->first_key, &board->columns);
+    return code;
+}
+
+static cli_exit show_scores(const run_board *board, int64_t head, int64_t hk, int *number)
+{
+    const mha_attention_desc *desc = &board->problem->desc;
+    char text[512];
+    title(number, desc->shaw_keys ? "Scores: each query times each key plus Shaw's row of the "
+                                    "distance, q.(k + a)"
+                                  : "Scores: each query times each key, q.k");
+    cli_exit code = print_step(board, BOARD_PRODUCTS, head);
+    if (code == CLI_OK) write_product(board, head, hk);
+    scale_title(board, text, sizeof text);
+    if (code == CLI_OK) title(number, text);
+    if (code == CLI_OK) code = print_step(board, BOARD_SCALED, head);
+    if (code == CLI_OK && run_board_has(board, BOARD_CAPPED)) {
+        snprintf(text, sizeof text, "Capped: %.6g tanh(score / %.6g)", (double)desc->softcap,
+                 (double)desc->softcap);
+        title(number, text);
+        code = print_step(board, BOARD_CAPPED, head);
+    }
+    if (code == CLI_OK && run_board_has(board, BOARD_BIASED)) {
+        bias_title(board, text, sizeof text);
+        title(number, text);
+        code = print_step(board, BOARD_BIASED, head);
+    }
+    if (code == CLI_OK && mask_title(board, text, sizeof text)) {
+        title(number, text);
+        code = print_step(board, BOARD_MASKED, head);
+    }
+    return code;
+}
+
+static bool sees_nothing(const run_board *board, int64_t head)
+{
+    bool nothing = false;
+    for (int64_t r = 0; r < board->rows.tensor.shape[0]; r++)
+        nothing |= run_board_row_sum(board, BOARD_WEIGHTS, head, r) == 0;
+    return nothing;
+}
+
+static cli_exit show_dropout(const run_board *board, int64_t head, int *number)
+{
+    double share = (double)board->problem->desc.dropout;
+    char text[256];
+    snprintf(text, sizeof text, "Dropout: weights become 0 with probability %.6g%s", share,
+             share < 1 ? ", the others are" : "");
+    if (share < 1) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, " divided by %.6g", 1 - share);
+    }
+    title(number, text);
+    return print_step(board, BOARD_DROPPED, head);
+}
+
+static cli_exit show_weights(const run_board *board, int64_t head, int *number)
+{
+    title(number, board->problem->desc.sink_logits
+                      ? "Softmax: e^score divided by the row's sum, to which the sink adds"
+                  : sees_nothing(board, head)
+                      ? "Softmax: e^score divided by the row's sum; a row that sees no key is 0"
+                      : "Softmax: e^score divided by the row's sum; each row sums to 1");
+    cli_exit code = print_step(board, BOARD_WEIGHTS, head);
+    if (code == CLI_OK) write_softmax(board, head);
+    return code == CLI_OK && run_board_has(board, BOARD_DROPPED) ? show_dropout(board, head, number)
+                                                                 : code;
+}
+
+static cli_exit show_head(const run_board *board, int64_t head)
+{
+    const run_problem *p = board->problem;
+    int64_t h = number_of(&board->heads, head), hk = h / (p->q.shape[1] / p->k.shape[1]);
+    int number = 0;
+    cli_print("\nHead %" PRId64, h);
+    if (p->q.shape[1] != p->k.shape[1]) cli_print(", with key/value head %" PRId64, hk);
+    cli_print("\n");
+    cli_exit code = show_inputs(board, h, hk, &number);
+    if (code == CLI_OK) code = show_scores(board, head, hk, &number);
+    if (code == CLI_OK) code = show_weights(board, head, &number);
+    if (code != CLI_OK) return code;
+    title(&number, p->desc.gates ? "Output o: each row's weights times the values, times the gate"
+                   : p->desc.shaw_values
+                       ? "Output o: each row's weights times v plus Shaw's row of the distance"
+                       : "Output o: each row's weights times the values");
+    code = print_vectors(board, 'o', &board->o.tensor, h, board->first_query, &board->rows);
+    if (code == CLI_OK) write_sum(board, head);
+    return code;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+static void say_part(const char *what, int64_t shown, int64_t count, bool *any)
+{
+    if (shown >= count) return;
+    cli_print("%s%" PRId64 " of %" PRId64 " %s", *any ? ", " : "Shown: ", shown, count, what);
+    *any = true;
+}
+
+static void show_opening(const run_board *board)
+{
+    const run_problem *p = board->problem;
+    int64_t sequences = p->ragged ? p->desc.sequences : p->q.shape[0];
+    cli_print("Attention step by step: o = softmax(q k^T * scale) v\n");
+    if (sequences > 1)
+        cli_print("Sequence %" PRId64 " of %" PRId64 "; ", board->sequence, sequences);
+    cli_print("%" PRId64 " head%s, %" PRId64 " queries, %" PRId64 " keys, head size %" PRId64
+              ", values of %" PRId64 "\n",
+              p->q.shape[1], p->q.shape[1] == 1 ? "" : "s", board->queries, board->keys,
+              p->q.shape[3], p->v.shape[3]);
+    const mha_attention_desc *desc = &p->desc;
+    int64_t offset = desc->q_offsets ? desc->q_offsets[board->sequence] : desc->q_offset;
+    if (offset != 0) cli_print("Query q<t> stands at key position t + %" PRId64 "\n", offset);
+    bool any = false;
+    int64_t most = limit_of(board);
+    say_part("heads", board->heads.tensor.shape[0], p->q.shape[1], &any);
+    say_part("queries", board->rows.tensor.shape[0], board->queries, &any);
+    say_part("keys", board->columns.tensor.shape[0], board->keys, &any);
+    say_part("numbers of a query or key", most, p->q.shape[3], &any);
+    say_part("numbers of a value", most, p->v.shape[3], &any);
+    if (any)
+        cli_print("; all is computed.\nOthers: --trace-head, --trace-row, --trace-key LIST; more: "
+                  "--trace-limit N\n");
+}
+
+cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem)
+{
+    run_board board;
+    cli_exit code = run_board_make(options, context, problem, &board);
+    if (code == CLI_OK) show_opening(&board);
+    for (int64_t head = 0; code == CLI_OK && head < board.heads.tensor.shape[0]; head++)
+        code = show_head(&board, head);
+    run_board_free(&board);
+    return code;
+}

@@ -1,0 +1,382 @@
+/* multihead selftest: the tiled path, on every instruction set of this machine, against the plain
+ * path, which is the formula in double precision and shares no code with the tiles.
+ *
+ * Every output element is held to the bound of attention.h,
+ *
+ *   |o - exact| <= (2 max_s |delta_s| + (S/51 + 600) u) max_s |v_s|           u = 2^-24
+ *   delta_s      = (D + 3) u |scale| sum_d |q_d k_d| + u |score_s| + 1.3 u |bias_s|
+ *
+ * and u |o| for the plain path, whose result is rounded to a float when it is stored.
+ *
+ * int8 arithmetic of the same problems must have the same bits everywhere, and over all of them a
+ * cosine with the exact result of 0.999 (0.9998 is what normal numbers have, docs/numerics.md 13).
+ */
+#include "common/args.h"
+#include "common/commands.h"
+#include "common/maps.h"
+#include "common/random.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SELFTEST "selftest"
+
+typedef struct test_options {
+    int64_t problems, seed;
+} test_options;
+
+static const args_option option_table[] = {
+    {.kind = ARGS_NUMBER,
+     .name = "problems",
+     .value = "N",
+     .help = "number of problems; default 60",
+     .field = offsetof(test_options, problems),
+     .least = 1,
+     .most = 1000000},
+    {.kind = ARGS_NUMBER,
+     .name = "seed",
+     .value = "N",
+     .help = "of the random problems; default 1",
+     .field = offsetof(test_options, seed),
+     .least = 0,
+     .most = INT64_MAX},
+    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+};
+
+static const args_page page = {
+    .command = SELFTEST,
+    .summary = "check the fast kernels against plain arithmetic",
+    .usage = "selftest [options]",
+    .examples = "multihead selftest\n"
+                "multihead selftest --problems 1000 --seed 7",
+    .notes = "Prints what was compared, the largest error, and that error as a fraction of its\n"
+             "bound. Exits with 0 if all checks pass, otherwise with 1.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- Random problems ------------------------------------------------------------------------- */
+
+/* In -size .. size. */
+static float random_float(random_source *r, double size)
+{
+    return (float)(size * (2 * random_part(r) - 1));
+}
+
+enum { MOST_BATCH = 2 };
+
+typedef struct random_problem {
+    int64_t B, H, Hk, T, S, D, Dv;
+    float *q, *k, *v, *bias, *expected; /* bias [B,H,T,S] or NULL */
+    uint8_t *keep;                      /* [T,S] or NULL */
+    int64_t key_lengths[MOST_BATCH];
+    mha_attention_desc desc;
+    mha_tensor keep_tensor, bias_tensor;
+    int64_t outputs; /* B H T Dv */
+} random_problem;
+
+static void free_problem(random_problem *p)
+{
+    free(p->q);
+    free(p->k);
+    free(p->v);
+    free(p->bias);
+    free(p->keep);
+    free(p->expected);
+    *p = (random_problem){0};
+}
+
+static cli_exit make_floats(random_source *r, int64_t count, double size, float **out)
+{
+    void *memory;
+    cli_exit code = maps_alloc(SELFTEST, count, sizeof(float), &memory);
+    *out = memory;
+    for (int64_t i = 0; i < count && code == CLI_OK; i++) (*out)[i] = random_float(r, size);
+    return code;
+}
+
+/* Each part of a mask in about a third of the problems, so that they mix. */
+static cli_exit make_mask(random_source *r, random_problem *p)
+{
+    cli_exit code = CLI_OK;
+    if (random_below(r, 3) == 0) {
+        p->desc.flags |= MHA_ATTENTION_CAUSAL;
+        p->desc.q_offset = random_below(r, p->T + p->S) - p->T;
+    }
+    if (random_below(r, 3) == 0) {
+        for (int64_t b = 0; b < p->B; b++) p->key_lengths[b] = random_below(r, p->S + 1);
+        p->desc.key_lengths = p->key_lengths;
+    }
+    if (random_below(r, 3) == 0) {
+        void *keep;
+        code = maps_alloc(SELFTEST, p->T * p->S, 1, &keep);
+        p->keep = keep;
+        for (int64_t i = 0; i < p->T * p->S && code == CLI_OK; i++)
+            p->keep[i] = random_below(r, 4) != 0;
+        p->keep_tensor = mha_tensor_contiguous(keep, MHA_U8, 2, (int64_t[]){p->T, p->S});
+        p->desc.keep_mask = &p->keep_tensor;
+    }
+    if (code == CLI_OK && random_below(r, 3) == 0) {
+        code = make_floats(r, p->B * p->H * p->T * p->S, 3, &p->bias);
+        p->bias_tensor =
+            mha_tensor_contiguous(p->bias, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->S});
+        p->desc.bias = &p->bias_tensor;
+    }
+    return code;
+}
+
+static cli_exit make_problem(random_source *r, random_problem *p)
+{
+    static const int64_t sizes[] = {1, 7, 16, 32, 40, 64, 80, 96, 128, 256};
+    enum { SIZES = sizeof sizes / sizeof *sizes, MOST_T = 70, MOST_S = 700 };
+    *p = (random_problem){.desc = {.struct_size = sizeof p->desc}};
+    p->B = 1 + random_below(r, MOST_BATCH);
+    p->Hk = 1 + random_below(r, 2);
+    p->H = p->Hk * (1 + random_below(r, 2));
+    p->T = 1 + random_below(r, MOST_T);
+    p->S = 1 + random_below(r, MOST_S);
+    p->D = sizes[random_below(r, SIZES)];
+    p->Dv = random_below(r, 2) ? p->D : sizes[random_below(r, SIZES)];
+    p->outputs = p->B * p->H * p->T * p->Dv;
+    cli_exit code = make_floats(r, p->B * p->H * p->T * p->D, 3, &p->q);
+    if (code == CLI_OK) code = make_floats(r, p->B * p->Hk * p->S * p->D, 3, &p->k);
+    if (code == CLI_OK) code = make_floats(r, p->B * p->Hk * p->S * p->Dv, 3, &p->v);
+    if (code == CLI_OK) code = make_mask(r, p);
+    if (code == CLI_OK) code = make_floats(r, p->outputs, 0, &p->expected);
+    return code;
+}
+
+static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mha_compute compute,
+                      float *out)
+{
+    mha_tensor q = mha_tensor_contiguous(p->q, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->D});
+    mha_tensor k = mha_tensor_contiguous(p->k, MHA_F32, 4, (int64_t[]){p->B, p->Hk, p->S, p->D});
+    mha_tensor v = mha_tensor_contiguous(p->v, MHA_F32, 4, (int64_t[]){p->B, p->Hk, p->S, p->Dv});
+    mha_tensor o = mha_tensor_contiguous(out, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->Dv});
+    mha_attention_desc desc = p->desc;
+    desc.path = path;
+    desc.compute = compute;
+    desc.flags |= MHA_ATTENTION_STRICT;
+    mha_status status = mha_attention_forward(context, &desc, &q, &k, &v, &o, NULL);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(SELFTEST, status);
+}
+
+/* ---- Comparing ------------------------------------------------------------------------------- */
+
+/* One way to compute, and how it did. */
+typedef struct contender {
+    mha_isa isa;
+    mha_context *context;
+    float *out;         /* of the present problem */
+    double error, part; /* the largest error; the largest part of its bound */
+    int64_t outputs, beyond;
+} contender;
+
+/* max_s |delta_s| of a row, over all keys: those that the mask drops only make it larger. */
+static double score_error(const random_problem *p, const float *q, const float *k,
+                          const float *bias)
+{
+    const double u = 0x1p-24, scale = 1 / sqrt((double)p->D);
+    double most = 0;
+    for (int64_t s = 0; s < p->S; s++) {
+        double sum = 0, dot = 0;
+        for (int64_t d = 0; d < p->D; d++) {
+            double product = (double)q[d] * (double)k[s * p->D + d];
+            dot += product;
+            sum += fabs(product);
+        }
+        const double added = bias ? fabs((double)bias[s]) : 0, score = fabs(scale * dot) + added;
+        most = fmax(most, ((double)(p->D + 3) * scale * sum + score + 1.3 * added) * u);
+    }
+    return most;
+}
+
+static void compare_row(const random_problem *p, contender *runner, int64_t row, double delta,
+                        double v_most)
+{
+    const double u = 0x1p-24;
+    for (int64_t d = 0; d < p->Dv; d++) {
+        double expected = (double)p->expected[row * p->Dv + d];
+        double error = fabs((double)runner->out[row * p->Dv + d] - expected);
+        double bound = (2 * delta + ((double)p->S / 51 + 600) * u) * v_most + u * fabs(expected);
+        if (!(error <= bound)) runner->beyond++; /* NaN, too, is beyond */
+        runner->error = fmax(runner->error, error);
+        runner->part = fmax(runner->part, error / bound);
+    }
+}
+
+static void compare(const random_problem *p, contender *runners, int count)
+{
+    for (int64_t row = 0; row < p->B * p->H * p->T; row++) {
+        int64_t bh = row / p->T, kv = bh / p->H * p->Hk + bh % p->H / (p->H / p->Hk);
+        const float *v = p->v + kv * p->S * p->Dv;
+        double v_most = 0;
+        for (int64_t i = 0; i < p->S * p->Dv; i++) v_most = fmax(v_most, fabs((double)v[i]));
+        double delta = score_error(p, p->q + row * p->D, p->k + kv * p->S * p->D,
+                                   p->bias ? p->bias + row * p->S : NULL);
+        for (int i = 0; i < count; i++) compare_row(p, &runners[i], row, delta, v_most);
+    }
+    for (int i = 0; i < count; i++) runners[i].outputs += p->outputs;
+}
+
+/* ---- The run --------------------------------------------------------------------------------- */
+
+enum { MOST_RUNNERS = 8 };
+
+/* Bits that must not differ: whether they were compared, and whether they did. */
+typedef struct bit_check {
+    bool threads_differ, sets_compared, sets_differ;
+    bool int8_differs;
+    double along, size, exact_size; /* int8 times exact, and squares, summed */
+} bit_check;
+
+static double int8_cosine(const bit_check *bits)
+{
+    double sizes = sqrt(bits->size * bits->exact_size);
+    return sizes > 0 ? bits->along / sizes : 1;
+}
+
+static cli_exit make_context(mha_isa isa, int threads, mha_context **context)
+{
+    mha_context_desc desc = {.struct_size = sizeof desc, .isa = isa, .num_threads = threads};
+    mha_status status = mha_context_create(&desc, context);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(SELFTEST, status);
+}
+
+/* One runner for every instruction set that this machine has. */
+static cli_exit make_runners(contender *runners, int *count)
+{
+    static const mha_isa all[] = {MHA_ISA_PORTABLE, MHA_ISA_NEON, MHA_ISA_AVX2, MHA_ISA_AVX512};
+    cli_exit code = CLI_OK;
+    *count = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all && code == CLI_OK; i++) {
+        if (!mha_isa_available(all[i])) continue;
+        runners[*count] = (contender){.isa = all[i]};
+        code = make_context(all[i], 1, &runners[(*count)++].context);
+    }
+    return code;
+}
+
+static cli_exit check_bits(random_problem *p, mha_context *three, contender *runners, int count,
+                           bit_check *bits)
+{
+    size_t bytes = (size_t)p->outputs * sizeof(float);
+    float *best = runners[count - 1].out, *again;
+    cli_exit code = make_floats(&(random_source){0}, p->outputs, 0, &again);
+    if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_F32, again);
+    if (code == CLI_OK && memcmp(again, best, bytes) != 0) bits->threads_differ = true;
+    free(again);
+    /* Portable C has no fused multiply-add and is held to the bound only. */
+    for (int i = 0; i + 1 < count && code == CLI_OK; i++) {
+        if (runners[i].isa == MHA_ISA_PORTABLE) continue;
+        bits->sets_compared = true;
+        if (memcmp(runners[i].out, best, bytes) != 0) bits->sets_differ = true;
+    }
+    return code;
+}
+
+/* Every set, and three threads; over what the runners had. */
+static cli_exit check_int8(random_problem *p, mha_context *three, contender *runners, int count,
+                           bit_check *bits)
+{
+    size_t bytes = (size_t)p->outputs * sizeof(float);
+    float *again;
+    cli_exit code = make_floats(&(random_source){0}, p->outputs, 0, &again);
+    if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, again);
+    for (int i = 0; i < count && code == CLI_OK; i++) {
+        code = solve(runners[i].context, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, runners[i].out);
+        if (code == CLI_OK && memcmp(runners[i].out, again, bytes) != 0) bits->int8_differs = true;
+    }
+    for (int64_t i = 0; i < p->outputs && code == CLI_OK; i++) {
+        double got = (double)again[i], exact = (double)p->expected[i];
+        bits->along += got * exact;
+        bits->size += got * got;
+        bits->exact_size += exact * exact;
+    }
+    free(again);
+    return code;
+}
+
+static cli_exit run_problem(random_source *r, mha_context *three, contender *runners, int count,
+                            bit_check *bits)
+{
+    random_problem p;
+    cli_exit code = make_problem(r, &p);
+    if (code == CLI_OK) code = solve(three, &p, MHA_PATH_PLAIN, MHA_COMPUTE_F32, p.expected);
+    for (int i = 0; i < count && code == CLI_OK; i++) {
+        code = make_floats(r, p.outputs, 0, &runners[i].out);
+        if (code == CLI_OK)
+            code = solve(runners[i].context, &p, MHA_PATH_TILED, MHA_COMPUTE_F32, runners[i].out);
+    }
+    if (code == CLI_OK) compare(&p, runners, count);
+    if (code == CLI_OK) code = check_bits(&p, three, runners, count, bits);
+    if (code == CLI_OK) code = check_int8(&p, three, runners, count, bits);
+    for (int i = 0; i < count; i++) {
+        free(runners[i].out);
+        runners[i].out = NULL;
+    }
+    free_problem(&p);
+    return code;
+}
+
+static cli_exit report(const test_options *options, const contender *runners, int count,
+                       const bit_check *bits)
+{
+    const double cosine = int8_cosine(bits);
+    const bool close = cosine >= 0.999;
+    bool good = !bits->threads_differ && !bits->sets_differ && !bits->int8_differs && close;
+    cli_print("attention forward, tiled path against plain arithmetic in double\n"
+              "%" PRId64 " random problems (seed %" PRId64
+              "): causal, lengths, masks, biases, grouped "
+              "heads, head sizes 1 to 256\n",
+              options->problems, options->seed);
+    for (int i = 0; i < count; i++) {
+        const contender *r = &runners[i];
+        cli_print(
+            "  %-9s %9" PRId64 " numbers, largest error %.2e, at most %.1f %% of its bound: %s\n",
+            mha_isa_name(r->isa), r->outputs, r->error, 100 * r->part, r->beyond ? "FAILED" : "ok");
+        good = good && r->beyond == 0;
+    }
+    cli_print("  same bits with 1 and 3 threads: %s\n",
+              bits->threads_differ ? "NO, FAILED" : "yes");
+    if (bits->sets_compared)
+        cli_print("  same bits on all instruction sets with fused multiply-add: %s\n",
+                  bits->sets_differ ? "NO, FAILED" : "yes");
+    cli_print("  int8 arithmetic: same bits on all instruction sets, with 1 and 3 threads: %s\n"
+              "                   cosine with plain arithmetic %.6f: %s\n",
+              bits->int8_differs ? "NO, FAILED" : "yes", cosine, close ? "ok" : "FAILED");
+    cli_print("%s\n",
+              good ? "all is well" : "selftest failed: do not trust this build on this machine");
+    return good ? CLI_OK : CLI_INTERNAL;
+}
+
+cli_exit cmd_selftest(int count, char *const *arguments)
+{
+    test_options options = {.problems = 60, .seed = 1};
+    args_texts plain = {0};
+    if (args_want_help(count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code == CLI_OK && plain.count > 0)
+        code = cli_fail(CLI_USAGE, SELFTEST, "unexpected argument '%s'; it takes options only",
+                        plain.items[0]);
+    if (code != CLI_OK) return code;
+    contender runners[MOST_RUNNERS] = {0};
+    mha_context *three = NULL;
+    bit_check bits = {0};
+    int runner_count;
+    random_source r = {(uint64_t)options.seed};
+    code = make_runners(runners, &runner_count);
+    if (code == CLI_OK) code = make_context(runners[runner_count - 1].isa, 3, &three);
+    for (int64_t i = 0; i < options.problems && code == CLI_OK; i++)
+        code = run_problem(&r, three, runners, runner_count, &bits);
+    if (code == CLI_OK) code = report(&options, runners, runner_count, &bits);
+    mha_context_destroy(three);
+    for (int i = 0; i < runner_count; i++) mha_context_destroy(runners[i].context);
+    return code;
+}

@@ -1,0 +1,442 @@
+/* multihead train: a small transformer learns a task from nothing, and its heads specialise. */
+#include "common/args.h"
+#include "common/commands.h"
+#include "common/screen.h"
+#include "train/train_print.h"
+#include "train/train_report.h"
+#include "train/train_save.h"
+#include "train/train_text.h"
+#include "view/view.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+const train_task *const train_tasks[] = {
+    &train_sentences, &train_pronouns,  &train_induction, &train_ioi,
+    &train_reverse,   &train_agreement, &train_brackets,  NULL};
+
+typedef struct train_options {
+    const char *folder, *resume;
+    int64_t seed, steps, tries, batch, layers, heads, embed, ff, every, seconds, threads;
+    args_real learning_rate, dropout;
+    const char *text;
+    int64_t context, words;
+    int characters;
+    int no_report, quiet, fresh;
+    int64_t print; /* sequences, instead of training */
+} train_options;
+
+#define NUMBER(name_, field_, least_, most_, help_)                                       \
+    {                                                                                     \
+        .kind = ARGS_NUMBER, .name = name_, .value = "N", .help = help_, .least = least_, \
+        .most = most_, .field = offsetof(train_options, field_)                           \
+    }
+
+static const args_option option_table[] = {
+    {.kind = ARGS_HEADING, .name = "The model; defaults are the task's recipe"},
+    NUMBER("layers", layers, 1, TRAIN_MOST_LAYERS, "layers"),
+    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "heads per layer; the width stays the same"),
+    NUMBER("embed", embed, 2, 4096, "width of the model"),
+    NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention only"),
+    {.kind = ARGS_HEADING, .name = "A text of your own instead of a task"},
+    {.kind = ARGS_TEXT,
+     .name = "text",
+     .value = "FILE",
+     .help = "learn to predict its next word; UTF-8. Punctuation\nmarks are separate words",
+     .field = offsetof(train_options, text)},
+    {.kind = ARGS_FLAG,
+     .name = "chars",
+     .help = "characters instead of words",
+     .least = 1,
+     .field = offsetof(train_options, characters)},
+    NUMBER("context", context, 8, 4096, "tokens per sequence; default 64, characters 128"),
+    NUMBER("words", words, 8, 65536,
+           "vocabulary size at most; default 4096. Other words,\nand those that occur once, are "
+           "<unk>"),
+    {.kind = ARGS_HEADING, .name = "Training"},
+    NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
+    NUMBER("steps", steps, 1, INT64_C(1) << 40, "per attempt, at most"),
+    NUMBER("tries", tries, 1, 1000, "attempts at most; default: the recipe's"),
+    NUMBER("seconds", seconds, 1, 1000000, "for all attempts together, at most"),
+    NUMBER("batch", batch, 1, 256, "sequences per step"),
+    NUMBER("every", every, 1, 1000000, "steps between two evaluations on held-out data"),
+    {.kind = ARGS_REAL,
+     .name = "learning-rate",
+     .value = "X",
+     .help = "of AdamW, after the warm-up",
+     .field = offsetof(train_options, learning_rate)},
+    {.kind = ARGS_REAL,
+     .name = "dropout",
+     .value = "X",
+     .help = "fraction of attention weights dropped in each step,\n0 to 1; off while heads are "
+             "measured",
+     .field = offsetof(train_options, dropout)},
+    {.kind = ARGS_HEADING, .name = "Output"},
+    {.kind = ARGS_TEXT,
+     .letter = 'o',
+     .name = "output",
+     .value = "FOLDER",
+     .help = "the model as a Hugging Face folder, the state of\n"
+             "training, the curve and reports of its heads",
+     .field = offsetof(train_options, folder)},
+    {.kind = ARGS_FLAG,
+     .name = "fresh",
+     .help = "start over even if the folder holds a training run",
+     .least = 1,
+     .field = offsetof(train_options, fresh)},
+    {.kind = ARGS_FLAG,
+     .name = "no-report",
+     .help = "train and save only; no measurements, no pictures",
+     .least = 1,
+     .field = offsetof(train_options, no_report)},
+    {.kind = ARGS_HEADING, .name = "Other"},
+    NUMBER("print", print, 1, 1000000,
+           "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
+           "of training"),
+    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
+    {.kind = ARGS_FLAG,
+     .letter = 'q',
+     .name = "quiet",
+     .help = "no progress on stderr",
+     .least = 1,
+     .field = offsetof(train_options, quiet)},
+    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+};
+
+static const args_page page = {
+    .command = TRAIN,
+    .summary = "train a small transformer and watch its heads specialise",
+    .usage = "train [options] TASK | --text FILE",
+    .examples = "multihead train sentences -o demo\n"
+                "multihead train sentences --seed 3 --heads 8\n"
+                "multihead train induction --layers 1      (the control: it fails)\n"
+                "multihead train reverse -o reverse\n"
+                "multihead train --text novel.txt -o novel",
+    .notes = "Tasks: sentences (which noun is \"it\"?), pronouns (the same for an encoder),\n"
+             "induction (a repeated block), ioi (\"B\" follows \"A B A\"), reverse (encoder and\n"
+             "decoder), agreement (of verb and subject), brackets (which one to close).\n"
+             "Training stops when the task's goal is reached on held-out data; what is\n"
+             "reported is measured on other held-out data. Some recipes restart a stuck\n"
+             "attempt with a derived seed; attempts are counted. The same seed gives the same\n"
+             "model for any number of threads. Called again with the same folder, training\n"
+             "resumes where it stopped; Ctrl-C saves and stops.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- progress ------------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+    interrupted = number;
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* How it went since the last look. */
+typedef struct pace {
+    double tokens, seconds;
+    int64_t steps;
+} pace;
+
+enum { LINE = 320, BAR = 10 };
+
+/* What is right of each kind, or the held-out loss of a text; empty if there is nothing to say. */
+static void describe_look(const train_task *task, const train_scores *s, char text[LINE])
+{
+    int used = 0;
+    *text = '\0';
+    if (task->text)
+        snprintf(text, LINE, "  held out %.3f (perplexity %.1f)", s->loss, mha_exp(s->loss));
+    if (!task->kinds[1]) return;
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
+        used += snprintf(text + used, LINE - (size_t)used, "%s%s %.1f", kind ? ", " : " (",
+                         task->kinds[kind], 100 * train_accuracy_of(s, kind));
+    snprintf(text + used, LINE - (size_t)used, ")");
+}
+
+/* On a terminal one line with a bar, overwritten and cut to the width; else one line each time. */
+static void show_progress(const train_options *options, const train_run *run, const train_scores *s,
+                          const pace *p)
+{
+    const train_model *model = &run->model;
+    const bool terminal = isatty(2);
+    char look[LINE], line[2 * LINE], bar[BAR + 3] = "", tries[32] = "";
+    if (options->quiet) return;
+    const int64_t left = model->recipe.steps - model->step;
+    const double each = p->steps > 0 ? p->seconds / (double)p->steps : 0;
+    const int64_t full = model->step * BAR / (model->recipe.steps > 0 ? model->recipe.steps : 1);
+    for (int i = 0; terminal && i < BAR; i++) bar[i] = i < full ? '#' : '.';
+    if (terminal) bar[BAR] = ' ';
+    describe_look(model->task, s, look);
+    if (run->attempt > 0) snprintf(tries, sizeof tries, "try %" PRId64 "  ", run->attempt + 1);
+    snprintf(line, sizeof line,
+             "%s%sstep %" PRId64 "/%" PRId64
+             "  loss %.3f  right %.1f %%%s  %.0f s, at most %.0f more  %.0f tokens/s",
+             bar, tries, model->step, model->recipe.steps, model->loss, 100 * train_accuracy(s),
+             look, run->seconds, each * (double)left, p->seconds > 0 ? p->tokens / p->seconds : 0);
+    if (terminal)
+        cli_print_to(stderr, "\r\033[K%.*s", (int)screen_width(2, 0) - 1, line);
+    else
+        cli_print_to(stderr, "%s\n", line);
+    fflush(stderr);
+}
+
+/* ---- training ------------------------------------------------------------------------------ */
+
+/* Steps until the next look; the time they took joins the run's. */
+static cli_exit train_on(train_run *run, int64_t until, pace *p)
+{
+    const double begin = seconds_now();
+    cli_exit code = CLI_OK;
+    *p = (pace){.steps = -run->model.step};
+    while (run->model.step < until && code == CLI_OK && !interrupted) {
+        code = train_model_step(&run->model);
+        if (code == CLI_OK && !isfinite(run->model.loss))
+            code = cli_fail(CLI_BAD_INPUT, TRAIN,
+                            "the loss is not finite after step %" PRId64
+                            "; give a smaller --learning-rate, and --fresh to begin anew",
+                            run->model.step);
+        p->tokens += (double)run->model.batch.B * (double)run->model.batch.T;
+    }
+    p->seconds = seconds_now() - begin;
+    p->steps += run->model.step;
+    run->seconds += p->seconds;
+    return code;
+}
+
+static cli_exit train_try(const train_options *options, train_run *run, train_verdict *verdict)
+{
+    const train_recipe *recipe = &run->model.recipe;
+    cli_exit code = CLI_OK;
+    *verdict = run->done ? TRAIN_DONE : TRAIN_GO_ON; /* an earlier call came to the end */
+    while (code == CLI_OK && *verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps &&
+           !interrupted && (options->seconds == 0 || run->seconds < (double)options->seconds)) {
+        train_scores s;
+        pace speed;
+        int64_t next = train_save_looked(run) + recipe->every;
+        code = train_on(run, next < recipe->steps ? next : recipe->steps, &speed);
+        if (code != CLI_OK || interrupted) break;
+        code = train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s);
+        if (code != CLI_OK) break;
+        *verdict = run->model.task->judge(recipe, run->model.step, &s);
+        show_progress(options, run, &s, &speed);
+        run->done = *verdict == TRAIN_DONE;
+        code = train_save_point(run, &s);
+        if (run->done) *verdict = TRAIN_DONE; /* by patience, too */
+    }
+    return code;
+}
+
+/* Try after try, until one reaches the goal or there are no more. */
+static cli_exit train_all(const train_options *options, mha_context *context, train_run *run,
+                          train_verdict *verdict)
+{
+    for (;;) {
+        cli_exit code = train_try(options, run, verdict);
+        const bool more = run->attempt + 1 < run->model.recipe.tries;
+        const bool out_of_time = options->seconds > 0 && run->seconds >= (double)options->seconds;
+        if (code != CLI_OK || *verdict == TRAIN_DONE || interrupted || out_of_time || !more)
+            return code;
+        const train_task *task = run->model.task;
+        const train_recipe recipe = run->model.recipe;
+        cli_note(options->quiet,
+                 "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
+                 isatty(2) ? "\n" : "", run->model.step, run->attempt + 2);
+        train_model_free(&run->model);
+        run->attempt++;
+        code = train_model_make(context, task, &recipe, train_try_seed(run->seed, run->attempt),
+                                &run->model);
+        if (code == CLI_OK) code = train_save_again(run);
+        if (code != CLI_OK) return code;
+    }
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+/* The task that is named; the list of them is train_tasks alone. */
+static cli_exit find_task(const args_texts *plain, const train_task **task)
+{
+    const char *names[16];
+    char all[256] = "";
+    size_t count = 0, used = 0;
+    for (; train_tasks[count]; count++) {
+        names[count] = train_tasks[count]->name;
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", count ? ", " : "",
+                                 names[count]);
+    }
+    if (plain->count != 1)
+        return cli_fail(CLI_USAGE, TRAIN, "name one task of: %s; or give --text FILE", all);
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
+    if (*task) return CLI_OK;
+    const char *near = args_nearest(plain->items[0], names, count);
+    if (near)
+        return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; did you mean '%s'?", plain->items[0],
+                        near);
+    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; there are: %s", plain->items[0], all);
+}
+
+/* Another number of heads at equal width. */
+static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
+{
+    const int64_t width = model->head_dim ? model->head_dim * model->num_heads : model->embed_dim;
+    if (width % heads != 0)
+        return cli_fail(CLI_USAGE, TRAIN,
+                        "--heads %" PRId64 " does not divide the %" PRId64
+                        " elements of all heads together",
+                        heads, width);
+    if (model->head_dim) model->head_dim = width / heads;
+    model->num_heads = heads;
+    return CLI_OK;
+}
+
+/* The task's recipe with what the options change. */
+static cli_exit make_recipe(const train_options *o, const train_task *task, train_recipe *recipe)
+{
+    *recipe = *task->recipe;
+    mha_transformer_desc *parts[] = {&recipe->model, &recipe->encoder};
+    for (int i = 0; i < 2 && (i == 0 || recipe->encoder.num_layers > 0); i++) {
+        if (o->layers) parts[i]->num_layers = o->layers;
+        if (o->embed) parts[i]->embed_dim = o->embed;
+        if (o->ff >= 0) parts[i]->ff_dim = o->ff;
+        cli_exit code = o->heads ? set_heads(o->heads, parts[i]) : CLI_OK;
+        if (code != CLI_OK) return code;
+    }
+    if (o->steps) recipe->steps = o->steps;
+    if (task->text) recipe->decay = recipe->steps - recipe->warm_up; /* down to 0 at the end */
+    if (recipe->decay < 0) recipe->decay = 0;
+    if (o->tries) recipe->tries = o->tries;
+    if (o->batch) recipe->batch = o->batch;
+    if (o->every) recipe->every = o->every;
+    if (o->dropout.given) recipe->dropout = o->dropout.value;
+    if (!(recipe->dropout >= 0 && recipe->dropout <= 1))
+        return cli_fail(CLI_USAGE, TRAIN, "--dropout is %g, expected 0 to 1", recipe->dropout);
+    if (!o->learning_rate.given) return CLI_OK;
+    if (!(o->learning_rate.value > 0 && o->learning_rate.value <= 1))
+        return cli_fail(CLI_USAGE, TRAIN, "--learning-rate is %g, expected more than 0, up to 1",
+                        o->learning_rate.value);
+    recipe->learning_rate = o->learning_rate.value;
+    return CLI_OK;
+}
+
+static void say_how_it_ended(const train_options *options, const train_run *run,
+                             train_verdict verdict)
+{
+    const train_model *model = &run->model;
+    if (!options->quiet && isatty(2)) cli_print_to(stderr, "\n");
+    if (interrupted) {
+        cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
+                 options->folder ? "; call it again with the same folder to go on" : "");
+        return;
+    }
+    if (model->task->text) {
+        cli_print("%" PRId64 " steps, %.1f s of training; held-out loss was lowest after %" PRId64
+                  " steps%s\n",
+                  model->step, run->seconds, run->best_step,
+                  run->best_step < model->step ? ": this is the model that is kept" : "");
+        return;
+    }
+    cli_print("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training: %s\n",
+              verdict == TRAIN_DONE ? "Goal reached" : "Goal missed", model->step, run->attempt + 1,
+              run->seconds, model->task->goal);
+}
+
+static cli_exit finish(const train_options *options, train_run *run, train_verdict verdict)
+{
+    train_finding found;
+    cli_exit code = train_save_folder(run);
+    say_how_it_ended(options, run, verdict);
+    if (code != CLI_OK || options->no_report || interrupted) return code;
+    code = train_report_print(&run->model, &found);
+    return code == CLI_OK ? train_report_pictures(run, &found, options->quiet) : code;
+}
+
+static cli_exit run_training(const train_options *options, const train_task *task)
+{
+    train_recipe recipe;
+    train_verdict verdict = TRAIN_GO_ON;
+    train_run run = {.folder = options->folder,
+                     .seed = (uint64_t)options->seed,
+                     .pictures = !options->no_report};
+    cli_exit code = make_recipe(options, task, &recipe);
+    if (code != CLI_OK) return code;
+    mha_context *context = NULL;
+    const mha_context_desc desc = {.struct_size = sizeof desc,
+                                   .num_threads = (int32_t)options->threads};
+    mha_status status = mha_context_create(&desc, &context);
+    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    /* From the first file on, so that no moment is left in which a signal loses what was done. */
+    void (*before[2])(int) = {signal(SIGINT, on_signal), signal(SIGTERM, on_signal)};
+    code = train_save_begin(context, task, &recipe, options->fresh, &run);
+    if (code == CLI_OK && !run.done && run.model.step > recipe.steps)
+        code = cli_fail(CLI_USAGE, TRAIN,
+                        "%s: stands at step %" PRId64 " already, --steps is %" PRId64
+                        "; give more, or --fresh to begin anew",
+                        options->folder, run.model.step, recipe.steps);
+    if (code == CLI_OK) code = train_all(options, context, &run, &verdict);
+    signal(SIGINT, before[0]);
+    signal(SIGTERM, before[1]);
+    if (code == CLI_OK) code = finish(options, &run, verdict);
+    train_model_free(&run.model);
+    train_save_end(&run);
+    mha_context_destroy(context);
+    if (code == CLI_OK && interrupted) { /* all is saved: end as programs end that are stopped */
+        fflush(stdout);
+        raise(interrupted);
+    }
+    return code;
+}
+
+static cli_exit train_on_text(const train_options *options, const args_texts *plain)
+{
+    if (plain->count > 0)
+        return cli_fail(CLI_USAGE, TRAIN, "'%s' and --text: give a task or a text",
+                        plain->items[0]);
+    const train_text_options how = {.path = options->text,
+                                    .characters = options->characters,
+                                    .context = options->context,
+                                    .words = options->words};
+    train_text text;
+    cli_exit code = train_text_make(&how, &text);
+    if (code != CLI_OK) return code;
+    code = run_training(options, &text.task);
+    train_text_free(&text);
+    return code;
+}
+
+cli_exit cmd_train(int count, char *const *arguments)
+{
+    train_options options = {.ff = -1};
+    args_texts plain = {0};
+    const train_task *task = NULL;
+    if (args_want_help(count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code == CLI_OK && options.text) return train_on_text(&options, &plain);
+    if (code == CLI_OK && (options.characters || options.context || options.words))
+        code = cli_fail(CLI_USAGE, TRAIN, "%s requires --text FILE",
+                        options.characters ? "--chars"
+                        : options.context  ? "--context"
+                                           : "--words");
+    if (code == CLI_OK) code = find_task(&plain, &task);
+    if (code == CLI_OK && options.print) return train_print(task, options.print);
+    return code == CLI_OK ? run_training(&options, task) : code;
+}

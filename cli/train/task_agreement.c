@@ -1,0 +1,255 @@
+/* Agreement: a verb takes the number of its subject, however many nouns of the other number stand
+ * between them.
+ *
+ *   the old keys near the cabinet behind her windows usually open the book .
+ *
+ * Determiners are without number, so that only nouns and verbs show it; an opening, adjectives,
+ * adverbs and up to two phrases in between leave no fixed place for the subject. The noun nearest
+ * to the verb is the wrong one to ask in half of the sentences with a phrase. A tenth of the pairs
+ * of a subject and the first noun behind it (the object, if nothing stands in between) never occurs
+ * in training. Kinds: how many of the nouns in between have the other number. */
+#include "train/train.h"
+
+#include <stdio.h>
+
+enum { NOUNS = 24, VERBS = 12, LONGEST = 28, PHRASES = 2 };
+
+/* Where each sort of word begins in the list below. Plural nouns and verbs stand NOUNS and VERBS
+ * behind their singular. */
+enum {
+    BEGIN = 0,
+    END = 1,
+    NOUN = 2,
+    VERB = NOUN + 2 * NOUNS,
+    DETERMINER = VERB + 2 * VERBS,
+    ADJECTIVE = DETERMINER + 4,
+    PREPOSITION = ADJECTIVE + 6,
+    OPENING = PREPOSITION + 4,
+    ADVERB = OPENING + 4,
+    COMMA = ADVERB + 4,
+    STOP,
+    WORDS
+};
+
+/* clang-format off */
+static const char *const words[WORDS] = {
+    "<s>", "</s>",
+    "key", "cabinet", "dog", "window", "teacher", "book", "road", "child", "letter", "garden",
+    "ship", "doctor", "table", "king", "lamp", "river", "student", "wall", "bird", "farmer",
+    "picture", "guard", "machine", "tree",
+    "keys", "cabinets", "dogs", "windows", "teachers", "books", "roads", "children", "letters",
+    "gardens", "ships", "doctors", "tables", "kings", "lamps", "rivers", "students", "walls",
+    "birds", "farmers", "pictures", "guards", "machines", "trees",
+    "opens", "finds", "needs", "sees", "likes", "moves", "keeps", "helps", "shows", "leaves",
+    "takes", "makes",
+    "open", "find", "need", "see", "like", "move", "keep", "help", "show", "leave", "take", "make",
+    "the", "my", "her", "our",
+    "old", "big", "red", "small", "new", "quiet",
+    "near", "behind", "beside", "with",
+    "today", "now", "sometimes", "here",
+    "usually", "often", "still", "really",
+    ",", ".",
+};
+/* clang-format on */
+
+typedef struct sentence {
+    int32_t words[LONGEST];
+    int64_t length;
+    int64_t noun[1 + PHRASES]; /* where the subject and the nouns in between stand */
+    bool plural[1 + PHRASES];
+    int phrases;
+    int64_t row; /* before the verb */
+} sentence;
+
+static void put(sentence *s, int word)
+{
+    s->words[s->length++] = word;
+}
+
+static int one_of(random_source *r, int first, int64_t count)
+{
+    return first + (int)random_below(r, count);
+}
+
+/* determiner [adjective] noun */
+static void put_noun(random_source *r, sentence *s, int noun, bool plural)
+{
+    put(s, one_of(r, DETERMINER, 4));
+    if (random_chance(r, 0.3)) put(s, one_of(r, ADJECTIVE, 6));
+    put(s, NOUN + noun + (plural ? NOUNS : 0));
+}
+
+static bool held_out(int subject, int other)
+{
+    random_source r = random_make((uint64_t)subject, 2000 + (uint64_t)other);
+    return random_below(&r, 10) == 0;
+}
+
+static void make_sentence(random_source *r, train_split split, sentence *s)
+{
+    int subject, first;
+    *s = (sentence){.phrases = random_chance(r, 0.25) ? 0 : random_chance(r, 0.45) ? 1 : 2};
+    do {
+        subject = (int)random_below(r, NOUNS);
+        first = (int)random_below(r, NOUNS);
+    } while (held_out(subject, first) != (split != TRAIN_SPLIT_TRAIN));
+    put(s, BEGIN);
+    if (random_chance(r, 0.4)) {
+        put(s, one_of(r, OPENING, 4));
+        if (random_chance(r, 0.5)) put(s, COMMA);
+    }
+    for (int i = 0; i <= s->phrases; i++) {
+        if (i > 0) put(s, one_of(r, PREPOSITION, 4));
+        s->plural[i] = random_chance(r, 0.5);
+        put_noun(r, s,
+                 i == 0   ? subject
+                 : i == 1 ? first
+                          : (int)random_below(r, NOUNS),
+                 s->plural[i]);
+        s->noun[i] = s->length - 1;
+    }
+    if (random_chance(r, 0.4)) put(s, one_of(r, ADVERB, 4));
+    s->row = s->length - 1;
+    put(s, VERB + (int)random_below(r, VERBS) + (s->plural[0] ? VERBS : 0));
+    put_noun(r, s, s->phrases == 0 ? first : (int)random_below(r, NOUNS), random_chance(r, 0.5));
+    put(s, STOP);
+    put(s, END);
+}
+
+static int attractors(const sentence *s)
+{
+    int count = 0;
+    for (int i = 1; i <= s->phrases; i++) count += s->plural[i] != s->plural[0];
+    return count;
+}
+
+/* The nearest noun of the other number: attending to it is wrong. */
+static int64_t attractor(const sentence *s)
+{
+    for (int i = s->phrases; i > 0; i--)
+        if (s->plural[i] != s->plural[0]) return s->noun[i];
+    return -1;
+}
+
+/* The mean over all words, and as much again over the verbs. */
+static void set_sentence(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
+{
+    for (int64_t i = 0; i < batch->T; i++) {
+        const int64_t at = b * batch->T + i;
+        const bool counts = i + 1 < s->length;
+        batch->tokens[at] = i < s->length ? s->words[i] : END;
+        batch->targets[at] = counts ? s->words[i + 1] : -1;
+        batch->weights[at] = counts ? 1.0f / (float)targets : 0;
+        if (i == s->row) batch->weights[at] += 1.0f / (float)batch->B;
+    }
+    batch->lengths[b] = s->length;
+    batch->probes[b] = (train_probe){.b = b,
+                                     .row = s->row,
+                                     .kind = attractors(s),
+                                     .right = {s->noun[0]},
+                                     .rights = 1,
+                                     .wrong = attractor(s)};
+}
+
+static void draw(const train_ask *ask, train_batch *batch)
+{
+    enum { MOST = 256 };
+    sentence sentences[MOST];
+    int64_t targets = 0;
+    batch->B = batch->probe_count = ask->count < MOST ? ask->count : MOST;
+    batch->T = batch->S = 0;
+    for (int64_t b = 0; b < batch->B; b++) {
+        make_sentence(ask->random, ask->split, &sentences[b]);
+        targets += sentences[b].length - 1;
+        if (sentences[b].length > batch->T) batch->T = sentences[b].length;
+    }
+    for (int64_t b = 0; b < batch->B; b++) set_sentence(batch, b, &sentences[b], targets);
+}
+
+/* Any verb of the right number is right. */
+static int class_of(int32_t word)
+{
+    if (word < VERB || word >= VERB + 2 * VERBS) return -1 - word;
+    return word >= VERB + VERBS;
+}
+
+static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
+{
+    double best = 0;
+    for (int64_t l = 0; l < recipe->model.num_layers; l++)
+        for (int64_t h = 0; h < recipe->model.num_heads; h++)
+            if (train_worst_right(s, l, h) > best) best = train_worst_right(s, l, h);
+    if (train_worst_accuracy(s) >= 0.99 && best >= 0.8) return TRAIN_DONE;
+    return step >= 400 && best < 0.3 ? TRAIN_RESTART : TRAIN_GO_ON;
+}
+
+/* Guesses by place alone. */
+static void baselines(random_source *r)
+{
+    enum { SENTENCES = 20000 };
+    int64_t nearest = 0, subject_nearest = 0, offset[LONGEST] = {0}, slot[LONGEST] = {0};
+    int64_t best_offset = 0, best_slot = 0;
+    for (int i = 0; i < SENTENCES; i++) {
+        sentence s;
+        make_sentence(r, TRAIN_SPLIT_REPORT, &s);
+        nearest += s.plural[s.phrases] == s.plural[0];
+        subject_nearest += s.phrases == 0;
+        offset[s.row - s.noun[0]]++;
+        slot[s.noun[0]]++;
+    }
+    for (int i = 0; i < LONGEST; i++) {
+        if (offset[i] > best_offset) best_offset = offset[i];
+        if (slot[i] > best_slot) best_slot = slot[i];
+    }
+    cli_print(
+        "Without attention: the nearest noun has the verb's number in %.1f %%\n"
+        "Where the subject is: the nearest noun in %.1f %%, the best fixed offset from the row "
+        "before\nthe verb in %.1f %%, the best fixed place in %.1f %%\n",
+        100.0 * (double)nearest / SENTENCES, 100.0 * (double)subject_nearest / SENTENCES,
+        100.0 * (double)best_offset / SENTENCES, 100.0 * (double)best_slot / SENTENCES);
+}
+
+static const train_recipe recipe = {
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL,
+              .embed_dim = 64,
+              .num_layers = 2,
+              .num_heads = 2,
+              .ff_dim = 128,
+              .norm = MHA_NORM_RMS,
+              .positions = MHA_ENCODING_ROTARY,
+              .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+    .init = {.head_grade = 0.3},
+    .learning_rate = 3e-3,
+    .beta1 = 0.9,
+    .beta2 = 0.98,
+    .weight_decay = 0.01,
+    .clip = 1,
+    .warm_up = 50,
+    .batch = 32,
+    .steps = 800,
+    .every = 25,
+    .tries = 6,
+    .probes_to_stop = 600,
+    .probes_to_report = 2000,
+};
+
+const train_task train_agreement = {
+    .name = "agreement",
+    .summary = "the verb takes its subject's number, whatever nouns stand between them",
+    .goal = "99 % of the verbs with 0, 1 and 2 nouns of the other number in between, one head with "
+            "80 % of its weight on the subject for each",
+    .kinds = {"none", "one", "two"},
+    .words = words,
+    .word_count = WORDS,
+    .longest = LONGEST,
+    .recipe = &recipe,
+    .probes = 1,
+    .draw = draw,
+    .class_of = class_of,
+    .judge = judge,
+    .baselines = baselines,
+    .begin = BEGIN,
+    .end = END,
+    .examples = {"the keys near the cabinet behind the old wall often open the window",
+                 "the key near the cabinets behind the old walls often opens the window"},
+};

@@ -1,0 +1,194 @@
+/* multihead train: small models, tasks on which their heads specialise, and what is measured of
+ * both. A task draws batches and says which rows to look at; everything else is the same for all.
+ *
+ * Letters: B sequences of T tokens in a batch, S tokens of a source; L layers, H heads. */
+#ifndef CLI_TRAIN_H
+#define CLI_TRAIN_H
+
+#include "common/exits.h"
+#include "common/random.h"
+
+#include <multihead/checkpoint.h>
+#include <multihead/multihead.h>
+
+#define TRAIN "train"
+
+enum {
+    TRAIN_MOST_LAYERS = 12,
+    TRAIN_MOST_HEADS = 32,
+    TRAIN_MOST_RIGHT = 16, /* columns that may be right for a probe */
+    TRAIN_KINDS = 3        /* of probes: what must not be averaged away */
+};
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* Held-out data comes in two independent sets: one decides when to stop, the other is reported. */
+typedef enum train_split { TRAIN_SPLIT_TRAIN, TRAIN_SPLIT_STOP, TRAIN_SPLIT_REPORT } train_split;
+
+/* A row whose prediction counts, and the columns that a head would look at to get it right. */
+typedef struct train_probe {
+    int64_t b, row;
+    int kind;
+    int64_t right[TRAIN_MOST_RIGHT];
+    int rights;
+    int64_t wrong; /* -1: none */
+} train_probe;
+
+typedef struct train_batch {
+    int64_t most, longest; /* room: sequences, tokens of one */
+    int64_t B, T, S;
+    int32_t *tokens, *targets; /* [B,T]; a target of -1 has no loss */
+    float *weights;            /* [B,T] of the loss of each row */
+    int32_t *source;           /* [B,S], encoder-decoder only */
+    int64_t *lengths, *source_lengths;
+    train_probe *probes;
+    int64_t probe_count, probe_room;
+} train_batch;
+
+cli_exit train_batch_make(int64_t most, int64_t longest, int64_t probes, train_batch *batch);
+void train_batch_free(train_batch *batch);
+
+/* ---- tasks
+ * --------------------------------------------------------------------------------------- */
+
+/* A model and the settings that train it. */
+typedef struct train_recipe {
+    mha_transformer_desc model;   /* vocab_size and max_length are the task's */
+    mha_transformer_desc encoder; /* num_layers 0: none */
+    mha_transformer_init init;
+    double learning_rate, beta1, beta2, weight_decay, clip;
+    double dropout;                              /* of attention weights, in training steps only */
+    int64_t warm_up, decay, batch, steps, every; /* steps at most; between two looks */
+    int64_t tries;                               /* restarts with a derived seed, 1: none */
+    int64_t patience; /* looks without a lower held-out loss that end training, which keeps the
+                         parameters of the lowest; 0: the goal ends it, the last ones are kept */
+    int64_t probes_to_stop, probes_to_report;
+} train_recipe;
+
+/* What is measured on held-out data. */
+typedef struct train_scores {
+    double loss;  /* mean over all rows that have a target */
+    int64_t lost; /* these rows */
+    int64_t probes[TRAIN_KINDS], correct[TRAIN_KINDS];
+    /* Attention of each head, summed over the probes of a kind: on right columns, on the wrong one;
+     * and from every row to the one before it. Cross-attention in encoder-decoders. */
+    double right[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
+    double wrong[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
+    /* How often the column with the most weight was a right one. */
+    int64_t hits[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
+    double previous[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
+    double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* and to the first token */
+    int64_t rows;                                      /* of `previous` and `first` */
+} train_scores;
+
+/* Of all probes, or of one kind (0 if there are none). */
+double train_accuracy(const train_scores *s);
+double train_accuracy_of(const train_scores *s, int kind);
+double train_right(const train_scores *s, int kind, int64_t layer, int64_t head);
+double train_wrong(const train_scores *s, int kind, int64_t layer, int64_t head);
+double train_first(const train_scores *s, int64_t layer, int64_t head);
+double train_hits(const train_scores *s, int kind, int64_t layer, int64_t head);
+double train_previous(const train_scores *s, int64_t layer, int64_t head);
+
+/* Weight on right columns, and on wrong ones, for the kind of probes for which a head does worst:
+ * averaged over all, a head that knows only one kind would pass. */
+double train_worst_right(const train_scores *s, int64_t layer, int64_t head);
+double train_worst_wrong(const train_scores *s, int64_t layer, int64_t head);
+double train_worst_accuracy(const train_scores *s);
+
+typedef enum train_verdict { TRAIN_GO_ON, TRAIN_DONE, TRAIN_RESTART } train_verdict;
+
+typedef struct train_task train_task;
+typedef struct train_model train_model;
+
+/* A request to a task: random sequences first, first + 1, ... of a split. */
+typedef struct train_ask {
+    const train_task *task;
+    random_source *random;
+    train_split split;
+    int64_t first, count;
+} train_ask;
+
+struct train_task {
+    const char *name, *summary;
+    const char *goal;               /* what ends training, in words */
+    const char *kinds[TRAIN_KINDS]; /* names of the kinds of probes; NULL: only one */
+    const char *const *words;       /* [word_count] the vocabulary */
+    int64_t word_count, longest;    /* tokens, of a sequence */
+    const train_recipe *recipe;
+    int64_t probes; /* in a sequence, at most */
+    /* Sequences into the batch, which has room for them. */
+    void (*draw)(const train_ask *ask, train_batch *batch);
+    /* Words of one class are as good as each other where a prediction is judged; NULL: none are. */
+    int (*class_of)(int32_t word);
+    /* After a look at the held-out data that decides. */
+    train_verdict (*judge)(const train_recipe *recipe, int64_t step, const train_scores *s);
+    /* Guesses that need no attention, on as many sequences as are reported; NULL: none. */
+    void (*baselines)(random_source *r);
+    /* What else is worth measuring, printed behind the heads; NULL: nothing. */
+    cli_exit (*more)(train_model *model, const train_scores *all);
+    int64_t begin, end;      /* the words that begin and end a sequence; -1: none */
+    const char *examples[2]; /* words to look at; NULL: a sequence that is drawn */
+    /* Of a text of the user, else 0: */
+    const struct train_text *text;
+    int64_t unknown;         /* the word for all that are not words; -1: none */
+    mha_splitting splitting; /* of texts into words */
+    int64_t looked_at;       /* sequences that are scored at once; 0: 60 */
+    const char *mark;        /* tells one text from another */
+};
+
+/* The one list of tasks, ended by NULL. */
+extern const train_task *const train_tasks[];
+extern const train_task train_sentences, train_pronouns, train_induction, train_ioi, train_reverse,
+    train_agreement, train_brackets;
+
+/* ---- a model in training --------------------------------------------------------------------- */
+
+typedef struct train_part {
+    mha_transformer *net;
+    mha_activations *kept;
+    int64_t size;
+    float *gradient, *m, *v;
+    float *rates; /* NULL: 1 everywhere */
+} train_part;
+
+struct train_model {
+    mha_context *context;
+    const train_task *task;
+    train_recipe recipe;
+    uint64_t seed;               /* of this try */
+    int64_t step;                /* done */
+    train_part decoder, encoder; /* encoder.net NULL: none */
+    train_batch batch, probe;    /* to learn from, to look at */
+    float *logits, *memory, *memory_gradient, *probabilities;
+    double loss; /* of the last step */
+};
+
+cli_exit train_model_make(mha_context *context, const train_task *task, const train_recipe *recipe,
+                          uint64_t seed, train_model *model);
+void train_model_free(train_model *model);
+
+/* One step: draw, forward, backward, clip, move. */
+cli_exit train_model_step(train_model *model);
+
+/* Scores over `count` sequences of held-out data. gates [L,H] (NULL: 1) switch heads off. */
+cli_exit train_model_score(train_model *model, train_split split, int64_t count,
+                           const mha_tensor *gates, train_scores *scores);
+
+/* The forward pass of the probe batch alone; *loss is then the mean over rows with a target (NULL:
+ * not wanted), probabilities [L,B,H,T,T] (cross: [L,B,H,T,S]) are
+ * then in model->probabilities, logits [B,T,V] in model->logits. */
+cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *loss);
+
+/* Weight of the head that looks most at what is right, for the kind for which it does worst. */
+double train_best_right(const train_model *model, const train_scores *s);
+
+/* Operations of a step: 6 for each parameter of a matrix and row that it meets (forward, and twice
+ * backward), 12 D for each head and pair of tokens that sees each other. Of the batch of the first
+ * step, which is drawn again. */
+double train_model_flops(train_model *model);
+
+/* Seed of a try. */
+uint64_t train_try_seed(uint64_t seed, int64_t attempt);
+
+#endif

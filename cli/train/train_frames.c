@@ -1,0 +1,83 @@
+/* See train_frames.h. */
+#include "train/train_frames.h"
+
+#include "common/maps.h"
+#include "train/train_report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST = 4 };
+
+static const int64_t most_bytes = INT64_C(64) << 20;
+
+/* Cells of all maps of the text that the probe batch holds. */
+static int64_t cells(const train_model *model)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(model->decoder.net, &d);
+    return d.num_layers * d.num_heads * model->probe.T *
+           (model->encoder.net ? model->probe.S : model->probe.T);
+}
+
+cli_exit train_frames_make(train_model *model, train_frames *frames)
+{
+    cli_exit code = CLI_OK;
+    int64_t bytes = 0;
+    *frames = (train_frames){.spacing = 1, .examples = model->task->examples[1] ? 2 : 1};
+    for (int i = 0; i < frames->examples && code == CLI_OK; i++) {
+        code = train_report_set_text(model, model->task->examples[i]);
+        frames->size[i] = cells(model);
+        bytes += frames->size[i] * (int64_t)sizeof(float);
+    }
+    if (code != CLI_OK || bytes * LEAST > most_bytes) return code; /* too large: none */
+    frames->most = most_bytes / bytes < TRAIN_MOST_FRAMES ? most_bytes / bytes : TRAIN_MOST_FRAMES;
+    for (int i = 0; i < frames->examples && code == CLI_OK; i++) {
+        void *memory;
+        code = maps_alloc(TRAIN, frames->most * frames->size[i], sizeof(float), &memory);
+        frames->maps[i] = memory;
+    }
+    return code;
+}
+
+void train_frames_free(train_frames *frames)
+{
+    for (int i = 0; i < TRAIN_EXAMPLES; i++) free(frames->maps[i]);
+    *frames = (train_frames){0};
+}
+
+void train_frames_clear(train_frames *frames)
+{
+    frames->count = 0;
+    frames->spacing = 1;
+}
+
+/* Every second one goes. */
+static void thin(train_frames *frames)
+{
+    int64_t kept = 0;
+    for (int64_t k = 0; k < frames->count; k += 2, kept++) {
+        frames->steps[kept] = frames->steps[k];
+        for (int i = 0; i < frames->examples; i++)
+            memmove(frames->maps[i] + kept * frames->size[i], frames->maps[i] + k * frames->size[i],
+                    (size_t)frames->size[i] * sizeof(float));
+    }
+    frames->count = kept;
+    frames->spacing *= 2;
+}
+
+cli_exit train_frames_record(train_model *model, int64_t looks, train_frames *frames)
+{
+    if (frames->most == 0) return CLI_OK;
+    if (frames->count == frames->most) thin(frames);
+    if (looks % frames->spacing != 0) return CLI_OK;
+    for (int i = 0; i < frames->examples; i++) {
+        cli_exit code = train_report_set_text(model, model->task->examples[i]);
+        if (code == CLI_OK) code = train_model_look(model, NULL, NULL);
+        if (code != CLI_OK) return code;
+        memcpy(frames->maps[i] + frames->count * frames->size[i], model->probabilities,
+               (size_t)frames->size[i] * sizeof(float));
+    }
+    frames->steps[frames->count++] = (double)model->step;
+    return CLI_OK;
+}

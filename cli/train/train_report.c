@@ -1,0 +1,308 @@
+/* What was learned: in numbers on stdout, and as pictures. */
+#include "train/train_report.h"
+
+#include "common/words.h"
+#include "train/train_evidence.h"
+#include "train/train_text.h"
+#include "view/view.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_SHOWN = 32 }; /* tokens of a text of the user */
+
+/* ---- numbers ------------------------------------------------------------------------------- */
+
+/* The head that looks most at what is right, for its weaker kind. */
+static void find_best(const mha_transformer_desc *d, const train_scores *s, int64_t *layer,
+                      int64_t *head)
+{
+    double best = -1;
+    for (int64_t l = 0; l < d->num_layers; l++)
+        for (int64_t h = 0; h < d->num_heads; h++) {
+            const double right = train_worst_right(s, l, h);
+            if (right > best) {
+                best = right;
+                *layer = l;
+                *head = h;
+            }
+        }
+}
+
+cli_exit train_report_without(train_model *model, const uint8_t *off, train_scores *s)
+{
+    mha_transformer_desc d;
+    float gates[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS];
+    mha_transformer_describe(model->decoder.net, &d);
+    const int64_t shape[] = {d.num_layers, d.num_heads};
+    for (int64_t i = 0; i < shape[0] * shape[1]; i++) gates[i] = off[i] ? 0 : 1;
+    mha_tensor view = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
+    return train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, &view, s);
+}
+
+static void print_accuracy(const train_task *task, const char *before, const train_scores *s)
+{
+    cli_print("%s %5.1f %%", before, 100 * train_accuracy(s));
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
+        cli_print("%s%s %.1f %%", kind ? ", " : "  (", task->kinds[kind],
+                  100 * train_accuracy_of(s, kind));
+    cli_print("%s\n", task->kinds[1] ? ")" : "");
+}
+
+/* Every head: where it looks, and what is left without it. */
+static cli_exit print_heads(train_model *model, const train_scores *all, double *left)
+{
+    const train_task *task = model->task;
+    mha_transformer_desc d;
+    mha_transformer_describe(model->decoder.net, &d);
+    cli_print("\n%-6s", "head");
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
+        cli_print("  %6s: right wrong", task->kinds[kind]);
+    cli_print("%s  before   accuracy without it\n", task->kinds[1] ? "" : "  right");
+    for (int64_t l = 0; l < d.num_layers; l++)
+        for (int64_t h = 0; h < d.num_heads; h++) {
+            uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
+            train_scores s;
+            off[l * d.num_heads + h] = 1;
+            cli_exit code = train_report_without(model, off, &s);
+            if (code != CLI_OK) return code;
+            left[l * d.num_heads + h] = train_accuracy(&s);
+            int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
+            cli_print("%*s", used < 6 ? 6 - used : 0, "");
+            for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
+                cli_print("          %5.2f %5.2f", train_right(all, kind, l, h),
+                          train_wrong(all, kind, l, h));
+            if (!task->kinds[1]) cli_print("  %5.2f", train_right(all, 0, l, h));
+            cli_print("   %5.2f   %5.1f %%\n", train_previous(all, l, h),
+                      100 * left[l * d.num_heads + h]);
+        }
+    return CLI_OK;
+}
+
+/* The head named, and the half of all others that matters least, switched off. */
+static cli_exit print_ablations(train_model *model, const double *left, int64_t best)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(model->decoder.net, &d);
+    const int64_t heads = d.num_layers * d.num_heads;
+    uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
+    train_scores s;
+    if (heads < 3) return CLI_OK;
+    for (int64_t n = 0; n < (heads - 1) / 2; n++) {
+        int64_t least = -1;
+        for (int64_t i = 0; i < heads; i++)
+            if (i != best && !off[i] && (least < 0 || left[i] > left[least])) least = i;
+        off[least] = 1;
+    }
+    cli_exit code = train_report_without(model, off, &s);
+    char line[96];
+    snprintf(line, sizeof line,
+             "Without the %" PRId64 " heads that matter least: ", (heads - 1) / 2);
+    if (code == CLI_OK) print_accuracy(model->task, line, &s);
+    return code;
+}
+
+void train_report_size(train_model *model)
+{
+    const int64_t parameters = model->decoder.size + (model->encoder.net ? model->encoder.size : 0);
+    cli_print("The model: %s parameters, %s a step\n", words_count(parameters).text,
+              words_flops(train_model_flops(model)).text);
+}
+
+cli_exit train_report_print(train_model *model, train_finding *found)
+{
+    *found = (train_finding){0};
+    if (model->task->text) return train_text_print(model, found);
+    const train_task *task = model->task;
+    mha_transformer_desc d;
+    train_scores *all = &found->all;
+    double *left = found->left;
+    int64_t layer = 0, head = 0;
+    mha_transformer_describe(model->decoder.net, &d);
+    cli_exit code =
+        train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, all);
+    if (code != CLI_OK) return code;
+    if (task->baselines) {
+        random_source r = random_make(TRAIN_SPLIT_REPORT, 1);
+        task->baselines(&r);
+    }
+    train_report_size(model);
+    print_accuracy(task, "Right on held-out data:", all);
+    code = print_heads(model, all, left);
+    if (code != CLI_OK) return code;
+    find_best(&d, all, &layer, &head);
+    found->layer = layer;
+    found->head = head;
+    cli_print("\nL%" PRId64 "H%" PRId64 " looks at what is right: it has %.0f %%", layer, head,
+              100 * train_right(all, 0, layer, head));
+    if (task->kinds[1]) cli_print(" (%s)", task->kinds[0]);
+    for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
+        cli_print(", %.0f %% (%s)", 100 * train_right(all, kind, layer, head), task->kinds[kind]);
+    cli_print(
+        " of its weight there; without it %.1f %% are right.\nIts heaviest column is a right one "
+        "in %.1f %%",
+        100 * left[layer * d.num_heads + head], 100 * train_hits(all, 0, layer, head));
+    if (task->kinds[1]) cli_print(" (%s)", task->kinds[0]);
+    for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
+        cli_print(", %.1f %% (%s)", 100 * train_hits(all, kind, layer, head), task->kinds[kind]);
+    cli_print(".\n");
+    code = print_ablations(model, left, layer * d.num_heads + head);
+    return code == CLI_OK && task->more ? task->more(model, all) : code;
+}
+
+/* ---- pictures ------------------------------------------------------------------------------ */
+
+static int32_t word_number(const train_task *task, const char *word, size_t length)
+{
+    for (int64_t i = 0; i < task->word_count; i++)
+        if (strlen(task->words[i]) == length && !strncmp(task->words[i], word, length))
+            return (int32_t)i;
+    return -1;
+}
+
+cli_exit train_report_set_text(train_model *model, const char *text)
+{
+    train_batch *batch = &model->probe;
+    random_source r = random_make(TRAIN_SPLIT_REPORT, 2);
+    model->task->draw(&(train_ask){model->task, &r, TRAIN_SPLIT_REPORT, 0, 1}, batch);
+    batch->B = 1;
+    if (!text) {
+        if (model->task->text && batch->T > MOST_SHOWN) batch->T = batch->lengths[0] = MOST_SHOWN;
+        return CLI_OK;
+    }
+    batch->tokens[0] = word_number(model->task, "<s>", 3);
+    batch->T = 1;
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        int32_t id = word_number(model->task, text, length);
+        if (id < 0)
+            return cli_fail(CLI_BAD_INPUT, TRAIN, "the task '%s' does not know the word '%.*s'",
+                            model->task->name, (int)length, text);
+        if (batch->T == batch->longest)
+            return cli_fail(CLI_BAD_INPUT, TRAIN, "more than %lld words",
+                            (long long)batch->longest - 1);
+        batch->tokens[batch->T++] = id;
+        text += length + (text[length] == ' ');
+    }
+    batch->lengths[0] = batch->T;
+    return CLI_OK;
+}
+
+static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t count,
+                           maps_tokens *tokens)
+{
+    void *memory;
+    cli_exit code = maps_alloc(TRAIN, count, sizeof(maps_token), &memory);
+    if (code != CLI_OK) return code;
+    tokens->items = memory;
+    tokens->count = count;
+    for (int64_t i = 0; i < count; i++) {
+        const char *word = task->words[ids[i]];
+        tokens->items[i] = (maps_token){.text = maps_copy_text(word, strlen(word)),
+                                        .id = ids[i],
+                                        .begin = -1,
+                                        .end = -1,
+                                        .sequence = -1,
+                                        .special = word[0] == '<'};
+        if (!tokens->items[i].text) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+    }
+    return CLI_OK;
+}
+
+/* The maps of the probe batch, which holds one sequence. */
+static cli_exit make_maps(train_model *model, const char *text, attention_maps *maps)
+{
+    const train_batch *batch = &model->probe;
+    static const char kind[] = "transformer, trained here";
+    mha_transformer_desc d;
+    char name[64];
+    mha_transformer_describe(model->decoder.net, &d);
+    if (model->task->text) /* the best step of it */
+        snprintf(name, sizeof name, "a text of %" PRId64 " words", model->task->text->count);
+    else
+        snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
+    maps->name = maps_copy_text(name, strlen(name));
+    maps->architecture = maps_copy_text(kind, sizeof kind - 1);
+    if (text) {
+        maps->text[0] = maps_copy_text(text, strlen(text));
+        maps->text_bytes[0] = strlen(text);
+    }
+    maps->layers = d.num_layers;
+    maps->heads = d.num_heads;
+    maps->causal = !model->encoder.net && (d.flags & MHA_TRANSFORMER_CAUSAL);
+    cli_exit code = add_tokens(model->task, batch->tokens, batch->T, &maps->rows);
+    maps->cols = maps->rows;
+    if (code == CLI_OK && model->encoder.net) {
+        maps->cols = (maps_tokens){0};
+        code = add_tokens(model->task, batch->source, batch->S, &maps->cols);
+    }
+    void *layers;
+    if (code == CLI_OK) code = maps_alloc(TRAIN, d.num_layers, sizeof(float *), &layers);
+    if (code != CLI_OK) return code;
+    maps->layer = layers;
+    const int64_t count = d.num_heads * maps->rows.count * maps->cols.count;
+    for (int64_t l = 0; l < d.num_layers && code == CLI_OK; l++) {
+        code = maps_add_layer(TRAIN, maps, l);
+        if (code == CLI_OK)
+            memcpy(maps->layer[l], model->probabilities + l * count, (size_t)count * sizeof(float));
+    }
+    return code;
+}
+
+/* The head found, on the terminal. */
+static cli_exit print_map(const train_finding *found, const attention_maps *maps)
+{
+    char head[64];
+    maps_picks one = {0};
+    view_options chosen = {.command = TRAIN};
+    snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found->layer, found->head);
+    chosen.heads = (args_texts){.items = {head}, .count = 1};
+    cli_exit code =
+        maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &one);
+    if (code == CLI_OK) code = view_print(&chosen, maps, &one);
+    maps_picks_free(&one);
+    return code;
+}
+
+static cli_exit write_html(const train_run *run, const train_finding *found, int example,
+                           const attention_maps *maps, bool quiet)
+{
+    train_evidence evidence;
+    maps_picks picks = {0};
+    view_options options = {.command = TRAIN,
+                            .folder = run->folder,
+                            .html = example ? "report-2.html" : "report.html",
+                            .quiet = quiet,
+                            .first_panel = found->layer * maps->heads + found->head,
+                            .extra = &evidence.extra};
+    cli_exit code = train_evidence_make(run, found, example, &evidence);
+    if (code == CLI_OK)
+        code = maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks);
+    if (code == CLI_OK) code = view_write_files(&options, maps, &picks);
+    maps_picks_free(&picks);
+    train_evidence_free(&evidence);
+    return code;
+}
+
+static cli_exit make_picture(train_run *run, const train_finding *found, int example, bool quiet)
+{
+    attention_maps maps = {0};
+    const char *text = run->model.task->examples[example];
+    cli_exit code = train_report_set_text(&run->model, text);
+    if (code == CLI_OK) code = train_model_look(&run->model, NULL, NULL);
+    if (code == CLI_OK) code = make_maps(&run->model, text, &maps);
+    if (code == CLI_OK && run->folder) code = write_html(run, found, example, &maps, quiet);
+    if (code == CLI_OK && example == 0) code = print_map(found, &maps);
+    maps_free(&maps);
+    return code;
+}
+
+cli_exit train_report_pictures(train_run *run, const train_finding *found, bool quiet)
+{
+    cli_exit code = CLI_OK;
+    for (int i = 0; i < 2 && code == CLI_OK; i++)
+        if (i == 0 || run->model.task->examples[1]) code = make_picture(run, found, i, quiet);
+    return code;
+}

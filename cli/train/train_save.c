@@ -1,0 +1,442 @@
+/* See train_save.h. The state of training is one safetensors file that is replaced as a whole: a
+ * program killed at any moment finds the last one, whole. */
+#include "train/train_save.h"
+
+#include "common/files.h"
+#include "common/maps.h"
+
+#include <multihead/checkpoint.h>
+#include <multihead/io.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MOST_TENSORS = 12, SETTINGS_BYTES = 768, PATH_BYTES = 4096 };
+
+static const char STATE[] = "training.safetensors";
+static const uint64_t MOST_STEPS = UINT64_C(1) << 40; /* as --steps */
+
+static cli_exit folder_path(const train_run *run, const char *name, char path[PATH_BYTES])
+{
+    int length = snprintf(path, PATH_BYTES, "%s/%s", run->folder, name);
+    if (length > 0 && length < PATH_BYTES) return CLI_OK;
+    return cli_fail(CLI_NO_OUTPUT, TRAIN, "the folder's name is too long");
+}
+
+/* Everything that the course of training depends on. */
+static void describe(const train_model *model, char text[SETTINGS_BYTES])
+{
+    const train_recipe *r = &model->recipe;
+    const mha_transformer_desc *d = &r->model;
+    snprintf(text, SETTINGS_BYTES,
+             "layers %" PRId64 " heads %" PRId64 " head_dim %" PRId64 " embed %" PRId64
+             " ff %" PRId64 " batch %" PRId64 " every %" PRId64
+             " learning-rate %.9g dropout %.9g decay %" PRId64 "%s%s",
+             d->num_layers, d->num_heads, d->head_dim, d->embed_dim, d->ff_dim, r->batch, r->every,
+             r->learning_rate, r->dropout, r->decay, model->task->mark ? " text " : "",
+             model->task->mark ? model->task->mark : "");
+}
+
+/* ---- the state ----------------------------------------------------------------------------- */
+
+typedef struct state_list {
+    const char *names[MOST_TENSORS];
+    mha_tensor tensors[MOST_TENSORS];
+    int64_t count;
+} state_list;
+
+static void add(state_list *list, const char *name, void *data, mha_dtype dtype, int64_t rows,
+                int64_t cols)
+{
+    list->names[list->count] = name;
+    list->tensors[list->count++] =
+        mha_tensor_contiguous(data, dtype, cols ? 2 : 1, (const int64_t[]){rows, cols});
+}
+
+static void list_state(train_run *run, state_list *list)
+{
+    train_part *d = &run->model.decoder, *e = &run->model.encoder;
+    *list = (state_list){0};
+    add(list, "parameters", mha_transformer_data(d->net), MHA_F32, d->size, 0);
+    add(list, "m", d->m, MHA_F32, d->size, 0);
+    add(list, "v", d->v, MHA_F32, d->size, 0);
+    if (e->net) {
+        add(list, "encoder.parameters", mha_transformer_data(e->net), MHA_F32, e->size, 0);
+        add(list, "encoder.m", e->m, MHA_F32, e->size, 0);
+        add(list, "encoder.v", e->v, MHA_F32, e->size, 0);
+    }
+    if (run->best) add(list, "best", run->best, MHA_F32, d->size, 0);
+    train_frames *f = &run->frames;
+    if (f->count > 0) {
+        add(list, "frame_steps", f->steps, MHA_F64, f->count, 0);
+        add(list, "frames", f->maps[0], MHA_F32, f->count, f->size[0]);
+        if (f->examples > 1) add(list, "frames_2", f->maps[1], MHA_F32, f->count, f->size[1]);
+    }
+    add(list, "curve", run->curve, MHA_F64, run->looks, TRAIN_CURVE_COLUMNS);
+}
+
+static mha_status write_state(train_run *run, const mha_sink *sink)
+{
+    char settings[SETTINGS_BYTES], numbers[8][32];
+    state_list list;
+    list_state(run, &list);
+    describe(&run->model, settings);
+    snprintf(numbers[0], sizeof numbers[0], "%" PRIu64, run->seed);
+    snprintf(numbers[1], sizeof numbers[1], "%" PRId64, run->attempt);
+    snprintf(numbers[2], sizeof numbers[2], "%" PRId64, run->model.step);
+    snprintf(numbers[3], sizeof numbers[3], "%.3f", run->seconds);
+    snprintf(numbers[4], sizeof numbers[4], "%.17g", run->model.loss);
+    snprintf(numbers[5], sizeof numbers[5], "%" PRId64, run->best_step);
+    snprintf(numbers[6], sizeof numbers[6], "%.17g", run->best_loss);
+    snprintf(numbers[7], sizeof numbers[7], "%" PRId64, run->frames.spacing);
+    const char *const metadata[] = {"task",
+                                    run->model.task->name,
+                                    "settings",
+                                    settings,
+                                    "seed",
+                                    numbers[0],
+                                    "try",
+                                    numbers[1],
+                                    "step",
+                                    numbers[2],
+                                    "seconds",
+                                    numbers[3],
+                                    "loss",
+                                    numbers[4],
+                                    "best_step",
+                                    numbers[5],
+                                    "best_loss",
+                                    numbers[6],
+                                    "frame_spacing",
+                                    numbers[7],
+                                    "done",
+                                    run->done ? "yes" : "no",
+                                    NULL};
+    return mha_safetensors_write_to(sink, list.names, list.tensors, list.count, metadata);
+}
+
+static cli_exit save_state(train_run *run)
+{
+    files_guard guard = {0};
+    mha_file *file = NULL;
+    files_hold_signals(&guard, ""); /* to the end of the file: all that was learned is in it */
+    mha_status status = mha_file_create_in(run->folder, STATE, &file);
+    if (status == MHA_OK) status = write_state(run, mha_file_sink(file));
+    status = mha_file_finish(file, status);
+    files_release_signals(&guard);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
+static cli_exit foreign(const char *path, const char *what)
+{
+    return cli_fail(CLI_BAD_INPUT, TRAIN, "%s: %s; --fresh begins anew, -o names another folder",
+                    path, what);
+}
+
+/* Room for the best parameters, where the recipe keeps them. */
+static cli_exit make_best(train_run *run)
+{
+    void *memory;
+    if (run->model.recipe.patience <= 0) return CLI_OK;
+    cli_exit code = maps_alloc(TRAIN, run->model.decoder.size, sizeof(float), &memory);
+    run->best = memory;
+    run->best_loss = INFINITY;
+    return code;
+}
+
+static bool read_number(const mha_safetensors *file, const char *key, uint64_t *value)
+{
+    const char *text = mha_safetensors_metadata(file, key);
+    char *end = NULL;
+    if (!text || *text < '0' || *text > '9') return false;
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    return errno == 0 && *end == '\0';
+}
+
+/* One array of the state; its length must be that of the model at hand. */
+static bool read_array(const mha_safetensors *file, const char *name, mha_dtype dtype,
+                       int64_t count, void *out)
+{
+    mha_tensor tensor;
+    const int64_t index = mha_safetensors_find(file, name);
+    return index >= 0 && mha_safetensors_peek(file, index, &tensor) == MHA_OK &&
+           tensor.dtype == dtype && mha_safetensors_read(file, index, dtype, count, out) == MHA_OK;
+}
+
+static cli_exit grow_curve(train_run *run, int64_t looks)
+{
+    if (looks <= run->room) return CLI_OK;
+    int64_t room = looks < 64 ? 64 : 2 * looks;
+    double *grown = realloc(run->curve, (size_t)room * TRAIN_CURVE_COLUMNS * sizeof *grown);
+    if (!grown) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+    run->curve = grown;
+    run->room = room;
+    return CLI_OK;
+}
+
+static cli_exit read_curve(train_run *run, const char *path, const mha_safetensors *file)
+{
+    mha_tensor curve;
+    int64_t index = mha_safetensors_find(file, "curve"), most = INT64_C(1) << 24;
+    if (index < 0 || mha_safetensors_peek(file, index, &curve) != MHA_OK || curve.ndim != 2 ||
+        curve.shape[1] != TRAIN_CURVE_COLUMNS || curve.shape[0] > most)
+        return foreign(path, "no state of a training");
+    cli_exit code = grow_curve(run, curve.shape[0]);
+    if (code != CLI_OK) return code;
+    run->looks = curve.shape[0];
+    if (!read_array(file, "curve", MHA_F64, run->looks * TRAIN_CURVE_COLUMNS, run->curve))
+        return foreign(path, "no state of a training");
+    for (int64_t i = 0; i < run->looks; i++) {
+        double step = run->curve[i * TRAIN_CURVE_COLUMNS + TRAIN_CURVE_STEP];
+        if (!(step >= 1 && step <= (double)run->model.step))
+            return foreign(path, "its curve has a look at a step that was not done");
+    }
+    return CLI_OK;
+}
+
+/* Snapshots, if there are any: of as many looks as said, of maps as large as these. */
+static cli_exit read_frames(train_run *run, const char *path, const mha_safetensors *file)
+{
+    train_frames *f = &run->frames;
+    mha_tensor steps;
+    uint64_t spacing;
+    const int64_t index = mha_safetensors_find(file, "frame_steps");
+    if (index < 0 || f->most == 0) return CLI_OK;
+    if (mha_safetensors_peek(file, index, &steps) != MHA_OK || steps.ndim != 1 ||
+        steps.shape[0] < 1 || steps.shape[0] > f->most ||
+        !read_number(file, "frame_spacing", &spacing) || spacing < 1 || spacing > MOST_STEPS)
+        return foreign(path, "no state of a training");
+    f->count = steps.shape[0];
+    f->spacing = (int64_t)spacing;
+    if (!read_array(file, "frame_steps", MHA_F64, f->count, f->steps) ||
+        !read_array(file, "frames", MHA_F32, f->count * f->size[0], f->maps[0]) ||
+        (f->examples > 1 &&
+         !read_array(file, "frames_2", MHA_F32, f->count * f->size[1], f->maps[1])))
+        return foreign(path, "no state of a training");
+    for (int64_t i = 0; i < f->count; i++)
+        if (!(f->steps[i] >= 0 && f->steps[i] <= (double)run->model.step) ||
+            (i > 0 && !(f->steps[i] > f->steps[i - 1])))
+            return foreign(path, "its snapshots are of steps that were not done");
+    return CLI_OK;
+}
+
+static cli_exit read_parameters(train_run *run, const char *path, const mha_safetensors *file)
+{
+    state_list list;
+    list_state(run, &list);
+    for (int64_t i = 0; i + 1 < list.count; i++) /* no snapshots yet; the last one is the curve */
+        if (!read_array(file, list.names[i], MHA_F32, list.tensors[i].shape[0],
+                        list.tensors[i].data))
+            return foreign(path, "it holds another model than these options make");
+    mha_status status = mha_transformer_update(run->model.context, run->model.decoder.net);
+    if (status == MHA_OK && run->model.encoder.net)
+        status = mha_transformer_update(run->model.context, run->model.encoder.net);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
+/* Seed, try and settings first: they say which model it was. */
+static cli_exit read_state(mha_context *context, const train_task *task, const train_recipe *recipe,
+                           const char *path, const mha_safetensors *file, train_run *run)
+{
+    uint64_t seed, attempt, step, best_step;
+    char settings[SETTINGS_BYTES];
+    const char *name = mha_safetensors_metadata(file, "task");
+    const char *saved = mha_safetensors_metadata(file, "settings");
+    const char *done = mha_safetensors_metadata(file, "done");
+    const char *seconds = mha_safetensors_metadata(file, "seconds");
+    const char *loss = mha_safetensors_metadata(file, "loss");
+    const char *best_loss = mha_safetensors_metadata(file, "best_loss");
+    if (!name || !saved || !done || !seconds || !loss || !best_loss ||
+        !read_number(file, "best_step", &best_step) || !read_number(file, "seed", &seed) ||
+        !read_number(file, "try", &attempt) || !read_number(file, "step", &step) ||
+        attempt > 1000 || step > MOST_STEPS || best_step > step || !(strtod(seconds, NULL) >= 0) ||
+        !(strtod(seconds, NULL) < 1e9))
+        return foreign(path, "no state of a training");
+    if (strcmp(name, task->name) != 0)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "%s: a training of '%s', not of '%s'; -o names "
+                        "another folder",
+                        path, name, task->name);
+    if (seed != run->seed)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "%s: begun with --seed %" PRIu64
+                        "; give that, or --fresh, or another folder",
+                        path, seed);
+    run->attempt = (int64_t)attempt;
+    cli_exit code = train_model_make(context, task, recipe, train_try_seed(run->seed, run->attempt),
+                                     &run->model);
+    if (code != CLI_OK) return code;
+    describe(&run->model, settings);
+    if (strcmp(settings, saved) != 0)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "%s: begun with other settings (%s); give those, or "
+                        "--fresh, or another folder",
+                        path, saved);
+    run->model.step = (int64_t)step;
+    code = make_best(run);
+    run->best_step = (int64_t)best_step;
+    run->best_loss = strtod(best_loss, NULL);
+    if (code == CLI_OK) code = read_parameters(run, path, file);
+    if (code == CLI_OK) code = read_curve(run, path, file);
+    if (code == CLI_OK && run->pictures) code = train_frames_make(&run->model, &run->frames);
+    if (code == CLI_OK) code = read_frames(run, path, file);
+    run->seconds = strtod(seconds, NULL);
+    run->done = !strcmp(done, "yes");
+    run->model.loss = strtod(loss, NULL);
+    return code;
+}
+
+cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
+                          bool fresh, train_run *run)
+{
+    char path[PATH_BYTES];
+    struct stat there;
+    if (run->folder) {
+        cli_exit code = folder_path(run, STATE, path);
+        if (code != CLI_OK) return code;
+    }
+    /* A state that is there and cannot be looked at is not one to begin anew over. */
+    if (!run->folder || fresh ||
+        (stat(path, &there) != 0 && (errno == ENOENT || errno == ENOTDIR))) {
+        cli_exit code = train_model_make(context, task, recipe, run->seed, &run->model);
+        if (code == CLI_OK) code = make_best(run);
+        if (code == CLI_OK && run->pictures) code = train_frames_make(&run->model, &run->frames);
+        if (code == CLI_OK) code = train_frames_record(&run->model, 0, &run->frames);
+        /* Who cannot save should not find out at the end. */
+        return code == CLI_OK && run->folder ? save_state(run) : code;
+    }
+    mha_safetensors *file;
+    mha_status status = mha_safetensors_open(path, &file);
+    if (status == MHA_ERR_FORMAT) return foreign(path, "cannot be read as a training");
+    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    cli_exit code = read_state(context, task, recipe, path, file, run);
+    mha_safetensors_close(file);
+    return code;
+}
+
+void train_save_end(train_run *run)
+{
+    free(run->curve);
+    free(run->best);
+    train_frames_free(&run->frames);
+    run->curve = NULL;
+    run->best = NULL;
+}
+
+cli_exit train_save_again(train_run *run)
+{
+    run->looks = 0;
+    run->done = false;
+    run->best_step = 0;
+    run->best_loss = INFINITY;
+    train_frames_clear(&run->frames);
+    return train_frames_record(&run->model, 0, &run->frames);
+}
+
+int64_t train_save_looked(const train_run *run)
+{
+    if (run->looks == 0) return 0;
+    return (int64_t)run->curve[(run->looks - 1) * TRAIN_CURVE_COLUMNS + TRAIN_CURVE_STEP];
+}
+
+bool train_save_out_of_patience(const train_run *run)
+{
+    const train_recipe *r = &run->model.recipe;
+    return run->best && run->model.step - run->best_step >= r->patience * r->every;
+}
+
+cli_exit train_save_point(train_run *run, const train_scores *scores)
+{
+    cli_exit code = grow_curve(run, run->looks + 1);
+    if (code != CLI_OK) return code;
+    double *point = run->curve + run->looks++ * TRAIN_CURVE_COLUMNS;
+    point[TRAIN_CURVE_STEP] = (double)run->model.step;
+    point[TRAIN_CURVE_LOSS] = run->model.loss;
+    point[TRAIN_CURVE_RIGHT] = train_accuracy(scores);
+    for (int kind = 0; kind < TRAIN_KINDS; kind++)
+        point[TRAIN_CURVE_KIND + kind] = train_accuracy_of(scores, kind);
+    point[TRAIN_CURVE_HELD_OUT] = scores->loss;
+    if (run->best && scores->loss < run->best_loss) {
+        const train_part *part = &run->model.decoder;
+        memcpy(run->best, mha_transformer_data(part->net), (size_t)part->size * sizeof(float));
+        run->best_loss = scores->loss;
+        run->best_step = run->model.step;
+    }
+    run->done = run->done || train_save_out_of_patience(run);
+    point[TRAIN_CURVE_BEST] = train_best_right(&run->model, scores);
+    code = train_frames_record(&run->model, run->looks, &run->frames);
+    return code == CLI_OK && run->folder ? save_state(run) : code;
+}
+
+/* ---- the folder ---------------------------------------------------------------------------- */
+
+static mha_status draw_curve(const void *user, const mha_sink *sink)
+{
+    const train_run *run = user;
+    char line[160];
+    int length = snprintf(line, sizeof line,
+                          "step,loss,right,right_kind_0,right_kind_1,right_kind_2,"
+                          "best_head,held_out_loss\n");
+    mha_status status = sink->write(sink->user, line, (size_t)length);
+    for (int64_t i = 0; i < run->looks && status == MHA_OK; i++) {
+        const double *p = run->curve + i * TRAIN_CURVE_COLUMNS;
+        length = snprintf(line, sizeof line, "%.0f,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", p[0],
+                          p[1], p[2], p[3], p[4], p[5], p[6], p[7]);
+        status = sink->write(sink->user, line, (size_t)length);
+    }
+    return status;
+}
+
+/* What an encoder reads has no word in front. */
+static cli_exit save_model(const train_run *run, const char *name, mha_transformer *net)
+{
+    const bool encoder = net == run->model.encoder.net;
+    char path[PATH_BYTES];
+    const train_task *task = run->model.task;
+    const mha_checkpoint_settings settings = {
+        .struct_size = sizeof settings,
+        .words = task->words,
+        .word_count = task->word_count,
+        .bos_word = encoder || task->begin < 0 ? NULL : task->words[task->begin],
+        .eos_word = task->end < 0 ? NULL : task->words[task->end],
+        .unknown_word = task->text ? task->words[task->unknown] : NULL,
+        .splitting = task->splitting};
+    struct stat there;
+    cli_exit code = folder_path(run, name, path);
+    if (code != CLI_OK) return code;
+    if (lstat(path, &there) == 0 && S_ISLNK(there.st_mode)) unlink(path); /* it leads out of ours */
+    mha_status status = mha_checkpoint_save(path, net, &settings);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
+/* The model is the one of the lowest held-out loss; the state has both. */
+static cli_exit take_best(train_run *run)
+{
+    train_part *part = &run->model.decoder;
+    if (!run->best || run->best_step == 0) return CLI_OK;
+    memcpy(mha_transformer_data(part->net), run->best, (size_t)part->size * sizeof(float));
+    mha_status status = mha_transformer_update(run->model.context, part->net);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+}
+
+cli_exit train_save_folder(train_run *run)
+{
+    if (!run->folder) return take_best(run);
+    cli_exit code = save_state(run);
+    if (code != CLI_OK) return code;
+    mha_status status = files_draw_in(run->folder, "curve.csv", draw_curve, run);
+    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    code = take_best(run);
+    if (code != CLI_OK) return code;
+    code = save_model(run, run->model.encoder.net ? "decoder" : ".", run->model.decoder.net);
+    return code == CLI_OK && run->model.encoder.net
+               ? save_model(run, "encoder", run->model.encoder.net)
+               : code;
+}

@@ -1,0 +1,56 @@
+/* What a training leaves behind: its state after every look, so that it can go on after any end;
+ * the model as a folder; the curve; reports of its heads. */
+#ifndef CLI_TRAIN_SAVE_H
+#define CLI_TRAIN_SAVE_H
+
+#include "train/train_frames.h"
+
+/* What the curve knows of a look. */
+enum {
+    TRAIN_CURVE_STEP,
+    TRAIN_CURVE_LOSS,
+    TRAIN_CURVE_RIGHT,
+    TRAIN_CURVE_KIND,
+    TRAIN_CURVE_BEST = TRAIN_CURVE_KIND + TRAIN_KINDS, /* weight of the best head, its worst kind */
+    TRAIN_CURVE_HELD_OUT,                              /* loss */
+    TRAIN_CURVE_COLUMNS
+};
+
+typedef struct train_run {
+    train_model model;
+    const char *folder; /* NULL: nothing is kept */
+    uint64_t seed;
+    int64_t attempt; /* tries before this one */
+    double seconds;  /* of training, all tries */
+    bool done;       /* the goal was reached */
+    double *curve;   /* [looks][TRAIN_CURVE_COLUMNS] of this try */
+    int64_t looks, room;
+    float *best; /* the parameters of the lowest held-out loss; NULL: the recipe has no patience */
+    int64_t best_step;
+    double best_loss;
+    bool pictures; /* snapshots are wanted */
+    train_frames frames;
+} train_run;
+
+/* A new model, or the state of the folder's training. */
+cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
+                          bool fresh, train_run *run);
+void train_save_end(train_run *run);
+
+/* The step of the last look, 0 before the first. The next one is counted from it and not from the
+ * current step, so that a run stopped between a step and its look does not miss it. */
+int64_t train_save_looked(const train_run *run);
+
+/* Whether training has gone on long enough without getting better. */
+bool train_save_out_of_patience(const train_run *run);
+
+/* After a look: a point of the curve, and the state of training. */
+cli_exit train_save_point(train_run *run, const train_scores *scores);
+
+/* A new try has been made: curve and snapshots begin again. */
+cli_exit train_save_again(train_run *run);
+
+/* The model's folder, the state and the curve. */
+cli_exit train_save_folder(train_run *run);
+
+#endif

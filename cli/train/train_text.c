@@ -1,0 +1,355 @@
+/* A text as a task. It is split into words and punctuation marks, or into characters, which the
+ * saved folder records too, so that everyone who loads it reads the same tokens; case is kept. The
+ * vocabulary comes from the training part, most frequent first: words that occur at least twice,
+ * all characters. Everything else is the token <unk>. */
+#include "train/train_text.h"
+
+#include "common/maps.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum {
+    BEGIN,
+    UNKNOWN,
+    SPECIALS,
+    LEAST_CONTEXT = 8,
+    PARTS = 20,      /* one part each is held out to stop and to report */
+    MOST_PARTS = 5,  /* of a short text one of these */
+    TO_STOP = 64,    /* sequences, at most, that a look at held-out data takes */
+    TO_REPORT = 2000 /* and the report */
+};
+
+static const int64_t most_bytes = INT64_C(1) << 30;
+
+/* ---- the file ------------------------------------------------------------------------------ */
+
+static cli_exit read_file(const char *path, char **bytes, size_t *size)
+{
+    struct stat there;
+    FILE *file = fopen(path, "rb");
+    if (!file || fstat(fileno(file), &there) != 0) {
+        const int error = errno;
+        if (file) fclose(file);
+        return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: %s", path, strerror(error));
+    }
+    cli_exit code = CLI_OK;
+    void *memory = NULL;
+    if (!S_ISREG(there.st_mode))
+        code = cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: is %s, expected a file of text", path,
+                        S_ISDIR(there.st_mode) ? "a folder" : "no ordinary file");
+    else if (there.st_size == 0)
+        code = cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
+    else if (there.st_size > most_bytes)
+        code = cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: has more than %" PRId64 " bytes", path,
+                        most_bytes);
+    if (code == CLI_OK) code = maps_alloc(TRAIN, there.st_size, 1, &memory);
+    *bytes = memory;
+    *size = (size_t)there.st_size;
+    if (code == CLI_OK && fread(memory, 1, *size, file) != *size)
+        code = cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: cannot be read", path);
+    fclose(file);
+    return code;
+}
+
+/* ---- counting words ------------------------------------------------------------------------ */
+
+/* A word of the text: where it stands first, and how often in the part to learn from. */
+typedef struct entry {
+    const char *word;
+    size_t bytes;
+    int64_t count, first;
+    int32_t id; /* in the vocabulary */
+} entry;
+
+/* Open addressing; entries are kept in the order in which they came. */
+typedef struct table {
+    entry *entries;
+    int64_t count, room;
+    int64_t *slots; /* [slot_count], -1: free */
+    int64_t slot_count;
+} table;
+
+static uint64_t hash_of(const char *word, size_t bytes)
+{
+    random_source r = {bytes};
+    for (size_t i = 0; i < bytes; i++) r.state = random_next(&r) ^ (unsigned char)word[i];
+    return random_next(&r);
+}
+
+static int64_t *slot_of(const table *t, const char *word, size_t bytes)
+{
+    uint64_t at = hash_of(word, bytes);
+    for (;; at++) {
+        int64_t *slot = &t->slots[at % (uint64_t)t->slot_count];
+        if (*slot < 0) return slot;
+        const entry *e = &t->entries[*slot];
+        if (e->bytes == bytes && memcmp(e->word, word, bytes) == 0) return slot;
+    }
+}
+
+static cli_exit grow(table *t)
+{
+    const int64_t room = t->room ? 2 * t->room : 1024;
+    entry *entries = realloc(t->entries, (size_t)room * sizeof *entries);
+    if (entries) t->entries = entries;
+    int64_t *slots = entries ? malloc((size_t)room * 2 * sizeof *slots) : NULL;
+    if (!slots) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+    free(t->slots);
+    t->slots = slots;
+    t->room = room;
+    t->slot_count = 2 * room;
+    for (int64_t i = 0; i < t->slot_count; i++) slots[i] = -1;
+    for (int64_t i = 0; i < t->count; i++) *slot_of(t, t->entries[i].word, t->entries[i].bytes) = i;
+    return CLI_OK;
+}
+
+static cli_exit find_entry(table *t, const char *word, size_t bytes, int64_t *index)
+{
+    if (t->count == t->room) {
+        cli_exit code = grow(t);
+        if (code != CLI_OK) return code;
+    }
+    int64_t *slot = slot_of(t, word, bytes);
+    if (*slot < 0) {
+        t->entries[t->count] = (entry){.word = word, .bytes = bytes, .first = t->count};
+        *slot = t->count++;
+    }
+    *index = *slot;
+    return CLI_OK;
+}
+
+/* Every piece of the text as the number of its entry. */
+static cli_exit split(const char *path, const char *bytes, size_t size, mha_splitting how,
+                      table *words, train_text *text)
+{
+    int64_t room = 0;
+    for (size_t at = 0, from = 0;;) {
+        mha_status status = mha_split_next(how, bytes, size, &at, &from);
+        if (status == MHA_ERR_UTF8)
+            return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is not UTF-8: %s", path,
+                            mha_error_detail());
+        if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+        if (from == size) return CLI_OK;
+        if (text->count == room) {
+            room = room ? 2 * room : 4096;
+            int32_t *grown = realloc(text->tokens, (size_t)room * sizeof *grown);
+            if (!grown) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+            text->tokens = grown;
+        }
+        int64_t index;
+        cli_exit code = find_entry(words, bytes + from, at - from, &index);
+        if (code != CLI_OK) return code;
+        text->tokens[text->count++] = (int32_t)index;
+    }
+}
+
+/* ---- the vocabulary ------------------------------------------------------------------------ */
+
+/* The frequent ones first; of equals the one that came first. */
+static int by_count(const void *a, const void *b)
+{
+    const entry *x = *(entry *const *)a, *y = *(entry *const *)b;
+    if (x->count != y->count) return x->count < y->count ? 1 : -1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+static cli_exit add_word(train_text *text, const char *word, size_t bytes)
+{
+    char *copy = maps_copy_text(word, bytes);
+    if (!copy) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+    text->words[text->word_count++] = copy;
+    return CLI_OK;
+}
+
+static cli_exit choose_words(table *words, int64_t most, int64_t least_count, train_text *text)
+{
+    void *memory;
+    cli_exit code = maps_alloc(TRAIN, words->count + SPECIALS, sizeof(char *), &memory);
+    text->words = memory;
+    entry **order = malloc((size_t)words->count * sizeof *order);
+    if (code == CLI_OK && !order) code = cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+    if (code == CLI_OK) code = add_word(text, "<s>", 3);
+    if (code == CLI_OK) code = add_word(text, "<unk>", 5);
+    for (int64_t i = 0; i < words->count && code == CLI_OK; i++) order[i] = &words->entries[i];
+    if (code == CLI_OK) qsort(order, (size_t)words->count, sizeof *order, by_count);
+    for (int64_t i = 0; i < words->count && code == CLI_OK; i++) {
+        const bool kept = text->word_count < most && order[i]->count >= least_count;
+        order[i]->id = kept ? (int32_t)text->word_count : UNKNOWN;
+        if (kept) code = add_word(text, order[i]->word, order[i]->bytes);
+    }
+    free(order);
+    return code;
+}
+
+/* Where the held-out parts begin. They hold at least one sequence each. */
+static cli_exit divide(const train_text_options *o, train_text *text, int64_t *context)
+{
+    const int64_t whole = text->count, usual = o->characters ? 128 : 64;
+    const int64_t room = whole / MOST_PARTS; /* for one sequence and its next word */
+    *context = o->context ? o->context : usual < room - 1 ? usual : room - 1;
+    if (*context + 1 > room || *context < LEAST_CONTEXT)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "--text %s: %" PRId64 " %s are too few, at least %" PRId64 " are needed%s",
+                        o->path, whole, o->characters ? "characters" : "words and marks",
+                        MOST_PARTS * ((o->context ? o->context : LEAST_CONTEXT) + 1),
+                        o->context ? " for such a --context" : "");
+    const int64_t part = whole / PARTS > *context + 1 ? whole / PARTS : *context + 1;
+    text->held_out[0] = whole - 2 * part;
+    text->held_out[1] = whole - part;
+    return CLI_OK;
+}
+
+/* ---- the task ------------------------------------------------------------------------------ */
+
+/* <s> w1 .. wT-1, whose targets are w1 .. wT. */
+static void set_window(const int32_t *words, int64_t b, train_batch *batch)
+{
+    const int64_t T = batch->T;
+    for (int64_t i = 0; i < T; i++) {
+        batch->tokens[b * T + i] = i == 0 ? BEGIN : words[i - 1];
+        batch->targets[b * T + i] = words[i];
+        batch->weights[b * T + i] = 1.0f / (float)(batch->B * T);
+        batch->probes[batch->probe_count++] = (train_probe){.b = b, .row = i, .wrong = -1};
+    }
+    batch->lengths[b] = T;
+}
+
+/* Sequences of a held-out part, one behind the other. */
+static int64_t windows(const train_text *text, train_split split)
+{
+    const int64_t begin = text->held_out[split == TRAIN_SPLIT_REPORT];
+    const int64_t end = split == TRAIN_SPLIT_REPORT ? text->count : text->held_out[1];
+    return (end - begin) / text->task.longest;
+}
+
+static void draw(const train_ask *ask, train_batch *batch)
+{
+    const train_text *text = ask->task->text;
+    const int64_t T = ask->task->longest;
+    batch->B = ask->count;
+    batch->T = T;
+    batch->S = batch->probe_count = 0;
+    for (int64_t b = 0; b < batch->B; b++) {
+        int64_t at;
+        if (ask->split == TRAIN_SPLIT_TRAIN) {
+            at = random_below(ask->random, text->held_out[0] - T + 1);
+        } else { /* evenly over the part, where not all of it is looked at */
+            const bool report = ask->split == TRAIN_SPLIT_REPORT;
+            const int64_t of = windows(text, ask->split);
+            const int64_t asked =
+                report ? text->recipe.probes_to_report : text->recipe.probes_to_stop;
+            at = text->held_out[report] + (ask->first + b) * of / asked % of * T;
+        }
+        set_window(text->tokens + at, b, batch);
+    }
+}
+
+static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
+{
+    (void)recipe;
+    (void)step;
+    (void)s;
+    return TRAIN_GO_ON; /* until patience ends, or the steps do */
+}
+
+/* A Llama with tied embeddings, regularised, since texts are short. */
+static const train_recipe recipe = {
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_TIED,
+              .embed_dim = 64,
+              .num_layers = 2,
+              .num_heads = 4,
+              .ff_dim = 128,
+              .norm = MHA_NORM_RMS,
+              .positions = MHA_ENCODING_ROTARY,
+              .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+    .learning_rate = 2e-3,
+    .beta1 = 0.9,
+    .beta2 = 0.98,
+    .weight_decay = 0.1,
+    .clip = 1,
+    .dropout = 0.3,
+    .warm_up = 50,
+    .batch = 16,
+    .steps = 1000,
+    .every = 50,
+    .tries = 1,
+    .patience = 6,
+};
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void make_task(const train_text_options *o, int64_t context, train_text *text)
+{
+    text->recipe = recipe;
+    text->task = (train_task){
+        .name = "text",
+        .summary = "the text of a file: predict the next word",
+        .goal = "the next word",
+        .words = (const char *const *)text->words,
+        .word_count = text->word_count,
+        .longest = context,
+        .recipe = &text->recipe,
+        .probes = context,
+        .draw = draw,
+        .judge = judge,
+        .begin = BEGIN,
+        .end = -1,
+        .text = text,
+        .unknown = UNKNOWN,
+        .splitting = o->characters ? MHA_SPLIT_CHARACTERS : MHA_SPLIT_PUNCTUATION,
+        .looked_at = context >= 512 ? 4 : 16,
+        .mark = text->mark,
+    };
+    text->recipe.probes_to_stop = smaller(windows(text, TRAIN_SPLIT_STOP), TO_STOP);
+    text->recipe.probes_to_report = smaller(windows(text, TRAIN_SPLIT_REPORT), TO_REPORT);
+}
+
+cli_exit train_text_make(const train_text_options *o, train_text *text)
+{
+    char *bytes = NULL;
+    size_t size = 0;
+    int64_t context = 0;
+    table words = {0};
+    *text = (train_text){0};
+    cli_exit code = read_file(o->path, &bytes, &size);
+    if (code == CLI_OK)
+        code = split(o->path, bytes, size,
+                     o->characters ? MHA_SPLIT_CHARACTERS : MHA_SPLIT_PUNCTUATION, &words, text);
+    if (code == CLI_OK) code = divide(o, text, &context);
+    for (int64_t i = 0; code == CLI_OK && i < text->held_out[0]; i++)
+        words.entries[text->tokens[i]].count++;
+    if (code == CLI_OK)
+        code = choose_words(&words, o->words ? o->words : 4096, o->characters ? 1 : 2, text);
+    if (code == CLI_OK) {
+        text->bytes = (int64_t)size;
+        text->kinds = words.count;
+        for (int64_t i = 0; i < text->count; i++) {
+            text->tokens[i] = words.entries[text->tokens[i]].id;
+            text->unknown += text->tokens[i] == UNKNOWN;
+        }
+        snprintf(text->mark, sizeof text->mark, "%" PRId64 " %" PRId64 " %016" PRIx64, text->count,
+                 context, hash_of(bytes, size));
+        make_task(o, context, text);
+    }
+    free(words.entries);
+    free(words.slots);
+    free(bytes);
+    if (code != CLI_OK) train_text_free(text);
+    return code;
+}
+
+void train_text_free(train_text *text)
+{
+    for (int64_t i = 0; i < text->word_count; i++) free(text->words[i]);
+    free(text->words);
+    free(text->tokens);
+    *text = (train_text){0};
+}

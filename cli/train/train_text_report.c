@@ -1,0 +1,146 @@
+/* What a model of a text has learned: how well it predicts held-out text, compared with guesses
+ * from the frequencies of words and pairs of words, and what is lost without each head. */
+#include "train/train_text.h"
+
+#include "common/maps.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- guesses without attention ------------------------------------------------------------- */
+
+static int by_number(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Counts of the part to learn from. */
+typedef struct counts {
+    int64_t *words;  /* [V] */
+    int64_t *follow; /* [V] different words that follow one */
+    uint64_t *pairs; /* [held_out[0] - 1], sorted */
+    int64_t pair_count;
+} counts;
+
+static cli_exit count(const train_text *text, counts *c)
+{
+    void *memory;
+    cli_exit code = maps_alloc(TRAIN, 2 * text->word_count, sizeof(int64_t), &memory);
+    c->words = memory;
+    if (code != CLI_OK) return code;
+    c->follow = c->words + text->word_count;
+    c->pair_count = text->held_out[0] - 1;
+    code = maps_alloc(TRAIN, c->pair_count, sizeof(uint64_t), &memory);
+    c->pairs = memory;
+    if (code != CLI_OK) return code;
+    for (int64_t i = 0; i < text->held_out[0]; i++) c->words[text->tokens[i]]++;
+    for (int64_t i = 0; i < c->pair_count; i++)
+        c->pairs[i] = (uint64_t)text->tokens[i] << 32 | (uint64_t)text->tokens[i + 1];
+    qsort(c->pairs, (size_t)c->pair_count, sizeof *c->pairs, by_number);
+    for (int64_t i = 0; i < c->pair_count; i++)
+        if (i == 0 || c->pairs[i] != c->pairs[i - 1]) c->follow[c->pairs[i] >> 32]++;
+    return CLI_OK;
+}
+
+/* The first pair that is not below. */
+static int64_t first_pair(const counts *c, uint64_t pair)
+{
+    int64_t low = 0, high = c->pair_count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (c->pairs[middle] < pair)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Mean loss over the reported part of single words (each counted once more), and of pairs, mixed
+ * with single words as far as a word is followed by new ones (Witten and Bell 1991). */
+static cli_exit guess(const train_text *text, double loss[2])
+{
+    counts c = {0};
+    cli_exit code = count(text, &c);
+    const int64_t from = text->held_out[1], all = text->held_out[0] + text->word_count;
+    loss[0] = loss[1] = 0;
+    for (int64_t i = from; code == CLI_OK && i < text->count; i++) {
+        const int32_t word = text->tokens[i], before = text->tokens[i - 1];
+        const uint64_t pair = (uint64_t)before << 32 | (uint64_t)word;
+        const double single = (double)(c.words[word] + 1) / (double)all;
+        const double pairs = (double)(first_pair(&c, pair + 1) - first_pair(&c, pair));
+        const double follow = (double)c.follow[before];
+        const double begun = (double)(first_pair(&c, ((uint64_t)before + 1) << 32) -
+                                      first_pair(&c, (uint64_t)before << 32));
+        loss[0] -= mha_log(single);
+        loss[1] -=
+            mha_log(begun + follow > 0 ? (pairs + follow * single) / (begun + follow) : single);
+    }
+    for (int i = 0; i < 2; i++) loss[i] /= (double)(text->count - from);
+    free(c.words);
+    free(c.pairs);
+    return code;
+}
+
+/* ---- numbers ------------------------------------------------------------------------------- */
+
+static cli_exit print_heads(train_model *model, train_finding *found)
+{
+    const train_scores *all = &found->all;
+    mha_transformer_desc d;
+    double most = -INFINITY;
+    mha_transformer_describe(model->decoder.net, &d);
+    cli_print("\nhead    before   <s>   perplexity without it\n");
+    for (int64_t i = 0; i < d.num_layers * d.num_heads; i++) {
+        const int64_t l = i / d.num_heads, h = i % d.num_heads;
+        uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
+        train_scores s;
+        off[i] = 1;
+        cli_exit code = train_report_without(model, off, &s);
+        if (code != CLI_OK) return code;
+        const int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
+        cli_print("%*s  %5.2f %5.2f   %.2f\n", used < 6 ? 6 - used : 0, "",
+                  train_previous(all, l, h), train_first(all, l, h), mha_exp(s.loss));
+        found->left[i] = mha_exp(s.loss);
+        if (s.loss <= most) continue;
+        most = s.loss;
+        found->layer = l;
+        found->head = h;
+    }
+    cli_print("\nL%" PRId64 "H%" PRId64
+              " matters most: without it the perplexity is %.2f instead of %.2f.\n",
+              found->layer, found->head, mha_exp(most), mha_exp(all->loss));
+    return CLI_OK;
+}
+
+cli_exit train_text_print(train_model *model, train_finding *found)
+{
+    const train_text *text = model->task->text;
+    const bool characters = model->task->splitting == MHA_SPLIT_CHARACTERS;
+    const char *one = characters ? "character" : "word";
+    double guesses[2];
+    const train_scores *all = &found->all;
+    cli_exit code = guess(text, guesses);
+    if (code == CLI_OK)
+        code = train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL,
+                                 &found->all);
+    if (code != CLI_OK) return code;
+    cli_print("The text: %" PRId64 " %s, %" PRId64 " different ones; %" PRId64
+              " are the vocabulary, %.1f %% of the text is <unk>\n",
+              text->count, characters ? "characters" : "words and marks", text->kinds,
+              text->word_count - 2, 100.0 * (double)text->unknown / (double)text->count);
+    train_report_size(model);
+    cli_print("Without attention: perplexity %.2f from the frequency of each %s, %.2f from pairs "
+              "of them\n",
+              mha_exp(guesses[0]), one, mha_exp(guesses[1]));
+    cli_print("On held-out text: perplexity %.2f per %s (loss %.4f", mha_exp(all->loss), one,
+              all->loss);
+    if (characters) cli_print(", %.3f bits", all->loss / mha_log(2));
+    cli_print("), the most likely %s is right in %.1f %%\n", one, 100 * train_accuracy(all));
+    return print_heads(model, found);
+}

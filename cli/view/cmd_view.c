@@ -1,0 +1,342 @@
+/* multihead view: draw what every attention head attends to. Options and their help are the table
+ * below; the work is in view_*.c. */
+#include "common/commands.h"
+#include "common/files.h"
+#include "view/view.h"
+#include "view/view_ask.h"
+#include "view/view_desk.h"
+#include "view/view_roles.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CMAP_NAME(name, value, text, is_signed) text,
+#define SCALE_NAME(name, value, text) text,
+
+static const char *const cmaps[] = {MHA_CMAP_LIST(CMAP_NAME) NULL};
+static const char *const scales[] = {MHA_SCALE_LIST(SCALE_NAME) NULL};
+static const char *const values[] = {"auto", "always", "never", NULL};    /* mha_values */
+static const char *const sorts[] = {"weight", "arrives", "effect", NULL}; /* ask_measure */
+static const char *const whens[] = {"auto", "always", "never", NULL};     /* screen_color */
+
+#define HEADING(title)                      \
+    {                                       \
+        .kind = ARGS_HEADING, .name = title \
+    }
+#define FLAG(letter_, name_, field_, value_, help_)                                          \
+    {                                                                                        \
+        .kind = ARGS_FLAG, .letter = letter_, .name = name_, .help = help_, .least = value_, \
+        .field = offsetof(view_options, field_)                                              \
+    }
+#define VALUE(kind_, letter_, name_, field_, value_, help_)                              \
+    {                                                                                    \
+        .kind = kind_, .letter = letter_, .name = name_, .value = value_, .help = help_, \
+        .field = offsetof(view_options, field_)                                          \
+    }
+#define NUMBER(name_, field_, least_, most_, help_)                                       \
+    {                                                                                     \
+        .kind = ARGS_NUMBER, .name = name_, .value = "N", .help = help_, .least = least_, \
+        .most = most_, .field = offsetof(view_options, field_)                            \
+    }
+#define CHOICE(name_, field_, choices_, help_)                                  \
+    {                                                                           \
+        .kind = ARGS_CHOICE, .name = name_, .choices = choices_, .help = help_, \
+        .field = offsetof(view_options, field_)                                 \
+    }
+
+static const args_option option_table[] = {
+    HEADING("Which heads"),
+    VALUE(ARGS_TEXTS, 'l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
+    VALUE(ARGS_TEXTS, 0, "head", heads, "LIST",
+          "heads, counted from 0: 3 or 0,2-4 of every layer\n"
+          "chosen, or with their layer: L4H11 or 4.11"),
+    HEADING("Attention from one word to another"),
+    VALUE(ARGS_TEXT, 0, "from", from, "WORD",
+          "rank heads by how they attend from this word, as\n"
+          "written in the text; it:2 is the second \"it\""),
+    VALUE(ARGS_TEXT, 0, "to", to, "WORD", "to this one"),
+    CHOICE("sort", sort, sorts,
+           "by weight (the default), by the norm of the weighted\n"
+           "value, or by the effect of removing the head"),
+    HEADING("What heads write"),
+    VALUE(ARGS_TEXT, 0, "desk", desk, "LAYER",
+          "what each head of a layer adds to the residual\n"
+          "stream; files have every term of every head"),
+    HEADING("Output (several at once; one FILE may be -, stdout)"),
+    VALUE(ARGS_TEXT, 'o', "output", html, "FILE.html", "an interactive report in one file"),
+    VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a vector image for print or a web page"),
+    VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a bitmap image"),
+    VALUE(ARGS_TEXT, 0, "json", json, "FILE", "tokens and all weights as text"),
+    VALUE(ARGS_TEXT, 0, "npy", npy, "FILE",
+          "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
+    FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
+    HEADING("The text"),
+    VALUE(ARGS_TEXT, 0, "contrast", contrast, "TEXT",
+          "draw the weights minus those in this text, which\n"
+          "must have the same number of tokens"),
+    VALUE(ARGS_TEXT, 0, "text-file", text_file, "FILE", "read the text from FILE; - is stdin"),
+    VALUE(ARGS_TEXT, 0, "example", example, "NAME",
+          "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
+    NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
+           "refuse longer texts; default: the model's limit"),
+    FLAG(0, "truncate", truncate, 1, "cut longer texts instead"),
+    HEADING("Weights from an array, without a model"),
+    VALUE(ARGS_TEXT, 0, "attention", attention, "FILE.npy",
+          "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]"),
+    VALUE(ARGS_TEXT, 0, "tokens", tokens, "FILE", "T tokens: one per line, or a JSON list (.json)"),
+    VALUE(ARGS_TEXT, 0, "key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ"),
+    HEADING("Drawing"),
+    CHOICE("cmap", cmap, cmaps, "colour map; default viridis"),
+    VALUE(ARGS_TEXT, 0, "range", range, "RANGE",
+          "range of the colours: shared by all heads (the\n"
+          "default), head: per head, or LO:HI"),
+    CHOICE("scale", scale, scales,
+           "mapping from weights to colours; sqrt and log\nemphasise small weights"),
+    VALUE(ARGS_TEXTS, 0, "hide", hide, "LIST",
+          "leave tokens out of the picture and report their\n"
+          "weight: special, or tokens by name"),
+    FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again"),
+    CHOICE("values", values, values, "numbers in the cells"),
+    FLAG(0, "dark", paper, PAPER_DARK, "for a dark background"),
+    FLAG(0, "light", paper, PAPER_LIGHT, "for a light one; the default for files"),
+    CHOICE("color", screen.color, whens,
+           "colours in the terminal; NO_COLOR, TERM=dumb,\n"
+           "CLICOLOR_FORCE and FORCE_COLOR apply to auto"),
+    NUMBER("width", screen.width, 20, 10000, "terminal width in columns"),
+    FLAG(0, "ascii", screen.ascii, 1, "use only ASCII in the terminal"),
+    HEADING("Other"),
+    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
+    FLAG('q', "quiet", quiet, 1, "no notes on stderr, only warnings and errors"),
+    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+};
+
+static const args_page page = {
+    .command = VIEW,
+    .summary = "draw what every attention head attends to",
+    .usage = "view [options] MODEL \"text\" [\"second text\"]\n"
+             "view [options] --attention MAPS.npy --tokens FILE",
+    .examples = "multihead view MODEL \"The cat sat on the mat\"\n"
+                "multihead view MODEL --example animal --head L3H7\n"
+                "multihead view MODEL \"Who flew?\" \"The pilot flew.\" -o report.html\n"
+                "multihead view MODEL --example cat --layer 0,2-3 --svg maps.svg --npy maps.npy\n"
+                "multihead view MODEL \"It was too tired.\" --contrast \"It was too wide.\"\n"
+                "multihead view MODEL --example animal --from it --to animal\n"
+                "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
+                "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
+    .notes = "MODEL is a Hugging Face folder (config.json, model.safetensors, vocab.txt or\n"
+             "tokenizer.json), or one written by 'multihead train -o'. Rows are queries,\n"
+             "columns are keys, and each row sums to 1. Heads count from 0: L0H3 is the\n"
+             "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
+             "'multihead help exit-codes' lists the exit codes. docs/program.md is the\n"
+             "manual.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- What fits together ---------------------------------------------------------------------- */
+
+static cli_exit check_array_options(const view_options *options)
+{
+    if (!options->tokens)
+        return cli_fail(CLI_USAGE, VIEW, "--attention needs --tokens FILE, which names its rows");
+    if (options->model)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--attention takes weights from a file: '%s' is one argument too many",
+                        options->model);
+    if (options->example || options->text_file || options->truncate || options->max_tokens)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--attention takes no text, and so excludes --text-file, "
+                        "--example, --max-tokens and --truncate");
+    return CLI_OK;
+}
+
+static cli_exit check_model_options(const view_options *options)
+{
+    int texts = options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    if (options->tokens || options->key_tokens)
+        return cli_fail(CLI_USAGE, VIEW, "--tokens and --key-tokens go with --attention FILE.npy");
+    if (!options->model)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "the model folder is missing: multihead view MODEL \"text\"");
+    if (texts == 0)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "the text is missing: multihead view %s \"text\", or "
+                        "--example animal",
+                        options->model);
+    if (texts > 2)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "%d texts, and 2 at most are possible; put quotes around each", texts);
+    return CLI_OK;
+}
+
+static cli_exit check_contrast(const view_options *options)
+{
+    const int texts =
+        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    if (!options->contrast) return CLI_OK;
+    if (options->attention)
+        return cli_fail(CLI_USAGE, VIEW, "--contrast requires a model and a text");
+    if (texts != 1)
+        return cli_fail(CLI_USAGE, VIEW, "--contrast compares with one text; leave out the second");
+    if (options->renormalise)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--renormalise does not go with --contrast: rows of "
+                        "differences do not sum to 1");
+    return CLI_OK;
+}
+
+static cli_exit check_ask(const view_options *options)
+{
+    const int texts =
+        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    if (!options->from && !options->to)
+        return options->sort ? cli_fail(CLI_USAGE, VIEW, "--sort requires --from and --to")
+                             : CLI_OK;
+    if (!options->from || !options->to)
+        return cli_fail(CLI_USAGE, VIEW, "--from WORD and --to WORD require each other");
+    if (options->attention)
+        return cli_fail(CLI_USAGE, VIEW, "--from and --to ask a model; --attention has none");
+    if (options->contrast)
+        return cli_fail(CLI_USAGE, VIEW, "--contrast and --from are two questions; ask one");
+    if (texts != 1) return cli_fail(CLI_USAGE, VIEW, "--from and --to take one text");
+    return CLI_OK;
+}
+
+static cli_exit check_desk(const view_options *options)
+{
+    const int texts =
+        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    if (!options->desk) return CLI_OK;
+    if (options->attention || options->contrast || options->from)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--desk requires a model and a text, and excludes --attention, --contrast "
+                        "and --from");
+    if (texts != 1) return cli_fail(CLI_USAGE, VIEW, "--desk takes one text");
+    if (options->layers.count > 0 || options->heads.count > 0 || options->hide.count > 0)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--desk shows all heads of its layer at all tokens: leave out --layer, "
+                        "--head and --hide");
+    return CLI_OK;
+}
+
+static cli_exit check(const view_options *options)
+{
+    mha_range range;
+    double lo, hi;
+    cli_exit code =
+        options->attention ? check_array_options(options) : check_model_options(options);
+    if (code == CLI_OK && options->renormalise && options->hide.count == 0)
+        code = cli_fail(CLI_USAGE, VIEW, "--renormalise requires --hide");
+    if (code == CLI_OK) code = check_contrast(options);
+    if (code == CLI_OK) code = check_ask(options);
+    if (code == CLI_OK) code = check_desk(options);
+    if (code == CLI_OK) code = view_check_range(options, &range, &lo, &hi);
+    if (code == CLI_OK) code = view_check_outputs(options);
+    return code;
+}
+
+/* ---- The run --------------------------------------------------------------------------------- */
+
+static void say_what_next(const view_options *options, const maps_picks *picks)
+{
+    int64_t last = picks->layers - 1;
+    if (options->html && strcmp(options->html, "-") != 0)
+        cli_note(options->quiet, "next: open %s in a browser", options->html);
+    else if (view_has_files(options) && !options->html)
+        cli_note(options->quiet, "next: add -o report.html for an interactive report");
+    else if (!view_has_files(options))
+        cli_note(options->quiet,
+                 "next: add --layer %" PRId64 " for a layer, --head L%" PRId64 "H0 for one head, "
+                 "-o report.html for all %" PRId64 " heads in one file",
+                 last, last, picks->layers * picks->heads);
+}
+
+static mha_status draw_answer(const void *user, const mha_sink *sink)
+{
+    return view_ask_write_json(user, sink);
+}
+
+/* The files of a question: its own JSON, and the maps otherwise. */
+static cli_exit write_answer(const view_options *options, const view_ask *found)
+{
+    attention_maps maps = {0};
+    maps_picks picks = {0};
+    view_options drawn = *options;
+    int64_t *order;
+    if (options->json) {
+        mha_status status = files_draw(options->json, draw_answer, found);
+        if (status != MHA_OK) return cli_fail_status(VIEW, status);
+        if (strcmp(options->json, "-") != 0)
+            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json, found->count);
+    }
+    drawn.json = NULL;
+    drawn.ask = found;
+    if (!view_has_files(&drawn)) return CLI_OK;
+    cli_exit code = view_ask_order(found, (ask_measure)options->sort, &order);
+    if (code == CLI_OK && found->count > 0) drawn.first_panel = order[0];
+    free(order);
+    if (code == CLI_OK) code = view_model_maps(&drawn, &maps, &picks, NULL);
+    if (code == CLI_OK) view_warn_of_idle_names(&drawn, &maps);
+    if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
+    maps_picks_free(&picks);
+    maps_free(&maps);
+    return code;
+}
+
+static cli_exit ask(const view_options *options)
+{
+    view_ask found;
+    cli_exit code = view_ask_measure(options, &found);
+    if (code == CLI_OK) code = write_answer(options, &found);
+    if (code == CLI_OK && (options->terminal || !view_has_files(options)))
+        code = view_ask_print(options, &found);
+    if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
+    if (code == CLI_OK && !view_has_files(options))
+        cli_note(options->quiet, "next: add -o report.html for the maps and this table in one "
+                                 "file, --sort effect for another order");
+    view_ask_free(&found);
+    return code;
+}
+
+static cli_exit view(const view_options *options)
+{
+    attention_maps maps = {0};
+    maps_picks picks = {0};
+    view_roles roles = {0};
+    view_options drawn = *options;
+    drawn.roles = &roles;
+    cli_exit code = options->attention  ? view_array_maps(options, &maps, &picks)
+                    : options->contrast ? view_contrast_maps(options, &maps, &picks)
+                                        : view_model_maps(options, &maps, &picks, &roles);
+    if (code == CLI_OK) view_warn_of_idle_names(options, &maps);
+    if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
+    if (code == CLI_OK && (options->terminal || !view_has_files(options)))
+        code = view_print(options, &maps, &picks);
+    if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
+    if (code == CLI_OK) say_what_next(options, &picks);
+    view_roles_free(&roles);
+    maps_picks_free(&picks);
+    maps_free(&maps);
+    return code;
+}
+
+cli_exit cmd_view(int count, char *const *arguments)
+{
+    view_options options = {.command = VIEW};
+    args_texts plain = {0};
+    if (args_want_help(count, arguments)) {
+        args_print_help(&page);
+        return CLI_OK;
+    }
+    if (count == 0) return args_print_short_help(&page);
+    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
+    if (code != CLI_OK) return code;
+    options.model = plain.count > 0 ? plain.items[0] : NULL;
+    for (int i = 1; i < plain.count; i++)
+        options.texts.items[options.texts.count++] = plain.items[i];
+    code = check(&options);
+    if (code != CLI_OK) return code;
+    return options.desk ? view_desk(&options) : options.from ? ask(&options) : view(&options);
+}

@@ -1,0 +1,122 @@
+/* The parts of `multihead view`: options -> maps (of a model or an array) -> figures -> outputs. */
+#ifndef CLI_VIEW_H
+#define CLI_VIEW_H
+
+#include "common/maps.h"
+#include "common/screen.h"
+#include "common/text_model.h"
+
+#include <multihead/render.h>
+
+#include <stddef.h>
+
+#define VIEW "view" /* the name in messages */
+
+/* What a report says beside its maps, all heads of a model in order. */
+typedef struct view_extra {
+    const mha_curve *curves;
+    const mha_frame *frames;
+    const mha_column *columns;
+    int64_t curve_count, frame_count, column_count;
+} view_extra;
+
+typedef struct view_ask view_ask; /* view_ask.h */
+
+typedef struct view_roles view_roles;
+
+typedef struct view_options {
+    args_texts texts; /* the two texts, without the model; pointers into the command line */
+    const char *model;
+    const char *example, *text_file;
+    const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
+    args_texts layers, heads, hide;
+    const char *html, *svg, *png, *json, *npy; /* outputs */
+    const char *folder;  /* of ours, which they are files of; NULL: where they say; no option */
+    const char *command; /* the name in messages; no option */
+    const char *range;
+    const char *contrast;    /* the text to compare with */
+    const char *from, *to;   /* words: which heads look from one at the other */
+    const char *desk;        /* a layer: what its heads write */
+    int cmap, scale, values; /* mha_cmap, mha_scale, mha_values */
+    int paper, terminal;     /* paper: screen_paper */
+    screen_options screen;
+    int renormalise, truncate, quiet;
+    int64_t threads, max_tokens; /* 0: not given */
+    int sort;                    /* ask_measure */
+    int64_t first_panel;         /* of a report; no option */
+    const view_ask *ask;         /* scores of a report; no option */
+    const view_extra *extra;     /* likewise; NULL: nothing */
+    const view_roles *roles;     /* likewise */
+} view_options;
+
+/* Maps of a model's run over the texts; picks as --layer and --head say. */
+/* roles, if not NULL, are measured by the same model (view_roles.h). */
+cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks,
+                         view_roles *roles);
+
+/* Room for the norm-based twins of the maps, if a report of one text is wanted that can hold them;
+ * and the twins of a layer, once its maps are there. */
+cli_exit view_want_twins(const view_options *options, const maps_picks *picks,
+                         attention_maps *maps);
+mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,
+                          attention_maps *maps);
+
+/* From --example, --text-file and the command line into maps->text. */
+cli_exit view_take_texts(const view_options *options, attention_maps *maps);
+
+/* Maps of the text less those of --contrast, token by token. */
+cli_exit view_contrast_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+
+/* What of all changes most: "L1H2: +0.31 from it to animal". */
+void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,
+                          size_t size);
+
+/* Maps of --attention, with labels from --tokens. */
+cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+
+/* Tokens from a file: one a line, or a JSON list of texts if the name ends in .json. */
+cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
+
+/* A figure and the memory behind it. A remark goes to the footnote; NULL: none. */
+typedef struct view_figure {
+    mha_figure figure;
+    const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
+    const char *command;
+    void *memory[16];
+    int memory_count;
+} view_figure;
+
+cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks, const char *remark, view_figure *out);
+void view_figure_free(view_figure *figure);
+
+/* The texts in one line, at most `most` characters of each; false if there are none. */
+bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size);
+
+/* Warn of names in --hide that are no token: most likely they are misspelt. */
+void view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
+
+/* Check what of the options can be checked before any work; fill *lo and *hi for a fixed range. */
+cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi);
+
+/* Whether any file output is requested, and whether all of them are compatible. */
+bool view_has_files(const view_options *options);
+cli_exit view_check_outputs(const view_options *options);
+
+/* All files asked for, with a line on stderr each. */
+cli_exit view_write_files(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks);
+
+/* Fewer heads for a terminal of that width: the sharpest of each layer. */
+cli_exit view_sharpest(const char *command, const attention_maps *maps, const maps_picks *all,
+                       int64_t width, maps_picks *picks);
+
+/* The picture on stdout: of what was chosen, or of the sharpest heads where nothing was. */
+cli_exit view_print(const view_options *options, const attention_maps *maps,
+                    const maps_picks *picks);
+
+/* The maps as one JSON object; docs/program.md describes it. */
+mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
+                           const mha_sink *sink);
+
+#endif

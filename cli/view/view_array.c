@@ -1,0 +1,215 @@
+/* Maps from a .npy file, with tokens from a file: weights that anything may have computed. */
+#include "view/view.h"
+
+#include <multihead/io.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Numbers --------------------------------------------------------------------------------- */
+
+/* IEEE 754 half precision: 1 sign, 5 exponent, 10 fraction bits. */
+static float float_of_half(uint16_t half)
+{
+    int exponent = half >> 10 & 31, fraction = half & 1023;
+    double value = exponent == 31  ? (fraction ? NAN : INFINITY)
+                   : exponent == 0 ? ldexp(fraction, -24)
+                                   : ldexp(fraction + 1024, exponent - 25);
+    return (float)(half & 0x8000 ? -value : value);
+}
+
+static float element(const mha_tensor *tensor, int64_t i)
+{
+    switch (tensor->dtype) {
+    case MHA_F32: return ((const float *)tensor->data)[i];
+    case MHA_F64: return (float)((const double *)tensor->data)[i];
+    default: return float_of_half(((const uint16_t *)tensor->data)[i]);
+    }
+}
+
+/* [T,S], [H,T,S] or [L,H,T,S] as [L,H,T,S]. */
+static cli_exit read_shape(const view_options *options, const mha_tensor *tensor, int64_t shape[4])
+{
+    if (tensor->ndim < 2 || tensor->ndim > 4)
+        return cli_fail(
+            CLI_BAD_INPUT, VIEW,
+            "%s: has %d dimensions; expected [rows, columns], [heads, rows, columns] or "
+            "[layers, heads, rows, columns]",
+            options->attention, (int)tensor->ndim);
+    if (tensor->dtype != MHA_F32 && tensor->dtype != MHA_F64 && tensor->dtype != MHA_F16)
+        return cli_fail(CLI_UNSUPPORTED, VIEW, "%s: holds %s; expected float32, float64 or float16",
+                        options->attention, mha_dtype_name(tensor->dtype));
+    for (int i = 0; i < 4; i++) {
+        int axis = i - (4 - tensor->ndim);
+        shape[i] = axis < 0 ? 1 : tensor->shape[axis];
+        if (shape[i] == 0)
+            return cli_fail(CLI_BAD_INPUT, VIEW, "%s: dimension %d is 0; there is nothing to draw",
+                            options->attention, axis);
+    }
+    return CLI_OK;
+}
+
+static cli_exit fill_layers(const mha_tensor *tensor, const maps_picks *picks, attention_maps *maps)
+{
+    int64_t size = maps->heads * maps->rows.count * maps->cols.count;
+    for (int64_t l = 0; l < maps->layers; l++) {
+        if (maps_picks_in_layer(picks, l) == 0) continue;
+        cli_exit code = maps_add_layer(VIEW, maps, l);
+        if (code != CLI_OK) return code;
+        for (int64_t i = 0; i < size; i++) maps->layer[l][i] = element(tensor, l * size + i);
+    }
+    return CLI_OK;
+}
+
+/* ---- Doubts ---------------------------------------------------------------------------------- */
+
+/* What is odd about the numbers: how often, and where first. */
+typedef struct number_doubts {
+    int64_t bad_sums, negative, not_finite;
+    int64_t layer, head, row; /* of the first bad sum */
+    double sum, least;
+} number_doubts;
+
+static void doubt_row(const float *row, int64_t count, number_doubts *doubts, bool *bad_sum,
+                      double *sum)
+{
+    const double tolerance = 0.01; /* above what rounding to 8 or more bits does to a sum of 1 */
+    bool any = false, finite = true;
+    *sum = 0;
+    for (int64_t s = 0; s < count; s++) {
+        double value = row[s];
+        if (!isfinite(value)) {
+            doubts->not_finite++;
+            finite = false;
+            continue;
+        }
+        if (value != 0) any = true;
+        if (value < 0) doubts->negative++;
+        if (value < doubts->least) doubts->least = value;
+        *sum += value;
+    }
+    /* A row of zeros is a query that saw nothing. */
+    *bad_sum = any && finite && fabs(*sum - 1) > tolerance;
+}
+
+static void doubt_map(const attention_maps *maps, int64_t layer, int64_t head,
+                      number_doubts *doubts)
+{
+    int64_t rows = maps->rows.count, cols = maps->cols.count;
+    for (int64_t t = 0; t < rows; t++) {
+        bool bad;
+        double sum;
+        doubt_row(maps->layer[layer] + (head * rows + t) * cols, cols, doubts, &bad, &sum);
+        if (bad && doubts->bad_sums++ == 0) {
+            doubts->layer = layer;
+            doubts->head = head;
+            doubts->row = t;
+            doubts->sum = sum;
+        }
+    }
+}
+
+static void warn_of_numbers(const view_options *options, const attention_maps *maps,
+                            const maps_picks *picks)
+{
+    number_doubts doubts = {0};
+    for (int64_t l = 0; l < maps->layers; l++)
+        for (int64_t h = 0; h < maps->heads; h++)
+            if (picks->on[l * maps->heads + h]) doubt_map(maps, l, h, &doubts);
+    if (doubts.not_finite > 0)
+        cli_warn(VIEW, "%s: %" PRId64 " values are NaN or infinite; they are marked in the picture",
+                 options->attention, doubts.not_finite);
+    if (doubts.negative > 0 && options->cmap != MHA_CMAP_DIVERGING) {
+        cli_warn(VIEW,
+                 "%s: %" PRId64
+                 " values are negative (least %.4g): these are no attention weights; "
+                 "--cmap diverging draws both signs",
+                 options->attention, doubts.negative, doubts.least);
+    } else if (doubts.negative == 0 && doubts.bad_sums > 0) {
+        cli_warn(VIEW,
+                 "%s: row %" PRId64 " of L%" PRId64 "H%" PRId64 " sums to %.4g%s (%" PRId64
+                 " such rows): is this pre-softmax? The picture shows the numbers as they are",
+                 options->attention, doubts.row, doubts.layer, doubts.head, doubts.sum,
+                 ", expected 1", doubts.bad_sums);
+    }
+}
+
+/* ---- Both files ------------------------------------------------------------------------------ */
+
+static cli_exit check_count(const char *array, const char *axis, int64_t wanted, const char *file,
+                            int64_t count)
+{
+    if (wanted == count) return CLI_OK;
+    return cli_fail(CLI_BAD_INPUT, VIEW, "%s: has %" PRId64 " %s, but %s has %" PRId64 " tokens%s",
+                    array, wanted, axis, file, count,
+                    axis[0] == 'c' ? "; name a file for the columns with --key-tokens" : "");
+}
+
+static cli_exit read_labels(const view_options *options, const int64_t shape[4],
+                            attention_maps *maps)
+{
+    cli_exit code = view_read_tokens(options->tokens, &maps->rows);
+    if (code == CLI_OK)
+        code = check_count(options->attention, "rows", shape[2], options->tokens, maps->rows.count);
+    if (code != CLI_OK) return code;
+    if (!options->key_tokens) {
+        maps->cols = maps->rows;
+        return check_count(options->attention, "columns", shape[3], options->tokens,
+                           maps->cols.count);
+    }
+    code = view_read_tokens(options->key_tokens, &maps->cols);
+    if (code != CLI_OK) return code;
+    /* "keys" and not "columns": the advice to name a file would be idle here. */
+    return check_count(options->attention, "keys", shape[3], options->key_tokens, maps->cols.count);
+}
+
+/* All that the head of the file and the files of tokens tell, before an element is read. */
+static cli_exit read_heads(const view_options *options, const mha_tensor *tensor,
+                           attention_maps *maps, maps_picks *picks)
+{
+    int64_t shape[4];
+    cli_exit code = read_shape(options, tensor, shape);
+    if (code == CLI_OK) code = read_labels(options, shape, maps);
+    if (code == CLI_OK)
+        code = maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], picks);
+    if (code != CLI_OK) return code;
+    void *layers;
+    code = maps_alloc(VIEW, shape[0], sizeof(float *), &layers);
+    maps->layer = layers;
+    maps->layers = code == CLI_OK ? shape[0] : 0;
+    maps->heads = shape[1];
+    return code;
+}
+
+static cli_exit read_maps(const view_options *options, const mha_tensor *head,
+                          const maps_picks *picks, attention_maps *maps)
+{
+    mha_npy *array = NULL;
+    mha_status status = mha_npy_read(options->attention, &array);
+    if (status != MHA_OK) return cli_fail_status(VIEW, status);
+    const mha_tensor tensor = mha_npy_tensor(array);
+    cli_exit code = CLI_OK;
+    if (tensor.dtype != head->dtype || tensor.ndim != head->ndim ||
+        memcmp(tensor.shape, head->shape, (size_t)head->ndim * sizeof *head->shape) != 0)
+        code = cli_fail(CLI_BAD_INPUT, VIEW, "%s: changed while it was read; try again",
+                        options->attention);
+    if (code == CLI_OK) code = fill_layers(&tensor, picks, maps);
+    mha_npy_destroy(array);
+    return code;
+}
+
+cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks)
+{
+    mha_tensor head;
+    mha_status status = mha_npy_peek(options->attention, &head);
+    if (status != MHA_OK) return cli_fail_status(VIEW, status);
+    cli_exit code = read_heads(options, &head, maps, picks);
+    if (code == CLI_OK) code = read_maps(options, &head, picks, maps);
+    if (code != CLI_OK) return code;
+    maps->name = maps_name_of_path(options->attention);
+    if (!maps->name) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
+    warn_of_numbers(options, maps, picks);
+    return CLI_OK;
+}

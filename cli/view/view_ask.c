@@ -1,0 +1,339 @@
+/* Which heads look from one word at another: by weight, by the length of what arrives, and by what
+ * changes when a head is removed. The text runs once for the first two, and once more without each
+ * head for the third. Only the rows in question are computed: O(H T) memory. */
+#include "view/view_ask.h"
+
+#include "common/text_model.h"
+
+#include <multihead/attribution.h>
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A model at work on a question. */
+typedef struct ask_run {
+    const view_options *options;
+    text_model model;
+    text_tokens tokens;
+    maps_picks picks;
+    view_ask *ask;
+    mha_activations *kept;
+    int64_t T, width;      /* of an output row */
+    float *output, *whole; /* [T,width] of a run; rows of `from` with all heads */
+    float *gates;          /* [L,H] */
+    float *rows, *heads;   /* [H, rows, T] weights; [H D] of one query */
+} ask_run;
+
+/* ---- Runs ------------------------------------------------------------------------------------ */
+
+static mha_status forward(ask_run *run)
+{
+    const mha_transformer_desc *d = &run->model.desc;
+    const mha_tensor ids =
+        mha_tensor_contiguous(run->tokens.ids, MHA_I32, 2, (const int64_t[]){1, run->T});
+    const mha_tensor output =
+        mha_tensor_contiguous(run->output, MHA_F32, 3, (const int64_t[]){1, run->T, run->width});
+    const mha_tensor gates = mha_tensor_contiguous(run->gates, MHA_F32, 2,
+                                                   (const int64_t[]){d->num_layers, d->num_heads});
+    const mha_transformer_input input = {
+        .struct_size = sizeof input, .tokens = &ids, .gates = &gates};
+    return mha_transformer_forward(run->model.context, run->model.net, &input, run->kept, &output,
+                                   NULL, NULL);
+}
+
+static float *row_of(const ask_run *run, int64_t row)
+{
+    return run->output + (run->ask->from.first + row) * run->width;
+}
+
+/* log softmax of a row at one token. */
+static double log_probability(const float *row, int64_t count, int64_t token)
+{
+    double most = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < count; i++) most = fmax(most, (double)row[i]);
+    for (int64_t i = 0; i < count; i++) sum += mha_exp((double)row[i] - most);
+    return (double)row[token] - most - mha_log(sum);
+}
+
+static double cosine(const float *a, const float *b, int64_t count)
+{
+    double dot = 0, aa = 0, bb = 0;
+    for (int64_t i = 0; i < count; i++) {
+        dot += (double)a[i] * (double)b[i];
+        aa += (double)a[i] * (double)a[i];
+        bb += (double)b[i] * (double)b[i];
+    }
+    return dot / sqrt(aa * bb);
+}
+
+static int64_t argmax(const float *row, int64_t count)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < count; i++)
+        if (row[i] > row[best]) best = i;
+    return best;
+}
+
+/* ---- Weights and shares ---------------------------------------------------------------------- */
+
+/* The weights of all heads of a layer in row number r of `from`. */
+static mha_status weigh_row(ask_run *run, const mha_layer_view *view, int64_t r)
+{
+    const int64_t rows = run->ask->from.count, H = view->q.shape[1], t = run->ask->from.first + r;
+    mha_attention_desc desc = {.struct_size = sizeof desc};
+    mha_tensor q = view->q, o, p;
+    q.data = (float *)q.data + t * q.stride[2];
+    q.shape[2] = 1;
+    o = mha_tensor_contiguous(run->heads, MHA_F32, 4, (const int64_t[]){1, H, 1, view->v.shape[3]});
+    p = mha_tensor_contiguous(run->rows + r * run->T, MHA_F32, 4,
+                              (const int64_t[]){1, H, 1, run->T});
+    p.stride[1] = rows * run->T;
+    if (run->model.causal) {
+        desc.flags = MHA_ATTENTION_CAUSAL;
+        desc.q_offset = t;
+    }
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &p};
+    return mha_attention_forward(run->model.context, &desc, &q, &view->k, &view->v, &o, &outputs);
+}
+
+/* Mean over the rows of `from` of the sum over the columns of `to`; as a part of each row if so. */
+static double mass(const ask_run *run, int64_t head, bool part)
+{
+    const ask_word *from = &run->ask->from, *to = &run->ask->to;
+    double mean = 0;
+    for (int64_t r = 0; r < from->count; r++) {
+        const float *row = run->rows + (head * from->count + r) * run->T;
+        double sum = 0, all = 0;
+        for (int64_t s = 0; s < run->T; s++) all += (double)row[s];
+        for (int64_t s = to->first; s < to->first + to->count; s++) sum += (double)row[s];
+        mean += (!part ? sum : all > 0 ? sum / all : 0) / (double)from->count;
+    }
+    return mean;
+}
+
+static ask_head *head_of(const view_ask *ask, int64_t layer, int64_t head)
+{
+    for (int64_t i = 0; i < ask->count; i++)
+        if (ask->heads[i].layer == layer && ask->heads[i].head == head) return &ask->heads[i];
+    return NULL;
+}
+
+static mha_status measure_layer(ask_run *run, int64_t layer)
+{
+    view_ask *ask = run->ask;
+    mha_layer_view view = {.struct_size = sizeof view};
+    MHA_TRY(mha_activations_layer(run->kept, layer, MHA_PART_SELF_ATTENTION, &view));
+    const int64_t H = view.q.shape[1];
+    for (int64_t h = 0; h < H; h++)
+        if (run->picks.on[layer * run->picks.heads + h])
+            ask->heads[ask->count++] = (ask_head){.layer = layer, .head = h};
+    if (H == 0 || maps_picks_in_layer(&run->picks, layer) == 0) return MHA_OK;
+    for (int64_t r = 0; r < ask->from.count; r++) MHA_TRY(weigh_row(run, &view, r));
+    for (int64_t h = 0; h < H; h++) {
+        ask_head *head = head_of(ask, layer, h);
+        if (head) head->value[ASK_WEIGHT] = mass(run, h, false);
+    }
+    const mha_tensor p = mha_tensor_contiguous(run->rows, MHA_F32, 4,
+                                               (const int64_t[]){1, H, ask->from.count, run->T});
+    const mha_norm_maps maps = {.struct_size = sizeof maps, .heads = &p};
+    MHA_TRY(mha_layer_norm_maps(run->model.context, run->model.net, run->kept, layer,
+                                MHA_PART_SELF_ATTENTION, NULL, &p, &maps));
+    for (int64_t h = 0; h < H; h++) {
+        ask_head *head = head_of(ask, layer, h);
+        if (head) head->value[ASK_SHARE] = mass(run, h, true);
+    }
+    return MHA_OK;
+}
+
+/* ---- Effects --------------------------------------------------------------------------------- */
+
+/* How much less likely the last row of `from` makes what it predicted; without an output, how far
+ * the rows turned. */
+static double change(const ask_run *run, int64_t predicted)
+{
+    const int64_t rows = run->ask->from.count;
+    double sum = 0;
+    if (run->ask->predicts)
+        return mha_log(run->ask->probability) -
+               log_probability(row_of(run, rows - 1), run->width, predicted);
+    for (int64_t r = 0; r < rows; r++)
+        sum += 1 - cosine(run->whole + r * run->width, row_of(run, r), run->width);
+    return sum / (double)rows;
+}
+
+static bool shows_progress(const view_options *options)
+{
+    const char *term = getenv("TERM");
+    return !options->quiet && term && *term && strcmp(term, "dumb") != 0 && isatty(STDERR_FILENO);
+}
+
+static mha_status measure_effects(ask_run *run)
+{
+    view_ask *ask = run->ask;
+    const bool shown = shows_progress(run->options);
+    const float *last = run->whole + (ask->from.count - 1) * run->width;
+    const int64_t predicted = ask->predicts ? argmax(last, run->width) : -1;
+    mha_status status = MHA_OK;
+    for (int64_t i = 0; i < ask->count && status == MHA_OK; i++) {
+        float *gate =
+            run->gates + ask->heads[i].layer * run->model.desc.num_heads + ask->heads[i].head;
+        if (shown)
+            cli_print_to(stderr, "\r\033[Kwithout head %" PRId64 " of %" PRId64, i + 1, ask->count);
+        *gate = 0;
+        status = forward(run);
+        *gate = 1;
+        ask->heads[i].value[ASK_EFFECT] = change(run, predicted);
+    }
+    if (shown) cli_print_to(stderr, "\r\033[K");
+    return status;
+}
+
+static mha_status note_prediction(ask_run *run)
+{
+    view_ask *ask = run->ask;
+    const float *last = run->whole + (ask->from.count - 1) * run->width;
+    ask->predicts = !(run->model.desc.flags & MHA_TRANSFORMER_NO_OUTPUT);
+    if (!ask->predicts) return MHA_OK;
+    const int64_t token = argmax(last, run->width);
+    const char *text = text_model_token(&run->model, (int32_t)token);
+    ask->predicted = maps_copy_text(text, strlen(text));
+    ask->probability = mha_exp(log_probability(last, run->width, token));
+    return ask->predicted ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "out of memory: a token's text");
+}
+
+static mha_status measure(ask_run *run)
+{
+    const ask_word *from = &run->ask->from;
+    MHA_TRY(mha_activations_create(run->model.context, run->model.net, run->T, 0, &run->kept));
+    MHA_TRY(forward(run));
+    memcpy(run->whole, row_of(run, 0), (size_t)(from->count * run->width) * sizeof(float));
+    MHA_TRY(note_prediction(run));
+    for (int64_t l = 0; l < run->model.layers; l++) MHA_TRY(measure_layer(run, l));
+    return measure_effects(run);
+}
+
+/* ---- The question ---------------------------------------------------------------------------- */
+
+static cli_exit find_words(ask_run *run)
+{
+    view_ask *ask = run->ask;
+    cli_exit code = view_find_word("--from", run->options->from, &ask->source, &ask->from);
+    if (code == CLI_OK) code = view_find_word("--to", run->options->to, &ask->source, &ask->to);
+    if (code != CLI_OK) return code;
+    const int64_t from_end = ask->from.first + ask->from.count;
+    if (run->model.causal && ask->to.first >= from_end)
+        return cli_fail(
+            CLI_USAGE, VIEW,
+            "--to %s comes after --from %s, and this model attends only to earlier tokens: "
+            "ask the other way round",
+            ask->to.given, ask->from.given);
+    for (int64_t t = ask->from.first; t < from_end; t++) {
+        const int64_t seen = run->model.causal ? t + 1 : run->T;
+        int64_t there = 0;
+        for (int64_t s = ask->to.first; s < ask->to.first + ask->to.count; s++) there += s < seen;
+        ask->chance += (double)there / (double)seen / (double)ask->from.count;
+    }
+    return CLI_OK;
+}
+
+static cli_exit take_memory(ask_run *run)
+{
+    const mha_transformer_desc *d = &run->model.desc;
+    const int64_t heads = d->num_layers * d->num_heads, rows = run->ask->from.count;
+    void *output = NULL, *whole = NULL, *gates = NULL, *weights = NULL, *o = NULL, *list = NULL;
+    run->width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size;
+    const size_t row = (size_t)run->width * sizeof(float);
+    cli_exit code = maps_alloc(VIEW, run->T, row, &output);
+    if (code == CLI_OK) code = maps_alloc(VIEW, rows, row, &whole);
+    if (code == CLI_OK) code = maps_alloc(VIEW, heads, sizeof(float), &gates);
+    if (code == CLI_OK)
+        code = maps_alloc(VIEW, d->num_heads * rows, (size_t)run->T * sizeof(float), &weights);
+    if (code == CLI_OK) code = maps_alloc(VIEW, d->num_heads * d->head_dim, sizeof(float), &o);
+    if (code == CLI_OK) code = maps_alloc(VIEW, heads, sizeof(ask_head), &list);
+    run->output = output, run->whole = whole, run->gates = gates;
+    run->rows = weights, run->heads = o, run->ask->heads = list;
+    for (int64_t i = 0; i < heads && code == CLI_OK; i++) run->gates[i] = 1;
+    return code;
+}
+
+/* Ranks from 1, ties by layer and head. */
+static cli_exit rank(view_ask *ask)
+{
+    cli_exit code = CLI_OK;
+    for (int by = 0; by < ASK_MEASURES && code == CLI_OK; by++) {
+        int64_t *order;
+        code = view_ask_order(ask, (ask_measure)by, &order);
+        for (int64_t i = 0; code == CLI_OK && i < ask->count; i++)
+            ask->heads[order[i]].rank[by] = i + 1;
+        free(order);
+    }
+    return code;
+}
+
+static cli_exit open_model(ask_run *run)
+{
+    attention_maps *source = &run->ask->source;
+    cli_exit code = text_model_open(VIEW, run->options->model, run->options->threads, &run->model);
+    if (code == CLI_OK && run->model.encoder)
+        code = cli_fail(CLI_UNSUPPORTED, VIEW,
+                        "--from and --to ask about self-attention; give the encoder alone: "
+                        "%s/encoder",
+                        run->options->model);
+    if (code != CLI_OK) return code;
+    source->name = maps_copy_text(run->model.name, strlen(run->model.name));
+    source->architecture = maps_copy_text(run->model.architecture, strlen(run->model.architecture));
+    source->layers = run->model.layers;
+    source->heads = run->model.heads;
+    if (source->name && source->architecture) return CLI_OK;
+    return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
+}
+
+static cli_exit ask_model(ask_run *run)
+{
+    const view_options *options = run->options;
+    attention_maps *source = &run->ask->source;
+    const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
+    cli_exit code = view_take_texts(options, source);
+    if (code == CLI_OK) code = open_model(run);
+    if (code == CLI_OK)
+        code = maps_pick(VIEW, &options->layers, &options->heads, run->model.layers,
+                         run->model.heads, &run->picks);
+    if (code == CLI_OK)
+        code = text_model_encode(&run->model, &limits, source->text[0], source->text_bytes[0], NULL,
+                                 0, &run->tokens);
+    if (code != CLI_OK) return code;
+    source->rows = source->cols = run->tokens.list; /* the source's from here on */
+    run->tokens.list = (maps_tokens){0};
+    run->T = source->rows.count;
+    code = find_words(run);
+    if (code == CLI_OK) code = take_memory(run);
+    if (code != CLI_OK) return code;
+    mha_status status = measure(run);
+    return status == MHA_OK ? rank(run->ask) : cli_fail_status(VIEW, status);
+}
+
+cli_exit view_ask_measure(const view_options *options, view_ask *ask)
+{
+    ask_run run = {.options = options, .ask = ask};
+    *ask = (view_ask){0};
+    cli_exit code = ask_model(&run);
+    free(run.output), free(run.whole), free(run.gates), free(run.rows), free(run.heads);
+    mha_activations_destroy(run.kept);
+    maps_picks_free(&run.picks);
+    text_tokens_free(&run.tokens);
+    text_model_close(&run.model);
+    return code;
+}
+
+void view_ask_free(view_ask *ask)
+{
+    maps_free(&ask->source);
+    free(ask->heads);
+    free(ask->predicted);
+    *ask = (view_ask){0};
+}

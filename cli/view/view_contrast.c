@@ -1,0 +1,131 @@
+/* Two texts of equal length, head by head: the weights in the first less those in the second. */
+#include "view/view.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The options of a run over the other text alone. */
+static view_options other_options(const view_options *options)
+{
+    view_options other = *options;
+    other.example = other.text_file = other.contrast = other.html = NULL; /* no twins */
+    other.texts.count = 0;
+    return other;
+}
+
+/* Where the tokens first part; -1: nowhere. */
+static int64_t first_difference(const maps_tokens *a, const maps_tokens *b)
+{
+    const int64_t most = a->count < b->count ? a->count : b->count;
+    for (int64_t i = 0; i < most; i++)
+        if (strcmp(a->items[i].text, b->items[i].text) != 0) return i;
+    return -1;
+}
+
+static cli_exit check_lengths(const maps_tokens *a, const maps_tokens *b)
+{
+    const int64_t at = first_difference(a, b);
+    if (a->count == b->count) return CLI_OK;
+    if (at < 0)
+        return cli_fail(CLI_BAD_INPUT, VIEW,
+                        "--contrast: the text has %" PRId64 " tokens, the other %" PRId64
+                        ", and the shorter one begins the longer: both must have the same number",
+                        a->count, b->count);
+    return cli_fail(CLI_BAD_INPUT, VIEW,
+                    "--contrast: the text has %" PRId64 " tokens, the other %" PRId64
+                    ": both must have the same number; they part at token %" PRId64
+                    ", '%.40s' against '%.40s'",
+                    a->count, b->count, at, a->items[at].text, b->items[at].text);
+}
+
+/* "tired/wide" where the texts differ. */
+static cli_exit label(maps_tokens *a, const maps_tokens *b)
+{
+    for (int64_t i = 0; i < a->count; i++) {
+        const char *one = a->items[i].text, *two = b->items[i].text;
+        const size_t bytes = strlen(one) + strlen(two) + 2;
+        if (!strcmp(one, two)) continue;
+        a->items[i].label = malloc(bytes);
+        if (!a->items[i].label) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a label");
+        snprintf(a->items[i].label, bytes, "%s/%s", one, two);
+    }
+    return CLI_OK;
+}
+
+static void subtract(attention_maps *maps, const attention_maps *other)
+{
+    const int64_t count = maps->heads * maps->rows.count * maps->cols.count;
+    for (int64_t l = 0; l < maps->layers; l++)
+        for (int64_t i = 0; maps->layer[l] && i < count; i++)
+            maps->layer[l][i] -= other->layer[l][i];
+}
+
+/* Maps become differences, and keep the other's text and tokens. */
+static cli_exit join(attention_maps *maps, attention_maps *other)
+{
+    if (maps->cols.items != maps->rows.items)
+        return cli_fail(CLI_UNSUPPORTED, VIEW,
+                        "--contrast compares texts that look at themselves; give an "
+                        "encoder-decoder's encoder");
+    if (maps->cell > 1 || other->cell > 1)
+        return cli_fail(CLI_UNSUPPORTED, VIEW,
+                        "--contrast: so many heads of so long a text are kept in blocks of tokens, "
+                        "which cannot be compared; choose heads with --layer and --head");
+    cli_exit code = check_lengths(&maps->rows, &other->rows);
+    if (code == CLI_OK) code = label(&maps->rows, &other->rows);
+    if (code != CLI_OK) return code;
+    if (first_difference(&maps->rows, &other->rows) < 0)
+        cli_warn(VIEW, "--contrast: both texts have the same tokens, all differences are 0");
+    subtract(maps, other);
+    maps->contrast = true;
+    maps->text[1] = other->text[0];
+    maps->text_bytes[1] = other->text_bytes[0];
+    other->text[0] = NULL;
+    maps->other = other->rows;
+    other->rows = other->cols = (maps_tokens){0};
+    return CLI_OK;
+}
+
+cli_exit view_contrast_maps(const view_options *options, attention_maps *maps, maps_picks *picks)
+{
+    view_options again = other_options(options);
+    attention_maps other = {0};
+    maps_picks same = {0};
+    again.texts.items[again.texts.count++] = options->contrast;
+    cli_exit code = view_model_maps(options, maps, picks, NULL);
+    if (code == CLI_OK) code = view_model_maps(&again, &other, &same, NULL);
+    if (code == CLI_OK) code = join(maps, &other);
+    maps_picks_free(&same);
+    maps_free(&other);
+    return code;
+}
+
+void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,
+                          size_t size)
+{
+    const int64_t T = maps->rows.count, S = maps->cols.count;
+    int64_t best_head = -1, best = 0;
+    double most = 0, change = 0;
+    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
+        if (!picks->on[i]) continue;
+        const float *map = maps->layer[i / picks->heads] + i % picks->heads * T * S;
+        for (int64_t c = 0; c < T * S; c++) {
+            const maps_token *row = &maps->rows.items[c / S], *col = &maps->cols.items[c % S];
+            if (row->label || row->special || col->special || !(fabs((double)map[c]) > most))
+                continue;
+            change = (double)map[c];
+            most = fabs(change);
+            best_head = i;
+            best = c;
+        }
+    }
+    out[0] = '\0';
+    if (best_head < 0) return;
+    const maps_token *to = &maps->cols.items[best % S];
+    snprintf(out, size, "most: L%" PRId64 "H%" PRId64 ", %+.2f from %.40s to %.80s",
+             best_head / picks->heads, best_head % picks->heads, change,
+             maps->rows.items[best / S].text, to->label ? to->label : to->text);
+}

@@ -1,0 +1,423 @@
+/* W_O as a mixing desk: what each head of a layer writes to every feature of the stream, at every
+ * token; the heads side by side before it and their sum after it. */
+#include "view/view_desk.h"
+
+#include "common/commands.h"
+#include "common/files.h"
+#include "common/json_out.h"
+#include "common/text_model.h"
+
+#include <multihead/attribution.h>
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAME_BYTES = 32, DETAIL_BYTES = 160 };
+
+/* A layer's desk. */
+typedef struct desk {
+    const view_options *options;
+    text_model model;
+    text_tokens tokens;
+    attention_maps source; /* name, texts, tokens; no maps */
+    mha_activations *kept;
+    int64_t layer, H, T, E, D;
+    const float *before;     /* [T,H D], the heads side by side; the activations' */
+    float *after, *terms;    /* [T,E], [H,T,E] */
+    float *norms, *shares;   /* [H,T] */
+    float *cosines, *weight; /* [H,H], [H,E] */
+} desk;
+
+/* ---- Measuring ------------------------------------------------------------------------------- */
+
+static cli_exit take(int64_t count, size_t size, float **memory)
+{
+    void *taken;
+    cli_exit code = maps_alloc(VIEW, count, size, &taken);
+    *memory = taken;
+    return code;
+}
+
+static cli_exit take_memory(desk *d)
+{
+    const size_t row = (size_t)d->E * sizeof(float);
+    cli_exit code = take(d->T, row, &d->after);
+    if (code == CLI_OK) code = take(d->H * d->T, row, &d->terms);
+    if (code == CLI_OK) code = take(d->H * d->T, sizeof(float), &d->norms);
+    if (code == CLI_OK) code = take(d->H * d->T, sizeof(float), &d->shares);
+    if (code == CLI_OK) code = take(d->H * d->H, sizeof(float), &d->cosines);
+    if (code == CLI_OK) code = take(d->H, row, &d->weight);
+    return code;
+}
+
+static mha_status measure(desk *d)
+{
+    mha_parameter p;
+    const int64_t H = d->H, T = d->T, E = d->E;
+    const mha_tensor terms = mha_tensor_contiguous(d->terms, MHA_F32, 4, (int64_t[]){1, H, T, E});
+    const mha_tensor norms = mha_tensor_contiguous(d->norms, MHA_F32, 3, (int64_t[]){1, H, T});
+    const mha_tensor shares = mha_tensor_contiguous(d->shares, MHA_F32, 3, (int64_t[]){1, H, T});
+    const mha_tensor cosines = mha_tensor_contiguous(d->cosines, MHA_F32, 2, (int64_t[]){H, H});
+    const mha_tensor after = mha_tensor_contiguous(d->after, MHA_F32, 3, (int64_t[]){1, T, E});
+    const mha_tensor map = mha_tensor_contiguous(d->weight, MHA_F32, 2, (int64_t[]){H, E});
+    const mha_head_writing out = {.struct_size = sizeof out,
+                                  .written = &terms,
+                                  .norms = &norms,
+                                  .shares = &shares,
+                                  .cosines = &cosines,
+                                  .output = &after};
+    MHA_TRY(mha_layer_write(d->model.context, d->model.net, d->kept, d->layer,
+                            MHA_PART_SELF_ATTENTION, NULL, &out));
+    MHA_TRY(mha_transformer_find(d->model.net, d->layer, "self_attn.o_proj.weight", &p));
+    const mha_tensor weight =
+        mha_tensor_contiguous(mha_transformer_data(d->model.net) + p.offset, MHA_F32, 2, p.shape);
+    return mha_head_weight_norms(&weight, &map);
+}
+
+static cli_exit name_source(desk *d)
+{
+    attention_maps *source = &d->source;
+    source->name = maps_copy_text(d->model.name, strlen(d->model.name));
+    source->architecture = maps_copy_text(d->model.architecture, strlen(d->model.architecture));
+    if (source->name && source->architecture) return CLI_OK;
+    return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
+}
+
+static cli_exit check_layer(desk *d)
+{
+    const char *end;
+    int64_t layer;
+    if (d->model.encoder)
+        return cli_fail(CLI_UNSUPPORTED, VIEW,
+                        "--desk shows self-attention; give the encoder alone: %s/encoder",
+                        d->options->model);
+    if (!args_whole(d->options->desk, "", &layer, &end) || layer < 0 || layer >= d->model.layers)
+        return cli_fail(CLI_USAGE, VIEW, "--desk %s: expected a layer, 0 to %" PRId64,
+                        d->options->desk, d->model.layers - 1);
+    d->layer = layer;
+    return CLI_OK;
+}
+
+static cli_exit look(desk *d)
+{
+    mha_layer_view view = {.struct_size = sizeof view};
+    mha_status status = mha_activations_layer(d->kept, d->layer, MHA_PART_SELF_ATTENTION, &view);
+    if (status != MHA_OK) return cli_fail_status(VIEW, status);
+    if (view.heads.ndim == 0)
+        return cli_fail(CLI_BAD_INPUT, VIEW, "--desk %" PRId64 ": the layer has no heads left",
+                        d->layer);
+    d->H = view.heads.shape[1];
+    d->D = view.heads.shape[3];
+    d->T = view.heads.shape[2];
+    d->E = view.stream.shape[2];
+    d->before = view.concatenated.data;
+    return CLI_OK;
+}
+
+static cli_exit run(desk *d)
+{
+    const text_limits limits = {.most = d->options->max_tokens, .truncate = d->options->truncate};
+    cli_exit code = view_take_texts(d->options, &d->source);
+    if (code == CLI_OK)
+        code = text_model_open(VIEW, d->options->model, d->options->threads, &d->model);
+    if (code == CLI_OK) code = name_source(d);
+    if (code == CLI_OK) code = check_layer(d);
+    if (code == CLI_OK)
+        code = text_model_encode(&d->model, &limits, d->source.text[0], d->source.text_bytes[0],
+                                 NULL, 0, &d->tokens);
+    if (code == CLI_OK) code = text_model_keep(&d->model, &d->tokens, &d->kept);
+    if (code == CLI_OK) code = look(d);
+    if (code == CLI_OK) code = take_memory(d);
+    if (code != CLI_OK) return code;
+    mha_status status = measure(d);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
+}
+
+/* ---- Pictures -------------------------------------------------------------------------------- */
+
+static double mean_share(const desk *d, int64_t head)
+{
+    double sum = 0;
+    for (int64_t t = 0; t < d->T; t++) sum += (double)d->shares[head * d->T + t];
+    return sum / (double)d->T;
+}
+
+typedef struct desk_figure {
+    mha_figure figure;
+    mha_panel *panels;
+    char *names, *details, *numbers;
+    const char **rows, **cols;
+    char subtitle[1200];
+} desk_figure;
+
+static void add_panel(desk_figure *f, const float *values, int64_t group, const char *detail)
+{
+    const int64_t at = f->figure.panel_count++;
+    char *own = f->details + at * DETAIL_BYTES;
+    snprintf(own, DETAIL_BYTES, "%s", detail);
+    f->panels[at] = (mha_panel){
+        .values = values, .name = f->names + at * NAME_BYTES, .detail = own, .group = group};
+}
+
+static void add_panels(const desk *d, desk_figure *f)
+{
+    char detail[DETAIL_BYTES];
+    if (d->H * d->D == d->E) {
+        snprintf(f->names, NAME_BYTES, "before");
+        add_panel(f, d->before, 0, "The heads side by side, which W_O reads.");
+    }
+    snprintf(f->names + f->figure.panel_count * NAME_BYTES, NAME_BYTES, "after");
+    add_panel(f, d->after, 0, "The sum of what all heads write, and the bias of W_O.");
+    for (int64_t h = 0; h < d->H; h++) {
+        snprintf(f->names + f->figure.panel_count * NAME_BYTES, NAME_BYTES, "L%" PRId64 "H%" PRId64,
+                 d->layer, h);
+        snprintf(detail, sizeof detail,
+                 "What it writes to each feature; %.0f %% of the length of all heads' terms, mean "
+                 "over tokens.",
+                 100 * mean_share(d, h));
+        add_panel(f, d->terms + h * d->T * d->E, 1, detail);
+    }
+}
+
+static cli_exit make_figure(const desk *d, desk_figure *f)
+{
+    static const char *const groups[] = {"the layer", "heads"};
+    void *panels = NULL, *names = NULL, *details = NULL, *rows = NULL, *cols = NULL,
+         *numbers = NULL;
+    cli_exit code = maps_alloc(VIEW, d->H + 2, sizeof(mha_panel), &panels);
+    if (code == CLI_OK) code = maps_alloc(VIEW, d->H + 2, NAME_BYTES, &names);
+    if (code == CLI_OK) code = maps_alloc(VIEW, d->H + 2, DETAIL_BYTES, &details);
+    if (code == CLI_OK) code = maps_alloc(VIEW, d->T, sizeof(char *), &rows);
+    if (code == CLI_OK) code = maps_alloc(VIEW, d->E, sizeof(char *), &cols);
+    if (code == CLI_OK) code = maps_alloc(VIEW, d->E, NAME_BYTES, &numbers);
+    *f = (desk_figure){.panels = panels,
+                       .names = names,
+                       .details = details,
+                       .rows = rows,
+                       .cols = cols,
+                       .numbers = numbers};
+    if (code != CLI_OK) return code;
+    for (int64_t t = 0; t < d->T; t++) f->rows[t] = d->tokens.list.items[t].text;
+    for (int64_t e = 0; e < d->E; e++) {
+        snprintf(f->numbers + e * NAME_BYTES, NAME_BYTES, "%" PRId64, e);
+        f->cols[e] = f->numbers + e * NAME_BYTES;
+    }
+    f->figure =
+        (mha_figure){.struct_size = sizeof f->figure,
+                     .panel_size = sizeof(mha_panel),
+                     .title = d->source.name,
+                     .subtitle = f->subtitle,
+                     .row_axis = "token",
+                     .col_axis = "feature",
+                     .rows = d->T,
+                     .cols = d->E,
+                     .row_labels = f->rows,
+                     .col_labels = f->cols,
+                     .panels = f->panels,
+                     .group_names = groups,
+                     .group_count = 2,
+                     .columns = 3,
+                     .cmap = d->options->cmap == MHA_CMAP_VIRIDIS ? MHA_CMAP_DIVERGING
+                                                                  : (mha_cmap)d->options->cmap,
+                     .scale = (mha_scale)d->options->scale,
+                     .dark = d->options->paper == PAPER_DARK,
+                     .print_values = MHA_VALUES_NEVER,
+                     .value_name = "term"};
+    view_join_texts(&d->source, 140, f->subtitle, sizeof f->subtitle);
+    add_panels(d, f);
+    return view_check_range(d->options, &f->figure.range, &f->figure.lo, &f->figure.hi);
+}
+
+static void free_figure(desk_figure *f)
+{
+    free(f->panels), free(f->names), free(f->details), free(f->numbers);
+    free(f->rows), free(f->cols);
+}
+
+static mha_status draw_svg(const void *user, const mha_sink *sink)
+{
+    return mha_render_svg(&((const desk_figure *)user)->figure, sink);
+}
+
+static mha_status draw_png(const void *user, const mha_sink *sink)
+{
+    return mha_render_png(&((const desk_figure *)user)->figure, sink);
+}
+
+static mha_status draw_html(const void *user, const mha_sink *sink)
+{
+    const desk_figure *f = user;
+    mha_figure untitled = f->figure;
+    const mha_fact facts[] = {{"model", f->figure.title}, {"shows", "what heads write"}};
+    const mha_report report = {.struct_size = sizeof report,
+                               .text = f->subtitle,
+                               .facts = facts,
+                               .fact_count = 2,
+                               .producer = "multihead " CLI_VERSION};
+    untitled.subtitle = NULL;
+    return mha_render_html(&untitled, &report, sink);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_rows(json_out *json, const char *name, const float *values, int64_t rows,
+                     int64_t cols)
+{
+    json_print(json, ",\n   \"%s\": [", name);
+    for (int64_t r = 0; r < rows; r++) {
+        json_print(json, "%s", r == 0 ? "[" : ", [");
+        for (int64_t c = 0; c < cols; c++)
+            json_number(json, (double)values[r * cols + c], c ? ", " : "");
+        json_print(json, "]");
+    }
+    json_print(json, "]");
+}
+
+static void put_row(json_out *json, const char *name, const float *values, int64_t count)
+{
+    json_print(json, ",\n   \"%s\": [", name);
+    for (int64_t c = 0; c < count; c++) json_number(json, (double)values[c], c ? ", " : "");
+    json_print(json, "]");
+}
+
+static mha_status draw_json(const void *user, const mha_sink *sink)
+{
+    const desk *d = user;
+    json_out json = {.sink = sink};
+    json_print(&json, "{\"format\": \"multihead-desk\", \"version\": 1, \"source\": {\"name\": ");
+    json_text(&json, d->source.name);
+    json_print(&json, "}, \"layer\": %" PRId64 ", \"tokens\": [", d->layer);
+    for (int64_t t = 0; t < d->T; t++) {
+        json_print(&json, "%s", t ? ", " : "");
+        json_text(&json, d->tokens.list.items[t].text);
+    }
+    json_print(&json, "]");
+    put_rows(&json, "before", d->before, d->T, d->H * d->D);
+    put_rows(&json, "after", d->after, d->T, d->E);
+    json_print(&json, ",\n \"heads\": [");
+    for (int64_t h = 0; h < d->H; h++) {
+        json_print(&json, "%s\n  {\"head\": %" PRId64 ", \"name\": \"L%" PRId64 "H%" PRId64 "\"",
+                   h ? "," : "", h, d->layer, h);
+        put_row(&json, "norms", d->norms + h * d->T, d->T);
+        put_row(&json, "shares", d->shares + h * d->T, d->T);
+        put_row(&json, "cosines", d->cosines + h * d->H, d->H);
+        put_row(&json, "weight_norms", d->weight + h * d->E, d->E);
+        put_rows(&json, "terms", d->terms + h * d->T * d->E, d->T, d->E);
+        json_print(&json, "}");
+    }
+    json_print(&json, "\n ]}\n");
+    return json.status;
+}
+
+/* ---- Out ------------------------------------------------------------------------------------- */
+
+static cli_exit write_files(const desk *d)
+{
+    const view_options *o = d->options;
+    desk_figure f;
+    const mha_tensor terms =
+        mha_tensor_contiguous(d->terms, MHA_F32, 3, (const int64_t[]){d->H, d->T, d->E});
+    const struct {
+        const char *path;
+        files_draw_fn *draw;
+        const void *user;
+    } all[] = {{o->html, draw_html, &f},
+               {o->svg, draw_svg, &f},
+               {o->png, draw_png, &f},
+               {o->json, draw_json, d}};
+    cli_exit code = make_figure(d, &f);
+    mha_status status = MHA_OK;
+    for (size_t i = 0; i < sizeof all / sizeof *all && code == CLI_OK; i++) {
+        if (!all[i].path) continue;
+        status = files_draw(all[i].path, all[i].draw, all[i].user);
+        if (status != MHA_OK) code = cli_fail_status(VIEW, status);
+        if (code == CLI_OK && strcmp(all[i].path, "-") != 0)
+            cli_note(o->quiet, "wrote %s: %" PRId64 " heads of layer %" PRId64, all[i].path, d->H,
+                     d->layer);
+    }
+    if (code == CLI_OK && o->npy) {
+        status = files_write_npy(o->npy, &terms);
+        if (status != MHA_OK) code = cli_fail_status(VIEW, status);
+        if (code == CLI_OK && strcmp(o->npy, "-") != 0)
+            cli_note(o->quiet,
+                     "wrote %s: %" PRId64 " heads, %" PRId64 " tokens, %" PRId64 " features",
+                     o->npy, d->H, d->T, d->E);
+    }
+    free_figure(&f);
+    return code;
+}
+
+/* The head that writes most alike; -1: there is no other. */
+static int64_t nearest(const desk *d, int64_t head)
+{
+    int64_t best = -1;
+    for (int64_t g = 0; g < d->H; g++)
+        if (g != head && (best < 0 || d->cosines[head * d->H + g] > d->cosines[head * d->H + best]))
+            best = g;
+    return best;
+}
+
+/* 33 columns, and 18 more where there is room for the token. */
+static void print_table(const desk *d, int64_t width)
+{
+    const bool wide = width >= 60;
+    cli_print("%-7s %7s %7s %9s%s\n", "head", "length", "share", "nearest",
+              wide ? "  loudest at" : "");
+    for (int64_t h = 0; h < d->H; h++) {
+        double length = 0;
+        int64_t loud = 0, near = nearest(d, h);
+        char name[32], other[48] = "-";
+        for (int64_t t = 0; t < d->T; t++) {
+            length += (double)d->norms[h * d->T + t] / (double)d->T;
+            if (d->shares[h * d->T + t] > d->shares[h * d->T + loud]) loud = t;
+        }
+        snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, d->layer, h);
+        if (near >= 0)
+            snprintf(other, sizeof other, "H%" PRId64 " %.2f", near,
+                     (double)d->cosines[h * d->H + near]);
+        cli_print("%-7s %7.3f %7.3f %9s", name, length, mean_share(d, h), other);
+        if (wide)
+            cli_print("  %.30s (%.2f)", d->tokens.list.items[loud].text,
+                      (double)d->shares[h * d->T + loud]);
+        cli_print("\n");
+    }
+}
+
+static void print_desk(const desk *d)
+{
+    char line[1400], text[1200];
+    const int64_t width = screen_of(&d->options->screen).columns;
+    snprintf(line, sizeof line, "%s: what the heads of layer %" PRId64 " write", d->source.name,
+             d->layer);
+    cli_print_wrapped("", line, width);
+    if (view_join_texts(&d->source, 140, text, sizeof text)) cli_print_wrapped("", text, width);
+    cli_print_wrapped(
+        "",
+        "length: of what a head adds to the stream, ||W_O z||, mean over tokens. "
+        "share: of the sum of all heads' lengths. nearest: the head whose terms point "
+        "the same way, and their mean cosine",
+        width);
+    cli_print("\n");
+    print_table(d, width);
+}
+
+cli_exit view_desk(const view_options *options)
+{
+    desk d = {.options = options};
+    cli_exit code = run(&d);
+    if (code == CLI_OK && view_has_files(options)) code = write_files(&d);
+    if (code == CLI_OK && (options->terminal || !view_has_files(options))) print_desk(&d);
+    if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
+    if (code == CLI_OK && !view_has_files(options))
+        cli_note(options->quiet, "next: add -o desk.html for every term of every head");
+    free(d.after), free(d.terms), free(d.norms), free(d.shares), free(d.cosines), free(d.weight);
+    mha_activations_destroy(d.kept);
+    maps_free(&d.source);
+    text_tokens_free(&d.tokens);
+    text_model_close(&d.model);
+    return code;
+}

@@ -1,0 +1,9 @@
+/* view --desk: what the heads of a layer write. */
+#ifndef CLI_VIEW_DESK_H
+#define CLI_VIEW_DESK_H
+
+#include "view/view.h"
+
+cli_exit view_desk(const view_options *options);
+
+#endif

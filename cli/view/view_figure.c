@@ -1,0 +1,425 @@
+/* From maps to a figure: which heads, which tokens, what is hidden and what that hides. */
+#include "view/view.h"
+#include "view/view_roles.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Ranges ---------------------------------------------------------------------------------- */
+
+cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi)
+{
+    const char *text = options->range;
+    *range = MHA_RANGE_SHARED;
+    if (!text || !strcmp(text, "shared")) return CLI_OK;
+    if (!strcmp(text, "head")) {
+        *range = MHA_RANGE_PANEL;
+        return CLI_OK;
+    }
+    const char *rest;
+    if (!args_decimal(text, ":", lo, &rest) || !*rest || !args_decimal(rest + 1, "", hi, &rest) ||
+        *lo >= *hi)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--range %s: expected shared, head or LO:HI, two numbers with LO below HI",
+                        text);
+    *range = MHA_RANGE_FIXED;
+    return CLI_OK;
+}
+
+/* ---- Memory that lives as long as the figure ------------------------------------------------- */
+
+static cli_exit keep(view_figure *out, int64_t count, size_t size, void **memory)
+{
+    cli_exit code = maps_alloc(out->command, count, size, memory);
+    if (code == CLI_OK) out->memory[out->memory_count++] = *memory;
+    return code;
+}
+
+void view_figure_free(view_figure *figure)
+{
+    for (int i = 0; i < figure->memory_count; i++) free(figure->memory[i]);
+    *figure = (view_figure){0};
+}
+
+/* ---- Hiding ---------------------------------------------------------------------------------- */
+
+/* The tokens of an axis that stay. */
+typedef struct kept_axis {
+    const maps_tokens *tokens;
+    int64_t *at; /* [count] indices into tokens */
+    int64_t count;
+    const char **labels; /* [count] */
+} kept_axis;
+
+/* One name in a list "special,the,##ing". A list that is "," alone names the comma. */
+static bool next_name(const char **at, const char **name, size_t *length)
+{
+    if (!**at) return false;
+    *name = *at;
+    *length = strcmp(*at, ",") ? strcspn(*at, ",") : 1;
+    *at += *length;
+    if (**at == ',') ++*at;
+    return true;
+}
+
+static bool is_named(const maps_token *token, const char *name, size_t length)
+{
+    bool special = length == 7 && !strncmp(name, "special", 7);
+    if (special) return token->special;
+    return strlen(token->text) == length && !strncmp(token->text, name, length);
+}
+
+static bool is_hidden(const view_options *options, const maps_token *token)
+{
+    const char *name;
+    size_t length;
+    for (int i = 0; i < options->hide.count; i++)
+        for (const char *at = options->hide.items[i]; next_name(&at, &name, &length);)
+            if (is_named(token, name, length)) return true;
+    return false;
+}
+
+static cli_exit make_axis(const view_options *options, const maps_tokens *tokens, view_figure *out,
+                          kept_axis *axis)
+{
+    void *at, *labels;
+    cli_exit code = keep(out, tokens->count, sizeof(int64_t), &at);
+    if (code == CLI_OK) code = keep(out, tokens->count, sizeof(char *), &labels);
+    if (code != CLI_OK) return code;
+    *axis = (struct kept_axis){.tokens = tokens, .at = at, .labels = labels};
+    for (int64_t i = 0; i < tokens->count; i++) {
+        if (is_hidden(options, &tokens->items[i])) continue;
+        const maps_token *token = &tokens->items[i];
+        axis->labels[axis->count] = token->label ? token->label : token->text;
+        axis->at[axis->count++] = i;
+    }
+    if (axis->count > 0) return CLI_OK;
+    return cli_fail(CLI_USAGE, options->command,
+                    "--hide: all %" PRId64 " tokens are hidden; hide fewer", tokens->count);
+}
+
+void view_warn_of_idle_names(const view_options *options, const attention_maps *maps)
+{
+    const char *name;
+    size_t length;
+    for (int i = 0; i < options->hide.count; i++)
+        for (const char *at = options->hide.items[i]; next_name(&at, &name, &length);) {
+            bool found = false;
+            for (int64_t t = 0; t < maps->rows.count; t++)
+                found = found || is_named(&maps->rows.items[t], name, length);
+            for (int64_t s = 0; s < maps->cols.count; s++)
+                found = found || is_named(&maps->cols.items[s], name, length);
+            if (!found)
+                cli_warn(options->command,
+                         "--hide: no token is '%.*s'; write tokens as the picture labels them",
+                         (int)length, name);
+        }
+}
+
+/* ---- Panels ---------------------------------------------------------------------------------- */
+
+enum { NAME_BYTES = 48, NOTE_BYTES = 40, DETAIL_BYTES = 200 };
+
+typedef struct panel_text {
+    char name[NAME_BYTES], note[NOTE_BYTES], detail[DETAIL_BYTES];
+} panel_text;
+
+/* Everything that making panels needs. */
+typedef struct panel_maker {
+    const view_options *options;
+    const attention_maps *maps;
+    kept_axis rows, cols;
+    mha_panel *panels;
+    panel_text *texts;
+    float *values;   /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *twins;    /* likewise */
+    uint8_t *masked; /* [rows, cols] cells that no query can see; NULL: none */
+    int64_t count;
+    bool grouped;      /* by layer; not where each has one head only, whose name says it */
+    double hidden_sum; /* over panels, of the mean hidden mass of their rows */
+} panel_maker;
+
+/* Copy the cells that stay; returns the mean over rows of the weight that goes. */
+static double copy_cells(const panel_maker *maker, const float *map, bool renormalise, float *out)
+{
+    double hidden = 0;
+    for (int64_t t = 0; t < maker->rows.count; t++) {
+        const float *row = map + maker->rows.at[t] * maker->maps->cols.count;
+        float *to = out + t * maker->cols.count;
+        double all = 0, kept = 0;
+        for (int64_t s = 0; s < maker->maps->cols.count; s++) all += row[s];
+        for (int64_t s = 0; s < maker->cols.count; s++) kept += to[s] = row[maker->cols.at[s]];
+        hidden += all - kept;
+        for (int64_t s = 0; s < maker->cols.count && renormalise && kept > 0; s++)
+            to[s] = (float)(to[s] / kept);
+    }
+    return hidden / (double)maker->rows.count;
+}
+
+/* "Its largest weight is 0.87: it looks at animal." Or, of a contrast, its largest change. */
+static void write_detail(const panel_maker *maker, const mha_panel *panel, char *detail)
+{
+    const bool contrast = maker->maps->contrast;
+    int64_t best = -1;
+    double most = 0;
+    for (int64_t i = 0; i < maker->rows.count * maker->cols.count; i++) {
+        const double value = contrast ? fabs((double)panel->values[i]) : (double)panel->values[i];
+        if (!isfinite(value) || (best >= 0 && !(value > most))) continue;
+        best = i;
+        most = value;
+    }
+    detail[0] = '\0';
+    if (best < 0) return;
+    const char *from = maker->rows.labels[best / maker->cols.count];
+    const char *to = maker->cols.labels[best % maker->cols.count];
+    if (strlen(from) + strlen(to) + 64 > DETAIL_BYTES) return;
+    if (contrast)
+        snprintf(detail, DETAIL_BYTES,
+                 "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
+                 "\xE2\x80\x9C%s\xE2\x80\x9D in the first text.",
+                 (double)panel->values[best], from, panel->values[best] < 0 ? "less" : "more", to);
+    else
+        snprintf(detail, DETAIL_BYTES,
+                 "Its largest weight is %.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks at "
+                 "\xE2\x80\x9C%s\xE2\x80\x9D.",
+                 (double)panel->values[best], from, to);
+}
+
+static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t group)
+{
+    mha_panel *panel = &maker->panels[maker->count];
+    panel_text *text = &maker->texts[maker->count];
+    const float *map =
+        maker->maps->layer[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
+    *panel = (mha_panel){.values = map,
+                         .name = text->name,
+                         .detail = text->detail,
+                         .group = group,
+                         .masked = maker->masked};
+    snprintf(text->name, sizeof text->name, "L%" PRId64 "H%" PRId64, layer, head);
+    if (maker->maps->twin)
+        panel->twin =
+            maker->maps->twin[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
+    if (maker->values) {
+        float *cells = maker->values + maker->count * maker->rows.count * maker->cols.count;
+        double hidden = copy_cells(maker, map, maker->options->renormalise, cells);
+        maker->hidden_sum += hidden;
+        if (maker->twins) {
+            float *twin = maker->twins + maker->count * maker->rows.count * maker->cols.count;
+            copy_cells(maker, panel->twin, false, twin);
+            panel->twin = twin;
+        }
+        panel->values = cells;
+        if (!maker->maps->contrast) {
+            snprintf(text->note, sizeof text->note, "hidden: %.0f %%", 100 * hidden);
+            panel->note = text->note;
+        }
+    }
+    write_detail(maker, panel, text->detail);
+    view_roles_dress(maker->options->roles, layer, head, panel);
+    maker->count++;
+}
+
+/* In a causal map what lies behind a token. */
+static cli_exit make_mask(view_figure *out, panel_maker *maker)
+{
+    void *memory;
+    const int64_t rows = maker->rows.count, cols = maker->cols.count;
+    if (!maker->maps->causal) return CLI_OK;
+    cli_exit code = keep(out, rows * cols, 1, &memory);
+    maker->masked = memory;
+    for (int64_t t = 0; t < rows && code == CLI_OK; t++)
+        for (int64_t s = 0; s < cols; s++)
+            maker->masked[t * cols + s] = maker->cols.at[s] > maker->rows.at[t];
+    return code;
+}
+
+static cli_exit make_panels(const maps_picks *picks, view_figure *out, panel_maker *maker)
+{
+    const attention_maps *maps = maker->maps;
+    int64_t cells = maker->rows.count * maker->cols.count;
+    bool hides = maker->rows.count < maps->rows.count || maker->cols.count < maps->cols.count;
+    void *panels, *texts, *values = NULL, *twins = NULL;
+    cli_exit code = keep(out, picks->count, sizeof(mha_panel), &panels);
+    if (code == CLI_OK) code = keep(out, picks->count, sizeof(panel_text), &texts);
+    if (code == CLI_OK && hides) code = keep(out, picks->count * cells, sizeof(float), &values);
+    if (code == CLI_OK && hides && maps->twin)
+        code = keep(out, picks->count * cells, sizeof(float), &twins);
+    if (code != CLI_OK) return code;
+    maker->twins = twins;
+    maker->panels = panels;
+    maker->texts = texts;
+    maker->values = values;
+    int64_t group = 0;
+    for (int64_t l = 0; l < picks->layers; l++)
+        maker->grouped = maker->grouped || maps_picks_in_layer(picks, l) > 1;
+    for (int64_t l = 0; l < picks->layers; l++) {
+        if (maps_picks_in_layer(picks, l) == 0) continue;
+        for (int64_t h = 0; h < picks->heads; h++)
+            if (picks->on[l * picks->heads + h]) make_panel(maker, l, h, group);
+        if (maker->grouped) group++;
+    }
+    return CLI_OK;
+}
+
+/* ---- Texts around the panels ----------------------------------------------------------------- */
+
+enum { SUBTITLE_BYTES = 1200, FOOTNOTE_BYTES = 500 };
+
+/* Append at most `most` characters of text, with an ellipsis for the rest; white space at its end
+ * goes, line ends in it become spaces. */
+static void append_elided(char *out, size_t size, const char *text, size_t bytes, int most)
+{
+    while (bytes > 0 && strchr(" \n\r\t", text[bytes - 1])) bytes--;
+    size_t used = strlen(out), at = 0;
+    for (int characters = 0; at < bytes && characters < most; characters++) {
+        size_t length = 1;
+        while (at + length < bytes && ((unsigned char)text[at + length] & 0xC0) == 0x80) length++;
+        if (used + length + 4 > size) break;
+        for (size_t i = 0; i < length; i++) {
+            char c = text[at + i];
+            out[used++] = c == '\n' || c == '\r' || c == '\t' || c == '\0' ? ' ' : c;
+        }
+        at += length;
+    }
+    snprintf(out + used, size - used, "%s", at < bytes ? "\xE2\x80\xA6" : "");
+}
+
+bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size)
+{
+    out[0] = '\0';
+    if (!maps->text[0]) return false;
+    append_elided(out, size / 2, maps->text[0], maps->text_bytes[0], most);
+    if (maps->text[1]) {
+        append_elided(out, size, maps->contrast ? " less" : " |", maps->contrast ? 5 : 2, 5);
+        strcat(out, " "); /* half of the room is left */
+        append_elided(out, size, maps->text[1], maps->text_bytes[1], most);
+    }
+    return true;
+}
+
+/* Append the hidden tokens of an axis that `out` does not name yet, while there is room. */
+static void append_hidden(const view_options *options, const maps_tokens *tokens, char *out)
+{
+    enum { ROOM = FOOTNOTE_BYTES - 160 };
+    for (int64_t i = 0; i < tokens->count; i++) {
+        const char *text = tokens->items[i].text;
+        if (!is_hidden(options, &tokens->items[i])) continue;
+        bool again = false;
+        for (int64_t j = 0; j < i && !again; j++) again = !strcmp(tokens->items[j].text, text);
+        size_t used = strlen(out);
+        if (again || used + 8 > ROOM) continue;
+        out[used] = ' ';
+        out[used + 1] = '\0';
+        append_elided(out, ROOM, text, strlen(text), 40);
+    }
+}
+
+/* The remark, then what was hidden and what it held. */
+static const char *make_footnote(const panel_maker *maker, const char *remark, char *out)
+{
+    const attention_maps *maps = maker->maps;
+    if (remark) append_elided(out, FOOTNOTE_BYTES / 2, remark, strlen(remark), FOOTNOTE_BYTES);
+    if (maps->cell > 1) {
+        const size_t at = strlen(out);
+        snprintf(out + at, FOOTNOTE_BYTES - at,
+                 "%sa cell is the largest weight of %" PRId64 " x %" PRId64 " tokens, of %" PRId64,
+                 remark ? "; " : "", maps->cell, maps->cell, maps->tokens.count);
+    }
+    if (!maker->values) return *out ? out : NULL;
+    size_t used = strlen(out);
+    snprintf(out + used, FOOTNOTE_BYTES - used, "%shidden:", remark ? "; " : "");
+    append_hidden(maker->options, &maps->rows, out);
+    if (maps->cols.items != maps->rows.items) append_hidden(maker->options, &maps->cols, out);
+    if (maps->contrast) return out;
+    used = strlen(out);
+    snprintf(out + used, FOOTNOTE_BYTES - used,
+             "; hidden keys hold %.1f %% of the weight of the rows shown (mean over heads)%s",
+             100 * maker->hidden_sum / (double)maker->count,
+             maker->options->renormalise ? "; each row is divided by what is left of it" : "");
+    return out;
+}
+
+static cli_exit name_groups(const maps_picks *picks, view_figure *out)
+{
+    void *names, *texts;
+    cli_exit code = keep(out, picks->layers, sizeof(char *), &names);
+    if (code == CLI_OK) code = keep(out, picks->layers, NAME_BYTES, &texts);
+    if (code != CLI_OK) return code;
+    int64_t count = 0;
+    for (int64_t l = 0; l < picks->layers; l++) {
+        if (maps_picks_in_layer(picks, l) == 0) continue;
+        char *text = (char *)texts + count * NAME_BYTES;
+        snprintf(text, NAME_BYTES, "layer %" PRId64, l);
+        ((const char **)names)[count++] = text;
+    }
+    out->figure.group_names = names;
+    out->figure.group_count = count;
+    return CLI_OK;
+}
+
+static cli_exit list_tokens(const attention_maps *maps, view_figure *out)
+{
+    void *labels;
+    if (maps->cell <= 1) return CLI_OK;
+    cli_exit code = keep(out, maps->tokens.count, sizeof(char *), &labels);
+    if (code != CLI_OK) return code;
+    for (int64_t i = 0; i < maps->tokens.count; i++)
+        ((const char **)labels)[i] = maps->tokens.items[i].text;
+    out->tokens = labels;
+    return CLI_OK;
+}
+
+static cli_exit make(const view_options *options, const attention_maps *maps,
+                     const maps_picks *picks, const char *remark, view_figure *out)
+{
+    panel_maker maker = {.options = options, .maps = maps};
+    void *subtitle, *footnote;
+    mha_figure *figure = &out->figure;
+    *figure = (mha_figure){.struct_size = sizeof *figure,
+                           .panel_size = sizeof(mha_panel),
+                           .title = maps->name,
+                           .row_axis = "query (looking)",
+                           .col_axis = "key (looked at)",
+                           .cmap = maps->contrast && options->cmap == MHA_CMAP_VIRIDIS
+                                       ? MHA_CMAP_DIVERGING
+                                       : (mha_cmap)options->cmap,
+                           .scale = (mha_scale)options->scale,
+                           .dark = options->paper == PAPER_DARK,
+                           .print_values = (mha_values)options->values,
+                           .value_name = maps->contrast       ? "difference"
+                                         : maps->architecture ? "weight"
+                                                              : "value"};
+    cli_exit code = view_check_range(options, &figure->range, &figure->lo, &figure->hi);
+    if (code == CLI_OK) code = make_axis(options, &maps->rows, out, &maker.rows);
+    if (code == CLI_OK) code = make_axis(options, &maps->cols, out, &maker.cols);
+    if (code == CLI_OK) code = make_mask(out, &maker);
+    if (code == CLI_OK) code = make_panels(picks, out, &maker);
+    if (code == CLI_OK && maker.grouped) code = name_groups(picks, out);
+    if (code == CLI_OK) code = keep(out, SUBTITLE_BYTES, 1, &subtitle);
+    if (code == CLI_OK) code = keep(out, FOOTNOTE_BYTES, 1, &footnote);
+    if (code == CLI_OK) code = list_tokens(maps, out);
+    if (code != CLI_OK) return code;
+    figure->rows = maker.rows.count;
+    figure->cols = maker.cols.count;
+    figure->row_labels = maker.rows.labels;
+    figure->col_labels = maker.cols.labels;
+    figure->panels = maker.panels;
+    figure->panel_count = maker.count;
+    if (view_join_texts(maps, maps->text[1] ? 70 : 140, subtitle, SUBTITLE_BYTES))
+        figure->subtitle = subtitle;
+    figure->footnote = make_footnote(&maker, remark, footnote);
+    return CLI_OK;
+}
+
+cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks, const char *remark, view_figure *out)
+{
+    *out = (view_figure){0};
+    cli_exit code = make(options, maps, picks, remark, out);
+    if (code != CLI_OK) view_figure_free(out);
+    return code;
+}

@@ -1,0 +1,305 @@
+/* Where the maps go: files, stdout, the terminal. */
+#include "common/commands.h"
+#include "common/files.h"
+#include "view/view.h"
+#include "view/view_ask.h"
+#include "view/view_roles.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- .npy ------------------------------------------------------------------------------------ */
+
+/* The heads that are on, as one array [layers, heads, T, S]. */
+static cli_exit collect(const char *command, const attention_maps *maps, const maps_picks *picks,
+                        mha_tensor *tensor)
+{
+    int64_t layers = 0, size = maps->rows.count * maps->cols.count;
+    for (int64_t l = 0; l < picks->layers; l++) layers += maps_picks_in_layer(picks, l) > 0;
+    void *memory;
+    cli_exit code = maps_alloc(command, picks->count * size, sizeof(float), &memory);
+    if (code != CLI_OK) return code;
+    int64_t shape[] = {layers, picks->count / layers, maps->rows.count, maps->cols.count};
+    *tensor = mha_tensor_contiguous(memory, MHA_F32, 4, shape);
+    float *to = memory;
+    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
+        if (!picks->on[i]) continue;
+        const float *map = maps->layer[i / picks->heads] + i % picks->heads * size;
+        memcpy(to, map, (size_t)size * sizeof *map);
+        to += size;
+    }
+    return CLI_OK;
+}
+
+static cli_exit write_npy(const char *command, const attention_maps *maps, const maps_picks *picks,
+                          const char *path)
+{
+    if (!maps_picks_rectangular(picks))
+        return cli_fail(CLI_USAGE, command,
+                        "--npy: one array needs the same heads of every layer; "
+                        "choose with --layer and plain head numbers, or use --json");
+    mha_tensor tensor;
+    cli_exit code = collect(command, maps, picks, &tensor);
+    if (code != CLI_OK) return code;
+    mha_status status = files_write_npy(path, &tensor);
+    free(tensor.data);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(command, status);
+}
+
+/* ---- Pictures and JSON ----------------------------------------------------------------------- */
+
+/* What all outputs share. */
+typedef struct output_job {
+    const view_options *options;
+    const attention_maps *maps;
+    const maps_picks *picks;
+    const mha_figure *figure;  /* NULL for data */
+    const char *const *tokens; /* of pooled maps, else NULL */
+} output_job;
+
+/* The texts of the special tokens, each once; returns how many. A model has five or so. */
+static int special_texts(const maps_tokens *tokens, const char *texts[], int count, int most)
+{
+    for (int64_t i = 0; i < tokens->count && count < most; i++) {
+        bool known = !tokens->items[i].special;
+        for (int j = 0; j < count; j++) known |= !strcmp(texts[j], tokens->items[i].text);
+        if (!known) texts[count++] = tokens->items[i].text;
+    }
+    return count;
+}
+
+static mha_status draw_html(const void *user, const mha_sink *sink)
+{
+    const output_job *job = user;
+    const attention_maps *maps = job->maps;
+    enum { MOST_SPECIAL = 16 };
+    const char *special[MOST_SPECIAL];
+    char size[64], tokens[64], text[1 << 14];
+    int specials = special_texts(&maps->rows, special, 0, MOST_SPECIAL);
+    specials = special_texts(&maps->cols, special, specials, MOST_SPECIAL);
+    mha_figure untitled = *job->figure; /* the report has the text itself, and more of it */
+    untitled.subtitle = NULL;
+    snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
+    const int64_t count = maps->cell > 1 ? maps->tokens.count : maps->rows.count;
+    snprintf(tokens, sizeof tokens, "%" PRId64, count);
+    mha_fact facts[] = {{"model", maps->name},
+                        {"kind", maps->architecture ? maps->architecture : "array"},
+                        {"layers x heads", size},
+                        {"tokens", tokens}};
+    mha_report report = {.struct_size = sizeof report,
+                         .text = view_join_texts(maps, 2000, text, sizeof text) ? text : NULL,
+                         .facts = facts,
+                         .fact_count = sizeof facts / sizeof *facts,
+                         .producer = "multihead " CLI_VERSION,
+                         .same_labels = maps->rows.items == maps->cols.items,
+                         .special = special,
+                         .special_count = specials,
+                         .first_panel = job->options->first_panel,
+                         .twin_name = "what arrives",
+                         .twin_value = "length"};
+    if (maps->cell > 1) {
+        report.cell_tokens = maps->cell;
+        report.tokens = job->tokens;
+        report.token_count = maps->tokens.count;
+    }
+    if (job->options->extra) {
+        const view_extra *extra = job->options->extra;
+        report.curve_size = sizeof(mha_curve);
+        report.curves = extra->curves;
+        report.curve_count = extra->curve_count;
+        report.frames = extra->frames;
+        report.frame_count = extra->frame_count;
+        report.columns = extra->columns;
+        report.column_count = extra->column_count;
+    }
+    mha_column columns[ASK_MEASURES], scores[VIEW_ROLES_MEASURES];
+    double *values = NULL;
+    if (!report.columns) {
+        report.column_count = view_roles_columns(job->options->roles, job->picks, scores);
+        report.columns = scores;
+    }
+    if (job->options->ask) {
+        if (view_ask_columns(job->options->ask, job->picks, columns, &values) != CLI_OK)
+            return MHA_ERR_CALLBACK; /* the error is already reported */
+        report.columns = columns;
+        report.column_count = ASK_MEASURES;
+    }
+    mha_status status = mha_render_html(&untitled, &report, sink);
+    free(values);
+    return status;
+}
+
+static mha_status draw_svg(const void *user, const mha_sink *sink)
+{
+    return mha_render_svg(((const output_job *)user)->figure, sink);
+}
+
+static mha_status draw_png(const void *user, const mha_sink *sink)
+{
+    return mha_render_png(((const output_job *)user)->figure, sink);
+}
+
+static mha_status draw_json(const void *user, const mha_sink *sink)
+{
+    const output_job *job = user;
+    return view_write_json(job->maps, job->picks, sink);
+}
+
+/* The one list of outputs. npy has no draw: it is no stream. */
+static const struct {
+    const char *option;
+    size_t path; /* in view_options */
+    files_draw_fn *draw;
+    bool figure, binary;
+} outputs[] = {
+    {"--output", offsetof(view_options, html), draw_html, true, false},
+    {"--svg", offsetof(view_options, svg), draw_svg, true, false},
+    {"--png", offsetof(view_options, png), draw_png, true, true},
+    {"--json", offsetof(view_options, json), draw_json, false, false},
+    {"--npy", offsetof(view_options, npy), NULL, false, true},
+};
+
+enum { OUTPUT_COUNT = sizeof outputs / sizeof *outputs };
+
+static const char *path_of(const view_options *options, int i)
+{
+    return *(const char *const *)(const void *)((const char *)options + outputs[i].path);
+}
+
+bool view_has_files(const view_options *options)
+{
+    for (int i = 0; i < OUTPUT_COUNT; i++)
+        if (path_of(options, i)) return true;
+    return false;
+}
+
+/* -o writes HTML whatever the name: another extension is a mistake. */
+static cli_exit check_name(const char *path)
+{
+    const char *const names[] = {".svg", ".png", ".json", ".npy"};
+    size_t length = path ? strlen(path) : 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t bytes = strlen(names[i]);
+        if (length > bytes && !strcmp(path + length - bytes, names[i]))
+            return cli_fail(CLI_USAGE, VIEW, "-o %s: -o writes an HTML report; use --%s %s", path,
+                            names[i] + 1, path);
+    }
+    return CLI_OK;
+}
+
+cli_exit view_check_outputs(const view_options *options)
+{
+    cli_exit code = check_name(options->html);
+    if (code != CLI_OK) return code;
+    const char *on_stdout = options->terminal ? "--terminal" : NULL;
+    for (int i = 0; i < OUTPUT_COUNT; i++) {
+        const char *path = path_of(options, i);
+        if (!path) continue;
+        for (int j = 0; j < i; j++)
+            if (path_of(options, j) && files_same(path, path_of(options, j)))
+                return cli_fail(CLI_USAGE, options->command, "%s and %s both write '%s'",
+                                outputs[j].option, outputs[i].option, path);
+        if (strcmp(path, "-") != 0) continue;
+        if (on_stdout)
+            return cli_fail(CLI_USAGE, options->command,
+                            "%s and %s both write to stdout; one of them needs a "
+                            "file",
+                            on_stdout, outputs[i].option);
+        if (outputs[i].binary && isatty(STDOUT_FILENO))
+            return cli_fail(CLI_USAGE, options->command,
+                            "%s -: stdout is a terminal; name a file, or use a "
+                            "pipe",
+                            outputs[i].option);
+        on_stdout = outputs[i].option;
+    }
+    return CLI_OK;
+}
+
+static cli_exit write_one(const output_job *job, int i)
+{
+    const char *path = path_of(job->options, i), *folder = job->options->folder;
+    cli_exit code = CLI_OK;
+    if (!outputs[i].draw) {
+        code = write_npy(job->options->command, job->maps, job->picks, path);
+    } else {
+        view_figure figure = {0};
+        if (outputs[i].figure)
+            code = view_figure_make(job->options, job->maps, job->picks, NULL, &figure);
+        if (code == CLI_OK) {
+            output_job drawn = *job;
+            drawn.figure = &figure.figure;
+            drawn.tokens = figure.tokens;
+            mha_status status = folder ? files_draw_in(folder, path, outputs[i].draw, &drawn)
+                                       : files_draw(path, outputs[i].draw, &drawn);
+            if (status != MHA_OK) code = cli_fail_status(job->options->command, status);
+        }
+        view_figure_free(&figure);
+    }
+    const attention_maps *maps = job->maps;
+    const bool pooled = maps->cell > 1;
+    char blocks[64] = "";
+    if (pooled)
+        snprintf(blocks, sizeof blocks, ", in blocks of %" PRId64 " x %" PRId64, maps->cell,
+                 maps->cell);
+    if (code == CLI_OK && strcmp(path, "-") != 0)
+        cli_note(job->options->quiet,
+                 "wrote %s%s%s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s",
+                 folder ? folder : "", folder ? "/" : "", path, job->picks->count,
+                 job->picks->count == 1 ? "head" : "heads",
+                 pooled ? maps->tokens.count : maps->rows.count,
+                 pooled ? maps->tokens.count : maps->cols.count, blocks);
+    return code;
+}
+
+cli_exit view_write_files(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks)
+{
+    output_job job = {.options = options, .maps = maps, .picks = picks};
+    for (int i = 0; i < OUTPUT_COUNT; i++) {
+        if (!path_of(options, i)) continue;
+        cli_exit code = write_one(&job, i);
+        if (code != CLI_OK) return code;
+    }
+    return CLI_OK;
+}
+
+/* ---- The terminal ---------------------------------------------------------------------------- */
+
+static cli_exit print_picks(const view_options *options, const attention_maps *maps,
+                            const maps_picks *picks, const char *remark,
+                            const mha_terminal *terminal)
+{
+    view_figure figure;
+    cli_exit code = view_figure_make(options, maps, picks, remark, &figure);
+    if (code != CLI_OK) return code;
+    figure.figure.dark = screen_dark(options->paper);
+    mha_status status = mha_render_terminal(&figure.figure, terminal, &files_stdout);
+    view_figure_free(&figure);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(options->command, status);
+}
+
+cli_exit view_print(const view_options *options, const attention_maps *maps,
+                    const maps_picks *picks)
+{
+    mha_terminal terminal = screen_of(&options->screen);
+    if (options->layers.count > 0 || options->heads.count > 0)
+        return print_picks(options, maps, picks, NULL, &terminal);
+    maps_picks few;
+    char remark[400], change[300] = "";
+    cli_exit code = view_sharpest(options->command, maps, picks, terminal.columns, &few);
+    if (maps->contrast) view_contrast_remark(maps, picks, change, sizeof change);
+    snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s%s",
+             few.count, picks->count,
+             maps->contrast ? "change most" : "look most sharply at other tokens",
+             maps->layers > 1 ? ", one a layer" : "", *change ? "; " : "", change);
+    if (code == CLI_OK)
+        code =
+            print_picks(options, maps, &few, few.count < picks->count ? remark : NULL, &terminal);
+    maps_picks_free(&few);
+    return code;
+}

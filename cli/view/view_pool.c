@@ -1,0 +1,130 @@
+/* Maps of long texts: a cell is the largest weight of a block of tokens (the mean would lose
+ * stripes). The rows of attention are computed a few at a time and taken in, so that no map is ever
+ * there as a whole. */
+#include "view/view_pool.h"
+#include "view/view.h"
+
+#include <multihead/component.h>
+#include <multihead/heads.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Maps beyond FULL_BYTES are pooled, to as many cells as a report of 10 MB holds in 8 bits. */
+static const double FULL_BYTES = 256e6, POOLED_CELLS = 7e6;
+
+int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int64_t tokens)
+{
+    const double n = (double)tokens, maps = (double)picks->count;
+    if (options->json || options->npy || options->hide.count > 0) return 1;
+    if (maps * n * n * sizeof(float) <= FULL_BYTES) return 1;
+    int64_t cell = 2;
+    while (maps * ceil(n / (double)cell) * ceil(n / (double)cell) > POOLED_CELLS) cell++;
+    return cell;
+}
+
+/* ---- tokens -------------------------------------------------------------------------------- */
+
+/* A block is called by its first token: "the...". */
+static cli_exit make_block(const maps_token *first, maps_token *block)
+{
+    const size_t bytes = strlen(first->text) + 4;
+    *block = (maps_token){.id = -1, .type = -1, .begin = first->begin, .end = -1, .sequence = -1};
+    block->text = malloc(bytes);
+    if (!block->text) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a label");
+    snprintf(block->text, bytes, "%s\xE2\x80\xA6", first->text);
+    return CLI_OK;
+}
+
+/* The tokens so far become those of the text; rows and columns are blocks of them. */
+static cli_exit make_blocks(int64_t cell, attention_maps *maps)
+{
+    void *items;
+    const maps_tokens all = maps->rows;
+    const int64_t blocks = (all.count + cell - 1) / cell;
+    maps->tokens = all;
+    maps->rows = maps->cols = (maps_tokens){0};
+    cli_exit code = maps_alloc(VIEW, blocks, sizeof(maps_token), &items);
+    if (code != CLI_OK) return code;
+    maps->rows = (maps_tokens){.items = items, .count = blocks};
+    for (int64_t i = 0; i < blocks && code == CLI_OK; i++)
+        code = make_block(&all.items[i * cell], &maps->rows.items[i]);
+    maps->cols = maps->rows;
+    maps->cell = cell;
+    return code;
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+typedef struct pool {
+    const text_model *model;
+    const attention_maps *maps;
+    const maps_picks *picks;
+    int64_t layer;
+    bool progress;
+} pool;
+
+/* The larger one; what is not a number stays. */
+static void take_max(float value, float *cell)
+{
+    if (!isnan(*cell) && !(value <= *cell)) *cell = value;
+}
+
+static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    const pool *x = user;
+    const attention_maps *maps = x->maps;
+    const int64_t blocks = maps->cols.count, cell = maps->cell;
+    (void)b;
+    if (x->progress)
+        cli_print_to(stderr,
+                     "\r\033[Klayer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64,
+                     x->layer + 1, maps->layers, row, maps->tokens.count);
+    for (int64_t h = 0; h < p->shape[0]; h++) {
+        if (!x->picks->on[x->layer * x->picks->heads + h]) continue;
+        for (int64_t r = 0; r < p->shape[1]; r++) {
+            const float *from = (const float *)p->data + h * p->stride[0] + r * p->stride[1];
+            float *to = maps->layer[x->layer] + (h * blocks + (row + r) / cell) * blocks;
+            for (int64_t s = 0; s < p->shape[2]; s++) take_max(from[s], &to[s / cell]);
+        }
+    }
+    return MHA_OK;
+}
+
+static mha_status pool_layer(const text_model *model, const mha_tensor *q, const mha_tensor *k,
+                             pool *x)
+{
+    const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                     .flags = model->causal ? MHA_ATTENTION_CAUSAL : 0};
+    return mha_attention_visit_rows(model->context, &desc, q, k, 0, take_rows, x);
+}
+
+/* ---- runs ---------------------------------------------------------------------------------- */
+
+static mha_status pool_after(void *user, const mha_activations *activations, int64_t layer)
+{
+    pool *x = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    x->layer = layer;
+    if (!x->maps->layer[layer]) return MHA_OK;
+    MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
+    return pool_layer(x->model, &view.q, &view.k, x);
+}
+
+cli_exit view_pool_maps(const text_model *model, const text_tokens *tokens, int64_t cell,
+                        const maps_picks *picks, bool progress, attention_maps *maps)
+{
+    pool x = {.model = model, .maps = maps, .picks = picks, .progress = progress};
+    cli_exit code = make_blocks(cell, maps);
+    for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++)
+        if (maps_picks_in_layer(picks, l) > 0) code = maps_add_layer(VIEW, maps, l);
+    maps->causal = model->causal;
+    mha_status status = MHA_OK;
+    if (code == CLI_OK) status = text_model_run(model, tokens, NULL, pool_after, &x);
+    if (progress) cli_print_to(stderr, "\r\033[K");
+    if (status != MHA_OK) code = cli_fail_status(VIEW, status);
+    return code;
+}

@@ -1,0 +1,139 @@
+/* See view_roles.h. */
+#include "view/view_roles.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANDOM_SEQUENCES = 4 };
+
+/* What is shown of a head: a score of heads.h, how a bar and a column are called. */
+static const struct {
+    const char *score, *bar, *column, *about;
+} shown[VIEW_ROLES_MEASURES] = {
+    {"previous", "on the token before", "before", "weight on the token just before"},
+    {"next", "on the token after", "after", "weight on the token just after"},
+    {"self", "on the token itself", "itself", "weight on the token itself"},
+    {"first", "on the first token", "first", "weight on the first token"},
+    {"separator", "on separators", "separators",
+     "weight on separators: special tokens but the first, . ! ? ;"},
+    {"random_duplicate", "on the same token elsewhere", "same token",
+     "weight on other places of the same token, among random tokens repeated"},
+    {"random_induction", "on what followed it earlier", "induction",
+     "weight on what followed earlier places of the same token, among random tokens repeated"},
+    {"confidence", "largest weight of a row", "largest",
+     "mean over rows of the largest weight on a token that is no separator"},
+    {"evenness", "evenness", "evenness", "entropy of a row over that of equal weights"},
+};
+
+/* ---- measuring ----------------------------------------------------------------------------- */
+
+static bool is_wanted(const view_options *options, const attention_maps *maps)
+{
+    return options->html && options->model && maps->text[0] && !maps->text[1] && !maps->contrast &&
+           maps->rows.items == maps->cols.items;
+}
+
+/* A paragraph for each role. */
+static void describe(const heads_found *found, int64_t layer, int64_t head, view_role *role)
+{
+    mha_head_role roles[HEADS_MOST_ROLES];
+    const int64_t count = heads_roles(found, layer, head, roles);
+    size_t used = 0;
+    if (count > 0) heads_role_name(found, &roles[0], role->badge, sizeof role->badge);
+    for (int64_t i = 0; i < count && used + 512 < sizeof role->detail; i++) {
+        char *sentence = role->detail + used + (i > 0);
+        used += (size_t)snprintf(role->detail + used, sizeof role->detail - used, "%s%s (%s).",
+                                 i ? "\n" : "", mha_role_describe(roles[i].role).text,
+                                 roles[i].evidence);
+        *sentence = (char)toupper((unsigned char)*sentence);
+    }
+}
+
+static void measure_head(const heads_found *found, int64_t layer, int64_t head, view_role *role)
+{
+    describe(found, layer, head, role);
+    for (int i = 0; i < VIEW_ROLES_MEASURES; i++) {
+        const int64_t score = heads_score_find(found, shown[i].score);
+        const mha_head_score s = heads_score(found, layer, head, score);
+        const bool even = !strcmp(shown[i].score, "evenness"); /* its chance is always 1 */
+        role->measures[i] = (mha_measure){.name = shown[i].bar,
+                                          .value = s.rows ? s.value : (double)NAN,
+                                          .chance = s.rows && !even ? s.chance : 0,
+                                          .count = s.rows,
+                                          .note = "rows"};
+    }
+}
+
+static cli_exit fill(const heads_found *found, int64_t heads, view_roles *roles)
+{
+    void *items, *columns;
+    cli_exit code = maps_alloc(VIEW, found->layers * heads, sizeof(view_role), &items);
+    if (code != CLI_OK) return code;
+    roles->items = items;
+    code = maps_alloc(VIEW, VIEW_ROLES_MEASURES * found->layers * heads, sizeof(double), &columns);
+    if (code != CLI_OK) return code;
+    roles->columns = columns;
+    roles->layers = found->layers;
+    roles->heads = heads;
+    for (int64_t l = 0; l < found->layers; l++)
+        for (int64_t h = 0; h < found->heads[l]; h++)
+            measure_head(found, l, h, &roles->items[l * heads + h]);
+    return CLI_OK;
+}
+
+cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
+                         view_roles *roles)
+{
+    const heads_options how = {.random = RANDOM_SEQUENCES,
+                               .max_tokens = options->max_tokens,
+                               .truncate = options->truncate,
+                               .quiet = options->quiet,
+                               .beside = 1};
+    heads_source source = {.text = maps->text[0], .bytes = maps->text_bytes[0]};
+    const heads_sources sources = {.items = &source, .count = 1};
+    heads_found found = {0};
+    cli_exit code = CLI_OK;
+    if (!is_wanted(options, maps)) return CLI_OK;
+    /* Weights that are not finite cannot be measured; view has warned of them. */
+    if (heads_measure(&how, model, &sources, &found) == CLI_OK)
+        code = fill(&found, model->heads, roles);
+    heads_found_free(&found);
+    return code;
+}
+
+void view_roles_free(view_roles *roles)
+{
+    free(roles->items);
+    free(roles->columns);
+    *roles = (view_roles){0};
+}
+
+/* ---- drawing ------------------------------------------------------------------------------- */
+
+void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_panel *panel)
+{
+    if (!roles || layer >= roles->layers || head >= roles->heads) return;
+    const view_role *role = &roles->items[layer * roles->heads + head];
+    panel->badge = *role->badge ? role->badge : NULL;
+    panel->measures = role->measures;
+    panel->measure_count = VIEW_ROLES_MEASURES;
+    if (*role->detail) panel->detail = role->detail;
+}
+
+int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,
+                           mha_column columns[VIEW_ROLES_MEASURES])
+{
+    if (!roles || roles->layers == 0) return 0;
+    for (int i = 0; i < VIEW_ROLES_MEASURES; i++) {
+        double *values = roles->columns + i * roles->layers * roles->heads;
+        int64_t count = 0;
+        for (int64_t at = 0; at < picks->layers * picks->heads; at++)
+            if (picks->on[at]) values[count++] = roles->items[at].measures[i].value;
+        columns[i] =
+            (mha_column){.name = shown[i].column, .about = shown[i].about, .values = values};
+    }
+    return VIEW_ROLES_MEASURES;
+}

@@ -1,0 +1,39 @@
+/* What each head does, for the cards, badges and table of a report: measured on the text that is
+ * drawn and on repeated random tokens, as 'multihead heads' measures. */
+#ifndef CLI_VIEW_ROLES_H
+#define CLI_VIEW_ROLES_H
+
+#include "heads/heads.h"
+#include "view/view.h"
+
+enum {
+    VIEW_ROLES_MEASURES = 9, /* bars of a card, and columns of the table */
+    VIEW_ROLES_NAME = 96,
+    VIEW_ROLES_DETAIL = 2048
+};
+
+/* Of one head. */
+typedef struct view_role {
+    char badge[VIEW_ROLES_NAME], detail[VIEW_ROLES_DETAIL]; /* empty: none */
+    mha_measure measures[VIEW_ROLES_MEASURES];
+} view_role;
+
+struct view_roles {
+    int64_t layers, heads; /* 0: not measured */
+    view_role *items;      /* [layers, heads] */
+    double *columns;       /* [VIEW_ROLES_MEASURES, heads of a report] */
+};
+
+/* Measure where a report of a model is wanted that looks at one text; else *roles is left empty. */
+cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
+                         view_roles *roles);
+void view_roles_free(view_roles *roles);
+
+/* Badge, bars and sentences of a panel, where there are any. roles may be NULL. */
+void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_panel *panel);
+
+/* Columns for the heads that are on; returns how many. */
+int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,
+                           mha_column columns[VIEW_ROLES_MEASURES]);
+
+#endif

@@ -1,0 +1,113 @@
+/* Files of tokens: a token a line, or a JSON list of texts. */
+#include "common/texts.h"
+#include "view/view.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Tokens ---------------------------------------------------------------------------------- */
+
+/* Names that models give to tokens which stand for no text. */
+static bool looks_special(const char *text)
+{
+    static const char *const names[] = {"[CLS]", "[SEP]", "[PAD]",         "[MASK]",
+                                        "[UNK]", "<s>",   "</s>",          "<pad>",
+                                        "<bos>", "<eos>", "<|endoftext|>", "<|begin_of_text|>"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(text, names[i])) return true;
+    return false;
+}
+
+/* Append a token; text becomes its own. */
+static cli_exit append(maps_tokens *tokens, char *text)
+{
+    int64_t count = tokens->count;
+    /* Room doubles whenever the count is a power of two. */
+    if ((count & (count - 1)) == 0) {
+        size_t room = count > 0 ? (size_t)count * 2 : 1;
+        maps_token *grown = text ? realloc(tokens->items, room * sizeof *grown) : NULL;
+        if (!grown) {
+            free(text);
+            return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: %" PRId64 " tokens", count + 1);
+        }
+        tokens->items = grown;
+    }
+    if (!text) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a token");
+    tokens->items[tokens->count++] = (maps_token){.text = text,
+                                                  .id = -1,
+                                                  .type = -1,
+                                                  .begin = -1,
+                                                  .end = -1,
+                                                  .sequence = -1,
+                                                  .special = looks_special(text)};
+    return CLI_OK;
+}
+
+static cli_exit take_lines(const char *text, size_t size, maps_tokens *tokens)
+{
+    size_t at = 0;
+    while (at < size) {
+        const char *end = memchr(text + at, '\n', size - at);
+        size_t length = end ? (size_t)(end - text) - at : size - at;
+        size_t shown = length > 0 && text[at + length - 1] == '\r' ? length - 1 : length;
+        cli_exit code = append(tokens, maps_copy_text(text + at, shown));
+        if (code != CLI_OK) return code;
+        at += length + 1;
+    }
+    return CLI_OK;
+}
+
+/* ---- A JSON list of texts, and no other JSON -------------------------------------------------- */
+
+static cli_exit malformed_list(const char *path, const char *unit, size_t at)
+{
+    return cli_fail(CLI_BAD_INPUT, VIEW,
+                    "%s: %s %zu: expected a JSON list of strings, such as [\"the\", \"cat\"]", path,
+                    unit, at);
+}
+
+/* A text with a zero character, which no token holds and at which labels end, is refused by
+ * jansson, and so are lone surrogates. */
+static cli_exit take_json(const char *path, const char *text, size_t size, maps_tokens *tokens)
+{
+    json_error_t error;
+    size_t index;
+    json_t *item, *list = json_loadb(text, size, 0, &error);
+    cli_exit code = CLI_OK;
+    if (!list && json_error_code(&error) == json_error_out_of_memory)
+        return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: %s", path);
+    if (!list) return malformed_list(path, "byte", (size_t)error.position);
+    if (!json_is_array(list)) code = malformed_list(path, "byte", 0);
+    json_array_foreach(list, index, item)
+    {
+        if (code != CLI_OK) break;
+        code =
+            json_is_string(item)
+                ? append(tokens, maps_copy_text(json_string_value(item), json_string_length(item)))
+                : malformed_list(path, "item", index + 1);
+    }
+    json_decref(list);
+    return code;
+}
+
+cli_exit view_read_tokens(const char *path, maps_tokens *tokens)
+{
+    char *text;
+    size_t size, length = strlen(path);
+    cli_exit code = texts_read_file(VIEW, path, &text, &size);
+    if (code != CLI_OK) return code;
+    size_t valid = maps_valid_utf8(text, size);
+    size_t start = size >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
+    if (valid < size)
+        code = cli_fail(CLI_BAD_INPUT, VIEW, "%s: byte %zu is not valid UTF-8; save it as UTF-8",
+                        path, valid);
+    else if (length > 5 && !strcmp(path + length - 5, ".json"))
+        code = take_json(path, text + start, size - start, tokens);
+    else
+        code = take_lines(text + start, size - start, tokens);
+    free(text);
+    return code;
+}

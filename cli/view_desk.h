@@ -1,9 +1,0 @@
-/* view --desk: what the heads of a layer write. */
-#ifndef CLI_VIEW_DESK_H
-#define CLI_VIEW_DESK_H
-
-#include "view.h"
-
-cli_exit view_desk(const view_options *options);
-
-#endif
