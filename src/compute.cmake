@@ -1,6 +1,6 @@
 # libmultihead: base, kernels, attention, module, nn, presets, analysis.
 file(GLOB compute_sources CONFIGURE_DEPENDS
-  base/*.c attention/*.c nn/*.c module/*.c transformer/*.c presets/*.c analysis/*.c)
+  base/*.c attention/*.c nn/*.c attend/*.c module/*.c transformer/*.c presets/*.c analysis/*.c)
 mha_library(multihead SOURCES ${compute_sources}
   kernels/kern_dispatch.c kernels/isa/isa_portable.c
   kernels/int8_dispatch.c kernels/isa/int8_portable.c)

@@ -91,8 +91,9 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
     MHA_TRY(mhai_module_check(&c->f, own));
     c->f.measuring = false;
     own->outputs = NULL;
-    c->f.q = c->f.each[MHAI_OUT_Q], c->f.k = c->f.each[MHAI_OUT_K], c->f.v = c->f.each[MHAI_OUT_V];
-    c->f.heads = c->f.each[MHAI_OUT_HEADS], c->f.lse = c->f.each[MHAI_OUT_LSE];
+    c->f.at.q = c->f.each[MHAI_OUT_Q], c->f.at.k = c->f.each[MHAI_OUT_K],
+    c->f.at.v = c->f.each[MHAI_OUT_V];
+    c->f.at.heads = c->f.each[MHAI_OUT_HEADS], c->f.lse = c->f.each[MHAI_OUT_LSE];
     return MHA_OK;
 }
 
@@ -127,9 +128,9 @@ static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradi
 static mha_status check_overlap(const call *c, const mha_module_call *own)
 {
     const mha_tensor *outputs[MAX_OUTPUTS] = {c->out.query, c->out.key, c->out.value};
-    const mha_tensor *inputs[INPUTS] = {own->query,       own->key,    own->value,
-                                        &c->out_gradient, &c->f.q,     &c->f.k,
-                                        &c->f.v,          &c->f.heads, &c->f.lse};
+    const mha_tensor *inputs[INPUTS] = {own->query,       own->key,       own->value,
+                                        &c->out_gradient, &c->f.at.q,     &c->f.at.k,
+                                        &c->f.at.v,       &c->f.at.heads, &c->f.lse};
     const bool added = c->out.flags & MHA_GRADIENT_ADD;
     for (int64_t i = 0; i < c->out.parameters_count; i++) outputs[3 + i] = c->out.parameters[i];
     for (int64_t i = 0; i < 3 + c->out.parameters_count; i++) {
@@ -238,15 +239,16 @@ static mha_status prepare_attention(call *c)
     if (module->desc.flags & MHA_MODULE_SINKS) {
         float *memory;
         c->f.sinks = mha_tensor_contiguous(module->vector[MHAI_SINKS], MHA_F32, 1, &H);
-        c->f.desc.sink_logits = &c->f.sinks;
+        c->f.at.desc.sink_logits = &c->f.sinks;
         MHA_TRY(take(c, 1, H, &memory));
         memset(memory, 0, (size_t)H * sizeof(float));
         c->sinks = mha_tensor_contiguous(memory, MHA_F32, 1, &H);
         w->sink_logits = &c->sinks;
     }
     mha_attention_plan plan;
-    return mha_attention_backward_explain(c->f.context, &c->f.desc, &c->f.q, &c->f.k, &c->f.v,
-                                          &c->f.heads, &c->f.lse, &c->view_dheads, w, &plan);
+    return mha_attention_backward_explain(c->f.context, &c->f.at.desc, &c->f.at.q, &c->f.at.k,
+                                          &c->f.at.v, &c->f.at.heads, &c->f.lse, &c->view_dheads, w,
+                                          &plan);
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -320,27 +322,35 @@ static mha_status project(call *c, int projection, const mha_tensor *x, float *d
     return MHA_OK;
 }
 
-/* Back through the norm of q or k, whose input is projected anew. dy [rows, heads * D]. */
-static mha_status norm(call *c, int projection, const mha_tensor *x, int vector, float *dy)
+/* What the norm of q or k read: projected anew. */
+static mha_status norm_input(call *c, int projection, const mha_tensor *x, const mha_tensor *like,
+                             mha_tensor *view)
 {
-    const mha_module *module = c->f.module;
-    const mha_linear *layer = module->projection[projection];
-    const int64_t rows = x->shape[0] * x->shape[1], D = module->desc.head_dim;
-    const int64_t count = rows * (layer->outputs / D);
-    if (!(module->desc.flags & MHA_MODULE_QK_NORM)) return MHA_OK;
+    const mha_linear *layer = c->f.module->projection[projection];
+    const int64_t rows = x->shape[0] * x->shape[1];
     float *memory;
     mha_tensor in;
-    mha_scratch_mark mark = mha_scratch_top(c->f.context);
     MHA_TRY(read_rows(c, x, &in));
     MHA_TRY(take(c, rows, layer->outputs, &memory));
     mhai_linear_run(c->f.context, layer, MHA_ACTIVATION_NONE, in.data, in.stride[0], rows, memory,
                     layer->outputs);
-    const mha_tensor before = rows_of(memory, count, D), upper = rows_of(dy, count, D);
-    const mha_tensor weight = mha_tensor_contiguous(module->vector[vector], MHA_F32, 1, &D);
-    const mha_tensor dweight = mha_tensor_contiguous(c->vector[vector], MHA_F32, 1, &D);
-    MHA_TRY(mha_rms_norm_backward(c->f.context, &before, NULL, &weight,
-                                  module->desc.qk_norm_epsilon, &upper, 0, &upper,
-                                  c->vector[vector] ? &dweight : NULL));
+    *view = *like;
+    view->data = memory;
+    return MHA_OK;
+}
+
+/* From the gradients of q and k as attention reads them to those of their projections. */
+static mha_status position(call *c)
+{
+    mha_tensor q, k;
+    const mha_scratch_mark mark = mha_scratch_top(c->f.context);
+    if (c->f.at.q_norm) {
+        MHA_TRY(norm_input(c, MHAI_Q, &c->f.query, &c->view_dq, &q));
+        MHA_TRY(norm_input(c, MHAI_K, &c->f.key, &c->view_dk, &k));
+    }
+    MHA_TRY(mhai_attend_position_backward(&c->f.at, &c->view_dq, &c->view_dk,
+                                          &(mhai_attend_norm){&q, c->vector[MHAI_Q_NORM]},
+                                          &(mhai_attend_norm){&k, c->vector[MHAI_K_NORM]}));
     mha_scratch_release(c->f.context, mark);
     return MHA_OK;
 }
@@ -354,7 +364,7 @@ static mha_status mix(call *c)
     for (int64_t i = 0; i < rows; i++) {
         mhai_module_row r = {.b = i / f->T, .t = i % f->T};
         for (; r.h < f->module->desc.num_heads; r.h++)
-            memcpy(c->heads + i * width + r.h * Dv, mhai_module_row_of(&f->heads, &r),
+            memcpy(c->heads + i * width + r.h * Dv, mhai_module_row_of(&f->at.heads, &r),
                    (size_t)Dv * sizeof(float));
     }
     const mha_tensor heads = rows_of(c->heads, rows, width);
@@ -371,16 +381,14 @@ static mha_status compute(call *c)
 {
     mhai_forward *f = &c->f;
     MHA_TRY(mix(c));
-    MHA_TRY(mha_attention_backward(f->context, &f->desc, &f->q, &f->k, &f->v, &f->heads, &f->lse,
-                                   &c->view_dheads, &c->wanted));
+    MHA_TRY(mha_attention_backward(f->context, &f->at.desc, &f->at.q, &f->at.k, &f->at.v,
+                                   &f->at.heads, &f->lse, &c->view_dheads, &c->wanted));
     MHA_TRY(mhai_module_extra_backward(f, &c->view_dheads, &c->view_dq, c->vector[MHAI_BIAS_K],
                                        c->vector[MHAI_BIAS_V]));
     float *sinks = c->vector[MHAI_SINKS];
     for (int64_t h = 0; sinks && h < f->module->desc.num_heads; h++)
         sinks[h] += ((const float *)c->sinks.data)[h];
-    MHA_TRY(mhai_module_position_turn_back(f, &c->view_dq, &c->view_dk));
-    MHA_TRY(norm(c, MHAI_Q, &f->query, MHAI_Q_NORM, c->dq));
-    MHA_TRY(norm(c, MHAI_K, &f->key, MHAI_K_NORM, c->dk));
+    MHA_TRY(position(c));
     MHA_TRY(project(c, MHAI_Q, &f->query, c->dq, &c->query));
     MHA_TRY(project(c, MHAI_K, &f->key, c->dk, &c->key));
     return project(c, MHAI_V, &f->value, c->dv, &c->value);

@@ -36,10 +36,10 @@ static void add_row(const extra_job *job, const mhai_module_row *r, int64_t kv_h
     const mha_module_desc *d = &f->module->desc;
     const float *k = f->module->vector[MHAI_BIAS_K] + kv_head * d->head_dim;
     const float *v = f->module->vector[MHAI_BIAS_V] + kv_head * d->value_head_dim;
-    const float *q = mhai_module_row_of(&f->q, r), *o = mhai_module_row_of(&f->heads, r);
+    const float *q = mhai_module_row_of(&f->at.q, r), *o = mhai_module_row_of(&f->at.heads, r);
     const float *g = mhai_module_row_of(job->dheads, r);
     float *dq = mhai_module_row_of(job->dq, r);
-    const double lse = (double)*mhai_module_row_of(&f->lse, r), cap = (double)f->desc.softcap;
+    const double lse = (double)*mhai_module_row_of(&f->lse, r), cap = (double)f->at.desc.softcap;
     const double score = mhai_module_learned_score(f, r);
     const double weight = mhai_exp(score - lse), factor = mhai_module_learned_factor(f, r);
     double dx = weight * (factor * dot(g, v, d->value_head_dim) - dot(g, o, d->value_head_dim));
@@ -77,8 +77,8 @@ mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
     if (!(d->flags & MHA_MODULE_BIAS_KV)) return MHA_OK;
     mha_scratch_mark mark = mha_scratch_top(f->context);
     MHA_TRY(mha_scratch_alloc(f->context, d->kv_heads * width, sizeof(double), &memory));
-    extra_job job = {f, dheads, dq, (double)f->desc.scale, memory};
-    if (job.scale == 0 && !(f->desc.flags & MHA_ATTENTION_SCALE_GIVEN))
+    extra_job job = {f, dheads, dq, (double)f->at.desc.scale, memory};
+    if (job.scale == 0 && !(f->at.desc.flags & MHA_ATTENTION_SCALE_GIVEN))
         job.scale = 1 / sqrt((double)d->head_dim);
     mha_parallel_for(f->context, d->kv_heads, run_head, &job);
     for (int64_t h = 0; h < d->kv_heads; h++) {

@@ -24,7 +24,7 @@ static mha_status check_cache(const mhai_forward *f)
 {
     const mha_module_desc *d = &f->module->desc;
     mha_kv_cache_desc c;
-    mha_kv_cache_describe(f->cache, &c);
+    mha_kv_cache_describe(f->at.cache, &c);
     MHA_TRY(check_size("batch", c.batch, f->B));
     MHA_TRY(check_size("kv_heads", c.kv_heads, d->kv_heads));
     MHA_TRY(check_size("head_dim", c.head_dim, d->head_dim));
@@ -34,7 +34,7 @@ static mha_status check_cache(const mhai_forward *f)
 /* The cache knows lengths, and where the tokens of a step stand. */
 static mha_status check_desc(const mhai_forward *f)
 {
-    const mha_attention_desc *d = &f->desc;
+    const mha_attention_desc *d = &f->at.desc;
     if (d->key_lengths)
         return mha_fail(MHA_ERR_ARGUMENT, "key_lengths: those of a call with a cache are the "
                                           "cache's own, leave them NULL");
@@ -57,8 +57,8 @@ static mha_status check_desc(const mhai_forward *f)
 /* Lengths before and after, and where queries begin. They are read while measuring too. */
 static mha_status take_lengths(mhai_forward *f)
 {
-    const mha_attention_desc *d = &f->desc;
-    const int64_t *held = mha_kv_cache_lengths(f->cache);
+    const mha_attention_desc *d = &f->at.desc;
+    const int64_t *held = mha_kv_cache_lengths(f->at.cache);
     void *memory;
     MHA_TRY(mhai_module_take(f, 3 * f->B, sizeof(int64_t), &memory));
     if (f->measuring) MHA_TRY(mha_scratch_alloc(f->context, 3 * f->B, sizeof(int64_t), &memory));
@@ -68,7 +68,7 @@ static mha_status take_lengths(mhai_forward *f)
     f->columns = 0;
     for (int64_t b = 0; b < f->B; b++) {
         f->lengths[b] = held[b];
-        f->new_lengths[b] = held[b] + (!f->has_keys ? 0 : f->counts ? f->counts[b] : f->S);
+        f->new_lengths[b] = held[b] + (!f->has_keys ? 0 : f->at.counts ? f->at.counts[b] : f->S);
         f->query_starts[b] = f->has_keys        ? held[b]
                              : d->q_offsets     ? d->q_offsets[b]
                              : d->q_offset != 0 ? d->q_offset
@@ -82,14 +82,14 @@ mha_status mhai_module_cached_prepare(mhai_forward *f)
 {
     MHA_TRY(check_cache(f));
     MHA_TRY(check_desc(f));
-    if (f->has_keys) MHA_TRY(mhai_kv_cache_check_counts(f->cache, f->S, f->counts));
-    if (f->counts && !f->has_keys)
+    if (f->has_keys) MHA_TRY(mhai_kv_cache_check_counts(f->at.cache, f->S, f->at.counts));
+    if (f->at.counts && !f->has_keys)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_call: counts have no meaning without key and "
                                           "value, which are to be appended");
     MHA_TRY(take_lengths(f));
     if (!f->has_keys || !f->has_query) return MHA_OK;
-    f->desc.flags |= MHA_ATTENTION_CAUSAL;
-    f->desc.q_offsets = f->query_starts;
+    f->at.desc.flags |= MHA_ATTENTION_CAUSAL;
+    f->at.desc.q_offsets = f->query_starts;
     return MHA_OK;
 }
 
@@ -101,9 +101,10 @@ mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
     const int64_t v_shape[] = {f->B, d->kv_heads, f->columns, d->value_head_dim};
     const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, k_shape);
     const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, v_shape);
-    mha_attention_desc desc = f->desc;
+    mha_attention_desc desc = f->at.desc;
     desc.key_lengths = f->new_lengths;
-    MHA_TRY(mha_attention_explain(f->context, &desc, &f->q, &k, &v, &f->heads, &f->inner, plan));
+    MHA_TRY(mha_attention_explain(f->context, &desc, &f->at.q, &k, &v, &f->at.heads, &f->at.outputs,
+                                  plan));
     size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* what the cache's attention adds */
     if (plan->scratch_bytes > PTRDIFF_MAX - more)
         return mha_fail(MHA_ERR_SIZE, "module: its scratch overflows 64 bits");
@@ -127,12 +128,9 @@ static mha_status reserve(mhai_forward *f)
 mha_status mhai_module_cached_attend(mhai_forward *f)
 {
     if (f->has_query) MHA_TRY(reserve(f));
-    if (f->has_keys) MHA_TRY(mha_kv_cache_append(f->cache, &f->k, &f->v, f->counts));
-    if (!f->has_query) return MHA_OK;
-    mha_status status =
-        mha_kv_cache_attention(f->context, f->cache, &f->desc, &f->q, &f->heads, &f->inner);
-    for (int64_t b = 0; status != MHA_OK && b < f->B; b++)
-        mhai_kv_cache_cut(f->cache, b, f->lengths[b]);
+    const mha_status status = mhai_attend_run(&f->at);
+    for (int64_t b = 0; status != MHA_OK && f->has_keys && b < f->B; b++)
+        mhai_kv_cache_cut(f->at.cache, b, f->lengths[b]);
     return status;
 }
 

@@ -62,10 +62,10 @@ static mha_status check_keys(mhai_forward *f, const mha_module_call *call)
 static mha_status check_inputs(mhai_forward *f, const mha_module_call *call)
 {
     const mha_module_desc *d = &f->module->desc;
-    f->cache = call->cache;
-    f->counts = call->counts;
-    f->has_query = !f->cache || call->query || call->out || call->outputs;
-    f->has_keys = !f->cache || call->key || call->value || !f->has_query;
+    f->at.cache = call->cache;
+    f->at.counts = call->counts;
+    f->has_query = !f->at.cache || call->query || call->out || call->outputs;
+    f->has_keys = !f->at.cache || call->key || call->value || !f->has_query;
     const mha_tensor *first = f->has_query ? call->query : call->key;
     f->unbatched = first && first->ndim == 2;
     if (f->has_query) {
@@ -80,7 +80,7 @@ static mha_status check_inputs(mhai_forward *f, const mha_module_call *call)
 /* The columns of outputs over keys. Attention checks the offsets themselves. */
 static int64_t count_columns(const mhai_forward *f)
 {
-    const mha_attention_desc *d = &f->desc;
+    const mha_attention_desc *d = &f->at.desc;
     if (!d->query_starts || !d->key_starts) return f->S;
     int64_t longest = 0;
     for (int64_t b = 0; b < d->sequences; b++) {
@@ -108,25 +108,25 @@ static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *output
                                want.heads,
                                want.lse};
     memcpy(given, all, sizeof all);
-    f->inner = (mha_attention_outputs){.struct_size = sizeof f->inner};
+    f->at.outputs = (mha_attention_outputs){.struct_size = sizeof f->at.outputs};
     if (!want.attention) return MHA_OK;
     if (f->extra)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_module_outputs: attention's own outputs know nothing of bias_k and "
                         "the key of zeros; ask the module for lse and probabilities");
-    MHA_TRY(mhai_struct_copy("mha_attention_outputs", &f->inner, sizeof f->inner,
+    MHA_TRY(mhai_struct_copy("mha_attention_outputs", &f->at.outputs, sizeof f->at.outputs,
                              offsetof(mha_attention_outputs, probabilities) + sizeof(void *),
                              want.attention));
-    f->inner.struct_size = sizeof f->inner;
-    const mha_tensor *both[] = {f->inner.probabilities, f->inner.average_probabilities,
-                                f->inner.lse};
+    f->at.outputs.struct_size = sizeof f->at.outputs;
+    const mha_tensor *both[] = {f->at.outputs.probabilities, f->at.outputs.average_probabilities,
+                                f->at.outputs.lse};
     const int own[] = {MHAI_OUT_P, MHAI_OUT_AVERAGE, MHAI_OUT_LSE};
     for (int i = 0; i < 3; i++)
         if (both[i] && given[own[i]])
             return mha_fail(MHA_ERR_ARGUMENT,
                             "mha_module_outputs: %s is given twice, leave it NULL in attention",
                             output_names[own[i]]);
-    if ((f->inner.heads || f->inner.rows) && given[MHAI_OUT_P])
+    if ((f->at.outputs.heads || f->at.outputs.rows) && given[MHAI_OUT_P])
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_module_outputs: probabilities are of all heads and rows; to choose "
                         "some, ask for probabilities in attention instead");
@@ -184,7 +184,7 @@ static mha_status check_desc_overlap(const mha_attention_desc *d, const char *na
 enum { ATTENTION_OUTPUTS = 13 };
 static int list_outputs(const mhai_forward *f, named list[1 + MHAI_OUTPUTS + ATTENTION_OUTPUTS])
 {
-    const mha_attention_outputs *w = &f->inner;
+    const mha_attention_outputs *w = &f->at.outputs;
     const named inner[ATTENTION_OUTPUTS] = {{"lse", w->lse},
                                             {"probabilities", w->probabilities},
                                             {"average_probabilities", w->average_probabilities},
@@ -223,7 +223,7 @@ static mha_status check_overlap(const mhai_forward *f)
         for (int j = 0; j < i; j++)
             MHA_TRY(
                 mhai_tensor_check_disjoint(o->name, o->tensor, outputs[j].name, outputs[j].tensor));
-        MHA_TRY(check_desc_overlap(&f->desc, o->name, o->tensor));
+        MHA_TRY(check_desc_overlap(&f->at.desc, o->name, o->tensor));
     }
     return MHA_OK;
 }
@@ -231,10 +231,10 @@ static mha_status check_overlap(const mhai_forward *f)
 /* What the descriptor may not say because the module says it. */
 static mha_status check_conflicts(const mhai_forward *f)
 {
-    if ((f->module->desc.flags & MHA_MODULE_SINKS) && f->desc.sink_logits)
+    if ((f->module->desc.flags & MHA_MODULE_SINKS) && f->at.desc.sink_logits)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "sink_logits: the module has sinks of its own, leave it NULL");
-    if (f->counts && !f->cache)
+    if (f->at.counts && !f->at.cache)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_call: counts have no meaning without a "
                                           "cache; set key_lengths in attention");
     return MHA_OK;
@@ -245,14 +245,16 @@ mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call)
     if (call->reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_call: reserved is %u, expected 0",
                         (unsigned)call->reserved);
-    MHA_TRY(mhai_struct_copy("mha_attention_desc", &f->desc, sizeof f->desc,
+    f->at = mhai_module_attend(f->module);
+    f->at.context = f->context;
+    MHA_TRY(mhai_struct_copy("mha_attention_desc", &f->at.desc, sizeof f->at.desc,
                              offsetof(mha_attention_desc, left_keys), call->attention));
-    f->desc.struct_size = sizeof f->desc;
+    f->at.desc.struct_size = sizeof f->at.desc;
     f->extra = mhai_module_extra_keys(f->module);
     MHA_TRY(check_inputs(f, call));
     MHA_TRY(check_conflicts(f));
     f->columns = count_columns(f);
-    if (f->cache) MHA_TRY(mhai_module_cached_prepare(f));
+    if (f->at.cache) MHA_TRY(mhai_module_cached_prepare(f));
     if (!f->has_query) return MHA_OK;
     MHA_TRY(check_outputs(f, call->outputs));
     return f->measuring ? MHA_OK : check_overlap(f);

@@ -39,7 +39,7 @@ static double log_sum(double a, double b) /* log(exp(a) + exp(b)); NaN if one is
 static mha_status add_zero_key(mhai_forward *f)
 {
     const int64_t heads = f->module->desc.num_heads;
-    const mha_tensor *given = f->desc.sink_logits;
+    const mha_tensor *given = f->at.desc.sink_logits;
     void *memory;
     MHA_TRY(mhai_module_take(f, heads, sizeof(float), &memory));
     if (given && !f->measuring)
@@ -51,7 +51,7 @@ static mha_status add_zero_key(mhai_forward *f)
         sinks[h] = (float)log_sum(sink, 0);
     }
     f->sinks = mha_tensor_contiguous(sinks, MHA_F32, 1, &heads);
-    f->desc.sink_logits = &f->sinks;
+    f->at.desc.sink_logits = &f->sinks;
     return MHA_OK;
 }
 
@@ -60,10 +60,10 @@ mha_status mhai_module_extra_prepare(mhai_forward *f)
     const mha_module_desc *d = &f->module->desc;
     if (d->flags & MHA_MODULE_SINKS) {
         f->sinks = mha_tensor_contiguous(f->module->vector[MHAI_SINKS], MHA_F32, 1, &d->num_heads);
-        f->desc.sink_logits = &f->sinks;
+        f->at.desc.sink_logits = &f->sinks;
     }
     if (d->flags & MHA_MODULE_ZERO_ATTN) MHA_TRY(add_zero_key(f));
-    if (f->extra == 0 || f->inner.lse) return MHA_OK;
+    if (f->extra == 0 || f->at.outputs.lse) return MHA_OK;
     if (!(d->flags & MHA_MODULE_BIAS_KV) && !f->probabilities.ndim) return MHA_OK;
     int64_t rows, count;
     void *memory;
@@ -71,7 +71,7 @@ mha_status mhai_module_extra_prepare(mhai_forward *f)
         return mha_fail(MHA_ERR_SIZE, "lse: the number of elements overflows 64 bits");
     MHA_TRY(mhai_module_take(f, count, sizeof(float), &memory));
     f->lse = mha_tensor_contiguous(memory, MHA_F32, 3, (int64_t[]){f->B, d->num_heads, f->T});
-    f->inner.lse = &f->lse;
+    f->at.outputs.lse = &f->lse;
     return MHA_OK;
 }
 
@@ -81,10 +81,10 @@ mha_status mhai_module_extra_prepare(mhai_forward *f)
 double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r)
 {
     const mha_module_desc *d = &f->module->desc;
-    const float *q = mhai_module_row_of(&f->q, r), *k = f->module->vector[MHAI_BIAS_K];
+    const float *q = mhai_module_row_of(&f->at.q, r), *k = f->module->vector[MHAI_BIAS_K];
     k += r->h / (d->num_heads / d->kv_heads) * d->head_dim;
-    double scale = (double)f->desc.scale, cap = (double)f->desc.softcap, score = 0;
-    if (scale == 0 && !(f->desc.flags & MHA_ATTENTION_SCALE_GIVEN))
+    double scale = (double)f->at.desc.scale, cap = (double)f->at.desc.softcap, score = 0;
+    if (scale == 0 && !(f->at.desc.flags & MHA_ATTENTION_SCALE_GIVEN))
         scale = 1 / sqrt((double)d->head_dim);
     for (int64_t i = 0; i < d->head_dim; i++) score += (double)q[i] * (double)k[i];
     score *= scale;
@@ -96,8 +96,8 @@ double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r
  * can count, whatever the number of keys. */
 static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
 {
-    const double dropout = (double)f->desc.dropout;
-    const uint64_t seed = f->desc.dropout_seed;
+    const double dropout = (double)f->at.desc.dropout;
+    const uint64_t seed = f->at.desc.dropout_seed;
     uint32_t word[4];
     if (dropout <= 0) return 1;
     mhai_dropout_words(word, (uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)},
@@ -107,7 +107,7 @@ static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
 
 static double gate_of(const mhai_forward *f, const mhai_module_row *r)
 {
-    const mha_tensor *gates = f->desc.gates;
+    const mha_tensor *gates = f->at.desc.gates;
     const int64_t index[2] = {r->sequence, r->h};
     int64_t at = 0;
     for (int i = 0; gates && i < gates->ndim; i++)
@@ -126,7 +126,7 @@ static void merge_value(const mhai_forward *f, const mhai_module_row *r, double 
     const mha_module_desc *d = &f->module->desc;
     const float *v = f->module->vector[MHAI_BIAS_V];
     v += r->h / (d->num_heads / d->kv_heads) * d->value_head_dim;
-    float *o = mhai_module_row_of(&f->heads, r);
+    float *o = mhai_module_row_of(&f->at.heads, r);
     weight *= mhai_module_learned_factor(f, r);
     for (int64_t i = 0; i < d->value_head_dim; i++)
         o[i] =
@@ -148,7 +148,7 @@ static void merge_probabilities(const mhai_forward *f, const mhai_module_row *r,
 
 static void merge_row(const mhai_forward *f, const mhai_module_row *r)
 {
-    const mha_tensor *x = f->inner.lse;
+    const mha_tensor *x = f->at.outputs.lse;
     float *at = (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
     double old = (double)*at, lse = old, keep = 1, weight = 0;
     if (f->module->desc.flags & MHA_MODULE_BIAS_KV) {
@@ -164,7 +164,7 @@ static void merge_row(const mhai_forward *f, const mhai_module_row *r)
 
 mhai_module_row mhai_module_row_at(const mhai_forward *f, int64_t i)
 {
-    const int64_t *starts = f->desc.query_starts;
+    const int64_t *starts = f->at.desc.query_starts;
     mhai_module_row r = {.b = i / f->T, .t = i % f->T};
     r.sequence = r.b, r.query = r.t;
     if (starts) {
@@ -187,7 +187,7 @@ static void merge_block(void *argument, int64_t block, int worker)
 
 void mhai_module_extra_merge(mhai_forward *f)
 {
-    if (f->extra == 0 || !f->inner.lse) return;
+    if (f->extra == 0 || !f->at.outputs.lse) return;
     if (!f->probabilities.ndim && !(f->module->desc.flags & MHA_MODULE_BIAS_KV)) return;
     mha_parallel_for(f->context, mhai_ceil_div(f->B * f->T, BLOCK_ROWS), merge_block, f);
 }

@@ -33,7 +33,7 @@ static mha_status take_probabilities(mhai_forward *f)
 {
     const int64_t H = f->module->desc.num_heads, columns = f->columns + f->extra;
     const bool average = f->wanted[MHAI_OUT_AVERAGE];
-    if (average && !f->extra) f->inner.average_probabilities = &f->each[MHAI_OUT_AVERAGE];
+    if (average && !f->extra) f->at.outputs.average_probabilities = &f->each[MHAI_OUT_AVERAGE];
     if (!f->wanted[MHAI_OUT_P] && !(average && f->extra)) return MHA_OK;
     f->probabilities = f->each[MHAI_OUT_P];
     if (!f->wanted[MHAI_OUT_P]) {
@@ -48,7 +48,7 @@ static mha_status take_probabilities(mhai_forward *f)
     }
     f->narrow = f->probabilities;
     f->narrow.shape[3] = f->columns;
-    f->inner.probabilities = &f->narrow;
+    f->at.outputs.probabilities = &f->narrow;
     return MHA_OK;
 }
 
@@ -56,14 +56,14 @@ static mha_status take_scratch(mhai_forward *f, const mha_module_call *call)
 {
     const mha_module_desc *d = &f->module->desc;
     if (f->has_keys) {
-        MHA_TRY(take_heads(f, f->S, d->kv_heads, d->head_dim, &f->k));
-        MHA_TRY(take_heads(f, f->S, d->kv_heads, d->value_head_dim, &f->v));
+        MHA_TRY(take_heads(f, f->S, d->kv_heads, d->head_dim, &f->at.k));
+        MHA_TRY(take_heads(f, f->S, d->kv_heads, d->value_head_dim, &f->at.v));
     }
     MHA_TRY(mhai_module_position_prepare(f, call));
     if (!f->has_query) return MHA_OK;
-    MHA_TRY(take_heads(f, f->T, d->num_heads, d->head_dim, &f->q));
-    MHA_TRY(take_heads(f, f->T, d->num_heads, d->value_head_dim, &f->heads));
-    if (f->wanted[MHAI_OUT_LSE]) f->inner.lse = &f->each[MHAI_OUT_LSE];
+    MHA_TRY(take_heads(f, f->T, d->num_heads, d->head_dim, &f->at.q));
+    MHA_TRY(take_heads(f, f->T, d->num_heads, d->value_head_dim, &f->at.heads));
+    if (f->wanted[MHAI_OUT_LSE]) f->at.outputs.lse = &f->each[MHAI_OUT_LSE];
     MHA_TRY(take_probabilities(f));
     return mhai_module_extra_prepare(f);
 }
@@ -94,9 +94,9 @@ static void project_all(const mhai_forward *f)
 {
     mhai_matmul jobs[MHAI_MATMULS];
     int count = 0;
-    if (f->has_query) project_in(f, MHAI_Q, &f->query, &f->q, jobs, &count);
-    if (f->has_keys) project_in(f, MHAI_K, &f->key, &f->k, jobs, &count);
-    if (f->has_keys) project_in(f, MHAI_V, &f->value, &f->v, jobs, &count);
+    if (f->has_query) project_in(f, MHAI_Q, &f->query, &f->at.q, jobs, &count);
+    if (f->has_keys) project_in(f, MHAI_K, &f->key, &f->at.k, jobs, &count);
+    if (f->has_keys) project_in(f, MHAI_V, &f->value, &f->at.v, jobs, &count);
     mhai_matmul_run_all(f->context, jobs, count);
 }
 
@@ -107,7 +107,7 @@ static void project_out(const mhai_forward *f)
     bool one_run = f->out.stride[0] == f->T * f->out.stride[1] || f->B == 1;
     for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
         mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
-                        (const float *)f->heads.data + b * f->T * l->inputs, l->inputs,
+                        (const float *)f->at.heads.data + b * f->T * l->inputs, l->inputs,
                         one_run ? f->B * f->T : f->T, (float *)f->out.data + b * f->out.stride[0],
                         f->out.stride[1]);
 }
@@ -144,24 +144,18 @@ static void average_heads(const mhai_forward *f)
         }
 }
 
-static mha_status attend(mhai_forward *f)
-{
-    if (f->cache) return mhai_module_cached_attend(f);
-    return mha_attention_forward(f->context, &f->desc, &f->q, &f->k, &f->v, &f->heads, &f->inner);
-}
-
 static mha_status compute(mhai_forward *f)
 {
     project_all(f);
-    MHA_TRY(mhai_module_position_apply(f));
-    MHA_TRY(attend(f));
+    MHA_TRY(mhai_attend_position(&f->at));
+    MHA_TRY(f->at.cache ? mhai_module_cached_attend(f) : mhai_attend_run(&f->at));
     if (!f->has_query) return MHA_OK;
     mhai_module_extra_merge(f); /* from here on nothing can fail */
     project_out(f);
-    copy_heads(f, &f->q, MHAI_OUT_Q);
-    copy_heads(f, &f->k, MHAI_OUT_K);
-    copy_heads(f, &f->v, MHAI_OUT_V);
-    copy_heads(f, &f->heads, MHAI_OUT_HEADS);
+    copy_heads(f, &f->at.q, MHAI_OUT_Q);
+    copy_heads(f, &f->at.k, MHAI_OUT_K);
+    copy_heads(f, &f->at.v, MHAI_OUT_V);
+    copy_heads(f, &f->at.heads, MHAI_OUT_HEADS);
     average_heads(f);
     return MHA_OK;
 }
@@ -175,9 +169,9 @@ static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_atte
     *plan = (mha_attention_plan){.reason = ""};
     MHA_TRY(mhai_module_check(f, call));
     MHA_TRY(take_scratch(f, call));
-    if (f->cache) return mhai_module_cached_plan(f, plan);
-    return mha_attention_explain(f->context, &f->desc, &f->q, &f->k, &f->v, &f->heads, &f->inner,
-                                 plan);
+    if (f->at.cache) return mhai_module_cached_plan(f, plan);
+    return mha_attention_explain(f->context, &f->at.desc, &f->at.q, &f->at.k, &f->at.v,
+                                 &f->at.heads, &f->at.outputs, plan);
 }
 
 mha_status mha_module_run(mha_context *context, const mha_module *module,

@@ -2,6 +2,7 @@
 #ifndef MHAI_MODULE_PARTS_H
 #define MHAI_MODULE_PARTS_H
 
+#include "attend/attend.h"
 #include "nn/linear.h"
 
 #include <multihead/module.h>
@@ -51,18 +52,14 @@ typedef struct mhai_forward {
     bool measuring;           /* only count scratch: tensors may be without data */
     int64_t bytes;            /* of scratch taken so far */
     size_t attention_bytes;   /* of scratch that attention to the cache will take */
-    mha_kv_cache *cache;      /* NULL: none */
-    const int64_t *counts;    /* [B] new positions of each sequence; NULL: S */
     int64_t *lengths, *new_lengths, *query_starts; /* [B] of the cache: before, after; of queries */
     mha_tensor query, key, value, out;
-    mha_attention_desc desc;       /* the caller's with the module's own parameters put in */
-    mha_attention_outputs inner;   /* what attention is asked for */
+    mhai_attend at; /* desc: the caller's with the module's own parameters put in; q, k, v, heads:
+                       [B,H,T,D] views of [B,T,H*D] scratch */
     mha_tensor each[MHAI_OUTPUTS]; /* the caller's; data NULL: not wanted */
     bool wanted[MHAI_OUTPUTS];
-    mha_tensor q, k, v, heads;        /* [B,H,T,D] views of [B,T,H*D] scratch */
     mha_tensor probabilities, narrow; /* all columns, and those that attention fills */
     mha_tensor lse, sinks;
-    mha_positions query_positions, key_positions;
     mha_tensor query_ids, key_ids;
 } mhai_forward;
 
@@ -73,12 +70,10 @@ MHA_NODISCARD mha_status mhai_module_take(mhai_forward *f, int64_t count, size_t
 /* module_check.c: read a call's arguments into f. */
 MHA_NODISCARD mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call);
 
-/* module_position.c: norm and rotation of q and k. */
+/* module_position.c: the norms and the rotation of a module, and where the tokens of a call stand. */
+mhai_attend mhai_module_attend(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_position_check(mha_context *context, mha_module_desc *desc);
 MHA_NODISCARD mha_status mhai_module_position_prepare(mhai_forward *f, const mha_module_call *call);
-MHA_NODISCARD mha_status mhai_module_position_apply(const mhai_forward *f);
-MHA_NODISCARD mha_status mhai_module_position_turn_back(const mhai_forward *f, const mha_tensor *dq,
-                                                        const mha_tensor *dk);
 
 /* module_cached.c: a call with a cache. What it checks and needs; what attention would do; append
  * and attend, or nothing of both. */

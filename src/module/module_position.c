@@ -1,47 +1,50 @@
-/* What is done to q and k between projection and attention: norm, then rotation (the order of
- * Llama's descendants, Qwen 3 among them), both in place. */
+/* The norms and the rotation of queries and keys, and where tokens stand. */
 #include "base/checked.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>
 
-static mha_rope_desc rope_of(const mha_module_desc *d)
+static mhai_attend attend_of(const mha_module_desc *d, const float *q_norm, const float *k_norm)
 {
-    return (mha_rope_desc){.struct_size = sizeof(mha_rope_desc),
-                           .pairing = d->rope_pairing,
-                           .rotary_dim = d->rotary_dim,
-                           .base = d->rope_base,
-                           .factor = d->rope_factor};
+    return (mhai_attend){.qk_norm = d->qk_norm,
+                         .qk_norm_epsilon = d->qk_norm_epsilon,
+                         .q_norm = q_norm,
+                         .k_norm = k_norm,
+                         .rotates = d->flags & MHA_MODULE_ROPE,
+                         .rope = {.struct_size = sizeof(mha_rope_desc),
+                                  .pairing = d->rope_pairing,
+                                  .rotary_dim = d->rotary_dim,
+                                  .base = d->rope_base,
+                                  .factor = d->rope_factor}};
 }
 
-/* The numbers are right if no tokens at all can be normed and rotated. */
+mhai_attend mhai_module_attend(const mha_module *module)
+{
+    return attend_of(&module->desc, module->vector[MHAI_Q_NORM], module->vector[MHAI_K_NORM]);
+}
+
+/* Defaults, and settings without their flags. */
 mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 {
-    const int64_t shape[] = {1, 1, 0, d->head_dim};
-    const mha_tensor none = mha_tensor_contiguous(NULL, MHA_F32, 4, shape);
+    static const float weight = 1; /* there are some */
+    const bool norms = d->flags & MHA_MODULE_QK_NORM, rotates = d->flags & MHA_MODULE_ROPE;
     if (d->reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_desc: reserved is %u, expected 0",
                         (unsigned)d->reserved);
-    if (d->flags & MHA_MODULE_ROPE) {
-        if (d->rotary_dim == 0) d->rotary_dim = d->head_dim;
-        if (d->rope_base == 0) d->rope_base = 10000;
-        if (d->rope_factor == 0) d->rope_factor = 1;
-        const mha_rope_desc rope = rope_of(d);
-        MHA_TRY(mha_rope_apply(context, &rope, &none, &none));
-    } else if (d->rotary_dim != 0 || d->rope_base != 0 || d->rope_factor != 0 ||
-               d->rope_pairing != 0) {
+    if (!rotates &&
+        (d->rotary_dim != 0 || d->rope_base != 0 || d->rope_factor != 0 || d->rope_pairing != 0))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: rope_pairing, rotary_dim, rope_base "
                                           "and rope_factor need the flag MHA_MODULE_ROPE");
-    }
-    if (d->flags & MHA_MODULE_QK_NORM) {
-        if (d->qk_norm_epsilon == 0)
-            d->qk_norm_epsilon = d->qk_norm == MHA_QK_NORM_L2 ? 1e-12f : 1e-6f;
-        MHA_TRY(mha_qk_norm(context, d->qk_norm, d->qk_norm_epsilon, &none, NULL, &none));
-    } else if (d->qk_norm != 0 || d->qk_norm_epsilon != 0) {
+    if (!norms && (d->qk_norm != 0 || d->qk_norm_epsilon != 0))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: qk_norm and qk_norm_epsilon need the "
                                           "flag MHA_MODULE_QK_NORM");
-    }
-    return MHA_OK;
+    if (rotates && d->rotary_dim == 0) d->rotary_dim = d->head_dim;
+    if (rotates && d->rope_base == 0) d->rope_base = 10000;
+    if (rotates && d->rope_factor == 0) d->rope_factor = 1;
+    if (norms && d->qk_norm_epsilon == 0)
+        d->qk_norm_epsilon = d->qk_norm == MHA_QK_NORM_L2 ? 1e-12f : 1e-6f;
+    const mhai_attend attend = attend_of(d, norms ? &weight : NULL, norms ? &weight : NULL);
+    return mhai_attend_check(context, &attend, d->head_dim);
 }
 
 /* ---- where tokens stand -------------------------------------------------------------------- */
@@ -50,7 +53,7 @@ mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows, bool query,
                            mha_tensor *ids, mha_positions *positions)
 {
-    const mha_attention_desc *d = &f->desc;
+    const mha_attention_desc *d = &f->at.desc;
     void *memory;
     MHA_TRY(mhai_module_take(f, rows, sizeof(int64_t), &memory));
     *ids = mha_tensor_contiguous(memory, MHA_I64, 2, (int64_t[]){1, rows});
@@ -73,7 +76,7 @@ static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows,
 static mha_status resolve(mhai_forward *f, const mha_positions *given, bool query,
                           mha_positions *positions)
 {
-    const mha_attention_desc *d = &f->desc;
+    const mha_attention_desc *d = &f->at.desc;
     const int64_t *starts = query ? d->query_starts : d->key_starts;
     *positions = (mha_positions){.start = 0};
     if (given && !(f->module->desc.flags & MHA_MODULE_ROPE))
@@ -82,7 +85,7 @@ static mha_status resolve(mhai_forward *f, const mha_positions *given, bool quer
                         query ? "query_positions" : "key_positions");
     if (given)
         *positions = *given;
-    else if (f->cache)
+    else if (f->at.cache)
         positions->starts = query ? f->query_starts : f->lengths;
     else if (starts && d->sequences > 0)
         return take_ids(f, starts, query ? f->T : f->S, query, query ? &f->query_ids : &f->key_ids,
@@ -98,44 +101,8 @@ mha_status mhai_module_position_prepare(mhai_forward *f, const mha_module_call *
 {
     bool turns = f->module->desc.flags & MHA_MODULE_ROPE;
     if (turns || call->query_positions)
-        MHA_TRY(resolve(f, call->query_positions, true, &f->query_positions));
+        MHA_TRY(resolve(f, call->query_positions, true, &f->at.query_positions));
     if (turns || call->key_positions)
-        MHA_TRY(resolve(f, call->key_positions, false, &f->key_positions));
+        MHA_TRY(resolve(f, call->key_positions, false, &f->at.key_positions));
     return MHA_OK;
-}
-
-/* ---- the work ------------------------------------------------------------------------------ */
-
-static mha_status apply(const mhai_forward *f, const mha_tensor *x, int weight,
-                        const mha_positions *positions)
-{
-    const mha_module *module = f->module;
-    const mha_module_desc *d = &module->desc;
-    if (d->flags & MHA_MODULE_QK_NORM) {
-        const mha_tensor w =
-            mha_tensor_contiguous(module->vector[weight], MHA_F32, 1, &d->head_dim);
-        MHA_TRY(mha_qk_norm(f->context, d->qk_norm, d->qk_norm_epsilon, x, &w, x));
-    }
-    if (!(d->flags & MHA_MODULE_ROPE)) return MHA_OK;
-    mha_rope_desc rope = rope_of(d);
-    rope.positions = *positions;
-    return mha_rope_apply(f->context, &rope, x, x);
-}
-
-mha_status mhai_module_position_apply(const mhai_forward *f)
-{
-    if (f->has_query) MHA_TRY(apply(f, &f->q, MHAI_Q_NORM, &f->query_positions));
-    return f->has_keys ? apply(f, &f->k, MHAI_K_NORM, &f->key_positions) : MHA_OK;
-}
-
-mha_status mhai_module_position_turn_back(const mhai_forward *f, const mha_tensor *dq,
-                                          const mha_tensor *dk)
-{
-    if (!(f->module->desc.flags & MHA_MODULE_ROPE)) return MHA_OK;
-    mha_rope_desc rope = rope_of(&f->module->desc);
-    rope.flags = MHA_ROPE_INVERSE;
-    rope.positions = f->query_positions;
-    MHA_TRY(mha_rope_apply(f->context, &rope, dq, dq));
-    rope.positions = f->key_positions;
-    return mha_rope_apply(f->context, &rope, dk, dk);
 }

@@ -1,0 +1,133 @@
+/* What is done between the projections of queries, keys and values and that of the output. */
+#include "attend/attend.h"
+
+#include "base/checked.h"
+
+#include <multihead/component.h>
+#include <multihead/nn.h>
+
+#include <string.h>
+
+/* ---- norm, rotation ------------------------------------------------------------------------ */
+
+static mha_status rotate(const mhai_attend *a, const mha_tensor *x, const mha_positions *positions,
+                         uint32_t flags)
+{
+    if (!a->rotates) return MHA_OK;
+    mha_rope_desc rope = a->rope;
+    rope.flags = flags;
+    rope.positions = *positions;
+    return mha_rope_apply(a->context, &rope, x, x);
+}
+
+static mha_status normalise(const mhai_attend *a, const mha_tensor *x, const float *weight)
+{
+    if (!weight) return MHA_OK;
+    union {
+        const float *in;
+        void *out; /* of a view that is only read */
+    } pointer = {weight};
+    const mha_tensor w = mha_tensor_contiguous(pointer.out, MHA_F32, 1, &x->shape[3]);
+    return mha_qk_norm(a->context, a->qk_norm, a->qk_norm_epsilon, x, &w, x);
+}
+
+mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t D)
+{
+    const mha_tensor none = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 1, 0, D});
+    if (a->rotates) MHA_TRY(mha_rope_apply(context, &a->rope, &none, &none));
+    if (!a->q_norm) return MHA_OK;
+    return mha_qk_norm(context, a->qk_norm, a->qk_norm_epsilon, &none, NULL, &none);
+}
+
+/* The heads of a token's queries and of its keys lie side by side and stand at the same place: one
+ * call rotates both. */
+static bool joined(const mhai_attend *a, const mha_tensor *q, const mha_tensor *k)
+{
+    const mha_positions *x = &a->query_positions, *y = &a->key_positions;
+    return q->ndim && k->ndim && q->shape[2] == k->shape[2] && q->stride[0] == k->stride[0] &&
+           q->stride[1] == k->stride[1] && q->stride[2] == k->stride[2] &&
+           (float *)q->data + q->shape[1] * q->stride[1] == (float *)k->data &&
+           x->start == y->start && x->starts == y->starts && x->ids == y->ids;
+}
+
+static mha_status rotate_both(const mhai_attend *a, const mha_tensor *q, const mha_tensor *k,
+                              uint32_t flags)
+{
+    if (joined(a, q, k)) {
+        mha_tensor both = *q;
+        both.shape[1] += k->shape[1];
+        return rotate(a, &both, &a->query_positions, flags);
+    }
+    if (q->ndim) MHA_TRY(rotate(a, q, &a->query_positions, flags));
+    return k->ndim ? rotate(a, k, &a->key_positions, flags) : MHA_OK;
+}
+
+mha_status mhai_attend_position(const mhai_attend *a)
+{
+    if (a->q.ndim) MHA_TRY(normalise(a, &a->q, a->q_norm));
+    if (a->k.ndim) MHA_TRY(normalise(a, &a->k, a->k_norm));
+    return rotate_both(a, &a->q, &a->k, 0);
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+mha_status mhai_attend_run(const mhai_attend *a)
+{
+    if (!a->cache)
+        return mha_attention_forward(a->context, &a->desc, &a->q, &a->k, &a->v, &a->heads,
+                                     &a->outputs);
+    if (a->k.ndim) MHA_TRY(mha_kv_cache_append(a->cache, &a->k, &a->v, a->counts));
+    if (!a->q.ndim) return MHA_OK;
+    return mha_kv_cache_attention(a->context, a->cache, &a->desc, &a->q, &a->heads, &a->outputs);
+}
+
+/* ---- back ---------------------------------------------------------------------------------- */
+
+/* The vectors of [B,H,T,D] as rows [B*T*H,D], those of a token side by side: copied out, or in. */
+static void copy_vectors(const mha_tensor *x, float *rows, bool out)
+{
+    const size_t bytes = (size_t)x->shape[3] * sizeof(float);
+    for (int64_t b = 0; b < x->shape[0]; b++)
+        for (int64_t t = 0; t < x->shape[2]; t++)
+            for (int64_t h = 0; h < x->shape[1]; h++, rows += x->shape[3]) {
+                float *vector =
+                    (float *)x->data + b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
+                memcpy(out ? rows : vector, out ? vector : rows, bytes);
+            }
+}
+
+static mha_status normalise_back(const mhai_attend *a, const mha_tensor *dx, const float *weight,
+                                 const mhai_attend_norm *norm)
+{
+    const int64_t D = dx->shape[3], count = dx->shape[0] * dx->shape[1] * dx->shape[2];
+    union {
+        const float *in;
+        void *out;
+    } pointer = {weight};
+    void *memory;
+    if (!weight) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(a->context);
+    MHA_TRY(mha_scratch_alloc(a->context, 2 * count * D, sizeof(float), &memory));
+    float *inputs = memory, *gradients = inputs + count * D;
+    copy_vectors(norm->input, inputs, true);
+    copy_vectors(dx, gradients, true);
+    const int64_t shape[] = {count, D};
+    const mha_tensor x = mha_tensor_contiguous(inputs, MHA_F32, 2, shape);
+    const mha_tensor dy = mha_tensor_contiguous(gradients, MHA_F32, 2, shape);
+    const mha_tensor w = mha_tensor_contiguous(pointer.out, MHA_F32, 1, &D);
+    const mha_tensor dw = mha_tensor_contiguous(norm->weight, MHA_F32, 1, &D);
+    MHA_TRY(mha_rms_norm_backward(a->context, &x, NULL, &w, a->qk_norm_epsilon, &dy, 0, &dy,
+                                  norm->weight ? &dw : NULL));
+    copy_vectors(dx, gradients, false);
+    mha_scratch_release(a->context, mark);
+    return MHA_OK;
+}
+
+mha_status mhai_attend_position_backward(const mhai_attend *a, const mha_tensor *dq,
+                                         const mha_tensor *dk, const mhai_attend_norm *q_norm,
+                                         const mhai_attend_norm *k_norm)
+{
+    MHA_TRY(rotate_both(a, dq, dk, MHA_ROPE_INVERSE));
+    MHA_TRY(normalise_back(a, dq, a->q_norm, q_norm));
+    return normalise_back(a, dk, a->k_norm, k_norm);
+}

@@ -1,0 +1,50 @@
+/* Attention between its projections, for modules and transformers: queries and keys are normalised,
+ * rotated, and attend, with a cache or without (the order of Llama's descendants, Qwen 3 among
+ * them). */
+#ifndef MHAI_ATTEND_H
+#define MHAI_ATTEND_H
+
+#include <multihead/attention.h>
+#include <multihead/cache.h>
+#include <multihead/position.h>
+
+/* A layer's description fills the first part, a call the second. */
+typedef struct mhai_attend {
+    mha_qk_norm_kind qk_norm;
+    float qk_norm_epsilon;
+    const float *q_norm, *k_norm; /* [D] weights of the norms; NULL: no norms */
+    bool rotates;
+    mha_rope_desc rope; /* without positions */
+    mha_attention_desc desc;
+
+    mha_context *context;
+    mha_positions query_positions, key_positions;
+    mha_attention_outputs outputs;
+    mha_kv_cache *cache;       /* NULL: none */
+    const int64_t *counts;     /* [B] with a cache, see mha_kv_cache_append() */
+    mha_tensor q, k, v, heads; /* q [B,H,T,D], k, v [B,Hk,S,..]; ndim 0: none, with a cache only */
+} mhai_attend;
+
+/* Whether the numbers of the norms and of the rotation can be used with heads of D numbers. */
+MHA_NODISCARD mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t D);
+
+/* q and k become what attention reads, in place. */
+MHA_NODISCARD mha_status mhai_attend_position(const mhai_attend *a);
+
+/* heads from q, k and v as attention reads them. With a cache: append k and v, then q attends to
+ * all that it holds; after an error the caller truncates the cache. */
+MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
+
+/* What a norm read, and where the gradient of its weight is added; weight NULL: not wanted. */
+typedef struct mhai_attend_norm {
+    const mha_tensor *input; /* as q or k; ignored without norms */
+    float *weight;           /* [D] */
+} mhai_attend_norm;
+
+/* dq and dk, the gradients of what attention read, become those of what the projections gave. */
+MHA_NODISCARD mha_status mhai_attend_position_backward(const mhai_attend *a, const mha_tensor *dq,
+                                                       const mha_tensor *dk,
+                                                       const mhai_attend_norm *q_norm,
+                                                       const mhai_attend_norm *k_norm);
+
+#endif
