@@ -22,6 +22,7 @@
 
 #include <multihead/attention.h>
 #include <multihead/nn.h>
+#include <multihead/position.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -57,6 +58,36 @@ enum {
     MHA_TRANSFORMER_NO_OUTPUT = 1 << 6       /* ends with the last x, normed if pre-norm */
 };
 
+/* mha_layer_desc.flags */
+enum {
+    MHA_LAYER_SCALE_GIVEN = 1 << 0,     /* use scale as given, even 0 */
+    MHA_LAYER_WINDOW = 1 << 1,          /* left_keys, right_keys and sink_keys apply */
+    MHA_LAYER_QK_NORM = 1 << 2,         /* q and k are normalised, before they are rotated */
+    MHA_LAYER_SINKS = 1 << 3,           /* learned sink logits */
+    MHA_LAYER_ALIBI = 1 << 4,           /* slopes, which begin as mha_alibi_slopes() */
+    MHA_LAYER_NO_ROPE = 1 << 5,         /* no rotation in this layer */
+    MHA_LAYER_ROPE_INTERLEAVED = 1 << 6 /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
+};
+
+/* The self-attention of one layer: fields of mha_attention_desc (attention.h), mha_rope_desc and
+ * mha_qk_norm() (position.h), which have the formulas. Zero everywhere: none of it. */
+typedef struct mha_layer_desc {
+    uint32_t struct_size;
+    uint32_t flags;
+    float scale;              /* 0: 1 / sqrt(D), unless MHA_LAYER_SCALE_GIVEN */
+    float softcap;            /* 0: none */
+    int64_t left_keys;        /* with MHA_LAYER_WINDOW; -1: unlimited */
+    int64_t right_keys;       /* likewise */
+    int64_t sink_keys;        /* first keys, exempt from the window */
+    mha_qk_norm_kind qk_norm; /* with MHA_LAYER_QK_NORM; MHA_QK_NORM_L2 in forward calls only */
+    float qk_norm_epsilon;    /* 0: 1e-6, of MHA_QK_NORM_L2 1e-12 */
+    int64_t t5_buckets;       /* 0: no T5 bias; one-sided if the transformer is causal */
+    int64_t t5_max_distance;  /* 0: 128 */
+    int64_t rotary_dim;       /* of rotary positions; even, 0: D */
+    float rope_base;          /* 0: that of the transformer */
+    float rope_factor;        /* 0: 1 */
+} mha_layer_desc;
+
 typedef struct mha_transformer_desc {
     uint32_t struct_size;
     uint32_t flags;
@@ -87,6 +118,9 @@ typedef struct mha_transformer_desc {
     /* Token types (BERT's segments): a table [type_count,E] whose row is added to the embedding of
      * each token; 0: none. With it the sum of the tables' rows is rounded once */
     int64_t type_count;
+    /* [L] of one struct_size: what the self-attention of each layer has besides; NULL: nothing.
+     * Copied, as layer_heads */
+    const mha_layer_desc *layers;
 } mha_transformer_desc;
 
 /* Parameters, and packed copies of the matrices. */
@@ -120,8 +154,9 @@ MHA_API void mha_transformer_describe(const mha_transformer *transformer,
 typedef enum mha_parameter_kind {
     MHA_PARAMETER_MATRIX = 0,    /* [outputs, inputs]; the only kind that decays */
     MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions, types */
-    MHA_PARAMETER_BIAS = 2,
-    MHA_PARAMETER_NORM = 3
+    MHA_PARAMETER_BIAS = 2,      /* T5's tables and sinks too: all begin as 0 */
+    MHA_PARAMETER_NORM = 3,
+    MHA_PARAMETER_CONSTANT = 4 /* ALiBi's slopes: not learned, their gradient is 0 */
 } mha_parameter_kind;
 
 typedef struct mha_parameter {
@@ -148,6 +183,9 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   embed_types.weight [type_count,E]         embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
+ *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc
+ *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
+ *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
  *   layers.N.cross_attn_norm, cross_attn      likewise
  *   layers.N.mlp_norm                         likewise
  *   layers.N.mlp.gate_proj.weight .bias (SwiGLU)    up_proj, down_proj likewise
@@ -291,6 +329,9 @@ typedef struct mha_layer_view {
     mha_tensor heads;        /* [B,H,T,D] what each head found, times its gate */
     mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: what W_o reads */
     mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: what W_down reads */
+    /* What made heads of q, k and v, without gates, dropout and lengths: for
+     * mha_attention_visit_rows(). Its tensors are the transformer's */
+    mha_attention_desc attention;
 } mha_layer_view;
 
 /**

@@ -43,6 +43,9 @@ static double numbers_described(const mha_transformer_desc *d)
     if (d->layer_heads) layers = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
         layers += 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
+        layers += (double)d->layers[i].t5_buckets *
+                  (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
     if (d->flags & MHA_TRANSFORMER_CROSS) layer += q + 2 * memory * kv * D;
     layer += (d->feed_forward == MHA_FEED_FORWARD_SWIGLU ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
@@ -51,6 +54,23 @@ static double numbers_described(const mha_transformer_desc *d)
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         all += (double)d->vocab_size * E;
     return all;
+}
+
+/* Layers that rotate in different ways, each with a table. */
+static int64_t count_rotations(const mha_transformer_desc *d)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++) {
+        int64_t k = 0;
+        const mha_layer_desc *a = &d->layers[i];
+        for (const mha_layer_desc *b = d->layers; k < i; k++, b++)
+            if (a->rotary_dim == b->rotary_dim && !(a->rope_base < b->rope_base) &&
+                !(a->rope_base > b->rope_base) && !(a->rope_factor < b->rope_factor) &&
+                !(a->rope_factor > b->rope_factor))
+                break;
+        count += k == i;
+    }
+    return count > 0 ? count : 1;
 }
 
 /* Positions that no weight vouches for: tables of angles, for which there is room at least. */
@@ -62,10 +82,13 @@ static mha_status check_positions(const loading *l)
     const int64_t width = d->positions == MHA_ENCODING_SINUSOIDAL ? d->embed_dim
                           : d->head_dim                           ? d->head_dim
                                                                   : d->embed_dim / d->num_heads;
-    if (d->max_length * width <= MOST_ANGLES) return MHA_OK; /* at most 2^20 each: no overflow */
-    return mha_fail(
-        MHA_ERR_SIZE, "%s: %lld positions of %lld angles are more than the %d supported",
-        mhai_show_path(l->config).text, (long long)d->max_length, (long long)width, MOST_ANGLES);
+    const int64_t tables = count_rotations(d);
+    if (d->max_length * width <= MOST_ANGLES / tables) return MHA_OK; /* 2^20 each: no overflow */
+    return mha_fail(MHA_ERR_SIZE,
+                    "%s: %lld positions of %lld angles in %lld tables are more than the %d "
+                    "supported",
+                    mhai_show_path(l->config).text, (long long)d->max_length, (long long)width,
+                    (long long)tables, MOST_ANGLES);
 }
 
 static mha_status check_numbers(const loading *l)
@@ -226,6 +249,7 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *w
     mha_status status = l->family->read(config, &l->plan);
     if (status == MHA_OK) status = load_files(l, weights_path);
     free(l->plan.head_lists);
+    free(l->plan.layers);
     return status;
 }
 

@@ -5,6 +5,7 @@
 
 #include <multihead/component.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,6 +113,18 @@ mha_status mhai_config_real(const mhai_config *config, const char *key, double f
     return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected %s %g, at most %g",
                     mhai_show_path(config->path).text, key, number,
                     low > 0 ? "at least" : "more than", low, high);
+}
+
+mha_status mhai_config_float(const mhai_config *config, const char *key, float *value)
+{
+    const json_t *found = find(config, key);
+    const double number = found ? json_number_value(found) : 0;
+    *value = 0;
+    if (found && (!json_is_number(found) || !(fabs(number) <= (double)FLT_MAX)))
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no number that fits in a float",
+                        mhai_show_path(config->path).text, key);
+    *value = (float)number;
+    return MHA_OK;
 }
 
 /* The place of a text field among count known ones. */

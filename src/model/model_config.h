@@ -46,6 +46,10 @@ MHA_NODISCARD mha_status mhai_config_bool(const mhai_config *config, const char 
 MHA_NODISCARD mha_status mhai_config_real(const mhai_config *config, const char *key,
                                           double fallback, double low, double high, float *value);
 
+/* Any number that becomes a finite float; 0 if absent. */
+MHA_NODISCARD mha_status mhai_config_float(const mhai_config *config, const char *key,
+                                           float *value);
+
 /* The place of a text field among count known ones. */
 MHA_NODISCARD mha_status mhai_config_choice(const mhai_config *config, const char *key,
                                             const char *fallback, const char *const *known,

@@ -35,7 +35,7 @@ static mha_status check_heads(mha_transformer_desc *d)
     if (d->num_heads % d->kv_heads != 0)
         return mha_fail(MHA_ERR_SHAPE, "num_heads %lld is not a multiple of kv_heads %lld",
                         (long long)d->num_heads, (long long)d->kv_heads);
-    if (d->positions == MHA_ENCODING_ROTARY && d->head_dim % 2 != 0)
+    if (d->positions == MHA_ENCODING_ROTARY && d->head_dim % 2 != 0 && !d->layers)
         return mha_fail(MHA_ERR_SHAPE, "head_dim is %lld, rotary positions need an even one",
                         (long long)d->head_dim);
     return MHA_OK;
@@ -187,6 +187,23 @@ static mhai_place_linear add_linear(layout *l, int64_t inputs, const char *const
     return place;
 }
 
+/* What a layer's description asks for besides projections. */
+static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
+                       mhai_place_attention *place)
+{
+    const int64_t D = l->t->desc.head_dim;
+    if (of->flags & MHA_LAYER_QK_NORM) {
+        place->q_norm = add(l, ".q_norm.weight", MHA_PARAMETER_NORM, D, 0);
+        place->k_norm = add(l, ".k_norm.weight", MHA_PARAMETER_NORM, D, 0);
+    }
+    if (of->flags & MHA_LAYER_SINKS) place->sinks = add(l, ".sinks", MHA_PARAMETER_BIAS, heads, 0);
+    if (of->flags & MHA_LAYER_ALIBI)
+        place->slopes = add(l, ".alibi_slopes", MHA_PARAMETER_CONSTANT, heads, 0);
+    if (of->t5_buckets > 0)
+        place->t5 =
+            add(l, ".relative_attention_bias.weight", MHA_PARAMETER_BIAS, of->t5_buckets, heads);
+}
+
 static mhai_place_attention add_attention(layout *l, bool cross)
 {
     static const char *const qkv_names[3] = {"q_proj", "k_proj", "v_proj"};
@@ -212,6 +229,7 @@ static mhai_place_attention add_attention(layout *l, bool cross)
         place.in = add_linear(l, d->embed_dim, qkv_names, (const int64_t[]){q, kv, kv});
     }
     place.out = add_linear(l, q, o_name, (const int64_t[]){d->embed_dim, 0, 0});
+    if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads.q, &place);
     return place;
 }
 
@@ -307,70 +325,6 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
                                                               : pack(context, t, &t->output);
 }
 
-static int64_t encoding_width(const mha_transformer *t)
-{
-    const mha_transformer_desc *d = &t->desc;
-    return d->positions == MHA_ENCODING_ROTARY ? d->head_dim : d->embed_dim;
-}
-
-/* Room for every position, without touching it. */
-static mha_status make_encoding(mha_transformer *t)
-{
-    const mha_transformer_desc *d = &t->desc;
-    size_t bytes;
-    if (d->positions != MHA_ENCODING_ROTARY && d->positions != MHA_ENCODING_SINUSOIDAL)
-        return MHA_OK;
-    if (!mhai_mul_size((size_t)(d->max_length * encoding_width(t)), sizeof(float), &bytes) ||
-        bytes > PTRDIFF_MAX - sizeof *t->encoding)
-        return mha_fail(MHA_ERR_SIZE, "transformer: %lld positions do not fit in memory",
-                        (long long)d->max_length);
-    bytes += sizeof *t->encoding;
-    mhai_encoding *made = t->allocator.alloc(t->allocator.user, bytes, 64);
-    if (!made) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
-    if (pthread_mutex_init(&made->growing, NULL) != 0) {
-        t->allocator.release(t->allocator.user, made, bytes);
-        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot make a mutex");
-    }
-    made->rows = 0;
-    t->encoding = made;
-    t->encoding_bytes = bytes;
-    return MHA_OK;
-}
-
-/* Rows [e->rows, count): the sinusoidal ones, or what turning (1, 0) gives, a cosine and a sine. */
-static mha_status grow_encoding(mha_context *context, const mha_transformer *t, int64_t count)
-{
-    mhai_encoding *e = t->encoding;
-    const int64_t width = encoding_width(t), begin = e->rows;
-    if (count > t->desc.max_length) count = t->desc.max_length;
-    if (count <= begin) return MHA_OK;
-    float *first = e->values + begin * width;
-    if (t->desc.positions == MHA_ENCODING_SINUSOIDAL) {
-        mha_tensor table = mhai_transformer_rows(first, count - begin, width, width);
-        MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
-    } else {
-        for (int64_t i = 0; i < count - begin; i++)
-            for (int64_t j = 0; j < width; j++) first[i * width + j] = j < width / 2 ? 1 : 0;
-        mha_tensor x = mha_tensor_bthd(first, 1, count - begin, 1, width);
-        const mha_rope_desc rope = {.struct_size = sizeof rope,
-                                    .pairing = MHA_ROPE_HALVES,
-                                    .base = (double)t->desc.rope_base,
-                                    .positions = {.start = begin}};
-        MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
-    }
-    e->rows = count;
-    return MHA_OK;
-}
-
-mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t, int64_t count)
-{
-    if (!t->encoding) return MHA_OK;
-    pthread_mutex_lock(&t->encoding->growing);
-    mha_status status = grow_encoding(context, t, count);
-    pthread_mutex_unlock(&t->encoding->growing);
-    return status;
-}
-
 /* The caller's lists of heads become the transformer's own. */
 static mha_status copy_lists(mha_transformer *t)
 {
@@ -392,10 +346,24 @@ static mha_status copy_lists(mha_transformer *t)
     return MHA_OK;
 }
 
+static mha_status copy_layers(mha_transformer *t)
+{
+    mha_transformer_desc *d = &t->desc;
+    void *memory;
+    bool plain;
+    if (!d->layers) return MHA_OK;
+    MHA_TRY(allocate(t, d->num_layers, sizeof *t->layer_descs, &memory));
+    t->layer_descs = memory;
+    MHA_TRY(mhai_transformer_read_layers(d, t->layer_descs, &plain));
+    d->layers = plain ? NULL : t->layer_descs;
+    return MHA_OK;
+}
+
 static mha_status make_parts(mha_context *context, mha_transformer *t)
 {
     void *memory;
     MHA_TRY(copy_lists(t));
+    MHA_TRY(copy_layers(t));
     MHA_TRY(lay_out(t)); /* counts */
     MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &memory));
     t->parameters = memory;
@@ -410,7 +378,7 @@ static mha_status make_parts(mha_context *context, mha_transformer *t)
         for (int64_t k = 0; p->kind == MHA_PARAMETER_NORM && dot[1] == 'w' && k < p->count; k++)
             t->data[p->offset + k] = 1;
     }
-    MHA_TRY(make_encoding(t));
+    MHA_TRY(mhai_transformer_make_layers(context, t));
     return mha_transformer_update(context, t);
 }
 
@@ -461,8 +429,8 @@ void mha_transformer_destroy(mha_transformer *t)
     release(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
     release(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
     release(&a, t->data, t->size, sizeof *t->data);
-    if (t->encoding) pthread_mutex_destroy(&t->encoding->growing);
-    release(&a, t->encoding, 1, t->encoding_bytes);
+    release(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
+    mhai_transformer_free_encodings(t);
     a.release(a.user, t, sizeof *t);
 }
 

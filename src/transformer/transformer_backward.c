@@ -18,12 +18,13 @@ typedef struct call {
     mha_transformer_input input;
     mha_activations *a;
     mha_transformer_gradients out;
-    float *dx;     /* [tokens,E] the gradient of the stream */
-    float *din;    /* [tokens,E] that of what a step read */
-    float *wide;   /* [tokens, widest] of qkv, heads or the feed-forward layer */
-    float *also;   /* the same, of heads and activations */
-    float *memory; /* [memory rows, 2 Hk D] */
-    float *gates;  /* [H] */
+    float *dx;            /* [tokens,E] the gradient of the stream */
+    float *din;           /* [tokens,E] that of what a step read */
+    float *wide;          /* [tokens, widest] of qkv, heads or the feed-forward layer */
+    float *also;          /* the same, of heads and activations */
+    float *memory;        /* [memory rows, 2 Hk D] */
+    float *gates, *sinks; /* [H] */
+    float *t5;            /* the largest table */
 } call;
 
 static int64_t tokens_of(const mha_activations *a)
@@ -35,6 +36,14 @@ static mha_tensor stream(const call *c, const float *data)
 {
     const int64_t width = c->t->desc.embed_dim;
     return mhai_transformer_rows(data, tokens_of(c->a), width, width);
+}
+
+static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory)
+{
+    void *taken;
+    MHA_TRY(mha_scratch_alloc(c->context, rows * cols, sizeof(float), &taken));
+    *memory = taken;
+    return MHA_OK;
 }
 
 /* ---- norms, linear layers -------------------------------------------------------------------- */
@@ -121,30 +130,68 @@ static void add_heads(const call *c, const float *heads, const float *gradient, 
             }
 }
 
+/* Through norms and rotation of a layer. What the norms read is projected anew. */
+static mha_status position(const call *c, const mhai_place_attention *place,
+                           const mhai_kept_attention *kept, const mhai_attend *x, mhai_heads count,
+                           const mhai_qkv *gradient)
+{
+    mhai_qkv read = {.q = {.ndim = 0}};
+    mhai_attend_norm q = {&read.q, NULL}, k = {&read.k, NULL};
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    if (x->q_norm) {
+        const int64_t rows = tokens_of(c->a), inputs = place->in.inputs;
+        float *memory;
+        MHA_TRY(take(c, rows, place->in.outputs, &memory));
+        mha_tensor in = mhai_transformer_rows(kept->step.in, rows, inputs, inputs);
+        mha_tensor out = mhai_transformer_rows(memory, rows, place->in.outputs, place->in.outputs);
+        MHA_TRY(mha_linear_forward(c->context, place->in.packed, MHA_ACTIVATION_NONE, &in, &out));
+        read = mhai_transformer_qkv(c->a, count, false, memory, NULL);
+        q.weight = place_of(c, place->q_norm);
+        k.weight = place_of(c, place->k_norm);
+    }
+    MHA_TRY(mhai_attend_position_backward(x, &gradient->q, &gradient->k, &q, &k));
+    mha_scratch_release(c->context, mark);
+    return MHA_OK;
+}
+
+/* Gradients of a parameter that attention overwrites, added to those of the transformer. */
+static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers)
+{
+    const int64_t count = numbers->shape[0] * (numbers->ndim > 1 ? numbers->shape[1] : 1);
+    float *to = place_of(c, offset);
+    for (int64_t i = 0; i < count; i++) to[i] += ((const float *)numbers->data)[i];
+}
+
 /* Through the attention itself: from the heads' gradient in c->also to that of q, k, v. */
-static mha_status attention(const call *c, const mhai_kept_attention *kept, int64_t layer,
-                            bool cross)
+static mha_status attention(const call *c, const mhai_place_attention *place,
+                            const mhai_kept_attention *kept, int64_t layer, bool cross)
 {
     const mha_activations *a = c->a;
     const mha_tensor *dgates = cross ? c->out.cross_gates : c->out.gates;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     mhai_call_attention described;
-    mhai_transformer_attention(c->t, &c->input, layer, cross, &described);
-    mhai_qkv qkv = mhai_transformer_qkv(a, count, cross, kept->qkv, kept->memory);
+    mhai_transformer_attention(c->context, a, &c->input, layer, cross, &described);
+    const mhai_attend *x = &described.attend;
+    const bool sinks = x->desc.sink_logits && c->out.parameters;
+    const bool t5 = x->desc.t5_table && c->out.parameters;
     mhai_qkv gradient = mhai_transformer_qkv(a, count, cross, c->wide, c->memory);
-    mha_tensor heads = mhai_transformer_heads(a, count, kept->heads);
-    mha_tensor lse = mhai_transformer_lse(a, count, kept->lse);
     mha_tensor dheads = mhai_transformer_heads(a, count, c->also);
     mha_tensor gates = mhai_transformer_vector(c->gates, count.q);
+    mha_tensor dsinks = mhai_transformer_vector(c->sinks, count.q), dt5 = place->t5_table;
+    dt5.data = c->t5;
     const mha_attention_gradients wanted = {.struct_size = sizeof wanted,
                                             .q = &gradient.q,
                                             .k = &gradient.k,
                                             .v = &gradient.v,
-                                            .gates = dgates ? &gates : NULL};
-    MHA_TRY(mha_attention_backward(c->context, &described.desc, &qkv.q, &qkv.k, &qkv.v, &heads,
-                                   &lse, &dheads, &wanted));
+                                            .gates = dgates ? &gates : NULL,
+                                            .sink_logits = sinks ? &dsinks : NULL,
+                                            .t5_table = t5 ? &dt5 : NULL};
+    MHA_TRY(mha_attention_backward(c->context, &x->desc, &x->q, &x->k, &x->v, &x->heads,
+                                   &described.lse, &dheads, &wanted));
     if (dgates) add_gates(c, dgates, layer, count);
-    return cross ? MHA_OK : mhai_transformer_turn(c->context, c->t, &gradient, 0, true);
+    if (sinks) add_numbers(c, place->sinks, &dsinks);
+    if (t5) add_numbers(c, place->t5, &dt5);
+    return cross ? MHA_OK : position(c, place, kept, x, count, &gradient);
 }
 
 /* A layer whose heads are gone: the stream's gradient passes by, and the bias has it too. */
@@ -172,7 +219,7 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     mha_tensor dheads = mhai_transformer_rows(c->also, rows, place->out.inputs, place->out.inputs);
     MHA_TRY(linear(c, &place->out, &heads, &dx, 0, &dheads));
     if (c->out.heads && !cross) add_heads(c, kept->heads, c->also, layer);
-    MHA_TRY(attention(c, kept, layer, cross));
+    MHA_TRY(attention(c, place, kept, layer, cross));
     if (cross) {
         const mha_tensor *m = c->input.memory, *dm = c->out.memory;
         const int64_t count = c->a->B * c->a->S, width = place->memory.inputs;
@@ -309,6 +356,11 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "head_means are for forward calls: what the heads gave "
                         "out is not kept beside them");
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
+        if (d->layers[i].qk_norm == MHA_QK_NORM_L2)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "layer %lld: MHA_QK_NORM_L2 has no gradient, use MHA_QK_NORM_RMS",
+                            (long long)i);
     const int64_t shape[] = {a->B, a->T,
                              d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
     MHA_TRY(mhai_tensor_check("output_gradient", output_gradient, MHA_F32, 3, shape));
@@ -325,19 +377,11 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
     return check_batches("memory gradient", c->out.memory);
 }
 
-static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory)
-{
-    void *taken;
-    MHA_TRY(mha_scratch_alloc(c->context, rows * cols, sizeof(float), &taken));
-    *memory = taken;
-    return MHA_OK;
-}
-
 static mha_status take_scratch(call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t rows = tokens_of(c->a), q = d->num_heads * d->head_dim;
-    int64_t kv = 2 * d->kv_heads * d->head_dim;
+    int64_t kv = 2 * d->kv_heads * d->head_dim, buckets = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
         kv = mhai_max_i64(kv, 2 * d->layer_kv_heads[i] * d->head_dim);
     c->dx = c->a->gradient;
@@ -345,6 +389,10 @@ static mha_status take_scratch(call *c)
     MHA_TRY(take(c, rows, mhai_max_i64(q + kv, mhai_transformer_up(c->t)), &c->wide));
     MHA_TRY(take(c, rows, mhai_max_i64(q, d->ff_dim), &c->also));
     MHA_TRY(take(c, c->a->B * c->a->S, kv, &c->memory));
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
+        buckets = mhai_max_i64(buckets, d->layers[i].t5_buckets);
+    MHA_TRY(take(c, buckets, d->num_heads, &c->t5));
+    MHA_TRY(take(c, 1, d->num_heads, &c->sinks));
     return take(c, 1, d->num_heads, &c->gates);
 }
 

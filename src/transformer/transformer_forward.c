@@ -203,42 +203,32 @@ mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, cons
     return mha_tensor_contiguous(rows.data, MHA_F32, 3, (const int64_t[]){a->B, heads.q, a->T});
 }
 
-void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_input *input,
-                                int64_t layer, bool cross, mhai_call_attention *made)
+void mhai_transformer_attention(mha_context *context, const mha_activations *a,
+                                const mha_transformer_input *input, int64_t layer, bool cross,
+                                mhai_call_attention *made)
 {
+    const mha_transformer *t = a->transformer;
+    const mhai_kept_attention *kept = cross ? &a->layers[layer].cross : &a->layers[layer].self;
     const mha_tensor *gates = cross ? input->cross_gates : input->gates;
-    *made = (mhai_call_attention){
-        .desc = {.struct_size = sizeof made->desc,
-                 .key_lengths = cross ? input->memory_lengths : input->lengths,
-                 .dropout = input->dropout,
-                 .dropout_seed = input->dropout_seed +
-                                 UINT64_C(0x9E3779B97F4A7C15) * (uint64_t)(2 * layer + cross)}};
-    if (!cross && mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
-        made->desc.flags = MHA_ATTENTION_CAUSAL;
+    const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, cross);
+    const mhai_qkv qkv = mhai_transformer_qkv(a, heads, cross, kept->qkv, kept->memory);
+    mhai_attend *x = &made->attend;
+    *x = cross ? (mhai_attend){.desc = {.struct_size = sizeof x->desc}}
+               : t->layers[layer].self.attend;
+    x->context = context;
+    x->outputs.struct_size = sizeof x->outputs;
+    x->desc.key_lengths = cross ? input->memory_lengths : input->lengths;
+    x->desc.dropout = input->dropout;
+    x->desc.dropout_seed =
+        input->dropout_seed + UINT64_C(0x9E3779B97F4A7C15) * (uint64_t)(2 * layer + cross);
+    x->q = qkv.q;
+    x->k = qkv.k;
+    x->v = qkv.v;
+    x->heads = mhai_transformer_heads(a, heads, kept->heads);
+    made->lse = mhai_transformer_lse(a, heads, kept->lse);
     if (!gates) return;
-    made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer),
-                                          mhai_transformer_heads_of(&t->desc, layer, cross).q);
-    made->desc.gates = &made->gates;
-}
-
-mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
-                                 const mhai_qkv *qkv, int64_t start, bool back)
-{
-    const mha_transformer_desc *d = &t->desc;
-    if (d->positions != MHA_ENCODING_ROTARY) return MHA_OK;
-    const int64_t half = d->head_dim / 2, width = d->head_dim;
-    const float *table = t->encoding->values;
-    mha_tensor cosines = mhai_transformer_rows(table, d->max_length, half, width);
-    mha_tensor sines = mhai_transformer_rows(table + half, d->max_length, half, width);
-    const mha_rope_desc rope = {.struct_size = sizeof rope,
-                                .flags = back ? MHA_ROPE_INVERSE : 0,
-                                .pairing = MHA_ROPE_HALVES,
-                                .positions = {.start = start},
-                                .cos_table = &cosines,
-                                .sin_table = &sines};
-    mha_tensor heads = qkv->q; /* of a token, heads of keys follow those of queries */
-    heads.shape[1] += qkv->k.shape[1];
-    return mha_rope_apply(context, &rope, &heads, &heads);
+    made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer), heads.q);
+    x->desc.gates = &made->gates;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -348,34 +338,27 @@ static mha_status read_outputs(const mha_attention_outputs *given, int64_t layer
                     (long long)layer);
 }
 
-/* A layer's attention between its projections. Holds what outputs and the descriptor point to. */
-typedef struct attention_step {
-    mhai_call_attention call;
-    mhai_qkv qkv;
-    mha_tensor heads, lse, part;
-    mha_attention_outputs outputs;
-} attention_step;
-
-static mha_status prepare(const call *c, int64_t layer, bool cross, attention_step *made)
+/* A layer's attention between its projections. */
+static mha_status prepare(const call *c, int64_t layer, bool cross, mhai_call_attention *made)
 {
-    const mhai_kept_layer *of = &c->a->layers[layer];
-    const mhai_kept_attention *kept = cross ? &of->cross : &of->self;
-    const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
+    mhai_attend *x = &made->attend;
+    mhai_transformer_attention(c->context, c->a, &c->input, layer, cross, made);
+    x->query_positions.start = x->key_positions.start = c->start;
+    if (c->caches) {
+        x->cache = c->caches[layer];
+        return MHA_OK;
+    }
     MHA_TRY(read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer], layer,
-                         &made->outputs));
-    if (wanted && made->outputs.probabilities)
+                         &x->outputs));
+    if (wanted && x->outputs.probabilities)
         return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: wanted twice",
                         (long long)layer);
-    mhai_transformer_attention(c->t, &c->input, layer, cross, &made->call);
-    made->qkv = mhai_transformer_qkv(c->a, count, cross, kept->qkv, kept->memory);
-    made->heads = mhai_transformer_heads(c->a, count, kept->heads);
-    made->lse = mhai_transformer_lse(c->a, count, kept->lse);
-    made->outputs.lse = &made->lse;
+    x->outputs.lse = &made->lse;
     if (!wanted) return MHA_OK;
-    made->part = layer_part(wanted, layer);
-    made->part.shape[1] = count.q;
-    made->outputs.probabilities = &made->part;
+    made->probabilities = layer_part(wanted, layer);
+    made->probabilities.shape[1] = x->q.shape[1];
+    x->outputs.probabilities = &made->probabilities;
     return MHA_OK;
 }
 
@@ -394,23 +377,15 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     const int64_t rows = tokens_of(c->a);
-    attention_step step;
+    mhai_call_attention attention;
     if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->norm, &kept->step));
     MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
     if (cross) MHA_TRY(project_memory(c, &place->memory, kept->memory));
-    MHA_TRY(prepare(c, layer, cross, &step));
-    const mhai_qkv *qkv = &step.qkv;
-    if (!cross) MHA_TRY(mhai_transformer_turn(c->context, c->t, qkv, c->start, false));
-    if (c->caches) {
-        MHA_TRY(mha_kv_cache_append(c->caches[layer], &qkv->k, &qkv->v, NULL));
-        MHA_TRY(mha_kv_cache_attention(c->context, c->caches[layer], &step.call.desc, &qkv->q,
-                                       &step.heads, NULL));
-    } else {
-        MHA_TRY(mha_attention_forward(c->context, &step.call.desc, &qkv->q, &qkv->k, &qkv->v,
-                                      &step.heads, &step.outputs));
-    }
+    MHA_TRY(prepare(c, layer, cross, &attention));
+    MHA_TRY(mhai_attend_position(&attention.attend));
+    MHA_TRY(mhai_attend_run(&attention.attend));
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
     MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows, next));
     return end_step(c, &place->norm, &kept->step, next);
@@ -481,7 +456,7 @@ static mha_status embed(const call *c)
     embed_job job = {.a = c->a,
                      .tokens = t->data + t->tokens,
                      .positions = d->positions == MHA_ENCODING_LEARNED      ? t->data + t->positions
-                                  : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encoding->values
+                                  : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encodings->values
                                                                             : NULL,
                      .types = d->type_count > 0 ? t->data + t->types : NULL,
                      .width = d->embed_dim,
@@ -650,13 +625,14 @@ static mha_status reserve(const call *c)
     void *memory;
     for (int64_t i = 0; tokens_of(c->a) > 0 && i < 2 * d->num_layers; i++) {
         const bool cross = i % 2;
-        attention_step step;
+        mhai_call_attention attention;
+        const mhai_attend *x = &attention.attend;
         if ((cross && !(d->flags & MHA_TRANSFORMER_CROSS)) ||
             mhai_transformer_heads_of(d, i / 2, cross).q == 0)
             continue;
-        MHA_TRY(prepare(c, i / 2, cross, &step));
-        MHA_TRY(mha_attention_explain(c->context, &step.call.desc, &step.qkv.q, &step.qkv.k,
-                                      &step.qkv.v, &step.heads, &step.outputs, &plan));
+        MHA_TRY(prepare(c, i / 2, cross, &attention));
+        MHA_TRY(mha_attention_explain(c->context, &x->desc, &x->q, &x->k, &x->v, &x->heads,
+                                      &x->outputs, &plan));
         if (plan.scratch_bytes > most) most = plan.scratch_bytes;
     }
     if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");

@@ -89,7 +89,7 @@ mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
         const mha_parameter *p = &t->parameters[i];
         if (p->kind == MHA_PARAMETER_MATRIX || p->kind == MHA_PARAMETER_EMBEDDING)
             draw(t, &own, p);
-        else
+        else if (p->kind != MHA_PARAMETER_CONSTANT)
             for (int64_t k = 0; k < p->count; k++)
                 t->data[p->offset + k] =
                     p->kind == MHA_PARAMETER_NORM && ends_with(p->name, "weight") ? 1.0f : 0.0f;

@@ -2,6 +2,8 @@
 #ifndef MHAI_TRANSFORMER_PARTS_H
 #define MHAI_TRANSFORMER_PARTS_H
 
+#include "attend/attend.h"
+
 #include <multihead/cache.h>
 #include <multihead/component.h>
 #include <multihead/transformer.h>
@@ -24,6 +26,9 @@ typedef struct mhai_place_linear {
 /* Self-attention projects q, k and v at once: their weights lie one after the other. */
 typedef struct mhai_place_attention {
     mhai_place_norm norm;
+    mhai_attend attend; /* what the layer's description says; points to the tensors below */
+    int64_t q_norm, k_norm, sinks, slopes, t5;
+    mha_tensor sink_logits, alibi_slopes, t5_table, cosines, sines;
     mhai_place_linear in;     /* q, k, v; in cross-attention q alone */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
     mhai_place_linear out;
@@ -35,10 +40,15 @@ typedef struct mhai_place_layer {
     mhai_place_linear up, down; /* up: gate and up together in SwiGLU; packed NULL: none */
 } mhai_place_layer;
 
-/* A row for each position: [max_length,E] sinusoidal, or [max_length,D] cosines and sines. A table
- * of a million positions is no price for a short text: rows are made when activations or a decoder
- * are, which know how many they may need, and are never written again. */
+/* A row for each position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines,
+ * one table for all layers that rotate alike. A table of a million positions is no price for a
+ * short text: rows are made when activations or a decoder are, which know how many they may need,
+ * and are never written again. */
 typedef struct mhai_encoding {
+    struct mhai_encoding *next;
+    size_t bytes;
+    int64_t width;
+    float base, factor; /* of a rotation */
     pthread_mutex_t growing;
     int64_t rows; /* made so far; guarded by growing */
     float values[];
@@ -54,10 +64,10 @@ struct mha_transformer {
     int64_t tokens, positions, types; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
-    mhai_place_linear output; /* weight is that of the tokens if tied */
-    int64_t *head_lists;      /* [2][L] what desc.layer_heads and layer_kv_heads are, or NULL */
-    mhai_encoding *encoding;  /* NULL: positions need none */
-    size_t encoding_bytes;
+    mhai_place_linear output;    /* weight is that of the tokens if tied */
+    int64_t *head_lists;         /* [2][L] what desc.layer_heads and layer_kv_heads are, or NULL */
+    mha_layer_desc *layer_descs; /* [L] what desc.layers is, or NULL */
+    mhai_encoding *encodings;    /* a list; NULL: positions need none */
 };
 
 static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
@@ -149,21 +159,24 @@ void mhai_transformer_add(mha_context *context, int64_t count, const float *x, c
  * reads, so that the order of steps is that of memory. */
 float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step);
 
-/* The attention of one layer of a call. Holds what desc points to. */
+/* The attention of one layer of a call, as it was kept. Holds what desc and outputs point to. */
 typedef struct mhai_call_attention {
-    mha_attention_desc desc;
-    mha_tensor gates;
+    mhai_attend attend;
+    mha_tensor gates, lse, probabilities;
 } mhai_call_attention;
-void mhai_transformer_attention(const mha_transformer *t, const mha_transformer_input *input,
-                                int64_t layer, bool cross, mhai_call_attention *made);
+void mhai_transformer_attention(mha_context *context, const mha_activations *a,
+                                const mha_transformer_input *input, int64_t layer, bool cross,
+                                mhai_call_attention *made);
 
-/* Have rows of the encoding for positions below count, or as many as there are. */
+/* transformer_layers.c: d->layers with defaults filled in, and whether they say nothing; what each
+ * layer attends with, once the parameters have their places; rows of the encodings for positions
+ * below count, or as many as there are. */
+MHA_NODISCARD mha_status mhai_transformer_read_layers(const mha_transformer_desc *d,
+                                                      mha_layer_desc *own, bool *plain);
+MHA_NODISCARD mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t);
 MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t,
                                                  int64_t count);
-
-/* Turn q and k of tokens that begin at position start, or back. */
-MHA_NODISCARD mha_status mhai_transformer_turn(mha_context *context, const mha_transformer *t,
-                                               const mhai_qkv *qkv, int64_t start, bool back);
+void mhai_transformer_free_encodings(mha_transformer *t);
 
 /* A forward call whose tokens stand behind what caches hold: `start` positions of every sequence,
  * one cache for each layer. The caches are longer afterwards, some of them also after an error. */

@@ -127,6 +127,11 @@ static mha_status copy_parameter(const call *c, const mha_parameter *p)
         copy_rows(to, from, plan->from_kv, plan->kv, plan->merged, block);
     else if (part && strcmp(part, ".self_attn.o_proj.weight") == 0)
         copy_columns(to, from, plan, p->shape[0], D, old.shape[1]);
+    else if (part && (strcmp(part, ".self_attn.sinks") == 0 ||
+                      strcmp(part, ".self_attn.alibi_slopes") == 0))
+        copy_rows(to, from, plan->from_q, plan->q, 1, 1);
+    else if (part && strcmp(part, ".self_attn.relative_attention_bias.weight") == 0)
+        copy_columns(to, from, plan, p->shape[0], 1, old.shape[1]);
     else
         memcpy(to, from, (size_t)p->count * sizeof *to);
     return MHA_OK;

@@ -23,7 +23,8 @@ static void view_step(const mha_activations *a, const mhai_kept_step *step, cons
 }
 
 static void view_attention(const mha_activations *a, const mhai_kept_attention *kept,
-                           mhai_heads heads, bool cross, mha_layer_view *view)
+                           mhai_heads heads, bool cross, const mhai_attend *attend,
+                           mha_layer_view *view)
 {
     if (heads.q == 0) return; /* a layer whose heads are gone */
     const mhai_qkv qkv = mhai_transformer_qkv(a, heads, cross, kept->qkv, kept->memory);
@@ -32,6 +33,8 @@ static void view_attention(const mha_activations *a, const mhai_kept_attention *
     view->v = qkv.v;
     view->lse = mhai_transformer_lse(a, heads, kept->lse);
     view->heads = mhai_transformer_heads(a, heads, kept->heads);
+    view->attention = attend->desc;
+    view->attention.struct_size = sizeof view->attention;
     view->concatenated = tokens_view(a, kept->heads, view->q.shape[1] * view->q.shape[3]);
 }
 
@@ -82,8 +85,9 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
     const bool cross = part == MHA_PART_CROSS_ATTENTION;
     const mhai_kept_attention *attention = cross ? &kept->cross : &kept->self;
     view_step(a, &attention->step, next, view);
+    static const mhai_attend plain;
     view_attention(a, attention, mhai_transformer_heads_of(&a->transformer->desc, layer, cross),
-                   cross, view);
+                   cross, cross ? &plain : &a->transformer->layers[layer].self.attend, view);
     return MHA_OK;
 }
 

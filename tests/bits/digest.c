@@ -259,6 +259,19 @@ int main(int count, char **arguments)
                                                     MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_TIED,
                                            .norm = MHA_NORM_LAYER,
                                            .positions = MHA_ENCODING_LEARNED});
+    const mha_layer_desc layers[2] = {
+        {.struct_size = sizeof layers[0],
+         .flags = MHA_LAYER_WINDOW | MHA_LAYER_QK_NORM | MHA_LAYER_SINKS,
+         .left_keys = 7,
+         .softcap = 8,
+         .rotary_dim = 6,
+         .rope_base = 500},
+        {.struct_size = sizeof layers[0], .flags = MHA_LAYER_ALIBI, .t5_buckets = 8}};
+    training_digest(context, "layers, trained",
+                    (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL,
+                                           .norm = MHA_NORM_RMS,
+                                           .positions = MHA_ENCODING_ROTARY,
+                                           .layers = layers});
     mha_context_destroy(context);
     return 0;
 }

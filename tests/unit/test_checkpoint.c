@@ -3,6 +3,7 @@
  * read and write them. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/layers.h"
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -71,6 +72,9 @@ static void expect_same(mha_transformer *a, mha_transformer *b)
         assert_memory_equal(x.layer_kv_heads, y.layer_kv_heads, bytes);
         x.layer_heads = x.layer_kv_heads = y.layer_heads = y.layer_kv_heads = NULL;
     }
+    assert_int_equal(x.layers != NULL, y.layers != NULL);
+    if (x.layers) assert_memory_equal(x.layers, y.layers, (size_t)x.num_layers * sizeof *x.layers);
+    x.layers = y.layers = NULL;
     assert_memory_equal(&x, &y, sizeof x);
     assert_memory_equal(mha_transformer_data(a), mha_transformer_data(b),
                         (size_t)mha_transformer_size(a) * sizeof(float));
@@ -160,6 +164,26 @@ static void round_trips_of_our_own(void **state)
         if (i == 11) d.flags |= MHA_TRANSFORMER_CAUSAL;
         round_trip(d, "multihead");
     }
+}
+
+/* So does what layers have besides, to the bit. */
+static void round_trips_of_layers(void **state)
+{
+    (void)state;
+    int found = 0;
+    for (int i = 0; i < 20; i++) {
+        rng r = rng_make(rng_run_seed(), 700 + (uint64_t)i);
+        mha_transformer_desc d = i % 2 ? bert : llama;
+        mha_layer_desc layers[2];
+        layers_draw(&r, &d, layers);
+        if (i == 0) layers[0] = (mha_layer_desc){.struct_size = sizeof layers[0], .scale = -0.7f};
+        const bool plain = layers[0].flags == 0 && layers[1].flags == 0;
+        if (plain && i > 0) continue;
+        d.layers = layers;
+        round_trip(d, "multihead");
+        found++;
+    }
+    assert_true(found > 5);
 }
 
 /* Layers with heads of their own number are in no folder of others. */
@@ -606,6 +630,34 @@ static void foreign_lists_of_heads(void **state)
     with_config("\"num_heads\": 4", "\"num_heads\": 1048576", MHA_ERR_MODEL, "no layer has more");
 }
 
+static void foreign_layers(void **state)
+{
+    (void)state;
+    const mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0],
+                                       .flags = MHA_LAYER_WINDOW | MHA_LAYER_QK_NORM,
+                                       .left_keys = 3,
+                                       .softcap = 2.5f},
+                                      {.struct_size = sizeof layers[0], .t5_buckets = 6}};
+    mha_transformer_desc d = llama;
+    d.layers = layers;
+    begin_foreign(&d);
+    with_config("\"window\": true", "\"window\": 1", MHA_ERR_MODEL, "'window' is neither");
+    with_config("\"window\": true", "\"window\": false", MHA_ERR_MODEL, "need MHA_LAYER_WINDOW");
+    with_config("\"left_keys\": 3", "\"left_keys\": -2", MHA_ERR_MODEL, "'left_keys' is -2");
+    with_config("\"left_keys\": 3", "\"left_keys\": 3.5", MHA_ERR_MODEL, "not a whole number");
+    with_config("\"softcap\": 2.5", "\"softcap\": -1", MHA_ERR_MODEL, "layer 0: softcap");
+    with_config("\"softcap\": 2.5", "\"softcap\": 1e39", MHA_ERR_MODEL, "fits in a float");
+    with_config("\"softcap\": 2.5", "\"softcap\": \"2.5\"", MHA_ERR_MODEL, "fits in a float");
+    with_config("\"qk_norm_kind\": \"rms\"", "\"qk_norm_kind\": \"l1\"", MHA_ERR_UNSUPPORTED,
+                "known: rms, l2");
+    with_config("\"t5_buckets\": 6", "\"t5_buckets\": 1", MHA_ERR_MODEL, "layer 1: ");
+    with_config("\"t5_buckets\": 6", "\"t5_buckets\": 1048576", MHA_ERR_MODEL, "numbers");
+    with_config("\"t5_buckets\": 6", "\"t5_buckets\": 5", MHA_ERR_MODEL, "relative_attention_bias");
+    with_config("\"layers\": [", "\"layers\": [{}, ", MHA_ERR_MODEL, "no list of 2 objects");
+    with_config("\"layers\": [", "\"layers\": 3, \"x\": [", MHA_ERR_MODEL, "no list of 2 objects");
+    with_config("\"layers\": [", "\"layers\": [1, 2], \"x\": [", MHA_ERR_MODEL, "no object");
+}
+
 static void wrong_folders(void **state)
 {
     (void)state;
@@ -734,6 +786,7 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_t
                   TEST(words_are_checked), TEST(words_are_read), TEST(texts_are_split),
                   TEST(splittings_are_kept), TEST(words_are_located), TEST(foreign_words),
                   TEST(foreign_configs), TEST(foreign_configs_of_our_own),
-                  TEST(foreign_lists_of_heads), TEST(like_another),
-                  TEST(round_trips_of_pruned_ones), TEST(wrong_folders), TEST(damaged_files),
-                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))
+                  TEST(foreign_lists_of_heads), TEST(foreign_layers), TEST(round_trips_of_layers),
+                  TEST(like_another), TEST(round_trips_of_pruned_ones), TEST(wrong_folders),
+                  TEST(damaged_files), TEST(unwritable), TEST(disk_full),
+                  TEST(failed_allocations_are_reported))

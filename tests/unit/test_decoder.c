@@ -2,6 +2,7 @@
  * transformer; drafts taken back; misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/layers.h"
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -16,6 +17,7 @@ enum { LENGTH = 40, BATCH = 3, VOCAB = 19, WIDTH = 24 };
 
 static mha_transformer_desc some_desc(rng *r)
 {
+    static mha_layer_desc layers[3];
     mha_transformer_desc d = {.struct_size = sizeof d,
                               .flags = MHA_TRANSFORMER_CAUSAL,
                               .vocab_size = VOCAB,
@@ -34,6 +36,8 @@ static mha_transformer_desc some_desc(rng *r)
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
     if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
+    layers_draw(r, &d, layers);
+    if (rng_chance(r, 0.6)) d.layers = layers;
     return d;
 }
 

@@ -3,6 +3,7 @@
  * key/value heads; key/value heads averaged; descriptions that contradict themselves. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -26,6 +27,8 @@ typedef struct example {
     mha_tensor keep, tokens, memory;
 } example;
 
+static mha_layer_desc layers[3];
+
 static mha_transformer_desc some_desc(rng *r)
 {
     mha_transformer_desc d = {.struct_size = sizeof d,
@@ -47,6 +50,8 @@ static mha_transformer_desc some_desc(rng *r)
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
     if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    layers_draw(r, &d, layers);
+    if (rng_chance(r, 0.6)) d.layers = layers;
     return d;
 }
 
@@ -339,6 +344,7 @@ static void steps_have_the_bits_of_the_whole(void **state)
         mha_context *context = machines_context(2, i);
         mha_transformer_desc d = some_desc(&r);
         d.flags = (d.flags | MHA_TRANSFORMER_CAUSAL) & ~(uint32_t)MHA_TRANSFORMER_CROSS;
+        layers_draw(&r, &d, layers);
         example *e = example_of(context, &r, &d);
         for (int64_t b = 0; b < e->B; b++) e->lengths[b] = e->T;
         result small;

@@ -3,6 +3,7 @@
  * tests/python/test_training_torch.py compares numbers with PyTorch. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -33,6 +34,7 @@ typedef struct example {
 
 static mha_transformer_desc some_desc(rng *r)
 {
+    static mha_layer_desc layers[3];
     mha_transformer_desc d = {.struct_size = sizeof d,
                               .vocab_size = rng_between(r, 5, MOST_VOCAB),
                               .max_length = 16,
@@ -56,6 +58,8 @@ static mha_transformer_desc some_desc(rng *r)
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     if (d.flags & MHA_TRANSFORMER_CROSS && rng_chance(r, 0.5)) d.memory_dim = 6;
     if (rng_chance(r, 0.3)) d.type_count = rng_between(r, 1, 3);
+    layers_draw(r, &d, layers);
+    if (rng_chance(r, 0.6)) d.layers = layers;
     return d;
 }
 
@@ -244,6 +248,9 @@ static void check_example(mha_context *context, example *e, rng *r, double *wors
     for (int64_t i = 0; i < mha_transformer_parameters(e->t); i++) {
         mha_parameter p;
         assert_int_equal(mha_transformer_parameter(e->t, i, &p), MHA_OK);
+        for (int64_t k = 0; p.kind == MHA_PARAMETER_CONSTANT && k < p.count; k++)
+            assert_true(g.parameters[p.offset + k] == 0);
+        if (p.kind == MHA_PARAMETER_CONSTANT) continue;
         check_slope(context, e, r, p.name, mha_transformer_data(e->t) + p.offset,
                     g.parameters + p.offset, p.count, worst, tame);
     }
@@ -479,30 +486,132 @@ static void check_sum(const example *e, int64_t layer, const char *name, const m
         }
 }
 
-/* Attention of the viewed q, k and v again: the same bits. */
+/* Parameters of a layer's self-attention as a tensor. */
+static mha_tensor parameter_of(const example *e, int64_t layer, const char *name)
+{
+    mha_parameter p;
+    char text[64];
+    snprintf(text, sizeof text, "self_attn.%s", name);
+    if (mha_transformer_find(e->t, layer, text, &p) != MHA_OK) fail_msg("%s", mha_error_detail());
+    return mha_tensor_contiguous(mha_transformer_data(e->t) + p.offset, MHA_F32, p.ndim, p.shape);
+}
+
+/* A descriptor of what a layer's description says, and the tensors that it points to. */
+typedef struct described {
+    mha_attention_desc desc;
+    mha_tensor gates, sinks, slopes, t5;
+} described;
+
+static void describe_self(const example *e, int64_t layer, described *d)
+{
+    const mha_layer_desc *l = e->desc.layers ? &e->desc.layers[layer] : NULL;
+    const bool causal = e->desc.flags & MHA_TRANSFORMER_CAUSAL;
+    if (causal) d->desc.flags = MHA_ATTENTION_CAUSAL;
+    if (!l) return;
+    if (l->flags & MHA_LAYER_SCALE_GIVEN) d->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
+    if (l->flags & MHA_LAYER_WINDOW) d->desc.flags |= MHA_ATTENTION_WINDOW;
+    d->desc.scale = l->scale, d->desc.softcap = l->softcap;
+    d->desc.left_keys = l->left_keys, d->desc.right_keys = l->right_keys;
+    d->desc.sink_keys = l->sink_keys;
+    if (l->flags & MHA_LAYER_SINKS) {
+        d->sinks = parameter_of(e, layer, "sinks");
+        d->desc.sink_logits = &d->sinks;
+    }
+    if (l->flags & MHA_LAYER_ALIBI) {
+        d->slopes = parameter_of(e, layer, "alibi_slopes");
+        d->desc.alibi_slopes = &d->slopes;
+    }
+    if (l->t5_buckets) {
+        d->t5 = parameter_of(e, layer, "relative_attention_bias.weight");
+        d->desc.t5_table = &d->t5;
+        d->desc.t5_max_distance = l->t5_max_distance;
+        if (causal) d->desc.flags |= MHA_ATTENTION_T5_ONE_SIDED;
+    }
+}
+
+/* Attention of the viewed q, k and v again: the same bits, with a descriptor made here and with the
+ * view's. */
 static void check_heads(mha_context *context, const example *e, int64_t layer, bool cross,
                         const mha_layer_view *view)
 {
     const mha_tensor *all_gates = cross ? e->input.cross_gates : e->input.gates;
     const int64_t H = view->q.shape[1], D = view->q.shape[3];
     float lse_data[MOST_TOKENS * 4], heads_data[MOST_TOKENS * 32];
-    mha_tensor lse = view->lse, heads = view->heads, gates;
+    mha_tensor lse = view->lse, heads = view->heads;
     lse.data = lse_data, heads.data = heads_data;
-    mha_attention_desc desc = {.struct_size = sizeof desc,
-                               .key_lengths = cross ? e->input.memory_lengths : e->input.lengths};
-    if (!cross && e->desc.flags & MHA_TRANSFORMER_CAUSAL) desc.flags = MHA_ATTENTION_CAUSAL;
-    if (all_gates) {
-        gates = mha_tensor_contiguous((float *)all_gates->data + layer * H, MHA_F32, 1, &H);
-        desc.gates = &gates;
+    described own = {.desc = {.struct_size = sizeof own.desc}};
+    if (!cross) describe_self(e, layer, &own);
+    if (all_gates)
+        own.gates = mha_tensor_contiguous((float *)all_gates->data + layer * H, MHA_F32, 1, &H);
+    for (int i = 0; i < 2; i++) {
+        mha_attention_desc desc = i == 0 ? own.desc : view->attention;
+        desc.key_lengths = cross ? e->input.memory_lengths : e->input.lengths;
+        if (all_gates) desc.gates = &own.gates;
+        const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
+        if (mha_attention_forward(context, &desc, &view->q, &view->k, &view->v, &heads, &outputs) !=
+            MHA_OK)
+            fail_msg("%s", mha_error_detail());
+        const size_t rows = (size_t)(e->B * e->T * H);
+        assert_memory_equal(heads_data, view->heads.data, rows * (size_t)D * sizeof(float));
+        assert_memory_equal(lse_data, view->lse.data, rows * sizeof(float));
     }
-    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
-    assert_int_equal(
-        mha_attention_forward(context, &desc, &view->q, &view->k, &view->v, &heads, &outputs),
-        MHA_OK);
-    const size_t rows = (size_t)(e->B * e->T * H);
-    assert_memory_equal(heads_data, view->heads.data, rows * (size_t)D * sizeof(float));
-    assert_memory_equal(lse_data, view->lse.data, rows * sizeof(float));
     assert_ptr_equal(view->concatenated.data, view->heads.data);
+}
+
+/* q or k: the projection of what the layer reads, normalised and rotated by the public operators.
+ * The transformer rotates with cosines and sines rounded to f32: a part of 3 2^-24 of |x| + |y|. */
+static void check_position(mha_context *context, const example *e, int64_t layer, const char *name,
+                           const mha_layer_view *view, const mha_tensor *got)
+{
+    const mha_layer_desc *l = e->desc.layers ? &e->desc.layers[layer] : NULL;
+    const bool norms = l && l->flags & MHA_LAYER_QK_NORM;
+    char text[32];
+    snprintf(text, sizeof text, "%s_proj.weight", name);
+    const mha_tensor weight = parameter_of(e, layer, text);
+    mha_tensor bias, x, y, norm;
+    mha_linear *linear = NULL;
+    float data[MOST_TOKENS * 24];
+    const int64_t rows = e->B * e->T, H = got->shape[1], D = got->shape[3];
+    if (e->desc.flags & MHA_TRANSFORMER_BIAS) {
+        snprintf(text, sizeof text, "%s_proj.bias", name);
+        bias = parameter_of(e, layer, text);
+    }
+    assert_int_equal(mha_linear_create(context, &weight,
+                                       e->desc.flags & MHA_TRANSFORMER_BIAS ? &bias : NULL,
+                                       &linear),
+                     MHA_OK);
+    x = mha_tensor_contiguous(view->input.data, MHA_F32, 2, (int64_t[]){rows, e->desc.embed_dim});
+    y = mha_tensor_contiguous(data, MHA_F32, 2, (int64_t[]){rows, H * D});
+    assert_int_equal(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, &y), MHA_OK);
+    mha_linear_destroy(linear);
+    y = mha_tensor_bthd(data, e->B, e->T, H, D);
+    snprintf(text, sizeof text, "%s_norm.weight", name);
+    if (norms) norm = parameter_of(e, layer, text);
+    if (norms)
+        assert_int_equal(mha_qk_norm(context, l->qk_norm, l->qk_norm_epsilon, &y, &norm, &y),
+                         MHA_OK);
+    const bool rotates =
+        e->desc.positions == MHA_ENCODING_ROTARY && !(l && l->flags & MHA_LAYER_NO_ROPE);
+    const mha_rope_desc rope = {.struct_size = sizeof rope,
+                                .pairing = l && l->flags & MHA_LAYER_ROPE_INTERLEAVED
+                                               ? MHA_ROPE_INTERLEAVED
+                                               : MHA_ROPE_HALVES,
+                                .rotary_dim = l ? l->rotary_dim : 0,
+                                .base = l ? (double)l->rope_base : 0,
+                                .factor = l ? (double)l->rope_factor : 0};
+    if (rotates) assert_int_equal(mha_rope_apply(context, &rope, &y, &y), MHA_OK);
+    for (int64_t i = 0; i < rows * H; i++) {
+        const int64_t h = i % H, row = i / H;
+        const float *want = data + i * D;
+        const float *seen = (const float *)got->data + row / e->T * got->stride[0] +
+                            h * got->stride[1] + row % e->T * got->stride[2];
+        double square = 0; /* a rotation keeps it */
+        for (int64_t d = 0; d < D; d++) square += (double)want[d] * (double)want[d];
+        for (int64_t d = 0; d < D; d++)
+            if (fabs((double)seen[d] - (double)want[d]) > (rotates ? ldexp(sqrt(square), -21) : 0))
+                fail_msg("layer %d, %s[%d,%d,%d]: %.9g, expected %.9g", (int)layer, name, (int)row,
+                         (int)h, (int)d, (double)seen[d], (double)want[d]);
+    }
 }
 
 /* The rows of the tables added up: to the rounding of one sum, or of two where there are no types. */
@@ -557,6 +666,8 @@ static void check_views(mha_context *context, example *e)
         const bool cross = part == MHA_PART_CROSS_ATTENTION;
         assert_null(view.hidden.data);
         check_heads(context, e, i / 3, cross, &view);
+        if (!cross) check_position(context, e, i / 3, "q", &view, &view.q);
+        if (!cross) check_position(context, e, i / 3, "k", &view, &view.k);
         check_sum(e, i / 3, cross ? "cross_attn.o_proj" : "self_attn.o_proj", &view.concatenated,
                   &view);
     }
@@ -825,9 +936,103 @@ static void misuse_is_refused(void **state)
     mha_transformer_destroy(t);
 }
 
+/* Descriptions of layers that cannot be: each names the layer. */
+static void layers_are_checked(void **state)
+{
+    (void)state;
+    mha_context *x = machines_context(1, 0);
+    const struct {
+        mha_layer_desc layer;
+        mha_status status;
+        const char *words;
+    } wrong[] = {
+        {{.flags = 1u << 7}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x80"},
+        {{.left_keys = 1}, MHA_ERR_ARGUMENT, "need MHA_LAYER_WINDOW"},
+        {{.sink_keys = 1}, MHA_ERR_ARGUMENT, "need MHA_LAYER_WINDOW"},
+        {{.flags = MHA_LAYER_WINDOW, .left_keys = -2}, MHA_ERR_ARGUMENT, "layer 1: window"},
+        {{.flags = MHA_LAYER_WINDOW, .right_keys = 1}, MHA_ERR_ARGUMENT, "layer 1: window"},
+        {{.qk_norm_epsilon = 1e-3f}, MHA_ERR_ARGUMENT, "need MHA_LAYER_QK_NORM"},
+        {{.flags = MHA_LAYER_QK_NORM, .qk_norm_epsilon = -1}, MHA_ERR_ARGUMENT, "epsilon is -1"},
+        {{.flags = MHA_LAYER_QK_NORM, .qk_norm = 7}, MHA_ERR_ARGUMENT, "kind is 7"},
+        {{.softcap = -1}, MHA_ERR_ARGUMENT, "layer 1: softcap is -1"},
+        {{.scale = NAN}, MHA_ERR_ARGUMENT, "scale is nan"},
+        {{.t5_max_distance = 9}, MHA_ERR_ARGUMENT, "need t5_buckets"},
+        {{.t5_buckets = 1}, MHA_ERR_SHAPE, "layer 1: t5_table: 1 buckets"},
+        {{.t5_buckets = -1}, MHA_ERR_ARGUMENT, "t5_buckets is -1"},
+        {{.t5_buckets = (int64_t)1 << 32}, MHA_ERR_ARGUMENT, "t5_buckets is 4294967296"},
+        {{.rotary_dim = 3}, MHA_ERR_ARGUMENT, "rotary_dim is 3"},
+        {{.rotary_dim = 6}, MHA_ERR_ARGUMENT, "rotary_dim is 6"},
+        {{.rope_base = 0.5f}, MHA_ERR_ARGUMENT, "base is 0.5"},
+        {{.rope_factor = -1}, MHA_ERR_ARGUMENT, "factor is -1"},
+        {{.flags = MHA_LAYER_NO_ROPE, .rotary_dim = 2}, MHA_ERR_ARGUMENT, "need a layer with"},
+    };
+    mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0]}};
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .flags = MHA_TRANSFORMER_CAUSAL,
+                              .vocab_size = 5,
+                              .max_length = 8,
+                              .embed_dim = 8,
+                              .num_layers = 2,
+                              .num_heads = 2,
+                              .positions = MHA_ENCODING_ROTARY,
+                              .layers = layers};
+    mha_transformer *t = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        layers[1] = wrong[i].layer;
+        layers[1].struct_size = sizeof layers[1];
+        expect_error(mha_transformer_create(x, &d, &t), wrong[i].status, wrong[i].words);
+    }
+    layers[1] = (mha_layer_desc){.struct_size = 8};
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "layer 1: mha_layer_desc");
+    layers[1] = (mha_layer_desc){.struct_size = sizeof layers[1], .flags = MHA_LAYER_NO_ROPE};
+    d.positions = MHA_ENCODING_LEARNED;
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "need MHA_ENCODING_ROTARY");
+}
+
+/* MHA_QK_NORM_L2 is for forward calls. Layers that say nothing are none. */
+static void layers_without_gradients(void **state)
+{
+    (void)state;
+    mha_context *x = machines_context(1, 0);
+    mha_layer_desc layer = {.struct_size = sizeof layer};
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .flags = MHA_TRANSFORMER_NO_OUTPUT,
+                                    .vocab_size = 5,
+                                    .max_length = 8,
+                                    .embed_dim = 4,
+                                    .num_layers = 1,
+                                    .num_heads = 2,
+                                    .layers = &layer};
+    mha_transformer_desc made;
+    mha_transformer *t = NULL;
+    mha_activations *a = NULL;
+    assert_int_equal(mha_transformer_create(x, &d, &t), MHA_OK);
+    mha_transformer_describe(t, &made);
+    assert_null(made.layers);
+    mha_transformer_destroy(t);
+    layer.flags = MHA_LAYER_QK_NORM, layer.qk_norm = MHA_QK_NORM_L2;
+    assert_int_equal(mha_transformer_create(x, &d, &t), MHA_OK);
+    mha_transformer_describe(t, &made);
+    assert_true(made.layers != &layer && made.layers[0].qk_norm_epsilon == 1e-12f);
+    assert_int_equal(mha_activations_create(x, t, 3, 0, &a), MHA_OK);
+    float rows[12] = {0};
+    int32_t ids[] = {1, 2, 3};
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, 3});
+    const mha_tensor output = mha_tensor_contiguous(rows, MHA_F32, 3, (int64_t[]){1, 3, 4});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    const mha_transformer_gradients out = {.struct_size = sizeof out};
+    assert_int_equal(mha_transformer_forward(x, t, &input, a, &output, NULL, NULL), MHA_OK);
+    expect_error(mha_transformer_backward(x, t, &input, a, &output, &out), MHA_ERR_UNSUPPORTED,
+                 "MHA_QK_NORM_L2 has no gradient");
+    mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+}
+
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
+    const mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0], .rope_base = 100},
+                                      {.struct_size = sizeof layers[0], .t5_buckets = 8}};
     int refused = 0;
     for (int64_t n = 0;; n++) {
         failing_alloc allocator = failing_alloc_make();
@@ -843,7 +1048,8 @@ static void failed_allocations_are_reported(void **state)
                                         .num_layers = 2,
                                         .num_heads = 2,
                                         .ff_dim = 5,
-                                        .positions = MHA_ENCODING_ROTARY};
+                                        .positions = MHA_ENCODING_ROTARY,
+                                        .layers = layers};
         mha_status status = failing_context(&allocator, 1, MHA_ISA_AUTO, &context);
         if (status == MHA_OK) status = mha_transformer_create(context, &d, &t);
         if (status == MHA_OK) status = mha_activations_create(context, t, 8, 8, &a);
@@ -862,5 +1068,5 @@ static void failed_allocations_are_reported(void **state)
 
 RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_beginning),
           TEST(gradients_are_slopes), TEST(threads_and_padding_change_no_bit), TEST(views),
-          TEST(learns), TEST(keeps_nothing), TEST(misuse_is_refused),
-          TEST(failed_allocations_are_reported))
+          TEST(learns), TEST(keeps_nothing), TEST(misuse_is_refused), TEST(layers_are_checked),
+          TEST(layers_without_gradients), TEST(failed_allocations_are_reported))

@@ -25,7 +25,7 @@ static bool fits_bert(const mha_transformer_desc *d)
 {
     const uint32_t wanted =
         MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM | MHA_TRANSFORMER_BIAS;
-    return (d->flags & wanted) == wanted && !d->layer_heads &&
+    return (d->flags & wanted) == wanted && !d->layer_heads && !d->layers &&
            !mhai_desc_has(d, MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS) &&
            d->norm == MHA_NORM_LAYER && d->positions == MHA_ENCODING_LEARNED && d->ff_dim > 0 &&
            d->feed_forward != MHA_FEED_FORWARD_SWIGLU && d->kv_heads == d->num_heads &&

@@ -33,7 +33,8 @@ typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     /* Where the transformer has biases but the file has none: they stay 0. */
     bool no_attention_bias, no_mlp_bias;
-    int64_t *head_lists; /* what desc.layer_heads points to; NULL: none. To be freed */
+    int64_t *head_lists;    /* what desc.layer_heads points to; NULL: none. To be freed */
+    mha_layer_desc *layers; /* likewise desc.layers */
 } mhai_family_plan;
 
 typedef struct mhai_family {

@@ -17,7 +17,7 @@ static bool fits_llama(const mha_transformer_desc *d)
     const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM |
                             MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_NO_OUTPUT;
     return mhai_desc_has(d, MHA_TRANSFORMER_CAUSAL) && !mhai_desc_has(d, others) &&
-           !d->layer_heads && d->type_count == 0 && d->norm == MHA_NORM_RMS &&
+           !d->layer_heads && !d->layers && d->type_count == 0 && d->norm == MHA_NORM_RMS &&
            d->positions == MHA_ENCODING_ROTARY && d->ff_dim > 0 &&
            d->feed_forward == MHA_FEED_FORWARD_SWIGLU;
 }

@@ -4,7 +4,9 @@
 
 #include <multihead/component.h>
 
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *const own_names[][2] = {{NULL, NULL}};
 static const char *const norms[] = {"none", "layer", "rms"};
@@ -41,10 +43,131 @@ static bool put_list(json_t *root, const char *key, const int64_t *numbers, int6
     return mhai_put(root, key, list);
 }
 
+/* ---- layers -------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    uint32_t flag;
+} layer_flags[] = {{"scale_given", MHA_LAYER_SCALE_GIVEN},
+                   {"window", MHA_LAYER_WINDOW},
+                   {"qk_norm", MHA_LAYER_QK_NORM},
+                   {"sinks", MHA_LAYER_SINKS},
+                   {"alibi", MHA_LAYER_ALIBI},
+                   {"no_rope", MHA_LAYER_NO_ROPE},
+                   {"rope_interleaved", MHA_LAYER_ROPE_INTERLEAVED}};
+
+#define AT(name) #name, offsetof(mha_layer_desc, name)
+
+static const struct {
+    const char *name;
+    size_t offset;
+    int64_t low, high;
+} layer_counts[] = {{AT(left_keys), -1, INT64_MAX},      {AT(right_keys), -1, MHAI_MOST_ENTRIES},
+                    {AT(sink_keys), 0, INT64_MAX},       {AT(t5_buckets), 0, MHAI_MOST_WIDTH},
+                    {AT(t5_max_distance), 0, INT64_MAX}, {AT(rotary_dim), 0, MHAI_MOST_WIDTH}};
+
+static const struct {
+    const char *name;
+    size_t offset;
+} layer_reals[] = {
+    {AT(scale)}, {AT(softcap)}, {AT(qk_norm_epsilon)}, {AT(rope_base)}, {AT(rope_factor)}};
+
+enum {
+    LAYER_FLAGS = sizeof layer_flags / sizeof layer_flags[0],
+    LAYER_COUNTS = sizeof layer_counts / sizeof layer_counts[0],
+    LAYER_REALS = sizeof layer_reals / sizeof layer_reals[0]
+};
+
+static const char *const qk_norms[] = {"rms", "l2"};
+
+/* What a layer does not have is left out. */
+static bool write_layer(const mha_layer_desc *l, json_t *root)
+{
+    bool good = !(l->flags & MHA_LAYER_QK_NORM) ||
+                mhai_put_text(root, "qk_norm_kind", qk_norms[l->qk_norm]);
+    for (int i = 0; i < LAYER_FLAGS; i++)
+        if (l->flags & layer_flags[i].flag)
+            good = good && mhai_put_bool(root, layer_flags[i].name, true);
+    for (int i = 0; i < LAYER_COUNTS; i++) {
+        int64_t value;
+        memcpy(&value, (const char *)l + layer_counts[i].offset, sizeof value);
+        if (value) good = good && mhai_put_count(root, layer_counts[i].name, value);
+    }
+    for (int i = 0; i < LAYER_REALS; i++) {
+        float value;
+        memcpy(&value, (const char *)l + layer_reals[i].offset, sizeof value);
+        if (value < 0 || value > 0)
+            good = good && mhai_put(root, layer_reals[i].name, mhai_json_real(value));
+    }
+    return good;
+}
+
+static bool write_layers(const mha_transformer_desc *d, json_t *root)
+{
+    json_t *list = json_array();
+    bool good = mhai_put(root, "layers", list);
+    for (int64_t i = 0; good && i < d->num_layers; i++) {
+        json_t *layer = json_object();
+        good = json_array_append_new(list, layer) == 0 && write_layer(&d->layers[i], layer);
+    }
+    return good;
+}
+
+static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
+{
+    int kind;
+    *l = (mha_layer_desc){.struct_size = sizeof *l};
+    MHA_TRY(mhai_config_choice(config, "qk_norm_kind", qk_norms[0], qk_norms, 2, &kind));
+    l->qk_norm = (mha_qk_norm_kind)kind;
+    for (int i = 0; i < LAYER_FLAGS; i++) {
+        bool set;
+        MHA_TRY(mhai_config_bool(config, layer_flags[i].name, false, &set));
+        if (set) l->flags |= layer_flags[i].flag;
+    }
+    for (int i = 0; i < LAYER_COUNTS; i++) {
+        int64_t value;
+        MHA_TRY(mhai_config_optional(config, layer_counts[i].name, layer_counts[i].low,
+                                     layer_counts[i].high, 0, &value));
+        memcpy((char *)l + layer_counts[i].offset, &value, sizeof value);
+    }
+    for (int i = 0; i < LAYER_REALS; i++) {
+        float value;
+        MHA_TRY(mhai_config_float(config, layer_reals[i].name, &value));
+        memcpy((char *)l + layer_reals[i].offset, &value, sizeof value);
+    }
+    return MHA_OK;
+}
+
+/* What layers have besides projections; absent where no layer has anything. */
+static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
+{
+    mha_transformer_desc *d = &plan->desc;
+    const json_t *list = json_object_get(config->root, "layers");
+    if (mhai_config_absent(config, "layers")) return MHA_OK;
+    if (!json_is_array(list) || (int64_t)json_array_size(list) != d->num_layers)
+        return mha_fail(MHA_ERR_MODEL,
+                        "%s: 'layers' is no list of %lld objects, one for each layer",
+                        mhai_show_path(config->path).text, (long long)d->num_layers);
+    plan->layers = calloc((size_t)d->num_layers, sizeof *plan->layers);
+    if (!plan->layers) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mhai_config layer = {config->path, json_array_get(list, (size_t)i)};
+        if (!json_is_object(layer.root))
+            return mha_fail(MHA_ERR_MODEL, "%s: number %lld of 'layers' is no object",
+                            mhai_show_path(config->path).text, (long long)i);
+        MHA_TRY(read_layer(&layer, &plan->layers[i]));
+    }
+    d->layers = plan->layers;
+    return MHA_OK;
+}
+
+/* ---- the model ----------------------------------------------------------------------------- */
+
 static bool write_own(const mha_transformer_desc *d, json_t *root)
 {
     bool good =
         (d->type_count == 0 || mhai_put_count(root, "type_count", d->type_count)) &&
+        (!d->layers || write_layers(d, root)) &&
         (!d->layer_heads || (put_list(root, "layer_heads", d->layer_heads, d->num_layers) &&
                              put_list(root, "layer_kv_heads", d->layer_kv_heads, d->num_layers))) &&
         mhai_put_list_of_one(root, "architectures", "MultiheadTransformer") &&
@@ -106,7 +229,7 @@ static mha_status read_list(const mhai_config *config, const char *key, int64_t 
 }
 
 /* Heads by layer. No weight would vouch for a num_heads that no layer has. */
-static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
+static mha_status read_heads(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
     int64_t most = 1;
@@ -140,6 +263,7 @@ static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_optional(config, "memory_dim", 0, MHAI_MOST_WIDTH, 0, &d->memory_dim));
     MHA_TRY(mhai_config_optional(config, "type_count", 0, MHAI_MOST_ENTRIES, 0, &d->type_count));
     MHA_TRY(read_own_kinds(config, d));
+    MHA_TRY(read_heads(config, plan));
     return read_layers(config, plan);
 }
 

@@ -1,0 +1,251 @@
+/* What the description of a layer adds to its self-attention: norms, rotation, masks, score terms;
+ * and the encodings of positions. */
+#include "transformer/transformer_parts.h"
+
+#include "base/checked.h"
+#include "base/struct_copy.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    KNOWN_FLAGS = MHA_LAYER_ROPE_INTERLEAVED * 2 - 1,
+    ROPE_FLAGS = MHA_LAYER_NO_ROPE | MHA_LAYER_ROPE_INTERLEAVED
+};
+
+/* ---- descriptions -------------------------------------------------------------------------- */
+
+/* Settings whose flag or whose kind of positions is missing. */
+static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_desc *l)
+{
+    const bool rotary = d->positions == MHA_ENCODING_ROTARY;
+    const char *name = NULL, *needs = NULL;
+    if (!(l->flags & MHA_LAYER_WINDOW) && (l->left_keys || l->right_keys || l->sink_keys))
+        name = "left_keys, right_keys and sink_keys", needs = "MHA_LAYER_WINDOW";
+    if (!(l->flags & MHA_LAYER_QK_NORM) && (l->qk_norm || l->qk_norm_epsilon != 0))
+        name = "qk_norm and qk_norm_epsilon", needs = "MHA_LAYER_QK_NORM";
+    if (l->t5_max_distance && !l->t5_buckets) name = "t5_max_distance", needs = "t5_buckets";
+    if (!rotary && (l->flags & ROPE_FLAGS))
+        name = "MHA_LAYER_NO_ROPE and _INTERLEAVED", needs = "MHA_ENCODING_ROTARY";
+    if ((!rotary || l->flags & MHA_LAYER_NO_ROPE) &&
+        (l->rotary_dim || l->rope_base != 0 || l->rope_factor != 0))
+        name = "rotary_dim, rope_base and rope_factor", needs = "a layer with rotary positions";
+    if (!name) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: %s need %s", name, needs);
+}
+
+static mha_status fill_defaults(const mha_transformer_desc *d, mha_layer_desc *l)
+{
+    if (l->flags & ~(uint32_t)KNOWN_FLAGS)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: flags 0x%x are unknown",
+                        (unsigned)(l->flags & ~(uint32_t)KNOWN_FLAGS));
+    MHA_TRY(check_settings(d, l));
+    if (l->t5_buckets < 0 || l->t5_buckets > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: t5_buckets is %lld, expected 0..%d",
+                        (long long)l->t5_buckets, INT32_MAX);
+    if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)
+        l->qk_norm_epsilon = l->qk_norm == MHA_QK_NORM_L2 ? 1e-12f : 1e-6f;
+    if (d->positions == MHA_ENCODING_ROTARY && !(l->flags & MHA_LAYER_NO_ROPE)) {
+        if (l->rotary_dim == 0) l->rotary_dim = d->head_dim;
+        if (l->rope_base == 0) l->rope_base = d->rope_base;
+        if (l->rope_factor == 0) l->rope_factor = 1;
+    }
+    return MHA_OK;
+}
+
+/* The error of a layer, with its number. */
+static mha_status fail_layer(mha_status status, int64_t layer)
+{
+    char detail[240];
+    snprintf(detail, sizeof detail, "%s", mha_error_detail());
+    return mha_fail(status, "layer %lld: %s", (long long)layer, detail);
+}
+
+mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer_desc *own,
+                                        bool *plain)
+{
+    const mha_layer_desc none = {.struct_size = sizeof none};
+    const unsigned char *given = (const unsigned char *)d->layers;
+    *plain = true;
+    for (int64_t i = 0; i < d->num_layers; i++, given += d->layers->struct_size) {
+        mha_status status =
+            mhai_struct_copy("mha_layer_desc", &own[i], sizeof own[i], sizeof own[i], given);
+        own[i].struct_size = sizeof own[i];
+        if (memcmp(&own[i], &none, sizeof none) != 0) *plain = false;
+        if (status == MHA_OK) status = fill_defaults(d, &own[i]);
+        if (status != MHA_OK) return fail_layer(status, i);
+    }
+    return MHA_OK;
+}
+
+/* ---- encodings ----------------------------------------------------------------------------- */
+
+/* The table of a kind, new or one that is there. Room for every position, without touching it. */
+static mha_status take_encoding(mha_transformer *t, int64_t width, float base, float factor,
+                                mhai_encoding **taken)
+{
+    size_t bytes;
+    for (mhai_encoding *e = t->encodings; e; e = e->next)
+        if (e->width == width && !(e->base < base || e->base > base) &&
+            !(e->factor < factor || e->factor > factor)) {
+            *taken = e;
+            return MHA_OK;
+        }
+    if (!mhai_mul_size((size_t)(t->desc.max_length * width), sizeof(float), &bytes) ||
+        bytes > PTRDIFF_MAX - sizeof **taken)
+        return mha_fail(MHA_ERR_SIZE, "transformer: %lld positions do not fit in memory",
+                        (long long)t->desc.max_length);
+    bytes += sizeof **taken;
+    mhai_encoding *made = t->allocator.alloc(t->allocator.user, bytes, 64);
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
+    *made = (mhai_encoding){
+        .next = t->encodings, .bytes = bytes, .width = width, .base = base, .factor = factor};
+    if (pthread_mutex_init(&made->growing, NULL) != 0) {
+        t->allocator.release(t->allocator.user, made, bytes);
+        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot make a mutex");
+    }
+    *taken = t->encodings = made;
+    return MHA_OK;
+}
+
+void mhai_transformer_free_encodings(mha_transformer *t)
+{
+    while (t->encodings) {
+        mhai_encoding *e = t->encodings;
+        t->encodings = e->next;
+        pthread_mutex_destroy(&e->growing);
+        t->allocator.release(t->allocator.user, e, e->bytes);
+    }
+}
+
+/* Rows [e->rows, count): the sinusoidal ones, or what turning (1, 0) gives, a cosine and a sine. */
+static mha_status grow(mha_context *context, const mha_transformer *t, mhai_encoding *e,
+                       int64_t count)
+{
+    const int64_t width = e->width, begin = e->rows;
+    if (count > t->desc.max_length) count = t->desc.max_length;
+    if (count <= begin) return MHA_OK;
+    float *first = e->values + begin * width;
+    if (t->desc.positions == MHA_ENCODING_SINUSOIDAL) {
+        mha_tensor table = mhai_transformer_rows(first, count - begin, width, width);
+        MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
+    } else {
+        for (int64_t i = 0; i < count - begin; i++)
+            for (int64_t j = 0; j < width; j++) first[i * width + j] = j < width / 2 ? 1 : 0;
+        mha_tensor x = mha_tensor_bthd(first, 1, count - begin, 1, width);
+        const mha_rope_desc rope = {.struct_size = sizeof rope,
+                                    .pairing = MHA_ROPE_HALVES,
+                                    .base = (double)e->base,
+                                    .factor = (double)e->factor,
+                                    .positions = {.start = begin}};
+        MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
+    }
+    e->rows = count;
+    return MHA_OK;
+}
+
+mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t, int64_t count)
+{
+    mha_status status = MHA_OK;
+    for (mhai_encoding *e = t->encodings; e && status == MHA_OK; e = e->next) {
+        pthread_mutex_lock(&e->growing);
+        status = grow(context, t, e, count);
+        pthread_mutex_unlock(&e->growing);
+    }
+    return status;
+}
+
+/* ---- what a layer attends with ------------------------------------------------------------- */
+
+static mha_status rotate(mha_context *context, mha_transformer *t, const mha_layer_desc *l,
+                         mhai_place_attention *place)
+{
+    mhai_attend *a = &place->attend;
+    mhai_encoding *table;
+    a->rotates = true;
+    a->rope = (mha_rope_desc){
+        .struct_size = sizeof a->rope,
+        .pairing = l->flags & MHA_LAYER_ROPE_INTERLEAVED ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALVES,
+        .rotary_dim = l->rotary_dim,
+        .base = (double)l->rope_base,
+        .factor = (double)l->rope_factor};
+    MHA_TRY(mhai_attend_check(context, a, t->desc.head_dim));
+    MHA_TRY(take_encoding(t, l->rotary_dim, l->rope_base, l->rope_factor, &table));
+    const int64_t half = l->rotary_dim / 2;
+    place->cosines = mhai_transformer_rows(table->values, t->desc.max_length, half, l->rotary_dim);
+    place->sines =
+        mhai_transformer_rows(table->values + half, t->desc.max_length, half, l->rotary_dim);
+    a->rope.base = a->rope.factor = 0;
+    a->rope.cos_table = &place->cosines;
+    a->rope.sin_table = &place->sines;
+    return MHA_OK;
+}
+
+/* What attention would say to it: every field is checked there. */
+static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads heads, int64_t D)
+{
+    const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.q, 1, D});
+    const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.kv, 1, D});
+    mha_attention_plan plan;
+    return mha_attention_explain(context, &a->desc, &q, &k, &k, &q, NULL, &plan);
+}
+
+static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t layer)
+{
+    const mha_transformer_desc *d = &t->desc;
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
+    const mha_layer_desc usual = {
+        .rotary_dim = d->head_dim, .rope_base = d->rope_base, .rope_factor = 1};
+    const mha_layer_desc *l = d->layers ? &d->layers[layer] : &usual;
+    const bool causal = mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL);
+    mhai_place_attention *place = &t->layers[layer].self;
+    mhai_attend *a = &place->attend;
+    if (heads.q == 0) return MHA_OK;
+    *a = (mhai_attend){.desc = {.struct_size = sizeof a->desc,
+                                .flags = causal ? MHA_ATTENTION_CAUSAL : 0,
+                                .scale = l->scale,
+                                .softcap = l->softcap,
+                                .left_keys = l->left_keys,
+                                .right_keys = l->right_keys,
+                                .sink_keys = l->sink_keys,
+                                .t5_max_distance = l->t5_max_distance},
+                       .qk_norm = l->qk_norm,
+                       .qk_norm_epsilon = l->qk_norm_epsilon};
+    if (l->flags & MHA_LAYER_SCALE_GIVEN) a->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
+    if (l->flags & MHA_LAYER_WINDOW) a->desc.flags |= MHA_ATTENTION_WINDOW;
+    if (l->flags & MHA_LAYER_QK_NORM) {
+        a->q_norm = t->data + place->q_norm;
+        a->k_norm = t->data + place->k_norm;
+        MHA_TRY(mhai_attend_check(context, a, d->head_dim));
+    }
+    if (l->flags & MHA_LAYER_SINKS) {
+        place->sink_logits = mhai_transformer_vector(t->data + place->sinks, heads.q);
+        a->desc.sink_logits = &place->sink_logits;
+    }
+    if (l->flags & MHA_LAYER_ALIBI) {
+        MHA_TRY(mha_alibi_slopes(heads.q, t->data + place->slopes));
+        place->alibi_slopes = mhai_transformer_vector(t->data + place->slopes, heads.q);
+        a->desc.alibi_slopes = &place->alibi_slopes;
+    }
+    if (l->t5_buckets > 0) {
+        if (causal) a->desc.flags |= MHA_ATTENTION_T5_ONE_SIDED;
+        place->t5_table =
+            mhai_transformer_rows(t->data + place->t5, l->t5_buckets, heads.q, heads.q);
+        a->desc.t5_table = &place->t5_table;
+    }
+    MHA_TRY(explain(context, a, heads, d->head_dim));
+    if (d->positions != MHA_ENCODING_ROTARY || l->flags & MHA_LAYER_NO_ROPE) return MHA_OK;
+    return rotate(context, t, l, place);
+}
+
+mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t)
+{
+    mhai_encoding *table;
+    if (t->desc.positions == MHA_ENCODING_SINUSOIDAL)
+        MHA_TRY(take_encoding(t, t->desc.embed_dim, 0, 0, &table));
+    for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        const mha_status status = make_layer(context, t, i);
+        if (status != MHA_OK) return t->desc.layers ? fail_layer(status, i) : status;
+    }
+    return MHA_OK;
+}

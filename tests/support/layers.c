@@ -1,0 +1,52 @@
+#include "support/layers.h"
+
+static void draw_masks(rng *r, const mha_transformer_desc *d, mha_layer_desc *l)
+{
+    if (!rng_chance(r, 0.4)) return;
+    l->flags |= MHA_LAYER_WINDOW;
+    l->left_keys = rng_between(r, -1, 6);
+    l->right_keys = d->flags & MHA_TRANSFORMER_CAUSAL ? 0 : rng_between(r, -1, 3);
+    l->sink_keys = rng_chance(r, 0.5) ? rng_between(r, 1, 3) : 0;
+}
+
+static void draw_terms(rng *r, const mha_transformer_desc *d, mha_layer_desc *l)
+{
+    const bool causal = d->flags & MHA_TRANSFORMER_CAUSAL;
+    if (rng_chance(r, 0.3)) l->softcap = (float)(2 + 8 * rng_uniform(r));
+    if (rng_chance(r, 0.3)) l->flags |= MHA_LAYER_ALIBI;
+    if (rng_chance(r, 0.3)) l->flags |= MHA_LAYER_SINKS;
+    if (rng_chance(r, 0.3)) l->scale = (float)(0.1 + 0.5 * rng_uniform(r));
+    if (rng_chance(r, 0.1)) l->flags |= MHA_LAYER_SCALE_GIVEN;
+    if (!rng_chance(r, 0.3)) return;
+    l->t5_buckets = causal ? rng_between(r, 2, 9) : 2 * rng_between(r, 2, 5);
+    if (rng_chance(r, 0.5)) l->t5_max_distance = rng_between(r, 10, 40);
+}
+
+static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc *l)
+{
+    if (d->positions != MHA_ENCODING_ROTARY) return;
+    if (rng_chance(r, 0.2)) {
+        l->flags |= MHA_LAYER_NO_ROPE;
+        return;
+    }
+    if (rng_chance(r, 0.3)) l->flags |= MHA_LAYER_ROPE_INTERLEAVED;
+    if (rng_chance(r, 0.4)) l->rope_base = (float)(10 + 1000 * rng_uniform(r));
+    if (rng_chance(r, 0.3)) l->rope_factor = (float)(0.5 + 3 * rng_uniform(r));
+    const int64_t D = d->head_dim ? d->head_dim : d->embed_dim / d->num_heads;
+    if (D > 2 && rng_chance(r, 0.3)) l->rotary_dim = 2 * rng_between(r, 1, D / 2);
+}
+
+void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
+{
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        mha_layer_desc *l = &layers[i];
+        *l = (mha_layer_desc){.struct_size = sizeof *l};
+        if (rng_chance(r, 0.15)) continue;
+        draw_masks(r, d, l);
+        draw_terms(r, d, l);
+        draw_rotation(r, d, l);
+        if (!rng_chance(r, 0.3)) continue;
+        l->flags |= MHA_LAYER_QK_NORM;
+        if (rng_chance(r, 0.5)) l->qk_norm_epsilon = 1e-3f;
+    }
+}

@@ -1,0 +1,13 @@
+/* Random descriptions of a transformer's layers. */
+#ifndef TEST_LAYERS_H
+#define TEST_LAYERS_H
+
+#include "support/rng.h"
+
+#include <multihead/transformer.h>
+
+/* layers [d->num_layers] for d, which has its flags, positions and head_dim; smooth, so that
+ * gradients are slopes. Some say nothing. */
+void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers);
+
+#endif
