@@ -4,6 +4,8 @@
 
 #include <multihead/base.h>
 
+#include <string.h>
+
 /* The call succeeds. */
 #define expect_ok(call) expect_ok_at(call, #call, __FILE__, __LINE__)
 
@@ -13,6 +15,17 @@
 
 /* Row number i of a table of misuse gave this, which is judged as by expect_error(). */
 #define expect_row(i, got, wanted, part) expect_row_at(i, got, wanted, part, __FILE__, __LINE__)
+
+/* A row of misuse: the last arguments spoil `right`, from which the call is made, and it gives this;
+ * then all is right again. */
+#define expect_spoiled(right, call, wanted, part, ...)                         \
+    do {                                                                       \
+        unsigned char kept_[sizeof(right)];                                    \
+        memcpy(kept_, &(right), sizeof kept_);                                 \
+        __VA_ARGS__;                                                           \
+        expect_error_at(call, wanted, part, #__VA_ARGS__, __FILE__, __LINE__); \
+        memcpy(&(right), kept_, sizeof kept_);                                 \
+    } while (0)
 
 /* One mistake of such a table: a function that spoils a call that was right. */
 #define SPOILER(argument, name, ...) \

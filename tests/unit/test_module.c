@@ -528,39 +528,27 @@ static void create_errors(void **state)
 {
     (void)state;
     mha_context *context = machines_context(1, 0);
-    const mha_module_desc right = {.struct_size = sizeof right, .embed_dim = 12, .num_heads = 3};
-    mha_module_desc d = right;
+    mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 3};
     mha_module *module = NULL;
-#define CREATE mha_module_create(context, &d, &module)
+#define ROW(...) expect_spoiled(d, mha_module_create(context, &d, &module), __VA_ARGS__)
     expect_error(mha_module_create(NULL, &d, &module), MHA_ERR_NULL, "context");
     expect_error(mha_module_create(context, NULL, &module), MHA_ERR_NULL, "desc");
     expect_error(mha_module_create(context, &d, NULL), MHA_ERR_NULL, "module");
-    d.struct_size = 0;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "struct_size");
-    d = right, d.flags = 1 << 30;
-    expect_error(CREATE, MHA_ERR_UNSUPPORTED, "flags");
-    d = right, d.embed_dim = 0;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "embed_dim");
-    d = right, d.num_heads = -1;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "num_heads");
-    d = right, d.embed_dim = 13;
-    expect_error(CREATE, MHA_ERR_SHAPE, "embed_dim 13");
-    d = right, d.kv_heads = 2;
-    expect_error(CREATE, MHA_ERR_SHAPE, "kv_heads");
-    d = right, d.kv_heads = -3;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "kv_heads");
-    d = right, d.head_dim = -1;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "head_dim");
-    d = right, d.value_head_dim = INT64_MAX;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "value_head_dim");
-    d = right, d.key_dim = -2;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "key_dim");
-    d = right, d.value_dim = (int64_t)1 << 40;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "value_dim");
+    ROW(MHA_ERR_ARGUMENT, "struct_size", d.struct_size = 0);
+    ROW(MHA_ERR_UNSUPPORTED, "flags", d.flags = 1 << 30);
+    ROW(MHA_ERR_ARGUMENT, "embed_dim", d.embed_dim = 0);
+    ROW(MHA_ERR_ARGUMENT, "num_heads", d.num_heads = -1);
+    ROW(MHA_ERR_SHAPE, "embed_dim 13", d.embed_dim = 13);
+    ROW(MHA_ERR_SHAPE, "kv_heads", d.kv_heads = 2);
+    ROW(MHA_ERR_ARGUMENT, "kv_heads", d.kv_heads = -3);
+    ROW(MHA_ERR_ARGUMENT, "head_dim", d.head_dim = -1);
+    ROW(MHA_ERR_ARGUMENT, "value_head_dim", d.value_head_dim = INT64_MAX);
+    ROW(MHA_ERR_ARGUMENT, "key_dim", d.key_dim = -2);
+    ROW(MHA_ERR_ARGUMENT, "value_dim", d.value_dim = (int64_t)1 << 40);
     struct {
         mha_module_desc desc;
         unsigned char more[8];
-    } newer = {.desc = right};
+    } newer = {.desc = d};
     newer.desc.struct_size = sizeof newer;
     newer.more[7] = 1;
     expect_error(mha_module_create(context, &newer.desc, &module), MHA_ERR_UNSUPPORTED,
@@ -575,7 +563,7 @@ static void create_errors(void **state)
     assert_int_equal(d.kv_heads, 3);
     assert_int_equal(d.key_dim, 12);
     assert_int_equal(d.value_dim, 12);
-#undef CREATE
+#undef ROW
     mha_module_destroy(module);
     mha_module_destroy(NULL);
 }
@@ -591,29 +579,21 @@ static void parameter_errors(void **state)
     guarded w = guarded_filled(&r, 2, (int64_t[]){12, 12}, 0, 1),
             b = guarded_filled(&r, 1, (int64_t[]){12}, 0, 1);
     mha_tensor x = w.view;
+#define SET(name, tensor) mha_module_set_parameter(module, name, tensor)
+#define ROW(...) expect_spoiled(x, SET("q_proj.weight", &x), __VA_ARGS__)
     expect_error(mha_module_set_parameter(NULL, "q_proj.weight", &x), MHA_ERR_NULL, "module");
-    expect_error(mha_module_set_parameter(module, NULL, &x), MHA_ERR_NULL, "name");
-    expect_error(mha_module_set_parameter(module, "q_proj.weight", NULL), MHA_ERR_NULL,
-                 "q_proj.weight");
-    expect_error(mha_module_set_parameter(module, "q_proj.wait", &x), MHA_ERR_ARGUMENT,
-                 "q_proj.wait");
-    expect_error(mha_module_set_parameter(module, "q_proj.bias", &b.view), MHA_ERR_ARGUMENT,
-                 "q_proj.bias");
-    expect_error(mha_module_set_parameter(module, "in_proj_weight", &x), MHA_ERR_SHAPE,
-                 "in_proj_weight");
-    expect_error(mha_module_set_parameter(module, "k_proj.weight", &x), MHA_ERR_SHAPE,
-                 "k_proj.weight");
-    expect_error(mha_module_set_parameter(module, "out_proj.weight", &b.view), MHA_ERR_SHAPE,
-                 "out_proj.weight");
-    x.dtype = MHA_F64;
-    expect_error(mha_module_set_parameter(module, "q_proj.weight", &x), MHA_ERR_DTYPE,
-                 "q_proj.weight");
-    x = w.view, x.data = NULL;
-    expect_error(mha_module_set_parameter(module, "q_proj.weight", &x), MHA_ERR_NULL,
-                 "q_proj.weight");
-    x = w.view, x.stride[0] = INT64_MAX / 3;
-    expect_error(mha_module_set_parameter(module, "q_proj.weight", &x), MHA_ERR_SIZE,
-                 "q_proj.weight");
+    expect_error(SET(NULL, &x), MHA_ERR_NULL, "name");
+    expect_error(SET("q_proj.weight", NULL), MHA_ERR_NULL, "q_proj.weight");
+    expect_error(SET("q_proj.wait", &x), MHA_ERR_ARGUMENT, "q_proj.wait");
+    expect_error(SET("q_proj.bias", &b.view), MHA_ERR_ARGUMENT, "q_proj.bias");
+    expect_error(SET("in_proj_weight", &x), MHA_ERR_SHAPE, "in_proj_weight");
+    expect_error(SET("k_proj.weight", &x), MHA_ERR_SHAPE, "k_proj.weight");
+    expect_error(SET("out_proj.weight", &b.view), MHA_ERR_SHAPE, "out_proj.weight");
+    ROW(MHA_ERR_DTYPE, "q_proj.weight", x.dtype = MHA_F64);
+    ROW(MHA_ERR_NULL, "q_proj.weight", x.data = NULL);
+    ROW(MHA_ERR_SIZE, "q_proj.weight", x.stride[0] = INT64_MAX / 3);
+#undef ROW
+#undef SET
     mha_module_destroy(module);
     guarded_free(&w);
     guarded_free(&b);

@@ -293,50 +293,38 @@ static void misuse_is_refused(void **state)
     assert_non_null(g);
     gradients_make(g, e);
     loss_of(x, e);
-#define BACKWARD mha_module_backward(x, e->module, &e->call, &e->upper_view, &g->g)
-#define RESTORE(field) (e->field = saved.field)
-    const example saved = *e;
-    expect_error(mha_module_backward(x, e->module, &e->call, NULL, &g->g), MHA_ERR_NULL, "out_gra");
-    e->call.outputs = NULL;
-    expect_error(BACKWARD, MHA_ERR_NULL, "outputs is NULL");
-    RESTORE(call), e->outputs.lse = NULL;
-    expect_error(BACKWARD, MHA_ERR_NULL, "lse: is NULL");
-    RESTORE(outputs), e->kept_view[Q].shape[2]++;
-    expect_error(BACKWARD, MHA_ERR_SHAPE, "q: dim 2");
-    RESTORE(kept_view[Q]), e->kept_view[Q].ndim = MHA_MAX_DIMS + 1;
-    expect_error(BACKWARD, MHA_ERR_SHAPE, "7 dimensions, possible are 0 to 6");
-    e->kept_view[Q].ndim = INT32_MAX;
-    expect_error(BACKWARD, MHA_ERR_SHAPE, "possible are 0 to 6");
-    RESTORE(kept_view[Q]), e->upper_view.shape[1]++;
-    expect_error(BACKWARD, MHA_ERR_SHAPE, "out_gradient: dim 1");
-    RESTORE(upper_view), g->inputs[KEY].shape[0]++;
-    expect_error(BACKWARD, MHA_ERR_SHAPE, "key gradient: dim 0");
-    gradients_make(g, e), g->g.flags = 2;
-    expect_error(BACKWARD, MHA_ERR_UNSUPPORTED, "flags 0x2");
-    g->g.flags = 0, g->g.parameters_count = e->count + 1;
-    expect_error(BACKWARD, MHA_ERR_ARGUMENT, "no number");
-    g->g.parameters_count = 99;
-    expect_error(BACKWARD, MHA_ERR_ARGUMENT, "is 99");
-    gradients_make(g, e), g->parameter[0].shape[0]++;
-    expect_error(BACKWARD, MHA_ERR_SHAPE, "dim 0");
-    gradients_make(g, e), g->inputs[QUERY].data = e->upper;
-    expect_error(BACKWARD, MHA_ERR_OVERLAP, "an input");
-    gradients_make(g, e), g->inputs[VALUE].data = g->input[KEY];
-    expect_error(BACKWARD, MHA_ERR_OVERLAP, "another gradient");
-    gradients_make(g, e);
-    mha_attention_gradients inner = {.struct_size = sizeof inner, .scale = &e->kept_view[Q]};
+#define BACKWARD(upper) mha_module_backward(x, e->module, &e->call, upper, &g->g)
+#define ROW(...) expect_spoiled(*e, BACKWARD(&e->upper_view), __VA_ARGS__)
+#define GRADIENT_ROW(...) expect_spoiled(*g, BACKWARD(&e->upper_view), __VA_ARGS__)
+    expect_error(BACKWARD(NULL), MHA_ERR_NULL, "out_gra");
+    ROW(MHA_ERR_NULL, "outputs is NULL", e->call.outputs = NULL);
+    ROW(MHA_ERR_NULL, "lse: is NULL", e->outputs.lse = NULL);
+    ROW(MHA_ERR_SHAPE, "q: dim 2", e->kept_view[Q].shape[2]++);
+    ROW(MHA_ERR_SHAPE, "7 dimensions, possible are 0 to 6",
+        e->kept_view[Q].ndim = MHA_MAX_DIMS + 1);
+    ROW(MHA_ERR_SHAPE, "possible are 0 to 6", e->kept_view[Q].ndim = INT32_MAX);
+    ROW(MHA_ERR_SHAPE, "out_gradient: dim 1", e->upper_view.shape[1]++);
+    GRADIENT_ROW(MHA_ERR_SHAPE, "key gradient: dim 0", g->inputs[KEY].shape[0]++);
+    GRADIENT_ROW(MHA_ERR_UNSUPPORTED, "flags 0x2", g->g.flags = 2);
+    GRADIENT_ROW(MHA_ERR_ARGUMENT, "no number", g->g.parameters_count = e->count + 1);
+    GRADIENT_ROW(MHA_ERR_ARGUMENT, "is 99", g->g.parameters_count = 99);
+    GRADIENT_ROW(MHA_ERR_SHAPE, "dim 0", g->parameter[0].shape[0]++);
+    GRADIENT_ROW(MHA_ERR_OVERLAP, "an input", g->inputs[QUERY].data = e->upper);
+    GRADIENT_ROW(MHA_ERR_OVERLAP, "another gradient", g->inputs[VALUE].data = g->input[KEY]);
+    mha_attention_gradients inner = {.struct_size = sizeof inner};
     g->g.attention = &inner;
-    expect_error(BACKWARD, MHA_ERR_UNSUPPORTED, "bias_k");
-    inner.scale = NULL, inner.q = &e->kept_view[Q];
-    expect_error(BACKWARD, MHA_ERR_ARGUMENT, "q, k and v");
-    inner.q = NULL, inner.bias = &e->kept_view[Q];
-    expect_error(BACKWARD, MHA_ERR_ARGUMENT, "bias");
+#define INNER_ROW(...) expect_spoiled(inner, BACKWARD(&e->upper_view), __VA_ARGS__)
+    INNER_ROW(MHA_ERR_UNSUPPORTED, "bias_k", inner.scale = &e->kept_view[Q]);
+    INNER_ROW(MHA_ERR_ARGUMENT, "q, k and v", inner.q = &e->kept_view[Q]);
+    INNER_ROW(MHA_ERR_ARGUMENT, "bias", inner.bias = &e->kept_view[Q]);
     for (int i = 0; i < ROOM; i++)
         assert_true(g->input[QUERY][i] == 0 && g->value[0][i] == 0); /* nothing written */
     g->g.attention = NULL;
-    expect_ok(BACKWARD);
+    expect_ok(BACKWARD(&e->upper_view));
 #undef BACKWARD
-#undef RESTORE
+#undef ROW
+#undef GRADIENT_ROW
+#undef INNER_ROW
     free(g);
     example_free(e);
 }

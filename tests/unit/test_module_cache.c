@@ -535,32 +535,23 @@ static void create_errors(void **state)
     mha_context *context = machines_context(1, 0);
     const mha_module_desc right = {.struct_size = sizeof right, .embed_dim = 12, .num_heads = 2};
     mha_module *module = NULL;
-    mha_module_desc d;
+    mha_module_desc d = right;
 #define CREATE mha_module_create(context, &d, &module)
-    d = right, d.rotary_dim = 4;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE");
-    d = right, d.rope_factor = 1;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE");
-    d = right, d.qk_norm_epsilon = 1;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "MHA_MODULE_QK_NORM");
-    d = right, d.reserved = 1;
-    expect_error(CREATE, MHA_ERR_UNSUPPORTED, "reserved is 1");
-    d = right, d.flags = MHA_MODULE_ROPE, d.rotary_dim = 5;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "rotary_dim is 5");
-    d.rotary_dim = 8;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "head size 6");
-    d = right, d.flags = MHA_MODULE_ROPE, d.head_dim = 5;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "rotary_dim is 5");
-    d = right, d.flags = MHA_MODULE_ROPE, d.rope_base = 0.5;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "base is 0.5");
-    d = right, d.flags = MHA_MODULE_ROPE, d.rope_factor = -1;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "factor is -1");
-    d = right, d.flags = MHA_MODULE_ROPE, d.rope_pairing = (mha_rope_pairing)7;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "pairing is 7");
-    d = right, d.flags = MHA_MODULE_QK_NORM, d.qk_norm_epsilon = -1;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "epsilon is -1");
-    d = right, d.flags = MHA_MODULE_QK_NORM, d.qk_norm = (mha_qk_norm_kind)3;
-    expect_error(CREATE, MHA_ERR_ARGUMENT, "kind is 3");
+#define ROW(...) expect_spoiled(d, CREATE, __VA_ARGS__)
+    ROW(MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE", d.rotary_dim = 4);
+    ROW(MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE", d.rope_factor = 1);
+    ROW(MHA_ERR_ARGUMENT, "MHA_MODULE_QK_NORM", d.qk_norm_epsilon = 1);
+    ROW(MHA_ERR_UNSUPPORTED, "reserved is 1", d.reserved = 1);
+    ROW(MHA_ERR_ARGUMENT, "rotary_dim is 5", d.flags = MHA_MODULE_ROPE, d.rotary_dim = 5);
+    ROW(MHA_ERR_ARGUMENT, "head size 6", d.flags = MHA_MODULE_ROPE, d.rotary_dim = 8);
+    ROW(MHA_ERR_ARGUMENT, "rotary_dim is 5", d.flags = MHA_MODULE_ROPE, d.head_dim = 5);
+    ROW(MHA_ERR_ARGUMENT, "base is 0.5", d.flags = MHA_MODULE_ROPE, d.rope_base = 0.5);
+    ROW(MHA_ERR_ARGUMENT, "factor is -1", d.flags = MHA_MODULE_ROPE, d.rope_factor = -1);
+    ROW(MHA_ERR_ARGUMENT, "pairing is 7", d.flags = MHA_MODULE_ROPE,
+        d.rope_pairing = (mha_rope_pairing)7);
+    ROW(MHA_ERR_ARGUMENT, "epsilon is -1", d.flags = MHA_MODULE_QK_NORM, d.qk_norm_epsilon = -1);
+    ROW(MHA_ERR_ARGUMENT, "kind is 3", d.flags = MHA_MODULE_QK_NORM,
+        d.qk_norm = (mha_qk_norm_kind)3);
     assert_null(module);
     d = right, d.flags = MHA_MODULE_ROPE | MHA_MODULE_QK_NORM;
     expect_ok(CREATE);
@@ -577,6 +568,7 @@ static void create_errors(void **state)
     d = right, d.struct_size = offsetof(mha_module_desc, rope_pairing); /* its first version */
     expect_ok(CREATE);
     mha_module_destroy(module);
+#undef ROW
 #undef CREATE
 }
 

@@ -506,54 +506,51 @@ static void shape_errors(void **state)
     mha_module *module;
     expect_ok(mha_module_create(context, &d, &module));
     float x[T * E] = {0}, y[S * E] = {0}, o[T * E], maps[2 * T * (S + 2)];
-    mha_tensor query = mha_tensor_contiguous(x, MHA_F32, 2, (int64_t[]){T, E});
-    mha_tensor key = mha_tensor_contiguous(y, MHA_F32, 2, (int64_t[]){S, E});
-    mha_tensor out = mha_tensor_contiguous(o, MHA_F32, 2, (int64_t[]){T, E});
+    const mha_tensor query = mha_tensor_contiguous(x, MHA_F32, 2, (int64_t[]){T, E});
+    const mha_tensor key = mha_tensor_contiguous(y, MHA_F32, 2, (int64_t[]){S, E});
+    const mha_tensor out = mha_tensor_contiguous(o, MHA_F32, 2, (int64_t[]){T, E});
     const mha_tensor key3 = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){1, S, E});
     const mha_tensor query3 = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){1, T, E});
     const mha_tensor out3 = mha_tensor_contiguous(o, MHA_F32, 3, (int64_t[]){1, T, E});
-    mha_tensor p = mha_tensor_contiguous(maps, MHA_F32, 4, (int64_t[]){1, 2, T, S + 2});
+    const mha_tensor p = mha_tensor_contiguous(maps, MHA_F32, 4, (int64_t[]){1, 2, T, S + 2});
     const mha_tensor lse = mha_tensor_contiguous(maps, MHA_F32, 3, (int64_t[]){1, 2, T});
-    mha_module_outputs wanted = {.struct_size = sizeof wanted};
-    mha_attention_outputs inner = {.struct_size = sizeof inner};
-#define FORWARD(q, k, o) mha_module_forward(context, module, NULL, q, k, k, o, &wanted)
+    struct {
+        mha_module_outputs wanted;
+        mha_attention_outputs inner;
+        mha_tensor key, p;
+        int64_t head;
+    } c = {{.struct_size = sizeof c.wanted}, {.struct_size = sizeof c.inner}, key, p, 1};
+#define FORWARD(q, k, o) mha_module_forward(context, module, NULL, q, k, k, o, &c.wanted)
+#define FLAT(...) expect_spoiled(c, FORWARD(&query, &c.key, &out), __VA_ARGS__)
+#define ROW(...) expect_spoiled(c, FORWARD(&query3, &key3, &out3), __VA_ARGS__)
     expect_ok(FORWARD(&query, &key, &out));
     expect_error(FORWARD(&query, &key3, &out), MHA_ERR_SHAPE, "key: has 3 dimensions, but query");
     expect_error(FORWARD(&query3, &key, &out3), MHA_ERR_SHAPE, "key: has 2 dimensions");
     expect_error(FORWARD(&query, &key, &out3), MHA_ERR_SHAPE, "out: has 3 dimensions");
-    wanted.probabilities = &p;
-    expect_error(FORWARD(&query, &key, &out), MHA_ERR_SHAPE, "probabilities: has 4");
+    FLAT(MHA_ERR_SHAPE, "probabilities: has 4", c.wanted.probabilities = &c.p);
+    FLAT(MHA_ERR_SHAPE, "key: dim 1 is 3, expected 4", c.key.shape[1] = 3);
+    ROW(MHA_ERR_SHAPE, "dim 3 is 3, expected 5", c.wanted.probabilities = &c.p, c.p.shape[3] = S);
+    ROW(MHA_ERR_UNSUPPORTED, "bias_k", c.wanted.attention = &c.inner);
+    c.wanted.probabilities = &c.p;
     expect_ok(FORWARD(&query3, &key3, &out3));
-    p.shape[3] = S;
-    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_SHAPE, "dim 3 is 3, expected 5");
-    key.shape[1] = 3;
-    expect_error(FORWARD(&query, &key, &out), MHA_ERR_SHAPE, "key: dim 1 is 3, expected 4");
-    wanted.probabilities = NULL;
-    wanted.attention = &inner;
-    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_UNSUPPORTED, "bias_k");
     mha_module_destroy(module);
     d.flags = 0;
     expect_ok(mha_module_create(context, &d, &module));
+    c.wanted.probabilities = NULL, c.wanted.attention = &c.inner, c.p.shape[3] = S;
     expect_ok(FORWARD(&query3, &key3, &out3));
-    inner.lse = &lse;
+    ROW(MHA_ERR_ARGUMENT, "lse is given twice", c.inner.lse = c.wanted.lse = &lse);
+    ROW(MHA_ERR_OVERLAP, "lse overlaps out", c.inner.lse = &out3);
+    ROW(MHA_ERR_OVERLAP, "entropy overlaps out", c.inner.entropy = &out3);
+    ROW(MHA_ERR_ARGUMENT, "to choose some", c.inner.heads = &c.head, c.inner.heads_count = 1,
+        c.wanted.probabilities = &c.p);
+    ROW(MHA_ERR_ARGUMENT, "mha_attention_outputs", c.inner.struct_size = 2);
+    c.inner.lse = &lse;
     expect_ok(FORWARD(&query3, &key3, &out3));
-    wanted.lse = &lse;
-    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "lse is given twice");
-    wanted.lse = NULL, inner.lse = &out3;
-    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_OVERLAP, "lse overlaps out");
-    inner.lse = NULL, inner.entropy = &out3;
-    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_OVERLAP, "entropy overlaps out");
-    const int64_t head = 1;
-    p.shape[3] = S;
-    inner.entropy = NULL, inner.heads = &head, inner.heads_count = 1;
-    wanted.probabilities = &p;
-    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "to choose some");
-    wanted.probabilities = NULL;
-    inner.heads = NULL, inner.heads_count = 0, inner.struct_size = 2;
-    expect_error(FORWARD(&query3, &key3, &out3), MHA_ERR_ARGUMENT, "mha_attention_outputs");
-    wanted.attention = NULL;
-    wanted.struct_size = offsetof(mha_module_outputs, attention); /* the first version of it */
+    c.wanted.attention = NULL;
+    c.wanted.struct_size = offsetof(mha_module_outputs, attention); /* the first version of it */
     expect_ok(FORWARD(&query3, &key3, &out3));
+#undef ROW
+#undef FLAT
 #undef FORWARD
     mha_module_call call = {.struct_size = sizeof call, .reserved = 1};
     expect_error(mha_module_run(context, module, &call), MHA_ERR_UNSUPPORTED, "reserved");

@@ -262,48 +262,42 @@ static void linear_errors(void **state)
     mha_context *context = machines_context(1, 0);
     linear_case c = linear_case_make(&r, 4, 6, 5);
     mha_linear *linear = NULL, *none = NULL;
-    mha_tensor w = c.weight.view, b = c.bias.view, x = c.x.view, y = c.y.view;
-    expect_error(mha_linear_create(NULL, &w, &b, &none), MHA_ERR_NULL, "context");
-    expect_error(mha_linear_create(context, NULL, &b, &none), MHA_ERR_NULL, "weight");
-    expect_error(mha_linear_create(context, &w, &b, NULL), MHA_ERR_NULL, "linear");
-    w.dtype = MHA_F16;
-    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_DTYPE, "weight");
-    w = c.weight.view, w.ndim = 1;
-    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_SHAPE, "weight");
-    w = c.weight.view, w.data = NULL;
-    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_NULL, "weight");
-    w = c.weight.view, b.shape[0] = 4;
-    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_SHAPE, "bias");
-    b = c.bias.view, b.dtype = MHA_I8;
-    expect_error(mha_linear_create(context, &w, &b, &none), MHA_ERR_DTYPE, "bias");
-    w.shape[0] = w.shape[1] = (int64_t)1 << 40, w.stride[0] = w.stride[1] = 0;
-    expect_error(mha_linear_create(context, &w, NULL, &none), MHA_ERR_SIZE, "weight");
+    struct {
+        mha_tensor w, b, x, y;
+        const mha_tensor *bias;
+        mha_activation kind;
+    } t = {c.weight.view, c.bias.view, c.x.view, c.y.view, &t.b, MHA_ACTIVATION_NONE};
+#define CREATE(context, w, linear) mha_linear_create(context, w, t.bias, linear)
+#define ROW(...) expect_spoiled(t, CREATE(context, &t.w, &none), __VA_ARGS__)
+    expect_error(CREATE(NULL, &t.w, &none), MHA_ERR_NULL, "context");
+    expect_error(CREATE(context, NULL, &none), MHA_ERR_NULL, "weight");
+    expect_error(CREATE(context, &t.w, NULL), MHA_ERR_NULL, "linear");
+    ROW(MHA_ERR_DTYPE, "weight", t.w.dtype = MHA_F16);
+    ROW(MHA_ERR_SHAPE, "weight", t.w.ndim = 1);
+    ROW(MHA_ERR_NULL, "weight", t.w.data = NULL);
+    ROW(MHA_ERR_SHAPE, "bias", t.b.shape[0] = 4);
+    ROW(MHA_ERR_DTYPE, "bias", t.b.dtype = MHA_I8);
+    ROW(MHA_ERR_SIZE, "weight", t.w.shape[0] = t.w.shape[1] = (int64_t)1 << 40,
+        t.w.stride[0] = t.w.stride[1] = 0, t.bias = NULL);
+#undef ROW
+#undef CREATE
     assert_null(none);
     assert_int_equal(mha_linear_create(context, &c.weight.view, NULL, &linear), MHA_OK);
     guarded_snapshot(&c.y);
-#define FORWARD mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, &y)
-    expect_error(mha_linear_forward(NULL, linear, MHA_ACTIVATION_NONE, &x, &y), MHA_ERR_NULL,
-                 "context");
-    expect_error(mha_linear_forward(context, NULL, MHA_ACTIVATION_NONE, &x, &y), MHA_ERR_NULL,
-                 "linear");
-    expect_error(mha_linear_forward(context, linear, (mha_activation)9, &x, &y), MHA_ERR_ARGUMENT,
-                 "activation");
-    expect_error(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, NULL, &y), MHA_ERR_NULL,
-                 "x");
-    expect_error(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, NULL), MHA_ERR_NULL,
-                 "y");
-    x.shape[1] = 7;
-    expect_error(FORWARD, MHA_ERR_SHAPE, "x");
-    x = c.x.view, y.shape[0] = 3;
-    expect_error(FORWARD, MHA_ERR_SHAPE, "y");
-    y = c.y.view, y.dtype = MHA_F64;
-    expect_error(FORWARD, MHA_ERR_DTYPE, "y");
-    y = c.y.view, x.stride[1] = 2;
-    expect_error(FORWARD, MHA_ERR_STRIDE, "x");
-    x = c.x.view, y.stride[0] = 0;
-    expect_error(FORWARD, MHA_ERR_STRIDE, "y");
-    y = c.y.view, y.data = x.data;
-    expect_error(FORWARD, MHA_ERR_OVERLAP, "y overlaps x");
+#define FORWARD(context, linear, x, y) mha_linear_forward(context, linear, t.kind, x, y)
+#define ROW(...) expect_spoiled(t, FORWARD(context, linear, &t.x, &t.y), __VA_ARGS__)
+    expect_error(FORWARD(NULL, linear, &t.x, &t.y), MHA_ERR_NULL, "context");
+    expect_error(FORWARD(context, NULL, &t.x, &t.y), MHA_ERR_NULL, "linear");
+    expect_error(FORWARD(context, linear, NULL, &t.y), MHA_ERR_NULL, "x");
+    expect_error(FORWARD(context, linear, &t.x, NULL), MHA_ERR_NULL, "y");
+    ROW(MHA_ERR_ARGUMENT, "activation", t.kind = (mha_activation)9);
+    ROW(MHA_ERR_SHAPE, "x", t.x.shape[1] = 7);
+    ROW(MHA_ERR_SHAPE, "y", t.y.shape[0] = 3);
+    ROW(MHA_ERR_DTYPE, "y", t.y.dtype = MHA_F64);
+    ROW(MHA_ERR_STRIDE, "x", t.x.stride[1] = 2);
+    ROW(MHA_ERR_STRIDE, "y", t.y.stride[0] = 0);
+    ROW(MHA_ERR_OVERLAP, "y overlaps x", t.y.data = t.x.data);
+#undef ROW
 #undef FORWARD
     assert_true(guarded_unchanged(&c.y));
     mha_linear_destroy(linear);
@@ -429,39 +423,31 @@ static void layer_norm_errors(void **state)
     rng r = rng_make(rng_run_seed(), 60000);
     mha_context *context = machines_context(1, 0);
     norm_case c = norm_case_make(&r, 3, 8);
-    mha_tensor x = c.x.view, z = c.residual.view, w = c.weight.view, b = c.bias.view, y = c.y.view;
+    struct {
+        mha_tensor x, z, w, b, y;
+        float epsilon;
+    } t = {c.x.view, c.residual.view, c.weight.view, c.bias.view, c.y.view, 1e-5f};
     guarded_snapshot(&c.y);
-    float epsilon = 1e-5f;
-#define NORM mha_layer_norm(context, &x, &z, &w, &b, epsilon, &y)
-    expect_error(mha_layer_norm(NULL, &x, &z, &w, &b, epsilon, &y), MHA_ERR_NULL, "context");
-    expect_error(mha_layer_norm(context, NULL, &z, &w, &b, epsilon, &y), MHA_ERR_NULL, "x");
-    expect_error(mha_layer_norm(context, &x, &z, NULL, &b, epsilon, &y), MHA_ERR_NULL, "weight");
-    expect_error(mha_layer_norm(context, &x, &z, &w, NULL, epsilon, &y), MHA_ERR_NULL, "bias");
-    expect_error(mha_layer_norm(context, &x, &z, &w, &b, epsilon, NULL), MHA_ERR_NULL, "y");
-    epsilon = -1e-5f;
-    expect_error(NORM, MHA_ERR_ARGUMENT, "epsilon");
-    epsilon = NAN;
-    expect_error(NORM, MHA_ERR_ARGUMENT, "epsilon");
-    epsilon = INFINITY;
-    expect_error(NORM, MHA_ERR_ARGUMENT, "epsilon");
-    epsilon = 1e-5f, w.shape[0] = 7;
-    expect_error(NORM, MHA_ERR_SHAPE, "weight");
-    w = c.weight.view, b.shape[0] = 9;
-    expect_error(NORM, MHA_ERR_SHAPE, "bias");
-    b = c.bias.view, z.shape[0] = 2;
-    expect_error(NORM, MHA_ERR_SHAPE, "residual");
-    z = c.residual.view, y.shape[1] = 9;
-    expect_error(NORM, MHA_ERR_SHAPE, "y");
-    y = c.y.view, x.dtype = MHA_BF16;
-    expect_error(NORM, MHA_ERR_DTYPE, "x");
-    x = c.x.view, x.stride[1] = 2;
-    expect_error(NORM, MHA_ERR_STRIDE, "x");
-    x = c.x.view, y.stride[0] = 3;
-    expect_error(NORM, MHA_ERR_STRIDE, "y");
-    y = c.y.view, y.data = (float *)x.data + 1;
-    expect_error(NORM, MHA_ERR_OVERLAP, "y overlaps x");
-    y = c.y.view, y.data = w.data;
-    expect_error(NORM, MHA_ERR_OVERLAP, "y overlaps weight");
+#define NORM(context, x, w, b, y) mha_layer_norm(context, x, &t.z, w, b, t.epsilon, y)
+#define ROW(...) expect_spoiled(t, NORM(context, &t.x, &t.w, &t.b, &t.y), __VA_ARGS__)
+    expect_error(NORM(NULL, &t.x, &t.w, &t.b, &t.y), MHA_ERR_NULL, "context");
+    expect_error(NORM(context, NULL, &t.w, &t.b, &t.y), MHA_ERR_NULL, "x");
+    expect_error(NORM(context, &t.x, NULL, &t.b, &t.y), MHA_ERR_NULL, "weight");
+    expect_error(NORM(context, &t.x, &t.w, NULL, &t.y), MHA_ERR_NULL, "bias");
+    expect_error(NORM(context, &t.x, &t.w, &t.b, NULL), MHA_ERR_NULL, "y");
+    ROW(MHA_ERR_ARGUMENT, "epsilon", t.epsilon = -1e-5f);
+    ROW(MHA_ERR_ARGUMENT, "epsilon", t.epsilon = NAN);
+    ROW(MHA_ERR_ARGUMENT, "epsilon", t.epsilon = INFINITY);
+    ROW(MHA_ERR_SHAPE, "weight", t.w.shape[0] = 7);
+    ROW(MHA_ERR_SHAPE, "bias", t.b.shape[0] = 9);
+    ROW(MHA_ERR_SHAPE, "residual", t.z.shape[0] = 2);
+    ROW(MHA_ERR_SHAPE, "y", t.y.shape[1] = 9);
+    ROW(MHA_ERR_DTYPE, "x", t.x.dtype = MHA_BF16);
+    ROW(MHA_ERR_STRIDE, "x", t.x.stride[1] = 2);
+    ROW(MHA_ERR_STRIDE, "y", t.y.stride[0] = 3);
+    ROW(MHA_ERR_OVERLAP, "y overlaps x", t.y.data = (float *)t.x.data + 1);
+    ROW(MHA_ERR_OVERLAP, "y overlaps weight", t.y.data = t.w.data);
+#undef ROW
 #undef NORM
     assert_true(guarded_unchanged(&c.y));
     norm_case_free(&c);

@@ -188,25 +188,18 @@ static void misuse_is_refused(void **state)
     (void)state;
     mha_context *x = machines_context(1, 0);
     float p[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1}, m[4] = {0}, v[4] = {0};
-    const mha_adamw good = {.struct_size = sizeof good, .learning_rate = 0.1, .step = 1};
-    mha_adamw s = good;
-#define STEP mha_adamw_step(x, &s, 4, p, g, m, v)
+    mha_adamw s = {.struct_size = sizeof s, .learning_rate = 0.1, .step = 1};
+#define ROW(...) expect_spoiled(s, mha_adamw_step(x, &s, 4, p, g, m, v), __VA_ARGS__)
     expect_error(mha_adamw_step(NULL, &s, 4, p, g, m, v), MHA_ERR_NULL, "context");
     expect_error(mha_adamw_step(x, &s, 4, p, g, NULL, v), MHA_ERR_NULL, "array");
     expect_error(mha_adamw_step(x, &s, -1, p, g, m, v), MHA_ERR_ARGUMENT, "-1");
-    s.struct_size = 3;
-    expect_error(STEP, MHA_ERR_ARGUMENT, "struct_size");
-    s = good, s.step = 0;
-    expect_error(STEP, MHA_ERR_ARGUMENT, "step is 0");
-    s = good, s.learning_rate = NAN;
-    expect_error(STEP, MHA_ERR_ARGUMENT, "learning_rate");
-    s = good, s.beta1 = 1;
-    expect_error(STEP, MHA_ERR_ARGUMENT, "beta1");
-    s = good, s.epsilon = -1;
-    expect_error(STEP, MHA_ERR_ARGUMENT, "epsilon");
-    s = good, s.reserved = 1;
-    expect_error(STEP, MHA_ERR_UNSUPPORTED, "reserved");
-#undef STEP
+    ROW(MHA_ERR_ARGUMENT, "struct_size", s.struct_size = 3);
+    ROW(MHA_ERR_ARGUMENT, "step is 0", s.step = 0);
+    ROW(MHA_ERR_ARGUMENT, "learning_rate", s.learning_rate = NAN);
+    ROW(MHA_ERR_ARGUMENT, "beta1", s.beta1 = 1);
+    ROW(MHA_ERR_ARGUMENT, "epsilon", s.epsilon = -1);
+    ROW(MHA_ERR_UNSUPPORTED, "reserved", s.reserved = 1);
+#undef ROW
     mha_sgd d = {.struct_size = sizeof d, .learning_rate = 0.1, .momentum = 0.9};
     expect_error(mha_sgd_step(x, &d, 4, p, g, NULL), MHA_ERR_NULL, "velocity");
     d.momentum = -1;

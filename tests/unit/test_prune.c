@@ -532,39 +532,32 @@ static void misuse_is_refused(void **state)
                                         .embed_dim = 8,
                                         .num_layers = 2,
                                         .num_heads = 4};
-    mha_transformer_desc d = plain;
+    struct {
+        mha_transformer_desc d;
+        int64_t heads[2], kv[2];
+        float keep[8];
+        mha_tensor view;
+    } c = {.d = plain, .heads = {4, 4}, .kv = {4, 1}, .keep = {1, 1, 1, 1, 1, 1, 1, 1}};
     mha_transformer *t = NULL, *none = NULL;
-    int64_t heads[2] = {4, 5}, kv[2] = {4, 3};
-    d.layer_heads = heads;
-    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_ARGUMENT,
-                 "layer_heads[1] is 5");
-    heads[1] = -1;
-    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_ARGUMENT,
-                 "layer_heads[1] is -1");
-    heads[1] = 4;
-    d.layer_kv_heads = kv;
-    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "layer 1 has 4 heads");
-    kv[1] = INT64_MIN;
-    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "layer 1 has 4 heads");
-    heads[1] = 0;
-    kv[1] = 1;
-    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "layer 1 has 0 heads");
-    d.layer_heads = NULL;
-    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_ARGUMENT, "set both");
-    d = plain;
-    d.kv_heads = 2;
-    heads[1] = 3;
-    d.layer_heads = heads; /* 3 heads on 2 */
-    expect_error(mha_transformer_create(context, &d, &none), MHA_ERR_SHAPE, "set layer_kv_heads");
+#define ROW(...) expect_spoiled(c, mha_transformer_create(context, &c.d, &none), __VA_ARGS__)
+    ROW(MHA_ERR_ARGUMENT, "layer_heads[1] is 5", c.d.layer_heads = c.heads, c.heads[1] = 5);
+    ROW(MHA_ERR_ARGUMENT, "layer_heads[1] is -1", c.d.layer_heads = c.heads, c.heads[1] = -1);
+    ROW(MHA_ERR_SHAPE, "set layer_kv_heads", c.d.kv_heads = 2, c.d.layer_heads = c.heads,
+        c.heads[1] = 3); /* 3 heads on 2 */
+    ROW(MHA_ERR_ARGUMENT, "set both", c.d.layer_kv_heads = c.kv);
+    c.d.layer_heads = c.heads, c.d.layer_kv_heads = c.kv;
+    ROW(MHA_ERR_SHAPE, "layer 1 has 4 heads", c.kv[1] = 3);
+    ROW(MHA_ERR_SHAPE, "layer 1 has 4 heads", c.kv[1] = INT64_MIN);
+    ROW(MHA_ERR_SHAPE, "layer 1 has 0 heads", c.heads[1] = 0);
+#undef ROW
     expect_ok(mha_transformer_create(context, &plain, &t));
-    float keep[8] = {1, 1, 1, 1, 1, 1, 1, 0.5f};
-    mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
-    expect_error(mha_transformer_prune(context, t, &view, &none), MHA_ERR_ARGUMENT, "keep[1,3]");
-    keep[7] = NAN;
-    expect_error(mha_transformer_prune(context, t, &view, &none), MHA_ERR_ARGUMENT, "keep[1,3]");
-    view.shape[0] = 1;
-    expect_error(mha_transformer_prune(context, t, &view, &none), MHA_ERR_SHAPE, "keep");
-    expect_error(mha_transformer_prune(context, t, &view, NULL), MHA_ERR_NULL, "pruned");
+    c.view = mha_tensor_contiguous(c.keep, MHA_F32, 2, (int64_t[]){2, 4});
+#define ROW(...) expect_spoiled(c, mha_transformer_prune(context, t, &c.view, &none), __VA_ARGS__)
+    ROW(MHA_ERR_ARGUMENT, "keep[1,3]", c.keep[7] = 0.5f);
+    ROW(MHA_ERR_ARGUMENT, "keep[1,3]", c.keep[7] = NAN);
+    ROW(MHA_ERR_SHAPE, "keep", c.view.shape[0] = 1);
+#undef ROW
+    expect_error(mha_transformer_prune(context, t, &c.view, NULL), MHA_ERR_NULL, "pruned");
     assert_null(none);
     mha_transformer_destroy(t);
 }

@@ -174,30 +174,28 @@ static void misuse_is_refused(void **state)
 #define LOAD(prefix)                                                          \
     (expect_ok(mha_safetensors_write(path, c.name, c.tensor, c.count, NULL)), \
      mha_module_load_state(module, path, prefix))
+#define ROW(...) expect_spoiled(c, LOAD("p."), __VA_ARGS__)
     content c = right;
     expect_error(mha_module_load_state(NULL, path, ""), MHA_ERR_NULL, "module");
     expect_error(mha_module_load_state(module, NULL, ""), MHA_ERR_NULL, "path");
     expect_error(mha_module_load_state(module, temp_path("none"), ""), MHA_ERR_FILE, "none");
-    c.count = 5;
-    expect_error(LOAD("p."), MHA_ERR_MODEL, "'p.bias_k' is unexpected");
-    c = right, c.count = 3;
-    expect_error(LOAD("p."), MHA_ERR_MODEL, "'p.out_proj.bias' is missing");
-    c = right;
+    ROW(MHA_ERR_MODEL, "'p.bias_k' is unexpected", c.count = 5);
+    ROW(MHA_ERR_MODEL, "'p.out_proj.bias' is missing", c.count = 3);
     expect_error(LOAD("q."), MHA_ERR_MODEL, "'q.in_proj_weight' is missing");
     expect_error(LOAD(NULL), MHA_ERR_MODEL, "'in_proj_weight' is missing");
     expect_error(LOAD("p"), MHA_ERR_MODEL, "'pin_proj_weight' is missing");
-    c.tensor[3].shape[0] = 3;
-    expect_error(LOAD("p."), MHA_ERR_MODEL, "'p.out_proj.bias' has shape [3], the module has [4]");
-    c = right, c.tensor[2].ndim = 1;
-    expect_error(LOAD("p."), MHA_ERR_MODEL, "has shape [4], the module has [4, 4]");
-    c = right, c.tensor[3].dtype = MHA_I32, c.tensor[3].data = numbers;
-    expect_error(LOAD("p."), MHA_ERR_UNSUPPORTED, "'p.out_proj.bias' is i32");
+    ROW(MHA_ERR_MODEL, "'p.out_proj.bias' has shape [3], the module has [4]",
+        c.tensor[3].shape[0] = 3);
+    ROW(MHA_ERR_MODEL, "has shape [4], the module has [4, 4]", c.tensor[2].ndim = 1);
+    ROW(MHA_ERR_UNSUPPORTED, "'p.out_proj.bias' is i32", c.tensor[3].dtype = MHA_I32,
+        c.tensor[3].data = numbers);
     const char *broken = temp_write("broken.safetensors", "garbage", 7);
     expect_error(mha_module_load_state(module, broken, ""), MHA_ERR_FORMAT, "broken");
     assert_true(same_parameters(module, before)); /* after every error */
     c = right;
     expect_ok(LOAD("p."));
     assert_false(same_parameters(module, before));
+#undef ROW
 #undef LOAD
     expect_error(mha_module_save_state(NULL, path, ""), MHA_ERR_NULL, "module");
     expect_error(mha_module_save_state(module, NULL, ""), MHA_ERR_NULL, "path");

@@ -839,100 +839,111 @@ static void keeps_nothing(void **state)
     }
 }
 
-static void misuse_is_refused(void **state)
+static const mha_transformer_desc small = {.struct_size = sizeof small,
+                                           .vocab_size = 9,
+                                           .max_length = 8,
+                                           .embed_dim = 12,
+                                           .num_layers = 1,
+                                           .num_heads = 2,
+                                           .ff_dim = 5};
+
+static void create_errors(void **state)
 {
     (void)state;
     mha_context *x = machines_context(1, 0);
-    const mha_transformer_desc good = {.struct_size = sizeof good,
-                                       .vocab_size = 9,
-                                       .max_length = 8,
-                                       .embed_dim = 12,
-                                       .num_layers = 1,
-                                       .num_heads = 2,
-                                       .ff_dim = 5};
-    mha_transformer_desc d = good;
+    mha_transformer_desc d = small;
     mha_transformer *t = NULL;
-    expect_error(mha_transformer_create(NULL, &d, &t), MHA_ERR_NULL, "context");
-    d.num_heads = 5;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_SHAPE, "12 is not a multiple");
-    d = good, d.num_layers = 0;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "num_layers is 0");
-    d = good, d.flags = 1 << 12;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_UNSUPPORTED, "0x1000");
-    d = good, d.flags = MHA_TRANSFORMER_POST_NORM;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "need a norm");
-    d = good, d.head_dim = 3, d.positions = MHA_ENCODING_ROTARY;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_SHAPE, "even");
-    d = good, d.memory_dim = 3;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "memory_dim");
-    d = good, d.vocab_size = INT32_MAX, d.embed_dim = INT32_MAX - 1, d.num_layers = INT32_MAX;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_SIZE, "do not fit");
-    assert_null(t);
-    assert_int_equal(mha_transformer_create(x, &good, &t), MHA_OK);
     mha_activations *a = NULL;
+#define ROW(...) expect_spoiled(d, mha_transformer_create(x, &d, &t), __VA_ARGS__)
+    expect_error(mha_transformer_create(NULL, &d, &t), MHA_ERR_NULL, "context");
+    ROW(MHA_ERR_SHAPE, "12 is not a multiple", d.num_heads = 5);
+    ROW(MHA_ERR_ARGUMENT, "num_layers is 0", d.num_layers = 0);
+    ROW(MHA_ERR_UNSUPPORTED, "0x1000", d.flags = 1 << 12);
+    ROW(MHA_ERR_ARGUMENT, "need a norm", d.flags = MHA_TRANSFORMER_POST_NORM);
+    ROW(MHA_ERR_SHAPE, "even", d.head_dim = 3, d.positions = MHA_ENCODING_ROTARY);
+    ROW(MHA_ERR_ARGUMENT, "memory_dim", d.memory_dim = 3);
+    ROW(MHA_ERR_SIZE, "do not fit", d.vocab_size = d.num_layers = INT32_MAX,
+        d.embed_dim = INT32_MAX - 1);
+#undef ROW
+    assert_null(t);
+    expect_ok(mha_transformer_create(x, &d, &t));
     expect_error(mha_activations_create(x, t, 0, 0, &a), MHA_ERR_ARGUMENT, "max_tokens is 0");
     expect_error(mha_activations_create(x, t, 8, 8, &a), MHA_ERR_ARGUMENT, "no cross-attention");
-    assert_int_equal(mha_activations_create(x, t, 12, 0, &a), MHA_OK);
-    int32_t ids[16] = {0};
-    float out[16 * 9], gradient[1000] = {0};
-    mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){2, 4});
-    mha_tensor output = mha_tensor_contiguous(out, MHA_F32, 3, (int64_t[]){2, 4, 9});
-    mha_transformer_input in = {.struct_size = sizeof in, .tokens = &tokens};
+    assert_null(a);
+    mha_transformer_destroy(t);
+}
+
+/* A call on two sequences of four tokens; all it points to is within it. */
+typedef struct call {
+    mha_transformer_input in;
+    mha_tensor tokens, output, gates, map, first;
+    mha_attention_outputs lse, over, too;
+    const mha_attention_outputs *list;
+    int64_t lengths[2], counts[16];
+    int32_t ids[16];
+    float out[16 * 9];
+} call;
+
+static void call_make(call *c)
+{
+    *c = (call){.in = {.struct_size = sizeof c->in, .tokens = &c->tokens}, .counts = {4, 4}};
+    c->tokens = mha_tensor_contiguous(c->ids, MHA_I32, 2, (int64_t[]){2, 4});
+    c->output = mha_tensor_contiguous(c->out, MHA_F32, 3, (int64_t[]){2, 4, 9});
+    c->gates = mha_tensor_contiguous(c->out, MHA_F32, 2, (int64_t[]){1, 2});
+    c->map = mha_tensor_contiguous(c->out, MHA_F32, 4, (int64_t[]){2, 2, 4, 4});
+    c->first = mha_tensor_contiguous(c->counts, MHA_F32, 3, (int64_t[]){2, 2, 4});
+    c->lse = (mha_attention_outputs){.struct_size = sizeof c->lse, .lse = &c->output};
+    c->over = (mha_attention_outputs){.struct_size = sizeof c->over, .probabilities = &c->map};
+    c->too = (mha_attention_outputs){.struct_size = sizeof c->too, .first_token = &c->first};
+}
+
+static void forward_errors(void **state)
+{
+    (void)state;
+    mha_context *x = machines_context(1, 0);
+    mha_transformer_desc d = small;
+    mha_transformer *t = NULL;
+    mha_activations *a = NULL;
+    float gradient[1000] = {0};
     const mha_transformer_gradients g = {.struct_size = sizeof g, .parameters = gradient};
-#define FORWARD mha_transformer_forward(x, t, &in, a, &output, NULL, NULL)
-    expect_error(mha_transformer_backward(x, t, &in, a, &output, &g), MHA_ERR_ARGUMENT,
-                 "forward() first");
-    assert_int_equal(FORWARD, MHA_OK);
-    assert_int_equal(mha_transformer_backward(x, t, &in, a, &output, &g), MHA_OK);
-    ids[5] = 9;
-    expect_error(FORWARD, MHA_ERR_ARGUMENT, "tokens[1,1] is 9, expected 0..8");
-    expect_error(mha_transformer_backward(x, t, &in, a, &output, &g), MHA_ERR_ARGUMENT, "another");
-    ids[5] = 0;
-    in.lengths = (const int64_t[]){4, 5};
-    expect_error(FORWARD, MHA_ERR_ARGUMENT, "lengths[1] is 5, expected 0..4");
-    in.lengths = NULL, in.dropout = 2;
-    expect_error(FORWARD, MHA_ERR_ARGUMENT, "dropout");
-    in.dropout = 0, in.gates = &output;
-    expect_error(FORWARD, MHA_ERR_SHAPE, "gates");
-    in.gates = NULL, in.memory = &output;
-    expect_error(FORWARD, MHA_ERR_ARGUMENT, "no cross-attention");
-    in.memory = NULL, output.shape[2] = 8;
-    expect_error(FORWARD, MHA_ERR_SHAPE, "output");
-    output.shape[2] = 9;
-    in.token_types = &tokens;
-    expect_error(FORWARD, MHA_ERR_ARGUMENT, "no types of tokens");
-    in.token_types = NULL;
-    const mha_attention_outputs lse = {.struct_size = sizeof lse, .lse = &output}, *list = &lse;
-    in.outputs = &list;
-    expect_error(FORWARD, MHA_ERR_ARGUMENT, "outputs of layer 0: lse");
-    int64_t counts[16] = {4, 4};
-    const mha_tensor map = mha_tensor_contiguous(out, MHA_F32, 4, (int64_t[]){2, 2, 4, 4});
-    const mha_tensor first = mha_tensor_contiguous(counts, MHA_F32, 3, (int64_t[]){2, 2, 4});
-    const mha_attention_outputs over = {.struct_size = sizeof over, .probabilities = &map};
-    const mha_attention_outputs too = {.struct_size = sizeof too, .first_token = &first};
-    list = &over;
-    expect_error(FORWARD, MHA_ERR_OVERLAP, "an output of layer 0 overlaps output");
-    list = &too, in.lengths = counts;
-    expect_error(FORWARD, MHA_ERR_OVERLAP, "an output of layer 0 overlaps lengths");
-    in.lengths = NULL, in.outputs = NULL;
-    mha_tensor gates = output;
-    gates.ndim = 2, gates.shape[0] = good.num_layers, gates.shape[1] = good.num_heads;
-    gates.stride[0] = good.num_heads, gates.stride[1] = 1, in.gates = &gates;
-    expect_error(FORWARD, MHA_ERR_OVERLAP, "output overlaps gates");
-    in.gates = NULL;
-    tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, 9});
-    expect_error(FORWARD, MHA_ERR_ARGUMENT, "9 in a sequence, this transformer takes up to 8");
-    tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){2, 8});
-    expect_error(FORWARD, MHA_ERR_SIZE, "made for 12 tokens");
-#undef FORWARD
+    call c;
+    call_make(&c);
+    expect_ok(mha_transformer_create(x, &d, &t));
+    expect_ok(mha_activations_create(x, t, 12, 0, &a));
+#define FORWARD(a) mha_transformer_forward(x, t, &c.in, a, &c.output, NULL, NULL)
+#define BACKWARD mha_transformer_backward(x, t, &c.in, a, &c.output, &g)
+#define ROW(...) expect_spoiled(c, FORWARD(a), __VA_ARGS__)
+    expect_error(BACKWARD, MHA_ERR_ARGUMENT, "forward() first");
+    expect_ok(FORWARD(a));
+    expect_ok(BACKWARD);
+    ROW(MHA_ERR_ARGUMENT, "tokens[1,1] is 9, expected 0..8", c.ids[5] = 9);
+    expect_spoiled(c, BACKWARD, MHA_ERR_ARGUMENT, "another", c.ids[5] = 9);
+    ROW(MHA_ERR_ARGUMENT, "lengths[1] is 5, expected 0..4", c.lengths[0] = 4, c.lengths[1] = 5,
+        c.in.lengths = c.lengths);
+    ROW(MHA_ERR_ARGUMENT, "dropout", c.in.dropout = 2);
+    ROW(MHA_ERR_SHAPE, "gates", c.in.gates = &c.output);
+    ROW(MHA_ERR_ARGUMENT, "no cross-attention", c.in.memory = &c.output);
+    ROW(MHA_ERR_SHAPE, "output", c.output.shape[2] = 8);
+    ROW(MHA_ERR_ARGUMENT, "no types of tokens", c.in.token_types = &c.tokens);
+    ROW(MHA_ERR_ARGUMENT, "outputs of layer 0: lse", c.list = &c.lse, c.in.outputs = &c.list);
+    ROW(MHA_ERR_OVERLAP, "an output of layer 0 overlaps output", c.list = &c.over,
+        c.in.outputs = &c.list);
+    ROW(MHA_ERR_OVERLAP, "an output of layer 0 overlaps lengths", c.list = &c.too,
+        c.in.outputs = &c.list, c.in.lengths = c.counts);
+    ROW(MHA_ERR_OVERLAP, "output overlaps gates", c.in.gates = &c.gates);
+    ROW(MHA_ERR_ARGUMENT, "9 in a sequence, this transformer takes up to 8",
+        c.tokens = mha_tensor_contiguous(c.ids, MHA_I32, 2, (int64_t[]){1, 9}));
+    ROW(MHA_ERR_SIZE, "made for 12 tokens",
+        c.tokens = mha_tensor_contiguous(c.ids, MHA_I32, 2, (int64_t[]){2, 8}));
     mha_activations_destroy(a);
     mha_transformer_destroy(t);
-    d = good, d.type_count = 2;
-    assert_int_equal(mha_transformer_create(x, &d, &t), MHA_OK);
-    tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){2, 4});
-    ids[6] = 2, in.token_types = &tokens;
-    expect_error(mha_transformer_forward(x, t, &in, NULL, &output, NULL, NULL), MHA_ERR_ARGUMENT,
-                 "token_types[1,2] is 2, expected 0..1");
+    d.type_count = 2;
+    expect_ok(mha_transformer_create(x, &d, &t));
+    expect_spoiled(c, FORWARD(NULL), MHA_ERR_ARGUMENT, "token_types[1,2] is 2, expected 0..1",
+                   c.ids[6] = 2, c.in.token_types = &c.tokens);
+#undef ROW
+#undef BACKWARD
+#undef FORWARD
     mha_transformer_destroy(t);
 }
 
@@ -1068,5 +1079,6 @@ static void failed_allocations_are_reported(void **state)
 
 RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_beginning),
           TEST(gradients_are_slopes), TEST(threads_and_padding_change_no_bit), TEST(views),
-          TEST(learns), TEST(keeps_nothing), TEST(misuse_is_refused), TEST(layers_are_checked),
-          TEST(layers_without_gradients), TEST(failed_allocations_are_reported))
+          TEST(learns), TEST(keeps_nothing), TEST(create_errors), TEST(forward_errors),
+          TEST(layers_are_checked), TEST(layers_without_gradients),
+          TEST(failed_allocations_are_reported))
