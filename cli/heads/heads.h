@@ -99,13 +99,10 @@ void heads_role_name(const heads_found *found, const mha_head_role *role, char *
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
-/* Distances between the heads of each layer, of found->heads heads: made, fed with what each layer
- * shows, grouped. */
+
+/* Distances between the heads of each layer: made, and grouped when they have been fed. */
 cli_exit heads_distances_make(heads_found *found);
 void heads_distances_free(heads_found *found);
-mha_status heads_distances_rows(const heads_found *found, int64_t layer, const mha_tensor *p);
-mha_status heads_distances_outputs(const heads_found *found, int64_t layer,
-                                   const mha_tensor *heads);
 
 /* The cluster of each head of a layer; the caller frees *cluster, in either case. */
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,

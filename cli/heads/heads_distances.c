@@ -2,6 +2,8 @@
  * are summed while the texts go through the model; nothing as large as a map is kept. */
 #include "heads/heads.h"
 
+#include <multihead/head_pass.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,22 +16,6 @@ enum { LINE_BYTES = 1024 };
 
 /* ---- sums ---------------------------------------------------------------------------------- */
 
-/* W_O of a layer's heads: of a matrix [E, H D], as [H,D,E]. */
-static mha_status find_weight(const text_model *model, int64_t layer, int64_t heads,
-                              mha_tensor *weight)
-{
-    mha_parameter p;
-    mha_status status = mha_transformer_find(model->net, layer, "self_attn.o_proj.weight", &p);
-    if (status != MHA_OK) return status;
-    const int64_t D = p.shape[1] / heads;
-    *weight = mha_tensor_contiguous(mha_transformer_data(model->net) + p.offset, MHA_F32, 3,
-                                    (const int64_t[]){heads, D, p.shape[0]});
-    weight->stride[0] = D;
-    weight->stride[1] = 1;
-    weight->stride[2] = p.shape[1];
-    return MHA_OK;
-}
-
 cli_exit heads_distances_make(heads_found *found)
 {
     void *memory;
@@ -37,12 +23,8 @@ cli_exit heads_distances_make(heads_found *found)
     if (code != CLI_OK) return code;
     found->distances = memory;
     for (int64_t l = 0; l < found->layers && code == CLI_OK; l++) {
-        mha_tensor weight;
-        if (found->heads[l] == 0) continue;
-        mha_status status = find_weight(found->model, l, found->heads[l], &weight);
-        if (status == MHA_OK)
-            status = mha_head_distances_create(found->model->context, found->heads[l],
-                                               weight.shape[1], &weight, &found->distances[l]);
+        mha_status status = mha_head_pass_distances(found->model->context, found->model->net, l,
+                                                    &found->distances[l]);
         if (status != MHA_OK) code = cli_fail_status(HEADS, status);
     }
     return code;
@@ -54,24 +36,6 @@ void heads_distances_free(heads_found *found)
         mha_head_distances_destroy(found->distances[l]);
     free(found->distances);
     found->distances = NULL;
-}
-
-mha_status heads_distances_outputs(const heads_found *found, int64_t layer, const mha_tensor *heads)
-{
-    mha_tensor z = *heads; /* of one sequence: [H,T,D] */
-    if (!found->distances || !found->distances[layer]) return MHA_OK;
-    z.ndim = 3;
-    for (int i = 0; i < 3; i++) {
-        z.shape[i] = heads->shape[i + 1];
-        z.stride[i] = heads->stride[i + 1];
-    }
-    return mha_head_distances_outputs(found->distances[layer], &z);
-}
-
-mha_status heads_distances_rows(const heads_found *found, int64_t layer, const mha_tensor *p)
-{
-    if (!found->distances || !found->distances[layer]) return MHA_OK;
-    return mha_head_distances_rows(found->distances[layer], p);
 }
 
 /* ---- clusters ------------------------------------------------------------------------------ */

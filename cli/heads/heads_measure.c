@@ -1,8 +1,8 @@
-/* The passes of 'multihead heads': each text goes through the model once, and the rows of each
- * layer's attention are computed again from its queries and keys, a block at a time, so that
- * nothing of the size of a map is kept. Repeated random tokens follow (Olsson et al. 2022). */
-#include "common/random.h"
+/* The passes of 'multihead heads' (head_pass.h): what the tokens of each text are, then repeated
+ * random tokens. */
 #include "heads/heads.h"
+
+#include <multihead/head_pass.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -22,6 +22,7 @@ typedef struct job {
     int64_t rare_rank;
     bool progress;
     char what[64]; /* "text 3 of 8" */
+    int64_t rows;  /* tokens of it */
 } job;
 
 /* ---- One line on a terminal that disappears again -------------------------------------------- */
@@ -38,12 +39,13 @@ static void clear_progress(const job *j)
     if (j->progress) cli_print_to(stderr, "\r\033[K");
 }
 
-static void show_progress(const job *j, int64_t layer, int64_t row, int64_t rows)
+static mha_status show_progress(void *user, int64_t layer, int64_t row)
 {
-    if (!j->progress) return;
+    const job *j = user;
     cli_print_to(stderr, "\r\033[K%s, layer %" PRId64 " of %" PRId64, j->what, layer + 1,
                  j->found->layers);
-    if (rows > 1000) cli_print_to(stderr, ", token %" PRId64 " of %" PRId64, row, rows);
+    if (j->rows > 1000) cli_print_to(stderr, ", token %" PRId64 " of %" PRId64, row, j->rows);
+    return MHA_OK;
 }
 
 /* ---- What the tokens of a text are ----------------------------------------------------------- */
@@ -51,14 +53,13 @@ static void show_progress(const job *j, int64_t layer, int64_t row, int64_t rows
 /* Arrays of a text, and the description that points to them. */
 typedef struct described {
     mha_heads_text text;
-    int64_t *ids, *segments, *ranks, *words; /* [count] */
-    uint8_t *separators, *special;           /* [count] */
+    int64_t *segments, *ranks, *words; /* [count] */
+    uint8_t *separators, *special;     /* [count] */
     mha_heads_link *links;
 } described;
 
 static void free_described(described *d)
 {
-    free(d->ids);
     free(d->segments);
     free(d->ranks);
     free(d->words);
@@ -78,32 +79,21 @@ static bool is_separator(const maps_token *token, int64_t index)
 static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *d)
 {
     const int64_t n = tokens->list.count;
-    void *memory[6] = {0};
-    const size_t sizes[6] = {
-        sizeof(int64_t), sizeof(int64_t), sizeof(int64_t), sizeof(int64_t), 1, 1};
+    void *memory[4] = {0};
+    const size_t sizes[4] = {sizeof(int64_t), sizeof(int64_t), 1, 1};
     cli_exit code = CLI_OK;
-    for (int i = 0; i < 6 && code == CLI_OK; i++) code = maps_alloc(HEADS, n, sizes[i], &memory[i]);
-    *d = (described){.ids = memory[0],
-                     .segments = memory[1],
-                     .ranks = memory[2],
-                     .words = memory[3],
-                     .separators = memory[4],
-                     .special = memory[5]};
+    for (int i = 0; i < 4 && code == CLI_OK; i++) code = maps_alloc(HEADS, n, sizes[i], &memory[i]);
+    *d = (described){
+        .segments = memory[0], .ranks = memory[1], .separators = memory[2], .special = memory[3]};
     for (int64_t i = 0, segment = 0; i < n && code == CLI_OK; i++) {
         const maps_token *token = &tokens->list.items[i];
-        d->ids[i] = tokens->ids[i];
         d->special[i] = token->special;
         d->separators[i] = is_separator(token, i);
         d->segments[i] = segment;
         segment += d->separators[i];
         d->ranks[i] = j->ranks ? j->ranks[tokens->ids[i]] : 0;
-        d->words[i] = -1;
     }
     d->text = (mha_heads_text){.struct_size = sizeof d->text,
-                               .flags = j->model->causal ? MHA_HEADS_CAUSAL : 0,
-                               .queries = n,
-                               .keys = n,
-                               .ids = d->ids,
                                .separators = d->separators,
                                .special = d->special,
                                .segments = d->segments,
@@ -111,29 +101,24 @@ static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *
     return code;
 }
 
-/* The gold word that a token begins in, or -1. Words and tokens stand in the same order. */
-static int64_t word_of(const conllu_sentence *gold, const maps_token *token, int64_t *at)
-{
-    while (*at < gold->words && token->begin >= 0 && gold->end[*at] <= token->begin) ++*at;
-    return *at < gold->words && token->begin >= gold->begin[*at] ? *at : -1;
-}
-
-/* Number the words that have tokens, and link them. */
+/* Links between the words that have tokens. */
 static cli_exit add_links(job *j, const conllu_sentence *gold, const text_tokens *tokens,
                           described *d)
 {
-    void *memory = NULL, *links = NULL;
-    cli_exit code = maps_alloc(HEADS, gold->words, sizeof(int64_t), &memory);
+    const int64_t n = tokens->list.count;
+    void *begins = NULL, *words = NULL, *numbers = NULL, *links = NULL;
+    cli_exit code = maps_alloc(HEADS, n, sizeof(int64_t), &begins);
+    if (code == CLI_OK) code = maps_alloc(HEADS, n, sizeof(int64_t), &words);
+    if (code == CLI_OK) code = maps_alloc(HEADS, gold->words, sizeof(int64_t), &numbers);
     if (code == CLI_OK) code = maps_alloc(HEADS, gold->link_count, sizeof *d->links, &links);
-    int64_t *number = memory, count = 0, at = 0, last = -1;
+    int64_t *begin = begins, *number = numbers;
+    d->words = words;
     d->links = links;
-    for (int64_t w = 0; w < gold->words && code == CLI_OK; w++) number[w] = -1;
-    for (int64_t i = 0; i < tokens->list.count && code == CLI_OK; i++) {
-        const int64_t word = word_of(gold, &tokens->list.items[i], &at);
-        const bool first = word >= 0 && number[word] < 0;
-        if (first) number[word] = count++;
-        if (first || (word >= 0 && word == last)) d->words[i] = number[word];
-        last = word;
+    for (int64_t i = 0; i < n && code == CLI_OK; i++) begin[i] = tokens->list.items[i].begin;
+    if (code == CLI_OK) {
+        mha_status status =
+            mha_head_pass_words(n, begin, gold->words, gold->begin, gold->end, d->words, number);
+        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
     }
     for (int64_t i = 0; i < gold->link_count && code == CLI_OK; i++) {
         const conllu_link *link = &gold->links[i];
@@ -146,64 +131,30 @@ static cli_exit add_links(job *j, const conllu_sentence *gold, const text_tokens
     d->text.words = d->words;
     d->text.links = d->links;
     if (j->options->predict) d->text.flags |= MHA_HEADS_QUERY_PREDICTS;
-    free(memory);
+    free(begins);
+    free(numbers);
     return code;
 }
 
 /* ---- A pass ---------------------------------------------------------------------------------- */
 
-/* Where rows go. */
-typedef struct visit {
-    const job *j;
-    mha_head_measures *measures;
-    int64_t layer, rows;
-} visit;
-
-static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
-{
-    const visit *v = user;
-    (void)b;
-    show_progress(v->j, v->layer, row, v->rows);
-    if (v->measures == v->j->found->texts) {
-        const mha_status status = heads_distances_rows(v->j->found, v->layer, p);
-        if (status != MHA_OK) return status;
-    }
-    return mha_head_measures_rows(v->measures, v->layer, row, p);
-}
-
-static mha_status measure_layer(void *user, const mha_activations *kept, int64_t layer)
-{
-    visit *v = user;
-    const job *j = v->j;
-    mha_head_measures *measures = v->measures;
-    mha_layer_view view = {.struct_size = sizeof view};
-    const mha_attention_desc desc = {.struct_size = sizeof desc,
-                                     .flags = j->model->causal ? MHA_ATTENTION_CAUSAL : 0};
-    v->layer = layer;
-    if (j->found->heads[layer] == 0) return MHA_OK; /* pruned */
-    mha_status status = mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view);
-    if (status != MHA_OK) return status;
-    mha_tensor input = view.input; /* of one sequence: [T,E] */
-    input.ndim = 2;
-    for (int i = 0; i < 2; i++) {
-        input.shape[i] = view.input.shape[i + 1];
-        input.stride[i] = view.input.stride[i + 1];
-    }
-    status = mha_head_measures_inputs(measures, layer, &input);
-    if (status == MHA_OK && measures == j->found->texts)
-        status = heads_distances_outputs(j->found, layer, &view.heads);
-    if (status != MHA_OK) return status;
-    return mha_attention_visit_rows(j->model->context, &desc, &view.q, &view.k, 0, take_rows, v);
-}
-
-static cli_exit measure(const job *j, mha_head_measures *measures, const text_tokens *tokens,
+static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *tokens,
                         const mha_heads_text *text)
 {
-    visit v = {.j = j, .measures = measures, .rows = tokens->list.count};
-    show_progress(j, 0, 0, 0);
-    mha_status status = mha_head_measures_begin(measures, text);
-    if (status == MHA_OK) status = text_model_run(j->model, tokens, NULL, measure_layer, &v);
-    if (status == MHA_OK) status = mha_head_measures_end(measures);
+    const int64_t shape[] = {1, tokens->list.count};
+    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
+                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    const bool typed = j->model->desc.type_count && tokens->types;
+    const mha_transformer_input input = {
+        .struct_size = sizeof input, .tokens = &ids, .token_types = typed ? &types : NULL};
+    const mha_head_pass pass = {.struct_size = sizeof pass,
+                                .measures = measures,
+                                .distances =
+                                    measures == j->found->texts ? j->found->distances : NULL,
+                                .progress = j->progress ? show_progress : NULL,
+                                .progress_user = j};
+    j->rows = shape[1];
+    mha_status status = mha_head_pass_run(j->model->context, j->model->net, &input, text, &pass);
     clear_progress(j);
     if (status == MHA_ERR_NUMERIC && j->options->beside) return CLI_BAD_INPUT;
     return status == MHA_OK ? CLI_OK : cli_fail_status(HEADS, status);
@@ -238,35 +189,19 @@ static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sou
     return code;
 }
 
-typedef struct counted {
-    int64_t id, count;
-} counted;
-
-/* The most frequent first; of equals the one with the lower id, which WordPiece gives to the more
- * frequent. */
-static int by_count(const void *a, const void *b)
-{
-    const counted *x = a, *y = b;
-    if (x->count != y->count) return x->count < y->count ? 1 : -1;
-    return x->id < y->id ? -1 : x->id > y->id;
-}
-
 static cli_exit rank_tokens(job *j, int64_t vocab_size)
 {
-    void *memory = NULL, *ranks = NULL;
+    void *ranks = NULL;
     int64_t kinds = 0;
-    cli_exit code = maps_alloc(HEADS, vocab_size, sizeof(counted), &memory);
-    if (code == CLI_OK) code = maps_alloc(HEADS, vocab_size, sizeof(int64_t), &ranks);
-    counted *all = memory;
+    cli_exit code = maps_alloc(HEADS, vocab_size, sizeof(int64_t), &ranks);
     j->ranks = ranks;
-    for (int64_t id = 0; id < vocab_size && code == CLI_OK; id++)
-        if (j->counts[id] > 0) all[kinds++] = (counted){id, j->counts[id]};
-    if (kinds > 0) qsort(all, (size_t)kinds, sizeof *all, by_count);
-    for (int64_t i = 0; i < kinds; i++) j->ranks[all[i].id] = i;
+    if (code != CLI_OK) return code;
+    mha_status status =
+        mha_head_pass_ranks(j->model->context, vocab_size, j->counts, j->ranks, &kinds);
+    if (status != MHA_OK) return cli_fail_status(HEADS, status);
     j->rare_rank = kinds / 2 < RARE_RANK ? kinds / 2 : RARE_RANK;
     if (j->rare_rank < 1) j->rare_rank = 1;
-    free(memory);
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit measure_text(job *j, text_model *model, const heads_source *source)
@@ -333,24 +268,29 @@ static bool is_word(const text_model *model, int32_t id)
 }
 
 typedef struct random_plan {
+    mha_repeated_tokens how;
     int32_t *pool; /* [pool_count] tokens to draw from */
-    int64_t pool_count, block, repeats;
-    int32_t front, back; /* -1: none */
+    int64_t pool_count;
 } random_plan;
 
 static cli_exit plan_random(const text_model *model, random_plan *plan)
 {
     void *pool;
-    *plan =
-        (random_plan){.front = -1, .back = -1, .block = RANDOM_BLOCK, .repeats = RANDOM_REPEATS};
+    mha_repeated_tokens *how = &plan->how;
+    *how = (mha_repeated_tokens){.struct_size = sizeof *how,
+                                 .block = RANDOM_BLOCK,
+                                 .repeats = RANDOM_REPEATS,
+                                 .first = -1,
+                                 .last = -1,
+                                 .seed = 1};
     cli_exit code = maps_alloc(HEADS, model->desc.vocab_size, sizeof(int32_t), &pool);
     if (code != CLI_OK) return code;
     plan->pool = pool;
     mha_tokenizer_info info = {.struct_size = sizeof info};
     int64_t words = 0;
     if (model->pieces && mha_tokenizer_describe(model->pieces, &info) == MHA_OK) {
-        plan->front = info.cls_id;
-        plan->back = info.sep_id;
+        how->first = info.cls_id;
+        how->last = info.sep_id;
         words = info.vocab_size;
     } else {
         int32_t first;
@@ -358,54 +298,39 @@ static cli_exit plan_random(const text_model *model, random_plan *plan)
         if (mha_vocabulary_encode(model->vocabulary, "", 0, &first, 1, &plan->pool_count) ==
                 MHA_OK &&
             plan->pool_count == 1)
-            plan->front = first;
+            how->first = first;
     }
     plan->pool_count = 0;
     for (int64_t id = 0; id < words; id++)
         if (is_word(model, (int32_t)id)) plan->pool[plan->pool_count++] = (int32_t)id;
-    if (plan->block > plan->pool_count) plan->block = plan->pool_count;
+    if (how->block > plan->pool_count) how->block = plan->pool_count;
     const int64_t most = model->max_length - 2;
-    while (plan->block * plan->repeats > most && plan->block > 0)
-        plan->repeats > 2 ? plan->repeats-- : plan->block--;
+    while (how->block * how->repeats > most && how->block > 0)
+        how->repeats > 2 ? how->repeats-- : how->block--;
     return CLI_OK;
 }
 
-/* Different tokens, repeated as they are, between the model's special ones. */
-static void draw(const random_plan *plan, int64_t sequence, text_tokens *tokens)
+static cli_exit measure_drawn(job *j, random_plan *plan, int64_t sequence)
 {
-    random_source r = random_make(1, (uint64_t)sequence);
-    int64_t n = 0;
-    for (int64_t i = 0; i < plan->block; i++) { /* the first of a shuffled pool */
-        const int64_t other = i + random_below(&r, plan->pool_count - i);
-        const int32_t kept = plan->pool[i];
-        plan->pool[i] = plan->pool[other];
-        plan->pool[other] = kept;
-    }
-    if (plan->front >= 0) {
-        tokens->list.items[n].special = true;
-        tokens->ids[n++] = plan->front;
-    }
-    for (int64_t i = 0; i < plan->block * plan->repeats; i++)
-        tokens->ids[n++] = plan->pool[i % plan->block];
-    if (plan->back >= 0) {
-        tokens->list.items[n].special = true;
-        tokens->ids[n++] = plan->back;
-    }
-    tokens->list.count = n;
-}
-
-static cli_exit measure_drawn(job *j, const random_plan *plan, int64_t sequence)
-{
-    const int64_t room = plan->block * plan->repeats + 2;
-    void *items = NULL, *ids = NULL;
+    const int64_t room = plan->how.block * plan->how.repeats + 2;
+    void *items = NULL, *ids = NULL, *special = NULL;
     described d = {0};
     cli_exit code = maps_alloc(HEADS, room, sizeof(maps_token), &items);
     if (code == CLI_OK) code = maps_alloc(HEADS, room, sizeof(int32_t), &ids);
+    if (code == CLI_OK) code = maps_alloc(HEADS, room, 1, &special);
     text_tokens tokens = {.list = {.items = items}, .ids = ids};
-    if (code == CLI_OK) draw(plan, sequence, &tokens);
+    plan->how.sequence = (uint64_t)sequence;
+    if (code == CLI_OK) {
+        mha_status status = mha_head_pass_repeated(&plan->how, plan->pool_count, plan->pool,
+                                                   tokens.ids, special, &tokens.list.count);
+        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
+    }
+    for (int64_t i = 0; i < tokens.list.count; i++)
+        tokens.list.items[i].special = ((const uint8_t *)special)[i];
     if (code == CLI_OK) code = make_arrays(j, &tokens, &d);
     if (code == CLI_OK) code = measure(j, j->found->random, &tokens, &d.text);
     free_described(&d);
+    free(special);
     free(ids);
     free(items); /* without texts */
     return code;
@@ -416,7 +341,7 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
     random_plan plan = {0};
     if (sequences == 0) return CLI_OK;
     cli_exit code = plan_random(model, &plan);
-    if (code == CLI_OK && plan.block < LEAST_BLOCK) {
+    if (code == CLI_OK && plan.how.block < LEAST_BLOCK) {
         cli_note(j->options->quiet || j->options->beside,
                  "no random tokens: the model has too few words or positions");
         sequences = 0;
@@ -429,8 +354,8 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
         code = measure_drawn(j, &plan, i);
     }
     j->found->random_count = sequences;
-    j->found->random_block = plan.block;
-    j->found->random_repeats = plan.repeats;
+    j->found->random_block = plan.how.block;
+    j->found->random_repeats = plan.how.repeats;
     free(plan.pool);
     return code;
 }

@@ -192,8 +192,8 @@ static cli_exit share(prune_job *job)
                                                  job->options->kv_heads, &job->made);
     if (status != MHA_OK) return cli_fail_status(PRUNE, status);
     job->shared_parameters = mha_transformer_size(job->made);
-    cli_exit code = prune_measure(job, job->model.net, NULL, &job->whole);
-    if (code == CLI_OK) code = prune_measure(job, job->made, NULL, &job->shared);
+    cli_exit code = prune_measure(job, job->model.net, &job->whole);
+    if (code == CLI_OK) code = prune_measure(job, job->made, &job->shared);
     if (code == CLI_OK && !to_stdout(job->options)) prune_print_shared(job);
     return code;
 }

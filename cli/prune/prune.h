@@ -74,8 +74,7 @@ cli_exit prune_data_from_task(prune_job *job);
 void prune_data_free(prune_data *data);
 
 /* ---- prune_curve.c */
-cli_exit prune_measure(prune_job *job, const mha_transformer *net, const float *gates,
-                       prune_quality *quality);
+cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_quality *quality);
 cli_exit prune_order(prune_job *job);
 cli_exit prune_curve(prune_job *job);
 cli_exit prune_choose(prune_job *job);

@@ -82,29 +82,21 @@ static mha_importance_data data_of(const prune_data *d, tally *all)
     return data;
 }
 
-cli_exit prune_measure(prune_job *job, const mha_transformer *net, const float *gates,
-                       prune_quality *quality)
+/* loss: the mean over sequences, where nothing was counted. */
+static prune_quality quality_from(const tally *all, double loss)
 {
-    const mha_transformer_desc *d = &job->model.desc;
-    const int64_t shape[] = {d->num_layers, d->num_heads};
-    float *copy = NULL;
-    void *memory;
+    if (!all->data->predicts || all->rows == 0) return (prune_quality){loss, 1 - loss};
+    return (prune_quality){all->loss / (double)all->rows, (double)all->right / (double)all->rows};
+}
+
+cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_quality *quality)
+{
     tally all;
     double loss = 0;
     const mha_importance_data data = data_of(&job->data, &all);
-    cli_exit code = maps_alloc(PRUNE, shape[0] * shape[1], sizeof *copy, &memory);
-    if (code != CLI_OK) return code;
-    copy = memory;
-    if (gates) memcpy(copy, gates, (size_t)(shape[0] * shape[1]) * sizeof *copy);
-    const mha_tensor view = mha_tensor_contiguous(copy, MHA_F32, 2, shape);
-    mha_status status = mha_gated_loss(job->model.context, net, &data, gates ? &view : NULL, &loss);
-    free(copy);
+    mha_status status = mha_gated_loss(job->model.context, net, &data, NULL, &loss);
     if (status != MHA_OK) return cli_fail_status(PRUNE, status);
-    if (job->data.predicts && all.rows > 0)
-        *quality =
-            (prune_quality){all.loss / (double)all.rows, (double)all.right / (double)all.rows};
-    else
-        *quality = (prune_quality){loss, 1 - loss};
+    *quality = quality_from(&all, loss);
     return CLI_OK;
 }
 
@@ -123,7 +115,7 @@ static cli_exit measure_time(prune_job *job, const float *gates, prune_point *po
         struct timespec from, to;
         prune_quality unused;
         clock_gettime(CLOCK_MONOTONIC, &from);
-        code = prune_measure(job, net, NULL, &unused);
+        code = prune_measure(job, net, &unused);
         clock_gettime(CLOCK_MONOTONIC, &to);
         const double seconds =
             (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
@@ -177,20 +169,6 @@ void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, fl
     for (int64_t k = 0; k < removed; k++) gates[order[k]] = 0;
 }
 
-/* Heads of `from` in its order, but for those whose layer would be left with too few. */
-static void keep_floor(const prune_job *job, const int64_t *from, int64_t count, int64_t *left,
-                       int64_t *order)
-{
-    const int64_t H = job->model.desc.num_heads;
-    int64_t made = 0;
-    for (int64_t l = 0; l < job->model.desc.num_layers; l++) left[l] = prune_heads_of(job, l);
-    for (int64_t k = 0; k < count; k++)
-        if (left[from[k] / H] > job->options->least) {
-            left[from[k] / H]--;
-            order[made++] = from[k];
-        }
-}
-
 /* All heads, in random order. */
 static void shuffle(const prune_job *job, uint64_t seed, int64_t *heads)
 {
@@ -206,34 +184,29 @@ static void shuffle(const prune_job *job, uint64_t seed, int64_t *heads)
     }
 }
 
-/* The most important first: those that never go, then our order backwards. */
-static void reverse(const prune_job *job, int64_t *heads)
-{
-    const int64_t H = job->model.desc.num_heads;
-    int64_t count = 0;
-    for (int64_t l = 0; l < job->model.desc.num_layers; l++)
-        for (int64_t h = 0; h < prune_heads_of(job, l); h++) {
-            bool goes = false;
-            for (int64_t k = 0; k < job->count && !goes; k++) goes = job->order[k] == l * H + h;
-            if (!goes) heads[count++] = l * H + h;
-        }
-    for (int64_t k = job->count - 1; k >= 0; k--) heads[count++] = job->order[k];
-}
-
 /* ---- the curve ------------------------------------------------------------------------------- */
 
-/* Number i of the orders that are compared: 0 ours, 1 reversed, then the random ones. */
-static void make_order(const prune_job *job, int i, int64_t *work, int64_t *left, int64_t *order)
+/* An order that is measured: number 0 ours, 1 reversed, then the random ones. */
+typedef struct order_run {
+    prune_job *job;
+    int number;
+    int64_t *order, count, first; /* first: point, those before it are known */
+    tally all;
+    int64_t *removed; /* [points] */
+    double *losses;   /* [points] */
+} order_run;
+
+static mha_status make_order(order_run *run)
 {
-    if (i == 0) {
-        memcpy(order, job->order, (size_t)job->count * sizeof *order);
-        return;
-    }
-    if (i == 1)
-        reverse(job, work);
-    else
-        shuffle(job, (uint64_t)i, work);
-    keep_floor(job, work, job->heads, left, order);
+    const prune_job *job = run->job;
+    const int64_t least = job->options->least;
+    if (run->number == 1)
+        return mha_head_order_reverse(job->model.net, job->order, job->count, least, run->order,
+                                      &run->count);
+    if (run->number > 1) shuffle(job, (uint64_t)run->number, run->order);
+    const int64_t *from = run->number == 0 ? job->order : run->order;
+    const int64_t count = run->number == 0 ? job->count : job->heads;
+    return mha_head_order_limit(job->model.net, from, count, least, run->order, &run->count);
 }
 
 static prune_quality *quality_of(prune_point *point, int i)
@@ -241,21 +214,38 @@ static prune_quality *quality_of(prune_point *point, int i)
     return i == 0 ? &point->ours : i == 1 ? &point->reversed : &point->random[i - 2];
 }
 
-static cli_exit measure_order(prune_job *job, int i, const int64_t *order, float *gates)
+/* After each point: what was counted of it. */
+static mha_status take_point(int64_t done, int64_t total, void *user)
 {
-    cli_exit code = CLI_OK;
-    for (int64_t p = 0; p < job->point_count && code == CLI_OK; p++) {
-        prune_point *point = &job->points[p];
-        prune_progress(job, i * job->point_count + p + 1, (2 + PRUNE_RANDOM) * job->point_count);
-        if (i > 0 && p == 0) { /* nothing is gone yet */
-            *quality_of(point, i) = point->ours;
-            continue;
-        }
-        prune_gates(job, order, point->removed, gates);
-        code = prune_measure(job, job->model.net, gates, quality_of(point, i));
-        if (i == 0 && code == CLI_OK) code = measure_time(job, gates, point);
-    }
-    return code;
+    order_run *run = user;
+    prune_job *job = run->job;
+    const int64_t p = run->first + done - 1;
+    (void)total;
+    prune_progress(job, run->number * job->point_count + p + 1,
+                   (2 + PRUNE_RANDOM) * job->point_count);
+    *quality_of(&job->points[p], run->number) = quality_from(&run->all, 0);
+    run->all = (tally){.data = run->all.data};
+    return MHA_OK;
+}
+
+static cli_exit measure_order(order_run *run)
+{
+    prune_job *job = run->job;
+    mha_importance_data data = data_of(&job->data, &run->all);
+    data.progress = take_point;
+    data.progress_user = run;
+    run->first = run->number > 0; /* with nothing gone all are the same */
+    if (run->first) *quality_of(job->points, run->number) = job->points->ours;
+    for (int64_t p = 0; p < job->point_count; p++) run->removed[p] = job->points[p].removed;
+    mha_status status = make_order(run);
+    if (status == MHA_OK)
+        status = mha_head_curve(job->model.context, job->model.net, &data, NULL, run->order,
+                                run->count, run->removed + run->first,
+                                job->point_count - run->first, run->losses + run->first);
+    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    for (int64_t p = run->first; p < job->point_count && !job->data.predicts; p++)
+        *quality_of(&job->points[p], run->number) = quality_from(&run->all, run->losses[p]);
+    return CLI_OK;
 }
 
 static cli_exit make_points(prune_job *job)
@@ -281,21 +271,23 @@ static cli_exit make_points(prune_job *job)
 cli_exit prune_curve(prune_job *job)
 {
     const int64_t all = job->model.desc.num_layers * job->model.desc.num_heads;
-    void *order = NULL, *work = NULL, *left = NULL, *gates = NULL;
+    void *order = NULL, *removed = NULL, *losses = NULL, *gates = NULL;
     cli_exit code = make_points(job);
     if (code == CLI_OK) code = maps_alloc(PRUNE, all, sizeof(int64_t), &order);
-    if (code == CLI_OK) code = maps_alloc(PRUNE, all, sizeof(int64_t), &work);
-    if (code == CLI_OK)
-        code = maps_alloc(PRUNE, job->model.desc.num_layers, sizeof(int64_t), &left);
+    if (code == CLI_OK) code = maps_alloc(PRUNE, job->point_count, sizeof(int64_t), &removed);
+    if (code == CLI_OK) code = maps_alloc(PRUNE, job->point_count, sizeof(double), &losses);
     if (code == CLI_OK) code = maps_alloc(PRUNE, all, sizeof(float), &gates);
+    order_run run = {.job = job, .order = order, .removed = removed, .losses = losses};
     job->doing = "removing heads";
-    for (int i = 0; i < 2 + PRUNE_RANDOM && code == CLI_OK; i++) {
-        make_order(job, i, work, left, order);
-        code = measure_order(job, i, order, gates);
+    for (; run.number < 2 + PRUNE_RANDOM && code == CLI_OK; run.number++)
+        code = measure_order(&run);
+    for (int64_t p = 0; p < job->point_count && code == CLI_OK; p++) {
+        prune_gates(job, job->order, job->points[p].removed, gates);
+        code = measure_time(job, gates, &job->points[p]);
     }
     free(order);
-    free(work);
-    free(left);
+    free(removed);
+    free(losses);
     free(gates);
     return code;
 }

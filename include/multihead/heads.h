@@ -239,8 +239,9 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
  *          (a weight is not finite, negative, or on a hidden key; a row sums to more than 1.001).
  *          On error nothing of p is counted.
  * Threads  one; uses the context's.
- * Accuracy sums are in double, in the order of j, t and texts: the same bits for any number of
- *          threads and any division into blocks.
+ * Accuracy sums over a text are in double, in the order of j and t; those over texts are exact to
+ *          2^-128 a text and rounded once: the same bits for any number of threads, any division
+ *          into blocks and any order of texts.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_rows(mha_head_measures *measures, int64_t layer,
@@ -267,6 +268,22 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measures);
+
+/**
+ * Add what another object measured, on other texts of the same model, say on another machine or
+ * in another process's share of a corpus. `from` stays as it is.
+ *
+ * Scores, offsets and relations have the bits that one object would have after all texts, however
+ * these were divided and in whatever order objects are merged. In details the texts of `from` count
+ * on behind those that were there, and of equally strong ones the earlier stays.
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, layers, heads or
+ *          another field of the descriptions differ); nothing has then changed.
+ * Threads  one; from may be of another context that is not in use.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *measures,
+                                                         const mha_head_measures *from);
 
 /** A score of one head; all 0 for numbers out of range. Memory none. Errors none. Threads any while
  * nothing is added. Since 0.1 */

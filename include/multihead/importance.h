@@ -1,5 +1,5 @@
 /* multihead: which heads matter: how much a loss changes when a head's gate changes or the head is
- * removed; and in which order heads can be removed.
+ * removed; in which order heads can be removed, and the loss as they go.
  *
  *   gate gradient     I(h) = mean over examples of |dL / dgate(h)|      (Michel et al. 2019, 4.1)
  *   ablation          I(h) = L(gate(h) = 0) - L
@@ -203,6 +203,60 @@ MHA_API MHA_NODISCARD mha_status mha_head_order(mha_context *context,
                                                 const mha_importance_data *data, int64_t step,
                                                 int64_t least, int64_t *order, int64_t *count,
                                                 double *scores);
+
+/**
+ * Another order under the limit of mha_head_order(), to compare with: `from` without the heads
+ * whose layer would be left with fewer than `least`.
+ *
+ *   from [count] in      layer * H + head, each at most once: a random order, say
+ *   order [count] out    *made of them; may be from itself
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (a head that the transformer does not
+ *          have, or twice; least < 0); nothing is then written.
+ * Threads  any.   Cost  O(count^2).   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_order_limit(const mha_transformer *transformer,
+                                                      const int64_t *from, int64_t count,
+                                                      int64_t least, int64_t *order, int64_t *made);
+
+/**
+ * The most important heads first: those that an order keeps, then the order backwards, under the
+ * same limit.
+ *
+ *   order [count] in       as from mha_head_order()
+ *   reversed [L H] out     *made of them; may not be order
+ *
+ * Memory, Errors, Threads, Since  as mha_head_order_limit().   Cost  O((L H)^2).
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *transformer,
+                                                        const int64_t *order, int64_t count,
+                                                        int64_t least, int64_t *reversed,
+                                                        int64_t *made);
+
+/**
+ * The loss as heads go: losses[p] is mha_gated_loss() with the first removed[p] heads of an order
+ * closed, to the bit.
+ *
+ *   gates f32 [L,H] in     heads already closed; NULL: all open
+ *   order [count] in       layer * H + head, each at most once
+ *   removed [points] in    0 .. count each, in any order
+ *   losses [points] out
+ *
+ * data->progress is called after each point, done being its number + 1: what a loss function sums
+ * beside its losses (right answers, rows) can be taken there, point by point.
+ *
+ * Memory   scratch from the context; nothing is written on error.
+ * Errors   as mha_gated_loss(); MHA_ERR_ARGUMENT (order, removed); MHA_ERR_SHAPE, _DTYPE, _STRIDE
+ *          (gates).
+ * Threads  one call per context.   Cost  a forward pass over the data for each point.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_curve(mha_context *context,
+                                                const mha_transformer *transformer,
+                                                const mha_importance_data *data,
+                                                const mha_tensor *gates, const int64_t *order,
+                                                int64_t count, const int64_t *removed,
+                                                int64_t points, double *losses);
 
 #ifdef __cplusplus
 }

@@ -17,6 +17,7 @@
 #include <multihead/base.h>
 #include <multihead/cache.h>
 #include <multihead/head_distances.h>
+#include <multihead/head_pass.h>
 #include <multihead/heads.h>
 #include <multihead/importance.h>
 #include <multihead/linear_attention.h>

@@ -2,7 +2,8 @@
  *
  * A layer's rows go into sums of their own (maps), which join those of all texts when its last row
  * has come: a text that breaks off leaves no trace. Heads are shared out among the threads; each
- * sum has one owner and one order. */
+ * sum has one owner and one order. Sums over texts are exact, so that texts may come in any order
+ * and objects be merged in any. */
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
@@ -42,6 +43,12 @@ static int64_t ats(const mha_head_measures *m)
     return 2 * m->offsets + 1;
 }
 
+/* Doubles that are summed of a head: those that join() goes through. */
+static int64_t exacts(const mha_head_measures *m)
+{
+    return 2 * MHAI_HEAD_SUMS + 2 * ats(m) + 6 * m->relations;
+}
+
 static int64_t far_links(const mha_head_measures *m)
 {
     return 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
@@ -63,6 +70,7 @@ void mha_head_measures_destroy(mha_head_measures *m)
     give(m, m->all_at, heads_of(m) * ats(m), sizeof *m->all_at);
     give(m, m->all_links, heads_of(m) * 2 * m->relations, sizeof *m->all_links);
     give(m, m->kept, heads_of(m), sizeof *m->kept);
+    give(m, m->exact, heads_of(m) * exacts(m), sizeof *m->exact);
     give(m, m->maps, m->most_heads, sizeof *m->maps);
     give(m, m->link_offsets, far_links(m), sizeof *m->link_offsets);
     give(m, m->link_count, 2 * m->relations, sizeof *m->link_count);
@@ -139,14 +147,15 @@ static mha_status take_sums(mha_head_measures *m)
 {
     const int64_t heads = heads_of(m);
     m->kept = take(m, heads, sizeof *m->kept);
+    m->exact = take(m, heads * exacts(m), sizeof *m->exact);
     m->maps = take(m, m->most_heads, sizeof *m->maps);
     m->all_at = take(m, heads * ats(m), sizeof *m->all_at);
     m->all_links = take(m, heads * 2 * m->relations, sizeof *m->all_links);
     m->link_offsets = take(m, far_links(m), sizeof *m->link_offsets);
     m->link_count = take(m, 2 * m->relations, sizeof *m->link_count);
     m->done = take(m, m->layers, sizeof *m->done);
-    if (!m->kept || !m->maps || !m->all_at || !m->all_links || !m->link_offsets || !m->link_count ||
-        !m->done)
+    if (!m->kept || !m->exact || !m->maps || !m->all_at || !m->all_links || !m->link_offsets ||
+        !m->link_count || !m->done)
         return no_memory();
     for (int64_t h = 0; h < heads; h++) {
         m->kept[h].at = m->all_at + h * ats(m);
@@ -264,8 +273,7 @@ mha_status mha_head_measures_end(mha_head_measures *m)
     return MHA_OK;
 }
 
-/* ---- the present layer's sums
- * -------------------------------------------------------------------- */
+/* ---- the present layer's sums ---------------------------------------------------------------- */
 
 static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
 {
@@ -314,39 +322,65 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-static void join(const mha_head_measures *m, mhai_head_kept *to, const mhai_head_kept *from)
+/* Adds to the exact sums of a head, one after the other. */
+typedef struct adder {
+    mhai_exact *to;
+    const mhai_exact *from; /* NULL: the doubles themselves */
+} adder;
+
+static void add(adder *x, double *rounded, double more)
 {
-    for (int n = 0; n < MHAI_HEAD_SUMS; n++) {
-        to->sum[n].value += from->sum[n].value;
-        to->sum[n].chance += from->sum[n].chance;
-        to->sum[n].rows += from->sum[n].rows;
-    }
-    for (int64_t n = 0; n < ats(m); n++) {
-        to->at[n].mass += from->at[n].mass;
-        to->at[n].chance += from->at[n].chance;
-        to->at[n].rows += from->at[n].rows;
-        to->at[n].largest += from->at[n].largest;
-    }
-    for (int64_t n = 0; n < 2 * m->relations; n++) {
-        to->links[n].mass += from->links[n].mass;
-        to->links[n].chance += from->links[n].chance;
-        to->links[n].share += from->links[n].share;
-        to->links[n].hits += from->links[n].hits;
-        to->links[n].links += from->links[n].links;
-    }
+    if (x->from)
+        mhai_exact_join(x->to, x->from++);
+    else
+        mhai_exact_add(x->to, more);
+    *rounded = mhai_exact_value(x->to++);
+}
+
+/* The strongest text; of equals the one that was there. */
+static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t texts)
+{
     mha_head_details *d = &to->details;
     const mha_head_details *f = &from->details;
     if (f->column_text >= 0 && (d->column_text < 0 || from->best_column > to->best_column)) {
         to->best_column = from->best_column;
-        d->column_text = f->column_text;
+        d->column_text = texts + f->column_text;
         d->columns = f->columns;
         memcpy(d->column, f->column, sizeof d->column);
     }
     if (f->cut_text >= 0 && (d->cut_text < 0 || from->best_cut > to->best_cut)) {
         to->best_cut = from->best_cut;
-        d->cut_text = f->cut_text;
+        d->cut_text = texts + f->cut_text;
         d->cut = f->cut;
     }
+}
+
+/* Into head number h. exact: the sums that from's doubles round, or NULL; texts: how many come
+ * before those that from counts. */
+static void join(mha_head_measures *m, int64_t h, const mhai_head_kept *from,
+                 const mhai_exact *exact, int64_t texts)
+{
+    mhai_head_kept *to = &m->kept[h];
+    adder x = {m->exact + h * exacts(m), exact};
+    for (int n = 0; n < MHAI_HEAD_SUMS; n++) {
+        add(&x, &to->sum[n].value, from->sum[n].value);
+        add(&x, &to->sum[n].chance, from->sum[n].chance);
+        to->sum[n].rows += from->sum[n].rows;
+    }
+    for (int64_t n = 0; n < ats(m); n++) {
+        add(&x, &to->at[n].mass, from->at[n].mass);
+        add(&x, &to->at[n].chance, from->at[n].chance);
+        to->at[n].rows += from->at[n].rows;
+        to->at[n].largest += from->at[n].largest;
+    }
+    for (int64_t n = 0; n < 2 * m->relations; n++) {
+        add(&x, &to->links[n].mass, from->links[n].mass);
+        add(&x, &to->links[n].chance, from->links[n].chance);
+        add(&x, &to->links[n].share, from->links[n].share);
+        to->links[n].hits += from->links[n].hits;
+        to->links[n].links += from->links[n].links;
+    }
+    join_details(to, from, texts);
 }
 
 typedef struct finish_job {
@@ -360,7 +394,40 @@ static void finish_head(void *argument, int64_t h, int worker)
     const finish_job *job = argument;
     mha_head_measures *m = job->m;
     mhai_head_finish_map(m, &m->maps[h], job->memory + (size_t)worker * job->bytes);
-    join(m, &m->kept[m->first_head[m->layer] + h], &m->maps[h].own);
+    join(m, m->first_head[m->layer] + h, &m->maps[h].own, NULL, 0);
+}
+
+/* ---- merging --------------------------------------------------------------------------------- */
+
+static mha_status check_alike(const mha_head_measures *m, const mha_head_measures *from)
+{
+    bool alike = m->layers == from->layers && m->offsets == from->offsets &&
+                 m->near_tokens == from->near_tokens && m->rare_rank == from->rare_rank &&
+                 m->relations == from->relations;
+    for (int64_t l = 0; alike && l < m->layers; l++)
+        alike = m->first_head[l + 1] == from->first_head[l + 1];
+    for (int64_t r = 0; alike && r < m->relations; r++)
+        alike = strcmp(m->names[r], from->names[r]) == 0;
+    if (alike) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_head_measures_merge: the two were created from different descriptions");
+}
+
+mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures *from)
+{
+    if (!m || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_head_measures_merge: %s is NULL",
+                        m ? "from" : "measures");
+    if (m == from || m->open || from->open)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_merge: %s",
+                        m == from ? "both are the same object" : "a text is open; end it first");
+    MHA_TRY(check_alike(m, from));
+    for (int64_t h = 0; h < heads_of(m); h++)
+        join(m, h, &from->kept[h], from->exact + h * exacts(m), m->texts);
+    for (int64_t n = 0; n < far_links(m); n++) m->link_offsets[n] += from->link_offsets[n];
+    for (int64_t n = 0; n < 2 * m->relations; n++) m->link_count[n] += from->link_count[n];
+    m->texts += from->texts;
+    return MHA_OK;
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

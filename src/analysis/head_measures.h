@@ -11,6 +11,8 @@
 #ifndef MHAI_HEAD_MEASURES_H
 #define MHAI_HEAD_MEASURES_H
 
+#include "analysis/exact_sum.h"
+
 #include <multihead/component.h>
 #include <multihead/heads.h>
 
@@ -113,6 +115,7 @@ struct mha_head_measures {
     mhai_head_at *all_at; /* what kept[].at and .links point into */
     mhai_head_link_sum *all_links;
     mhai_head_kept *kept;  /* [first_head[layers]] */
+    mhai_exact *exact;     /* [heads][all doubles of kept's sums, which are its roundings] */
     int64_t *link_offsets; /* [relations][2][2 FAR_LINK + 1] */
     int64_t *link_count;   /* [relations][2] */
 

@@ -179,6 +179,11 @@ static mha_status measure(mhai_importance_run *r, bool means, double *loss)
     return step(r);
 }
 
+mha_status mhai_importance_loss(mhai_importance_run *r, double *loss)
+{
+    return measure(r, false, loss);
+}
+
 /* ---- gradients ----------------------------------------------------------------------------- */
 
 static double fold(mha_importance kind, const float *shares, int64_t B, int64_t T, int64_t apart)
@@ -340,7 +345,7 @@ mha_status mha_gated_loss(mha_context *context, const mha_transformer *transform
     double found = 0;
     mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
     r.passes = 1;
-    if (status == MHA_OK) status = measure(&r, false, &found);
+    if (status == MHA_OK) status = mhai_importance_loss(&r, &found);
     mhai_importance_end(&r);
     mha_scratch_release(context, mark);
     if (status == MHA_OK) *loss = found;

@@ -32,6 +32,9 @@ void mhai_importance_end(mhai_importance_run *r);
 /* The means for mean ablation, as given or measured: 0 for heads that are closed. */
 MHA_NODISCARD mha_status mhai_importance_prepare(mhai_importance_run *r);
 
+/* One pass: the mean loss with the gates at hand. */
+MHA_NODISCARD mha_status mhai_importance_loss(mhai_importance_run *r, double *loss);
+
 /* Scores of every head, the run's gates being what they are; *loss with these gates. */
 MHA_NODISCARD mha_status mhai_importance_score(mhai_importance_run *r, double *loss);
 

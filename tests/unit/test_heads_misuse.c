@@ -114,6 +114,38 @@ static void test_texts(void **state)
     mha_head_measures_destroy(m); /* with a text open */
 }
 
+static void test_merge(void **state)
+{
+    (void)state;
+    const int64_t heads[] = {1, 2, 2};
+    const char *const others[] = {"object"};
+    mha_head_measures *m = make(context), *from = NULL;
+    expect_error(mha_head_measures_merge(NULL, m), MHA_ERR_NULL, "measures");
+    expect_error(mha_head_measures_merge(m, NULL), MHA_ERR_NULL, "from");
+    expect_error(mha_head_measures_merge(m, m), MHA_ERR_ARGUMENT, "same object");
+    for (int what = 0; what < 7; what++) {
+        mha_head_measures_desc d = desc_of(heads, 2);
+        if (what == 0) d.heads = heads + 1;
+        if (what == 1) d.farthest_offset = 3;
+        if (what == 2) d.near_tokens = 3;
+        if (what == 3) d.rare_rank = 3;
+        if (what == 4) d.relations = 0;
+        if (what == 5) d.names = others;
+        if (what == 6) d.layers = 3;
+        assert_int_equal(mha_head_measures_create(context, &d, &from), MHA_OK);
+        expect_error(mha_head_measures_merge(m, from), MHA_ERR_ARGUMENT, "different");
+        mha_head_measures_destroy(from);
+    }
+    from = make(context);
+    assert_int_equal(mha_head_measures_merge(m, from), MHA_OK);
+    const mha_heads_text x = text_of(4);
+    assert_int_equal(mha_head_measures_begin(from, &x), MHA_OK);
+    expect_error(mha_head_measures_merge(m, from), MHA_ERR_ARGUMENT, "a text is open");
+    expect_error(mha_head_measures_merge(from, m), MHA_ERR_ARGUMENT, "a text is open");
+    mha_head_measures_destroy(from);
+    mha_head_measures_destroy(m);
+}
+
 /* ---- rows
  * ---------------------------------------------------------------------------------------- */
 
@@ -235,5 +267,5 @@ static void failed_allocations_are_reported(void **state)
     assert_true(done);
 }
 
-RUN_TESTS_BETWEEN(context_begin, NULL, TEST(test_create), TEST(test_texts), TEST(test_rows),
-                  TEST(test_out_of_range), TEST(failed_allocations_are_reported))
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(test_create), TEST(test_texts), TEST(test_merge),
+                  TEST(test_rows), TEST(test_out_of_range), TEST(failed_allocations_are_reported))

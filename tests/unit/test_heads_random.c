@@ -1,5 +1,6 @@
 /* Measures of heads on texts of every kind, against plain loops in double (tests/reference), and
- * what must not change a bit: blocks of rows, threads, the order of heads, the type of the weights.
+ * what must not change a bit: blocks of rows, threads, the order of heads, the type of the weights,
+ * the order of texts and their division among objects that are merged.
  *
  * The reference sums the same terms in other orders. Every score is a mean of terms that are at
  * most 64 (distances), each a sum of at most 64 products: 64 * 64 * 2^-53 * a few = 1e-12 covers
@@ -247,18 +248,25 @@ static void compare_head(const mha_head_measures *m, int64_t h, const ref_head *
         }
 }
 
-static bool same_head(const mha_head_measures *a, int64_t g, const mha_head_measures *b, int64_t h)
+static bool same_scores(const mha_head_measures *a, int64_t g, const mha_head_measures *b,
+                        int64_t h)
 {
     for (int which = 0; which < MHA_MEASURES; which++) {
         const mha_head_score x = mha_head_measures_score(a, 0, g, (mha_head_measure)which),
                              y = mha_head_measures_score(b, 0, h, (mha_head_measure)which);
         if (memcmp(&x, &y, sizeof x) != 0) return false;
     }
-    for (int64_t n = 0; n < REF_HEAD_RELATIONS; n++) {
-        const mha_head_relation x = mha_head_measures_relation(a, 0, g, n, 0),
-                                y = mha_head_measures_relation(b, 0, h, n, 0);
+    for (int n = 0; n < 2 * REF_HEAD_RELATIONS; n++) {
+        const mha_head_relation x = mha_head_measures_relation(a, 0, g, n / 2, n % 2),
+                                y = mha_head_measures_relation(b, 0, h, n / 2, n % 2);
         if (memcmp(&x, &y, sizeof x) != 0) return false;
     }
+    return true;
+}
+
+static bool same_head(const mha_head_measures *a, int64_t g, const mha_head_measures *b, int64_t h)
+{
+    if (!same_scores(a, g, b, h)) return false;
     const mha_head_details x = mha_head_measures_details(a, 0, g),
                            y = mha_head_measures_details(b, 0, h);
     return memcmp(&x, &y, sizeof x) == 0;
@@ -317,6 +325,55 @@ static void test_bits(void **state)
     }
 }
 
+/* Texts first .. first+count-1 of an order, alone. */
+static mha_head_measures *measure_some(const int *order, int first, int count, rng *r)
+{
+    const manner how = {.context = rng_chance(r, 0.5) ? one : several};
+    mha_head_measures *m = make(how.context);
+    for (int n = first; n < first + count; n++) feed(m, &texts[order[n]], &how, r);
+    return m;
+}
+
+static void merge(mha_head_measures *m, mha_head_measures *from)
+{
+    if (mha_head_measures_merge(m, from) != MHA_OK) fail_msg("%s", mha_error_detail());
+}
+
+/* Texts in any order, divided anywhere, merged in any order. Where the order of texts is kept so are
+ * the details, which name texts by number. */
+static void test_merged(void **state)
+{
+    (void)state;
+    for (int n = 0; n < rng_cases(SAMPLE / 2, ALL / 2); n++) {
+        rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)n);
+        int order[TEXTS] = {0, 1, 2};
+        make_bundle(texts, &r);
+        mha_head_measures *whole = measure_some(order, 0, TEXTS, &r);
+        if (n % 2)
+            for (int k = TEXTS - 1; k > 0; k--) {
+                const int other = (int)rng_between(&r, 0, k), kept = order[k];
+                order[k] = order[other];
+                order[other] = kept;
+            }
+        const int cut = (int)rng_between(&r, 0, TEXTS), end = (int)rng_between(&r, cut, TEXTS);
+        mha_head_measures *a = measure_some(order, 0, cut, &r),
+                          *b = measure_some(order, cut, end - cut, &r),
+                          *c = measure_some(order, end, TEXTS - end, &r);
+        const bool right = rng_chance(&r, 0.5); /* a (b c), else (a b) c */
+        if (right) merge(b, c);
+        merge(a, b);
+        if (!right) merge(a, c);
+        for (int64_t h = 0; h < HEADS; h++)
+            if (!(n % 2 ? same_scores : same_head)(whole, h, a, h))
+                fail_msg("case %d: head %lld differs when merged at %d, %d", n, (long long)h, cut,
+                         end);
+        mha_head_measures_destroy(a);
+        mha_head_measures_destroy(b);
+        mha_head_measures_destroy(c);
+        mha_head_measures_destroy(whole);
+    }
+}
+
 static int make_contexts(void **state)
 {
     (void)state;
@@ -325,4 +382,4 @@ static int make_contexts(void **state)
     return 0;
 }
 
-RUN_TESTS_BETWEEN(make_contexts, NULL, TEST(test_reference), TEST(test_bits))
+RUN_TESTS_BETWEEN(make_contexts, NULL, TEST(test_reference), TEST(test_bits), TEST(test_merged))

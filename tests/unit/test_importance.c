@@ -1,6 +1,7 @@
 /* Importance of heads: gate gradients against differences of the loss, their kinds against each
  * other, ablation against closed gates to the bit, mean ablation against a bias that does the same,
- * heads that write nothing, the order in which heads go against a plain search, and misuse. */
+ * heads that write nothing, the order in which heads go against a plain search, the curve against
+ * plain losses, other orders, and misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -529,6 +530,96 @@ static void heads_go_in_their_order(void **state)
     }
 }
 
+/* ---- the curve ------------------------------------------------------------------------------- */
+
+/* Each point is the loss of a plain forward pass with its gates closed, told in its turn. */
+static void the_curve_is_plain_losses(void **state)
+{
+    (void)state;
+    for (int i = 0; i < rng_cases(16, 200); i++) {
+        rng r = rng_make(rng_run_seed(), 7500 + (uint64_t)i);
+        mha_context *context = machines_context(1, i);
+        example *e = example_make(context, &r, i % 2);
+        int64_t order[MOST_HEADS], removed[5], count = e->heads, calls = 0;
+        double losses[5];
+        float gates[MOST_HEADS], base[MOST_HEADS];
+        open_all(base);
+        base[rng_between(&r, 0, e->heads - 1)] = 0.5f;
+        const mha_tensor view = gates_view(e, base);
+        for (int64_t k = 0; k < count; k++) order[k] = k;
+        for (int64_t k = count - 1; k > 0; k--) {
+            const int64_t other = rng_between(&r, 0, k), kept = order[k];
+            order[k] = order[other];
+            order[other] = kept;
+        }
+        for (int p = 0; p < 5; p++) removed[p] = rng_between(&r, 0, count);
+        e->data.progress = count_progress;
+        e->data.progress_user = &calls;
+        if (mha_head_curve(context, e->t, &e->data, i % 3 ? &view : NULL, order, count, removed, 5,
+                           losses) != MHA_OK)
+            fail_msg("%s", mha_error_detail());
+        assert_int_equal(calls, 5);
+        for (int p = 0; p < 5; p++) {
+            open_all(gates);
+            if (i % 3) memcpy(gates, base, sizeof gates);
+            for (int64_t k = 0; k < removed[p]; k++) gates[order[k]] = 0;
+            assert_true(losses[p] == plain_loss(context, e, gates));
+        }
+        example_free(e);
+    }
+}
+
+/* A transformer whose layers have 3, 0 and 2 heads. */
+static mha_transformer *uneven(mha_context *context)
+{
+    static const int64_t heads[] = {3, 0, 2};
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .vocab_size = 5,
+                                    .max_length = 4,
+                                    .num_layers = 3,
+                                    .num_heads = 3,
+                                    .embed_dim = 6,
+                                    .layer_heads = heads,
+                                    .layer_kv_heads = heads};
+    mha_transformer *t = NULL;
+    if (mha_transformer_create(context, &d, &t) != MHA_OK) fail_msg("%s", mha_error_detail());
+    return t;
+}
+
+static void expect_order(const int64_t *got, int64_t count, const int64_t *wanted, int64_t wants)
+{
+    assert_int_equal(count, wants);
+    for (int64_t k = 0; k < count; k++) assert_int_equal(got[k], wanted[k]);
+}
+
+/* Heads are 0 1 2 and 6 7. */
+static void other_orders_keep_the_limit(void **state)
+{
+    (void)state;
+    mha_context *context = machines_context(1, 0);
+    mha_transformer *t = uneven(context);
+    int64_t out[9], made = 0, ours[] = {7, 1};
+    assert_int_equal(mha_head_order_reverse(t, ours, 2, 0, out, &made), MHA_OK);
+    expect_order(out, made, (int64_t[]){0, 2, 6, 1, 7}, 5);
+    assert_int_equal(mha_head_order_reverse(t, ours, 2, 1, out, &made), MHA_OK);
+    expect_order(out, made, (int64_t[]){0, 2, 6}, 3);
+    int64_t all[] = {2, 6, 0, 7, 1};
+    assert_int_equal(mha_head_order_limit(t, all, 5, 0, out, &made), MHA_OK);
+    expect_order(out, made, all, 5);
+    assert_int_equal(mha_head_order_limit(t, all, 5, 1, all, &made), MHA_OK); /* in place */
+    expect_order(all, made, (int64_t[]){2, 6, 0}, 3);
+    made = 9;
+    expect_error(mha_head_order_limit(t, (int64_t[]){3}, 1, 0, out, &made), MHA_ERR_ARGUMENT,
+                 "order[0] is 3");
+    expect_error(mha_head_order_reverse(t, (int64_t[]){1, 0, 1}, 3, 0, out, &made),
+                 MHA_ERR_ARGUMENT, "order[0] and order[2]");
+    expect_error(mha_head_order_limit(t, all, 1, -1, out, &made), MHA_ERR_ARGUMENT, "least is -1");
+    expect_error(mha_head_order_limit(t, NULL, 1, 0, out, &made), MHA_ERR_NULL, "order");
+    expect_error(mha_head_order_reverse(NULL, all, 1, 0, out, &made), MHA_ERR_NULL, "transformer");
+    assert_int_equal(made, 9);
+    mha_transformer_destroy(t);
+}
+
 /* ---- losses -------------------------------------------------------------------------------- */
 
 /* Gradients of the losses by what they look at: in double, so that differences know them to a
@@ -620,6 +711,18 @@ static void misuse_is_refused(void **state)
     assert_int_equal(mha_head_importance(context, e->t, &desc, &data, scores, &loss),
                      MHA_ERR_CALLBACK);
     assert_true(scores[0] >= 7 && scores[0] <= 7);
+    order_out[0] = 0;
+    loss = 7;
+    expect_error(
+        mha_head_curve(context, e->t, &e->data, NULL, order_out, 1, &(int64_t){2}, 1, &loss),
+        MHA_ERR_ARGUMENT, "removed[0] is 2");
+    expect_error(
+        mha_head_curve(context, e->t, &e->data, NULL, order_out, 1, &(int64_t){1}, 1, NULL),
+        MHA_ERR_NULL, "losses");
+    assert_int_equal(
+        mha_head_curve(context, e->t, &data, NULL, order_out, 1, (int64_t[]){0, 1}, 2, &loss),
+        MHA_ERR_CALLBACK);
+    assert_true(loss >= 7 && loss <= 7);
     float gates[MOST_HEADS];
     open_all(gates);
     mha_tensor view = gates_view(e, gates);
@@ -659,5 +762,6 @@ static void failed_allocations_are_reported(void **state)
 
 RUN_TESTS(TEST(gradients_are_slopes), TEST(batches_are_single_sequences), TEST(normalised),
           TEST(ablation), TEST(mean_ablation), TEST(means), TEST(silent_heads), TEST(equal_scores),
-          TEST(heads_go_in_their_order), TEST(loss_slopes), TEST(misuse_is_refused),
+          TEST(heads_go_in_their_order), TEST(the_curve_is_plain_losses),
+          TEST(other_orders_keep_the_limit), TEST(loss_slopes), TEST(misuse_is_refused),
           TEST(failed_allocations_are_reported))

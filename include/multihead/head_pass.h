@@ -1,0 +1,134 @@
+/* multihead: the heads of a transformer measured while texts go through it, as over a corpus.
+ *
+ * For each text one call of mha_head_pass_run(): the text goes through the transformer once, and
+ * the rows of each layer's attention are computed again from its queries and keys, a block at a
+ * time, so that nothing of the size of a map is kept. What it fills is heads.h's mha_head_measures,
+ * and head_distances.h's. Parts of a corpus may be measured apart and merged
+ * (mha_head_measures_merge()).
+ *
+ * Beside it what a corpus pass needs of texts: ranks of tokens by frequency, the words that tokens
+ * begin, and random tokens repeated.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_HEAD_PASS_H
+#define MULTIHEAD_HEAD_PASS_H
+
+#include <multihead/head_distances.h>
+#include <multihead/heads.h>
+#include <multihead/transformer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What is filled. Objects are made with as many heads for each layer as the transformer has. */
+typedef struct mha_head_pass {
+    uint32_t struct_size;
+    uint32_t reserved;                    /* 0 */
+    mha_head_measures *measures;          /* no text is open; NULL: none */
+    mha_head_distances *const *distances; /* [L], each may be NULL; NULL: none */
+    /* Called before rows `row` on of a layer are added; a status other than MHA_OK
+     * (MHA_ERR_CALLBACK) ends the pass. NULL: not called */
+    mha_status (*progress)(void *user, int64_t layer, int64_t row);
+    void *progress_user;
+} mha_head_pass;
+
+/**
+ * One text through a transformer, and its heads of self-attention into pass.
+ *
+ *   input   of one sequence: tokens i32 [1,T], lengths NULL or T, after_layer NULL
+ *   text    what the tokens are (heads.h); queries and keys 0 or T, ids NULL: the tokens,
+ *           MHA_HEADS_CAUSAL is set as the transformer has it. NULL: nothing but ids is known
+ *
+ * Layers without heads are passed over. The windows of layers limit their rows, but not what chance
+ * assumes. MHA_MEASURE_COSINE compares the inputs of a layer's
+ * attention.
+ *
+ * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
+ *          mha_attention_visit_rows(). Borrows everything for the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (after_layer is set, a length, queries or keys); those of
+ *          mha_transformer_forward(), mha_head_measures_begin() and _rows(), mha_head_distances_*();
+ *          what progress returned. The text is then closed and does not count as one, but what its
+ *          layers gave until then stays: where texts may fail, measure each in an object of its own
+ *          and merge it.
+ * Threads  one call per context.
+ * Accuracy the bits of mha_head_measures_attention() on what each layer shows.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_pass_run(mha_context *context,
+                                                   const mha_transformer *transformer,
+                                                   const mha_transformer_input *input,
+                                                   const mha_heads_text *text,
+                                                   const mha_head_pass *pass);
+
+/**
+ * Distances for the heads of a layer's self-attention, with its W_O: mha_head_distances_create().
+ * *distances becomes NULL for a layer without heads.
+ *
+ * Memory, Errors, Threads, Cost  as that; MHA_ERR_ARGUMENT (no such layer).   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_pass_distances(mha_context *context,
+                                                         const mha_transformer *transformer,
+                                                         int64_t layer,
+                                                         mha_head_distances **distances);
+
+/**
+ * Ranks by frequency, for mha_heads_text.ranks: 0 for the token that occurs most, then 1; of equals
+ * the one with the lower id first. Tokens that never occur get 0.
+ *
+ *   counts [vocab_size] in    ranks [vocab_size] out    *kinds: how many tokens occur; NULL
+ *
+ * Memory   scratch from the context.   Errors  MHA_ERR_NULL, _ARGUMENT (a count below 0), _NOMEM;
+ *          nothing is then written.
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_pass_ranks(mha_context *context, int64_t vocab_size,
+                                                     const int64_t *counts, int64_t *ranks,
+                                                     int64_t *kinds);
+
+/**
+ * The words that tokens begin in, for mha_heads_text.words and links; places are bytes of the text.
+ *
+ *   token_begin [tokens] in         rising; -1: a token that is nowhere in the text
+ *   word_begin, word_end [words] in rising, words do not overlap
+ *   word_of [tokens] out            words that have tokens are numbered from 0; -1: in none
+ *   number [words] out              the number of each word; -1: no token begins in it
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (counts below 0).   Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_pass_words(int64_t tokens, const int64_t *token_begin,
+                                                     int64_t words, const int64_t *word_begin,
+                                                     const int64_t *word_end, int64_t *word_of,
+                                                     int64_t *number);
+
+/* Random tokens, the same block again and again: nothing but repetition can be learnt from them, so
+ * that they show heads of duplicate tokens and of induction (Olsson et al. 2022). */
+typedef struct mha_repeated_tokens {
+    uint32_t struct_size;
+    uint32_t reserved;       /* 0 */
+    int64_t block, repeats;  /* different tokens, how often they come: each at least 1 */
+    int32_t first, last;     /* special tokens around all of them; -1: none */
+    uint64_t seed, sequence; /* which tokens: SplitMix64 of both */
+} mha_repeated_tokens;
+
+/**
+ * Draw them.
+ *
+ *   pool [pool_count] in, out    ids to draw from; those that are drawn move to the front, and a
+ *                                pool of the same order gives the same tokens
+ *   tokens [block repeats + 2] out    special likewise, 1 for first and last; *count of them
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (block beyond the pool, which has at most
+ *          2^32 tokens; repeats); MHA_ERR_SIZE; nothing is then written.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_pass_repeated(const mha_repeated_tokens *desc,
+                                                        int64_t pool_count, int32_t *pool,
+                                                        int32_t *tokens, uint8_t *special,
+                                                        int64_t *count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,159 @@
+/* A text through a transformer, its heads into measures and distances layer by layer. */
+#include "analysis/head_measures.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+#include "transformer/transformer_parts.h"
+
+#include <multihead/head_pass.h>
+
+#include <string.h>
+
+/* Where rows go. */
+typedef struct pass {
+    mha_context *context;
+    const mha_transformer *transformer;
+    mha_head_pass to;
+    mha_transformer_input input;
+    mha_heads_text text;
+    bool causal;
+    int64_t layer;
+} pass;
+
+static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    const pass *x = user;
+    (void)b;
+    if (x->to.progress) MHA_TRY(x->to.progress(x->to.progress_user, x->layer, row));
+    if (x->to.distances && x->to.distances[x->layer])
+        MHA_TRY(mha_head_distances_rows(x->to.distances[x->layer], p));
+    return x->to.measures ? mha_head_measures_rows(x->to.measures, x->layer, row, p) : MHA_OK;
+}
+
+/* The only sequence of a batch. */
+static mha_tensor single(const mha_tensor *batch)
+{
+    mha_tensor x = *batch;
+    x.ndim = batch->ndim - 1;
+    memcpy(x.shape, batch->shape + 1, (size_t)x.ndim * sizeof *x.shape);
+    memcpy(x.stride, batch->stride + 1, (size_t)x.ndim * sizeof *x.stride);
+    return x;
+}
+
+static mha_status measure_layer(void *user, const mha_activations *kept, int64_t layer)
+{
+    pass *x = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    x->layer = layer;
+    if (mhai_transformer_heads_of(&x->transformer->desc, layer, false).q == 0) return MHA_OK;
+    MHA_TRY(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
+    const mha_tensor input = single(&view.input), heads = single(&view.heads);
+    if (x->to.measures) MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
+    if (x->to.distances && x->to.distances[layer])
+        MHA_TRY(mha_head_distances_outputs(x->to.distances[layer], &heads));
+    return mha_attention_visit_rows(x->context, &view.attention, &view.q, &view.k, 0, take_rows, x);
+}
+
+static mha_status check_input(pass *x, const mha_transformer_input *input)
+{
+    MHA_TRY(mhai_transformer_check("mha_head_pass_run", x->transformer, input, &x->input));
+    const int64_t *shape = x->input.tokens->shape;
+    if (shape[0] != 1 || (x->input.lengths && x->input.lengths[0] != shape[1]))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_pass_run: tokens [%lld,%lld]; expected one sequence without "
+                        "padding",
+                        (long long)shape[0], (long long)shape[1]);
+    if (!x->input.after_layer) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_head_pass_run: input has an after_layer, which the pass "
+                                      "sets itself");
+}
+
+/* What is not said of the text follows from the input. */
+static mha_status complete_text(pass *x, const mha_heads_text *text)
+{
+    const mha_tensor *tokens = x->input.tokens;
+    const int64_t T = tokens->shape[1];
+    void *memory;
+    if (text)
+        MHA_TRY(mhai_struct_copy("mha_heads_text", &x->text, sizeof x->text, sizeof x->text, text));
+    x->text.struct_size = sizeof x->text;
+    if (x->text.queries == 0) x->text.queries = T;
+    if (x->text.keys == 0) x->text.keys = T;
+    if (x->text.queries != T || x->text.keys != T)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_heads_text: %lld queries and %lld keys, expected %lld tokens",
+                        (long long)x->text.queries, (long long)x->text.keys, (long long)T);
+    x->text.flags &= ~(uint32_t)MHA_HEADS_CAUSAL;
+    if (x->causal) x->text.flags |= MHA_HEADS_CAUSAL;
+    if (x->text.ids) return MHA_OK;
+    MHA_TRY(mha_scratch_alloc(x->context, T, sizeof(int64_t), &memory));
+    int64_t *ids = memory;
+    for (int64_t i = 0; i < T; i++) ids[i] = ((const int32_t *)tokens->data)[i * tokens->stride[1]];
+    x->text.ids = ids;
+    return MHA_OK;
+}
+
+static mha_status run(pass *x, const mha_transformer_input *input, const mha_heads_text *text)
+{
+    MHA_TRY(check_input(x, input));
+    MHA_TRY(complete_text(x, text));
+    x->input.struct_size = sizeof x->input;
+    x->input.after_layer = measure_layer;
+    x->input.after_layer_user = x;
+    if (x->to.measures) MHA_TRY(mha_head_measures_begin(x->to.measures, &x->text));
+    mha_status status =
+        mha_transformer_forward(x->context, x->transformer, &x->input, NULL, NULL, NULL, NULL);
+    if (!x->to.measures) return status;
+    if (status == MHA_OK) return mha_head_measures_end(x->to.measures);
+    mhai_head_text_close(x->to.measures);
+    return status;
+}
+
+mha_status mha_head_pass_run(mha_context *context, const mha_transformer *transformer,
+                             const mha_transformer_input *input, const mha_heads_text *text,
+                             const mha_head_pass *to)
+{
+    if (!context || !transformer || !to)
+        return mha_fail(MHA_ERR_NULL, "mha_head_pass_run: %s is NULL",
+                        !context       ? "context"
+                        : !transformer ? "transformer"
+                                       : "pass");
+    pass x = {.context = context,
+              .transformer = transformer,
+              .causal = transformer->desc.flags & MHA_TRANSFORMER_CAUSAL};
+    MHA_TRY(mhai_struct_copy("mha_head_pass", &x.to, sizeof x.to, sizeof x.to, to));
+    if (x.to.reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_pass: reserved is %u, expected 0",
+                        (unsigned)x.to.reserved);
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = run(&x, input, text);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *transformer,
+                                   int64_t layer, mha_head_distances **distances)
+{
+    if (!context || !transformer || !distances)
+        return mha_fail(MHA_ERR_NULL, "mha_head_pass_distances: %s is NULL",
+                        !context       ? "context"
+                        : !transformer ? "transformer"
+                                       : "distances");
+    const mha_transformer_desc *d = &transformer->desc;
+    if (layer < 0 || layer >= d->num_layers)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_pass_distances: layer %lld, expected 0..%lld",
+                        (long long)layer, (long long)d->num_layers - 1);
+    const int64_t H = mhai_transformer_heads_of(d, layer, false).q, D = d->head_dim;
+    mha_head_distances *made = NULL;
+    if (H > 0) {
+        mha_parameter p;
+        MHA_TRY(mha_transformer_find(transformer, layer, "self_attn.o_proj.weight", &p));
+        mha_tensor weight = mha_tensor_contiguous(transformer->data + p.offset, MHA_F32, 3,
+                                                  (const int64_t[]){H, D, p.shape[0]});
+        weight.stride[0] = D; /* of a matrix [E, H D] */
+        weight.stride[1] = 1;
+        weight.stride[2] = p.shape[1];
+        MHA_TRY(mha_head_distances_create(context, H, D, &weight, &made));
+    }
+    *distances = made;
+    return MHA_OK;
+}

@@ -1,0 +1,147 @@
+/* The loss as heads go, and other orders to compare an order with. */
+#include "analysis/importance_parts.h"
+
+#include "base/checked.h"
+#include "transformer/transformer_parts.h"
+
+#include <string.h>
+
+/* ---- orders ---------------------------------------------------------------------------------- */
+
+/* Each place names a head that its layer has, once. */
+static mha_status check_order(const char *function, const mha_transformer_desc *d,
+                              const int64_t *order, int64_t count)
+{
+    const int64_t H = d->num_heads;
+    if (count < 0 || count > d->num_layers * H)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: count is %lld, expected 0..%lld heads", function,
+                        (long long)count, (long long)(d->num_layers * H));
+    if (count > 0 && !order) return mha_fail(MHA_ERR_NULL, "%s: order is NULL", function);
+    for (int64_t k = 0; k < count; k++) {
+        const int64_t head = order[k];
+        if (head < 0 || head >= d->num_layers * H ||
+            head % H >= mhai_transformer_heads_of(d, head / H, false).q)
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "%s: order[%lld] is %lld, expected layer * %lld + head of a head that "
+                            "the transformer has",
+                            function, (long long)k, (long long)head, (long long)H);
+        for (int64_t i = 0; i < k; i++)
+            if (order[i] == head)
+                return mha_fail(MHA_ERR_ARGUMENT, "%s: order[%lld] and order[%lld] are both %lld",
+                                function, (long long)i, (long long)k, (long long)head);
+    }
+    return MHA_OK;
+}
+
+static mha_status begin_order(const char *function, const mha_transformer *transformer,
+                              const int64_t *from, int64_t count, int64_t least,
+                              const int64_t *order, const int64_t *made, mha_transformer_desc *d)
+{
+    if (!transformer || !order || !made)
+        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", function,
+                        !transformer ? "transformer"
+                        : !order     ? "an output"
+                                     : "made");
+    if (least < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: least is %lld, expected 0 or more", function,
+                        (long long)least);
+    mha_transformer_describe(transformer, d);
+    return check_order(function, d, from, count);
+}
+
+/* Add a head unless its layer would be left with fewer than `least`. */
+static void append(const mha_transformer_desc *d, int64_t least, int64_t head, int64_t *order,
+                   int64_t *made)
+{
+    const int64_t layer = head / d->num_heads;
+    int64_t left = mhai_transformer_heads_of(d, layer, false).q;
+    for (int64_t i = 0; i < *made; i++) left -= order[i] / d->num_heads == layer;
+    if (left > least) order[(*made)++] = head;
+}
+
+mha_status mha_head_order_limit(const mha_transformer *transformer, const int64_t *from,
+                                int64_t count, int64_t least, int64_t *order, int64_t *made)
+{
+    mha_transformer_desc d;
+    int64_t taken = 0;
+    MHA_TRY(begin_order("mha_head_order_limit", transformer, from, count, least, order, made, &d));
+    for (int64_t k = 0; k < count; k++) append(&d, least, from[k], order, &taken);
+    *made = taken;
+    return MHA_OK;
+}
+
+mha_status mha_head_order_reverse(const mha_transformer *transformer, const int64_t *order,
+                                  int64_t count, int64_t least, int64_t *reversed, int64_t *made)
+{
+    mha_transformer_desc d;
+    int64_t taken = 0;
+    MHA_TRY(begin_order("mha_head_order_reverse", transformer, order, count, least, reversed, made,
+                        &d));
+    for (int64_t head = 0; head < d.num_layers * d.num_heads; head++) {
+        bool goes =
+            head % d.num_heads >= mhai_transformer_heads_of(&d, head / d.num_heads, false).q;
+        for (int64_t k = 0; k < count && !goes; k++) goes = order[k] == head;
+        if (!goes) append(&d, least, head, reversed, &taken);
+    }
+    for (int64_t k = count - 1; k >= 0; k--) append(&d, least, order[k], reversed, &taken);
+    *made = taken;
+    return MHA_OK;
+}
+
+/* ---- the curve ------------------------------------------------------------------------------- */
+
+static mha_status check_points(const int64_t *removed, int64_t points, int64_t count,
+                               const double *losses)
+{
+    if (points < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_curve: points is %lld, expected 0 or more",
+                        (long long)points);
+    if (points > 0 && (!removed || !losses))
+        return mha_fail(MHA_ERR_NULL, "mha_head_curve: %s is NULL", removed ? "losses" : "removed");
+    for (int64_t p = 0; p < points; p++)
+        if (removed[p] < 0 || removed[p] > count)
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "mha_head_curve: removed[%lld] is %lld, expected 0..%lld, the heads of "
+                            "the order",
+                            (long long)p, (long long)removed[p], (long long)count);
+    return MHA_OK;
+}
+
+/* Into found, so that an error writes nothing. */
+static mha_status curve(mhai_importance_run *r, const int64_t *order, const int64_t *removed,
+                        int64_t points, double *found)
+{
+    const int64_t heads = r->d.num_layers * r->d.num_heads;
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(r->context, heads, sizeof *r->gates, &memory));
+    const float *whole = memcpy(memory, r->gates, (size_t)heads * sizeof *r->gates);
+    r->passes = points;
+    for (int64_t p = 0; p < points; p++) {
+        memcpy(r->gates, whole, (size_t)heads * sizeof *r->gates);
+        for (int64_t k = 0; k < removed[p]; k++) r->gates[order[k]] = 0;
+        MHA_TRY(mhai_importance_loss(r, &found[p]));
+    }
+    return MHA_OK;
+}
+
+mha_status mha_head_curve(mha_context *context, const mha_transformer *transformer,
+                          const mha_importance_data *data, const mha_tensor *gates,
+                          const int64_t *order, int64_t count, const int64_t *removed,
+                          int64_t points, double *losses)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_head_curve: context is NULL");
+    const mha_importance_desc desc = {
+        .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = gates};
+    mha_scratch_mark mark = mha_scratch_top(context);
+    mhai_importance_run r;
+    void *found = NULL;
+    mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
+    if (status == MHA_OK) status = check_order("mha_head_curve", &r.d, order, count);
+    if (status == MHA_OK) status = check_points(removed, points, count, losses);
+    if (status == MHA_OK) status = mha_scratch_alloc(context, points, sizeof *losses, &found);
+    if (status == MHA_OK) status = curve(&r, order, removed, points, found);
+    if (status == MHA_OK && points > 0) memcpy(losses, found, (size_t)points * sizeof *losses);
+    mhai_importance_end(&r);
+    mha_scratch_release(context, mark);
+    return status;
+}
