@@ -255,7 +255,7 @@ static mha_status read_array(const char *path, const mhai_file_view *view, mha_n
                         bytes);
     tensor.data = made->bytes;
     made->tensor = tensor;
-    if (h.fortran)
+    if (h.fortran && bytes > 0) /* the axes of what is empty may be of any size */
         copy_fortran(&tensor, data, (int64_t)(bytes / mha_dtype_size(tensor.dtype)));
     else if (bytes > 0)
         memcpy(made->bytes, data, bytes);

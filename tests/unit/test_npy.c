@@ -175,6 +175,10 @@ static void test_reads_fortran_order(void **state)
     literal = "{'shape':(0, 3),'fortran_order':True,'descr':'|u1'}";
     assert_int_equal(mha_npy_read(put(1, literal, 0), &array), MHA_OK);
     mha_npy_destroy(array);
+    literal = "{'shape':(4,9223372036854775807,0,3),'fortran_order':True,'descr':'<f4'}";
+    assert_int_equal(mha_npy_read(put(1, literal, 0), &array), MHA_OK);
+    assert_int_equal(mha_npy_tensor(array).shape[1], INT64_MAX);
+    mha_npy_destroy(array);
     literal = "{'shape':(),'fortran_order':True,'descr':'|u1'}";
     assert_int_equal(mha_npy_read(put(1, literal, 1), &array), MHA_OK);
     assert_int_equal(mha_npy_tensor(array).ndim, 0);
