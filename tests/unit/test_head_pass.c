@@ -2,6 +2,7 @@
  * call keeps, fed by hand; a pass that breaks off; ranks, words and repeated tokens by hand. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -42,7 +43,10 @@ static void make_net(mha_context *context, rng *r, example *e)
                               .positions = MHA_ENCODING_LEARNED,
                               .layer_heads = e->heads,
                               .layer_kv_heads = e->heads};
+    mha_layer_desc layers[L];
     if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
+    layers_draw(r, &d, layers);
+    if (rng_chance(r, 0.5)) d.layers = layers;
     if (mha_transformer_create(context, &d, &e->t) != MHA_OK) fail_msg("%s", mha_error_detail());
     const mha_transformer_init init = {
         .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 1};
