@@ -149,7 +149,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
 {
     const mhai_head_text *text = &m->text;
     const double keys = (double)fact->keys;
-    for (int n = 0; n < MHAI_HEAD_ROW_MEASURES; n++) fact->chance[n] = -1;
+    for (int n = 0; n < MHA_MEASURES; n++) fact->chance[n] = -1;
     if (fact->keys < 1) return;
     if (sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
     if (fact->keys < 2) return;

@@ -17,8 +17,7 @@
 #include <multihead/heads.h>
 
 enum {
-    MHAI_HEAD_ROW_MEASURES = MHA_MEASURE_COSINE + 1, /* these are sums over rows */
-    MHAI_HEAD_SUMS = MHA_MEASURE_DIAGONAL,           /* these are kept; the rest is derived */
+    MHAI_HEAD_SUMS = MHA_MEASURE_DIAGONAL, /* these are kept; the rest is derived */
     MHAI_HEAD_CUTS = 64,    /* candidates for the best cut: all up to 64 keys, then evenly spaced */
     MHAI_HEAD_GRID = 16,    /* blocks of the block family, in each direction */
     MHAI_HEAD_FAR_LINK = 64 /* offsets of links in words, for the baseline */
@@ -103,7 +102,7 @@ typedef struct mhai_head_fact {
     double *cosine;     /* [S] of inputs i and j, or NULL */
     int64_t bin[MHAI_HEAD_CUTS + 1], cell[MHAI_HEAD_GRID]; /* visible keys */
     int64_t grid_row;
-    double chance[MHAI_HEAD_ROW_MEASURES]; /* below 0: not eligible */
+    double chance[MHA_MEASURES]; /* of a sum over rows; below 0: not eligible, or no such sum */
 } mhai_head_fact;
 
 struct mha_head_measures {
