@@ -46,7 +46,7 @@ static int64_t ats(const mha_head_measures *m)
 /* Doubles that are summed of a head: those that join() goes through. */
 static int64_t exacts(const mha_head_measures *m)
 {
-    return 2 * MHAI_HEAD_SUMS + 2 * ats(m) + 6 * m->relations;
+    return 2 * MHA_MEASURES + 2 * ats(m) + 6 * m->relations;
 }
 
 static int64_t far_links(const mha_head_measures *m)
@@ -362,7 +362,7 @@ static void join(mha_head_measures *m, int64_t h, const mhai_head_kept *from,
 {
     mhai_head_kept *to = &m->kept[h];
     adder x = {m->exact + h * exacts(m), exact};
-    for (int n = 0; n < MHAI_HEAD_SUMS; n++) {
+    for (int n = 0; n < MHA_MEASURES; n++) {
         add(&x, &to->sum[n].value, from->sum[n].value);
         add(&x, &to->sum[n].chance, from->sum[n].chance);
         to->sum[n].rows += from->sum[n].rows;

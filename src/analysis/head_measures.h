@@ -17,7 +17,6 @@
 #include <multihead/heads.h>
 
 enum {
-    MHAI_HEAD_SUMS = MHA_MEASURE_DIAGONAL, /* these are kept; the rest is derived */
     MHAI_HEAD_CUTS = 64,    /* candidates for the best cut: all up to 64 keys, then evenly spaced */
     MHAI_HEAD_GRID = 16,    /* blocks of the block family, in each direction */
     MHAI_HEAD_FAR_LINK = 64 /* offsets of links in words, for the baseline */
@@ -43,7 +42,7 @@ typedef struct mhai_head_link_sum { /* one relation and direction */
 
 /* What is kept of a head over all texts, and, apart from it, over the present layer's rows. */
 typedef struct mhai_head_kept {
-    mhai_head_sum sum[MHAI_HEAD_SUMS];
+    mhai_head_sum sum[MHA_MEASURES]; /* of some measures other numbers give the score */
     mha_head_details details;
     double best_column, best_cut; /* corrected, of the texts that details name */
     mhai_head_at *at;             /* [2 farthest_offset + 1] */
