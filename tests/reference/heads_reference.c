@@ -465,7 +465,7 @@ void ref_head_add(ref_head *head, const mha_heads_text *text, const double *a, c
         if (!counts(&m, t)) continue;
         if (sees(&m, t, 0)) add(&head->sum[MHA_MEASURE_SINK], at(&m, t, 0), 1 / (double)keys, 1);
         if (keys < 2) continue;
-        for (int which = 0; which <= MHA_MEASURE_COSINE; which++)
+        for (int which = 0; which < MHA_MEASURES; which++)
             add_mass(&m, (mha_head_measure)which, t, head);
         add_form(&m, t, head);
         add_block(&m, t, head);
