@@ -233,10 +233,11 @@ static void compare_bits(kernel_test *t)
 static const struct {
     mha_isa isa;
     const char *name;
-} isas[] = {{MHA_ISA_PORTABLE, "portable"},
-            {MHA_ISA_NEON, "neon"},
-            {MHA_ISA_AVX2, "avx2"},
-            {MHA_ISA_AVX512, "avx512"}};
+} isas[] = {
+#define ISA_ROW(isa, value, text) {isa, text},
+    MHA_ISA_LIST(ISA_ROW)
+#undef ISA_ROW
+};
 
 /* A processor with AVX-512 and no VNNI has int8 kernels of AVX2: they are not tried twice. */
 static bool is_listed(const kernel_test *t, const void *table)
@@ -260,7 +261,7 @@ const void *kt_first(kernel_test *t, bool int8)
     t->count = t->table = 0;
     t->first_name = NULL;
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
-        if (!mha_isa_available(isas[i].isa)) continue;
+        if (isas[i].isa == MHA_ISA_AUTO || !mha_isa_available(isas[i].isa)) continue;
         const mhai_kernels *table = mhai_kernels_for(isas[i].isa);
         const void *used = int8 ? (const void *)mhai_int8_kernels_for(isas[i].isa) : table;
         if (is_listed(t, used)) continue;

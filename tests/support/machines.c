@@ -8,11 +8,11 @@ static const struct {
     mha_isa isa;
     mha_path path;
     const char *name;
-} wanted[] = {{MHA_ISA_PORTABLE, MHA_PATH_TILED, "tiled portable"},
-              {MHA_ISA_NEON, MHA_PATH_TILED, "tiled neon"},
-              {MHA_ISA_AVX2, MHA_PATH_TILED, "tiled avx2"},
-              {MHA_ISA_AVX512, MHA_PATH_TILED, "tiled avx512"},
-              {MHA_ISA_PORTABLE, MHA_PATH_PLAIN, "plain"}};
+} wanted[] = {
+#define ISA_ROW(isa, value, text) {isa, MHA_PATH_TILED, "tiled " text},
+    MHA_ISA_LIST(ISA_ROW)
+#undef ISA_ROW
+        {MHA_ISA_PORTABLE, MHA_PATH_PLAIN, "plain"}};
 
 /* By number of threads. */
 enum { MOST_THREADS = 64 };
@@ -34,7 +34,7 @@ machines machines_make(int num_threads)
     machines all = made[num_threads];
     if (all.count > 0) return all;
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
-        if (!mha_isa_available(wanted[i].isa)) continue;
+        if (wanted[i].isa == MHA_ISA_AUTO || !mha_isa_available(wanted[i].isa)) continue;
         all.each[all.count++] = (machine){make_context(wanted[i].isa, num_threads, wanted[i].name),
                                           wanted[i].path, wanted[i].isa, wanted[i].name};
     }
