@@ -11,7 +11,6 @@
 #include <multihead/component.h>
 
 #include <inttypes.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -206,11 +205,6 @@ static cli_exit train_on(train_run *run, int64_t until, pace *p)
     *p = (pace){.steps = -run->model.step};
     while (run->model.step < until && code == CLI_OK && !interrupted) {
         code = train_model_step(&run->model);
-        if (code == CLI_OK && !isfinite(run->model.loss))
-            code = cli_fail(CLI_BAD_INPUT, TRAIN,
-                            "the loss is not finite after step %" PRId64
-                            "; give a smaller --learning-rate, and --fresh to begin anew",
-                            run->model.step);
         p->tokens += (double)run->model.batch.B * (double)run->model.batch.T;
     }
     p->seconds = seconds_now() - begin;

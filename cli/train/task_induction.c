@@ -130,7 +130,7 @@ static cli_exit without_previous(train_model *model, const train_scores *all)
     int64_t previous = 0, best, after;
     double sum = 0;
     train_scores one, none;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     const int64_t last = d.num_layers - 1, H = d.num_heads;
     for (int64_t h = 0; h < H; h++) {
         sum += train_previous(all, 0, h);

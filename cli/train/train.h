@@ -144,31 +144,25 @@ extern const train_task train_sentences, train_pronouns, train_induction, train_
 
 /* ---- a model in training --------------------------------------------------------------------- */
 
-typedef struct train_part {
-    mha_transformer *net;
-    mha_activations *kept;
-    int64_t size;
-    float *gradient, *m, *v;
-    float *rates; /* NULL: 1 everywhere */
-} train_part;
-
 struct train_model {
     mha_context *context;
     const train_task *task;
     train_recipe recipe;
-    uint64_t seed;               /* of this try */
-    int64_t step;                /* done */
-    train_part decoder, encoder; /* encoder.net NULL: none */
-    train_batch batch, probe;    /* to learn from, to look at */
-    float *logits, *memory, *memory_gradient, *probabilities;
-    double loss; /* of the last step */
+    uint64_t seed;                      /* of this try */
+    int64_t step;                       /* done */
+    mha_transformer *decoder, *encoder; /* encoder NULL: none */
+    mha_trainer *trainer;
+    train_batch batch, probe; /* to learn from, to look at */
+    float *probabilities;
+    const float *logits; /* of the last look, until the next step */
+    double loss;         /* of the last step */
 };
 
 cli_exit train_model_make(mha_context *context, const train_task *task, const train_recipe *recipe,
                           uint64_t seed, train_model *model);
 void train_model_free(train_model *model);
 
-/* One step: draw, forward, backward, clip, move. */
+/* One step: draw, then a trainer's. */
 cli_exit train_model_step(train_model *model);
 
 /* Scores over `count` sequences of held-out data. gates [L,H] (NULL: 1) switch heads off. */

@@ -85,7 +85,7 @@ static void make_columns(const train_run *run, const train_finding *found, int64
 {
     const train_task *task = run->model.task;
     if (!task->text) add_kinds(task, found, L, H, e);
-    if (!run->model.encoder.net) {
+    if (!run->model.encoder) {
         double *before = add_column("before", "weight on the token before", false, L * H, e);
         for (int64_t i = 0; i < L * H; i++) before[i] = train_previous(&found->all, i / H, i % H);
     }
@@ -126,7 +126,7 @@ cli_exit train_evidence_make(const train_run *run, const train_finding *found, i
 {
     mha_transformer_desc d;
     void *memory;
-    mha_transformer_describe(run->model.decoder.net, &d);
+    mha_transformer_describe(run->model.decoder, &d);
     const int64_t heads = d.num_layers * d.num_heads;
     *e = (train_evidence){0};
     cli_exit code = maps_alloc(TRAIN, EVIDENCE_SERIES * 2 * run->looks + EVIDENCE_COLUMNS * heads,

@@ -46,7 +46,7 @@ double train_model_flops(train_model *model)
     const train_batch *b = &model->batch;
     random_source r = random_make(model->seed, 0);
     const train_ask ask = {model->task, &r, TRAIN_SPLIT_TRAIN, 0, model->recipe.batch};
-    const mha_transformer *decoder = model->decoder.net, *encoder = model->encoder.net;
+    const mha_transformer *decoder = model->decoder, *encoder = model->encoder;
     const bool causal = model->recipe.model.flags & MHA_TRANSFORMER_CAUSAL;
     model->task->draw(&ask, &model->batch);
     const double rows = (double)(b->B * b->T), memory = (double)(b->B * b->S);

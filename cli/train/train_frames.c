@@ -15,9 +15,9 @@ static const int64_t most_bytes = INT64_C(64) << 20;
 static int64_t cells(const train_model *model)
 {
     mha_transformer_desc d;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     return d.num_layers * d.num_heads * model->probe.T *
-           (model->encoder.net ? model->probe.S : model->probe.T);
+           (model->encoder ? model->probe.S : model->probe.T);
 }
 
 cli_exit train_frames_make(train_model *model, train_frames *frames)

@@ -35,7 +35,7 @@ cli_exit train_report_without(train_model *model, const uint8_t *off, train_scor
 {
     mha_transformer_desc d;
     float gates[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS];
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     const int64_t shape[] = {d.num_layers, d.num_heads};
     for (int64_t i = 0; i < shape[0] * shape[1]; i++) gates[i] = off[i] ? 0 : 1;
     mha_tensor view = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
@@ -56,7 +56,7 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
 {
     const train_task *task = model->task;
     mha_transformer_desc d;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     cli_print("\n%-6s", "head");
     for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
         cli_print("  %6s: right wrong", task->kinds[kind]);
@@ -85,7 +85,7 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
 static cli_exit print_ablations(train_model *model, const double *left, int64_t best)
 {
     mha_transformer_desc d;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     const int64_t heads = d.num_layers * d.num_heads;
     uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
     train_scores s;
@@ -106,7 +106,8 @@ static cli_exit print_ablations(train_model *model, const double *left, int64_t 
 
 void train_report_size(train_model *model)
 {
-    const int64_t parameters = model->decoder.size + (model->encoder.net ? model->encoder.size : 0);
+    const int64_t parameters = mha_transformer_size(model->decoder) +
+                               (model->encoder ? mha_transformer_size(model->encoder) : 0);
     cli_print("The model: %s parameters, %s a step\n", words_count(parameters).text,
               words_flops(train_model_flops(model)).text);
 }
@@ -120,7 +121,7 @@ cli_exit train_report_print(train_model *model, train_finding *found)
     train_scores *all = &found->all;
     double *left = found->left;
     int64_t layer = 0, head = 0;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     cli_exit code =
         train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, all);
     if (code != CLI_OK) return code;
@@ -218,7 +219,7 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
     static const char kind[] = "transformer, trained here";
     mha_transformer_desc d;
     char name[64];
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     if (model->task->text) /* the best step of it */
         snprintf(name, sizeof name, "a text of %" PRId64 " words", model->task->text->count);
     else
@@ -231,10 +232,10 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
     }
     maps->layers = d.num_layers;
     maps->heads = d.num_heads;
-    maps->causal = !model->encoder.net && (d.flags & MHA_TRANSFORMER_CAUSAL);
+    maps->causal = !model->encoder && (d.flags & MHA_TRANSFORMER_CAUSAL);
     cli_exit code = add_tokens(model->task, batch->tokens, batch->T, &maps->rows);
     maps->cols = maps->rows;
-    if (code == CLI_OK && model->encoder.net) {
+    if (code == CLI_OK && model->encoder) {
         maps->cols = (maps_tokens){0};
         code = add_tokens(model->task, batch->source, batch->S, &maps->cols);
     }

@@ -61,17 +61,18 @@ static void add(state_list *list, const char *name, void *data, mha_dtype dtype,
 
 static void list_state(train_run *run, state_list *list)
 {
-    train_part *d = &run->model.decoder, *e = &run->model.encoder;
+    const mha_trainer_state d = mha_trainer_state_of(run->model.trainer, false),
+                            e = mha_trainer_state_of(run->model.trainer, true);
     *list = (state_list){0};
-    add(list, "parameters", mha_transformer_data(d->net), MHA_F32, d->size, 0);
-    add(list, "m", d->m, MHA_F32, d->size, 0);
-    add(list, "v", d->v, MHA_F32, d->size, 0);
-    if (e->net) {
-        add(list, "encoder.parameters", mha_transformer_data(e->net), MHA_F32, e->size, 0);
-        add(list, "encoder.m", e->m, MHA_F32, e->size, 0);
-        add(list, "encoder.v", e->v, MHA_F32, e->size, 0);
+    add(list, "parameters", mha_transformer_data(d.transformer), MHA_F32, d.count, 0);
+    add(list, "m", d.m, MHA_F32, d.count, 0);
+    add(list, "v", d.v, MHA_F32, d.count, 0);
+    if (e.transformer) {
+        add(list, "encoder.parameters", mha_transformer_data(e.transformer), MHA_F32, e.count, 0);
+        add(list, "encoder.m", e.m, MHA_F32, e.count, 0);
+        add(list, "encoder.v", e.v, MHA_F32, e.count, 0);
     }
-    if (run->best) add(list, "best", run->best, MHA_F32, d->size, 0);
+    if (run->best) add(list, "best", run->best, MHA_F32, d.count, 0);
     train_frames *f = &run->frames;
     if (f->count > 0) {
         add(list, "frame_steps", f->steps, MHA_F64, f->count, 0);
@@ -144,7 +145,8 @@ static cli_exit make_best(train_run *run)
 {
     void *memory;
     if (run->model.recipe.patience <= 0) return CLI_OK;
-    cli_exit code = maps_alloc(TRAIN, run->model.decoder.size, sizeof(float), &memory);
+    cli_exit code =
+        maps_alloc(TRAIN, mha_transformer_size(run->model.decoder), sizeof(float), &memory);
     run->best = memory;
     run->best_loss = INFINITY;
     return code;
@@ -235,9 +237,10 @@ static cli_exit read_parameters(train_run *run, const char *path, const mha_safe
         if (!read_array(file, list.names[i], MHA_F32, list.tensors[i].shape[0],
                         list.tensors[i].data))
             return foreign(path, "it holds another model than these options make");
-    mha_status status = mha_transformer_update(run->model.context, run->model.decoder.net);
-    if (status == MHA_OK && run->model.encoder.net)
-        status = mha_transformer_update(run->model.context, run->model.encoder.net);
+    mha_status status = mha_transformer_update(run->model.context, run->model.decoder);
+    if (status == MHA_OK && run->model.encoder)
+        status = mha_transformer_update(run->model.context, run->model.encoder);
+    if (status == MHA_OK) status = mha_trainer_resume(run->model.trainer, run->model.step);
     return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
 }
 
@@ -364,8 +367,8 @@ cli_exit train_save_point(train_run *run, const train_scores *scores)
         point[TRAIN_CURVE_KIND + kind] = train_accuracy_of(scores, kind);
     point[TRAIN_CURVE_HELD_OUT] = scores->loss;
     if (run->best && scores->loss < run->best_loss) {
-        const train_part *part = &run->model.decoder;
-        memcpy(run->best, mha_transformer_data(part->net), (size_t)part->size * sizeof(float));
+        memcpy(run->best, mha_transformer_data(run->model.decoder),
+               (size_t)mha_transformer_size(run->model.decoder) * sizeof(float));
         run->best_loss = scores->loss;
         run->best_step = run->model.step;
     }
@@ -397,7 +400,7 @@ static mha_status draw_curve(const void *user, const mha_sink *sink)
 /* What an encoder reads has no word in front. */
 static cli_exit save_model(const train_run *run, const char *name, mha_transformer *net)
 {
-    const bool encoder = net == run->model.encoder.net;
+    const bool encoder = net == run->model.encoder;
     char path[PATH_BYTES];
     const train_task *task = run->model.task;
     const mha_checkpoint_settings settings = {
@@ -419,10 +422,10 @@ static cli_exit save_model(const train_run *run, const char *name, mha_transform
 /* The model is the one of the lowest held-out loss; the state has both. */
 static cli_exit take_best(train_run *run)
 {
-    train_part *part = &run->model.decoder;
+    mha_transformer *net = run->model.decoder;
     if (!run->best || run->best_step == 0) return CLI_OK;
-    memcpy(mha_transformer_data(part->net), run->best, (size_t)part->size * sizeof(float));
-    mha_status status = mha_transformer_update(run->model.context, part->net);
+    memcpy(mha_transformer_data(net), run->best, (size_t)mha_transformer_size(net) * sizeof(float));
+    mha_status status = mha_transformer_update(run->model.context, net);
     return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
 }
 
@@ -435,8 +438,7 @@ cli_exit train_save_folder(train_run *run)
     if (status != MHA_OK) return cli_fail_status(TRAIN, status);
     code = take_best(run);
     if (code != CLI_OK) return code;
-    code = save_model(run, run->model.encoder.net ? "decoder" : ".", run->model.decoder.net);
-    return code == CLI_OK && run->model.encoder.net
-               ? save_model(run, "encoder", run->model.encoder.net)
-               : code;
+    code = save_model(run, run->model.encoder ? "decoder" : ".", run->model.decoder);
+    return code == CLI_OK && run->model.encoder ? save_model(run, "encoder", run->model.encoder)
+                                                : code;
 }

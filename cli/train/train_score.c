@@ -83,7 +83,7 @@ static const float *map_row(const train_model *model, const mha_transformer_desc
                             int64_t b, int64_t head, int64_t row)
 {
     const train_batch *batch = &model->probe;
-    const int64_t keys = model->encoder.net ? batch->S : batch->T;
+    const int64_t keys = model->encoder ? batch->S : batch->T;
     return model->probabilities +
            (((layer * batch->B + b) * d->num_heads + head) * batch->T + row) * keys;
 }
@@ -118,7 +118,7 @@ static void score_probe(const train_model *model, const mha_transformer_desc *d,
     for (int64_t layer = 0; layer < d->num_layers; layer++)
         for (int64_t head = 0; head < d->num_heads; head++)
             score_row(p, map_row(model, d, layer, p->b, head, p->row),
-                      model->encoder.net ? batch->S : batch->T, layer, head, s);
+                      model->encoder ? batch->S : batch->T, layer, head, s);
 }
 
 static void score_previous(const train_model *model, const mha_transformer_desc *d, train_scores *s)
@@ -149,7 +149,7 @@ cli_exit train_model_score(train_model *model, train_split split, int64_t count,
                            const mha_tensor *gates, train_scores *scores)
 {
     mha_transformer_desc d;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     *scores = (train_scores){0};
     int64_t batches = 0;
     for (int64_t done = 0; done < count; done += model->probe.B, batches++) {
@@ -165,7 +165,7 @@ cli_exit train_model_score(train_model *model, train_split split, int64_t count,
         add_loss(&model->probe, loss, scores);
         for (int64_t i = 0; i < model->probe.probe_count; i++)
             score_probe(model, &d, &model->probe.probes[i], scores);
-        if (!model->encoder.net) score_previous(model, &d, scores);
+        if (!model->encoder) score_previous(model, &d, scores);
     }
     return CLI_OK;
 }
@@ -174,7 +174,7 @@ double train_best_right(const train_model *model, const train_scores *s)
 {
     mha_transformer_desc d;
     double best = 0;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     for (int64_t l = 0; l < d.num_layers; l++)
         for (int64_t h = 0; h < d.num_heads; h++)
             if (train_worst_right(s, l, h) > best) best = train_worst_right(s, l, h);

@@ -94,7 +94,7 @@ static cli_exit print_heads(train_model *model, train_finding *found)
     const train_scores *all = &found->all;
     mha_transformer_desc d;
     double most = -INFINITY;
-    mha_transformer_describe(model->decoder.net, &d);
+    mha_transformer_describe(model->decoder, &d);
     cli_print("\nhead    before   <s>   perplexity without it\n");
     for (int64_t i = 0; i < d.num_layers * d.num_heads; i++) {
         const int64_t l = i / d.num_heads, h = i % d.num_heads;

@@ -30,6 +30,7 @@
 #include <multihead/position.h>
 #include <multihead/presets.h>
 #include <multihead/sink.h>
+#include <multihead/training.h>
 #include <multihead/transformer.h>
 
 #endif

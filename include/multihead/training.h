@@ -1,0 +1,139 @@
+/* multihead: a transformer in training, with or without an encoder in front: what one step after
+ * another needs. A step is
+ *
+ *   forward        the encoder's output is the transformer's memory
+ *   loss           cross-entropy of the logits against targets (nn.h)
+ *   backward       through both
+ *   clip           gradients of both together to a norm
+ *   move           AdamW (optimizer.h), learning rate by schedule, weight decay on matrices only
+ *
+ * Data, when to stop and what to keep are the caller's:
+ *
+ *   mha_trainer_desc desc = {.struct_size = sizeof desc, .max_tokens = 1024, .learning_rate = 1e-3};
+ *   mha_trainer_create(context, transformer, NULL, &desc, &trainer);
+ *   for (...) mha_trainer_step(trainer, &batch, &loss);
+ *
+ * Letters: B sequences of T tokens, S of a source; V words; E width.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_TRAINING_H
+#define MULTIHEAD_TRAINING_H
+
+#include <multihead/transformer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mha_trainer mha_trainer;
+
+typedef struct mha_trainer_desc {
+    uint32_t struct_size;
+    uint32_t reserved;    /* 0 */
+    int64_t max_tokens;   /* B T of a batch at most */
+    int64_t max_source;   /* B S at most; with an encoder */
+    double learning_rate; /* the peak of the schedule (optimizer.h) */
+    double floor;         /* where its decay ends, as a part of the peak */
+    int64_t warm_up, decay;
+    double beta1, beta2, epsilon; /* of mha_adamw, which has their defaults */
+    double weight_decay;          /* of matrices; 0: none */
+    double clip;                  /* the most norm of all gradients together; 0: any */
+    /* Head h's rows of W_V and columns of W_O learn at its h-th power of the speed, as
+     * mha_transformer_init.head_grade makes them begin: heads that begin alike stay apart; 0: 1 */
+    double head_grade;
+} mha_trainer_desc;
+
+/* What is learnt from, or looked at. Everything is borrowed for the call. */
+typedef struct mha_training_batch {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    /* tokens [B,T]; memory stays NULL with an encoder. Steps take dropout, evaluations gates */
+    const mha_transformer_input *input;
+    const mha_transformer_input *source; /* of the encoder, tokens [B,S]; else NULL */
+    const mha_tensor *targets;           /* i32 [B,T], contiguous; -1: this row does not count */
+    const mha_tensor *weights; /* f32 [B,T], contiguous, of each row's loss; NULL: the mean */
+} mha_training_batch;
+
+/**
+ * Make a trainer.
+ *
+ *   transformer   with logits; with MHA_TRANSFORMER_CROSS exactly if there is an encoder
+ *   encoder       with MHA_TRANSFORMER_NO_OUTPUT, its E the transformer's memory_dim; NULL: none
+ *
+ * Both are the caller's, who initialises them, and are moved by steps. Nobody else may change them
+ * meanwhile without mha_transformer_update().
+ *
+ * Memory   the caller owns *trainer; context and transformers must outlive it. Three floats for
+ *          each parameter (four with head_grade), activations for max_tokens and max_source, the
+ *          logits [max_tokens,V] and twice [max_source,E].
+ * Errors   MHA_ERR_NULL, _UNSUPPORTED (reserved); MHA_ERR_ARGUMENT (a setting out of range, no
+ *          logits, an encoder that does not fit); MHA_ERR_SIZE, _NOMEM.
+ * Threads  one call at a time per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_trainer_create(mha_context *context,
+                                                    mha_transformer *transformer,
+                                                    mha_transformer *encoder,
+                                                    const mha_trainer_desc *desc,
+                                                    mha_trainer **trainer);
+
+/** Destroy a trainer, not its transformers; NULL is fine. Memory frees all. Errors none. Threads
+ * nobody uses it. Since 0.1 */
+MHA_API void mha_trainer_destroy(mha_trainer *trainer);
+
+/**
+ * One step.
+ *
+ *   loss out   of the batch before the step; NULL: not wanted
+ *
+ * Memory   scratch from the context.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _STRIDE, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_SIZE (more tokens than
+ *          the trainer was made for); MHA_ERR_NUMERIC (the loss or the gradient is not finite: the
+ *          learning rate is too large); those of the transformer's calls. Parameters, state and
+ *          count of steps are then as they were.
+ * Threads  one call at a time per context.
+ * Accuracy the same bits for any number of threads.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,
+                                                  const mha_training_batch *batch, double *loss);
+
+/**
+ * The forward pass alone, on what is not learnt from.
+ *
+ *   probabilities, cross_probabilities   as for mha_transformer_forward(); NULL: not wanted
+ *   logits out   a view [B,T,V] of the trainer's own memory, until its next call; NULL: not wanted
+ *   loss out     NULL: not wanted, and batch->targets may be NULL
+ *
+ * Memory, Threads  as mha_trainer_step().   Errors  as that, but none of numbers.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_trainer_evaluate(mha_trainer *trainer,
+                                                      const mha_training_batch *batch,
+                                                      const mha_tensor *probabilities,
+                                                      const mha_tensor *cross_probabilities,
+                                                      mha_tensor *logits, double *loss);
+
+/** Steps done. Memory none. Errors none. Threads as the trainer. Since 0.1 */
+MHA_API int64_t mha_trainer_steps(const mha_trainer *trainer);
+
+/* What goes on when a training does: with the parameters and the count of steps this is all of its
+ * state. */
+typedef struct mha_trainer_state {
+    mha_transformer *transformer; /* NULL: there is no encoder */
+    int64_t count;                /* mha_transformer_size() */
+    float *m, *v;                 /* [count] of mha_adamw_step(), to be saved, or filled */
+    const float *gradient;        /* [count] of the last step, not clipped */
+} mha_trainer_state;
+
+/** The state of the transformer, or of its encoder. Memory the trainer's own. Errors none. Threads
+ * as the trainer. Since 0.1 */
+MHA_API mha_trainer_state mha_trainer_state_of(mha_trainer *trainer, bool encoder);
+
+/** Go on after `steps` steps, with m, v and parameters as they were then. Memory none. Errors
+ * MHA_ERR_NULL, MHA_ERR_ARGUMENT (steps below 0). Threads as the trainer. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_trainer_resume(mha_trainer *trainer, int64_t steps);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
