@@ -295,7 +295,7 @@ typedef struct mha_fact {
     const char *name, *value;
 } mha_fact;
 
-/* A line of a chart; points that are not finite are gaps. This struct does not grow. */
+/* A line of a chart; points that are not finite, or beyond 10^100, are gaps. This struct does not grow. */
 typedef struct mha_series {
     const char *name;
     const double *x, *y; /* [count], x ascending */
@@ -310,6 +310,31 @@ typedef struct mha_curve {
     int64_t series_count;
     bool timeline; /* x is the same as mha_frame.at: a line follows the playback */
 } mha_curve;
+
+/* A chart as a picture. */
+typedef struct mha_chart {
+    uint32_t struct_size;   /* sizeof(mha_chart) */
+    uint32_t curve_size;    /* sizeof(mha_curve) */
+    const mha_curve *curve; /* its timeline does not count */
+    double width;           /* of all; 0: 640 */
+    double height;          /* of the plot; legend, title and caption add to it; 0: 280 */
+    bool dark;
+    bool x_falls; /* from left to right: heads that are left */
+} mha_chart;
+
+/**
+ * Draw a line chart as SVG 1.1: axes with ticks at round numbers, lines told apart by colour and
+ * dashes, a legend, title and caption; no script, no font file, nothing fetched. A series without a
+ * name is not in the legend and looks like the one before it. The y axis begins at 0 where the
+ * numbers come near to it. The same chart always gives the same bytes.
+ *
+ * Memory   everything is borrowed for the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (curve_size is not set, a width or height out of 160 and
+ *          80 .. 10^4); MHA_ERR_SIZE (more than 64 series or 10^5 points); MHA_ERR_UNSUPPORTED
+ *          (fields of a newer version); or what the sink gave.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_chart(const mha_chart *chart, const mha_sink *sink);
 
 /* All maps at one moment of a training. This struct does not grow. */
 typedef struct mha_frame {

@@ -1,4 +1,5 @@
 /* Checking a caller's report. */
+#include "chart.h"
 #include "html.h"
 
 #include <multihead/component.h>
@@ -6,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { MOST_BYTES = 10000000, MOST_LISTS = 64, MOST_POINTS = 100000, MOST_FRAMES = 10000 };
+enum { MOST_BYTES = 10000000, MOST_LISTS = 64, MOST_FRAMES = 10000 };
 
 mha_curve mhai_html_curve(const mha_report *report, int64_t i)
 {
@@ -46,24 +47,7 @@ static mha_status check_curve(const mha_report *own, int64_t i, int64_t *points)
 {
     mha_curve curve;
     const char *at = (const char *)own->curves + (size_t)i * own->curve_size;
-    MHA_TRY(mha_struct_read("mha_curve", &curve, sizeof curve, 0, at, own->curve_size));
-    if (curve.series_count < 0 || curve.series_count > MOST_LISTS)
-        return mha_fail(MHA_ERR_SIZE,
-                        "report: curve %" PRId64 " has %" PRId64 " series, expected 0..%d", i,
-                        curve.series_count, MOST_LISTS);
-    if (curve.series_count && !curve.series)
-        return mha_fail(MHA_ERR_NULL, "report: the series of curve %" PRId64 " are NULL", i);
-    for (int64_t k = 0; k < curve.series_count; k++) {
-        const mha_series *series = &curve.series[k];
-        if (series->count < 0 || series->count > MOST_POINTS - *points)
-            return mha_fail(MHA_ERR_SIZE,
-                            "report: the curves have more than %d points (or fewer than 0)",
-                            MOST_POINTS);
-        if (series->count && (!series->x || !series->y))
-            return mha_fail(MHA_ERR_NULL, "report: x or y of curve %" PRId64 " is NULL", i);
-        *points += series->count;
-    }
-    return MHA_OK;
+    return mhai_curve_read("report", at, own->curve_size, i, points, &curve);
 }
 
 static mha_status check_tokens(const mha_report *own, const mha_figure *figure)

@@ -183,7 +183,7 @@ def outputs(model):
           {"importance", "reversed"} | {f"random-{i}" for i in range(5)}, "seven orders")
     check(all(0 <= float(row["quality"]) <= 1 for row in rows), "accuracies")
     root = ElementTree.fromstring(picture.read_text())
-    check(len(root.findall(".//{*}path[@fill='none']")) == 7, "seven lines")
+    check(len(root.findall(".//{*}path[@fill='none']")) == 7 + 3, "seven lines, three of the legend")
     check("href" not in picture.read_text(), "the picture needs nothing else")
     before = sorted(FOLDER.iterdir())
     check_good(prune(model, "--text", text, "-n", "-o", FOLDER / "never"), "--dry-run")

@@ -1,4 +1,4 @@
-/* Figures, reports and diagrams of any texts and numbers, by every writer: the pages' data is JSON,
+/* Figures, reports, diagrams and charts of any texts and numbers, by every writer: the pages' data is JSON,
  * SVG is well-formed, a terminal without colours gets no control characters. */
 #include "fuzz.h"
 
@@ -33,6 +33,7 @@ typedef struct drawing {
     mha_mark marks[MOST_MARKS];
     mha_diagram_panel cards[2];
     mha_diagram diagram;
+    mha_chart chart;
 } drawing;
 
 static const char *text(drawing *d, fuzz_part *in)
@@ -200,6 +201,13 @@ static void make_diagram(drawing *d, fuzz_part *in)
                                .title = text(d, in),
                                .panels = d->cards,
                                .panel_count = fuzz_pick(in, 0, 2)};
+    d->chart = (mha_chart){.struct_size = sizeof d->chart,
+                           .curve_size = sizeof *d->curves,
+                           .curve = d->curves,
+                           .width = fuzz_pick(in, 0, 2) ? 0 : fuzz_double(in),
+                           .height = fuzz_pick(in, 0, 2) ? 0 : fuzz_double(in),
+                           .dark = fuzz_pick(in, 0, 1),
+                           .x_falls = fuzz_pick(in, 0, 1)};
 }
 
 /* ---- what is written ----------------------------------------------------------------------- */
@@ -271,7 +279,7 @@ static void check_terminal(const mha_buffer *out)
 
 static void draw(drawing *d, fuzz_part *in)
 {
-    const int writer = (int)fuzz_pick(in, 0, 4);
+    const int writer = (int)fuzz_pick(in, 0, 5);
     mha_buffer out = {0};
     const mha_sink sink = mha_buffer_sink(&out);
     const mha_terminal terminal = {.struct_size = sizeof terminal,
@@ -285,12 +293,13 @@ static void draw(drawing *d, fuzz_part *in)
         status = mha_render_html(&d->figure, fuzz_pick(in, 0, 7) ? &d->report : NULL, &sink);
         break;
     case 3: status = mha_render_terminal(&d->figure, &terminal, &sink); break;
-    default: status = mha_render_diagram(&d->diagram, &sink);
+    case 4: status = mha_render_diagram(&d->diagram, &sink); break;
+    default: status = mha_render_chart(&d->chart, &sink);
     }
     fuzz_must_speak(status);
     if (status == MHA_OK) {
         fuzz_must(out.size > 0, "nothing is written");
-        if (writer == 0 || writer == 4) check_svg(&out);
+        if (writer == 0 || writer >= 4) check_svg(&out);
         if (writer == 2) check_html(&out);
         if (writer == 3) check_terminal(&out);
     }

@@ -177,9 +177,21 @@ static mha_status write_diagram(const mha_figure *figure, const mha_sink *sink)
     return mha_render_diagram(&diagram, sink);
 }
 
+static mha_status write_chart(const mha_figure *figure, const mha_sink *sink)
+{
+    static const double x[] = {0, 0.5, 1.25}, y[] = {1.5, 0.75, 0.125};
+    static const mha_series series = {"loss", x, y, 3, false};
+    static const mha_curve curve = {.series = &series, .series_count = 1};
+    const mha_chart chart = {
+        .struct_size = sizeof chart, .curve_size = sizeof curve, .curve = &curve};
+    (void)figure;
+    return mha_render_chart(&chart, sink);
+}
+
 static void collect_pictures(mha_buffer *all)
 {
-    static writer *const writers[] = {mha_render_svg, write_html, write_terminal, write_diagram};
+    static writer *const writers[] = {mha_render_svg, write_html, write_terminal, write_diagram,
+                                      write_chart};
     static const float values[] = {0.125f, 1e-30f, 123456.5f, 0.75f};
     static const mha_measure measure = {"previous", 0.79, 0.0625, 0, 63, "rows"};
     static const mha_panel panel = {.values = values, .measures = &measure, .measure_count = 1};

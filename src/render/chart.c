@@ -1,0 +1,416 @@
+/* Line charts as SVG 1.1, with presentation attributes only. No function of libm takes part in what
+ * is drawn, so that every host draws the same bytes. */
+#include "chart.h"
+
+#include "number.h"
+#include "sink.h"
+#include "text.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MOST_SERIES = 64,
+    MOST_POINTS = 100000,
+    MOST_TICKS = 16,
+    DOTTED_POINTS = 40, /* a longer series has no dots */
+    PAD = 16,
+    RIGHT = 24,
+    LEGEND_LINE = 20,
+    LEGEND_DASH = 26,
+    CAPTION_LINE = 17,
+    CAPTION_LINES = 4,
+    LINES = 5
+};
+static const double least_width = 160, most_width = 10000, face = 12, most_number = 1e100;
+
+/* Okabe and Ito's colours, told apart by dashes as well. */
+static const struct {
+    const char *light, *dark, *dashes;
+} lines[LINES] = {{"#0072b2", "#56b4e9", NULL},
+                  {"#d55e00", "#f0824f", "7 4"},
+                  {"#009e73", "#3fc49d", "2 3"},
+                  {"#b8558f", "#dd93bb", "9 3 2 3"},
+                  {"#a97600", "#e6b04d", "12 4"}};
+
+/* An axis: its ends, and ticks at round numbers. */
+typedef struct axis {
+    double low, high, at[MOST_TICKS];
+    int ticks;
+} axis;
+
+typedef struct drawing {
+    mha_chart chart; /* checked */
+    mha_curve curve;
+    axis x, y;
+    mhai_text title, x_name, y_name, caption[CAPTION_LINES];
+    int caption_lines, legend_lines;
+    double left, top, width, height, whole_height; /* of the plot; of all */
+    mhai_writer writer;
+} drawing;
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+mha_status mhai_curve_read(const char *what, const void *at, uint32_t size, int64_t i,
+                           int64_t *points, mha_curve *curve)
+{
+    MHA_TRY(mha_struct_read("mha_curve", curve, sizeof *curve, 0, at, size));
+    if (curve->series_count < 0 || curve->series_count > MOST_SERIES)
+        return mha_fail(MHA_ERR_SIZE,
+                        "%s: curve %" PRId64 " has %" PRId64 " series, expected 0..%d", what, i,
+                        curve->series_count, MOST_SERIES);
+    if (curve->series_count && !curve->series)
+        return mha_fail(MHA_ERR_NULL, "%s: the series of curve %" PRId64 " are NULL", what, i);
+    for (int64_t k = 0; k < curve->series_count; k++) {
+        const mha_series *series = &curve->series[k];
+        if (series->count < 0 || series->count > MOST_POINTS - *points)
+            return mha_fail(MHA_ERR_SIZE,
+                            "%s: the curves have more than %d points (or fewer than 0)", what,
+                            MOST_POINTS);
+        if (series->count && (!series->x || !series->y))
+            return mha_fail(MHA_ERR_NULL, "%s: x or y of curve %" PRId64 " is NULL", what, i);
+        *points += series->count;
+    }
+    return MHA_OK;
+}
+
+static mha_status check(const mha_chart *chart, drawing *d)
+{
+    mha_chart *own = &d->chart;
+    int64_t points = 0;
+    if (!chart) return mha_fail(MHA_ERR_NULL, "chart is NULL");
+    MHA_TRY(mha_struct_read("mha_chart", own, sizeof *own, 2 * sizeof(uint32_t), chart,
+                            chart->struct_size));
+    if (!own->curve || !own->curve_size)
+        return mha_fail(own->curve ? MHA_ERR_ARGUMENT : MHA_ERR_NULL, "chart: %s",
+                        own->curve ? "curve_size is not set" : "curve is NULL");
+    if (own->width == 0) own->width = 640;
+    if (own->height == 0) own->height = 280;
+    if (!(own->width >= least_width && own->width <= most_width) ||
+        !(own->height >= least_width / 2 && own->height <= most_width))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "chart: width and height must be 0, or 160 and 80 .. 10^4");
+    return mhai_curve_read("chart", own->curve, own->curve_size, 0, &points, &d->curve);
+}
+
+/* ---- axes ------------------------------------------------------------------------------------ */
+
+static bool is_point(const mha_series *s, int64_t i)
+{
+    return fabs(s->x[i]) <= most_number && fabs(s->y[i]) <= most_number;
+}
+
+static axis range_of(const mha_curve *curve, bool of_x)
+{
+    axis a = {.low = INFINITY, .high = -INFINITY};
+    for (int64_t k = 0; k < curve->series_count; k++)
+        for (int64_t i = 0; i < curve->series[k].count; i++) {
+            const double v = of_x ? curve->series[k].x[i] : curve->series[k].y[i];
+            if (!is_point(&curve->series[k], i)) continue;
+            if (v < a.low) a.low = v;
+            if (v > a.high) a.high = v;
+        }
+    if (a.low > a.high) a.low = 0, a.high = 1;
+    return a;
+}
+
+static bool is_whole(const mha_curve *curve)
+{
+    for (int64_t k = 0; k < curve->series_count; k++)
+        for (int64_t i = 0; i < curve->series[k].count; i++)
+            if (is_point(&curve->series[k], i) &&
+                floor(curve->series[k].x[i]) != curve->series[k].x[i])
+                return false;
+    return true;
+}
+
+/* A round number of at least raw: 1, 2 or 5 times a power of ten. */
+static double round_step(double raw)
+{
+    static const double factors[] = {1, 2, 5};
+    double power = 1;
+    while (power > raw && power > 1e-300) power /= 10;
+    while (power * 10 <= raw) power *= 10;
+    for (int i = 0; i < 3; i++)
+        if (factors[i] * power >= raw * 0.999) return factors[i] * power;
+    return 10 * power;
+}
+
+/* Ticks between the ends, `about` of them; or, if they may move, from end to end. */
+static void set_ticks(axis *a, int about, bool whole, bool moves)
+{
+    double each = round_step((a->high - a->low) / about);
+    if (whole && each < 1) each = 1;
+    if (moves) {
+        a->low = floor(a->low / each + 1e-9) * each;
+        a->high = ceil(a->high / each - 1e-9) * each;
+    }
+    for (double k = ceil(a->low / each - 1e-9); a->ticks < MOST_TICKS; k++) {
+        if (!(k * each <= a->high + each * 1e-9)) break;
+        a->at[a->ticks++] = k * each;
+    }
+}
+
+/* Equal numbers need a span. */
+static void widen(axis *a)
+{
+    const double size = fmax(fabs(a->low), fabs(a->high)), room = size > 1e-90 ? size / 2 : 0.5;
+    if (!(a->high - a->low > 1e-9 * size + 1e-100)) a->low -= room, a->high += room;
+}
+
+static void set_axes(drawing *d)
+{
+    axis *x = &d->x, *y = &d->y;
+    *x = range_of(&d->curve, true);
+    *y = range_of(&d->curve, false);
+    if (y->low > 0 && y->low < 0.5 * y->high) y->low = 0;
+    widen(x);
+    widen(y);
+    set_ticks(y, d->chart.height >= 200 ? 5 : 3, false, true);
+    set_ticks(x, d->chart.width >= 400 ? 8 : 4, is_whole(&d->curve), false);
+}
+
+static double x_of(const drawing *d, double x)
+{
+    const double part = (x - d->x.low) / (d->x.high - d->x.low);
+    return d->left + d->width * (d->chart.x_falls ? 1 - part : part);
+}
+
+static double y_of(const drawing *d, double y)
+{
+    return d->top + d->height * (1 - (y - d->y.low) / (d->y.high - d->y.low));
+}
+
+static void tick_text(double value, char text[MHAI_NUMBER_BYTES])
+{
+    mhai_number_short(value, 6, text);
+}
+
+/* ---- layout ---------------------------------------------------------------------------------- */
+
+static double entry_width(const mha_series *series)
+{
+    mhai_text name;
+    mhai_text_visible(series->name, 0, MHAI_TEXT_PROSE, &name);
+    return LEGEND_DASH + 8 + face * mhai_text_em(name.text) + 22;
+}
+
+static bool in_legend(const mha_series *series)
+{
+    return series->name && *series->name;
+}
+
+static void lay_out(drawing *d)
+{
+    char text[MHAI_NUMBER_BYTES];
+    double widest = 0, line = 0;
+    const double across = d->chart.width - 2 * PAD;
+    for (int i = 0; i < d->y.ticks; i++) {
+        tick_text(d->y.at[i], text);
+        const double em = mhai_text_em(text);
+        if (em > widest) widest = em;
+    }
+    const mha_curve *c = &d->curve;
+    if (c->title) mhai_text_visible(c->title, 0, MHAI_TEXT_PROSE, &d->title);
+    if (c->x_axis) mhai_text_visible(c->x_axis, 0, MHAI_TEXT_PROSE, &d->x_name);
+    if (c->y_axis) mhai_text_visible(c->y_axis, 0, MHAI_TEXT_PROSE, &d->y_name);
+    mhai_text_cut_em(&d->title, across / 16);
+    d->caption_lines =
+        mhai_text_wrap(c->caption, across / face, MHAI_TEXT_EM, d->caption, CAPTION_LINES);
+    for (int64_t k = 0; k < c->series_count; k++) {
+        if (!in_legend(&c->series[k])) continue;
+        const double entry = entry_width(&c->series[k]);
+        if (d->legend_lines == 0 || line + entry > across) d->legend_lines++, line = 0;
+        line += entry;
+    }
+    d->left = PAD + face * widest + 8;
+    d->width = d->chart.width - RIGHT - d->left;
+    d->top = PAD + (*d->title.text ? 26 : 0) + (*d->y_name.text ? 20 : 0);
+    d->height = d->chart.height;
+    d->whole_height = d->top + d->height + 22 + (*d->x_name.text ? 20 : 0) +
+                      LEGEND_LINE * d->legend_lines + (d->legend_lines ? 14 : 0) +
+                      CAPTION_LINE * d->caption_lines + PAD;
+}
+
+/* ---- drawing --------------------------------------------------------------------------------- */
+
+static const char *ink(const drawing *d)
+{
+    return d->chart.dark ? "#e3e6ea" : "#1b1b1f";
+}
+
+static const char *muted(const drawing *d)
+{
+    return d->chart.dark ? "#b4b8c0" : "#555a64";
+}
+
+static void real(drawing *d, const char *before, double value)
+{
+    mhai_sink_text(&d->writer, before);
+    mhai_sink_real(&d->writer, value);
+}
+
+static void write_text(drawing *d, double x, double y, const char *anchor, const char *more,
+                       const char *color, const char *words)
+{
+    if (!*words) return;
+    real(d, "<text x=\"", x);
+    real(d, "\" y=\"", y);
+    mhai_sink_print(&d->writer, "\" text-anchor=\"%s\" fill=\"%s\"%s>", anchor, color, more);
+    mhai_sink_escaped(&d->writer, words);
+    mhai_sink_text(&d->writer, "</text>\n");
+}
+
+static void write_head(drawing *d)
+{
+    mhai_sink_text(&d->writer, "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\"");
+    real(d, " width=\"", d->chart.width);
+    real(d, "\" height=\"", d->whole_height);
+    real(d, "\" viewBox=\"0 0 ", d->chart.width);
+    real(d, " ", d->whole_height);
+    real(d, "\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\" font-size=\"", face);
+    mhai_sink_text(&d->writer, "\">\n");
+    if (*d->title.text) {
+        mhai_sink_text(&d->writer, "<title>");
+        mhai_sink_escaped(&d->writer, d->title.text);
+        mhai_sink_text(&d->writer, "</title>\n");
+    }
+    mhai_sink_print(&d->writer, "<rect width=\"100%%\" height=\"100%%\" fill=\"%s\"/>\n",
+                    d->chart.dark ? "#15171b" : "#ffffff");
+    write_text(d, PAD, PAD + 14, "start", " font-size=\"16\" font-weight=\"600\"", ink(d),
+               d->title.text);
+    write_text(d, PAD, d->top - 12, "start", "", muted(d), d->y_name.text);
+}
+
+static void write_axes(drawing *d)
+{
+    char text[MHAI_NUMBER_BYTES];
+    const char *grid = d->chart.dark ? "#2d3138" : "#e3e5e9";
+    const double bottom = d->top + d->height;
+    for (int i = 0; i < d->y.ticks; i++) {
+        const double y = y_of(d, d->y.at[i]);
+        tick_text(d->y.at[i], text);
+        real(d, "<path d=\"M", d->left);
+        real(d, " ", y);
+        real(d, "H", d->left + d->width);
+        mhai_sink_print(&d->writer, "\" stroke=\"%s\"/>\n", grid);
+        write_text(d, d->left - 8, y + 4, "end", "", muted(d), text);
+    }
+    for (int i = 0; i < d->x.ticks; i++) {
+        const double x = x_of(d, d->x.at[i]);
+        tick_text(d->x.at[i], text);
+        real(d, "<path d=\"M", x);
+        real(d, " ", bottom);
+        mhai_sink_print(&d->writer, "v5\" stroke=\"%s\"/>\n", muted(d));
+        write_text(d, x, bottom + 18, "middle", "", muted(d), text);
+    }
+    real(d, "<path d=\"M", d->left);
+    real(d, " ", bottom);
+    real(d, "H", d->left + d->width);
+    mhai_sink_print(&d->writer, "\" stroke=\"%s\"/>\n", muted(d));
+    write_text(d, d->left + d->width / 2, bottom + 38, "middle", "", muted(d), d->x_name.text);
+}
+
+/* Number of its look: a series without a name looks like the one before it. */
+static int look_of(const mha_curve *curve, int64_t k)
+{
+    int look = -1;
+    for (int64_t i = 0; i <= k; i++)
+        look += (i == 0 || in_legend(&curve->series[i])) && !curve->series[i].baseline;
+    return look < 0 ? 0 : look % LINES;
+}
+
+static const char *color_of(const drawing *d, int64_t k)
+{
+    const int look = look_of(&d->curve, k);
+    if (d->curve.series[k].baseline) return d->chart.dark ? "#959ca8" : "#8b909a";
+    return d->chart.dark ? lines[look].dark : lines[look].light;
+}
+
+static void write_style(drawing *d, int64_t k)
+{
+    const bool baseline = d->curve.series[k].baseline;
+    const char *dashes = baseline ? "3 3" : lines[look_of(&d->curve, k)].dashes;
+    mhai_sink_print(&d->writer, " fill=\"none\" stroke=\"%s\" stroke-width=\"%s\"", color_of(d, k),
+                    baseline ? "1.2" : "2.2");
+    if (dashes) mhai_sink_print(&d->writer, " stroke-dasharray=\"%s\"", dashes);
+    mhai_sink_text(&d->writer, " stroke-linejoin=\"round\"/>\n");
+}
+
+static void write_dots(drawing *d, int64_t k)
+{
+    const mha_series *s = &d->curve.series[k];
+    for (int64_t i = 0; i < s->count; i++) {
+        const bool alone =
+            (i == 0 || !is_point(s, i - 1)) && (i + 1 == s->count || !is_point(s, i + 1));
+        if (!is_point(s, i) || (!alone && (s->baseline || s->count > DOTTED_POINTS))) continue;
+        real(d, "<circle cx=\"", x_of(d, s->x[i]));
+        real(d, "\" cy=\"", y_of(d, s->y[i]));
+        mhai_sink_print(&d->writer, "\" r=\"3\" fill=\"%s\"/>\n", color_of(d, k));
+    }
+}
+
+/* Gaps where a point is not finite. */
+static void write_series(drawing *d, int64_t k)
+{
+    const mha_series *s = &d->curve.series[k];
+    bool any = false, on = false;
+    for (int64_t i = 0; i < s->count; i++) {
+        if (!is_point(s, i)) {
+            on = false;
+            continue;
+        }
+        if (!any) mhai_sink_text(&d->writer, "<path d=\"");
+        real(d, on ? "L" : "M", x_of(d, s->x[i]));
+        real(d, " ", y_of(d, s->y[i]));
+        any = on = true;
+    }
+    if (!any) return;
+    mhai_sink_text(&d->writer, "\"");
+    write_style(d, k);
+    write_dots(d, k);
+}
+
+static void write_legend(drawing *d)
+{
+    const double across = d->chart.width - 2 * PAD;
+    double x = PAD, y = d->top + d->height + 22 + (*d->x_name.text ? 20 : 0) + 18;
+    for (int64_t k = 0; k < d->curve.series_count; k++) {
+        const mha_series *s = &d->curve.series[k];
+        mhai_text name;
+        if (!in_legend(s)) continue;
+        const double entry = entry_width(s);
+        if (x > PAD && x - PAD + entry > across) x = PAD, y += LEGEND_LINE;
+        real(d, "<path d=\"M", x);
+        real(d, " ", y);
+        mhai_sink_print(&d->writer, "h%d\"", (int)LEGEND_DASH);
+        write_style(d, k);
+        mhai_text_visible(s->name, 0, MHAI_TEXT_PROSE, &name);
+        mhai_text_cut_em(&name, (across - LEGEND_DASH - 8) / face);
+        write_text(d, x + LEGEND_DASH + 8, y + 4, "start", "", ink(d), name.text);
+        x += entry;
+    }
+    y = d->whole_height - PAD - CAPTION_LINE * (d->caption_lines - 1);
+    for (int i = 0; i < d->caption_lines; i++)
+        write_text(d, PAD, y + CAPTION_LINE * i, "start", "", muted(d), d->caption[i].text);
+}
+
+mha_status mha_render_chart(const mha_chart *chart, const mha_sink *sink)
+{
+    drawing d = {.top = 0};
+    if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "sink is NULL");
+    MHA_TRY(check(chart, &d));
+    set_axes(&d);
+    lay_out(&d);
+    mhai_sink_open(&d.writer, sink);
+    write_head(&d);
+    write_axes(&d);
+    for (int64_t k = d.curve.series_count - 1; k >= 0; k--) write_series(&d, k); /* first on top */
+    write_legend(&d);
+    mhai_sink_text(&d.writer, "</svg>\n");
+    return mhai_sink_flush(&d.writer);
+}
