@@ -49,9 +49,11 @@ static mha_status take(const mha_trainer *t, int64_t rows, int64_t cols, float *
     return MHA_OK;
 }
 
-static void give(const mha_trainer *t, float *memory, int64_t count)
+/* What take() gave; nothing is multiplied that it refused. */
+static void give(const mha_trainer *t, float *memory, int64_t rows, int64_t cols)
 {
-    if (memory) t->allocator.release(t->allocator.user, memory, (size_t)count * sizeof *memory);
+    if (memory)
+        t->allocator.release(t->allocator.user, memory, (size_t)(rows * cols) * sizeof *memory);
 }
 
 static bool is_graded(const mha_trainer *t)
@@ -62,7 +64,7 @@ static bool is_graded(const mha_trainer *t)
 static void part_free(const mha_trainer *t, part *p)
 {
     mha_activations_destroy(p->kept);
-    give(t, p->memory, (is_graded(t) ? 4 : 3) * p->size);
+    give(t, p->memory, is_graded(t) ? 4 : 3, p->size);
 }
 
 void mha_trainer_destroy(mha_trainer *t)
@@ -70,9 +72,9 @@ void mha_trainer_destroy(mha_trainer *t)
     if (!t) return;
     part_free(t, &t->main);
     part_free(t, &t->encoder);
-    give(t, t->logits, t->desc.max_tokens * t->main.d.vocab_size);
-    give(t, t->memory, t->desc.max_source * t->encoder.d.embed_dim);
-    give(t, t->memory_gradient, t->desc.max_source * t->encoder.d.embed_dim);
+    give(t, t->logits, t->desc.max_tokens, t->main.d.vocab_size);
+    give(t, t->memory, t->desc.max_source, t->encoder.d.embed_dim);
+    give(t, t->memory_gradient, t->desc.max_source, t->encoder.d.embed_dim);
     mha_allocator allocator = t->allocator;
     allocator.release(allocator.user, t, sizeof *t);
 }
