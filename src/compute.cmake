@@ -1,9 +1,17 @@
 # libmultihead: base, kernels, attention, module, nn, presets, analysis.
 file(GLOB compute_sources CONFIGURE_DEPENDS
   base/*.c attention/*.c nn/*.c attend/*.c module/*.c transformer/*.c presets/*.c analysis/*.c)
-mha_library(multihead SOURCES ${compute_sources}
-  kernels/kern_dispatch.c kernels/isa/isa_portable.c
-  kernels/int8_dispatch.c kernels/isa/int8_portable.c)
+# What compiles longest comes first: ninja starts it first, and nobody waits for it in the end.
+set(kernel_sources)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(kernel_sources kernels/isa/isa_avx512.c kernels/isa/isa_avx2.c
+    kernels/isa/int8_avx512.c kernels/isa/int8_avx2.c)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(kernel_sources kernels/isa/isa_neon.c kernels/isa/int8_neon.c)
+endif()
+mha_library(multihead SOURCES ${kernel_sources}
+  kernels/isa/isa_portable.c kernels/isa/int8_portable.c
+  kernels/kern_dispatch.c kernels/int8_dispatch.c ${compute_sources})
 
 # So that the choices in it become masks and the loop becomes vectors.
 set_source_files_properties(attention/feature_map.c PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
@@ -29,8 +37,6 @@ endif()
 set_source_files_properties(kernels/isa/isa_portable.c kernels/isa/int8_portable.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_X86)
-  target_sources(multihead_objects PRIVATE kernels/isa/isa_avx2.c kernels/isa/isa_avx512.c
-    kernels/isa/int8_avx2.c kernels/isa/int8_avx512.c)
   set_source_files_properties(kernels/isa/isa_avx2.c kernels/isa/int8_avx2.c PROPERTIES
     COMPILE_OPTIONS "${isa_flags};-mavx2;-mfma;-mf16c")
   set(avx512_flags "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
@@ -40,6 +46,5 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     "${avx512_flags};-mavx512vnni")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_NEON)
-  target_sources(multihead_objects PRIVATE kernels/isa/isa_neon.c kernels/isa/int8_neon.c)
   set_source_files_properties(kernels/isa/isa_neon.c kernels/isa/int8_neon.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
 endif()

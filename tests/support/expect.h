@@ -4,6 +4,7 @@
 
 #include <multihead/base.h>
 
+#include <stdbool.h>
 #include <string.h>
 
 /* The call succeeds. */
@@ -26,6 +27,31 @@
         expect_error_at(call, wanted, part, #__VA_ARGS__, __FILE__, __LINE__); \
         memcpy(&(right), kept_, sizeof kept_);                                 \
     } while (0)
+
+/* A table of misuse is a macro of rows: MISUSE(status, part of the text, what spoils the call), or
+ * MISUSE_OF_DATA(...) where explaining the call does not mind. DEFINE_SPOIL(call *c, name, ROWS) makes
+ * of it the function that spoils *c as row i says and tells what it then gives; beyond the last row
+ * it tells how many there are. */
+typedef struct refusal {
+    mha_status status;
+    const char *part;
+    bool data_only;
+    size_t rows;
+} refusal;
+
+#define MISUSE_ROW(wanted, part, data_only, ...)              \
+    if (row++ == i) {                                         \
+        __VA_ARGS__;                                          \
+        return (refusal){wanted, part, data_only, .rows = 0}; \
+    }
+#define MISUSE(wanted, part, ...) MISUSE_ROW(wanted, part, false, __VA_ARGS__)
+#define MISUSE_OF_DATA(wanted, part, ...) MISUSE_ROW(wanted, part, true, __VA_ARGS__)
+#define DEFINE_SPOIL(argument, name, ROWS)  \
+    static refusal name(argument, size_t i) \
+    {                                       \
+        size_t row = 0;                     \
+        ROWS return (refusal){.rows = row}; \
+    }
 
 /* One mistake of such a table: a function that spoils a call that was right. */
 #define SPOILER(argument, name, ...) \

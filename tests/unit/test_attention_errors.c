@@ -39,173 +39,92 @@ typedef struct call {
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
 
-/* The spoilers; each changes one thing. */
-#define SPOIL(name, ...) SPOILER(call *c, name, __VA_ARGS__)
-SPOIL(null_context, c->context = NULL)
-SPOIL(null_q, c->q_at = NULL)
-SPOIL(null_k, c->k_at = NULL)
-SPOIL(null_v, c->v_at = NULL)
-SPOIL(null_o, c->o_at = NULL)
-SPOIL(q_data_null, c->q.data = NULL)
-SPOIL(k_data_null, c->k.data = NULL)
-SPOIL(v_data_null, c->v.data = NULL)
-SPOIL(o_data_null, c->o.data = NULL)
-SPOIL(lse_data_null, c->lse.data = NULL)
-SPOIL(p_data_null, c->p.data = NULL)
-SPOIL(keep_data_null, c->keep.data = NULL)
-SPOIL(bias_data_null, c->bias.data = NULL)
-SPOIL(q_dtype, c->q.dtype = MHA_F64)
-SPOIL(k_dtype, c->k.dtype = MHA_I8)
-SPOIL(v_dtype, c->v.dtype = MHA_I32)
-SPOIL(o_dtype, c->o.dtype = MHA_I64)
-SPOIL(lse_dtype, c->lse.dtype = MHA_F64)
-SPOIL(p_dtype, c->p.dtype = (mha_dtype)99)
-SPOIL(keep_dtype, c->keep.dtype = MHA_F32)
-SPOIL(bias_dtype, c->bias.dtype = MHA_U8)
-SPOIL(q_ndim, c->q.ndim = 3)
-SPOIL(k_ndim, c->k.ndim = 1000)
-SPOIL(v_ndim, c->v.ndim = -1)
-SPOIL(o_ndim, c->o.ndim = 5)
-SPOIL(lse_ndim, c->lse.ndim = 4)
-SPOIL(p_ndim, c->p.ndim = 3)
-SPOIL(keep_ndim, c->keep.ndim = 5)
-SPOIL(bias_ndim, c->bias.ndim = -7)
-SPOIL(q_negative, c->q.shape[2] = -1)
-SPOIL(k_batch, c->k.shape[0] = 1)
-SPOIL(k_head_dim, c->k.shape[3] = 7)
-SPOIL(k_heads, c->k.shape[1] = c->v.shape[1] = 3)
-SPOIL(k_no_heads, c->k.shape[1] = c->v.shape[1] = 0)
-SPOIL(v_batch, c->v.shape[0] = 1)
-SPOIL(v_heads, c->v.shape[1] = 1)
-SPOIL(v_length, c->v.shape[2] = 4)
-SPOIL(no_head_dim, c->q.shape[3] = c->k.shape[3] = 0)
-SPOIL(o_length, c->o.shape[2] = 2)
-SPOIL(o_heads, c->o.shape[1] = 2)
-SPOIL(o_value_dim, c->o.shape[3] = D)
-SPOIL(lse_shape, c->lse.shape[2] = 2)
-SPOIL(p_shape, c->p.shape[3] = 4)
-SPOIL(keep_shape, c->keep.shape[3] = 4)
-SPOIL(bias_shape, c->bias.shape[1] = 3)
-SPOIL(q_stride, c->q.stride[3] = 2)
-SPOIL(k_stride, c->k.stride[3] = -1)
-SPOIL(v_stride, c->v.stride[3] = 0)
-SPOIL(o_stride, c->o.stride[3] = 2)
-SPOIL(o_repeats, c->o.stride[1] = 0)
-SPOIL(o_interleaves, c->o.stride[2] = DV - 1)
-SPOIL(lse_repeats, c->lse.stride[0] = 0)
-SPOIL(p_repeats, c->p.stride[2] = 0)
-SPOIL(o_misaligned, c->o.data = (char *)c->o.data + 1)
-SPOIL(q_misaligned, c->q.data = (char *)c->q.data + 2)
-SPOIL(o_is_q, c->o.data = c->q.data)
-SPOIL(o_in_v, c->o.data = (float *)c->v.data + 3)
-SPOIL(o_in_keep, c->keep.data = (char *)c->o.data + 9)
-SPOIL(o_in_bias, c->o.data = c->bias.data)
-SPOIL(lse_in_o, c->lse.data = c->o.data)
-SPOIL(p_in_o, c->p.data = (float *)c->o.data + 8)
-SPOIL(p_in_k, c->p.data = c->k.data)
-SPOIL(huge_stride, c->q.stride[0] = INT64_MAX / 2)
-SPOIL(lowest_stride, c->k.stride[1] = INT64_MIN)
-SPOIL(huge_length, c->q.shape[2] = c->o.shape[2] = c->lse.shape[2] = c->p.shape[2] = INT64_MAX)
-SPOIL(bad_path, c->desc.path = (mha_path)7)
-SPOIL(scale_nan, c->desc.scale = NAN)
-SPOIL(scale_infinite, c->desc.scale = INFINITY)
-SPOIL(unknown_flag, c->desc.flags |= 1u << 31)
-SPOIL(offset_alone, c->desc.q_offset = 1)
-SPOIL(offsets_alone, c->desc.q_offsets = c->offsets)
-SPOIL(both_offsets,
-      (c->desc.flags |= MHA_ATTENTION_CAUSAL, c->desc.q_offset = 1, c->desc.q_offsets = c->offsets))
-SPOIL(length_negative, (c->lengths[1] = -1, c->desc.key_lengths = c->lengths))
-SPOIL(length_beyond, (c->lengths[1] = S + 1, c->desc.key_lengths = c->lengths))
-SPOIL(desc_size_0, c->desc.struct_size = 0)
-SPOIL(desc_size_short, c->desc.struct_size = 8)
-SPOIL(outputs_size_0, c->outputs.struct_size = 0)
-SPOIL(outputs_reserved, c->outputs.reserved = 1)
-
-static const struct {
-    void (*spoil)(call *);
-    mha_status status;
-    const char *word;  /* must stand in the detail */
-    bool forward_only; /* explain does not mind */
-} errors[] = {
-    {null_context, MHA_ERR_NULL, "context", false},
-    {null_q, MHA_ERR_NULL, "q", false},
-    {null_k, MHA_ERR_NULL, "k", false},
-    {null_v, MHA_ERR_NULL, "v", false},
-    {null_o, MHA_ERR_NULL, "o", true},
-    {q_data_null, MHA_ERR_NULL, "q", true},
-    {k_data_null, MHA_ERR_NULL, "k", true},
-    {v_data_null, MHA_ERR_NULL, "v", true},
-    {o_data_null, MHA_ERR_NULL, "o", true},
-    {lse_data_null, MHA_ERR_NULL, "lse", true},
-    {p_data_null, MHA_ERR_NULL, "probabilities", true},
-    {keep_data_null, MHA_ERR_NULL, "keep_mask", true},
-    {bias_data_null, MHA_ERR_NULL, "bias", true},
-    {q_dtype, MHA_ERR_DTYPE, "q", false},
-    {k_dtype, MHA_ERR_DTYPE, "k", false},
-    {v_dtype, MHA_ERR_DTYPE, "v", false},
-    {o_dtype, MHA_ERR_DTYPE, "o", false},
-    {lse_dtype, MHA_ERR_DTYPE, "lse", false},
-    {p_dtype, MHA_ERR_DTYPE, "probabilities", false},
-    {keep_dtype, MHA_ERR_DTYPE, "keep_mask", false},
-    {bias_dtype, MHA_ERR_DTYPE, "bias", false},
-    {q_ndim, MHA_ERR_SHAPE, "q", false},
-    {k_ndim, MHA_ERR_SHAPE, "k", false},
-    {v_ndim, MHA_ERR_SHAPE, "v", false},
-    {o_ndim, MHA_ERR_SHAPE, "o", false},
-    {lse_ndim, MHA_ERR_SHAPE, "lse", false},
-    {p_ndim, MHA_ERR_SHAPE, "probabilities", false},
-    {keep_ndim, MHA_ERR_SHAPE, "keep_mask", false},
-    {bias_ndim, MHA_ERR_SHAPE, "bias", false},
-    {q_negative, MHA_ERR_SHAPE, "q", false},
-    {k_batch, MHA_ERR_SHAPE, "k", false},
-    {k_head_dim, MHA_ERR_SHAPE, "k", false},
-    {k_heads, MHA_ERR_SHAPE, "k", false},
-    {k_no_heads, MHA_ERR_SHAPE, "k", false},
-    {v_batch, MHA_ERR_SHAPE, "v", false},
-    {v_heads, MHA_ERR_SHAPE, "v", false},
-    {v_length, MHA_ERR_SHAPE, "v", false},
-    {no_head_dim, MHA_ERR_SHAPE, "q", false},
-    {o_length, MHA_ERR_SHAPE, "o", false},
-    {o_heads, MHA_ERR_SHAPE, "o", false},
-    {o_value_dim, MHA_ERR_SHAPE, "o", false},
-    {lse_shape, MHA_ERR_SHAPE, "lse", false},
-    {p_shape, MHA_ERR_SHAPE, "probabilities", false},
-    {keep_shape, MHA_ERR_SHAPE, "keep_mask", false},
-    {bias_shape, MHA_ERR_SHAPE, "bias", false},
-    {q_stride, MHA_ERR_STRIDE, "q", false},
-    {k_stride, MHA_ERR_STRIDE, "k", false},
-    {v_stride, MHA_ERR_STRIDE, "v", false},
-    {o_stride, MHA_ERR_STRIDE, "o", false},
-    {o_repeats, MHA_ERR_STRIDE, "o", false},
-    {o_interleaves, MHA_ERR_STRIDE, "o", false},
-    {lse_repeats, MHA_ERR_STRIDE, "lse", false},
-    {p_repeats, MHA_ERR_STRIDE, "probabilities", false},
-    {o_misaligned, MHA_ERR_STRIDE, "o", false},
-    {q_misaligned, MHA_ERR_STRIDE, "q", false},
-    {o_is_q, MHA_ERR_OVERLAP, "o overlaps q", true},
-    {o_in_v, MHA_ERR_OVERLAP, "o overlaps v", true},
-    {o_in_keep, MHA_ERR_OVERLAP, "o overlaps keep_mask", true},
-    {o_in_bias, MHA_ERR_OVERLAP, "o overlaps bias", true},
-    {lse_in_o, MHA_ERR_OVERLAP, "lse overlaps o", true},
-    {p_in_o, MHA_ERR_OVERLAP, "probabilities overlaps o", true},
-    {p_in_k, MHA_ERR_OVERLAP, "probabilities overlaps k", true},
-    {huge_stride, MHA_ERR_SIZE, "q", false},
-    {lowest_stride, MHA_ERR_SIZE, "k", false},
-    {huge_length, MHA_ERR_SIZE, "q", false},
-    {bad_path, MHA_ERR_ARGUMENT, "path", false},
-    {scale_nan, MHA_ERR_ARGUMENT, "scale", false},
-    {scale_infinite, MHA_ERR_ARGUMENT, "scale", false},
-    {unknown_flag, MHA_ERR_UNSUPPORTED, "flags", false},
-    {offset_alone, MHA_ERR_ARGUMENT, "q_offset", false},
-    {offsets_alone, MHA_ERR_ARGUMENT, "q_offset", false},
-    {both_offsets, MHA_ERR_ARGUMENT, "q_offset", false},
-    {length_negative, MHA_ERR_ARGUMENT, "key_lengths[1]", false},
-    {length_beyond, MHA_ERR_ARGUMENT, "key_lengths[1]", false},
-    {desc_size_0, MHA_ERR_ARGUMENT, "struct_size", false},
-    {desc_size_short, MHA_ERR_ARGUMENT, "struct_size", false},
-    {outputs_size_0, MHA_ERR_ARGUMENT, "struct_size", false},
-    {outputs_reserved, MHA_ERR_UNSUPPORTED, "reserved", false},
-};
+/* Each row changes one thing. */
+#define ROWS                                                                                       \
+    MISUSE(MHA_ERR_NULL, "context", c->context = NULL);                                            \
+    MISUSE(MHA_ERR_NULL, "q", c->q_at = NULL);                                                     \
+    MISUSE(MHA_ERR_NULL, "k", c->k_at = NULL);                                                     \
+    MISUSE(MHA_ERR_NULL, "v", c->v_at = NULL);                                                     \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "o", c->o_at = NULL);                                             \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "q", c->q.data = NULL);                                           \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "k", c->k.data = NULL);                                           \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "v", c->v.data = NULL);                                           \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "o", c->o.data = NULL);                                           \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "lse", c->lse.data = NULL);                                       \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "probabilities", c->p.data = NULL);                               \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "keep_mask", c->keep.data = NULL);                                \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "bias", c->bias.data = NULL);                                     \
+    MISUSE(MHA_ERR_DTYPE, "q", c->q.dtype = MHA_F64);                                              \
+    MISUSE(MHA_ERR_DTYPE, "k", c->k.dtype = MHA_I8);                                               \
+    MISUSE(MHA_ERR_DTYPE, "v", c->v.dtype = MHA_I32);                                              \
+    MISUSE(MHA_ERR_DTYPE, "o", c->o.dtype = MHA_I64);                                              \
+    MISUSE(MHA_ERR_DTYPE, "lse", c->lse.dtype = MHA_F64);                                          \
+    MISUSE(MHA_ERR_DTYPE, "probabilities", c->p.dtype = (mha_dtype)99);                            \
+    MISUSE(MHA_ERR_DTYPE, "keep_mask", c->keep.dtype = MHA_F32);                                   \
+    MISUSE(MHA_ERR_DTYPE, "bias", c->bias.dtype = MHA_U8);                                         \
+    MISUSE(MHA_ERR_SHAPE, "q", c->q.ndim = 3);                                                     \
+    MISUSE(MHA_ERR_SHAPE, "k", c->k.ndim = 1000);                                                  \
+    MISUSE(MHA_ERR_SHAPE, "v", c->v.ndim = -1);                                                    \
+    MISUSE(MHA_ERR_SHAPE, "o", c->o.ndim = 5);                                                     \
+    MISUSE(MHA_ERR_SHAPE, "lse", c->lse.ndim = 4);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "probabilities", c->p.ndim = 3);                                         \
+    MISUSE(MHA_ERR_SHAPE, "keep_mask", c->keep.ndim = 5);                                          \
+    MISUSE(MHA_ERR_SHAPE, "bias", c->bias.ndim = -7);                                              \
+    MISUSE(MHA_ERR_SHAPE, "q", c->q.shape[2] = -1);                                                \
+    MISUSE(MHA_ERR_SHAPE, "k", c->k.shape[0] = 1);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "k", c->k.shape[3] = 7);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "k", c->k.shape[1] = c->v.shape[1] = 3);                                 \
+    MISUSE(MHA_ERR_SHAPE, "k", c->k.shape[1] = c->v.shape[1] = 0);                                 \
+    MISUSE(MHA_ERR_SHAPE, "v", c->v.shape[0] = 1);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "v", c->v.shape[1] = 1);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "v", c->v.shape[2] = 4);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "q", c->q.shape[3] = c->k.shape[3] = 0);                                 \
+    MISUSE(MHA_ERR_SHAPE, "o", c->o.shape[2] = 2);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "o", c->o.shape[1] = 2);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "o", c->o.shape[3] = D);                                                 \
+    MISUSE(MHA_ERR_SHAPE, "lse", c->lse.shape[2] = 2);                                             \
+    MISUSE(MHA_ERR_SHAPE, "probabilities", c->p.shape[3] = 4);                                     \
+    MISUSE(MHA_ERR_SHAPE, "keep_mask", c->keep.shape[3] = 4);                                      \
+    MISUSE(MHA_ERR_SHAPE, "bias", c->bias.shape[1] = 3);                                           \
+    MISUSE(MHA_ERR_STRIDE, "q", c->q.stride[3] = 2);                                               \
+    MISUSE(MHA_ERR_STRIDE, "k", c->k.stride[3] = -1);                                              \
+    MISUSE(MHA_ERR_STRIDE, "v", c->v.stride[3] = 0);                                               \
+    MISUSE(MHA_ERR_STRIDE, "o", c->o.stride[3] = 2);                                               \
+    MISUSE(MHA_ERR_STRIDE, "o", c->o.stride[1] = 0);                                               \
+    MISUSE(MHA_ERR_STRIDE, "o", c->o.stride[2] = DV - 1);                                          \
+    MISUSE(MHA_ERR_STRIDE, "lse", c->lse.stride[0] = 0);                                           \
+    MISUSE(MHA_ERR_STRIDE, "probabilities", c->p.stride[2] = 0);                                   \
+    MISUSE(MHA_ERR_STRIDE, "o", c->o.data = (char *)c->o.data + 1);                                \
+    MISUSE(MHA_ERR_STRIDE, "q", c->q.data = (char *)c->q.data + 2);                                \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "o overlaps q", c->o.data = c->q.data);                        \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "o overlaps v", c->o.data = (float *)c->v.data + 3);           \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "o overlaps keep_mask", c->keep.data = (char *)c->o.data + 9); \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "o overlaps bias", c->o.data = c->bias.data);                  \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "lse overlaps o", c->lse.data = c->o.data);                    \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "probabilities overlaps o",                                    \
+                   c->p.data = (float *)c->o.data + 8);                                            \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "probabilities overlaps k", c->p.data = c->k.data);            \
+    MISUSE(MHA_ERR_SIZE, "q", c->q.stride[0] = INT64_MAX / 2);                                     \
+    MISUSE(MHA_ERR_SIZE, "k", c->k.stride[1] = INT64_MIN);                                         \
+    MISUSE(MHA_ERR_SIZE, "q",                                                                      \
+           c->q.shape[2] = c->o.shape[2] = c->lse.shape[2] = c->p.shape[2] = INT64_MAX);           \
+    MISUSE(MHA_ERR_ARGUMENT, "path", c->desc.path = (mha_path)7);                                  \
+    MISUSE(MHA_ERR_ARGUMENT, "scale", c->desc.scale = NAN);                                        \
+    MISUSE(MHA_ERR_ARGUMENT, "scale", c->desc.scale = INFINITY);                                   \
+    MISUSE(MHA_ERR_UNSUPPORTED, "flags", c->desc.flags |= 1u << 31);                               \
+    MISUSE(MHA_ERR_ARGUMENT, "q_offset", c->desc.q_offset = 1);                                    \
+    MISUSE(MHA_ERR_ARGUMENT, "q_offset", c->desc.q_offsets = c->offsets);                          \
+    MISUSE(MHA_ERR_ARGUMENT, "q_offset", c->desc.flags |= MHA_ATTENTION_CAUSAL,                    \
+           c->desc.q_offset = 1, c->desc.q_offsets = c->offsets);                                  \
+    MISUSE(MHA_ERR_ARGUMENT, "key_lengths[1]", c->lengths[1] = -1,                                 \
+           c->desc.key_lengths = c->lengths);                                                      \
+    MISUSE(MHA_ERR_ARGUMENT, "key_lengths[1]", c->lengths[1] = S + 1,                              \
+           c->desc.key_lengths = c->lengths);                                                      \
+    MISUSE(MHA_ERR_ARGUMENT, "struct_size", c->desc.struct_size = 0);                              \
+    MISUSE(MHA_ERR_ARGUMENT, "struct_size", c->desc.struct_size = 8);                              \
+    MISUSE(MHA_ERR_ARGUMENT, "struct_size", c->outputs.struct_size = 0);                           \
+    MISUSE(MHA_ERR_UNSUPPORTED, "reserved", c->outputs.reserved = 1);
+DEFINE_SPOIL(call *c, spoil, ROWS)
 
 /* The memory behind a call. */
 typedef struct arena {
@@ -272,17 +191,17 @@ static void misuse_is_refused(void **state)
     call_make(&c, context, &a);
     assert_int_equal(call_forward(&c), MHA_OK);
     for (int j = 0; j < 8; j++) guarded_snapshot(memory[j]);
-    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+    for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         call_make(&c, context, &a);
-        errors[i].spoil(&c);
-        expect_row(i, call_forward(&c), errors[i].status, errors[i].word);
+        const refusal wrong = spoil(&c, i);
+        expect_row(i, call_forward(&c), wrong.status, wrong.part);
         for (int j = 0; j < 8; j++)
             if (!guarded_unchanged(memory[j])) fail_msg("case %zu changed memory %d", i, j);
         memset(&plan, 0x5A, sizeof plan);
         mha_attention_plan before = plan;
         mha_status status = call_explain(&c, &plan);
-        if (status != (errors[i].forward_only ? MHA_OK : errors[i].status))
-            fail_msg("case %zu (%s): explain gives %d", i, errors[i].word, (int)status);
+        if (status != (wrong.data_only ? MHA_OK : wrong.status))
+            fail_msg("case %zu (%s): explain gives %d", i, wrong.part, (int)status);
         if (status != MHA_OK) assert_memory_equal(&plan, &before, sizeof plan);
     }
     arena_free(&a);

@@ -48,101 +48,59 @@ static void call_free(call *a)
 
 /* A copy of an output's view, put in its place. */
 #define SPOILED(field) (a->spoiled = *a->x.outputs.field, a->x.outputs.field = &a->spoiled)
-#define SPOIL(name, ...) SPOILER(call *a, name, __VA_ARGS__)
-SPOIL(unknown_flag, a->x.outputs.flags = 4)
-SPOIL(reserved, a->x.outputs.reserved = 1)
-SPOIL(stage, a->x.outputs.score_stage = (mha_score_stage)3)
-SPOIL(head_high, a->x.request.heads[1] = H)
-SPOIL(head_low, a->x.request.heads[2] = -1)
-SPOIL(heads_negative, a->x.outputs.heads_count = -1)
-SPOIL(heads_null, a->x.outputs.heads = NULL)
-SPOIL(row_high, a->x.request.rows[0] = T)
-SPOIL(row_low, a->x.request.rows[0] = INT64_MIN)
-SPOIL(rows_null, a->x.outputs.rows = NULL)
-SPOIL(rows_negative, a->x.outputs.rows_count = INT64_MIN)
-SPOIL(rows_more, a->x.outputs.rows_count = 1)
-SPOIL(offsets_null, a->x.outputs.offsets = NULL)
-SPOIL(offsets_alone, a->x.outputs.offset_mass = NULL)
-SPOIL(offsets_negative, a->x.outputs.offsets_count = -2)
-SPOIL(offsets_more, a->x.outputs.offsets_count = 3)
-SPOIL(keys_alone, a->x.outputs.top_weights = NULL)
-SPOIL(weights_alone, a->x.outputs.top_keys = NULL)
-SPOIL(top_none, SPOILED(top_keys), a->spoiled.shape[3] = 0)
-SPOIL(top_unequal, SPOILED(top_weights), a->spoiled.shape[3] = K - 1)
-SPOIL(keys_f32, SPOILED(largest_key), a->spoiled.dtype = MHA_F32)
-SPOIL(keys_i32, SPOILED(top_keys), a->spoiled.dtype = MHA_I32)
-SPOIL(entropy_f64, SPOILED(entropy), a->spoiled.dtype = MHA_F64)
-SPOIL(entropy_shape, SPOILED(entropy), a->spoiled.shape[1] = H + 1)
-SPOIL(entropy_ndim, SPOILED(entropy), a->spoiled.ndim = 2)
-SPOIL(weight_stride, SPOILED(largest_weight), a->spoiled.stride[2] = 0)
-SPOIL(first_null, SPOILED(first_token), a->spoiled.data = NULL)
-SPOIL(average_shape, SPOILED(average_probabilities), a->spoiled.shape[1] = 2)
-SPOIL(scores_shape, SPOILED(scores), a->spoiled.shape[3] = S - 1)
-SPOIL(p_shape, SPOILED(probabilities), a->spoiled.shape[1] = H)
-SPOIL(columns_shape, SPOILED(column_sums), a->spoiled.shape[2] = T)
-SPOIL(columns_stride, SPOILED(column_sums), a->spoiled.stride[2] = 2)
-SPOIL(on_o, SPOILED(entropy), a->spoiled.data = a->x.o.view.data)
-SPOIL(on_q, SPOILED(diagonal), a->spoiled.data = a->c.q.view.data)
-SPOIL(on_v, SPOILED(column_sums), a->spoiled.data = a->c.v.view.data)
-SPOIL(twice, SPOILED(first_token), a->spoiled.data = a->x.outputs.diagonal->data)
-SPOIL(top_twice, SPOILED(top_weights), a->spoiled.data = a->x.outputs.top_keys->data)
-SPOIL(scores_twice, SPOILED(scores), a->spoiled.data = a->x.outputs.probabilities->data)
-SPOIL(average_on_columns, SPOILED(average_probabilities),
-      a->spoiled.data = a->x.outputs.column_sums->data)
-SPOIL(on_heads, a->x.outputs.heads = a->x.outputs.largest_key->data,
-      memset(a->x.outputs.largest_key->data, 0, 32))
-SPOIL(on_rows, a->x.outputs.rows = a->x.outputs.top_keys->data,
-      memset(a->x.outputs.top_keys->data, 0, 32))
-SPOIL(on_offsets, a->x.outputs.offsets = a->x.outputs.top_keys->data)
 
-static const struct {
-    void (*spoil)(call *a);
-    mha_status status;
-    const char *word;
-} errors[] = {
-    {unknown_flag, MHA_ERR_UNSUPPORTED, "flags"},
-    {reserved, MHA_ERR_UNSUPPORTED, "reserved"},
-    {stage, MHA_ERR_ARGUMENT, "score_stage"},
-    {head_high, MHA_ERR_ARGUMENT, "heads[1]"},
-    {head_low, MHA_ERR_ARGUMENT, "heads[2]"},
-    {heads_negative, MHA_ERR_ARGUMENT, "heads"},
-    {heads_null, MHA_ERR_ARGUMENT, "heads"},
-    {row_high, MHA_ERR_ARGUMENT, "rows[0]"},
-    {row_low, MHA_ERR_ARGUMENT, "rows[0]"},
-    {rows_null, MHA_ERR_ARGUMENT, "rows"},
-    {rows_negative, MHA_ERR_ARGUMENT, "rows"},
-    {rows_more, MHA_ERR_SHAPE, "probabilities"},
-    {offsets_null, MHA_ERR_ARGUMENT, "offsets"},
-    {offsets_alone, MHA_ERR_ARGUMENT, "offset_mass"},
-    {offsets_negative, MHA_ERR_ARGUMENT, "offset"},
-    {offsets_more, MHA_ERR_SHAPE, "offset_mass"},
-    {keys_alone, MHA_ERR_ARGUMENT, "top_weights"},
-    {weights_alone, MHA_ERR_ARGUMENT, "top_keys"},
-    {top_none, MHA_ERR_SHAPE, "top_keys"},
-    {top_unequal, MHA_ERR_SHAPE, "top_weights"},
-    {keys_f32, MHA_ERR_DTYPE, "largest_key"},
-    {keys_i32, MHA_ERR_DTYPE, "top_keys"},
-    {entropy_f64, MHA_ERR_DTYPE, "entropy"},
-    {entropy_shape, MHA_ERR_SHAPE, "entropy"},
-    {entropy_ndim, MHA_ERR_SHAPE, "entropy"},
-    {weight_stride, MHA_ERR_STRIDE, "largest_weight"},
-    {first_null, MHA_ERR_NULL, "first_token"},
-    {average_shape, MHA_ERR_SHAPE, "average_probabilities"},
-    {scores_shape, MHA_ERR_SHAPE, "scores"},
-    {p_shape, MHA_ERR_SHAPE, "probabilities"},
-    {columns_shape, MHA_ERR_SHAPE, "column_sums"},
-    {columns_stride, MHA_ERR_STRIDE, "column_sums"},
-    {on_o, MHA_ERR_OVERLAP, "entropy"},
-    {on_q, MHA_ERR_OVERLAP, "diagonal"},
-    {on_v, MHA_ERR_OVERLAP, "column_sums"},
-    {twice, MHA_ERR_OVERLAP, "first_token"},
-    {top_twice, MHA_ERR_OVERLAP, "top_weights"},
-    {scores_twice, MHA_ERR_OVERLAP, "scores"},
-    {average_on_columns, MHA_ERR_OVERLAP, "average_probabilities"},
-    {on_heads, MHA_ERR_OVERLAP, "heads"},
-    {on_rows, MHA_ERR_OVERLAP, "rows"},
-    {on_offsets, MHA_ERR_OVERLAP, "offsets"},
-};
+#define ROWS                                                                                     \
+    MISUSE(MHA_ERR_UNSUPPORTED, "flags", a->x.outputs.flags = 4);                                \
+    MISUSE(MHA_ERR_UNSUPPORTED, "reserved", a->x.outputs.reserved = 1);                          \
+    MISUSE(MHA_ERR_ARGUMENT, "score_stage", a->x.outputs.score_stage = (mha_score_stage)3);      \
+    MISUSE(MHA_ERR_ARGUMENT, "heads[1]", a->x.request.heads[1] = H);                             \
+    MISUSE(MHA_ERR_ARGUMENT, "heads[2]", a->x.request.heads[2] = -1);                            \
+    MISUSE(MHA_ERR_ARGUMENT, "heads", a->x.outputs.heads_count = -1);                            \
+    MISUSE(MHA_ERR_ARGUMENT, "heads", a->x.outputs.heads = NULL);                                \
+    MISUSE(MHA_ERR_ARGUMENT, "rows[0]", a->x.request.rows[0] = T);                               \
+    MISUSE(MHA_ERR_ARGUMENT, "rows[0]", a->x.request.rows[0] = INT64_MIN);                       \
+    MISUSE(MHA_ERR_ARGUMENT, "rows", a->x.outputs.rows = NULL);                                  \
+    MISUSE(MHA_ERR_ARGUMENT, "rows", a->x.outputs.rows_count = INT64_MIN);                       \
+    MISUSE(MHA_ERR_SHAPE, "probabilities", a->x.outputs.rows_count = 1);                         \
+    MISUSE(MHA_ERR_ARGUMENT, "offsets", a->x.outputs.offsets = NULL);                            \
+    MISUSE(MHA_ERR_ARGUMENT, "offset_mass", a->x.outputs.offset_mass = NULL);                    \
+    MISUSE(MHA_ERR_ARGUMENT, "offset", a->x.outputs.offsets_count = -2);                         \
+    MISUSE(MHA_ERR_SHAPE, "offset_mass", a->x.outputs.offsets_count = 3);                        \
+    MISUSE(MHA_ERR_ARGUMENT, "top_weights", a->x.outputs.top_weights = NULL);                    \
+    MISUSE(MHA_ERR_ARGUMENT, "top_keys", a->x.outputs.top_keys = NULL);                          \
+    MISUSE(MHA_ERR_SHAPE, "top_keys", SPOILED(top_keys), a->spoiled.shape[3] = 0);               \
+    MISUSE(MHA_ERR_SHAPE, "top_weights", SPOILED(top_weights), a->spoiled.shape[3] = K - 1);     \
+    MISUSE(MHA_ERR_DTYPE, "largest_key", SPOILED(largest_key), a->spoiled.dtype = MHA_F32);      \
+    MISUSE(MHA_ERR_DTYPE, "top_keys", SPOILED(top_keys), a->spoiled.dtype = MHA_I32);            \
+    MISUSE(MHA_ERR_DTYPE, "entropy", SPOILED(entropy), a->spoiled.dtype = MHA_F64);              \
+    MISUSE(MHA_ERR_SHAPE, "entropy", SPOILED(entropy), a->spoiled.shape[1] = H + 1);             \
+    MISUSE(MHA_ERR_SHAPE, "entropy", SPOILED(entropy), a->spoiled.ndim = 2);                     \
+    MISUSE(MHA_ERR_STRIDE, "largest_weight", SPOILED(largest_weight), a->spoiled.stride[2] = 0); \
+    MISUSE(MHA_ERR_NULL, "first_token", SPOILED(first_token), a->spoiled.data = NULL);           \
+    MISUSE(MHA_ERR_SHAPE, "average_probabilities", SPOILED(average_probabilities),               \
+           a->spoiled.shape[1] = 2);                                                             \
+    MISUSE(MHA_ERR_SHAPE, "scores", SPOILED(scores), a->spoiled.shape[3] = S - 1);               \
+    MISUSE(MHA_ERR_SHAPE, "probabilities", SPOILED(probabilities), a->spoiled.shape[1] = H);     \
+    MISUSE(MHA_ERR_SHAPE, "column_sums", SPOILED(column_sums), a->spoiled.shape[2] = T);         \
+    MISUSE(MHA_ERR_STRIDE, "column_sums", SPOILED(column_sums), a->spoiled.stride[2] = 2);       \
+    MISUSE(MHA_ERR_OVERLAP, "entropy", SPOILED(entropy), a->spoiled.data = a->x.o.view.data);    \
+    MISUSE(MHA_ERR_OVERLAP, "diagonal", SPOILED(diagonal), a->spoiled.data = a->c.q.view.data);  \
+    MISUSE(MHA_ERR_OVERLAP, "column_sums", SPOILED(column_sums),                                 \
+           a->spoiled.data = a->c.v.view.data);                                                  \
+    MISUSE(MHA_ERR_OVERLAP, "first_token", SPOILED(first_token),                                 \
+           a->spoiled.data = a->x.outputs.diagonal->data);                                       \
+    MISUSE(MHA_ERR_OVERLAP, "top_weights", SPOILED(top_weights),                                 \
+           a->spoiled.data = a->x.outputs.top_keys->data);                                       \
+    MISUSE(MHA_ERR_OVERLAP, "scores", SPOILED(scores),                                           \
+           a->spoiled.data = a->x.outputs.probabilities->data);                                  \
+    MISUSE(MHA_ERR_OVERLAP, "average_probabilities", SPOILED(average_probabilities),             \
+           a->spoiled.data = a->x.outputs.column_sums->data);                                    \
+    MISUSE(MHA_ERR_OVERLAP, "heads", a->x.outputs.heads = a->x.outputs.largest_key->data,        \
+           memset(a->x.outputs.largest_key->data, 0, 32));                                       \
+    MISUSE(MHA_ERR_OVERLAP, "rows", a->x.outputs.rows = a->x.outputs.top_keys->data,             \
+           memset(a->x.outputs.top_keys->data, 0, 32));                                          \
+    MISUSE(MHA_ERR_OVERLAP, "offsets", a->x.outputs.offsets = a->x.outputs.top_keys->data);
+DEFINE_SPOIL(call *a, spoil, ROWS)
 
 static void snapshot(extras *x)
 {
@@ -161,15 +119,15 @@ static void misuse_is_refused(void **state)
 {
     (void)state;
     machines all = machines_make(2);
-    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+    for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++)
         for (int m = 0; m < all.count; m++) {
             rng r = rng_make(rng_run_seed(), i);
             call a;
             call_make(&a, &r);
-            errors[i].spoil(&a);
+            const refusal wrong = spoil(&a, i);
             snapshot(&a.x);
             expect_row(i, extras_run(all.each[m].context, &a.c, all.each[m].path, &a.x),
-                       errors[i].status, errors[i].word);
+                       wrong.status, wrong.part);
             if (!unchanged(&a.x)) fail_msg("case %zu: something was written", i);
             call_free(&a);
         }

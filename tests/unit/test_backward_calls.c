@@ -562,81 +562,44 @@ typedef struct misuse {
     const mha_attention_gradients *gradients_at;
 } misuse;
 
-#define SPOIL(name, ...) SPOILER(misuse *x, name, __VA_ARGS__)
-SPOIL(null_context, x->context = NULL)
-SPOIL(null_o, x->o_at = NULL)
-SPOIL(null_lse, x->lse_at = NULL)
-SPOIL(null_o_gradient, x->g_at = NULL)
-SPOIL(null_gradients, x->gradients_at = NULL)
-SPOIL(size_0, x->c.gradients.struct_size = 0)
-SPOIL(unknown_flag, x->c.gradients.flags = 2)
-SPOIL(q_shape, x->c.of[QUERIES].shape[2] = T - 1)
-SPOIL(k_heads, x->c.of[KEYS].shape[1] = H)
-SPOIL(v_dtype, x->c.of[VALUES].dtype = MHA_F64)
-SPOIL(q_last, x->c.of[QUERIES].stride[3] = 2)
-SPOIL(v_repeats, x->c.of[VALUES].stride[1] = 0)
-SPOIL(k_data, x->c.of[KEYS].data = NULL)
-SPOIL(o_gradient_shape, x->c.o_gradient.shape[3] = D)
-SPOIL(o_gradient_dtype, x->c.o_gradient.dtype = MHA_I32)
-SPOIL(o_gradient_last, x->c.o_gradient.stride[3] = -1)
-SPOIL(lse_shape, x->c.lse.shape[2] = T + 1)
-SPOIL(no_bias, x->c.desc.bias = NULL)
-SPOIL(no_t5, x->c.gradients.t5_table = &x->d_gates)
-SPOIL(no_alibi, x->c.gradients.alibi_slopes = &x->d_gates)
-SPOIL(no_shaw_keys, x->c.gradients.shaw_keys = &x->d_gates)
-SPOIL(no_shaw_values, x->c.gradients.shaw_values = &x->d_gates)
-SPOIL(no_sinks, x->c.gradients.sink_logits = &x->d_gates)
-SPOIL(bias_shape, x->d_bias.shape[0] = T + 1)
-SPOIL(bias_ndim, x->d_bias.ndim = 1)
-SPOIL(gates_shape, x->d_gates.shape[0] = 1)
-SPOIL(scale_shape, (x->c.of[SCALE].ndim = 1, x->c.of[SCALE].shape[0] = 2))
-SPOIL(scale_ndim, x->c.of[SCALE].ndim = 99)
-SPOIL(v_is_k, x->c.of[VALUES].data = x->c.of[KEYS].data) /* the smaller one */
-SPOIL(q_in_q, x->c.of[QUERIES].data = x->c.q.data)
-SPOIL(q_in_o, x->c.of[QUERIES].data = x->c.o.data)
-SPOIL(q_in_o_gradient, x->c.of[QUERIES].data = x->c.o_gradient.data)
-SPOIL(gates_in_bias, x->d_gates.data = x->bias.data)
-SPOIL(bad_forward_argument, x->c.desc.path = (mha_path)9)
-
-static const struct {
-    void (*spoil)(misuse *);
-    mha_status status;
-    const char *word;
-    bool not_explain; /* explain does not mind */
-} errors[] = {{null_context, MHA_ERR_NULL, "context", false},
-              {null_o, MHA_ERR_NULL, "o", true},
-              {null_lse, MHA_ERR_NULL, "lse", true},
-              {null_o_gradient, MHA_ERR_NULL, "o_gradient", true},
-              {null_gradients, MHA_ERR_NULL, "gradients", false},
-              {size_0, MHA_ERR_ARGUMENT, "mha_attention_gradients", false},
-              {unknown_flag, MHA_ERR_UNSUPPORTED, "flags", false},
-              {q_shape, MHA_ERR_SHAPE, "gradients.q", false},
-              {k_heads, MHA_ERR_SHAPE, "gradients.k", false},
-              {v_dtype, MHA_ERR_DTYPE, "gradients.v", false},
-              {q_last, MHA_ERR_STRIDE, "gradients.q", false},
-              {v_repeats, MHA_ERR_STRIDE, "gradients.v", false},
-              {k_data, MHA_ERR_NULL, "gradients.k", true},
-              {o_gradient_shape, MHA_ERR_SHAPE, "o_gradient", false},
-              {o_gradient_dtype, MHA_ERR_DTYPE, "o_gradient", false},
-              {o_gradient_last, MHA_ERR_STRIDE, "o_gradient", false},
-              {lse_shape, MHA_ERR_SHAPE, "lse", false},
-              {no_bias, MHA_ERR_ARGUMENT, "bias", false},
-              {no_t5, MHA_ERR_ARGUMENT, "t5_table", false},
-              {no_alibi, MHA_ERR_ARGUMENT, "alibi_slopes", false},
-              {no_shaw_keys, MHA_ERR_ARGUMENT, "shaw_keys", false},
-              {no_shaw_values, MHA_ERR_ARGUMENT, "shaw_values", false},
-              {no_sinks, MHA_ERR_ARGUMENT, "sink_logits", false},
-              {bias_shape, MHA_ERR_SHAPE, "gradients.bias", false},
-              {bias_ndim, MHA_ERR_SHAPE, "gradients.bias", false},
-              {gates_shape, MHA_ERR_SHAPE, "gradients.gates", false},
-              {scale_shape, MHA_ERR_SHAPE, "gradients.scale", false},
-              {scale_ndim, MHA_ERR_SHAPE, "gradients.scale", false},
-              {v_is_k, MHA_ERR_OVERLAP, "gradients.v", true},
-              {q_in_q, MHA_ERR_OVERLAP, "gradients.q", true},
-              {q_in_o, MHA_ERR_OVERLAP, "gradients.q", true},
-              {q_in_o_gradient, MHA_ERR_OVERLAP, "gradients.q", true},
-              {gates_in_bias, MHA_ERR_OVERLAP, "gradients.gates", true},
-              {bad_forward_argument, MHA_ERR_ARGUMENT, "path", false}};
+#define ROWS                                                                                      \
+    MISUSE(MHA_ERR_NULL, "context", x->context = NULL);                                           \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "o", x->o_at = NULL);                                            \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "lse", x->lse_at = NULL);                                        \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "o_gradient", x->g_at = NULL);                                   \
+    MISUSE(MHA_ERR_NULL, "gradients", x->gradients_at = NULL);                                    \
+    MISUSE(MHA_ERR_ARGUMENT, "mha_attention_gradients", x->c.gradients.struct_size = 0);          \
+    MISUSE(MHA_ERR_UNSUPPORTED, "flags", x->c.gradients.flags = 2);                               \
+    MISUSE(MHA_ERR_SHAPE, "gradients.q", x->c.of[QUERIES].shape[2] = T - 1);                      \
+    MISUSE(MHA_ERR_SHAPE, "gradients.k", x->c.of[KEYS].shape[1] = H);                             \
+    MISUSE(MHA_ERR_DTYPE, "gradients.v", x->c.of[VALUES].dtype = MHA_F64);                        \
+    MISUSE(MHA_ERR_STRIDE, "gradients.q", x->c.of[QUERIES].stride[3] = 2);                        \
+    MISUSE(MHA_ERR_STRIDE, "gradients.v", x->c.of[VALUES].stride[1] = 0);                         \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "gradients.k", x->c.of[KEYS].data = NULL);                       \
+    MISUSE(MHA_ERR_SHAPE, "o_gradient", x->c.o_gradient.shape[3] = D);                            \
+    MISUSE(MHA_ERR_DTYPE, "o_gradient", x->c.o_gradient.dtype = MHA_I32);                         \
+    MISUSE(MHA_ERR_STRIDE, "o_gradient", x->c.o_gradient.stride[3] = -1);                         \
+    MISUSE(MHA_ERR_SHAPE, "lse", x->c.lse.shape[2] = T + 1);                                      \
+    MISUSE(MHA_ERR_ARGUMENT, "bias", x->c.desc.bias = NULL);                                      \
+    MISUSE(MHA_ERR_ARGUMENT, "t5_table", x->c.gradients.t5_table = &x->d_gates);                  \
+    MISUSE(MHA_ERR_ARGUMENT, "alibi_slopes", x->c.gradients.alibi_slopes = &x->d_gates);          \
+    MISUSE(MHA_ERR_ARGUMENT, "shaw_keys", x->c.gradients.shaw_keys = &x->d_gates);                \
+    MISUSE(MHA_ERR_ARGUMENT, "shaw_values", x->c.gradients.shaw_values = &x->d_gates);            \
+    MISUSE(MHA_ERR_ARGUMENT, "sink_logits", x->c.gradients.sink_logits = &x->d_gates);            \
+    MISUSE(MHA_ERR_SHAPE, "gradients.bias", x->d_bias.shape[0] = T + 1);                          \
+    MISUSE(MHA_ERR_SHAPE, "gradients.bias", x->d_bias.ndim = 1);                                  \
+    MISUSE(MHA_ERR_SHAPE, "gradients.gates", x->d_gates.shape[0] = 1);                            \
+    MISUSE(MHA_ERR_SHAPE, "gradients.scale", x->c.of[SCALE].ndim = 1,                             \
+           x->c.of[SCALE].shape[0] = 2);                                                          \
+    MISUSE(MHA_ERR_SHAPE, "gradients.scale", x->c.of[SCALE].ndim = 99);                           \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.v", x->c.of[VALUES].data = x->c.of[KEYS].data)     \
+    /* the smaller one */;                                                                        \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.q", x->c.of[QUERIES].data = x->c.q.data);          \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.q", x->c.of[QUERIES].data = x->c.o.data);          \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.q", x->c.of[QUERIES].data = x->c.o_gradient.data); \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.gates", x->d_gates.data = x->bias.data);           \
+    MISUSE(MHA_ERR_ARGUMENT, "path", x->c.desc.path = (mha_path)9);
+DEFINE_SPOIL(misuse *x, spoil_row, ROWS)
 
 static void make_misuse(misuse *x, mha_context *context)
 {
@@ -679,20 +642,20 @@ static void misuse_is_refused(void **state)
 {
     (void)state;
     mha_context *context = context_with(0);
-    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+    for (size_t i = 0, rows = spoil_row(NULL, SIZE_MAX).rows; i < rows; i++) {
         misuse x, kept;
         mha_attention_plan plan;
         make_misuse(&x, context);
         kept = x;
-        errors[i].spoil(&x);
+        const refusal wrong = spoil_row(&x, i);
         expect_row(i,
                    mha_attention_backward(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
                                           x.lse_at, x.g_at, x.gradients_at),
-                   errors[i].status, errors[i].word);
+                   wrong.status, wrong.part);
         mha_status said =
             mha_attention_backward_explain(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
                                            x.lse_at, x.g_at, x.gradients_at, &plan);
-        if (said != (errors[i].not_explain ? MHA_OK : errors[i].status))
+        if (said != (wrong.data_only ? MHA_OK : wrong.status))
             fail_msg("explain of error %zu: status %d, \"%s\"", i, (int)said, mha_error_detail());
         free_misuse(&kept);
     }

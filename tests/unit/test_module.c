@@ -613,88 +613,45 @@ typedef struct call {
 
 enum { OUT, PROB, AVERAGE, Q_OUT, K_OUT, V_OUT, HEADS, LSE };
 
-#define SPOIL(name, ...) SPOILER(call *c, name, __VA_ARGS__)
-SPOIL(null_context, c->context = NULL)
-SPOIL(null_module, c->module = NULL)
-SPOIL(null_query, c->query_at = NULL)
-SPOIL(null_key, c->key_at = NULL)
-SPOIL(null_value, c->value_at = NULL)
-SPOIL(null_out, c->out_at = NULL)
-SPOIL(query_width, c->query.shape[2]++)
-SPOIL(key_width, c->key.shape[2]--)
-SPOIL(value_width, c->value.shape[2]--)
-SPOIL(key_batch, c->key.shape[0] = 1)
-SPOIL(value_batch, c->value.shape[0] = 1)
-SPOIL(lengths_differ, c->value.shape[1]--)
-SPOIL(query_dtype, c->query.dtype = MHA_I8)
-SPOIL(key_ndim, c->key.ndim = 2)
-SPOIL(query_stride, c->query.stride[2] = 2)
-SPOIL(out_length, c->out.shape[1]--)
-SPOIL(out_repeats, c->out.stride[0] = 0)
-SPOIL(out_is_query, c->out.data = c->query.data)
-SPOIL(p_shape, c->each[PROB].shape[3]++)
-SPOIL(average_ndim, c->each[AVERAGE].ndim = 4)
-SPOIL(q_dtype, c->each[Q_OUT].dtype = MHA_F16)
-SPOIL(k_heads, c->each[K_OUT].shape[1] = 4)
-SPOIL(v_null, c->each[V_OUT].data = NULL)
-SPOIL(heads_stride, c->each[HEADS].stride[3] = 3)
-SPOIL(lse_repeats, c->each[LSE].stride[1] = 0)
-SPOIL(heads_in_out, c->each[HEADS].data = c->out.data)
-SPOIL(lse_in_key, c->each[LSE].data = c->key.data)
-SPOIL(out_in_bias, c->bias.data = c->out.data)
-SPOIL(keep_in_p, c->keep.data = c->each[PROB].data)
-SPOIL(keep_garbage, c->keep.ndim = 100000)
-SPOIL(bias_garbage, c->bias.ndim = -3)
-SPOIL(bias_shape, c->bias.shape[3]--)
-SPOIL(length_beyond, c->lengths[1] = 99)
-SPOIL(desc_size, c->desc.struct_size = 0)
-SPOIL(bad_path, c->desc.path = (mha_path)-1)
-SPOIL(outputs_size, c->wanted.struct_size = 3)
-SPOIL(outputs_reserved, c->wanted.reserved = 5)
-
-static const struct {
-    void (*spoil)(call *);
-    mha_status status;
-    const char *word;
-} errors[] = {
-    {null_context, MHA_ERR_NULL, "context"},
-    {null_module, MHA_ERR_NULL, "module"},
-    {null_query, MHA_ERR_NULL, "query"},
-    {null_key, MHA_ERR_NULL, "key"},
-    {null_value, MHA_ERR_NULL, "value"},
-    {null_out, MHA_ERR_NULL, "out"},
-    {query_width, MHA_ERR_SHAPE, "query"},
-    {key_width, MHA_ERR_SHAPE, "key"},
-    {value_width, MHA_ERR_SHAPE, "value"},
-    {key_batch, MHA_ERR_SHAPE, "key"},
-    {value_batch, MHA_ERR_SHAPE, "value"},
-    {lengths_differ, MHA_ERR_SHAPE, "key has length 6, value has length 5"},
-    {query_dtype, MHA_ERR_DTYPE, "query"},
-    {key_ndim, MHA_ERR_SHAPE, "key"},
-    {query_stride, MHA_ERR_STRIDE, "query"},
-    {out_length, MHA_ERR_SHAPE, "out"},
-    {out_repeats, MHA_ERR_STRIDE, "out"},
-    {out_is_query, MHA_ERR_OVERLAP, "out overlaps query"},
-    {p_shape, MHA_ERR_SHAPE, "probabilities"},
-    {average_ndim, MHA_ERR_SHAPE, "average_probabilities"},
-    {q_dtype, MHA_ERR_DTYPE, "q"},
-    {k_heads, MHA_ERR_SHAPE, "k"},
-    {v_null, MHA_ERR_NULL, "v"},
-    {heads_stride, MHA_ERR_STRIDE, "heads"},
-    {lse_repeats, MHA_ERR_STRIDE, "lse"},
-    {heads_in_out, MHA_ERR_OVERLAP, "heads overlaps out"},
-    {lse_in_key, MHA_ERR_OVERLAP, "lse overlaps key"},
-    {out_in_bias, MHA_ERR_OVERLAP, "bias"},
-    {keep_in_p, MHA_ERR_OVERLAP, "keep_mask"},
-    {keep_garbage, MHA_ERR_SHAPE, "keep_mask"},
-    {bias_garbage, MHA_ERR_SHAPE, "bias"},
-    {bias_shape, MHA_ERR_SHAPE, "bias"},
-    {length_beyond, MHA_ERR_ARGUMENT, "key_lengths[1]"},
-    {desc_size, MHA_ERR_ARGUMENT, "mha_attention_desc"},
-    {bad_path, MHA_ERR_ARGUMENT, "path"},
-    {outputs_size, MHA_ERR_ARGUMENT, "mha_module_outputs"},
-    {outputs_reserved, MHA_ERR_UNSUPPORTED, "reserved"},
-};
+#define ROWS                                                                            \
+    MISUSE(MHA_ERR_NULL, "context", c->context = NULL);                                 \
+    MISUSE(MHA_ERR_NULL, "module", c->module = NULL);                                   \
+    MISUSE(MHA_ERR_NULL, "query", c->query_at = NULL);                                  \
+    MISUSE(MHA_ERR_NULL, "key", c->key_at = NULL);                                      \
+    MISUSE(MHA_ERR_NULL, "value", c->value_at = NULL);                                  \
+    MISUSE(MHA_ERR_NULL, "out", c->out_at = NULL);                                      \
+    MISUSE(MHA_ERR_SHAPE, "query", c->query.shape[2]++);                                \
+    MISUSE(MHA_ERR_SHAPE, "key", c->key.shape[2]--);                                    \
+    MISUSE(MHA_ERR_SHAPE, "value", c->value.shape[2]--);                                \
+    MISUSE(MHA_ERR_SHAPE, "key", c->key.shape[0] = 1);                                  \
+    MISUSE(MHA_ERR_SHAPE, "value", c->value.shape[0] = 1);                              \
+    MISUSE(MHA_ERR_SHAPE, "key has length 6, value has length 5", c->value.shape[1]--); \
+    MISUSE(MHA_ERR_DTYPE, "query", c->query.dtype = MHA_I8);                            \
+    MISUSE(MHA_ERR_SHAPE, "key", c->key.ndim = 2);                                      \
+    MISUSE(MHA_ERR_STRIDE, "query", c->query.stride[2] = 2);                            \
+    MISUSE(MHA_ERR_SHAPE, "out", c->out.shape[1]--);                                    \
+    MISUSE(MHA_ERR_STRIDE, "out", c->out.stride[0] = 0);                                \
+    MISUSE(MHA_ERR_OVERLAP, "out overlaps query", c->out.data = c->query.data);         \
+    MISUSE(MHA_ERR_SHAPE, "probabilities", c->each[PROB].shape[3]++);                   \
+    MISUSE(MHA_ERR_SHAPE, "average_probabilities", c->each[AVERAGE].ndim = 4);          \
+    MISUSE(MHA_ERR_DTYPE, "q", c->each[Q_OUT].dtype = MHA_F16);                         \
+    MISUSE(MHA_ERR_SHAPE, "k", c->each[K_OUT].shape[1] = 4);                            \
+    MISUSE(MHA_ERR_NULL, "v", c->each[V_OUT].data = NULL);                              \
+    MISUSE(MHA_ERR_STRIDE, "heads", c->each[HEADS].stride[3] = 3);                      \
+    MISUSE(MHA_ERR_STRIDE, "lse", c->each[LSE].stride[1] = 0);                          \
+    MISUSE(MHA_ERR_OVERLAP, "heads overlaps out", c->each[HEADS].data = c->out.data);   \
+    MISUSE(MHA_ERR_OVERLAP, "lse overlaps key", c->each[LSE].data = c->key.data);       \
+    MISUSE(MHA_ERR_OVERLAP, "bias", c->bias.data = c->out.data);                        \
+    MISUSE(MHA_ERR_OVERLAP, "keep_mask", c->keep.data = c->each[PROB].data);            \
+    MISUSE(MHA_ERR_SHAPE, "keep_mask", c->keep.ndim = 100000);                          \
+    MISUSE(MHA_ERR_SHAPE, "bias", c->bias.ndim = -3);                                   \
+    MISUSE(MHA_ERR_SHAPE, "bias", c->bias.shape[3]--);                                  \
+    MISUSE(MHA_ERR_ARGUMENT, "key_lengths[1]", c->lengths[1] = 99);                     \
+    MISUSE(MHA_ERR_ARGUMENT, "mha_attention_desc", c->desc.struct_size = 0);            \
+    MISUSE(MHA_ERR_ARGUMENT, "path", c->desc.path = (mha_path)-1);                      \
+    MISUSE(MHA_ERR_ARGUMENT, "mha_module_outputs", c->wanted.struct_size = 3);          \
+    MISUSE(MHA_ERR_UNSUPPORTED, "reserved", c->wanted.reserved = 5);
+DEFINE_SPOIL(call *c, spoil, ROWS)
 
 static void call_make(call *c, mha_context *context, const mha_module *module, setup *s, results *x,
                       const guarded *keep, const guarded *bias)
@@ -747,10 +704,10 @@ static void forward_errors(void **state)
     call_make(&c, context, module, &s, &x, &keep, &bias);
     assert_int_equal(call_run(&c), MHA_OK);
     for (int j = 0; j < RESULTS; j++) guarded_snapshot(outputs[j]);
-    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+    for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         call_make(&c, context, module, &s, &x, &keep, &bias);
-        errors[i].spoil(&c);
-        expect_row(i, call_run(&c), errors[i].status, errors[i].word);
+        const refusal wrong = spoil(&c, i);
+        expect_row(i, call_run(&c), wrong.status, wrong.part);
         for (int j = 0; j < RESULTS; j++)
             if (!guarded_unchanged(outputs[j])) fail_msg("case %zu changed output %d", i, j);
     }

@@ -631,63 +631,38 @@ typedef struct step {
     float values[H];
 } step;
 
-#define SPOIL(name, ...) SPOILER(step *s, name, __VA_ARGS__)
-SPOIL(too_many, s->x.shape[1] = 5; s->x.stride[1] = 0; s->y.shape[1] = 5; s->call.counts = NULL)
-SPOIL(count_low, s->counts[1] = -1)
-SPOIL(count_high, s->counts[1] = T + 1)
-SPOIL(batch, s->x.shape[0] = 1; s->y.shape[0] = 1)
-SPOIL(lengths_given, s->desc.key_lengths = s->lengths)
-SPOIL(offset_given, s->desc.q_offset = 2)
-SPOIL(offsets_given, s->desc.q_offsets = s->lengths)
-SPOIL(ragged, s->desc.sequences = 2; s->desc.query_starts = s->desc.key_starts = s->lengths)
-SPOIL(uneven, s->other.shape[1] = 2; s->call.key = s->call.value = &s->other)
-SPOIL(no_value, s->call.value = NULL)
-SPOIL(no_key, s->call.key = NULL)
-SPOIL(no_out, s->call.out = NULL)
-SPOIL(no_query, s->call.query = NULL)
-SPOIL(counts_of_nothing, s->call.key = s->call.value = NULL)
-SPOIL(k_of_nothing, s->call.key = s->call.value = NULL; s->call.counts = NULL;
-      s->wanted.k = &s->map; s->wanted.probabilities = NULL)
-SPOIL(window_right, s->desc.flags = MHA_ATTENTION_WINDOW; s->desc.right_keys = 2)
-SPOIL(map_shape, s->map.shape[3]++)
-SPOIL(gate_nan, s->values[1] = NAN; s->desc.gates = &s->gates)
-SPOIL(sink_high, s->values[1] = INFINITY; s->desc.sink_logits = &s->sink)
-SPOIL(positions, s->call.query_positions = &s->positions)
-SPOIL(out_in_x, s->y.data = s->x.data)
-SPOIL(map_in_out, s->map.data = s->y.data)
-SPOIL(bad_softcap, s->desc.softcap = -1)
-SPOIL(strict, s->desc.dropout = 2)
-
-static const struct {
-    void (*spoil)(step *);
-    mha_status status;
-    const char *word;
-} errors[] = {
-    {too_many, MHA_ERR_SIZE, "holds 5 of 9 positions, 5 more"},
-    {count_low, MHA_ERR_ARGUMENT, "counts[1] is -1"},
-    {count_high, MHA_ERR_ARGUMENT, "counts[1] is 4, expected 0..3"},
-    {batch, MHA_ERR_SHAPE, "batch is 2, this call has 1"},
-    {lengths_given, MHA_ERR_ARGUMENT, "key_lengths"},
-    {offset_given, MHA_ERR_ARGUMENT, "q_offset"},
-    {offsets_given, MHA_ERR_ARGUMENT, "q_offset"},
-    {ragged, MHA_ERR_UNSUPPORTED, "ragged"},
-    {uneven, MHA_ERR_SHAPE, "query has length 3, key has length 2"},
-    {no_value, MHA_ERR_NULL, "value"},
-    {no_key, MHA_ERR_NULL, "key"},
-    {no_out, MHA_ERR_NULL, "out"},
-    {no_query, MHA_ERR_NULL, "query"},
-    {counts_of_nothing, MHA_ERR_ARGUMENT, "counts have no meaning"},
-    {k_of_nothing, MHA_ERR_ARGUMENT, "projects no keys"},
-    {window_right, MHA_ERR_ARGUMENT, "right_keys is 2"},
-    {map_shape, MHA_ERR_SHAPE, "probabilities: dim 3 is 9, expected 8"},
-    {gate_nan, MHA_ERR_NUMERIC, "gates[0,1]"},
-    {sink_high, MHA_ERR_NUMERIC, "sink_logits[1]"},
-    {positions, MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE"},
-    {out_in_x, MHA_ERR_OVERLAP, "out overlaps query"},
-    {map_in_out, MHA_ERR_OVERLAP, "probabilities overlaps out"},
-    {bad_softcap, MHA_ERR_ARGUMENT, "softcap is -1"},
-    {strict, MHA_ERR_ARGUMENT, "dropout is 2"},
-};
+#define ROWS                                                                                      \
+    MISUSE(MHA_ERR_SIZE, "holds 5 of 9 positions, 5 more", s->x.shape[1] = 5; s->x.stride[1] = 0; \
+           s->y.shape[1] = 5; s->call.counts = NULL);                                             \
+    MISUSE(MHA_ERR_ARGUMENT, "counts[1] is -1", s->counts[1] = -1);                               \
+    MISUSE(MHA_ERR_ARGUMENT, "counts[1] is 4, expected 0..3", s->counts[1] = T + 1);              \
+    MISUSE(MHA_ERR_SHAPE, "batch is 2, this call has 1", s->x.shape[0] = 1; s->y.shape[0] = 1);   \
+    MISUSE(MHA_ERR_ARGUMENT, "key_lengths", s->desc.key_lengths = s->lengths);                    \
+    MISUSE(MHA_ERR_ARGUMENT, "q_offset", s->desc.q_offset = 2);                                   \
+    MISUSE(MHA_ERR_ARGUMENT, "q_offset", s->desc.q_offsets = s->lengths);                         \
+    MISUSE(MHA_ERR_UNSUPPORTED, "ragged", s->desc.sequences = 2;                                  \
+           s->desc.query_starts = s->desc.key_starts = s->lengths);                               \
+    MISUSE(MHA_ERR_SHAPE, "query has length 3, key has length 2", s->other.shape[1] = 2;          \
+           s->call.key = s->call.value = &s->other);                                              \
+    MISUSE(MHA_ERR_NULL, "value", s->call.value = NULL);                                          \
+    MISUSE(MHA_ERR_NULL, "key", s->call.key = NULL);                                              \
+    MISUSE(MHA_ERR_NULL, "out", s->call.out = NULL);                                              \
+    MISUSE(MHA_ERR_NULL, "query", s->call.query = NULL);                                          \
+    MISUSE(MHA_ERR_ARGUMENT, "counts have no meaning", s->call.key = s->call.value = NULL);       \
+    MISUSE(MHA_ERR_ARGUMENT, "projects no keys", s->call.key = s->call.value = NULL;              \
+           s->call.counts = NULL; s->wanted.k = &s->map; s->wanted.probabilities = NULL);         \
+    MISUSE(MHA_ERR_ARGUMENT, "right_keys is 2", s->desc.flags = MHA_ATTENTION_WINDOW;             \
+           s->desc.right_keys = 2);                                                               \
+    MISUSE(MHA_ERR_SHAPE, "probabilities: dim 3 is 9, expected 8", s->map.shape[3]++);            \
+    MISUSE(MHA_ERR_NUMERIC, "gates[0,1]", s->values[1] = NAN; s->desc.gates = &s->gates);         \
+    MISUSE(MHA_ERR_NUMERIC, "sink_logits[1]", s->values[1] = INFINITY;                            \
+           s->desc.sink_logits = &s->sink);                                                       \
+    MISUSE(MHA_ERR_ARGUMENT, "MHA_MODULE_ROPE", s->call.query_positions = &s->positions);         \
+    MISUSE(MHA_ERR_OVERLAP, "out overlaps query", s->y.data = s->x.data);                         \
+    MISUSE(MHA_ERR_OVERLAP, "probabilities overlaps out", s->map.data = s->y.data);               \
+    MISUSE(MHA_ERR_ARGUMENT, "softcap is -1", s->desc.softcap = -1);                              \
+    MISUSE(MHA_ERR_ARGUMENT, "dropout is 2", s->desc.dropout = 2);
+DEFINE_SPOIL(step *s, spoil, ROWS)
 
 static void step_make(step *s, mha_kv_cache *cache, const mha_tensor *x, const mha_tensor *y,
                       float *map)
@@ -738,10 +713,10 @@ static void step_errors(void **state)
     guarded_snapshot(&y);
     for (size_t i = 0; i < sizeof map / sizeof map[0]; i++) before[i] = map[i] = 0.5f;
     const int64_t *held = mha_kv_cache_lengths(cache);
-    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+    for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         step_make(&s, cache, &x.view, &out, map);
-        errors[i].spoil(&s);
-        expect_row(i, mha_module_run(context, module, &s.call), errors[i].status, errors[i].word);
+        const refusal wrong = spoil(&s, i);
+        expect_row(i, mha_module_run(context, module, &s.call), wrong.status, wrong.part);
         assert_int_equal(held[0], HELD);
         assert_int_equal(held[1], HELD);
         assert_true(guarded_unchanged(&y));
