@@ -32,25 +32,25 @@
  * MISUSE_OF_DATA(...) where explaining the call does not mind. DEFINE_SPOIL(call *c, name, ROWS) makes
  * of it the function that spoils *c as row i says and tells what it then gives; beyond the last row
  * it tells how many there are. */
-typedef struct refusal {
+typedef struct expected_refusal {
     mha_status status;
     const char *part;
     bool data_only;
     size_t rows;
-} refusal;
+} expected_refusal;
 
-#define MISUSE_ROW(wanted, part, data_only, ...)              \
-    if (row++ == i) {                                         \
-        __VA_ARGS__;                                          \
-        return (refusal){wanted, part, data_only, .rows = 0}; \
+#define MISUSE_ROW(wanted, part, data_only, ...)                       \
+    if (row++ == i) {                                                  \
+        __VA_ARGS__;                                                   \
+        return (expected_refusal){wanted, part, data_only, .rows = 0}; \
     }
 #define MISUSE(wanted, part, ...) MISUSE_ROW(wanted, part, false, __VA_ARGS__)
 #define MISUSE_OF_DATA(wanted, part, ...) MISUSE_ROW(wanted, part, true, __VA_ARGS__)
-#define DEFINE_SPOIL(argument, name, ROWS)  \
-    static refusal name(argument, size_t i) \
-    {                                       \
-        size_t row = 0;                     \
-        ROWS return (refusal){.rows = row}; \
+#define DEFINE_SPOIL(argument, name, ROWS)           \
+    static expected_refusal name(argument, size_t i) \
+    {                                                \
+        size_t row = 0;                              \
+        ROWS return (expected_refusal){.rows = row}; \
     }
 
 /* One mistake of such a table: a function that spoils a call that was right. */

@@ -193,7 +193,7 @@ static void misuse_is_refused(void **state)
     for (int j = 0; j < 8; j++) guarded_snapshot(memory[j]);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         call_make(&c, context, &a);
-        const refusal wrong = spoil(&c, i);
+        const expected_refusal wrong = spoil(&c, i);
         expect_row(i, call_forward(&c), wrong.status, wrong.part);
         for (int j = 0; j < 8; j++)
             if (!guarded_unchanged(memory[j])) fail_msg("case %zu changed memory %d", i, j);

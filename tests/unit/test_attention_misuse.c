@@ -254,7 +254,7 @@ static void check_case(mha_context *context, const arena *a, size_t i)
     call c;
     mha_attention_plan plan;
     call_make(&c, a);
-    const refusal wrong = spoil(&c, i);
+    const expected_refusal wrong = spoil(&c, i);
     expect_row(i, forward(context, &c), wrong.status, wrong.part);
     for (int j = 0; j < 6; j++)
         if (!guarded_unchanged(outputs[j])) fail_msg("case %zu (%s) wrote", i, wrong.part);

@@ -124,7 +124,7 @@ static void misuse_is_refused(void **state)
             rng r = rng_make(rng_run_seed(), i);
             call a;
             call_make(&a, &r);
-            const refusal wrong = spoil(&a, i);
+            const expected_refusal wrong = spoil(&a, i);
             snapshot(&a.x);
             expect_row(i, extras_run(all.each[m].context, &a.c, all.each[m].path, &a.x),
                        wrong.status, wrong.part);

@@ -647,7 +647,7 @@ static void misuse_is_refused(void **state)
         mha_attention_plan plan;
         make_misuse(&x, context);
         kept = x;
-        const refusal wrong = spoil_row(&x, i);
+        const expected_refusal wrong = spoil_row(&x, i);
         expect_row(i,
                    mha_attention_backward(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
                                           x.lse_at, x.g_at, x.gradients_at),

@@ -706,7 +706,7 @@ static void forward_errors(void **state)
     for (int j = 0; j < RESULTS; j++) guarded_snapshot(outputs[j]);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         call_make(&c, context, module, &s, &x, &keep, &bias);
-        const refusal wrong = spoil(&c, i);
+        const expected_refusal wrong = spoil(&c, i);
         expect_row(i, call_run(&c), wrong.status, wrong.part);
         for (int j = 0; j < RESULTS; j++)
             if (!guarded_unchanged(outputs[j])) fail_msg("case %zu changed output %d", i, j);

@@ -715,7 +715,7 @@ static void step_errors(void **state)
     const int64_t *held = mha_kv_cache_lengths(cache);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         step_make(&s, cache, &x.view, &out, map);
-        const refusal wrong = spoil(&s, i);
+        const expected_refusal wrong = spoil(&s, i);
         expect_row(i, mha_module_run(context, module, &s.call), wrong.status, wrong.part);
         assert_int_equal(held[0], HELD);
         assert_int_equal(held[1], HELD);
