@@ -311,7 +311,6 @@ cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu 
     code = take_file(&r, text, size);
     free(r.words);
     free(r.units);
-    free(text);
     return code;
 }
 

@@ -1,5 +1,6 @@
 /* The passes of 'multihead heads' (head_pass.h): what the tokens of each text are, then repeated
  * random tokens. */
+#include "common/arena.h"
 #include "heads/heads.h"
 
 #include <multihead/head_pass.h>
@@ -179,12 +180,13 @@ static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sou
 {
     cli_exit code = CLI_OK;
     for (int64_t i = 0; i < sources->count && code == CLI_OK; i++) {
+        const size_t mark = arena_mark();
         text_tokens tokens = {0};
         code = encode(j, model, &sources->items[i], &tokens);
         for (int64_t t = 0; t < tokens.list.count && code == CLI_OK; t++)
             j->counts[tokens.ids[t]] += !tokens.list.items[t].special;
         j->found->token_count += tokens.list.count;
-        text_tokens_free(&tokens);
+        arena_release(mark);
     }
     return code;
 }
@@ -206,6 +208,7 @@ static cli_exit rank_tokens(job *j, int64_t vocab_size)
 
 static cli_exit measure_text(job *j, text_model *model, const heads_source *source)
 {
+    const size_t mark = arena_mark();
     text_tokens tokens = {0};
     described d = {0};
     cli_exit code = encode(j, model, source, &tokens);
@@ -213,7 +216,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
     if (code == CLI_OK && source->gold) code = add_links(j, source->gold, &tokens, &d);
     if (code == CLI_OK) code = measure(j, j->found->texts, &tokens, &d.text);
     free_described(&d);
-    text_tokens_free(&tokens);
+    arena_release(mark);
     return code;
 }
 

@@ -242,6 +242,5 @@ cli_exit heads_choose(const heads_options *options, const heads_found *found, he
             (*rows)[(*count)++] = row;
         }
     if (code == CLI_OK && *count > 0) qsort(*rows, (size_t)*count, sizeof **rows, by_key);
-    maps_picks_free(&picks);
     return code;
 }

@@ -110,6 +110,5 @@ void heads_sources_free(heads_sources *sources)
 {
     conllu_free(&sources->gold);
     free(sources->items);
-    free(sources->file);
     *sources = (heads_sources){0};
 }

@@ -1,6 +1,7 @@
 /* What a model is measured on: the lines of a text, or what a task draws, in batches of sequences
  * of like length; with the next token as the target, or for encoders the embeddings that the whole
  * model gives. */
+#include "common/arena.h"
 #include "common/texts.h"
 #include "prune/prune.h"
 
@@ -215,6 +216,7 @@ static bool is_blank(const char *line, size_t bytes)
 static cli_exit add_line(prune_job *job, sequences *list, const char *line, size_t bytes)
 {
     const text_limits limits = {.truncate = true};
+    const size_t mark = arena_mark();
     text_tokens tokens;
     sequence *unused;
     cli_exit code = text_model_encode(&job->model, &limits, line, bytes, NULL, 0, &tokens);
@@ -223,7 +225,7 @@ static cli_exit add_line(prune_job *job, sequences *list, const char *line, size
         if (tokens.list.count > 1 || !job->data.predicts)
             code = add(list, tokens.ids, tokens.list.count, &unused);
     }
-    text_tokens_free(&tokens);
+    arena_release(mark);
     return code;
 }
 
@@ -242,7 +244,6 @@ cli_exit prune_data_from_text(prune_job *job)
         if (!is_blank(text + at, bytes)) code = add_line(job, &list, text + at, bytes);
         at += bytes + 1;
     }
-    free(text);
     if (code == CLI_OK && list.count == 0)
         code = cli_fail(CLI_BAD_INPUT, PRUNE,
                         "%s: no line with enough words to measure; give sentences, one a line",

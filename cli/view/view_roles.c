@@ -1,10 +1,11 @@
 /* See view_roles.h. */
 #include "view/view_roles.h"
 
+#include "common/arena.h"
+
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { RANDOM_SEQUENCES = 4 };
@@ -69,13 +70,8 @@ static void measure_head(const heads_found *found, int64_t layer, int64_t head, 
 
 static cli_exit fill(const heads_found *found, int64_t heads, view_roles *roles)
 {
-    void *items, *columns;
-    cli_exit code = maps_alloc(VIEW, found->layers * heads, sizeof(view_role), &items);
-    if (code != CLI_OK) return code;
-    roles->items = items;
-    code = maps_alloc(VIEW, VIEW_ROLES_MEASURES * found->layers * heads, sizeof(double), &columns);
-    if (code != CLI_OK) return code;
-    roles->columns = columns;
+    CLI_TRY(ARENA_ALLOC(VIEW, found->layers * heads, &roles->items));
+    CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * found->layers * heads, &roles->columns));
     roles->layers = found->layers;
     roles->heads = heads;
     for (int64_t l = 0; l < found->layers; l++)
@@ -102,13 +98,6 @@ cli_exit view_roles_make(const view_options *options, text_model *model, const a
         code = fill(&found, model->heads, roles);
     heads_found_free(&found);
     return code;
-}
-
-void view_roles_free(view_roles *roles)
-{
-    free(roles->items);
-    free(roles->columns);
-    *roles = (view_roles){0};
 }
 
 /* ---- drawing ------------------------------------------------------------------------------- */
