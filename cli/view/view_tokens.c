@@ -61,6 +61,11 @@ static cli_exit malformed_list(const char *path, const char *unit, size_t at)
                     unit, at);
 }
 
+static void release_list(void *list)
+{
+    json_decref(list);
+}
+
 /* A text with a zero character, which no token holds and at which labels end, is refused by
  * jansson, and so are lone surrogates. */
 static cli_exit take_json(const char *path, const char *text, size_t size, maps_tokens *tokens)
@@ -68,20 +73,17 @@ static cli_exit take_json(const char *path, const char *text, size_t size, maps_
     json_error_t error;
     size_t index;
     json_t *item, *list = json_loadb(text, size, 0, &error);
-    cli_exit code = CLI_OK;
     if (!list && json_error_code(&error) == json_error_out_of_memory)
         return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: %s", path);
     if (!list) return malformed_list(path, "byte", (size_t)error.position);
-    if (!json_is_array(list)) code = malformed_list(path, "byte", 0);
+    CLI_TRY(arena_keep(VIEW, list, release_list));
+    if (!json_is_array(list)) return malformed_list(path, "byte", 0);
     json_array_foreach(list, index, item)
     {
-        if (code != CLI_OK) break;
-        code = json_is_string(item)
-                   ? append(tokens, json_string_value(item), json_string_length(item))
-                   : malformed_list(path, "item", index + 1);
+        if (!json_is_string(item)) return malformed_list(path, "item", index + 1);
+        CLI_TRY(append(tokens, json_string_value(item), json_string_length(item)));
     }
-    json_decref(list);
-    return code;
+    return CLI_OK;
 }
 
 cli_exit view_read_tokens(const char *path, maps_tokens *tokens)
