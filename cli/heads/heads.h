@@ -41,7 +41,6 @@ typedef struct heads_source {
 typedef struct heads_sources {
     heads_source *items;
     int64_t count, room;
-    char *file; /* what items point into */
     conllu gold;
 } heads_sources;
 
@@ -49,7 +48,6 @@ typedef struct heads_sources {
  */
 cli_exit heads_sources_read(const heads_options *options, const text_model *model,
                             heads_sources *sources);
-void heads_sources_free(heads_sources *sources);
 
 /* What was found. */
 typedef struct heads_found {
@@ -90,7 +88,7 @@ typedef struct heads_row {
     double key; /* what rows are sorted by, the largest first; equal: by layer and head */
 } heads_row;
 
-/* Rows as --layer, --head, --role, --min and --sort say; the caller frees *rows. */
+/* Rows as --layer, --head, --role, --min and --sort say. */
 cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
                       int64_t *count);
 
