@@ -153,10 +153,8 @@ static cli_exit heads(const heads_options *options)
                         "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",
                         options->model, options->model);
     CLI_TRY(heads_sources_read(options, &model, &sources));
-    cli_exit code = heads_measure(options, &model, &sources, &found);
-    if (code == CLI_OK) code = show(options, &found);
-    heads_found_free(&found);
-    return code;
+    CLI_TRY(heads_measure(options, &model, &sources, &found));
+    return show(options, &found);
 }
 
 cli_exit cmd_heads(int count, char *const *arguments)

@@ -65,7 +65,6 @@ typedef struct heads_found {
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
-void heads_found_free(heads_found *found);
 
 /* All scores by number: those of texts, those of random tokens that mean something there
  * ("random_induction"), then accuracies of relations ("amod": the word looks at what it depends on;
@@ -100,9 +99,8 @@ void heads_print(const heads_options *options, const heads_found *found, const h
 
 /* Distances between the heads of each layer: made, and grouped when they have been fed. */
 cli_exit heads_distances_make(heads_found *found);
-void heads_distances_free(heads_found *found);
 
-/* The cluster of each head of a layer; the caller frees *cluster, in either case. */
+/* The cluster of each head of a layer. */
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
                         int64_t *clusters);
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);

@@ -68,16 +68,13 @@ static void measure_head(const heads_found *found, int64_t layer, int64_t head, 
     }
 }
 
-static cli_exit fill(const heads_found *found, int64_t heads, view_roles *roles)
+static void fill(const heads_found *found, int64_t heads, view_roles *roles)
 {
-    CLI_TRY(ARENA_ALLOC(VIEW, found->layers * heads, &roles->items));
-    CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * found->layers * heads, &roles->columns));
     roles->layers = found->layers;
     roles->heads = heads;
     for (int64_t l = 0; l < found->layers; l++)
         for (int64_t h = 0; h < found->heads[l]; h++)
             measure_head(found, l, h, &roles->items[l * heads + h]);
-    return CLI_OK;
 }
 
 cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
@@ -91,13 +88,15 @@ cli_exit view_roles_make(const view_options *options, text_model *model, const a
     heads_source source = {.text = maps->text[0], .bytes = maps->text_bytes[0]};
     const heads_sources sources = {.items = &source, .count = 1};
     heads_found found = {0};
-    cli_exit code = CLI_OK;
     if (!is_wanted(options, maps)) return CLI_OK;
+    const int64_t all = model->layers * model->heads;
+    CLI_TRY(ARENA_ALLOC(VIEW, all, &roles->items));
+    CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * all, &roles->columns));
+    const size_t mark = arena_mark();
     /* Weights that are not finite cannot be measured; view has warned of them. */
-    if (heads_measure(&how, model, &sources, &found) == CLI_OK)
-        code = fill(&found, model->heads, roles);
-    heads_found_free(&found);
-    return code;
+    if (heads_measure(&how, model, &sources, &found) == CLI_OK) fill(&found, model->heads, roles);
+    arena_release(mark);
+    return CLI_OK;
 }
 
 /* ---- drawing ------------------------------------------------------------------------------- */
