@@ -16,8 +16,9 @@ cli_exit maps_alloc(const char *command, int64_t count, size_t size, void **memo
     *memory = count < 0 ? NULL : calloc(count > 0 ? (size_t)count : 1, size);
     if (*memory) return CLI_OK;
     return cli_fail(CLI_NO_MEMORY, command,
-                    "out of memory: %" PRId64 " elements of %zu bytes; choose fewer layers", count,
-                    size);
+                    "out of memory: %" PRId64 " elements of %zu bytes; make the input smaller, or "
+                    "leave the program more memory",
+                    count, size);
 }
 
 char *maps_copy_text(const char *text, size_t bytes)

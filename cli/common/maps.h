@@ -46,10 +46,11 @@ typedef struct maps_picks {
     uint8_t *on;                  /* [L,H] */
 } maps_picks;
 
-/* Memory for count elements of size bytes, zeroed; prints the error where there is none. */
+/* Zeroed memory that the caller frees, for rooms that do not take theirs from the arena yet. Errors
+ * are printed. */
 cli_exit maps_alloc(const char *command, int64_t count, size_t size, void **memory);
 
-/* A copy of bytes with a NUL behind it, or NULL. */
+/* A copy of bytes with a NUL behind it that the caller frees, or NULL. */
 char *maps_copy_text(const char *text, size_t bytes);
 
 /* Make the [H,T,S] array of a layer. */

@@ -98,6 +98,8 @@ mha_status prune_write_svg(const void *job, const mha_sink *sink);
 mha_status prune_write_html(const void *job, const mha_sink *sink);
 
 /* ---- prune_save.c */
+/* Let a net end with the command, or at a mark. Errors are printed. */
+cli_exit prune_keep(mha_transformer *net);
 cli_exit prune_make(prune_job *job);
 cli_exit prune_save(prune_job *job);
 
