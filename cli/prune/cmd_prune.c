@@ -238,16 +238,6 @@ static bool is_terminal(const prune_options *o)
     return !o->quiet && isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
 }
 
-static cli_exit work(prune_job *job, prune_options *o, const char *folder)
-{
-    CLI_TRY(open_model(job, folder));
-    CLI_TRY(fill_options(job, o));
-    CLI_TRY(o->text ? prune_data_from_text(job) : prune_data_from_task(job));
-    CLI_TRY(o->kv_heads > 0 ? share(job) : prune(job));
-    CLI_TRY(write_files(job));
-    return write_folder(job);
-}
-
 cli_exit cmd_prune(int argument_count, char *const *arguments)
 {
     prune_options o = {.keep = -1};
@@ -262,7 +252,10 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     CLI_TRY(find_measure(&o));
     CLI_TRY(check_places(&o));
     prune_job job = {.options = &o, .terminal = is_terminal(&o)};
-    const cli_exit code = work(&job, &o, plain.items[0]);
-    prune_data_free(&job.data);
-    return code;
+    CLI_TRY(open_model(&job, plain.items[0]));
+    CLI_TRY(fill_options(&job, &o));
+    CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
+    CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));
+    CLI_TRY(write_files(&job));
+    return write_folder(&job);
 }

@@ -71,7 +71,6 @@ typedef struct prune_job {
 /* ---- prune_data.c */
 cli_exit prune_data_from_text(prune_job *job);
 cli_exit prune_data_from_task(prune_job *job);
-void prune_data_free(prune_data *data);
 
 /* ---- prune_curve.c */
 cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_quality *quality);
