@@ -1,7 +1,8 @@
-/* The program: finds the subcommand and hands it its arguments.
+/* The program: finds the subcommand, hands it its arguments and ends what it leaves in the arena.
  *
  * A new subcommand is a file cmd_<name>.c, a prototype in commands.h and a line in the list below.
  */
+#include "common/arena.h"
 #include "common/args.h"
 #include "common/commands.h"
 
@@ -127,5 +128,6 @@ int main(int count, char **arguments)
     } else {
         code = run_command(first, count - 2, arguments + 2);
     }
+    arena_close();
     return (int)cli_finish_stdout(NULL, code);
 }

@@ -58,13 +58,11 @@ typedef struct bench_work {
     double flops;
     double bytes; /* that come from memory each time; 0: what is needed fits into caches */
     mha_status (*run)(void *user, int64_t i);
-    void (*free)(void *user);
     void *user;
 } bench_work;
 
-/* Errors are printed. */
+/* What it needs is the arena's. Errors are printed. */
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work);
-void bench_work_free(bench_work *work);
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
@@ -77,9 +75,8 @@ typedef struct bench_machine {
     float *memory;    /* more than caches hold, for reading beside work */
 } bench_machine;
 
-/* Each of the three for at most `seconds`, or a few runs. */
-mha_status bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
-void bench_machine_free(bench_machine *machine);
+/* Each of the three for at most `seconds`, or a few runs. Errors are printed. */
+cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
 
 /* Short pieces of the same, to run beside work: multiply-adds a second (0: not known), and bytes
  * read a second of the i-th piece of a machine's memory. */
@@ -111,9 +108,10 @@ typedef struct bench_limits {
     double seconds, patience;
 } bench_limits;
 
-mha_status bench_measure(mha_context *context, const bench_machine *machine, const bench_work *work,
-                         const bench_limits *limits, bench_result *result);
-void bench_result_free(bench_result *result);
+/* Make the work of a shape and measure it; of the work only what it is stays. Errors are printed.
+ */
+cli_exit bench_measure(mha_context *context, const bench_machine *machine, const bench_shape *shape,
+                       const bench_limits *limits, bench_work *work, bench_result *result);
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
@@ -148,7 +146,6 @@ mha_status bench_write_json(const bench_report *report, const mha_sink *sink);
 /* An older --json; path NULL: none, *older is NULL. Errors are printed. path must outlive it. */
 typedef struct bench_older bench_older;
 cli_exit bench_older_read(const char *path, bench_older **older);
-void bench_older_free(bench_older *older);
 
 /* Say if it was measured in another way, or on another machine. */
 void bench_older_warn(const bench_older *older, const bench_machine *machine);

@@ -2,6 +2,8 @@
  * into caches the memory's; a thread shares them as it shares work, by mha_parallel_for(). */
 #include "bench/bench.h"
 
+#include "common/arena.h"
+
 #include <multihead/component.h>
 
 #include <stdlib.h>
@@ -234,22 +236,16 @@ static double highest(double seconds, const source *of)
     return rate[runs - 3];
 }
 
-mha_status bench_machine_measure(mha_context *context, double seconds, bench_machine *machine)
+cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machine *machine)
 {
     const mha_isa isa = mha_context_isa(context);
-    float *memory = malloc(memory_bytes);
-    if (!memory) return mha_fail(MHA_ERR_NOMEM, "256 MB to read from");
+    float *memory;
+    CLI_TRY(arena_alloc(BENCH, (int64_t)memory_bytes, 1, &memory));
     for (size_t i = 0; i < memory_bytes / sizeof *memory; i++) memory[i] = (float)(i & 7);
     *machine =
         (bench_machine){.isa = isa, .threads = mha_context_threads(context), .memory = memory};
     machine->fma_peak = highest(seconds, &(source){context, fma_loop(isa), NULL});
     machine->int8_peak = highest(seconds, &(source){context, int8_loop(isa), NULL});
     machine->bandwidth = highest(seconds, &(source){context, {0}, memory});
-    return MHA_OK;
-}
-
-void bench_machine_free(bench_machine *machine)
-{
-    free(machine->memory);
-    *machine = (bench_machine){0};
+    return CLI_OK;
 }

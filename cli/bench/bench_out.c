@@ -1,5 +1,6 @@
 /* What was measured, as lines and as JSON; and what an older run says of the same work. */
 #include "bench/bench.h"
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/json_out.h"
 
@@ -8,7 +9,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 double bench_peak(const bench_machine *machine, const bench_work *work)
@@ -198,6 +198,11 @@ static cli_exit check_older(const json_t *root, const char *path)
     return CLI_OK;
 }
 
+static void release_json(void *root)
+{
+    json_decref(root);
+}
+
 cli_exit bench_older_read(const char *path, bench_older **older)
 {
     json_error_t error;
@@ -213,20 +218,11 @@ cli_exit bench_older_read(const char *path, bench_older **older)
     if (!root)
         return cli_fail(CLI_BAD_INPUT, BENCH, "--compare: '%s', line %d: %s", path, error.line,
                         error.text);
-    cli_exit code = check_older(root, path);
-    if (code == CLI_OK) *older = malloc(sizeof **older);
-    if (code == CLI_OK && !*older) code = cli_fail(CLI_NO_MEMORY, BENCH, "out of memory");
-    if (code == CLI_OK)
-        **older = (bench_older){root, path};
-    else
-        json_decref(root);
-    return code;
-}
-
-void bench_older_free(bench_older *older)
-{
-    if (older) json_decref(older->root);
-    free(older);
+    CLI_TRY(arena_keep(BENCH, root, release_json));
+    CLI_TRY(check_older(root, path));
+    CLI_TRY(ARENA_ALLOC(BENCH, 1, older));
+    **older = (bench_older){root, path};
+    return CLI_OK;
 }
 
 void bench_older_warn(const bench_older *older, const bench_machine *machine)

@@ -2,6 +2,8 @@
  */
 #include "bench/bench.h"
 
+#include "common/arena.h"
+
 #include <multihead/component.h>
 
 #include <stdlib.h>
@@ -24,8 +26,8 @@ typedef struct probe_result {
     double seconds, rate;
 } probe_result;
 
-static mha_status probe_make(mha_context *context, const bench_machine *machine,
-                             const bench_work *of, probe *p)
+static cli_exit probe_make(mha_context *context, const bench_machine *machine, const bench_work *of,
+                           probe *p)
 {
     static const bench_shape small = {.kind = BENCH_FORWARD,
                                       .batch = 1,
@@ -35,13 +37,7 @@ static mha_status probe_make(mha_context *context, const bench_machine *machine,
                                       .queries = 256,
                                       .keys = 256};
     *p = (probe){.context = context, .memory = of->bytes > 0 ? machine->memory : NULL};
-    if (p->memory || bench_work_make(context, &small, &p->attention) == CLI_OK) return MHA_OK;
-    return mha_fail(MHA_ERR_NOMEM, "a small attention to probe with");
-}
-
-static void probe_free(probe *p)
-{
-    if (p->attention.free) bench_work_free(&p->attention);
+    return p->memory ? CLI_OK : bench_work_make(context, &small, &p->attention);
 }
 
 static mha_status probe_run(probe *p, probe_result *result)
@@ -155,28 +151,20 @@ static mha_status take_samples(const bench_work *work, const bench_limits *limit
     return status;
 }
 
-mha_status bench_measure(mha_context *context, const bench_machine *machine, const bench_work *work,
-                         const bench_limits *limits, bench_result *result)
+cli_exit bench_measure(mha_context *context, const bench_machine *machine, const bench_shape *shape,
+                       const bench_limits *limits, bench_work *work, bench_result *result)
 {
     probe p;
+    double *scratch;
     *result = (bench_result){0};
-    result->seconds = calloc(BENCH_MOST_SAMPLES, sizeof *result->seconds);
-    result->noise = calloc(BENCH_MOST_SAMPLES, sizeof *result->noise);
-    result->rates = calloc(BENCH_MOST_SAMPLES, sizeof *result->rates);
-    double *scratch = calloc(BENCH_MOST_SAMPLES, sizeof *scratch);
-    mha_status status = probe_make(context, machine, work, &p);
-    if (!result->seconds || !result->noise || !result->rates || !scratch)
-        status = mha_fail(MHA_ERR_NOMEM, "room for samples");
-    if (!status) status = take_samples(work, limits, &p, result, scratch);
-    free(scratch);
-    probe_free(&p);
-    return status;
-}
-
-void bench_result_free(bench_result *result)
-{
-    free(result->seconds);
-    free(result->noise);
-    free(result->rates);
-    *result = (bench_result){0};
+    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &result->seconds));
+    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &result->noise));
+    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &result->rates));
+    const size_t mark = arena_mark();
+    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &scratch));
+    CLI_TRY(bench_work_make(context, shape, work));
+    CLI_TRY(probe_make(context, machine, work, &p));
+    CLI_TRY(cli_check(BENCH, take_samples(work, limits, &p, result, scratch)));
+    arena_release(mark);
+    return CLI_OK;
 }

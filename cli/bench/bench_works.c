@@ -2,11 +2,12 @@
  * makes its tensors, says how many operations and bytes a run takes, and runs. */
 #include "bench/bench.h"
 
+#include "common/arena.h"
+
 #include <multihead/backward.h>
 #include <multihead/component.h>
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const char *bench_kind_name(bench_kind kind)
@@ -33,7 +34,7 @@ static int64_t copies_of(double bytes)
 /* Numbers in -0.5 .. 0.5; the same every time. NULL: out of memory. */
 static float *some_floats(int64_t count)
 {
-    float *x = count > 0 && count < INT64_MAX / 4 ? malloc((size_t)count * sizeof *x) : NULL;
+    float *x = count > 0 ? arena_try(count, sizeof *x) : NULL;
     uint32_t state = 1;
     for (int64_t i = 0; x && i < count; i++) {
         state = state * 1664525u + 1013904223u;
@@ -42,9 +43,10 @@ static float *some_floats(int64_t count)
     return x;
 }
 
-static mha_status too_large(const char *what)
+static cli_exit too_large(const char *what)
 {
-    return mha_fail(MHA_ERR_NOMEM, "out of memory: %s of these sizes; take smaller ones", what);
+    return cli_fail(CLI_NO_MEMORY, BENCH, "out of memory: %s of these sizes; take smaller ones",
+                    what);
 }
 
 /* ---- attention, its gradients, decoding ------------------------------------------------------ */
@@ -57,7 +59,6 @@ typedef struct attention_work {
     mha_tensor k[MOST_COPIES], v[MOST_COPIES];
     mha_kv_cache *cache[MOST_COPIES];
     int64_t copies, lengths[16];
-    float *memory;
     void *mask;
 } attention_work;
 
@@ -76,7 +77,7 @@ static mha_tensor take(float **at, const bench_shape *s, int64_t heads, int64_t 
     return x;
 }
 
-static mha_status make_tensors(attention_work *w)
+static cli_exit make_tensors(attention_work *w)
 {
     const bench_shape *s = &w->shape;
     const bool backward = s->kind == BENCH_BACKWARD;
@@ -84,11 +85,10 @@ static mha_status make_tensors(attention_work *w)
     const int64_t keys = s->batch * s->kv_heads * s->keys * s->head_dim;
     const int64_t rows = s->batch * s->heads * s->queries, stored = s->cache ? 1 : w->copies;
     const bool countable = queries < INT64_MAX / 32 && keys < INT64_MAX / 32 / stored;
+    float *at = NULL;
     if (countable)
-        w->memory =
-            some_floats((backward ? 4 : 2) * queries + (backward ? 4 : 2 * stored) * keys + rows);
-    if (!w->memory) return too_large("tensors");
-    float *at = w->memory;
+        at = some_floats((backward ? 4 : 2) * queries + (backward ? 4 : 2 * stored) * keys + rows);
+    if (!at) return too_large("tensors");
     w->q = take(&at, s, s->heads, s->queries);
     w->o = take(&at, s, s->heads, s->queries);
     for (int64_t i = 0; i < stored; i++) {
@@ -102,7 +102,7 @@ static mha_status make_tensors(attention_work *w)
         w->dv = take(&at, s, s->kv_heads, s->keys);
     }
     w->lse = mha_tensor_contiguous(at, MHA_F32, 3, (int64_t[]){s->batch, s->heads, s->queries});
-    return MHA_OK;
+    return CLI_OK;
 }
 
 /* A fifth of the blocks: the diagonal, and others at random. Returns the share. */
@@ -122,7 +122,7 @@ static double mask_blocks(attention_work *w)
 {
     const int64_t rows = (w->shape.queries + BLOCK - 1) / BLOCK;
     const int64_t columns = (w->shape.keys + BLOCK - 1) / BLOCK;
-    w->mask = malloc((size_t)(rows * columns));
+    w->mask = arena_try(rows * columns, 1);
     if (!w->mask) return 0;
     w->extra = mha_tensor_contiguous(w->mask, MHA_U8, 4, (int64_t[]){1, 1, rows, columns});
     w->desc.keep_blocks = &w->extra;
@@ -134,7 +134,7 @@ static double mask_dense(attention_work *w)
 {
     const int64_t rows = w->shape.queries, columns = w->shape.keys, pairs = rows * columns;
     const bool bias = w->shape.mask == BENCH_MASK_BIAS;
-    w->mask = bias ? (void *)some_floats(pairs) : malloc((size_t)pairs);
+    w->mask = bias ? (void *)some_floats(pairs) : arena_try(pairs, 1);
     if (!w->mask) return 0;
     w->extra = mha_tensor_contiguous(w->mask, bias ? MHA_F32 : MHA_U8, 4,
                                      (int64_t[]){1, 1, rows, columns});
@@ -178,7 +178,12 @@ static double set_mask(attention_work *w)
     return 0;
 }
 
-static mha_status fill_caches(attention_work *w)
+static void destroy_cache(void *cache)
+{
+    mha_kv_cache_destroy(cache);
+}
+
+static cli_exit fill_caches(attention_work *w)
 {
     const bench_shape *s = &w->shape;
     const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
@@ -186,12 +191,12 @@ static mha_status fill_caches(attention_work *w)
                                     .kv_heads = s->kv_heads,
                                     .capacity = s->keys,
                                     .head_dim = s->head_dim};
-    mha_status status = MHA_OK;
-    for (int64_t i = 0; i < w->copies && !status; i++) {
-        status = mha_kv_cache_create(w->context, &desc, &w->cache[i]);
-        if (!status) status = mha_kv_cache_append(w->cache[i], &w->k[0], &w->v[0], NULL);
+    for (int64_t i = 0; i < w->copies; i++) {
+        CLI_TRY(cli_check(BENCH, mha_kv_cache_create(w->context, &desc, &w->cache[i])));
+        CLI_TRY(arena_keep(BENCH, w->cache[i], destroy_cache));
+        CLI_TRY(cli_check(BENCH, mha_kv_cache_append(w->cache[i], &w->k[0], &w->v[0], NULL)));
     }
-    return status;
+    return CLI_OK;
 }
 
 static mha_status run_attention(void *user, int64_t i)
@@ -213,41 +218,32 @@ static mha_status run_backward(void *user, int64_t i)
                                   &w->dout, &gradients);
 }
 
-static void free_attention(void *user)
-{
-    attention_work *w = user;
-    for (int64_t i = 0; i < w->copies; i++) mha_kv_cache_destroy(w->cache[i]);
-    free(w->memory);
-    free(w->mask);
-    free(w);
-}
-
-static mha_status make_attention(mha_context *context, bench_work *work)
+static cli_exit make_attention(mha_context *context, bench_work *work)
 {
     const bench_shape *s = &work->shape;
-    attention_work *w = calloc(1, sizeof *w);
-    if (!w) return mha_fail(MHA_ERR_NOMEM, "a benchmark");
-    work->user = w, work->free = free_attention;
+    attention_work *w;
+    CLI_TRY(ARENA_ALLOC(BENCH, 1, &w));
+    work->user = w;
     work->run = s->kind == BENCH_BACKWARD ? run_backward : run_attention;
     *w = (attention_work){.context = context, .shape = *s};
     w->desc.struct_size = sizeof w->desc;
     if (s->int8) w->desc.compute = MHA_COMPUTE_INT8;
     const double keys_bytes = 8.0 * (double)(s->batch * s->kv_heads * s->keys * s->head_dim);
     w->copies = s->kind == BENCH_DECODE ? copies_of(keys_bytes) : 1;
-    mha_status status = make_tensors(w);
-    const double share = status ? 1 : set_mask(w);
-    if (share == 0) status = too_large("a mask");
-    if (!status && s->cache) status = fill_caches(w);
-    if (!status && s->kind == BENCH_BACKWARD) {
+    CLI_TRY(make_tensors(w));
+    const double share = set_mask(w);
+    if (share == 0) return too_large("a mask");
+    if (s->cache) CLI_TRY(fill_caches(w));
+    if (s->kind == BENCH_BACKWARD) {
         const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
-        status =
-            mha_attention_forward(context, &w->desc, &w->q, &w->k[0], &w->v[0], &w->o, &outputs);
+        CLI_TRY(cli_check(BENCH, mha_attention_forward(context, &w->desc, &w->q, &w->k[0], &w->v[0],
+                                                       &w->o, &outputs)));
     }
     const double products = s->kind == BENCH_BACKWARD ? 5 : 2; /* of T x S x D */
     work->flops = 2 * products * (double)(s->batch * s->heads * s->queries * s->head_dim) *
                   (double)s->keys * share;
     work->bytes = s->kind == BENCH_DECODE ? keys_bytes : 0;
-    return status;
+    return CLI_OK;
 }
 
 /* ---- the module ------------------------------------------------------------------------------ */
@@ -258,7 +254,6 @@ typedef struct module_work {
     mha_attention_desc desc;
     mha_module_outputs outputs;
     mha_tensor x, out, average;
-    float *memory;
 } module_work;
 
 static mha_status run_module(void *user, int64_t i)
@@ -269,46 +264,41 @@ static mha_status run_module(void *user, int64_t i)
                               w->average.data ? &w->outputs : NULL);
 }
 
-static void free_module(void *user)
+static void destroy_module(void *module)
 {
-    module_work *w = user;
-    mha_module_destroy(w->module);
-    free(w->memory);
-    free(w);
+    mha_module_destroy(module);
 }
 
 /* All parameters from one array, which must be as large as the largest. */
-static mha_status set_parameters(mha_module *module, float *numbers)
+static cli_exit set_parameters(mha_module *module, float *numbers)
 {
     mha_module_parameter parameter;
-    mha_status status = MHA_OK;
-    for (int64_t i = 0; !status && mha_module_parameter_at(module, i, &parameter); i++) {
+    for (int64_t i = 0; mha_module_parameter_at(module, i, &parameter); i++) {
         const mha_tensor value =
             mha_tensor_contiguous(numbers, MHA_F32, parameter.ndim, parameter.shape);
-        status = mha_module_set_parameter(module, parameter.name, &value);
+        CLI_TRY(cli_check(BENCH, mha_module_set_parameter(module, parameter.name, &value)));
     }
-    return status;
+    return CLI_OK;
 }
 
-static mha_status make_module(mha_context *context, bench_work *work)
+static cli_exit make_module(mha_context *context, bench_work *work)
 {
     const bench_shape *s = &work->shape;
     const int64_t width = s->heads * s->head_dim, rows = s->batch * s->queries;
     const int64_t projected = width + 2 * s->kv_heads * s->head_dim;
     const int64_t weights = s->need_weights ? rows * s->keys : 0, parameters = 3 * width * width;
-    module_work *w = calloc(1, sizeof *w);
-    if (!w) return mha_fail(MHA_ERR_NOMEM, "a benchmark");
-    work->user = w, work->free = free_module, work->run = run_module;
+    module_work *w;
+    CLI_TRY(ARENA_ALLOC(BENCH, 1, &w));
+    work->user = w, work->run = run_module;
     w->context = context;
-    w->memory = some_floats(2 * rows * width + weights + parameters);
-    if (!w->memory) return too_large("a module");
+    float *at = some_floats(2 * rows * width + weights + parameters);
+    if (!at) return too_large("a module");
     const mha_module_desc desc = {.struct_size = sizeof desc,
                                   .embed_dim = width,
                                   .num_heads = s->heads,
                                   .kv_heads = s->kv_heads,
                                   .head_dim = s->head_dim};
     const int64_t shape[] = {s->batch, s->queries, width};
-    float *at = w->memory;
     w->x = mha_tensor_contiguous(at, MHA_F32, 3, shape);
     w->out = mha_tensor_contiguous(at += rows * width, MHA_F32, 3, shape);
     at += rows * width;
@@ -319,12 +309,13 @@ static mha_status make_module(mha_context *context, bench_work *work)
                                       .average_probabilities = &w->average};
     w->desc.struct_size = sizeof w->desc;
     if (s->mask == BENCH_MASK_CAUSAL) w->desc.flags |= MHA_ATTENTION_CAUSAL;
-    mha_status status = mha_module_create(context, &desc, &w->module);
-    if (!status) status = set_parameters(w->module, at + weights);
+    CLI_TRY(cli_check(BENCH, mha_module_create(context, &desc, &w->module)));
+    CLI_TRY(arena_keep(BENCH, w->module, destroy_module));
+    CLI_TRY(set_parameters(w->module, at + weights));
     const double n = (double)s->queries, pairs = w->desc.flags ? n * (n + 1) / 2 : n * n;
     work->flops = 2.0 * (double)rows * (double)width * (double)(projected + width) +
                   4.0 * (double)(s->batch * width) * pairs;
-    return status;
+    return CLI_OK;
 }
 
 /* ---- a linear layer -------------------------------------------------------------------------- */
@@ -334,7 +325,6 @@ typedef struct gemm_work {
     mha_linear *linear[MOST_COPIES];
     int64_t copies;
     mha_tensor x, y;
-    float *memory;
 } gemm_work;
 
 static mha_status run_gemm(void *user, int64_t i)
@@ -344,38 +334,35 @@ static mha_status run_gemm(void *user, int64_t i)
                               &w->y);
 }
 
-static void free_gemm(void *user)
+static void destroy_linear(void *linear)
 {
-    gemm_work *w = user;
-    for (int64_t i = 0; i < w->copies; i++) mha_linear_destroy(w->linear[i]);
-    free(w->memory);
-    free(w);
+    mha_linear_destroy(linear);
 }
 
 /* One row waits for its weights, which then come from memory. */
-static mha_status make_gemm(mha_context *context, bench_work *work)
+static cli_exit make_gemm(mha_context *context, bench_work *work)
 {
     const bench_shape *s = &work->shape;
     const double weight_bytes = 4.0 * (double)s->outputs * (double)s->inputs;
-    gemm_work *w = calloc(1, sizeof *w);
-    if (!w) return mha_fail(MHA_ERR_NOMEM, "a benchmark");
-    work->user = w, work->free = free_gemm, work->run = run_gemm;
+    gemm_work *w;
+    CLI_TRY(ARENA_ALLOC(BENCH, 1, &w));
+    work->user = w, work->run = run_gemm;
     w->context = context;
     w->copies = s->rows == 1 ? copies_of(weight_bytes) : 1;
-    w->memory = some_floats(s->rows * (s->inputs + s->outputs) + s->outputs * s->inputs);
-    if (!w->memory) return too_large("a product");
-    float *at = w->memory;
+    float *at = some_floats(s->rows * (s->inputs + s->outputs) + s->outputs * s->inputs);
+    if (!at) return too_large("a product");
     w->x = mha_tensor_contiguous(at, MHA_F32, 2, (int64_t[]){s->rows, s->inputs});
     w->y = mha_tensor_contiguous(at += s->rows * s->inputs, MHA_F32, 2,
                                  (int64_t[]){s->rows, s->outputs});
     const mha_tensor weight = mha_tensor_contiguous(at + s->rows * s->outputs, MHA_F32, 2,
                                                     (int64_t[]){s->outputs, s->inputs});
-    mha_status status = MHA_OK;
-    for (int64_t i = 0; i < w->copies && !status; i++)
-        status = mha_linear_create(context, &weight, NULL, &w->linear[i]);
+    for (int64_t i = 0; i < w->copies; i++) {
+        CLI_TRY(cli_check(BENCH, mha_linear_create(context, &weight, NULL, &w->linear[i])));
+        CLI_TRY(arena_keep(BENCH, w->linear[i], destroy_linear));
+    }
     work->flops = 2.0 * (double)s->rows * (double)s->outputs * (double)s->inputs;
     work->bytes = s->rows == 1 ? weight_bytes : 0;
-    return status;
+    return CLI_OK;
 }
 
 /* ---- the choice ------------------------------------------------------------------------------ */
@@ -405,16 +392,7 @@ cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_w
                  (long long)shape->outputs, (long long)shape->inputs);
     else
         name_attention(work);
-    mha_status status = shape->kind == BENCH_GEMM     ? make_gemm(context, work)
-                        : shape->kind == BENCH_MODULE ? make_module(context, work)
-                                                      : make_attention(context, work);
-    if (status == MHA_OK) return CLI_OK;
-    bench_work_free(work);
-    return cli_fail_status(BENCH, status);
-}
-
-void bench_work_free(bench_work *work)
-{
-    if (work->user) work->free(work->user);
-    work->user = NULL, work->free = NULL;
+    return shape->kind == BENCH_GEMM     ? make_gemm(context, work)
+           : shape->kind == BENCH_MODULE ? make_module(context, work)
+                                         : make_attention(context, work);
 }

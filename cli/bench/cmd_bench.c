@@ -1,12 +1,13 @@
 /* multihead bench: attention as a fraction of this machine's peak, measured in the same run
  * (bench_machine.c); only samples taken while the machine was otherwise idle count. */
 #include "bench/bench.h"
+#include "common/arena.h"
 #include "common/commands.h"
+#include "common/contexts.h"
 #include "common/files.h"
 #include "common/option_rows.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct bench_options {
@@ -266,21 +267,16 @@ static bench_limits limits_of(const bench_options *o)
 static cli_exit measure_row(mha_context *context, const bench_limits *limits,
                             const bench_shape *shape, const bench_machine *machine, bench_row *row)
 {
-    cli_exit code = CLI_OK;
     if (shape->int8) { /* its twin, first */
         bench_shape twin = *shape;
         twin.int8 = false;
-        code = measure_row(context, limits, &twin, machine, row);
+        CLI_TRY(measure_row(context, limits, &twin, machine, row));
         row->f32 = row->result.median;
-        bench_result_free(&row->result);
     }
-    if (code == CLI_OK) code = bench_work_make(context, shape, &row->work);
-    if (code != CLI_OK) return code;
-    mha_status status = bench_measure(context, machine, &row->work, limits, &row->result);
-    bench_work_free(&row->work);
+    CLI_TRY(bench_measure(context, machine, shape, limits, &row->work, &row->result));
     row->limit = bench_limit(machine, &row->work, row->result.beside);
     row->best = bench_limit(machine, &row->work, row->result.most);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(BENCH, status);
+    return CLI_OK;
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
@@ -295,10 +291,8 @@ static mha_status draw_roofline(const void *user, const mha_sink *sink)
 
 static cli_exit write_outputs(const bench_options *o, const bench_report *report)
 {
-    mha_status status = MHA_OK;
-    if (o->json) status = files_draw("-", draw_json, report);
-    if (!status && o->svg) status = files_draw(o->svg, draw_roofline, report);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(BENCH, status);
+    if (o->json) CLI_TRY(cli_check(BENCH, files_draw("-", draw_json, report)));
+    return o->svg ? cli_check(BENCH, files_draw(o->svg, draw_roofline, report)) : CLI_OK;
 }
 
 /* What only shows once the machine was measured, before minutes are spent on rows. */
@@ -318,16 +312,14 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
     const bench_limits limits = limits_of(o);
     cli_note(o->quiet || !o->json, "measuring the machine, then %d row%s", report->count,
              report->count == 1 ? "" : "s");
-    mha_status status = bench_machine_measure(
-        context, limits.patience < 0.5 ? limits.patience : 0.5, &report->machine);
-    if (status) return cli_fail_status(BENCH, status);
+    CLI_TRY(bench_machine_measure(context, limits.patience < 0.5 ? limits.patience : 0.5,
+                                  &report->machine));
     int found = 0; /* of rows that are in the older file too */
-    cli_exit code = check_machine(o, &report->machine, older);
-    if (code == CLI_OK && !o->json) bench_print_machine(&report->machine);
-    for (int i = 0; i < report->count && code == CLI_OK; i++) {
+    CLI_TRY(check_machine(o, &report->machine, older));
+    if (!o->json) bench_print_machine(&report->machine);
+    for (int i = 0; i < report->count; i++) {
         bench_row *row = &report->rows[i];
-        code = measure_row(context, &limits, &shapes[i], &report->machine, row);
-        if (code != CLI_OK) break;
+        CLI_TRY(measure_row(context, &limits, &shapes[i], &report->machine, row));
         row->before = bench_older_median(older, row->work.name);
         found += row->before > 0;
         if (!o->json) bench_print_row(&report->machine, row);
@@ -338,32 +330,21 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
                      "measure again",
                      row->work.name);
     }
-    if (code == CLI_OK && older && !found)
+    if (older && !found)
         cli_warn(BENCH, "--compare: '%s' has no row '%s'%s", o->compare, report->rows[0].work.name,
                  report->count > 1 ? " or another of these" : "");
-    return code == CLI_OK ? write_outputs(o, report) : code;
+    return write_outputs(o, report);
 }
 
 static cli_exit bench(const bench_options *o, const bench_shape *shapes, int count)
 {
-    const mha_context_desc desc = {
-        .struct_size = sizeof desc, .num_threads = (int32_t)o->threads, .isa = (mha_isa)o->isa};
-    mha_context *context = NULL;
-    bench_older *older = NULL;
-    mha_status status = mha_context_create(&desc, &context);
-    if (status) return cli_fail_status(BENCH, status);
+    mha_context *context;
+    bench_older *older;
     bench_report report = {.count = count};
-    report.rows = calloc((size_t)count, sizeof *report.rows);
-    cli_exit code = CLI_OK;
-    if (!report.rows) code = cli_fail(CLI_NO_MEMORY, BENCH, "out of memory");
-    if (code == CLI_OK) code = bench_older_read(o->compare, &older);
-    if (code == CLI_OK) code = measure_all(o, context, shapes, older, &report);
-    bench_older_free(older);
-    for (int i = 0; report.rows && i < count; i++) bench_result_free(&report.rows[i].result);
-    free(report.rows);
-    bench_machine_free(&report.machine);
-    mha_context_destroy(context);
-    return code;
+    CLI_TRY(context_make(BENCH, (mha_isa)o->isa, o->threads, &context));
+    CLI_TRY(ARENA_ALLOC(BENCH, count, &report.rows));
+    CLI_TRY(bench_older_read(o->compare, &older));
+    return measure_all(o, context, shapes, older, &report);
 }
 
 static cli_exit check_options(const bench_options *o)
@@ -374,8 +355,7 @@ static cli_exit check_options(const bench_options *o)
         return cli_fail(CLI_USAGE, BENCH, "--patience is negative");
     if (o->svg && !strcmp(o->svg, "-"))
         return cli_fail(CLI_USAGE, BENCH, "--svg -: stdout has the rows; name a file for the plot");
-    const mha_status status = o->svg ? files_check_place(o->svg) : MHA_OK;
-    if (status) return cli_fail_status(BENCH, status);
+    if (o->svg) CLI_TRY(cli_check(BENCH, files_check_place(o->svg)));
     return check_mask(o);
 }
 
@@ -400,22 +380,21 @@ cli_exit cmd_bench(int count, char *const *arguments)
         return CLI_OK;
     }
     if (count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
-    if (code == CLI_OK) code = check_options(&options);
-    if (code != CLI_OK) return code;
+    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(check_options(&options));
     if (plain.count != 1)
         return cli_fail(CLI_USAGE, BENCH,
                         "name one work: forward, backward, decode, module, gemm or all");
     if (!strcmp(plain.items[0], "all")) {
-        code = check_work(&options, BENCH_KINDS, true);
-        return code == CLI_OK ? bench(&options, all_shapes, ALL_SHAPES) : code;
+        CLI_TRY(check_work(&options, BENCH_KINDS, true));
+        return bench(&options, all_shapes, ALL_SHAPES);
     }
     for (int kind = 0; kind < BENCH_KINDS; kind++) {
         if (strcmp(plain.items[0], bench_kind_name((bench_kind)kind)) != 0) continue;
         const bench_shape shape = shape_of(&options, (bench_kind)kind);
-        code = check_work(&options, (bench_kind)kind, false);
-        if (code == CLI_OK) code = check_shape(&shape);
-        return code == CLI_OK ? bench(&options, &shape, 1) : code;
+        CLI_TRY(check_work(&options, (bench_kind)kind, false));
+        CLI_TRY(check_shape(&shape));
+        return bench(&options, &shape, 1);
     }
     return unknown_work(plain.items[0]);
 }

@@ -8,7 +8,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { DEFAULT_LENGTH = 1024 };
@@ -62,11 +61,10 @@ static cli_exit take_like(const char *command, const char *name, config *out)
 static cli_exit take_folder(const char *command, const char *folder, config *out)
 {
     mha_model_shape shape = {.struct_size = sizeof shape};
-    mha_status status = mha_model_read_shape(folder, &shape);
-    if (status != MHA_OK) return cli_fail_status(command, status);
-    char *name = maps_name_of_path(folder);
-    snprintf(out->name, sizeof out->name, "%s (%s)", name ? name : folder, shape.architecture);
-    free(name);
+    char *name;
+    CLI_TRY(cli_check(command, mha_model_read_shape(folder, &shape)));
+    CLI_TRY(maps_name_of_path(command, folder, &name));
+    snprintf(out->name, sizeof out->name, "%s (%s)", name, shape.architecture);
     out->source = "its config.json";
     out->causal = shape.flags & MHA_MODEL_SHAPE_CAUSAL;
     out->encoder = !out->causal;
@@ -186,11 +184,10 @@ cli_exit config_resolve(const char *command, const config_options *o, config *ou
     if (o->like && o->model)
         return cli_fail(CLI_USAGE, command, "--like %s and the folder '%s': one of them is enough",
                         o->like, o->model);
-    cli_exit code = o->like    ? take_like(command, o->like, out)
-                    : o->model ? take_folder(command, o->model, out)
-                               : take_plain(command, o, out);
-    if (code == CLI_OK) code = fill_sizes(command, o, &out->shape);
-    if (code != CLI_OK) return code;
+    CLI_TRY(o->like    ? take_like(command, o->like, out)
+            : o->model ? take_folder(command, o->model, out)
+                       : take_plain(command, o, out));
+    CLI_TRY(fill_sizes(command, o, &out->shape));
     counts_shape *s = &out->shape;
     if ((o->like || o->model) &&
         (o->embed || o->heads || o->kv_heads || o->head_dim || o->layers || o->bias)) {

@@ -58,6 +58,11 @@ cli_exit cli_fail_status(const char *command, mha_status status)
     return cli_fail(code, command, "%s", *detail ? detail : mha_status_text(status));
 }
 
+cli_exit cli_check(const char *command, mha_status status)
+{
+    return status == MHA_OK ? CLI_OK : cli_fail_status(command, status);
+}
+
 void cli_warn(const char *command, const char *format, ...)
 {
     va_list arguments;

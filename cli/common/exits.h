@@ -25,6 +25,13 @@ typedef enum cli_exit {
 #undef CLI_EXIT_ENUM
 } cli_exit;
 
+/* Leave the function with the exit code of a call that failed. */
+#define CLI_TRY(call)                              \
+    do {                                           \
+        const cli_exit try_code_ = (call);         \
+        if (try_code_ != CLI_OK) return try_code_; \
+    } while (0)
+
 /* Print "multihead: command: message" on stderr and return code. */
 cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) MHA_PRINTF(3, 4);
 
@@ -32,6 +39,9 @@ cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) M
  * exits.c gives its status. MHA_ERR_CALLBACK, which only the program's own callbacks return, is
  * silent: the error is already reported, or there is none to report. */
 cli_exit cli_fail_status(const char *command, mha_status status);
+
+/* CLI_OK for MHA_OK, else cli_fail_status(). */
+cli_exit cli_check(const char *command, mha_status status);
 
 /* "multihead: command: warning: ..." on stderr. */
 void cli_warn(const char *command, const char *format, ...) MHA_PRINTF(2, 3);

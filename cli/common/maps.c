@@ -2,6 +2,8 @@
 #define _XOPEN_SOURCE 700 /* realpath */
 #include "common/maps.h"
 
+#include "common/arena.h"
+
 #include <multihead/base.h>
 #include <multihead/render.h>
 
@@ -14,8 +16,9 @@ cli_exit maps_alloc(const char *command, int64_t count, size_t size, void **memo
     *memory = count < 0 ? NULL : calloc(count > 0 ? (size_t)count : 1, size);
     if (*memory) return CLI_OK;
     return cli_fail(CLI_NO_MEMORY, command,
-                    "out of memory: %" PRId64 " elements of %zu bytes; choose fewer layers", count,
-                    size);
+                    "out of memory: %" PRId64 " elements of %zu bytes; make the input smaller, or "
+                    "leave the program more memory",
+                    count, size);
 }
 
 char *maps_copy_text(const char *text, size_t bytes)
@@ -31,41 +34,11 @@ cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer
 {
     int64_t shape[] = {maps->heads, maps->rows.count, maps->cols.count}, count;
     mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
-    mha_status status = mha_tensor_count(&all, &count);
-    if (status != MHA_OK) return cli_fail_status(command, status);
-    void *memory;
-    cli_exit code = maps_alloc(command, count, sizeof(float), &memory);
-    maps->layer[layer] = memory;
-    return code;
+    CLI_TRY(cli_check(command, mha_tensor_count(&all, &count)));
+    return ARENA_ALLOC(command, count, &maps->layer[layer]);
 }
 
-void maps_tokens_free(maps_tokens *tokens)
-{
-    for (int64_t i = 0; tokens->items && i < tokens->count; i++) {
-        free(tokens->items[i].text);
-        free(tokens->items[i].label);
-    }
-    free(tokens->items);
-    *tokens = (maps_tokens){0};
-}
-
-void maps_free(attention_maps *maps)
-{
-    for (int64_t i = 0; maps->layer && i < maps->layers; i++) free(maps->layer[i]);
-    free(maps->layer);
-    for (int64_t i = 0; maps->twin && i < maps->layers; i++) free(maps->twin[i]);
-    free(maps->twin);
-    if (maps->cols.items != maps->rows.items) maps_tokens_free(&maps->cols);
-    maps_tokens_free(&maps->rows);
-    maps_tokens_free(&maps->tokens);
-    maps_tokens_free(&maps->other);
-    for (int i = 0; i < 2; i++) free(maps->text[i]);
-    free(maps->name);
-    free(maps->architecture);
-    *maps = (struct attention_maps){0};
-}
-
-char *maps_name_of_path(const char *path)
+cli_exit maps_name_of_path(const char *command, const char *path, char **out)
 {
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
@@ -76,11 +49,10 @@ char *maps_name_of_path(const char *path)
     /* "." and ".." say nothing: ask where they lead. */
     if ((bytes == 1 && name[0] == '.') || (bytes == 2 && !strncmp(name, "..", 2))) {
         char *resolved = realpath(path, NULL);
-        char *resolved_name = resolved ? maps_name_of_path(resolved) : NULL;
-        free(resolved);
-        if (resolved_name) return resolved_name;
+        CLI_TRY(arena_keep(command, resolved, free));
+        if (resolved) return maps_name_of_path(command, resolved, out);
     }
-    return maps_copy_text(bytes > 0 ? name : "/", bytes > 0 ? bytes : 1);
+    return arena_text(command, bytes > 0 ? name : "/", bytes > 0 ? bytes : 1, out);
 }
 
 size_t maps_valid_utf8(const char *text, size_t bytes)

@@ -1,7 +1,7 @@
 /* Attention maps as the program holds them, wherever they come from, and which of them are wanted.
  *
  * Letters as in attention.h: L layers, H heads, T rows (queries), S columns (keys). Heads are
- * counted from 0 and written L0H3.
+ * counted from 0 and written L0H3. All memory is the arena's.
  */
 #ifndef CLI_MAPS_H
 #define CLI_MAPS_H
@@ -46,21 +46,18 @@ typedef struct maps_picks {
     uint8_t *on;                  /* [L,H] */
 } maps_picks;
 
-void maps_free(attention_maps *maps);
-void maps_tokens_free(maps_tokens *tokens);
-void maps_picks_free(maps_picks *picks);
-
-/* Memory for count elements of size bytes, zeroed; prints the error where there is none. */
+/* Zeroed memory that the caller frees, for rooms that do not take theirs from the arena yet. Errors
+ * are printed. */
 cli_exit maps_alloc(const char *command, int64_t count, size_t size, void **memory);
 
-/* A copy of bytes with a NUL behind it, or NULL. */
+/* A copy of bytes with a NUL behind it that the caller frees, or NULL. */
 char *maps_copy_text(const char *text, size_t bytes);
 
 /* Make the [H,T,S] array of a layer. */
 cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer);
 
-/* The last part of a path, as a title: "models/bert/" gives "bert". The caller frees it. */
-char *maps_name_of_path(const char *path);
+/* The last part of a path, as a title: "models/bert/" gives "bert". */
+cli_exit maps_name_of_path(const char *command, const char *path, char **name);
 
 /* Bytes of text that are valid UTF-8 from its start: all of them, or where it goes wrong. */
 size_t maps_valid_utf8(const char *text, size_t bytes);

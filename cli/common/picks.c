@@ -1,8 +1,8 @@
 /* Which heads are wanted: the lists of --layer and --head. */
+#include "common/arena.h"
 #include "common/maps.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* A list being parsed: its option, and what may be named. */
@@ -50,9 +50,9 @@ static cli_exit take_range(const pick_list *list, const char **at, int64_t first
         ++*at;
         if (!take_number(at, &last) || last < first) return malformed(list);
     }
-    cli_exit code = check_below(list, what, last, count);
-    for (int64_t i = first; i <= last && code == CLI_OK; i++) on[i] = 1;
-    return code;
+    CLI_TRY(check_below(list, what, last, count));
+    for (int64_t i = first; i <= last; i++) on[i] = 1;
+    return CLI_OK;
 }
 
 /* The head behind "L4H" or "4.". */
@@ -60,9 +60,8 @@ static cli_exit take_located(pick_list *list, const char **at, int64_t layer)
 {
     int64_t head;
     if (!take_number(at, &head)) return malformed(list);
-    cli_exit code = check_below(list, "layer", layer, list->layers);
-    if (code == CLI_OK) code = check_below(list, "head", head, list->heads);
-    if (code != CLI_OK) return code;
+    CLI_TRY(check_below(list, "layer", layer, list->layers));
+    CLI_TRY(check_below(list, "head", head, list->heads));
     list->located = true;
     list->picks->on[layer * list->heads + head] = 1;
     return CLI_OK;
@@ -97,8 +96,7 @@ static cli_exit take_list(pick_list *list, const args_texts *texts,
     for (int i = 0; i < texts->count; i++) {
         const char *at = list->text = texts->items[i];
         for (;;) {
-            cli_exit code = take(list, &at);
-            if (code != CLI_OK) return code;
+            CLI_TRY(take(list, &at));
             if (!*at) break;
             if (*at++ != ',') return malformed(list);
         }
@@ -109,10 +107,9 @@ static cli_exit take_list(pick_list *list, const args_texts *texts,
 static cli_exit take_lists(pick_list *list, const args_texts *layers, const args_texts *heads)
 {
     list->option = "--layer";
-    cli_exit code = take_list(list, layers, take_layer);
+    CLI_TRY(take_list(list, layers, take_layer));
     list->option = "--head";
-    if (code == CLI_OK) code = take_list(list, heads, take_head);
-    if (code != CLI_OK) return code;
+    CLI_TRY(take_list(list, heads, take_head));
     if (list->located && !list->plain && layers->count > 0)
         return cli_fail(CLI_USAGE, list->command,
                         "--head %s names its layer already; leave out --layer", list->text);
@@ -136,28 +133,14 @@ cli_exit maps_pick(const char *command, const args_texts *layers, const args_tex
                    int64_t layer_count, int64_t head_count, maps_picks *picks)
 {
     *picks = (maps_picks){.layers = layer_count, .heads = head_count};
-    void *on = NULL, *layer_on = NULL, *head_on = NULL;
-    cli_exit code = maps_alloc(command, layer_count * head_count, 1, &on);
-    if (code == CLI_OK) code = maps_alloc(command, layer_count, 1, &layer_on);
-    if (code == CLI_OK) code = maps_alloc(command, head_count, 1, &head_on);
-    picks->on = on;
-    pick_list list = {.command = command,
-                      .layers = layer_count,
-                      .heads = head_count,
-                      .layer_on = layer_on,
-                      .head_on = head_on,
-                      .picks = picks};
-    if (code == CLI_OK) code = take_lists(&list, layers, heads);
-    if (code == CLI_OK) cross(&list, layers->count == 0, heads->count == 0);
-    free(layer_on);
-    free(head_on);
-    return code;
-}
-
-void maps_picks_free(maps_picks *picks)
-{
-    free(picks->on);
-    *picks = (maps_picks){0};
+    pick_list list = {
+        .command = command, .layers = layer_count, .heads = head_count, .picks = picks};
+    CLI_TRY(ARENA_ALLOC(command, layer_count * head_count, &picks->on));
+    CLI_TRY(ARENA_ALLOC(command, layer_count, &list.layer_on));
+    CLI_TRY(ARENA_ALLOC(command, head_count, &list.head_on));
+    CLI_TRY(take_lists(&list, layers, heads));
+    cross(&list, layers->count == 0, heads->count == 0);
+    return CLI_OK;
 }
 
 int64_t maps_picks_in_layer(const maps_picks *picks, int64_t layer)

@@ -1,21 +1,18 @@
 /* See text_model.h. */
 #include "common/text_model.h"
 
+#include "common/arena.h"
+#include "common/contexts.h"
+
 #include <multihead/component.h>
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------------------------------------
  * Opening
  * --------------------------------------------------------------------------------------------- */
-
-static cli_exit fail_status(const text_model *model, mha_status status)
-{
-    return cli_fail_status(model->command, status);
-}
 
 static mha_status describe(text_model *model)
 {
@@ -43,39 +40,46 @@ static mha_status describe(text_model *model)
                     model->folder);
 }
 
+static void destroy_model(void *model)
+{
+    mha_model_destroy(model);
+}
+
+static void destroy_activations(void *activations)
+{
+    mha_activations_destroy(activations);
+}
+
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
                          text_model *model)
 {
     *model = (text_model){.command = command, .folder = folder};
-    model->name = maps_name_of_path(folder);
-    if (!model->name) return cli_fail(CLI_NO_MEMORY, command, "out of memory: a name");
-    const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = (int32_t)threads};
-    mha_status status = mha_context_create(&desc, &model->context);
-    if (status == MHA_OK) status = mha_model_load(model->context, folder, NULL, &model->model);
-    if (status == MHA_OK) status = describe(model);
-    return status == MHA_OK ? CLI_OK : fail_status(model, status);
+    CLI_TRY(maps_name_of_path(command, folder, &model->name));
+    CLI_TRY(context_make(command, MHA_ISA_AUTO, threads, &model->context));
+    CLI_TRY(cli_check(command, mha_model_load(model->context, folder, NULL, &model->model)));
+    CLI_TRY(arena_keep(command, model->model, destroy_model));
+    return cli_check(command, describe(model));
 }
 
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
                          maps_picks *picks)
 {
     const int64_t *have = model->encoder ? NULL : model->desc.layer_heads;
-    cli_exit code = maps_pick(model->command, layers, heads, model->layers, model->heads, picks);
-    for (int64_t i = 0; code == CLI_OK && have && i < picks->layers * picks->heads; i++) {
+    CLI_TRY(maps_pick(model->command, layers, heads, model->layers, model->heads, picks));
+    for (int64_t i = 0; have && i < picks->layers * picks->heads; i++) {
         if (!picks->on[i] || i % picks->heads < have[i / picks->heads]) continue;
         picks->on[i] = 0;
         picks->count--;
     }
-    if (code != CLI_OK || picks->count > 0) return code;
+    if (picks->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, model->command, "%s: pruned, and without the heads chosen",
                     model->folder);
 }
 
 void text_model_close(text_model *model)
 {
-    mha_model_destroy(model->model);
-    mha_context_destroy(model->context);
-    free(model->name);
+    arena_drop(model->model);
+    arena_drop(model->context);
     *model = (text_model){0};
 }
 
@@ -90,24 +94,12 @@ const char *text_model_token(const text_model *model, int32_t id)
     return text ? text : "?";
 }
 
-void text_tokens_free(text_tokens *tokens)
-{
-    maps_tokens_free(&tokens->list);
-    free(tokens->ids);
-    free(tokens->types);
-    *tokens = (text_tokens){0};
-}
-
 static cli_exit make_room(const text_model *model, int64_t count, text_tokens *tokens)
 {
-    void *items = NULL, *ids = NULL, *types = NULL;
-    cli_exit code = maps_alloc(model->command, count, sizeof(maps_token), &items);
-    if (code == CLI_OK) code = maps_alloc(model->command, count, sizeof(int32_t), &ids);
-    if (code == CLI_OK) code = maps_alloc(model->command, count, sizeof(int32_t), &types);
-    tokens->list = (maps_tokens){.items = items, .count = items ? count : 0};
-    tokens->ids = ids;
-    tokens->types = types;
-    return code;
+    CLI_TRY(ARENA_ALLOC(model->command, count, &tokens->list.items));
+    CLI_TRY(ARENA_ALLOC(model->command, count, &tokens->ids));
+    tokens->list.count = count;
+    return ARENA_ALLOC(model->command, count, &tokens->types);
 }
 
 /* The text of each token, once its id is known. */
@@ -116,9 +108,7 @@ static cli_exit add_texts(const text_model *model, text_tokens *tokens)
     for (int64_t i = 0; i < tokens->list.count; i++) {
         maps_token *token = &tokens->list.items[i];
         const char *text = text_model_token(model, token->id);
-        token->text = maps_copy_text(text, strlen(text));
-        if (!token->text)
-            return cli_fail(CLI_NO_MEMORY, model->command, "out of memory: the text of a token");
+        CLI_TRY(arena_text(model->command, text, strlen(text), &token->text));
         tokens->ids[i] = token->id;
         tokens->types[i] = token->type;
     }
@@ -128,7 +118,7 @@ static cli_exit add_texts(const text_model *model, text_tokens *tokens)
 static cli_exit fail_to_encode(const text_model *model, mha_status status)
 {
     const bool text = status == MHA_ERR_UTF8 || status == MHA_ERR_FORMAT;
-    if (!text) return fail_status(model, status);
+    if (!text) return cli_fail_status(model->command, status);
     return cli_fail(CLI_BAD_INPUT, model->command, "%s%s%s", model->where, mha_error_detail(),
                     status == MHA_ERR_UTF8 ? "; save or type it as UTF-8" : "");
 }
@@ -158,11 +148,11 @@ static cli_exit check_length(const text_model *model, const text_limits *limits,
                     model->where, count, most, limits->most ? "" : " (the model's positions)");
 }
 
-static cli_exit take_pieces(const text_model *model, const mha_encoding *encoding,
+static cli_exit take_pieces(const text_model *model, const mha_encoding *encoding, bool pair,
                             text_tokens *tokens)
 {
-    cli_exit code = make_room(model, encoding->count, tokens);
-    for (int64_t i = 0; i < encoding->count && code == CLI_OK; i++)
+    CLI_TRY(make_room(model, encoding->count, tokens));
+    for (int64_t i = 0; i < encoding->count; i++)
         tokens->list.items[i] = (maps_token){.id = encoding->ids[i],
                                              .type = encoding->type_ids[i],
                                              .begin = encoding->begin[i],
@@ -170,7 +160,9 @@ static cli_exit take_pieces(const text_model *model, const mha_encoding *encodin
                                              .sequence = encoding->sequence[i],
                                              .special = encoding->special[i] != 0};
     tokens->dropped = encoding->dropped[0] + encoding->dropped[1];
-    return code == CLI_OK ? add_texts(model, tokens) : code;
+    CLI_TRY(add_texts(model, tokens));
+    CLI_TRY(check_not_empty(model, tokens, 0, encoding->dropped[0]));
+    return pair ? check_not_empty(model, tokens, 1, encoding->dropped[1]) : CLI_OK;
 }
 
 static cli_exit encode_pieces(const text_model *model, const text_limits *limits, int64_t most,
@@ -186,9 +178,7 @@ static cli_exit encode_pieces(const text_model *model, const text_limits *limits
     mha_status status =
         mha_tokenizer_encode(model->pieces, &options, text, bytes, pair, pair_bytes, &encoding);
     if (status != MHA_OK) return fail_to_encode(model, status);
-    cli_exit code = take_pieces(model, &encoding, tokens);
-    if (code == CLI_OK) code = check_not_empty(model, tokens, 0, encoding.dropped[0]);
-    if (code == CLI_OK && pair) code = check_not_empty(model, tokens, 1, encoding.dropped[1]);
+    const cli_exit code = take_pieces(model, &encoding, pair, tokens);
     mha_encoding_free(&encoding);
     return code;
 }
@@ -199,33 +189,26 @@ static cli_exit encode_words(const text_model *model, const mha_vocabulary *voca
                              size_t bytes, text_tokens *tokens)
 {
     const int64_t room = (int64_t)bytes + 1; /* every byte a token, behind the one that begins */
-    void *ids = NULL, *begin = NULL, *end = NULL;
-    int64_t count = 0;
-    cli_exit code = maps_alloc(model->command, room, sizeof(int32_t), &ids);
-    if (code == CLI_OK) code = maps_alloc(model->command, room, sizeof(int64_t), &begin);
-    if (code == CLI_OK) code = maps_alloc(model->command, room, sizeof(int64_t), &end);
-    if (code == CLI_OK) {
-        mha_status status =
-            mha_vocabulary_locate(vocabulary, text, bytes, ids, begin, end, room, &count);
-        if (status != MHA_OK) code = fail_to_encode(model, status);
-    }
+    int32_t *ids;
+    int64_t *begin, *end, count = 0;
+    CLI_TRY(ARENA_ALLOC(model->command, room, &ids));
+    CLI_TRY(ARENA_ALLOC(model->command, room, &begin));
+    CLI_TRY(ARENA_ALLOC(model->command, room, &end));
+    mha_status status =
+        mha_vocabulary_locate(vocabulary, text, bytes, ids, begin, end, room, &count);
+    if (status != MHA_OK) return fail_to_encode(model, status);
     const int64_t kept = limits->truncate && count > most ? most : count;
-    if (code == CLI_OK) code = make_room(model, kept, tokens);
-    for (int64_t i = 0; i < kept && code == CLI_OK; i++) {
-        const int64_t from = ((const int64_t *)begin)[i];
-        tokens->list.items[i] = (maps_token){.id = ((const int32_t *)ids)[i],
-                                             .begin = from,
-                                             .end = ((const int64_t *)end)[i],
-                                             .sequence = from < 0 ? -1 : 0,
-                                             .special = from < 0};
-    }
+    CLI_TRY(make_room(model, kept, tokens));
+    for (int64_t i = 0; i < kept; i++)
+        tokens->list.items[i] = (maps_token){.id = ids[i],
+                                             .begin = begin[i],
+                                             .end = end[i],
+                                             .sequence = begin[i] < 0 ? -1 : 0,
+                                             .special = begin[i] < 0};
+    arena_drop(ids), arena_drop(begin), arena_drop(end); /* of every byte of the text */
     tokens->dropped = count - kept;
-    if (code == CLI_OK) code = add_texts(model, tokens);
-    if (code == CLI_OK) code = check_not_empty(model, tokens, 0, tokens->dropped);
-    free(ids);
-    free(begin);
-    free(end);
-    return code;
+    CLI_TRY(add_texts(model, tokens));
+    return check_not_empty(model, tokens, 0, tokens->dropped);
 }
 
 static cli_exit find_limit(const text_model *model, const text_limits *limits, int64_t *most)
@@ -242,18 +225,17 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
 {
     int64_t most;
     *tokens = (text_tokens){0};
-    cli_exit code = find_limit(model, limits, &most);
-    if (code != CLI_OK) return code;
+    CLI_TRY(find_limit(model, limits, &most));
     if (pair && !model->pairs)
         return cli_fail(CLI_UNSUPPORTED, model->command,
                         "%s: the model knows no second text%s; give one", model->folder,
                         model->pieces && !model->causal
                             ? " (one type of token: its type_vocab_size is 1)"
                             : "");
-    code = model->pieces
-               ? encode_pieces(model, limits, most, text, bytes, pair, pair_bytes, tokens)
-               : encode_words(model, model->vocabulary, limits, most, text, bytes, tokens);
-    return code == CLI_OK ? check_length(model, limits, tokens->list.count, most) : code;
+    CLI_TRY(model->pieces
+                ? encode_pieces(model, limits, most, text, bytes, pair, pair_bytes, tokens)
+                : encode_words(model, model->vocabulary, limits, most, text, bytes, tokens));
+    return check_length(model, limits, tokens->list.count, most);
 }
 
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
@@ -261,10 +243,9 @@ cli_exit text_model_encode_source(const text_model *model, const text_limits *li
 {
     int64_t most;
     *tokens = (text_tokens){0};
-    cli_exit code = find_limit(model, limits, &most);
-    if (code == CLI_OK)
-        code = encode_words(model, model->source, limits, most, text, bytes, tokens);
-    return code == CLI_OK ? check_length(model, limits, tokens->list.count, most) : code;
+    CLI_TRY(find_limit(model, limits, &most));
+    CLI_TRY(encode_words(model, model->source, limits, most, text, bytes, tokens));
+    return check_length(model, limits, tokens->list.count, most);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -302,27 +283,30 @@ mha_status text_model_run(const text_model *model, const text_tokens *tokens,
     return mha_transformer_forward(model->context, model->net, &s.input, NULL, NULL, NULL, NULL);
 }
 
+cli_exit text_model_activations(const text_model *model, int64_t tokens, mha_activations **room)
+{
+    *room = NULL;
+    CLI_TRY(cli_check(model->command,
+                      mha_activations_create(model->context, model->net, tokens, 0, room)));
+    return arena_keep(model->command, *room, destroy_activations);
+}
+
 cli_exit text_model_keep(const text_model *model, const text_tokens *tokens, mha_activations **kept)
 {
     sequence s;
-    *kept = NULL;
     make_sequence(tokens, &model->desc, &s);
-    mha_status status =
-        mha_activations_create(model->context, model->net, tokens->list.count, 0, kept);
-    if (status == MHA_OK)
-        status =
-            mha_transformer_forward(model->context, model->net, &s.input, *kept, NULL, NULL, NULL);
-    return status == MHA_OK ? CLI_OK : fail_status(model, status);
+    CLI_TRY(text_model_activations(model, tokens->list.count, kept));
+    return cli_check(model->command, mha_transformer_forward(model->context, model->net, &s.input,
+                                                             *kept, NULL, NULL, NULL));
 }
 
 cli_exit text_model_run_cross(const text_model *model, const text_tokens *source,
                               const text_tokens *target, const mha_tensor *cross_probabilities)
 {
     const int64_t shape[] = {1, source->list.count, model->encoder_desc.embed_dim};
-    void *memory;
+    float *memory;
     sequence first, second;
-    cli_exit code = maps_alloc(model->command, shape[1], (size_t)shape[2] * sizeof(float), &memory);
-    if (code != CLI_OK) return code;
+    CLI_TRY(arena_alloc(model->command, shape[1], (size_t)shape[2] * sizeof(float), &memory));
     const mha_tensor rows = mha_tensor_contiguous(memory, MHA_F32, 3, shape);
     make_sequence(source, &model->encoder_desc, &first);
     make_sequence(target, &model->desc, &second);
@@ -332,6 +316,5 @@ cli_exit text_model_run_cross(const text_model *model, const text_tokens *source
     if (status == MHA_OK)
         status = mha_transformer_forward(model->context, model->net, &second.input, NULL, NULL,
                                          NULL, cross_probabilities);
-    free(memory);
-    return status == MHA_OK ? CLI_OK : fail_status(model, status);
+    return cli_check(model->command, status);
 }

@@ -34,10 +34,12 @@ typedef struct text_model {
     const mha_vocabulary *source;     /* the encoder's */
 } text_model;
 
-/* Open a folder; errors are printed. threads 0: the default. Call text_model_close() even if it
- * fails. */
+/* Open a folder, until the subcommand ends; what is read below lives in the arena. Errors are
+ * printed. threads 0: the default. */
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
                          text_model *model);
+
+/* For those who go on without it: its memory is free again. */
 void text_model_close(text_model *model);
 
 /* maps_pick(), without the heads that a pruned layer does not have. */
@@ -60,15 +62,13 @@ typedef struct text_limits {
     bool truncate; /* cut longer texts instead of refusing them */
 } text_limits;
 
-/* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed;
- * call text_tokens_free() even on failure. */
+/* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed. */
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
                            size_t bytes, const char *pair, size_t pair_bytes, text_tokens *tokens);
 
 /* The same for what model.encoder reads. */
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, text_tokens *tokens);
-void text_tokens_free(text_tokens *tokens);
 
 /* One text through model.net, which must have no memory (encoder-decoders have), and what
  * after_layer sees of each layer on the way (transformer.h). outputs may be NULL. */
@@ -78,8 +78,10 @@ mha_status text_model_run(const text_model *model, const text_tokens *tokens,
                                                     int64_t layer),
                           void *user);
 
-/* The same, and everything is kept for mha_activations_layer(). The caller destroys *kept, even if
- * it fails. */
+/* Room for what model.net leaves behind after so many tokens. */
+cli_exit text_model_activations(const text_model *model, int64_t tokens, mha_activations **room);
+
+/* The same, and everything is kept for mha_activations_layer(). */
 cli_exit text_model_keep(const text_model *model, const text_tokens *tokens,
                          mha_activations **kept);
 

@@ -1,11 +1,11 @@
 /* See texts.h. */
 #include "common/texts.h"
 
+#include "common/arena.h"
 #include "common/args.h"
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- files --------------------------------------------------------------------------------- */
@@ -22,15 +22,14 @@ static cli_exit read_stream(const char *command, FILE *file, const char *path, c
 {
     const size_t limit = (size_t)64 << 20;
     size_t capacity = 0;
+    *bytes = NULL;
     *size = 0;
     for (;;) {
         if (*size + 1 >= capacity) {
             capacity = capacity ? 2 * capacity : 4096;
-            char *grown = capacity <= limit ? realloc(*bytes, capacity) : NULL;
-            if (!grown)
-                return cli_fail(capacity <= limit ? CLI_NO_MEMORY : CLI_BAD_INPUT, command,
-                                "%s: longer than %zu bytes", path, capacity / 2);
-            *bytes = grown;
+            if (capacity > limit)
+                return cli_fail(CLI_BAD_INPUT, command, "%s: longer than %zu bytes", path, limit);
+            CLI_TRY(arena_grow(command, (int64_t)capacity, 1, bytes));
         }
         errno = 0;
         size_t got = fread(*bytes + *size, 1, capacity - *size - 1, file);
@@ -47,13 +46,8 @@ cli_exit texts_read_file(const char *command, const char *path, char **bytes, si
     bool standard = !strcmp(path, "-");
     FILE *file = standard ? stdin : fopen(path, "rb");
     if (!file) return cannot_read(command, path, errno);
-    *bytes = NULL;
-    cli_exit code = read_stream(command, file, standard ? "stdin" : path, bytes, size);
+    const cli_exit code = read_stream(command, file, standard ? "stdin" : path, bytes, size);
     if (!standard) fclose(file);
-    if (code != CLI_OK) {
-        free(*bytes);
-        *bytes = NULL;
-    }
     return code;
 }
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 /* A whole file, or stdin for "-", whatever kind of file it is; ends with a NUL that *size does not
- * count. Errors are printed. The caller frees *bytes. */
+ * count. Errors are printed. */
 cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size);
 
 /* The built-in sentence of a name, or of a number from 1; static text. Errors are printed. */

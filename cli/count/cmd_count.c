@@ -104,8 +104,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
 static cli_exit count(const count_options *options)
 {
     count_report report = {.dtype = dtypes[options->dtype]};
-    cli_exit code = config_resolve(COUNT, &options->config, &report.config);
-    if (code != CLI_OK) return code;
+    CLI_TRY(config_resolve(COUNT, &options->config, &report.config));
     report.config.shape.element_bytes = dtype_bytes[options->dtype];
     if (!counts_of(&report.config.shape, &report.counts))
         return cli_fail(CLI_USAGE, COUNT,
@@ -113,10 +112,7 @@ static cli_exit count(const count_options *options)
                         "are printed; take a smaller --length, --batch or width");
     compare_sharing(&report);
     compare_heads(&report);
-    if (options->json) {
-        mha_status status = files_draw("-", draw_json, &report);
-        return status == MHA_OK ? CLI_OK : cli_fail_status(COUNT, status);
-    }
+    if (options->json) return cli_check(COUNT, files_draw("-", draw_json, &report));
     count_print(&report);
     return CLI_OK;
 }
@@ -130,8 +126,7 @@ cli_exit cmd_count(int argument_count, char *const *arguments)
         return CLI_OK;
     }
     if (argument_count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, argument_count, arguments, &options, &plain);
-    if (code != CLI_OK) return code;
+    CLI_TRY(args_parse(&page, argument_count, arguments, &options, &plain));
     if (plain.count > 1)
         return cli_fail(CLI_USAGE, COUNT, "one model folder at a time: '%s' is one too many",
                         plain.items[1]);

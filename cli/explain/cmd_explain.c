@@ -127,20 +127,17 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
 
 static cli_exit write_outputs(const explain_options *options, const explain_problem *problem)
 {
-    mha_status status = MHA_OK;
     if (options->svg) {
         drawing d = {.problem = problem, .dark = options->dark};
-        status = files_draw(options->svg, draw_svg, &d);
-        if (status == MHA_OK && strcmp(options->svg, "-") != 0)
+        CLI_TRY(cli_check(EXPLAIN, files_draw(options->svg, draw_svg, &d)));
+        if (strcmp(options->svg, "-") != 0)
             cli_note(options->quiet, "wrote %s: a drawing of %s", options->svg,
                      problem->config.name);
     }
     bool svg_on_stdout = options->svg && !strcmp(options->svg, "-");
-    if (status == MHA_OK && options->json)
-        status = files_draw("-", draw_json, problem);
-    else if (status == MHA_OK && !svg_on_stdout)
-        explain_print(problem);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(EXPLAIN, status);
+    if (options->json) return cli_check(EXPLAIN, files_draw("-", draw_json, problem));
+    if (!svg_on_stdout) explain_print(problem);
+    return CLI_OK;
 }
 
 static cli_exit check(const explain_options *options)
@@ -162,9 +159,8 @@ cli_exit cmd_explain(int count, char *const *arguments)
         return CLI_OK;
     }
     if (count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
-    if (code == CLI_OK) code = check(&options);
-    if (code != CLI_OK) return code;
+    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(check(&options));
     if (plain.count > 1)
         return cli_fail(CLI_USAGE, EXPLAIN, "one model folder at a time: '%s' is one too many",
                         plain.items[1]);
@@ -174,8 +170,6 @@ cli_exit cmd_explain(int count, char *const *arguments)
         return CLI_OK;
     }
     explain_problem problem;
-    code = explain_make(&options, &problem);
-    if (code == CLI_OK) code = write_outputs(&options, &problem);
-    explain_free(&problem);
-    return code;
+    CLI_TRY(explain_make(&options, &problem));
+    return write_outputs(&options, &problem);
 }

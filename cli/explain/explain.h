@@ -52,10 +52,8 @@ typedef struct explain_problem {
     double matrix_bytes; /* of B H T S scores in f32 */
 } explain_problem;
 
-/* The problem that the options describe, and what the library says of it. Errors are printed; free
- * also then. */
+/* The problem that the options describe, and what the library says of it. Errors are printed. */
 cli_exit explain_make(const explain_options *options, explain_problem *problem);
-void explain_free(explain_problem *problem);
 
 /* How many of the keys s0 <= s < s1 query t sees, and how many of those only because they are
  * exempt from the window. */

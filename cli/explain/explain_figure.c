@@ -1,6 +1,7 @@
 /* The picture of a problem: what happens to the shapes step by step, which heads share keys and
  * values, the mask, position encodings, and the totals. Composed from boxes, arrows and grids
  * (render.h); independent of the machine, so the same problem gives the same bytes. */
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/maps.h"
 #include "common/words.h"
@@ -12,7 +13,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define I64 PRId64
@@ -537,7 +537,7 @@ static mha_status render(picture *f, bool dark, const mha_sink *sink)
 
 mha_status explain_write_svg(const explain_problem *problem, bool dark, const mha_sink *sink)
 {
-    picture *f = calloc(1, sizeof *f);
+    picture *f = arena_try(1, sizeof *f);
     if (!f) return mha_fail(MHA_ERR_NOMEM, "no memory for the picture");
     f->p = problem;
     describe(f);
@@ -546,8 +546,6 @@ mha_status explain_write_svg(const explain_problem *problem, bool dark, const mh
     draw_mask(f);
     caption_mask(f);
     draw_numbers(f);
-    mha_status status = draw_positions(f);
-    if (status == MHA_OK) status = render(f, dark, sink);
-    free(f);
-    return status;
+    MHA_TRY(draw_positions(f));
+    return render(f, dark, sink);
 }

@@ -1,5 +1,7 @@
 /* From options to a problem: shapes, a descriptor, and tensors without data, which is all that
  * mha_attention_explain() looks at. */
+#include "common/arena.h"
+#include "common/contexts.h"
 #include "common/maps.h"
 #include "explain/explain.h"
 
@@ -9,7 +11,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Counting visible pairs takes a step a query, and the count must fit into 63 bits. */
@@ -30,8 +31,7 @@ static mha_dtype type_of(const explain_options *o)
 static cli_exit read_shape(const char *path, int64_t shape[4])
 {
     mha_tensor tensor;
-    mha_status status = mha_npy_peek(path, &tensor);
-    if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
+    CLI_TRY(cli_check(EXPLAIN, mha_npy_peek(path, &tensor)));
     if (tensor.ndim < 2 || tensor.ndim > 4)
         return cli_fail(CLI_BAD_INPUT, EXPLAIN,
                         "%s: has %d axes; expected [B,H,T,D], [H,T,D] or [T,D]", path,
@@ -49,10 +49,9 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
         o->queries || o->keys || o->value_dim)
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "--q takes all sizes from files; leave the other sizes out");
-    cli_exit code = read_shape(o->q, q);
-    if (code == CLI_OK) code = read_shape(o->k ? o->k : o->q, k);
-    if (code == CLI_OK) code = read_shape(o->v ? o->v : o->k ? o->k : o->q, v);
-    if (code != CLI_OK) return code;
+    CLI_TRY(read_shape(o->q, q));
+    CLI_TRY(read_shape(o->k ? o->k : o->q, k));
+    CLI_TRY(read_shape(o->v ? o->v : o->k ? o->k : o->q, v));
     *p = (explain_problem){
         .B = q[0], .H = q[1], .T = q[2], .D = q[3], .Hk = k[1], .S = k[2], .Dv = v[3]};
     p->k = mha_tensor_contiguous(NULL, type_of(o), 4, k);
@@ -60,9 +59,9 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
     p->E = p->H * p->D;
     p->config.shape.heads = p->H;
     p->config.shape.kv_heads = p->Hk;
-    char *name = maps_name_of_path(o->q);
-    snprintf(p->config.name, sizeof p->config.name, "%s", name ? name : o->q);
-    free(name);
+    char *name;
+    CLI_TRY(maps_name_of_path(EXPLAIN, o->q, &name));
+    snprintf(p->config.name, sizeof p->config.name, "%s", name);
     p->config.causal = o->config.causal == 1;
     p->left = -1;
     p->right = p->config.causal ? 0 : -1;
@@ -75,9 +74,8 @@ static cli_exit size_from_config(const explain_options *o, explain_problem *p)
 {
     *p = (explain_problem){0};
     if (o->k || o->v) return cli_fail(CLI_USAGE, EXPLAIN, "--k and --v go with --q FILE.npy");
-    cli_exit code = config_resolve(EXPLAIN, &o->config, &p->config);
+    CLI_TRY(config_resolve(EXPLAIN, &o->config, &p->config));
     const counts_shape *s = &p->config.shape;
-    if (code != CLI_OK) return code;
     p->B = s->batch;
     p->E = s->embed;
     p->H = s->heads;
@@ -153,8 +151,7 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
     if (p->config.causal) desc.flags = MHA_PATTERN_CAUSAL;
     for (const char *part = o->blocks; part; part = strchr(part, ',')) {
         if (*part == ',') part++;
-        cli_exit code = take_part(o->blocks, part, &desc);
-        if (code != CLI_OK) return code;
+        CLI_TRY(take_part(o->blocks, part, &desc));
     }
     p->block_rows = p->T / size + (p->T % size != 0);
     p->block_cols = p->S / size + (p->S % size != 0);
@@ -163,14 +160,10 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
                         "--blocks: %" PRId64 " x %" PRId64
                         " blocks are more than 2^24; take a larger --block-size",
                         p->block_rows, p->block_cols);
-    void *memory;
-    cli_exit code = maps_alloc(EXPLAIN, p->block_rows * p->block_cols, 1, &memory);
-    if (code != CLI_OK) return code;
-    p->kept = memory;
+    CLI_TRY(ARENA_ALLOC(EXPLAIN, p->block_rows * p->block_cols, &p->kept));
     p->blocks =
         mha_tensor_contiguous(p->kept, MHA_U8, 2, (int64_t[]){p->block_rows, p->block_cols});
-    mha_status status = mha_pattern_fill(&desc, &p->blocks, &p->kept_blocks);
-    if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
+    CLI_TRY(cli_check(EXPLAIN, mha_pattern_fill(&desc, &p->blocks, &p->kept_blocks)));
     p->desc.keep_blocks = &p->blocks;
     p->desc.block_queries = p->desc.block_keys = size;
     return CLI_OK;
@@ -248,19 +241,13 @@ static void describe(const explain_options *o, explain_problem *p)
     describe_outputs(o, p);
 }
 
-static mha_status ask(const explain_options *o, explain_problem *p)
+static cli_exit ask(const explain_options *o, explain_problem *p)
 {
-    mha_context_desc desc = {
-        .struct_size = sizeof desc, .num_threads = (int32_t)o->threads, .isa = (mha_isa)o->isa};
-    mha_context *context = NULL;
-    mha_status status = mha_context_create(&desc, &context);
-    if (status == MHA_OK) {
-        p->threads = mha_context_threads(context);
-        status = mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, &p->o, &p->outputs,
-                                       &p->plan);
-    }
-    mha_context_destroy(context);
-    return status;
+    mha_context *context;
+    CLI_TRY(context_make(EXPLAIN, (mha_isa)o->isa, o->threads, &context));
+    p->threads = mha_context_threads(context);
+    return cli_check(EXPLAIN, mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, &p->o,
+                                                    &p->outputs, &p->plan));
 }
 
 /* ---- What a query sees ----------------------------------------------------------------------- */
@@ -331,22 +318,13 @@ static void count_mask(explain_problem *p)
 
 cli_exit explain_make(const explain_options *o, explain_problem *p)
 {
-    *p = (explain_problem){0}; /* explain_free() may come at any time */
-    cli_exit code = o->q ? size_from_files(o, p) : size_from_config(o, p);
-    if (code == CLI_OK) code = check_sizes(p);
-    if (code == CLI_OK) code = make_blocks(o, p);
-    if (code != CLI_OK) return code;
+    CLI_TRY(o->q ? size_from_files(o, p) : size_from_config(o, p));
+    CLI_TRY(check_sizes(p));
+    CLI_TRY(make_blocks(o, p));
     describe(o, p);
-    mha_status status = ask(o, p);
+    CLI_TRY(ask(o, p));
     p->pairs = (double)p->B * (double)p->H * (double)p->T * (double)p->S;
     p->matrix_bytes = 4 * p->pairs;
-    if (status != MHA_OK) return cli_fail_status(EXPLAIN, status);
     count_mask(p);
     return CLI_OK;
-}
-
-void explain_free(explain_problem *p)
-{
-    free(p->kept);
-    p->kept = NULL;
 }

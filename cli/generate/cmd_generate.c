@@ -1,5 +1,7 @@
 /* multihead generate: continue a text, token by token, with a cache of keys and values. */
+#include "common/arena.h"
 #include "common/commands.h"
+#include "common/contexts.h"
 #include "common/option_rows.h"
 #include "generate/generate.h"
 
@@ -7,7 +9,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct generate_options {
@@ -78,14 +79,14 @@ typedef struct run {
     bool begun; /* something stands on the line */
 } run;
 
-static void end_run(run *r)
+static void destroy_decoder(void *decoder)
 {
-    mha_decoder_destroy(r->decoder);
-    mha_model_destroy(r->model);
-    mha_context_destroy(r->context);
-    free(r->ids);
-    free(r->logits);
-    free(r->work);
+    mha_decoder_destroy(decoder);
+}
+
+static void destroy_model(void *model)
+{
+    mha_model_destroy(model);
 }
 
 /* One token on stdout, at once. */
@@ -127,14 +128,11 @@ static cli_exit read_ids(run *r, const char *text)
 
 static cli_exit read_text(run *r, const char *text)
 {
-    if (!r->vocabulary) {
-        cli_exit code = read_ids(r, text);
-        if (code != CLI_OK) return code;
-    } else {
-        mha_status status = mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
-                                                  r->desc.max_length, &r->count);
-        if (status != MHA_OK) return cli_fail_status(GENERATE, status);
-    }
+    if (!r->vocabulary)
+        CLI_TRY(read_ids(r, text));
+    else
+        CLI_TRY(cli_check(GENERATE, mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
+                                                          r->desc.max_length, &r->count)));
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
                     "nothing to begin with: this model has no token that begins a text, give TEXT");
@@ -153,13 +151,14 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
                              .flags = options->ids ? MHA_MODEL_NO_TOKENIZER : 0};
     char detail[512];
     mha_status status = mha_model_load(r->context, folder, &how, &r->model);
-    if (status == MHA_OK) return CLI_OK;
+    if (status == MHA_OK) return arena_keep(GENERATE, r->model, destroy_model);
     if (options->ids || (status != MHA_ERR_UNSUPPORTED && status != MHA_ERR_FILE))
         return cli_fail_status(GENERATE, status);
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
     how.flags = MHA_MODEL_NO_TOKENIZER;
     bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
     if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    mha_model_destroy(r->model);
     fine = fine && predicts(&r->desc);
     return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE, "%s%s",
                     detail, fine ? "; with --ids no tokenizer is needed" : "");
@@ -167,12 +166,8 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
 
 static cli_exit load(run *r, const generate_options *options, const char *folder)
 {
-    const mha_context_desc desc = {.struct_size = sizeof desc,
-                                   .num_threads = (int32_t)options->threads};
-    mha_status status = mha_context_create(&desc, &r->context);
-    if (status != MHA_OK) return cli_fail_status(GENERATE, status);
-    cli_exit code = load_model(r, options, folder);
-    if (code != CLI_OK) return code;
+    CLI_TRY(context_make(GENERATE, MHA_ISA_AUTO, options->threads, &r->context));
+    CLI_TRY(load_model(r, options, folder));
     r->vocabulary = mha_model_vocabulary(r->model);
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     if (!predicts(&r->desc))
@@ -190,12 +185,9 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
 
 static cli_exit make_room(run *r)
 {
-    const size_t most = (size_t)r->desc.max_length, words = (size_t)r->desc.vocab_size;
-    r->ids = calloc(most, sizeof *r->ids);
-    r->work = calloc(words, sizeof *r->work);
-    r->logits = calloc(words, sizeof *r->logits);
-    return r->ids && r->work && r->logits ? CLI_OK
-                                          : cli_fail(CLI_NO_MEMORY, GENERATE, "out of memory");
+    CLI_TRY(ARENA_ALLOC(GENERATE, r->desc.max_length, &r->ids));
+    CLI_TRY(ARENA_ALLOC(GENERATE, r->desc.vocab_size, &r->work));
+    return ARENA_ALLOC(GENERATE, r->desc.vocab_size, &r->logits);
 }
 
 /* The logits after the token at r->ids[at]. */
@@ -214,20 +206,13 @@ static cli_exit begin(run *r)
     const mha_decoder_desc desc = {.struct_size = sizeof desc,
                                    .capacity = r->count + (r->most < left ? r->most : left),
                                    .max_step = first > 0 ? first : 1};
-    mha_status status =
-        mha_decoder_create(r->context, mha_model_transformer(r->model), &desc, &r->decoder);
+    CLI_TRY(cli_check(GENERATE, mha_decoder_create(r->context, mha_model_transformer(r->model),
+                                                   &desc, &r->decoder)));
+    CLI_TRY(arena_keep(GENERATE, r->decoder, destroy_decoder));
     mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, first});
-    if (status == MHA_OK && first > 0)
-        status = mha_decoder_step(r->context, r->decoder, &tokens, NULL);
-    if (status == MHA_OK) status = step(r, first);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
-}
-
-/* The next token after the one in ids[0]. */
-static cli_exit go_on(run *r)
-{
-    mha_status status = step(r, 0);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(GENERATE, status);
+    if (first > 0)
+        CLI_TRY(cli_check(GENERATE, mha_decoder_step(r->context, r->decoder, &tokens, NULL)));
+    return cli_check(GENERATE, step(r, first));
 }
 
 /* End the line before anything is printed on stderr, which may be the same terminal. */
@@ -240,28 +225,26 @@ static cli_exit end_line(const run *r)
 static cli_exit generate(run *r)
 {
     bool full = false;
-    cli_exit code = begin(r);
+    CLI_TRY(begin(r));
     const int32_t end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
-    for (int64_t i = 0; i < r->count && code == CLI_OK; i++) code = show(r, r->ids[i]);
-    for (int64_t i = 0; i < r->most && code == CLI_OK; i++) {
+    for (int64_t i = 0; i < r->count; i++) CLI_TRY(show(r, r->ids[i]));
+    for (int64_t i = 0; i < r->most; i++) {
         if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids)) {
-            code = end_line(r);
-            return code != CLI_OK ? code
-                                  : cli_fail(CLI_BAD_INPUT, GENERATE,
-                                             "the model gives logits that are not finite");
+            CLI_TRY(end_line(r));
+            return cli_fail(CLI_BAD_INPUT, GENERATE, "the model gives logits that are not finite");
         }
         if (r->ids[0] == end) break;
-        code = show(r, r->ids[0]);
+        CLI_TRY(show(r, r->ids[0]));
         if (mha_decoder_length(r->decoder) == r->desc.max_length) {
             full = i + 1 < r->most;
             break;
         }
-        if (code == CLI_OK && i + 1 < r->most) code = go_on(r);
+        if (i + 1 < r->most) CLI_TRY(cli_check(GENERATE, step(r, 0))); /* after ids[0] */
     }
-    if (code == CLI_OK) code = end_line(r);
-    if (code == CLI_OK && full)
+    CLI_TRY(end_line(r));
+    if (full)
         cli_note(r->quiet, "the model's %" PRId64 " positions are used up", r->desc.max_length);
-    return code;
+    return CLI_OK;
 }
 
 /* ---- The command line ------------------------------------------------------------------------ */
@@ -296,19 +279,16 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
         return CLI_OK;
     }
     if (argument_count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, argument_count, arguments, &options, &plain);
-    if (code == CLI_OK) code = check_options(&options, &r);
-    if (code != CLI_OK) return code;
+    CLI_TRY(args_parse(&page, argument_count, arguments, &options, &plain));
+    CLI_TRY(check_options(&options, &r));
     if (plain.count < 1)
         return cli_fail(CLI_USAGE, GENERATE,
                         "the model folder is missing: multihead generate FOLDER [TEXT]");
     if (plain.count > 2)
         return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
                         plain.items[2]);
-    code = load(&r, &options, plain.items[0]);
-    if (code == CLI_OK) code = make_room(&r);
-    if (code == CLI_OK) code = read_text(&r, plain.count > 1 ? plain.items[1] : "");
-    if (code == CLI_OK) code = generate(&r);
-    end_run(&r);
-    return code;
+    CLI_TRY(load(&r, &options, plain.items[0]));
+    CLI_TRY(make_room(&r));
+    CLI_TRY(read_text(&r, plain.count > 1 ? plain.items[1] : ""));
+    return generate(&r);
 }

@@ -127,20 +127,19 @@ static cli_exit show(const heads_options *options, const heads_found *found)
 {
     heads_row *rows = NULL;
     int64_t count = 0;
-    cli_exit code = heads_choose(options, found, &rows, &count);
-    if (code == CLI_OK && options->json)
-        code = heads_write_json(options, found, rows, count);
-    else if (code == CLI_OK && options->csv)
+    CLI_TRY(heads_choose(options, found, &rows, &count));
+    if (options->json)
+        CLI_TRY(heads_write_json(options, found, rows, count));
+    else if (options->csv)
         heads_print_csv(found, rows, count);
-    else if (code == CLI_OK)
+    else
         heads_print(options, found, rows, count);
-    if (code == CLI_OK && found->distances && !options->json && !options->csv)
-        code = heads_print_clusters(options, found);
-    code = cli_finish_stdout(HEADS, code);
-    if (code == CLI_OK && count == 0) cli_note(options->quiet, "no head is like that");
-    if (code == CLI_OK) say_what_next(options, rows, count);
-    free(rows);
-    return code;
+    if (found->distances && !options->json && !options->csv)
+        CLI_TRY(heads_print_clusters(options, found));
+    CLI_TRY(cli_finish_stdout(HEADS, CLI_OK));
+    if (count == 0) cli_note(options->quiet, "no head is like that");
+    say_what_next(options, rows, count);
+    return CLI_OK;
 }
 
 static cli_exit heads(const heads_options *options)
@@ -148,18 +147,14 @@ static cli_exit heads(const heads_options *options)
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
-    cli_exit code = text_model_open(HEADS, options->model, options->threads, &model);
-    if (code == CLI_OK && model.encoder)
-        code = cli_fail(CLI_UNSUPPORTED, HEADS,
+    CLI_TRY(text_model_open(HEADS, options->model, options->threads, &model));
+    if (model.encoder)
+        return cli_fail(CLI_UNSUPPORTED, HEADS,
                         "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",
                         options->model, options->model);
-    if (code == CLI_OK) code = heads_sources_read(options, &model, &sources);
-    if (code == CLI_OK) code = heads_measure(options, &model, &sources, &found);
-    if (code == CLI_OK) code = show(options, &found);
-    heads_found_free(&found);
-    heads_sources_free(&sources);
-    text_model_close(&model);
-    return code;
+    CLI_TRY(heads_sources_read(options, &model, &sources));
+    CLI_TRY(heads_measure(options, &model, &sources, &found));
+    return show(options, &found);
 }
 
 cli_exit cmd_heads(int count, char *const *arguments)
@@ -171,11 +166,10 @@ cli_exit cmd_heads(int count, char *const *arguments)
         return CLI_OK;
     }
     if (count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
-    if (code != CLI_OK) return code;
+    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
     options.model = plain.count > 0 ? plain.items[0] : NULL;
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];
-    code = check(&options);
-    return code == CLI_OK ? heads(&options) : code;
+    CLI_TRY(check(&options));
+    return heads(&options);
 }

@@ -2,11 +2,11 @@
  * line, an empty one, is there. */
 #include "heads/conllu.h"
 
+#include "common/arena.h"
 #include "common/maps.h"
 #include "common/texts.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { COLUMNS = 10, MOST_WORDS = 100000, MOST_RELATIONS = 256, MOST_NAME = 64 };
@@ -46,21 +46,12 @@ static cli_exit bad(const reading *r, const char *what)
     return cli_fail(CLI_BAD_INPUT, r->command, "%s: line %" PRId64 ": %s", r->path, r->line, what);
 }
 
-static cli_exit no_memory(const reading *r)
+/* Room for one element more; items is the address of a pointer. */
+static cli_exit grow(const reading *r, void *items, int64_t count, int64_t *room, size_t size)
 {
-    return cli_fail(CLI_NO_MEMORY, r->command, "%s: out of memory", r->path);
-}
-
-/* Room for one element more. */
-static bool grow(void **items, int64_t count, int64_t *room, size_t size)
-{
-    if (count < *room) return true;
-    const int64_t wanted = *room ? 2 * *room : 16;
-    void *grown = realloc(*items, (size_t)wanted * size);
-    if (!grown) return false;
-    *items = grown;
-    *room = wanted;
-    return true;
+    if (count < *room) return CLI_OK;
+    *room = *room ? 2 * *room : 16;
+    return arena_grow(r->command, *room, size, items);
 }
 
 /* ---- columns ------------------------------------------------------------------------------- */
@@ -124,11 +115,9 @@ static cli_exit find_relation(reading *r, piece name, int *relation)
         if (is(name, c->names[i])) *relation = (int)i;
     if (*relation >= 0) return CLI_OK;
     if (c->relations == MOST_RELATIONS) return bad(r, "more than 256 kinds of relations");
-    if (!c->names) c->names = calloc(MOST_RELATIONS, sizeof *c->names);
-    char *copy = c->names ? maps_copy_text(name.at, name.bytes) : NULL;
-    if (!copy) return no_memory(r);
+    if (!c->names) CLI_TRY(ARENA_ALLOC(r->command, MOST_RELATIONS, &c->names));
     *relation = (int)c->relations;
-    c->names[c->relations++] = copy;
+    CLI_TRY(arena_text(r->command, name.at, name.bytes, &c->names[c->relations++]));
     return CLI_OK;
 }
 
@@ -151,27 +140,22 @@ static cli_exit read_misc(reading *r, piece misc, word *w)
 
 static cli_exit add_unit(reading *r, const word *w)
 {
-    void *units = r->units;
-    if (!grow(&units, r->unit_count, &r->unit_room, sizeof *r->units)) return no_memory(r);
-    r->units = units;
+    CLI_TRY(grow(r, &r->units, r->unit_count, &r->unit_room, sizeof *r->units));
     r->units[r->unit_count++] = *w;
     return CLI_OK;
 }
 
 static cli_exit add_word(reading *r, const piece columns[COLUMNS], word *w)
 {
-    void *words = r->words;
     int64_t id;
     if (!read_number(columns[ID], MOST_WORDS, &id) || id != r->count + 1)
         return bad(r, "ID (column 1) must count the words: 1, 2, 3, ... (at most 100000)");
     if (!is(columns[HEAD], "_") && !read_number(columns[HEAD], MOST_WORDS, &w->head))
         return bad(r, "HEAD (column 7) must be a word's number, 0 or _");
-    cli_exit code = find_relation(r, columns[DEPREL], &w->relation);
-    if (code == CLI_OK && id > r->covered) code = add_unit(r, w);
-    if (code != CLI_OK) return code;
+    CLI_TRY(find_relation(r, columns[DEPREL], &w->relation));
+    if (id > r->covered) CLI_TRY(add_unit(r, w));
     w->unit = r->unit_count - 1;
-    if (!grow(&words, r->count, &r->room, sizeof *r->words)) return no_memory(r);
-    r->words = words;
+    CLI_TRY(grow(r, &r->words, r->count, &r->room, sizeof *r->words));
     r->words[r->count++] = *w;
     return CLI_OK;
 }
@@ -196,8 +180,7 @@ static cli_exit take_word(reading *r, piece line)
     word w = {.form = columns[FORM], .line = r->line, .relation = -1, .space = true};
     if (w.form.bytes == 0) return bad(r, "FORM (column 2) is empty");
     if (split(columns[ID], '.', &first, &last)) return CLI_OK; /* an empty node */
-    cli_exit code = read_misc(r, columns[MISC], &w);
-    if (code != CLI_OK) return code;
+    CLI_TRY(read_misc(r, columns[MISC], &w));
     return split(columns[ID], '-', &first, &last) ? add_multiword(r, first, last, &w)
                                                   : add_word(r, columns, &w);
 }
@@ -208,14 +191,9 @@ static cli_exit make_text(const reading *r, conllu_sentence *s)
 {
     size_t bytes = 1;
     for (int64_t i = 0; i < r->unit_count; i++) bytes += r->units[i].form.bytes + 1;
-    void *text = NULL, *begin = NULL, *end = NULL;
-    cli_exit code = maps_alloc(r->command, (int64_t)bytes, 1, &text);
-    s->text = text;
-    if (code == CLI_OK) code = maps_alloc(r->command, r->unit_count, sizeof *s->begin, &begin);
-    s->begin = begin;
-    if (code == CLI_OK) code = maps_alloc(r->command, r->unit_count, sizeof *s->end, &end);
-    s->end = end;
-    if (code != CLI_OK) return code;
+    CLI_TRY(ARENA_ALLOC(r->command, (int64_t)bytes, &s->text));
+    CLI_TRY(ARENA_ALLOC(r->command, r->unit_count, &s->begin));
+    CLI_TRY(ARENA_ALLOC(r->command, r->unit_count, &s->end));
     for (int64_t i = 0; i < r->unit_count; i++) {
         const word *w = &r->units[i];
         s->begin[i] = (int64_t)s->bytes;
@@ -244,34 +222,29 @@ static cli_exit add_link(reading *r, const word *w, int64_t to, int relation, co
 static cli_exit make_links(reading *r, conllu_sentence *s)
 {
     static const char coref[] = "coref";
-    void *links;
-    cli_exit code = maps_alloc(r->command, r->count, 2 * sizeof *s->links, &links);
-    s->links = links;
-    for (int64_t i = 0; i < r->count && code == CLI_OK; i++) {
+    CLI_TRY(arena_alloc(r->command, r->count, 2 * sizeof *s->links, &s->links));
+    for (int64_t i = 0; i < r->count; i++) {
         const word *w = &r->words[i];
         int relation = -1;
-        code = add_link(r, w, w->head, w->relation, s);
-        if (code == CLI_OK && w->coref)
-            code = find_relation(r, (piece){coref, sizeof coref - 1}, &relation);
-        if (code == CLI_OK) code = add_link(r, w, w->coref, relation, s);
+        CLI_TRY(add_link(r, w, w->head, w->relation, s));
+        if (w->coref) CLI_TRY(find_relation(r, (piece){coref, sizeof coref - 1}, &relation));
+        CLI_TRY(add_link(r, w, w->coref, relation, s));
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit end_sentence(reading *r)
 {
     conllu *c = r->out;
-    void *sentences = c->sentences;
     if (r->unit_count == 0) return CLI_OK;
     if (r->covered > r->count) return bad(r, "the words of a multiword token are missing");
-    if (!grow(&sentences, c->count, &r->sentences_room, sizeof *c->sentences)) return no_memory(r);
-    c->sentences = sentences;
+    CLI_TRY(grow(r, &c->sentences, c->count, &r->sentences_room, sizeof *c->sentences));
     conllu_sentence *s = &c->sentences[c->count++];
     *s = (conllu_sentence){.line = r->units[0].line};
-    cli_exit code = make_text(r, s);
-    if (code == CLI_OK) code = make_links(r, s);
+    CLI_TRY(make_text(r, s));
+    CLI_TRY(make_links(r, s));
     r->count = r->unit_count = r->covered = 0;
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit take_line(reading *r, piece line)
@@ -286,18 +259,16 @@ static cli_exit take_line(reading *r, piece line)
 
 static cli_exit take_file(reading *r, const char *text, size_t size)
 {
-    cli_exit code = CLI_OK;
-    for (size_t at = 0; at < size && code == CLI_OK;) {
+    for (size_t at = 0; at < size;) {
         const char *end = memchr(text + at, '\n', size - at);
         const size_t bytes = end ? (size_t)(end - text) - at : size - at;
         r->line++;
-        code = take_line(r, (piece){text + at, bytes});
+        CLI_TRY(take_line(r, (piece){text + at, bytes}));
         at += bytes + 1;
     }
-    if (code == CLI_OK) code = end_sentence(r);
-    if (code == CLI_OK && r->out->count == 0)
-        code = cli_fail(CLI_BAD_INPUT, r->command, "%s: holds no sentence", r->path);
-    return code;
+    CLI_TRY(end_sentence(r));
+    if (r->out->count > 0) return CLI_OK;
+    return cli_fail(CLI_BAD_INPUT, r->command, "%s: holds no sentence", r->path);
 }
 
 cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu *out)
@@ -305,26 +276,7 @@ cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu 
     char *text = NULL;
     size_t size = 0;
     *out = (conllu){0};
-    cli_exit code = texts_read_file(command, path, &text, &size);
-    if (code != CLI_OK) return code;
+    CLI_TRY(texts_read_file(command, path, &text, &size));
     reading r = {.command = command, .path = path, .spaced = spaced, .out = out};
-    code = take_file(&r, text, size);
-    free(r.words);
-    free(r.units);
-    free(text);
-    return code;
-}
-
-void conllu_free(conllu *c)
-{
-    for (int64_t i = 0; i < c->count; i++) {
-        free(c->sentences[i].text);
-        free(c->sentences[i].begin);
-        free(c->sentences[i].end);
-        free(c->sentences[i].links);
-    }
-    for (int64_t i = 0; i < c->relations; i++) free(c->names[i]);
-    free(c->names);
-    free(c->sentences);
-    *c = (conllu){0};
+    return take_file(&r, text, size);
 }

@@ -38,9 +38,7 @@ typedef struct conllu {
     int64_t relations;
 } conllu;
 
-/* spaced: separate all words, whatever SpaceAfter says. Errors are printed; call conllu_free()
- * even on failure. */
+/* spaced: separate all words, whatever SpaceAfter says. Errors are printed. */
 cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu *out);
-void conllu_free(conllu *c);
 
 #endif

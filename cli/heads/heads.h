@@ -41,7 +41,6 @@ typedef struct heads_source {
 typedef struct heads_sources {
     heads_source *items;
     int64_t count, room;
-    char *file; /* what items point into */
     conllu gold;
 } heads_sources;
 
@@ -49,7 +48,6 @@ typedef struct heads_sources {
  */
 cli_exit heads_sources_read(const heads_options *options, const text_model *model,
                             heads_sources *sources);
-void heads_sources_free(heads_sources *sources);
 
 /* What was found. */
 typedef struct heads_found {
@@ -67,7 +65,6 @@ typedef struct heads_found {
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
-void heads_found_free(heads_found *found);
 
 /* All scores by number: those of texts, those of random tokens that mean something there
  * ("random_induction"), then accuracies of relations ("amod": the word looks at what it depends on;
@@ -90,7 +87,7 @@ typedef struct heads_row {
     double key; /* what rows are sorted by, the largest first; equal: by layer and head */
 } heads_row;
 
-/* Rows as --layer, --head, --role, --min and --sort say; the caller frees *rows. */
+/* Rows as --layer, --head, --role, --min and --sort say. */
 cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
                       int64_t *count);
 
@@ -102,9 +99,8 @@ void heads_print(const heads_options *options, const heads_found *found, const h
 
 /* Distances between the heads of each layer: made, and grouped when they have been fed. */
 cli_exit heads_distances_make(heads_found *found);
-void heads_distances_free(heads_found *found);
 
-/* The cluster of each head of a layer; the caller frees *cluster, in either case. */
+/* The cluster of each head of a layer. */
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
                         int64_t *clusters);
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);

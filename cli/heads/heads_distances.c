@@ -1,12 +1,12 @@
 /* How alike the heads of a layer are: the part of 'multihead heads' behind --clusters. Distances
  * are summed while the texts go through the model; nothing as large as a map is kept. */
+#include "common/arena.h"
 #include "heads/heads.h"
 
 #include <multihead/head_pass.h>
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* When a pair is called redundant, as head_distances.h suggests. */
@@ -16,26 +16,20 @@ enum { LINE_BYTES = 1024 };
 
 /* ---- sums ---------------------------------------------------------------------------------- */
 
-cli_exit heads_distances_make(heads_found *found)
+static void destroy_distances(void *distances)
 {
-    void *memory;
-    cli_exit code = maps_alloc(HEADS, found->layers, sizeof *found->distances, &memory);
-    if (code != CLI_OK) return code;
-    found->distances = memory;
-    for (int64_t l = 0; l < found->layers && code == CLI_OK; l++) {
-        mha_status status = mha_head_pass_distances(found->model->context, found->model->net, l,
-                                                    &found->distances[l]);
-        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
-    }
-    return code;
+    mha_head_distances_destroy(distances);
 }
 
-void heads_distances_free(heads_found *found)
+cli_exit heads_distances_make(heads_found *found)
 {
-    for (int64_t l = 0; found->distances && l < found->layers; l++)
-        mha_head_distances_destroy(found->distances[l]);
-    free(found->distances);
-    found->distances = NULL;
+    CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->distances));
+    for (int64_t l = 0; l < found->layers; l++) {
+        CLI_TRY(cli_check(HEADS, mha_head_pass_distances(found->model->context, found->model->net,
+                                                         l, &found->distances[l])));
+        CLI_TRY(arena_keep(HEADS, found->distances[l], destroy_distances));
+    }
+    return CLI_OK;
 }
 
 /* ---- clusters ------------------------------------------------------------------------------ */
@@ -44,22 +38,15 @@ cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int
                         int64_t *clusters)
 {
     const int64_t H = found->heads[layer];
-    void *memory = NULL, *numbers = NULL;
-    *cluster = NULL;
+    double *distance;
     *clusters = 0;
-    cli_exit code = maps_alloc(HEADS, H * H, sizeof(double), &memory);
-    if (code == CLI_OK) code = maps_alloc(HEADS, H, sizeof(int64_t), &numbers);
-    double *distance = memory;
-    for (int64_t i = 0; i < H * H && code == CLI_OK; i++)
+    CLI_TRY(ARENA_ALLOC(HEADS, H * H, &distance));
+    CLI_TRY(ARENA_ALLOC(HEADS, H, cluster));
+    for (int64_t i = 0; i < H * H; i++)
         distance[i] = mha_head_distances_pair(found->distances[layer], i / H, i % H).maps;
-    *cluster = numbers;
-    if (code == CLI_OK && H > 0) {
-        mha_status status =
-            mha_head_clusters(found->model->context, H, distance, cut, *cluster, clusters);
-        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
-    }
-    free(memory);
-    return code;
+    if (H == 0) return CLI_OK;
+    return cli_check(
+        HEADS, mha_head_clusters(found->model->context, H, distance, cut, *cluster, clusters));
 }
 
 /* ---- on the terminal ----------------------------------------------------------------------- */
@@ -127,8 +114,8 @@ static cli_exit print_layer(const heads_found *found, int64_t layer, double cut,
     mha_head_pair pair = {0};
     char name[48], line[LINE_BYTES];
     if (found->heads[layer] < 2 || !nearest_pair(found, layer, &g, &h, &pair)) return CLI_OK;
-    cli_exit code = heads_clusters(found, layer, cut, &cluster, &clusters);
-    if (code == CLI_OK) {
+    CLI_TRY(heads_clusters(found, layer, cut, &cluster, &clusters));
+    {
         int used = cli_print("%-7" PRId64, layer);
         snprintf(name, sizeof name, "%" PRId64 " %" PRId64, g, h);
         if (wide)
@@ -137,8 +124,7 @@ static cli_exit print_layer(const heads_found *found, int64_t layer, double cut,
         cli_print_cut(line, terminal->columns - used, terminal->ascii);
         cli_print("\n");
     }
-    free(cluster);
-    return code;
+    return CLI_OK;
 }
 
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found)
@@ -147,14 +133,13 @@ cli_exit heads_print_clusters(const heads_options *options, const heads_found *f
     const double cut = options->clusters.value;
     const mha_terminal terminal = screen_of(&options->screen);
     const bool wide = terminal.columns >= WIDE;
-    cli_exit code = CLI_OK;
     cli_print("\n");
     cli_print("layer  %s", wide ? "nearest  maps  cosine   cka  " : "");
     cli_print("clusters\n");
-    for (int64_t l = 0; l < found->layers && code == CLI_OK; l++)
-        code = print_layer(found, l, cut, wide, &terminal);
-    if (code == CLI_OK) print_redundant(found, terminal.columns);
-    return code;
+    for (int64_t l = 0; l < found->layers; l++)
+        CLI_TRY(print_layer(found, l, cut, wide, &terminal));
+    print_redundant(found, terminal.columns);
+    return CLI_OK;
 }
 
 /* ---- JSON ---------------------------------------------------------------------------------- */
@@ -192,13 +177,11 @@ static double cka_of(const mha_head_pair *pair)
 
 cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut)
 {
-    cli_exit code = CLI_OK;
     json_number(json, cut, ",\n  \"cut\": ");
     json_print(json, ",\n  \"distances\": [");
-    for (int64_t l = 0; l < found->layers && code == CLI_OK; l++) {
+    for (int64_t l = 0; l < found->layers; l++) {
         int64_t *cluster, clusters;
-        code = heads_clusters(found, l, cut, &cluster, &clusters);
-        if (code != CLI_OK) return code;
+        CLI_TRY(heads_clusters(found, l, cut, &cluster, &clusters));
         json_print(json, "%s\n    {\"layer\": %" PRId64 ", \"clusters\": [", l ? "," : "", l);
         for (int64_t h = 0; h < found->heads[l]; h++)
             json_print(json, "%s%" PRId64, h ? ", " : "", cluster[h]);
@@ -207,8 +190,7 @@ cli_exit heads_put_distances(json_out *json, const heads_found *found, double cu
         put_matrix(json, found, l, "cosine", cosine_of);
         put_matrix(json, found, l, "cka", cka_of);
         json_print(json, "}");
-        free(cluster);
     }
     json_print(json, "\n  ]");
-    return code;
+    return CLI_OK;
 }

@@ -1,5 +1,6 @@
 /* The passes of 'multihead heads' (head_pass.h): what the tokens of each text are, then repeated
  * random tokens. */
+#include "common/arena.h"
 #include "heads/heads.h"
 
 #include <multihead/head_pass.h>
@@ -58,16 +59,6 @@ typedef struct described {
     mha_heads_link *links;
 } described;
 
-static void free_described(described *d)
-{
-    free(d->segments);
-    free(d->ranks);
-    free(d->words);
-    free(d->separators);
-    free(d->special);
-    free(d->links);
-}
-
 /* Special tokens but the first token, and the marks that end a sentence. */
 static bool is_separator(const maps_token *token, int64_t index)
 {
@@ -79,13 +70,11 @@ static bool is_separator(const maps_token *token, int64_t index)
 static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *d)
 {
     const int64_t n = tokens->list.count;
-    void *memory[4] = {0};
-    const size_t sizes[4] = {sizeof(int64_t), sizeof(int64_t), 1, 1};
-    cli_exit code = CLI_OK;
-    for (int i = 0; i < 4 && code == CLI_OK; i++) code = maps_alloc(HEADS, n, sizes[i], &memory[i]);
-    *d = (described){
-        .segments = memory[0], .ranks = memory[1], .separators = memory[2], .special = memory[3]};
-    for (int64_t i = 0, segment = 0; i < n && code == CLI_OK; i++) {
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->segments));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->ranks));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->separators));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->special));
+    for (int64_t i = 0, segment = 0; i < n; i++) {
         const maps_token *token = &tokens->list.items[i];
         d->special[i] = token->special;
         d->separators[i] = is_separator(token, i);
@@ -98,7 +87,7 @@ static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *
                                .special = d->special,
                                .segments = d->segments,
                                .ranks = j->ranks ? d->ranks : NULL};
-    return code;
+    return CLI_OK;
 }
 
 /* Links between the words that have tokens. */
@@ -106,21 +95,15 @@ static cli_exit add_links(job *j, const conllu_sentence *gold, const text_tokens
                           described *d)
 {
     const int64_t n = tokens->list.count;
-    void *begins = NULL, *words = NULL, *numbers = NULL, *links = NULL;
-    cli_exit code = maps_alloc(HEADS, n, sizeof(int64_t), &begins);
-    if (code == CLI_OK) code = maps_alloc(HEADS, n, sizeof(int64_t), &words);
-    if (code == CLI_OK) code = maps_alloc(HEADS, gold->words, sizeof(int64_t), &numbers);
-    if (code == CLI_OK) code = maps_alloc(HEADS, gold->link_count, sizeof *d->links, &links);
-    int64_t *begin = begins, *number = numbers;
-    d->words = words;
-    d->links = links;
-    for (int64_t i = 0; i < n && code == CLI_OK; i++) begin[i] = tokens->list.items[i].begin;
-    if (code == CLI_OK) {
-        mha_status status =
-            mha_head_pass_words(n, begin, gold->words, gold->begin, gold->end, d->words, number);
-        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
-    }
-    for (int64_t i = 0; i < gold->link_count && code == CLI_OK; i++) {
+    int64_t *begin, *number;
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &begin));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->words));
+    CLI_TRY(ARENA_ALLOC(HEADS, gold->words, &number));
+    CLI_TRY(ARENA_ALLOC(HEADS, gold->link_count, &d->links));
+    for (int64_t i = 0; i < n; i++) begin[i] = tokens->list.items[i].begin;
+    CLI_TRY(cli_check(HEADS, mha_head_pass_words(n, begin, gold->words, gold->begin, gold->end,
+                                                 d->words, number)));
+    for (int64_t i = 0; i < gold->link_count; i++) {
         const conllu_link *link = &gold->links[i];
         const int64_t from = number[link->from], to = number[link->to];
         if (from < 0 || to < 0)
@@ -131,9 +114,7 @@ static cli_exit add_links(job *j, const conllu_sentence *gold, const text_tokens
     d->text.words = d->words;
     d->text.links = d->links;
     if (j->options->predict) d->text.flags |= MHA_HEADS_QUERY_PREDICTS;
-    free(begins);
-    free(numbers);
-    return code;
+    return CLI_OK;
 }
 
 /* ---- A pass ---------------------------------------------------------------------------------- */
@@ -157,7 +138,7 @@ static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *
     mha_status status = mha_head_pass_run(j->model->context, j->model->net, &input, text, &pass);
     clear_progress(j);
     if (status == MHA_ERR_NUMERIC && j->options->beside) return CLI_BAD_INPUT;
-    return status == MHA_OK ? CLI_OK : cli_fail_status(HEADS, status);
+    return cli_check(HEADS, status);
 }
 
 /* ---- Texts ----------------------------------------------------------------------------------- */
@@ -177,28 +158,24 @@ static cli_exit encode(job *j, text_model *model, const heads_source *source, te
 /* Tokens are counted first: which are rare is known when all are. */
 static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sources)
 {
-    cli_exit code = CLI_OK;
-    for (int64_t i = 0; i < sources->count && code == CLI_OK; i++) {
-        text_tokens tokens = {0};
-        code = encode(j, model, &sources->items[i], &tokens);
-        for (int64_t t = 0; t < tokens.list.count && code == CLI_OK; t++)
+    for (int64_t i = 0; i < sources->count; i++) {
+        const size_t mark = arena_mark();
+        text_tokens tokens;
+        CLI_TRY(encode(j, model, &sources->items[i], &tokens));
+        for (int64_t t = 0; t < tokens.list.count; t++)
             j->counts[tokens.ids[t]] += !tokens.list.items[t].special;
         j->found->token_count += tokens.list.count;
-        text_tokens_free(&tokens);
+        arena_release(mark);
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit rank_tokens(job *j, int64_t vocab_size)
 {
-    void *ranks = NULL;
     int64_t kinds = 0;
-    cli_exit code = maps_alloc(HEADS, vocab_size, sizeof(int64_t), &ranks);
-    j->ranks = ranks;
-    if (code != CLI_OK) return code;
-    mha_status status =
-        mha_head_pass_ranks(j->model->context, vocab_size, j->counts, j->ranks, &kinds);
-    if (status != MHA_OK) return cli_fail_status(HEADS, status);
+    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->ranks));
+    CLI_TRY(cli_check(
+        HEADS, mha_head_pass_ranks(j->model->context, vocab_size, j->counts, j->ranks, &kinds)));
     j->rare_rank = kinds / 2 < RARE_RANK ? kinds / 2 : RARE_RANK;
     if (j->rare_rank < 1) j->rare_rank = 1;
     return CLI_OK;
@@ -206,15 +183,20 @@ static cli_exit rank_tokens(job *j, int64_t vocab_size)
 
 static cli_exit measure_text(job *j, text_model *model, const heads_source *source)
 {
-    text_tokens tokens = {0};
-    described d = {0};
-    cli_exit code = encode(j, model, source, &tokens);
-    if (code == CLI_OK) code = make_arrays(j, &tokens, &d);
-    if (code == CLI_OK && source->gold) code = add_links(j, source->gold, &tokens, &d);
-    if (code == CLI_OK) code = measure(j, j->found->texts, &tokens, &d.text);
-    free_described(&d);
-    text_tokens_free(&tokens);
-    return code;
+    const size_t mark = arena_mark();
+    text_tokens tokens;
+    described d;
+    CLI_TRY(encode(j, model, source, &tokens));
+    CLI_TRY(make_arrays(j, &tokens, &d));
+    if (source->gold) CLI_TRY(add_links(j, source->gold, &tokens, &d));
+    CLI_TRY(measure(j, j->found->texts, &tokens, &d.text));
+    arena_release(mark);
+    return CLI_OK;
+}
+
+static void destroy_measures(void *measures)
+{
+    mha_head_measures_destroy(measures);
 }
 
 static cli_exit create(const job *j, const heads_sources *sources, mha_head_measures **measures)
@@ -227,32 +209,28 @@ static cli_exit create(const job *j, const heads_sources *sources, mha_head_meas
                                          .names = sources ? (const char *const *)sources->gold.names
                                                           : NULL,
                                          .relations = sources ? sources->gold.relations : 0};
-    mha_status status = mha_head_measures_create(j->model->context, &desc, measures);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(HEADS, status);
+    CLI_TRY(cli_check(HEADS, mha_head_measures_create(j->model->context, &desc, measures)));
+    return arena_keep(HEADS, *measures, destroy_measures);
 }
 
 static cli_exit measure_texts(job *j, text_model *model, const heads_sources *sources)
 {
-    void *counts = NULL;
     const int64_t vocab_size = model->desc.vocab_size;
     if (sources->count == 0) return CLI_OK;
-    cli_exit code = maps_alloc(HEADS, vocab_size, sizeof(int64_t), &counts);
-    j->counts = counts;
-    if (code == CLI_OK) code = count_tokens(j, model, sources);
-    if (code == CLI_OK) code = rank_tokens(j, vocab_size);
-    if (code == CLI_OK) code = create(j, sources, &j->found->texts);
-    if (code == CLI_OK && j->options->clusters.given) code = heads_distances_make(j->found);
-    for (int64_t i = 0; i < sources->count && code == CLI_OK; i++) {
+    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->counts));
+    CLI_TRY(count_tokens(j, model, sources));
+    CLI_TRY(rank_tokens(j, vocab_size));
+    CLI_TRY(create(j, sources, &j->found->texts));
+    if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
+    for (int64_t i = 0; i < sources->count; i++) {
         snprintf(j->what, sizeof j->what, "text %" PRId64 " of %" PRId64, i + 1, sources->count);
-        code = measure_text(j, model, &sources->items[i]);
+        CLI_TRY(measure_text(j, model, &sources->items[i]));
     }
     j->found->text_count = sources->count;
     j->found->relations = sources->gold.names;
     j->found->relation_count = sources->gold.relations;
-    free(j->counts);
-    free(j->ranks);
-    j->counts = j->ranks = NULL;
-    return code;
+    j->counts = j->ranks = NULL; /* random tokens have no ranks */
+    return CLI_OK;
 }
 
 /* ---- Repeated random tokens ------------------------------------------------------------------ */
@@ -275,7 +253,6 @@ typedef struct random_plan {
 
 static cli_exit plan_random(const text_model *model, random_plan *plan)
 {
-    void *pool;
     mha_repeated_tokens *how = &plan->how;
     *how = (mha_repeated_tokens){.struct_size = sizeof *how,
                                  .block = RANDOM_BLOCK,
@@ -283,9 +260,7 @@ static cli_exit plan_random(const text_model *model, random_plan *plan)
                                  .first = -1,
                                  .last = -1,
                                  .seed = 1};
-    cli_exit code = maps_alloc(HEADS, model->desc.vocab_size, sizeof(int32_t), &pool);
-    if (code != CLI_OK) return code;
-    plan->pool = pool;
+    CLI_TRY(ARENA_ALLOC(HEADS, model->desc.vocab_size, &plan->pool));
     mha_tokenizer_info info = {.struct_size = sizeof info};
     int64_t words = 0;
     if (model->pieces && mha_tokenizer_describe(model->pieces, &info) == MHA_OK) {
@@ -313,51 +288,44 @@ static cli_exit plan_random(const text_model *model, random_plan *plan)
 static cli_exit measure_drawn(job *j, random_plan *plan, int64_t sequence)
 {
     const int64_t room = plan->how.block * plan->how.repeats + 2;
-    void *items = NULL, *ids = NULL, *special = NULL;
-    described d = {0};
-    cli_exit code = maps_alloc(HEADS, room, sizeof(maps_token), &items);
-    if (code == CLI_OK) code = maps_alloc(HEADS, room, sizeof(int32_t), &ids);
-    if (code == CLI_OK) code = maps_alloc(HEADS, room, 1, &special);
-    text_tokens tokens = {.list = {.items = items}, .ids = ids};
+    const size_t mark = arena_mark();
+    text_tokens tokens = {0};
+    described d;
+    uint8_t *special;
+    CLI_TRY(ARENA_ALLOC(HEADS, room, &tokens.list.items));
+    CLI_TRY(ARENA_ALLOC(HEADS, room, &tokens.ids));
+    CLI_TRY(ARENA_ALLOC(HEADS, room, &special));
     plan->how.sequence = (uint64_t)sequence;
-    if (code == CLI_OK) {
-        mha_status status = mha_head_pass_repeated(&plan->how, plan->pool_count, plan->pool,
-                                                   tokens.ids, special, &tokens.list.count);
-        if (status != MHA_OK) code = cli_fail_status(HEADS, status);
-    }
-    for (int64_t i = 0; i < tokens.list.count; i++)
-        tokens.list.items[i].special = ((const uint8_t *)special)[i];
-    if (code == CLI_OK) code = make_arrays(j, &tokens, &d);
-    if (code == CLI_OK) code = measure(j, j->found->random, &tokens, &d.text);
-    free_described(&d);
-    free(special);
-    free(ids);
-    free(items); /* without texts */
-    return code;
+    CLI_TRY(cli_check(HEADS, mha_head_pass_repeated(&plan->how, plan->pool_count, plan->pool,
+                                                    tokens.ids, special, &tokens.list.count)));
+    for (int64_t i = 0; i < tokens.list.count; i++) tokens.list.items[i].special = special[i];
+    CLI_TRY(make_arrays(j, &tokens, &d));
+    CLI_TRY(measure(j, j->found->random, &tokens, &d.text));
+    arena_release(mark);
+    return CLI_OK;
 }
 
 static cli_exit measure_random(job *j, const text_model *model, int64_t sequences)
 {
     random_plan plan = {0};
     if (sequences == 0) return CLI_OK;
-    cli_exit code = plan_random(model, &plan);
-    if (code == CLI_OK && plan.how.block < LEAST_BLOCK) {
+    CLI_TRY(plan_random(model, &plan));
+    if (plan.how.block < LEAST_BLOCK) {
         cli_note(j->options->quiet || j->options->beside,
                  "no random tokens: the model has too few words or positions");
         sequences = 0;
-    } else if (code == CLI_OK) {
-        code = create(j, NULL, &j->found->random);
+    } else {
+        CLI_TRY(create(j, NULL, &j->found->random));
     }
-    for (int64_t i = 0; i < sequences && code == CLI_OK; i++) {
+    for (int64_t i = 0; i < sequences; i++) {
         snprintf(j->what, sizeof j->what, "random tokens %" PRId64 " of %" PRId64, i + 1,
                  sequences);
-        code = measure_drawn(j, &plan, i);
+        CLI_TRY(measure_drawn(j, &plan, i));
     }
     j->found->random_count = sequences;
     j->found->random_block = plan.how.block;
     j->found->random_repeats = plan.how.repeats;
-    free(plan.pool);
-    return code;
+    return CLI_OK;
 }
 
 /* ---- All together ---------------------------------------------------------------------------- */
@@ -365,34 +333,22 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found)
 {
-    void *heads;
     job j = {.options = options,
              .model = model,
              .found = found,
              .rare_rank = RARE_RANK,
              .progress = want_progress(options)};
     *found = (heads_found){.model = model, .layers = model->layers};
-    cli_exit code = maps_alloc(HEADS, found->layers, sizeof(int64_t), &heads);
-    if (code != CLI_OK) return code;
-    found->heads = heads;
+    CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->heads));
     for (int64_t l = 0; l < found->layers; l++) {
         found->heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
         found->count += found->heads[l];
     }
-    code = measure_texts(&j, model, sources);
-    if (code == CLI_OK) code = measure_random(&j, model, options->random);
-    if (code == CLI_OK && found->lost_links > 0)
+    CLI_TRY(measure_texts(&j, model, sources));
+    CLI_TRY(measure_random(&j, model, options->random));
+    if (found->lost_links > 0)
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",
                  found->lost_links);
-    return code;
-}
-
-void heads_found_free(heads_found *found)
-{
-    heads_distances_free(found);
-    mha_head_measures_destroy(found->random);
-    mha_head_measures_destroy(found->texts);
-    free(found->heads);
-    *found = (heads_found){0};
+    return CLI_OK;
 }

@@ -1,4 +1,5 @@
 /* Scores by number and name, roles, and which heads a table has in which order. */
+#include "common/arena.h"
 #include "heads/heads.h"
 
 #include <inttypes.h>
@@ -221,18 +222,15 @@ cli_exit heads_choose(const heads_options *options, const heads_found *found, he
                       int64_t *count)
 {
     maps_picks picks = {0};
-    void *memory = NULL;
     int64_t score;
-    cli_exit code = find_sort(options, found, &score);
-    if (code == CLI_OK) code = check_roles(options, found);
-    if (code == CLI_OK)
-        code = maps_pick(HEADS, &options->layers, &options->heads, found->layers,
-                         found->model->heads, &picks);
-    if (code == CLI_OK) code = maps_alloc(HEADS, found->count, sizeof **rows, &memory);
-    *rows = memory;
+    CLI_TRY(find_sort(options, found, &score));
+    CLI_TRY(check_roles(options, found));
+    CLI_TRY(maps_pick(HEADS, &options->layers, &options->heads, found->layers, found->model->heads,
+                      &picks));
+    CLI_TRY(ARENA_ALLOC(HEADS, found->count, rows));
     *count = 0;
     const bool by_role = options->sort && !strcmp(options->sort, "role");
-    for (int64_t l = 0; l < found->layers && code == CLI_OK; l++)
+    for (int64_t l = 0; l < found->layers; l++)
         for (int64_t h = 0; h < found->heads[l]; h++) {
             heads_row row = {.layer = l, .head = h};
             if (score >= 0) row.key = heads_score(found, l, h, score).value;
@@ -241,7 +239,6 @@ cli_exit heads_choose(const heads_options *options, const heads_found *found, he
             if (options->min.given && !(row.key >= options->min.value)) continue;
             (*rows)[(*count)++] = row;
         }
-    if (code == CLI_OK && *count > 0) qsort(*rows, (size_t)*count, sizeof **rows, by_key);
-    maps_picks_free(&picks);
-    return code;
+    if (*count > 0) qsort(*rows, (size_t)*count, sizeof **rows, by_key);
+    return CLI_OK;
 }

@@ -1,20 +1,17 @@
 /* Where the texts of 'multihead heads' come from: lines of a file, one whole file, CoNLL-U, the
  * command line, the built-in sentences. */
+#include "common/arena.h"
 #include "common/texts.h"
 #include "heads/heads.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static cli_exit add(heads_sources *sources, heads_source source)
 {
     if (sources->count == sources->room) {
-        const int64_t room = sources->room ? 2 * sources->room : 64;
-        heads_source *grown = realloc(sources->items, (size_t)room * sizeof *grown);
-        if (!grown) return cli_fail(CLI_NO_MEMORY, HEADS, "out of memory: a list of texts");
-        sources->items = grown;
-        sources->room = room;
+        sources->room = sources->room ? 2 * sources->room : 64;
+        CLI_TRY(arena_grow(HEADS, sources->room, sizeof *sources->items, &sources->items));
     }
     sources->items[sources->count++] = source;
     return CLI_OK;
@@ -31,33 +28,32 @@ static bool is_blank(const char *text, size_t bytes)
 static cli_exit add_lines(heads_sources *sources, const char *path, const char *text, size_t size)
 {
     int64_t line = 1;
-    cli_exit code = CLI_OK;
-    for (size_t at = 0; at < size && code == CLI_OK; line++) {
+    for (size_t at = 0; at < size; line++) {
         const char *end = memchr(text + at, '\n', size - at);
         size_t bytes = end ? (size_t)(end - text) - at : size - at;
         const size_t next = at + bytes + 1;
         if (bytes > 0 && text[at + bytes - 1] == '\r') bytes--;
         if (!is_blank(text + at, bytes))
-            code =
+            CLI_TRY(
                 add(sources,
-                    (heads_source){.text = text + at, .bytes = bytes, .file = path, .line = line});
+                    (heads_source){.text = text + at, .bytes = bytes, .file = path, .line = line}));
         at = next;
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit add_file(const heads_options *options, heads_sources *sources)
 {
     const char *path = options->text_file;
+    char *file;
     size_t size = 0;
     if (!strcmp(path, "-") && isatty(STDIN_FILENO))
         return cli_fail(CLI_USAGE, HEADS,
                         "the text is to come from stdin, which is a terminal; pipe it in, or name "
                         "a file");
-    cli_exit code = texts_read_file(HEADS, path, &sources->file, &size);
-    if (code != CLI_OK) return code;
-    const size_t start = size >= 3 && !memcmp(sources->file, "\xEF\xBB\xBF", 3) ? 3 : 0;
-    const char *text = sources->file + start;
+    CLI_TRY(texts_read_file(HEADS, path, &file, &size));
+    const size_t start = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0;
+    const char *text = file + start;
     if (is_blank(text, size - start))
         return cli_fail(CLI_BAD_INPUT, HEADS, "%s: holds no text", path);
     if (!options->whole) return add_lines(sources, path, text, size - start);
@@ -67,49 +63,38 @@ static cli_exit add_file(const heads_options *options, heads_sources *sources)
 static cli_exit add_gold(const heads_options *options, const text_model *model,
                          heads_sources *sources)
 {
-    cli_exit code = conllu_read(HEADS, options->conllu, model->pieces == NULL, &sources->gold);
-    for (int64_t i = 0; i < sources->gold.count && code == CLI_OK; i++) {
+    CLI_TRY(conllu_read(HEADS, options->conllu, model->pieces == NULL, &sources->gold));
+    for (int64_t i = 0; i < sources->gold.count; i++) {
         const conllu_sentence *s = &sources->gold.sentences[i];
-        code = add(sources, (heads_source){.text = s->text,
-                                           .bytes = s->bytes,
-                                           .gold = s,
-                                           .file = options->conllu,
-                                           .line = s->line});
+        CLI_TRY(add(sources, (heads_source){.text = s->text,
+                                            .bytes = s->bytes,
+                                            .gold = s,
+                                            .file = options->conllu,
+                                            .line = s->line}));
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit add_examples(const heads_options *options, heads_sources *sources)
 {
     const char *text = NULL;
-    cli_exit code = CLI_OK;
     const bool all = !strcmp(options->example, "all");
-    if (!all) code = texts_example(HEADS, options->example, &text);
-    if (code == CLI_OK && !all)
-        code = add(sources, (heads_source){.text = text, .bytes = strlen(text)});
-    for (int i = 0; all && code == CLI_OK && (text = texts_example_at(i)) != NULL; i++)
-        code = add(sources, (heads_source){.text = text, .bytes = strlen(text)});
-    return code;
+    if (!all) CLI_TRY(texts_example(HEADS, options->example, &text));
+    if (!all) CLI_TRY(add(sources, (heads_source){.text = text, .bytes = strlen(text)}));
+    for (int i = 0; all && (text = texts_example_at(i)) != NULL; i++)
+        CLI_TRY(add(sources, (heads_source){.text = text, .bytes = strlen(text)}));
+    return CLI_OK;
 }
 
 cli_exit heads_sources_read(const heads_options *options, const text_model *model,
                             heads_sources *sources)
 {
-    cli_exit code = CLI_OK;
     *sources = (heads_sources){0};
-    if (options->text_file) code = add_file(options, sources);
-    if (code == CLI_OK && options->conllu) code = add_gold(options, model, sources);
-    if (code == CLI_OK && options->example) code = add_examples(options, sources);
-    for (int i = 0; i < options->texts.count && code == CLI_OK; i++)
-        code = add(sources, (heads_source){.text = options->texts.items[i],
-                                           .bytes = strlen(options->texts.items[i])});
-    return code;
-}
-
-void heads_sources_free(heads_sources *sources)
-{
-    conllu_free(&sources->gold);
-    free(sources->items);
-    free(sources->file);
-    *sources = (heads_sources){0};
+    if (options->text_file) CLI_TRY(add_file(options, sources));
+    if (options->conllu) CLI_TRY(add_gold(options, model, sources));
+    if (options->example) CLI_TRY(add_examples(options, sources));
+    for (int i = 0; i < options->texts.count; i++)
+        CLI_TRY(add(sources, (heads_source){.text = options->texts.items[i],
+                                            .bytes = strlen(options->texts.items[i])}));
+    return CLI_OK;
 }

@@ -112,8 +112,8 @@ static cli_exit check_options(const prune_options *o, const args_texts *plain)
         return cli_fail(CLI_USAGE, PRUNE,
                         "--kv-heads removes no heads: leave out --keep, --fraction, --stop, "
                         "--mask, --csv, --svg and --html");
-    cli_exit code = check_part("--fraction", &o->fraction);
-    return code == CLI_OK ? check_part("--stop", &o->stop) : code;
+    CLI_TRY(check_part("--fraction", &o->fraction));
+    return check_part("--stop", &o->stop);
 }
 
 static cli_exit find_measure(prune_options *o)
@@ -136,8 +136,7 @@ static cli_exit check_places(const prune_options *o)
     for (int i = 0; i < 4; i++) {
         stdouts += paths[i] && !strcmp(paths[i], "-");
         if (!paths[i] || !strcmp(paths[i], "-")) continue;
-        mha_status status = files_check_place(paths[i]);
-        if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+        CLI_TRY(cli_check(PRUNE, files_check_place(paths[i])));
         for (int k = 0; k < i; k++)
             if (paths[k] && files_same(paths[i], paths[k]))
                 return cli_fail(CLI_USAGE, PRUNE, "'%s' is named twice; give each output its own",
@@ -160,13 +159,12 @@ static bool to_stdout(const prune_options *o)
 
 static cli_exit open_model(prune_job *job, const char *folder)
 {
-    cli_exit code = text_model_open(PRUNE, folder, job->options->threads, &job->model);
-    if (code != CLI_OK) return code;
+    CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, &job->model));
     if (job->model.encoder)
         return cli_fail(CLI_UNSUPPORTED, PRUNE,
                         "%s: is an encoder-decoder; only models of one part are pruned", folder);
     for (int64_t l = 0; l < job->model.desc.num_layers; l++) job->heads += prune_heads_of(job, l);
-    return code;
+    return CLI_OK;
 }
 
 /* Defaults that depend on the model. */
@@ -188,23 +186,23 @@ static cli_exit share(prune_job *job)
             CLI_USAGE, PRUNE,
             "--kv-heads %" PRId64 ": the model has %" PRId64 " key/value heads%s; choose a divisor",
             job->options->kv_heads, d->kv_heads, d->layer_heads ? ", not in every layer" : "");
-    mha_status status = mha_transformer_share_kv(job->model.context, job->model.net,
-                                                 job->options->kv_heads, &job->made);
-    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    CLI_TRY(cli_check(PRUNE, mha_transformer_share_kv(job->model.context, job->model.net,
+                                                      job->options->kv_heads, &job->made)));
+    CLI_TRY(prune_keep(job->made));
     job->shared_parameters = mha_transformer_size(job->made);
-    cli_exit code = prune_measure(job, job->model.net, &job->whole);
-    if (code == CLI_OK) code = prune_measure(job, job->made, &job->shared);
-    if (code == CLI_OK && !to_stdout(job->options)) prune_print_shared(job);
-    return code;
+    CLI_TRY(prune_measure(job, job->model.net, &job->whole));
+    CLI_TRY(prune_measure(job, job->made, &job->shared));
+    if (!to_stdout(job->options)) prune_print_shared(job);
+    return CLI_OK;
 }
 
 static cli_exit prune(prune_job *job)
 {
-    cli_exit code = prune_order(job);
-    if (code == CLI_OK) code = prune_curve(job);
-    if (code == CLI_OK) code = prune_choose(job);
-    if (code == CLI_OK && !to_stdout(job->options)) prune_print(job);
-    return code;
+    CLI_TRY(prune_order(job));
+    CLI_TRY(prune_curve(job));
+    CLI_TRY(prune_choose(job));
+    if (!to_stdout(job->options)) prune_print(job);
+    return CLI_OK;
 }
 
 /* ---- what comes out -------------------------------------------------------------------------- */
@@ -218,37 +216,22 @@ static cli_exit write_files(const prune_job *job)
                {job->options->json, prune_write_json},
                {job->options->svg, prune_write_svg},
                {job->options->html, prune_write_html}};
-    for (int i = 0; i < 4; i++) {
-        mha_status status = all[i].path ? files_draw(all[i].path, all[i].draw, job) : MHA_OK;
-        if (status != MHA_OK) return cli_fail_status(PRUNE, status);
-    }
+    for (int i = 0; i < 4; i++)
+        if (all[i].path) CLI_TRY(cli_check(PRUNE, files_draw(all[i].path, all[i].draw, job)));
     return CLI_OK;
 }
 
 static cli_exit write_folder(prune_job *job)
 {
     const prune_options *o = job->options;
-    cli_exit code = CLI_OK;
     if (!o->folder || o->dry_run) {
         cli_note(o->quiet, "nothing was written%s",
                  o->folder ? "" : "; -o FOLDER writes the smaller model");
         return CLI_OK;
     }
-    if (!job->made) code = prune_make(job);
-    return code == CLI_OK ? prune_save(job) : code;
+    if (!job->made) CLI_TRY(prune_make(job));
+    return prune_save(job);
 }
-
-static void end(prune_job *job)
-{
-    free(job->order);
-    free(job->scores);
-    free(job->importance);
-    free(job->points);
-    prune_data_free(&job->data);
-    mha_transformer_destroy(job->made);
-    text_model_close(&job->model);
-}
-
 static bool is_terminal(const prune_options *o)
 {
     const char *term = getenv("TERM");
@@ -264,18 +247,15 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
         return CLI_OK;
     }
     if (argument_count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, argument_count, arguments, &o, &plain);
-    if (code == CLI_OK) code = check_options(&o, &plain);
-    if (code == CLI_OK) code = find_measure(&o);
-    if (code == CLI_OK) code = check_places(&o);
-    if (code != CLI_OK) return code;
+    CLI_TRY(args_parse(&page, argument_count, arguments, &o, &plain));
+    CLI_TRY(check_options(&o, &plain));
+    CLI_TRY(find_measure(&o));
+    CLI_TRY(check_places(&o));
     prune_job job = {.options = &o, .terminal = is_terminal(&o)};
-    code = open_model(&job, plain.items[0]);
-    if (code == CLI_OK) code = fill_options(&job, &o);
-    if (code == CLI_OK) code = o.text ? prune_data_from_text(&job) : prune_data_from_task(&job);
-    if (code == CLI_OK) code = o.kv_heads > 0 ? share(&job) : prune(&job);
-    if (code == CLI_OK) code = write_files(&job);
-    if (code == CLI_OK) code = write_folder(&job);
-    end(&job);
-    return code;
+    CLI_TRY(open_model(&job, plain.items[0]));
+    CLI_TRY(fill_options(&job, &o));
+    CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
+    CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));
+    CLI_TRY(write_files(&job));
+    return write_folder(&job);
 }

@@ -71,7 +71,6 @@ typedef struct prune_job {
 /* ---- prune_data.c */
 cli_exit prune_data_from_text(prune_job *job);
 cli_exit prune_data_from_task(prune_job *job);
-void prune_data_free(prune_data *data);
 
 /* ---- prune_curve.c */
 cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_quality *quality);
@@ -98,6 +97,8 @@ mha_status prune_write_svg(const void *job, const mha_sink *sink);
 mha_status prune_write_html(const void *job, const mha_sink *sink);
 
 /* ---- prune_save.c */
+/* Let a net end with the command, or at a mark. Errors are printed. */
+cli_exit prune_keep(mha_transformer *net);
 cli_exit prune_make(prune_job *job);
 cli_exit prune_save(prune_job *job);
 

@@ -1,5 +1,6 @@
 /* In which order heads go, and what the model is worth as they do: in our order, in the reverse of
  * it, and in random orders. */
+#include "common/arena.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
@@ -94,8 +95,7 @@ cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_q
     tally all;
     double loss = 0;
     const mha_importance_data data = data_of(&job->data, &all);
-    mha_status status = mha_gated_loss(job->model.context, net, &data, NULL, &loss);
-    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    CLI_TRY(cli_check(PRUNE, mha_gated_loss(job->model.context, net, &data, NULL, &loss)));
     *quality = quality_from(&all, loss);
     return CLI_OK;
 }
@@ -107,22 +107,23 @@ static cli_exit measure_time(prune_job *job, const float *gates, prune_point *po
     const int64_t shape[] = {d->num_layers, d->num_heads};
     const mha_tensor keep = mha_tensor_contiguous((void *)(uintptr_t)gates, MHA_F32, 2, shape);
     mha_transformer *net = NULL;
-    mha_status status = mha_transformer_prune(job->model.context, job->model.net, &keep, &net);
-    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
-    cli_exit code = CLI_OK;
+    const size_t mark = arena_mark();
+    CLI_TRY(
+        cli_check(PRUNE, mha_transformer_prune(job->model.context, job->model.net, &keep, &net)));
+    CLI_TRY(prune_keep(net));
     point->parameters = mha_transformer_size(net);
-    for (int i = 0; i < 3 && code == CLI_OK; i++) {
+    for (int i = 0; i < 3; i++) {
         struct timespec from, to;
         prune_quality unused;
         clock_gettime(CLOCK_MONOTONIC, &from);
-        code = prune_measure(job, net, &unused);
+        CLI_TRY(prune_measure(job, net, &unused));
         clock_gettime(CLOCK_MONOTONIC, &to);
         const double seconds =
             (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
         if (i == 0 || seconds < point->seconds) point->seconds = seconds;
     }
-    mha_transformer_destroy(net);
-    return code;
+    arena_release(mark);
+    return CLI_OK;
 }
 
 /* ---- orders ---------------------------------------------------------------------------------- */
@@ -147,19 +148,16 @@ cli_exit prune_order(prune_job *job)
                                                                    : d->direction_list),
                                       .progress = progress,
                                       .progress_user = job};
-    void *order = NULL, *scores = NULL, *importance = NULL;
-    cli_exit code = maps_alloc(PRUNE, all, sizeof(int64_t), &order);
-    if (code == CLI_OK) code = maps_alloc(PRUNE, all, sizeof(double), &scores);
-    if (code == CLI_OK) code = maps_alloc(PRUNE, all, sizeof(double), &importance);
-    job->order = order, job->scores = scores, job->importance = importance;
-    if (code != CLI_OK) return code;
+    CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->order));
+    CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->scores));
+    CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->importance));
     job->doing = "measuring heads";
     mha_status status = mha_head_importance(job->model.context, job->model.net, &desc, &data,
                                             job->importance, NULL);
     if (status == MHA_OK)
         status = mha_head_order(job->model.context, job->model.net, &desc, &data, o->step, o->least,
                                 job->order, &job->count, job->scores);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(PRUNE, status);
+    return cli_check(PRUNE, status);
 }
 
 void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, float *gates)
@@ -242,7 +240,7 @@ static cli_exit measure_order(order_run *run)
         status = mha_head_curve(job->model.context, job->model.net, &data, NULL, run->order,
                                 run->count, run->removed + run->first,
                                 job->point_count - run->first, run->losses + run->first);
-    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    CLI_TRY(cli_check(PRUNE, status));
     for (int64_t p = run->first; p < job->point_count && !job->data.predicts; p++)
         *quality_of(&job->points[p], run->number) = quality_from(&run->all, run->losses[p]);
     return CLI_OK;
@@ -252,10 +250,8 @@ static cli_exit make_points(prune_job *job)
 {
     const int64_t step = job->options->step, count = (job->count + step - 1) / step + 1;
     const int64_t wanted = job->options->keep >= 0 ? job->heads - job->options->keep : 0;
-    void *memory;
-    cli_exit code = maps_alloc(PRUNE, count + 1, sizeof *job->points, &memory);
-    job->points = memory;
-    for (int64_t at = 0, p = 0; code == CLI_OK; at += step) {
+    CLI_TRY(ARENA_ALLOC(PRUNE, count + 1, &job->points));
+    for (int64_t at = 0, p = 0;; at += step) {
         if (at > job->count) at = job->count;
         if (p > 0 && wanted > job->points[p - 1].removed && wanted < at) /* one in between */
             job->points[p++].removed = wanted;
@@ -265,31 +261,26 @@ static cli_exit make_points(prune_job *job)
     }
     for (int64_t p = 0; p < job->point_count; p++)
         job->points[p].heads = job->heads - job->points[p].removed;
-    return code;
+    return CLI_OK;
 }
 
 cli_exit prune_curve(prune_job *job)
 {
     const int64_t all = job->model.desc.num_layers * job->model.desc.num_heads;
-    void *order = NULL, *removed = NULL, *losses = NULL, *gates = NULL;
-    cli_exit code = make_points(job);
-    if (code == CLI_OK) code = maps_alloc(PRUNE, all, sizeof(int64_t), &order);
-    if (code == CLI_OK) code = maps_alloc(PRUNE, job->point_count, sizeof(int64_t), &removed);
-    if (code == CLI_OK) code = maps_alloc(PRUNE, job->point_count, sizeof(double), &losses);
-    if (code == CLI_OK) code = maps_alloc(PRUNE, all, sizeof(float), &gates);
-    order_run run = {.job = job, .order = order, .removed = removed, .losses = losses};
+    order_run run = {.job = job};
+    float *gates;
+    CLI_TRY(make_points(job));
+    CLI_TRY(ARENA_ALLOC(PRUNE, all, &run.order));
+    CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.removed));
+    CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.losses));
+    CLI_TRY(ARENA_ALLOC(PRUNE, all, &gates));
     job->doing = "removing heads";
-    for (; run.number < 2 + PRUNE_RANDOM && code == CLI_OK; run.number++)
-        code = measure_order(&run);
-    for (int64_t p = 0; p < job->point_count && code == CLI_OK; p++) {
+    for (; run.number < 2 + PRUNE_RANDOM; run.number++) CLI_TRY(measure_order(&run));
+    for (int64_t p = 0; p < job->point_count; p++) {
         prune_gates(job, job->order, job->points[p].removed, gates);
-        code = measure_time(job, gates, &job->points[p]);
+        CLI_TRY(measure_time(job, gates, &job->points[p]));
     }
-    free(order);
-    free(removed);
-    free(losses);
-    free(gates);
-    return code;
+    return CLI_OK;
 }
 
 /* The point that is kept: as many heads as asked for, or the last before the measure falls below a

@@ -1,6 +1,7 @@
 /* What a model is measured on: the lines of a text, or what a task draws, in batches of sequences
  * of like length; with the next token as the target, or for encoders the embeddings that the whole
  * model gives. */
+#include "common/arena.h"
 #include "common/texts.h"
 #include "prune/prune.h"
 
@@ -14,59 +15,52 @@
 
 enum { MOST_SEQUENCES = 32 }; /* of a batch: as many rows as a product wants, and no more memory */
 
-void prune_data_free(prune_data *d)
-{
-    free(d->lengths);
-    free(d->ids);
-    free(d->targets);
-    free(d->embeddings);
-    free(d->directions);
-    free(d->tensors);
-    free(d->inputs);
-    free(d->input_list);
-    free(d->target_list); /* and the two lists behind it */
-    *d = (prune_data){0};
-}
-
 /* ---- sequences ------------------------------------------------------------------------------- */
 
 /* A sequence before it is in a batch. */
 typedef struct sequence {
-    int32_t *ids, *targets;
-    int64_t length, place; /* place in the text: ties are settled by it */
+    int64_t at, length; /* in the tokens of the list */
+    int64_t place;      /* in the text: ties are settled by it */
 } sequence;
 
 typedef struct sequences {
     sequence *items;
-    int64_t count, room;
+    int32_t *ids, *targets; /* of all of them, one behind the other */
+    int64_t count, room, tokens, token_room;
 } sequences;
 
-static void free_sequences(sequences *list)
+/* Room from the start, so that what grows there outlives marks that are set later. */
+static cli_exit begin_list(sequences *list)
 {
-    for (int64_t i = 0; i < list->count; i++) free(list->items[i].ids);
-    free(list->items);
-    *list = (sequences){0};
+    *list = (sequences){.room = 64, .token_room = 4096};
+    CLI_TRY(ARENA_ALLOC(PRUNE, list->room, &list->items));
+    CLI_TRY(ARENA_ALLOC(PRUNE, list->token_room, &list->ids));
+    return ARENA_ALLOC(PRUNE, list->token_room, &list->targets);
 }
 
-/* length tokens with room for as many targets behind them; ids may be NULL. */
-static cli_exit add(sequences *list, const int32_t *ids, int64_t length, sequence **added)
+/* Room for one sequence more, of length tokens. */
+static cli_exit grow(sequences *list, int64_t length)
 {
     if (list->count == list->room) {
-        const int64_t room = list->room ? 2 * list->room : 64;
-        sequence *more = realloc(list->items, (size_t)room * sizeof *more);
-        if (!more) return cli_fail(CLI_NO_MEMORY, PRUNE, "out of memory: the text");
-        list->items = more;
-        list->room = room;
+        list->room *= 2;
+        CLI_TRY(arena_grow(PRUNE, list->room, sizeof *list->items, &list->items));
     }
-    void *memory;
-    cli_exit code = maps_alloc(PRUNE, 2 * length, sizeof(int32_t), &memory);
-    if (code != CLI_OK) return code;
-    sequence *one = &list->items[list->count];
-    *one = (sequence){memory, (int32_t *)memory + length, length, list->count};
-    memcpy(one->ids, ids, (size_t)length * sizeof *ids);
-    for (int64_t i = 0; i < length; i++) one->targets[i] = i + 1 < length ? ids[i + 1] : -1;
+    if (length <= list->token_room - list->tokens) return CLI_OK;
+    while (length > list->token_room - list->tokens) list->token_room *= 2;
+    CLI_TRY(arena_grow(PRUNE, list->token_room, sizeof *list->ids, &list->ids));
+    return arena_grow(PRUNE, list->token_room, sizeof *list->targets, &list->targets);
+}
+
+/* The targets are the tokens that follow. */
+static cli_exit add(sequences *list, const int32_t *ids, int64_t length)
+{
+    CLI_TRY(grow(list, length));
+    int32_t *targets = list->targets + list->tokens;
+    memcpy(list->ids + list->tokens, ids, (size_t)length * sizeof *ids);
+    for (int64_t i = 0; i < length; i++) targets[i] = i + 1 < length ? ids[i + 1] : -1;
+    list->items[list->count] = (sequence){list->tokens, length, list->count};
     list->count++;
-    *added = one;
+    list->tokens += length;
     return CLI_OK;
 }
 
@@ -81,26 +75,17 @@ static int longer(const void *a, const void *b)
 
 static cli_exit allocate(prune_data *d, int64_t tokens, int64_t width)
 {
-    void *m[10] = {0};
-    const struct {
-        int64_t count;
-        size_t size;
-    } wanted[] = {{d->sequences, sizeof *d->lengths},
-                  {tokens, sizeof *d->ids},
-                  {tokens, sizeof *d->targets},
-                  {d->sequences * width, sizeof(float)},
-                  {d->sequences * width, sizeof(float)},
-                  {4 * d->batches, sizeof *d->tensors},
-                  {d->batches, sizeof *d->inputs},
-                  {d->batches, sizeof *d->input_list},
-                  {3 * d->batches, sizeof *d->target_list}};
-    cli_exit code = CLI_OK;
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && code == CLI_OK; i++)
-        code = maps_alloc(PRUNE, wanted[i].count, wanted[i].size, &m[i]);
-    d->lengths = m[0], d->ids = m[1], d->targets = m[2], d->embeddings = m[3];
-    d->directions = m[4], d->tensors = m[5], d->inputs = m[6], d->input_list = m[7];
-    d->target_list = m[8];
-    return code;
+    CLI_TRY(ARENA_ALLOC(PRUNE, d->sequences, &d->lengths));
+    CLI_TRY(ARENA_ALLOC(PRUNE, tokens, &d->ids));
+    CLI_TRY(ARENA_ALLOC(PRUNE, tokens, &d->targets));
+    CLI_TRY(ARENA_ALLOC(PRUNE, d->sequences * width, &d->embeddings));
+    CLI_TRY(ARENA_ALLOC(PRUNE, d->sequences * width, &d->directions));
+    CLI_TRY(ARENA_ALLOC(PRUNE, 4 * d->batches, &d->tensors));
+    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->inputs));
+    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->input_list));
+    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->target_list));
+    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->embedding_list));
+    return ARENA_ALLOC(PRUNE, d->batches, &d->direction_list);
 }
 
 /* Batch i: sequences first .. first + B - 1, padded to the first one's length. */
@@ -115,8 +100,8 @@ static void fill(prune_data *d, const sequences *list, int64_t i, int64_t first,
         d->lengths[first + b] = from->length;
         for (int64_t t = 0; t < T; t++) {
             const bool there = t < from->length;
-            d->ids[at + b * T + t] = there ? from->ids[t] : 0;
-            d->targets[at + b * T + t] = there ? from->targets[t] : -1;
+            d->ids[at + b * T + t] = there ? list->ids[from->at + t] : 0;
+            d->targets[at + b * T + t] = there ? list->targets[from->at + t] : -1;
         }
     }
     tensors[0] = mha_tensor_contiguous(d->ids + at, MHA_I32, 2, shape);
@@ -146,10 +131,7 @@ static cli_exit make_batches(prune_job *job, sequences *list)
         d->tokens += list->items[i].length;
     }
     d->batches = (list->count + MOST_SEQUENCES - 1) / MOST_SEQUENCES;
-    cli_exit code = allocate(d, tokens, width);
-    if (code != CLI_OK) return code;
-    d->embedding_list = d->target_list + d->batches;
-    d->direction_list = d->embedding_list + d->batches;
+    CLI_TRY(allocate(d, tokens, width));
     for (int64_t i = 0; i < d->batches; i++) {
         fill(d, list, i, i * MOST_SEQUENCES, at, width);
         at += d->tensors[4 * i].shape[0] * d->tensors[4 * i].shape[1];
@@ -191,16 +173,15 @@ static cli_exit remember(prune_job *job)
                                       .loss = keep_embeddings,
                                       .user = d};
     draw_directions(d, d->sequences * d->embedding_list[0]->shape[1], (uint64_t)job->options->seed);
-    mha_status status = mha_gated_loss(job->model.context, job->model.net, &data, NULL, &unused);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(PRUNE, status);
+    return cli_check(PRUNE,
+                     mha_gated_loss(job->model.context, job->model.net, &data, NULL, &unused));
 }
 
-static cli_exit finish(prune_job *job, sequences *list, cli_exit code)
+static cli_exit finish(prune_job *job, sequences *list)
 {
-    if (code == CLI_OK) code = make_batches(job, list);
-    if (code == CLI_OK && !job->data.predicts) code = remember(job);
-    free_sequences(list);
-    return code;
+    CLI_TRY(make_batches(job, list));
+    arena_drop(list->items), arena_drop(list->ids), arena_drop(list->targets);
+    return job->data.predicts ? CLI_OK : remember(job);
 }
 
 /* ---- a text ---------------------------------------------------------------------------------- */
@@ -215,39 +196,37 @@ static bool is_blank(const char *line, size_t bytes)
 static cli_exit add_line(prune_job *job, sequences *list, const char *line, size_t bytes)
 {
     const text_limits limits = {.truncate = true};
+    const size_t mark = arena_mark();
     text_tokens tokens;
-    sequence *unused;
-    cli_exit code = text_model_encode(&job->model, &limits, line, bytes, NULL, 0, &tokens);
-    if (code == CLI_OK) {
-        job->data.cut += tokens.dropped;
-        if (tokens.list.count > 1 || !job->data.predicts)
-            code = add(list, tokens.ids, tokens.list.count, &unused);
-    }
-    text_tokens_free(&tokens);
-    return code;
+    CLI_TRY(text_model_encode(&job->model, &limits, line, bytes, NULL, 0, &tokens));
+    job->data.cut += tokens.dropped;
+    if (tokens.list.count > 1 || !job->data.predicts)
+        CLI_TRY(add(list, tokens.ids, tokens.list.count));
+    arena_release(mark);
+    return CLI_OK;
 }
 
 cli_exit prune_data_from_text(prune_job *job)
 {
     char *text = NULL;
     size_t size = 0;
-    sequences list = {0};
+    sequences list;
     const uint32_t flags = job->model.desc.flags;
     job->data.predicts = job->model.causal && !(flags & MHA_TRANSFORMER_NO_OUTPUT);
-    cli_exit code = texts_read_file(PRUNE, job->options->text, &text, &size);
+    CLI_TRY(texts_read_file(PRUNE, job->options->text, &text, &size));
+    CLI_TRY(begin_list(&list));
     const int64_t most = job->options->lines;
-    for (size_t at = 0; at < size && code == CLI_OK && (most == 0 || list.count < most);) {
+    for (size_t at = 0; at < size && (most == 0 || list.count < most);) {
         const char *end = memchr(text + at, '\n', size - at);
         const size_t bytes = end ? (size_t)(end - text) - at : size - at;
-        if (!is_blank(text + at, bytes)) code = add_line(job, &list, text + at, bytes);
+        if (!is_blank(text + at, bytes)) CLI_TRY(add_line(job, &list, text + at, bytes));
         at += bytes + 1;
     }
-    free(text);
-    if (code == CLI_OK && list.count == 0)
-        code = cli_fail(CLI_BAD_INPUT, PRUNE,
+    if (list.count == 0)
+        return cli_fail(CLI_BAD_INPUT, PRUNE,
                         "%s: no line with enough words to measure; give sentences, one a line",
                         job->options->text);
-    return finish(job, &list, code);
+    return finish(job, &list);
 }
 
 /* ---- a task ---------------------------------------------------------------------------------- */
@@ -283,18 +262,18 @@ static cli_exit check_task(const prune_job *job, const train_task *task)
 /* The rows that the task asks about have targets, the others none. */
 static cli_exit take_drawn(const train_batch *batch, sequences *list)
 {
-    cli_exit code = CLI_OK;
-    for (int64_t b = 0; b < batch->B && code == CLI_OK; b++) {
-        sequence *one;
-        code = add(list, batch->tokens + b * batch->T, batch->lengths[b], &one);
-        for (int64_t i = 0; code == CLI_OK && i < one->length; i++) one->targets[i] = -1;
-        for (int64_t p = 0; code == CLI_OK && p < batch->probe_count; p++) {
+    for (int64_t b = 0; b < batch->B; b++) {
+        const int64_t length = batch->lengths[b];
+        CLI_TRY(add(list, batch->tokens + b * batch->T, length));
+        int32_t *targets = list->targets + list->tokens - length;
+        for (int64_t i = 0; i < length; i++) targets[i] = -1;
+        for (int64_t p = 0; p < batch->probe_count; p++) {
             const train_probe *probe = &batch->probes[p];
-            if (probe->b == b && probe->row < one->length)
-                one->targets[probe->row] = batch->targets[b * batch->T + probe->row];
+            if (probe->b == b && probe->row < length)
+                targets[probe->row] = batch->targets[b * batch->T + probe->row];
         }
     }
-    return code;
+    return CLI_OK;
 }
 
 cli_exit prune_data_from_task(prune_job *job)
@@ -303,13 +282,13 @@ cli_exit prune_data_from_task(prune_job *job)
     const train_task *task = NULL;
     const int64_t most = job->options->lines ? job->options->lines : 300;
     train_batch batch;
-    sequences list = {0};
-    cli_exit code = find_task(job, &task);
-    if (code == CLI_OK) code = check_task(job, task);
-    if (code != CLI_OK) return code;
+    sequences list;
+    CLI_TRY(find_task(job, &task));
+    CLI_TRY(check_task(job, task));
+    CLI_TRY(begin_list(&list));
     job->data.predicts = true;
     job->data.class_of = task->class_of;
-    code = train_batch_make(DRAWN, task->longest, task->probes, &batch);
+    cli_exit code = train_batch_make(DRAWN, task->longest, task->probes, &batch);
     for (int64_t done = 0; done < most && code == CLI_OK; done += batch.B) {
         random_source r = random_make((uint64_t)TRAIN_SPLIT_REPORT, (uint64_t)done);
         const train_ask ask = {.task = task,
@@ -320,6 +299,7 @@ cli_exit prune_data_from_task(prune_job *job)
         task->draw(&ask, &batch);
         code = take_drawn(&batch, &list);
     }
-    train_batch_free(&batch);
-    return finish(job, &list, code);
+    train_batch_free(&batch); /* train's memory is no arena's yet */
+    CLI_TRY(code);
+    return finish(job, &list);
 }

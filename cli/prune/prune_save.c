@@ -1,11 +1,11 @@
 /* The model that is written: heads really gone, or the columns of W_o that they would use set to 0.
  */
+#include "common/arena.h"
 #include "common/files.h"
 #include "prune/prune.h"
 
 #include <multihead/component.h>
 
-#include <stdlib.h>
 #include <string.h>
 
 /* The model as it was, with closed heads that write nothing. Changes job->model.net. */
@@ -24,22 +24,28 @@ static mha_status silence(prune_job *job, const float *gates)
     return mha_transformer_update(job->model.context, job->model.net);
 }
 
+static void destroy(void *net)
+{
+    mha_transformer_destroy(net);
+}
+
+cli_exit prune_keep(mha_transformer *net)
+{
+    return arena_keep(PRUNE, net, destroy);
+}
+
 cli_exit prune_make(prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
     const int64_t shape[] = {d->num_layers, d->num_heads};
-    void *gates = NULL;
-    mha_status status;
-    cli_exit code = maps_alloc(PRUNE, shape[0] * shape[1], sizeof(float), &gates);
-    if (code != CLI_OK) return code;
+    float *gates;
+    CLI_TRY(ARENA_ALLOC(PRUNE, shape[0] * shape[1], &gates));
     prune_gates(job, job->order, job->points[job->chosen].removed, gates);
     const mha_tensor keep = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
-    if (job->options->mask)
-        status = silence(job, gates);
-    else
-        status = mha_transformer_prune(job->model.context, job->model.net, &keep, &job->made);
-    free(gates);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(PRUNE, status);
+    if (job->options->mask) return cli_check(PRUNE, silence(job, gates));
+    CLI_TRY(cli_check(
+        PRUNE, mha_transformer_prune(job->model.context, job->model.net, &keep, &job->made)));
+    return prune_keep(job->made);
 }
 
 cli_exit prune_save(prune_job *job)
@@ -55,7 +61,7 @@ cli_exit prune_save(prune_job *job)
     mha_status status =
         mha_checkpoint_save(folder, job->made ? job->made : job->model.net, &settings);
     files_release_signals(&guard);
-    if (status != MHA_OK) return cli_fail_status(PRUNE, status);
+    CLI_TRY(cli_check(PRUNE, status));
     cli_note(job->options->quiet, "wrote %s; look at it with: multihead view %s \"a text\"", folder,
              folder);
     return CLI_OK;

@@ -1,6 +1,7 @@
 /* multihead run: attention of arrays in files. Options and their help are the table below; the work
  * is in run_*.c. */
 #include "common/commands.h"
+#include "common/contexts.h"
 #include "common/option_rows.h"
 #include "run/run.h"
 
@@ -329,45 +330,31 @@ static cli_exit check_inputs_stay(const run_options *options)
 
 static cli_exit check(run_options *options)
 {
-    cli_exit code = check_option_conflicts(options);
-    if (code == CLI_OK) code = check_inputs(options);
+    CLI_TRY(check_option_conflicts(options));
+    CLI_TRY(check_inputs(options));
     /* The example is there to be looked at. */
     if (options->example && !options->linear && !run_has_files(options)) options->trace = 1;
-    if (code == CLI_OK && options->linear) code = check_linear(options);
-    if (code == CLI_OK) code = check_inputs_stay(options);
-    if (code == CLI_OK) code = run_check_outputs(options);
-    return code;
+    if (options->linear) CLI_TRY(check_linear(options));
+    CLI_TRY(check_inputs_stay(options));
+    return run_check_outputs(options);
 }
 
 /* ---- The run --------------------------------------------------------------------------------- */
-
-static cli_exit make_context(const run_options *options, mha_context **context)
-{
-    mha_context_desc desc = {.struct_size = sizeof desc,
-                             .isa = (mha_isa)options->isa,
-                             .num_threads = (int32_t)options->threads};
-    mha_status status = mha_context_create(&desc, context);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
-}
 
 static cli_exit run(const run_options *options)
 {
     mha_context *context = NULL;
     run_problem problem = {0};
     run_results results = {0};
-    cli_exit code = make_context(options, &context);
-    if (code == CLI_OK) code = run_problem_make(options, context, &problem);
-    if (code == CLI_OK) code = run_compute(options, context, &problem, &results);
-    if (code == CLI_OK) code = run_write(options, &problem, &results);
-    if (code == CLI_OK && options->trace) code = run_trace(options, context, &problem);
-    if (code == CLI_OK && !options->trace && !run_has_files(options))
-        code = run_print_result(&results);
-    if (code == CLI_OK) code = cli_finish_stdout(RUN, code);
-    if (code == CLI_OK) run_say(options, &problem, &results);
-    run_results_free(&results);
-    run_problem_free(&problem);
-    mha_context_destroy(context);
-    return code;
+    CLI_TRY(context_make(RUN, (mha_isa)options->isa, options->threads, &context));
+    CLI_TRY(run_problem_make(options, context, &problem));
+    CLI_TRY(run_compute(options, context, &problem, &results));
+    CLI_TRY(run_write(options, &problem, &results));
+    if (options->trace) CLI_TRY(run_trace(options, context, &problem));
+    if (!options->trace && !run_has_files(options)) CLI_TRY(run_print_result(&results));
+    CLI_TRY(cli_finish_stdout(RUN, CLI_OK));
+    run_say(options, &problem, &results);
+    return CLI_OK;
 }
 
 cli_exit cmd_run(int count, char *const *arguments)
@@ -379,11 +366,11 @@ cli_exit cmd_run(int count, char *const *arguments)
         return CLI_OK;
     }
     if (count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
-    if (code == CLI_OK && plain.count > 0)
-        code = cli_fail(CLI_USAGE, RUN,
+    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    if (plain.count > 0)
+        return cli_fail(CLI_USAGE, RUN,
                         "unexpected argument '%s'; arrays have names: --q %s, or --x %s",
                         plain.items[0], plain.items[0], plain.items[0]);
-    if (code == CLI_OK) code = check(&options);
-    return code == CLI_OK ? run(&options) : code;
+    CLI_TRY(check(&options));
+    return run(&options);
 }

@@ -57,39 +57,29 @@ typedef enum run_kind {
     RUN_INDEX32 /* i32, likewise */
 } run_kind;
 
-/* An array of a file or of the command line, contiguous, and the memory behind it. */
-typedef struct run_array {
-    mha_tensor tensor;
-    void *memory[3]; /* .npy, safetensors, of our own */
-} run_array;
+/* Arrays are contiguous tensors; what is behind them is the arena's. */
 
 /* Read text, given for option: "3,5" is a list of numbers, "a.npy" a file, "a.safetensors:name" a
  * tensor of one. Rounding is said on stderr unless quiet. */
 cli_exit run_array_read(const char *option, const char *text, run_kind kind, bool quiet,
-                        run_array *array);
+                        mha_tensor *array);
 
 /* Its shape, and the type that it would be read in, from the head of the file; data is NULL. */
-cli_exit run_array_peek(const char *option, const char *text, run_kind kind, run_array *array);
+cli_exit run_array_peek(const char *option, const char *text, run_kind kind, mha_tensor *array);
 
 /* "0,2-4", or a file of whole numbers, each in 0 .. count - 1: what is said to be `what`. */
 cli_exit run_list_read(const char *option, const char *text, const char *what, int64_t count,
-                       run_array *list);
+                       mha_tensor *list);
 
 /* The numbers of a tensor in another floating type, in row order. */
-cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, run_array *array);
+cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, mha_tensor *array);
 
-/* An array of our own memory, zeroed. */
-cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, run_array *array);
-
-void run_array_free(run_array *array);
+/* An array of zeros. */
+cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, mha_tensor *array);
 
 /* ---- The problem ----------------------------------------------------------------------------- */
 
-enum { RUN_MOST_ARRAYS = 40 };
-
 typedef struct run_problem {
-    run_array kept[RUN_MOST_ARRAYS]; /* all arrays that the views below borrow from */
-    int kept_count;
     mha_tensor q, k, v;                   /* [B,H,T,D], after --qk-norm and RoPE */
     mha_tensor plain_q, plain_k;          /* and before them */
     const char *q_name, *k_name, *v_name; /* of their files */
@@ -111,14 +101,9 @@ int64_t run_longest(const run_problem *problem);
 
 /* Read every array that the options name and fill the descriptor. */
 cli_exit run_problem_make(const run_options *options, mha_context *context, run_problem *problem);
-void run_problem_free(run_problem *problem);
-
-/* Keep an array until the problem is freed; returns the place of its view. NULL after an error,
- * which is printed. */
-const mha_tensor *run_keep(run_problem *problem, run_array *array);
 
 /* The built-in example as q, k, v. */
-cli_exit run_example_arrays(run_array *q, run_array *k, run_array *v);
+cli_exit run_example_arrays(mha_tensor *q, mha_tensor *k, mha_tensor *v);
 
 /* A library call that failed, in words of the command line. */
 cli_exit run_fail(const run_options *options, const run_problem *problem, mha_status status);
@@ -128,8 +113,8 @@ cli_exit run_fail(const run_options *options, const run_problem *problem, mha_st
 enum { RUN_MOST_OUTPUTS = 20, RUN_DEFAULT_TOP = 5 };
 
 typedef struct run_results {
-    run_array arrays[RUN_MOST_OUTPUTS]; /* in the order of the list in run_output.c */
-    mha_tensor saved[RUN_MOST_OUTPUTS]; /* as they are written: with the axes of q */
+    mha_tensor arrays[RUN_MOST_OUTPUTS]; /* in the order of the list in run_output.c */
+    mha_tensor saved[RUN_MOST_OUTPUTS];  /* as they are written: with the axes of q */
     mha_attention_plan plan;
     mha_isa isa;
     int threads;
@@ -145,7 +130,6 @@ const char *run_writes(const run_options *options, const char *path);
 
 cli_exit run_compute(const run_options *options, mha_context *context, const run_problem *problem,
                      run_results *results);
-void run_results_free(run_results *results);
 
 /* All files asked for, with a line on stderr each. */
 cli_exit run_write(const run_options *options, const run_problem *problem,

@@ -1,5 +1,6 @@
 /* Arrays that `multihead run` reads: lists on the command line, .npy files, tensors of safetensors
  * files; and their elements in the type that is wanted. */
+#include "common/arena.h"
 #include "run/run.h"
 
 #include <multihead/io.h>
@@ -12,37 +13,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-void run_array_free(run_array *array)
-{
-    mha_npy_destroy(array->memory[0]);
-    mha_safetensors_close(array->memory[1]);
-    free(array->memory[2]);
-    *array = (run_array){0};
-}
-
-cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, run_array *array)
+cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, mha_tensor *array)
 {
     int64_t count;
-    *array = (run_array){.tensor = mha_tensor_contiguous(NULL, dtype, ndim, shape)};
-    mha_status status = mha_tensor_count(&array->tensor, &count);
-    if (status != MHA_OK) return cli_fail_status(RUN, status);
-    size_t elements = count > 0 ? (size_t)count : 1;
-    array->tensor.data = array->memory[2] = calloc(elements, mha_dtype_size(dtype));
-    if (array->tensor.data) return CLI_OK;
+    *array = mha_tensor_contiguous(NULL, dtype, ndim, shape);
+    CLI_TRY(cli_check(RUN, mha_tensor_count(array, &count)));
+    array->data = arena_try(count, mha_dtype_size(dtype));
+    if (array->data) return CLI_OK;
     return cli_fail(CLI_NO_MEMORY, RUN,
                     "out of memory: an array of %" PRId64 " elements of %zu bytes; of weights and "
                     "scores, --pick-heads and --pick-rows want less",
                     count, mha_dtype_size(dtype));
 }
 
-cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, run_array *array)
+cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, mha_tensor *array)
 {
-    cli_exit code = run_array_make(dtype, tensor->ndim, tensor->shape, array);
-    if (code != CLI_OK) return code;
-    mha_status status = mha_tensor_convert(tensor, &array->tensor);
-    if (status == MHA_OK) return CLI_OK;
-    run_array_free(array);
-    return cli_fail_status(RUN, status);
+    CLI_TRY(run_array_make(dtype, tensor->ndim, tensor->shape, array));
+    return cli_check(RUN, mha_tensor_convert(tensor, array));
 }
 
 /* ---- Elements -------------------------------------------------------------------------------- */
@@ -80,10 +67,8 @@ typedef struct conversion {
 
 static cli_exit to_real(const conversion *c, mha_tensor *to)
 {
-    if (c->from->dtype == MHA_F16 || c->from->dtype == MHA_BF16) {
-        mha_status status = mha_tensor_convert(c->from, to);
-        return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
-    }
+    if (c->from->dtype == MHA_F16 || c->from->dtype == MHA_BF16)
+        return cli_check(RUN, mha_tensor_convert(c->from, to));
     int64_t rounded = 0;
     for (int64_t i = 0; i < c->count; i++) {
         double value = real_element(c->from, i);
@@ -153,29 +138,32 @@ static cli_exit to_index(const conversion *c, mha_tensor *to)
     return CLI_OK;
 }
 
-/* The same array in the type of its kind; array keeps what it read only if that is the type. */
+/* The same array in the type of its kind; array stays as it is if that is the type. */
 static cli_exit convert(const char *option, const char *name, run_kind kind, bool quiet,
-                        run_array *array)
+                        mha_tensor *array)
 {
     mha_dtype dtype;
-    conversion c = {.option = option, .name = name, .from = &array->tensor, .quiet = quiet};
-    cli_exit code = check_type(&c, kind, &dtype);
-    if (code != CLI_OK || dtype == array->tensor.dtype) return code;
-    mha_status status = mha_tensor_count(&array->tensor, &c.count);
-    if (status != MHA_OK) return cli_fail_status(RUN, status);
-    run_array made;
-    code = run_array_make(dtype, array->tensor.ndim, array->tensor.shape, &made);
-    if (code == CLI_OK) {
-        code = dtype == MHA_F32   ? to_real(&c, &made.tensor)
-               : kind == RUN_KEEP ? to_keep(&c, &made.tensor)
-                                  : to_index(&c, &made.tensor);
-    }
-    run_array_free(code == CLI_OK ? array : &made);
-    if (code == CLI_OK) *array = made;
-    return code;
+    mha_tensor made;
+    conversion c = {.option = option, .name = name, .from = array, .quiet = quiet};
+    CLI_TRY(check_type(&c, kind, &dtype));
+    if (dtype == array->dtype) return CLI_OK;
+    CLI_TRY(cli_check(RUN, mha_tensor_count(array, &c.count)));
+    CLI_TRY(run_array_make(dtype, array->ndim, array->shape, &made));
+    CLI_TRY(dtype == MHA_F32   ? to_real(&c, &made)
+            : kind == RUN_KEEP ? to_keep(&c, &made)
+                               : to_index(&c, &made));
+    *array = made;
+    return CLI_OK;
 }
 
 /* ---- Where they come from -------------------------------------------------------------------- */
+
+/* An array as it was read, and the thing of the arena that holds its elements. */
+typedef struct source {
+    mha_tensor array;
+    void *owner;
+    bool list; /* it stood on the command line */
+} source;
 
 /* "1,2.5,-inf": how many numbers, 0 if it is not such a list. No file is called so by chance. */
 static int64_t list_length(const char *text, bool *whole)
@@ -193,19 +181,19 @@ static int64_t list_length(const char *text, bool *whole)
 }
 
 /* A list as i64 if its numbers are whole, else as f64. */
-static cli_exit read_list(const char *text, int64_t count, bool whole, run_array *array)
+static cli_exit read_list(const char *text, int64_t count, bool whole, source *from)
 {
-    cli_exit code = run_array_make(whole ? MHA_I64 : MHA_F64, 1, &count, array);
-    const char *at = text;
-    for (int64_t i = 0; i < count && code == CLI_OK; i++) {
+    CLI_TRY(run_array_make(whole ? MHA_I64 : MHA_F64, 1, &count, &from->array));
+    from->owner = from->array.data;
+    for (int64_t i = 0; i < count; i++) {
         char *end;
         if (whole)
-            ((int64_t *)array->tensor.data)[i] = strtoll(at, &end, 10);
+            ((int64_t *)from->array.data)[i] = strtoll(text, &end, 10);
         else
-            ((double *)array->tensor.data)[i] = strtod(at, &end);
-        at = end + 1;
+            ((double *)from->array.data)[i] = strtod(text, &end);
+        text = end + 1;
     }
-    return code;
+    return CLI_OK;
 }
 
 /* The first names of a file, for messages. */
@@ -221,17 +209,24 @@ static void name_list(const mha_safetensors *file, char *text, size_t size)
     if (count > most && used < size) snprintf(text + used, size - used, ", ...");
 }
 
-static cli_exit open_safetensors(const char *text, size_t path_bytes, bool head, run_array *array)
+static void close_safetensors(void *file)
 {
-    char *path = malloc(path_bytes + 1), names[256];
-    if (!path) return cli_fail(CLI_NO_MEMORY, RUN, "out of memory: a file's name");
-    memcpy(path, text, path_bytes);
-    path[path_bytes] = '\0';
+    mha_safetensors_close(file);
+}
+
+static void destroy_npy(void *npy)
+{
+    mha_npy_destroy(npy);
+}
+
+static cli_exit open_safetensors(const char *text, size_t path_bytes, bool head, source *from)
+{
+    char *path, names[256];
     mha_safetensors *file = NULL;
-    mha_status status = mha_safetensors_open(path, &file);
-    free(path);
-    if (status != MHA_OK) return cli_fail_status(RUN, status);
-    array->memory[1] = file;
+    CLI_TRY(arena_text(RUN, text, path_bytes, &path));
+    CLI_TRY(cli_check(RUN, mha_safetensors_open(path, &file)));
+    CLI_TRY(arena_keep(RUN, file, close_safetensors));
+    from->owner = file;
     const char *name = text[path_bytes] ? text + path_bytes + 1 : NULL;
     int64_t count = mha_safetensors_count(file);
     int64_t index = name ? mha_safetensors_find(file, name) : count == 1 ? 0 : -1;
@@ -242,22 +237,21 @@ static cli_exit open_safetensors(const char *text, size_t path_bytes, bool head,
                         (int)path_bytes, text, name ? "no tensor '" : "which of its tensors?",
                         name ? name : "", name ? "';" : "", count, names);
     }
-    status = head ? mha_safetensors_peek(file, index, &array->tensor)
-                  : mha_safetensors_tensor(file, index, &array->tensor);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
+    return cli_check(RUN, head ? mha_safetensors_peek(file, index, &from->array)
+                               : mha_safetensors_tensor(file, index, &from->array));
 }
 
-static cli_exit open_npy(const char *path, bool head, run_array *array)
+static cli_exit open_npy(const char *path, bool head, source *from)
 {
     if (!strcmp(path, "-"))
         return cli_fail(CLI_USAGE, RUN,
                         "-: arrays are not read from a pipe; write a file, and name it");
+    if (head) return cli_check(RUN, mha_npy_peek(path, &from->array));
     mha_npy *npy = NULL;
-    mha_status status = head ? mha_npy_peek(path, &array->tensor) : mha_npy_read(path, &npy);
-    if (status != MHA_OK) return cli_fail_status(RUN, status);
-    array->memory[0] = npy;
-    if (npy) array->tensor = mha_npy_tensor(npy);
-    return CLI_OK;
+    CLI_TRY(cli_check(RUN, mha_npy_read(path, &npy)));
+    from->owner = npy;
+    from->array = mha_npy_tensor(npy);
+    return arena_keep(RUN, npy, destroy_npy);
 }
 
 /* Bytes of the path in "a.safetensors" or "a.safetensors:name"; 0 if it is neither. */
@@ -271,44 +265,43 @@ static size_t safetensors_path(const char *text)
 }
 
 /* The array as it stands in its file, or only its head. */
-static cli_exit open_array(const char *text, bool head, run_array *array, bool *list)
+static cli_exit open_array(const char *text, bool head, source *from)
 {
-    *array = (run_array){0};
     bool whole;
     int64_t numbers = list_length(text, &whole);
     size_t path_bytes = safetensors_path(text);
-    *list = numbers > 0;
-    return numbers > 0      ? read_list(text, numbers, whole, array)
-           : path_bytes > 0 ? open_safetensors(text, path_bytes, head, array)
-                            : open_npy(text, head, array);
+    *from = (source){.list = numbers > 0};
+    return numbers > 0      ? read_list(text, numbers, whole, from)
+           : path_bytes > 0 ? open_safetensors(text, path_bytes, head, from)
+                            : open_npy(text, head, from);
 }
 
 cli_exit run_array_read(const char *option, const char *text, run_kind kind, bool quiet,
-                        run_array *array)
+                        mha_tensor *array)
 {
-    run_array head;
-    bool list;
-    cli_exit code = run_array_peek(option, text, kind, &head);
-    if (code != CLI_OK) return code;
-    run_array_free(&head);
-    code = open_array(text, false, array, &list);
+    source from;
+    CLI_TRY(run_array_peek(option, text, kind, array));
+    CLI_TRY(open_array(text, false, &from));
+    *array = from.array;
     /* A list has no type of its own: nothing to be said of rounding. */
-    if (code == CLI_OK) code = convert(option, text, kind, quiet || list, array);
-    if (code != CLI_OK) run_array_free(array);
-    return code;
+    CLI_TRY(convert(option, text, kind, quiet || from.list, array));
+    if (array->data != from.array.data) arena_drop(from.owner);
+    return CLI_OK;
 }
 
-cli_exit run_array_peek(const char *option, const char *text, run_kind kind, run_array *array)
+cli_exit run_array_peek(const char *option, const char *text, run_kind kind, mha_tensor *array)
 {
-    bool list;
-    mha_dtype dtype = MHA_F32;
-    const conversion c = {.option = option, .name = text, .from = &array->tensor};
-    cli_exit code = open_array(text, true, array, &list);
-    if (code == CLI_OK) code = check_type(&c, kind, &dtype);
-    array->tensor.dtype = dtype;
-    array->tensor.data = NULL;
-    if (code != CLI_OK) run_array_free(array);
-    return code;
+    const size_t mark = arena_mark();
+    mha_dtype dtype;
+    source from;
+    const conversion c = {.option = option, .name = text, .from = &from.array};
+    CLI_TRY(open_array(text, true, &from));
+    CLI_TRY(check_type(&c, kind, &dtype));
+    arena_release(mark);
+    *array = from.array;
+    array->dtype = dtype;
+    array->data = NULL;
+    return CLI_OK;
 }
 
 /* ---- Lists of heads, rows and keys ----------------------------------------------------------- */
@@ -345,14 +338,14 @@ static int64_t walk_list(const char *text, int64_t limit, int64_t *numbers, int6
 }
 
 static cli_exit check_list(const char *option, const char *text, const char *what, int64_t limit,
-                           const run_array *list)
+                           const mha_tensor *list)
 {
     char shape[128];
-    if (list->tensor.ndim != 1)
+    if (list->ndim != 1)
         return cli_fail(CLI_BAD_INPUT, RUN, "%s %s: has shape %s, expected a list such as 0,2-4",
-                        option, text, run_shape_text(&list->tensor, shape, sizeof shape));
-    for (int64_t i = 0; i < list->tensor.shape[0]; i++) {
-        int64_t number = ((const int64_t *)list->tensor.data)[i];
+                        option, text, run_shape_text(list, shape, sizeof shape));
+    for (int64_t i = 0; i < list->shape[0]; i++) {
+        int64_t number = ((const int64_t *)list->data)[i];
         if (number < 0 || number >= limit)
             return cli_fail(CLI_USAGE, RUN,
                             "%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64, option,
@@ -362,22 +355,19 @@ static cli_exit check_list(const char *option, const char *text, const char *wha
 }
 
 cli_exit run_list_read(const char *option, const char *text, const char *what, int64_t count,
-                       run_array *list)
+                       mha_tensor *list)
 {
-    *list = (run_array){0};
     int64_t beyond, items = walk_list(text, count, NULL, &beyond);
     if (items == -2)
         return cli_fail(CLI_USAGE, RUN, "%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64,
                         option, text, what, beyond, count - 1);
     if (items == -1 && text[strspn(text, "0123456789,-")] == '\0')
         return cli_fail(CLI_USAGE, RUN, "%s %s: expected a list such as 0,2-4", option, text);
-    cli_exit code = items == -1 ? run_array_read(option, text, RUN_INDEX, true, list)
-                                : run_array_make(MHA_I64, 1, &items, list);
-    if (code != CLI_OK) return code;
-    if (items >= 0)
-        (void)walk_list(text, count, list->tensor.data, &beyond);
-    else
-        code = check_list(option, text, what, count, list);
-    if (code != CLI_OK) run_array_free(list);
-    return code;
+    if (items == -1) {
+        CLI_TRY(run_array_read(option, text, RUN_INDEX, true, list));
+        return check_list(option, text, what, count, list);
+    }
+    CLI_TRY(run_array_make(MHA_I64, 1, &items, list));
+    (void)walk_list(text, count, list->data, &beyond);
+    return CLI_OK;
 }

@@ -7,27 +7,17 @@
 
 enum { DEFAULT_LIMIT = 16, DEFAULT_HEADS = 4 };
 
-void run_board_free(run_board *board)
-{
-    run_array_free(&board->heads);
-    run_array_free(&board->rows);
-    run_array_free(&board->columns);
-    run_array_free(&board->tensor_rows);
-    for (int i = 0; i < BOARD_STEPS; i++) run_array_free(&board->steps[i]);
-    run_array_free(&board->o);
-}
-
 /* ---- What is shown --------------------------------------------------------------------------- */
 
 /* A list, or the first ones. */
 static cli_exit choose(const char *option, const char *text, const char *what, int64_t count,
-                       int64_t most, run_array *list)
+                       int64_t most, mha_tensor *list)
 {
     if (text) return run_list_read(option, text, what, count, list);
     int64_t shown = count < most ? count : most;
-    cli_exit code = run_array_make(MHA_I64, 1, &shown, list);
-    for (int64_t i = 0; i < shown && code == CLI_OK; i++) ((int64_t *)list->tensor.data)[i] = i;
-    return code;
+    CLI_TRY(run_array_make(MHA_I64, 1, &shown, list));
+    for (int64_t i = 0; i < shown; i++) ((int64_t *)list->data)[i] = i;
+    return CLI_OK;
 }
 
 static cli_exit find_sequence(run_board *board)
@@ -55,22 +45,17 @@ static cli_exit choose_all(run_board *board)
 {
     const run_options *options = board->options;
     int64_t limit = options->trace_limit ? options->trace_limit : DEFAULT_LIMIT;
-    cli_exit code = find_sequence(board);
-    if (code == CLI_OK)
-        code = choose("--trace-head", options->trace_heads, "head", board->problem->q.shape[1],
-                      DEFAULT_HEADS, &board->heads);
-    if (code == CLI_OK)
-        code = choose("--trace-row", options->trace_rows, "query", board->queries, limit,
-                      &board->rows);
-    if (code == CLI_OK)
-        code =
-            choose("--trace-key", options->trace_keys, "key", board->keys, limit, &board->columns);
-    if (code == CLI_OK)
-        code = run_array_make(MHA_I64, 1, board->rows.tensor.shape, &board->tensor_rows);
-    for (int64_t i = 0; code == CLI_OK && i < board->rows.tensor.shape[0]; i++)
-        ((int64_t *)board->tensor_rows.tensor.data)[i] =
-            board->first_query + ((const int64_t *)board->rows.tensor.data)[i];
-    return code;
+    CLI_TRY(find_sequence(board));
+    CLI_TRY(choose("--trace-head", options->trace_heads, "head", board->problem->q.shape[1],
+                   DEFAULT_HEADS, &board->heads));
+    CLI_TRY(
+        choose("--trace-row", options->trace_rows, "query", board->queries, limit, &board->rows));
+    CLI_TRY(choose("--trace-key", options->trace_keys, "key", board->keys, limit, &board->columns));
+    CLI_TRY(run_array_make(MHA_I64, 1, board->rows.shape, &board->tensor_rows));
+    for (int64_t i = 0; i < board->rows.shape[0]; i++)
+        ((int64_t *)board->tensor_rows.data)[i] =
+            board->first_query + ((const int64_t *)board->rows.data)[i];
+    return CLI_OK;
 }
 
 /* ---- Its numbers ----------------------------------------------------------------------------- */
@@ -116,24 +101,22 @@ static cli_exit compute(mha_context *context, run_board *board, board_step step)
         [BOARD_DROPPED] = MHA_SCORES_RAW};
     const run_problem *p = board->problem;
     bool weights = step == BOARD_WEIGHTS || step == BOARD_DROPPED;
-    int64_t shape[] = {p->q.shape[0], board->heads.tensor.shape[0], board->rows.tensor.shape[0],
-                       run_longest(p)};
-    cli_exit code = run_array_make(MHA_F32, 4, shape, &board->steps[step]);
-    if (code != CLI_OK) return code;
+    int64_t shape[] = {p->q.shape[0], board->heads.shape[0], board->rows.shape[0], run_longest(p)};
+    CLI_TRY(run_array_make(MHA_F32, 4, shape, &board->steps[step]));
     mha_attention_desc desc = desc_of(board, step);
-    const mha_tensor *tensor = &board->steps[step].tensor;
+    const mha_tensor *tensor = &board->steps[step];
     mha_attention_outputs wanted = {
         .struct_size = sizeof wanted,
         .flags = step == BOARD_DROPPED ? MHA_OUTPUT_DROPPED_PROBABILITIES : 0,
         .scores = weights ? NULL : tensor,
         .probabilities = weights ? tensor : NULL,
         .score_stage = stages[step],
-        .heads = board->heads.tensor.data,
+        .heads = board->heads.data,
         .heads_count = shape[1],
-        .rows = board->tensor_rows.tensor.data,
+        .rows = board->tensor_rows.data,
         .rows_count = shape[2]};
     mha_status status =
-        mha_attention_forward(context, &desc, &p->q, &p->k, &p->v, &board->o.tensor, &wanted);
+        mha_attention_forward(context, &desc, &p->q, &p->k, &p->v, &board->o, &wanted);
     return status == MHA_OK ? CLI_OK : run_fail(board->options, p, status);
 }
 
@@ -143,18 +126,18 @@ cli_exit run_board_make(const run_options *options, mha_context *context,
     *board = (run_board){.options = options, .problem = problem};
     int64_t shape[] = {problem->q.shape[0], problem->q.shape[1], problem->q.shape[2],
                        problem->v.shape[3]};
-    cli_exit code = choose_all(board);
-    if (code == CLI_OK) code = run_array_make(run_o_dtype(options), 4, shape, &board->o);
+    CLI_TRY(choose_all(board));
+    CLI_TRY(run_array_make(run_o_dtype(options), 4, shape, &board->o));
     /* The last call is that of the problem itself, whose o stays. */
-    for (int step = 0; step < BOARD_STEPS && code == CLI_OK; step++)
+    for (int step = 0; step < BOARD_STEPS; step++)
         if (run_board_has(board, (board_step)step))
-            code = compute(context, board, (board_step)step);
-    return code;
+            CLI_TRY(compute(context, board, (board_step)step));
+    return CLI_OK;
 }
 
 static const float *row_at(const run_board *board, board_step step, int64_t head, int64_t row)
 {
-    const mha_tensor *tensor = &board->steps[step].tensor;
+    const mha_tensor *tensor = &board->steps[step];
     return (const float *)tensor->data + board->batch * tensor->stride[0] +
            head * tensor->stride[1] + row * tensor->stride[2];
 }
@@ -162,7 +145,7 @@ static const float *row_at(const run_board *board, board_step step, int64_t head
 double run_board_at(const run_board *board, board_step step, int64_t head, int64_t row,
                     int64_t column)
 {
-    int64_t key = ((const int64_t *)board->columns.tensor.data)[column];
+    int64_t key = ((const int64_t *)board->columns.data)[column];
     return (double)row_at(board, step, head, row)[key];
 }
 

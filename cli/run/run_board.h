@@ -20,20 +20,19 @@ typedef enum board_step {
 typedef struct run_board {
     const run_options *options;
     const run_problem *problem;
-    int64_t sequence;               /* shown */
-    int64_t batch;                  /* its index in the tensors: 0 where they are packed */
-    int64_t first_query, first_key; /* where it begins in them */
-    int64_t queries, keys;          /* how many it has */
-    run_array heads, rows, columns; /* i64, shown, counted within the sequence */
-    run_array tensor_rows;          /* rows as the library counts them */
-    run_array steps[BOARD_STEPS];   /* [B,heads,rows,longest] f32; empty: not part of this */
-    run_array o;                    /* [B,H,T,Dv] */
+    int64_t sequence;                /* shown */
+    int64_t batch;                   /* its index in the tensors: 0 where they are packed */
+    int64_t first_query, first_key;  /* where it begins in them */
+    int64_t queries, keys;           /* how many it has */
+    mha_tensor heads, rows, columns; /* i64, shown, counted within the sequence */
+    mha_tensor tensor_rows;          /* rows as the library counts them */
+    mha_tensor steps[BOARD_STEPS];   /* [B,heads,rows,longest] f32; empty: not part of this */
+    mha_tensor o;                    /* [B,H,T,Dv] */
 } run_board;
 
 /* Choose what is shown and compute it. */
 cli_exit run_board_make(const run_options *options, mha_context *context,
                         const run_problem *problem, run_board *board);
-void run_board_free(run_board *board);
 
 /* Whether a step is part of this problem. */
 bool run_board_has(const run_board *board, board_step step);

@@ -12,21 +12,16 @@ static const float queries[TOKENS * SIZE] = {0, 2, 0, 0, 1, 1, 0, 0, 0, 0, 2, 2}
 static const float keys[TOKENS * SIZE] = {2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 2};
 static const float values[TOKENS * SIZE] = {1, 0, 0, 10, 0, 1, 0, 20, 0, 0, 1, 30};
 
-static cli_exit make(const float *numbers, run_array *array)
+static cli_exit make(const float *numbers, mha_tensor *array)
 {
-    cli_exit code = run_array_make(MHA_F32, 2, (int64_t[]){TOKENS, SIZE}, array);
-    if (code == CLI_OK) memcpy(array->tensor.data, numbers, TOKENS * SIZE * sizeof *numbers);
-    return code;
+    CLI_TRY(run_array_make(MHA_F32, 2, (int64_t[]){TOKENS, SIZE}, array));
+    memcpy(array->data, numbers, TOKENS * SIZE * sizeof *numbers);
+    return CLI_OK;
 }
 
-cli_exit run_example_arrays(run_array *q, run_array *k, run_array *v)
+cli_exit run_example_arrays(mha_tensor *q, mha_tensor *k, mha_tensor *v)
 {
-    cli_exit code = make(queries, q);
-    if (code != CLI_OK) return code;
-    code = make(keys, k);
-    if (code == CLI_OK) code = make(values, v);
-    if (code == CLI_OK) return CLI_OK;
-    run_array_free(q);
-    run_array_free(k);
-    return code;
+    CLI_TRY(make(queries, q));
+    CLI_TRY(make(keys, k));
+    return make(values, v);
 }

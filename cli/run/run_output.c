@@ -1,6 +1,7 @@
 /* What `multihead run` computes and where it goes. One list says which outputs there are, which
  * axes they have and which option writes them. */
 #define _XOPEN_SOURCE 700 /* clock_gettime */
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/json_out.h"
@@ -120,12 +121,10 @@ cli_exit run_check_outputs(const run_options *options)
             if (files_same(paths[i].path, paths[j].path))
                 return cli_fail(CLI_USAGE, RUN, "%s and %s both write '%s'", paths[j].option,
                                 paths[i].option, paths[i].path);
-        cli_exit code = check_name(options, &paths[i]);
-        if (code == CLI_OK) code = check_stdout(options, &paths[i], &on_stdout);
-        if (code == CLI_OK && strcmp(paths[i].path, "-") != 0 &&
-            files_check_place(paths[i].path) != MHA_OK)
-            code = cli_fail_status(RUN, MHA_ERR_WRITE);
-        if (code != CLI_OK) return code;
+        CLI_TRY(check_name(options, &paths[i]));
+        CLI_TRY(check_stdout(options, &paths[i], &on_stdout));
+        if (strcmp(paths[i].path, "-") != 0 && files_check_place(paths[i].path) != MHA_OK)
+            return cli_fail_status(RUN, MHA_ERR_WRITE);
     }
     return CLI_OK;
 }
@@ -176,17 +175,16 @@ static mha_tensor saved_view(const run_problem *problem, const mha_tensor *whole
 }
 
 /* o has the layout of q: its memory is in that order, and *view shows it as [B,H,T,V]. */
-static cli_exit make_o(const run_options *options, const run_problem *problem, run_array *array,
+static cli_exit make_o(const run_options *options, const run_problem *problem, mha_tensor *array,
                        mha_tensor *view, mha_tensor *saved)
 {
     bool time_first = problem->split || options->layout == RUN_BTHD;
     int64_t b = problem->q.shape[0], h = problem->q.shape[1], t = problem->q.shape[2];
     int64_t d = problem->v.shape[3];
     int64_t shape[] = {b, time_first ? t : h, time_first ? h : t, d};
-    cli_exit code = run_array_make(run_o_dtype(options), 4, shape, array);
-    if (code != CLI_OK) return code;
-    *view = array->tensor;
-    *saved = saved_view(problem, &array->tensor, time_first ? "BTHV" : "BHTV");
+    CLI_TRY(run_array_make(run_o_dtype(options), 4, shape, array));
+    *view = *array;
+    *saved = saved_view(problem, array, time_first ? "BTHV" : "BHTV");
     if (time_first) {
         view->shape[1] = h;
         view->shape[2] = t;
@@ -195,7 +193,7 @@ static cli_exit make_o(const run_options *options, const run_problem *problem, r
     }
     if (problem->split) {
         int64_t flat[] = {b, t, h * d};
-        mha_tensor all = mha_tensor_contiguous(array->tensor.data, view->dtype, 3, flat);
+        mha_tensor all = mha_tensor_contiguous(array->data, view->dtype, 3, flat);
         *saved = saved_view(problem, &all, "BTW");
     }
     return CLI_OK;
@@ -208,9 +206,9 @@ static cli_exit make_output(const run_options *options, const run_problem *probl
     int ndim = (int)strlen(outputs[i].axes);
     for (int axis = 0; axis < ndim; axis++)
         shape[axis] = axis_length(options, problem, outputs[i].axes[axis]);
-    cli_exit code = run_array_make(outputs[i].dtype, ndim, shape, &results->arrays[i]);
-    results->saved[i] = saved_view(problem, &results->arrays[i].tensor, outputs[i].axes);
-    return code;
+    CLI_TRY(run_array_make(outputs[i].dtype, ndim, shape, &results->arrays[i]));
+    results->saved[i] = saved_view(problem, &results->arrays[i], outputs[i].axes);
+    return CLI_OK;
 }
 
 static double now(void)
@@ -238,10 +236,9 @@ static cli_exit make_outputs(const run_options *options, const run_problem *prob
     for (int i = 1; i < OUTPUT_COUNT; i++) {
         bool top = strchr(outputs[i].axes, 'K') && (options->top_keys || options->top_weights);
         if (!path_of(options, i) && !top) continue;
-        cli_exit code = make_output(options, problem, i, results);
-        if (code != CLI_OK) return code;
+        CLI_TRY(make_output(options, problem, i, results));
         const mha_tensor **field = (void *)((char *)wanted + outputs[i].field);
-        *field = &results->arrays[i].tensor;
+        *field = &results->arrays[i];
     }
     return CLI_OK;
 }
@@ -260,12 +257,11 @@ static mha_status plan(const run_options *options, const mha_context *context,
 static cli_exit widen_o(run_results *results)
 {
     if (results->saved[0].dtype != MHA_BF16) return CLI_OK;
-    run_array wide;
-    cli_exit code = run_array_convert(&results->saved[0], MHA_F32, &wide);
-    if (code != CLI_OK) return code;
-    run_array_free(&results->arrays[0]);
+    mha_tensor wide;
+    CLI_TRY(run_array_convert(&results->saved[0], MHA_F32, &wide));
+    arena_drop(results->arrays[0].data);
     results->arrays[0] = wide;
-    results->saved[0] = wide.tensor;
+    results->saved[0] = wide;
     return CLI_OK;
 }
 
@@ -278,19 +274,13 @@ cli_exit run_compute(const run_options *options, mha_context *context, const run
     mha_attention_outputs wanted;
     mha_status status = plan(options, context, problem, NULL, &results->plan);
     if (status != MHA_OK) return run_fail(options, problem, status);
-    cli_exit code = make_o(options, problem, &results->arrays[0], &o, &results->saved[0]);
-    if (code == CLI_OK) code = make_outputs(options, problem, results, &wanted);
-    if (code != CLI_OK) return code;
+    CLI_TRY(make_o(options, problem, &results->arrays[0], &o, &results->saved[0]));
+    CLI_TRY(make_outputs(options, problem, results, &wanted));
     status = plan(options, context, problem, &wanted, &results->plan);
     double begin = now();
     if (status == MHA_OK) status = forward(options, context, problem, &o, &wanted);
     results->seconds = now() - begin;
     return status == MHA_OK ? widen_o(results) : run_fail(options, problem, status);
-}
-
-void run_results_free(run_results *results)
-{
-    for (int i = 0; i < OUTPUT_COUNT; i++) run_array_free(&results->arrays[i]);
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */
@@ -383,7 +373,7 @@ cli_exit run_write(const run_options *options, const run_problem *problem,
         const char *path = path_of(options, i);
         if (!path) continue;
         mha_status status = files_write_npy(path, &results->saved[i]);
-        if (status != MHA_OK) return cli_fail_status(RUN, status);
+        CLI_TRY(cli_check(RUN, status));
         if (strcmp(path, "-") != 0)
             cli_note(options->quiet, "wrote %s: %s %s", path,
                      run_dtype_text(results->saved[i].dtype),
@@ -392,7 +382,7 @@ cli_exit run_write(const run_options *options, const run_problem *problem,
     if (!options->json) return CLI_OK;
     const json_job job = {options, problem, results};
     mha_status status = files_draw(options->json, draw_json, &job);
-    if (status != MHA_OK) return cli_fail_status(RUN, status);
+    CLI_TRY(cli_check(RUN, status));
     if (strcmp(options->json, "-") != 0) cli_note(options->quiet, "wrote %s", options->json);
     return CLI_OK;
 }
@@ -425,12 +415,10 @@ void run_say(const run_options *options, const run_problem *problem, const run_r
 cli_exit run_print_result(const run_results *results)
 {
     char shape[128];
-    run_array wide;
-    cli_exit code = run_array_convert(&results->saved[0], MHA_F32, &wide);
-    if (code != CLI_OK) return code;
+    mha_tensor wide;
+    CLI_TRY(run_array_convert(&results->saved[0], MHA_F32, &wide));
     cli_print("o %s %s\n", run_dtype_text(results->saved[0].dtype),
               run_shape_text(&results->saved[0], shape, sizeof shape));
-    run_print_array(&wide.tensor);
-    run_array_free(&wide);
+    run_print_array(&wide);
     return CLI_OK;
 }

@@ -1,41 +1,23 @@
 /* From options to a problem: every array that they name is read, and the descriptor filled. */
+#include "common/arena.h"
 #include "run/run.h"
 
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-const mha_tensor *run_keep(run_problem *problem, run_array *array)
-{
-    if (problem->kept_count == RUN_MOST_ARRAYS) { /* more than there are options */
-        run_array_free(array);
-        (void)cli_fail(CLI_INTERNAL, RUN, "too many arrays");
-        return NULL;
-    }
-    problem->kept[problem->kept_count] = *array;
-    return &problem->kept[problem->kept_count++].tensor;
-}
-
-void run_problem_free(run_problem *problem)
-{
-    for (int i = 0; i < problem->kept_count; i++) run_array_free(&problem->kept[i]);
-    problem->kept_count = 0;
-}
-
-/* Read and keep. Numbers that the descriptor's check looks at are read in any case. */
-static cli_exit load(const run_options *options, run_problem *problem, const char *option,
+/* Read; numbers that the descriptor's check looks at are read in any case. */
+static cli_exit load(const run_options *options, const run_problem *problem, const char *option,
                      const char *text, run_kind kind, const mha_tensor **tensor)
 {
-    run_array array;
-    cli_exit code = problem->heads_only && kind != RUN_INDEX
-                        ? run_array_peek(option, text, kind, &array)
-                        : run_array_read(option, text, kind, options->quiet, &array);
-    if (code != CLI_OK) return code;
-    *tensor = run_keep(problem, &array);
-    return *tensor ? CLI_OK : CLI_INTERNAL;
+    mha_tensor *array;
+    CLI_TRY(ARENA_ALLOC(RUN, 1, &array));
+    *tensor = array;
+    return problem->heads_only && kind != RUN_INDEX
+               ? run_array_peek(option, text, kind, array)
+               : run_array_read(option, text, kind, options->quiet, array);
 }
 
 /* ---- q, k, v --------------------------------------------------------------------------------- */
@@ -69,8 +51,7 @@ static cli_exit check_axes(const run_options *options, const char *option, const
 static cli_exit view_array(const run_options *options, const char *option, const char *name,
                            const mha_tensor *array, int64_t heads, mha_tensor *view)
 {
-    cli_exit code = check_axes(options, option, name, array);
-    if (code != CLI_OK) return code;
+    CLI_TRY(check_axes(options, option, name, array));
     int n = array->ndim;
     int64_t width = array->shape[n - 1];
     if (options->heads && width % heads != 0)
@@ -97,22 +78,21 @@ static cli_exit load_inputs(const run_options *options, run_problem *problem,
                             const mha_tensor *arrays[3])
 {
     if (options->example) {
-        run_array made[3];
-        cli_exit code = run_example_arrays(&made[0], &made[1], &made[2]);
-        for (int i = 0; i < 3 && code == CLI_OK; i++) arrays[i] = run_keep(problem, &made[i]);
-        return code;
+        mha_tensor *made;
+        CLI_TRY(ARENA_ALLOC(RUN, 3, &made));
+        for (int i = 0; i < 3; i++) arrays[i] = &made[i];
+        return run_example_arrays(&made[0], &made[1], &made[2]);
     }
     /* What turns q and k knows f32 only. */
     run_kind turned = options->rope || options->qk_norm ? RUN_REAL : RUN_FLOAT;
     if (options->x) {
-        cli_exit code = load(options, problem, "--x", options->x, turned, &arrays[0]);
+        CLI_TRY(load(options, problem, "--x", options->x, turned, &arrays[0]));
         arrays[1] = arrays[2] = arrays[0];
-        return code;
+        return CLI_OK;
     }
-    cli_exit code = load(options, problem, "--q", options->q, turned, &arrays[0]);
-    if (code == CLI_OK) code = load(options, problem, "--k", options->k, turned, &arrays[1]);
-    if (code == CLI_OK) code = load(options, problem, "--v", options->v, RUN_FLOAT, &arrays[2]);
-    return code;
+    CLI_TRY(load(options, problem, "--q", options->q, turned, &arrays[0]));
+    CLI_TRY(load(options, problem, "--k", options->k, turned, &arrays[1]));
+    return load(options, problem, "--v", options->v, RUN_FLOAT, &arrays[2]);
 }
 
 static cli_exit make_inputs(const run_options *options, run_problem *problem)
@@ -122,12 +102,11 @@ static cli_exit make_inputs(const run_options *options, run_problem *problem)
     const char *names[] = {x ? x : options->q, x ? x : options->k, x ? x : options->v};
     const char *flags[] = {x ? "--x" : "--q", x ? "--x" : "--k", x ? "--x" : "--v"};
     mha_tensor *views[] = {&problem->q, &problem->k, &problem->v};
-    cli_exit code = load_inputs(options, problem, arrays);
-    for (int i = 0; i < 3 && code == CLI_OK; i++) {
+    CLI_TRY(load_inputs(options, problem, arrays));
+    for (int i = 0; i < 3; i++) {
         int64_t heads = i > 0 && options->kv_heads ? options->kv_heads : options->heads;
-        code = view_array(options, flags[i], names[i], arrays[i], heads, views[i]);
+        CLI_TRY(view_array(options, flags[i], names[i], arrays[i], heads, views[i]));
     }
-    if (code != CLI_OK) return code;
     problem->q_name = names[0];
     problem->k_name = names[1];
     problem->v_name = names[2];
@@ -181,8 +160,7 @@ static cli_exit load_tensors(const run_options *options, run_problem *problem)
         const char *text = text_at(options, tensors[i].text);
         if (!text) continue;
         const mha_tensor **field = (void *)((char *)&problem->desc + tensors[i].field);
-        cli_exit code = load(options, problem, tensors[i].option, text, tensors[i].kind, field);
-        if (code != CLI_OK) return code;
+        CLI_TRY(load(options, problem, tensors[i].option, text, tensors[i].kind, field));
     }
     return CLI_OK;
 }
@@ -210,13 +188,11 @@ static cli_exit load_numbers(const run_options *options, run_problem *problem, c
 {
     if (!text) return CLI_OK;
     const mha_tensor *tensor;
-    run_array head;
-    cli_exit code = run_array_peek(option, text, RUN_INDEX, &head);
-    if (code == CLI_OK) code = check_numbers(option, text, &head.tensor, count);
-    run_array_free(&head);
-    if (code == CLI_OK) code = load(options, problem, option, text, RUN_INDEX, &tensor);
-    if (code == CLI_OK) code = check_numbers(option, text, tensor, count); /* files may change */
-    if (code != CLI_OK) return code;
+    mha_tensor head;
+    CLI_TRY(run_array_peek(option, text, RUN_INDEX, &head));
+    CLI_TRY(check_numbers(option, text, &head, count));
+    CLI_TRY(load(options, problem, option, text, RUN_INDEX, &tensor));
+    CLI_TRY(check_numbers(option, text, tensor, count)); /* files may change */
     *numbers = tensor->data;
     if (given) *given = tensor->shape[0];
     return CLI_OK;
@@ -226,13 +202,11 @@ static cli_exit load_sequences(const run_options *options, run_problem *problem)
 {
     mha_attention_desc *desc = &problem->desc;
     int64_t queries = 0, keys = 0;
-    cli_exit code = load_numbers(options, problem, "--query-starts", options->query_starts, -1,
-                                 &desc->query_starts, &queries);
-    if (code == CLI_OK)
-        code = load_numbers(options, problem, "--key-starts",
-                            options->key_starts ? options->key_starts : options->query_starts, -1,
-                            &desc->key_starts, &keys);
-    if (code != CLI_OK) return code;
+    CLI_TRY(load_numbers(options, problem, "--query-starts", options->query_starts, -1,
+                         &desc->query_starts, &queries));
+    CLI_TRY(load_numbers(options, problem, "--key-starts",
+                         options->key_starts ? options->key_starts : options->query_starts, -1,
+                         &desc->key_starts, &keys));
     problem->ragged = options->query_starts != NULL;
     if (problem->ragged && (queries != keys || queries < 2))
         return cli_fail(CLI_BAD_INPUT, RUN,
@@ -241,12 +215,10 @@ static cli_exit load_sequences(const run_options *options, run_problem *problem)
                         queries, keys);
     desc->sequences = problem->ragged ? queries - 1 : 0;
     int64_t count = problem->ragged ? desc->sequences : problem->q.shape[0];
-    code = load_numbers(options, problem, "--lengths", options->lengths, count, &desc->key_lengths,
+    CLI_TRY(load_numbers(options, problem, "--lengths", options->lengths, count, &desc->key_lengths,
+                         NULL));
+    return load_numbers(options, problem, "--offsets", options->offsets, count, &desc->q_offsets,
                         NULL);
-    if (code == CLI_OK)
-        code = load_numbers(options, problem, "--offsets", options->offsets, count,
-                            &desc->q_offsets, NULL);
-    return code;
 }
 
 /* ---- The descriptor's numbers ---------------------------------------------------------------- */
@@ -307,11 +279,10 @@ static cli_exit fill_numbers(const run_options *options, run_problem *problem)
     desc->sink_keys = options->sink_keys;
     desc->t5_max_distance = options->t5_max_distance;
     desc->dropout_seed = (uint64_t)options->seed;
-    cli_exit code = fill_pairs(options, desc);
-    if (code == CLI_OK) code = fill_float("--scale", &options->scale, &desc->scale);
-    if (code == CLI_OK) code = fill_float("--softcap", &options->softcap, &desc->softcap);
-    if (code == CLI_OK) code = fill_float("--dropout", &options->dropout, &desc->dropout);
-    return code;
+    CLI_TRY(fill_pairs(options, desc));
+    CLI_TRY(fill_float("--scale", &options->scale, &desc->scale));
+    CLI_TRY(fill_float("--softcap", &options->softcap, &desc->softcap));
+    return fill_float("--dropout", &options->dropout, &desc->dropout);
 }
 
 /* --alibi: the published slopes. */
@@ -321,12 +292,13 @@ static cli_exit fill_slopes(const run_options *options, run_problem *problem)
     /* Only elements vouch for a number of heads. */
     if (!options->alibi || mha_tensor_count(&problem->q, &elements) != MHA_OK || elements == 0)
         return CLI_OK;
-    run_array slopes = {.tensor = mha_tensor_contiguous(NULL, MHA_F32, 1, &heads)};
-    cli_exit code = problem->heads_only ? CLI_OK : run_array_make(MHA_F32, 1, &heads, &slopes);
-    if (code != CLI_OK) return code;
-    mha_status status = problem->heads_only ? MHA_OK : mha_alibi_slopes(heads, slopes.tensor.data);
-    problem->desc.alibi_slopes = run_keep(problem, &slopes);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(RUN, status);
+    mha_tensor *slopes;
+    CLI_TRY(ARENA_ALLOC(RUN, 1, &slopes));
+    problem->desc.alibi_slopes = slopes;
+    *slopes = mha_tensor_contiguous(NULL, MHA_F32, 1, &heads);
+    if (problem->heads_only) return CLI_OK;
+    CLI_TRY(run_array_make(MHA_F32, 1, &heads, slopes));
+    return cli_check(RUN, mha_alibi_slopes(heads, slopes->data));
 }
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
@@ -335,18 +307,18 @@ static cli_exit fill_slopes(const run_options *options, run_problem *problem)
 static cli_exit ragged_positions(run_problem *problem, const int64_t *starts, int64_t rows,
                                  const int64_t *offsets, int64_t offset, const mha_tensor **ids)
 {
-    run_array made;
-    cli_exit code = run_array_make(MHA_I64, 1, &rows, &made);
-    if (code != CLI_OK) return code;
-    int64_t *id = made.tensor.data, t = 0;
+    mha_tensor *made;
+    CLI_TRY(ARENA_ALLOC(RUN, 1, &made));
+    CLI_TRY(run_array_make(MHA_I64, 1, &rows, made));
+    int64_t *id = made->data, t = 0;
     for (int64_t b = 0; b < problem->desc.sequences; b++) {
         /* Starts that fall or run over are refused later, by the descriptor's check. */
         if (t < starts[b]) t = starts[b];
         for (int64_t begin = t; t < starts[b + 1] && t < rows; t++)
             id[t] = (int64_t)((uint64_t)(t - begin) + (uint64_t)(offsets ? offsets[b] : offset));
     }
-    *ids = run_keep(problem, &made);
-    return *ids ? CLI_OK : CLI_INTERNAL;
+    *ids = made;
+    return CLI_OK;
 }
 
 static cli_exit turn(const run_options *options, mha_context *context, run_problem *problem,
@@ -358,25 +330,19 @@ static cli_exit turn(const run_options *options, mha_context *context, run_probl
                           .base = options->rope_base.value,
                           .factor = options->rope_scale.value,
                           .positions = *positions};
-    run_array turned;
-    cli_exit code = run_array_make(MHA_F32, 4, x->shape, &turned);
-    if (code != CLI_OK) return code;
-    mha_status status = mha_rope_apply(context, &rope, x, &turned.tensor);
-    if (status != MHA_OK) {
-        run_array_free(&turned);
-        return run_fail(options, problem, status);
-    }
-    const mha_tensor *kept = run_keep(problem, &turned);
-    if (kept) *x = *kept;
-    return kept ? CLI_OK : CLI_INTERNAL;
+    mha_tensor turned;
+    CLI_TRY(run_array_make(MHA_F32, 4, x->shape, &turned));
+    mha_status status = mha_rope_apply(context, &rope, x, &turned);
+    if (status != MHA_OK) return run_fail(options, problem, status);
+    *x = turned;
+    return CLI_OK;
 }
 
 /* [T] or [B,T], or 1 in place of either. */
 static cli_exit load_positions(const run_options *options, run_problem *problem, const char *option,
                                const char *text, int64_t rows, const mha_tensor **ids)
 {
-    cli_exit code = load(options, problem, option, text, RUN_INDEX, ids);
-    if (code != CLI_OK) return code;
+    CLI_TRY(load(options, problem, option, text, RUN_INDEX, ids));
     const mha_tensor *t = *ids;
     int64_t b = problem->q.shape[0], last = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
     int64_t first = t->ndim == 2 ? t->shape[0] : 1;
@@ -394,36 +360,34 @@ static cli_exit find_positions(const run_options *options, run_problem *problem,
                                mha_positions *of_q, mha_positions *of_k)
 {
     const mha_attention_desc *desc = &problem->desc;
-    cli_exit code = CLI_OK;
     *of_q =
         (mha_positions){.starts = desc->q_offsets, .start = desc->q_offsets ? 0 : options->offset};
     *of_k = (mha_positions){0};
     if (options->positions) {
         *of_q = (mha_positions){0};
-        code = load_positions(options, problem, "--positions", options->positions,
-                              problem->q.shape[2], &of_q->ids);
+        CLI_TRY(load_positions(options, problem, "--positions", options->positions,
+                               problem->q.shape[2], &of_q->ids));
         if (problem->q.shape[2] == problem->k.shape[2]) of_k->ids = of_q->ids;
     } else if (problem->ragged) {
         *of_q = (mha_positions){0};
-        code = ragged_positions(problem, desc->query_starts, problem->q.shape[2], desc->q_offsets,
-                                options->offset, &of_q->ids);
+        CLI_TRY(ragged_positions(problem, desc->query_starts, problem->q.shape[2], desc->q_offsets,
+                                 options->offset, &of_q->ids));
     }
-    if (code == CLI_OK && options->key_positions)
-        code = load_positions(options, problem, "--key-positions", options->key_positions,
-                              problem->k.shape[2], &of_k->ids);
-    else if (code == CLI_OK && !of_k->ids && problem->ragged)
-        code =
-            ragged_positions(problem, desc->key_starts, problem->k.shape[2], NULL, 0, &of_k->ids);
-    return code;
+    if (options->key_positions)
+        CLI_TRY(load_positions(options, problem, "--key-positions", options->key_positions,
+                               problem->k.shape[2], &of_k->ids));
+    else if (!of_k->ids && problem->ragged)
+        CLI_TRY(
+            ragged_positions(problem, desc->key_starts, problem->k.shape[2], NULL, 0, &of_k->ids));
+    return CLI_OK;
 }
 
 static cli_exit apply_rope(const run_options *options, mha_context *context, run_problem *problem)
 {
     mha_positions of_q, of_k;
-    cli_exit code = find_positions(options, problem, &of_q, &of_k);
-    if (code == CLI_OK) code = turn(options, context, problem, &of_q, &problem->q);
-    if (code == CLI_OK) code = turn(options, context, problem, &of_k, &problem->k);
-    return code;
+    CLI_TRY(find_positions(options, problem, &of_q, &of_k));
+    CLI_TRY(turn(options, context, problem, &of_q, &problem->q));
+    return turn(options, context, problem, &of_k, &problem->k);
 }
 
 /* ---- Norms and types ------------------------------------------------------------------------- */
@@ -435,18 +399,13 @@ static cli_exit norm(const run_options *options, mha_context *context, run_probl
     /* In the order of the choices. */
     static const mha_qk_norm_kind kinds[] = {MHA_QK_NORM_RMS, MHA_QK_NORM_RMS, MHA_QK_NORM_L2};
     double epsilon = options->qk_epsilon.given ? options->qk_epsilon.value : 1e-6;
-    run_array made;
-    cli_exit code = run_array_make(MHA_F32, 4, x->shape, &made);
-    if (code != CLI_OK) return code;
+    mha_tensor made;
+    CLI_TRY(run_array_make(MHA_F32, 4, x->shape, &made));
     mha_status status =
-        mha_qk_norm(context, kinds[options->qk_norm], (float)epsilon, x, NULL, &made.tensor);
-    if (status != MHA_OK) {
-        run_array_free(&made);
-        return run_fail(options, problem, status);
-    }
-    const mha_tensor *kept = run_keep(problem, &made);
-    if (kept) *x = *kept;
-    return kept ? CLI_OK : CLI_INTERNAL;
+        mha_qk_norm(context, kinds[options->qk_norm], (float)epsilon, x, NULL, &made);
+    if (status != MHA_OK) return run_fail(options, problem, status);
+    *x = made;
+    return CLI_OK;
 }
 
 mha_dtype run_o_dtype(const run_options *options)
@@ -455,14 +414,11 @@ mha_dtype run_o_dtype(const run_options *options)
     return types[options->dtype];
 }
 
-static cli_exit convert(run_problem *problem, mha_dtype dtype, mha_tensor *x)
+static cli_exit convert(mha_dtype dtype, mha_tensor *x)
 {
     if (x->dtype == dtype) return CLI_OK;
-    run_array made;
-    cli_exit code = run_array_convert(x, dtype, &made);
-    const mha_tensor *kept = code == CLI_OK ? run_keep(problem, &made) : NULL;
-    if (kept) *x = *kept;
-    return kept ? CLI_OK : code != CLI_OK ? code : CLI_INTERNAL;
+    const mha_tensor from = *x;
+    return run_array_convert(&from, dtype, x);
 }
 
 /* --dtype: the tensors as they would be stored in that type. */
@@ -470,25 +426,21 @@ static cli_exit convert_all(const run_options *options, run_problem *problem)
 {
     if (!options->dtype) return CLI_OK;
     mha_dtype dtype = run_o_dtype(options);
-    cli_exit code = convert(problem, dtype, &problem->q);
-    if (code == CLI_OK) code = convert(problem, dtype, &problem->k);
-    if (code == CLI_OK) code = convert(problem, dtype, &problem->v);
-    return code;
+    CLI_TRY(convert(dtype, &problem->q));
+    CLI_TRY(convert(dtype, &problem->k));
+    return convert(dtype, &problem->v);
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-static cli_exit load_list(run_problem *problem, const char *option, const char *text,
-                          const char *what, int64_t limit, const int64_t **numbers, int64_t *count)
+static cli_exit load_list(const char *option, const char *text, const char *what, int64_t limit,
+                          const int64_t **numbers, int64_t *count)
 {
     if (!text) return CLI_OK;
-    run_array list;
-    cli_exit code = run_list_read(option, text, what, limit, &list);
-    if (code != CLI_OK) return code;
-    const mha_tensor *kept = run_keep(problem, &list);
-    if (!kept) return CLI_INTERNAL;
-    *numbers = kept->data;
-    *count = kept->shape[0];
+    mha_tensor list;
+    CLI_TRY(run_list_read(option, text, what, limit, &list));
+    *numbers = list.data;
+    *count = list.shape[0];
     return CLI_OK;
 }
 
@@ -502,16 +454,14 @@ static cli_exit fill_wanted(const run_options *options, run_problem *problem)
         (mha_attention_outputs){.struct_size = sizeof *wanted,
                                 .score_stage = options->scores ? stages[options->score_stage] : 0};
     if (options->after_dropout) wanted->flags |= MHA_OUTPUT_DROPPED_PROBABILITIES;
-    cli_exit code = load_list(problem, "--pick-heads", options->pick_heads, "head",
-                              problem->q.shape[1], &wanted->heads, &wanted->heads_count);
-    if (code == CLI_OK)
-        code = load_list(problem, "--pick-rows", options->pick_rows, "row", problem->q.shape[2],
-                         &wanted->rows, &wanted->rows_count);
-    if (code == CLI_OK && options->offset_mass)
-        code = load_numbers(options, problem, "--mass-offsets",
-                            options->mass_offsets ? options->mass_offsets : "-1", -1,
-                            &wanted->offsets, &wanted->offsets_count);
-    return code;
+    CLI_TRY(load_list("--pick-heads", options->pick_heads, "head", problem->q.shape[1],
+                      &wanted->heads, &wanted->heads_count));
+    CLI_TRY(load_list("--pick-rows", options->pick_rows, "row", problem->q.shape[2], &wanted->rows,
+                      &wanted->rows_count));
+    if (!options->offset_mass) return CLI_OK;
+    return load_numbers(options, problem, "--mass-offsets",
+                        options->mass_offsets ? options->mass_offsets : "-1", -1, &wanted->offsets,
+                        &wanted->offsets_count);
 }
 
 static void fill_linear(run_problem *problem)
@@ -531,12 +481,12 @@ static void fill_linear(run_problem *problem)
 /* All arrays and numbers, as far as they stand in files and options. */
 static cli_exit gather(const run_options *options, run_problem *problem)
 {
-    cli_exit code = fill_numbers(options, problem);
-    if (code == CLI_OK) code = make_inputs(options, problem);
-    if (code == CLI_OK) code = load_sequences(options, problem);
-    if (code == CLI_OK) code = load_tensors(options, problem);
-    if (code == CLI_OK) code = fill_slopes(options, problem);
-    return code == CLI_OK ? fill_wanted(options, problem) : code;
+    CLI_TRY(fill_numbers(options, problem));
+    CLI_TRY(make_inputs(options, problem));
+    CLI_TRY(load_sequences(options, problem));
+    CLI_TRY(load_tensors(options, problem));
+    CLI_TRY(fill_slopes(options, problem));
+    return fill_wanted(options, problem);
 }
 
 /* What is left of offsets once positions have been turned. */
@@ -554,29 +504,29 @@ static cli_exit check_heads(const run_options *options, mha_context *context)
 {
     run_problem problem = {.heads_only = true};
     mha_attention_plan plan;
-    cli_exit code = gather(options, &problem);
-    if (code == CLI_OK && !options->linear) {
+    const size_t mark = arena_mark();
+    CLI_TRY(gather(options, &problem));
+    if (!options->linear) {
         mha_tensor *const inputs[] = {&problem.q, &problem.k, &problem.v};
         for (int i = 0; i < 3 && options->dtype; i++) inputs[i]->dtype = run_o_dtype(options);
         settle_offsets(options, &problem.desc);
         mha_status status = mha_attention_explain(context, &problem.desc, &problem.q, &problem.k,
                                                   &problem.v, NULL, NULL, &plan);
-        if (status != MHA_OK) code = run_fail(options, &problem, status);
+        if (status != MHA_OK) return run_fail(options, &problem, status);
     }
-    run_problem_free(&problem);
-    return code;
+    arena_release(mark);
+    return CLI_OK;
 }
 
 cli_exit run_problem_make(const run_options *options, mha_context *context, run_problem *problem)
 {
     *problem = (run_problem){0};
-    cli_exit code = check_heads(options, context);
-    if (code == CLI_OK) code = gather(options, problem);
-    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->q);
-    if (code == CLI_OK && options->qk_norm) code = norm(options, context, problem, &problem->k);
-    if (code == CLI_OK && options->rope) code = apply_rope(options, context, problem);
-    if (code == CLI_OK) code = convert_all(options, problem);
-    if (code != CLI_OK) return code;
+    CLI_TRY(check_heads(options, context));
+    CLI_TRY(gather(options, problem));
+    if (options->qk_norm) CLI_TRY(norm(options, context, problem, &problem->q));
+    if (options->qk_norm) CLI_TRY(norm(options, context, problem, &problem->k));
+    if (options->rope) CLI_TRY(apply_rope(options, context, problem));
+    CLI_TRY(convert_all(options, problem));
     settle_offsets(options, &problem->desc);
     fill_linear(problem);
     return CLI_OK;

@@ -1,11 +1,11 @@
 /* multihead run --trace: attention step by step, as on a blackboard. The numbers are the library's
  * (run_board.c); here they are put under each other, and the first row's are written out. */
+#include "common/arena.h"
 #include "run/run_board.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { DIGITS = 3, MOST_WRITTEN_OUT = 8 };
@@ -21,22 +21,6 @@ typedef struct table {
     double *sums;    /* [rows] or NULL: a last column */
     bool cut;        /* more columns than are shown */
 } table;
-
-static cli_exit make_table(table *t)
-{
-    size_t rows = (size_t)t->row_count, columns = (size_t)t->column_count;
-    t->numbers = calloc(rows * columns + 1, sizeof *t->numbers);
-    t->sums = NULL;
-    return t->numbers
-               ? CLI_OK
-               : cli_fail(CLI_NO_MEMORY, RUN, "out of memory: a table of %zu x %zu", rows, columns);
-}
-
-static void free_table(table *t)
-{
-    free(t->numbers);
-    free(t->sums);
-}
 
 /* "q12" right-aligned in width. */
 static void print_label(char letter, int64_t number, int width)
@@ -127,22 +111,22 @@ static double element(const mha_tensor *tensor, int64_t b, int64_t h, int64_t t,
 
 /* The rows of one head of a tensor; first is where the sequence begins in it. */
 static cli_exit print_vectors(const run_board *board, char letter, const mha_tensor *tensor,
-                              int64_t head, int64_t first, const run_array *rows)
+                              int64_t head, int64_t first, const mha_tensor *rows)
 {
     int64_t width = tensor->shape[3], most = limit_of(board);
     table t = {.row = letter,
-               .rows = rows->tensor.data,
-               .row_count = rows->tensor.shape[0],
+               .rows = rows->data,
+               .row_count = rows->shape[0],
                .column_count = width < most ? width : most,
                .cut = width > most};
-    cli_exit code = make_table(&t);
-    if (code != CLI_OK) return code;
+    const size_t mark = arena_mark();
+    CLI_TRY(ARENA_ALLOC(RUN, t.row_count * t.column_count, &t.numbers));
     for (int64_t r = 0; r < t.row_count; r++)
         for (int64_t c = 0; c < t.column_count; c++)
             t.numbers[r * t.column_count + c] =
                 element(tensor, board->batch, head, first + t.rows[r], c);
     print_table(&t);
-    free_table(&t);
+    arena_release(mark);
     return CLI_OK;
 }
 
@@ -163,14 +147,14 @@ static cli_exit print_step(const run_board *board, board_step step, int64_t head
 {
     table t = {.row = 'q',
                .column = 'k',
-               .rows = board->rows.tensor.data,
-               .columns = board->columns.tensor.data,
-               .row_count = board->rows.tensor.shape[0],
-               .column_count = board->columns.tensor.shape[0],
-               .cut = board->columns.tensor.shape[0] < board->keys};
-    cli_exit code = make_table(&t);
-    if (code != CLI_OK) return code;
-    if (weights(step)) t.sums = calloc((size_t)t.row_count + 1, sizeof *t.sums);
+               .rows = board->rows.data,
+               .columns = board->columns.data,
+               .row_count = board->rows.shape[0],
+               .column_count = board->columns.shape[0],
+               .cut = board->columns.shape[0] < board->keys};
+    const size_t mark = arena_mark();
+    CLI_TRY(ARENA_ALLOC(RUN, t.row_count * t.column_count, &t.numbers));
+    if (weights(step)) CLI_TRY(ARENA_ALLOC(RUN, t.row_count, &t.sums));
     for (int64_t r = 0; r < t.row_count; r++) {
         for (int64_t c = 0; c < t.column_count; c++)
             t.numbers[r * t.column_count + c] = weights(step) && hidden(board, head, r, c)
@@ -179,7 +163,7 @@ static cli_exit print_step(const run_board *board, board_step step, int64_t head
         if (t.sums) t.sums[r] = run_board_row_sum(board, step, head, r);
     }
     print_table(&t);
-    free_table(&t);
+    arena_release(mark);
     return CLI_OK;
 }
 
@@ -188,8 +172,7 @@ static cli_exit print_step(const run_board *board, board_step step, int64_t head
 static int64_t visible_count(const run_board *board, int64_t head, int64_t row)
 {
     int64_t count = 0;
-    for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++)
-        count += !hidden(board, head, row, c);
+    for (int64_t c = 0; c < board->columns.shape[0]; c++) count += !hidden(board, head, row, c);
     return count;
 }
 
@@ -197,10 +180,10 @@ static int64_t visible_count(const run_board *board, int64_t head, int64_t row)
  * largest weight. False if there is none, or if not all keys are on the board. */
 static bool find_sample(const run_board *board, int64_t head, int64_t *row, int64_t *column)
 {
-    int64_t columns = board->columns.tensor.shape[0];
+    int64_t columns = board->columns.shape[0];
     if (columns != board->keys || board->options->trace_keys) return false;
     int64_t best = 0;
-    for (int64_t r = 0; r < board->rows.tensor.shape[0] && best < 2; r++) {
+    for (int64_t r = 0; r < board->rows.shape[0] && best < 2; r++) {
         int64_t count = visible_count(board, head, r);
         if (count <= best) continue;
         best = count;
@@ -216,9 +199,9 @@ static bool find_sample(const run_board *board, int64_t head, int64_t *row, int6
     return most > 0; /* not if the row is NaN */
 }
 
-static int64_t number_of(const run_array *list, int64_t i)
+static int64_t number_of(const mha_tensor *list, int64_t i)
 {
-    return ((const int64_t *)list->tensor.data)[i];
+    return ((const int64_t *)list->data)[i];
 }
 
 /* q0.k1 = 1*2 + ... = 3 */
@@ -250,7 +233,7 @@ static void write_softmax(const run_board *board, int64_t head)
               number_of(&board->columns, column),
               run_board_at(board, BOARD_MASKED, head, row, column));
     const char *plus = "";
-    for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++) {
+    for (int64_t c = 0; c < board->columns.shape[0]; c++) {
         if (hidden(board, head, row, c)) continue;
         cli_print("%se^%.4g", plus, run_board_at(board, BOARD_MASKED, head, row, c));
         plus = " + ";
@@ -275,7 +258,7 @@ static void write_sum(const run_board *board, int64_t head)
     bool gated = board->problem->desc.gates;
     cli_print("    o%" PRId64 " = %s", number_of(&board->rows, row), gated ? "gate (" : "");
     const char *plus = "";
-    for (int64_t c = 0; c < board->columns.tensor.shape[0]; c++) {
+    for (int64_t c = 0; c < board->columns.shape[0]; c++) {
         if (hidden(board, head, row, c)) continue;
         cli_print("%s%.4g v%" PRId64, plus, run_board_at(board, step, head, row, c),
                   number_of(&board->columns, c));
@@ -342,24 +325,20 @@ static cli_exit show_inputs(const run_board *board, int64_t h, int64_t hk, int *
 {
     const run_problem *p = board->problem;
     title(number, "Queries q, keys k and values v: a row for each token");
-    cli_exit code = print_vectors(board, 'q', &p->plain_q, h, board->first_query, &board->rows);
-    if (code == CLI_OK) cli_print("\n");
-    if (code == CLI_OK)
-        code = print_vectors(board, 'k', &p->plain_k, hk, board->first_key, &board->columns);
-    if (code == CLI_OK) cli_print("\n");
-    if (code == CLI_OK)
-        code = print_vectors(board, 'v', &p->v, hk, board->first_key, &board->columns);
+    CLI_TRY(print_vectors(board, 'q', &p->plain_q, h, board->first_query, &board->rows));
+    cli_print("\n");
+    CLI_TRY(print_vectors(board, 'k', &p->plain_k, hk, board->first_key, &board->columns));
+    cli_print("\n");
+    CLI_TRY(print_vectors(board, 'v', &p->v, hk, board->first_key, &board->columns));
     bool norm = board->options->qk_norm, rope = board->options->rope;
-    if (code != CLI_OK || (!norm && !rope && !board->options->dtype)) return code;
+    if (!norm && !rope && !board->options->dtype) return CLI_OK;
     title(number, norm && rope ? "Norms of q and k divided out, then RoPE: turned by position"
                   : norm       ? "Norms of q and k divided out"
                   : rope       ? "RoPE: q and k turned by the positions of their tokens"
                                : "q and k as --dtype rounds them");
-    code = print_vectors(board, 'q', &p->q, h, board->first_query, &board->rows);
-    if (code == CLI_OK) cli_print("\n");
-    if (code == CLI_OK)
-        code = print_vectors(board, 'k', &p->k, hk, board->first_key, &board->columns);
-    return code;
+    CLI_TRY(print_vectors(board, 'q', &p->q, h, board->first_query, &board->rows));
+    cli_print("\n");
+    return print_vectors(board, 'k', &p->k, hk, board->first_key, &board->columns);
 }
 
 static cli_exit show_scores(const run_board *board, int64_t head, int64_t hk, int *number)
@@ -369,33 +348,33 @@ static cli_exit show_scores(const run_board *board, int64_t head, int64_t hk, in
     title(number, desc->shaw_keys ? "Scores: each query times each key plus Shaw's row of the "
                                     "distance, q.(k + a)"
                                   : "Scores: each query times each key, q.k");
-    cli_exit code = print_step(board, BOARD_PRODUCTS, head);
-    if (code == CLI_OK) write_product(board, head, hk);
+    CLI_TRY(print_step(board, BOARD_PRODUCTS, head));
+    write_product(board, head, hk);
     scale_title(board, text, sizeof text);
-    if (code == CLI_OK) title(number, text);
-    if (code == CLI_OK) code = print_step(board, BOARD_SCALED, head);
-    if (code == CLI_OK && run_board_has(board, BOARD_CAPPED)) {
+    title(number, text);
+    CLI_TRY(print_step(board, BOARD_SCALED, head));
+    if (run_board_has(board, BOARD_CAPPED)) {
         snprintf(text, sizeof text, "Capped: %.6g tanh(score / %.6g)", (double)desc->softcap,
                  (double)desc->softcap);
         title(number, text);
-        code = print_step(board, BOARD_CAPPED, head);
+        CLI_TRY(print_step(board, BOARD_CAPPED, head));
     }
-    if (code == CLI_OK && run_board_has(board, BOARD_BIASED)) {
+    if (run_board_has(board, BOARD_BIASED)) {
         bias_title(board, text, sizeof text);
         title(number, text);
-        code = print_step(board, BOARD_BIASED, head);
+        CLI_TRY(print_step(board, BOARD_BIASED, head));
     }
-    if (code == CLI_OK && mask_title(board, text, sizeof text)) {
+    if (mask_title(board, text, sizeof text)) {
         title(number, text);
-        code = print_step(board, BOARD_MASKED, head);
+        CLI_TRY(print_step(board, BOARD_MASKED, head));
     }
-    return code;
+    return CLI_OK;
 }
 
 static bool sees_nothing(const run_board *board, int64_t head)
 {
     bool nothing = false;
-    for (int64_t r = 0; r < board->rows.tensor.shape[0]; r++)
+    for (int64_t r = 0; r < board->rows.shape[0]; r++)
         nothing |= run_board_row_sum(board, BOARD_WEIGHTS, head, r) == 0;
     return nothing;
 }
@@ -421,10 +400,9 @@ static cli_exit show_weights(const run_board *board, int64_t head, int *number)
                   : sees_nothing(board, head)
                       ? "Softmax: e^score divided by the row's sum; a row that sees no key is 0"
                       : "Softmax: e^score divided by the row's sum; each row sums to 1");
-    cli_exit code = print_step(board, BOARD_WEIGHTS, head);
-    if (code == CLI_OK) write_softmax(board, head);
-    return code == CLI_OK && run_board_has(board, BOARD_DROPPED) ? show_dropout(board, head, number)
-                                                                 : code;
+    CLI_TRY(print_step(board, BOARD_WEIGHTS, head));
+    write_softmax(board, head);
+    return run_board_has(board, BOARD_DROPPED) ? show_dropout(board, head, number) : CLI_OK;
 }
 
 static cli_exit show_head(const run_board *board, int64_t head)
@@ -435,17 +413,16 @@ static cli_exit show_head(const run_board *board, int64_t head)
     cli_print("\nHead %" PRId64, h);
     if (p->q.shape[1] != p->k.shape[1]) cli_print(", with key/value head %" PRId64, hk);
     cli_print("\n");
-    cli_exit code = show_inputs(board, h, hk, &number);
-    if (code == CLI_OK) code = show_scores(board, head, hk, &number);
-    if (code == CLI_OK) code = show_weights(board, head, &number);
-    if (code != CLI_OK) return code;
+    CLI_TRY(show_inputs(board, h, hk, &number));
+    CLI_TRY(show_scores(board, head, hk, &number));
+    CLI_TRY(show_weights(board, head, &number));
     title(&number, p->desc.gates ? "Output o: each row's weights times the values, times the gate"
                    : p->desc.shaw_values
                        ? "Output o: each row's weights times v plus Shaw's row of the distance"
                        : "Output o: each row's weights times the values");
-    code = print_vectors(board, 'o', &board->o.tensor, h, board->first_query, &board->rows);
-    if (code == CLI_OK) write_sum(board, head);
-    return code;
+    CLI_TRY(print_vectors(board, 'o', &board->o, h, board->first_query, &board->rows));
+    write_sum(board, head);
+    return CLI_OK;
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
@@ -473,9 +450,9 @@ static void show_opening(const run_board *board)
     if (offset != 0) cli_print("Query q<t> stands at key position t + %" PRId64 "\n", offset);
     bool any = false;
     int64_t most = limit_of(board);
-    say_part("heads", board->heads.tensor.shape[0], p->q.shape[1], &any);
-    say_part("queries", board->rows.tensor.shape[0], board->queries, &any);
-    say_part("keys", board->columns.tensor.shape[0], board->keys, &any);
+    say_part("heads", board->heads.shape[0], p->q.shape[1], &any);
+    say_part("queries", board->rows.shape[0], board->queries, &any);
+    say_part("keys", board->columns.shape[0], board->keys, &any);
     say_part("numbers of a query or key", most, p->q.shape[3], &any);
     say_part("numbers of a value", most, p->v.shape[3], &any);
     if (any)
@@ -486,10 +463,8 @@ static void show_opening(const run_board *board)
 cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem)
 {
     run_board board;
-    cli_exit code = run_board_make(options, context, problem, &board);
-    if (code == CLI_OK) show_opening(&board);
-    for (int64_t head = 0; code == CLI_OK && head < board.heads.tensor.shape[0]; head++)
-        code = show_head(&board, head);
-    run_board_free(&board);
-    return code;
+    CLI_TRY(run_board_make(options, context, problem, &board));
+    show_opening(&board);
+    for (int64_t head = 0; head < board.heads.shape[0]; head++) CLI_TRY(show_head(&board, head));
+    return CLI_OK;
 }

@@ -11,15 +11,15 @@
  * int8 arithmetic of the same problems must have the same bits everywhere, and over all of them a
  * cosine with the exact result of 0.999 (0.9998 is what normal numbers have, docs/numerics.md 13).
  */
+#include "common/arena.h"
 #include "common/args.h"
 #include "common/commands.h"
-#include "common/maps.h"
+#include "common/contexts.h"
 #include "common/random.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define SELFTEST "selftest"
@@ -78,30 +78,16 @@ typedef struct random_problem {
     int64_t outputs; /* B H T Dv */
 } random_problem;
 
-static void free_problem(random_problem *p)
-{
-    free(p->q);
-    free(p->k);
-    free(p->v);
-    free(p->bias);
-    free(p->keep);
-    free(p->expected);
-    *p = (random_problem){0};
-}
-
 static cli_exit make_floats(random_source *r, int64_t count, double size, float **out)
 {
-    void *memory;
-    cli_exit code = maps_alloc(SELFTEST, count, sizeof(float), &memory);
-    *out = memory;
-    for (int64_t i = 0; i < count && code == CLI_OK; i++) (*out)[i] = random_float(r, size);
-    return code;
+    CLI_TRY(ARENA_ALLOC(SELFTEST, count, out));
+    for (int64_t i = 0; i < count; i++) (*out)[i] = random_float(r, size);
+    return CLI_OK;
 }
 
 /* Each part of a mask in about a third of the problems, so that they mix. */
 static cli_exit make_mask(random_source *r, random_problem *p)
 {
-    cli_exit code = CLI_OK;
     if (random_below(r, 3) == 0) {
         p->desc.flags |= MHA_ATTENTION_CAUSAL;
         p->desc.q_offset = random_below(r, p->T + p->S) - p->T;
@@ -111,21 +97,18 @@ static cli_exit make_mask(random_source *r, random_problem *p)
         p->desc.key_lengths = p->key_lengths;
     }
     if (random_below(r, 3) == 0) {
-        void *keep;
-        code = maps_alloc(SELFTEST, p->T * p->S, 1, &keep);
-        p->keep = keep;
-        for (int64_t i = 0; i < p->T * p->S && code == CLI_OK; i++)
-            p->keep[i] = random_below(r, 4) != 0;
-        p->keep_tensor = mha_tensor_contiguous(keep, MHA_U8, 2, (int64_t[]){p->T, p->S});
+        CLI_TRY(ARENA_ALLOC(SELFTEST, p->T * p->S, &p->keep));
+        for (int64_t i = 0; i < p->T * p->S; i++) p->keep[i] = random_below(r, 4) != 0;
+        p->keep_tensor = mha_tensor_contiguous(p->keep, MHA_U8, 2, (int64_t[]){p->T, p->S});
         p->desc.keep_mask = &p->keep_tensor;
     }
-    if (code == CLI_OK && random_below(r, 3) == 0) {
-        code = make_floats(r, p->B * p->H * p->T * p->S, 3, &p->bias);
+    if (random_below(r, 3) == 0) {
+        CLI_TRY(make_floats(r, p->B * p->H * p->T * p->S, 3, &p->bias));
         p->bias_tensor =
             mha_tensor_contiguous(p->bias, MHA_F32, 4, (int64_t[]){p->B, p->H, p->T, p->S});
         p->desc.bias = &p->bias_tensor;
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit make_problem(random_source *r, random_problem *p)
@@ -141,12 +124,11 @@ static cli_exit make_problem(random_source *r, random_problem *p)
     p->D = sizes[random_below(r, SIZES)];
     p->Dv = random_below(r, 2) ? p->D : sizes[random_below(r, SIZES)];
     p->outputs = p->B * p->H * p->T * p->Dv;
-    cli_exit code = make_floats(r, p->B * p->H * p->T * p->D, 3, &p->q);
-    if (code == CLI_OK) code = make_floats(r, p->B * p->Hk * p->S * p->D, 3, &p->k);
-    if (code == CLI_OK) code = make_floats(r, p->B * p->Hk * p->S * p->Dv, 3, &p->v);
-    if (code == CLI_OK) code = make_mask(r, p);
-    if (code == CLI_OK) code = make_floats(r, p->outputs, 0, &p->expected);
-    return code;
+    CLI_TRY(make_floats(r, p->B * p->H * p->T * p->D, 3, &p->q));
+    CLI_TRY(make_floats(r, p->B * p->Hk * p->S * p->D, 3, &p->k));
+    CLI_TRY(make_floats(r, p->B * p->Hk * p->S * p->Dv, 3, &p->v));
+    CLI_TRY(make_mask(r, p));
+    return make_floats(r, p->outputs, 0, &p->expected);
 }
 
 static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mha_compute compute,
@@ -160,8 +142,7 @@ static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mh
     desc.path = path;
     desc.compute = compute;
     desc.flags |= MHA_ATTENTION_STRICT;
-    mha_status status = mha_attention_forward(context, &desc, &q, &k, &v, &o, NULL);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(SELFTEST, status);
+    return cli_check(SELFTEST, mha_attention_forward(context, &desc, &q, &k, &v, &o, NULL));
 }
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
@@ -239,25 +220,17 @@ static double int8_cosine(const bit_check *bits)
     return sizes > 0 ? bits->along / sizes : 1;
 }
 
-static cli_exit make_context(mha_isa isa, int threads, mha_context **context)
-{
-    mha_context_desc desc = {.struct_size = sizeof desc, .isa = isa, .num_threads = threads};
-    mha_status status = mha_context_create(&desc, context);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(SELFTEST, status);
-}
-
 /* One runner for every instruction set that this machine has. */
 static cli_exit make_runners(contender *runners, int *count)
 {
     static const mha_isa all[] = {MHA_ISA_PORTABLE, MHA_ISA_NEON, MHA_ISA_AVX2, MHA_ISA_AVX512};
-    cli_exit code = CLI_OK;
     *count = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all && code == CLI_OK; i++) {
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (!mha_isa_available(all[i])) continue;
         runners[*count] = (contender){.isa = all[i]};
-        code = make_context(all[i], 1, &runners[(*count)++].context);
+        CLI_TRY(context_make(SELFTEST, all[i], 1, &runners[(*count)++].context));
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit check_bits(random_problem *p, mha_context *three, contender *runners, int count,
@@ -265,17 +238,16 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
 {
     size_t bytes = (size_t)p->outputs * sizeof(float);
     float *best = runners[count - 1].out, *again;
-    cli_exit code = make_floats(&(random_source){0}, p->outputs, 0, &again);
-    if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_F32, again);
-    if (code == CLI_OK && memcmp(again, best, bytes) != 0) bits->threads_differ = true;
-    free(again);
+    CLI_TRY(make_floats(&(random_source){0}, p->outputs, 0, &again));
+    CLI_TRY(solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_F32, again));
+    if (memcmp(again, best, bytes) != 0) bits->threads_differ = true;
     /* Portable C has no fused multiply-add and is held to the bound only. */
-    for (int i = 0; i + 1 < count && code == CLI_OK; i++) {
+    for (int i = 0; i + 1 < count; i++) {
         if (runners[i].isa == MHA_ISA_PORTABLE) continue;
         bits->sets_compared = true;
         if (memcmp(runners[i].out, best, bytes) != 0) bits->sets_differ = true;
     }
-    return code;
+    return CLI_OK;
 }
 
 /* Every set, and three threads; over what the runners had. */
@@ -284,42 +256,37 @@ static cli_exit check_int8(random_problem *p, mha_context *three, contender *run
 {
     size_t bytes = (size_t)p->outputs * sizeof(float);
     float *again;
-    cli_exit code = make_floats(&(random_source){0}, p->outputs, 0, &again);
-    if (code == CLI_OK) code = solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, again);
-    for (int i = 0; i < count && code == CLI_OK; i++) {
-        code = solve(runners[i].context, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, runners[i].out);
-        if (code == CLI_OK && memcmp(runners[i].out, again, bytes) != 0) bits->int8_differs = true;
+    CLI_TRY(make_floats(&(random_source){0}, p->outputs, 0, &again));
+    CLI_TRY(solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, again));
+    for (int i = 0; i < count; i++) {
+        CLI_TRY(solve(runners[i].context, p, MHA_PATH_TILED, MHA_COMPUTE_INT8, runners[i].out));
+        if (memcmp(runners[i].out, again, bytes) != 0) bits->int8_differs = true;
     }
-    for (int64_t i = 0; i < p->outputs && code == CLI_OK; i++) {
+    for (int64_t i = 0; i < p->outputs; i++) {
         double got = (double)again[i], exact = (double)p->expected[i];
         bits->along += got * exact;
         bits->size += got * got;
         bits->exact_size += exact * exact;
     }
-    free(again);
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit run_problem(random_source *r, mha_context *three, contender *runners, int count,
                             bit_check *bits)
 {
+    const size_t mark = arena_mark();
     random_problem p;
-    cli_exit code = make_problem(r, &p);
-    if (code == CLI_OK) code = solve(three, &p, MHA_PATH_PLAIN, MHA_COMPUTE_F32, p.expected);
-    for (int i = 0; i < count && code == CLI_OK; i++) {
-        code = make_floats(r, p.outputs, 0, &runners[i].out);
-        if (code == CLI_OK)
-            code = solve(runners[i].context, &p, MHA_PATH_TILED, MHA_COMPUTE_F32, runners[i].out);
-    }
-    if (code == CLI_OK) compare(&p, runners, count);
-    if (code == CLI_OK) code = check_bits(&p, three, runners, count, bits);
-    if (code == CLI_OK) code = check_int8(&p, three, runners, count, bits);
+    CLI_TRY(make_problem(r, &p));
+    CLI_TRY(solve(three, &p, MHA_PATH_PLAIN, MHA_COMPUTE_F32, p.expected));
     for (int i = 0; i < count; i++) {
-        free(runners[i].out);
-        runners[i].out = NULL;
+        CLI_TRY(make_floats(r, p.outputs, 0, &runners[i].out));
+        CLI_TRY(solve(runners[i].context, &p, MHA_PATH_TILED, MHA_COMPUTE_F32, runners[i].out));
     }
-    free_problem(&p);
-    return code;
+    compare(&p, runners, count);
+    CLI_TRY(check_bits(&p, three, runners, count, bits));
+    CLI_TRY(check_int8(&p, three, runners, count, bits));
+    arena_release(mark);
+    return CLI_OK;
 }
 
 static cli_exit report(const test_options *options, const contender *runners, int count,
@@ -361,22 +328,18 @@ cli_exit cmd_selftest(int count, char *const *arguments)
         args_print_help(&page);
         return CLI_OK;
     }
-    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
-    if (code == CLI_OK && plain.count > 0)
-        code = cli_fail(CLI_USAGE, SELFTEST, "unexpected argument '%s'; it takes options only",
+    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    if (plain.count > 0)
+        return cli_fail(CLI_USAGE, SELFTEST, "unexpected argument '%s'; it takes options only",
                         plain.items[0]);
-    if (code != CLI_OK) return code;
     contender runners[MOST_RUNNERS] = {0};
     mha_context *three = NULL;
     bit_check bits = {0};
     int runner_count;
     random_source r = {(uint64_t)options.seed};
-    code = make_runners(runners, &runner_count);
-    if (code == CLI_OK) code = make_context(runners[runner_count - 1].isa, 3, &three);
-    for (int64_t i = 0; i < options.problems && code == CLI_OK; i++)
-        code = run_problem(&r, three, runners, runner_count, &bits);
-    if (code == CLI_OK) code = report(&options, runners, runner_count, &bits);
-    mha_context_destroy(three);
-    for (int i = 0; i < runner_count; i++) mha_context_destroy(runners[i].context);
-    return code;
+    CLI_TRY(make_runners(runners, &runner_count));
+    CLI_TRY(context_make(SELFTEST, runners[runner_count - 1].isa, 3, &three));
+    for (int64_t i = 0; i < options.problems; i++)
+        CLI_TRY(run_problem(&r, three, runners, runner_count, &bits));
+    return report(&options, runners, runner_count, &bits);
 }

@@ -1,6 +1,7 @@
 /* What was learned: in numbers on stdout, and as pictures. */
 #include "train/train_report.h"
 
+#include "common/arena.h"
 #include "common/words.h"
 #include "train/train_evidence.h"
 #include "train/train_text.h"
@@ -194,20 +195,13 @@ cli_exit train_report_set_text(train_model *model, const char *text)
 static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t count,
                            maps_tokens *tokens)
 {
-    void *memory;
-    cli_exit code = maps_alloc(TRAIN, count, sizeof(maps_token), &memory);
-    if (code != CLI_OK) return code;
-    tokens->items = memory;
+    CLI_TRY(ARENA_ALLOC(TRAIN, count, &tokens->items));
     tokens->count = count;
     for (int64_t i = 0; i < count; i++) {
         const char *word = task->words[ids[i]];
-        tokens->items[i] = (maps_token){.text = maps_copy_text(word, strlen(word)),
-                                        .id = ids[i],
-                                        .begin = -1,
-                                        .end = -1,
-                                        .sequence = -1,
-                                        .special = word[0] == '<'};
-        if (!tokens->items[i].text) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
+        tokens->items[i] = (maps_token){
+            .id = ids[i], .begin = -1, .end = -1, .sequence = -1, .special = word[0] == '<'};
+        CLI_TRY(arena_text(TRAIN, word, strlen(word), &tokens->items[i].text));
     }
     return CLI_OK;
 }
@@ -224,32 +218,25 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
         snprintf(name, sizeof name, "a text of %" PRId64 " words", model->task->text->count);
     else
         snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
-    maps->name = maps_copy_text(name, strlen(name));
-    maps->architecture = maps_copy_text(kind, sizeof kind - 1);
+    CLI_TRY(arena_text(TRAIN, name, strlen(name), &maps->name));
+    CLI_TRY(arena_text(TRAIN, kind, sizeof kind - 1, &maps->architecture));
     if (text) {
-        maps->text[0] = maps_copy_text(text, strlen(text));
+        CLI_TRY(arena_text(TRAIN, text, strlen(text), &maps->text[0]));
         maps->text_bytes[0] = strlen(text);
     }
     maps->layers = d.num_layers;
     maps->heads = d.num_heads;
     maps->causal = !model->encoder && (d.flags & MHA_TRANSFORMER_CAUSAL);
-    cli_exit code = add_tokens(model->task, batch->tokens, batch->T, &maps->rows);
+    CLI_TRY(add_tokens(model->task, batch->tokens, batch->T, &maps->rows));
     maps->cols = maps->rows;
-    if (code == CLI_OK && model->encoder) {
-        maps->cols = (maps_tokens){0};
-        code = add_tokens(model->task, batch->source, batch->S, &maps->cols);
-    }
-    void *layers;
-    if (code == CLI_OK) code = maps_alloc(TRAIN, d.num_layers, sizeof(float *), &layers);
-    if (code != CLI_OK) return code;
-    maps->layer = layers;
+    if (model->encoder) CLI_TRY(add_tokens(model->task, batch->source, batch->S, &maps->cols));
+    CLI_TRY(ARENA_ALLOC(TRAIN, d.num_layers, &maps->layer));
     const int64_t count = d.num_heads * maps->rows.count * maps->cols.count;
-    for (int64_t l = 0; l < d.num_layers && code == CLI_OK; l++) {
-        code = maps_add_layer(TRAIN, maps, l);
-        if (code == CLI_OK)
-            memcpy(maps->layer[l], model->probabilities + l * count, (size_t)count * sizeof(float));
+    for (int64_t l = 0; l < d.num_layers; l++) {
+        CLI_TRY(maps_add_layer(TRAIN, maps, l));
+        memcpy(maps->layer[l], model->probabilities + l * count, (size_t)count * sizeof(float));
     }
-    return code;
+    return CLI_OK;
 }
 
 /* The head found, on the terminal. */
@@ -260,11 +247,8 @@ static cli_exit print_map(const train_finding *found, const attention_maps *maps
     view_options chosen = {.command = TRAIN};
     snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found->layer, found->head);
     chosen.heads = (args_texts){.items = {head}, .count = 1};
-    cli_exit code =
-        maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &one);
-    if (code == CLI_OK) code = view_print(&chosen, maps, &one);
-    maps_picks_free(&one);
-    return code;
+    CLI_TRY(maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &one));
+    return view_print(&chosen, maps, &one);
 }
 
 static cli_exit write_html(const train_run *run, const train_finding *found, int example,
@@ -282,7 +266,6 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
     if (code == CLI_OK)
         code = maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks);
     if (code == CLI_OK) code = view_write_files(&options, maps, &picks);
-    maps_picks_free(&picks);
     train_evidence_free(&evidence);
     return code;
 }
@@ -296,7 +279,6 @@ static cli_exit make_picture(train_run *run, const train_finding *found, int exa
     if (code == CLI_OK) code = make_maps(&run->model, text, &maps);
     if (code == CLI_OK && run->folder) code = write_html(run, found, example, &maps, quiet);
     if (code == CLI_OK && example == 0) code = print_map(found, &maps);
-    maps_free(&maps);
     return code;
 }
 

@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define CMAP_NAME(name, value, text, is_signed) text,
@@ -225,16 +224,14 @@ static cli_exit check(const view_options *options)
 {
     mha_range range;
     double lo, hi;
-    cli_exit code =
-        options->attention ? check_array_options(options) : check_model_options(options);
-    if (code == CLI_OK && options->renormalise && options->hide.count == 0)
-        code = cli_fail(CLI_USAGE, VIEW, "--renormalise requires --hide");
-    if (code == CLI_OK) code = check_contrast(options);
-    if (code == CLI_OK) code = check_ask(options);
-    if (code == CLI_OK) code = check_desk(options);
-    if (code == CLI_OK) code = view_check_range(options, &range, &lo, &hi);
-    if (code == CLI_OK) code = view_check_outputs(options);
-    return code;
+    CLI_TRY(options->attention ? check_array_options(options) : check_model_options(options));
+    if (options->renormalise && options->hide.count == 0)
+        return cli_fail(CLI_USAGE, VIEW, "--renormalise requires --hide");
+    CLI_TRY(check_contrast(options));
+    CLI_TRY(check_ask(options));
+    CLI_TRY(check_desk(options));
+    CLI_TRY(view_check_range(options, &range, &lo, &hi));
+    return view_check_outputs(options);
 }
 
 /* ---- The run --------------------------------------------------------------------------------- */
@@ -266,38 +263,31 @@ static cli_exit write_answer(const view_options *options, const view_ask *found)
     view_options drawn = *options;
     int64_t *order;
     if (options->json) {
-        mha_status status = files_draw(options->json, draw_answer, found);
-        if (status != MHA_OK) return cli_fail_status(VIEW, status);
+        CLI_TRY(cli_check(VIEW, files_draw(options->json, draw_answer, found)));
         if (strcmp(options->json, "-") != 0)
             cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json, found->count);
     }
     drawn.json = NULL;
     drawn.ask = found;
     if (!view_has_files(&drawn)) return CLI_OK;
-    cli_exit code = view_ask_order(found, (ask_measure)options->sort, &order);
-    if (code == CLI_OK && found->count > 0) drawn.first_panel = order[0];
-    free(order);
-    if (code == CLI_OK) code = view_model_maps(&drawn, &maps, &picks, NULL);
-    if (code == CLI_OK) view_warn_of_idle_names(&drawn, &maps);
-    if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
-    maps_picks_free(&picks);
-    maps_free(&maps);
-    return code;
+    CLI_TRY(view_ask_order(found, (ask_measure)options->sort, &order));
+    if (found->count > 0) drawn.first_panel = order[0];
+    CLI_TRY(view_model_maps(&drawn, &maps, &picks, NULL));
+    view_warn_of_idle_names(&drawn, &maps);
+    return view_write_files(&drawn, &maps, &picks);
 }
 
 static cli_exit ask(const view_options *options)
 {
     view_ask found;
-    cli_exit code = view_ask_measure(options, &found);
-    if (code == CLI_OK) code = write_answer(options, &found);
-    if (code == CLI_OK && (options->terminal || !view_has_files(options)))
-        code = view_ask_print(options, &found);
-    if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
-    if (code == CLI_OK && !view_has_files(options))
+    CLI_TRY(view_ask_measure(options, &found));
+    CLI_TRY(write_answer(options, &found));
+    if (options->terminal || !view_has_files(options)) CLI_TRY(view_ask_print(options, &found));
+    CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
+    if (!view_has_files(options))
         cli_note(options->quiet, "next: add -o report.html for the maps and this table in one "
                                  "file, --sort effect for another order");
-    view_ask_free(&found);
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit view(const view_options *options)
@@ -307,19 +297,15 @@ static cli_exit view(const view_options *options)
     view_roles roles = {0};
     view_options drawn = *options;
     drawn.roles = &roles;
-    cli_exit code = options->attention  ? view_array_maps(options, &maps, &picks)
-                    : options->contrast ? view_contrast_maps(options, &maps, &picks)
-                                        : view_model_maps(options, &maps, &picks, &roles);
-    if (code == CLI_OK) view_warn_of_idle_names(options, &maps);
-    if (code == CLI_OK) code = view_write_files(&drawn, &maps, &picks);
-    if (code == CLI_OK && (options->terminal || !view_has_files(options)))
-        code = view_print(options, &maps, &picks);
-    if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
-    if (code == CLI_OK) say_what_next(options, &picks);
-    view_roles_free(&roles);
-    maps_picks_free(&picks);
-    maps_free(&maps);
-    return code;
+    CLI_TRY(options->attention  ? view_array_maps(options, &maps, &picks)
+            : options->contrast ? view_contrast_maps(options, &maps, &picks)
+                                : view_model_maps(options, &maps, &picks, &roles));
+    view_warn_of_idle_names(options, &maps);
+    CLI_TRY(view_write_files(&drawn, &maps, &picks));
+    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(options, &maps, &picks));
+    CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
+    say_what_next(options, &picks);
+    return CLI_OK;
 }
 
 cli_exit cmd_view(int count, char *const *arguments)
@@ -331,12 +317,10 @@ cli_exit cmd_view(int count, char *const *arguments)
         return CLI_OK;
     }
     if (count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
-    if (code != CLI_OK) return code;
+    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
     options.model = plain.count > 0 ? plain.items[0] : NULL;
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];
-    code = check(&options);
-    if (code != CLI_OK) return code;
+    CLI_TRY(check(&options));
     return options.desk ? view_desk(&options) : options.from ? ask(&options) : view(&options);
 }

@@ -61,6 +61,9 @@ cli_exit view_want_twins(const view_options *options, const maps_picks *picks,
 mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,
                           attention_maps *maps);
 
+/* What maps say of the model that they are of. */
+cli_exit view_name_source(const text_model *model, attention_maps *maps);
+
 /* From --example, --text-file and the command line into maps->text. */
 cli_exit view_take_texts(const view_options *options, attention_maps *maps);
 
@@ -77,18 +80,14 @@ cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps
 /* Tokens from a file: one a line, or a JSON list of texts if the name ends in .json. */
 cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
 
-/* A figure and the memory behind it. A remark goes to the footnote; NULL: none. */
+/* A figure. A remark goes to the footnote; NULL: none. */
 typedef struct view_figure {
     mha_figure figure;
     const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
-    const char *command;
-    void *memory[16];
-    int memory_count;
 } view_figure;
 
 cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
                           const maps_picks *picks, const char *remark, view_figure *out);
-void view_figure_free(view_figure *figure);
 
 /* The texts in one line, at most `most` characters of each; false if there are none. */
 bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size);

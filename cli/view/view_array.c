@@ -1,11 +1,11 @@
 /* Maps from a .npy file, with tokens from a file: weights that anything may have computed. */
+#include "common/arena.h"
 #include "view/view.h"
 
 #include <multihead/io.h>
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
@@ -56,8 +56,7 @@ static cli_exit fill_layers(const mha_tensor *tensor, const maps_picks *picks, a
     int64_t size = maps->heads * maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < maps->layers; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
-        cli_exit code = maps_add_layer(VIEW, maps, l);
-        if (code != CLI_OK) return code;
+        CLI_TRY(maps_add_layer(VIEW, maps, l));
         for (int64_t i = 0; i < size; i++) maps->layer[l][i] = element(tensor, l * size + i);
     }
     return CLI_OK;
@@ -150,17 +149,14 @@ static cli_exit check_count(const char *array, const char *axis, int64_t wanted,
 static cli_exit read_labels(const view_options *options, const int64_t shape[4],
                             attention_maps *maps)
 {
-    cli_exit code = view_read_tokens(options->tokens, &maps->rows);
-    if (code == CLI_OK)
-        code = check_count(options->attention, "rows", shape[2], options->tokens, maps->rows.count);
-    if (code != CLI_OK) return code;
+    CLI_TRY(view_read_tokens(options->tokens, &maps->rows));
+    CLI_TRY(check_count(options->attention, "rows", shape[2], options->tokens, maps->rows.count));
     if (!options->key_tokens) {
         maps->cols = maps->rows;
         return check_count(options->attention, "columns", shape[3], options->tokens,
                            maps->cols.count);
     }
-    code = view_read_tokens(options->key_tokens, &maps->cols);
-    if (code != CLI_OK) return code;
+    CLI_TRY(view_read_tokens(options->key_tokens, &maps->cols));
     /* "keys" and not "columns": the advice to name a file would be idle here. */
     return check_count(options->attention, "keys", shape[3], options->key_tokens, maps->cols.count);
 }
@@ -170,46 +166,42 @@ static cli_exit read_heads(const view_options *options, const mha_tensor *tensor
                            attention_maps *maps, maps_picks *picks)
 {
     int64_t shape[4];
-    cli_exit code = read_shape(options, tensor, shape);
-    if (code == CLI_OK) code = read_labels(options, shape, maps);
-    if (code == CLI_OK)
-        code = maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], picks);
-    if (code != CLI_OK) return code;
-    void *layers;
-    code = maps_alloc(VIEW, shape[0], sizeof(float *), &layers);
-    maps->layer = layers;
-    maps->layers = code == CLI_OK ? shape[0] : 0;
+    CLI_TRY(read_shape(options, tensor, shape));
+    CLI_TRY(read_labels(options, shape, maps));
+    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], picks));
+    maps->layers = shape[0];
     maps->heads = shape[1];
-    return code;
+    return ARENA_ALLOC(VIEW, shape[0], &maps->layer);
+}
+
+static void destroy_array(void *array)
+{
+    mha_npy_destroy(array);
 }
 
 static cli_exit read_maps(const view_options *options, const mha_tensor *head,
                           const maps_picks *picks, attention_maps *maps)
 {
     mha_npy *array = NULL;
-    mha_status status = mha_npy_read(options->attention, &array);
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
+    CLI_TRY(cli_check(VIEW, mha_npy_read(options->attention, &array)));
+    CLI_TRY(arena_keep(VIEW, array, destroy_array));
     const mha_tensor tensor = mha_npy_tensor(array);
-    cli_exit code = CLI_OK;
     if (tensor.dtype != head->dtype || tensor.ndim != head->ndim ||
         memcmp(tensor.shape, head->shape, (size_t)head->ndim * sizeof *head->shape) != 0)
-        code = cli_fail(CLI_BAD_INPUT, VIEW, "%s: changed while it was read; try again",
+        return cli_fail(CLI_BAD_INPUT, VIEW, "%s: changed while it was read; try again",
                         options->attention);
-    if (code == CLI_OK) code = fill_layers(&tensor, picks, maps);
-    mha_npy_destroy(array);
-    return code;
+    CLI_TRY(fill_layers(&tensor, picks, maps));
+    arena_drop(array);
+    return CLI_OK;
 }
 
 cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks)
 {
     mha_tensor head;
-    mha_status status = mha_npy_peek(options->attention, &head);
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
-    cli_exit code = read_heads(options, &head, maps, picks);
-    if (code == CLI_OK) code = read_maps(options, &head, picks, maps);
-    if (code != CLI_OK) return code;
-    maps->name = maps_name_of_path(options->attention);
-    if (!maps->name) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
+    CLI_TRY(cli_check(VIEW, mha_npy_peek(options->attention, &head)));
+    CLI_TRY(read_heads(options, &head, maps, picks));
+    CLI_TRY(read_maps(options, &head, picks, maps));
+    CLI_TRY(maps_name_of_path(VIEW, options->attention, &maps->name));
     warn_of_numbers(options, maps, picks);
     return CLI_OK;
 }

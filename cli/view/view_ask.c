@@ -3,6 +3,7 @@
  * head for the third. Only the rows in question are computed: O(H T) memory. */
 #include "view/view_ask.h"
 
+#include "common/arena.h"
 #include "common/text_model.h"
 
 #include <multihead/attribution.h>
@@ -24,6 +25,7 @@ typedef struct ask_run {
     view_ask *ask;
     mha_activations *kept;
     int64_t T, width;      /* of an output row */
+    int64_t predicted;     /* the token that the last row of `from` predicts */
     float *output, *whole; /* [T,width] of a run; rows of `from` with all heads */
     float *gates;          /* [L,H] */
     float *rows, *heads;   /* [H, rows, T] weights; [H D] of one query */
@@ -154,13 +156,13 @@ static mha_status measure_layer(ask_run *run, int64_t layer)
 
 /* How much less likely the last row of `from` makes what it predicted; without an output, how far
  * the rows turned. */
-static double change(const ask_run *run, int64_t predicted)
+static double change(const ask_run *run)
 {
     const int64_t rows = run->ask->from.count;
     double sum = 0;
     if (run->ask->predicts)
         return mha_log(run->ask->probability) -
-               log_probability(row_of(run, rows - 1), run->width, predicted);
+               log_probability(row_of(run, rows - 1), run->width, run->predicted);
     for (int64_t r = 0; r < rows; r++)
         sum += 1 - cosine(run->whole + r * run->width, row_of(run, r), run->width);
     return sum / (double)rows;
@@ -176,8 +178,6 @@ static mha_status measure_effects(ask_run *run)
 {
     view_ask *ask = run->ask;
     const bool shown = shows_progress(run->options);
-    const float *last = run->whole + (ask->from.count - 1) * run->width;
-    const int64_t predicted = ask->predicts ? argmax(last, run->width) : -1;
     mha_status status = MHA_OK;
     for (int64_t i = 0; i < ask->count && status == MHA_OK; i++) {
         float *gate =
@@ -187,32 +187,28 @@ static mha_status measure_effects(ask_run *run)
         *gate = 0;
         status = forward(run);
         *gate = 1;
-        ask->heads[i].value[ASK_EFFECT] = change(run, predicted);
+        ask->heads[i].value[ASK_EFFECT] = change(run);
     }
     if (shown) cli_print_to(stderr, "\r\033[K");
     return status;
 }
 
-static mha_status note_prediction(ask_run *run)
+static void note_prediction(ask_run *run)
 {
     view_ask *ask = run->ask;
     const float *last = run->whole + (ask->from.count - 1) * run->width;
     ask->predicts = !(run->model.desc.flags & MHA_TRANSFORMER_NO_OUTPUT);
-    if (!ask->predicts) return MHA_OK;
-    const int64_t token = argmax(last, run->width);
-    const char *text = text_model_token(&run->model, (int32_t)token);
-    ask->predicted = maps_copy_text(text, strlen(text));
-    ask->probability = mha_exp(log_probability(last, run->width, token));
-    return ask->predicted ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "out of memory: a token's text");
+    if (!ask->predicts) return;
+    run->predicted = argmax(last, run->width);
+    ask->probability = mha_exp(log_probability(last, run->width, run->predicted));
 }
 
 static mha_status measure(ask_run *run)
 {
     const ask_word *from = &run->ask->from;
-    MHA_TRY(mha_activations_create(run->model.context, run->model.net, run->T, 0, &run->kept));
     MHA_TRY(forward(run));
     memcpy(run->whole, row_of(run, 0), (size_t)(from->count * run->width) * sizeof(float));
-    MHA_TRY(note_prediction(run));
+    note_prediction(run);
     for (int64_t l = 0; l < run->model.layers; l++) MHA_TRY(measure_layer(run, l));
     return measure_effects(run);
 }
@@ -222,9 +218,8 @@ static mha_status measure(ask_run *run)
 static cli_exit find_words(ask_run *run)
 {
     view_ask *ask = run->ask;
-    cli_exit code = view_find_word("--from", run->options->from, &ask->source, &ask->from);
-    if (code == CLI_OK) code = view_find_word("--to", run->options->to, &ask->source, &ask->to);
-    if (code != CLI_OK) return code;
+    CLI_TRY(view_find_word("--from", run->options->from, &ask->source, &ask->from));
+    CLI_TRY(view_find_word("--to", run->options->to, &ask->source, &ask->to));
     const int64_t from_end = ask->from.first + ask->from.count;
     if (run->model.causal && ask->to.first >= from_end)
         return cli_fail(
@@ -245,95 +240,63 @@ static cli_exit take_memory(ask_run *run)
 {
     const mha_transformer_desc *d = &run->model.desc;
     const int64_t heads = d->num_layers * d->num_heads, rows = run->ask->from.count;
-    void *output = NULL, *whole = NULL, *gates = NULL, *weights = NULL, *o = NULL, *list = NULL;
     run->width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size;
     const size_t row = (size_t)run->width * sizeof(float);
-    cli_exit code = maps_alloc(VIEW, run->T, row, &output);
-    if (code == CLI_OK) code = maps_alloc(VIEW, rows, row, &whole);
-    if (code == CLI_OK) code = maps_alloc(VIEW, heads, sizeof(float), &gates);
-    if (code == CLI_OK)
-        code = maps_alloc(VIEW, d->num_heads * rows, (size_t)run->T * sizeof(float), &weights);
-    if (code == CLI_OK) code = maps_alloc(VIEW, d->num_heads * d->head_dim, sizeof(float), &o);
-    if (code == CLI_OK) code = maps_alloc(VIEW, heads, sizeof(ask_head), &list);
-    run->output = output, run->whole = whole, run->gates = gates;
-    run->rows = weights, run->heads = o, run->ask->heads = list;
-    for (int64_t i = 0; i < heads && code == CLI_OK; i++) run->gates[i] = 1;
-    return code;
+    CLI_TRY(arena_alloc(VIEW, run->T, row, &run->output));
+    CLI_TRY(arena_alloc(VIEW, rows, row, &run->whole));
+    CLI_TRY(ARENA_ALLOC(VIEW, heads, &run->gates));
+    CLI_TRY(arena_alloc(VIEW, d->num_heads * rows, (size_t)run->T * sizeof(float), &run->rows));
+    CLI_TRY(ARENA_ALLOC(VIEW, d->num_heads * d->head_dim, &run->heads));
+    for (int64_t i = 0; i < heads; i++) run->gates[i] = 1;
+    return text_model_activations(&run->model, run->T, &run->kept);
 }
 
 /* Ranks from 1, ties by layer and head. */
 static cli_exit rank(view_ask *ask)
 {
-    cli_exit code = CLI_OK;
-    for (int by = 0; by < ASK_MEASURES && code == CLI_OK; by++) {
+    for (int by = 0; by < ASK_MEASURES; by++) {
         int64_t *order;
-        code = view_ask_order(ask, (ask_measure)by, &order);
-        for (int64_t i = 0; code == CLI_OK && i < ask->count; i++)
-            ask->heads[order[i]].rank[by] = i + 1;
-        free(order);
+        CLI_TRY(view_ask_order(ask, (ask_measure)by, &order));
+        for (int64_t i = 0; i < ask->count; i++) ask->heads[order[i]].rank[by] = i + 1;
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit open_model(ask_run *run)
 {
-    attention_maps *source = &run->ask->source;
-    cli_exit code = text_model_open(VIEW, run->options->model, run->options->threads, &run->model);
-    if (code == CLI_OK && run->model.encoder)
-        code = cli_fail(CLI_UNSUPPORTED, VIEW,
+    CLI_TRY(text_model_open(VIEW, run->options->model, run->options->threads, &run->model));
+    if (run->model.encoder)
+        return cli_fail(CLI_UNSUPPORTED, VIEW,
                         "--from and --to ask about self-attention; give the encoder alone: "
                         "%s/encoder",
                         run->options->model);
-    if (code != CLI_OK) return code;
-    source->name = maps_copy_text(run->model.name, strlen(run->model.name));
-    source->architecture = maps_copy_text(run->model.architecture, strlen(run->model.architecture));
-    source->layers = run->model.layers;
-    source->heads = run->model.heads;
-    if (source->name && source->architecture) return CLI_OK;
-    return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
-}
-
-static cli_exit ask_model(ask_run *run)
-{
-    const view_options *options = run->options;
-    attention_maps *source = &run->ask->source;
-    const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
-    cli_exit code = view_take_texts(options, source);
-    if (code == CLI_OK) code = open_model(run);
-    if (code == CLI_OK)
-        code = maps_pick(VIEW, &options->layers, &options->heads, run->model.layers,
-                         run->model.heads, &run->picks);
-    if (code == CLI_OK)
-        code = text_model_encode(&run->model, &limits, source->text[0], source->text_bytes[0], NULL,
-                                 0, &run->tokens);
-    if (code != CLI_OK) return code;
-    source->rows = source->cols = run->tokens.list; /* the source's from here on */
-    run->tokens.list = (maps_tokens){0};
-    run->T = source->rows.count;
-    code = find_words(run);
-    if (code == CLI_OK) code = take_memory(run);
-    if (code != CLI_OK) return code;
-    mha_status status = measure(run);
-    return status == MHA_OK ? rank(run->ask) : cli_fail_status(VIEW, status);
+    return view_name_source(&run->model, &run->ask->source);
 }
 
 cli_exit view_ask_measure(const view_options *options, view_ask *ask)
 {
     ask_run run = {.options = options, .ask = ask};
+    attention_maps *source = &ask->source;
     *ask = (view_ask){0};
-    cli_exit code = ask_model(&run);
-    free(run.output), free(run.whole), free(run.gates), free(run.rows), free(run.heads);
-    mha_activations_destroy(run.kept);
-    maps_picks_free(&run.picks);
-    text_tokens_free(&run.tokens);
+    const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
+    CLI_TRY(view_take_texts(options, source));
+    CLI_TRY(open_model(&run));
+    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, run.model.layers, run.model.heads,
+                      &run.picks));
+    CLI_TRY(text_model_encode(&run.model, &limits, source->text[0], source->text_bytes[0], NULL, 0,
+                              &run.tokens));
+    source->rows = source->cols = run.tokens.list;
+    run.T = source->rows.count;
+    CLI_TRY(find_words(&run));
+    CLI_TRY(ARENA_ALLOC(VIEW, run.model.layers * run.model.heads, &ask->heads));
+    const size_t mark = arena_mark();
+    CLI_TRY(take_memory(&run));
+    CLI_TRY(cli_check(VIEW, measure(&run)));
+    arena_release(mark);
+    if (ask->predicts) {
+        const char *text = text_model_token(&run.model, (int32_t)run.predicted);
+        CLI_TRY(arena_text(VIEW, text, strlen(text), &ask->predicted));
+    }
     text_model_close(&run.model);
-    return code;
-}
-
-void view_ask_free(view_ask *ask)
-{
-    maps_free(&ask->source);
-    free(ask->heads);
-    free(ask->predicted);
-    *ask = (view_ask){0};
+    return rank(ask);
 }

@@ -43,14 +43,13 @@ cli_exit view_find_word(const char *option, const char *given, const attention_m
 
 /* Measure every head chosen. */
 cli_exit view_ask_measure(const view_options *options, view_ask *ask);
-void view_ask_free(view_ask *ask);
 
-/* Positions in ask->heads, the best by a measure first; the caller frees them. */
+/* Positions in ask->heads, the best by a measure first. */
 cli_exit view_ask_order(const view_ask *ask, ask_measure by, int64_t **order);
 
-/* Columns of a report's table for the heads that are on. The caller frees *values. */
+/* Columns of a report's table for the heads that are on. */
 cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
-                          mha_column columns[ASK_MEASURES], double **values);
+                          mha_column columns[ASK_MEASURES]);
 
 /* The table on stdout, and the JSON. */
 cli_exit view_ask_print(const view_options *options, const view_ask *ask);

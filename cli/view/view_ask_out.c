@@ -1,4 +1,5 @@
 /* What --from and --to found: a table for people, an object for machines. */
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/json_out.h"
 #include "common/words.h"
@@ -8,7 +9,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- Order ----------------------------------------------------------------------------------- */
@@ -21,23 +21,19 @@ static bool comes_before(double a, double b)
 
 cli_exit view_ask_order(const view_ask *ask, ask_measure by, int64_t **order)
 {
-    void *memory;
-    *order = NULL;
-    cli_exit code = maps_alloc(VIEW, ask->count, sizeof(int64_t), &memory);
-    if (code != CLI_OK) return code;
-    int64_t *at = memory;
+    CLI_TRY(ARENA_ALLOC(VIEW, ask->count, order));
+    int64_t *at = *order;
     for (int64_t i = 0; i < ask->count; i++) { /* insertion: some hundreds of heads */
         int64_t j = i;
         for (; j > 0 && comes_before(ask->heads[i].value[by], ask->heads[at[j - 1]].value[by]); j--)
             at[j] = at[j - 1];
         at[j] = i;
     }
-    *order = at;
     return CLI_OK;
 }
 
 cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
-                          mha_column columns[ASK_MEASURES], double **values)
+                          mha_column columns[ASK_MEASURES])
 {
     static const struct {
         const char *name, *about;
@@ -45,11 +41,10 @@ cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
         {"weight", "What of its attention the word gives to the other one."},
         {"arrives", "What of the length of all that arrives at the word comes from the other one."},
         {"effect", "What changes at the word when the head is removed."}};
-    void *memory;
-    cli_exit code = maps_alloc(VIEW, ASK_MEASURES * picks->count, sizeof(double), &memory);
-    *values = memory;
-    for (int by = 0; by < ASK_MEASURES && code == CLI_OK; by++) {
-        double *column = *values + by * picks->count;
+    double *values;
+    CLI_TRY(ARENA_ALLOC(VIEW, ASK_MEASURES * picks->count, &values));
+    for (int by = 0; by < ASK_MEASURES; by++) {
+        double *column = values + by * picks->count;
         int64_t panel = 0, next = 0;
         for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
             if (!picks->on[i]) continue;
@@ -60,7 +55,7 @@ cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
         }
         columns[by] = (mha_column){.name = all[by].name, .about = all[by].about, .values = column};
     }
-    return code;
+    return CLI_OK;
 }
 
 /* ---- The table ------------------------------------------------------------------------------- */
@@ -124,8 +119,7 @@ cli_exit view_ask_print(const view_options *options, const view_ask *ask)
                                                                                     : SHOWN;
     const bool ranks = width >= WITH_RANKS;
     int64_t *order;
-    cli_exit code = view_ask_order(ask, (ask_measure)options->sort, &order);
-    if (code != CLI_OK) return code;
+    CLI_TRY(view_ask_order(ask, (ask_measure)options->sort, &order));
     print_question(options, ask, width);
     cli_print("\n%-7s", "head");
     for (int by = 0; by < ASK_MEASURES; by++)
@@ -138,7 +132,6 @@ cli_exit view_ask_print(const view_options *options, const view_ask *ask)
                  shown, ask->count, names[options->sort]);
         cli_print_wrapped("", line, width);
     }
-    free(order);
     return CLI_OK;
 }
 

@@ -1,10 +1,10 @@
 /* Two texts of equal length, head by head: the weights in the first less those in the second. */
+#include "common/arena.h"
 #include "view/view.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* The options of a run over the other text alone. */
@@ -48,8 +48,7 @@ static cli_exit label(maps_tokens *a, const maps_tokens *b)
         const char *one = a->items[i].text, *two = b->items[i].text;
         const size_t bytes = strlen(one) + strlen(two) + 2;
         if (!strcmp(one, two)) continue;
-        a->items[i].label = malloc(bytes);
-        if (!a->items[i].label) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a label");
+        CLI_TRY(ARENA_ALLOC(VIEW, (int64_t)bytes, &a->items[i].label));
         snprintf(a->items[i].label, bytes, "%s/%s", one, two);
     }
     return CLI_OK;
@@ -64,7 +63,7 @@ static void subtract(attention_maps *maps, const attention_maps *other)
 }
 
 /* Maps become differences, and keep the other's text and tokens. */
-static cli_exit join(attention_maps *maps, attention_maps *other)
+static cli_exit join(attention_maps *maps, const attention_maps *other)
 {
     if (maps->cols.items != maps->rows.items)
         return cli_fail(CLI_UNSUPPORTED, VIEW,
@@ -74,18 +73,15 @@ static cli_exit join(attention_maps *maps, attention_maps *other)
         return cli_fail(CLI_UNSUPPORTED, VIEW,
                         "--contrast: so many heads of so long a text are kept in blocks of tokens, "
                         "which cannot be compared; choose heads with --layer and --head");
-    cli_exit code = check_lengths(&maps->rows, &other->rows);
-    if (code == CLI_OK) code = label(&maps->rows, &other->rows);
-    if (code != CLI_OK) return code;
+    CLI_TRY(check_lengths(&maps->rows, &other->rows));
+    CLI_TRY(label(&maps->rows, &other->rows));
     if (first_difference(&maps->rows, &other->rows) < 0)
         cli_warn(VIEW, "--contrast: both texts have the same tokens, all differences are 0");
     subtract(maps, other);
     maps->contrast = true;
     maps->text[1] = other->text[0];
     maps->text_bytes[1] = other->text_bytes[0];
-    other->text[0] = NULL;
     maps->other = other->rows;
-    other->rows = other->cols = (maps_tokens){0};
     return CLI_OK;
 }
 
@@ -95,12 +91,9 @@ cli_exit view_contrast_maps(const view_options *options, attention_maps *maps, m
     attention_maps other = {0};
     maps_picks same = {0};
     again.texts.items[again.texts.count++] = options->contrast;
-    cli_exit code = view_model_maps(options, maps, picks, NULL);
-    if (code == CLI_OK) code = view_model_maps(&again, &other, &same, NULL);
-    if (code == CLI_OK) code = join(maps, &other);
-    maps_picks_free(&same);
-    maps_free(&other);
-    return code;
+    CLI_TRY(view_model_maps(options, maps, picks, NULL));
+    CLI_TRY(view_model_maps(&again, &other, &same, NULL));
+    return join(maps, &other);
 }
 
 void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,

@@ -2,6 +2,7 @@
  * token; the heads side by side before it and their sum after it. */
 #include "view/view_desk.h"
 
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/json_out.h"
@@ -13,7 +14,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { NAME_BYTES = 32, DETAIL_BYTES = 160 };
@@ -34,24 +34,15 @@ typedef struct desk {
 
 /* ---- Measuring ------------------------------------------------------------------------------- */
 
-static cli_exit take(int64_t count, size_t size, float **memory)
-{
-    void *taken;
-    cli_exit code = maps_alloc(VIEW, count, size, &taken);
-    *memory = taken;
-    return code;
-}
-
 static cli_exit take_memory(desk *d)
 {
     const size_t row = (size_t)d->E * sizeof(float);
-    cli_exit code = take(d->T, row, &d->after);
-    if (code == CLI_OK) code = take(d->H * d->T, row, &d->terms);
-    if (code == CLI_OK) code = take(d->H * d->T, sizeof(float), &d->norms);
-    if (code == CLI_OK) code = take(d->H * d->T, sizeof(float), &d->shares);
-    if (code == CLI_OK) code = take(d->H * d->H, sizeof(float), &d->cosines);
-    if (code == CLI_OK) code = take(d->H, row, &d->weight);
-    return code;
+    CLI_TRY(arena_alloc(VIEW, d->T, row, &d->after));
+    CLI_TRY(arena_alloc(VIEW, d->H * d->T, row, &d->terms));
+    CLI_TRY(ARENA_ALLOC(VIEW, d->H * d->T, &d->norms));
+    CLI_TRY(ARENA_ALLOC(VIEW, d->H * d->T, &d->shares));
+    CLI_TRY(ARENA_ALLOC(VIEW, d->H * d->H, &d->cosines));
+    return arena_alloc(VIEW, d->H, row, &d->weight);
 }
 
 static mha_status measure(desk *d)
@@ -78,15 +69,6 @@ static mha_status measure(desk *d)
     return mha_head_weight_norms(&weight, &map);
 }
 
-static cli_exit name_source(desk *d)
-{
-    attention_maps *source = &d->source;
-    source->name = maps_copy_text(d->model.name, strlen(d->model.name));
-    source->architecture = maps_copy_text(d->model.architecture, strlen(d->model.architecture));
-    if (source->name && source->architecture) return CLI_OK;
-    return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
-}
-
 static cli_exit check_layer(desk *d)
 {
     const char *end;
@@ -105,8 +87,8 @@ static cli_exit check_layer(desk *d)
 static cli_exit look(desk *d)
 {
     mha_layer_view view = {.struct_size = sizeof view};
-    mha_status status = mha_activations_layer(d->kept, d->layer, MHA_PART_SELF_ATTENTION, &view);
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
+    CLI_TRY(
+        cli_check(VIEW, mha_activations_layer(d->kept, d->layer, MHA_PART_SELF_ATTENTION, &view)));
     if (view.heads.ndim == 0)
         return cli_fail(CLI_BAD_INPUT, VIEW, "--desk %" PRId64 ": the layer has no heads left",
                         d->layer);
@@ -121,20 +103,16 @@ static cli_exit look(desk *d)
 static cli_exit run(desk *d)
 {
     const text_limits limits = {.most = d->options->max_tokens, .truncate = d->options->truncate};
-    cli_exit code = view_take_texts(d->options, &d->source);
-    if (code == CLI_OK)
-        code = text_model_open(VIEW, d->options->model, d->options->threads, &d->model);
-    if (code == CLI_OK) code = name_source(d);
-    if (code == CLI_OK) code = check_layer(d);
-    if (code == CLI_OK)
-        code = text_model_encode(&d->model, &limits, d->source.text[0], d->source.text_bytes[0],
-                                 NULL, 0, &d->tokens);
-    if (code == CLI_OK) code = text_model_keep(&d->model, &d->tokens, &d->kept);
-    if (code == CLI_OK) code = look(d);
-    if (code == CLI_OK) code = take_memory(d);
-    if (code != CLI_OK) return code;
-    mha_status status = measure(d);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(VIEW, status);
+    CLI_TRY(view_take_texts(d->options, &d->source));
+    CLI_TRY(text_model_open(VIEW, d->options->model, d->options->threads, &d->model));
+    CLI_TRY(view_name_source(&d->model, &d->source));
+    CLI_TRY(check_layer(d));
+    CLI_TRY(text_model_encode(&d->model, &limits, d->source.text[0], d->source.text_bytes[0], NULL,
+                              0, &d->tokens));
+    CLI_TRY(text_model_keep(&d->model, &d->tokens, &d->kept));
+    CLI_TRY(look(d));
+    CLI_TRY(take_memory(d));
+    return cli_check(VIEW, measure(d));
 }
 
 /* ---- Pictures -------------------------------------------------------------------------------- */
@@ -186,21 +164,13 @@ static void add_panels(const desk *d, desk_figure *f)
 static cli_exit make_figure(const desk *d, desk_figure *f)
 {
     static const char *const groups[] = {"the layer", "heads"};
-    void *panels = NULL, *names = NULL, *details = NULL, *rows = NULL, *cols = NULL,
-         *numbers = NULL;
-    cli_exit code = maps_alloc(VIEW, d->H + 2, sizeof(mha_panel), &panels);
-    if (code == CLI_OK) code = maps_alloc(VIEW, d->H + 2, NAME_BYTES, &names);
-    if (code == CLI_OK) code = maps_alloc(VIEW, d->H + 2, DETAIL_BYTES, &details);
-    if (code == CLI_OK) code = maps_alloc(VIEW, d->T, sizeof(char *), &rows);
-    if (code == CLI_OK) code = maps_alloc(VIEW, d->E, sizeof(char *), &cols);
-    if (code == CLI_OK) code = maps_alloc(VIEW, d->E, NAME_BYTES, &numbers);
-    *f = (desk_figure){.panels = panels,
-                       .names = names,
-                       .details = details,
-                       .rows = rows,
-                       .cols = cols,
-                       .numbers = numbers};
-    if (code != CLI_OK) return code;
+    *f = (desk_figure){0};
+    CLI_TRY(ARENA_ALLOC(VIEW, d->H + 2, &f->panels));
+    CLI_TRY(arena_alloc(VIEW, d->H + 2, NAME_BYTES, &f->names));
+    CLI_TRY(arena_alloc(VIEW, d->H + 2, DETAIL_BYTES, &f->details));
+    CLI_TRY(ARENA_ALLOC(VIEW, d->T, &f->rows));
+    CLI_TRY(ARENA_ALLOC(VIEW, d->E, &f->cols));
+    CLI_TRY(arena_alloc(VIEW, d->E, NAME_BYTES, &f->numbers));
     for (int64_t t = 0; t < d->T; t++) f->rows[t] = d->tokens.list.items[t].text;
     for (int64_t e = 0; e < d->E; e++) {
         snprintf(f->numbers + e * NAME_BYTES, NAME_BYTES, "%" PRId64, e);
@@ -230,12 +200,6 @@ static cli_exit make_figure(const desk *d, desk_figure *f)
     view_join_texts(&d->source, 140, f->subtitle, sizeof f->subtitle);
     add_panels(d, f);
     return view_check_range(d->options, &f->figure.range, &f->figure.lo, &f->figure.hi);
-}
-
-static void free_figure(desk_figure *f)
-{
-    free(f->panels), free(f->names), free(f->details), free(f->numbers);
-    free(f->rows), free(f->cols);
 }
 
 static mha_status draw_svg(const void *user, const mha_sink *sink)
@@ -329,26 +293,20 @@ static cli_exit write_files(const desk *d)
                {o->svg, draw_svg, &f},
                {o->png, draw_png, &f},
                {o->json, draw_json, d}};
-    cli_exit code = make_figure(d, &f);
-    mha_status status = MHA_OK;
-    for (size_t i = 0; i < sizeof all / sizeof *all && code == CLI_OK; i++) {
+    CLI_TRY(make_figure(d, &f));
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (!all[i].path) continue;
-        status = files_draw(all[i].path, all[i].draw, all[i].user);
-        if (status != MHA_OK) code = cli_fail_status(VIEW, status);
-        if (code == CLI_OK && strcmp(all[i].path, "-") != 0)
+        CLI_TRY(cli_check(VIEW, files_draw(all[i].path, all[i].draw, all[i].user)));
+        if (strcmp(all[i].path, "-") != 0)
             cli_note(o->quiet, "wrote %s: %" PRId64 " heads of layer %" PRId64, all[i].path, d->H,
                      d->layer);
     }
-    if (code == CLI_OK && o->npy) {
-        status = files_write_npy(o->npy, &terms);
-        if (status != MHA_OK) code = cli_fail_status(VIEW, status);
-        if (code == CLI_OK && strcmp(o->npy, "-") != 0)
-            cli_note(o->quiet,
-                     "wrote %s: %" PRId64 " heads, %" PRId64 " tokens, %" PRId64 " features",
-                     o->npy, d->H, d->T, d->E);
-    }
-    free_figure(&f);
-    return code;
+    if (!o->npy) return CLI_OK;
+    CLI_TRY(cli_check(VIEW, files_write_npy(o->npy, &terms)));
+    if (strcmp(o->npy, "-") != 0)
+        cli_note(o->quiet, "wrote %s: %" PRId64 " heads, %" PRId64 " tokens, %" PRId64 " features",
+                 o->npy, d->H, d->T, d->E);
+    return CLI_OK;
 }
 
 /* The head that writes most alike; -1: there is no other. */
@@ -408,16 +366,11 @@ static void print_desk(const desk *d)
 cli_exit view_desk(const view_options *options)
 {
     desk d = {.options = options};
-    cli_exit code = run(&d);
-    if (code == CLI_OK && view_has_files(options)) code = write_files(&d);
-    if (code == CLI_OK && (options->terminal || !view_has_files(options))) print_desk(&d);
-    if (code == CLI_OK) code = cli_finish_stdout(VIEW, code);
-    if (code == CLI_OK && !view_has_files(options))
+    CLI_TRY(run(&d));
+    if (view_has_files(options)) CLI_TRY(write_files(&d));
+    if (options->terminal || !view_has_files(options)) print_desk(&d);
+    CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
+    if (!view_has_files(options))
         cli_note(options->quiet, "next: add -o desk.html for every term of every head");
-    free(d.after), free(d.terms), free(d.norms), free(d.shares), free(d.cosines), free(d.weight);
-    mha_activations_destroy(d.kept);
-    maps_free(&d.source);
-    text_tokens_free(&d.tokens);
-    text_model_close(&d.model);
-    return code;
+    return CLI_OK;
 }

@@ -1,11 +1,11 @@
 /* From maps to a figure: which heads, which tokens, what is hidden and what that hides. */
+#include "common/arena.h"
 #include "view/view.h"
 #include "view/view_roles.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
@@ -27,21 +27,6 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
                         text);
     *range = MHA_RANGE_FIXED;
     return CLI_OK;
-}
-
-/* ---- Memory that lives as long as the figure ------------------------------------------------- */
-
-static cli_exit keep(view_figure *out, int64_t count, size_t size, void **memory)
-{
-    cli_exit code = maps_alloc(out->command, count, size, memory);
-    if (code == CLI_OK) out->memory[out->memory_count++] = *memory;
-    return code;
-}
-
-void view_figure_free(view_figure *figure)
-{
-    for (int i = 0; i < figure->memory_count; i++) free(figure->memory[i]);
-    *figure = (view_figure){0};
 }
 
 /* ---- Hiding ---------------------------------------------------------------------------------- */
@@ -82,14 +67,11 @@ static bool is_hidden(const view_options *options, const maps_token *token)
     return false;
 }
 
-static cli_exit make_axis(const view_options *options, const maps_tokens *tokens, view_figure *out,
-                          kept_axis *axis)
+static cli_exit make_axis(const view_options *options, const maps_tokens *tokens, kept_axis *axis)
 {
-    void *at, *labels;
-    cli_exit code = keep(out, tokens->count, sizeof(int64_t), &at);
-    if (code == CLI_OK) code = keep(out, tokens->count, sizeof(char *), &labels);
-    if (code != CLI_OK) return code;
-    *axis = (struct kept_axis){.tokens = tokens, .at = at, .labels = labels};
+    *axis = (struct kept_axis){.tokens = tokens};
+    CLI_TRY(ARENA_ALLOC(options->command, tokens->count, &axis->at));
+    CLI_TRY(ARENA_ALLOC(options->command, tokens->count, &axis->labels));
     for (int64_t i = 0; i < tokens->count; i++) {
         if (is_hidden(options, &tokens->items[i])) continue;
         const maps_token *token = &tokens->items[i];
@@ -224,35 +206,27 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
 }
 
 /* In a causal map what lies behind a token. */
-static cli_exit make_mask(view_figure *out, panel_maker *maker)
+static cli_exit make_mask(panel_maker *maker)
 {
-    void *memory;
     const int64_t rows = maker->rows.count, cols = maker->cols.count;
     if (!maker->maps->causal) return CLI_OK;
-    cli_exit code = keep(out, rows * cols, 1, &memory);
-    maker->masked = memory;
-    for (int64_t t = 0; t < rows && code == CLI_OK; t++)
+    CLI_TRY(ARENA_ALLOC(maker->options->command, rows * cols, &maker->masked));
+    for (int64_t t = 0; t < rows; t++)
         for (int64_t s = 0; s < cols; s++)
             maker->masked[t * cols + s] = maker->cols.at[s] > maker->rows.at[t];
-    return code;
+    return CLI_OK;
 }
 
-static cli_exit make_panels(const maps_picks *picks, view_figure *out, panel_maker *maker)
+static cli_exit make_panels(const maps_picks *picks, panel_maker *maker)
 {
+    const char *command = maker->options->command;
     const attention_maps *maps = maker->maps;
     int64_t cells = maker->rows.count * maker->cols.count;
     bool hides = maker->rows.count < maps->rows.count || maker->cols.count < maps->cols.count;
-    void *panels, *texts, *values = NULL, *twins = NULL;
-    cli_exit code = keep(out, picks->count, sizeof(mha_panel), &panels);
-    if (code == CLI_OK) code = keep(out, picks->count, sizeof(panel_text), &texts);
-    if (code == CLI_OK && hides) code = keep(out, picks->count * cells, sizeof(float), &values);
-    if (code == CLI_OK && hides && maps->twin)
-        code = keep(out, picks->count * cells, sizeof(float), &twins);
-    if (code != CLI_OK) return code;
-    maker->twins = twins;
-    maker->panels = panels;
-    maker->texts = texts;
-    maker->values = values;
+    CLI_TRY(ARENA_ALLOC(command, picks->count, &maker->panels));
+    CLI_TRY(ARENA_ALLOC(command, picks->count, &maker->texts));
+    if (hides) CLI_TRY(ARENA_ALLOC(command, picks->count * cells, &maker->values));
+    if (hides && maps->twin) CLI_TRY(ARENA_ALLOC(command, picks->count * cells, &maker->twins));
     int64_t group = 0;
     for (int64_t l = 0; l < picks->layers; l++)
         maker->grouped = maker->grouped || maps_picks_in_layer(picks, l) > 1;
@@ -343,42 +317,41 @@ static const char *make_footnote(const panel_maker *maker, const char *remark, c
     return out;
 }
 
-static cli_exit name_groups(const maps_picks *picks, view_figure *out)
+static cli_exit name_groups(const char *command, const maps_picks *picks, mha_figure *figure)
 {
-    void *names, *texts;
-    cli_exit code = keep(out, picks->layers, sizeof(char *), &names);
-    if (code == CLI_OK) code = keep(out, picks->layers, NAME_BYTES, &texts);
-    if (code != CLI_OK) return code;
+    const char **names;
+    char *texts;
+    CLI_TRY(ARENA_ALLOC(command, picks->layers, &names));
+    CLI_TRY(arena_alloc(command, picks->layers, NAME_BYTES, &texts));
     int64_t count = 0;
     for (int64_t l = 0; l < picks->layers; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
-        char *text = (char *)texts + count * NAME_BYTES;
+        char *text = texts + count * NAME_BYTES;
         snprintf(text, NAME_BYTES, "layer %" PRId64, l);
-        ((const char **)names)[count++] = text;
+        names[count++] = text;
     }
-    out->figure.group_names = names;
-    out->figure.group_count = count;
+    figure->group_names = names;
+    figure->group_count = count;
     return CLI_OK;
 }
 
-static cli_exit list_tokens(const attention_maps *maps, view_figure *out)
+static cli_exit list_tokens(const char *command, const attention_maps *maps, view_figure *out)
 {
-    void *labels;
+    const char **labels;
     if (maps->cell <= 1) return CLI_OK;
-    cli_exit code = keep(out, maps->tokens.count, sizeof(char *), &labels);
-    if (code != CLI_OK) return code;
-    for (int64_t i = 0; i < maps->tokens.count; i++)
-        ((const char **)labels)[i] = maps->tokens.items[i].text;
+    CLI_TRY(ARENA_ALLOC(command, maps->tokens.count, &labels));
+    for (int64_t i = 0; i < maps->tokens.count; i++) labels[i] = maps->tokens.items[i].text;
     out->tokens = labels;
     return CLI_OK;
 }
 
-static cli_exit make(const view_options *options, const attention_maps *maps,
-                     const maps_picks *picks, const char *remark, view_figure *out)
+cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
+                          const maps_picks *picks, const char *remark, view_figure *out)
 {
     panel_maker maker = {.options = options, .maps = maps};
-    void *subtitle, *footnote;
+    char *subtitle, *footnote;
     mha_figure *figure = &out->figure;
+    *out = (view_figure){0};
     *figure = (mha_figure){.struct_size = sizeof *figure,
                            .panel_size = sizeof(mha_panel),
                            .title = maps->name,
@@ -393,16 +366,15 @@ static cli_exit make(const view_options *options, const attention_maps *maps,
                            .value_name = maps->contrast       ? "difference"
                                          : maps->architecture ? "weight"
                                                               : "value"};
-    cli_exit code = view_check_range(options, &figure->range, &figure->lo, &figure->hi);
-    if (code == CLI_OK) code = make_axis(options, &maps->rows, out, &maker.rows);
-    if (code == CLI_OK) code = make_axis(options, &maps->cols, out, &maker.cols);
-    if (code == CLI_OK) code = make_mask(out, &maker);
-    if (code == CLI_OK) code = make_panels(picks, out, &maker);
-    if (code == CLI_OK && maker.grouped) code = name_groups(picks, out);
-    if (code == CLI_OK) code = keep(out, SUBTITLE_BYTES, 1, &subtitle);
-    if (code == CLI_OK) code = keep(out, FOOTNOTE_BYTES, 1, &footnote);
-    if (code == CLI_OK) code = list_tokens(maps, out);
-    if (code != CLI_OK) return code;
+    CLI_TRY(view_check_range(options, &figure->range, &figure->lo, &figure->hi));
+    CLI_TRY(make_axis(options, &maps->rows, &maker.rows));
+    CLI_TRY(make_axis(options, &maps->cols, &maker.cols));
+    CLI_TRY(make_mask(&maker));
+    CLI_TRY(make_panels(picks, &maker));
+    if (maker.grouped) CLI_TRY(name_groups(options->command, picks, figure));
+    CLI_TRY(ARENA_ALLOC(options->command, SUBTITLE_BYTES, &subtitle));
+    CLI_TRY(ARENA_ALLOC(options->command, FOOTNOTE_BYTES, &footnote));
+    CLI_TRY(list_tokens(options->command, maps, out));
     figure->rows = maker.rows.count;
     figure->cols = maker.cols.count;
     figure->row_labels = maker.rows.labels;
@@ -413,13 +385,4 @@ static cli_exit make(const view_options *options, const attention_maps *maps,
         figure->subtitle = subtitle;
     figure->footnote = make_footnote(&maker, remark, footnote);
     return CLI_OK;
-}
-
-cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
-                          const maps_picks *picks, const char *remark, view_figure *out)
-{
-    *out = (view_figure){0};
-    cli_exit code = make(options, maps, picks, remark, out);
-    if (code != CLI_OK) view_figure_free(out);
-    return code;
 }

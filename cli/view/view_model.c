@@ -1,4 +1,5 @@
 /* Maps of a model: load the folder, tokenise, run the encoder, keep the layers that are wanted. */
+#include "common/arena.h"
 #include "common/text_model.h"
 #include "common/texts.h"
 #include "view/view.h"
@@ -17,10 +18,8 @@
 static cli_exit take_text(const char *text, size_t bytes, attention_maps *maps)
 {
     int i = maps->text[0] ? 1 : 0;
-    maps->text[i] = maps_copy_text(text, bytes);
     maps->text_bytes[i] = bytes;
-    if (maps->text[i]) return CLI_OK;
-    return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a text of %zu bytes", bytes);
+    return arena_text(VIEW, text, bytes, &maps->text[i]);
 }
 
 static cli_exit take_text_file(const char *path, attention_maps *maps)
@@ -29,30 +28,25 @@ static cli_exit take_text_file(const char *path, attention_maps *maps)
         return cli_fail(CLI_USAGE, VIEW,
                         "the text is to come from stdin, which is a terminal; pipe it in, or give "
                         "it in quotes");
-    char *bytes = NULL;
-    size_t size = 0;
-    cli_exit code = texts_read_file(VIEW, path, &bytes, &size);
-    if (code == CLI_OK) code = take_text(bytes, size, maps);
-    free(bytes);
-    return code;
+    int i = maps->text[0] ? 1 : 0;
+    return texts_read_file(VIEW, path, &maps->text[i], &maps->text_bytes[i]);
 }
 
 /* "-" is stdin. */
 cli_exit view_take_texts(const view_options *options, attention_maps *maps)
 {
     const char *text = NULL;
-    cli_exit code = CLI_OK;
     if (options->example) {
-        code = texts_example(VIEW, options->example, &text);
-        if (code == CLI_OK) code = take_text(text, strlen(text), maps);
+        CLI_TRY(texts_example(VIEW, options->example, &text));
+        CLI_TRY(take_text(text, strlen(text), maps));
     }
-    if (code == CLI_OK && options->text_file) code = take_text_file(options->text_file, maps);
-    for (int i = 0; i < options->texts.count && code == CLI_OK; i++) {
+    if (options->text_file) CLI_TRY(take_text_file(options->text_file, maps));
+    for (int i = 0; i < options->texts.count; i++) {
         text = options->texts.items[i];
-        code = strcmp(text, "-") != 0 ? take_text(text, strlen(text), maps)
-                                      : take_text_file("-", maps);
+        CLI_TRY(strcmp(text, "-") != 0 ? take_text(text, strlen(text), maps)
+                                       : take_text_file("-", maps));
     }
-    return code;
+    return CLI_OK;
 }
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
@@ -72,23 +66,20 @@ static cli_exit tokenise(const view_options *options, const text_model *model, a
     const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
     char *const *text = maps->text;
     const size_t *bytes = maps->text_bytes;
-    cli_exit code;
     if (!model->encoder) {
-        code = text_model_encode(model, &limits, text[0], bytes[0], text[1], bytes[1], rows);
+        CLI_TRY(text_model_encode(model, &limits, text[0], bytes[0], text[1], bytes[1], rows));
         maps->rows = maps->cols = rows->list;
     } else if (!text[1]) {
-        code = cli_fail(CLI_USAGE, VIEW,
+        return cli_fail(CLI_USAGE, VIEW,
                         "%s: an encoder-decoder takes two texts, a source and a target; %s/encoder "
                         "takes one",
                         options->model, options->model);
     } else {
-        code = text_model_encode_source(model, &limits, text[0], bytes[0], cols);
-        if (code == CLI_OK)
-            code = text_model_encode(model, &limits, text[1], bytes[1], NULL, 0, rows);
+        CLI_TRY(text_model_encode_source(model, &limits, text[0], bytes[0], cols));
+        CLI_TRY(text_model_encode(model, &limits, text[1], bytes[1], NULL, 0, rows));
         maps->rows = rows->list;
         maps->cols = cols->list;
     }
-    if (code != CLI_OK) return code;
     note_truncation(options, rows);
     note_truncation(options, cols);
     return CLI_OK;
@@ -136,32 +127,27 @@ static cli_exit run_self(const text_model *model, const text_tokens *tokens,
                          const maps_picks *picks, const progress_line *progress,
                          attention_maps *maps)
 {
-    void *wanted = NULL, *outputs = NULL, *tensors = NULL;
-    cli_exit code = maps_alloc(VIEW, maps->layers, sizeof(mha_attention_outputs *), &wanted);
-    if (code == CLI_OK)
-        code = maps_alloc(VIEW, maps->layers, sizeof(mha_attention_outputs), &outputs);
-    if (code == CLI_OK) code = maps_alloc(VIEW, maps->layers, sizeof(mha_tensor), &tensors);
-    for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++) {
+    const mha_attention_outputs **wanted;
+    mha_attention_outputs *outputs;
+    mha_tensor *tensors;
+    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &wanted));
+    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &outputs));
+    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &tensors));
+    for (int64_t l = 0; l < maps->layers; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
-        code = maps_add_layer(VIEW, maps, l);
+        CLI_TRY(maps_add_layer(VIEW, maps, l));
         const int64_t T = tokens->list.count, *list = model->desc.layer_heads;
         const int64_t shape[] = {1, list ? list[l] : maps->heads, T, T};
-        mha_tensor *tensor = (mha_tensor *)tensors + l;
-        mha_attention_outputs *output = (mha_attention_outputs *)outputs + l;
-        *tensor = mha_tensor_contiguous(maps->layer[l], MHA_F32, 4, shape);
-        *output = (mha_attention_outputs){.struct_size = sizeof *output, .probabilities = tensor};
-        ((const mha_attention_outputs **)wanted)[l] = output;
+        tensors[l] = mha_tensor_contiguous(maps->layer[l], MHA_F32, 4, shape);
+        outputs[l] =
+            (mha_attention_outputs){.struct_size = sizeof *outputs, .probabilities = &tensors[l]};
+        wanted[l] = &outputs[l];
     }
     view_run run = {model, progress, maps};
-    mha_status status = MHA_OK;
-    if (code == CLI_OK) status = text_model_run(model, tokens, wanted, after_layer, &run);
+    const mha_status status = text_model_run(model, tokens, wanted, after_layer, &run);
     clear_progress(progress);
-    if (status != MHA_OK) code = cli_fail_status(VIEW, status);
     maps->causal = model->causal;
-    free(wanted);
-    free(outputs);
-    free(tensors);
-    return code;
+    return cli_check(VIEW, status);
 }
 
 /* Cross-attention of all layers at once; maps then keeps those that are wanted. */
@@ -171,22 +157,20 @@ static cli_exit run_cross(const text_model *model, const text_tokens *rows, cons
     const int64_t T = maps->rows.count, S = maps->cols.count;
     const int64_t shape[] = {maps->layers, 1, maps->heads, T, S};
     int64_t count = 0;
-    void *memory = NULL;
+    float *memory;
     mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 5, shape);
-    mha_status status = mha_tensor_count(&all, &count);
-    if (status != MHA_OK) return cli_fail_status(VIEW, status);
-    cli_exit code = maps_alloc(VIEW, count, sizeof(float), &memory);
+    CLI_TRY(cli_check(VIEW, mha_tensor_count(&all, &count)));
+    CLI_TRY(ARENA_ALLOC(VIEW, count, &memory));
     all.data = memory;
-    if (code == CLI_OK) code = text_model_run_cross(model, cols, rows, &all);
-    for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++) {
+    CLI_TRY(text_model_run_cross(model, cols, rows, &all));
+    for (int64_t l = 0; l < maps->layers; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
-        code = maps_add_layer(VIEW, maps, l);
-        if (code == CLI_OK)
-            memcpy(maps->layer[l], (const float *)memory + l * maps->heads * T * S,
-                   (size_t)(maps->heads * T * S) * sizeof(float));
+        CLI_TRY(maps_add_layer(VIEW, maps, l));
+        memcpy(maps->layer[l], memory + l * maps->heads * T * S,
+               (size_t)(maps->heads * T * S) * sizeof(float));
     }
-    free(memory);
-    return code;
+    arena_drop(memory);
+    return CLI_OK;
 }
 
 /* Weights that are damaged, or too large for f32, show first in the attention: say so, also to
@@ -207,26 +191,20 @@ static void warn_of_not_finite(const view_options *options, const attention_maps
                  options->model, count);
 }
 
-static cli_exit describe(const text_model *model, attention_maps *maps)
+cli_exit view_name_source(const text_model *model, attention_maps *maps)
 {
     maps->layers = model->layers;
     maps->heads = model->heads;
-    maps->name = maps_copy_text(model->name, strlen(model->name));
-    maps->architecture = maps_copy_text(model->architecture, strlen(model->architecture));
-    if (!maps->name || !maps->architecture)
-        return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a name");
-    void *layers;
-    cli_exit code = maps_alloc(VIEW, model->layers, sizeof(float *), &layers);
-    maps->layer = layers;
-    return code;
+    maps->name = model->name;
+    return arena_text(VIEW, model->architecture, strlen(model->architecture), &maps->architecture);
 }
 
 static cli_exit load(const view_options *options, const progress_line *progress, text_model *model)
 {
     if (progress->on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
-    cli_exit code = text_model_open(VIEW, options->model, options->threads, model);
-    if (code == CLI_OK) clear_progress(progress);
-    return code;
+    CLI_TRY(text_model_open(VIEW, options->model, options->threads, model));
+    clear_progress(progress);
+    return CLI_OK;
 }
 
 static cli_exit run(const view_options *options, const text_model *model, const text_tokens *rows,
@@ -236,8 +214,8 @@ static cli_exit run(const view_options *options, const text_model *model, const 
     if (model->encoder) return run_cross(model, rows, cols, picks, maps);
     const int64_t cell = view_pool_cell(options, picks, rows->list.count);
     if (cell > 1) return view_pool_maps(model, rows, cell, picks, progress->on, maps);
-    cli_exit code = view_want_twins(options, picks, maps);
-    return code == CLI_OK ? run_self(model, rows, picks, progress, maps) : code;
+    CLI_TRY(view_want_twins(options, picks, maps));
+    return run_self(model, rows, picks, progress, maps);
 }
 
 cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks,
@@ -246,19 +224,16 @@ cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps
     text_model model = {0};
     text_tokens rows = {0}, cols = {0};
     progress_line progress = start_progress(options);
-    cli_exit code = view_take_texts(options, maps);
-    if (code != CLI_OK) return code;
-    code = load(options, &progress, &model);
-    if (code == CLI_OK) code = describe(&model, maps);
+    CLI_TRY(view_take_texts(options, maps));
+    CLI_TRY(load(options, &progress, &model));
+    CLI_TRY(view_name_source(&model, maps));
+    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->layer));
     progress.layers = model.layers;
-    if (code == CLI_OK) code = text_model_pick(&model, &options->layers, &options->heads, picks);
-    if (code == CLI_OK) code = tokenise(options, &model, maps, &rows, &cols);
-    if (code == CLI_OK) code = run(options, &model, &rows, &cols, picks, &progress, maps);
-    if (code == CLI_OK) warn_of_not_finite(options, maps, picks);
-    if (code == CLI_OK && roles) code = view_roles_make(options, &model, maps, roles);
-    rows.list = cols.list = (maps_tokens){0}; /* they are the maps' now */
-    text_tokens_free(&rows);
-    text_tokens_free(&cols);
+    CLI_TRY(text_model_pick(&model, &options->layers, &options->heads, picks));
+    CLI_TRY(tokenise(options, &model, maps, &rows, &cols));
+    CLI_TRY(run(options, &model, &rows, &cols, picks, &progress, maps));
+    warn_of_not_finite(options, maps, picks);
+    if (roles) CLI_TRY(view_roles_make(options, &model, maps, roles));
     text_model_close(&model);
-    return code;
+    return CLI_OK;
 }

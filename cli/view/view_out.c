@@ -1,4 +1,5 @@
 /* Where the maps go: files, stdout, the terminal. */
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
 #include "view/view.h"
@@ -9,7 +10,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,12 +21,10 @@ static cli_exit collect(const char *command, const attention_maps *maps, const m
 {
     int64_t layers = 0, size = maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < picks->layers; l++) layers += maps_picks_in_layer(picks, l) > 0;
-    void *memory;
-    cli_exit code = maps_alloc(command, picks->count * size, sizeof(float), &memory);
-    if (code != CLI_OK) return code;
+    float *to;
+    CLI_TRY(ARENA_ALLOC(command, picks->count * size, &to));
     int64_t shape[] = {layers, picks->count / layers, maps->rows.count, maps->cols.count};
-    *tensor = mha_tensor_contiguous(memory, MHA_F32, 4, shape);
-    float *to = memory;
+    *tensor = mha_tensor_contiguous(to, MHA_F32, 4, shape);
     for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
         if (!picks->on[i]) continue;
         const float *map = maps->layer[i / picks->heads] + i % picks->heads * size;
@@ -44,11 +42,8 @@ static cli_exit write_npy(const char *command, const attention_maps *maps, const
                         "--npy: one array needs the same heads of every layer; "
                         "choose with --layer and plain head numbers, or use --json");
     mha_tensor tensor;
-    cli_exit code = collect(command, maps, picks, &tensor);
-    if (code != CLI_OK) return code;
-    mha_status status = files_write_npy(path, &tensor);
-    free(tensor.data);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(command, status);
+    CLI_TRY(collect(command, maps, picks, &tensor));
+    return cli_check(command, files_write_npy(path, &tensor));
 }
 
 /* ---- Pictures and JSON ----------------------------------------------------------------------- */
@@ -118,20 +113,17 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
         report.column_count = extra->column_count;
     }
     mha_column columns[ASK_MEASURES], scores[VIEW_ROLES_MEASURES];
-    double *values = NULL;
     if (!report.columns) {
         report.column_count = view_roles_columns(job->options->roles, job->picks, scores);
         report.columns = scores;
     }
     if (job->options->ask) {
-        if (view_ask_columns(job->options->ask, job->picks, columns, &values) != CLI_OK)
+        if (view_ask_columns(job->options->ask, job->picks, columns) != CLI_OK)
             return MHA_ERR_CALLBACK; /* the error is already reported */
         report.columns = columns;
         report.column_count = ASK_MEASURES;
     }
-    mha_status status = mha_render_html(&untitled, &report, sink);
-    free(values);
-    return status;
+    return mha_render_html(&untitled, &report, sink);
 }
 
 static mha_status draw_svg(const void *user, const mha_sink *sink)
@@ -194,8 +186,7 @@ static cli_exit check_name(const char *path)
 
 cli_exit view_check_outputs(const view_options *options)
 {
-    cli_exit code = check_name(options->html);
-    if (code != CLI_OK) return code;
+    CLI_TRY(check_name(options->html));
     const char *on_stdout = options->terminal ? "--terminal" : NULL;
     for (int i = 0; i < OUTPUT_COUNT; i++) {
         const char *path = path_of(options, i);
@@ -220,51 +211,49 @@ cli_exit view_check_outputs(const view_options *options)
     return CLI_OK;
 }
 
+static cli_exit draw(const output_job *job, int i)
+{
+    const char *path = path_of(job->options, i), *folder = job->options->folder;
+    view_figure figure = {0};
+    if (!outputs[i].draw) return write_npy(job->options->command, job->maps, job->picks, path);
+    if (outputs[i].figure)
+        CLI_TRY(view_figure_make(job->options, job->maps, job->picks, NULL, &figure));
+    output_job drawn = *job;
+    drawn.figure = &figure.figure;
+    drawn.tokens = figure.tokens;
+    return cli_check(job->options->command,
+                     folder ? files_draw_in(folder, path, outputs[i].draw, &drawn)
+                            : files_draw(path, outputs[i].draw, &drawn));
+}
+
 static cli_exit write_one(const output_job *job, int i)
 {
     const char *path = path_of(job->options, i), *folder = job->options->folder;
-    cli_exit code = CLI_OK;
-    if (!outputs[i].draw) {
-        code = write_npy(job->options->command, job->maps, job->picks, path);
-    } else {
-        view_figure figure = {0};
-        if (outputs[i].figure)
-            code = view_figure_make(job->options, job->maps, job->picks, NULL, &figure);
-        if (code == CLI_OK) {
-            output_job drawn = *job;
-            drawn.figure = &figure.figure;
-            drawn.tokens = figure.tokens;
-            mha_status status = folder ? files_draw_in(folder, path, outputs[i].draw, &drawn)
-                                       : files_draw(path, outputs[i].draw, &drawn);
-            if (status != MHA_OK) code = cli_fail_status(job->options->command, status);
-        }
-        view_figure_free(&figure);
-    }
+    const size_t mark = arena_mark();
+    CLI_TRY(draw(job, i));
+    arena_release(mark);
     const attention_maps *maps = job->maps;
     const bool pooled = maps->cell > 1;
     char blocks[64] = "";
     if (pooled)
         snprintf(blocks, sizeof blocks, ", in blocks of %" PRId64 " x %" PRId64, maps->cell,
                  maps->cell);
-    if (code == CLI_OK && strcmp(path, "-") != 0)
+    if (strcmp(path, "-") != 0)
         cli_note(job->options->quiet,
                  "wrote %s%s%s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s",
                  folder ? folder : "", folder ? "/" : "", path, job->picks->count,
                  job->picks->count == 1 ? "head" : "heads",
                  pooled ? maps->tokens.count : maps->rows.count,
                  pooled ? maps->tokens.count : maps->cols.count, blocks);
-    return code;
+    return CLI_OK;
 }
 
 cli_exit view_write_files(const view_options *options, const attention_maps *maps,
                           const maps_picks *picks)
 {
     output_job job = {.options = options, .maps = maps, .picks = picks};
-    for (int i = 0; i < OUTPUT_COUNT; i++) {
-        if (!path_of(options, i)) continue;
-        cli_exit code = write_one(&job, i);
-        if (code != CLI_OK) return code;
-    }
+    for (int i = 0; i < OUTPUT_COUNT; i++)
+        if (path_of(options, i)) CLI_TRY(write_one(&job, i));
     return CLI_OK;
 }
 
@@ -275,12 +264,10 @@ static cli_exit print_picks(const view_options *options, const attention_maps *m
                             const mha_terminal *terminal)
 {
     view_figure figure;
-    cli_exit code = view_figure_make(options, maps, picks, remark, &figure);
-    if (code != CLI_OK) return code;
+    CLI_TRY(view_figure_make(options, maps, picks, remark, &figure));
     figure.figure.dark = screen_dark(options->paper);
-    mha_status status = mha_render_terminal(&figure.figure, terminal, &files_stdout);
-    view_figure_free(&figure);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(options->command, status);
+    return cli_check(options->command,
+                     mha_render_terminal(&figure.figure, terminal, &files_stdout));
 }
 
 cli_exit view_print(const view_options *options, const attention_maps *maps,
@@ -291,15 +278,11 @@ cli_exit view_print(const view_options *options, const attention_maps *maps,
         return print_picks(options, maps, picks, NULL, &terminal);
     maps_picks few;
     char remark[400], change[300] = "";
-    cli_exit code = view_sharpest(options->command, maps, picks, terminal.columns, &few);
+    CLI_TRY(view_sharpest(options->command, maps, picks, terminal.columns, &few));
     if (maps->contrast) view_contrast_remark(maps, picks, change, sizeof change);
     snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s%s",
              few.count, picks->count,
              maps->contrast ? "change most" : "look most sharply at other tokens",
              maps->layers > 1 ? ", one a layer" : "", *change ? "; " : "", change);
-    if (code == CLI_OK)
-        code =
-            print_picks(options, maps, &few, few.count < picks->count ? remark : NULL, &terminal);
-    maps_picks_free(&few);
-    return code;
+    return print_picks(options, maps, &few, few.count < picks->count ? remark : NULL, &terminal);
 }

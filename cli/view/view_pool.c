@@ -2,6 +2,8 @@
  * stripes). The rows of attention are computed a few at a time and taken in, so that no map is ever
  * there as a whole. */
 #include "view/view_pool.h"
+
+#include "common/arena.h"
 #include "view/view.h"
 
 #include <multihead/component.h>
@@ -10,7 +12,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Maps beyond FULL_BYTES are pooled, to as many cells as a report of 10 MB holds in 8 bits. */
@@ -33,8 +34,7 @@ static cli_exit make_block(const maps_token *first, maps_token *block)
 {
     const size_t bytes = strlen(first->text) + 4;
     *block = (maps_token){.id = -1, .type = -1, .begin = first->begin, .end = -1, .sequence = -1};
-    block->text = malloc(bytes);
-    if (!block->text) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a label");
+    CLI_TRY(ARENA_ALLOC(VIEW, (int64_t)bytes, &block->text));
     snprintf(block->text, bytes, "%s\xE2\x80\xA6", first->text);
     return CLI_OK;
 }
@@ -42,19 +42,16 @@ static cli_exit make_block(const maps_token *first, maps_token *block)
 /* The tokens so far become those of the text; rows and columns are blocks of them. */
 static cli_exit make_blocks(int64_t cell, attention_maps *maps)
 {
-    void *items;
     const maps_tokens all = maps->rows;
     const int64_t blocks = (all.count + cell - 1) / cell;
     maps->tokens = all;
-    maps->rows = maps->cols = (maps_tokens){0};
-    cli_exit code = maps_alloc(VIEW, blocks, sizeof(maps_token), &items);
-    if (code != CLI_OK) return code;
-    maps->rows = (maps_tokens){.items = items, .count = blocks};
-    for (int64_t i = 0; i < blocks && code == CLI_OK; i++)
-        code = make_block(&all.items[i * cell], &maps->rows.items[i]);
+    maps->rows.count = blocks;
+    CLI_TRY(ARENA_ALLOC(VIEW, blocks, &maps->rows.items));
+    for (int64_t i = 0; i < blocks; i++)
+        CLI_TRY(make_block(&all.items[i * cell], &maps->rows.items[i]));
     maps->cols = maps->rows;
     maps->cell = cell;
-    return code;
+    return CLI_OK;
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
@@ -118,13 +115,11 @@ cli_exit view_pool_maps(const text_model *model, const text_tokens *tokens, int6
                         const maps_picks *picks, bool progress, attention_maps *maps)
 {
     pool x = {.model = model, .maps = maps, .picks = picks, .progress = progress};
-    cli_exit code = make_blocks(cell, maps);
-    for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++)
-        if (maps_picks_in_layer(picks, l) > 0) code = maps_add_layer(VIEW, maps, l);
+    CLI_TRY(make_blocks(cell, maps));
+    for (int64_t l = 0; l < maps->layers; l++)
+        if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
     maps->causal = model->causal;
-    mha_status status = MHA_OK;
-    if (code == CLI_OK) status = text_model_run(model, tokens, NULL, pool_after, &x);
+    const mha_status status = text_model_run(model, tokens, NULL, pool_after, &x);
     if (progress) cli_print_to(stderr, "\r\033[K");
-    if (status != MHA_OK) code = cli_fail_status(VIEW, status);
-    return code;
+    return cli_check(VIEW, status);
 }

@@ -1,10 +1,11 @@
 /* See view_roles.h. */
 #include "view/view_roles.h"
 
+#include "common/arena.h"
+
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { RANDOM_SEQUENCES = 4 };
@@ -67,21 +68,13 @@ static void measure_head(const heads_found *found, int64_t layer, int64_t head, 
     }
 }
 
-static cli_exit fill(const heads_found *found, int64_t heads, view_roles *roles)
+static void fill(const heads_found *found, int64_t heads, view_roles *roles)
 {
-    void *items, *columns;
-    cli_exit code = maps_alloc(VIEW, found->layers * heads, sizeof(view_role), &items);
-    if (code != CLI_OK) return code;
-    roles->items = items;
-    code = maps_alloc(VIEW, VIEW_ROLES_MEASURES * found->layers * heads, sizeof(double), &columns);
-    if (code != CLI_OK) return code;
-    roles->columns = columns;
     roles->layers = found->layers;
     roles->heads = heads;
     for (int64_t l = 0; l < found->layers; l++)
         for (int64_t h = 0; h < found->heads[l]; h++)
             measure_head(found, l, h, &roles->items[l * heads + h]);
-    return CLI_OK;
 }
 
 cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
@@ -95,20 +88,15 @@ cli_exit view_roles_make(const view_options *options, text_model *model, const a
     heads_source source = {.text = maps->text[0], .bytes = maps->text_bytes[0]};
     const heads_sources sources = {.items = &source, .count = 1};
     heads_found found = {0};
-    cli_exit code = CLI_OK;
     if (!is_wanted(options, maps)) return CLI_OK;
+    const int64_t all = model->layers * model->heads;
+    CLI_TRY(ARENA_ALLOC(VIEW, all, &roles->items));
+    CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * all, &roles->columns));
+    const size_t mark = arena_mark();
     /* Weights that are not finite cannot be measured; view has warned of them. */
-    if (heads_measure(&how, model, &sources, &found) == CLI_OK)
-        code = fill(&found, model->heads, roles);
-    heads_found_free(&found);
-    return code;
-}
-
-void view_roles_free(view_roles *roles)
-{
-    free(roles->items);
-    free(roles->columns);
-    *roles = (view_roles){0};
+    if (heads_measure(&how, model, &sources, &found) == CLI_OK) fill(&found, model->heads, roles);
+    arena_release(mark);
+    return CLI_OK;
 }
 
 /* ---- drawing ------------------------------------------------------------------------------- */

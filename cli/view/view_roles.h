@@ -27,7 +27,6 @@ struct view_roles {
 /* Measure where a report of a model is wanted that looks at one text; else *roles is left empty. */
 cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
                          view_roles *roles);
-void view_roles_free(view_roles *roles);
 
 /* Badge, bars and sentences of a panel, where there are any. roles may be NULL. */
 void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_panel *panel);

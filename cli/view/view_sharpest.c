@@ -1,8 +1,8 @@
 /* What to show where nothing was chosen: 72 heads do not fit a terminal, a few telling ones do. */
+#include "common/arena.h"
 #include "view/view.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* How sharply a head looks at other tokens: the mean, over rows of tokens that stand for text, of
  * the largest weight on another such token (Voita et al. 2019 call it confidence). Of a contrast,
@@ -65,13 +65,10 @@ cli_exit view_sharpest(const char *command, const attention_maps *maps, const ma
                        int64_t width, maps_picks *picks)
 {
     int64_t heads = maps->layers * maps->heads;
-    void *on, *values;
+    double *value;
     *picks = (maps_picks){.layers = maps->layers, .heads = maps->heads};
-    cli_exit code = maps_alloc(command, heads, 1, &on);
-    picks->on = on;
-    if (code == CLI_OK) code = maps_alloc(command, heads, sizeof(double), &values);
-    if (code != CLI_OK) return code;
-    double *value = values;
+    CLI_TRY(ARENA_ALLOC(command, heads, &picks->on));
+    CLI_TRY(ARENA_ALLOC(command, heads, &value));
     for (int64_t l = 0; l < maps->layers; l++) {
         double best = 0;
         int64_t head = best_head(maps, all, l, &best);
@@ -85,6 +82,5 @@ cli_exit view_sharpest(const char *command, const attention_maps *maps, const ma
         }
     }
     keep_best(picks, value, panels_that_fit(maps->cols.count, width));
-    free(values);
     return CLI_OK;
 }

@@ -1,11 +1,11 @@
 /* Files of tokens: a token a line, or a JSON list of texts. */
+#include "common/arena.h"
 #include "common/texts.h"
 #include "view/view.h"
 
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
@@ -21,28 +21,21 @@ static bool looks_special(const char *text)
     return false;
 }
 
-/* Append a token; text becomes its own. */
-static cli_exit append(maps_tokens *tokens, char *text)
+static cli_exit append(maps_tokens *tokens, const char *text, size_t bytes)
 {
-    int64_t count = tokens->count;
+    const int64_t count = tokens->count;
+    char *copy;
     /* Room doubles whenever the count is a power of two. */
-    if ((count & (count - 1)) == 0) {
-        size_t room = count > 0 ? (size_t)count * 2 : 1;
-        maps_token *grown = text ? realloc(tokens->items, room * sizeof *grown) : NULL;
-        if (!grown) {
-            free(text);
-            return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: %" PRId64 " tokens", count + 1);
-        }
-        tokens->items = grown;
-    }
-    if (!text) return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: a token");
-    tokens->items[tokens->count++] = (maps_token){.text = text,
+    if ((count & (count - 1)) == 0)
+        CLI_TRY(arena_grow(VIEW, count > 0 ? 2 * count : 1, sizeof *tokens->items, &tokens->items));
+    CLI_TRY(arena_text(VIEW, text, bytes, &copy));
+    tokens->items[tokens->count++] = (maps_token){.text = copy,
                                                   .id = -1,
                                                   .type = -1,
                                                   .begin = -1,
                                                   .end = -1,
                                                   .sequence = -1,
-                                                  .special = looks_special(text)};
+                                                  .special = looks_special(copy)};
     return CLI_OK;
 }
 
@@ -53,8 +46,7 @@ static cli_exit take_lines(const char *text, size_t size, maps_tokens *tokens)
         const char *end = memchr(text + at, '\n', size - at);
         size_t length = end ? (size_t)(end - text) - at : size - at;
         size_t shown = length > 0 && text[at + length - 1] == '\r' ? length - 1 : length;
-        cli_exit code = append(tokens, maps_copy_text(text + at, shown));
-        if (code != CLI_OK) return code;
+        CLI_TRY(append(tokens, text + at, shown));
         at += length + 1;
     }
     return CLI_OK;
@@ -69,6 +61,11 @@ static cli_exit malformed_list(const char *path, const char *unit, size_t at)
                     unit, at);
 }
 
+static void release_list(void *list)
+{
+    json_decref(list);
+}
+
 /* A text with a zero character, which no token holds and at which labels end, is refused by
  * jansson, and so are lone surrogates. */
 static cli_exit take_json(const char *path, const char *text, size_t size, maps_tokens *tokens)
@@ -76,38 +73,30 @@ static cli_exit take_json(const char *path, const char *text, size_t size, maps_
     json_error_t error;
     size_t index;
     json_t *item, *list = json_loadb(text, size, 0, &error);
-    cli_exit code = CLI_OK;
     if (!list && json_error_code(&error) == json_error_out_of_memory)
         return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: %s", path);
     if (!list) return malformed_list(path, "byte", (size_t)error.position);
-    if (!json_is_array(list)) code = malformed_list(path, "byte", 0);
+    CLI_TRY(arena_keep(VIEW, list, release_list));
+    if (!json_is_array(list)) return malformed_list(path, "byte", 0);
     json_array_foreach(list, index, item)
     {
-        if (code != CLI_OK) break;
-        code =
-            json_is_string(item)
-                ? append(tokens, maps_copy_text(json_string_value(item), json_string_length(item)))
-                : malformed_list(path, "item", index + 1);
+        if (!json_is_string(item)) return malformed_list(path, "item", index + 1);
+        CLI_TRY(append(tokens, json_string_value(item), json_string_length(item)));
     }
-    json_decref(list);
-    return code;
+    return CLI_OK;
 }
 
 cli_exit view_read_tokens(const char *path, maps_tokens *tokens)
 {
     char *text;
     size_t size, length = strlen(path);
-    cli_exit code = texts_read_file(VIEW, path, &text, &size);
-    if (code != CLI_OK) return code;
+    CLI_TRY(texts_read_file(VIEW, path, &text, &size));
     size_t valid = maps_valid_utf8(text, size);
     size_t start = size >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
     if (valid < size)
-        code = cli_fail(CLI_BAD_INPUT, VIEW, "%s: byte %zu is not valid UTF-8; save it as UTF-8",
+        return cli_fail(CLI_BAD_INPUT, VIEW, "%s: byte %zu is not valid UTF-8; save it as UTF-8",
                         path, valid);
-    else if (length > 5 && !strcmp(path + length - 5, ".json"))
-        code = take_json(path, text + start, size - start, tokens);
-    else
-        code = take_lines(text + start, size - start, tokens);
-    free(text);
-    return code;
+    if (length > 5 && !strcmp(path + length - 5, ".json"))
+        return take_json(path, text + start, size - start, tokens);
+    return take_lines(text + start, size - start, tokens);
 }

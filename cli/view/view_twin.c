@@ -1,11 +1,10 @@
 /* The norm-based twin of each map of a report: ||alpha f(x)||, the length of what arrives. */
+#include "common/arena.h"
 #include "common/text_model.h"
 #include "view/view.h"
 
 #include <multihead/attribution.h>
 #include <multihead/component.h>
-
-#include <stdlib.h>
 
 /* Beyond this a twin would cost the maps their precision: both fit into a report of 10 MB in 16
  * bits a cell. */
@@ -18,17 +17,12 @@ static bool fits(const attention_maps *maps, int64_t heads)
 cli_exit view_want_twins(const view_options *options, const maps_picks *picks, attention_maps *maps)
 {
     const int64_t cells = maps->heads * maps->rows.count * maps->rows.count;
-    void *memory;
     if (!options->html || options->contrast || maps->text[1] || !fits(maps, picks->count))
         return CLI_OK;
-    cli_exit code = maps_alloc(VIEW, maps->layers, sizeof(float *), &memory);
-    maps->twin = memory;
-    for (int64_t l = 0; l < maps->layers && code == CLI_OK; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
-        code = maps_alloc(VIEW, cells, sizeof(float), &memory);
-        maps->twin[l] = memory;
-    }
-    return code;
+    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->twin));
+    for (int64_t l = 0; l < maps->layers; l++)
+        if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(ARENA_ALLOC(VIEW, cells, &maps->twin[l]));
+    return CLI_OK;
 }
 
 mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,

@@ -1,0 +1,47 @@
+/* Memory, and things with a destructor, that live until the subcommand ends: nobody frees them on
+ * the way. main() gives everything back, last come first; a loop that would pile up memory sets a
+ * mark and gives back what came after it.
+ *
+ * One arena a process, used by its main thread only.
+ */
+#ifndef CLI_ARENA_H
+#define CLI_ARENA_H
+
+#include "common/exits.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Memory for count elements of size bytes, zeroed. pointer is the address of a pointer of any type,
+ * NULL after a failure. Errors are printed. */
+cli_exit arena_alloc(const char *command, int64_t count, size_t size, void *pointer);
+
+/* The same for elements of the type that *pointer leads to. */
+#define ARENA_ALLOC(command, count, pointer) \
+    arena_alloc(command, count, sizeof **(pointer), pointer)
+
+/* The same memory without a message; NULL: there is none. */
+void *arena_try(int64_t count, size_t size);
+
+/* More memory for what *pointer holds, which is NULL or of this arena; what is added is not zeroed.
+ * Errors are printed, and *pointer stays. */
+cli_exit arena_grow(const char *command, int64_t count, size_t size, void *pointer);
+
+/* A copy of bytes with a NUL behind it. Errors are printed. */
+cli_exit arena_text(const char *command, const char *text, size_t bytes, char **copy);
+
+/* Let release end a thing when its time comes; at once if the arena has no room to remember it.
+ * thing NULL: nothing to do. Errors are printed. */
+cli_exit arena_keep(const char *command, void *thing, void (*release)(void *thing));
+
+/* End one thing, or free one piece of memory, before its time. NULL: nothing to do. */
+void arena_drop(const void *thing);
+
+/* Everything that came after the mark ends. */
+size_t arena_mark(void);
+void arena_release(size_t mark);
+
+/* Everything ends, and the arena is as new. */
+void arena_close(void);
+
+#endif

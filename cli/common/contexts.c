@@ -1,0 +1,17 @@
+/* See contexts.h. */
+#include "common/contexts.h"
+
+#include "common/arena.h"
+
+static void destroy(void *context)
+{
+    mha_context_destroy(context);
+}
+
+cli_exit context_make(const char *command, mha_isa isa, int64_t threads, mha_context **context)
+{
+    const mha_context_desc desc = {
+        .struct_size = sizeof desc, .isa = isa, .num_threads = (int32_t)threads};
+    CLI_TRY(cli_check(command, mha_context_create(&desc, context)));
+    return arena_keep(command, *context, destroy);
+}

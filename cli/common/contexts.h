@@ -1,0 +1,12 @@
+/* Contexts of the library, as options ask for them. */
+#ifndef CLI_CONTEXTS_H
+#define CLI_CONTEXTS_H
+
+#include "common/exits.h"
+
+#include <multihead/base.h>
+
+/* It lives until the subcommand ends. isa and threads 0: the defaults. Errors are printed. */
+cli_exit context_make(const char *command, mha_isa isa, int64_t threads, mha_context **context);
+
+#endif
