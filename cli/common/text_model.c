@@ -270,16 +270,13 @@ static void make_sequence(const text_tokens *tokens, const mha_transformer_desc 
 }
 
 mha_status text_model_run(const text_model *model, const text_tokens *tokens,
-                          const mha_attention_outputs *const *outputs,
-                          mha_status (*after_layer)(void *user, const mha_activations *activations,
-                                                    int64_t layer),
-                          void *user)
+                          const text_visit *visit)
 {
     sequence s;
     make_sequence(tokens, &model->desc, &s);
-    s.input.outputs = outputs;
-    s.input.after_layer = after_layer;
-    s.input.after_layer_user = user;
+    s.input.outputs = visit->outputs;
+    s.input.after_layer = visit->after_layer;
+    s.input.after_layer_user = visit->user;
     return mha_transformer_forward(model->context, model->net, &s.input, NULL, NULL, NULL, NULL);
 }
 

@@ -70,13 +70,16 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, text_tokens *tokens);
 
-/* One text through model.net, which must have no memory (encoder-decoders have), and what
- * after_layer sees of each layer on the way (transformer.h). outputs may be NULL. */
+/* What a run gives on the way: fields of mha_transformer_input. */
+typedef struct text_visit {
+    const mha_attention_outputs *const *outputs;
+    mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
+    void *user;
+} text_visit;
+
+/* One text through model.net, which must have no memory (encoder-decoders have). */
 mha_status text_model_run(const text_model *model, const text_tokens *tokens,
-                          const mha_attention_outputs *const *outputs,
-                          mha_status (*after_layer)(void *user, const mha_activations *activations,
-                                                    int64_t layer),
-                          void *user);
+                          const text_visit *visit);
 
 /* Room for what model.net leaves behind after so many tokens. */
 cli_exit text_model_activations(const text_model *model, int64_t tokens, mha_activations **room);

@@ -36,6 +36,7 @@ typedef struct heads_source {
     const conllu_sentence *gold; /* NULL: no links */
     const char *file;            /* NULL: from the command line */
     int64_t line;
+    text_visit visit; /* what the pass gives besides */
 } heads_source;
 
 typedef struct heads_sources {

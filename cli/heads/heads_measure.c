@@ -120,14 +120,18 @@ static cli_exit add_links(job *j, const conllu_sentence *gold, const text_tokens
 /* ---- A pass ---------------------------------------------------------------------------------- */
 
 static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *tokens,
-                        const mha_heads_text *text)
+                        const mha_heads_text *text, const text_visit *visit)
 {
     const int64_t shape[] = {1, tokens->list.count};
     const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
                      types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
     const bool typed = j->model->desc.type_count && tokens->types;
-    const mha_transformer_input input = {
-        .struct_size = sizeof input, .tokens = &ids, .token_types = typed ? &types : NULL};
+    const mha_transformer_input input = {.struct_size = sizeof input,
+                                         .tokens = &ids,
+                                         .token_types = typed ? &types : NULL,
+                                         .outputs = visit->outputs,
+                                         .after_layer = visit->after_layer,
+                                         .after_layer_user = visit->user};
     const mha_head_pass pass = {.struct_size = sizeof pass,
                                 .measures = measures,
                                 .distances =
@@ -189,7 +193,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
     CLI_TRY(encode(j, model, source, &tokens));
     CLI_TRY(make_arrays(j, &tokens, &d));
     if (source->gold) CLI_TRY(add_links(j, source->gold, &tokens, &d));
-    CLI_TRY(measure(j, j->found->texts, &tokens, &d.text));
+    CLI_TRY(measure(j, j->found->texts, &tokens, &d.text, &source->visit));
     arena_release(mark);
     return CLI_OK;
 }
@@ -300,7 +304,7 @@ static cli_exit measure_drawn(job *j, random_plan *plan, int64_t sequence)
                                                     tokens.ids, special, &tokens.list.count)));
     for (int64_t i = 0; i < tokens.list.count; i++) tokens.list.items[i].special = special[i];
     CLI_TRY(make_arrays(j, &tokens, &d));
-    CLI_TRY(measure(j, j->found->random, &tokens, &d.text));
+    CLI_TRY(measure(j, j->found->random, &tokens, &d.text, &(text_visit){0}));
     arena_release(mark);
     return CLI_OK;
 }

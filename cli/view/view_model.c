@@ -122,32 +122,31 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     return view_make_twin(run->model, activations, layer, run->maps);
 }
 
-/* Maps of the layers that are wanted, straight to where they stay. */
-static cli_exit run_self(const text_model *model, const text_tokens *tokens,
-                         const maps_picks *picks, const progress_line *progress,
-                         attention_maps *maps)
+/* Maps of the layers that are wanted, straight to where they stay: what a run has to visit. */
+static cli_exit begin_self(const text_model *model, const maps_picks *picks,
+                           const progress_line *progress, attention_maps *maps, text_visit *visit)
 {
     const mha_attention_outputs **wanted;
     mha_attention_outputs *outputs;
     mha_tensor *tensors;
+    view_run *run;
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &wanted));
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &outputs));
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &tensors));
+    CLI_TRY(ARENA_ALLOC(VIEW, 1, &run));
     for (int64_t l = 0; l < maps->layers; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
         CLI_TRY(maps_add_layer(VIEW, maps, l));
-        const int64_t T = tokens->list.count, *list = model->desc.layer_heads;
+        const int64_t T = maps->rows.count, *list = model->desc.layer_heads;
         const int64_t shape[] = {1, list ? list[l] : maps->heads, T, T};
         tensors[l] = mha_tensor_contiguous(maps->layer[l], MHA_F32, 4, shape);
         outputs[l] =
             (mha_attention_outputs){.struct_size = sizeof *outputs, .probabilities = &tensors[l]};
         wanted[l] = &outputs[l];
     }
-    view_run run = {model, progress, maps};
-    const mha_status status = text_model_run(model, tokens, wanted, after_layer, &run);
-    clear_progress(progress);
-    maps->causal = model->causal;
-    return cli_check(VIEW, status);
+    *run = (view_run){model, progress, maps};
+    *visit = (text_visit){wanted, after_layer, run};
+    return CLI_OK;
 }
 
 /* Cross-attention of all layers at once; maps then keeps those that are wanted. */
@@ -207,15 +206,33 @@ static cli_exit load(const view_options *options, const progress_line *progress,
     return CLI_OK;
 }
 
-static cli_exit run(const view_options *options, const text_model *model, const text_tokens *rows,
-                    const text_tokens *cols, const maps_picks *picks, const progress_line *progress,
-                    attention_maps *maps)
+/* One run of the text gives the maps, and roles where they are wanted. */
+static cli_exit run_self(const view_options *options, text_model *model, const text_tokens *tokens,
+                         const text_visit *visit, attention_maps *maps, view_roles *roles)
 {
+    maps->causal = model->causal;
+    if (roles && view_roles_wanted(options, maps))
+        CLI_TRY(view_roles_make(options, model, maps, visit, roles));
+    if (roles && roles->layers > 0) return CLI_OK;
+    return cli_check(VIEW, text_model_run(model, tokens, visit));
+}
+
+static cli_exit run(const view_options *options, text_model *model, const text_tokens *rows,
+                    const text_tokens *cols, const maps_picks *picks, const progress_line *progress,
+                    attention_maps *maps, view_roles *roles)
+{
+    text_visit visit;
     if (model->encoder) return run_cross(model, rows, cols, picks, maps);
     const int64_t cell = view_pool_cell(options, picks, rows->list.count);
-    if (cell > 1) return view_pool_maps(model, rows, cell, picks, progress->on, maps);
-    CLI_TRY(view_want_twins(options, picks, maps));
-    return run_self(model, rows, picks, progress, maps);
+    if (cell > 1) {
+        CLI_TRY(view_pool_begin(model, cell, picks, progress->on, maps, &visit));
+    } else {
+        CLI_TRY(view_want_twins(options, picks, maps));
+        CLI_TRY(begin_self(model, picks, progress, maps, &visit));
+    }
+    const cli_exit code = run_self(options, model, rows, &visit, maps, roles);
+    clear_progress(progress);
+    return code;
 }
 
 cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks,
@@ -231,9 +248,8 @@ cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps
     progress.layers = model.layers;
     CLI_TRY(text_model_pick(&model, &options->layers, &options->heads, picks));
     CLI_TRY(tokenise(options, &model, maps, &rows, &cols));
-    CLI_TRY(run(options, &model, &rows, &cols, picks, &progress, maps));
+    CLI_TRY(run(options, &model, &rows, &cols, picks, &progress, maps, roles));
     warn_of_not_finite(options, maps, picks);
-    if (roles) CLI_TRY(view_roles_make(options, &model, maps, roles));
     text_model_close(&model);
     return CLI_OK;
 }

@@ -91,16 +91,6 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
     return MHA_OK;
 }
 
-static mha_status pool_layer(const text_model *model, const mha_tensor *q, const mha_tensor *k,
-                             pool *x)
-{
-    const mha_attention_desc desc = {.struct_size = sizeof desc,
-                                     .flags = model->causal ? MHA_ATTENTION_CAUSAL : 0};
-    return mha_attention_visit_rows(model->context, &desc, q, k, 0, take_rows, x);
-}
-
-/* ---- runs ---------------------------------------------------------------------------------- */
-
 static mha_status pool_after(void *user, const mha_activations *activations, int64_t layer)
 {
     pool *x = user;
@@ -108,18 +98,19 @@ static mha_status pool_after(void *user, const mha_activations *activations, int
     x->layer = layer;
     if (!x->maps->layer[layer]) return MHA_OK;
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
-    return pool_layer(x->model, &view.q, &view.k, x);
+    return mha_attention_visit_rows(x->model->context, &view.attention, &view.q, &view.k, 0,
+                                    take_rows, x);
 }
 
-cli_exit view_pool_maps(const text_model *model, const text_tokens *tokens, int64_t cell,
-                        const maps_picks *picks, bool progress, attention_maps *maps)
+cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks *picks,
+                         bool progress, attention_maps *maps, text_visit *visit)
 {
-    pool x = {.model = model, .maps = maps, .picks = picks, .progress = progress};
+    pool *x;
+    CLI_TRY(ARENA_ALLOC(VIEW, 1, &x));
+    *x = (pool){.model = model, .maps = maps, .picks = picks, .progress = progress};
     CLI_TRY(make_blocks(cell, maps));
     for (int64_t l = 0; l < maps->layers; l++)
         if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
-    maps->causal = model->causal;
-    const mha_status status = text_model_run(model, tokens, NULL, pool_after, &x);
-    if (progress) cli_print_to(stderr, "\r\033[K");
-    return cli_check(VIEW, status);
+    *visit = (text_visit){.after_layer = pool_after, .user = x};
+    return CLI_OK;
 }

@@ -9,8 +9,9 @@
  * weights themselves are asked for. */
 int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int64_t tokens);
 
-/* maps, whose tokens are known, as blocks of cell x cell tokens. Not for encoder-decoders. */
-cli_exit view_pool_maps(const text_model *model, const text_tokens *tokens, int64_t cell,
-                        const maps_picks *picks, bool progress, attention_maps *maps);
+/* maps, whose tokens are known, as blocks of cell x cell tokens: what a run has to visit for them.
+ * Not for encoder-decoders. */
+cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks *picks,
+                         bool progress, attention_maps *maps, text_visit *visit);
 
 #endif

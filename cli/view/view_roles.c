@@ -31,7 +31,7 @@ static const struct {
 
 /* ---- measuring ----------------------------------------------------------------------------- */
 
-static bool is_wanted(const view_options *options, const attention_maps *maps)
+bool view_roles_wanted(const view_options *options, const attention_maps *maps)
 {
     return options->html && options->model && maps->text[0] && !maps->text[1] && !maps->contrast &&
            maps->rows.items == maps->cols.items;
@@ -78,17 +78,16 @@ static void fill(const heads_found *found, int64_t heads, view_roles *roles)
 }
 
 cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
-                         view_roles *roles)
+                         const text_visit *visit, view_roles *roles)
 {
     const heads_options how = {.random = RANDOM_SEQUENCES,
                                .max_tokens = options->max_tokens,
                                .truncate = options->truncate,
                                .quiet = options->quiet,
                                .beside = 1};
-    heads_source source = {.text = maps->text[0], .bytes = maps->text_bytes[0]};
+    heads_source source = {.text = maps->text[0], .bytes = maps->text_bytes[0], .visit = *visit};
     const heads_sources sources = {.items = &source, .count = 1};
     heads_found found = {0};
-    if (!is_wanted(options, maps)) return CLI_OK;
     const int64_t all = model->layers * model->heads;
     CLI_TRY(ARENA_ALLOC(VIEW, all, &roles->items));
     CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * all, &roles->columns));

@@ -24,9 +24,13 @@ struct view_roles {
     double *columns;       /* [VIEW_ROLES_MEASURES, heads of a report] */
 };
 
-/* Measure where a report of a model is wanted that looks at one text; else *roles is left empty. */
+/* Whether a report of a model is wanted that looks at one text. */
+bool view_roles_wanted(const view_options *options, const attention_maps *maps);
+
+/* Measure, and give visit what it asks for in the same run of the text. *roles is left empty where
+ * weights are not finite: visit may then lack layers. */
 cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
-                         view_roles *roles);
+                         const text_visit *visit, view_roles *roles);
 
 /* Badge, bars and sentences of a panel, where there are any. roles may be NULL. */
 void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_panel *panel);

@@ -37,7 +37,8 @@ typedef struct mha_head_pass {
 /**
  * One text through a transformer, and its heads of self-attention into pass.
  *
- *   input   of one sequence: tokens i32 [1,T], lengths NULL or T, after_layer NULL
+ *   input   of one sequence: tokens i32 [1,T], lengths NULL or T; its outputs are filled and its
+ *           after_layer is called, before a layer is measured
  *   text    what the tokens are (heads.h); queries and keys 0 or T, ids NULL: the tokens,
  *           MHA_HEADS_CAUSAL is set as the transformer has it. NULL: nothing but ids is known
  *
@@ -47,9 +48,9 @@ typedef struct mha_head_pass {
  *
  * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
  *          mha_attention_visit_rows(). Borrows everything for the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (after_layer is set, a length, queries or keys); those of
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a length, queries or keys); those of
  *          mha_transformer_forward(), mha_head_measures_begin() and _rows(), mha_head_distances_*();
- *          what progress returned. The text is then closed and does not count as one, but what its
+ *          what progress or after_layer returned. The text is then closed and does not count as one, but what its
  *          layers gave until then stays: where texts may fail, measure each in an object of its own
  *          and merge it.
  * Threads  one call per context.

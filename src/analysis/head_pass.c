@@ -14,6 +14,8 @@ typedef struct pass {
     const mha_transformer *transformer;
     mha_head_pass to;
     mha_transformer_input input;
+    mha_status (*after_layer)(void *user, const mha_activations *kept, int64_t layer);
+    void *after_layer_user; /* the input's own */
     mha_heads_text text;
     bool causal;
     int64_t layer;
@@ -42,6 +44,7 @@ static mha_tensor single(const mha_tensor *batch)
 static mha_status measure_layer(void *user, const mha_activations *kept, int64_t layer)
 {
     pass *x = user;
+    if (x->after_layer) MHA_TRY(x->after_layer(x->after_layer_user, kept, layer));
     mha_layer_view view = {.struct_size = sizeof view};
     x->layer = layer;
     if (mhai_transformer_heads_of(&x->transformer->desc, layer, false).q == 0) return MHA_OK;
@@ -62,9 +65,7 @@ static mha_status check_input(pass *x, const mha_transformer_input *input)
                         "mha_head_pass_run: tokens [%lld,%lld]; expected one sequence without "
                         "padding",
                         (long long)shape[0], (long long)shape[1]);
-    if (!x->input.after_layer) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "mha_head_pass_run: input has an after_layer, which the pass "
-                                      "sets itself");
+    return MHA_OK;
 }
 
 /* What is not said of the text follows from the input. */
@@ -97,6 +98,8 @@ static mha_status run(pass *x, const mha_transformer_input *input, const mha_hea
     MHA_TRY(check_input(x, input));
     MHA_TRY(complete_text(x, text));
     x->input.struct_size = sizeof x->input;
+    x->after_layer = x->input.after_layer;
+    x->after_layer_user = x->input.after_layer_user;
     x->input.after_layer = measure_layer;
     x->input.after_layer_user = x;
     if (x->to.measures) MHA_TRY(mha_head_measures_begin(x->to.measures, &x->text));

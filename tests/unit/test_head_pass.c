@@ -260,10 +260,50 @@ static void a_pass_breaks_off(void **state)
     example_free(e);
 }
 
-static mha_status see_nothing(void *user, const mha_activations *kept, int64_t layer)
+/* What the caller sees on the way. */
+typedef struct seen {
+    int64_t layers, stop_at;
+} seen;
+
+static mha_status see_layer(void *user, const mha_activations *kept, int64_t layer)
 {
-    (void)user, (void)kept, (void)layer;
-    return MHA_OK;
+    seen *s = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    assert_int_equal(layer, s->layers++);
+    assert_int_equal(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view), MHA_OK);
+    return layer == s->stop_at ? MHA_ERR_CALLBACK : MHA_OK;
+}
+
+/* One run gives the caller's outputs and after_layer, and measures. */
+static void the_caller_sees_the_same_run(void **state)
+{
+    (void)state;
+    rng r = rng_make(9, 0);
+    mha_context *context = machines_context(1, 0);
+    example *e = example_make(context, &r);
+    static float maps[2][H * MOST_T * MOST_T];
+    mha_tensor map[2];
+    found f;
+    seen s = {.stop_at = -1};
+    for (int i = 0; i < 2; i++)
+        map[i] = mha_tensor_contiguous(maps[i], MHA_F32, 4, (int64_t[]){1, H, e->T, e->T});
+    mha_attention_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &map[0]};
+    const mha_attention_outputs *wanted[L] = {&outputs};
+    e->input.outputs = wanted;
+    expect_ok(mha_transformer_forward(context, e->t, &e->input, NULL, NULL, NULL, NULL));
+    outputs.probabilities = &map[1];
+    e->input.after_layer = see_layer, e->input.after_layer_user = &s;
+    expect_ok(found_make(context, e, &f));
+    const mha_head_pass pass = pass_of(&f);
+    expect_ok(mha_head_pass_run(context, e->t, &e->input, NULL, &pass));
+    assert_int_equal(s.layers, L);
+    assert_memory_equal(maps[0], maps[1], (size_t)(H * e->T * e->T) * sizeof(float));
+    assert_true(mha_head_measures_score(f.measures, 0, 0, MHA_MEASURE_SINK).rows > 0);
+    s = (seen){.stop_at = 1};
+    assert_int_equal(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_CALLBACK);
+    assert_int_equal(s.layers, 2);
+    found_free(&f);
+    example_free(e);
 }
 
 static void misuse_is_refused(void **state)
@@ -292,10 +332,6 @@ static void misuse_is_refused(void **state)
     expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_ARGUMENT,
                  "without padding");
     e->input.lengths = NULL;
-    e->input.after_layer = see_nothing;
-    expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_ARGUMENT,
-                 "after_layer");
-    e->input.after_layer = NULL;
     e->ids[0] = VOCAB;
     assert_int_equal(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_ARGUMENT);
     e->ids[0] = 0;
@@ -410,5 +446,6 @@ static void repeated_tokens(void **state)
                  "pool");
 }
 
-RUN_TESTS(TEST(a_pass_is_maps_by_hand), TEST(a_pass_breaks_off), TEST(misuse_is_refused),
-          TEST(failed_allocations_are_reported), TEST(ranks), TEST(words), TEST(repeated_tokens))
+RUN_TESTS(TEST(a_pass_is_maps_by_hand), TEST(a_pass_breaks_off), TEST(the_caller_sees_the_same_run),
+          TEST(misuse_is_refused), TEST(failed_allocations_are_reported), TEST(ranks), TEST(words),
+          TEST(repeated_tokens))
