@@ -7,28 +7,8 @@
 #include <multihead/base.h>
 #include <multihead/render.h>
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-cli_exit maps_alloc(const char *command, int64_t count, size_t size, void **memory)
-{
-    *memory = count < 0 ? NULL : calloc(count > 0 ? (size_t)count : 1, size);
-    if (*memory) return CLI_OK;
-    return cli_fail(CLI_NO_MEMORY, command,
-                    "out of memory: %" PRId64 " elements of %zu bytes; make the input smaller, or "
-                    "leave the program more memory",
-                    count, size);
-}
-
-char *maps_copy_text(const char *text, size_t bytes)
-{
-    char *copy = malloc(bytes + 1);
-    if (!copy) return NULL;
-    if (bytes > 0) memcpy(copy, text, bytes);
-    copy[bytes] = '\0';
-    return copy;
-}
 
 cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer)
 {

@@ -46,13 +46,6 @@ typedef struct maps_picks {
     uint8_t *on;                  /* [L,H] */
 } maps_picks;
 
-/* Zeroed memory that the caller frees, for rooms that do not take theirs from the arena yet. Errors
- * are printed. */
-cli_exit maps_alloc(const char *command, int64_t count, size_t size, void **memory);
-
-/* A copy of bytes with a NUL behind it that the caller frees, or NULL. */
-char *maps_copy_text(const char *text, size_t bytes);
-
 /* Make the [H,T,S] array of a layer. */
 cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer);
 

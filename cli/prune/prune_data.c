@@ -288,8 +288,9 @@ cli_exit prune_data_from_task(prune_job *job)
     CLI_TRY(begin_list(&list));
     job->data.predicts = true;
     job->data.class_of = task->class_of;
-    cli_exit code = train_batch_make(DRAWN, task->longest, task->probes, &batch);
-    for (int64_t done = 0; done < most && code == CLI_OK; done += batch.B) {
+    const size_t mark = arena_mark();
+    CLI_TRY(train_batch_make(DRAWN, task->longest, task->probes, &batch));
+    for (int64_t done = 0; done < most; done += batch.B) {
         random_source r = random_make((uint64_t)TRAIN_SPLIT_REPORT, (uint64_t)done);
         const train_ask ask = {.task = task,
                                .random = &r,
@@ -297,9 +298,8 @@ cli_exit prune_data_from_task(prune_job *job)
                                .first = done,
                                .count = most - done < DRAWN ? most - done : DRAWN};
         task->draw(&ask, &batch);
-        code = take_drawn(&batch, &list);
+        CLI_TRY(take_drawn(&batch, &list));
     }
-    train_batch_free(&batch); /* train's memory is no arena's yet */
-    CLI_TRY(code);
+    arena_release(mark);
     return finish(job, &list);
 }

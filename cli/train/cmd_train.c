@@ -1,6 +1,7 @@
 /* multihead train: a small transformer learns a task from nothing, and its heads specialise. */
 #include "common/args.h"
 #include "common/commands.h"
+#include "common/contexts.h"
 #include "common/screen.h"
 #include "train/train_print.h"
 #include "train/train_report.h"
@@ -201,62 +202,51 @@ static void show_progress(const train_options *options, const train_run *run, co
 static cli_exit train_on(train_run *run, int64_t until, pace *p)
 {
     const double begin = seconds_now();
-    cli_exit code = CLI_OK;
     *p = (pace){.steps = -run->model.step};
-    while (run->model.step < until && code == CLI_OK && !interrupted) {
-        code = train_model_step(&run->model);
+    while (run->model.step < until && !interrupted) {
+        CLI_TRY(train_model_step(&run->model));
         p->tokens += (double)run->model.batch.B * (double)run->model.batch.T;
     }
     p->seconds = seconds_now() - begin;
     p->steps += run->model.step;
     run->seconds += p->seconds;
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit train_try(const train_options *options, train_run *run, train_verdict *verdict)
 {
     const train_recipe *recipe = &run->model.recipe;
-    cli_exit code = CLI_OK;
     *verdict = run->done ? TRAIN_DONE : TRAIN_GO_ON; /* an earlier call came to the end */
-    while (code == CLI_OK && *verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps &&
-           !interrupted && (options->seconds == 0 || run->seconds < (double)options->seconds)) {
+    while (*verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps && !interrupted &&
+           (options->seconds == 0 || run->seconds < (double)options->seconds)) {
         train_scores s;
         pace speed;
         int64_t next = train_save_looked(run) + recipe->every;
-        code = train_on(run, next < recipe->steps ? next : recipe->steps, &speed);
-        if (code != CLI_OK || interrupted) break;
-        code = train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s);
-        if (code != CLI_OK) break;
+        CLI_TRY(train_on(run, next < recipe->steps ? next : recipe->steps, &speed));
+        if (interrupted) break;
+        CLI_TRY(train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s));
         *verdict = run->model.task->judge(recipe, run->model.step, &s);
         show_progress(options, run, &s, &speed);
         run->done = *verdict == TRAIN_DONE;
-        code = train_save_point(run, &s);
+        CLI_TRY(train_save_point(run, &s));
         if (run->done) *verdict = TRAIN_DONE; /* by patience, too */
     }
-    return code;
+    return CLI_OK;
 }
 
 /* Try after try, until one reaches the goal or there are no more. */
-static cli_exit train_all(const train_options *options, mha_context *context, train_run *run,
-                          train_verdict *verdict)
+static cli_exit train_all(const train_options *options, train_run *run, train_verdict *verdict)
 {
     for (;;) {
-        cli_exit code = train_try(options, run, verdict);
+        CLI_TRY(train_try(options, run, verdict));
         const bool more = run->attempt + 1 < run->model.recipe.tries;
         const bool out_of_time = options->seconds > 0 && run->seconds >= (double)options->seconds;
-        if (code != CLI_OK || *verdict == TRAIN_DONE || interrupted || out_of_time || !more)
-            return code;
-        const train_task *task = run->model.task;
-        const train_recipe recipe = run->model.recipe;
+        if (*verdict == TRAIN_DONE || interrupted || out_of_time || !more) return CLI_OK;
         cli_note(options->quiet,
                  "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
                  isatty(2) ? "\n" : "", run->model.step, run->attempt + 2);
-        train_model_free(&run->model);
         run->attempt++;
-        code = train_model_make(context, task, &recipe, train_try_seed(run->seed, run->attempt),
-                                &run->model);
-        if (code == CLI_OK) code = train_save_again(run);
-        if (code != CLI_OK) return code;
+        CLI_TRY(train_save_try(run));
     }
 }
 
@@ -308,8 +298,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
         if (o->layers) parts[i]->num_layers = o->layers;
         if (o->embed) parts[i]->embed_dim = o->embed;
         if (o->ff >= 0) parts[i]->ff_dim = o->ff;
-        cli_exit code = o->heads ? set_heads(o->heads, parts[i]) : CLI_OK;
-        if (code != CLI_OK) return code;
+        if (o->heads) CLI_TRY(set_heads(o->heads, parts[i]));
     }
     if (o->steps) recipe->steps = o->steps;
     if (task->text) recipe->decay = recipe->steps - recipe->warm_up; /* down to 0 at the end */
@@ -353,47 +342,45 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
 static cli_exit finish(const train_options *options, train_run *run, train_verdict verdict)
 {
     train_finding found;
-    cli_exit code = train_save_folder(run);
+    const cli_exit code = train_save_folder(run);
     say_how_it_ended(options, run, verdict);
     if (code != CLI_OK || options->no_report || interrupted) return code;
-    code = train_report_print(&run->model, &found);
-    return code == CLI_OK ? train_report_pictures(run, &found, options->quiet) : code;
+    CLI_TRY(train_report_print(&run->model, &found));
+    return train_report_pictures(run, &found, options->quiet);
+}
+
+static cli_exit learn(const train_options *options, train_run *run, train_verdict *verdict)
+{
+    CLI_TRY(train_save_begin(options->fresh, run));
+    if (!run->done && run->model.step > run->model.recipe.steps)
+        return cli_fail(CLI_USAGE, TRAIN,
+                        "%s: stands at step %" PRId64 " already, --steps is %" PRId64
+                        "; give more, or --fresh to begin anew",
+                        options->folder, run->model.step, run->model.recipe.steps);
+    return train_all(options, run, verdict);
 }
 
 static cli_exit run_training(const train_options *options, const train_task *task)
 {
-    train_recipe recipe;
     train_verdict verdict = TRAIN_GO_ON;
-    train_run run = {.folder = options->folder,
+    train_run run = {.model.task = task,
+                     .folder = options->folder,
                      .seed = (uint64_t)options->seed,
                      .pictures = !options->no_report};
-    cli_exit code = make_recipe(options, task, &recipe);
-    if (code != CLI_OK) return code;
-    mha_context *context = NULL;
-    const mha_context_desc desc = {.struct_size = sizeof desc,
-                                   .num_threads = (int32_t)options->threads};
-    mha_status status = mha_context_create(&desc, &context);
-    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    CLI_TRY(make_recipe(options, task, &run.model.recipe));
+    CLI_TRY(context_make(TRAIN, MHA_ISA_AUTO, options->threads, &run.model.context));
     /* From the first file on, so that no moment is left in which a signal loses what was done. */
     void (*before[2])(int) = {signal(SIGINT, on_signal), signal(SIGTERM, on_signal)};
-    code = train_save_begin(context, task, &recipe, options->fresh, &run);
-    if (code == CLI_OK && !run.done && run.model.step > recipe.steps)
-        code = cli_fail(CLI_USAGE, TRAIN,
-                        "%s: stands at step %" PRId64 " already, --steps is %" PRId64
-                        "; give more, or --fresh to begin anew",
-                        options->folder, run.model.step, recipe.steps);
-    if (code == CLI_OK) code = train_all(options, context, &run, &verdict);
+    const cli_exit code = learn(options, &run, &verdict);
     signal(SIGINT, before[0]);
     signal(SIGTERM, before[1]);
-    if (code == CLI_OK) code = finish(options, &run, verdict);
-    train_model_free(&run.model);
-    train_save_end(&run);
-    mha_context_destroy(context);
-    if (code == CLI_OK && interrupted) { /* all is saved: end as programs end that are stopped */
+    CLI_TRY(code);
+    CLI_TRY(finish(options, &run, verdict));
+    if (interrupted) { /* all is saved: end as programs end that are stopped */
         fflush(stdout);
         raise(interrupted);
     }
-    return code;
+    return CLI_OK;
 }
 
 static cli_exit train_on_text(const train_options *options, const args_texts *plain)
@@ -406,11 +393,8 @@ static cli_exit train_on_text(const train_options *options, const args_texts *pl
                                     .context = options->context,
                                     .words = options->words};
     train_text text;
-    cli_exit code = train_text_make(&how, &text);
-    if (code != CLI_OK) return code;
-    code = run_training(options, &text.task);
-    train_text_free(&text);
-    return code;
+    CLI_TRY(train_text_make(&how, &text));
+    return run_training(options, &text.task);
 }
 
 cli_exit cmd_train(int count, char *const *arguments)
@@ -423,14 +407,14 @@ cli_exit cmd_train(int count, char *const *arguments)
         return CLI_OK;
     }
     if (count == 0) return args_print_short_help(&page);
-    cli_exit code = args_parse(&page, count, arguments, &options, &plain);
-    if (code == CLI_OK && options.text) return train_on_text(&options, &plain);
-    if (code == CLI_OK && (options.characters || options.context || options.words))
-        code = cli_fail(CLI_USAGE, TRAIN, "%s requires --text FILE",
+    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    if (options.text) return train_on_text(&options, &plain);
+    if (options.characters || options.context || options.words)
+        return cli_fail(CLI_USAGE, TRAIN, "%s requires --text FILE",
                         options.characters ? "--chars"
                         : options.context  ? "--context"
                                            : "--words");
-    if (code == CLI_OK) code = find_task(&plain, &task);
-    if (code == CLI_OK && options.print) return train_print(task, options.print);
-    return code == CLI_OK ? run_training(&options, task) : code;
+    CLI_TRY(find_task(&plain, &task));
+    if (options.print) return train_print(task, options.print);
+    return run_training(&options, task);
 }

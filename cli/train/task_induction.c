@@ -106,11 +106,12 @@ static cli_exit score_course(train_model *model, void (*draws)(const train_ask *
     train_scores s;
     other.draw = draws;
     model->task = &other;
-    cli_exit code =
+    const cli_exit code =
         train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, &s);
     model->task = task;
-    if (code == CLI_OK) *accuracy = train_accuracy(&s);
-    return code;
+    CLI_TRY(code);
+    *accuracy = train_accuracy(&s);
+    return CLI_OK;
 }
 
 /* The best prefix score of the last layer: weight on all earlier copies of what comes next. */
@@ -138,10 +139,9 @@ static cli_exit without_previous(train_model *model, const train_scores *all)
     }
     const double prefix = prefix_of(all, last, H, &best);
     off[previous] = 1;
-    cli_exit code = train_report_without(model, off, &one);
+    CLI_TRY(train_report_without(model, off, &one));
     for (int64_t h = 0; h < H; h++) off[h] = 1;
-    if (code == CLI_OK) code = train_report_without(model, off, &none);
-    if (code != CLI_OK) return code;
+    CLI_TRY(train_report_without(model, off, &none));
     cli_print(
         "The heads of layer 0 together have %.2f of their weight on the token before, L0H%" PRId64
         " %.2f.\nThe prefix score of L%" PRId64 "H%" PRId64 ", %.2f, is %.2f without L0H%" PRId64
@@ -156,9 +156,8 @@ static cli_exit without_previous(train_model *model, const train_scores *all)
 static cli_exit more(train_model *model, const train_scores *all)
 {
     double within = 0, far = 0;
-    cli_exit code = score_course(model, draw_longer, &within);
-    if (code == CLI_OK) code = score_course(model, draw_beyond, &far);
-    if (code != CLI_OK) return code;
+    CLI_TRY(score_course(model, draw_longer, &within));
+    CLI_TRY(score_course(model, draw_beyond, &far));
     cli_print(
         "Periods of 25 to 30, longer than any in training: %.1f %%; far beyond, 30 to 40 in 96 "
         "tokens: %.1f %%.\n",

@@ -45,11 +45,10 @@ typedef struct train_batch {
     int64_t probe_count, probe_room;
 } train_batch;
 
+/* Of the arena, as all that this room makes. */
 cli_exit train_batch_make(int64_t most, int64_t longest, int64_t probes, train_batch *batch);
-void train_batch_free(train_batch *batch);
 
-/* ---- tasks
- * --------------------------------------------------------------------------------------- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 /* A model and the settings that train it. */
 typedef struct train_recipe {
@@ -158,9 +157,8 @@ struct train_model {
     double loss;         /* of the last step */
 };
 
-cli_exit train_model_make(mha_context *context, const train_task *task, const train_recipe *recipe,
-                          uint64_t seed, train_model *model);
-void train_model_free(train_model *model);
+/* Context, task and recipe are there; the rest is made anew. */
+cli_exit train_model_make(uint64_t seed, train_model *model);
 
 /* One step: draw, then a trainer's. */
 cli_exit train_model_step(train_model *model);

@@ -1,10 +1,11 @@
 /* See train_evidence.h. */
 #include "train/train_evidence.h"
 
+#include "common/arena.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 /* ---- curves -------------------------------------------------------------------------------- */
 
@@ -125,26 +126,14 @@ cli_exit train_evidence_make(const train_run *run, const train_finding *found, i
                              train_evidence *e)
 {
     mha_transformer_desc d;
-    void *memory;
     mha_transformer_describe(run->model.decoder, &d);
     const int64_t heads = d.num_layers * d.num_heads;
     *e = (train_evidence){0};
-    cli_exit code = maps_alloc(TRAIN, EVIDENCE_SERIES * 2 * run->looks + EVIDENCE_COLUMNS * heads,
-                               sizeof(double), &memory);
-    e->numbers = memory;
-    if (code == CLI_OK)
-        code = maps_alloc(TRAIN, (TRAIN_MOST_FRAMES + 1) * heads, sizeof(float *), &memory);
-    if (code != CLI_OK) return code;
-    e->panels = memory;
+    CLI_TRY(ARENA_ALLOC(TRAIN, EVIDENCE_SERIES * 2 * run->looks + EVIDENCE_COLUMNS * heads,
+                        &e->numbers));
+    CLI_TRY(arena_alloc(TRAIN, (TRAIN_MOST_FRAMES + 1) * heads, sizeof(float *), &e->panels));
     make_curves(run, e);
     make_columns(run, found, d.num_layers, d.num_heads, e);
     make_frames(run, example, heads, e);
     return CLI_OK;
-}
-
-void train_evidence_free(train_evidence *e)
-{
-    free(e->numbers);
-    free(e->panels);
-    *e = (train_evidence){0};
 }

@@ -23,6 +23,5 @@ typedef struct train_evidence {
 /* For the report of example number i, whose maps model->probabilities holds; borrows from run. */
 cli_exit train_evidence_make(const train_run *run, const train_finding *found, int example,
                              train_evidence *evidence);
-void train_evidence_free(train_evidence *evidence);
 
 #endif

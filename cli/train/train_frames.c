@@ -1,10 +1,9 @@
 /* See train_frames.h. */
 #include "train/train_frames.h"
 
-#include "common/maps.h"
+#include "common/arena.h"
 #include "train/train_report.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { LEAST = 4 };
@@ -22,34 +21,18 @@ static int64_t cells(const train_model *model)
 
 cli_exit train_frames_make(train_model *model, train_frames *frames)
 {
-    cli_exit code = CLI_OK;
     int64_t bytes = 0;
     *frames = (train_frames){.spacing = 1, .examples = model->task->examples[1] ? 2 : 1};
-    for (int i = 0; i < frames->examples && code == CLI_OK; i++) {
-        code = train_report_set_text(model, model->task->examples[i]);
+    for (int i = 0; i < frames->examples; i++) {
+        CLI_TRY(train_report_set_text(model, model->task->examples[i]));
         frames->size[i] = cells(model);
         bytes += frames->size[i] * (int64_t)sizeof(float);
     }
-    if (code != CLI_OK || bytes * LEAST > most_bytes) return code; /* too large: none */
+    if (bytes * LEAST > most_bytes) return CLI_OK; /* too large: none */
     frames->most = most_bytes / bytes < TRAIN_MOST_FRAMES ? most_bytes / bytes : TRAIN_MOST_FRAMES;
-    for (int i = 0; i < frames->examples && code == CLI_OK; i++) {
-        void *memory;
-        code = maps_alloc(TRAIN, frames->most * frames->size[i], sizeof(float), &memory);
-        frames->maps[i] = memory;
-    }
-    return code;
-}
-
-void train_frames_free(train_frames *frames)
-{
-    for (int i = 0; i < TRAIN_EXAMPLES; i++) free(frames->maps[i]);
-    *frames = (train_frames){0};
-}
-
-void train_frames_clear(train_frames *frames)
-{
-    frames->count = 0;
-    frames->spacing = 1;
+    for (int i = 0; i < frames->examples; i++)
+        CLI_TRY(ARENA_ALLOC(TRAIN, frames->most * frames->size[i], &frames->maps[i]));
+    return CLI_OK;
 }
 
 /* Every second one goes. */
@@ -72,9 +55,8 @@ cli_exit train_frames_record(train_model *model, int64_t looks, train_frames *fr
     if (frames->count == frames->most) thin(frames);
     if (looks % frames->spacing != 0) return CLI_OK;
     for (int i = 0; i < frames->examples; i++) {
-        cli_exit code = train_report_set_text(model, model->task->examples[i]);
-        if (code == CLI_OK) code = train_model_look(model, NULL, NULL);
-        if (code != CLI_OK) return code;
+        CLI_TRY(train_report_set_text(model, model->task->examples[i]));
+        CLI_TRY(train_model_look(model, NULL, NULL));
         memcpy(frames->maps[i] + frames->count * frames->size[i], model->probabilities,
                (size_t)frames->size[i] * sizeof(float));
     }

@@ -19,10 +19,6 @@ typedef struct train_frames {
 } train_frames;
 
 cli_exit train_frames_make(train_model *model, train_frames *frames);
-void train_frames_free(train_frames *frames);
-
-/* None yet. */
-void train_frames_clear(train_frames *frames);
 
 /* After so many looks: one more, if it is its turn. */
 cli_exit train_frames_record(train_model *model, int64_t looks, train_frames *frames);

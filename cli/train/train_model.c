@@ -1,13 +1,20 @@
 /* A model in training (training.h), and the batches that it learns from and is looked at with. */
+#include "common/arena.h"
 #include "train/train.h"
-
-#include "common/maps.h"
-
-#include <stdlib.h>
 
 enum { PROBE_SEQUENCES = 60 };
 
 /* ---- making -------------------------------------------------------------------------------- */
+
+static void destroy_net(void *net)
+{
+    mha_transformer_destroy(net);
+}
+
+static void destroy_trainer(void *trainer)
+{
+    mha_trainer_destroy(trainer);
+}
 
 static cli_exit part_make(train_model *model, const mha_transformer_desc *desc, uint64_t seed,
                           mha_transformer **net)
@@ -15,9 +22,9 @@ static cli_exit part_make(train_model *model, const mha_transformer_desc *desc, 
     mha_transformer_init init = model->recipe.init;
     init.struct_size = sizeof init;
     init.seed = seed;
-    mha_status status = mha_transformer_create(model->context, desc, net);
-    if (status == MHA_OK) status = mha_transformer_initialise(model->context, *net, &init);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+    CLI_TRY(cli_check(TRAIN, mha_transformer_create(model->context, desc, net)));
+    CLI_TRY(arena_keep(TRAIN, *net, destroy_net));
+    return cli_check(TRAIN, mha_transformer_initialise(model->context, *net, &init));
 }
 
 static cli_exit make_trainer(train_model *model)
@@ -37,17 +44,17 @@ static cli_exit make_trainer(train_model *model)
                                    .weight_decay = r->weight_decay,
                                    .clip = r->clip,
                                    .head_grade = grade > 0 && grade < 1 ? grade : 0};
-    mha_status status =
-        mha_trainer_create(model->context, model->decoder, model->encoder, &desc, &model->trainer);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+    CLI_TRY(cli_check(TRAIN, mha_trainer_create(model->context, model->decoder, model->encoder,
+                                                &desc, &model->trainer)));
+    return arena_keep(TRAIN, model->trainer, destroy_trainer);
 }
 
-cli_exit train_model_make(mha_context *context, const train_task *task, const train_recipe *recipe,
-                          uint64_t seed, train_model *model)
+cli_exit train_model_make(uint64_t seed, train_model *model)
 {
-    void *memory = NULL;
-    *model = (train_model){.context = context, .task = task, .recipe = *recipe, .seed = seed};
-    mha_transformer_desc desc = recipe->model, encoder = recipe->encoder;
+    const train_task *task = model->task;
+    const train_recipe recipe = model->recipe;
+    *model = (train_model){.context = model->context, .task = task, .recipe = recipe, .seed = seed};
+    mha_transformer_desc desc = recipe.model, encoder = recipe.encoder;
     desc.struct_size = encoder.struct_size = sizeof desc;
     desc.vocab_size = encoder.vocab_size = task->word_count;
     desc.max_length = encoder.max_length = task->longest;
@@ -55,33 +62,15 @@ cli_exit train_model_make(mha_context *context, const train_task *task, const tr
         return cli_fail(CLI_USAGE, TRAIN, "%lld layers of %lld heads, at most %d of %d",
                         (long long)desc.num_layers, (long long)desc.num_heads,
                         (int)TRAIN_MOST_LAYERS, (int)TRAIN_MOST_HEADS);
-    cli_exit code = train_batch_make(recipe->batch, task->longest, task->probes, &model->batch);
-    if (code == CLI_OK)
-        code = train_batch_make(task->looked_at ? task->looked_at : PROBE_SEQUENCES, task->longest,
-                                task->probes, &model->probe);
-    if (code == CLI_OK) code = part_make(model, &desc, seed, &model->decoder);
-    if (code == CLI_OK && encoder.num_layers > 0)
-        code = part_make(model, &encoder, seed + 1, &model->encoder);
-    if (code == CLI_OK) code = make_trainer(model);
-    if (code == CLI_OK)
-        code = maps_alloc(TRAIN,
-                          desc.num_layers * desc.num_heads * model->probe.most * task->longest *
-                              task->longest,
-                          sizeof(float), &memory);
-    model->probabilities = memory;
-    if (code != CLI_OK) train_model_free(model);
-    return code;
-}
-
-void train_model_free(train_model *model)
-{
-    mha_trainer_destroy(model->trainer);
-    mha_transformer_destroy(model->decoder);
-    mha_transformer_destroy(model->encoder);
-    train_batch_free(&model->batch);
-    train_batch_free(&model->probe);
-    free(model->probabilities);
-    *model = (train_model){0};
+    CLI_TRY(train_batch_make(recipe.batch, task->longest, task->probes, &model->batch));
+    CLI_TRY(train_batch_make(task->looked_at ? task->looked_at : PROBE_SEQUENCES, task->longest,
+                             task->probes, &model->probe));
+    CLI_TRY(part_make(model, &desc, seed, &model->decoder));
+    if (encoder.num_layers > 0) CLI_TRY(part_make(model, &encoder, seed + 1, &model->encoder));
+    CLI_TRY(make_trainer(model));
+    return ARENA_ALLOC(
+        TRAIN, desc.num_layers * desc.num_heads * model->probe.most * task->longest * task->longest,
+        &model->probabilities);
 }
 
 /* ---- steps and looks ----------------------------------------------------------------------- */
@@ -138,7 +127,7 @@ cli_exit train_model_step(train_model *model)
                         "the loss is not finite after step %lld"
                         "; give a smaller --learning-rate, and --fresh to begin anew",
                         (long long)model->step + 1);
-    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    CLI_TRY(cli_check(TRAIN, status));
     model->step = mha_trainer_steps(model->trainer);
     return CLI_OK;
 }
@@ -156,10 +145,9 @@ cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *l
     const mha_tensor probabilities = mha_tensor_contiguous(
         model->probabilities, MHA_F32, 5,
         (int64_t[]){d.num_layers, batch->B, d.num_heads, batch->T, encoded ? batch->S : batch->T});
-    mha_status status =
-        mha_trainer_evaluate(model->trainer, &v.batch, encoded ? NULL : &probabilities,
-                             encoded ? &probabilities : NULL, &logits, loss);
-    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+    CLI_TRY(cli_check(TRAIN, mha_trainer_evaluate(model->trainer, &v.batch,
+                                                  encoded ? NULL : &probabilities,
+                                                  encoded ? &probabilities : NULL, &logits, loss)));
     model->logits = logits.data;
     return CLI_OK;
 }

@@ -47,14 +47,14 @@ static void print_sequence(const train_task *task, const train_batch *batch, int
 cli_exit train_print(const train_task *task, int64_t count)
 {
     enum { AT_ONCE = 64 };
-    train_batch batch = {0};
+    train_batch batch;
     random_source r = random_make(TRAIN_SPLIT_REPORT, 3);
     if (task->recipe->encoder.num_layers > 0)
         return cli_fail(CLI_UNSUPPORTED, TRAIN,
                         "--print: a sequence of '%s' is two texts, which CoNLL-U cannot link",
                         task->name);
-    cli_exit code = train_batch_make(AT_ONCE, task->longest, task->probes, &batch);
-    for (int64_t done = 0; done < count && code == CLI_OK; done += batch.B) {
+    CLI_TRY(train_batch_make(AT_ONCE, task->longest, task->probes, &batch));
+    for (int64_t done = 0; done < count; done += batch.B) {
         const train_ask ask = {.task = task,
                                .random = &r,
                                .split = TRAIN_SPLIT_REPORT,
@@ -65,6 +65,5 @@ cli_exit train_print(const train_task *task, int64_t count)
              b++) /* a small task draws all it has */
             print_sequence(task, &batch, b, done + b + 1);
     }
-    train_batch_free(&batch);
-    return cli_finish_stdout(TRAIN, code);
+    return cli_finish_stdout(TRAIN, CLI_OK);
 }

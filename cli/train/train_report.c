@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_SHOWN = 32 }; /* tokens of a text of the user */
@@ -67,8 +66,7 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
             uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
             train_scores s;
             off[l * d.num_heads + h] = 1;
-            cli_exit code = train_report_without(model, off, &s);
-            if (code != CLI_OK) return code;
+            CLI_TRY(train_report_without(model, off, &s));
             left[l * d.num_heads + h] = train_accuracy(&s);
             int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
             cli_print("%*s", used < 6 ? 6 - used : 0, "");
@@ -97,12 +95,12 @@ static cli_exit print_ablations(train_model *model, const double *left, int64_t 
             if (i != best && !off[i] && (least < 0 || left[i] > left[least])) least = i;
         off[least] = 1;
     }
-    cli_exit code = train_report_without(model, off, &s);
+    CLI_TRY(train_report_without(model, off, &s));
     char line[96];
     snprintf(line, sizeof line,
              "Without the %" PRId64 " heads that matter least: ", (heads - 1) / 2);
-    if (code == CLI_OK) print_accuracy(model->task, line, &s);
-    return code;
+    print_accuracy(model->task, line, &s);
+    return CLI_OK;
 }
 
 void train_report_size(train_model *model)
@@ -123,17 +121,15 @@ cli_exit train_report_print(train_model *model, train_finding *found)
     double *left = found->left;
     int64_t layer = 0, head = 0;
     mha_transformer_describe(model->decoder, &d);
-    cli_exit code =
-        train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, all);
-    if (code != CLI_OK) return code;
+    CLI_TRY(
+        train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, all));
     if (task->baselines) {
         random_source r = random_make(TRAIN_SPLIT_REPORT, 1);
         task->baselines(&r);
     }
     train_report_size(model);
     print_accuracy(task, "Right on held-out data:", all);
-    code = print_heads(model, all, left);
-    if (code != CLI_OK) return code;
+    CLI_TRY(print_heads(model, all, left));
     find_best(&d, all, &layer, &head);
     found->layer = layer;
     found->head = head;
@@ -150,8 +146,8 @@ cli_exit train_report_print(train_model *model, train_finding *found)
     for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
         cli_print(", %.1f %% (%s)", 100 * train_hits(all, kind, layer, head), task->kinds[kind]);
     cli_print(".\n");
-    code = print_ablations(model, left, layer * d.num_heads + head);
-    return code == CLI_OK && task->more ? task->more(model, all) : code;
+    CLI_TRY(print_ablations(model, left, layer * d.num_heads + head));
+    return task->more ? task->more(model, all) : CLI_OK;
 }
 
 /* ---- pictures ------------------------------------------------------------------------------ */
@@ -262,30 +258,24 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
                             .quiet = quiet,
                             .first_panel = found->layer * maps->heads + found->head,
                             .extra = &evidence.extra};
-    cli_exit code = train_evidence_make(run, found, example, &evidence);
-    if (code == CLI_OK)
-        code = maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks);
-    if (code == CLI_OK) code = view_write_files(&options, maps, &picks);
-    train_evidence_free(&evidence);
-    return code;
+    CLI_TRY(train_evidence_make(run, found, example, &evidence));
+    CLI_TRY(maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks));
+    return view_write_files(&options, maps, &picks);
 }
 
 static cli_exit make_picture(train_run *run, const train_finding *found, int example, bool quiet)
 {
     attention_maps maps = {0};
     const char *text = run->model.task->examples[example];
-    cli_exit code = train_report_set_text(&run->model, text);
-    if (code == CLI_OK) code = train_model_look(&run->model, NULL, NULL);
-    if (code == CLI_OK) code = make_maps(&run->model, text, &maps);
-    if (code == CLI_OK && run->folder) code = write_html(run, found, example, &maps, quiet);
-    if (code == CLI_OK && example == 0) code = print_map(found, &maps);
-    return code;
+    CLI_TRY(train_report_set_text(&run->model, text));
+    CLI_TRY(train_model_look(&run->model, NULL, NULL));
+    CLI_TRY(make_maps(&run->model, text, &maps));
+    if (run->folder) CLI_TRY(write_html(run, found, example, &maps, quiet));
+    return example == 0 ? print_map(found, &maps) : CLI_OK;
 }
 
 cli_exit train_report_pictures(train_run *run, const train_finding *found, bool quiet)
 {
-    cli_exit code = CLI_OK;
-    for (int i = 0; i < 2 && code == CLI_OK; i++)
-        if (i == 0 || run->model.task->examples[1]) code = make_picture(run, found, i, quiet);
-    return code;
+    CLI_TRY(make_picture(run, found, 0, quiet));
+    return run->model.task->examples[1] ? make_picture(run, found, 1, quiet) : CLI_OK;
 }

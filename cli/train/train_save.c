@@ -2,8 +2,8 @@
  * program killed at any moment finds the last one, whole. */
 #include "train/train_save.h"
 
+#include "common/arena.h"
 #include "common/files.h"
-#include "common/maps.h"
 
 #include <multihead/checkpoint.h>
 #include <multihead/io.h>
@@ -131,7 +131,7 @@ static cli_exit save_state(train_run *run)
     if (status == MHA_OK) status = write_state(run, mha_file_sink(file));
     status = mha_file_finish(file, status);
     files_release_signals(&guard);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+    return cli_check(TRAIN, status);
 }
 
 static cli_exit foreign(const char *path, const char *what)
@@ -140,16 +140,18 @@ static cli_exit foreign(const char *path, const char *what)
                     path, what);
 }
 
-/* Room for the best parameters, where the recipe keeps them. */
-static cli_exit make_best(train_run *run)
+/* The model of a try, and all that is kept of one: what the last one had ends. */
+static cli_exit make_try(train_run *run)
 {
-    void *memory;
-    if (run->model.recipe.patience <= 0) return CLI_OK;
-    cli_exit code =
-        maps_alloc(TRAIN, mha_transformer_size(run->model.decoder), sizeof(float), &memory);
-    run->best = memory;
-    run->best_loss = INFINITY;
-    return code;
+    arena_release(run->mark);
+    run->curve = NULL;
+    run->looks = run->room = run->best_step = 0;
+    CLI_TRY(train_model_make(train_try_seed(run->seed, run->attempt), &run->model));
+    if (run->model.recipe.patience > 0) {
+        CLI_TRY(ARENA_ALLOC(TRAIN, mha_transformer_size(run->model.decoder), &run->best));
+        run->best_loss = INFINITY;
+    }
+    return run->pictures ? train_frames_make(&run->model, &run->frames) : CLI_OK;
 }
 
 static bool read_number(const mha_safetensors *file, const char *key, uint64_t *value)
@@ -175,12 +177,8 @@ static bool read_array(const mha_safetensors *file, const char *name, mha_dtype 
 static cli_exit grow_curve(train_run *run, int64_t looks)
 {
     if (looks <= run->room) return CLI_OK;
-    int64_t room = looks < 64 ? 64 : 2 * looks;
-    double *grown = realloc(run->curve, (size_t)room * TRAIN_CURVE_COLUMNS * sizeof *grown);
-    if (!grown) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
-    run->curve = grown;
-    run->room = room;
-    return CLI_OK;
+    run->room = looks < 64 ? 64 : 2 * looks;
+    return arena_grow(TRAIN, run->room * TRAIN_CURVE_COLUMNS, sizeof *run->curve, &run->curve);
 }
 
 static cli_exit read_curve(train_run *run, const char *path, const mha_safetensors *file)
@@ -190,8 +188,7 @@ static cli_exit read_curve(train_run *run, const char *path, const mha_safetenso
     if (index < 0 || mha_safetensors_peek(file, index, &curve) != MHA_OK || curve.ndim != 2 ||
         curve.shape[1] != TRAIN_CURVE_COLUMNS || curve.shape[0] > most)
         return foreign(path, "no state of a training");
-    cli_exit code = grow_curve(run, curve.shape[0]);
-    if (code != CLI_OK) return code;
+    CLI_TRY(grow_curve(run, curve.shape[0]));
     run->looks = curve.shape[0];
     if (!read_array(file, "curve", MHA_F64, run->looks * TRAIN_CURVE_COLUMNS, run->curve))
         return foreign(path, "no state of a training");
@@ -237,16 +234,14 @@ static cli_exit read_parameters(train_run *run, const char *path, const mha_safe
         if (!read_array(file, list.names[i], MHA_F32, list.tensors[i].shape[0],
                         list.tensors[i].data))
             return foreign(path, "it holds another model than these options make");
-    mha_status status = mha_transformer_update(run->model.context, run->model.decoder);
-    if (status == MHA_OK && run->model.encoder)
-        status = mha_transformer_update(run->model.context, run->model.encoder);
-    if (status == MHA_OK) status = mha_trainer_resume(run->model.trainer, run->model.step);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+    CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.decoder)));
+    if (run->model.encoder)
+        CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.encoder)));
+    return cli_check(TRAIN, mha_trainer_resume(run->model.trainer, run->model.step));
 }
 
 /* Seed, try and settings first: they say which model it was. */
-static cli_exit read_state(mha_context *context, const train_task *task, const train_recipe *recipe,
-                           const char *path, const mha_safetensors *file, train_run *run)
+static cli_exit read_state(const char *path, const mha_safetensors *file, train_run *run)
 {
     uint64_t seed, attempt, step, best_step;
     char settings[SETTINGS_BYTES];
@@ -262,20 +257,18 @@ static cli_exit read_state(mha_context *context, const train_task *task, const t
         attempt > 1000 || step > MOST_STEPS || best_step > step || !(strtod(seconds, NULL) >= 0) ||
         !(strtod(seconds, NULL) < 1e9))
         return foreign(path, "no state of a training");
-    if (strcmp(name, task->name) != 0)
+    if (strcmp(name, run->model.task->name) != 0)
         return cli_fail(CLI_BAD_INPUT, TRAIN,
                         "%s: a training of '%s', not of '%s'; -o names "
                         "another folder",
-                        path, name, task->name);
+                        path, name, run->model.task->name);
     if (seed != run->seed)
         return cli_fail(CLI_BAD_INPUT, TRAIN,
                         "%s: begun with --seed %" PRIu64
                         "; give that, or --fresh, or another folder",
                         path, seed);
     run->attempt = (int64_t)attempt;
-    cli_exit code = train_model_make(context, task, recipe, train_try_seed(run->seed, run->attempt),
-                                     &run->model);
-    if (code != CLI_OK) return code;
+    CLI_TRY(make_try(run));
     describe(&run->model, settings);
     if (strcmp(settings, saved) != 0)
         return cli_fail(CLI_BAD_INPUT, TRAIN,
@@ -283,63 +276,42 @@ static cli_exit read_state(mha_context *context, const train_task *task, const t
                         "--fresh, or another folder",
                         path, saved);
     run->model.step = (int64_t)step;
-    code = make_best(run);
     run->best_step = (int64_t)best_step;
     run->best_loss = strtod(best_loss, NULL);
-    if (code == CLI_OK) code = read_parameters(run, path, file);
-    if (code == CLI_OK) code = read_curve(run, path, file);
-    if (code == CLI_OK && run->pictures) code = train_frames_make(&run->model, &run->frames);
-    if (code == CLI_OK) code = read_frames(run, path, file);
+    CLI_TRY(read_parameters(run, path, file));
+    CLI_TRY(read_curve(run, path, file));
+    CLI_TRY(read_frames(run, path, file));
     run->seconds = strtod(seconds, NULL);
     run->done = !strcmp(done, "yes");
     run->model.loss = strtod(loss, NULL);
-    return code;
+    return CLI_OK;
 }
 
-cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
-                          bool fresh, train_run *run)
+cli_exit train_save_begin(bool fresh, train_run *run)
 {
     char path[PATH_BYTES];
     struct stat there;
-    if (run->folder) {
-        cli_exit code = folder_path(run, STATE, path);
-        if (code != CLI_OK) return code;
-    }
+    run->mark = arena_mark();
+    if (run->folder) CLI_TRY(folder_path(run, STATE, path));
     /* A state that is there and cannot be looked at is not one to begin anew over. */
     if (!run->folder || fresh ||
         (stat(path, &there) != 0 && (errno == ENOENT || errno == ENOTDIR))) {
-        cli_exit code = train_model_make(context, task, recipe, run->seed, &run->model);
-        if (code == CLI_OK) code = make_best(run);
-        if (code == CLI_OK && run->pictures) code = train_frames_make(&run->model, &run->frames);
-        if (code == CLI_OK) code = train_frames_record(&run->model, 0, &run->frames);
+        CLI_TRY(train_save_try(run));
         /* Who cannot save should not find out at the end. */
-        return code == CLI_OK && run->folder ? save_state(run) : code;
+        return run->folder ? save_state(run) : CLI_OK;
     }
     mha_safetensors *file;
     mha_status status = mha_safetensors_open(path, &file);
     if (status == MHA_ERR_FORMAT) return foreign(path, "cannot be read as a training");
-    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
-    cli_exit code = read_state(context, task, recipe, path, file, run);
+    CLI_TRY(cli_check(TRAIN, status));
+    const cli_exit code = read_state(path, file, run);
     mha_safetensors_close(file);
     return code;
 }
 
-void train_save_end(train_run *run)
+cli_exit train_save_try(train_run *run)
 {
-    free(run->curve);
-    free(run->best);
-    train_frames_free(&run->frames);
-    run->curve = NULL;
-    run->best = NULL;
-}
-
-cli_exit train_save_again(train_run *run)
-{
-    run->looks = 0;
-    run->done = false;
-    run->best_step = 0;
-    run->best_loss = INFINITY;
-    train_frames_clear(&run->frames);
+    CLI_TRY(make_try(run));
     return train_frames_record(&run->model, 0, &run->frames);
 }
 
@@ -357,8 +329,7 @@ bool train_save_out_of_patience(const train_run *run)
 
 cli_exit train_save_point(train_run *run, const train_scores *scores)
 {
-    cli_exit code = grow_curve(run, run->looks + 1);
-    if (code != CLI_OK) return code;
+    CLI_TRY(grow_curve(run, run->looks + 1));
     double *point = run->curve + run->looks++ * TRAIN_CURVE_COLUMNS;
     point[TRAIN_CURVE_STEP] = (double)run->model.step;
     point[TRAIN_CURVE_LOSS] = run->model.loss;
@@ -374,8 +345,8 @@ cli_exit train_save_point(train_run *run, const train_scores *scores)
     }
     run->done = run->done || train_save_out_of_patience(run);
     point[TRAIN_CURVE_BEST] = train_best_right(&run->model, scores);
-    code = train_frames_record(&run->model, run->looks, &run->frames);
-    return code == CLI_OK && run->folder ? save_state(run) : code;
+    CLI_TRY(train_frames_record(&run->model, run->looks, &run->frames));
+    return run->folder ? save_state(run) : CLI_OK;
 }
 
 /* ---- the folder ---------------------------------------------------------------------------- */
@@ -412,11 +383,9 @@ static cli_exit save_model(const train_run *run, const char *name, mha_transform
         .unknown_word = task->text ? task->words[task->unknown] : NULL,
         .splitting = task->splitting};
     struct stat there;
-    cli_exit code = folder_path(run, name, path);
-    if (code != CLI_OK) return code;
+    CLI_TRY(folder_path(run, name, path));
     if (lstat(path, &there) == 0 && S_ISLNK(there.st_mode)) unlink(path); /* it leads out of ours */
-    mha_status status = mha_checkpoint_save(path, net, &settings);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+    return cli_check(TRAIN, mha_checkpoint_save(path, net, &settings));
 }
 
 /* The model is the one of the lowest held-out loss; the state has both. */
@@ -425,20 +394,15 @@ static cli_exit take_best(train_run *run)
     mha_transformer *net = run->model.decoder;
     if (!run->best || run->best_step == 0) return CLI_OK;
     memcpy(mha_transformer_data(net), run->best, (size_t)mha_transformer_size(net) * sizeof(float));
-    mha_status status = mha_transformer_update(run->model.context, net);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(TRAIN, status);
+    return cli_check(TRAIN, mha_transformer_update(run->model.context, net));
 }
 
 cli_exit train_save_folder(train_run *run)
 {
     if (!run->folder) return take_best(run);
-    cli_exit code = save_state(run);
-    if (code != CLI_OK) return code;
-    mha_status status = files_draw_in(run->folder, "curve.csv", draw_curve, run);
-    if (status != MHA_OK) return cli_fail_status(TRAIN, status);
-    code = take_best(run);
-    if (code != CLI_OK) return code;
-    code = save_model(run, run->model.encoder ? "decoder" : ".", run->model.decoder);
-    return code == CLI_OK && run->model.encoder ? save_model(run, "encoder", run->model.encoder)
-                                                : code;
+    CLI_TRY(save_state(run));
+    CLI_TRY(cli_check(TRAIN, files_draw_in(run->folder, "curve.csv", draw_curve, run)));
+    CLI_TRY(take_best(run));
+    CLI_TRY(save_model(run, run->model.encoder ? "decoder" : ".", run->model.decoder));
+    return run->model.encoder ? save_model(run, "encoder", run->model.encoder) : CLI_OK;
 }

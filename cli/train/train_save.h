@@ -30,12 +30,14 @@ typedef struct train_run {
     double best_loss;
     bool pictures; /* snapshots are wanted */
     train_frames frames;
+    size_t mark; /* of the arena: what came after it ends with a try */
 } train_run;
 
-/* A new model, or the state of the folder's training. */
-cli_exit train_save_begin(mha_context *context, const train_task *task, const train_recipe *recipe,
-                          bool fresh, train_run *run);
-void train_save_end(train_run *run);
+/* A new model, or the state of the folder's training. run->model knows context, task and recipe. */
+cli_exit train_save_begin(bool fresh, train_run *run);
+
+/* Try run->attempt begins: model, curve and snapshots are new, and those of the last try end. */
+cli_exit train_save_try(train_run *run);
 
 /* The step of the last look, 0 before the first. The next one is counted from it and not from the
  * current step, so that a run stopped between a step and its look does not miss it. */
@@ -46,9 +48,6 @@ bool train_save_out_of_patience(const train_run *run);
 
 /* After a look: a point of the curve, and the state of training. */
 cli_exit train_save_point(train_run *run, const train_scores *scores);
-
-/* A new try has been made: curve and snapshots begin again. */
-cli_exit train_save_again(train_run *run);
 
 /* The model's folder, the state and the curve. */
 cli_exit train_save_folder(train_run *run);

@@ -160,8 +160,7 @@ cli_exit train_model_score(train_model *model, train_split split, int64_t count,
                                left < model->probe.most ? left : model->probe.most};
         double loss;
         model->task->draw(&ask, &model->probe);
-        cli_exit code = train_model_look(model, gates, &loss);
-        if (code != CLI_OK) return code;
+        CLI_TRY(train_model_look(model, gates, &loss));
         add_loss(&model->probe, loss, scores);
         for (int64_t i = 0; i < model->probe.probe_count; i++)
             score_probe(model, &d, &model->probe.probes[i], scores);

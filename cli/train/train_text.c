@@ -4,7 +4,7 @@
  * all characters. Everything else is the token <unk>. */
 #include "train/train_text.h"
 
-#include "common/maps.h"
+#include "common/arena.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -28,32 +28,29 @@ static const int64_t most_bytes = INT64_C(1) << 30;
 
 /* ---- the file ------------------------------------------------------------------------------ */
 
+static cli_exit cannot_open(const char *path)
+{
+    return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: %s", path, strerror(errno));
+}
+
 static cli_exit read_file(const char *path, char **bytes, size_t *size)
 {
     struct stat there;
-    FILE *file = fopen(path, "rb");
-    if (!file || fstat(fileno(file), &there) != 0) {
-        const int error = errno;
-        if (file) fclose(file);
-        return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: %s", path, strerror(error));
-    }
-    cli_exit code = CLI_OK;
-    void *memory = NULL;
+    if (stat(path, &there) != 0) return cannot_open(path);
     if (!S_ISREG(there.st_mode))
-        code = cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: is %s, expected a file of text", path,
+        return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: is %s, expected a file of text", path,
                         S_ISDIR(there.st_mode) ? "a folder" : "no ordinary file");
-    else if (there.st_size == 0)
-        code = cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
-    else if (there.st_size > most_bytes)
-        code = cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: has more than %" PRId64 " bytes", path,
+    if (there.st_size == 0) return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
+    if (there.st_size > most_bytes)
+        return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: has more than %" PRId64 " bytes", path,
                         most_bytes);
-    if (code == CLI_OK) code = maps_alloc(TRAIN, there.st_size, 1, &memory);
-    *bytes = memory;
-    *size = (size_t)there.st_size;
-    if (code == CLI_OK && fread(memory, 1, *size, file) != *size)
-        code = cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: cannot be read", path);
+    CLI_TRY(ARENA_ALLOC(TRAIN, there.st_size, bytes));
+    FILE *file = fopen(path, "rb");
+    if (!file) return cannot_open(path);
+    *size = fread(*bytes, 1, (size_t)there.st_size, file);
     fclose(file);
-    return code;
+    if (*size == (size_t)there.st_size) return CLI_OK;
+    return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: cannot be read", path);
 }
 
 /* ---- counting words ------------------------------------------------------------------------ */
@@ -94,26 +91,18 @@ static int64_t *slot_of(const table *t, const char *word, size_t bytes)
 
 static cli_exit grow(table *t)
 {
-    const int64_t room = t->room ? 2 * t->room : 1024;
-    entry *entries = realloc(t->entries, (size_t)room * sizeof *entries);
-    if (entries) t->entries = entries;
-    int64_t *slots = entries ? malloc((size_t)room * 2 * sizeof *slots) : NULL;
-    if (!slots) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
-    free(t->slots);
-    t->slots = slots;
-    t->room = room;
-    t->slot_count = 2 * room;
-    for (int64_t i = 0; i < t->slot_count; i++) slots[i] = -1;
+    t->room = t->room ? 2 * t->room : 1024;
+    t->slot_count = 2 * t->room;
+    CLI_TRY(arena_grow(TRAIN, t->room, sizeof *t->entries, &t->entries));
+    CLI_TRY(arena_grow(TRAIN, t->slot_count, sizeof *t->slots, &t->slots));
+    for (int64_t i = 0; i < t->slot_count; i++) t->slots[i] = -1;
     for (int64_t i = 0; i < t->count; i++) *slot_of(t, t->entries[i].word, t->entries[i].bytes) = i;
     return CLI_OK;
 }
 
 static cli_exit find_entry(table *t, const char *word, size_t bytes, int64_t *index)
 {
-    if (t->count == t->room) {
-        cli_exit code = grow(t);
-        if (code != CLI_OK) return code;
-    }
+    if (t->count == t->room) CLI_TRY(grow(t));
     int64_t *slot = slot_of(t, word, bytes);
     if (*slot < 0) {
         t->entries[t->count] = (entry){.word = word, .bytes = bytes, .first = t->count};
@@ -133,17 +122,14 @@ static cli_exit split(const char *path, const char *bytes, size_t size, mha_spli
         if (status == MHA_ERR_UTF8)
             return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is not UTF-8: %s", path,
                             mha_error_detail());
-        if (status != MHA_OK) return cli_fail_status(TRAIN, status);
+        CLI_TRY(cli_check(TRAIN, status));
         if (from == size) return CLI_OK;
         if (text->count == room) {
             room = room ? 2 * room : 4096;
-            int32_t *grown = realloc(text->tokens, (size_t)room * sizeof *grown);
-            if (!grown) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
-            text->tokens = grown;
+            CLI_TRY(arena_grow(TRAIN, room, sizeof *text->tokens, &text->tokens));
         }
         int64_t index;
-        cli_exit code = find_entry(words, bytes + from, at - from, &index);
-        if (code != CLI_OK) return code;
+        CLI_TRY(find_entry(words, bytes + from, at - from, &index));
         text->tokens[text->count++] = (int32_t)index;
     }
 }
@@ -160,30 +146,25 @@ static int by_count(const void *a, const void *b)
 
 static cli_exit add_word(train_text *text, const char *word, size_t bytes)
 {
-    char *copy = maps_copy_text(word, bytes);
-    if (!copy) return cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
-    text->words[text->word_count++] = copy;
-    return CLI_OK;
+    return arena_text(TRAIN, word, bytes, &text->words[text->word_count++]);
 }
 
 static cli_exit choose_words(table *words, int64_t most, int64_t least_count, train_text *text)
 {
-    void *memory;
-    cli_exit code = maps_alloc(TRAIN, words->count + SPECIALS, sizeof(char *), &memory);
-    text->words = memory;
-    entry **order = malloc((size_t)words->count * sizeof *order);
-    if (code == CLI_OK && !order) code = cli_fail(CLI_NO_MEMORY, TRAIN, "out of memory");
-    if (code == CLI_OK) code = add_word(text, "<s>", 3);
-    if (code == CLI_OK) code = add_word(text, "<unk>", 5);
-    for (int64_t i = 0; i < words->count && code == CLI_OK; i++) order[i] = &words->entries[i];
-    if (code == CLI_OK) qsort(order, (size_t)words->count, sizeof *order, by_count);
-    for (int64_t i = 0; i < words->count && code == CLI_OK; i++) {
+    entry **order;
+    CLI_TRY(arena_alloc(TRAIN, words->count + SPECIALS, sizeof(char *), &text->words));
+    CLI_TRY(arena_alloc(TRAIN, words->count, sizeof(entry *), &order));
+    for (int64_t i = 0; i < words->count; i++) order[i] = &words->entries[i];
+    qsort(order, (size_t)words->count, sizeof *order, by_count);
+    CLI_TRY(add_word(text, "<s>", 3));
+    CLI_TRY(add_word(text, "<unk>", 5));
+    for (int64_t i = 0; i < words->count; i++) {
         const bool kept = text->word_count < most && order[i]->count >= least_count;
         order[i]->id = kept ? (int32_t)text->word_count : UNKNOWN;
-        if (kept) code = add_word(text, order[i]->word, order[i]->bytes);
+        if (kept) CLI_TRY(add_word(text, order[i]->word, order[i]->bytes));
     }
-    free(order);
-    return code;
+    arena_drop(order);
+    return CLI_OK;
 }
 
 /* Where the held-out parts begin. They hold at least one sequence each. */
@@ -319,37 +300,21 @@ cli_exit train_text_make(const train_text_options *o, train_text *text)
     int64_t context = 0;
     table words = {0};
     *text = (train_text){0};
-    cli_exit code = read_file(o->path, &bytes, &size);
-    if (code == CLI_OK)
-        code = split(o->path, bytes, size,
-                     o->characters ? MHA_SPLIT_CHARACTERS : MHA_SPLIT_PUNCTUATION, &words, text);
-    if (code == CLI_OK) code = divide(o, text, &context);
-    for (int64_t i = 0; code == CLI_OK && i < text->held_out[0]; i++)
-        words.entries[text->tokens[i]].count++;
-    if (code == CLI_OK)
-        code = choose_words(&words, o->words ? o->words : 4096, o->characters ? 1 : 2, text);
-    if (code == CLI_OK) {
-        text->bytes = (int64_t)size;
-        text->kinds = words.count;
-        for (int64_t i = 0; i < text->count; i++) {
-            text->tokens[i] = words.entries[text->tokens[i]].id;
-            text->unknown += text->tokens[i] == UNKNOWN;
-        }
-        snprintf(text->mark, sizeof text->mark, "%" PRId64 " %" PRId64 " %016" PRIx64, text->count,
-                 context, hash_of(bytes, size));
-        make_task(o, context, text);
+    CLI_TRY(read_file(o->path, &bytes, &size));
+    CLI_TRY(split(o->path, bytes, size,
+                  o->characters ? MHA_SPLIT_CHARACTERS : MHA_SPLIT_PUNCTUATION, &words, text));
+    CLI_TRY(divide(o, text, &context));
+    for (int64_t i = 0; i < text->held_out[0]; i++) words.entries[text->tokens[i]].count++;
+    CLI_TRY(choose_words(&words, o->words ? o->words : 4096, o->characters ? 1 : 2, text));
+    text->bytes = (int64_t)size;
+    text->kinds = words.count;
+    for (int64_t i = 0; i < text->count; i++) {
+        text->tokens[i] = words.entries[text->tokens[i]].id;
+        text->unknown += text->tokens[i] == UNKNOWN;
     }
-    free(words.entries);
-    free(words.slots);
-    free(bytes);
-    if (code != CLI_OK) train_text_free(text);
-    return code;
-}
-
-void train_text_free(train_text *text)
-{
-    for (int64_t i = 0; i < text->word_count; i++) free(text->words[i]);
-    free(text->words);
-    free(text->tokens);
-    *text = (train_text){0};
+    snprintf(text->mark, sizeof text->mark, "%" PRId64 " %" PRId64 " %016" PRIx64, text->count,
+             context, hash_of(bytes, size));
+    make_task(o, context, text);
+    arena_drop(words.entries), arena_drop(words.slots), arena_drop(bytes);
+    return CLI_OK;
 }

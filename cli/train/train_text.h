@@ -27,7 +27,6 @@ typedef struct train_text {
 
 /* Read, split, count; the last two twentieths are held out, or more of a short text. */
 cli_exit train_text_make(const train_text_options *options, train_text *text);
-void train_text_free(train_text *text);
 
 /* What was learned, in numbers, and the head that matters most. */
 cli_exit train_text_print(train_model *model, train_finding *found);

@@ -2,7 +2,7 @@
  * from the frequencies of words and pairs of words, and what is lost without each head. */
 #include "train/train_text.h"
 
-#include "common/maps.h"
+#include "common/arena.h"
 
 #include <multihead/component.h>
 
@@ -29,15 +29,10 @@ typedef struct counts {
 
 static cli_exit count(const train_text *text, counts *c)
 {
-    void *memory;
-    cli_exit code = maps_alloc(TRAIN, 2 * text->word_count, sizeof(int64_t), &memory);
-    c->words = memory;
-    if (code != CLI_OK) return code;
-    c->follow = c->words + text->word_count;
     c->pair_count = text->held_out[0] - 1;
-    code = maps_alloc(TRAIN, c->pair_count, sizeof(uint64_t), &memory);
-    c->pairs = memory;
-    if (code != CLI_OK) return code;
+    CLI_TRY(ARENA_ALLOC(TRAIN, text->word_count, &c->words));
+    CLI_TRY(ARENA_ALLOC(TRAIN, text->word_count, &c->follow));
+    CLI_TRY(ARENA_ALLOC(TRAIN, c->pair_count, &c->pairs));
     for (int64_t i = 0; i < text->held_out[0]; i++) c->words[text->tokens[i]]++;
     for (int64_t i = 0; i < c->pair_count; i++)
         c->pairs[i] = (uint64_t)text->tokens[i] << 32 | (uint64_t)text->tokens[i + 1];
@@ -65,11 +60,12 @@ static int64_t first_pair(const counts *c, uint64_t pair)
  * with single words as far as a word is followed by new ones (Witten and Bell 1991). */
 static cli_exit guess(const train_text *text, double loss[2])
 {
-    counts c = {0};
-    cli_exit code = count(text, &c);
+    const size_t mark = arena_mark();
+    counts c;
+    CLI_TRY(count(text, &c));
     const int64_t from = text->held_out[1], all = text->held_out[0] + text->word_count;
     loss[0] = loss[1] = 0;
-    for (int64_t i = from; code == CLI_OK && i < text->count; i++) {
+    for (int64_t i = from; i < text->count; i++) {
         const int32_t word = text->tokens[i], before = text->tokens[i - 1];
         const uint64_t pair = (uint64_t)before << 32 | (uint64_t)word;
         const double single = (double)(c.words[word] + 1) / (double)all;
@@ -82,9 +78,8 @@ static cli_exit guess(const train_text *text, double loss[2])
             mha_log(begun + follow > 0 ? (pairs + follow * single) / (begun + follow) : single);
     }
     for (int i = 0; i < 2; i++) loss[i] /= (double)(text->count - from);
-    free(c.words);
-    free(c.pairs);
-    return code;
+    arena_release(mark);
+    return CLI_OK;
 }
 
 /* ---- numbers ------------------------------------------------------------------------------- */
@@ -101,8 +96,7 @@ static cli_exit print_heads(train_model *model, train_finding *found)
         uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
         train_scores s;
         off[i] = 1;
-        cli_exit code = train_report_without(model, off, &s);
-        if (code != CLI_OK) return code;
+        CLI_TRY(train_report_without(model, off, &s));
         const int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
         cli_print("%*s  %5.2f %5.2f   %.2f\n", used < 6 ? 6 - used : 0, "",
                   train_previous(all, l, h), train_first(all, l, h), mha_exp(s.loss));
@@ -125,11 +119,9 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     const char *one = characters ? "character" : "word";
     double guesses[2];
     const train_scores *all = &found->all;
-    cli_exit code = guess(text, guesses);
-    if (code == CLI_OK)
-        code = train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL,
-                                 &found->all);
-    if (code != CLI_OK) return code;
+    CLI_TRY(guess(text, guesses));
+    CLI_TRY(train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL,
+                              &found->all));
     cli_print("The text: %" PRId64 " %s, %" PRId64 " different ones; %" PRId64
               " are the vocabulary, %.1f %% of the text is <unk>\n",
               text->count, characters ? "characters" : "words and marks", text->kinds,
