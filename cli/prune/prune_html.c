@@ -1,11 +1,11 @@
 /* The report of a pruning: importances as a map of layers x heads beside the turn at which each
  * head goes, and charts of what is left against the heads that are left. */
+#include "common/arena.h"
 #include "common/commands.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 enum { CHARTS = 4, SERIES = 8, LISTS = 9, LABEL_BYTES = 32, TEXT_BYTES = 256 };
 
@@ -143,26 +143,18 @@ static mha_status write_page(page *g, const mha_sink *sink)
 mha_status prune_write_html(const void *user, const mha_sink *sink)
 {
     const prune_job *job = user;
-    const size_t L = (size_t)job->model.desc.num_layers, H = (size_t)job->model.desc.num_heads;
+    const int64_t L = job->model.desc.num_layers, H = job->model.desc.num_heads;
     page g = {.job = job,
-              .importance = calloc(L * H + 1, sizeof(float)),
-              .turn = calloc(L * H + 1, sizeof(float)),
-              .missing = calloc(L * H + 1, 1),
-              .labels = calloc(L + H + 1, LABEL_BYTES),
-              .label_list = calloc(L + H + 1, sizeof(char *)),
-              .numbers = calloc((size_t)job->point_count * LISTS + 1, sizeof(double))};
-    mha_status status = MHA_ERR_NOMEM;
-    if (g.importance && g.turn && g.missing && g.labels && g.label_list && g.numbers) {
-        add_charts(&g);
-        add_maps(&g);
-        add_words(&g);
-        status = write_page(&g, sink);
-    }
-    free(g.importance);
-    free(g.turn);
-    free(g.missing);
-    free(g.labels);
-    free((void *)g.label_list);
-    free(g.numbers);
-    return status;
+              .importance = arena_try(L * H, sizeof(float)),
+              .turn = arena_try(L * H, sizeof(float)),
+              .missing = arena_try(L * H, 1),
+              .labels = arena_try(L + H, LABEL_BYTES),
+              .label_list = arena_try(L + H, sizeof(char *)),
+              .numbers = arena_try(job->point_count * LISTS, sizeof(double))};
+    if (!g.importance || !g.turn || !g.missing || !g.labels || !g.label_list || !g.numbers)
+        return MHA_ERR_NOMEM;
+    add_charts(&g);
+    add_maps(&g);
+    add_words(&g);
+    return write_page(&g, sink);
 }
