@@ -205,7 +205,10 @@ static void compare(const random_problem *p, contender *runners, int count)
 
 /* ---- The run --------------------------------------------------------------------------------- */
 
-enum { MOST_RUNNERS = 8 };
+#define ISA_VALUE(name, value, text) name,
+static const mha_isa isas[] = {MHA_ISA_LIST(ISA_VALUE)};
+
+enum { MOST_RUNNERS = sizeof isas / sizeof *isas };
 
 /* Bits that must not differ: whether they were compared, and whether they did. */
 typedef struct bit_check {
@@ -223,12 +226,11 @@ static double int8_cosine(const bit_check *bits)
 /* One runner for every instruction set that this machine has. */
 static cli_exit make_runners(contender *runners, int *count)
 {
-    static const mha_isa all[] = {MHA_ISA_PORTABLE, MHA_ISA_NEON, MHA_ISA_AVX2, MHA_ISA_AVX512};
     *count = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (!mha_isa_available(all[i])) continue;
-        runners[*count] = (contender){.isa = all[i]};
-        CLI_TRY(context_make(SELFTEST, all[i], 1, &runners[(*count)++].context));
+    for (int i = 0; i < MOST_RUNNERS; i++) {
+        if (isas[i] == MHA_ISA_AUTO || !mha_isa_available(isas[i])) continue;
+        runners[*count] = (contender){.isa = isas[i]};
+        CLI_TRY(context_make(SELFTEST, isas[i], 1, &runners[(*count)++].context));
     }
     return CLI_OK;
 }
