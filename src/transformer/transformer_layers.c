@@ -53,6 +53,20 @@ static mha_status fill_defaults(const mha_transformer_desc *d, mha_layer_desc *l
     return MHA_OK;
 }
 
+/* One layer of the caller's array, whose struct_size is that of the first. */
+static mha_status read_layer(const void *given, uint32_t size, mha_layer_desc *own)
+{
+    uint32_t said;
+    memcpy(&said, given, sizeof said);
+    if (said != size)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: struct_size is %u and that of layer 0 %u; set one for all",
+                        (unsigned)said, (unsigned)size);
+    MHA_TRY(mhai_struct_copy("mha_layer_desc", own, sizeof *own, sizeof *own, given));
+    own->struct_size = sizeof *own;
+    return MHA_OK;
+}
+
 /* The error of a layer, with its number. */
 static mha_status fail_layer(mha_status status, int64_t layer)
 {
@@ -68,9 +82,7 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
     const unsigned char *given = (const unsigned char *)d->layers;
     *plain = true;
     for (int64_t i = 0; i < d->num_layers; i++, given += d->layers->struct_size) {
-        mha_status status =
-            mhai_struct_copy("mha_layer_desc", &own[i], sizeof own[i], sizeof own[i], given);
-        own[i].struct_size = sizeof own[i];
+        mha_status status = read_layer(given, d->layers->struct_size, &own[i]);
         if (memcmp(&own[i], &none, sizeof none) != 0) *plain = false;
         if (status == MHA_OK) status = fill_defaults(d, &own[i]);
         if (status != MHA_OK) return fail_layer(status, i);

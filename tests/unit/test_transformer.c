@@ -995,6 +995,8 @@ static void layers_are_checked(void **state)
     }
     layers[1] = (mha_layer_desc){.struct_size = 8};
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "layer 1: mha_layer_desc");
+    layers[1].struct_size = sizeof layers[1] + 8; /* would end behind the array */
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "that of layer 0");
     layers[1] = (mha_layer_desc){.struct_size = sizeof layers[1], .flags = MHA_LAYER_NO_ROPE};
     d.positions = MHA_ENCODING_LEARNED;
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "need MHA_ENCODING_ROTARY");
