@@ -122,7 +122,7 @@ typedef struct mha_trainer_state {
     mha_transformer *transformer; /* NULL: there is no encoder */
     int64_t count;                /* mha_transformer_size() */
     float *m, *v;                 /* [count] of mha_adamw_step(), to be saved, or filled */
-    const float *gradient;        /* [count] of the last step, not clipped */
+    const float *gradient; /* [count] of the last step, not clipped; unspecified if it failed */
 } mha_trainer_state;
 
 /** The state of the transformer, or of its encoder. Memory the trainer's own. Errors none. Threads
@@ -130,7 +130,8 @@ typedef struct mha_trainer_state {
 MHA_API mha_trainer_state mha_trainer_state_of(mha_trainer *trainer, bool encoder);
 
 /** Go on after `steps` steps, with m, v and parameters as they were then. Memory none. Errors
- * MHA_ERR_NULL, MHA_ERR_ARGUMENT (steps below 0). Threads as the trainer. Since 0.1 */
+ * MHA_ERR_NULL, MHA_ERR_ARGUMENT (steps below 0 or above 2^62). Threads as the trainer. Since
+ * 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_trainer_resume(mha_trainer *trainer, int64_t steps);
 
 #ifdef __cplusplus

@@ -420,10 +420,11 @@ mha_trainer_state mha_trainer_state_of(mha_trainer *t, bool encoder)
 
 mha_status mha_trainer_resume(mha_trainer *t, int64_t steps)
 {
+    const int64_t most = (int64_t)1 << 62; /* steps are counted on from there */
     if (!t) return mha_fail(MHA_ERR_NULL, "mha_trainer_resume: trainer is NULL");
-    if (steps < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_resume: steps is %lld, expected 0 or more",
-                        (long long)steps);
+    if (steps < 0 || steps > most)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_resume: steps is %lld, expected 0..%lld",
+                        (long long)steps, (long long)most);
     t->steps = steps;
     return MHA_OK;
 }

@@ -446,6 +446,7 @@ static void a_batch_is_refused(void **state)
     expect_error(mha_trainer_step(t, &right, NULL), MHA_ERR_SHAPE, "targets");
     e->targets = targets;
     expect_error(mha_trainer_resume(t, -1), MHA_ERR_ARGUMENT, "steps is -1");
+    expect_error(mha_trainer_resume(t, INT64_MAX), MHA_ERR_ARGUMENT, "expected 0..");
     expect_error(mha_trainer_resume(NULL, 1), MHA_ERR_NULL, "trainer");
     expect_ok(mha_trainer_step(t, &right, NULL));
     mha_trainer_destroy(t);
