@@ -40,7 +40,7 @@ static const struct {
 /* An axis: its ends, and ticks at round numbers. */
 typedef struct axis {
     double low, high, at[MOST_TICKS];
-    int ticks;
+    int ticks, digits;
 } axis;
 
 typedef struct drawing {
@@ -155,11 +155,32 @@ static void set_ticks(axis *a, int about, bool whole, bool moves)
     }
 }
 
-/* Equal numbers need a span. */
+static void tick_text(const axis *a, int i, char text[MHAI_NUMBER_BYTES])
+{
+    mhai_number_short(a->at[i], a->digits, text);
+}
+
+/* As many digits as tell the ticks apart. */
+static void set_digits(axis *a)
+{
+    bool alike = true;
+    for (a->digits = 5; alike && a->digits < 9;) {
+        a->digits++;
+        alike = false;
+        for (int i = 1; i < a->ticks; i++) {
+            char one[MHAI_NUMBER_BYTES], next[MHAI_NUMBER_BYTES];
+            tick_text(a, i - 1, one);
+            tick_text(a, i, next);
+            alike |= strcmp(one, next) == 0;
+        }
+    }
+}
+
+/* Equal numbers need a span; nine digits are to tell its ticks apart. */
 static void widen(axis *a)
 {
     const double size = fmax(fabs(a->low), fabs(a->high)), room = size > 1e-90 ? size / 2 : 0.5;
-    if (!(a->high - a->low > 1e-9 * size + 1e-100)) a->low -= room, a->high += room;
+    if (!(a->high - a->low > 1e-7 * size + 1e-100)) a->low -= room, a->high += room;
 }
 
 static void set_axes(drawing *d)
@@ -172,6 +193,8 @@ static void set_axes(drawing *d)
     widen(y);
     set_ticks(y, d->chart.height >= 200 ? 5 : 3, false, true);
     set_ticks(x, d->chart.width >= 400 ? 8 : 4, is_whole(&d->curve), false);
+    set_digits(y);
+    set_digits(x);
 }
 
 static double x_of(const drawing *d, double x)
@@ -183,11 +206,6 @@ static double x_of(const drawing *d, double x)
 static double y_of(const drawing *d, double y)
 {
     return d->top + d->height * (1 - (y - d->y.low) / (d->y.high - d->y.low));
-}
-
-static void tick_text(double value, char text[MHAI_NUMBER_BYTES])
-{
-    mhai_number_short(value, 6, text);
 }
 
 /* ---- layout ---------------------------------------------------------------------------------- */
@@ -210,7 +228,7 @@ static void lay_out(drawing *d)
     double widest = 0, line = 0;
     const double across = d->chart.width - 2 * PAD;
     for (int i = 0; i < d->y.ticks; i++) {
-        tick_text(d->y.at[i], text);
+        tick_text(&d->y, i, text);
         const double em = mhai_text_em(text);
         if (em > widest) widest = em;
     }
@@ -293,7 +311,7 @@ static void write_axes(drawing *d)
     const double bottom = d->top + d->height;
     for (int i = 0; i < d->y.ticks; i++) {
         const double y = y_of(d, d->y.at[i]);
-        tick_text(d->y.at[i], text);
+        tick_text(&d->y, i, text);
         real(d, "<path d=\"M", d->left);
         real(d, " ", y);
         real(d, "H", d->left + d->width);
@@ -302,7 +320,7 @@ static void write_axes(drawing *d)
     }
     for (int i = 0; i < d->x.ticks; i++) {
         const double x = x_of(d, d->x.at[i]);
-        tick_text(d->x.at[i], text);
+        tick_text(&d->x, i, text);
         real(d, "<path d=\"M", x);
         real(d, " ", bottom);
         mhai_sink_print(&d->writer, "v5\" stroke=\"%s\"/>\n", muted(d));

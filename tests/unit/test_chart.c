@@ -156,6 +156,21 @@ static void any_numbers(void **state)
     mha_buffer_free(&svg);
 }
 
+/* A span of some parts in a million: no two ticks read the same. */
+static void near_numbers_are_told_apart(void **state)
+{
+    (void)state;
+    const double x[] = {2e6, 2e6 + 1, 2e6 + 2}, y[] = {4.123451, 4.123453, 4.123456};
+    const mha_series series = {"a", x, y, 3, false};
+    const mha_curve curve = {.series = &series, .series_count = 1};
+    const mha_chart chart = chart_of(&curve);
+    mha_buffer svg = draw(&chart);
+    const char *const once[] = {">4.123451<", ">4.123452<", ">4.123456<", ">2.000001e6<"};
+    for (size_t i = 0; i < sizeof once / sizeof once[0]; i++)
+        assert_int_equal(count_of(svg.data, once[i]), 1);
+    mha_buffer_free(&svg);
+}
+
 static void a_long_legend_wraps(void **state)
 {
     (void)state;
@@ -229,4 +244,4 @@ static void misuse_is_refused(void **state)
 }
 
 RUN_TESTS(TEST(points_are_in_their_places), TEST(gaps_and_looks), TEST(any_numbers),
-          TEST(a_long_legend_wraps), TEST(misuse_is_refused))
+          TEST(near_numbers_are_told_apart), TEST(a_long_legend_wraps), TEST(misuse_is_refused))
