@@ -170,7 +170,7 @@ mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *
 /* ---- what a layer attends with ------------------------------------------------------------- */
 
 static mha_status rotate(mha_context *context, mha_transformer *t, const mha_layer_desc *l,
-                         mhai_place_attention *place)
+                         mhai_heads heads, mhai_place_attention *place)
 {
     mhai_attend *a = &place->attend;
     mhai_encoding *table;
@@ -182,6 +182,7 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
         .base = (double)l->rope_base,
         .factor = (double)l->rope_factor};
     MHA_TRY(mhai_attend_check(context, a, t->desc.head_dim));
+    if (heads.q == 0) return MHA_OK;
     MHA_TRY(take_encoding(t, l->rotary_dim, l->rope_base, l->rope_factor, &table));
     const int64_t half = l->rotary_dim / 2;
     place->cosines = mhai_transformer_rows(table->values, t->desc.max_length, half, l->rotary_dim);
@@ -202,6 +203,31 @@ static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads
     return mha_attention_explain(context, &a->desc, &q, &k, &k, &q, NULL, &plan);
 }
 
+/* The parameters that attention reads as they are. */
+static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, mhai_heads heads,
+                                  mhai_place_attention *place)
+{
+    mha_attention_desc *desc = &place->attend.desc;
+    if (l->flags & MHA_LAYER_SINKS) {
+        place->sink_logits = mhai_transformer_vector(t->data + place->sinks, heads.q);
+        desc->sink_logits = &place->sink_logits;
+    }
+    if (l->flags & MHA_LAYER_ALIBI) {
+        MHA_TRY(mha_alibi_slopes(heads.q, t->data + place->slopes));
+        place->alibi_slopes = mhai_transformer_vector(t->data + place->slopes, heads.q);
+        desc->alibi_slopes = &place->alibi_slopes;
+    }
+    if (l->t5_buckets > 0) {
+        desc->t5_max_distance = l->t5_max_distance;
+        if (desc->flags & MHA_ATTENTION_CAUSAL) desc->flags |= MHA_ATTENTION_T5_ONE_SIDED;
+        place->t5_table =
+            mhai_transformer_rows(t->data + place->t5, l->t5_buckets, heads.q, heads.q);
+        desc->t5_table = &place->t5_table;
+    }
+    return MHA_OK;
+}
+
+/* A layer without heads has no parameters, but what it says is checked all the same. */
 static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t layer)
 {
     const mha_transformer_desc *d = &t->desc;
@@ -212,15 +238,15 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
     const bool causal = mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL);
     mhai_place_attention *place = &t->layers[layer].self;
     mhai_attend *a = &place->attend;
-    if (heads.q == 0) return MHA_OK;
+    int64_t bucket;
+    if (heads.q == 0 && !d->layers) return MHA_OK;
     *a = (mhai_attend){.desc = {.struct_size = sizeof a->desc,
                                 .flags = causal ? MHA_ATTENTION_CAUSAL : 0,
                                 .scale = l->scale,
                                 .softcap = l->softcap,
                                 .left_keys = l->left_keys,
                                 .right_keys = l->right_keys,
-                                .sink_keys = l->sink_keys,
-                                .t5_max_distance = l->t5_max_distance},
+                                .sink_keys = l->sink_keys},
                        .qk_norm = l->qk_norm,
                        .qk_norm_epsilon = l->qk_norm_epsilon};
     if (l->flags & MHA_LAYER_SCALE_GIVEN) a->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
@@ -230,24 +256,13 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
         a->k_norm = t->data + place->k_norm;
         MHA_TRY(mhai_attend_check(context, a, d->head_dim));
     }
-    if (l->flags & MHA_LAYER_SINKS) {
-        place->sink_logits = mhai_transformer_vector(t->data + place->sinks, heads.q);
-        a->desc.sink_logits = &place->sink_logits;
-    }
-    if (l->flags & MHA_LAYER_ALIBI) {
-        MHA_TRY(mha_alibi_slopes(heads.q, t->data + place->slopes));
-        place->alibi_slopes = mhai_transformer_vector(t->data + place->slopes, heads.q);
-        a->desc.alibi_slopes = &place->alibi_slopes;
-    }
-    if (l->t5_buckets > 0) {
-        if (causal) a->desc.flags |= MHA_ATTENTION_T5_ONE_SIDED;
-        place->t5_table =
-            mhai_transformer_rows(t->data + place->t5, l->t5_buckets, heads.q, heads.q);
-        a->desc.t5_table = &place->t5_table;
-    }
-    MHA_TRY(explain(context, a, heads, d->head_dim));
+    if (heads.q > 0)
+        MHA_TRY(view_parameters(t, l, heads, place));
+    else if (l->t5_buckets > 0)
+        MHA_TRY(mha_t5_bucket(0, l->t5_buckets, l->t5_max_distance, causal, &bucket));
+    MHA_TRY(explain(context, a, heads.q > 0 ? heads : (mhai_heads){1, 1}, d->head_dim));
     if (d->positions != MHA_ENCODING_ROTARY || l->flags & MHA_LAYER_NO_ROPE) return MHA_OK;
-    return rotate(context, t, l, place);
+    return rotate(context, t, l, heads, place);
 }
 
 mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t)

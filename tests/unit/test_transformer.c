@@ -992,6 +992,10 @@ static void layers_are_checked(void **state)
         layers[1] = wrong[i].layer;
         layers[1].struct_size = sizeof layers[1];
         expect_error(mha_transformer_create(x, &d, &t), wrong[i].status, wrong[i].words);
+        d.layer_heads = (const int64_t[]){2, 0}; /* without heads all the same, if in other words */
+        assert_int_not_equal(mha_transformer_create(x, &d, &t), MHA_OK);
+        assert_non_null(strstr(mha_error_detail(), "layer 1: "));
+        d.layer_heads = NULL;
     }
     layers[1] = (mha_layer_desc){.struct_size = 8};
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "layer 1: mha_layer_desc");
