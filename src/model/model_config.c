@@ -5,7 +5,6 @@
 
 #include <multihead/component.h>
 
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,8 +118,9 @@ mha_status mhai_config_float(const mhai_config *config, const char *key, float *
 {
     const json_t *found = find(config, key);
     const double number = found ? json_number_value(found) : 0;
+    const double most = 3.4028235e38; /* FLT_MAX as it is written: a little more */
     *value = 0;
-    if (found && (!json_is_number(found) || !(fabs(number) <= (double)FLT_MAX)))
+    if (found && (!json_is_number(found) || !(fabs(number) <= most)))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no number that fits in a float",
                         mhai_show_path(config->path).text, key);
     *value = (float)number;

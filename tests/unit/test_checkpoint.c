@@ -13,6 +13,7 @@
 #include <multihead/io.h>
 #include <multihead/model.h>
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,6 +185,19 @@ static void round_trips_of_layers(void **state)
         found++;
     }
     assert_true(found > 5);
+    mha_transformer_desc d = bert; /* the ends of what a layer may say */
+    const mha_layer_desc ends[2] = {{.struct_size = sizeof ends[0],
+                                     .flags = MHA_LAYER_WINDOW,
+                                     .scale = -FLT_MAX,
+                                     .left_keys = INT64_MAX,
+                                     .right_keys = INT64_MAX,
+                                     .sink_keys = INT64_MAX},
+                                    {.struct_size = sizeof ends[0],
+                                     .flags = MHA_LAYER_QK_NORM,
+                                     .scale = FLT_TRUE_MIN,
+                                     .qk_norm_epsilon = FLT_MAX}};
+    d.layers = ends;
+    round_trip(d, "multihead");
 }
 
 /* Layers with heads of their own number are in no folder of others. */

@@ -62,7 +62,7 @@ static const struct {
     const char *name;
     size_t offset;
     int64_t low, high;
-} layer_counts[] = {{AT(left_keys), -1, INT64_MAX},      {AT(right_keys), -1, MHAI_MOST_ENTRIES},
+} layer_counts[] = {{AT(left_keys), -1, INT64_MAX},      {AT(right_keys), -1, INT64_MAX},
                     {AT(sink_keys), 0, INT64_MAX},       {AT(t5_buckets), 0, MHAI_MOST_WIDTH},
                     {AT(t5_max_distance), 0, INT64_MAX}, {AT(rotary_dim), 0, MHAI_MOST_WIDTH}};
 
