@@ -80,8 +80,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_distances(mha_context *context,
  *
  *   counts [vocab_size] in    ranks [vocab_size] out    *kinds: how many tokens occur; NULL
  *
- * Memory   scratch from the context.   Errors  MHA_ERR_NULL, _ARGUMENT (a count below 0), _NOMEM;
- *          nothing is then written.
+ * Memory   scratch from the context.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (vocab_size or a
+ *          count below 0); MHA_ERR_SIZE, _NOMEM; nothing is then written.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_pass_ranks(mha_context *context, int64_t vocab_size,

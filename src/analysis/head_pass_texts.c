@@ -42,6 +42,10 @@ mha_status mha_head_pass_ranks(mha_context *context, int64_t vocab_size, const i
                         !context  ? "context"
                         : !counts ? "counts"
                                   : "ranks");
+    if (vocab_size < 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_pass_ranks: vocab_size is %lld, expected 0 or more",
+                        (long long)vocab_size);
     for (int64_t id = 0; id < vocab_size; id++)
         if (counts[id] < 0)
             return mha_fail(MHA_ERR_ARGUMENT,

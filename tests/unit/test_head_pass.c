@@ -384,6 +384,7 @@ static void ranks(void **state)
     assert_memory_equal(got, wanted, sizeof got);
     expect_ok(mha_head_pass_ranks(context, 0, counts, got, NULL));
     expect_error(mha_head_pass_ranks(context, 1, NULL, got, NULL), MHA_ERR_NULL, "counts");
+    expect_error(mha_head_pass_ranks(context, -1, counts, got, NULL), MHA_ERR_ARGUMENT, "is -1");
     expect_error(mha_head_pass_ranks(context, 1, (int64_t[]){-1}, got, NULL), MHA_ERR_ARGUMENT,
                  "counts[0]");
     assert_memory_equal(got, wanted, sizeof got);
