@@ -126,9 +126,10 @@ static mha_status check_desc(const mha_trainer_desc *d, bool encoded)
                         (unsigned)d->reserved);
     if (d->max_tokens < 1 || d->max_source < 0 || (d->max_source > 0) != encoded)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_trainer_desc: max_tokens is %lld and max_source %lld; expected 1 or "
-                        "more, and of a source 0 without an encoder",
-                        (long long)d->max_tokens, (long long)d->max_source);
+                        "mha_trainer_desc: max_tokens is %lld, expected 1 or more; max_source is "
+                        "%lld, expected %s",
+                        (long long)d->max_tokens, (long long)d->max_source,
+                        encoded ? "1 or more" : "0 without an encoder");
     if (!(d->clip >= 0) || !(d->head_grade >= 0 && d->head_grade <= 1))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_trainer_desc: clip is %g, expected 0 or more; head_grade is %g, "
