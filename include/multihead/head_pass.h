@@ -39,11 +39,11 @@ typedef struct mha_head_pass {
  *
  *   input   of one sequence: tokens i32 [1,T], lengths NULL or T; its outputs are filled and its
  *           after_layer is called, before a layer is measured
- *   text    what the tokens are (heads.h); queries and keys 0 or T, ids NULL: the tokens,
+ *   text    what the tokens are (heads.h); queries and keys 0 or T, q_offset 0, ids NULL: the tokens,
  *           MHA_HEADS_CAUSAL is set as the transformer has it. NULL: nothing but ids is known
  *
- * Layers without heads are passed over. The windows of layers limit their rows, but not what chance
- * assumes. MHA_MEASURE_COSINE compares the inputs of a layer's
+ * Layers without heads are skipped. The windows of layers limit their rows, but the chance baseline
+ * ignores them. MHA_MEASURE_COSINE compares the inputs of a layer's
  * attention.
  *
  * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
@@ -78,7 +78,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_distances(mha_context *context,
  * Ranks by frequency, for mha_heads_text.ranks: 0 for the token that occurs most, then 1; of equals
  * the one with the lower id first. Tokens that never occur get 0.
  *
- *   counts [vocab_size] in    ranks [vocab_size] out    *kinds: how many tokens occur; NULL
+ *   counts [vocab_size] in    ranks [vocab_size] out    *kinds: number of distinct tokens; NULL
  *
  * Memory   scratch from the context.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (vocab_size or a
  *          count below 0); MHA_ERR_SIZE, _NOMEM; nothing is then written.
@@ -93,7 +93,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_ranks(mha_context *context, int64
  *
  *   token_begin [tokens] in         rising; -1: a token that is nowhere in the text
  *   word_begin, word_end [words] in rising, words do not overlap
- *   word_of [tokens] out            words that have tokens are numbered from 0; -1: in none
+ *   word_of [tokens] out            words that have tokens are numbered from 0; -1: in none. A token of
+ *                                   -1 ends its word: later ones are in none
  *   number [words] out              the number of each word; -1: no token begins in it
  *
  * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (counts below 0).   Threads  any.   Since  0.1
@@ -108,7 +109,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_words(int64_t tokens, const int64
 typedef struct mha_repeated_tokens {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
-    int64_t block, repeats;  /* different tokens, how often they come: each at least 1 */
+    int64_t block, repeats;  /* different tokens, number of repetitions: each at least 1 */
     int32_t first, last;     /* special tokens around all of them; -1: none */
     uint64_t seed, sequence; /* which tokens: SplitMix64 of both */
 } mha_repeated_tokens;

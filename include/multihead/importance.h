@@ -209,7 +209,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_order(mha_context *context,
  * whose layer would be left with fewer than `least`.
  *
  *   from [count] in      layer * H + head, each at most once: a random order, say
- *   order [count] out    *made of them; may be from itself
+ *   order [count] out    *made of them; may be the same array as from
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (a head that the transformer does not
  *          have, or twice; least < 0); nothing is then written.
@@ -234,7 +234,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
                                                         int64_t *made);
 
 /**
- * The loss as heads go: losses[p] is mha_gated_loss() with the first removed[p] heads of an order
+ * The loss as heads are removed: losses[p] is mha_gated_loss() with the first removed[p] heads of an order
  * closed, to the bit.
  *
  *   gates f32 [L,H] in     heads already closed; NULL: all open

@@ -5,7 +5,7 @@
  *   loss           cross-entropy of the logits against targets (nn.h)
  *   backward       through both
  *   clip           gradients of both together to a norm
- *   move           AdamW (optimizer.h), learning rate by schedule, weight decay on matrices only
+ *   update         AdamW (optimizer.h), learning rate by schedule, weight decay on matrices only
  *
  * Data, when to stop and what to keep are the caller's:
  *
@@ -34,17 +34,17 @@ typedef struct mha_trainer_desc {
     int64_t max_tokens;   /* B T of a batch at most */
     int64_t max_source;   /* B S at most; with an encoder */
     double learning_rate; /* the peak of the schedule (optimizer.h) */
-    double floor;         /* where its decay ends, as a part of the peak */
+    double floor;         /* where its decay ends, as a fraction of the peak */
     int64_t warm_up, decay;
     double beta1, beta2, epsilon; /* of mha_adamw, which has their defaults */
     double weight_decay;          /* of matrices; 0: none */
-    double clip;                  /* the most norm of all gradients together; 0: any */
-    /* Head h's rows of W_V and columns of W_O learn at its h-th power of the speed, as
-     * mha_transformer_init.head_grade makes them begin: heads that begin alike stay apart; 0: 1 */
+    double clip;                  /* upper limit of the norm of all gradients; 0: none */
+    /* Head h's rows of W_V and columns of W_O have the learning rate times head_grade^h, as
+     * mha_transformer_init.head_grade scales their start: heads that start alike diverge; 0: 1 */
     double head_grade;
 } mha_trainer_desc;
 
-/* What is learnt from, or looked at. Everything is borrowed for the call. */
+/* A batch to train on or to evaluate. Everything is borrowed for the call. */
 typedef struct mha_training_batch {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -61,8 +61,8 @@ typedef struct mha_training_batch {
  *   transformer   with logits; with MHA_TRANSFORMER_CROSS exactly if there is an encoder
  *   encoder       with MHA_TRANSFORMER_NO_OUTPUT, its E the transformer's memory_dim; NULL: none
  *
- * Both are the caller's, who initialises them, and are moved by steps. Nobody else may change them
- * meanwhile without mha_transformer_update().
+ * The caller owns and initialises both; each step updates them. Nobody else may change them without
+ * mha_transformer_update().
  *
  * Memory   the caller owns *trainer; context and transformers must outlive it. Three floats for
  *          each parameter (four with head_grade), activations for max_tokens and max_source, the
@@ -116,8 +116,7 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_evaluate(mha_trainer *trainer,
 /** Steps done. Memory none. Errors none. Threads as the trainer. Since 0.1 */
 MHA_API int64_t mha_trainer_steps(const mha_trainer *trainer);
 
-/* What goes on when a training does: with the parameters and the count of steps this is all of its
- * state. */
+/* What must be saved to resume a training, besides the parameters and the number of steps. */
 typedef struct mha_trainer_state {
     mha_transformer *transformer; /* NULL: there is no encoder */
     int64_t count;                /* mha_transformer_size() */

@@ -70,7 +70,7 @@ enum {
 };
 
 /* The self-attention of one layer: fields of mha_attention_desc (attention.h), mha_rope_desc and
- * mha_qk_norm() (position.h), which have the formulas. Zero everywhere: none of it. */
+ * mha_qk_norm() (position.h), which have the formulas. All zero: plain attention. */
 typedef struct mha_layer_desc {
     uint32_t struct_size;
     uint32_t flags;
@@ -118,8 +118,8 @@ typedef struct mha_transformer_desc {
     /* Token types (BERT's segments): a table [type_count,E] whose row is added to the embedding of
      * each token; 0: none. With it the sum of the tables' rows is rounded once */
     int64_t type_count;
-    /* [L] of one struct_size: what the self-attention of each layer has besides; NULL: nothing.
-     * Copied, as layer_heads */
+    /* [L] of one struct_size: further settings of each layer's self-attention; NULL: none. Copied,
+     * as layer_heads */
     const mha_layer_desc *layers;
 } mha_transformer_desc;
 
@@ -202,7 +202,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_parameter(const mha_transformer
 MHA_API float *mha_transformer_data(mha_transformer *transformer);
 
 /**
- * Take note of changed parameters: pack the matrices anew.
+ * Apply changed parameters: pack the matrices anew.
  *
  * Memory   nothing is allocated.   Errors   MHA_ERR_NULL, what mha_module_set_parameter() gives.
  * Threads  nobody else uses the transformer.   Since  0.1
@@ -241,7 +241,7 @@ typedef struct mha_transformer_input {
     uint32_t struct_size;
     uint32_t reserved;             /* 0 */
     const mha_tensor *tokens;      /* i32 [B,T] */
-    const int64_t *lengths;        /* [B], 0 .. T; NULL: T. What is beyond takes part in nothing */
+    const int64_t *lengths;        /* [B], 0 .. T; NULL: T. Tokens beyond are ignored */
     const mha_tensor *memory;      /* f32 [B,S,memory_dim], with MHA_TRANSFORMER_CROSS */
     const int64_t *memory_lengths; /* [B]; NULL: S */
     const mha_tensor *gates;       /* f32 [L,H], times each head's output; NULL: 1 */

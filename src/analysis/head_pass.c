@@ -83,6 +83,9 @@ static mha_status complete_text(pass *x, const mha_heads_text *text)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_heads_text: %lld queries and %lld keys, expected %lld tokens",
                         (long long)x->text.queries, (long long)x->text.keys, (long long)T);
+    if (x->text.q_offset != 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: q_offset is %lld, expected 0",
+                        (long long)x->text.q_offset);
     x->text.flags &= ~(uint32_t)MHA_HEADS_CAUSAL;
     if (x->causal) x->text.flags |= MHA_HEADS_CAUSAL;
     if (x->text.ids) return MHA_OK;

@@ -121,7 +121,7 @@ mha_status mhai_config_float(const mhai_config *config, const char *key, float *
     const double most = 3.4028235e38; /* FLT_MAX as it is written: a little more */
     *value = 0;
     if (found && (!json_is_number(found) || !(fabs(number) <= most)))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no number that fits in a float",
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a number that fits in a float",
                         mhai_show_path(config->path).text, key);
     *value = (float)number;
     return MHA_OK;

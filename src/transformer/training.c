@@ -168,10 +168,12 @@ static mha_status check_nets(const mha_transformer *transformer, const mha_trans
     mha_transformer_describe(encoder, &e);
     if (transformer == encoder || !(e.flags & MHA_TRANSFORMER_NO_OUTPUT) ||
         e.flags & MHA_TRANSFORMER_CROSS || e.embed_dim != d.memory_dim)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_trainer_create: the encoder's rows of %lld are no memory of rows of "
-                        "%lld; it needs MHA_TRANSFORMER_NO_OUTPUT and no cross-attention",
-                        (long long)e.embed_dim, (long long)d.memory_dim);
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_trainer_create: the encoder has embed_dim %lld, memory_dim is %lld; it must "
+            "be another transformer, of that width, with MHA_TRANSFORMER_NO_OUTPUT and "
+            "without cross-attention",
+            (long long)e.embed_dim, (long long)d.memory_dim);
     return MHA_OK;
 }
 

@@ -8,10 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    KNOWN_FLAGS = MHA_LAYER_ROPE_INTERLEAVED * 2 - 1,
-    ROPE_FLAGS = MHA_LAYER_NO_ROPE | MHA_LAYER_ROPE_INTERLEAVED
-};
+enum { KNOWN_FLAGS = MHA_LAYER_ROPE_INTERLEAVED * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -25,13 +22,15 @@ static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_
     if (!(l->flags & MHA_LAYER_QK_NORM) && (l->qk_norm || l->qk_norm_epsilon != 0))
         name = "qk_norm and qk_norm_epsilon", needs = "MHA_LAYER_QK_NORM";
     if (l->t5_max_distance && !l->t5_buckets) name = "t5_max_distance", needs = "t5_buckets";
-    if (!rotary && (l->flags & ROPE_FLAGS))
-        name = "MHA_LAYER_NO_ROPE and _INTERLEAVED", needs = "MHA_ENCODING_ROTARY";
+    if (!rotary && l->flags & MHA_LAYER_NO_ROPE)
+        name = "MHA_LAYER_NO_ROPE", needs = "MHA_ENCODING_ROTARY";
     if ((!rotary || l->flags & MHA_LAYER_NO_ROPE) &&
-        (l->rotary_dim || l->rope_base != 0 || l->rope_factor != 0))
-        name = "rotary_dim, rope_base and rope_factor", needs = "a layer with rotary positions";
+        (l->flags & MHA_LAYER_ROPE_INTERLEAVED || l->rotary_dim || l->rope_base != 0 ||
+         l->rope_factor != 0))
+        name = "rotary_dim, rope_base, rope_factor and MHA_LAYER_ROPE_INTERLEAVED",
+        needs = "a layer with rotary positions";
     if (!name) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: %s need %s", name, needs);
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: %s: only with %s", name, needs);
 }
 
 static mha_status fill_defaults(const mha_transformer_desc *d, mha_layer_desc *l)

@@ -19,7 +19,7 @@ class TransformerDesc(C.Structure):
         ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
         ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
         ("layer_heads", C.POINTER(C.c_int64)), ("layer_kv_heads", C.POINTER(C.c_int64)),
-        ("type_count", C.c_int64)]
+        ("type_count", C.c_int64), ("layers", C.c_void_p)]
 
 
 class Parameter(C.Structure):

@@ -327,6 +327,9 @@ static void misuse_is_refused(void **state)
     e->text.keys = MOST_T + 1;
     expect_error(mha_head_pass_run(context, e->t, &e->input, &e->text, &pass), MHA_ERR_ARGUMENT,
                  "keys");
+    e->text.keys = 0, e->text.q_offset = 3;
+    expect_error(mha_head_pass_run(context, e->t, &e->input, &e->text, &pass), MHA_ERR_ARGUMENT,
+                 "q_offset is 3");
     const int64_t none = 0;
     e->input.lengths = &none;
     expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_ARGUMENT,

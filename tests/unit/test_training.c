@@ -402,7 +402,7 @@ static void a_trainer_is_refused(void **state)
     REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "beta1");
     d = right;
     REFUSE(e->encoder, e->main, MHA_ERR_ARGUMENT, "no output");
-    REFUSE(e->main, e->main, MHA_ERR_ARGUMENT, "no memory");
+    REFUSE(e->main, e->main, MHA_ERR_ARGUMENT, "memory_dim");
     d.max_source = 0;
     REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "max_source is 0, expected 1");
     REFUSE(e->main, NULL, MHA_ERR_ARGUMENT, "needs an encoder");

@@ -958,16 +958,16 @@ static void layers_are_checked(void **state)
         const char *words;
     } wrong[] = {
         {{.flags = 1u << 7}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x80"},
-        {{.left_keys = 1}, MHA_ERR_ARGUMENT, "need MHA_LAYER_WINDOW"},
-        {{.sink_keys = 1}, MHA_ERR_ARGUMENT, "need MHA_LAYER_WINDOW"},
+        {{.left_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
+        {{.sink_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
         {{.flags = MHA_LAYER_WINDOW, .left_keys = -2}, MHA_ERR_ARGUMENT, "layer 1: window"},
         {{.flags = MHA_LAYER_WINDOW, .right_keys = 1}, MHA_ERR_ARGUMENT, "layer 1: window"},
-        {{.qk_norm_epsilon = 1e-3f}, MHA_ERR_ARGUMENT, "need MHA_LAYER_QK_NORM"},
+        {{.qk_norm_epsilon = 1e-3f}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},
         {{.flags = MHA_LAYER_QK_NORM, .qk_norm_epsilon = -1}, MHA_ERR_ARGUMENT, "epsilon is -1"},
         {{.flags = MHA_LAYER_QK_NORM, .qk_norm = 7}, MHA_ERR_ARGUMENT, "kind is 7"},
         {{.softcap = -1}, MHA_ERR_ARGUMENT, "layer 1: softcap is -1"},
         {{.scale = NAN}, MHA_ERR_ARGUMENT, "scale is nan"},
-        {{.t5_max_distance = 9}, MHA_ERR_ARGUMENT, "need t5_buckets"},
+        {{.t5_max_distance = 9}, MHA_ERR_ARGUMENT, "only with t5_buckets"},
         {{.t5_buckets = 1}, MHA_ERR_SHAPE, "layer 1: t5_table: 1 buckets"},
         {{.t5_buckets = -1}, MHA_ERR_ARGUMENT, "t5_buckets is -1"},
         {{.t5_buckets = (int64_t)1 << 32}, MHA_ERR_ARGUMENT, "t5_buckets is 4294967296"},
@@ -975,7 +975,10 @@ static void layers_are_checked(void **state)
         {{.rotary_dim = 6}, MHA_ERR_ARGUMENT, "rotary_dim is 6"},
         {{.rope_base = 0.5f}, MHA_ERR_ARGUMENT, "base is 0.5"},
         {{.rope_factor = -1}, MHA_ERR_ARGUMENT, "factor is -1"},
-        {{.flags = MHA_LAYER_NO_ROPE, .rotary_dim = 2}, MHA_ERR_ARGUMENT, "need a layer with"},
+        {{.flags = MHA_LAYER_NO_ROPE | MHA_LAYER_ROPE_INTERLEAVED},
+         MHA_ERR_ARGUMENT,
+         "only with a"},
+        {{.flags = MHA_LAYER_NO_ROPE, .rotary_dim = 2}, MHA_ERR_ARGUMENT, "only with a layer"},
     };
     mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0]}};
     mha_transformer_desc d = {.struct_size = sizeof d,
@@ -1003,7 +1006,8 @@ static void layers_are_checked(void **state)
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "that of layer 0");
     layers[1] = (mha_layer_desc){.struct_size = sizeof layers[1], .flags = MHA_LAYER_NO_ROPE};
     d.positions = MHA_ENCODING_LEARNED;
-    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "need MHA_ENCODING_ROTARY");
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT,
+                 "only with MHA_ENCODING_ROTARY");
 }
 
 /* MHA_QK_NORM_L2 is for forward calls. Layers that say nothing are none. */

@@ -113,6 +113,30 @@ static bool write_layers(const mha_transformer_desc *d, json_t *root)
     return good;
 }
 
+static bool is_layer_key(const char *key)
+{
+    bool known = strcmp(key, "qk_norm_kind") == 0;
+    for (int i = 0; i < LAYER_FLAGS; i++) known = known || strcmp(key, layer_flags[i].name) == 0;
+    for (int i = 0; i < LAYER_COUNTS; i++) known = known || strcmp(key, layer_counts[i].name) == 0;
+    for (int i = 0; i < LAYER_REALS; i++) known = known || strcmp(key, layer_reals[i].name) == 0;
+    return known;
+}
+
+/* With a setting that this library does not know, the model computes something else. */
+static mha_status check_keys(const mhai_config *config, json_t *layer)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(layer, key, value)
+    {
+        if (!is_layer_key(key))
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "%s: '%s' in 'layers' is not known to this version of multihead",
+                            mhai_show_path(config->path).text, mhai_show_name(key).text);
+    }
+    return MHA_OK;
+}
+
 static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
 {
     int kind;
@@ -146,15 +170,16 @@ static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
     if (mhai_config_absent(config, "layers")) return MHA_OK;
     if (!json_is_array(list) || (int64_t)json_array_size(list) != d->num_layers)
         return mha_fail(MHA_ERR_MODEL,
-                        "%s: 'layers' is no list of %lld objects, one for each layer",
+                        "%s: 'layers' is not a list of %lld objects, one for each layer",
                         mhai_show_path(config->path).text, (long long)d->num_layers);
     plan->layers = calloc((size_t)d->num_layers, sizeof *plan->layers);
     if (!plan->layers) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mhai_config layer = {config->path, json_array_get(list, (size_t)i)};
         if (!json_is_object(layer.root))
-            return mha_fail(MHA_ERR_MODEL, "%s: number %lld of 'layers' is no object",
+            return mha_fail(MHA_ERR_MODEL, "%s: number %lld of 'layers' is not an object",
                             mhai_show_path(config->path).text, (long long)i);
+        MHA_TRY(check_keys(config, json_array_get(list, (size_t)i)));
         MHA_TRY(read_layer(&layer, &plan->layers[i]));
     }
     d->layers = plan->layers;
