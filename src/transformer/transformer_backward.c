@@ -357,7 +357,7 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
                         "head_means are for forward calls: what the heads gave "
                         "out is not kept beside them");
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        if (d->layers[i].qk_norm == MHA_QK_NORM_L2)
+        if (d->layers[i].qk_norm == MHA_QK_NORM_L2 && mhai_transformer_heads_of(d, i, false).q > 0)
             return mha_fail(MHA_ERR_UNSUPPORTED,
                             "layer %lld: MHA_QK_NORM_L2 has no gradient, use MHA_QK_NORM_RMS",
                             (long long)i);

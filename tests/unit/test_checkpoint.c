@@ -658,7 +658,8 @@ static void foreign_layers(void **state)
     with_config("\"window\": true", "\"window\": 1", MHA_ERR_MODEL, "'window' is neither");
     with_config("\"window\": true", "\"window\": false", MHA_ERR_MODEL,
                 "only with MHA_LAYER_WINDOW");
-    with_config("\"left_keys\": 3", "\"left_keys\": -2", MHA_ERR_MODEL, "'left_keys' is -2");
+    with_config("\"left_keys\": 3", "\"left_keys\": -2", MHA_ERR_MODEL,
+                "layers[0]: 'left_keys' is -2");
     with_config("\"left_keys\": 3", "\"left_keys\": 3.5", MHA_ERR_MODEL, "not a whole number");
     with_config("\"softcap\": 2.5", "\"softcap\": -1", MHA_ERR_MODEL, "layer 0: softcap");
     with_config("\"softcap\": 2.5", "\"softcap\": 1e39", MHA_ERR_MODEL, "fits in a float");
@@ -668,11 +669,12 @@ static void foreign_layers(void **state)
     with_config("\"t5_buckets\": 6", "\"t5_buckets\": 1", MHA_ERR_MODEL, "layer 1: ");
     with_config("\"t5_buckets\": 6", "\"t5_buckets\": 1048576", MHA_ERR_MODEL, "numbers");
     with_config("\"t5_buckets\": 6", "\"t5_buckets\": 5", MHA_ERR_MODEL, "relative_attention_bias");
-    with_config("\"softcap\": 2.5", "\"sofcap\": 2.5", MHA_ERR_UNSUPPORTED, "'sofcap' in 'layers'");
+    with_config("\"softcap\": 2.5", "\"sofcap\": 2.5", MHA_ERR_UNSUPPORTED, "layers[0]: 'sofcap'");
     with_config("\"layers\": [", "\"layers\": [{}, ", MHA_ERR_MODEL, "not a list of 2 objects");
     with_config("\"layers\": [", "\"layers\": 3, \"x\": [", MHA_ERR_MODEL,
                 "not a list of 2 objects");
-    with_config("\"layers\": [", "\"layers\": [1, 2], \"x\": [", MHA_ERR_MODEL, "not an object");
+    with_config("\"layers\": [", "\"layers\": [1, 2], \"x\": [", MHA_ERR_MODEL,
+                "layers[0]: is not an object");
 }
 
 static void wrong_folders(void **state)

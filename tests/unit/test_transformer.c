@@ -1016,14 +1016,14 @@ static void layers_without_gradients(void **state)
     (void)state;
     mha_context *x = machines_context(1, 0);
     mha_layer_desc layer = {.struct_size = sizeof layer};
-    const mha_transformer_desc d = {.struct_size = sizeof d,
-                                    .flags = MHA_TRANSFORMER_NO_OUTPUT,
-                                    .vocab_size = 5,
-                                    .max_length = 8,
-                                    .embed_dim = 4,
-                                    .num_layers = 1,
-                                    .num_heads = 2,
-                                    .layers = &layer};
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .flags = MHA_TRANSFORMER_NO_OUTPUT,
+                              .vocab_size = 5,
+                              .max_length = 8,
+                              .embed_dim = 4,
+                              .num_layers = 1,
+                              .num_heads = 2,
+                              .layers = &layer};
     mha_transformer_desc made;
     mha_transformer *t = NULL;
     mha_activations *a = NULL;
@@ -1045,6 +1045,14 @@ static void layers_without_gradients(void **state)
     assert_int_equal(mha_transformer_forward(x, t, &input, a, &output, NULL, NULL), MHA_OK);
     expect_error(mha_transformer_backward(x, t, &input, a, &output, &out), MHA_ERR_UNSUPPORTED,
                  "MHA_QK_NORM_L2 has no gradient");
+    mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+    const int64_t heads = 0; /* nothing is normalised */
+    d.layer_heads = &heads;
+    assert_int_equal(mha_transformer_create(x, &d, &t), MHA_OK);
+    assert_int_equal(mha_activations_create(x, t, 3, 0, &a), MHA_OK);
+    assert_int_equal(mha_transformer_forward(x, t, &input, a, &output, NULL, NULL), MHA_OK);
+    assert_int_equal(mha_transformer_backward(x, t, &input, a, &output, &out), MHA_OK);
     mha_activations_destroy(a);
     mha_transformer_destroy(t);
 }

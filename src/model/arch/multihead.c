@@ -5,6 +5,7 @@
 #include <multihead/component.h>
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,7 +132,7 @@ static mha_status check_keys(const mhai_config *config, json_t *layer)
     {
         if (!is_layer_key(key))
             return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: '%s' in 'layers' is not known to this version of multihead",
+                            "%s: '%s' is not known to this version of multihead",
                             mhai_show_path(config->path).text, mhai_show_name(key).text);
     }
     return MHA_OK;
@@ -175,11 +176,13 @@ static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
     plan->layers = calloc((size_t)d->num_layers, sizeof *plan->layers);
     if (!plan->layers) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     for (int64_t i = 0; i < d->num_layers; i++) {
-        const mhai_config layer = {config->path, json_array_get(list, (size_t)i)};
-        if (!json_is_object(layer.root))
-            return mha_fail(MHA_ERR_MODEL, "%s: number %lld of 'layers' is not an object",
-                            mhai_show_path(config->path).text, (long long)i);
-        MHA_TRY(check_keys(config, json_array_get(list, (size_t)i)));
+        char where[256];
+        json_t *object = json_array_get(list, (size_t)i);
+        const mhai_config layer = {where, object};
+        snprintf(where, sizeof where, "%s: layers[%lld]", mhai_show_path(config->path).text,
+                 (long long)i);
+        if (!json_is_object(object)) return mha_fail(MHA_ERR_MODEL, "%s: is not an object", where);
+        MHA_TRY(check_keys(&layer, object));
         MHA_TRY(read_layer(&layer, &plan->layers[i]));
     }
     d->layers = plan->layers;
