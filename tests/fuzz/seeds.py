@@ -171,6 +171,29 @@ def of_model():
         yield name, parts(json.dumps({"model_type": name, **fields}), b"", b"", b"")
 
 
+def own():
+    """This library's kind: every setting of layers, and layers with heads of their own number."""
+    config = {"architectures": ["MultiheadTransformer"], "model_type": "multihead", "vocab_size": 5,
+              "max_length": 8, "embed_dim": 4, "num_layers": 2, "num_heads": 2, "kv_heads": 2,
+              "head_dim": 2, "norm": "rms", "positions": "rotary", "causal": True,
+              "layer_heads": [2, 1], "layer_kv_heads": [2, 1],
+              "layers": [{"window": True, "left_keys": 3, "sink_keys": 1, "softcap": 2.5,
+                          "qk_norm": True, "qk_norm_kind": "rms", "qk_norm_epsilon": 1e-5,
+                          "sinks": True, "rotary_dim": 2, "rope_base": 500.0, "rope_factor": 2.0},
+                         {"alibi": True, "t5_buckets": 4, "t5_max_distance": 9, "no_rope": True,
+                          "scale": 0.5, "scale_given": True}]}
+    tensors = {"embed_tokens.weight": f32(5, 4), "norm.weight": f32(4), "lm_head.weight": f32(5, 4)}
+    for layer, width in ((0, 4), (1, 2)):
+        at = f"layers.{layer}.self_attn"
+        tensors |= {f"{at}_norm.weight": f32(4), f"{at}.o_proj.weight": f32(4, width),
+                    **{f"{at}.{name}_proj.weight": f32(width, 4) for name in "qkv"}}
+    for name, shape in {"0.self_attn.q_norm.weight": (2,), "0.self_attn.k_norm.weight": (2,),
+                        "0.self_attn.sinks": (2,), "1.self_attn.alibi_slopes": (1,),
+                        "1.self_attn.relative_attention_bias.weight": (4, 1)}.items():
+        tensors[f"layers.{name}"] = f32(*shape)
+    return config, tensors
+
+
 def of_checkpoint():
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4,
               "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -190,6 +213,8 @@ def of_checkpoint():
     yield "unaligned", parts(json.dumps(config), safetensors(tensors, pad=1))
     bert_config, bert_tensors = bert()
     yield "bert", parts(json.dumps(bert_config), safetensors(bert_tensors))
+    own_config, own_tensors = own()
+    yield "own", parts(json.dumps(own_config), safetensors(own_tensors))
     yield "module", parts("{}", safetensors({"in_proj_weight": f32(12, 4), "in_proj_bias": f32(12),
                                              "out_proj.weight": f32(4, 4),
                                              "out_proj.bias": f32(4)}))
