@@ -1,7 +1,6 @@
 /* The curve as a picture: what the model is worth against the heads that are left. */
+#include "common/arena.h"
 #include "prune/prune.h"
-
-#include <stdlib.h>
 
 enum { ORDERS = 2 + PRUNE_RANDOM };
 
@@ -19,7 +18,7 @@ mha_status prune_write_svg(const void *user, const mha_sink *sink)
     const prune_job *job = user;
     const int64_t count = job->point_count;
     mha_series series[ORDERS];
-    double *numbers = calloc((size_t)(1 + ORDERS) * (size_t)count, sizeof *numbers);
+    double *numbers = arena_try((1 + ORDERS) * count, sizeof *numbers);
     if (!numbers) return MHA_ERR_NOMEM;
     for (int64_t i = 0; i < count; i++) { /* x ascends */
         const prune_point *p = &job->points[count - 1 - i];
@@ -39,7 +38,5 @@ mha_status prune_write_svg(const void *user, const mha_sink *sink)
                              .series_count = ORDERS};
     const mha_chart chart = {
         .struct_size = sizeof chart, .curve_size = sizeof curve, .curve = &curve, .x_falls = true};
-    const mha_status status = mha_render_chart(&chart, sink);
-    free(numbers);
-    return status;
+    return mha_render_chart(&chart, sink);
 }

@@ -20,14 +20,20 @@ static mha_status rotate(const mhai_attend *a, const mha_tensor *x, const mha_po
     return mha_rope_apply(a->context, &rope, x, x);
 }
 
+/* The weight of a norm [D] as a tensor that is only read. */
+static mha_tensor view_weight(const float *weight, int64_t D)
+{
+    union {
+        const float *in;
+        void *out;
+    } pointer = {weight};
+    return mha_tensor_contiguous(pointer.out, MHA_F32, 1, &D);
+}
+
 static mha_status normalise(const mhai_attend *a, const mha_tensor *x, const float *weight)
 {
     if (!weight) return MHA_OK;
-    union {
-        const float *in;
-        void *out; /* of a view that is only read */
-    } pointer = {weight};
-    const mha_tensor w = mha_tensor_contiguous(pointer.out, MHA_F32, 1, &x->shape[3]);
+    const mha_tensor w = view_weight(weight, x->shape[3]);
     return mha_qk_norm(a->context, a->qk_norm, a->qk_norm_epsilon, x, &w, x);
 }
 
@@ -100,10 +106,6 @@ static mha_status normalise_back(const mhai_attend *a, const mha_tensor *dx, con
                                  const mhai_attend_norm *norm)
 {
     const int64_t D = dx->shape[3], count = dx->shape[0] * dx->shape[1] * dx->shape[2];
-    union {
-        const float *in;
-        void *out;
-    } pointer = {weight};
     void *memory;
     if (!weight) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(a->context);
@@ -114,7 +116,7 @@ static mha_status normalise_back(const mhai_attend *a, const mha_tensor *dx, con
     const int64_t shape[] = {count, D};
     const mha_tensor x = mha_tensor_contiguous(inputs, MHA_F32, 2, shape);
     const mha_tensor dy = mha_tensor_contiguous(gradients, MHA_F32, 2, shape);
-    const mha_tensor w = mha_tensor_contiguous(pointer.out, MHA_F32, 1, &D);
+    const mha_tensor w = view_weight(weight, D);
     const mha_tensor dw = mha_tensor_contiguous(norm->weight, MHA_F32, 1, &D);
     MHA_TRY(mha_rms_norm_backward(a->context, &x, NULL, &w, a->qk_norm_epsilon, &dy, 0, &dy,
                                   norm->weight ? &dw : NULL));
