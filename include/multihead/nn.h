@@ -27,7 +27,9 @@ typedef struct mha_linear mha_linear;
 typedef enum mha_activation {
     MHA_ACTIVATION_NONE = 0,
     MHA_ACTIVATION_GELU = 1, /* x Phi(x), Phi the normal distribution; exact, not tanh */
-    MHA_ACTIVATION_RELU = 2
+    MHA_ACTIVATION_RELU = 2,
+    /* x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2 (Hendrycks, Gimpel 2016, section 2) */
+    MHA_ACTIVATION_GELU_TANH = 3
 } mha_activation;
 
 /**
@@ -103,7 +105,10 @@ MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context, const
  *   x [M,N] in    y [M,N] out, may be x itself
  *
  * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP.
- * Threads  one call per context.   Accuracy  GELU: |y - exact| <= 5 u |x|.   Since  0.1
+ * Threads  one call per context.
+ * Accuracy GELU: |y - exact| <= 5 u |x|. GELU_TANH, with z = 1.6 x + 0.0714 x^3: |y - exact| <=
+ *          (6 |z| sigmoid(-z) + 7) u |y| + 2^-125 |x|.
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_activation_forward(mha_context *context,
                                                         mha_activation activation,
@@ -121,6 +126,26 @@ MHA_API MHA_NODISCARD mha_status mha_activation_backward(mha_context *context,
                                                          mha_activation activation,
                                                          const mha_tensor *x, const mha_tensor *dy,
                                                          const mha_tensor *dx);
+
+/**
+ * y = activation(gate) * up (Shazeer 2020): GEGLU with MHA_ACTIVATION_GELU or _GELU_TANH (Gemma),
+ * ReGLU with _RELU.
+ *
+ *   gate, up [M,N] in    y [M,N] out, may be either of them
+ *
+ * Memory   none.   Errors  as mha_activation_forward().   Threads  one call per context.
+ * Accuracy that of mha_activation_forward(), and one more rounding.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_glu(mha_context *context, mha_activation activation,
+                                         const mha_tensor *gate, const mha_tensor *up,
+                                         const mha_tensor *y);
+
+/** Its gradients, as mha_swiglu_backward(). Memory none. Errors as mha_activation_forward().
+ * Threads one call per context. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_glu_backward(mha_context *context, mha_activation activation,
+                                                  const mha_tensor *gate, const mha_tensor *up,
+                                                  const mha_tensor *dy, const mha_tensor *dgate,
+                                                  const mha_tensor *dup);
 
 /**
  * y = silu(gate) * up, silu(x) = x / (1 + exp(-x)) (Shazeer 2020, SwiGLU).

@@ -228,7 +228,8 @@ typedef struct mhai_gemm {
 enum { MHAI_GATHER = MHAI_MAX_ROWS * MHAI_SCORE_STRIDE };
 
 /* activate_gelu: x[i] = x[i] Phi(x[i]), Phi the normal distribution. gelu_backward: dx[i] = dy[i]
- * times its derivative at x[i]; dx may be dy.
+ * times its derivative at x[i]; dx may be dy. activate_gelu_tanh: x[i] sigmoid(2 z), z = sqrt(2/pi)
+ * (x[i] + 0.044715 x[i]^3), which is x[i] (1 + tanh(z)) / 2; gelu_tanh_backward likewise.
  * swiglu: y[i] = silu(gate[i]) up[i], silu(x) = x / (1 + exp(-x)). swiglu_backward: dgate and dup
  * from dy; they may be gate, up or dy, element for element.
  * exp_row: p[i] = exp(x[i] - max), with the maximum and the sum of p; n >= 1, p may be x. */

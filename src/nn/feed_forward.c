@@ -2,22 +2,29 @@
 #include "nn/nn_check.h"
 
 #include "base/context.h"
-#include "kernels/kernels.h"
+#include "nn/matmul.h"
+
+#include <string.h>
 
 typedef struct rows_job {
     const mhai_kernels *kernels;
-    mha_activation activation;
+    int activation;                   /* an mha_activation, or the one below */
     const mha_tensor *gate, *up, *dy; /* gate is x where there is no other */
     const mha_tensor *y, *dgate, *dup;
 } rows_job;
 
+enum { SILU = -1 };
+
 static mha_status check_activation(mha_activation activation)
 {
-    if (activation == MHA_ACTIVATION_GELU || activation == MHA_ACTIVATION_RELU) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "activation is %d, expected GELU or RELU", (int)activation);
+    if (activation == MHA_ACTIVATION_GELU || activation == MHA_ACTIVATION_RELU ||
+        activation == MHA_ACTIVATION_GELU_TANH)
+        return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "activation is %d, expected GELU, RELU or GELU_TANH",
+                    (int)activation);
 }
 
-/* ---- GELU, ReLU ---------------------------------------------------------------------------- */
+/* ---- element by element------------------------------------------------------------------------ */
 
 static void forward_row(void *argument, int64_t row, int worker)
 {
@@ -26,12 +33,8 @@ static void forward_row(void *argument, int64_t row, int worker)
     const float *x = mhai_nn_row(job->gate, row);
     float *y = mhai_nn_row(job->y, row);
     const int64_t n = job->y->shape[1];
-    if (job->activation == MHA_ACTIVATION_RELU) {
-        for (int64_t i = 0; i < n; i++) y[i] = x[i] < 0 ? 0 : x[i];
-        return;
-    }
     for (int64_t i = 0; i < n; i++) y[i] = x[i];
-    job->kernels->activate_gelu(y, n);
+    mhai_activate(job->kernels, job->activation, y, n);
 }
 
 mha_status mha_activation_forward(mha_context *context, mha_activation activation,
@@ -48,18 +51,25 @@ mha_status mha_activation_forward(mha_context *context, mha_activation activatio
     return MHA_OK;
 }
 
+/* dx = dy activation'(x); dx may be dy. */
+static void activate_backward(const rows_job *job, const float *x, const float *dy, float *dx,
+                              int64_t n)
+{
+    switch (job->activation) {
+    case MHA_ACTIVATION_GELU: job->kernels->gelu_backward(dx, x, dy, n); break;
+    case MHA_ACTIVATION_GELU_TANH: job->kernels->gelu_tanh_backward(dx, x, dy, n); break;
+    default:
+        for (int64_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? dy[i] : 0;
+        break;
+    }
+}
+
 static void backward_row(void *argument, int64_t row, int worker)
 {
     const rows_job *job = argument;
     (void)worker;
-    const float *x = mhai_nn_row(job->gate, row), *dy = mhai_nn_row(job->dy, row);
-    float *dx = mhai_nn_row(job->dgate, row);
-    const int64_t n = job->dgate->shape[1];
-    if (job->activation == MHA_ACTIVATION_GELU) {
-        job->kernels->gelu_backward(dx, x, dy, n);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? dy[i] : 0;
+    activate_backward(job, mhai_nn_row(job->gate, row), mhai_nn_row(job->dy, row),
+                      mhai_nn_row(job->dgate, row), job->dgate->shape[1]);
 }
 
 mha_status mha_activation_backward(mha_context *context, mha_activation activation,
@@ -78,44 +88,76 @@ mha_status mha_activation_backward(mha_context *context, mha_activation activati
     return MHA_OK;
 }
 
-/* ---- SwiGLU -------------------------------------------------------------------------------- */
+/* ---- gated linear units --------------------------------------------------------------------- */
 
-static void swiglu_row(void *argument, int64_t row, int worker)
+/* Numbers of a row that are worked on at a time: what is written may be what is read. */
+enum { PIECE = 256 };
+
+static void glu_row(void *argument, int64_t row, int worker)
 {
     const rows_job *job = argument;
     (void)worker;
-    job->kernels->swiglu(mhai_nn_row(job->y, row), mhai_nn_row(job->gate, row),
-                         mhai_nn_row(job->up, row), job->y->shape[1]);
+    const float *gate = mhai_nn_row(job->gate, row), *up = mhai_nn_row(job->up, row);
+    float *y = mhai_nn_row(job->y, row), h[PIECE];
+    const int64_t width = job->y->shape[1];
+    if (job->activation == SILU) {
+        job->kernels->swiglu(y, gate, up, width);
+        return;
+    }
+    for (int64_t at = 0; at < width; at += PIECE) {
+        const int64_t n = width - at < PIECE ? width - at : PIECE;
+        memcpy(h, gate + at, (size_t)n * sizeof *h);
+        mhai_activate(job->kernels, job->activation, h, n);
+        for (int64_t i = 0; i < n; i++) y[at + i] = h[i] * up[at + i];
+    }
 }
 
-mha_status mha_swiglu(mha_context *context, const mha_tensor *gate, const mha_tensor *up,
-                      const mha_tensor *y)
+/* dup = dy activation(gate), dgate = dy up activation'(gate). */
+static void glu_backward_row(void *argument, int64_t row, int worker)
 {
-    if (!context) return mha_fail(MHA_ERR_NULL, "mha_swiglu: context is NULL");
+    const rows_job *job = argument;
+    (void)worker;
+    const float *gate = mhai_nn_row(job->gate, row), *up = mhai_nn_row(job->up, row);
+    const float *dy = mhai_nn_row(job->dy, row);
+    float *dgate = mhai_nn_row(job->dgate, row), *dup = mhai_nn_row(job->dup, row);
+    const int64_t width = job->dgate->shape[1];
+    if (job->activation == SILU) {
+        job->kernels->swiglu_backward(dgate, dup, gate, up, dy, width);
+        return;
+    }
+    for (int64_t at = 0; at < width; at += PIECE) {
+        const int64_t n = width - at < PIECE ? width - at : PIECE;
+        float h[PIECE], d[PIECE];
+        memcpy(h, gate + at, (size_t)n * sizeof *h);
+        mhai_activate(job->kernels, job->activation, h, n);
+        for (int64_t i = 0; i < n; i++) d[i] = dy[at + i] * up[at + i];
+        for (int64_t i = 0; i < n; i++) h[i] *= dy[at + i];
+        activate_backward(job, gate + at, d, d, n);
+        memcpy(dgate + at, d, (size_t)n * sizeof *d);
+        memcpy(dup + at, h, (size_t)n * sizeof *h);
+    }
+}
+
+static mha_status glu(const char *function, mha_context *context, int activation,
+                      const mha_tensor *gate, const mha_tensor *up, const mha_tensor *y)
+{
+    if (!context) return mha_fail(MHA_ERR_NULL, "%s: context is NULL", function);
     MHA_TRY(mhai_nn_matrix("gate", gate, -1, -1));
     MHA_TRY(mhai_nn_matrix("up", up, gate->shape[0], gate->shape[1]));
     MHA_TRY(mhai_nn_matrix("y", y, gate->shape[0], gate->shape[1]));
     MHA_TRY(mhai_tensor_check_output("y", y));
     MHA_TRY(mhai_nn_alias("y", y, "gate", gate));
     MHA_TRY(mhai_nn_alias("y", y, "up", up));
-    rows_job job = {.kernels = mhai_kernels_for(context->isa), .gate = gate, .up = up, .y = y};
-    if (y->shape[1] > 0) mha_parallel_for(context, y->shape[0], swiglu_row, &job);
+    rows_job job = {mhai_kernels_for(context->isa), activation, .gate = gate, .up = up, .y = y};
+    if (y->shape[1] > 0) mha_parallel_for(context, y->shape[0], glu_row, &job);
     return MHA_OK;
 }
 
-static void swiglu_backward_row(void *argument, int64_t row, int worker)
+static mha_status glu_backward(const char *function, mha_context *context, int activation,
+                               const mha_tensor *gate, const mha_tensor *up, const mha_tensor *dy,
+                               const mha_tensor *dgate, const mha_tensor *dup)
 {
-    const rows_job *job = argument;
-    (void)worker;
-    job->kernels->swiglu_backward(mhai_nn_row(job->dgate, row), mhai_nn_row(job->dup, row),
-                                  mhai_nn_row(job->gate, row), mhai_nn_row(job->up, row),
-                                  mhai_nn_row(job->dy, row), job->dgate->shape[1]);
-}
-
-mha_status mha_swiglu_backward(mha_context *context, const mha_tensor *gate, const mha_tensor *up,
-                               const mha_tensor *dy, const mha_tensor *dgate, const mha_tensor *dup)
-{
-    if (!context) return mha_fail(MHA_ERR_NULL, "mha_swiglu_backward: context is NULL");
+    if (!context) return mha_fail(MHA_ERR_NULL, "%s: context is NULL", function);
     MHA_TRY(mhai_nn_matrix("gate", gate, -1, -1));
     const int64_t rows = gate->shape[0], width = gate->shape[1];
     MHA_TRY(mhai_nn_matrix("up", up, rows, width));
@@ -130,11 +172,39 @@ mha_status mha_swiglu_backward(mha_context *context, const mha_tensor *gate, con
     }
     MHA_TRY(mhai_tensor_check_disjoint("dgate", dgate, "dup", dup));
     rows_job job = {.kernels = mhai_kernels_for(context->isa),
+                    .activation = activation,
                     .gate = gate,
                     .up = up,
                     .dy = dy,
                     .dgate = dgate,
                     .dup = dup};
-    if (width > 0) mha_parallel_for(context, rows, swiglu_backward_row, &job);
+    if (width > 0) mha_parallel_for(context, rows, glu_backward_row, &job);
     return MHA_OK;
+}
+
+mha_status mha_swiglu(mha_context *context, const mha_tensor *gate, const mha_tensor *up,
+                      const mha_tensor *y)
+{
+    return glu("mha_swiglu", context, SILU, gate, up, y);
+}
+
+mha_status mha_swiglu_backward(mha_context *context, const mha_tensor *gate, const mha_tensor *up,
+                               const mha_tensor *dy, const mha_tensor *dgate, const mha_tensor *dup)
+{
+    return glu_backward("mha_swiglu_backward", context, SILU, gate, up, dy, dgate, dup);
+}
+
+mha_status mha_glu(mha_context *context, mha_activation activation, const mha_tensor *gate,
+                   const mha_tensor *up, const mha_tensor *y)
+{
+    MHA_TRY(check_activation(activation));
+    return glu("mha_glu", context, (int)activation, gate, up, y);
+}
+
+mha_status mha_glu_backward(mha_context *context, mha_activation activation, const mha_tensor *gate,
+                            const mha_tensor *up, const mha_tensor *dy, const mha_tensor *dgate,
+                            const mha_tensor *dup)
+{
+    MHA_TRY(check_activation(activation));
+    return glu_backward("mha_glu_backward", context, (int)activation, gate, up, dy, dgate, dup);
 }

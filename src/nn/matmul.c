@@ -109,13 +109,14 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
     }
 }
 
-static void activate(const matmul_run *run, float *y, int64_t n)
+void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float *x, int64_t n)
 {
-    switch (run->job->activation) {
+    switch (activation) {
     case MHA_ACTIVATION_NONE: break;
-    case MHA_ACTIVATION_GELU: run->kernels->activate_gelu(y, n); break;
+    case MHA_ACTIVATION_GELU: kernels->activate_gelu(x, n); break;
+    case MHA_ACTIVATION_GELU_TANH: kernels->activate_gelu_tanh(x, n); break;
     case MHA_ACTIVATION_RELU:
-        for (int64_t i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i];
+        for (int64_t i = 0; i < n; i++) x[i] = x[i] < 0 ? 0 : x[i];
         break;
     }
 }
@@ -142,7 +143,7 @@ static void run_block(const matmul_run *run, int64_t item, int worker)
     int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col);
     run_panels(run, row, rows, panel, panels, run->sums ? run->sums + worker * SUMS : NULL);
     for (int64_t r = row; r < row + rows; r++)
-        activate(run, job->c + r * job->c_stride + col, cols);
+        mhai_activate(run->kernels, run->job->activation, job->c + r * job->c_stride + col, cols);
 }
 
 /* One thread reads a quarter of a million weights from L2 in some 10 us, and multiplies each with 8

@@ -25,6 +25,9 @@ typedef struct mhai_matmul {
     int64_t c_stride;
 } mhai_matmul;
 
+/* x = activation(x). */
+void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float *x, int64_t n);
+
 /* Some products that do not need each other, at most so many, with one fork and join. Nothing is
  * checked or allocated. */
 enum { MHAI_MATMULS = 3 };

@@ -265,6 +265,64 @@ static double sigmoid_error(double x)
     return sigmoid(x) * u * (sigmoid(-x) * (2 * fabs(x) + 3.5) + 2) + 0x1p-125;
 }
 
+/* docs/numerics.md 6: the sigmoid's argument 2 z carries 4 u; one product follows. */
+static double gelu_argument(double x)
+{
+    return 1.5957691216057308 * (x + 0.044715 * x * x * x);
+}
+
+static double gelu_sigmoid_error(double x)
+{
+    const double z = gelu_argument(x);
+    return sigmoid_error(z) + (fabs(z) < 1000 ? sigmoid(z) * sigmoid(-z) * 4 * u * fabs(z) : 0);
+}
+
+void check_activate_gelu_tanh(kernel_test *t)
+{
+    const int64_t n = kt_size(t, 300, 1024);
+    float *x = kt_floats(t, n);
+    fill_activations(t, x, n);
+    t->bytes = 8.0 * (double)n;
+    EACH_TABLE(t, k)
+    {
+        float *y = kt_in_out(t, MHA_F32, 1, n, n, x);
+        KERNEL_CALL(t) k->activate_gelu_tanh(y, n);
+        for (int64_t i = 0; i < n; i++) {
+            const double v = (double)x[i], exact = v * sigmoid(gelu_argument(v));
+            kt_close(t, (double)y[i], exact,
+                     fabs(v) * gelu_sigmoid_error(v) + u * fabs(exact) + 2 * tiny, "y", 0, i);
+        }
+    }
+}
+
+/* slope = s + b z', b = x s (1 - s): three roundings and the errors of s and 1 - s; z' carries 4 u,
+ * the sum rounds. */
+void check_gelu_tanh_backward(kernel_test *t)
+{
+    const int64_t n = kt_size(t, 300, 1024);
+    const bool in_place = kt_chance(t, 0.5);
+    float *x = kt_floats(t, n), *dy = kt_floats(t, n);
+    fill_activations(t, x, n);
+    kt_fill(t, dy, n);
+    t->bytes = 12.0 * (double)n;
+    EACH_TABLE(t, k)
+    {
+        float *dx = in_place ? kt_in_out(t, MHA_F32, 1, n, n, dy) : kt_output(t, MHA_F32, 1, n, n);
+        KERNEL_CALL(t) k->gelu_tanh_backward(dx, x, in_place ? dx : dy, n);
+        for (int64_t i = 0; i < n; i++) {
+            const double v = (double)x[i], d = (double)dy[i], z = gelu_argument(v);
+            const double s = sigmoid(z), rest = sigmoid(-z), e = gelu_sigmoid_error(v);
+            const double line = 1.5957691216057308 * (1 + 3 * 0.044715 * fmin(v * v, 1024));
+            const double slope = s + v * s * rest * line;
+            const double bend = fabs(v) * (e * (s + rest + e) + 3 * u * s * rest + u * s * e);
+            const double error =
+                line * bend + 5 * u * fabs(v) * s * rest * line + e + u * fabs(slope);
+            kt_close(t, (double)dx[i], d * slope,
+                     fabs(d) * error + u * fabs(d * slope) + tiny * (2 + fabs(d)), "dx", 0, i);
+        }
+    }
+}
+
 void check_swiglu(kernel_test *t)
 {
     const int64_t n = kt_size(t, 700, 1024);

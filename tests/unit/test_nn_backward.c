@@ -204,6 +204,21 @@ static double silu_slope(double x)
     return s * (1 + x * (1 - s));
 }
 
+/* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), where nothing cancels. */
+static double gelu_argument(double x)
+{
+    return 1.5957691216057308 * (x + 0.044715 * x * x * x);
+}
+static double gelu_tanh(double x)
+{
+    return x / (1 + exp(-gelu_argument(x)));
+}
+static double gelu_tanh_slope(double x)
+{
+    double s = 1 / (1 + exp(-gelu_argument(x))), rest = 1 / (1 + exp(gelu_argument(x)));
+    return s + x * s * rest * 1.5957691216057308 * (1 + 3 * 0.044715 * x * x);
+}
+
 /* The slopes above are those of the functions. */
 static void formulas_of_slopes_are_right(void **state)
 {
@@ -214,6 +229,10 @@ static void formulas_of_slopes_are_right(void **state)
         double swish = (silu(x + h) - silu(x - h)) / (2 * h);
         assert_true(fabs(gelu - gelu_slope(x)) < 1e-7);
         assert_true(fabs(swish - silu_slope(x)) < 1e-7);
+        double gelu2 = (gelu_tanh(x + h) - gelu_tanh(x - h)) / (2 * h);
+        double z = 0.7978845608028654 * (x + 0.044715 * x * x * x);
+        assert_true(fabs(gelu2 - gelu_tanh_slope(x)) < 1e-7);
+        assert_true(fabs(gelu_tanh(x) - 0.5 * x * (1 + tanh(z))) < 1e-14);
     }
 }
 
@@ -226,6 +245,51 @@ static double bound_gelu_slope(double x)
            1e-37;
 }
 
+/* z, the sigmoid's argument, is good to 4 u, the sigmoid to (1.4 |z| + 6) u (see below). */
+static double bound_gelu_tanh(double x)
+{
+    const double z = gelu_argument(x);
+    const double rest = 1 / (1 + exp(fmin(z, 700)));
+    return (rest * (6 * fabs(z) + 6) + 7) * u * fabs(gelu_tanh(x)) + 0x1p-125 * fabs(x) + 1e-44;
+}
+
+/* s + x s (1 - s) z': three factors with the errors of s and 1 - s, a line good to 4 u, a sum. */
+static double bound_gelu_tanh_slope(double x)
+{
+    const double line = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x);
+    const double z = gelu_argument(x);
+    const double s = 1 / (1 + exp(-z)), rest = 1 / (1 + exp(z));
+    const double es = s * (rest * (6 * fabs(z) + 4) + 3) * u + 0x1p-125;
+    return es + fabs(x) * line * (es * (s + rest) + 9 * s * rest * u) +
+           u * fabs(gelu_tanh_slope(x));
+}
+
+static double relu(double x)
+{
+    return x > 0 ? x : 0;
+}
+static double relu_slope(double x)
+{
+    return x > 0;
+}
+static double no_error(double x)
+{
+    (void)x;
+    return 0;
+}
+static double bound_gelu_here(double x)
+{
+    return bound_gelu(x, 0);
+}
+
+static const struct activation_kind {
+    mha_activation kind;
+    double (*value)(double), (*bound)(double), (*slope)(double), (*slope_bound)(double);
+} kinds[] = {
+    {MHA_ACTIVATION_GELU, ref_gelu, bound_gelu_here, gelu_slope, bound_gelu_slope},
+    {MHA_ACTIVATION_RELU, relu, no_error, relu_slope, no_error},
+    {MHA_ACTIVATION_GELU_TANH, gelu_tanh, bound_gelu_tanh, gelu_tanh_slope, bound_gelu_tanh_slope}};
+
 static void activations(void **state)
 {
     (void)state;
@@ -237,21 +301,19 @@ static void activations(void **state)
             rng r = rng_make(rng_run_seed(), 2000 + (uint64_t)i);
             int64_t M = rng_between(&r, 0, 9), N = rng_between(&r, 0, 70);
             guarded x = matrix(&r, M, N, 3), dy = matrix(&r, M, N, 1), dx = matrix(&r, M, N, 1);
-            mha_activation kind = rng_chance(&r, 0.2) ? MHA_ACTIVATION_RELU : MHA_ACTIVATION_GELU;
-            assert_int_equal(mha_activation_forward(m->context, kind, &x.view, &dx.view), MHA_OK);
-            for (int64_t e = 0; e < M * N; e++) {
-                double v = at(&x, e / N, e % N);
-                double exact = kind == MHA_ACTIVATION_GELU ? ref_gelu(v) : v > 0 ? v : 0;
-                double bound = kind == MHA_ACTIVATION_GELU ? bound_gelu(v, 0) : 0;
-                judge(&t, "y", m, at(&dx, e / N, e % N), exact, bound);
-            }
-            assert_int_equal(mha_activation_backward(m->context, kind, &x.view, &dy.view, &dx.view),
+            const struct activation_kind *k = &kinds[rng_between(&r, 0, 2)];
+            assert_int_equal(mha_activation_forward(m->context, k->kind, &x.view, &dx.view),
                              MHA_OK);
             for (int64_t e = 0; e < M * N; e++) {
+                double v = at(&x, e / N, e % N);
+                judge(&t, "y", m, at(&dx, e / N, e % N), k->value(v), k->bound(v));
+            }
+            assert_int_equal(
+                mha_activation_backward(m->context, k->kind, &x.view, &dy.view, &dx.view), MHA_OK);
+            for (int64_t e = 0; e < M * N; e++) {
                 double v = at(&x, e / N, e % N), d = at(&dy, e / N, e % N);
-                double slope = kind == MHA_ACTIVATION_GELU ? gelu_slope(v) : v > 0;
-                double bound = kind == MHA_ACTIVATION_GELU ? fabs(d) * bound_gelu_slope(v) : 0;
-                judge(&t, "dx", m, at(&dx, e / N, e % N), d * slope, bound);
+                judge(&t, "dx", m, at(&dx, e / N, e % N), d * k->slope(v),
+                      fabs(d) * k->slope_bound(v) + u * fabs(d * k->slope(v)));
             }
             assert_true(guarded_gaps_intact(&dx));
             /* In place. */
@@ -260,9 +322,53 @@ static void activations(void **state)
                 *(float *)guarded_element(&own.view, (int64_t[]){e / N, e % N}) =
                     (float)at(&dy, e / N, e % N);
             assert_int_equal(
-                mha_activation_backward(m->context, kind, &x.view, &own.view, &own.view), MHA_OK);
+                mha_activation_backward(m->context, k->kind, &x.view, &own.view, &own.view),
+                MHA_OK);
             assert_true(guarded_same_bits(&own.view, &dx.view, false));
             guarded_free(&x), guarded_free(&dy), guarded_free(&dx), guarded_free(&own);
+        }
+        tally_judge(&t);
+    }
+}
+
+/* y = activation(gate) up is the activation's value and a rounding; its gradients are the values
+ * and slopes, and two. */
+static void gated_units(void **state)
+{
+    (void)state;
+    machines all = machines_make(2);
+    for (int j = 0; j < all.count; j++) {
+        const machine *m = &all.each[j];
+        tally t = {.name = m->name};
+        for (int i = 0; i < rng_cases(40, 500); i++) {
+            rng r = rng_make(rng_run_seed(), 5000 + (uint64_t)i);
+            int64_t M = rng_between(&r, 0, 5), N = rng_between(&r, 0, 700);
+            const struct activation_kind *k = &kinds[rng_between(&r, 0, 2)];
+            guarded gate = matrix(&r, M, N, 3), up = matrix(&r, M, N, 1), y = matrix(&r, M, N, 1);
+            guarded dy = matrix(&r, M, N, 1), dgate = matrix(&r, M, N, 1),
+                    dup = matrix(&r, M, N, 1);
+            assert_int_equal(mha_glu(m->context, k->kind, &gate.view, &up.view, &y.view), MHA_OK);
+            assert_int_equal(mha_glu_backward(m->context, k->kind, &gate.view, &up.view, &dy.view,
+                                              &dgate.view, &dup.view),
+                             MHA_OK);
+            for (int64_t e = 0; e < M * N; e++) {
+                const double g = at(&gate, e / N, e % N), w = at(&up, e / N, e % N);
+                const double d = at(&dy, e / N, e % N), value = k->value(g), slope = k->slope(g);
+                judge(&t, "y", m, at(&y, e / N, e % N), value * w,
+                      (k->bound(g) + 2 * u * fabs(value)) * fabs(w) + 1e-44);
+                judge(&t, "dup", m, at(&dup, e / N, e % N), value * d,
+                      (k->bound(g) + 2 * u * fabs(value)) * fabs(d) + 1e-44);
+                judge(&t, "dgate", m, at(&dgate, e / N, e % N), d * w * slope,
+                      (k->slope_bound(g) + 3 * u * fabs(slope)) * fabs(d * w) + 1e-44);
+            }
+            assert_true(guarded_gaps_intact(&y) && guarded_gaps_intact(&dup));
+            assert_int_equal(mha_glu_backward(m->context, k->kind, &gate.view, &up.view, &dy.view,
+                                              &gate.view, &dy.view),
+                             MHA_OK); /* over its inputs */
+            assert_true(guarded_same_bits(&gate.view, &dgate.view, false));
+            assert_true(guarded_same_bits(&dy.view, &dup.view, false));
+            guarded *every[] = {&gate, &up, &dy, &y, &dgate, &dup};
+            for (int e = 0; e < 6; e++) guarded_free(every[e]);
         }
         tally_judge(&t);
     }
@@ -764,6 +870,6 @@ static void failed_allocations_are_reported(void **state)
 }
 
 RUN_TESTS(TEST(linear), TEST(linear_bits), TEST(formulas_of_slopes_are_right), TEST(activations),
-          TEST(swiglu), TEST(norm_formulas), TEST(norms), TEST(rms_forward), TEST(norm_bits),
-          TEST(embeddings), TEST(cross_entropy), TEST(misuse_is_refused),
+          TEST(gated_units), TEST(swiglu), TEST(norm_formulas), TEST(norms), TEST(rms_forward),
+          TEST(norm_bits), TEST(embeddings), TEST(cross_entropy), TEST(misuse_is_refused),
           TEST(failed_allocations_are_reported))

@@ -27,6 +27,43 @@ static void gelu_backward(float *dx, const float *x, const float *dy, int64_t n)
     }
 }
 
+/* Twice sqrt(2 / pi), and that times 0.044715. */
+static const float gelu_slope = 0x1.988454p+0f, gelu_cube = 0x1.2444f2p-4f;
+
+/* x^2, no larger than what decides: beyond, the sigmoid is 0 or 1, and nothing overflows. */
+ALWAYS_INLINE vf gelu_square(vf x)
+{
+    const vf most = vf_set1(1024.0f), square = vf_mul(x, x);
+    return vf_where_below(square, most, square, most);
+}
+
+ALWAYS_INLINE vf gelu_sigmoid(vf x, vf square)
+{
+    return vf_sigmoid(vf_mul(x, vf_fma(square, vf_set1(gelu_cube), vf_set1(gelu_slope))));
+}
+
+static void activate_gelu_tanh(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        const int64_t lanes = lanes_at(i, n);
+        vf v = vf_load_n(x + i, lanes);
+        vf_store_n(x + i, lanes, vf_mul(v, gelu_sigmoid(v, gelu_square(v))));
+    }
+}
+
+/* s + x s (1 - s) (2 z)', s the sigmoid. */
+static void gelu_tanh_backward(float *dx, const float *x, const float *dy, int64_t n)
+{
+    const vf one = vf_set1(1.0f), cube = vf_set1(3 * gelu_cube), line = vf_set1(gelu_slope);
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        const int64_t lanes = lanes_at(i, n);
+        vf v = vf_load_n(x + i, lanes), square = gelu_square(v), s = gelu_sigmoid(v, square);
+        vf bend = vf_mul(vf_mul(v, s), vf_sub(one, s));
+        vf slope = vf_fma(bend, vf_fma(square, cube, line), s);
+        vf_store_n(dx + i, lanes, vf_mul(vf_load_n(dy + i, lanes), slope));
+    }
+}
+
 /* Rows of a layer are short, and what is read next is likely to follow: it is fetched so many
  * numbers before. */
 enum { AHEAD = 512 };
