@@ -1,15 +1,17 @@
 /* multihead: a whole transformer, forward and backward: embeddings, blocks of attention and
  * feed-forward layers with residual connections, and an output over the vocabulary.
  *
- *   x = tokens_table[token] (+ positions) (+ types_table[type])     [B,T,E]
+ *   x = embed_scale tokens_table[token] (+ positions) (+ types_table[type])     [B,T,E]
  *   each layer:   x = x + attention(norm(x))                        pre-norm
  *                (x = x + attention(norm(x), memory))               with cross-attention
  *                 x = x + feed_forward(norm(x))
  *   logits = norm(x) W_out^T                                        [B,T,V]
  *
  * Post-norm blocks take x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
- * 2017). The feed-forward layer is W_down gelu(W_up x), or W_down (silu(W_gate x) * W_up x).
- * Without one (ff_dim 0) layers are attention alone.
+ * 2017). Blocks with branch norms take x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks take
+ * x = x + attention(norm(x)) + feed_forward(norm'(x)), both of the same x (GPT-NeoX). The
+ * feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x). Without one
+ * (ff_dim 0) layers are attention alone. With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so that an optimizer is a loop over numbers; a table names
  * and shapes them. Gradients are a second array of the same form. The same numbers give the same
@@ -44,7 +46,10 @@ typedef enum mha_position_encoding {
 typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GELU = 0,
     MHA_FEED_FORWARD_RELU = 1,
-    MHA_FEED_FORWARD_SWIGLU = 2
+    MHA_FEED_FORWARD_SWIGLU = 2,    /* gated, with SiLU (Llama) */
+    MHA_FEED_FORWARD_GELU_TANH = 3, /* MHA_ACTIVATION_GELU_TANH (GPT-2) */
+    MHA_FEED_FORWARD_GEGLU = 4,     /* gated, with GELU */
+    MHA_FEED_FORWARD_GEGLU_TANH = 5 /* gated, with MHA_ACTIVATION_GELU_TANH (Gemma) */
 } mha_feed_forward;
 
 /* mha_transformer_desc.flags */
@@ -55,7 +60,12 @@ enum {
     MHA_TRANSFORMER_BIAS = 1 << 3,           /* linear layers have biases, except the output */
     MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers attend to a memory too */
     MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the table of tokens */
-    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6       /* ends with the last x, normed if pre-norm */
+    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* ends with the last x, normed if pre-norm */
+    MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* MHA_TRANSFORMER_BIAS of q, k and v alone (Qwen 2) */
+    MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o alone */
+    MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers alone */
+    MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on what a block adds (Gemma 2) */
+    MHA_TRANSFORMER_PARALLEL = 1 << 11       /* attention and feed-forward of one x (GPT-NeoX) */
 };
 
 /* mha_layer_desc.flags */
@@ -68,6 +78,19 @@ enum {
     MHA_LAYER_NO_ROPE = 1 << 5,         /* no rotation in this layer */
     MHA_LAYER_ROPE_INTERLEAVED = 1 << 6 /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
 };
+
+/* What becomes of the frequencies f_i = base^(-2 i / R) of a rotation, with n = rope_original_length
+ * and s = rope_factor: positions turn pair i by pos f'_i. */
+typedef enum mha_rope_scaling {
+    MHA_ROPE_SCALING_LINEAR = 0, /* f' = f / s (Chen et al. 2023) */
+    /* f' = f / s below n f / (2 pi) = rope_low turns, f above rope_high, in between the mean of the
+     * two weighted by the turns (Llama 3.1) */
+    MHA_ROPE_SCALING_LLAMA3 = 1,
+    /* f'_i = f_i (1 - r_i) + f_i / s r_i; r rises from 0 to 1 between the i that turn rope_high and
+     * rope_low times in n positions, rounded outwards. Cosines and sines are multiplied by
+     * rope_amplitude (YaRN, Peng et al. 2023, section 3) */
+    MHA_ROPE_SCALING_YARN = 2
+} mha_rope_scaling;
 
 /* The self-attention of one layer: fields of mha_attention_desc (attention.h), mha_rope_desc and
  * mha_qk_norm() (position.h), which have the formulas. All zero: plain attention. */
@@ -86,6 +109,10 @@ typedef struct mha_layer_desc {
     int64_t rotary_dim;       /* of rotary positions; even, 0: D */
     float rope_base;          /* 0: that of the transformer */
     float rope_factor;        /* 0: 1 */
+    mha_rope_scaling rope_scaling;
+    float rope_low, rope_high;    /* 0: Llama 3: 1 and 4, YaRN: 1 and 32. Not with LINEAR */
+    float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
+    int64_t rope_original_length; /* positions of training; required with LLAMA3 and YARN */
 } mha_layer_desc;
 
 typedef struct mha_transformer_desc {
@@ -121,6 +148,8 @@ typedef struct mha_transformer_desc {
     /* [L] of one struct_size: further settings of each layer's self-attention; NULL: none. Copied,
      * as layer_heads */
     const mha_layer_desc *layers;
+    float embed_scale;   /* 0: 1; sqrt(E) in Gemma */
+    float logit_softcap; /* 0: none */
 } mha_transformer_desc;
 
 /* Parameters, and packed copies of the matrices. */
@@ -181,14 +210,14 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *
  *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E]
  *   embed_types.weight [type_count,E]         embed_norm.weight .bias
- *   layers.N.self_attn_norm.weight .bias
+ *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
  *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc
  *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
  *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
  *   layers.N.cross_attn_norm, cross_attn      likewise
- *   layers.N.mlp_norm                         likewise
- *   layers.N.mlp.gate_proj.weight .bias (SwiGLU)    up_proj, down_proj likewise
+ *   layers.N.mlp_norm, mlp_post_norm          likewise
+ *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
  *   norm.weight .bias                         lm_head.weight [V,E]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, _ARGUMENT.   Threads  any.   Since  0.1
@@ -320,8 +349,9 @@ typedef struct mha_layer_view {
     uint32_t struct_size; /* in: sizeof(mha_layer_view) */
     uint32_t reserved;
     mha_tensor stream;       /* [B,T,E] x, the residual stream before it */
-    mha_tensor input;        /* [B,T,E] what it reads: norm(x), or x itself without pre-norm */
-    mha_tensor sum;          /* [B,T,E] x + f(...), before a post-norm */
+    mha_tensor input;        /* [B,T,E] what it reads: norm(x), or x itself without pre-norm; in a
+                                parallel block both parts read the stream before the block */
+    mha_tensor sum;          /* [B,T,E] x + f(...), before a post-norm, after a branch norm */
     mha_tensor next;         /* [B,T,E] the stream after it: sum, or its norm if post-norm */
     mha_tensor q;            /* [B,H,T,D] as attention saw it: rotary positions are in q and k */
     mha_tensor k, v;         /* [B,Hk,S,D] */

@@ -47,13 +47,27 @@ static double numbers_described(const mha_transformer_desc *d)
         layers += (double)d->layers[i].t5_buckets *
                   (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
     if (d->flags & MHA_TRANSFORMER_CROSS) layer += q + 2 * memory * kv * D;
-    layer += (d->feed_forward == MHA_FEED_FORWARD_SWIGLU ? 3.0 : 2.0) * E * (double)d->ff_dim;
+    const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
+                       d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
+                       d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH;
+    layer += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * E;
     all += (double)d->type_count * E;
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         all += (double)d->vocab_size * E;
     return all;
+}
+
+static bool same_rotation(const mha_layer_desc *a, const mha_layer_desc *b)
+{
+    const float of_a[] = {a->rope_base, a->rope_factor, a->rope_low, a->rope_high,
+                          a->rope_amplitude};
+    const float of_b[] = {b->rope_base, b->rope_factor, b->rope_low, b->rope_high,
+                          b->rope_amplitude};
+    return a->rotary_dim == b->rotary_dim && a->rope_scaling == b->rope_scaling &&
+           a->rope_original_length == b->rope_original_length &&
+           memcmp(of_a, of_b, sizeof of_a) == 0;
 }
 
 /* Layers that rotate in different ways, each with a table. */
@@ -64,10 +78,7 @@ static int64_t count_rotations(const mha_transformer_desc *d)
         int64_t k = 0;
         const mha_layer_desc *a = &d->layers[i];
         for (const mha_layer_desc *b = d->layers; k < i; k++, b++)
-            if (a->rotary_dim == b->rotary_dim && !(a->rope_base < b->rope_base) &&
-                !(a->rope_base > b->rope_base) && !(a->rope_factor < b->rope_factor) &&
-                !(a->rope_factor > b->rope_factor))
-                break;
+            if (same_rotation(a, b)) break;
         count += k == i;
     }
     return count > 0 ? count : 1;
@@ -131,12 +142,6 @@ static void use(loading *l, const char *name)
     l->used[mha_safetensors_find(l->weights.file, full)] = true;
 }
 
-static bool left_out(const loading *l, const mha_parameter *p)
-{
-    if (p->kind != MHA_PARAMETER_BIAS) return false;
-    return strstr(p->name, ".mlp.") ? l->plan.no_mlp_bias : l->plan.no_attention_bias;
-}
-
 /* A parameter's name in the file. Old ones call a norm's weight and bias gamma and beta. */
 static void name_of(const loading *l, const mha_parameter *p, char name[MHAI_WEIGHT_NAME])
 {
@@ -158,7 +163,6 @@ static mha_status load_weights(loading *l)
         char name[MHAI_WEIGHT_NAME];
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(l->made, i, &p));
-        if (left_out(l, &p)) continue;
         name_of(l, &p, name);
         const mha_tensor to = mha_tensor_contiguous(data + p.offset, MHA_F32, p.ndim, p.shape);
         MHA_TRY(mhai_weights_read(&l->weights, name, &to));

@@ -32,8 +32,10 @@ static mhai_kept_step carve_step(carver *c, const mha_activations *a)
     const mha_transformer *t = a->transformer;
     const int64_t tokens = a->max_tokens, width = t->desc.embed_dim;
     mhai_kept_step step = {.x = carve(c, tokens, width)};
+    step.from = step.x;
     step.in = mhai_transformer_pre_norm(t) ? carve(c, tokens, width) : step.x;
-    if (mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM) && !a->passing)
+    if (mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM) &&
+        !a->passing)
         step.z = carve(c, tokens, width);
     return step;
 }
@@ -61,7 +63,11 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
     if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = carve_attention(c, a, index, true);
     if (d->ff_dim == 0) return;
     layer->ff = carve_step(c, a);
-    if (!a->passing || d->feed_forward == MHA_FEED_FORWARD_SWIGLU)
+    if (d->flags & MHA_TRANSFORMER_PARALLEL) {
+        layer->ff.from = layer->self.step.x;
+        if (!mhai_transformer_pre_norm(t)) layer->ff.in = layer->ff.from;
+    }
+    if (!a->passing || mhai_transformer_gated(t))
         layer->up = carve(c, a->max_tokens, mhai_transformer_up(t));
     layer->act = carve(c, a->max_tokens, d->ff_dim);
 }

@@ -72,14 +72,58 @@ static mha_status check_layers(mha_transformer_desc *d)
     return MHA_OK;
 }
 
+/* Blocks are of one kind. */
+static mha_status check_blocks(const mha_transformer_desc *d)
+{
+    const uint32_t norms = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
+    if (d->norm == MHA_NORM_NONE && d->flags & (norms | MHA_TRANSFORMER_EMBEDDING_NORM))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_desc: post-norm, branch norms and a norm "
+                        "on the embeddings need a norm: set layer or RMS");
+    if ((d->flags & norms) == norms)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_desc: post-norm and branch norms exclude "
+                        "each other");
+    if (!(d->flags & MHA_TRANSFORMER_PARALLEL)) return MHA_OK;
+    if (d->flags & (norms | MHA_TRANSFORMER_CROSS) || d->ff_dim == 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_desc: parallel blocks have a feed-forward layer, and no "
+                        "post-norm, branch norms or cross-attention");
+    return MHA_OK;
+}
+
+/* All biases said one by one are MHA_TRANSFORMER_BIAS. */
+static void join_biases(mha_transformer_desc *d)
+{
+    const uint32_t single =
+        MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS | MHA_TRANSFORMER_FF_BIAS;
+    if ((d->flags & single) == single) d->flags |= MHA_TRANSFORMER_BIAS;
+    if (d->flags & MHA_TRANSFORMER_BIAS) d->flags &= ~single;
+}
+
+static mha_status check_factors(const mha_transformer_desc *d)
+{
+    if (!(fabsf(d->embed_scale) > 0) || isinf(d->embed_scale))
+        return mha_fail(MHA_ERR_ARGUMENT, "embed_scale is %g, expected a finite number",
+                        (double)d->embed_scale);
+    if (d->logit_softcap == 0) return MHA_OK;
+    if (!(d->logit_softcap >= 0x1p-126f && d->logit_softcap <= 0x1p127f))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "logit_softcap is %g, expected a number in 2^-126 .. 2^127, or 0 for none",
+                        (double)d->logit_softcap);
+    if (!(d->flags & MHA_TRANSFORMER_NO_OUTPUT)) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "logit_softcap: this transformer has no logits "
+                                      "(MHA_TRANSFORMER_NO_OUTPUT)");
+}
+
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_NO_OUTPUT * 2 - 1;
+    const uint32_t known = MHA_TRANSFORMER_PARALLEL * 2 - 1;
     if (d->flags & ~known || d->reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or reserved %u",
                         (unsigned)d->flags, (unsigned)d->reserved);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
-        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SWIGLU)
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_GEGLU_TANH)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
@@ -87,11 +131,7 @@ static mha_status check_kinds(const mha_transformer_desc *d)
     if (d->memory_dim != 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
         return mha_fail(MHA_ERR_ARGUMENT, "memory_dim is %lld without MHA_TRANSFORMER_CROSS",
                         (long long)d->memory_dim);
-    if (d->norm == MHA_NORM_NONE &&
-        d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM))
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: post-norm and a norm on the "
-                                          "embeddings need a norm: set layer or RMS");
-    return MHA_OK;
+    return check_blocks(d);
 }
 
 static mha_status fill_defaults(mha_transformer_desc *d)
@@ -115,6 +155,9 @@ static mha_status fill_defaults(mha_transformer_desc *d)
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;
+    if (d->embed_scale == 0) d->embed_scale = 1;
+    join_biases(d);
+    MHA_TRY(check_factors(d));
     if (!(d->norm_epsilon > 0) || isinf(d->norm_epsilon) || !(d->rope_base >= 1) ||
         isinf(d->rope_base))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -167,9 +210,17 @@ static mhai_place_norm add_norm(layout *l, const char *prefix)
     return place;
 }
 
-/* Linear layers of one input that lie together; a name NULL ends the list early. */
-static mhai_place_linear add_linear(layout *l, int64_t inputs, const char *const names[3],
-                                    const int64_t outputs[3])
+static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
+{
+    mhai_place_step step = {add_norm(l, prefix), {MHAI_NOWHERE, MHAI_NOWHERE}};
+    if (mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM)) step.post = add_norm(l, post);
+    return step;
+}
+
+/* Linear layers of one input that lie together; a name NULL ends the list early. bias: the flag
+ * that gives these layers biases. */
+static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
+                                    const char *const names[3], const int64_t outputs[3])
 {
     mhai_place_linear place = {MHAI_NOWHERE, MHAI_NOWHERE, inputs, 0, NULL};
     char name[32];
@@ -179,7 +230,8 @@ static mhai_place_linear add_linear(layout *l, int64_t inputs, const char *const
         if (i == 0) place.weight = at;
         place.outputs += outputs[i];
     }
-    for (int i = 0; i < 3 && names[i] && mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS); i++) {
+    const bool biased = mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS | bias);
+    for (int i = 0; i < 3 && names[i] && biased; i++) {
         snprintf(name, sizeof name, ".%s.bias", names[i]);
         int64_t at = add(l, name, MHA_PARAMETER_BIAS, outputs[i], 0);
         if (i == 0) place.bias = at;
@@ -209,26 +261,32 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     static const char *const qkv_names[3] = {"q_proj", "k_proj", "v_proj"};
     static const char *const q_name[3] = {"q_proj"}, *const kv_names[3] = {"k_proj", "v_proj"};
     static const char *const o_name[3] = {"o_proj"};
+    const uint32_t qkv_bias = MHA_TRANSFORMER_QKV_BIAS;
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
     const int64_t q = heads.q * d->head_dim, kv = heads.kv * d->head_dim;
-    mhai_place_attention place = {.norm = {MHAI_NOWHERE, MHAI_NOWHERE}};
-    if (heads.q > 0 || mhai_transformer_has(l->t, MHA_TRANSFORMER_POST_NORM))
-        place.norm = add_norm(l, cross ? "cross_attn_norm" : "self_attn_norm");
+    const uint32_t after = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
+    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
+    mhai_place_attention place = {.step = {none, none}};
+    if (heads.q > 0 || mhai_transformer_has(l->t, after))
+        place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
+                              cross ? "cross_attn_post_norm" : "self_attn_post_norm");
     l->prefix = cross ? "cross_attn" : "self_attn";
     if (heads.q == 0) {
         place.out.bias = MHAI_NOWHERE;
-        if (mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS))
+        if (mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_OUT_BIAS))
             place.out.bias = add(l, ".o_proj.bias", MHA_PARAMETER_BIAS, d->embed_dim, 0);
         return place;
     }
     if (cross) {
-        place.in = add_linear(l, d->embed_dim, q_name, (const int64_t[]){q, 0, 0});
-        place.memory = add_linear(l, d->memory_dim, kv_names, (const int64_t[]){kv, kv, 0});
+        place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, (const int64_t[]){q, 0, 0});
+        place.memory =
+            add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv, 0});
     } else {
-        place.in = add_linear(l, d->embed_dim, qkv_names, (const int64_t[]){q, kv, kv});
+        place.in = add_linear(l, qkv_bias, d->embed_dim, qkv_names, (const int64_t[]){q, kv, kv});
     }
-    place.out = add_linear(l, q, o_name, (const int64_t[]){d->embed_dim, 0, 0});
+    place.out =
+        add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, (const int64_t[]){d->embed_dim, 0, 0});
     if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads.q, &place);
     return place;
 }
@@ -239,11 +297,12 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     static const char *const down[3] = {"down_proj"};
     const mha_transformer_desc *d = &l->t->desc;
     if (d->ff_dim == 0) return;
-    layer->ff_norm = add_norm(l, "mlp_norm");
+    const uint32_t bias = MHA_TRANSFORMER_FF_BIAS;
+    layer->ff = add_step(l, "mlp_norm", "mlp_post_norm");
     l->prefix = "mlp";
-    layer->up = add_linear(l, d->embed_dim, d->feed_forward == MHA_FEED_FORWARD_SWIGLU ? gated : up,
+    layer->up = add_linear(l, bias, d->embed_dim, mhai_transformer_gated(l->t) ? gated : up,
                            (const int64_t[]){d->ff_dim, d->ff_dim, 0});
-    layer->down = add_linear(l, d->ff_dim, down, (const int64_t[]){d->embed_dim, 0, 0});
+    layer->down = add_linear(l, bias, d->ff_dim, down, (const int64_t[]){d->embed_dim, 0, 0});
 }
 
 /* Walk through everything that has parameters. */

@@ -3,6 +3,7 @@
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
+#include "base/math.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/nn_check.h"
@@ -19,6 +20,7 @@ typedef struct call {
     mha_activations *a;
     mha_transformer_gradients out;
     float *dx;            /* [tokens,E] the gradient of the stream */
+    float *dy;            /* [tokens,E] that of what a step adds: dx itself in a plain block */
     float *din;           /* [tokens,E] that of what a step read */
     float *wide;          /* [tokens, widest] of qkv, heads or the feed-forward layer */
     float *also;          /* the same, of heads and activations */
@@ -89,18 +91,20 @@ static mha_status linear(const call *c, const mhai_place_linear *place, const mh
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Before a step is undone: through the norm after the sum. */
-static mha_status begin_step(const call *c, const mhai_place_norm *place,
+/* Before a step is undone: through the norm after the sum, or the one on what is added. */
+static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    return step->z ? norm(c, place, step->z, c->dx, 0, c->dx) : MHA_OK;
+    if (!step->z) return MHA_OK;
+    const bool branch = mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM);
+    return norm(c, branch ? &place->post : &place->norm, step->z, c->dx, 0, c->dy);
 }
 
 /* Afterwards: din, the gradient of what the step read, joins that of the stream. */
-static mha_status end_step(const call *c, const mhai_place_norm *place, const mhai_kept_step *step)
+static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
     if (mhai_transformer_pre_norm(c->t))
-        return norm(c, place, step->x, c->din, MHA_GRADIENT_ADD, c->dx);
+        return norm(c, &place->norm, step->from, c->din, MHA_GRADIENT_ADD, c->dx);
     mhai_transformer_add(c->context, tokens_of(c->a) * c->t->desc.embed_dim, c->dx, c->din, c->dx);
     return MHA_OK;
 }
@@ -201,7 +205,7 @@ static mha_status only_bias(const call *c, const mhai_place_attention *place)
     float *bias = place->out.bias < 0 ? NULL : place_of(c, place->out.bias);
     for (int64_t k = 0; bias && k < width; k++) {
         double sum = 0;
-        for (int64_t i = 0; i < rows; i++) sum += (double)c->dx[i * width + k];
+        for (int64_t i = 0; i < rows; i++) sum += (double)c->dy[i * width + k];
         bias[k] += (float)sum;
     }
     return MHA_OK;
@@ -211,13 +215,13 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
                          const mhai_kept_attention *kept, int64_t layer, bool cross)
 {
     const int64_t rows = tokens_of(c->a);
-    MHA_TRY(begin_step(c, &place->norm, &kept->step));
+    MHA_TRY(begin_step(c, &place->step, &kept->step));
     if (mhai_transformer_heads_of(&c->t->desc, layer, cross).q == 0) return only_bias(c, place);
-    mha_tensor dx = stream(c, c->dx), din = stream(c, c->din), in = stream(c, kept->step.in);
+    mha_tensor dy = stream(c, c->dy), din = stream(c, c->din), in = stream(c, kept->step.in);
     mha_tensor heads =
         mhai_transformer_rows(kept->heads, rows, place->out.inputs, place->out.inputs);
     mha_tensor dheads = mhai_transformer_rows(c->also, rows, place->out.inputs, place->out.inputs);
-    MHA_TRY(linear(c, &place->out, &heads, &dx, 0, &dheads));
+    MHA_TRY(linear(c, &place->out, &heads, &dy, 0, &dheads));
     if (c->out.heads && !cross) add_heads(c, kept->heads, c->also, layer);
     MHA_TRY(attention(c, place, kept, layer, cross));
     if (cross) {
@@ -232,7 +236,7 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     }
     mha_tensor dqkv = mhai_transformer_rows(c->wide, rows, place->in.outputs, place->in.outputs);
     MHA_TRY(linear(c, &place->in, &in, &dqkv, 0, &din));
-    return end_step(c, &place->norm, &kept->step);
+    return end_step(c, &place->step, &kept->step);
 }
 
 static mha_status feed_forward(const call *c, const mhai_place_layer *place,
@@ -240,26 +244,49 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t rows = tokens_of(c->a), F = d->ff_dim, wide = mhai_transformer_up(c->t);
-    MHA_TRY(begin_step(c, &place->ff_norm, &kept->ff));
-    mha_tensor dx = stream(c, c->dx), din = stream(c, c->din), in = stream(c, kept->ff.in);
+    MHA_TRY(begin_step(c, &place->ff, &kept->ff));
+    mha_tensor dy = stream(c, c->dy), din = stream(c, c->din), in = stream(c, kept->ff.in);
     mha_tensor act = mhai_transformer_rows(kept->act, rows, F, F);
     mha_tensor dact = mhai_transformer_rows(c->also, rows, F, F);
     mha_tensor first = mhai_transformer_rows(kept->up, rows, F, wide);
     mha_tensor dfirst = mhai_transformer_rows(c->wide, rows, F, wide);
-    MHA_TRY(linear(c, &place->down, &act, &dx, 0, &dact));
-    if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU) {
-        mha_tensor second = mhai_transformer_rows(kept->up + F, rows, F, wide);
-        mha_tensor dsecond = mhai_transformer_rows(c->wide + F, rows, F, wide);
+    mha_tensor second = mhai_transformer_rows(kept->up + wide - F, rows, F, wide);
+    mha_tensor dsecond = mhai_transformer_rows(c->wide + wide - F, rows, F, wide);
+    const mha_activation activation = mhai_transformer_activation(c->t);
+    MHA_TRY(linear(c, &place->down, &act, &dy, 0, &dact));
+    if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU)
         MHA_TRY(mha_swiglu_backward(c->context, &first, &second, &dact, &dfirst, &dsecond));
-    } else {
-        MHA_TRY(mha_activation_backward(
-            c->context,
-            d->feed_forward == MHA_FEED_FORWARD_GELU ? MHA_ACTIVATION_GELU : MHA_ACTIVATION_RELU,
-            &first, &dact, &dfirst));
-    }
+    else if (mhai_transformer_gated(c->t))
+        MHA_TRY(
+            mha_glu_backward(c->context, activation, &first, &second, &dact, &dfirst, &dsecond));
+    else
+        MHA_TRY(mha_activation_backward(c->context, activation, &first, &dact, &dfirst));
     mha_tensor dup = mhai_transformer_rows(c->wide, rows, wide, wide);
     MHA_TRY(linear(c, &place->up, &in, &dup, 0, &din));
-    return end_step(c, &place->ff_norm, &kept->ff);
+    return end_step(c, &place->ff, &kept->ff);
+}
+
+/* The gradient of logits before the softcap, which are computed anew, into scratch. */
+static mha_status through_softcap(const call *c, const mha_tensor *last, mha_tensor *dlogits)
+{
+    const int64_t rows = dlogits->shape[0], width = dlogits->shape[1];
+    const double cap = (double)c->t->desc.logit_softcap;
+    float *memory;
+    if (!(cap > 0)) return MHA_OK;
+    MHA_TRY(take(c, rows, width, &memory));
+    mha_tensor logits = mhai_transformer_rows(memory, rows, width, width);
+    MHA_TRY(
+        mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, last, &logits));
+    for (int64_t i = 0; i < rows; i++) {
+        const float *dy = mhai_nn_row(dlogits, i);
+        float *x = mhai_nn_row(&logits, i);
+        for (int64_t k = 0; k < width; k++) {
+            const double flat = mhai_tanh((double)x[k] / cap);
+            x[k] = (float)((double)dy[k] * (1 - flat * flat));
+        }
+    }
+    *dlogits = logits;
+    return MHA_OK;
 }
 
 /* From the output's gradient to that of the stream after the last layer. */
@@ -276,6 +303,7 @@ static mha_status begin(const call *c, const mha_tensor *output_gradient)
     } else {
         mha_tensor dlogits = mhai_transformer_rows(
             output_gradient->data, rows, output_gradient->shape[2], output_gradient->stride[1]);
+        MHA_TRY(through_softcap(c, &last, &dlogits));
         MHA_TRY(linear(c, &c->t->output, &last, &dlogits, 0, &dlast));
     }
     if (!mhai_transformer_pre_norm(c->t)) return MHA_OK;
@@ -292,19 +320,22 @@ static mha_status finish(const call *c)
     mha_tensor dx = stream(c, c->dx);
     mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
     mha_tensor positions = mha_tensor_contiguous(c->a->positions, MHA_I32, 1, &rows);
-    mha_tensor table =
-        mhai_transformer_rows(c->out.parameters + t->tokens, t->desc.vocab_size, width, width);
-    MHA_TRY(mha_embedding_backward(c->context, &ids, &dx, &table));
+    mha_tensor table;
     if (t->desc.type_count > 0) {
         mha_tensor types = mha_tensor_contiguous(c->a->types, MHA_I32, 1, &rows);
         table =
             mhai_transformer_rows(c->out.parameters + t->types, t->desc.type_count, width, width);
         MHA_TRY(mha_embedding_backward(c->context, &types, &dx, &table));
     }
-    if (t->desc.positions != MHA_ENCODING_LEARNED) return MHA_OK;
-    table =
-        mhai_transformer_rows(c->out.parameters + t->positions, t->desc.max_length, width, width);
-    return mha_embedding_backward(c->context, &positions, &dx, &table);
+    if (t->desc.positions == MHA_ENCODING_LEARNED) {
+        table = mhai_transformer_rows(c->out.parameters + t->positions, t->desc.max_length, width,
+                                      width);
+        MHA_TRY(mha_embedding_backward(c->context, &positions, &dx, &table));
+    }
+    table = mhai_transformer_rows(c->out.parameters + t->tokens, t->desc.vocab_size, width, width);
+    const float scale = t->desc.embed_scale;
+    for (int64_t i = 0; (scale < 1 || scale > 1) && i < rows * width; i++) c->dx[i] *= scale;
+    return mha_embedding_backward(c->context, &ids, &dx, &table);
 }
 
 /* ---- the call ------------------------------------------------------------------------------ */
@@ -384,7 +415,9 @@ static mha_status take_scratch(call *c)
     int64_t kv = 2 * d->kv_heads * d->head_dim, buckets = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
         kv = mhai_max_i64(kv, 2 * d->layer_kv_heads[i] * d->head_dim);
-    c->dx = c->a->gradient;
+    c->dx = c->dy = c->a->gradient;
+    if (d->flags & (MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL))
+        MHA_TRY(take(c, rows, d->embed_dim, &c->dy));
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));
     MHA_TRY(take(c, rows, mhai_max_i64(q + kv, mhai_transformer_up(c->t)), &c->wide));
     MHA_TRY(take(c, rows, mhai_max_i64(q, d->ff_dim), &c->also));
@@ -405,6 +438,8 @@ static mha_status backward(call *c, const mha_tensor *output_gradient)
     for (int64_t i = d->num_layers - 1; i >= 0; i--) {
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
+        if (d->flags & MHA_TRANSFORMER_PARALLEL) /* both parts add to the same stream */
+            memcpy(c->dy, c->dx, (size_t)(tokens_of(c->a) * d->embed_dim) * sizeof *c->dy);
         if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept));
         if (d->flags & MHA_TRANSFORMER_CROSS)
             MHA_TRY(attend(c, &place->cross, &kept->cross, i, true));

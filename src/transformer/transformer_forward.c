@@ -3,6 +3,7 @@
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
+#include "base/math.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/nn_check.h"
@@ -259,21 +260,34 @@ static mha_status project(const call *c, const mhai_place_linear *place, mha_act
 }
 
 /* What a step reads: the stream, or its norm. */
-static mha_status begin_step(const call *c, const mhai_place_norm *place,
+static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    return mhai_transformer_pre_norm(c->t) ? norm(c, place, step->x, NULL, step->in) : MHA_OK;
+    return mhai_transformer_pre_norm(c->t) ? norm(c, &place->norm, step->from, NULL, step->in)
+                                           : MHA_OK;
 }
 
-/* next = x + y, with a norm around it if post-norm; y lies in next. */
-static mha_status end_step(const call *c, const mhai_place_norm *place, const mhai_kept_step *step,
+/* Where a step's function writes what it adds. */
+static float *added_by(const call *c, const mhai_kept_step *step, float *next)
+{
+    return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
+}
+
+/* next = x + y, with a norm around it if post-norm and on y if a branch norm; y is where added_by()
+ * says. */
+static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step,
                            float *next)
 {
-    float *sum = step->z ? step->z : next;
-    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_POST_NORM) && !step->z)
-        return norm(c, place, next, step->x, next);
-    mhai_transformer_add(c->context, tokens_of(c->a) * c->t->desc.embed_dim, step->x, next, sum);
-    return step->z ? norm(c, place, step->z, NULL, next) : MHA_OK;
+    const int64_t count = tokens_of(c->a) * c->t->desc.embed_dim;
+    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_POST_NORM)) {
+        if (!step->z) return norm(c, &place->norm, next, step->x, next);
+        mhai_transformer_add(c->context, count, step->x, next, step->z);
+        return norm(c, &place->norm, step->z, NULL, next);
+    }
+    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM))
+        MHA_TRY(norm(c, &place->post, added_by(c, step, next), NULL, next));
+    mhai_transformer_add(c->context, count, step->x, next, next);
+    return MHA_OK;
 }
 
 /* Heads come as gate z; what is missing of a gate is filled with the head's mean. */
@@ -320,8 +334,9 @@ static mha_status only_bias(const call *c, const mhai_place_attention *place,
 {
     const int64_t width = c->t->desc.embed_dim;
     const float *bias = place->out.bias < 0 ? NULL : c->t->data + place->out.bias;
-    for (int64_t i = 0; i < tokens_of(c->a) * width; i++) next[i] = bias ? bias[i % width] : 0;
-    return end_step(c, &place->norm, &kept->step, next);
+    float *y = added_by(c, &kept->step, next);
+    for (int64_t i = 0; i < tokens_of(c->a) * width; i++) y[i] = bias ? bias[i % width] : 0;
+    return end_step(c, &place->step, &kept->step, next);
 }
 
 /* What else of a layer's attention is wanted; lse is the call's own. */
@@ -380,15 +395,16 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     mhai_call_attention attention;
     if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0) return only_bias(c, place, kept, next);
-    MHA_TRY(begin_step(c, &place->norm, &kept->step));
+    MHA_TRY(begin_step(c, &place->step, &kept->step));
     MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
     if (cross) MHA_TRY(project_memory(c, &place->memory, kept->memory));
     MHA_TRY(prepare(c, layer, cross, &attention));
     MHA_TRY(mhai_attend_position(&attention.attend));
     MHA_TRY(mhai_attend_run(&attention.attend));
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
-    MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows, next));
-    return end_step(c, &place->norm, &kept->step, next);
+    MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
+                    added_by(c, &kept->step, next)));
+    return end_step(c, &place->step, &kept->step, next);
 }
 
 static mha_status feed_forward(const call *c, const mhai_place_layer *place,
@@ -396,24 +412,25 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t rows = tokens_of(c->a), wide = mhai_transformer_up(c->t);
-    const mha_activation activation =
-        d->feed_forward == MHA_FEED_FORWARD_GELU ? MHA_ACTIVATION_GELU : MHA_ACTIVATION_RELU;
-    MHA_TRY(begin_step(c, &place->ff_norm, &kept->ff));
+    const mha_activation activation = mhai_transformer_activation(c->t);
+    MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     if (!kept->up) {
         MHA_TRY(project(c, &place->up, activation, kept->ff.in, rows, kept->act));
     } else {
         MHA_TRY(project(c, &place->up, MHA_ACTIVATION_NONE, kept->ff.in, rows, kept->up));
         mha_tensor first = mhai_transformer_rows(kept->up, rows, d->ff_dim, wide);
+        mha_tensor up = mhai_transformer_rows(kept->up + wide - d->ff_dim, rows, d->ff_dim, wide);
         mha_tensor act = mhai_transformer_rows(kept->act, rows, d->ff_dim, d->ff_dim);
-        if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU) {
-            mha_tensor up = mhai_transformer_rows(kept->up + d->ff_dim, rows, d->ff_dim, wide);
+        if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU)
             MHA_TRY(mha_swiglu(c->context, &first, &up, &act));
-        } else {
+        else if (mhai_transformer_gated(c->t))
+            MHA_TRY(mha_glu(c->context, activation, &first, &up, &act));
+        else
             MHA_TRY(mha_activation_forward(c->context, activation, &first, &act));
-        }
     }
-    MHA_TRY(project(c, &place->down, MHA_ACTIVATION_NONE, kept->act, rows, next));
-    return end_step(c, &place->ff_norm, &kept->ff, next);
+    MHA_TRY(project(c, &place->down, MHA_ACTIVATION_NONE, kept->act, rows,
+                    added_by(c, &kept->ff, next)));
+    return end_step(c, &place->ff, &kept->ff, next);
 }
 
 float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step)
@@ -429,10 +446,10 @@ typedef struct embed_job {
     const mha_activations *a;
     const float *tokens, *positions, *types; /* tables; positions and types may be NULL */
     int64_t width;
-    float *x;
+    float scale, *x;
 } embed_job;
 
-/* A sum of two is the same as in f32. */
+/* A sum of two is the same as in f32, and so is a product with 1. */
 static void embed_row(void *argument, int64_t row, int worker)
 {
     const embed_job *job = argument;
@@ -442,10 +459,10 @@ static void embed_row(void *argument, int64_t row, int worker)
     const float *position = job->positions ? job->positions + job->a->positions[row] * width : NULL;
     const float *type = job->types ? job->types + job->a->types[row] * width : NULL;
     float *x = job->x + row * width;
-    for (int64_t i = 0; i < width; i++) x[i] = token[i];
+    for (int64_t i = 0; i < width; i++) x[i] = job->scale * token[i];
     for (int64_t i = 0; i < width && position && !type; i++) x[i] += position[i];
     for (int64_t i = 0; i < width && type; i++)
-        x[i] = (float)((double)token[i] + (position ? (double)position[i] : 0) + (double)type[i]);
+        x[i] = (float)((double)x[i] + (position ? (double)position[i] : 0) + (double)type[i]);
 }
 
 static mha_status embed(const call *c)
@@ -460,6 +477,7 @@ static mha_status embed(const call *c)
                                                                             : NULL,
                      .types = d->type_count > 0 ? t->data + t->types : NULL,
                      .width = d->embed_dim,
+                     .scale = d->embed_scale,
                      .x = first};
     mha_parallel_for(c->context, tokens_of(c->a), embed_row, &job);
     return c->a->embedded ? norm(c, &t->embed_norm, first, NULL, c->a->layers[0].self.step.x)
@@ -474,6 +492,20 @@ static void write_rows(const call *c, const mha_tensor *to)
                c->a->last + i * width, (size_t)width * sizeof(float));
 }
 
+typedef struct cap_job {
+    const mha_tensor *logits;
+    double cap;
+} cap_job;
+
+static void cap_row(void *argument, int64_t row, int worker)
+{
+    const cap_job *job = argument;
+    (void)worker;
+    float *x = mhai_nn_row(job->logits, row);
+    for (int64_t i = 0; i < job->logits->shape[1]; i++)
+        x[i] = (float)(job->cap * mhai_tanh((double)x[i] / job->cap));
+}
+
 static mha_status write_logits(const call *c, const mha_tensor *output)
 {
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;
@@ -485,6 +517,8 @@ static mha_status write_logits(const call *c, const mha_tensor *output)
                                                output->shape[2], output->stride[1]);
         MHA_TRY(
             mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, &in, &out));
+        cap_job job = {&out, (double)c->t->desc.logit_softcap};
+        if (job.cap > 0) mha_parallel_for(c->context, rows, cap_row, &job);
     }
     return MHA_OK;
 }

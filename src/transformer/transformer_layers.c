@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/struct_copy.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,11 +27,42 @@ static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_
         name = "MHA_LAYER_NO_ROPE", needs = "MHA_ENCODING_ROTARY";
     if ((!rotary || l->flags & MHA_LAYER_NO_ROPE) &&
         (l->flags & MHA_LAYER_ROPE_INTERLEAVED || l->rotary_dim || l->rope_base != 0 ||
-         l->rope_factor != 0))
-        name = "rotary_dim, rope_base, rope_factor and MHA_LAYER_ROPE_INTERLEAVED",
+         l->rope_factor != 0 || l->rope_scaling))
+        name = "rotary_dim, rope_base, rope_factor, rope_scaling and MHA_LAYER_ROPE_INTERLEAVED",
         needs = "a layer with rotary positions";
+    if (!l->rope_scaling && (l->rope_low != 0 || l->rope_high != 0 || l->rope_original_length))
+        name = "rope_low, rope_high and rope_original_length",
+        needs = "MHA_ROPE_SCALING_LLAMA3 and MHA_ROPE_SCALING_YARN";
+    if (l->rope_scaling != MHA_ROPE_SCALING_YARN && l->rope_amplitude != 0)
+        name = "rope_amplitude", needs = "MHA_ROPE_SCALING_YARN";
     if (!name) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: %s: only with %s", name, needs);
+}
+
+/* Defaults of a scaling that is not linear; rope_factor has its own. */
+static mha_status fill_scaling(mha_layer_desc *l)
+{
+    const bool yarn = l->rope_scaling == MHA_ROPE_SCALING_YARN;
+    if ((unsigned)l->rope_scaling > MHA_ROPE_SCALING_YARN)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: rope_scaling is %d, expected 0..%d",
+                        (int)l->rope_scaling, MHA_ROPE_SCALING_YARN);
+    if (!l->rope_scaling) return MHA_OK;
+    if (l->rope_low == 0) l->rope_low = 1;
+    if (l->rope_high == 0) l->rope_high = yarn ? 32 : 4;
+    if (yarn && l->rope_amplitude == 0)
+        l->rope_amplitude =
+            l->rope_factor > 1 ? (float)(0.1 * mha_log((double)l->rope_factor) + 1) : 1;
+    if (!(l->rope_low > 0) || !(l->rope_high > l->rope_low) || isinf(l->rope_high) ||
+        !(l->rope_factor >= 1) || isinf(l->rope_factor) || !isfinite(l->rope_amplitude) ||
+        l->rope_amplitude < 0 || l->rope_original_length < 1 || !(l->rope_base > 1))
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_layer_desc: rope_original_length is %lld, rope_factor %g, rope_low %g, "
+            "rope_high %g, rope_amplitude %g, rope_base %g; expected 1 or more, 1 or "
+            "more, above 0, above rope_low, 0 or more, above 1",
+            (long long)l->rope_original_length, (double)l->rope_factor, (double)l->rope_low,
+            (double)l->rope_high, (double)l->rope_amplitude, (double)l->rope_base);
+    return MHA_OK;
 }
 
 static mha_status fill_defaults(const mha_transformer_desc *d, mha_layer_desc *l)
@@ -48,6 +80,7 @@ static mha_status fill_defaults(const mha_transformer_desc *d, mha_layer_desc *l
         if (l->rotary_dim == 0) l->rotary_dim = d->head_dim;
         if (l->rope_base == 0) l->rope_base = d->rope_base;
         if (l->rope_factor == 0) l->rope_factor = 1;
+        return fill_scaling(l);
     }
     return MHA_OK;
 }
@@ -91,14 +124,28 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
 
 /* ---- encodings ----------------------------------------------------------------------------- */
 
-/* The table of a kind, new or one that is there. Room for every position, without touching it. */
-static mha_status take_encoding(mha_transformer *t, int64_t width, float base, float factor,
+/* What of a layer decides about its rotation. */
+static mha_layer_desc rotation_of(const mha_layer_desc *l)
+{
+    return (mha_layer_desc){.rotary_dim = l->rotary_dim,
+                            .rope_base = l->rope_base,
+                            .rope_factor = l->rope_factor,
+                            .rope_scaling = l->rope_scaling,
+                            .rope_low = l->rope_low,
+                            .rope_high = l->rope_high,
+                            .rope_amplitude = l->rope_amplitude,
+                            .rope_original_length = l->rope_original_length};
+}
+
+/* The table of a rotation, new or one that is there. Room for every position, without touching it.
+ */
+static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_layer_desc *layer,
                                 mhai_encoding **taken)
 {
     size_t bytes;
+    const mha_layer_desc rotation = rotation_of(layer);
     for (mhai_encoding *e = t->encodings; e; e = e->next)
-        if (e->width == width && !(e->base < base || e->base > base) &&
-            !(e->factor < factor || e->factor > factor)) {
+        if (e->width == width && memcmp(&e->rotation, &rotation, sizeof rotation) == 0) {
             *taken = e;
             return MHA_OK;
         }
@@ -109,8 +156,8 @@ static mha_status take_encoding(mha_transformer *t, int64_t width, float base, f
     bytes += sizeof **taken;
     mhai_encoding *made = t->allocator.alloc(t->allocator.user, bytes, 64);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
-    *made = (mhai_encoding){
-        .next = t->encodings, .bytes = bytes, .width = width, .base = base, .factor = factor};
+    *made =
+        (mhai_encoding){.next = t->encodings, .bytes = bytes, .width = width, .rotation = rotation};
     if (pthread_mutex_init(&made->growing, NULL) != 0) {
         t->allocator.release(t->allocator.user, made, bytes);
         return mha_fail(MHA_ERR_NOMEM, "transformer: cannot make a mutex");
@@ -129,7 +176,67 @@ void mhai_transformer_free_encodings(mha_transformer *t)
     }
 }
 
-/* Rows [e->rows, count): the sinusoidal ones, or what turning (1, 0) gives, a cosine and a sine. */
+static double clamp(double x, double low, double high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* The pair that turns so many times in the positions of training. */
+static double pair_of_turns(const mha_layer_desc *r, double turns)
+{
+    const double length = (double)r->rope_original_length, pi = 3.14159265358979323846;
+    return (double)r->rotary_dim * mha_log(length / (turns * 2 * pi)) /
+           (2 * mha_log((double)r->rope_base));
+}
+
+/* By how much the frequency of pair i is divided, beyond the base's own. */
+static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
+{
+    const double factor = (double)r->rope_factor, low = (double)r->rope_low,
+                 high = (double)r->rope_high;
+    double slow; /* 1: divided by factor, 0: as it is */
+    if (r->rope_scaling == MHA_ROPE_SCALING_LLAMA3) {
+        const double turns = (double)r->rope_original_length * frequency / 6.28318530717958647693;
+        slow = clamp((high - turns) / (high - low), 0, 1);
+    } else {
+        const double last = (double)(r->rotary_dim - 1);
+        const double from = clamp(floor(pair_of_turns(r, high)), 0, last);
+        const double to = clamp(ceil(pair_of_turns(r, low)), 0, last);
+        slow = clamp(((double)i - from) / (to > from ? to - from : 1e-3), 0, 1);
+    }
+    return 1 / (slow / factor + (1 - slow));
+}
+
+/* Rows [begin, begin + rows) of cosines and sines, which are what turning (1, 0) gives. */
+static mha_status turn_rows(mha_context *context, const mhai_encoding *e, int64_t begin,
+                            int64_t rows, float *first)
+{
+    const mha_layer_desc *r = &e->rotation;
+    const int64_t width = e->width, half = width / 2;
+    mha_rope_desc rope = {.struct_size = sizeof rope,
+                          .pairing = MHA_ROPE_HALVES,
+                          .base = (double)r->rope_base,
+                          .factor = (double)r->rope_factor,
+                          .positions = {.start = begin}};
+    for (int64_t i = 0; i < rows * width; i++) first[i] = i % width < half ? 1 : 0;
+    if (!r->rope_scaling) {
+        mha_tensor x = mha_tensor_bthd(first, 1, rows, 1, width);
+        return mha_rope_apply(context, &rope, &x, &x);
+    }
+    for (int64_t i = 0; i < half; i++) { /* each pair by itself, at a frequency of its own */
+        const double frequency =
+            mha_exp(-2 * (double)i / (double)width * mha_log((double)r->rope_base));
+        mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
+        x.stride[2] = width;
+        x.stride[3] = half;
+        rope.factor = divisor_of(r, i, frequency) / frequency;
+        MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
+    }
+    for (int64_t i = 0; r->rope_scaling == MHA_ROPE_SCALING_YARN && i < rows * width; i++)
+        first[i] *= r->rope_amplitude;
+    return MHA_OK;
+}
+
 static mha_status grow(mha_context *context, const mha_transformer *t, mhai_encoding *e,
                        int64_t count)
 {
@@ -141,15 +248,7 @@ static mha_status grow(mha_context *context, const mha_transformer *t, mhai_enco
         mha_tensor table = mhai_transformer_rows(first, count - begin, width, width);
         MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
     } else {
-        for (int64_t i = 0; i < count - begin; i++)
-            for (int64_t j = 0; j < width; j++) first[i * width + j] = j < width / 2 ? 1 : 0;
-        mha_tensor x = mha_tensor_bthd(first, 1, count - begin, 1, width);
-        const mha_rope_desc rope = {.struct_size = sizeof rope,
-                                    .pairing = MHA_ROPE_HALVES,
-                                    .base = (double)e->base,
-                                    .factor = (double)e->factor,
-                                    .positions = {.start = begin}};
-        MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
+        MHA_TRY(turn_rows(context, e, begin, count - begin, first));
     }
     e->rows = count;
     return MHA_OK;
@@ -182,7 +281,7 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
         .factor = (double)l->rope_factor};
     MHA_TRY(mhai_attend_check(context, a, t->desc.head_dim));
     if (heads.q == 0) return MHA_OK;
-    MHA_TRY(take_encoding(t, l->rotary_dim, l->rope_base, l->rope_factor, &table));
+    MHA_TRY(take_encoding(t, l->rotary_dim, l, &table));
     const int64_t half = l->rotary_dim / 2;
     place->cosines = mhai_transformer_rows(table->values, t->desc.max_length, half, l->rotary_dim);
     place->sines =
@@ -267,8 +366,9 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
 mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t)
 {
     mhai_encoding *table;
+    static const mha_layer_desc none;
     if (t->desc.positions == MHA_ENCODING_SINUSOIDAL)
-        MHA_TRY(take_encoding(t, t->desc.embed_dim, 0, 0, &table));
+        MHA_TRY(take_encoding(t, t->desc.embed_dim, &none, &table));
     for (int64_t i = 0; i < t->desc.num_layers; i++) {
         const mha_status status = make_layer(context, t, i);
         if (status != MHA_OK) return t->desc.layers ? fail_layer(status, i) : status;

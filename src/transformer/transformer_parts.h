@@ -17,6 +17,11 @@ typedef struct mhai_place_norm {
     int64_t weight, bias;
 } mhai_place_norm;
 
+/* Before a function, or after its sum (post-norm); and on what it adds. */
+typedef struct mhai_place_step {
+    mhai_place_norm norm, post;
+} mhai_place_step;
+
 typedef struct mhai_place_linear {
     int64_t weight, bias;
     int64_t inputs, outputs;
@@ -25,7 +30,7 @@ typedef struct mhai_place_linear {
 
 /* Self-attention projects q, k and v at once: their weights lie one after the other. */
 typedef struct mhai_place_attention {
-    mhai_place_norm norm;
+    mhai_place_step step;
     mhai_attend attend; /* what the layer's description says; points to the tensors below */
     int64_t q_norm, k_norm, sinks, slopes, t5;
     mha_tensor sink_logits, alibi_slopes, t5_table, cosines, sines;
@@ -36,8 +41,8 @@ typedef struct mhai_place_attention {
 
 typedef struct mhai_place_layer {
     mhai_place_attention self, cross; /* cross.in.packed NULL: none */
-    mhai_place_norm ff_norm;
-    mhai_place_linear up, down; /* up: gate and up together in SwiGLU; packed NULL: none */
+    mhai_place_step ff;
+    mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none */
 } mhai_place_layer;
 
 /* A row for each position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines,
@@ -48,7 +53,7 @@ typedef struct mhai_encoding {
     struct mhai_encoding *next;
     size_t bytes;
     int64_t width;
-    float base, factor; /* of a rotation */
+    mha_layer_desc rotation; /* its fields about rotation */
     pthread_mutex_t growing;
     int64_t rows; /* made so far; guarded by growing */
     float values[];
@@ -84,10 +89,12 @@ static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
 /* ---- what a forward call keeps -----------------------------------------------------------------
  */
 
-/* A function between residual connections. x is the stream before it; in what it reads, which is x
- * itself without pre-norm; z the sum after it, before a post-norm. */
+/* A function between residual connections, all [tokens,E]. x is the stream before it; from that
+ * which it reads, the block's in a parallel one; in what it reads, which is from itself without
+ * pre-norm; z what a norm after it reads: the sum before a post-norm, the function's own before a
+ * branch norm; NULL without these, and in passing. */
 typedef struct mhai_kept_step {
-    float *x, *in, *z; /* [tokens,E]; z NULL unless post-norm, and in passing */
+    float *x, *from, *in, *z;
 } mhai_kept_step;
 
 typedef struct mhai_kept_attention {
@@ -101,7 +108,7 @@ typedef struct mhai_kept_attention {
 typedef struct mhai_kept_layer {
     mhai_kept_attention self, cross;
     mhai_kept_step ff;
-    float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up NULL in passing unless SwiGLU */
+    float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up NULL in passing unless gated */
 } mhai_kept_layer;
 
 struct mha_activations {
@@ -190,10 +197,28 @@ MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_
                                                 const mha_transformer_input *given,
                                                 mha_transformer_input *input);
 
+static inline bool mhai_transformer_gated(const mha_transformer *t)
+{
+    const mha_feed_forward kind = t->desc.feed_forward;
+    return kind == MHA_FEED_FORWARD_SWIGLU || kind == MHA_FEED_FORWARD_GEGLU ||
+           kind == MHA_FEED_FORWARD_GEGLU_TANH;
+}
+
+/* Of feed-forward layers; SwiGLU's is not among them. */
+static inline mha_activation mhai_transformer_activation(const mha_transformer *t)
+{
+    switch (t->desc.feed_forward) {
+    case MHA_FEED_FORWARD_RELU: return MHA_ACTIVATION_RELU;
+    case MHA_FEED_FORWARD_GELU_TANH:
+    case MHA_FEED_FORWARD_GEGLU_TANH: return MHA_ACTIVATION_GELU_TANH;
+    default: return MHA_ACTIVATION_GELU;
+    }
+}
+
 /* Number of floats of the feed-forward layer's first product: F or 2 F. */
 static inline int64_t mhai_transformer_up(const mha_transformer *t)
 {
-    return t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU ? 2 * t->desc.ff_dim : t->desc.ff_dim;
+    return (mhai_transformer_gated(t) ? 2 : 1) * t->desc.ff_dim;
 }
 
 #endif

@@ -17,8 +17,8 @@ static void view_step(const mha_activations *a, const mhai_kept_step *step, cons
     const int64_t width = a->transformer->desc.embed_dim;
     view->stream = tokens_view(a, step->x, width);
     view->input = tokens_view(a, step->in, width);
-    if (step->z || !mhai_transformer_has(a->transformer, MHA_TRANSFORMER_POST_NORM))
-        view->sum = tokens_view(a, step->z ? step->z : next, width);
+    const bool post = mhai_transformer_has(a->transformer, MHA_TRANSFORMER_POST_NORM);
+    if (step->z || !post) view->sum = tokens_view(a, post ? step->z : next, width);
     view->next = tokens_view(a, next, width);
 }
 

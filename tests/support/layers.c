@@ -32,6 +32,14 @@ static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc 
     if (rng_chance(r, 0.3)) l->flags |= MHA_LAYER_ROPE_INTERLEAVED;
     if (rng_chance(r, 0.4)) l->rope_base = (float)(10 + 1000 * rng_uniform(r));
     if (rng_chance(r, 0.3)) l->rope_factor = (float)(0.5 + 3 * rng_uniform(r));
+    if (rng_chance(r, 0.4)) {
+        l->rope_scaling = rng_chance(r, 0.5) ? MHA_ROPE_SCALING_LLAMA3 : MHA_ROPE_SCALING_YARN;
+        l->rope_original_length = rng_between(r, 1, 16);
+        l->rope_factor = (float)(1 + 5 * rng_uniform(r));
+        if (rng_chance(r, 0.5)) l->rope_low = 0.2f, l->rope_high = (float)(0.3 + rng_uniform(r));
+        if (l->rope_scaling == MHA_ROPE_SCALING_YARN && rng_chance(r, 0.5))
+            l->rope_amplitude = 1.2f;
+    }
     const int64_t D = d->head_dim ? d->head_dim : d->embed_dim / d->num_heads;
     if (D > 2 && rng_chance(r, 0.3)) l->rotary_dim = 2 * rng_between(r, 1, D / 2);
 }
@@ -49,4 +57,19 @@ void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
         l->flags |= MHA_LAYER_QK_NORM;
         if (rng_chance(r, 0.5)) l->qk_norm_epsilon = 1e-3f;
     }
+}
+
+void blocks_draw(rng *r, mha_transformer_desc *d)
+{
+    static const uint32_t biases[] = {0, MHA_TRANSFORMER_BIAS, MHA_TRANSFORMER_BIAS,
+                                      MHA_TRANSFORMER_QKV_BIAS,
+                                      MHA_TRANSFORMER_OUT_BIAS | MHA_TRANSFORMER_FF_BIAS};
+    d->flags |= biases[rng_between(r, 0, 4)];
+    const double kind = rng_uniform(r);
+    if (kind < 0.25 && d->ff_dim > 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
+        d->flags |= MHA_TRANSFORMER_PARALLEL;
+    else if (kind < 0.5 && d->norm != MHA_NORM_NONE)
+        d->flags |= MHA_TRANSFORMER_BRANCH_NORM;
+    else if (kind < 0.75 && d->norm != MHA_NORM_NONE)
+        d->flags |= MHA_TRANSFORMER_POST_NORM;
 }

@@ -3,6 +3,7 @@
 #include "reference/attribution_reference.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -384,17 +385,17 @@ static mha_transformer_desc some_desc(rng *r)
                               .ff_dim = rng_chance(r, 0.3) ? 0 : rng_between(r, 1, 9),
                               .norm = (mha_norm)rng_between(r, 0, 2),
                               .positions = (mha_position_encoding)rng_between(r, 0, 3),
-                              .feed_forward = (mha_feed_forward)rng_between(r, 0, 2)};
+                              .feed_forward = (mha_feed_forward)rng_between(r, 0, 5)};
     d.embed_dim = d.num_heads * (rng_chance(r, 0.5) ? 2 : 4);
     if (rng_chance(r, 0.3)) d.head_dim = 6;
     if (rng_chance(r, 0.4)) d.kv_heads = d.num_heads / 2;
     if (d.head_dim && !d.kv_heads && rng_chance(r, 0.7)) d.layer_heads = left[rng_between(r, 0, 2)];
     if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
-    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_CROSS;
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
-    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    blocks_draw(r, &d);
+    d.flags &= ~(uint32_t)MHA_TRANSFORMER_BRANCH_NORM; /* is refused */
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     return d;
 }

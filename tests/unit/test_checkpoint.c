@@ -135,6 +135,10 @@ static void round_trips(void **state)
     d.norm_epsilon = 1.2345678e-6f;
     d.rope_base = 500000;
     round_trip(d, "llama");
+    d.flags ^= MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_FF_BIAS;
+    round_trip(d, "llama");
+    d.flags ^= MHA_TRANSFORMER_FF_BIAS | MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    round_trip(d, "llama");
     d = bert;
     round_trip(d, "bert");
     d.flags |= MHA_TRANSFORMER_TIED;
@@ -149,8 +153,8 @@ static void round_trips(void **state)
 static void round_trips_of_our_own(void **state)
 {
     (void)state;
-    for (int i = 0; i < 12; i++) {
-        mha_transformer_desc d = i < 9 ? llama : bert;
+    for (int i = 0; i < 20; i++) {
+        mha_transformer_desc d = i < 9 || i > 14 ? llama : bert;
         if (i == 0) d.flags = 0;
         if (i == 1) d.ff_dim = 0;
         if (i == 2) d.norm = MHA_NORM_NONE;
@@ -163,6 +167,14 @@ static void round_trips_of_our_own(void **state)
         if (i == 9) d.flags &= ~(uint32_t)MHA_TRANSFORMER_BIAS;
         if (i == 10) d.kv_heads = 1;
         if (i == 11) d.flags |= MHA_TRANSFORMER_CAUSAL;
+        if (i == 12) d.logit_softcap = 1.5f;
+        if (i == 13) d.feed_forward = MHA_FEED_FORWARD_GELU_TANH;
+        if (i == 14) d.embed_scale = 0.3f;
+        if (i == 15) d.flags |= MHA_TRANSFORMER_PARALLEL;
+        if (i == 16) d.flags |= MHA_TRANSFORMER_BRANCH_NORM;
+        if (i == 17) d.flags |= MHA_TRANSFORMER_QKV_BIAS;
+        if (i == 18) d.feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
+        if (i == 19) d.feed_forward = MHA_FEED_FORWARD_GEGLU;
         round_trip(d, "multihead");
     }
 }

@@ -30,11 +30,10 @@ static mha_transformer_desc some_desc(rng *r)
     if (rng_chance(r, 0.3)) d.head_dim = 10;
     d.norm = (mha_norm)rng_between(r, 0, 2);
     d.positions = (mha_position_encoding)rng_between(r, 0, 3);
-    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 2);
-    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
+    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 5);
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
-    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    blocks_draw(r, &d);
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     layers_draw(r, &d, layers);
     if (rng_chance(r, 0.6)) d.layers = layers;
@@ -146,6 +145,7 @@ static void misuse_is_refused(void **state)
                  "capacity is 41");
     expect_error(create(context, t, INT64_MAX, 0, 2, &decoder), MHA_ERR_ARGUMENT, "batch");
     d.flags = 0;
+    d.layers = NULL; /* they were drawn for a causal one */
     other = make(&d, 1);
     expect_error(create(context, other, 1, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
     assert_null(decoder);

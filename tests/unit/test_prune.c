@@ -43,13 +43,12 @@ static mha_transformer_desc some_desc(rng *r)
     if (d.kv_heads > 0 && d.num_heads % d.kv_heads != 0) d.kv_heads = 1;
     d.norm = (mha_norm)rng_between(r, 0, 2);
     d.positions = (mha_position_encoding)rng_between(r, 0, 3);
-    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 2);
+    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 5);
     if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
-    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_CROSS;
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
-    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    blocks_draw(r, &d);
     layers_draw(r, &d, layers);
     if (rng_chance(r, 0.6)) d.layers = layers;
     return d;

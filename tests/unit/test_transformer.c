@@ -46,18 +46,19 @@ static mha_transformer_desc some_desc(rng *r)
     if (rng_chance(r, 0.4)) d.kv_heads = d.num_heads / 2;
     d.norm = (mha_norm)rng_between(r, 0, 2);
     d.positions = (mha_position_encoding)rng_between(r, 0, 3);
-    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 2);
+    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 5);
     if (d.feed_forward == MHA_FEED_FORWARD_RELU)
         d.feed_forward = MHA_FEED_FORWARD_GELU; /* smooth */
     if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
-    if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_BIAS;
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_CROSS;
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
-    if (d.norm && rng_chance(r, 0.4)) d.flags |= MHA_TRANSFORMER_POST_NORM;
+    blocks_draw(r, &d);
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     if (d.flags & MHA_TRANSFORMER_CROSS && rng_chance(r, 0.5)) d.memory_dim = 6;
     if (rng_chance(r, 0.3)) d.type_count = rng_between(r, 1, 3);
+    if (rng_chance(r, 0.3)) d.embed_scale = 2.5f;
+    if (!(d.flags & MHA_TRANSFORMER_NO_OUTPUT) && rng_chance(r, 0.3)) d.logit_softcap = 3;
     layers_draw(r, &d, layers);
     if (rng_chance(r, 0.6)) d.layers = layers;
     return d;
@@ -454,36 +455,72 @@ static void seeds_give_the_same_beginning(void **state)
     mha_transformer_destroy(t[1]);
 }
 
-/* sum = stream + W concatenated + b of every row, to the rounding of f32 sums of `inputs` terms and
- * of the last two additions. */
-static void check_sum(const example *e, int64_t layer, const char *name, const mha_tensor *in,
-                      const mha_layer_view *view)
+/* A parameter of a layer; NULL if there is none. */
+static const float *numbers_of(const example *e, int64_t layer, const char *name, const char *kind)
 {
     char text[64];
-    mha_parameter weight, bias;
-    const float *data = mha_transformer_data(e->t);
-    snprintf(text, sizeof text, "%s.weight", name);
-    assert_int_equal(mha_transformer_find(e->t, layer, text, &weight), MHA_OK);
-    snprintf(text, sizeof text, "%s.bias", name);
-    const bool biased = mha_transformer_find(e->t, layer, text, &bias) == MHA_OK;
-    assert_int_equal(biased, (e->desc.flags & MHA_TRANSFORMER_BIAS) != 0);
-    assert_int_equal(in->shape[2], weight.shape[1]);
-    const int64_t inputs = weight.shape[1];
-    for (int64_t row = 0; row < e->B * e->T; row++)
-        for (int64_t c = 0; c < e->desc.embed_dim; c++) {
-            const double x =
-                (double)((const float *)view->stream.data)[row * e->desc.embed_dim + c];
-            double sum = biased ? (double)data[bias.offset + c] : 0, size = fabs(sum);
+    mha_parameter p;
+    snprintf(text, sizeof text, "%s.%s", name, kind);
+    if (mha_transformer_find(e->t, layer, text, &p) != MHA_OK) return NULL;
+    return mha_transformer_data(e->t) + p.offset;
+}
+
+/* y becomes its norm; its error e, of any element, grows by the slopes of the norm: at most
+ * 3 |w| / sigma, and roundings. */
+static double through_norm(const example *e, int64_t layer, const char *name, double *y,
+                           double error)
+{
+    const int64_t E = e->desc.embed_dim;
+    const float *w = numbers_of(e, layer, name, "weight"), *b = numbers_of(e, layer, name, "bias");
+    double mean = 0, square = 0, most = 0;
+    assert_non_null(w);
+    for (int64_t c = 0; b && c < E; c++) mean += y[c] / (double)E;
+    for (int64_t c = 0; c < E; c++) square += (y[c] - mean) * (y[c] - mean) / (double)E;
+    const double sigma = sqrt(square + (double)e->desc.norm_epsilon);
+    for (int64_t c = 0; c < E; c++) {
+        y[c] = (y[c] - mean) / sigma * (double)w[c] + (b ? (double)b[c] : 0);
+        most = fmax(most, fabs((double)w[c]) * 3 * error / sigma + ldexp(fabs(y[c]), -22));
+    }
+    return most;
+}
+
+/* sum = stream + W in + b of every row, to the rounding of f32 sums of `inputs` terms and of the
+ * last two additions; with branch norms their norm is added. */
+static void check_sum(const example *e, int64_t layer, mha_layer_part part, const mha_tensor *in,
+                      const mha_layer_view *view)
+{
+    static const char *const names[] = {"self_attn.o_proj", "cross_attn.o_proj", "mlp.down_proj"};
+    static const char *const posts[] = {"self_attn_post_norm", "cross_attn_post_norm",
+                                        "mlp_post_norm"};
+    const float *weight = numbers_of(e, layer, names[part], "weight");
+    const float *bias = numbers_of(e, layer, names[part], "bias");
+    const int64_t E = e->desc.embed_dim, inputs = in->shape[2];
+    const uint32_t own =
+        part == MHA_PART_FEED_FORWARD ? MHA_TRANSFORMER_FF_BIAS : MHA_TRANSFORMER_OUT_BIAS;
+    assert_int_equal(bias != NULL, (e->desc.flags & (MHA_TRANSFORMER_BIAS | own)) != 0);
+    for (int64_t row = 0; row < e->B * e->T; row++) {
+        double y[MOST_WIDTH], error[MOST_WIDTH], most = 0;
+        const float *x = (const float *)view->stream.data + row * E;
+        for (int64_t c = 0; c < E; c++) {
+            double size = fabs(y[c] = bias ? (double)bias[c] : 0);
             for (int64_t i = 0; i < inputs; i++) {
-                double term = (double)data[weight.offset + c * inputs + i] *
-                              (double)((const float *)in->data)[row * inputs + i];
-                sum += term;
+                const double term = (double)weight[c * inputs + i] *
+                                    (double)((const float *)in->data)[row * inputs + i];
+                y[c] += term;
                 size += fabs(term);
             }
-            const double got = (double)((const float *)view->sum.data)[row * e->desc.embed_dim + c];
-            assert_true(fabs(got - (x + sum)) <=
-                        ldexp((double)(inputs + 3) * (size + fabs(x)), -24) * 1.01);
+            error[c] = ldexp((double)(inputs + 3) * size, -24) * 1.01;
+            most = fmax(most, error[c]);
         }
+        const bool branch = e->desc.flags & MHA_TRANSFORMER_BRANCH_NORM;
+        if (branch) most = through_norm(e, layer, posts[part], y, most);
+        for (int64_t c = 0; c < E; c++) {
+            const double got = (double)((const float *)view->sum.data)[row * E + c];
+            assert_true(fabs(got - ((double)x[c] + y[c])) <=
+                        (branch ? most : error[c]) +
+                            ldexp((double)(inputs + 3) * fabs((double)x[c]), -24) * 1.01);
+        }
+    }
 }
 
 /* Parameters of a layer's self-attention as a tensor. */
@@ -558,6 +595,40 @@ static void check_heads(mha_context *context, const example *e, int64_t layer, b
     assert_ptr_equal(view->concatenated.data, view->heads.data);
 }
 
+/* Cosines and sines of the scalings, by the formulas of transformer.h. */
+static void scale_rotation(const mha_layer_desc *l, mha_rope_desc *rope, float angles[2][16 * 12],
+                           mha_tensor *cosines, mha_tensor *sines)
+{
+    const int64_t half = l->rotary_dim / 2;
+    const bool yarn = l->rope_scaling == MHA_ROPE_SCALING_YARN;
+    const double n = (double)l->rope_original_length, tau = 2 * 3.141592653589793;
+    const double low = (double)l->rope_low, high = (double)l->rope_high;
+    const double s = (double)l->rope_factor, base = (double)l->rope_base;
+    for (int64_t i = 0; i < half; i++) {
+        const double f = pow(base, -(double)i / (double)half), turns = n * f / tau;
+        double slow = fmin(1, fmax(0, (high - turns) / (high - low)));
+        if (yarn) { /* pairs with so many turns: n base^(-i / half) / tau = turns */
+            const double last = (double)(2 * half - 1);
+            const double first = (double)half * log(n / tau / high) / log(base);
+            const double end = (double)half * log(n / tau / low) / log(base);
+            const double from = fmin(last, fmax(0, floor(first)));
+            const double to = fmin(last, fmax(0, ceil(end)));
+            slow = fmin(1, fmax(0, ((double)i - from) / (to > from ? to - from : 0.001)));
+        }
+        for (int64_t t = 0; t < 16; t++) {
+            const double angle = (double)t * (f * (1 - slow) + f / s * slow);
+            const double size = yarn ? (double)l->rope_amplitude : 1;
+            angles[0][t * half + i] = (float)(size * cos(angle));
+            angles[1][t * half + i] = (float)(size * sin(angle));
+        }
+    }
+    *cosines = mha_tensor_contiguous(angles[0], MHA_F32, 2, (int64_t[]){16, half});
+    *sines = mha_tensor_contiguous(angles[1], MHA_F32, 2, (int64_t[]){16, half});
+    rope->base = rope->factor = 0;
+    rope->cos_table = cosines;
+    rope->sin_table = sines;
+}
+
 /* q or k: the projection of what the layer reads, normalised and rotated by the public operators.
  * The transformer rotates with cosines and sines rounded to f32: a part of 3 2^-24 of |x| + |y|. */
 static void check_position(mha_context *context, const example *e, int64_t layer, const char *name,
@@ -572,14 +643,12 @@ static void check_position(mha_context *context, const example *e, int64_t layer
     mha_linear *linear = NULL;
     float data[MOST_TOKENS * 24];
     const int64_t rows = e->B * e->T, H = got->shape[1], D = got->shape[3];
-    if (e->desc.flags & MHA_TRANSFORMER_BIAS) {
+    const bool biased = e->desc.flags & (MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_QKV_BIAS);
+    if (biased) {
         snprintf(text, sizeof text, "%s_proj.bias", name);
         bias = parameter_of(e, layer, text);
     }
-    assert_int_equal(mha_linear_create(context, &weight,
-                                       e->desc.flags & MHA_TRANSFORMER_BIAS ? &bias : NULL,
-                                       &linear),
-                     MHA_OK);
+    assert_int_equal(mha_linear_create(context, &weight, biased ? &bias : NULL, &linear), MHA_OK);
     x = mha_tensor_contiguous(view->input.data, MHA_F32, 2, (int64_t[]){rows, e->desc.embed_dim});
     y = mha_tensor_contiguous(data, MHA_F32, 2, (int64_t[]){rows, H * D});
     assert_int_equal(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, &y), MHA_OK);
@@ -592,13 +661,16 @@ static void check_position(mha_context *context, const example *e, int64_t layer
                          MHA_OK);
     const bool rotates =
         e->desc.positions == MHA_ENCODING_ROTARY && !(l && l->flags & MHA_LAYER_NO_ROPE);
-    const mha_rope_desc rope = {.struct_size = sizeof rope,
-                                .pairing = l && l->flags & MHA_LAYER_ROPE_INTERLEAVED
-                                               ? MHA_ROPE_INTERLEAVED
-                                               : MHA_ROPE_HALVES,
-                                .rotary_dim = l ? l->rotary_dim : 0,
-                                .base = l ? (double)l->rope_base : 0,
-                                .factor = l ? (double)l->rope_factor : 0};
+    mha_tensor cosines, sines;
+    float angles[2][16 * 12];
+    mha_rope_desc rope = {.struct_size = sizeof rope,
+                          .pairing = l && l->flags & MHA_LAYER_ROPE_INTERLEAVED
+                                         ? MHA_ROPE_INTERLEAVED
+                                         : MHA_ROPE_HALVES,
+                          .rotary_dim = l ? l->rotary_dim : 0,
+                          .base = l ? (double)l->rope_base : 0,
+                          .factor = l ? (double)l->rope_factor : 0};
+    if (rotates && l && l->rope_scaling) scale_rotation(l, &rope, angles, &cosines, &sines);
     if (rotates) assert_int_equal(mha_rope_apply(context, &rope, &y, &y), MHA_OK);
     for (int64_t i = 0; i < rows * H; i++) {
         const int64_t h = i % H, row = i / H;
@@ -629,7 +701,7 @@ static void check_embedded(const example *e, const mha_tensor *embedded)
                      e->desc.type_count > 0);
     for (int64_t i = 0; i < e->B * e->T * E; i++) {
         const int64_t row = i / E, type = e->input.token_types ? e->types[row] : 0;
-        double sum = (double)data[tokens.offset + e->ids[row] * E + i % E];
+        double sum = (double)(e->desc.embed_scale * data[tokens.offset + e->ids[row] * E + i % E]);
         if (learned) sum += (double)data[positions.offset + row % e->T * E + i % E];
         if (e->desc.type_count) sum += (double)data[types.offset + type * E + i % E];
         assert_true(((const float *)embedded->data)[i] == (float)sum);
@@ -655,12 +727,14 @@ static void check_views(mha_context *context, example *e)
         }
         assert_int_equal(mha_activations_layer(e->a, i / 3, part, &view), MHA_OK);
         assert_ptr_equal(view.stream.data, stream);
-        assert_int_equal(view.input.data != view.stream.data, pre);
+        const bool apart =
+            part == MHA_PART_FEED_FORWARD && e->desc.flags & MHA_TRANSFORMER_PARALLEL;
+        assert_int_equal(view.input.data != view.stream.data, pre || apart);
         assert_int_equal(view.sum.data != view.next.data, post);
         stream = view.next.data;
         if (part == MHA_PART_FEED_FORWARD) {
             assert_null(view.q.data);
-            check_sum(e, i / 3, "mlp.down_proj", &view.hidden, &view);
+            check_sum(e, i / 3, part, &view.hidden, &view);
             continue;
         }
         const bool cross = part == MHA_PART_CROSS_ATTENTION;
@@ -668,8 +742,7 @@ static void check_views(mha_context *context, example *e)
         check_heads(context, e, i / 3, cross, &view);
         if (!cross) check_position(context, e, i / 3, "q", &view, &view.q);
         if (!cross) check_position(context, e, i / 3, "k", &view, &view.k);
-        check_sum(e, i / 3, cross ? "cross_attn.o_proj" : "self_attn.o_proj", &view.concatenated,
-                  &view);
+        check_sum(e, i / 3, part, &view.concatenated, &view);
     }
     assert_ptr_equal(ends.last.data, stream);
     assert_int_equal(ends.normed.data != ends.last.data, pre);
@@ -860,6 +933,15 @@ static void create_errors(void **state)
     ROW(MHA_ERR_ARGUMENT, "num_layers is 0", d.num_layers = 0);
     ROW(MHA_ERR_UNSUPPORTED, "0x1000", d.flags = 1 << 12);
     ROW(MHA_ERR_ARGUMENT, "need a norm", d.flags = MHA_TRANSFORMER_POST_NORM);
+    ROW(MHA_ERR_ARGUMENT, "need a norm", d.flags = MHA_TRANSFORMER_BRANCH_NORM);
+    ROW(MHA_ERR_ARGUMENT, "exclude each other", d.norm = MHA_NORM_RMS,
+        d.flags = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
+    ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.flags = MHA_TRANSFORMER_PARALLEL, d.ff_dim = 0);
+    ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.ff_dim = 4,
+        d.flags = MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_CROSS);
+    ROW(MHA_ERR_ARGUMENT, "embed_scale is nan", d.embed_scale = NAN);
+    ROW(MHA_ERR_ARGUMENT, "logit_softcap is -1", d.logit_softcap = -1);
+    ROW(MHA_ERR_ARGUMENT, "no logits", d.logit_softcap = 1, d.flags = MHA_TRANSFORMER_NO_OUTPUT);
     ROW(MHA_ERR_SHAPE, "even", d.head_dim = 3, d.positions = MHA_ENCODING_ROTARY);
     ROW(MHA_ERR_ARGUMENT, "memory_dim", d.memory_dim = 3);
     ROW(MHA_ERR_SIZE, "do not fit", d.vocab_size = d.num_layers = INT32_MAX,
@@ -979,6 +1061,18 @@ static void layers_are_checked(void **state)
          MHA_ERR_ARGUMENT,
          "only with a"},
         {{.flags = MHA_LAYER_NO_ROPE, .rotary_dim = 2}, MHA_ERR_ARGUMENT, "only with a layer"},
+        {{.rope_low = 2}, MHA_ERR_ARGUMENT, "only with MHA_ROPE_SCALING_LLAMA3"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_amplitude = 1},
+         MHA_ERR_ARGUMENT,
+         "only with MHA_ROPE_SCALING_YARN"},
+        {{.rope_scaling = (mha_rope_scaling)3}, MHA_ERR_ARGUMENT, "rope_scaling is 3"},
+        {{.rope_scaling = MHA_ROPE_SCALING_YARN}, MHA_ERR_ARGUMENT, "rope_original_length is 0"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_low = 5},
+         MHA_ERR_ARGUMENT,
+         "rope_low 5"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_factor = 0.5f},
+         MHA_ERR_ARGUMENT,
+         "rope_factor 0.5"},
     };
     mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0]}};
     mha_transformer_desc d = {.struct_size = sizeof d,

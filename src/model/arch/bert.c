@@ -25,10 +25,10 @@ static bool fits_bert(const mha_transformer_desc *d)
 {
     const uint32_t wanted =
         MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM | MHA_TRANSFORMER_BIAS;
-    return (d->flags & wanted) == wanted && !d->layer_heads && !d->layers &&
+    return (d->flags & wanted) == wanted && mhai_desc_is_usual(d) &&
            !mhai_desc_has(d, MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS) &&
            d->norm == MHA_NORM_LAYER && d->positions == MHA_ENCODING_LEARNED && d->ff_dim > 0 &&
-           d->feed_forward != MHA_FEED_FORWARD_SWIGLU && d->kv_heads == d->num_heads &&
+           d->feed_forward <= MHA_FEED_FORWARD_RELU && d->kv_heads == d->num_heads &&
            d->head_dim * d->num_heads == d->embed_dim;
 }
 

@@ -91,6 +91,13 @@ void mhai_family_name(const mhai_family *family, const char *ours, char theirs[M
     snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s", ours);
 }
 
+bool mhai_desc_is_usual(const mha_transformer_desc *d)
+{
+    const uint32_t others = MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL;
+    return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) &&
+           !(d->embed_scale < 1 || d->embed_scale > 1) && !(d->logit_softcap > 0);
+}
+
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
 {
     return mhai_put_count(root, "vocab_size", d->vocab_size) &&

@@ -31,8 +31,6 @@ extern const mhai_shape_keys mhai_usual_keys;
 /* What config.json says. */
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
-    /* Where the transformer has biases but the file has none: they stay 0. */
-    bool no_attention_bias, no_mlp_bias;
     int64_t *head_lists;    /* what desc.layer_heads points to; NULL: none. To be freed */
     mha_layer_desc *layers; /* likewise desc.layers */
 } mhai_family_plan;
@@ -85,6 +83,9 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                                          const char *inner, mha_transformer_desc *d);
 extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distilbert;
+
+/* All layers alike, plain ones, in sequence: what llama and bert can say. */
+bool mhai_desc_is_usual(const mha_transformer_desc *d);
 
 static inline bool mhai_desc_has(const mha_transformer_desc *d, uint32_t flag)
 {

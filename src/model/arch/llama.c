@@ -17,9 +17,10 @@ static bool fits_llama(const mha_transformer_desc *d)
     const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM |
                             MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_NO_OUTPUT;
     return mhai_desc_has(d, MHA_TRANSFORMER_CAUSAL) && !mhai_desc_has(d, others) &&
-           !d->layer_heads && !d->layers && d->type_count == 0 && d->norm == MHA_NORM_RMS &&
+           mhai_desc_is_usual(d) && d->type_count == 0 && d->norm == MHA_NORM_RMS &&
            d->positions == MHA_ENCODING_ROTARY && d->ff_dim > 0 &&
-           d->feed_forward == MHA_FEED_FORWARD_SWIGLU;
+           d->feed_forward == MHA_FEED_FORWARD_SWIGLU &&
+           mhai_desc_has(d, MHA_TRANSFORMER_QKV_BIAS) == mhai_desc_has(d, MHA_TRANSFORMER_OUT_BIAS);
 }
 
 /* transformers 4 wants rope_theta, transformers 5 rope_parameters. */
@@ -37,13 +38,15 @@ static bool write_rope(const mha_transformer_desc *d, json_t *root)
 
 static bool write_llama(const mha_transformer_desc *d, json_t *root)
 {
+    const uint32_t of_all = MHA_TRANSFORMER_BIAS;
     return mhai_put_list_of_one(root, "architectures", "LlamaForCausalLM") &&
            mhai_write_sizes(d, root) && mhai_put_count(root, "num_key_value_heads", d->kv_heads) &&
            mhai_put_count(root, "head_dim", d->head_dim) &&
            mhai_put_text(root, "hidden_act", "silu") &&
            mhai_put(root, "rms_norm_eps", mhai_json_real(d->norm_epsilon)) &&
-           mhai_put_bool(root, "attention_bias", mhai_desc_has(d, MHA_TRANSFORMER_BIAS)) &&
-           mhai_put_bool(root, "mlp_bias", mhai_desc_has(d, MHA_TRANSFORMER_BIAS)) &&
+           mhai_put_bool(root, "attention_bias",
+                         mhai_desc_has(d, of_all | MHA_TRANSFORMER_OUT_BIAS)) &&
+           mhai_put_bool(root, "mlp_bias", mhai_desc_has(d, of_all | MHA_TRANSFORMER_FF_BIAS)) &&
            mhai_put_bool(root, "tie_word_embeddings", mhai_desc_has(d, MHA_TRANSFORMER_TIED)) &&
            write_rope(d, root);
 }
@@ -84,10 +87,9 @@ static mha_status read_llama_kinds(const mhai_config *config, mhai_family_plan *
     MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &mlp));
     MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", false, &tied));
     d->flags = MHA_TRANSFORMER_CAUSAL;
-    if (attention || mlp) d->flags |= MHA_TRANSFORMER_BIAS;
+    if (attention) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    if (mlp) d->flags |= MHA_TRANSFORMER_FF_BIAS;
     if (tied) d->flags |= MHA_TRANSFORMER_TIED;
-    plan->no_attention_bias = !attention;
-    plan->no_mlp_bias = !mlp;
     return MHA_OK;
 }
 

@@ -12,7 +12,8 @@
 static const char *const own_names[][2] = {{NULL, NULL}};
 static const char *const norms[] = {"none", "layer", "rms"};
 static const char *const positions[] = {"none", "learned", "sinusoidal", "rotary"};
-static const char *const feed_forwards[] = {"gelu", "relu", "swiglu"};
+static const char *const feed_forwards[] = {"gelu",      "relu",  "swiglu",
+                                            "gelu_tanh", "geglu", "geglu_tanh"};
 
 static const struct {
     const char *name;
@@ -23,7 +24,12 @@ static const struct {
              {"bias", MHA_TRANSFORMER_BIAS},
              {"cross_attention", MHA_TRANSFORMER_CROSS},
              {"tied", MHA_TRANSFORMER_TIED},
-             {"no_output", MHA_TRANSFORMER_NO_OUTPUT}};
+             {"no_output", MHA_TRANSFORMER_NO_OUTPUT},
+             {"qkv_bias", MHA_TRANSFORMER_QKV_BIAS},
+             {"out_bias", MHA_TRANSFORMER_OUT_BIAS},
+             {"ff_bias", MHA_TRANSFORMER_FF_BIAS},
+             {"branch_norm", MHA_TRANSFORMER_BRANCH_NORM},
+             {"parallel", MHA_TRANSFORMER_PARALLEL}};
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -63,15 +69,16 @@ static const struct {
     const char *name;
     size_t offset;
     int64_t low, high;
-} layer_counts[] = {{AT(left_keys), -1, INT64_MAX},      {AT(right_keys), -1, INT64_MAX},
-                    {AT(sink_keys), 0, INT64_MAX},       {AT(t5_buckets), 0, MHAI_MOST_WIDTH},
-                    {AT(t5_max_distance), 0, INT64_MAX}, {AT(rotary_dim), 0, MHAI_MOST_WIDTH}};
+} layer_counts[] = {{AT(left_keys), -1, INT64_MAX},          {AT(right_keys), -1, INT64_MAX},
+                    {AT(sink_keys), 0, INT64_MAX},           {AT(t5_buckets), 0, MHAI_MOST_WIDTH},
+                    {AT(t5_max_distance), 0, INT64_MAX},     {AT(rotary_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(rope_original_length), 0, INT64_MAX}};
 
 static const struct {
     const char *name;
     size_t offset;
-} layer_reals[] = {
-    {AT(scale)}, {AT(softcap)}, {AT(qk_norm_epsilon)}, {AT(rope_base)}, {AT(rope_factor)}};
+} layer_reals[] = {{AT(scale)},       {AT(softcap)},  {AT(qk_norm_epsilon)}, {AT(rope_base)},
+                   {AT(rope_factor)}, {AT(rope_low)}, {AT(rope_high)},       {AT(rope_amplitude)}};
 
 enum {
     LAYER_FLAGS = sizeof layer_flags / sizeof layer_flags[0],
@@ -80,12 +87,15 @@ enum {
 };
 
 static const char *const qk_norms[] = {"rms", "l2"};
+static const char *const scalings[] = {"linear", "llama3", "yarn"};
 
 /* What a layer does not have is left out. */
 static bool write_layer(const mha_layer_desc *l, json_t *root)
 {
     bool good = !(l->flags & MHA_LAYER_QK_NORM) ||
                 mhai_put_text(root, "qk_norm_kind", qk_norms[l->qk_norm]);
+    if (l->rope_scaling)
+        good = good && mhai_put_text(root, "rope_scaling", scalings[l->rope_scaling]);
     for (int i = 0; i < LAYER_FLAGS; i++)
         if (l->flags & layer_flags[i].flag)
             good = good && mhai_put_bool(root, layer_flags[i].name, true);
@@ -116,7 +126,7 @@ static bool write_layers(const mha_transformer_desc *d, json_t *root)
 
 static bool is_layer_key(const char *key)
 {
-    bool known = strcmp(key, "qk_norm_kind") == 0;
+    bool known = strcmp(key, "qk_norm_kind") == 0 || strcmp(key, "rope_scaling") == 0;
     for (int i = 0; i < LAYER_FLAGS; i++) known = known || strcmp(key, layer_flags[i].name) == 0;
     for (int i = 0; i < LAYER_COUNTS; i++) known = known || strcmp(key, layer_counts[i].name) == 0;
     for (int i = 0; i < LAYER_REALS; i++) known = known || strcmp(key, layer_reals[i].name) == 0;
@@ -144,6 +154,8 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
     *l = (mha_layer_desc){.struct_size = sizeof *l};
     MHA_TRY(mhai_config_choice(config, "qk_norm_kind", qk_norms[0], qk_norms, 2, &kind));
     l->qk_norm = (mha_qk_norm_kind)kind;
+    MHA_TRY(mhai_config_choice(config, "rope_scaling", scalings[0], scalings, 3, &kind));
+    l->rope_scaling = (mha_rope_scaling)kind;
     for (int i = 0; i < LAYER_FLAGS; i++) {
         bool set;
         MHA_TRY(mhai_config_bool(config, layer_flags[i].name, false, &set));
@@ -213,8 +225,13 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
         mhai_put_text(root, "feed_forward", feed_forwards[d->feed_forward]) &&
         mhai_put(root, "norm_epsilon", mhai_json_real(d->norm_epsilon)) &&
         mhai_put(root, "rope_base", mhai_json_real(d->rope_base));
-    for (int i = 0; i < FLAGS; i++)
-        good = good && mhai_put_bool(root, flags[i].name, mhai_desc_has(d, flags[i].flag));
+    if (d->embed_scale < 1 || d->embed_scale > 1)
+        good = good && mhai_put(root, "embed_scale", mhai_json_real(d->embed_scale));
+    if (d->logit_softcap > 0)
+        good = good && mhai_put(root, "logit_softcap", mhai_json_real(d->logit_softcap));
+    for (int i = 0; i < FLAGS; i++) /* newer ones only where they are set: older versions read it */
+        if (mhai_desc_has(d, flags[i].flag) || flags[i].flag <= MHA_TRANSFORMER_NO_OUTPUT)
+            good = good && mhai_put_bool(root, flags[i].name, mhai_desc_has(d, flags[i].flag));
     return good;
 }
 
@@ -223,13 +240,15 @@ static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc
     int norm, position, feed_forward;
     MHA_TRY(mhai_config_choice(config, "norm", NULL, norms, 3, &norm));
     MHA_TRY(mhai_config_choice(config, "positions", NULL, positions, 4, &position));
-    MHA_TRY(mhai_config_choice(config, "feed_forward", feed_forwards[0], feed_forwards, 3,
+    MHA_TRY(mhai_config_choice(config, "feed_forward", feed_forwards[0], feed_forwards, 6,
                                &feed_forward));
     d->norm = (mha_norm)norm;
     d->positions = (mha_position_encoding)position;
     d->feed_forward = (mha_feed_forward)feed_forward;
     MHA_TRY(mhai_config_real(config, "norm_epsilon", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_real(config, "rope_base", 1e4, 1, 3e38, &d->rope_base));
+    MHA_TRY(mhai_config_float(config, "embed_scale", &d->embed_scale));
+    MHA_TRY(mhai_config_float(config, "logit_softcap", &d->logit_softcap));
     for (int i = 0; i < FLAGS; i++) {
         bool set;
         MHA_TRY(mhai_config_bool(config, flags[i].name, false, &set));
