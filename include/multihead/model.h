@@ -1,8 +1,8 @@
 /* multihead: models from Hugging Face folders: a transformer with what turns texts into its tokens.
  *
- * A model folder holds config.json, model.safetensors and vocab.txt or tokenizer.json; families are
- * bert, electra, distilbert, llama and this library's own, multihead (checkpoint.h). docs/model-folders.md lists every
- * field that is read and everything that is refused.
+ * A model folder holds config.json, model.safetensors (or an index and several files) and vocab.txt
+ * or tokenizer.json. docs/model-folders.md lists the families, every field that is read and
+ * everything that is refused.
  *
  * Letters as in attention.h, and
  *   L   layers      E   width of the hidden states      T   tokens per sequence, padding included
@@ -188,8 +188,7 @@ typedef struct mha_model_shape {
 
 /**
  * Read the shape of a model's attention from FOLDER/config.json; weights need not be there. Knows
- * more architectures than mha_model_load(): bert, roberta, electra, distilbert, gpt2, gpt_neox,
- * llama, mistral, mixtral, qwen2, qwen3, gemma, phi3, and this library's own, multihead.
+ * more architectures than mha_model_load(): mixtral too.
  *
  * Memory   fills *shape, as much of it as shape->struct_size says.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);

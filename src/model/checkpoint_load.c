@@ -106,11 +106,10 @@ static mha_status check_numbers(const loading *l)
 {
     const double described = numbers_described(&l->plan.desc);
     double held = 0;
-    for (int64_t i = 0; i < mha_safetensors_count(l->weights.file); i++) {
+    for (int64_t i = 0; i < l->weights.count; i++) {
         mha_tensor tensor;
         double count = 1;
-        if (mha_safetensors_peek(l->weights.file, i, &tensor) != MHA_OK)
-            continue; /* not asked for */
+        if (mhai_weights_peek(&l->weights, i, &tensor) != MHA_OK) continue; /* not asked for */
         for (int k = 0; k < tensor.ndim; k++) count *= (double)tensor.shape[k];
         held += count;
     }
@@ -129,7 +128,8 @@ static mha_status check_embeddings(loading *l)
     const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
     mhai_family_name(l->family, "embed_tokens.weight", name);
     l->weights.prefix = l->family->prefix;
-    if (!mhai_weights_have(&l->weights, name)) l->weights.prefix = "";
+    const int64_t at = mhai_weights_find(&l->weights, name);
+    if (at < 0 || strcmp(mhai_weights_name(&l->weights, at), name) == 0) l->weights.prefix = "";
     return mhai_weights_read(&l->weights, name, &table);
 }
 
@@ -137,23 +137,69 @@ static mha_status check_embeddings(loading *l)
 
 static void use(loading *l, const char *name)
 {
-    char full[2 * MHAI_WEIGHT_NAME];
-    snprintf(full, sizeof full, "%s%s", l->weights.prefix, name);
-    l->used[mha_safetensors_find(l->weights.file, full)] = true;
+    l->used[mhai_weights_find(&l->weights, name)] = true;
 }
 
 /* A parameter's name in the file. Old ones call a norm's weight and bias gamma and beta. */
-static void name_of(const loading *l, const mha_parameter *p, char name[MHAI_WEIGHT_NAME])
+static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
+                                       char name[MHAI_WEIGHT_NAME])
 {
-    mhai_family_name(l->family, p->name, name);
+    const mhai_weight_name *row = mhai_family_name(l->family, p->name, name);
     if (p->kind != MHA_PARAMETER_NORM || !l->family->old_norms ||
-        mhai_weights_have(&l->weights, name))
-        return;
+        mhai_weights_find(&l->weights, name) >= 0)
+        return row;
     char old[MHAI_WEIGHT_NAME];
     const char *tail = strrchr(name, '.');
     snprintf(old, sizeof old, "%.*s.%s", (int)(tail - name), name,
              strcmp(tail, ".weight") == 0 ? "gamma" : "beta");
-    if (mhai_weights_have(&l->weights, old)) memcpy(name, old, sizeof old);
+    if (mhai_weights_find(&l->weights, old) >= 0) memcpy(name, old, sizeof old);
+    return row;
+}
+
+/* Rows that fused weights have together: of q, k and v, or of gate and up. */
+static int64_t fused_rows(const loading *l, const mha_parameter *p)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(l->made, &d);
+    return strstr(p->name, ".mlp.") ? 2 * d.ff_dim : (d.num_heads + 2 * d.kv_heads) * d.head_dim;
+}
+
+/* Where row i of ours is among the rows of a fused weight. */
+static int64_t fused_row(const loading *l, const mha_parameter *p, const mhai_weight_name *row,
+                         int64_t total, int64_t i)
+{
+    mha_transformer_desc d;
+    const int parts = strstr(p->name, ".mlp.") ? 2 : 3;
+    mha_transformer_describe(l->made, &d);
+    if (row->form == MHAI_FUSED_HEADS)
+        return (i / d.head_dim * parts + row->part) * d.head_dim + i % d.head_dim;
+    return row->part == 0 ? i : total - (parts - row->part) * p->shape[0] + i;
+}
+
+/* A weight of another form: its numbers one by one. A bias is a matrix of one column. */
+static mha_status read_formed(loading *l, const mha_parameter *p, const mhai_weight_name *row,
+                              const char *name, float *data)
+{
+    const mhai_weight_form form = row->form;
+    const bool fused = form >= MHAI_FUSED && form <= MHAI_FUSED_HEADS;
+    const bool transposed =
+        p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED);
+    const int64_t rows = p->shape[0], columns = p->ndim == 2 ? p->shape[1] : 1;
+    const int64_t skipped = form == MHAI_LAST_ROWS ? l->plan.first_position : 0;
+    const int64_t total = fused ? fused_rows(l, p) : rows + skipped;
+    mha_tensor from = {.ndim = p->ndim};
+    from.shape[0] = transposed ? columns : total;
+    from.shape[1] = transposed ? total : columns;
+    MHA_TRY(mhai_weights_view(&l->weights, name, &from));
+    const float *numbers = from.data;
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t at = fused ? fused_row(l, p, row, total, i) : i + skipped;
+        for (int64_t k = 0; k < columns; k++) {
+            const float number = numbers[transposed ? k * total + at : at * columns + k];
+            data[i * columns + k] = form == MHAI_PLUS_ONE ? 1 + number : number;
+        }
+    }
+    return MHA_OK;
 }
 
 static mha_status load_weights(loading *l)
@@ -163,9 +209,12 @@ static mha_status load_weights(loading *l)
         char name[MHAI_WEIGHT_NAME];
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(l->made, i, &p));
-        name_of(l, &p, name);
+        const mhai_weight_name *row = name_of(l, &p, name);
         const mha_tensor to = mha_tensor_contiguous(data + p.offset, MHA_F32, p.ndim, p.shape);
-        MHA_TRY(mhai_weights_read(&l->weights, name, &to));
+        if (row && row->form != MHAI_AS_IS)
+            MHA_TRY(read_formed(l, &p, row, name, data + p.offset));
+        else
+            MHA_TRY(mhai_weights_read(&l->weights, name, &to));
         use(l, name);
     }
     return MHA_OK;
@@ -176,12 +225,12 @@ static mha_status check_types(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
     char name[MHAI_WEIGHT_NAME];
-    mha_tensor table;
     bool zero = true;
     l->types = d->type_count;
     if (d->type_count == 0) return MHA_OK;
     mhai_family_name(l->family, "embed_types.weight", name);
-    MHA_TRY(mhai_weights_matrix(&l->weights, name, d->type_count, d->embed_dim, &table));
+    mha_tensor table = {.ndim = 2, .shape = {d->type_count, d->embed_dim}};
+    MHA_TRY(mhai_weights_view(&l->weights, name, &table));
     for (int64_t i = 0; i < d->type_count * d->embed_dim && zero; i++) {
         const float x = ((const float *)table.data)[i];
         zero = x >= 0 && x <= 0;
@@ -194,8 +243,8 @@ static mha_status check_types(loading *l)
 
 static mha_status check_all_used(const loading *l)
 {
-    for (int64_t i = 0; i < mha_safetensors_count(l->weights.file); i++) {
-        const char *name = mha_safetensors_name(l->weights.file, i);
+    for (int64_t i = 0; i < l->weights.count; i++) {
+        const char *name = mhai_weights_name(&l->weights, i);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
             return mha_fail(MHA_ERR_MODEL,
                             "%s: has weight '%s', which config.json does not ask for; take the "
@@ -223,7 +272,7 @@ static mha_status load_body(loading *l)
     MHA_TRY(check_embeddings(l));
     MHA_TRY(check_numbers(l));
     MHA_TRY(check_positions(l));
-    l->used = calloc((size_t)mha_safetensors_count(l->weights.file), sizeof *l->used);
+    l->used = calloc((size_t)l->weights.count + 1, sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     MHA_TRY(check_types(l));
     MHA_TRY(create(l));
@@ -232,26 +281,23 @@ static mha_status load_body(loading *l)
     return mha_transformer_update(l->context, l->made);
 }
 
-static mha_status load_files(loading *l, const char *weights_path)
+static mha_status load_files(loading *l, const char *folder)
 {
-    mha_safetensors *file = NULL;
-    MHA_TRY(mha_safetensors_open(weights_path, &file));
-    l->weights = (mhai_weights){.path = weights_path, .file = file, .prefix = ""};
-    mha_status status = load_body(l);
+    mha_status status = mhai_weights_open(folder, &l->weights);
+    if (status == MHA_OK) status = load_body(l);
     free(l->used);
     mhai_weights_close(&l->weights);
-    mha_safetensors_close(file);
     return status;
 }
 
-static mha_status load_plan(loading *l, const mhai_config *config, const char *weights_path)
+static mha_status load_plan(loading *l, const mhai_config *config, const char *folder)
 {
     MHA_TRY(mhai_family_find(config, &l->family));
     l->config = config->path;
     MHA_TRY(mhai_family_check_loads(config, l->family));
     l->plan.desc.struct_size = sizeof l->plan.desc;
     mha_status status = l->family->read(config, &l->plan);
-    if (status == MHA_OK) status = load_files(l, weights_path);
+    if (status == MHA_OK) status = load_files(l, folder);
     free(l->plan.head_lists);
     free(l->plan.layers);
     return status;
@@ -261,20 +307,13 @@ static mha_status load(loading *l, const char *folder)
 {
     MHA_TRY(mhai_model_check_folder(folder));
     json_t *root = NULL;
-    char *config_path = mhai_model_join(folder, "config.json");
-    char *weights_path = mhai_model_join(folder, "model.safetensors");
-    mha_status status = MHA_OK;
-    if (!config_path || !weights_path) {
-        status = mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);
-        goto done;
-    }
-    MHA_TRY_GOTO(mhai_json_read(config_path, most_config_bytes, &root), done);
-    const mhai_config config = {config_path, root};
-    status = load_plan(l, &config, weights_path);
-done:
+    char *path = mhai_model_join(folder, "config.json");
+    if (!path)
+        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);
+    mha_status status = mhai_json_read(path, most_config_bytes, &root);
+    if (status == MHA_OK) status = load_plan(l, &(mhai_config){path, root}, folder);
     json_decref(root);
-    free(weights_path);
-    free(config_path);
+    free(path);
     return status;
 }
 

@@ -49,14 +49,16 @@ mha_status mhai_model_check_folder(const char *folder)
                         "%s/config.json: no such file; a model folder has %s; see tools/get-minilm",
                         mhai_show_path(folder).text, contents);
     if (mhai_model_holds(folder, "model.safetensors")) return MHA_OK;
-    if (mhai_model_holds(folder, "model.safetensors.index.json"))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: weights in several files are not supported; save the model again with "
-                        "a larger max_shard_size",
-                        mhai_show_path(folder).text);
-    return mha_fail(MHA_ERR_FILE, "%s/model.safetensors: no such file; a model folder has %s%s",
-                    mhai_show_path(folder).text, contents,
-                    mhai_model_holds(folder, "pytorch_model.bin")
-                        ? " (pytorch_model.bin is not read: save_pretrained() writes safetensors)"
-                        : "; see tools/get-minilm");
+    if (mhai_model_holds(folder, "model.safetensors.index.json")) return MHA_OK;
+    if (mhai_model_holds(folder, "pytorch_model.bin"))
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "%s: pytorch_model.bin is not read, since a pickle can run code; convert it: "
+            "python3 -c 'from transformers import AutoModel as M; "
+            "M.from_pretrained(\".\").save_pretrained(\".\")' in the folder",
+            mhai_show_path(folder).text);
+    return mha_fail(MHA_ERR_FILE,
+                    "%s/model.safetensors: no such file; a model folder has %s; see "
+                    "tools/get-minilm",
+                    mhai_show_path(folder).text, contents);
 }

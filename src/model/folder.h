@@ -9,7 +9,7 @@ char *mhai_model_join(const char *folder, const char *name);
 
 bool mhai_model_holds(const char *folder, const char *name);
 
-/* Whether a folder is one, with config.json and model.safetensors in it. */
+/* Whether a folder is one, with config.json and weights in it. */
 MHA_NODISCARD mha_status mhai_model_check_folder(const char *folder);
 
 typedef struct mhai_loaded {

@@ -2,6 +2,8 @@
 #include "model/model_weights.h"
 
 #include "io/file.h"
+#include "io/json_file.h"
+#include "model/folder.h"
 
 #include <multihead/component.h>
 
@@ -9,24 +11,153 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_BYTES = 256 };
+enum { NAME_BYTES = 256, MOST_SHARDS = 4096 };
+static const size_t most_index_bytes = 64u << 20;
+
+/* ---- files --------------------------------------------------------------------------------- */
+
+/* Take path, and open it as one more shard. */
+static mha_status open_shard(mhai_weights *weights, char *path)
+{
+    mhai_shard *grown = NULL;
+    if (path)
+        grown = realloc(weights->shard, (size_t)(weights->shards + 1) * sizeof *weights->shard);
+    if (!grown) {
+        free(path);
+        return mha_fail(MHA_ERR_NOMEM, "weights: cannot allocate a name");
+    }
+    weights->shard = grown;
+    mhai_shard *shard = &grown[weights->shards];
+    *shard = (mhai_shard){.path = path, .first = weights->count};
+    weights->shards++;
+    MHA_TRY(mha_safetensors_open(path, &shard->file));
+    weights->count += mha_safetensors_count(shard->file);
+    return MHA_OK;
+}
+
+static bool is_open(const mhai_weights *weights, const char *name)
+{
+    for (int64_t i = 0; i < weights->shards; i++) {
+        const char *base = strrchr(weights->shard[i].path, '/');
+        if (strcmp(base + 1, name) == 0) return true;
+    }
+    return false;
+}
+
+/* A file that the index names: it lies beside the index, nowhere else. */
+static mha_status open_named(mhai_weights *weights, const char *folder, const json_t *value)
+{
+    const char *name = json_string_value(value);
+    if (!name || name[0] == '\0' || name[0] == '.' || strchr(name, '/') ||
+        strlen(name) != json_string_length(value))
+        return mha_fail(MHA_ERR_MODEL,
+                        "%s: weight_map names '%s', which is not the name of a file in its folder",
+                        mhai_show_path(weights->path).text, name ? mhai_show_name(name).text : "");
+    if (is_open(weights, name)) return MHA_OK;
+    if (weights->shards == MOST_SHARDS)
+        return mha_fail(MHA_ERR_MODEL, "%s: names more than %d files",
+                        mhai_show_path(weights->path).text, MOST_SHARDS);
+    if (!mhai_model_holds(folder, name))
+        return mha_fail(MHA_ERR_FILE, "%s/%s: no such file, but %s names it; fetch the model again",
+                        mhai_show_path(folder).text, mhai_show_name(name).text,
+                        mhai_show_path(weights->path).text);
+    return open_shard(weights, mhai_model_join(folder, name));
+}
+
+/* No weight twice: the one that is found would depend on the order of the files. */
+static mha_status check_single(const mhai_weights *weights)
+{
+    for (int64_t i = 0; i < weights->shards; i++)
+        for (int64_t k = 0; k < mha_safetensors_count(weights->shard[i].file); k++) {
+            const char *name = mha_safetensors_name(weights->shard[i].file, k);
+            for (int64_t j = 0; j < i; j++)
+                if (mha_safetensors_find(weights->shard[j].file, name) >= 0)
+                    return mha_fail(MHA_ERR_MODEL, "%s and %s: both have the weight '%s'",
+                                    mhai_show_path(weights->shard[j].path).text,
+                                    mhai_show_path(weights->shard[i].path).text,
+                                    mhai_show_name(name).text);
+        }
+    return MHA_OK;
+}
+
+static mha_status open_index(mhai_weights *weights, const char *folder)
+{
+    json_t *root = NULL, *value;
+    const char *key;
+    MHA_TRY(mhai_json_read(weights->path, most_index_bytes, &root));
+    json_t *map = json_object_get(root, "weight_map");
+    mha_status status = MHA_OK;
+    if (!json_is_object(map))
+        status = mha_fail(MHA_ERR_MODEL, "%s: 'weight_map' is not an object",
+                          mhai_show_path(weights->path).text);
+    json_object_foreach(map, key, value)
+    {
+        if (status == MHA_OK) status = open_named(weights, folder, value);
+    }
+    json_decref(root);
+    return status == MHA_OK ? check_single(weights) : status;
+}
+
+mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
+{
+    const bool one = mhai_model_holds(folder, "model.safetensors");
+    *weights = (mhai_weights){.prefix = ""};
+    weights->path =
+        mhai_model_join(folder, one ? "model.safetensors" : "model.safetensors.index.json");
+    if (!weights->path)
+        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);
+    return one ? open_shard(weights, mhai_model_join(folder, "model.safetensors"))
+               : open_index(weights, folder);
+}
 
 void mhai_weights_close(mhai_weights *weights)
 {
+    for (int64_t i = 0; i < weights->shards; i++) {
+        mha_safetensors_close(weights->shard[i].file);
+        free(weights->shard[i].path);
+    }
+    free(weights->shard);
+    free(weights->path);
     free(weights->converted);
-    weights->converted = NULL;
+    *weights = (mhai_weights){.prefix = ""};
 }
 
-static int64_t find(const mhai_weights *weights, const char *name)
+/* ---- tensors ------------------------------------------------------------------------------- */
+
+static const mhai_shard *shard_of(const mhai_weights *weights, int64_t index)
+{
+    int64_t i = weights->shards - 1;
+    while (weights->shard[i].first > index) i--;
+    return &weights->shard[i];
+}
+
+const char *mhai_weights_name(const mhai_weights *weights, int64_t index)
+{
+    const mhai_shard *shard = shard_of(weights, index);
+    return mha_safetensors_name(shard->file, index - shard->first);
+}
+
+mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index, mha_tensor *tensor)
+{
+    const mhai_shard *shard = shard_of(weights, index);
+    return mha_safetensors_peek(shard->file, index - shard->first, tensor);
+}
+
+static int64_t find_full(const mhai_weights *weights, const char *name)
+{
+    for (int64_t i = 0; i < weights->shards; i++) {
+        const int64_t found = mha_safetensors_find(weights->shard[i].file, name);
+        if (found >= 0) return weights->shard[i].first + found;
+    }
+    return -1;
+}
+
+int64_t mhai_weights_find(const mhai_weights *weights, const char *name)
 {
     char full[NAME_BYTES];
-    int length = snprintf(full, sizeof full, "%s%s", weights->prefix, name);
-    return length < (int)sizeof full ? mha_safetensors_find(weights->file, full) : -1;
-}
-
-bool mhai_weights_have(const mhai_weights *weights, const char *name)
-{
-    return find(weights, name) >= 0;
+    const int length = snprintf(full, sizeof full, "%s%s", weights->prefix, name);
+    const int64_t found = length < (int)sizeof full ? find_full(weights, full) : -1;
+    return found >= 0 ? found : find_full(weights, name);
 }
 
 void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
@@ -42,11 +173,12 @@ void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
 static mha_status check(const mhai_weights *weights, const char *name, const mha_tensor *expected,
                         int64_t *index, mha_tensor *tensor)
 {
-    *index = find(weights, name);
+    *index = mhai_weights_find(weights, name);
     if (*index < 0)
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; config.json asks for it",
                         mhai_show_path(weights->path).text, weights->prefix, name);
-    MHA_TRY(mha_safetensors_peek(weights->file, *index, tensor));
+    MHA_TRY(mhai_weights_peek(weights, *index, tensor));
+    const char *path = shard_of(weights, *index)->path;
     bool same = tensor->ndim == expected->ndim;
     for (int i = 0; same && i < expected->ndim; i++) same = tensor->shape[i] == expected->shape[i];
     if (!same) {
@@ -54,13 +186,13 @@ static mha_status check(const mhai_weights *weights, const char *name, const mha
         mhai_weights_print_shape(has, sizeof has, tensor);
         mhai_weights_print_shape(wants, sizeof wants, expected);
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' has shape %s, config.json asks for %s",
-                        mhai_show_path(weights->path).text, weights->prefix, name, has, wants);
+                        mhai_show_path(path).text, weights->prefix, name, has, wants);
     }
     if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "%s: weight '%s%s' is %s; save the model as float32, float16 or bfloat16",
-                    mhai_show_path(weights->path).text, weights->prefix, name,
+                    mhai_show_path(path).text, weights->prefix, name,
                     mha_dtype_name(tensor->dtype));
 }
 
@@ -71,14 +203,13 @@ mha_status mhai_weights_read(mhai_weights *weights, const char *name, const mha_
     MHA_TRY(check(weights, name, to, &index, &found));
     if (!to->data) return MHA_OK;
     MHA_TRY(mha_tensor_count(to, &count));
-    return mha_safetensors_read(weights->file, index, MHA_F32, count, to->data);
+    const mhai_shard *shard = shard_of(weights, index);
+    return mha_safetensors_read(shard->file, index - shard->first, MHA_F32, count, to->data);
 }
 
-mha_status mhai_weights_matrix(mhai_weights *weights, const char *name, int64_t rows,
-                               int64_t columns, mha_tensor *tensor)
+mha_status mhai_weights_view(mhai_weights *weights, const char *name, mha_tensor *tensor)
 {
-    const int64_t shape[] = {rows, columns};
-    const mha_tensor expected = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
+    const mha_tensor expected = mha_tensor_contiguous(NULL, MHA_F32, tensor->ndim, tensor->shape);
     int64_t index, count;
     MHA_TRY(check(weights, name, &expected, &index, tensor));
     MHA_TRY(mha_tensor_count(tensor, &count));
@@ -90,6 +221,6 @@ mha_status mhai_weights_matrix(mhai_weights *weights, const char *name, int64_t 
     if (!weights->converted)
         return mha_fail(MHA_ERR_NOMEM, "weight '%s': cannot allocate %lld floats", name,
                         (long long)count);
-    *tensor = mha_tensor_contiguous(weights->converted, MHA_F32, 2, shape);
+    *tensor = mha_tensor_contiguous(weights->converted, MHA_F32, expected.ndim, expected.shape);
     return mhai_weights_read(weights, name, tensor);
 }

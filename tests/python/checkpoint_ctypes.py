@@ -19,7 +19,8 @@ class TransformerDesc(C.Structure):
         ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
         ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
         ("layer_heads", C.POINTER(C.c_int64)), ("layer_kv_heads", C.POINTER(C.c_int64)),
-        ("type_count", C.c_int64), ("layers", C.c_void_p)]
+        ("type_count", C.c_int64), ("layers", C.c_void_p),
+        ("embed_scale", C.c_float), ("logit_softcap", C.c_float)]
 
 
 class Parameter(C.Structure):
@@ -136,6 +137,19 @@ class Transformer:
                                                     C.byref(keep), C.byref(made.handle)))
         mha.LIBRARY.mha_transformer_describe(made.handle, C.byref(made.desc))
         return made
+
+    def look(self, ids):
+        """Probabilities [L,B,H,T,T], and the last hidden states [B,T,E]."""
+        d, (batch, length) = self.desc, ids.shape
+        maps = np.zeros((d.num_layers, batch, d.num_heads, length, length), np.float32)
+        hidden = np.zeros((batch, length, d.embed_dim), np.float32)
+        tokens, last = mha.tensor(np.ascontiguousarray(ids, np.int32)), mha.tensor(hidden)
+        given = Input(struct_size=C.sizeof(Input), tokens=C.pointer(tokens),
+                      last_hidden=C.pointer(last))
+        mha.check(mha.LIBRARY.mha_transformer_forward(
+            self.context.handle, self.handle, C.byref(given), None, None,
+            C.byref(mha.tensor(maps)), None))
+        return maps, hidden
 
     def __call__(self, ids):
         """Logits (or the last hidden states) of int ids [B,T]."""

@@ -48,6 +48,21 @@ def expect_same(ours, model, seed):
     assert error <= 2 * torchs
 
 
+def expect_same_maps(ours, model, seed):
+    """Every head's attention, and the hidden states after the last norm."""
+    ids = some_ids(seed)[:2]
+    with torch.no_grad():
+        exact, single = (model.to(dtype)(torch.from_numpy(ids), output_attentions=True,
+                                         output_hidden_states=True)
+                         for dtype in (torch.float64, torch.float32))
+    maps, hidden = ours.look(ids)
+    pairs = [(maps[i], exact.attentions[i], single.attentions[i]) for i in range(len(maps))]
+    for mine, wanted, theirs_ in pairs + [(hidden, exact.hidden_states[-1],
+                                           single.hidden_states[-1])]:
+        wanted, theirs_ = wanted.double().numpy(), theirs_.double().numpy()
+        assert np.abs(mine - wanted).max() <= 2 * np.abs(theirs_ - wanted).max() + 1e-7
+
+
 def greedy(ours, prompt, count):
     ids = list(prompt)
     for _ in range(count):
@@ -237,11 +252,123 @@ def test_electra_with_projected_embeddings(tmp_path):
         ck.Transformer(tmp_path)
 
 
-def test_refused(tmp_path):
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=1,
-        num_attention_heads=4, max_position_embeddings=LENGTH,
-        rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0))
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(mha.MultiheadError, match="rope_type 'linear'"):
+SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=3,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=LENGTH)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8)
+LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, original_max_position_embeddings=8,
+              low_freq_factor=1.0, high_freq_factor=4.0)
+LINEAR = dict(rope_type="linear", rope_theta=5e5, factor=2.5)
+GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=LENGTH)
+# Random configurations of each family: odd sizes, grouped heads, windows shorter than the texts,
+# rotations scaled beyond the length of training, weights tied and not.
+FAMILIES = {
+    "llama": [dict(rope_parameters=LINEAR), dict(rope_parameters=LLAMA3, head_dim=6),
+              dict(rope_parameters=YARN), dict(rope_parameters={**YARN, "attention_factor": 0.8,
+                                                                "beta_fast": 4.0, "beta_slow": 0.5}),
+              dict(rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}),
+              dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0))],
+    "mistral": [dict(sliding_window=5), dict(sliding_window=None, head_dim=10),
+                dict(sliding_window=2, num_key_value_heads=1, tie_word_embeddings=True)],
+    "qwen2": [dict(use_sliding_window=True, sliding_window=6, max_window_layers=1), {},
+              dict(tie_word_embeddings=True, rope_parameters=YARN)],
+    "qwen3": [dict(head_dim=6), dict(head_dim=16, attention_bias=True, tie_word_embeddings=True),
+              dict(head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=2)],
+    "gemma": [dict(head_dim=6), dict(head_dim=16, num_key_value_heads=1),
+              dict(head_dim=8, attention_bias=True)],
+    "gemma2": [dict(head_dim=6, sliding_window=5), dict(head_dim=16, query_pre_attn_scalar=9,
+                                                        attn_logit_softcapping=4.0,
+                                                        final_logit_softcapping=3.0),
+               dict(head_dim=8, attn_logit_softcapping=None, final_logit_softcapping=None,
+                    sliding_window=3)],
+    "gemma3_text": [dict(head_dim=6, sliding_window=5,
+                         layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+                    dict(head_dim=8, num_hidden_layers=7, sliding_window=4),
+                    dict(head_dim=16, sliding_window=4, query_pre_attn_scalar=10, rope_parameters={
+                        "full_attention": {**LINEAR, "rope_theta": 1e6},
+                        "sliding_attention": dict(rope_type="default", rope_theta=1e3)},
+                        layer_types=["full_attention", "sliding_attention", "full_attention"])],
+    "phi3": [{}, dict(num_key_value_heads=4, tie_word_embeddings=True), dict(sliding_window=6)],
+    "gpt2": [{}, dict(n_inner=40, activation_function="gelu"),
+             dict(scale_attn_weights=False, tie_word_embeddings=False)],
+    "gpt_neox": [dict(num_key_value_heads=4), dict(use_parallel_residual=False),
+                 dict(attention_bias=False, hidden_act="gelu_new", tie_word_embeddings=True,
+                      rope_parameters=dict(rope_type="default", rope_theta=1e3,
+                                           partial_rotary_factor=1.0))]}
+
+
+def their_family(kind, options, seed):
+    sizes = GPT2 if kind == "gpt2" else SIZES
+    config = transformers.AutoConfig.for_model(kind, **{**sizes, "pad_token_id": 0, **options})
+    return randomise(transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"), seed)
+
+
+@pytest.mark.parametrize("kind, options", [(kind, options) for kind, all_of in FAMILIES.items()
+                                           for options in all_of], ids=str)
+def test_their_families(tmp_path, kind, options):
+    """The same logits and greedy tokens; folders of our own keep all of it."""
+    model = their_family(kind, options, 21)
+    model.save_pretrained(tmp_path / "theirs")
+    ours = ck.Transformer(tmp_path / "theirs")
+    expect_same(ours, model, 22)
+    expect_same_maps(ours, model, 22)
+    prompt = some_ids(23)[0, :5]
+    generated = model.float().generate(torch.from_numpy(prompt)[None], do_sample=False,
+                                       max_length=LENGTH, pad_token_id=0, eos_token_id=None)
+    assert generated[0].tolist() == greedy(ours, prompt, LENGTH - len(prompt))
+    ours.save(tmp_path / "ours")
+    again = ck.Transformer(tmp_path / "ours")
+    assert np.array_equal(again(some_ids(24)), ours(some_ids(24)))
+
+
+@pytest.mark.parametrize("options", [{}, dict(pad_token_id=4), dict(type_vocab_size=1)], ids=str)
+def test_their_roberta(tmp_path, options):
+    config = transformers.RobertaConfig(**{**SIZES, "max_position_embeddings": LENGTH + 6,
+                                           **options})
+    model = randomise(transformers.AutoModel.from_config(config, attn_implementation="eager"), 25)
+    model.save_pretrained(tmp_path)
+    ours = ck.Transformer(tmp_path)
+    assert ours.desc.max_length == LENGTH + 6 - config.pad_token_id - 1
+    ids = some_ids(26)
+    ids[ids == config.pad_token_id] += 1  # its position would be the padding's
+    exact, single = (theirs(model, ids, dtype) for dtype in (torch.float64, torch.float32))
+    assert np.abs(ours(ids) - exact).max() <= 2 * np.abs(single - exact).max()
+
+
+def test_shards(tmp_path):
+    """A model in several files, as larger ones are saved; what can be wrong with their index."""
+    model = their_family("qwen2", {}, 27)
+    model.save_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
+    one, many = ck.Transformer(tmp_path / "one"), ck.Transformer(tmp_path / "many")
+    shards = sorted((tmp_path / "many").glob("model-*.safetensors"))
+    assert len(shards) > 2 and np.array_equal(one.data, many.data)
+    index = tmp_path / "many" / "model.safetensors.index.json"
+    whole = index.read_text()
+    for name, words in (("../one/model.safetensors", "not the name of a file"),
+                        ("/etc/passwd", "not the name of a file"), ("..", "not the name"),
+                        ("model-9.safetensors", "no such file, but")):
+        wrong = json.loads(whole)
+        wrong["weight_map"]["lm_head.weight"] = name
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(mha.MultiheadError, match=words):
+            ck.Transformer(tmp_path / "many")
+    index.write_text(whole)
+    shards[1].unlink()
+    with pytest.raises(mha.MultiheadError, match="no such file, but .* names it"):
+        ck.Transformer(tmp_path / "many")
+
+
+@pytest.mark.parametrize("kind, options, words", [
+    ("llama", dict(rope_parameters=dict(rope_type="longrope", rope_theta=1e4, factor=2.0,
+                                        short_factor=[1.0] * 4, long_factor=[1.0] * 4,
+                                        original_max_position_embeddings=8)),
+     "rope_type 'longrope'"),
+    ("llama", dict(rope_parameters={**YARN, "truncate": False}), "'truncate' false"),
+    ("gemma2", dict(hidden_activation="gelu"), "hidden_activation 'gelu'"),
+    ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx")],
+    ids=str)
+def test_refused(tmp_path, kind, options, words):
+    their_family(kind, options, 28).save_pretrained(tmp_path)
+    with pytest.raises(mha.MultiheadError, match=words):
         ck.Transformer(tmp_path)

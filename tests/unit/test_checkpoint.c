@@ -567,11 +567,21 @@ static void foreign_configs(void **state)
     with_config("\"attention_bias\": false", "\"attention_bias\": true", MHA_ERR_MODEL,
                 "q_proj.bias");
     with_config("\"attention_bias\": false", "\"attention_bias\": 0", MHA_ERR_MODEL, "true nor");
-    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", MHA_ERR_UNSUPPORTED,
-                "rope_type 'yarn'");
-    with_config("\"rope_parameters\"", "\"rope_scaling\"", MHA_ERR_UNSUPPORTED, "rope_scaling");
-    with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"",
-                MHA_ERR_UNSUPPORTED, "partial_rotary_factor");
+    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"", MHA_ERR_UNSUPPORTED,
+                "rope_type 'longrope'");
+    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", MHA_ERR_MODEL,
+                "'factor' is missing");
+    with_config("\"rope_parameters\": {", "\"rope_parameters\": 7, \"x\": {", MHA_ERR_MODEL,
+                "'rope_parameters' is no JSON object");
+    with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"", MHA_ERR_MODEL,
+                "rotary_dim");
+    with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.2, \"rope_type\"", MHA_ERR_MODEL,
+                "'partial_rotary_factor' is 0.2, which rotates 1 of 6");
+    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"linear\", \"factor\": 1e9",
+                MHA_ERR_MODEL, "factor");
+    with_config("\"rope_type\": \"default\"",
+                "\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4", MHA_ERR_MODEL,
+                "rope_low 4, rope_high 4");
     with_config("\"rms_norm_eps\": 1", "\"rms_norm_eps\": 0,\"x\": 1", MHA_ERR_MODEL,
                 "rms_norm_eps");
     with_config("{", "[{", MHA_ERR_FORMAT, "config.json");

@@ -135,9 +135,18 @@ static void test_missing_files(void **state)
     unlink(temp_path("m/model.safetensors"));
     refuse(MHA_ERR_FILE, "m/model.safetensors: no such file");
     temp_write("m/pytorch_model.bin", "x", 1);
-    refuse(MHA_ERR_FILE, "pytorch_model.bin is not read");
+    refuse(MHA_ERR_UNSUPPORTED, "pytorch_model.bin is not read");
     temp_write("m/model.safetensors.index.json", "x", 1);
-    refuse(MHA_ERR_UNSUPPORTED, "several files");
+    refuse(MHA_ERR_FORMAT, "model.safetensors.index.json");
+    temp_write("m/model.safetensors.index.json", "{}", 2);
+    refuse(MHA_ERR_MODEL, "'weight_map' is not an object");
+    static const char *const wrong[] = {"{\"weight_map\": {\"a\": 1}}",
+                                        "{\"weight_map\": {\"a\": \"\"}}",
+                                        "{\"weight_map\": {\"a\": \"../m/x\"}}"};
+    for (int i = 0; i < 3; i++) {
+        temp_write("m/model.safetensors.index.json", wrong[i], strlen(wrong[i]));
+        refuse(MHA_ERR_MODEL, "not the name of a file in its folder");
+    }
     unlink(temp_path("m/model.safetensors.index.json"));
     unlink(temp_path("m/pytorch_model.bin"));
     assert_int_equal(mkdir(temp_path("m/model.safetensors"), 0777), 0);
@@ -204,8 +213,9 @@ static void test_config_fields(void **state)
     } cases[] = {
         {"model_type", NULL, MHA_ERR_MODEL, "'model_type' is missing"},
         {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a text"},
-        {"model_type", "\"model_type\": \"gpt2\"", MHA_ERR_UNSUPPORTED,
-         "model_type 'gpt2' is not supported; supported: bert, electra, distilbert, llama, "
+        {"model_type", "\"model_type\": \"mixtral\"", MHA_ERR_UNSUPPORTED,
+         "model_type 'mixtral' is not supported; supported: bert, roberta, electra, distilbert, "
+         "gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
          "multihead"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
          "model_type 'parrot' is not known; known: bert, "},

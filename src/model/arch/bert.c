@@ -4,19 +4,20 @@
 
 #include <multihead/component.h>
 
-const char *const mhai_bert_names[][2] = {{"embed_tokens", "embeddings.word_embeddings"},
-                                          {"embed_positions", "embeddings.position_embeddings"},
-                                          {"embed_types", "embeddings.token_type_embeddings"},
-                                          {"embed_norm", "embeddings.LayerNorm"},
-                                          {"self_attn.q_proj", "attention.self.query"},
-                                          {"self_attn.k_proj", "attention.self.key"},
-                                          {"self_attn.v_proj", "attention.self.value"},
-                                          {"self_attn.o_proj", "attention.output.dense"},
-                                          {"self_attn_norm", "attention.output.LayerNorm"},
-                                          {"mlp.up_proj", "intermediate.dense"},
-                                          {"mlp.down_proj", "output.dense"},
-                                          {"mlp_norm", "output.LayerNorm"},
-                                          {NULL, NULL}};
+const mhai_weight_name mhai_bert_names[] = {
+    MHAI_NAME("embed_tokens", "embeddings.word_embeddings"),
+    {"embed_positions", "embeddings.position_embeddings", MHAI_LAST_ROWS, 0},
+    MHAI_NAME("embed_types", "embeddings.token_type_embeddings"),
+    MHAI_NAME("embed_norm", "embeddings.LayerNorm"),
+    MHAI_NAME("self_attn.q_proj", "attention.self.query"),
+    MHAI_NAME("self_attn.k_proj", "attention.self.key"),
+    MHAI_NAME("self_attn.v_proj", "attention.self.value"),
+    MHAI_NAME("self_attn.o_proj", "attention.output.dense"),
+    MHAI_NAME("self_attn_norm", "attention.output.LayerNorm"),
+    MHAI_NAME("mlp.up_proj", "intermediate.dense"),
+    MHAI_NAME("mlp.down_proj", "output.dense"),
+    MHAI_NAME("mlp_norm", "output.LayerNorm"),
+    MHAI_NAME(NULL, NULL)};
 
 /* Of a field of our own, multihead_output. */
 static const char *const outputs[] = {"none", "tied", "own"};

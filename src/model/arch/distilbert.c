@@ -3,18 +3,19 @@
 
 #include <multihead/component.h>
 
-static const char *const names[][2] = {{"embed_tokens", "embeddings.word_embeddings"},
-                                       {"embed_positions", "embeddings.position_embeddings"},
-                                       {"embed_norm", "embeddings.LayerNorm"},
-                                       {"self_attn.q_proj", "attention.q_lin"},
-                                       {"self_attn.k_proj", "attention.k_lin"},
-                                       {"self_attn.v_proj", "attention.v_lin"},
-                                       {"self_attn.o_proj", "attention.out_lin"},
-                                       {"self_attn_norm", "sa_layer_norm"},
-                                       {"mlp.up_proj", "ffn.lin1"},
-                                       {"mlp.down_proj", "ffn.lin2"},
-                                       {"mlp_norm", "output_layer_norm"},
-                                       {NULL, NULL}};
+static const mhai_weight_name names[] = {
+    MHAI_NAME("embed_tokens", "embeddings.word_embeddings"),
+    MHAI_NAME("embed_positions", "embeddings.position_embeddings"),
+    MHAI_NAME("embed_norm", "embeddings.LayerNorm"),
+    MHAI_NAME("self_attn.q_proj", "attention.q_lin"),
+    MHAI_NAME("self_attn.k_proj", "attention.k_lin"),
+    MHAI_NAME("self_attn.v_proj", "attention.v_lin"),
+    MHAI_NAME("self_attn.o_proj", "attention.out_lin"),
+    MHAI_NAME("self_attn_norm", "sa_layer_norm"),
+    MHAI_NAME("mlp.up_proj", "ffn.lin1"),
+    MHAI_NAME("mlp.down_proj", "ffn.lin2"),
+    MHAI_NAME("mlp_norm", "output_layer_norm"),
+    MHAI_NAME(NULL, NULL)};
 
 static const mhai_shape_keys shape_keys = {
     "dim", "n_layers", "n_heads", "max_position_embeddings", "num_key_value_heads", "is_decoder"};

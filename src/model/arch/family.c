@@ -10,14 +10,15 @@
 
 extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family_electra,
     mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
-    mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_phi3;
+    mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
+    mhai_family_phi3;
 
 /* The one list. A transformer is saved as the first that it fits; the last fits all. */
 static const mhai_family *const families[] = {
     &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra, &mhai_family_distilbert,
     &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,   &mhai_family_mistral,
     &mhai_family_mixtral, &mhai_family_qwen2,    &mhai_family_qwen3,   &mhai_family_gemma,
-    &mhai_family_phi3,    &mhai_family_multihead};
+    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,    &mhai_family_multihead};
 
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -71,7 +72,8 @@ bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan
     return strncmp(name, family->layers, strlen(family->layers)) != 0;
 }
 
-void mhai_family_name(const mhai_family *family, const char *ours, char theirs[MHAI_WEIGHT_NAME])
+const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *ours,
+                                         char theirs[MHAI_WEIGHT_NAME])
 {
     int used = 0;
     if (strncmp(ours, "layers.", 7) == 0) {
@@ -81,14 +83,13 @@ void mhai_family_name(const mhai_family *family, const char *ours, char theirs[M
     }
     const char *tail = strrchr(ours, '.'); /* ".weight", ".bias" */
     const size_t length = (size_t)(tail - ours);
-    for (int i = 0; family->names[i][0]; i++)
-        if (strlen(family->names[i][0]) == length &&
-            strncmp(family->names[i][0], ours, length) == 0) {
-            snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s%s", family->names[i][1],
-                     tail);
-            return;
+    for (const mhai_weight_name *name = family->names; name->ours; name++)
+        if (strlen(name->ours) == length && strncmp(name->ours, ours, length) == 0) {
+            snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s%s", name->theirs, tail);
+            return name;
         }
     snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s", ours);
+    return NULL;
 }
 
 bool mhai_desc_is_usual(const mha_transformer_desc *d)
@@ -116,7 +117,7 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     const bool given = family->grouped && !mhai_config_absent(config, "head_dim");
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
-    MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
+    if (inner) MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
     MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &d->num_layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
     if (!given && d->embed_dim % d->num_heads != 0)

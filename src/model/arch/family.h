@@ -28,9 +28,33 @@ typedef struct mhai_shape_keys {
 
 extern const mhai_shape_keys mhai_usual_keys;
 
+/* How a weight of a file becomes ours. */
+typedef enum mhai_weight_form {
+    MHAI_AS_IS = 0,
+    MHAI_TRANSPOSED, /* [inputs, outputs] */
+    MHAI_PLUS_ONE,   /* what a norm multiplies with, less 1 */
+    /* Rows of q, k and v, or of gate and up, one part after the other. */
+    MHAI_FUSED,
+    MHAI_FUSED_TRANSPOSED,
+    MHAI_FUSED_HEADS, /* head by head: its q, its k, its v */
+    MHAI_LAST_ROWS    /* of a longer table */
+} mhai_weight_form;
+
+/* What a family calls a parameter, without ".weight". part: 0 the first of a fused weight, 1 .. */
+typedef struct mhai_weight_name {
+    const char *ours, *theirs;
+    mhai_weight_form form;
+    int part;
+} mhai_weight_name;
+#define MHAI_NAME(ours, theirs)         \
+    {                                   \
+        (ours), (theirs), MHAI_AS_IS, 0 \
+    }
+
 /* What config.json says. */
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
+    int64_t first_position; /* rows of the table of positions that no token uses */
     int64_t *head_lists;    /* what desc.layer_heads points to; NULL: none. To be freed */
     mha_layer_desc *layers; /* likewise desc.layers */
 } mhai_family_plan;
@@ -47,8 +71,9 @@ typedef struct mhai_family {
     /* A transformer of it. read NULL: only the shape is known. */
     const char *layers; /* in front of a layer's number */
     const char *prefix; /* may stand in front of every name in files of others, or not; "": no */
-    const char *const (*names)[2]; /* {ours, theirs} without ".weight"; ends with {NULL, NULL} */
-    bool old_norms;                /* files may call a norm's weight and bias gamma and beta */
+    const mhai_weight_name *names; /* ends with one of NULL; what it lacks is called as by us */
+    bool tied;      /* the output is the table of tokens unless config.json says otherwise */
+    bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* can be saved as it */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
     mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
@@ -68,11 +93,12 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
 
 bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name);
 
-/* What a family calls one of our parameters. */
-void mhai_family_name(const mhai_family *family, const char *ours, char theirs[MHAI_WEIGHT_NAME]);
+/* What a family calls one of our parameters, and its row of names; NULL: it has none. */
+const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *ours,
+                                         char theirs[MHAI_WEIGHT_NAME]);
 
 /* What bert.c and its relatives share: every description of an encoder of that kind. */
-extern const char *const mhai_bert_names[][2];
+extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
@@ -83,6 +109,40 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                                          const char *inner, mha_transformer_desc *d);
 extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distilbert;
+
+/* What decoders share (decoder.c). The names of Llama's weights: */
+#define MHAI_LLAMA_NAMES                                                              \
+    MHAI_NAME("embed_tokens", "model.embed_tokens"), MHAI_NAME("norm", "model.norm"), \
+        MHAI_NAME("self_attn_norm", "input_layernorm"),                               \
+        MHAI_NAME("mlp_norm", "post_attention_layernorm")
+
+/* Llama's description: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon,
+ * tied embeddings. kv_heads and head_dim must be said if `whole`: transformers has other defaults
+ * than a head for each head and E / H. */
+MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
+                                           bool whole, mhai_family_plan *plan);
+
+/* "hidden_act" or what key is: "silu" or "swish". */
+MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
+
+/* What config.json says about rotation, into every layer. */
+MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
+
+/* The same with an object for each type of layer in rope_parameters, or a base for layers with a
+ * window (Gemma 3). After mhai_read_windows(). */
+MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan);
+
+/* Layers with a window: those that layer_types calls sliding_attention, or without that list those
+ * from `first` on whose number plus 1 is no multiple of `period` (0: all). usual: the window if
+ * sliding_window is not said; null is none. */
+MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
+                                           int64_t period, mhai_family_plan *plan);
+
+/* plan->layers, made if they are not there. */
+MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
+
+/* Tables that old files hold beside weights, and an output that is the embeddings. */
+bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
 /* All layers alike, plain ones, in sequence: what llama and bert can say. */
 bool mhai_desc_is_usual(const mha_transformer_desc *d);

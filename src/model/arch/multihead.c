@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const own_names[][2] = {{NULL, NULL}};
+static const mhai_weight_name own_names[] = {MHAI_NAME(NULL, NULL)};
 static const char *const norms[] = {"none", "layer", "rms"};
 static const char *const positions[] = {"none", "learned", "sinusoidal", "rotary"};
 static const char *const feed_forwards[] = {"gelu",      "relu",  "swiglu",
@@ -86,7 +86,7 @@ enum {
     LAYER_REALS = sizeof layer_reals / sizeof layer_reals[0]
 };
 
-static const char *const qk_norms[] = {"rms", "l2"};
+static const char *const qk_norms[] = MHAI_NAME("rms", "l2");
 static const char *const scalings[] = {"linear", "llama3", "yarn"};
 
 /* What a layer does not have is left out. */

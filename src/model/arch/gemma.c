@@ -1,0 +1,126 @@
+/* Gemma: Llama with GEGLU, embeddings times sqrt(E), and norms whose weights are stored less 1.
+ * Gemma 2: norms on what a block adds too, softcaps on scores and logits, a window on every second
+ * layer. Gemma 3: norms of queries and keys instead of softcaps, a window on five of six layers,
+ * and for these another base of the rotation. */
+#include "io/file.h"
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+#include <math.h>
+
+static const mhai_weight_name names[] = {MHAI_NAME("embed_tokens", "model.embed_tokens"),
+                                         {"norm", "model.norm", MHAI_PLUS_ONE, 0},
+                                         {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0},
+                                         {"mlp_norm", "post_attention_layernorm", MHAI_PLUS_ONE, 0},
+                                         MHAI_NAME(NULL, NULL)};
+
+static const mhai_weight_name later_names[] = {
+    MHAI_NAME("embed_tokens", "model.embed_tokens"),
+    {"norm", "model.norm", MHAI_PLUS_ONE, 0},
+    {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0},
+    {"self_attn_post_norm", "post_attention_layernorm", MHAI_PLUS_ONE, 0},
+    {"mlp_norm", "pre_feedforward_layernorm", MHAI_PLUS_ONE, 0},
+    {"mlp_post_norm", "post_feedforward_layernorm", MHAI_PLUS_ONE, 0},
+    {"self_attn.q_norm", "self_attn.q_norm", MHAI_PLUS_ONE, 0},
+    {"self_attn.k_norm", "self_attn.k_norm", MHAI_PLUS_ONE, 0},
+    MHAI_NAME(NULL, NULL)};
+
+extern const mhai_family mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3;
+
+static mha_status read_gemma_kinds(const mhai_config *config, const mhai_family *family,
+                                   mhai_family_plan *plan)
+{
+    static const char *const acts[] = {"gelu_pytorch_tanh", "gelu"};
+    mha_transformer_desc *d = &plan->desc;
+    const bool named = !mhai_config_absent(config, "hidden_activation");
+    bool biased;
+    int act;
+    MHA_TRY(mhai_read_decoder(config, family, true, plan));
+    MHA_TRY(mhai_config_choice(config, named ? "hidden_activation" : "hidden_act", acts[0], acts,
+                               family == &mhai_family_gemma && !named ? 2 : 1, &act));
+    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
+    if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    if (d->head_dim == 0) d->head_dim = 256;
+    d->feed_forward = act == 0 ? MHA_FEED_FORWARD_GEGLU_TANH : MHA_FEED_FORWARD_GEGLU;
+    d->embed_scale = sqrtf((float)d->embed_dim);
+    return MHA_OK;
+}
+
+static mha_status read_gemma(const mhai_config *config, mhai_family_plan *plan)
+{
+    MHA_TRY(read_gemma_kinds(config, &mhai_family_gemma, plan));
+    return mhai_read_rope(config, plan);
+}
+
+/* What Gemma 2 and 3 have; period: every so manieth layer has no window. */
+static mha_status read_later(const mhai_config *config, const mhai_family *family, int64_t period,
+                             mhai_family_plan *plan)
+{
+    const bool second = family == &mhai_family_gemma2;
+    float softcap = 0, scalar;
+    MHA_TRY(read_gemma_kinds(config, family, plan));
+    plan->desc.flags |= MHA_TRANSFORMER_BRANCH_NORM;
+    MHA_TRY(mhai_read_windows(config, 4096, 0, period, plan));
+    MHA_TRY(mhai_config_real(config, "query_pre_attn_scalar", 256, 1e-6, 1e9, &scalar));
+    if (!mhai_config_absent(config, "attn_logit_softcapping"))
+        MHA_TRY(mhai_config_real(config, "attn_logit_softcapping", 1, 1e-6, 1e9, &softcap));
+    else if (second && !json_object_get(config->root, "attn_logit_softcapping"))
+        softcap = 50;
+    if (!mhai_config_absent(config, "final_logit_softcapping"))
+        MHA_TRY(mhai_config_real(config, "final_logit_softcapping", 1, 1e-6, 1e9,
+                                 &plan->desc.logit_softcap));
+    else if (second && !json_object_get(config->root, "final_logit_softcapping"))
+        plan->desc.logit_softcap = 30;
+    MHA_TRY(mhai_plan_layers(plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
+        plan->layers[i].scale = (float)(1 / sqrt((double)scalar));
+        plan->layers[i].softcap = softcap;
+        if (second) continue;
+        plan->layers[i].flags |= MHA_LAYER_QK_NORM;
+        plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
+    }
+    return MHA_OK;
+}
+
+static mha_status read_gemma2(const mhai_config *config, mhai_family_plan *plan)
+{
+    MHA_TRY(read_later(config, &mhai_family_gemma2, 2, plan));
+    return mhai_read_rope(config, plan);
+}
+
+static mha_status read_gemma3(const mhai_config *config, mhai_family_plan *plan)
+{
+    int64_t period;
+    MHA_TRY(
+        mhai_config_optional(config, "sliding_window_pattern", 1, MHAI_MOST_LAYERS, 6, &period));
+    MHA_TRY(read_later(config, &mhai_family_gemma3, period, plan));
+    return mhai_read_ropes(config, plan);
+}
+
+const mhai_family mhai_family_gemma = {.model_type = "gemma",
+                                       .keys = &mhai_usual_keys,
+                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       .bias_key = "attention_bias",
+                                       .grouped = true,
+                                       .tied = true,
+                                       .layers = "model.layers.",
+                                       .prefix = "",
+                                       .names = names,
+                                       .read = read_gemma,
+                                       .ignores = mhai_decoder_ignores};
+
+#define LATER(number, type)                                                         \
+    const mhai_family mhai_family_gemma##number = {.model_type = type,              \
+                                                   .keys = &mhai_usual_keys,        \
+                                                   .shape = MHA_MODEL_SHAPE_CAUSAL, \
+                                                   .bias_key = "attention_bias",    \
+                                                   .grouped = true,                 \
+                                                   .tied = true,                    \
+                                                   .layers = "model.layers.",       \
+                                                   .prefix = "",                    \
+                                                   .names = later_names,            \
+                                                   .read = read_gemma##number,      \
+                                                   .ignores = mhai_decoder_ignores}
+LATER(2, "gemma2");
+LATER(3, "gemma3_text");

@@ -1,0 +1,58 @@
+/* GPT-NeoX (Pythia): causal, layer norms, attention and feed-forward of one x, rotary positions on
+ * a part of each head; q, k and v fused head by head. */
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static const mhai_weight_name names[] = {
+    MHAI_NAME("embed_tokens", "embed_in"),
+    MHAI_NAME("self_attn_norm", "input_layernorm"),
+    {"self_attn.q_proj", "attention.query_key_value", MHAI_FUSED_HEADS, 0},
+    {"self_attn.k_proj", "attention.query_key_value", MHAI_FUSED_HEADS, 1},
+    {"self_attn.v_proj", "attention.query_key_value", MHAI_FUSED_HEADS, 2},
+    MHAI_NAME("self_attn.o_proj", "attention.dense"),
+    MHAI_NAME("mlp_norm", "post_attention_layernorm"),
+    MHAI_NAME("mlp.up_proj", "mlp.dense_h_to_4h"),
+    MHAI_NAME("mlp.down_proj", "mlp.dense_4h_to_h"),
+    MHAI_NAME("norm", "final_layer_norm"),
+    MHAI_NAME("lm_head", "embed_out"),
+    MHAI_NAME(NULL, NULL)};
+
+extern const mhai_family mhai_family_gpt_neox;
+
+static mha_status read_gpt_neox(const mhai_config *config, mhai_family_plan *plan)
+{
+    static const char *const acts[] = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu"};
+    static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_GELU, MHA_FEED_FORWARD_GELU_TANH,
+                                             MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_RELU};
+    static const char *const refused[] = {"quantization_config", NULL};
+    mha_transformer_desc *d = &plan->desc;
+    bool biased, parallel, tied;
+    int act;
+    MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(mhai_read_sizes(config, &mhai_family_gpt_neox, "intermediate_size", d));
+    MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 4, &act));
+    MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
+    MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
+    MHA_TRY(mhai_config_bool(config, "use_parallel_residual", true, &parallel));
+    MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", false, &tied));
+    d->flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_FF_BIAS;
+    if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    if (parallel) d->flags |= MHA_TRANSFORMER_PARALLEL;
+    if (tied) d->flags |= MHA_TRANSFORMER_TIED;
+    d->norm = MHA_NORM_LAYER;
+    d->positions = MHA_ENCODING_ROTARY;
+    d->feed_forward = kinds[act];
+    return mhai_read_rope(config, plan);
+}
+
+const mhai_family mhai_family_gpt_neox = {
+    .model_type = "gpt_neox",
+    .keys = &mhai_usual_keys,
+    .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
+    .bias_key = "attention_bias",
+    .layers = "layers.",
+    .prefix = "gpt_neox.",
+    .names = names,
+    .read = read_gpt_neox,
+    .ignores = mhai_decoder_ignores};

@@ -1,0 +1,32 @@
+/* Phi 3: Llama whose projections are fused. */
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES,
+                                         {"self_attn.q_proj", "self_attn.qkv_proj", MHAI_FUSED, 0},
+                                         {"self_attn.k_proj", "self_attn.qkv_proj", MHAI_FUSED, 1},
+                                         {"self_attn.v_proj", "self_attn.qkv_proj", MHAI_FUSED, 2},
+                                         {"mlp.gate_proj", "mlp.gate_up_proj", MHAI_FUSED, 0},
+                                         {"mlp.up_proj", "mlp.gate_up_proj", MHAI_FUSED, 1},
+                                         MHAI_NAME(NULL, NULL)};
+
+extern const mhai_family mhai_family_phi3;
+
+static mha_status read_phi3(const mhai_config *config, mhai_family_plan *plan)
+{
+    MHA_TRY(mhai_read_decoder(config, &mhai_family_phi3, false, plan));
+    MHA_TRY(mhai_read_silu(config));
+    MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
+    return mhai_read_rope(config, plan);
+}
+
+const mhai_family mhai_family_phi3 = {.model_type = "phi3",
+                                      .keys = &mhai_usual_keys,
+                                      .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                      .grouped = true,
+                                      .layers = "model.layers.",
+                                      .prefix = "",
+                                      .names = names,
+                                      .read = read_phi3,
+                                      .ignores = mhai_decoder_ignores};

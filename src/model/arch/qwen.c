@@ -1,0 +1,65 @@
+/* Qwen 2: Llama with biases of q, k and v, and a window on some layers. Qwen 3: norms of queries and
+ * keys instead. */
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, NULL)};
+
+static mha_status read_qwen(const mhai_config *config, const mhai_family *family,
+                            mhai_family_plan *plan)
+{
+    bool windowed;
+    int64_t first;
+    MHA_TRY(mhai_read_decoder(config, family, true, plan));
+    MHA_TRY(mhai_read_silu(config));
+    MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
+    MHA_TRY(mhai_config_optional(config, "max_window_layers", 0, MHAI_MOST_LAYERS, 28, &first));
+    if (windowed) MHA_TRY(mhai_read_windows(config, 4096, first, 0, plan));
+    return MHA_OK;
+}
+
+extern const mhai_family mhai_family_qwen2, mhai_family_qwen3;
+
+static mha_status read_qwen2(const mhai_config *config, mhai_family_plan *plan)
+{
+    MHA_TRY(read_qwen(config, &mhai_family_qwen2, plan));
+    plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS;
+    return mhai_read_rope(config, plan);
+}
+
+static mha_status read_qwen3(const mhai_config *config, mhai_family_plan *plan)
+{
+    bool biased;
+    MHA_TRY(read_qwen(config, &mhai_family_qwen3, plan));
+    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
+    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
+    MHA_TRY(mhai_plan_layers(plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
+        plan->layers[i].flags |= MHA_LAYER_QK_NORM;
+        plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
+    }
+    return mhai_read_rope(config, plan);
+}
+
+const mhai_family mhai_family_qwen2 = {.model_type = "qwen2",
+                                       .keys = &mhai_usual_keys,
+                                       .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS,
+                                       .grouped = true,
+                                       .layers = "model.layers.",
+                                       .prefix = "",
+                                       .names = names,
+                                       .read = read_qwen2,
+                                       .ignores = mhai_decoder_ignores};
+
+const mhai_family mhai_family_qwen3 = {.model_type = "qwen3",
+                                       .keys = &mhai_usual_keys,
+                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       .bias_key = "attention_bias",
+                                       .grouped = true,
+                                       .layers = "model.layers.",
+                                       .prefix = "",
+                                       .names = names,
+                                       .read = read_qwen3,
+                                       .ignores = mhai_decoder_ignores};

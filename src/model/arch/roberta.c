@@ -1,0 +1,27 @@
+/* RoBERTa: a BERT whose positions begin after the padding's. */
+#include "io/file.h"
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan)
+{
+    int64_t padding;
+    MHA_TRY(mhai_bert_read(config, plan));
+    MHA_TRY(mhai_config_optional(config, "pad_token_id", 0, MHAI_MOST_POSITIONS, 1, &padding));
+    plan->first_position = padding + 1;
+    plan->desc.max_length -= plan->first_position;
+    if (plan->desc.max_length > 0) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL,
+                    "%s: 'max_position_embeddings' leaves no position after pad_token_id %lld",
+                    mhai_show_path(config->path).text, (long long)padding);
+}
+
+const mhai_family mhai_family_roberta = {.model_type = "roberta",
+                                         .keys = &mhai_usual_keys,
+                                         .shape =
+                                             MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
+                                         .layers = "encoder.layer.",
+                                         .prefix = "roberta.",
+                                         .names = mhai_bert_names,
+                                         .read = read_roberta};
