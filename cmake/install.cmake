@@ -21,7 +21,7 @@ if(MHA_MODEL)
   mha_install(multihead_model "Model folders for multihead: safetensors, tokenizers, BERT"
     "multihead" "jansson, libutf8proc")
 else()
-  list(APPEND headers_left_out checkpoint io model state tokenizer)
+  list(APPEND headers_left_out checkpoint gguf io model state tokenizer)
 endif()
 if(MHA_RENDER)
   mha_install(multihead_render "Pictures of matrices for multihead: SVG, PNG, HTML, terminal"

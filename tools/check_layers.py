@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"io", "tokenizer", "model", "state", "checkpoint"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint"}
 # The headers of the compute library: all that are no companion's.
 PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - {"render"}
 # folder: (internal folders it may include, public headers it may include)
@@ -30,7 +30,7 @@ ALLOWED = {
                          "position", "base", "component"}),
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
     "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
-    "src/io": ({"io"}, {"io", "tokenizer", "base", "component", "sink"}),
+    "src/io": ({"io"}, {"gguf", "io", "tokenizer", "base", "component", "sink"}),
     "src/render": ({"render"}, {"render", "base", "component", "sink"}),
     "src/model": ({"model", "io"}, PUBLIC | MODEL),
     "examples": (set(), PUBLIC | MODEL | {"render"}),

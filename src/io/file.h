@@ -8,7 +8,7 @@
 #include <multihead/sink.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "safetensors and .npy are read and written as they lie in memory: little-endian only"
+#error "safetensors, GGUF and .npy are read and written as they lie in memory: little-endian only"
 #endif
 
 /* A name cut to a length that leaves room for the rest of a message, at a UTF-8 boundary. Returned
@@ -34,6 +34,19 @@ typedef struct mhai_file_view {
 
 MHA_NODISCARD mha_status mhai_file_map(const char *path, mhai_file_view *view);
 void mhai_file_unmap(mhai_file_view *view);
+
+/* count elements that lie in a file, aligned or not, as elements of another type, by
+ * mha_tensor_convert(), whose errors these are. */
+MHA_NODISCARD mha_status mhai_file_convert(const unsigned char *from, mha_dtype from_type,
+                                           int64_t count, mha_dtype to_type, void *to);
+
+/* Where the data of tensor `index` lies. */
+typedef struct mhai_extent {
+    int64_t begin, end, index;
+} mhai_extent;
+
+/* Sort by begin, then by end. */
+void mhai_file_sort_extents(mhai_extent *extents, int64_t count);
 
 /* Bytes into a sink, which may be none. */
 MHA_NODISCARD mha_status mhai_file_append(const mha_sink *sink, const void *bytes, size_t size);

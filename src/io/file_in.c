@@ -105,6 +105,39 @@ void mhai_file_unmap(mhai_file_view *view)
     *view = (mhai_file_view){NULL, 0};
 }
 
+mha_status mhai_file_convert(const unsigned char *from, mha_dtype from_type, int64_t count,
+                             mha_dtype to_type, void *to)
+{
+    enum { PIECE = 1024, ITEM = 8 };
+    _Alignas(ITEM) unsigned char piece[PIECE * ITEM]; /* aligned for every type */
+    const size_t size = mha_dtype_size(from_type), to_size = mha_dtype_size(to_type);
+    if (from_type == to_type) {
+        if (count > 0) memcpy(to, from, (size_t)count * size);
+        return MHA_OK;
+    }
+    for (int64_t i = 0, n; i < count; i += n) {
+        n = count - i < PIECE ? count - i : PIECE;
+        memcpy(piece, from + (size_t)i * size, (size_t)n * size);
+        const mha_tensor in = mha_tensor_contiguous(piece, from_type, 1, &n);
+        const mha_tensor out =
+            mha_tensor_contiguous((char *)to + (size_t)i * to_size, to_type, 1, &n);
+        MHA_TRY(mha_tensor_convert(&in, &out));
+    }
+    return MHA_OK;
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const mhai_extent *x = a, *y = b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+void mhai_file_sort_extents(mhai_extent *extents, int64_t count)
+{
+    if (count > 0) qsort(extents, (size_t)count, sizeof *extents, by_begin);
+}
+
 /* Exactly size bytes; a file that someone shortens meanwhile is an error. */
 static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
 {

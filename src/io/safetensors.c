@@ -164,28 +164,22 @@ static mha_status read_entries(const char *path, mha_safetensors *file)
     return MHA_OK;
 }
 
-static int by_offset(const void *a, const void *b)
-{
-    const entry *x = *(const entry *const *)a, *y = *(const entry *const *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return (x->end > y->end) - (x->end < y->end);
-}
-
 static mha_status check_cover(const char *path, const mha_safetensors *file)
 {
-    const entry **order = calloc((size_t)file->count + 1, sizeof(const entry *));
+    mhai_extent *order = calloc((size_t)file->count + 1, sizeof *order);
     if (!order) return no_table(path, (size_t)file->count);
-    for (int64_t i = 0; i < file->count; i++) order[i] = &file->entries[i];
-    qsort(order, (size_t)file->count, sizeof(const entry *), by_offset);
+    for (int64_t i = 0; i < file->count; i++)
+        order[i] = (mhai_extent){file->entries[i].begin, file->entries[i].end, i};
+    mhai_file_sort_extents(order, file->count);
     mha_status status = MHA_OK;
     int64_t end = 0;
     for (int64_t i = 0; i < file->count && status == MHA_OK; i++) {
-        if (order[i]->begin < end)
-            status = bad(path, order[i]->name, "its data overlaps another tensor's");
-        else if (order[i]->begin > end)
-            status =
-                bad(path, order[i]->name, "a hole that belongs to no tensor precedes its data");
-        end = order[i]->end;
+        const char *name = file->entries[order[i].index].name;
+        if (order[i].begin < end)
+            status = bad(path, name, "its data overlaps another tensor's");
+        else if (order[i].begin > end)
+            status = bad(path, name, "a hole that belongs to no tensor precedes its data");
+        end = order[i].end;
     }
     free(order);
     if (status == MHA_OK && end != file->data_bytes)
@@ -329,8 +323,6 @@ mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mh
 mha_status mha_safetensors_read(const mha_safetensors *file, int64_t index, mha_dtype dtype,
                                 int64_t count, void *to)
 {
-    enum { PIECE = 1024, ITEM = 8 };
-    _Alignas(ITEM) unsigned char piece[PIECE * ITEM]; /* aligned for every type */
     mha_tensor tensor;
     int64_t held = 0;
     MHA_TRY(mha_safetensors_peek(file, index, to || count == 0 ? &tensor : NULL));
@@ -339,19 +331,5 @@ mha_status mha_safetensors_read(const mha_safetensors *file, int64_t index, mha_
         return mha_fail(MHA_ERR_SHAPE, "tensor '%s': has %lld elements, not %lld",
                         mhai_show_name(file->entries[index].name).text, (long long)held,
                         (long long)count);
-    const size_t size = mha_dtype_size(tensor.dtype), to_size = mha_dtype_size(dtype);
-    const unsigned char *from = bytes_of(file, index);
-    if (dtype == tensor.dtype) {
-        if (count > 0) memcpy(to, from, (size_t)count * size);
-        return MHA_OK;
-    }
-    for (int64_t i = 0, n; i < count; i += n) {
-        n = count - i < PIECE ? count - i : PIECE;
-        memcpy(piece, from + (size_t)i * size, (size_t)n * size);
-        const mha_tensor in = mha_tensor_contiguous(piece, tensor.dtype, 1, &n);
-        const mha_tensor out =
-            mha_tensor_contiguous((char *)to + (size_t)i * to_size, dtype, 1, &n);
-        MHA_TRY(mha_tensor_convert(&in, &out));
-    }
-    return MHA_OK;
+    return mhai_file_convert(bytes_of(file, index), tensor.dtype, count, dtype, to);
 }

@@ -1,0 +1,271 @@
+/* multihead: GGUF files, versions 2 and 3, little-endian: tensors in blocks, and metadata.
+ *
+ *   4 bytes        "GGUF"
+ *   u32            the version
+ *   u64, u64       the number of tensors, the number of metadata
+ *   metadata       key, u32 type, value; a string is u64 length and bytes, an array u32 type of its
+ *                  elements, u64 length and elements
+ *   tensors        name, u32 dimensions, u64 each of them, u32 type, u64 offset
+ *   the rest       the data; offsets count from the next multiple of general.alignment (32 unless
+ *                  the metadata says otherwise), and each is such a multiple
+ *
+ * As with the files of io.h, every field is checked before it is used: a malformed or hostile file
+ * gives a status and one line of text that names the file, what is wrong and where, never a crash.
+ *
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_GGUF_H
+#define MULTIHEAD_GGUF_H
+
+#include <multihead/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* All element types of the format: name, number, elements a block, bytes a block. mha_gguf_read()
+ * knows those below; tensors of the others are listed and described.
+ *
+ * A block decodes to x[0], x[1], ... thus; d and m are f16, every product and sum is rounded to f32
+ * in the order that the parentheses say, and numbers stand in a block in the order named:
+ *
+ *   F32 F16 BF16   x = the element
+ *   Q8_0           d, i8 q[32]:                x[i] = d q[i]
+ *   Q4_0           d, u8 q[16]:                x[i] = d (n[i] - 8)
+ *   Q4_1           d, m, u8 q[16]:             x[i] = (d n[i]) + m
+ *   Q5_0           d, u32 h, u8 q[16]:         x[i] = d (n[i] - 16)
+ *   Q5_1           d, m, u32 h, u8 q[16]:      x[i] = (d n[i]) + m
+ *                  n[i] = q[i] mod 16, n[16 + i] = q[i] div 16 for i < 16; Q5 adds 16 where bit i
+ *                  of h is set
+ *   Q4_K           d, m, u8 s[12], u8 q[128]:           x[32 j + i] = ((d a[j]) n) - (m b[j])
+ *   Q5_K           d, m, u8 s[12], u8 h[32], u8 q[128]: the same
+ *                  n = q[32 (j div 2) + i] mod 16 for even j, div 16 for odd j; Q5 adds 16 where
+ *                  bit j of h[i] is set; a and b have 6 bits:
+ *                  j < 4: a[j] = s[j] mod 64, b[j] = s[j + 4] mod 64
+ *                  else:  a[j] = s[j + 4] mod 16 + 16 (s[j - 4] div 64),
+ *                         b[j] = s[j + 4] div 16 + 16 (s[j] div 64)
+ *   Q6_K           u8 l[128], u8 h[64], i8 s[16], d:
+ *                  x[128 t + 32 r + i] = (d s[8 t + 2 r + i div 16]) (n - 32)
+ *                  n = 4 bits of l[64 t + 32 (r mod 2) + i], the lower ones for r < 2, and above
+ *                  them bits 2 r and 2 r + 1 of h[32 t + i]
+ */
+#define MHA_GGUF_TYPE_LIST(X) \
+    X(F32, 0, 1, 4)           \
+    X(F16, 1, 1, 2)           \
+    X(Q4_0, 2, 32, 18)        \
+    X(Q4_1, 3, 32, 20)        \
+    X(Q5_0, 6, 32, 22)        \
+    X(Q5_1, 7, 32, 24)        \
+    X(Q8_0, 8, 32, 34)        \
+    X(Q8_1, 9, 32, 40)        \
+    X(Q2_K, 10, 256, 84)      \
+    X(Q3_K, 11, 256, 110)     \
+    X(Q4_K, 12, 256, 144)     \
+    X(Q5_K, 13, 256, 176)     \
+    X(Q6_K, 14, 256, 210)     \
+    X(Q8_K, 15, 256, 292)     \
+    X(IQ2_XXS, 16, 256, 66)   \
+    X(IQ2_XS, 17, 256, 74)    \
+    X(IQ3_XXS, 18, 256, 98)   \
+    X(IQ1_S, 19, 256, 50)     \
+    X(IQ4_NL, 20, 32, 18)     \
+    X(IQ3_S, 21, 256, 110)    \
+    X(IQ2_S, 22, 256, 82)     \
+    X(IQ4_XS, 23, 256, 136)   \
+    X(I8, 24, 1, 1)           \
+    X(I16, 25, 1, 2)          \
+    X(I32, 26, 1, 4)          \
+    X(I64, 27, 1, 8)          \
+    X(F64, 28, 1, 8)          \
+    X(IQ1_M, 29, 256, 56)     \
+    X(BF16, 30, 1, 2)         \
+    X(TQ1_0, 34, 256, 54)     \
+    X(TQ2_0, 35, 256, 66)     \
+    X(MXFP4, 39, 32, 17)      \
+    X(NVFP4, 40, 64, 36)      \
+    X(Q1_0, 41, 128, 18)
+
+typedef enum mha_gguf_type {
+#define MHA_GGUF_TYPE_ENUM(name, value, elements, bytes) MHA_GGUF_##name = value,
+    MHA_GGUF_TYPE_LIST(MHA_GGUF_TYPE_ENUM)
+#undef MHA_GGUF_TYPE_ENUM
+} mha_gguf_type;
+
+/* An open file: a read-only mapping and its validated tables of tensors and metadata. Do not
+ * truncate a mapped file: reading it then raises SIGBUS, as with every mapping. */
+typedef struct mha_gguf mha_gguf;
+
+/**
+ * Open a GGUF file and check its whole header. No tensor's data and no element of an array of
+ * numbers is read.
+ *
+ * Memory   the caller owns *file and calls mha_gguf_close(). It takes at most twenty times the
+ *          header's bytes, without the arrays of numbers in it.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
+ *          (no GGUF, truncated anywhere, a name twice, not UTF-8, empty or longer than 65,535
+ *          bytes, more than 4 dimensions, a dimension of 0, rows that are no whole blocks, an
+ *          unknown type of metadata, an alignment that is no power of two, offsets that are not
+ *          aligned, outside the file, or of tensors that overlap); MHA_ERR_SIZE (more elements or
+ *          bytes than 63 bits count, more than 2^31 - 1 tensors or keys); MHA_ERR_UNSUPPORTED
+ *          (another version, big-endian, an unknown type of elements, an array of arrays);
+ *          MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_gguf_open(const char *path, mha_gguf **file);
+
+/** Close a file; NULL is fine. Memory everything obtained from it becomes invalid. Errors none.
+ * Threads nobody uses it. Since 0.1 */
+MHA_API void mha_gguf_close(mha_gguf *file);
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+enum { MHA_GGUF_MAX_DIMS = 4 };
+
+/* Memory of all pointers: as long as the file is open. */
+typedef struct mha_gguf_tensor {
+    const char *name;
+    const char *type_name; /* "Q4_1" */
+    mha_gguf_type type;
+    int32_t ndim; /* 0 .. 4 */
+    /* In the file's order: dims[0] is the length of a row, whose elements are neighbours. The shape
+     * in row order, as NumPy or mha_tensor would have it, is dims[ndim - 1], ..., dims[0]: a matrix
+     * [rows, columns] has dims {columns, rows}. 1 beyond ndim. */
+    int64_t dims[MHA_GGUF_MAX_DIMS];
+    int64_t count;    /* elements */
+    int64_t offset;   /* of the data, from the beginning of the file */
+    int64_t bytes;    /* of the data */
+    const void *data; /* blocks as they lie in the mapping; read-only, aligned as offset is */
+} mha_gguf_tensor;
+
+/** The number of tensors. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_gguf_count(const mha_gguf *file);
+
+/** The index of the tensor called name; -1 if there is none. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API int64_t mha_gguf_find(const mha_gguf *file, const char *name);
+
+/**
+ * What the file says of tensor index, in the order of the file.
+ *
+ * Memory   views that live as long as file.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_gguf_describe(const mha_gguf *file, int64_t index,
+                                                   mha_gguf_tensor *tensor);
+
+/**
+ * Elements [first, first + count) of tensor index as f32, in the order of memory: rows
+ * [r, r + n) are first = r dims[0], count = n dims[0]. Any range is allowed; one that begins and
+ * ends at rows or blocks is fastest.
+ *
+ *   to [count]: may be NULL for none
+ *
+ * Memory   none but the caller's.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index); MHA_ERR_SHAPE (a range outside the tensor);
+ *          MHA_ERR_UNSUPPORTED (a type that the list above has no formula for, by its name). On
+ *          these nothing is written.
+ * Threads  any, each with its own memory.
+ * Accuracy F32, F16, BF16 are exact; of the others the bits are those of the formula, which the
+ *          Python package gguf computes too. A NaN stays one.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_gguf_read(const mha_gguf *file, int64_t index, int64_t first,
+                                               int64_t count, float *to);
+
+/* ---- Metadata -------------------------------------------------------------------------------- */
+
+/* All types of values: name, number, bytes (0: not always the same). */
+#define MHA_GGUF_VALUE_LIST(X) \
+    X(U8, 0, 1)                \
+    X(I8, 1, 1)                \
+    X(U16, 2, 2)               \
+    X(I16, 3, 2)               \
+    X(U32, 4, 4)               \
+    X(I32, 5, 4)               \
+    X(F32, 6, 4)               \
+    X(BOOL, 7, 1)              \
+    X(STRING, 8, 0)            \
+    X(ARRAY, 9, 0)             \
+    X(U64, 10, 8)              \
+    X(I64, 11, 8)              \
+    X(F64, 12, 8)
+
+typedef enum mha_gguf_value_type {
+#define MHA_GGUF_VALUE_ENUM(name, value, bytes) MHA_GGUF_VALUE_##name = value,
+    MHA_GGUF_VALUE_LIST(MHA_GGUF_VALUE_ENUM)
+#undef MHA_GGUF_VALUE_ENUM
+} mha_gguf_value_type;
+
+/* A value: a borrowed view, valid as long as the file is open. */
+typedef struct mha_gguf_value {
+    const char *key;
+    mha_gguf_value_type type; /* of an array: of its elements */
+    bool array;
+    int64_t count; /* elements; 1 unless it is an array */
+    /* What the functions below read. */
+    const mha_gguf *file;
+    const unsigned char *data; /* numbers as they lie in the file, not aligned */
+    const uint64_t *starts;    /* [count + 1] of strings, in the file; 8 bytes lie between two */
+} mha_gguf_value;
+
+/** The number of keys. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_gguf_key_count(const mha_gguf *file);
+
+/** The index of a key; -1 if the file has it not. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API int64_t mha_gguf_key_find(const mha_gguf *file, const char *key);
+
+/** The value of key number index, in the order of the file. Memory a view that lives as long as
+ * file. Errors MHA_ERR_NULL, MHA_ERR_ARGUMENT (index). Threads any. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_gguf_value_at(const mha_gguf *file, int64_t index,
+                                                   mha_gguf_value *value);
+
+/** The value of a key that must be there. Memory a view that lives as long as file. Errors
+ * MHA_ERR_NULL; MHA_ERR_MODEL (no such key). Threads any. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_gguf_value_of(const mha_gguf *file, const char *key,
+                                                   mha_gguf_value *value);
+
+/**
+ * Element number `element` of a value of any whole type (U8 .. I64), which must be from low to
+ * high. A value that is no array has the element 0. Like those below it takes constant time.
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (no whole number);
+ *          MHA_ERR_NUMERIC (outside low .. high).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_gguf_integer(const mha_gguf_value *value, int64_t element,
+                                                  int64_t low, int64_t high, int64_t *integer);
+
+/**
+ * The same of any number (also F32, F64), exactly. Infinities and NaN come as they are.
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (no number); MHA_ERR_NUMERIC (an
+ *          integer beyond 2^53).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_gguf_real(const mha_gguf_value *value, int64_t element,
+                                               double *real);
+
+/** The same of a BOOL. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE
+ * (no BOOL); MHA_ERR_FORMAT (neither 0 nor 1). Threads any. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_gguf_bool(const mha_gguf_value *value, int64_t element,
+                                               bool *boolean);
+
+/**
+ * The same of a STRING: *size bytes, no zero byte behind them. They are as the file has them: any
+ * bytes, not checked to be UTF-8.
+ *
+ * Memory   a view that lives as long as the file is open.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (no STRING).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_gguf_string(const mha_gguf_value *value, int64_t element,
+                                                 const char **text, size_t *size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,23 @@
+/* The element types of GGUF, and how blocks of them decode. */
+#ifndef MHAI_GGUF_BLOCKS_H
+#define MHAI_GGUF_BLOCKS_H
+
+#include <multihead/gguf.h>
+
+enum { MHAI_GGUF_BLOCK = 256 }; /* elements of the longest block that is decoded */
+
+typedef struct mhai_gguf_kind {
+    const char *name;
+    int32_t elements, bytes; /* a block */
+} mhai_gguf_kind;
+
+/* The type of this number; NULL if the format has none. */
+const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type);
+
+bool mhai_gguf_decodes(mha_gguf_type type);
+
+/* Decode count blocks, aligned or not, of a type that mhai_gguf_decodes(). */
+MHA_NODISCARD mha_status mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks,
+                                          int64_t count, float *to);
+
+#endif

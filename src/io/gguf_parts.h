@@ -1,0 +1,63 @@
+/* An open GGUF file, and the reader of its header. */
+#ifndef MHAI_GGUF_PARTS_H
+#define MHAI_GGUF_PARTS_H
+
+#include "io/file.h"
+#include "io/lexicon.h"
+#include "io/vector.h"
+
+#include <multihead/gguf.h>
+
+/* A piece of metadata: an array, or another value as one of length 1. */
+typedef struct mhai_gguf_entry {
+    size_t key; /* in names */
+    mha_gguf_value_type type;
+    bool array;
+    int64_t count;
+    size_t at; /* of numbers in the file; of strings in starts */
+} mhai_gguf_entry;
+
+typedef struct mhai_gguf_tensor {
+    size_t name; /* in names */
+    mha_gguf_tensor shown;
+} mhai_gguf_tensor;
+
+struct mha_gguf {
+    mhai_file_view view;
+    mhai_shown path;
+    mha_allocator allocator;
+    mhai_vector names;   /* of char, a zero byte behind each */
+    mhai_vector starts;  /* of uint64_t: where the strings of an entry begin, and would go on */
+    mhai_vector entries; /* of mhai_gguf_entry */
+    mhai_vector tensors; /* of mhai_gguf_tensor */
+    mhai_lexicon keys, tensor_names;
+};
+
+static inline const char *mhai_gguf_name_at(const mha_gguf *file, size_t at)
+{
+    return (const char *)file->names.items + at;
+}
+
+static inline mhai_gguf_entry *mhai_gguf_entry_at(const mha_gguf *file, int64_t index)
+{
+    return (mhai_gguf_entry *)file->entries.items + index;
+}
+
+static inline mhai_gguf_tensor *mhai_gguf_tensor_at(const mha_gguf *file, int64_t index)
+{
+    return (mhai_gguf_tensor *)file->tensors.items + index;
+}
+
+/* The types of values, by number. */
+typedef struct mhai_gguf_value_kind {
+    const char *name;
+    size_t bytes;
+} mhai_gguf_value_kind;
+
+enum { MHAI_GGUF_VALUE_KINDS = 13 };
+extern const mhai_gguf_value_kind mhai_gguf_value_kinds[MHAI_GGUF_VALUE_KINDS];
+
+/* Fill the tables of a file that is mapped and whose vectors are made. */
+MHA_NODISCARD mha_status mhai_gguf_read_header(mha_gguf *file);
+
+#endif

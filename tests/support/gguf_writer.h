@@ -1,0 +1,36 @@
+/* GGUF files for tests, field by field, so that any of them can be wrong. Memory grows as needed; a
+ * failure ends the test. */
+#ifndef GGUF_WRITER_H
+#define GGUF_WRITER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The numbers of value types that the functions below write by themselves. */
+enum { GGUF_U32 = 4, GGUF_F32 = 6, GGUF_STRING = 8, GGUF_ARRAY = 9 };
+
+typedef struct gguf_writer {
+    unsigned char *bytes; /* free() it */
+    size_t size, room;
+} gguf_writer;
+
+void gguf_raw(gguf_writer *w, const void *bytes, size_t size);
+void gguf_u32(gguf_writer *w, uint32_t value);
+void gguf_u64(gguf_writer *w, uint64_t value);
+void gguf_string(gguf_writer *w, const char *text); /* its length and bytes */
+void gguf_pad(gguf_writer *w, size_t alignment);    /* zeros up to a multiple */
+
+/* Magic and counts. */
+void gguf_begin(gguf_writer *w, uint32_t version, uint64_t tensors, uint64_t keys);
+
+/* Whole values, or the beginning of one: of an array its elements follow. */
+void gguf_key(gguf_writer *w, const char *key, uint32_t type);
+void gguf_key_u32(gguf_writer *w, const char *key, uint32_t value);
+void gguf_key_f32(gguf_writer *w, const char *key, float value);
+void gguf_key_string(gguf_writer *w, const char *key, const char *value);
+void gguf_key_array(gguf_writer *w, const char *key, uint32_t type, uint64_t count);
+
+void gguf_tensor(gguf_writer *w, const char *name, uint32_t ndim, const uint64_t *dims,
+                 uint32_t type, uint64_t offset);
+
+#endif
