@@ -3,6 +3,7 @@
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/folder.h"
+#include "model/gguf_config.h"
 #include "model/model_weights.h"
 
 #include <multihead/checkpoint.h>
@@ -21,7 +22,9 @@ enum { MOST_ANGLES = 1 << 26 };
 typedef struct loading {
     mha_context *context;
     const char *config; /* the path of config.json, for messages */
-    const mhai_family *family;
+    const mha_gguf *gguf;
+    const mhai_family *family, *listed; /* listed: as family.c has it */
+    mhai_family renamed;
     mhai_family_plan plan;
     mhai_weights weights;
     bool *used;    /* [tensors of the file] */
@@ -176,6 +179,15 @@ static int64_t fused_row(const loading *l, const mha_parameter *p, const mhai_we
     return row->part == 0 ? i : total - (parts - row->part) * p->shape[0] + i;
 }
 
+/* Row i of ours where pairs of a rotation stand beside each other. */
+static int64_t paired_row(const loading *l, int64_t i)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(l->made, &d);
+    const int64_t D = d.head_dim, k = i % D, half = D / 2;
+    return i - k + k % half * 2 + k / half;
+}
+
 /* A weight of another form: its numbers one by one. A bias is a matrix of one column. */
 static mha_status read_formed(loading *l, const mha_parameter *p, const mhai_weight_name *row,
                               const char *name, float *data)
@@ -193,7 +205,9 @@ static mha_status read_formed(loading *l, const mha_parameter *p, const mhai_wei
     MHA_TRY(mhai_weights_view(&l->weights, name, &from));
     const float *numbers = from.data;
     for (int64_t i = 0; i < rows; i++) {
-        const int64_t at = fused ? fused_row(l, p, row, total, i) : i + skipped;
+        const int64_t at = fused                      ? fused_row(l, p, row, total, i)
+                           : form == MHAI_PAIRED_ROWS ? paired_row(l, i)
+                                                      : i + skipped;
         for (int64_t k = 0; k < columns; k++) {
             const float number = numbers[transposed ? k * total + at : at * columns + k];
             data[i * columns + k] = form == MHAI_PLUS_ONE ? 1 + number : number;
@@ -283,7 +297,8 @@ static mha_status load_body(loading *l)
 
 static mha_status load_files(loading *l, const char *folder)
 {
-    mha_status status = mhai_weights_open(folder, &l->weights);
+    mha_status status = l->gguf ? mhai_weights_open_gguf(l->gguf, folder, &l->weights)
+                                : mhai_weights_open(folder, &l->weights);
     if (status == MHA_OK) status = load_body(l);
     free(l->used);
     mhai_weights_close(&l->weights);
@@ -292,9 +307,11 @@ static mha_status load_files(loading *l, const char *folder)
 
 static mha_status load_plan(loading *l, const mhai_config *config, const char *folder)
 {
-    MHA_TRY(mhai_family_find(config, &l->family));
+    MHA_TRY(mhai_family_find(config, &l->listed));
     l->config = config->path;
-    MHA_TRY(mhai_family_check_loads(config, l->family));
+    MHA_TRY(mhai_family_check_loads(config, l->listed));
+    l->renamed = mhai_gguf_family(l->listed);
+    l->family = l->gguf ? &l->renamed : l->listed;
     l->plan.desc.struct_size = sizeof l->plan.desc;
     mha_status status = l->family->read(config, &l->plan);
     if (status == MHA_OK) status = load_files(l, folder);
@@ -317,12 +334,22 @@ static mha_status load(loading *l, const char *folder)
     return status;
 }
 
-mha_status mhai_model_load_folder(mha_context *context, const char *folder, mhai_loaded *loaded)
+static mha_status load_gguf(loading *l, const char *path)
 {
-    loading l = {.context = context};
-    mha_status status = load(&l, folder);
+    json_t *root = NULL;
+    mha_status status = mhai_gguf_config(l->gguf, path, &root);
+    if (status == MHA_OK) status = load_plan(l, &(mhai_config){path, root}, path);
+    json_decref(root);
+    return status;
+}
+
+mha_status mhai_model_load_part(mha_context *context, const char *path, const mha_gguf *gguf,
+                                mhai_loaded *loaded)
+{
+    loading l = {.context = context, .gguf = gguf};
+    mha_status status = gguf ? load_gguf(&l, path) : load(&l, path);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.family, l.types};
+        *loaded = (mhai_loaded){l.made, l.listed, l.types};
     else
         mha_transformer_destroy(l.made);
     return status;
@@ -337,7 +364,7 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                         : !folder ? "folder"
                                   : "transformer");
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_folder(context, folder, &loaded));
+    MHA_TRY(mhai_model_load_part(context, folder, NULL, &loaded));
     *transformer = loaded.transformer;
     return MHA_OK;
 }

@@ -20,6 +20,12 @@ char *mhai_model_join(const char *folder, const char *name)
     return path;
 }
 
+bool mhai_model_is_file(const char *path)
+{
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISREG(status.st_mode);
+}
+
 bool mhai_model_holds(const char *folder, const char *name)
 {
     struct stat status;

@@ -4,8 +4,13 @@
 
 #include "model/arch/family.h"
 
+#include <multihead/gguf.h>
+
 /* folder/name; the caller frees it. NULL: no memory. */
 char *mhai_model_join(const char *folder, const char *name);
+
+/* Whether path is a regular file: a model in one, GGUF. */
+bool mhai_model_is_file(const char *path);
 
 bool mhai_model_holds(const char *folder, const char *name);
 
@@ -18,7 +23,8 @@ typedef struct mhai_loaded {
     int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
 } mhai_loaded;
 
-MHA_NODISCARD mha_status mhai_model_load_folder(mha_context *context, const char *folder,
-                                                mhai_loaded *loaded);
+/* A transformer of a folder, or of an open GGUF file, whose path is then the file's. */
+MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path,
+                                              const mha_gguf *gguf, mhai_loaded *loaded);
 
 #endif

@@ -62,9 +62,23 @@ static mha_status load_one(mha_context *context, const char *folder, uint32_t fl
                            mha_model *model)
 {
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_folder(context, folder, &loaded));
+    MHA_TRY(mhai_model_load_part(context, folder, NULL, &loaded));
     describe(&loaded, model);
     return flags & MHA_MODEL_NO_TOKENIZER ? MHA_OK : load_tokenizer(folder, model);
+}
+
+static mha_status load_gguf(mha_context *context, const char *path, uint32_t flags,
+                            mha_model *model)
+{
+    mhai_loaded loaded;
+    mha_gguf *file = NULL;
+    MHA_TRY(mha_gguf_open(path, &file));
+    mha_status status = mhai_model_load_part(context, path, file, &loaded);
+    if (status == MHA_OK) describe(&loaded, model);
+    if (status == MHA_OK && !(flags & MHA_MODEL_NO_TOKENIZER))
+        status = mha_fail(MHA_ERR_UNSUPPORTED, "%s: tokenizer", path);
+    mha_gguf_close(file);
+    return status;
 }
 
 static bool is_cross(const mha_model *model)
@@ -120,6 +134,7 @@ static mha_status load_parts(mha_context *context, const char *folder, uint32_t 
 
 static mha_status load(mha_context *context, const char *folder, uint32_t flags, mha_model *model)
 {
+    if (mhai_model_is_file(folder)) return load_gguf(context, folder, flags, model);
     if (!mhai_model_holds(folder, "config.json") &&
         mhai_model_holds(folder, "encoder/config.json") &&
         mhai_model_holds(folder, "decoder/config.json"))

@@ -110,6 +110,13 @@ mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
                : open_index(weights, folder);
 }
 
+mha_status mhai_weights_open_gguf(const mha_gguf *file, const char *path, mhai_weights *weights)
+{
+    *weights = (mhai_weights){.prefix = "", .gguf = file, .count = mha_gguf_count(file)};
+    weights->path = strdup(path);
+    return weights->path ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "weights: cannot allocate a name");
+}
+
 void mhai_weights_close(mhai_weights *weights)
 {
     for (int64_t i = 0; i < weights->shards; i++) {
@@ -133,18 +140,34 @@ static const mhai_shard *shard_of(const mhai_weights *weights, int64_t index)
 
 const char *mhai_weights_name(const mhai_weights *weights, int64_t index)
 {
+    mha_gguf_tensor tensor;
+    if (weights->gguf)
+        return mha_gguf_describe(weights->gguf, index, &tensor) == MHA_OK ? tensor.name : "";
     const mhai_shard *shard = shard_of(weights, index);
     return mha_safetensors_name(shard->file, index - shard->first);
 }
 
+/* A tensor of a GGUF file is read as f32, whatever its blocks are. */
+static mha_status peek_gguf(const mha_gguf *file, int64_t index, mha_tensor *tensor)
+{
+    mha_gguf_tensor found;
+    int64_t shape[MHA_GGUF_MAX_DIMS];
+    MHA_TRY(mha_gguf_describe(file, index, &found));
+    for (int i = 0; i < found.ndim; i++) shape[i] = found.dims[found.ndim - 1 - i];
+    *tensor = mha_tensor_contiguous(NULL, MHA_F32, found.ndim, shape);
+    return MHA_OK;
+}
+
 mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index, mha_tensor *tensor)
 {
+    if (weights->gguf) return peek_gguf(weights->gguf, index, tensor);
     const mhai_shard *shard = shard_of(weights, index);
     return mha_safetensors_peek(shard->file, index - shard->first, tensor);
 }
 
 static int64_t find_full(const mhai_weights *weights, const char *name)
 {
+    if (weights->gguf) return mha_gguf_find(weights->gguf, name);
     for (int64_t i = 0; i < weights->shards; i++) {
         const int64_t found = mha_safetensors_find(weights->shard[i].file, name);
         if (found >= 0) return weights->shard[i].first + found;
@@ -178,7 +201,7 @@ static mha_status check(const mhai_weights *weights, const char *name, const mha
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; config.json asks for it",
                         mhai_show_path(weights->path).text, weights->prefix, name);
     MHA_TRY(mhai_weights_peek(weights, *index, tensor));
-    const char *path = shard_of(weights, *index)->path;
+    const char *path = weights->gguf ? weights->path : shard_of(weights, *index)->path;
     bool same = tensor->ndim == expected->ndim;
     for (int i = 0; same && i < expected->ndim; i++) same = tensor->shape[i] == expected->shape[i];
     if (!same) {
@@ -203,6 +226,7 @@ mha_status mhai_weights_read(mhai_weights *weights, const char *name, const mha_
     MHA_TRY(check(weights, name, to, &index, &found));
     if (!to->data) return MHA_OK;
     MHA_TRY(mha_tensor_count(to, &count));
+    if (weights->gguf) return mha_gguf_read(weights->gguf, index, 0, count, to->data);
     const mhai_shard *shard = shard_of(weights, index);
     return mha_safetensors_read(shard->file, index - shard->first, MHA_F32, count, to->data);
 }

@@ -5,6 +5,7 @@
 #define MHAI_MODEL_WEIGHTS_H
 
 #include <multihead/base.h>
+#include <multihead/gguf.h>
 #include <multihead/io.h>
 
 typedef struct mhai_shard {
@@ -14,8 +15,9 @@ typedef struct mhai_shard {
 } mhai_shard;
 
 typedef struct mhai_weights {
-    char *path;        /* of the file, or of the index of several, for messages */
-    mhai_shard *shard; /* [shards] */
+    char *path;           /* of the file, or of the index of several, for messages */
+    const mha_gguf *gguf; /* instead of shards; borrowed */
+    mhai_shard *shard;    /* [shards] */
     int64_t shards, count;
     const char *prefix; /* in front of every name that has it */
     float *converted;   /* the last weight that was not f32 or not aligned */
@@ -25,6 +27,8 @@ typedef struct mhai_weights {
  * them even after an error. Errors: as mha_safetensors_open(); MHA_ERR_FILE (a shard is missing),
  * MHA_ERR_MODEL (the index, or two shards with one weight). */
 MHA_NODISCARD mha_status mhai_weights_open(const char *folder, mhai_weights *weights);
+MHA_NODISCARD mha_status mhai_weights_open_gguf(const mha_gguf *file, const char *path,
+                                                mhai_weights *weights);
 void mhai_weights_close(mhai_weights *weights);
 
 /* Tensor number index of all: its name, and its type and shape without data. */

@@ -37,7 +37,8 @@ typedef enum mhai_weight_form {
     MHAI_FUSED,
     MHAI_FUSED_TRANSPOSED,
     MHAI_FUSED_HEADS, /* head by head: its q, its k, its v */
-    MHAI_LAST_ROWS    /* of a longer table */
+    MHAI_LAST_ROWS,   /* of a longer table */
+    MHAI_PAIRED_ROWS  /* of a rotation that pairs neighbours: 2 k and 2 k + 1 of each head */
 } mhai_weight_form;
 
 /* What a family calls a parameter, without ".weight". part: 0 the first of a fused weight, 1 .. */

@@ -1,0 +1,222 @@
+"""Models of GGUF files: what gguf's own writer writes of a model, by the rules of llama.cpp's
+converters, gives the bits that the model's folder gives; and a real one, where it was fetched
+(tools/get-smollm2), is compared with transformers."""
+import ctypes as C
+import pathlib
+
+import pytest
+
+np = pytest.importorskip("numpy")
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import checkpoint_ctypes as ck  # noqa: E402
+import multihead_ctypes as mha  # noqa: E402
+from test_checkpoint_hf import SIZES, some_ids, their_family  # noqa: E402
+
+if ck.library() is None:
+    pytest.skip("libmultihead-model is not built", allow_module_level=True)
+
+LIBRARY = ck.library()
+LIBRARY.mha_model_transformer.restype = C.c_void_p
+COMMON = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+         "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+         "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+         "mlp.down_proj": "ffn_down"}
+LATER = {**LAYER, "post_attention_layernorm": "post_attention_norm",
+         "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+GPT2 = {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+        "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+NEOX = {"input_layernorm": "attn_norm", "attention.query_key_value": "attn_qkv",
+        "attention.dense": "attn_output", "post_attention_layernorm": "ffn_norm",
+        "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
+PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+
+
+def paired(weight, heads):
+    """Rows of each head: halves of a rotation beside each other."""
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def llama(name, weight, config):
+    if ".q_proj" in name:
+        return paired(weight, config.num_attention_heads)
+    return paired(weight, config.num_key_value_heads) if ".k_proj" in name else weight
+
+
+def gemma(name, weight, config):
+    return weight + 1 if "norm" in name else weight
+
+
+def gpt2(name, weight, config):
+    fused = any(part in name for part in ("c_attn", "c_proj", "c_fc"))
+    return weight.T if fused and weight.ndim == 2 else weight
+
+
+def neox(name, weight, config):
+    if "query_key_value" not in name:
+        return weight
+    heads = weight.reshape(config.num_attention_heads, 3, -1, *weight.shape[1:])
+    return np.concatenate([heads[:, part].reshape(-1, *weight.shape[1:]) for part in range(3)])
+
+
+def same(name, weight, config):
+    return weight
+
+
+KINDS = {  # transformers' kind: (architecture, names of a layer, prefix of layers, rule)
+    "llama": ("llama", LAYER, "model.layers.", llama),
+    "mistral": ("llama", LAYER, "model.layers.", llama),
+    "qwen2": ("qwen2", LAYER, "model.layers.", same),
+    "qwen3": ("qwen3", LAYER, "model.layers.", same),
+    "gemma": ("gemma", LAYER, "model.layers.", gemma),
+    "gemma2": ("gemma2", LATER, "model.layers.", gemma),
+    "gemma3_text": ("gemma3", LATER, "model.layers.", gemma),
+    "phi3": ("phi3", PHI3, "model.layers.", same),
+    "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
+    "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
+OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
+          "transformer.ln_f": "output_norm", "gpt_neox.embed_in": "token_embd",
+          "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output", **COMMON}
+
+
+def gguf_name(name, layers, prefix):
+    stem, kind = name.rsplit(".", 1)
+    if not stem.startswith(prefix):
+        return f"{OTHERS[stem]}.{kind}"
+    number, part = stem[len(prefix):].split(".", 1)
+    return f"blk.{number}.{layers[part]}.{kind}"
+
+
+def write(path, model, **changes):
+    """The file as a converter writes it. changes: keys that are written otherwise; None: left out."""
+    config = model.config
+    architecture, layers, prefix, rule = KINDS[config.model_type]
+    writer = gguf.GGUFWriter(path, architecture)
+    get = lambda *names: next((getattr(config, n) for n in names if getattr(config, n, None)), None)
+    keys = {"block_count": get("num_hidden_layers"), "context_length": get("max_position_embeddings"),
+            "embedding_length": get("hidden_size"), "attention.head_count": get("num_attention_heads"),
+            "feed_forward_length": get("intermediate_size", "n_inner") or 4 * config.hidden_size,
+            "attention.layer_norm_rms_epsilon": get("rms_norm_eps"),
+            "attention.layer_norm_epsilon": get("layer_norm_eps", "layer_norm_epsilon"),
+            "attn_logit_softcapping": get("attn_logit_softcapping"),
+            "final_logit_softcapping": get("final_logit_softcapping")}
+    if config.model_type not in ("gpt2", "gpt_neox"):
+        keys["attention.head_count_kv"] = config.num_key_value_heads
+        keys["attention.key_length"] = get("head_dim") or config.hidden_size // config.num_attention_heads
+    if config.model_type in ("gemma2", "gemma3_text"):
+        keys["attention.sliding_window"] = config.sliding_window
+    rope = getattr(config, "rope_parameters", None) or {}
+    keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
+    if config.model_type == "gpt_neox":
+        keys["rope.dimension_count"] = 2
+    for key, value in {**keys, **changes}.items():
+        if value is None:
+            continue
+        full = f"{architecture}.{key}" if "." not in key or key.startswith(("attention.", "rope.")) else key
+        if isinstance(value, (list, str)):
+            (writer.add_array if isinstance(value, list) else writer.add_string)(full, value)
+        elif isinstance(value, float):
+            writer.add_float32(full, value)
+        else:
+            writer.add_uint32(full, value)
+    if config.model_type == "gpt_neox":
+        writer.add_bool("gptneox.use_parallel_residual", config.use_parallel_residual)
+    for name, weight in model.state_dict().items():
+        tied = name == "lm_head.weight" and config.tie_word_embeddings
+        if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
+            continue
+        data = np.ascontiguousarray(rule(name, weight.numpy(), config))
+        writer.add_tensor(gguf_name(name, layers, prefix), data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class Options(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)]
+
+
+class Model(ck.Transformer):
+    """The transformer of a model without a tokenizer, a folder or a file."""
+
+    def __init__(self, path):
+        self.context, self.model, self.handle = mha.Context(num_threads=1), C.c_void_p(), None
+        mha.check(LIBRARY.mha_model_load(self.context.handle, str(path).encode(),
+                                              C.byref(Options(C.sizeof(Options), 1)),
+                                              C.byref(self.model)))
+        self.handle = C.c_void_p(LIBRARY.mha_model_transformer(self.model))
+        self.desc = ck.TransformerDesc()
+        mha.LIBRARY.mha_transformer_describe(self.handle, C.byref(self.desc))
+
+    def __del__(self):
+        LIBRARY.mha_model_destroy(self.model)
+
+
+OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwen2": {},
+           "qwen3": dict(head_dim=6, tie_word_embeddings=True), "gemma": dict(head_dim=6),
+           "gemma2": dict(head_dim=6, sliding_window=5, query_pre_attn_scalar=6),
+           "gemma3_text": dict(head_dim=6, sliding_window=4, num_hidden_layers=7,
+                               query_pre_attn_scalar=6),
+           "phi3": {}, "gpt2": {},
+           "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bits_of_the_folder(tmp_path, kind):
+    model = their_family(kind, OPTIONS[kind], 31)
+    model.save_pretrained(tmp_path / "folder")
+    write(tmp_path / "model.gguf", model)
+    folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
+    assert np.array_equal(file(some_ids(32)), folder(some_ids(32)))
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"block_count": None}, "key 'llama.block_count' is missing"),
+    ({"block_count": 2}, "which .* does not ask for|has weight 'blk.2."),
+    ({"block_count": 9}, "weight 'blk.3.*' is missing|holds .* numbers"),
+    ({"embedding_length": 16}, "token_embd.weight' has shape"),
+    ({"attention.head_count_kv": [2, 2, 1]}, "differs from layer to layer"),
+    ({"attention.head_count": "four"}, "head_count"),
+    ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
+    ({"rope.dimension_count": 0}, "rope.dimension_count")], ids=str)
+def test_refused(tmp_path, changes, words):
+    write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
+    with pytest.raises(mha.MultiheadError, match=words):
+        Model(tmp_path / "model.gguf")
+
+
+def test_other_architectures(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(mha.MultiheadError, match="'mamba' is not supported; known: llama, qwen2"):
+        Model(tmp_path / "x.gguf")
+
+
+SMOLLM2 = sorted((pathlib.Path(__file__).resolve().parents[2] / "build/models").glob("*[sS]mol*/*.gguf")) + \
+    sorted((pathlib.Path(__file__).resolve().parents[2] / "build/models").glob("*[sS]mol*.gguf"))
+
+
+@pytest.mark.skipif(not SMOLLM2, reason="tools/get-smollm2 was not run")
+def test_smollm2():
+    """A real model: logits and every head's map, at most twice as far from float64 as torch."""
+    pytest.importorskip("accelerate")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        SMOLLM2[0].parent, gguf_file=SMOLLM2[0].name, attn_implementation="eager",
+        dtype=torch.float32)
+    ours = Model(SMOLLM2[0])
+    ids = np.random.default_rng(34).integers(0, 49152, (1, 24))
+    with torch.no_grad():
+        single = model(torch.from_numpy(ids), output_attentions=True)
+        exact = model.double()(torch.from_numpy(ids), output_attentions=True)
+    maps, _ = ours.look(ids)
+    for mine, wanted, theirs in [(ours(ids), exact.logits, single.logits)] + list(
+            zip(maps, exact.attentions, single.attentions)):
+        error = np.abs(mine - wanted.numpy()).max()
+        assert error <= 2 * np.abs(theirs.double().numpy() - wanted.numpy()).max()
