@@ -59,9 +59,11 @@ typedef struct mha_checkpoint_settings {
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a word twice or empty, a special token that is no word,
  *          more words than vocab_size, no such splitting, words and like); MHA_ERR_UTF8;
- *          MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_FILE, _FORMAT, _SIZE (of like); MHA_ERR_WRITE
- *          (not a folder, not allowed, disk full); MHA_ERR_NOMEM. Files that were written before
- *          the one that failed stay.
+ *          MHA_ERR_MODEL, _SIZE (a field of the description that mha_checkpoint_load() would
+ *          refuse, such as a max_length above 2^20: nothing is written); MHA_ERR_UNSUPPORTED
+ *          (reserved); MHA_ERR_FILE, _FORMAT, _SIZE (of like); MHA_ERR_WRITE (not a folder, not
+ *          allowed, disk full); MHA_ERR_NOMEM. Files that were written before the one that failed
+ *          stay.
  * Threads  any, while nobody changes the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,

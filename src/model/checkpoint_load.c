@@ -2,11 +2,11 @@
  * the file of weights must hold as many numbers as it describes. */
 #include "io/file.h"
 #include "io/json_file.h"
+#include "model/checkpoint_parts.h"
 #include "model/folder.h"
 #include "model/gguf_config.h"
 #include "model/model_weights.h"
 
-#include <multihead/checkpoint.h>
 #include <multihead/component.h>
 
 #include <stdio.h>
@@ -31,6 +31,64 @@ typedef struct loading {
     int64_t types; /* as config.json says */
     mha_transformer *made;
 } loading;
+
+/* ---- the plan ------------------------------------------------------------------------------ */
+
+static bool same_rotation(const mha_layer_desc *a, const mha_layer_desc *b)
+{
+    const float of_a[] = {a->rope_base, a->rope_factor, a->rope_low, a->rope_high,
+                          a->rope_amplitude};
+    const float of_b[] = {b->rope_base, b->rope_factor, b->rope_low, b->rope_high,
+                          b->rope_amplitude};
+    return a->rotary_dim == b->rotary_dim && a->rope_scaling == b->rope_scaling &&
+           a->rope_original_length == b->rope_original_length &&
+           memcmp(of_a, of_b, sizeof of_a) == 0;
+}
+
+/* Layers that rotate in different ways, each with a table. */
+static int64_t count_rotations(const mha_transformer_desc *d)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++) {
+        int64_t k = 0;
+        const mha_layer_desc *a = &d->layers[i];
+        for (const mha_layer_desc *b = d->layers; k < i; k++, b++)
+            if (same_rotation(a, b)) break;
+        count += k == i;
+    }
+    return count > 0 ? count : 1;
+}
+
+/* Positions that no weight vouches for: tables of angles, for which there is room at least. */
+static mha_status check_positions(const mhai_config *config, const mha_transformer_desc *d)
+{
+    if (d->positions != MHA_ENCODING_ROTARY && d->positions != MHA_ENCODING_SINUSOIDAL)
+        return MHA_OK;
+    const int64_t width = d->positions == MHA_ENCODING_SINUSOIDAL ? d->embed_dim
+                          : d->head_dim                           ? d->head_dim
+                                                                  : d->embed_dim / d->num_heads;
+    const int64_t tables = count_rotations(d);
+    if (d->max_length * width <= MOST_ANGLES / tables) return MHA_OK; /* 2^20 each: no overflow */
+    return mha_fail(MHA_ERR_SIZE,
+                    "%s: %lld positions of %lld angles in %lld tables are more than the %d "
+                    "supported",
+                    mhai_show_path(config->path).text, (long long)d->max_length, (long long)width,
+                    (long long)tables, MOST_ANGLES);
+}
+
+mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
+                                     mhai_family_plan *plan)
+{
+    plan->desc.struct_size = sizeof plan->desc;
+    MHA_TRY(family->read(config, plan));
+    return check_positions(config, &plan->desc);
+}
+
+void mhai_checkpoint_free_plan(mhai_family_plan *plan)
+{
+    free(plan->head_lists);
+    free(plan->layers);
+}
 
 /* ---- before allocation --------------------------------------------------------------------- */
 
@@ -60,49 +118,6 @@ static double numbers_described(const mha_transformer_desc *d)
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         all += (double)d->vocab_size * E;
     return all;
-}
-
-static bool same_rotation(const mha_layer_desc *a, const mha_layer_desc *b)
-{
-    const float of_a[] = {a->rope_base, a->rope_factor, a->rope_low, a->rope_high,
-                          a->rope_amplitude};
-    const float of_b[] = {b->rope_base, b->rope_factor, b->rope_low, b->rope_high,
-                          b->rope_amplitude};
-    return a->rotary_dim == b->rotary_dim && a->rope_scaling == b->rope_scaling &&
-           a->rope_original_length == b->rope_original_length &&
-           memcmp(of_a, of_b, sizeof of_a) == 0;
-}
-
-/* Layers that rotate in different ways, each with a table. */
-static int64_t count_rotations(const mha_transformer_desc *d)
-{
-    int64_t count = 0;
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++) {
-        int64_t k = 0;
-        const mha_layer_desc *a = &d->layers[i];
-        for (const mha_layer_desc *b = d->layers; k < i; k++, b++)
-            if (same_rotation(a, b)) break;
-        count += k == i;
-    }
-    return count > 0 ? count : 1;
-}
-
-/* Positions that no weight vouches for: tables of angles, for which there is room at least. */
-static mha_status check_positions(const loading *l)
-{
-    const mha_transformer_desc *d = &l->plan.desc;
-    if (d->positions != MHA_ENCODING_ROTARY && d->positions != MHA_ENCODING_SINUSOIDAL)
-        return MHA_OK;
-    const int64_t width = d->positions == MHA_ENCODING_SINUSOIDAL ? d->embed_dim
-                          : d->head_dim                           ? d->head_dim
-                                                                  : d->embed_dim / d->num_heads;
-    const int64_t tables = count_rotations(d);
-    if (d->max_length * width <= MOST_ANGLES / tables) return MHA_OK; /* 2^20 each: no overflow */
-    return mha_fail(MHA_ERR_SIZE,
-                    "%s: %lld positions of %lld angles in %lld tables are more than the %d "
-                    "supported",
-                    mhai_show_path(l->config).text, (long long)d->max_length, (long long)width,
-                    (long long)tables, MOST_ANGLES);
 }
 
 static mha_status check_numbers(const loading *l)
@@ -285,7 +300,6 @@ static mha_status load_body(loading *l)
 {
     MHA_TRY(check_embeddings(l));
     MHA_TRY(check_numbers(l));
-    MHA_TRY(check_positions(l));
     l->used = calloc((size_t)l->weights.count + 1, sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     MHA_TRY(check_types(l));
@@ -312,11 +326,9 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     MHA_TRY(mhai_family_check_loads(config, l->listed));
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;
-    l->plan.desc.struct_size = sizeof l->plan.desc;
-    mha_status status = l->family->read(config, &l->plan);
+    mha_status status = mhai_checkpoint_read_plan(config, l->listed, &l->plan);
     if (status == MHA_OK) status = load_files(l, folder);
-    free(l->plan.head_lists);
-    free(l->plan.layers);
+    mhai_checkpoint_free_plan(&l->plan);
     return status;
 }
 

@@ -1,10 +1,17 @@
-/* Inside checkpoints: the pieces of saving. */
+/* Inside checkpoints: what loading and saving share, and the pieces of saving. */
 #ifndef MHAI_CHECKPOINT_PARTS_H
 #define MHAI_CHECKPOINT_PARTS_H
 
 #include "model/arch/family.h"
 
 #include <multihead/checkpoint.h>
+
+/* What config.json says, refused beyond what any model has. Saving reads what it is about to write,
+ * so that it refuses what loading would. Free the plan even on failure. */
+MHA_NODISCARD mha_status mhai_checkpoint_read_plan(const mhai_config *config,
+                                                   const mhai_family *family,
+                                                   mhai_family_plan *plan);
+void mhai_checkpoint_free_plan(mhai_family_plan *plan);
 
 /* Write one JSON file of a folder, whole or not at all. */
 MHA_NODISCARD mha_status mhai_checkpoint_write_json(const char *folder, const char *name,

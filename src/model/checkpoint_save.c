@@ -52,6 +52,15 @@ static bool put_id(json_t *root, const char *key, const json_t *vocabulary, cons
                          : json_null());
 }
 
+static mha_status check_loads(const mhai_family *family, const json_t *root)
+{
+    mhai_family_plan plan = {0};
+    const mhai_config config = {"mha_checkpoint_save", root};
+    const mha_status status = mhai_checkpoint_read_plan(&config, family, &plan);
+    mhai_checkpoint_free_plan(&plan);
+    return status;
+}
+
 static mha_status write_config(const char *folder, const mhai_family *family,
                                const mha_transformer_desc *desc,
                                const mha_checkpoint_settings *settings, const json_t *vocabulary)
@@ -63,6 +72,7 @@ static mha_status write_config(const char *folder, const mhai_family *family,
         put_id(root, "eos_token_id", vocabulary, settings->eos_word) &&
         put_id(root, "pad_token_id", vocabulary, settings->pad_word))
         status = settings->like ? mhai_checkpoint_like_ids(settings->like, root) : MHA_OK;
+    if (status == MHA_OK) status = check_loads(family, root);
     if (status == MHA_OK) status = mhai_checkpoint_write_json(folder, "config.json", root);
     json_decref(root);
     return status;

@@ -261,6 +261,41 @@ static void encoder_as_model(void **state)
     mha_transformer_destroy(t);
 }
 
+/* What loading refuses is not saved, and the folder not even begun. */
+static void unloadable_ones_are_not_saved(void **state)
+{
+    (void)state;
+    const int64_t heads[] = {3, 2}, kv[] = {3, 2};
+    const mha_layer_desc buckets[2] = {{.struct_size = sizeof buckets[0]},
+                                       {.struct_size = sizeof buckets[0],
+                                        .t5_buckets = (1 << 20) + 2,
+                                        .t5_max_distance = 1 << 21}};
+    mha_transformer_desc d = llama;
+#define REFUSED(wanted, part, ...)                                                    \
+    do {                                                                              \
+        d = llama;                                                                    \
+        __VA_ARGS__;                                                                  \
+        mha_transformer *t = make(d, 2);                                              \
+        expect_error(mha_checkpoint_save(temp_path("large"), t, NULL), wanted, part); \
+        mha_transformer_destroy(t);                                                   \
+    } while (0)
+    REFUSED(MHA_ERR_MODEL, "mha_checkpoint_save: 'max_length' is 1048577, expected 1..1048576",
+            d.positions = MHA_ENCODING_NONE, d.max_length = (1 << 20) + 1);
+    REFUSED(MHA_ERR_MODEL, "layers[1]: 't5_buckets' is 1048578, expected 0..1048576",
+            d.layers = buckets);
+    REFUSED(MHA_ERR_MODEL, "'rms_norm_eps' is 2, expected more than 0, at most 1",
+            d.norm_epsilon = 2);
+    REFUSED(MHA_ERR_MODEL, "'norm_epsilon' is 2", d.norm_epsilon = 2, d.ff_dim = 0);
+    REFUSED(MHA_ERR_MODEL, "'layer_norm_eps' is 2", d = bert, d.norm_epsilon = 2);
+    REFUSED(MHA_ERR_MODEL, "'rope_theta' is 3.40282e+38", d.rope_base = FLT_MAX);
+    REFUSED(MHA_ERR_MODEL, "'rope_base' is 3.40282e+38", d.rope_base = FLT_MAX, d.flags = 0);
+    REFUSED(MHA_ERR_MODEL, "'num_heads' is 4, but no layer has more than 3", d.kv_heads = 4,
+            d.layer_heads = heads, d.layer_kv_heads = kv);
+    REFUSED(MHA_ERR_SIZE, "mha_checkpoint_save: 1048576 positions of 66 angles", d.head_dim = 66,
+            d.max_length = 1 << 20);
+    assert_int_not_equal(access(temp_path("large"), F_OK), 0);
+}
+
 /* ---- words ---------------------------------------------------------------------------------- */
 
 static const char *const words[] = {"<pad>", "<s>", "</s>", "<unk>", "a", "caf\xC3\xA9", "\"q\"\\"};
@@ -828,6 +863,6 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_t
                   TEST(splittings_are_kept), TEST(words_are_located), TEST(foreign_words),
                   TEST(foreign_configs), TEST(foreign_configs_of_our_own),
                   TEST(foreign_lists_of_heads), TEST(foreign_layers), TEST(round_trips_of_layers),
-                  TEST(like_another), TEST(round_trips_of_pruned_ones), TEST(wrong_folders),
-                  TEST(damaged_files), TEST(unwritable), TEST(disk_full),
-                  TEST(failed_allocations_are_reported))
+                  TEST(like_another), TEST(round_trips_of_pruned_ones),
+                  TEST(unloadable_ones_are_not_saved), TEST(wrong_folders), TEST(damaged_files),
+                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))
