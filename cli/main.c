@@ -1,9 +1,8 @@
 /* The program: finds the subcommand, hands it its arguments and ends what it leaves in the arena.
  *
- * A new subcommand is a file cmd_<name>.c, a prototype in commands.h and a line in the list below.
+ * A new subcommand is a file cmd_<name>.c and a line in the list of commands.h.
  */
 #include "common/arena.h"
-#include "common/args.h"
 #include "common/commands.h"
 
 #include <fcntl.h>
@@ -12,22 +11,17 @@
 #include <string.h>
 #include <unistd.h>
 
-/* All subcommands: name, purpose, function. */
+static cli_exit cmd_help(int count, char *const *arguments);
+
 static const struct {
     const char *name, *summary;
+    const args_page *page;
     cli_exit (*run)(int count, char *const *arguments);
 } commands[] = {
-    {"view", "draw what every head of a model attends to", cmd_view},
-    {"heads", "measure what every head of a model does over texts", cmd_heads},
-    {"count", "count parameters, operations and bytes of attention", cmd_count},
-    {"run", "compute attention of arrays in .npy or .safetensors files", cmd_run},
-    {"explain", "show what would run for a problem and why, and draw it", cmd_explain},
-    {"train", "train a small transformer and watch its heads specialise", cmd_train},
-    {"prune", "remove heads from a model, least important first", cmd_prune},
-    {"generate", "continue a text with a model, token by token", cmd_generate},
-    {"bench", "measure attention as a fraction of the machine's peak", cmd_bench},
-    {"selftest", "check the fast kernels against plain arithmetic", cmd_selftest},
-    {"help", "explain a subcommand, or 'exit-codes'", cmd_help},
+#define ROW(name, summary) {#name, summary, &name##_page, cmd_##name},
+    CLI_COMMANDS(ROW)
+#undef ROW
+        {"help", "explain a subcommand, or 'exit-codes'", NULL, cmd_help},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
@@ -78,12 +72,15 @@ static cli_exit unknown_command(const char *word)
 
 static cli_exit run_command(const char *name, int count, char *const *arguments)
 {
-    for (int i = 0; i < COMMAND_COUNT; i++)
-        if (!strcmp(commands[i].name, name)) return commands[i].run(count, arguments);
-    return unknown_command(name);
+    int i = 0;
+    bool done = false;
+    while (i < COMMAND_COUNT && strcmp(commands[i].name, name) != 0) i++;
+    if (i == COMMAND_COUNT) return unknown_command(name);
+    if (commands[i].page) CLI_TRY(args_help(commands[i].page, count, arguments, &done));
+    return done ? CLI_OK : commands[i].run(count, arguments);
 }
 
-cli_exit cmd_help(int count, char *const *arguments)
+static cli_exit cmd_help(int count, char *const *arguments)
 {
     char flag[] = "--help", *help[] = {flag};
     const char *topic = count > 0 ? arguments[0] : "help";

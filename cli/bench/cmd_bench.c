@@ -74,7 +74,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", bench_options, quiet, 0, "this text"),
 };
 
-static const args_page page = {
+const args_page bench_page = {
     .command = BENCH,
     .summary = "measure attention as a fraction of the machine's peak",
     .usage = "bench WORK [options]",
@@ -375,12 +375,7 @@ cli_exit cmd_bench(int count, char *const *arguments)
 {
     bench_options options = {0};
     args_texts plain = {0};
-    if (args_want_help(count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&bench_page, count, arguments, &options, &plain));
     CLI_TRY(check_options(&options));
     if (plain.count != 1)
         return cli_fail(CLI_USAGE, BENCH,

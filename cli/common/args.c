@@ -70,13 +70,6 @@ typedef struct args_given {
     const char *value;            /* what follows '=', or the next argument; NULL: nothing */
 } args_given;
 
-bool args_want_help(int count, char *const *arguments)
-{
-    for (int i = 0; i < count && strcmp(arguments[i], "--") != 0; i++)
-        if (!strcmp(arguments[i], "-h") || !strcmp(arguments[i], "--help")) return true;
-    return false;
-}
-
 static const args_option *find_option(const args_page *page, const char *shown)
 {
     for (size_t i = 0; i < page->option_count; i++) {
@@ -297,7 +290,7 @@ static void print_option(const args_option *option)
     cli_print("\n");
 }
 
-void args_print_help(const args_page *page)
+static void print_help(const args_page *page)
 {
     print_head(stdout, page);
     for (size_t i = 0; i < page->option_count; i++)
@@ -311,8 +304,19 @@ void args_print_help(const args_page *page)
     }
 }
 
-cli_exit args_print_short_help(const args_page *page)
+static bool wants_help(int count, char *const *arguments)
 {
+    for (int i = 0; i < count && strcmp(arguments[i], "--") != 0; i++)
+        if (!strcmp(arguments[i], "-h") || !strcmp(arguments[i], "--help")) return true;
+    return false;
+}
+
+cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done)
+{
+    const bool whole = wants_help(count, arguments);
+    *done = whole || (count == 0 && !page->bare);
+    if (whole) print_help(page);
+    if (whole || !*done) return CLI_OK;
     print_head(stderr, page);
     cli_print_to(stderr, "\n'multihead %s --help' lists all options.\n", page->command);
     return CLI_USAGE;

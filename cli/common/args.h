@@ -56,6 +56,7 @@ typedef struct args_page {
     const char *notes;    /* paragraphs after the options, or NULL */
     const args_option *options;
     size_t option_count;
+    bool bare; /* a call without arguments is complete */
 } args_page;
 
 /* A decimal number at the beginning of text, up to a character of ends or the end of it; no blanks,
@@ -63,18 +64,14 @@ typedef struct args_page {
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
-/* True if -h or --help stands anywhere before a "--". */
-bool args_want_help(int count, char *const *arguments);
-
 /* Fill fields and plain (both zeroed or holding defaults) from arguments; errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain);
 
-/* The page on stdout: summary, usage, examples, options, notes. */
-void args_print_help(const args_page *page);
-
-/* Usage and examples on stderr, for a call without arguments; returns CLI_USAGE. */
-cli_exit args_print_short_help(const args_page *page);
+/* Help instead of the command, which *done tells: the whole page on stdout if -h or --help stands
+ * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments
+ * that is not complete. */
+cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done);
 
 /* The one of count names that word may have meant, or NULL. */
 const char *args_nearest(const char *word, const char *const *names, size_t count);

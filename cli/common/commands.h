@@ -1,9 +1,9 @@
-/* The subcommands: each gets the arguments that follow its name and returns the exit code. Each
- * answers --help by itself. Their list is in main.c. */
+/* The subcommands: each gets the arguments that follow its name and returns the exit code. main.c
+ * prints help from its page. */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 
-#include "common/exits.h"
+#include "common/args.h"
 
 #include <multihead/multihead.h>
 
@@ -13,16 +13,23 @@
     CLI_TEXT_OF(MHA_VERSION_MAJOR) \
     "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH)
 
-cli_exit cmd_view(int count, char *const *arguments);
-cli_exit cmd_heads(int count, char *const *arguments);
-cli_exit cmd_count(int count, char *const *arguments);
-cli_exit cmd_run(int count, char *const *arguments);
-cli_exit cmd_explain(int count, char *const *arguments);
-cli_exit cmd_train(int count, char *const *arguments);
-cli_exit cmd_generate(int count, char *const *arguments);
-cli_exit cmd_bench(int count, char *const *arguments);
-cli_exit cmd_prune(int count, char *const *arguments);
-cli_exit cmd_selftest(int count, char *const *arguments);
-cli_exit cmd_help(int count, char *const *arguments);
+/* All of them: name, purpose. */
+#define CLI_COMMANDS(X)                                                  \
+    X(view, "draw what every head of a model attends to")                \
+    X(heads, "measure what every head of a model does over texts")       \
+    X(count, "count parameters, operations and bytes of attention")      \
+    X(run, "compute attention of arrays in .npy or .safetensors files")  \
+    X(explain, "show what would run for a problem and why, and draw it") \
+    X(train, "train a small transformer and watch its heads specialise") \
+    X(prune, "remove heads from a model, least important first")         \
+    X(generate, "continue a text with a model, token by token")          \
+    X(bench, "measure attention as a fraction of the machine's peak")    \
+    X(selftest, "check the fast kernels against plain arithmetic")
+
+#define CLI_COMMAND(name, summary)      \
+    extern const args_page name##_page; \
+    cli_exit cmd_##name(int count, char *const *arguments);
+CLI_COMMANDS(CLI_COMMAND)
+#undef CLI_COMMAND
 
 #endif

@@ -69,6 +69,12 @@ mha_terminal screen_of(const screen_options *options)
                           .ascii = is_ascii(options)};
 }
 
+bool screen_shows_progress(bool quiet)
+{
+    const char *term = variable("TERM");
+    return !quiet && *term && strcmp(term, "dumb") != 0 && isatty(STDERR_FILENO);
+}
+
 /* --dark or --light, else COLORFGBG as several terminals set it ("15;0" is light on dark), else
  * dark, as most terminals are. */
 bool screen_dark(int paper)

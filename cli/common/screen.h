@@ -22,6 +22,10 @@ int32_t screen_width(int descriptor, int64_t given);
 /* Width, colours, characters. */
 mha_terminal screen_of(const screen_options *options);
 
+/* Whether a line on stderr may be written over and over to show progress: stderr leads to a terminal
+ * that understands it, and nobody asked for quiet. */
+bool screen_shows_progress(bool quiet);
+
 /* Whether to draw for a dark background, given a screen_paper. */
 bool screen_dark(int paper);
 

@@ -115,6 +115,15 @@ static cli_exit add_texts(const text_model *model, text_tokens *tokens)
     return CLI_OK;
 }
 
+void text_model_where(text_model *model, const char *file, int64_t line)
+{
+    char number[32] = "";
+    if (file && !strcmp(file, "-")) file = "stdin";
+    if (line > 0) snprintf(number, sizeof number, "line %" PRId64 ": ", line);
+    model->where[0] = '\0';
+    if (file) snprintf(model->where, sizeof model->where, "%.120s: %s", file, number);
+}
+
 static cli_exit fail_to_encode(const text_model *model, mha_status status)
 {
     const bool text = status == MHA_ERR_UTF8 || status == MHA_ERR_FORMAT;

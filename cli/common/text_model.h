@@ -62,6 +62,10 @@ typedef struct text_limits {
     bool truncate; /* cut longer texts instead of refusing them */
 } text_limits;
 
+/* The file that the next texts come from, "-" for stdin, and their line; for messages. file NULL:
+ * none; line 0: the whole file. */
+void text_model_where(text_model *model, const char *file, int64_t line);
+
 /* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed. */
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
                            size_t bytes, const char *pair, size_t pair_bytes, text_tokens *tokens);

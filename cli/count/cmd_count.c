@@ -37,7 +37,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", count_options, json, 0, "this text"),
 };
 
-static const args_page page = {
+const args_page count_page = {
     .command = COUNT,
     .summary = "count parameters, operations and bytes of attention",
     .usage = "count [options] --embed E --heads H\n"
@@ -121,12 +121,7 @@ cli_exit cmd_count(int argument_count, char *const *arguments)
 {
     count_options options = {0};
     args_texts plain = {0};
-    if (args_want_help(argument_count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (argument_count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, argument_count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&count_page, argument_count, arguments, &options, &plain));
     if (plain.count > 1)
         return cli_fail(CLI_USAGE, COUNT, "one model folder at a time: '%s' is one too many",
                         plain.items[1]);

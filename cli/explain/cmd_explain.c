@@ -88,7 +88,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", explain_options, json, 0, "this text"),
 };
 
-static const args_page page = {
+const args_page explain_page = {
     .command = EXPLAIN,
     .summary = "show what would run, why, and what it costs",
     .usage = "explain [options] --embed E --heads H\n"
@@ -154,12 +154,7 @@ cli_exit cmd_explain(int count, char *const *arguments)
 {
     explain_options options = {.offset = EXPLAIN_NO_OFFSET};
     args_texts plain = {0};
-    if (args_want_help(count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&explain_page, count, arguments, &options, &plain));
     CLI_TRY(check(&options));
     if (plain.count > 1)
         return cli_fail(CLI_USAGE, EXPLAIN, "one model folder at a time: '%s' is one too many",

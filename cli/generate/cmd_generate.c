@@ -46,7 +46,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", generate_options, quiet, 0, "this text"),
 };
 
-static const args_page page = {
+const args_page generate_page = {
     .command = GENERATE,
     .summary = "continue a text with a causal model",
     .usage = "generate [options] FOLDER [TEXT]",
@@ -274,12 +274,7 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     generate_options options = {.max_tokens = 64};
     args_texts plain = {0};
     run r = {0};
-    if (args_want_help(argument_count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (argument_count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, argument_count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &plain));
     CLI_TRY(check_options(&options, &r));
     if (plain.count < 1)
         return cli_fail(CLI_USAGE, GENERATE,

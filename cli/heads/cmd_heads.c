@@ -65,7 +65,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", heads_options, quiet, 0, "this text"),
 };
 
-static const args_page page = {
+const args_page heads_page = {
     .command = HEADS,
     .summary = "measure what every head does over texts",
     .usage = "heads [options] MODEL --text FILE\n"
@@ -161,12 +161,7 @@ cli_exit cmd_heads(int count, char *const *arguments)
 {
     heads_options options = {.random = DEFAULT_RANDOM};
     args_texts plain = {0};
-    if (args_want_help(count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&heads_page, count, arguments, &options, &plain));
     options.model = plain.count > 0 ? plain.items[0] : NULL;
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];

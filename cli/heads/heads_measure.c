@@ -1,6 +1,7 @@
 /* The passes of 'multihead heads' (head_pass.h): what the tokens of each text are, then repeated
  * random tokens. */
 #include "common/arena.h"
+#include "common/screen.h"
 #include "heads/heads.h"
 
 #include <multihead/head_pass.h>
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { RANDOM_BLOCK = 25, RANDOM_REPEATS = 4, LEAST_BLOCK = 4, RARE_RANK = 500 };
 
@@ -27,13 +27,6 @@ typedef struct job {
 } job;
 
 /* ---- One line on a terminal that disappears again -------------------------------------------- */
-
-static bool want_progress(const heads_options *options)
-{
-    const char *term = getenv("TERM");
-    const bool dumb = !term || !*term || !strcmp(term, "dumb");
-    return !options->quiet && !dumb && isatty(STDERR_FILENO);
-}
 
 static void clear_progress(const job *j)
 {
@@ -150,12 +143,7 @@ static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *
 static cli_exit encode(job *j, text_model *model, const heads_source *source, text_tokens *tokens)
 {
     const text_limits limits = {.most = j->options->max_tokens, .truncate = j->options->truncate};
-    model->where[0] = '\0';
-    if (source->file && source->line)
-        snprintf(model->where, sizeof model->where, "%.120s: line %" PRId64 ": ", source->file,
-                 source->line);
-    else if (source->file)
-        snprintf(model->where, sizeof model->where, "%.120s: ", source->file);
+    text_model_where(model, source->file, source->line);
     return text_model_encode(model, &limits, source->text, source->bytes, NULL, 0, tokens);
 }
 
@@ -341,7 +329,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
              .model = model,
              .found = found,
              .rare_rank = RARE_RANK,
-             .progress = want_progress(options)};
+             .progress = screen_shows_progress(options->quiet)};
     *found = (heads_found){.model = model, .layers = model->layers};
     CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->heads));
     for (int64_t l = 0; l < found->layers; l++) {

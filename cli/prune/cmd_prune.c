@@ -2,12 +2,12 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/option_rows.h"
+#include "common/screen.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -67,7 +67,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", prune_options, quiet, 0, "this text"),
 };
 
-static const args_page page = {
+const args_page prune_page = {
     .command = PRUNE,
     .summary = "remove heads from a model, least important first",
     .usage = "prune [options] MODEL --text FILE\n"
@@ -232,26 +232,16 @@ static cli_exit write_folder(prune_job *job)
     if (!job->made) CLI_TRY(prune_make(job));
     return prune_save(job);
 }
-static bool is_terminal(const prune_options *o)
-{
-    const char *term = getenv("TERM");
-    return !o->quiet && isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
-}
 
 cli_exit cmd_prune(int argument_count, char *const *arguments)
 {
     prune_options o = {.keep = -1};
     args_texts plain = {0};
-    if (args_want_help(argument_count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (argument_count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, argument_count, arguments, &o, &plain));
+    CLI_TRY(args_parse(&prune_page, argument_count, arguments, &o, &plain));
     CLI_TRY(check_options(&o, &plain));
     CLI_TRY(find_measure(&o));
     CLI_TRY(check_places(&o));
-    prune_job job = {.options = &o, .terminal = is_terminal(&o)};
+    prune_job job = {.options = &o, .terminal = screen_shows_progress(o.quiet)};
     CLI_TRY(open_model(&job, plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));

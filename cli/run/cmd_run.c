@@ -138,7 +138,7 @@ static const args_option option_table[] = {
 
 enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
 
-static const args_page page = {
+const args_page run_page = {
     .command = RUN,
     .summary = "compute attention of arrays in .npy or .safetensors files",
     .usage = "run --q FILE --k FILE --v FILE [options]\n"
@@ -361,12 +361,7 @@ cli_exit cmd_run(int count, char *const *arguments)
 {
     run_options options = {0};
     args_texts plain = {0};
-    if (args_want_help(count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&run_page, count, arguments, &options, &plain));
     if (plain.count > 0)
         return cli_fail(CLI_USAGE, RUN,
                         "unexpected argument '%s'; arrays have names: --q %s, or --x %s",

@@ -46,8 +46,9 @@ static const args_option option_table[] = {
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
 };
 
-static const args_page page = {
+const args_page selftest_page = {
     .command = SELFTEST,
+    .bare = true,
     .summary = "check the fast kernels against plain arithmetic",
     .usage = "selftest [options]",
     .examples = "multihead selftest\n"
@@ -326,11 +327,7 @@ cli_exit cmd_selftest(int count, char *const *arguments)
 {
     test_options options = {.problems = 60, .seed = 1};
     args_texts plain = {0};
-    if (args_want_help(count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&selftest_page, count, arguments, &options, &plain));
     if (plain.count > 0)
         return cli_fail(CLI_USAGE, SELFTEST, "unexpected argument '%s'; it takes options only",
                         plain.items[0]);

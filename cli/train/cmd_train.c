@@ -110,7 +110,7 @@ static const args_option option_table[] = {
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
 };
 
-static const args_page page = {
+const args_page train_page = {
     .command = TRAIN,
     .summary = "train a small transformer and watch its heads specialise",
     .usage = "train [options] TASK | --text FILE",
@@ -174,7 +174,7 @@ static void show_progress(const train_options *options, const train_run *run, co
                           const pace *p)
 {
     const train_model *model = &run->model;
-    const bool terminal = isatty(2);
+    const bool terminal = screen_shows_progress(options->quiet);
     char look[LINE], line[2 * LINE], bar[BAR + 3] = "", tries[32] = "";
     if (options->quiet) return;
     const int64_t left = model->recipe.steps - model->step;
@@ -242,9 +242,9 @@ static cli_exit train_all(const train_options *options, train_run *run, train_ve
         const bool more = run->attempt + 1 < run->model.recipe.tries;
         const bool out_of_time = options->seconds > 0 && run->seconds >= (double)options->seconds;
         if (*verdict == TRAIN_DONE || interrupted || out_of_time || !more) return CLI_OK;
-        cli_note(options->quiet,
-                 "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
-                 isatty(2) ? "\n" : "", run->model.step, run->attempt + 2);
+        cli_note(
+            options->quiet, "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
+            screen_shows_progress(options->quiet) ? "\n" : "", run->model.step, run->attempt + 2);
         run->attempt++;
         CLI_TRY(train_save_try(run));
     }
@@ -321,7 +321,7 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
                              train_verdict verdict)
 {
     const train_model *model = &run->model;
-    if (!options->quiet && isatty(2)) cli_print_to(stderr, "\n");
+    if (screen_shows_progress(options->quiet)) cli_print_to(stderr, "\n");
     if (interrupted) {
         cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
                  options->folder ? "; call it again with the same folder to go on" : "");
@@ -402,12 +402,7 @@ cli_exit cmd_train(int count, char *const *arguments)
     train_options options = {.ff = -1};
     args_texts plain = {0};
     const train_task *task = NULL;
-    if (args_want_help(count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&train_page, count, arguments, &options, &plain));
     if (options.text) return train_on_text(&options, &plain);
     if (options.characters || options.context || options.words)
         return cli_fail(CLI_USAGE, TRAIN, "%s requires --text FILE",

@@ -111,7 +111,7 @@ static const args_option option_table[] = {
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
 };
 
-static const args_page page = {
+const args_page view_page = {
     .command = VIEW,
     .summary = "draw what every attention head attends to",
     .usage = "view [options] MODEL \"text\" [\"second text\"]\n"
@@ -312,12 +312,7 @@ cli_exit cmd_view(int count, char *const *arguments)
 {
     view_options options = {.command = VIEW};
     args_texts plain = {0};
-    if (args_want_help(count, arguments)) {
-        args_print_help(&page);
-        return CLI_OK;
-    }
-    if (count == 0) return args_print_short_help(&page);
-    CLI_TRY(args_parse(&page, count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&view_page, count, arguments, &options, &plain));
     options.model = plain.count > 0 ? plain.items[0] : NULL;
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];

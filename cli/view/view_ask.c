@@ -4,6 +4,7 @@
 #include "view/view_ask.h"
 
 #include "common/arena.h"
+#include "common/screen.h"
 #include "common/text_model.h"
 
 #include <multihead/attribution.h>
@@ -14,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A model at work on a question. */
 typedef struct ask_run {
@@ -168,16 +168,10 @@ static double change(const ask_run *run)
     return sum / (double)rows;
 }
 
-static bool shows_progress(const view_options *options)
-{
-    const char *term = getenv("TERM");
-    return !options->quiet && term && *term && strcmp(term, "dumb") != 0 && isatty(STDERR_FILENO);
-}
-
 static mha_status measure_effects(ask_run *run)
 {
     view_ask *ask = run->ask;
-    const bool shown = shows_progress(run->options);
+    const bool shown = screen_shows_progress(run->options->quiet);
     mha_status status = MHA_OK;
     for (int64_t i = 0; i < ask->count && status == MHA_OK; i++) {
         float *gate =

@@ -1,5 +1,6 @@
 /* Maps of a model: load the folder, tokenise, run the encoder, keep the layers that are wanted. */
 #include "common/arena.h"
+#include "common/screen.h"
 #include "common/text_model.h"
 #include "common/texts.h"
 #include "view/view.h"
@@ -92,13 +93,6 @@ typedef struct progress_line {
     bool on;
     int64_t layers;
 } progress_line;
-
-static progress_line start_progress(const view_options *options)
-{
-    const char *term = getenv("TERM");
-    bool dumb = !term || !*term || !strcmp(term, "dumb");
-    return (progress_line){.on = !options->quiet && !dumb && isatty(STDERR_FILENO)};
-}
 
 static void clear_progress(const progress_line *progress)
 {
@@ -240,7 +234,7 @@ cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps
 {
     text_model model = {0};
     text_tokens rows = {0}, cols = {0};
-    progress_line progress = start_progress(options);
+    progress_line progress = {.on = screen_shows_progress(options->quiet)};
     CLI_TRY(view_take_texts(options, maps));
     CLI_TRY(load(options, &progress, &model));
     CLI_TRY(view_name_source(&model, maps));

@@ -323,6 +323,16 @@ def interrupted(folder):
         check(int(tensors(state)[0]["step"]) >= first, f"{what}: nothing is saved")
 
 
+def on_terminals():
+    """One line with a bar, written over, where the terminal can; else a line for each look."""
+    arguments = ["train", "ioi", "--steps", "4", "--every", "2", "--embed", "16", "--tries", "1",
+                 "--no-report"]
+    for term, drawn in (("xterm-256color", True), ("dumb", False), (None, False)):
+        code, output = on_terminal(*arguments, TERM=term)
+        check(code == 0 and (b"\x1b[K" in output) == drawn and (b"####" in output) == drawn,
+              f"train on a terminal, TERM {term}: exit {code}: {output}")
+
+
 def manual():
     text = (ROOT / "docs" / "program.md").read_text().split("## `multihead train`")[1]
     text = text.split("\n## ")[0]
@@ -354,5 +364,6 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     new_tasks()
     not_finite(root / "nan")
     interrupted(root / "stop")
+    on_terminals()
     manual()
 finish()
