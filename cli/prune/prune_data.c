@@ -216,7 +216,9 @@ cli_exit prune_data_from_text(prune_job *job)
     CLI_TRY(texts_read_file(PRUNE, job->options->text, &text, &size));
     CLI_TRY(begin_list(&list));
     const int64_t most = job->options->lines;
+    int64_t number = 0;
     for (size_t at = 0; at < size && (most == 0 || list.count < most);) {
+        text_model_where(&job->model, job->options->text, ++number);
         const char *end = memchr(text + at, '\n', size - at);
         const size_t bytes = end ? (size_t)(end - text) - at : size - at;
         if (!is_blank(text + at, bytes)) CLI_TRY(add_line(job, &list, text + at, bytes));

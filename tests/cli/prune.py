@@ -195,7 +195,7 @@ def refusals(model):
     text = FOLDER / "words.txt"
     blank, strange = FOLDER / "blank.txt", FOLDER / "strange.txt"
     blank.write_text(" \n\t\n")
-    strange.write_bytes(b"\xff\xfe\n")
+    strange.write_bytes(b"the cat sat\n\xff\xfe\n")
     pair = train("pair", "reverse", "--steps", 1, "--tries", 1)
     for arguments, code, parts in (
             ([], USAGE, None),
@@ -215,7 +215,7 @@ def refusals(model):
             ([model, "--task", "ioi"], BAD_INPUT, ("train ioi",)),
             ([model, "--text", FOLDER / "none.txt"], NO_INPUT, ("none.txt",)),
             ([model, "--text", blank], BAD_INPUT, ("no line",)),
-            ([MODEL, "--text", strange], BAD_INPUT, ("UTF-8",)),
+            ([MODEL, "--text", strange], BAD_INPUT, ("strange.txt: line 2: ", "UTF-8")),
             ([FOLDER / "none", "--text", text], NO_INPUT, ("none",)),
             ([pair, "--text", text], UNSUPPORTED, ("encoder-decoder",)),
             ([pair / "decoder", "--text", text], UNSUPPORTED, ("encoder",)),
