@@ -51,8 +51,11 @@ typedef struct mha_training_batch {
     /* tokens [B,T]; memory stays NULL with an encoder. Steps take dropout, evaluations gates */
     const mha_transformer_input *input;
     const mha_transformer_input *source; /* of the encoder, tokens [B,S]; else NULL */
-    const mha_tensor *targets;           /* i32 [B,T], contiguous; -1: this row does not count */
-    const mha_tensor *weights; /* f32 [B,T], contiguous, of each row's loss; NULL: the mean */
+    /* i32 [B,T], contiguous; -1: this row does not count, as rows beyond a length should not. A step
+     * needs at least one that counts within its length */
+    const mha_tensor *targets;
+    /* f32 [B,T], contiguous, of each row's loss, finite where it counts; NULL: the mean */
+    const mha_tensor *weights;
 } mha_training_batch;
 
 /**
@@ -87,10 +90,11 @@ MHA_API void mha_trainer_destroy(mha_trainer *trainer);
  *   loss out   of the batch before the step; NULL: not wanted
  *
  * Memory   scratch from the context.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _STRIDE, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_SIZE (more tokens than
- *          the trainer was made for); MHA_ERR_NUMERIC (the loss or the gradient is not finite: the
- *          learning rate is too large); those of the transformer's calls. Parameters, state and
- *          count of steps are then as they were.
+ * Errors   MHA_ERR_NULL, _STRIDE, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (no row that counts,
+ *          too); MHA_ERR_SIZE (more tokens than the trainer was made for); MHA_ERR_NUMERIC (a weight
+ *          of the batch is not finite; the loss or the gradient is not, because a parameter is not
+ *          or the learning rate is too large: the message says which); those of the transformer's
+ *          calls. Parameters, state and count of steps are then as they were.
  * Threads  one call at a time per context.
  * Accuracy the same bits for any number of threads.
  * Since    0.1
@@ -99,13 +103,14 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,
                                                   const mha_training_batch *batch, double *loss);
 
 /**
- * The forward pass alone, on what is not learnt from.
+ * The forward pass alone, on what is not learnt from. Without a row that counts the loss is 0.
  *
  *   probabilities, cross_probabilities   as for mha_transformer_forward(); NULL: not wanted
  *   logits out   a view [B,T,V] of the trainer's own memory, until its next call; NULL: not wanted
  *   loss out     NULL: not wanted, and batch->targets may be NULL
  *
- * Memory, Threads  as mha_trainer_step().   Errors  as that, but none of numbers.   Since  0.1
+ * Memory, Threads  as mha_trainer_step().   Errors  as that; MHA_ERR_NUMERIC for weights only.
+ * Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trainer_evaluate(mha_trainer *trainer,
                                                       const mha_training_batch *batch,

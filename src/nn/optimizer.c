@@ -226,11 +226,14 @@ mha_status mha_learning_rate(const mha_schedule *schedule, int64_t step, double 
                         (unsigned)s.reserved);
     MHA_TRY(check_number("peak", s.peak, 0, 1e9));
     MHA_TRY(check_number("floor", s.floor, 0, 1));
-    if (step < 1 || s.warm_up < 0 || s.decay < 0)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "step %lld, warm_up %lld, decay %lld: steps count from 1, the others are "
-                        ">= 0",
-                        (long long)step, (long long)s.warm_up, (long long)s.decay);
+    const struct {
+        const char *name;
+        int64_t value, least;
+    } counts[] = {{"step", step, 1}, {"warm_up", s.warm_up, 0}, {"decay", s.decay, 0}};
+    for (int i = 0; i < 3; i++)
+        if (counts[i].value < counts[i].least)
+            return mha_fail(MHA_ERR_ARGUMENT, "%s is %lld, expected %lld or more", counts[i].name,
+                            (long long)counts[i].value, (long long)counts[i].least);
     double part = 1;
     if (step <= s.warm_up) {
         part = (double)step / (double)s.warm_up;

@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct part {
@@ -41,11 +42,17 @@ static mha_status take(const mha_trainer *t, int64_t rows, int64_t cols, float *
     size_t bytes;
     if (!mhai_mul_i64(rows, cols, &count) ||
         !mhai_mul_size((size_t)count, sizeof **memory, &bytes) || bytes > PTRDIFF_MAX)
-        return mha_fail(MHA_ERR_SIZE, "mha_trainer: %lld x %lld numbers do not fit in memory",
-                        (long long)rows, (long long)cols);
+        return mha_fail(
+            MHA_ERR_SIZE,
+            "mha_trainer_create: %lld x %lld floats are beyond the address space; choose "
+            "smaller max_tokens and max_source",
+            (long long)rows, (long long)cols);
     if (bytes > 0) *memory = t->allocator.alloc(t->allocator.user, bytes, 64);
     if (bytes > 0 && !*memory)
-        return mha_fail(MHA_ERR_NOMEM, "mha_trainer: cannot allocate %zu bytes", bytes);
+        return mha_fail(MHA_ERR_NOMEM,
+                        "mha_trainer_create: cannot allocate %zu bytes; smaller max_tokens and "
+                        "max_source need less",
+                        bytes);
     return MHA_OK;
 }
 
@@ -113,43 +120,56 @@ static mha_status part_make(mha_trainer *t, mha_transformer *net, int64_t tokens
     return fill_rates(p, t->desc.head_grade);
 }
 
-static mha_status check_desc(const mha_trainer_desc *d, bool encoded)
+/* A setting that is passed on is wrong in the description. */
+static mha_status of_desc(mha_status status)
 {
+    char detail[256];
+    if (status == MHA_OK) return MHA_OK;
+    snprintf(detail, sizeof detail, "%s", mha_error_detail());
+    return mha_fail(status, "mha_trainer_desc: %s", detail);
+}
+
+/* That mha_adamw_step() and mha_learning_rate() will take them, before any step. */
+static mha_status check_optimizer(mha_context *context, const mha_trainer_desc *d)
+{
+    float none[4] = {0};
+    double rate;
+    const mha_adamw settings = {.struct_size = sizeof settings,
+                                .learning_rate = d->learning_rate,
+                                .beta1 = d->beta1,
+                                .beta2 = d->beta2,
+                                .epsilon = d->epsilon,
+                                .weight_decay = d->weight_decay,
+                                .step = 1};
     const mha_schedule schedule = {.struct_size = sizeof schedule,
                                    .peak = d->learning_rate,
                                    .floor = d->floor,
                                    .warm_up = d->warm_up,
                                    .decay = d->decay};
-    double rate;
+    MHA_TRY(of_desc(mha_adamw_step(context, &settings, 0, none, none + 1, none + 2, none + 3)));
+    return of_desc(mha_learning_rate(&schedule, 1, &rate));
+}
+
+static mha_status check_desc(mha_context *context, const mha_trainer_desc *d, bool encoded)
+{
     if (d->reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trainer_desc: reserved is %u, expected 0",
                         (unsigned)d->reserved);
-    if (d->max_tokens < 1 || d->max_source < 0 || (d->max_source > 0) != encoded)
+    if (d->max_tokens < 1)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_trainer_desc: max_tokens is %lld, expected 1 or more; max_source is "
-                        "%lld, expected %s",
-                        (long long)d->max_tokens, (long long)d->max_source,
-                        encoded ? "1 or more" : "0 without an encoder");
-    if (!(d->clip >= 0) || !(d->head_grade >= 0 && d->head_grade <= 1))
+                        "mha_trainer_desc: max_tokens is %lld, expected 1 or more",
+                        (long long)d->max_tokens);
+    if (encoded ? d->max_source < 1 : d->max_source != 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_desc: max_source is %lld, expected %s",
+                        (long long)d->max_source,
+                        encoded ? "1 or more" : "0, since there is no encoder");
+    if (!(d->clip >= 0))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_trainer_desc: clip is %g, expected 0 or more; head_grade is %g, "
-                        "expected 0 .. 1",
-                        d->clip, d->head_grade);
-    return mha_learning_rate(&schedule, 1, &rate);
-}
-
-/* That mha_adamw_step() will take them, before any step. */
-static mha_status check_optimizer(const mha_trainer *t)
-{
-    float none[4] = {0};
-    mha_adamw settings = {.struct_size = sizeof settings,
-                          .learning_rate = t->desc.learning_rate,
-                          .beta1 = t->desc.beta1,
-                          .beta2 = t->desc.beta2,
-                          .epsilon = t->desc.epsilon,
-                          .weight_decay = t->desc.weight_decay,
-                          .step = 1};
-    return mha_adamw_step(t->context, &settings, 0, none, none + 1, none + 2, none + 3);
+                        "mha_trainer_desc: clip is %g, expected a norm, or 0 for none", d->clip);
+    if (!(d->head_grade >= 0 && d->head_grade <= 1))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_desc: head_grade is %g, expected 0 .. 1",
+                        d->head_grade);
+    return check_optimizer(context, d);
 }
 
 static mha_status check_nets(const mha_transformer *transformer, const mha_transformer *encoder)
@@ -158,23 +178,28 @@ static mha_status check_nets(const mha_transformer *transformer, const mha_trans
     mha_transformer_describe(transformer, &d);
     if (d.flags & MHA_TRANSFORMER_NO_OUTPUT)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_trainer_create: the transformer has no output to compare with "
-                        "targets (MHA_TRANSFORMER_NO_OUTPUT)");
+                        "mha_trainer_create: the transformer has no logits to compare with "
+                        "targets; create it without MHA_TRANSFORMER_NO_OUTPUT");
     if (!encoder == !!(d.flags & MHA_TRANSFORMER_CROSS))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_trainer_create: a transformer with%s cross-attention needs %s encoder",
-                        encoder ? "out" : "", encoder ? "no" : "an");
+                        encoder ? "mha_trainer_create: the transformer has no cross-attention to "
+                                  "read an encoder with; pass NULL as the encoder"
+                                : "mha_trainer_create: the transformer has cross-attention and "
+                                  "needs an encoder; pass the one whose output it reads");
     if (!encoder) return MHA_OK;
     mha_transformer_describe(encoder, &e);
-    if (transformer == encoder || !(e.flags & MHA_TRANSFORMER_NO_OUTPUT) ||
-        e.flags & MHA_TRANSFORMER_CROSS || e.embed_dim != d.memory_dim)
-        return mha_fail(
-            MHA_ERR_ARGUMENT,
-            "mha_trainer_create: the encoder has embed_dim %lld, memory_dim is %lld; it must "
-            "be another transformer, of that width, with MHA_TRANSFORMER_NO_OUTPUT and "
-            "without cross-attention",
-            (long long)e.embed_dim, (long long)d.memory_dim);
-    return MHA_OK;
+    const char *wrong = transformer == encoder ? "is the transformer itself; pass another"
+                        : !(e.flags & MHA_TRANSFORMER_NO_OUTPUT)
+                            ? "has logits; create it with MHA_TRANSFORMER_NO_OUTPUT"
+                        : e.flags & MHA_TRANSFORMER_CROSS
+                            ? "has cross-attention; create it without MHA_TRANSFORMER_CROSS"
+                            : NULL;
+    if (wrong) return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_create: the encoder %s", wrong);
+    if (e.embed_dim == d.memory_dim) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_trainer_create: the encoder's embed_dim is %lld, the transformer's "
+                    "memory_dim %lld; make them equal",
+                    (long long)e.embed_dim, (long long)d.memory_dim);
 }
 
 mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer,
@@ -190,13 +215,13 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
                         : !desc        ? "desc"
                                        : "trainer");
     MHA_TRY(mhai_struct_copy("mha_trainer_desc", &d, sizeof d, sizeof d, desc));
-    MHA_TRY(check_desc(&d, encoder));
+    MHA_TRY(check_desc(context, &d, encoder));
     MHA_TRY(check_nets(transformer, encoder));
     const mha_allocator a = mha_context_allocator(context);
     mha_trainer *t = a.alloc(a.user, sizeof *t, _Alignof(mha_trainer));
-    if (!t) return mha_fail(MHA_ERR_NOMEM, "mha_trainer: out of memory");
+    if (!t)
+        return mha_fail(MHA_ERR_NOMEM, "mha_trainer_create: cannot allocate %zu bytes", sizeof *t);
     *t = (mha_trainer){.context = context, .allocator = a, .desc = d};
-    MHA_TRY_GOTO(check_optimizer(t), fail);
     MHA_TRY_GOTO(part_make(t, transformer, d.max_tokens, d.max_source, &t->main), fail);
     if (encoder) MHA_TRY_GOTO(part_make(t, encoder, d.max_source, 0, &t->encoder), fail);
     MHA_TRY_GOTO(take(t, d.max_tokens, t->main.d.vocab_size, &t->logits), fail);
@@ -228,8 +253,11 @@ static mha_status copy_input(const char *name, const mha_transformer_input *give
     MHA_TRY(mhai_tensor_check("tokens", input->tokens, MHA_I32, 2, NULL));
     const int64_t *shape = input->tokens->shape;
     if (shape[0] <= 0 || shape[1] <= most / shape[0]) return MHA_OK;
-    return mha_fail(MHA_ERR_SIZE, "%s: %lld x %lld tokens, the trainer was made for %lld", name,
-                    (long long)shape[0], (long long)shape[1], (long long)most);
+    return mha_fail(MHA_ERR_SIZE,
+                    "mha_training_batch: %s has %lld x %lld tokens, the trainer was made for %lld; "
+                    "pass fewer, or create it with a larger max_%s",
+                    name, (long long)shape[0], (long long)shape[1], (long long)most,
+                    strcmp(name, "input") == 0 ? "tokens" : name);
 }
 
 /* [B,T] as [B T]. */
@@ -238,7 +266,11 @@ static mha_status flatten(const char *name, const mha_tensor *given, mha_dtype d
 {
     MHA_TRY(mhai_tensor_check(name, given, dtype, 2, shape));
     if (shape[0] > 1 && shape[1] > 0 && given->stride[0] != shape[1] * given->stride[1])
-        return mha_fail(MHA_ERR_STRIDE, "%s: expected rows one behind the other", name);
+        return mha_fail(
+            MHA_ERR_STRIDE,
+            "%s: rows are %lld elements apart, expected %lld: each row must begin where "
+            "the last one ends",
+            name, (long long)given->stride[0], (long long)(shape[1] * given->stride[1]));
     *flat = *given;
     flat->ndim = 1;
     flat->shape[0] = shape[0] * shape[1];
@@ -251,9 +283,10 @@ static mha_status see_source(mha_trainer *t, views *v)
     const bool encoded = t->encoder.net;
     if (encoded != !!v->batch.source || (encoded && v->input.memory))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_training_batch: %s",
-                        !encoded          ? "there is a source, but no encoder"
-                        : v->batch.source ? "memory is set, which the encoder gives"
-                                          : "the encoder needs a source");
+                        !encoded          ? "source is set, but there is no encoder; leave it NULL"
+                        : v->batch.source ? "input->memory is set, but it is the encoder's output; "
+                                            "leave it NULL"
+                                          : "source is NULL, but there is an encoder to read it");
     if (!encoded) return MHA_OK;
     MHA_TRY(copy_input("source", v->batch.source, t->desc.max_source, &v->source));
     const int64_t *s = v->source.tokens->shape;
@@ -295,8 +328,32 @@ static mha_status forward(mha_trainer *t, views *v, const mha_tensor *probabilit
                                    probabilities, cross_probabilities);
 }
 
+/* What cross-entropy does not check: that there is a row to learn from, and finite weights. */
+static mha_status check_rows(const views *v, bool learns)
+{
+    const int64_t T = v->input.tokens->shape[1];
+    bool any = false;
+    for (int64_t i = 0; i < v->targets.shape[0]; i++) {
+        if (((const int32_t *)v->targets.data)[i * v->targets.stride[0]] == -1) continue;
+        any = any || !v->input.lengths || i % T < v->input.lengths[i / T];
+        if (!v->batch.weights) continue;
+        const float weight = ((const float *)v->weights.data)[i * v->weights.stride[0]];
+        if (!isfinite(weight))
+            return mha_fail(
+                MHA_ERR_NUMERIC,
+                "mha_training_batch: weights[%lld,%lld] is %g, expected a finite number",
+                (long long)(i / T), (long long)(i % T), (double)weight);
+    }
+    if (any || !learns) return MHA_OK;
+    return mha_fail(
+        MHA_ERR_ARGUMENT,
+        "mha_training_batch: there is nothing to learn from: each target is -1 or beyond "
+        "the length of its sequence; leave the batch out");
+}
+
 static mha_status loss_of(mha_trainer *t, views *v, double *loss, bool gradient)
 {
+    MHA_TRY(check_rows(v, gradient));
     return mha_cross_entropy(t->context, &v->rows, &v->targets,
                              v->batch.weights ? &v->weights : NULL, loss, NULL,
                              gradient ? &v->rows : NULL);
@@ -339,6 +396,33 @@ static mha_status move_part(mha_trainer *t, part *own, mha_adamw settings)
     return mha_transformer_update(t->context, own->net);
 }
 
+/* Whose fault it is: parameters that were given so, or what steps made of them. */
+static mha_status not_finite(const mha_trainer *t, double loss)
+{
+    const part *parts[] = {&t->main, &t->encoder};
+    for (int i = 0; i < 2; i++) {
+        const float *data = parts[i]->net ? mha_transformer_data(parts[i]->net) : NULL;
+        for (int64_t k = 0; data && k < mha_transformer_parameters(parts[i]->net); k++) {
+            mha_parameter p;
+            MHA_TRY(mha_transformer_parameter(parts[i]->net, k, &p));
+            for (int64_t n = 0; n < p.count; n++)
+                if (!isfinite(data[p.offset + n]))
+                    return mha_fail(MHA_ERR_NUMERIC,
+                                    "mha_trainer_step: %s%s[%lld] is %g after %lld steps; %s",
+                                    i ? "the encoder's " : "", p.name, (long long)n,
+                                    (double)data[p.offset + n], (long long)t->steps,
+                                    t->steps ? "go back to finite parameters, and choose a smaller "
+                                               "learning rate if it was not set so"
+                                             : "initialise or load finite parameters");
+        }
+    }
+    return mha_fail(
+        MHA_ERR_NUMERIC,
+        "mha_trainer_step: the loss %g or its gradient is not finite after %lld steps; %s", loss,
+        (long long)t->steps,
+        t->steps ? "choose a smaller learning rate" : "begin with smaller parameters");
+}
+
 static mha_status move(mha_trainer *t, double loss)
 {
     const mha_trainer_desc *d = &t->desc;
@@ -350,11 +434,7 @@ static mha_status move(mha_trainer *t, double loss)
         MHA_TRY(mha_gradient_norm(t->context, parts[i]->size, parts[i]->gradient, &norm));
         squares += norm * norm;
     }
-    if (!isfinite(loss) || !isfinite(squares))
-        return mha_fail(MHA_ERR_NUMERIC,
-                        "mha_trainer_step: the loss %g or its gradient is not finite after %lld "
-                        "steps; choose a smaller learning rate",
-                        loss, (long long)t->steps);
+    if (!isfinite(loss) || !isfinite(squares)) return not_finite(t, loss);
     const mha_schedule schedule = {.struct_size = sizeof schedule,
                                    .peak = d->learning_rate,
                                    .floor = d->floor,

@@ -177,7 +177,7 @@ static void rates_follow_the_schedule(void **state)
     s.decay = s.warm_up = 0;
     assert_true(rate_at(&s, 1) == 0.01 && rate_at(&s, INT64_MAX) == 0.01);
     double rate = 7;
-    expect_error(mha_learning_rate(&s, 0, &rate), MHA_ERR_ARGUMENT, "step 0");
+    expect_error(mha_learning_rate(&s, 0, &rate), MHA_ERR_ARGUMENT, "step is 0");
     s.floor = 2;
     expect_error(mha_learning_rate(&s, 1, &rate), MHA_ERR_ARGUMENT, "floor is 2, expected 0..1");
     assert_true(rate == 7);

@@ -344,19 +344,18 @@ static void it_learns(void **state)
     }
 }
 
-static void what_is_not_finite_moves_nothing(void **state)
+/* A parameter that is not finite, or numbers that become so; the message tells which. */
+static void moves_nothing(mha_context *context, float spoiled, int64_t steps, const char *part)
 {
-    (void)state;
     rng r = rng_make(7, 0);
-    mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, false);
     mha_trainer *t = trainer_make(context, e);
     const mha_trainer_state s = mha_trainer_state_of(t, false);
-    expect_ok(mha_trainer_step(t, &e->batch, NULL));
+    for (int64_t i = 0; i < steps; i++) expect_ok(mha_trainer_step(t, &e->batch, NULL));
     float *data = mha_transformer_data(e->main),
           *before = malloc(3 * (size_t)s.count * sizeof *before);
     assert_non_null(before);
-    data[0] = NAN;
+    for (int64_t i = 0; i < (isnan(spoiled) ? 1 : s.count); i++) data[i] = spoiled;
     e->ids[0] = 0;
     expect_ok(mha_transformer_update(context, e->main));
     const size_t bytes = (size_t)s.count * sizeof *before;
@@ -364,14 +363,26 @@ static void what_is_not_finite_moves_nothing(void **state)
     memcpy(before + s.count, s.m, bytes);
     memcpy(before + 2 * s.count, s.v, bytes);
     double loss = 7;
-    expect_error(mha_trainer_step(t, &e->batch, &loss), MHA_ERR_NUMERIC, "after 1 steps");
-    assert_true(loss == 7 && mha_trainer_steps(t) == 1);
+    expect_error(mha_trainer_step(t, &e->batch, &loss), MHA_ERR_NUMERIC, part);
+    assert_true(loss == 7 && mha_trainer_steps(t) == steps);
     assert_memory_equal(before, data, bytes);
     assert_memory_equal(before + s.count, s.m, bytes);
     assert_memory_equal(before + 2 * s.count, s.v, bytes);
     free(before);
     mha_trainer_destroy(t);
     example_free(e);
+}
+
+static void what_is_not_finite_moves_nothing(void **state)
+{
+    (void)state;
+    mha_context *context = machines_context(1, 0);
+    moves_nothing(context, NAN, 0,
+                  "embed_tokens.weight[0] is nan after 0 steps; initialise or load finite");
+    moves_nothing(context, NAN, 1,
+                  "embed_tokens.weight[0] is nan after 1 steps; go back to finite");
+    moves_nothing(context, 1e30f, 0, "is not finite after 0 steps; begin with smaller parameters");
+    moves_nothing(context, 1e30f, 1, "is not finite after 1 steps; choose a smaller learning rate");
 }
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
@@ -382,36 +393,38 @@ static void a_trainer_is_refused(void **state)
     rng r = rng_make(8, 0);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
-    const mha_trainer_desc right = e->desc;
+    mha_transformer *plain = make_net(context, &r, 0),
+                    *both =
+                        make_net(context, &r, MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS);
     mha_trainer *t = NULL;
-    mha_trainer_desc d = right;
-#define REFUSE(main, encoder, status, part) \
-    expect_error(mha_trainer_create(context, main, encoder, &d, &t), status, part)
-    REFUSE(NULL, NULL, MHA_ERR_NULL, "transformer");
-    d.max_tokens = 0;
-    REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "max_tokens is 0");
-    d = right, d.reserved = 1;
-    REFUSE(e->main, e->encoder, MHA_ERR_UNSUPPORTED, "reserved");
-    d = right, d.clip = -1;
-    REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "clip is -1");
-    d = right, d.head_grade = 2;
-    REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "head_grade is 2");
-    d = right, d.learning_rate = -1;
-    REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "peak");
-    d = right, d.beta1 = 2;
-    REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "beta1");
-    d = right;
-    REFUSE(e->encoder, e->main, MHA_ERR_ARGUMENT, "no output");
-    REFUSE(e->main, e->main, MHA_ERR_ARGUMENT, "memory_dim");
-    d.max_source = 0;
-    REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "max_source is 0, expected 1");
-    REFUSE(e->main, NULL, MHA_ERR_ARGUMENT, "needs an encoder");
-    d = right, d.max_tokens = INT64_MAX;
-    REFUSE(e->main, e->encoder, MHA_ERR_ARGUMENT, "max_tokens is 9");
+#define REFUSE(status, part, ...)                                                              \
+    expect_spoiled(*e, mha_trainer_create(context, e->main, e->encoder, &e->desc, &t), status, \
+                   part, __VA_ARGS__)
+    REFUSE(MHA_ERR_NULL, "transformer", e->main = NULL);
+    REFUSE(MHA_ERR_UNSUPPORTED, "reserved", e->desc.reserved = 1);
+    REFUSE(MHA_ERR_ARGUMENT, "mha_trainer_desc: max_tokens is 0", e->desc.max_tokens = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "max_tokens is 9", e->desc.max_tokens = INT64_MAX);
+    REFUSE(MHA_ERR_ARGUMENT, "max_source is 0, expected 1", e->desc.max_source = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "max_source is 12, expected 0", e->encoder = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "mha_trainer_desc: clip is -1", e->desc.clip = -1);
+    REFUSE(MHA_ERR_ARGUMENT, "mha_trainer_desc: head_grade is 2", e->desc.head_grade = 2);
+    REFUSE(MHA_ERR_ARGUMENT, "mha_trainer_desc: learning_rate is -1", e->desc.learning_rate = -1);
+    REFUSE(MHA_ERR_ARGUMENT, "mha_trainer_desc: beta1 is 2", e->desc.beta1 = 2);
+    REFUSE(MHA_ERR_ARGUMENT, "mha_trainer_desc: floor is 2", e->desc.floor = 2);
+    REFUSE(MHA_ERR_ARGUMENT, "warm_up is -1", e->desc.warm_up = -1);
+    REFUSE(MHA_ERR_ARGUMENT, "decay is -2", e->desc.decay = -2);
+    REFUSE(MHA_ERR_ARGUMENT, "no logits", e->main = e->encoder);
+    REFUSE(MHA_ERR_ARGUMENT, "needs an encoder", e->encoder = NULL, e->desc.max_source = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "no cross-attention", e->main = plain);
+    REFUSE(MHA_ERR_ARGUMENT, "the encoder is the transformer itself", e->encoder = e->main);
+    REFUSE(MHA_ERR_ARGUMENT, "the encoder has logits", e->encoder = plain);
+    REFUSE(MHA_ERR_ARGUMENT, "the encoder has cross-attention", e->encoder = both);
 #undef REFUSE
     assert_null(t);
     mha_trainer_destroy(NULL);
     assert_true(mha_trainer_steps(NULL) == 0 && !mha_trainer_state_of(NULL, false).transformer);
+    mha_transformer_destroy(plain);
+    mha_transformer_destroy(both);
     example_free(e);
 }
 
@@ -422,33 +435,49 @@ static void a_batch_is_refused(void **state)
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
     mha_trainer *t = trainer_make(context, e);
-    const mha_training_batch right = e->batch;
-    const mha_tensor tokens = e->tokens, targets = e->targets, memory = {0};
-    expect_error(mha_trainer_step(NULL, &right, NULL), MHA_ERR_NULL, "trainer");
+    const mha_tensor memory = {0};
+    e->batch.weights = &e->weights;
+    e->lengths[1] = T - 1;
+    e->target_ids[2 * T - 1] = -1; /* beyond a length: its weight does not matter */
+    e->weight_data[2 * T - 1] = NAN;
+#define REFUSE(status, part, ...) \
+    expect_spoiled(*e, mha_trainer_step(t, &e->batch, NULL), status, part, __VA_ARGS__)
+    expect_error(mha_trainer_step(NULL, &e->batch, NULL), MHA_ERR_NULL, "trainer");
     expect_error(mha_trainer_step(t, NULL, NULL), MHA_ERR_NULL, "batch");
-    e->batch.input = NULL;
-    expect_error(mha_trainer_step(t, &e->batch, NULL), MHA_ERR_NULL, "input");
-    e->batch = right, e->batch.reserved = 1;
-    expect_error(mha_trainer_step(t, &e->batch, NULL), MHA_ERR_UNSUPPORTED, "reserved");
-    e->batch = right, e->batch.source = NULL;
-    expect_error(mha_trainer_step(t, &e->batch, NULL), MHA_ERR_ARGUMENT, "needs a source");
-    e->batch = right, e->batch.targets = NULL;
-    expect_error(mha_trainer_step(t, &e->batch, NULL), MHA_ERR_NULL, "targets");
-    e->batch = right, e->input.memory = &memory;
-    expect_error(mha_trainer_step(t, &right, NULL), MHA_ERR_ARGUMENT, "memory is set");
-    e->input.memory = NULL, e->tokens.shape[1] = T + 1;
-    expect_error(mha_trainer_step(t, &right, NULL), MHA_ERR_SIZE, "input: 3 x 6 tokens");
-    e->tokens = tokens, e->source_tokens.shape[0] = B + 1;
-    expect_error(mha_trainer_step(t, &right, NULL), MHA_ERR_SIZE, "source: 4 x 4 tokens");
-    e->source_tokens.shape[0] = B, e->targets.stride[0] = T + 1;
-    expect_error(mha_trainer_step(t, &right, NULL), MHA_ERR_STRIDE, "targets");
-    e->targets = targets, e->targets.shape[0] = B - 1;
-    expect_error(mha_trainer_step(t, &right, NULL), MHA_ERR_SHAPE, "targets");
-    e->targets = targets;
+    REFUSE(MHA_ERR_NULL, "input", e->batch.input = NULL);
+    REFUSE(MHA_ERR_UNSUPPORTED, "reserved", e->batch.reserved = 1);
+    REFUSE(MHA_ERR_ARGUMENT, "source is NULL", e->batch.source = NULL);
+    REFUSE(MHA_ERR_NULL, "targets", e->batch.targets = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "memory is set", e->input.memory = &memory);
+    REFUSE(MHA_ERR_SIZE, "input has 3 x 6 tokens, the trainer was made for 15",
+           e->tokens.shape[1] = T + 1);
+    REFUSE(MHA_ERR_SIZE, "source has 4 x 4 tokens, the trainer was made for 12",
+           e->source_tokens.shape[0] = B + 1);
+    REFUSE(MHA_ERR_STRIDE, "targets: rows are 6 elements apart, expected 5",
+           e->targets.stride[0] = T + 1);
+    REFUSE(MHA_ERR_SHAPE, "targets", e->targets.shape[0] = B - 1);
+    REFUSE(MHA_ERR_ARGUMENT, "targets[0] is -2", e->target_ids[0] = -2);
+    REFUSE(MHA_ERR_NUMERIC, "weights[0,0] is nan, expected a finite number",
+           e->weight_data[0] = NAN);
+    REFUSE(MHA_ERR_NUMERIC, "weights[2,1] is -inf", e->weight_data[2 * T + 1] = -INFINITY,
+           e->target_ids[2 * T + 1] = 3);
+    REFUSE(MHA_ERR_ARGUMENT, "nothing to learn from", memset(e->lengths, 0, sizeof e->lengths));
+    REFUSE(MHA_ERR_ARGUMENT, "nothing to learn from",
+           memset(e->target_ids, -1, sizeof e->target_ids));
+    REFUSE(MHA_ERR_ARGUMENT, "nothing to learn from",
+           e->tokens.shape[0] = e->targets.shape[0] = e->weights.shape[0] =
+               e->source_tokens.shape[0] = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "lengths[1] is -1", e->lengths[1] = -1);
+#undef REFUSE
+    double loss = 7;
+    assert_int_equal(mha_trainer_steps(t), 0);
     expect_error(mha_trainer_resume(t, -1), MHA_ERR_ARGUMENT, "steps is -1");
     expect_error(mha_trainer_resume(t, INT64_MAX), MHA_ERR_ARGUMENT, "expected 0..");
     expect_error(mha_trainer_resume(NULL, 1), MHA_ERR_NULL, "trainer");
-    expect_ok(mha_trainer_step(t, &right, NULL));
+    expect_ok(mha_trainer_step(t, &e->batch, NULL));
+    memset(e->target_ids, -1, sizeof e->target_ids); /* may be looked at */
+    expect_ok(mha_trainer_evaluate(t, &e->batch, NULL, NULL, NULL, &loss));
+    assert_true(loss == 0);
     mha_trainer_destroy(t);
     example_free(e);
 }
