@@ -224,7 +224,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_limit(const mha_transformer *tra
  * same limit.
  *
  *   order [count] in       as from mha_head_order()
- *   reversed [L H] out     *made of them; may not be order
+ *   reversed [L H] out     *made of them; may be the same array as order, if that has L H places
  *
  * Memory, Errors, Threads, Since  as mha_head_order_limit().   Cost  O((L H)^2).
  */

@@ -77,13 +77,22 @@ mha_status mha_head_order_reverse(const mha_transformer *transformer, const int6
     int64_t taken = 0;
     MHA_TRY(begin_order("mha_head_order_reverse", transformer, order, count, least, reversed, made,
                         &d));
+    int64_t heads = 0, kept = 0;
+    for (int64_t l = 0; l < d.num_layers; l++) heads += mhai_transformer_heads_of(&d, l, false).q;
+    int64_t *back = reversed + heads - count; /* behind the others; order may be anywhere in it */
+    if (count > 0) memmove(back, order, (size_t)count * sizeof *back);
+    for (int64_t k = 0; k < count / 2; k++) {
+        const int64_t head = back[k];
+        back[k] = back[count - 1 - k];
+        back[count - 1 - k] = head;
+    }
     for (int64_t head = 0; head < d.num_layers * d.num_heads; head++) {
         bool goes =
             head % d.num_heads >= mhai_transformer_heads_of(&d, head / d.num_heads, false).q;
-        for (int64_t k = 0; k < count && !goes; k++) goes = order[k] == head;
-        if (!goes) append(&d, least, head, reversed, &taken);
+        for (int64_t k = 0; k < count && !goes; k++) goes = back[k] == head;
+        if (!goes) reversed[kept++] = head;
     }
-    for (int64_t k = count - 1; k >= 0; k--) append(&d, least, order[k], reversed, &taken);
+    for (int64_t k = 0; k < heads; k++) append(&d, least, reversed[k], reversed, &taken);
     *made = taken;
     return MHA_OK;
 }

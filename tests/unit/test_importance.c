@@ -603,6 +603,13 @@ static void other_orders_keep_the_limit(void **state)
     expect_order(out, made, (int64_t[]){0, 2, 6, 1, 7}, 5);
     assert_int_equal(mha_head_order_reverse(t, ours, 2, 1, out, &made), MHA_OK);
     expect_order(out, made, (int64_t[]){0, 2, 6}, 3);
+    for (int at = 0; at < 3; at++) { /* in place, and wherever the two overlap */
+        for (int64_t least = 0; least < 2; least++) {
+            memcpy(out + at, (int64_t[]){7, 1}, 2 * sizeof *out);
+            assert_int_equal(mha_head_order_reverse(t, out + at, 2, least, out, &made), MHA_OK);
+            expect_order(out, made, (int64_t[]){0, 2, 6, 1, 7}, least ? 3 : 5);
+        }
+    }
     int64_t all[] = {2, 6, 0, 7, 1};
     assert_int_equal(mha_head_order_limit(t, all, 5, 0, out, &made), MHA_OK);
     expect_order(out, made, all, 5);
