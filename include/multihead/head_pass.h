@@ -42,9 +42,8 @@ typedef struct mha_head_pass {
  *   text    what the tokens are (heads.h); queries and keys 0 or T, q_offset 0, ids NULL: the tokens,
  *           MHA_HEADS_CAUSAL is set as the transformer has it. NULL: nothing but ids is known
  *
- * Layers without heads are skipped. The windows of layers limit their rows, but the chance baseline
- * ignores them. MHA_MEASURE_COSINE compares the inputs of a layer's
- * attention.
+ * Layers without heads are skipped. The window of a layer limits what its rows and their chance
+ * count (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's attention.
  *
  * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
  *          mha_attention_visit_rows(). Borrows everything for the call.

@@ -227,12 +227,33 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
                                                           int64_t layer, const mha_tensor *x);
 
 /**
+ * Set the window of a layer before its rows: chance is then that of uniform attention within it.
+ *
+ *   desc   of the layer's attention: with MHA_ATTENTION_WINDOW its queries see, of the keys that the
+ *          text's description leaves, those of left_keys, right_keys and sink_keys, and with
+ *          MHA_ATTENTION_CAUSAL no later ones; nothing else of it is read. Without the flag, with
+ *          global keys or queries, and for NULL the text alone says what is visible, as without the
+ *          call
+ *
+ * It holds until the text ends, for the baseline of links too. mha_head_measures_attention() and
+ * mha_head_pass_run() call it.
+ *
+ * Memory   copies what it needs.
+ * Errors   MHA_ERR_ARGUMENT (no text is open, or the layer has begun; struct_size), _NULL,
+ *          _UNSUPPORTED.
+ * Threads  one.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_measures_window(mha_head_measures *measures,
+                                                          int64_t layer,
+                                                          const mha_attention_desc *desc);
+
+/**
  * Add rows of a layer: in order, any number at a time; finish a layer before beginning another.
  *
  *   p [H,R,S] in    queries row .. row+R-1 of all heads; f32 or f64, any strides
  *
  * Weights are not negative; rows sum to 1, to less (a sink takes part of the mass), or to 0 (no
- * visible key); weights on keys that the text's description hides are 0.
+ * visible key); weights on keys that the text's description or the layer's window hides are 0.
  *
  * Memory   borrows p for the call.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (order, layer); MHA_ERR_NUMERIC
@@ -248,8 +269,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_rows(mha_head_measures *measu
                                                         int64_t row, const mha_tensor *p);
 
 /**
- * Compute and add all rows of a layer: mha_attention_visit_rows() into mha_head_measures_rows().
- * One sequence only: B is 1.
+ * Compute and add all rows of a layer: mha_head_measures_window(), then mha_attention_visit_rows()
+ * into mha_head_measures_rows(). One sequence only: B is 1.
  *
  * Memory, Errors, Threads  as those two.   Since  0.1
  */

@@ -29,20 +29,31 @@ static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_
     *begin = mhai_min_i64(*begin, *end);
 }
 
-bool mhai_head_facts_sees(const mhai_head_text *text, int64_t t, int64_t j)
+/* Of the layer's attention, on top of what the text says. */
+static bool is_inside(const mhai_head_window *w, int64_t i, int64_t j)
+{
+    if (!w->on) return true;
+    if (w->causal && j > i) return false;
+    if (j < w->sinks) return true;
+    return (w->left < 0 || i - j <= w->left) && (w->right < 0 || j - i <= w->right);
+}
+
+bool mhai_head_facts_sees(const mhai_head_text *text, const mhai_head_window *window, int64_t t,
+                          int64_t j)
 {
     const mha_heads_text *x = &text->given;
     const int64_t i = t + x->q_offset;
     int64_t begin, end;
     window_of(x, i, &begin, &end);
-    if (x->hidden_keys && x->hidden_keys[j]) return false;
+    if ((x->hidden_keys && x->hidden_keys[j]) || !is_inside(window, i, j)) return false;
     if (j >= begin && j < end) return true;
     return j < x->sink_keys && (j <= i || !(x->flags & MHA_HEADS_CAUSAL));
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-static void find_keys(const mhai_head_text *text, mhai_head_fact *fact)
+static void find_keys(const mhai_head_text *text, const mhai_head_window *window,
+                      mhai_head_fact *fact)
 {
     const mha_heads_text *x = &text->given;
     const int64_t i = fact->t + x->q_offset;
@@ -57,6 +68,8 @@ static void find_keys(const mhai_head_text *text, mhai_head_fact *fact)
     fact->end = mhai_max_i64(end, sinks);
     for (int64_t j = fact->begin; x->hidden_keys && j < fact->end; j++)
         if (x->hidden_keys[j]) fact->visible[j] = 0;
+    for (int64_t j = fact->begin; window->on && j < fact->end; j++)
+        if (!is_inside(window, i, j)) fact->visible[j] = 0;
     const bool across = x->flags & MHA_HEADS_CROSS;
     fact->i = across || i < 0 || i >= x->keys ? -1 : i;
     fact->grid_row = x->queries ? fact->t * MHAI_HEAD_GRID / x->queries : 0;
@@ -200,7 +213,7 @@ static void make_fact(void *argument, int64_t item, int worker)
     (void)worker;
     fact->t = job->row + item;
     fact->skipped = text->given.skip_queries && text->given.skip_queries[fact->t];
-    find_keys(text, fact);
+    find_keys(text, &job->m->windows[job->m->layer], fact);
     count_keys(text, fact);
     find_chances(job->m, fact);
     if (fact->cosine && fact->i >= 0) find_cosines(job, fact);

@@ -51,7 +51,7 @@ static int64_t exacts(const mha_head_measures *m)
 
 static int64_t far_links(const mha_head_measures *m)
 {
-    return 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
+    return m->layers * 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
 }
 
 static void give_names(mha_head_measures *m)
@@ -73,7 +73,8 @@ void mha_head_measures_destroy(mha_head_measures *m)
     give(m, m->exact, heads_of(m) * exacts(m), sizeof *m->exact);
     give(m, m->maps, m->most_heads, sizeof *m->maps);
     give(m, m->link_offsets, far_links(m), sizeof *m->link_offsets);
-    give(m, m->link_count, 2 * m->relations, sizeof *m->link_count);
+    give(m, m->link_count, m->layers * 2 * m->relations, sizeof *m->link_count);
+    give(m, m->windows, m->layers, sizeof *m->windows);
     give(m, m->first_head, m->layers + 1, sizeof *m->first_head);
     give(m, m->done, m->layers, sizeof *m->done);
     mha_allocator allocator = m->allocator;
@@ -152,10 +153,11 @@ static mha_status take_sums(mha_head_measures *m)
     m->all_at = take(m, heads * ats(m), sizeof *m->all_at);
     m->all_links = take(m, heads * 2 * m->relations, sizeof *m->all_links);
     m->link_offsets = take(m, far_links(m), sizeof *m->link_offsets);
-    m->link_count = take(m, 2 * m->relations, sizeof *m->link_count);
+    m->link_count = take(m, m->layers * 2 * m->relations, sizeof *m->link_count);
+    m->windows = take(m, m->layers, sizeof *m->windows);
     m->done = take(m, m->layers, sizeof *m->done);
     if (!m->kept || !m->exact || !m->maps || !m->all_at || !m->all_links || !m->link_offsets ||
-        !m->link_count || !m->done)
+        !m->link_count || !m->windows || !m->done)
         return no_memory();
     for (int64_t h = 0; h < heads; h++) {
         m->kept[h].at = m->all_at + h * ats(m);
@@ -210,6 +212,7 @@ mha_status mha_head_measures_begin(mha_head_measures *m, const mha_heads_text *t
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_begin: a text is open; end it first");
     MHA_TRY(mhai_head_text_open(m, text));
     m->layer = m->inputs_layer = -1;
+    memset(m->windows, 0, (size_t)m->layers * sizeof *m->windows);
     memset(m->done, 0, (size_t)m->layers * sizeof *m->done);
     return MHA_OK;
 }
@@ -228,12 +231,34 @@ static mha_status check_layer(const mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-mha_status mha_head_measures_inputs(mha_head_measures *m, int64_t layer, const mha_tensor *x)
+/* What is set before the rows of a layer. */
+static mha_status check_fresh(const char *function, const mha_head_measures *m, int64_t layer)
 {
     MHA_TRY(check_layer(m, layer));
-    if (m->layer == layer)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_inputs: layer %lld has begun",
-                        (long long)layer);
+    if (m->layer != layer) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "%s: layer %lld has begun", function, (long long)layer);
+}
+
+mha_status mha_head_measures_window(mha_head_measures *m, int64_t layer,
+                                    const mha_attention_desc *desc)
+{
+    mha_attention_desc d = {0};
+    MHA_TRY(check_fresh("mha_head_measures_window", m, layer));
+    if (desc)
+        MHA_TRY(mhai_struct_copy("mha_attention_desc", &d, sizeof d,
+                                 offsetof(mha_attention_desc, left_keys), desc));
+    m->windows[layer] = (mhai_head_window){.on = d.flags & MHA_ATTENTION_WINDOW && !d.global_keys &&
+                                                 !d.global_queries,
+                                           .causal = d.flags & MHA_ATTENTION_CAUSAL,
+                                           .left = d.left_keys,
+                                           .right = d.right_keys,
+                                           .sinks = d.sink_keys};
+    return MHA_OK;
+}
+
+mha_status mha_head_measures_inputs(mha_head_measures *m, int64_t layer, const mha_tensor *x)
+{
+    MHA_TRY(check_fresh("mha_head_measures_inputs", m, layer));
     m->inputs_layer = -1;
     if (!x) return MHA_OK;
     MHA_TRY(mhai_tensor_check("x", x, MHA_F32, 2, (int64_t[]){m->text.given.keys, -1}));
@@ -242,17 +267,17 @@ mha_status mha_head_measures_inputs(mha_head_measures *m, int64_t layer, const m
     return MHA_OK;
 }
 
-/* How often each offset of a link occurs does not depend on heads. */
-static void count_offsets(mha_head_measures *m)
+/* How often each offset of a link occurs depends on what the layer sees, not on heads. */
+static void count_offsets(mha_head_measures *m, int64_t layer)
 {
     const mhai_head_text *x = &m->text;
     for (int64_t n = 0; n < x->probes_count; n++) {
         const mhai_head_probe *probe = &x->probes[n];
-        if (!mhai_head_text_eligible(x, probe)) continue;
-        m->link_count[probe->slot]++;
+        const int64_t slot = 2 * layer * m->relations + probe->slot;
+        if (!mhai_head_text_eligible(x, &m->windows[layer], probe)) continue;
+        m->link_count[slot]++;
         if (probe->offset < -MHAI_HEAD_FAR_LINK || probe->offset > MHAI_HEAD_FAR_LINK) continue;
-        m->link_offsets[probe->slot * (2 * MHAI_HEAD_FAR_LINK + 1) + probe->offset +
-                        MHAI_HEAD_FAR_LINK]++;
+        m->link_offsets[slot * (2 * MHAI_HEAD_FAR_LINK + 1) + probe->offset + MHAI_HEAD_FAR_LINK]++;
     }
 }
 
@@ -262,7 +287,7 @@ mha_status mha_head_measures_end(mha_head_measures *m)
     if (!m->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_end: no text is open; begin one");
     const int64_t layer = m->layer, row = m->row, rows = m->text.given.queries;
-    count_offsets(m);
+    for (int64_t l = 0; l < m->layers; l++) count_offsets(m, l);
     mhai_head_text_close(m);
     m->texts++;
     m->layer = m->inputs_layer = -1;
@@ -425,7 +450,8 @@ mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures
     for (int64_t h = 0; h < heads_of(m); h++)
         join(m, h, &from->kept[h], from->exact + h * exacts(m), m->texts);
     for (int64_t n = 0; n < far_links(m); n++) m->link_offsets[n] += from->link_offsets[n];
-    for (int64_t n = 0; n < 2 * m->relations; n++) m->link_count[n] += from->link_count[n];
+    for (int64_t n = 0; n < m->layers * 2 * m->relations; n++)
+        m->link_count[n] += from->link_count[n];
     m->texts += from->texts;
     return MHA_OK;
 }
@@ -484,8 +510,8 @@ static mha_status report_fault(const row_job *job, int64_t row)
                         (long long)h, (long long)(row + r),
                         !(a >= 0) || !isfinite(a)   ? "a weight is negative or not finite; are "
                                                       "these scores before softmax?"
-                        : !job->facts[r].visible[j] ? "the text says that this key is not seen; "
-                                                      "is it causal?"
+                        : !job->facts[r].visible[j] ? "the text or the layer's window says that "
+                                                      "this key is not seen; is it causal?"
                                                     : "weights sum to more than 1; are these "
                                                       "scores before softmax?",
                         a, (long long)j);
@@ -586,5 +612,6 @@ mha_status mha_head_measures_attention(mha_head_measures *m, int64_t layer,
         return mha_fail(MHA_ERR_SHAPE,
                         "mha_head_measures_attention: q: dim 0 is %lld, expected one sequence",
                         (long long)q->shape[0]);
+    MHA_TRY(mha_head_measures_window(m, layer, desc));
     return mha_attention_visit_rows(m->context, desc, q, k, 0, feed_rows, &(feed){m, layer});
 }

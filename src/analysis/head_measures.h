@@ -90,6 +90,12 @@ typedef struct mhai_head_text {
     uint8_t *grid_bin; /* [S] */
 } mhai_head_text;
 
+/* What a layer's attention lets its queries see of what the text leaves. */
+typedef struct mhai_head_window {
+    bool on, causal;
+    int64_t left, right, sinks; /* left and right -1: open */
+} mhai_head_window;
+
 /* What a row may be measured on. */
 typedef struct mhai_head_fact {
     int64_t t, i;       /* i: its key position; -1 across texts or outside */
@@ -114,14 +120,15 @@ struct mha_head_measures {
     mhai_head_link_sum *all_links;
     mhai_head_kept *kept;  /* [first_head[layers]] */
     mhai_exact *exact;     /* [heads][all doubles of kept's sums, which are its roundings] */
-    int64_t *link_offsets; /* [relations][2][2 FAR_LINK + 1] */
-    int64_t *link_count;   /* [relations][2] */
+    int64_t *link_offsets; /* [layers][relations][2][2 FAR_LINK + 1] */
+    int64_t *link_count;   /* [layers][relations][2] */
 
     bool open;
     int64_t texts; /* that have ended */
     mhai_head_text text;
-    bool *done;         /* [layers] */
-    int64_t layer, row; /* being fed, -1: none; its next row */
+    mhai_head_window *windows; /* [layers] */
+    bool *done;                /* [layers] */
+    int64_t layer, row;        /* being fed, -1: none; its next row */
     mha_tensor inputs;
     int64_t inputs_layer; /* -1: none */
     void *text_memory;
@@ -139,11 +146,14 @@ bool mhai_head_text_is_rarest(const mhai_head_text *text, int64_t j);
 /* Is the key after j, an earlier place of token i, a follower: neither i nor the same token? */
 bool mhai_head_text_is_follower(const mhai_head_text *text, int64_t i, int64_t j);
 
-/* A probe that every head is measured on: the partner may be one, is seen, and is not alone. */
-bool mhai_head_text_eligible(const mhai_head_text *text, const mhai_head_probe *probe);
+/* A probe that every head of a layer is measured on: the partner may be one, is seen, and is not
+ * alone. */
+bool mhai_head_text_eligible(const mhai_head_text *text, const mhai_head_window *window,
+                             const mhai_head_probe *probe);
 
 /* head_facts.c: does query t see key j? */
-bool mhai_head_facts_sees(const mhai_head_text *text, int64_t t, int64_t j);
+bool mhai_head_facts_sees(const mhai_head_text *text, const mhai_head_window *window, int64_t t,
+                          int64_t j);
 /* Facts of rows row .. row+count-1, in scratch. */
 MHA_NODISCARD mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count,
                                               mhai_head_fact **facts);

@@ -50,7 +50,10 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
     if (mhai_transformer_heads_of(&x->transformer->desc, layer, false).q == 0) return MHA_OK;
     MHA_TRY(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
     const mha_tensor input = single(&view.input), heads = single(&view.heads);
-    if (x->to.measures) MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
+    if (x->to.measures) {
+        MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
+        MHA_TRY(mha_head_measures_window(x->to.measures, layer, &view.attention));
+    }
     if (x->to.distances && x->to.distances[layer])
         MHA_TRY(mha_head_distances_outputs(x->to.distances[layer], &heads));
     return mha_attention_visit_rows(x->context, &view.attention, &view.q, &view.k, 0, take_rows, x);

@@ -102,9 +102,11 @@ mha_head_details mha_head_measures_details(const mha_head_measures *m, int64_t l
  * --------------------------------------------------------------------------------------- */
 
 /* The most frequent offset; of equals the nearest. */
-static void find_baseline(const mha_head_measures *m, int64_t slot, mha_head_relation *relation)
+static void find_baseline(const mha_head_measures *m, int64_t layer, int64_t slot,
+                          mha_head_relation *relation)
 {
     const int64_t width = 2 * MHAI_HEAD_FAR_LINK + 1;
+    slot += layer * 2 * m->relations;
     const int64_t *counts = m->link_offsets + slot * width;
     int64_t best = 0;
     for (int64_t o = -MHAI_HEAD_FAR_LINK; o <= MHAI_HEAD_FAR_LINK; o++) {
@@ -127,6 +129,6 @@ mha_head_relation mha_head_measures_relation(const mha_head_measures *m, int64_t
     const mhai_head_link_sum *sum = &kept->links[slot];
     result.accuracy = mhai_head_scores_share((double)sum->hits, sum->chance, sum->links);
     result.mass = mhai_head_scores_share(sum->mass, sum->share, sum->links);
-    find_baseline(m, slot, &result);
+    find_baseline(m, layer, slot, &result);
     return result;
 }

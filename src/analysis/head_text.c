@@ -290,22 +290,24 @@ static void place_probes(mhai_head_text *x)
             x->probe_at[t] = n;
 }
 
-static bool sees_word(const mhai_head_text *x, int64_t t, int64_t word)
+static bool sees_word(const mhai_head_text *x, const mhai_head_window *window, int64_t t,
+                      int64_t word)
 {
     for (int64_t j = x->word_begin[word]; j < x->word_end[word]; j++)
-        if (mhai_head_facts_sees(x, t, j)) return true;
+        if (mhai_head_facts_sees(x, window, t, j)) return true;
     return false;
 }
 
-bool mhai_head_text_eligible(const mhai_head_text *x, const mhai_head_probe *probe)
+bool mhai_head_text_eligible(const mhai_head_text *x, const mhai_head_window *window,
+                             const mhai_head_probe *probe)
 {
     const int64_t t = probe->group_end - 1;
-    if (probe->to == probe->from || !x->word_open[probe->to] || !sees_word(x, t, probe->to))
+    if (probe->to == probe->from || !x->word_open[probe->to] || !sees_word(x, window, t, probe->to))
         return false;
     for (int64_t r = probe->group_row; x->given.skip_queries && r < probe->group_end; r++)
         if (x->given.skip_queries[r]) return false;
     for (int64_t k = 0; k < x->words; k++)
-        if (k != probe->to && k != probe->from && x->word_open[k] && sees_word(x, t, k))
+        if (k != probe->to && k != probe->from && x->word_open[k] && sees_word(x, window, t, k))
             return true;
     return false;
 }

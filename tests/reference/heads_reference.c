@@ -7,6 +7,7 @@
 
 typedef struct map {
     const mha_heads_text *text;
+    const mha_attention_desc *window;
     const double *a;
     const float *x;
     int64_t width;
@@ -28,12 +29,22 @@ static bool across(const map *m)
     return m->text->flags & MHA_HEADS_CROSS;
 }
 
+/* By the layer's window alone. */
+static bool reaches(const mha_attention_desc *w, int64_t i, int64_t j)
+{
+    if (w->flags & MHA_ATTENTION_CAUSAL && j > i) return false;
+    const bool left = w->left_keys == -1 || w->left_keys >= i - j;
+    const bool right = w->right_keys == -1 || w->right_keys >= j - i;
+    return (left && right) || j <= w->sink_keys - 1;
+}
+
 static bool sees(const map *m, int64_t t, int64_t j)
 {
     const mha_heads_text *x = m->text;
     const int64_t i = t + x->q_offset;
     if (j < 0 || j >= m->S || is_set(x->hidden_keys, j)) return false;
     if (x->flags & MHA_HEADS_CAUSAL && j > i) return false;
+    if (m->window && !reaches(m->window, i, j)) return false;
     if (!(x->flags & MHA_HEADS_WINDOW)) return true;
     const bool left = x->left_keys < 0 || j >= i - x->left_keys;
     const bool right = x->right_keys < 0 || j <= i + x->right_keys;
@@ -455,10 +466,10 @@ static void add_link(const map *m, int64_t from, int64_t to, ref_head_sum *sum, 
 /* ---- the whole
  * ------------------------------------------------------------------------------------ */
 
-void ref_head_add(ref_head *head, const mha_heads_text *text, const double *a, const float *x,
-                  int64_t width)
+void ref_head_add(ref_head *head, const mha_heads_text *text, const mha_attention_desc *window,
+                  const double *a, const float *x, int64_t width)
 {
-    const map m = {text, a, x, width, text->queries, text->keys};
+    const map m = {text, window, a, x, width, text->queries, text->keys};
     if (m.S > 64 || m.T > 64) abort();
     for (int64_t t = 0; t < m.T; t++) {
         const int64_t keys = count_keys(&m, t);

@@ -19,10 +19,10 @@ typedef struct ref_head {
     ref_head_sum link[REF_HEAD_RELATIONS][2], link_mass[REF_HEAD_RELATIONS][2];
 } ref_head;
 
-/* Add a text: a [T,S] are the head's weights, x [S,width] its inputs or NULL. Texts of more than 64
- * keys stop the process: the cuts of the library are a sample there. */
-void ref_head_add(ref_head *head, const mha_heads_text *text, const double *a, const float *x,
-                  int64_t width);
+/* Add a text: a [T,S] are the head's weights, x [S,width] its inputs or NULL, window the layer's own or
+ * NULL. Texts of more than 64 keys stop the process: the cuts of the library are a sample there. */
+void ref_head_add(ref_head *head, const mha_heads_text *text, const mha_attention_desc *window,
+                  const double *a, const float *x, int64_t width);
 
 /* The offset with the best corrected score, by mass or by largest weight. */
 int64_t ref_head_best_offset(const ref_head *head, bool largest);

@@ -118,6 +118,20 @@ static mha_tensor single(const mha_tensor *batch)
     return x;
 }
 
+/* The text as the attention of a layer shows it. */
+static mha_heads_text text_of_layer(const example *e, const mha_heads_text *text, int l)
+{
+    mha_heads_text x = *text;
+    mha_transformer_desc d;
+    mha_transformer_describe(e->t, &d);
+    if (!d.layers || !(d.layers[l].flags & MHA_LAYER_WINDOW)) return x;
+    x.flags |= MHA_HEADS_WINDOW;
+    x.left_keys = d.layers[l].left_keys;
+    x.right_keys = d.layers[l].right_keys;
+    x.sink_keys = d.layers[l].sink_keys;
+    return x;
+}
+
 /* W_O of a layer as the header of distances has it, from the flat array. */
 static mha_head_distances *distances_by_hand(mha_context *context, const example *e, int l)
 {
@@ -142,8 +156,8 @@ static void feed_by_hand(mha_context *context, const example *e, const mha_heads
     mha_activations *kept = NULL;
     expect_ok(mha_activations_create(context, e->t, e->T, 0, &kept));
     expect_ok(mha_transformer_forward(context, e->t, &e->input, kept, &out, &all, NULL));
-    expect_ok(mha_head_measures_begin(f->measures, text));
-    for (int l = 0; l < L; l++) {
+    for (int l = 0; l < L; l++) { /* a text for each layer, of which the others get no rows */
+        const mha_heads_text own = text_of_layer(e, text, l);
         const mha_tensor rows = mha_tensor_contiguous(maps + l * H * e->T * e->T, MHA_F32, 3,
                                                       (int64_t[]){e->heads[l], e->T, e->T});
         mha_layer_view view = {.struct_size = sizeof view};
@@ -152,12 +166,13 @@ static void feed_by_hand(mha_context *context, const example *e, const mha_heads
         f->distances[l] = distances_by_hand(context, e, l);
         expect_ok(mha_activations_layer(kept, l, MHA_PART_SELF_ATTENTION, &view));
         const mha_tensor input = single(&view.input), heads = single(&view.heads);
+        expect_ok(mha_head_measures_begin(f->measures, &own));
         expect_ok(mha_head_measures_inputs(f->measures, l, &input));
         expect_ok(mha_head_measures_rows(f->measures, l, 0, &rows));
+        expect_ok(mha_head_measures_end(f->measures));
         expect_ok(mha_head_distances_rows(f->distances[l], &rows));
         expect_ok(mha_head_distances_outputs(f->distances[l], &heads));
     }
-    expect_ok(mha_head_measures_end(f->measures));
     mha_activations_destroy(kept);
 }
 

@@ -2,6 +2,7 @@
  * thirds and quarters, so that sums are exact or a few rounding errors away: bounds of 1e-12.
  *
  * Roman numerals below number the rows of a map; keys are a b c d. */
+#include "support/expect.h"
 #include "support/one_context.h"
 #include "support/suite.h"
 
@@ -244,6 +245,48 @@ static void test_full_links(void **state)
     mha_head_measures_destroy(m);
 }
 
+/* A layer sees three keys, the sink apart: its links and their baseline are those of what it sees. */
+static void test_links_of_a_window(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    static const char *const names[] = {"far", "near"};
+    static const mha_heads_link links[] = {{4, 1, 0}, {5, 1, 0}, {5, 4, 0}, {3, 0, 1}};
+    const mha_heads_text text = {
+        .struct_size = sizeof text, .queries = N, .keys = N, .links = links, .links_count = 4};
+    const mha_attention_desc window = {.struct_size = sizeof window,
+                                       .flags = MHA_ATTENTION_WINDOW | MHA_ATTENTION_CAUSAL,
+                                       .left_keys = 2,
+                                       .sink_keys = 1};
+    const mha_head_measures_desc desc = {.struct_size = sizeof desc,
+                                         .layers = 2,
+                                         .heads = (int64_t[]){1, 1},
+                                         .names = names,
+                                         .relations = 2};
+    mha_head_measures *m = NULL;
+    float map[N * N] = {0};
+    for (int i = 0; i < N; i++) map[i * N + (i > 0 ? i - 1 : 0)] = 1;
+    const mha_tensor p = mha_tensor_contiguous(map, MHA_F32, 3, (int64_t[]){1, N, N});
+    expect_ok(mha_head_measures_create(context, &desc, &m));
+    expect_ok(mha_head_measures_begin(m, &text));
+    expect_ok(mha_head_measures_window(m, 1, &window));
+    for (int l = 0; l < 2; l++) expect_ok(mha_head_measures_rows(m, l, 0, &p));
+    expect_ok(mha_head_measures_end(m));
+    for (int l = 0; l < 2; l++) {
+        const mha_head_relation far = mha_head_measures_relation(m, l, 0, 0, MHA_LINK_FORWARD),
+                                near = mha_head_measures_relation(m, l, 0, 1, MHA_LINK_FORWARD);
+        assert_int_equal(far.accuracy.rows, l ? 1 : 3);
+        assert_true(far.accuracy.value == (l ? 1 : 1. / 3) && far.baseline_offset == -1);
+        assert_true(far.baseline == (l ? 1 : 1. / 3));
+        assert_true(near.accuracy.rows == 1 && near.baseline_offset == -3 && near.baseline == 1);
+        /* previous: row i sees i + 1 keys, or i-2 .. i and the sink; not row 0 */
+        const mha_head_score s = mha_head_measures_score(m, l, 0, MHA_MEASURE_PREVIOUS);
+        const double chance = l ? (1. / 2 + 1. / 3 + 3 * 1. / 4) / 5 : 1. / 6;
+        assert_true(s.rows == 5 && s.value == 1 && fabs(s.chance - chance) < 1e-15);
+    }
+    mha_head_measures_destroy(m);
+}
+
 /* ---- edges
  * --------------------------------------------------------------------------------------- */
 
@@ -278,4 +321,4 @@ static void test_tiny(void **state)
 RUN_TESTS_BETWEEN(make_context, NULL, TEST(test_causal_places), TEST(test_causal_entropy),
                   TEST(test_causal_offsets), TEST(test_causal_columns), TEST(test_causal_repeats),
                   TEST(test_causal_rare), TEST(test_full_segments), TEST(test_full_links),
-                  TEST(test_tiny))
+                  TEST(test_links_of_a_window), TEST(test_tiny))

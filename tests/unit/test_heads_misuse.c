@@ -38,29 +38,22 @@ static void test_create(void **state)
     const char *const no_names[] = {NULL};
     mha_head_measures *m = NULL;
     mha_head_measures_desc d = desc_of(heads, 2);
-    expect_error(mha_head_measures_create(NULL, &d, &m), MHA_ERR_NULL, "");
-    expect_error(mha_head_measures_create(context, NULL, &m), MHA_ERR_NULL, "");
-    expect_error(mha_head_measures_create(context, &d, NULL), MHA_ERR_NULL, "");
-    d.struct_size = 0;
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
-    d = desc_of(heads, 0);
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
-    d = desc_of(NULL, 2);
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL, "");
-    d = desc_of(negative, 2);
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
-    d = desc_of(heads, 2), d.flags = 1;
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_UNSUPPORTED, "");
-    d = desc_of(heads, 2), d.farthest_offset = 65;
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
-    d = desc_of(heads, 2), d.near_tokens = -1;
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
-    d = desc_of(heads, 2), d.rare_rank = -2;
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
-    d = desc_of(heads, 2), d.names = NULL;
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_ARGUMENT, "");
-    d.names = no_names;
-    expect_error(mha_head_measures_create(context, &d, &m), MHA_ERR_NULL, "");
+#define REFUSE(status, part, ...) \
+    expect_spoiled(d, mha_head_measures_create(context, &d, &m), status, part, __VA_ARGS__)
+    expect_error(mha_head_measures_create(NULL, &d, &m), MHA_ERR_NULL, "context");
+    expect_error(mha_head_measures_create(context, NULL, &m), MHA_ERR_NULL, "desc");
+    expect_error(mha_head_measures_create(context, &d, NULL), MHA_ERR_NULL, "measures");
+    REFUSE(MHA_ERR_ARGUMENT, "struct_size is 0", d.struct_size = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "layers is 0", d.layers = 0);
+    REFUSE(MHA_ERR_NULL, "heads is NULL", d.heads = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "heads[1] is -1", d.heads = negative);
+    REFUSE(MHA_ERR_UNSUPPORTED, "flags 0x1", d.flags = 1);
+    REFUSE(MHA_ERR_ARGUMENT, "farthest_offset is 65", d.farthest_offset = 65);
+    REFUSE(MHA_ERR_ARGUMENT, "near_tokens is -1", d.near_tokens = -1);
+    REFUSE(MHA_ERR_ARGUMENT, "rare_rank is -2", d.rare_rank = -2);
+    REFUSE(MHA_ERR_ARGUMENT, "1 relations without names", d.names = NULL);
+    REFUSE(MHA_ERR_NULL, "names[0] is NULL", d.names = no_names);
+#undef REFUSE
     assert_null(m);
     mha_head_measures_destroy(NULL);
 }
@@ -81,36 +74,26 @@ static void test_texts(void **state)
     const mha_heads_link far[] = {{0, 4, 0}}, other[] = {{0, 1, 1}};
     mha_head_measures *m = make(context);
     mha_heads_text x = text_of(4);
-    expect_error(mha_head_measures_begin(NULL, &x), MHA_ERR_NULL, "");
-    expect_error(mha_head_measures_begin(m, NULL), MHA_ERR_NULL, "");
-    expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, "");
-    x.struct_size = 0;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x = text_of(-1);
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x = text_of(INT64_MAX);
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_SIZE, "");
-    x = text_of(4), x.flags = 1u << 20;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_UNSUPPORTED, "");
-    x = text_of(4), x.flags |= MHA_HEADS_CROSS;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x = text_of(4), x.left_keys = 2;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x = text_of(4), x.flags |= MHA_HEADS_WINDOW, x.left_keys = -2;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x = text_of(4), x.words = words;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x.words = back;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x = text_of(4), x.links_count = 1;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_NULL, "");
-    x.links = far;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x.links = other;
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
-    x = text_of(4);
+#define REFUSE(status, part, ...) \
+    expect_spoiled(x, mha_head_measures_begin(m, &x), status, part, __VA_ARGS__)
+    expect_error(mha_head_measures_begin(NULL, &x), MHA_ERR_NULL, "measures");
+    expect_error(mha_head_measures_begin(m, NULL), MHA_ERR_NULL, "text");
+    expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, "no text is open");
+    REFUSE(MHA_ERR_ARGUMENT, "struct_size is 0", x.struct_size = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "-1 queries and -1 keys", x.queries = x.keys = -1);
+    REFUSE(MHA_ERR_SIZE, "9223372036854775807 queries", x.queries = x.keys = INT64_MAX);
+    REFUSE(MHA_ERR_UNSUPPORTED, "flags 0x100000", x.flags = 1u << 20);
+    REFUSE(MHA_ERR_ARGUMENT, "across texts", x.flags |= MHA_HEADS_CROSS);
+    REFUSE(MHA_ERR_ARGUMENT, "MHA_HEADS_WINDOW", x.left_keys = 2);
+    REFUSE(MHA_ERR_ARGUMENT, "left_keys -2", x.flags |= MHA_HEADS_WINDOW, x.left_keys = -2);
+    REFUSE(MHA_ERR_ARGUMENT, "words[1] is 2", x.words = words);
+    REFUSE(MHA_ERR_ARGUMENT, "words[2] is 0", x.words = back);
+    REFUSE(MHA_ERR_NULL, "links is NULL", x.links_count = 1);
+    REFUSE(MHA_ERR_ARGUMENT, "words 0 and 4", x.links_count = 1, x.links = far);
+    REFUSE(MHA_ERR_ARGUMENT, "relation 1, expected 0..0", x.links_count = 1, x.links = other);
+#undef REFUSE
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
-    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "");
+    expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "a text is open");
     mha_head_measures_destroy(m); /* with a text open */
 }
 
@@ -171,30 +154,40 @@ static void test_rows(void **state)
     mha_head_measures *m = make(context);
     mha_heads_text x = text_of(3);
     mha_tensor p = rows(1, 3), two = rows(1, 2), wrong = rows(1, 3);
-    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, ""); /* no text */
+    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, "no text is open");
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
-    expect_error(mha_head_measures_rows(m, 2, 0, &p), MHA_ERR_ARGUMENT, "");
-    expect_error(mha_head_measures_rows(m, 0, 0, NULL), MHA_ERR_NULL, "");
+    expect_error(mha_head_measures_rows(m, 2, 0, &p), MHA_ERR_ARGUMENT, "layer 2");
+    expect_error(mha_head_measures_rows(m, 0, 0, NULL), MHA_ERR_NULL, "p");
     expect_error(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT, "");
-    expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_SHAPE, "");
+    expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_SHAPE, "dim 0 is 1, expected 2");
     wrong.dtype = MHA_I32;
-    expect_error(mha_head_measures_rows(m, 0, 0, &wrong), MHA_ERR_DTYPE, "");
+    expect_error(mha_head_measures_rows(m, 0, 0, &wrong), MHA_ERR_DTYPE, "i32");
     refuse_value(m, 4, NAN);
     refuse_value(m, 4, -0.5f);
     refuse_value(m, 4, 3);     /* a score? */
     refuse_value(m, 5, 0.25f); /* a later key */
+    mha_attention_desc window = {.struct_size = 4};
+    expect_error(mha_head_measures_window(NULL, 0, &window), MHA_ERR_NULL, "measures");
+    expect_error(mha_head_measures_window(m, 3, &window), MHA_ERR_ARGUMENT, "layer 3");
+    expect_error(mha_head_measures_window(m, 0, &window), MHA_ERR_ARGUMENT, "struct_size");
+    window = (mha_attention_desc){
+        .struct_size = sizeof window, .flags = MHA_ATTENTION_WINDOW, .left_keys = 1};
+    expect_ok(mha_head_measures_window(m, 0, &window)); /* hides key 0 from row 2 */
+    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC, "not seen");
+    expect_ok(mha_head_measures_window(m, 0, NULL));
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &two), MHA_OK);
-    expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_ARGUMENT, ""); /* another layer */
+    expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_ARGUMENT, "before another");
     expect_error(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT, "");
     expect_error(mha_head_measures_rows(m, 0, 2, &two), MHA_ERR_ARGUMENT, "");
-    expect_error(mha_head_measures_inputs(m, 0, &two), MHA_ERR_ARGUMENT, "");
-    expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, ""); /* a row is missing */
+    expect_error(mha_head_measures_inputs(m, 0, &two), MHA_ERR_ARGUMENT, "layer 0 has begun");
+    expect_error(mha_head_measures_window(m, 0, NULL), MHA_ERR_ARGUMENT, "layer 0 has begun");
+    expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, "2 of 3 rows");
     assert_int_equal(mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF).rows, 0);
 
     /* closed all the same, and of no effect */
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
-    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, ""); /* has all */
+    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, "has all its rows");
     assert_int_equal(mha_head_measures_end(m), MHA_OK);
     const mha_head_score s = mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF);
     assert_int_equal(s.rows, 2);

@@ -26,7 +26,8 @@ typedef struct text {
     int64_t ids[MOST], segments[MOST], ranks[MOST], words[MOST];
     mha_heads_link links[MOST];
     float inputs[MOST * WIDTH];
-    bool has_inputs;
+    mha_attention_desc window; /* of the layer */
+    bool has_inputs, has_window;
     float map[HEADS * MOST * MOST];
 } text;
 
@@ -90,10 +91,29 @@ static void make_mask(mha_heads_text *g, rng *r)
     if (rng_chance(r, 0.5)) g->sink_keys = rng_between(r, 0, 4);
 }
 
-/* Could query t look at key j? From the description's words, not from the library. */
-static bool may_see(const mha_heads_text *g, int64_t t, int64_t j)
+/* The layer's own window: a text's flags may say more, less or the same. */
+static void make_window(text *x, rng *r)
 {
+    mha_attention_desc *w = &x->window;
+    *w = (mha_attention_desc){.struct_size = sizeof *w, .flags = MHA_ATTENTION_WINDOW};
+    w->left_keys = rng_chance(r, 0.1) ? INT64_MAX : rng_between(r, -1, 9);
+    w->right_keys = rng_chance(r, 0.1) ? INT64_MAX : rng_between(r, -1, 9);
+    if (rng_chance(r, 0.5)) w->sink_keys = rng_between(r, 0, 4);
+    if (rng_chance(r, 0.5)) w->flags |= MHA_ATTENTION_CAUSAL;
+    x->has_window = rng_chance(r, 0.4);
+}
+
+/* Could query t look at key j? From the descriptions' words, not from the library. */
+static bool may_see(const text *x, int64_t t, int64_t j)
+{
+    const mha_heads_text *g = &x->given;
+    const mha_attention_desc *w = &x->window;
     const int64_t i = t + g->q_offset;
+    if (x->has_window && w->flags & MHA_ATTENTION_CAUSAL && j > i) return false;
+    if (x->has_window && j >= w->sink_keys &&
+        ((w->left_keys >= 0 && i - j > w->left_keys) ||
+         (w->right_keys >= 0 && j - i > w->right_keys)))
+        return false;
     if (g->hidden_keys && g->hidden_keys[j]) return false;
     if (g->flags & MHA_HEADS_CAUSAL && j > i) return false;
     if (!(g->flags & MHA_HEADS_WINDOW) || j < g->sink_keys) return true;
@@ -107,7 +127,7 @@ static void make_row(const text *x, int64_t t, float *row, rng *r)
     const double sharp = (double)rng_between(r, 0, 6);
     const bool dead = rng_chance(r, 0.05);
     for (int64_t j = 0; j < x->given.keys; j++) {
-        if (may_see(&x->given, t, j)) raw[j] = exp(sharp * (double)rng_normal(r));
+        if (may_see(x, t, j)) raw[j] = exp(sharp * (double)rng_normal(r));
         if (rng_chance(r, 0.1)) raw[j] = 0;
         sum += raw[j];
     }
@@ -123,6 +143,7 @@ static void make_text(text *x, rng *r)
     x->given.queries = rng_between(r, 0, MOST);
     x->given.keys = rng_chance(r, 0.2) ? rng_between(r, 0, 3) : rng_between(r, 0, MOST);
     make_mask(&x->given, r);
+    make_window(x, r);
     make_marks(x, r);
     for (int64_t n = 0; n < HEADS * x->given.queries; n++)
         make_row(x, n % x->given.queries, x->map + n * x->given.keys, r);
@@ -178,6 +199,7 @@ static void feed(mha_head_measures *m, const text *x, const manner *how, rng *r)
                                                     (int64_t[]){x->given.keys, WIDTH});
     if (mha_head_measures_begin(m, &x->given) != MHA_OK) fail_msg("%s", mha_error_detail());
     if (x->has_inputs) assert_int_equal(mha_head_measures_inputs(m, 0, &inputs), MHA_OK);
+    if (x->has_window) assert_int_equal(mha_head_measures_window(m, 0, &x->window), MHA_OK);
     for (int64_t row = 0; row < T;) {
         int64_t count = how->block ? how->block : rng_between(r, 1, T);
         if (count > T - row) count = T - row;
@@ -296,7 +318,8 @@ static void test_reference(void **state)
                 const text *x = &texts[n];
                 const int64_t cells = x->given.queries * x->given.keys;
                 for (int64_t c = 0; c < cells; c++) wide[c] = (double)x->map[h * cells + c];
-                ref_head_add(&ref, &x->given, wide, x->has_inputs ? x->inputs : NULL, WIDTH);
+                ref_head_add(&ref, &x->given, x->has_window ? &x->window : NULL, wide,
+                             x->has_inputs ? x->inputs : NULL, WIDTH);
             }
             compare_head(m, h, &ref);
         }
