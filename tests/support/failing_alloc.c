@@ -2,6 +2,9 @@
  * release needs stands in front of them. */
 #include "support/failing_alloc.h"
 
+#include "support/suite.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,4 +80,31 @@ mha_status failing_context(failing_alloc *state, int32_t num_threads, mha_isa is
                                    .isa = isa,
                                    .allocator = failing_alloc_interface(state)};
     return mha_context_create(&desc, context);
+}
+
+void failing_from_here(failing_alloc *state)
+{
+    state->fail_at = state->calls + state->number;
+}
+
+int failing_each(mha_status (*run)(mha_context *context, failing_alloc *memory, void *user),
+                 void *user)
+{
+    int refused = 0;
+    bool more = true;
+    for (int64_t n = 0; more; n++) {
+        failing_alloc memory = failing_alloc_make();
+        mha_context *context = NULL;
+        memory.number = n;
+        assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &context), MHA_OK);
+        const mha_status status = run(context, &memory, user);
+        assert_true(memory.fail_at >= 0);
+        more = memory.calls > memory.fail_at;
+        mha_context_destroy(context);
+        assert_true(memory.live == 0 && memory.mistakes == 0);
+        assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
+        refused += status != MHA_OK;
+    }
+    printf("  %d refusals\n", refused);
+    return refused;
 }

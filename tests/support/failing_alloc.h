@@ -10,6 +10,7 @@ typedef struct failing_alloc {
     bool fail_after;  /* every later call fails as well */
     int64_t live;     /* blocks that were not released */
     int64_t mistakes; /* wrong size at release, damaged guard bytes, alignment not a power of 2 */
+    int64_t number;   /* of failing_from_here() */
 } failing_alloc;
 
 /* A fresh one: nothing fails. */
@@ -21,5 +22,14 @@ mha_allocator failing_alloc_interface(failing_alloc *state);
 /* A context whose memory is from there. */
 mha_status failing_context(failing_alloc *state, int32_t num_threads, mha_isa isa,
                            mha_context **context);
+
+/* Of failing_each(): from here on allocations count. */
+void failing_from_here(failing_alloc *state);
+
+/* Run something once for each of its allocations, which fails: run gets a context of one thread,
+ * calls failing_from_here() after its preparations, and gives the status of what follows. Anything but
+ * success and MHA_ERR_NOMEM, and what is left behind, fails the test. Gives the number of refusals. */
+int failing_each(mha_status (*run)(mha_context *context, failing_alloc *memory, void *user),
+                 void *user);
 
 #endif

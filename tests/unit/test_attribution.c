@@ -909,37 +909,47 @@ static void misuse_is_refused(void **state)
     (void)state;
     mha_context *x = machines_context(1, 0);
     float z[32] = {0}, w[16] = {0}, out[64], p[64] = {0};
-    mha_tensor heads = tensor4(z, 1, 2, 4, 2), weight = tensor2(w, 4, 4);
-    mha_tensor norms = tensor3(out, 1, 2, 4), other = tensor3(z, 1, 2, 4), map = tensor2(out, 2, 4);
-    mha_head_writing writing = {.struct_size = sizeof writing, .norms = &norms};
-#define WRITE(lengths) mha_heads_write(x, &heads, &weight, NULL, NULL, lengths, &writing)
-    assert_int_equal(WRITE(NULL), MHA_OK);
-    expect_error(WRITE(((const int64_t[]){5})), MHA_ERR_ARGUMENT, "lengths[0] is 5, expected 0..4");
-    heads.shape[3] = 3;
-    expect_error(WRITE(NULL), MHA_ERR_SHAPE, "weight: 4 columns");
-    heads.shape[3] = 2, writing.norms = &other;
-    expect_error(WRITE(NULL), MHA_ERR_OVERLAP, "norms overlaps");
-    writing.norms = NULL, writing.reserved = 1;
-    expect_error(WRITE(NULL), MHA_ERR_UNSUPPORTED, "reserved");
-    writing = (mha_head_writing){0};
-    expect_error(WRITE(NULL), MHA_ERR_ARGUMENT, "struct_size");
-    expect_error(mha_heads_write(NULL, &heads, &weight, NULL, NULL, NULL,
-                                 &(mha_head_writing){.struct_size = sizeof writing}),
-                 MHA_ERR_NULL, "context");
+    struct {
+        mha_tensor heads, weight, norms, map, maps, probabilities, square, after;
+        mha_head_writing writing;
+        mha_norm_maps twin;
+        const mha_tensor *p;
+        int64_t length;
+    } a = {.heads = tensor4(z, 1, 2, 4, 2),
+           .weight = tensor2(w, 4, 4),
+           .norms = tensor3(out, 1, 2, 4),
+           .map = tensor2(out, 2, 4),
+           .maps = tensor4(out, 1, 2, 4, 4),
+           .probabilities = tensor4(p, 1, 2, 4, 4),
+           .square = tensor4(p, 1, 1, 4, 4),
+           .after = tensor3(out, 1, 4, 4),
+           .writing = {.struct_size = sizeof a.writing, .norms = &a.norms},
+           .twin = {.struct_size = sizeof a.twin, .heads = &a.maps},
+           .p = &a.probabilities,
+           .length = 4};
+#define WRITE() mha_heads_write(x, &a.heads, &a.weight, NULL, NULL, &a.length, &a.writing)
+#define NORM_MAPS() mha_attention_norm_maps(x, &a.heads, &a.weight, NULL, a.p, &a.twin)
+#define ROLL() mha_rollout_step(x, &a.square, NULL, &a.after)
+#define REFUSE(call, status, part, ...) expect_spoiled(a, call, status, part, __VA_ARGS__)
+    assert_int_equal(WRITE(), MHA_OK);
+    assert_int_equal(NORM_MAPS(), MHA_OK);
+    assert_int_equal(ROLL(), MHA_OK);
+    REFUSE(WRITE(), MHA_ERR_ARGUMENT, "lengths[0] is 5, expected 0..4", a.length = 5);
+    REFUSE(WRITE(), MHA_ERR_SHAPE, "weight: 4 columns", a.heads.shape[3] = 3);
+    REFUSE(WRITE(), MHA_ERR_OVERLAP, "norms overlaps", a.norms.data = z);
+    REFUSE(WRITE(), MHA_ERR_UNSUPPORTED, "reserved", a.writing.reserved = 1);
+    REFUSE(WRITE(), MHA_ERR_ARGUMENT, "struct_size", a.writing.struct_size = 0);
+    REFUSE(mha_heads_write(NULL, &a.heads, &a.weight, NULL, NULL, NULL, &a.writing), MHA_ERR_NULL,
+           "context", a.length = 0);
+    REFUSE(mha_head_weight_norms(&a.weight, &a.map), MHA_ERR_SHAPE, "3 heads", a.map.shape[0] = 3);
+    REFUSE(NORM_MAPS(), MHA_ERR_NULL, "probabilities", a.p = NULL);
+    REFUSE(NORM_MAPS(), MHA_ERR_SHAPE, "probabilities", a.probabilities.shape[3] = 3);
+    REFUSE(ROLL(), MHA_ERR_OVERLAP, "after overlaps", a.after.data = p);
+    REFUSE(ROLL(), MHA_ERR_SHAPE, "maps", a.square.shape[2] = 3);
+#undef REFUSE
+#undef ROLL
+#undef NORM_MAPS
 #undef WRITE
-    map.shape[0] = 3;
-    expect_error(mha_head_weight_norms(&weight, &map), MHA_ERR_SHAPE, "3 heads");
-    mha_tensor maps = tensor4(out, 1, 2, 4, 4), probabilities = tensor4(p, 1, 2, 4, 4);
-    mha_norm_maps twin = {.struct_size = sizeof twin, .heads = &maps};
-    expect_error(mha_attention_norm_maps(x, &heads, &weight, NULL, NULL, &twin), MHA_ERR_NULL,
-                 "probabilities");
-    probabilities.shape[3] = 3;
-    expect_error(mha_attention_norm_maps(x, &heads, &weight, NULL, &probabilities, &twin),
-                 MHA_ERR_SHAPE, "probabilities");
-    mha_tensor square = tensor4(p, 1, 1, 4, 4), after = tensor3(p, 1, 4, 4);
-    expect_error(mha_rollout_step(x, &square, NULL, &after), MHA_ERR_OVERLAP, "after overlaps");
-    square.shape[2] = 3;
-    expect_error(mha_rollout_step(x, &square, NULL, &after), MHA_ERR_SHAPE, "maps");
 }
 
 static void transformer_errors(void **state)
@@ -980,48 +990,36 @@ static void transformer_errors(void **state)
     example_free(e), example_free(f);
 }
 
-/* Refused memory is an error, and nothing is lost. */
-static void failed_allocations_are_reported(void **state)
+static mha_status written_and_mapped(mha_context *context, failing_alloc *memory, void *user)
 {
-    (void)state;
-    int refused = 0;
-    rng r = rng_make(4, 0);
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .vocab_size = VOCAB,
                                        .max_length = 8,
                                        .embed_dim = 64,
                                        .num_layers = 2,
                                        .num_heads = 4};
-    for (int64_t n = 0;; n++) {
-        failing_alloc allocator = failing_alloc_make();
-        mha_context *context = NULL;
-        assert_int_equal(failing_context(&allocator, 2, MHA_ISA_AUTO, &context), MHA_OK);
-        example *e = example_make(context, &desc, &r);
-        example_run(context, e);
-        allocator.fail_at = allocator.calls + n;
-        float scores[64], cosines[16], layer[3 * 64];
-        mha_tensor k = tensor4(scores, 2, 4, 2, 4), cos = tensor2(cosines, 4, 4);
-        mha_tensor map = tensor3(layer, e->B, e->T, e->T);
-        mha_tensor p = tensor4(e->probabilities, e->B, 4, e->T, e->T);
-        mha_composition out = {.struct_size = sizeof out, .k = &k};
-        const mha_head_writing writing = {.struct_size = sizeof writing, .cosines = &cos};
-        const mha_norm_maps maps = {.struct_size = sizeof maps, .layer = &map};
-        mha_status status = mha_layer_write(context, e->t, e->a, 0, 0, NULL, &writing);
-        if (status == MHA_OK)
-            status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, NULL, &p, &maps);
-        if (status == MHA_OK) status = mha_transformer_composition(context, e->t, &out);
-        assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
-        const bool done = allocator.calls < allocator.fail_at + 1;
-        refused += status != MHA_OK;
-        allocator.fail_at = -1;
-        example_free(e);
-        mha_context_destroy(context);
-        assert_int_equal(allocator.live, 0);
-        assert_int_equal(allocator.mistakes, 0);
-        if (done) break;
-    }
-    printf("  %d refusals\n", refused);
-    assert_true(refused > 3);
+    example *e = example_make(context, &desc, user);
+    float scores[64], cosines[16], layer[3 * 64];
+    mha_tensor k = tensor4(scores, 2, 4, 2, 4), cos = tensor2(cosines, 4, 4);
+    mha_tensor map = tensor3(layer, e->B, e->T, e->T);
+    mha_tensor p = tensor4(e->probabilities, e->B, 4, e->T, e->T);
+    mha_composition out = {.struct_size = sizeof out, .k = &k};
+    const mha_head_writing writing = {.struct_size = sizeof writing, .cosines = &cos};
+    const mha_norm_maps maps = {.struct_size = sizeof maps, .layer = &map};
+    example_run(context, e);
+    failing_from_here(memory);
+    mha_status status = mha_layer_write(context, e->t, e->a, 0, 0, NULL, &writing);
+    if (status == MHA_OK) status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, NULL, &p, &maps);
+    if (status == MHA_OK) status = mha_transformer_composition(context, e->t, &out);
+    example_free(e);
+    return status;
+}
+
+static void failed_allocations_are_reported(void **state)
+{
+    (void)state;
+    rng r = rng_make(4, 0);
+    assert_true(failing_each(written_and_mapped, &r) > 3);
 }
 
 RUN_TESTS(TEST(hand_writing), TEST(hand_maps), TEST(hand_rollout), TEST(desks), TEST(rollouts),

@@ -234,38 +234,26 @@ static void misuse_is_refused(void **state)
     uint16_t b[8], before[8];
     memset(b, 0xA5, sizeof b);
     memcpy(before, b, sizeof b);
-    mha_tensor in = row_of(a, MHA_F32, 8), out = row_of(b, MHA_F16, 8), x;
-    expect_error(mha_tensor_convert(NULL, &out), MHA_ERR_NULL, "in");
-    expect_error(mha_tensor_convert(&in, NULL), MHA_ERR_NULL, "out");
-    x = row_of(a, MHA_I32, 8);
-    expect_error(mha_tensor_convert(&x, &out), MHA_ERR_DTYPE, "in: dtype is i32");
-    x = row_of(b, MHA_U8, 8);
-    expect_error(mha_tensor_convert(&in, &x), MHA_ERR_DTYPE, "out: dtype is u8");
-    x = row_of(b, MHA_F16, 7);
-    expect_error(mha_tensor_convert(&in, &x), MHA_ERR_SHAPE, "7, expected 8");
-    x = mha_tensor_contiguous(b, MHA_F16, 2, (int64_t[]){2, 4});
-    expect_error(mha_tensor_convert(&in, &x), MHA_ERR_SHAPE, "2 dimensions");
-    x = in;
-    x.ndim = -1;
-    expect_error(mha_tensor_convert(&x, &out), MHA_ERR_SHAPE, "-1 dimensions");
-    x = in;
-    x.shape[0] = -3;
-    expect_error(mha_tensor_convert(&x, &out), MHA_ERR_SHAPE, "-3");
-    x = out;
-    x.stride[0] = 0;
-    expect_error(mha_tensor_convert(&in, &x), MHA_ERR_STRIDE, "share memory");
-    x = row_of((char *)b + 1, MHA_F16, 7);
-    in.shape[0] = 7;
-    expect_error(mha_tensor_convert(&in, &x), MHA_ERR_STRIDE, "aligned");
-    in.shape[0] = 8;
-    x = row_of(a, MHA_BF16, 8);
-    expect_error(mha_tensor_convert(&in, &x), MHA_ERR_OVERLAP, "out overlaps in");
-    x = in;
-    x.stride[0] = INT64_MAX / 2;
-    expect_error(mha_tensor_convert(&x, &out), MHA_ERR_SIZE, "address space");
-    x = in;
-    x.data = NULL;
-    expect_error(mha_tensor_convert(&x, &out), MHA_ERR_NULL, "in: data");
+    struct {
+        mha_tensor in, out;
+    } x = {row_of(a, MHA_F32, 8), row_of(b, MHA_F16, 8)};
+#define REFUSE(status, part, ...) \
+    expect_spoiled(x, mha_tensor_convert(&x.in, &x.out), status, part, __VA_ARGS__)
+    expect_error(mha_tensor_convert(NULL, &x.out), MHA_ERR_NULL, "in");
+    expect_error(mha_tensor_convert(&x.in, NULL), MHA_ERR_NULL, "out");
+    REFUSE(MHA_ERR_DTYPE, "in: dtype is i32", x.in.dtype = MHA_I32);
+    REFUSE(MHA_ERR_DTYPE, "out: dtype is u8", x.out.dtype = MHA_U8);
+    REFUSE(MHA_ERR_SHAPE, "7, expected 8", x.out.shape[0] = 7);
+    REFUSE(MHA_ERR_SHAPE, "2 dimensions",
+           x.out = mha_tensor_contiguous(b, MHA_F16, 2, (int64_t[]){2, 4}));
+    REFUSE(MHA_ERR_SHAPE, "-1 dimensions", x.in.ndim = -1);
+    REFUSE(MHA_ERR_SHAPE, "-3", x.in.shape[0] = -3);
+    REFUSE(MHA_ERR_STRIDE, "share memory", x.out.stride[0] = 0);
+    REFUSE(MHA_ERR_STRIDE, "aligned", x.out = row_of((char *)b + 1, MHA_F16, 7), x.in.shape[0] = 7);
+    REFUSE(MHA_ERR_OVERLAP, "out overlaps in", x.out = row_of(a, MHA_BF16, 8));
+    REFUSE(MHA_ERR_SIZE, "address space", x.in.stride[0] = INT64_MAX / 2);
+    REFUSE(MHA_ERR_NULL, "in: data", x.in.data = NULL);
+#undef REFUSE
     assert_memory_equal(b, before, sizeof b);
 }
 

@@ -361,32 +361,25 @@ static void misuse_is_refused(void **state)
     example_free(e);
 }
 
+static mha_status made_and_run(mha_context *context, failing_alloc *memory, void *user)
+{
+    rng r = rng_make(9, 0);
+    example *e = example_make(context, &r);
+    found f;
+    (void)user;
+    failing_from_here(memory);
+    mha_status status = found_make(context, e, &f);
+    const mha_head_pass pass = pass_of(&f);
+    if (status == MHA_OK) status = mha_head_pass_run(context, e->t, &e->input, &e->text, &pass);
+    found_free(&f);
+    example_free(e);
+    return status;
+}
+
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
-    int refused = 0;
-    bool more = true;
-    for (int64_t n = 0; more; n++) {
-        failing_alloc memory = failing_alloc_make();
-        mha_context *context;
-        found f;
-        expect_ok(failing_context(&memory, 1, MHA_ISA_AUTO, &context));
-        rng r = rng_make(9, 0);
-        example *e = example_make(context, &r);
-        memory.fail_at = memory.calls + n;
-        mha_status status = found_make(context, e, &f);
-        const mha_head_pass pass = pass_of(&f);
-        if (status == MHA_OK) status = mha_head_pass_run(context, e->t, &e->input, &e->text, &pass);
-        more = memory.calls > memory.fail_at;
-        found_free(&f);
-        example_free(e);
-        mha_context_destroy(context);
-        assert_true(memory.live == 0 && memory.mistakes == 0);
-        assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
-        refused += status != MHA_OK;
-    }
-    printf("  %d refusals\n", refused);
-    assert_true(refused > 5);
+    assert_true(failing_each(made_and_run, NULL) > 5);
 }
 
 /* ---- texts ----------------------------------------------------------------------------------- */

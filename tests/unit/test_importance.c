@@ -683,88 +683,66 @@ static void misuse_is_refused(void **state)
     rng r = rng_make(rng_run_seed(), 9000);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
-    double scores[MOST_HEADS], loss;
-    int64_t order_out[MOST_HEADS], count;
-    mha_importance_desc desc = {.struct_size = sizeof desc};
-    mha_importance_data data = e->data;
-    expect_error(mha_head_importance(context, e->t, &desc, NULL, scores, &loss), MHA_ERR_NULL,
-                 "data");
-    expect_error(mha_head_importance(context, e->t, &desc, &data, NULL, &loss), MHA_ERR_NULL,
-                 "scores");
-    data.loss = NULL;
-    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss), MHA_ERR_NULL,
-                 "loss");
-    data = e->data;
-    data.batches = 0;
-    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss), MHA_ERR_ARGUMENT,
-                 "at least one");
-    data = e->data;
-    e->batches[1].input.dropout = 0.5f;
-    expect_error(mha_gated_loss(context, e->t, &data, NULL, &loss), MHA_ERR_ARGUMENT, "inputs[1]");
-    e->batches[1].input.dropout = 0;
-    desc.kind = (mha_importance)9;
-    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss), MHA_ERR_ARGUMENT,
-                 "kind 9");
-    assert_null(mha_importance_name((mha_importance)9));
-    desc.kind = MHA_IMPORTANCE_ABLATION;
-    desc.flags = 2;
-    expect_error(mha_head_importance(context, e->t, &desc, &data, scores, &loss),
-                 MHA_ERR_UNSUPPORTED, "flags 0x2");
-    desc.flags = 0;
-    expect_error(mha_head_order(context, e->t, &desc, &data, 0, 0, order_out, &count, NULL),
-                 MHA_ERR_ARGUMENT, "step is 0");
-    data.progress = refuse_second;
-    scores[0] = 7;
-    assert_int_equal(mha_head_importance(context, e->t, &desc, &data, scores, &loss),
-                     MHA_ERR_CALLBACK);
-    assert_true(scores[0] >= 7 && scores[0] <= 7);
-    order_out[0] = 0;
-    loss = 7;
-    expect_error(
-        mha_head_curve(context, e->t, &e->data, NULL, order_out, 1, &(int64_t){2}, 1, &loss),
-        MHA_ERR_ARGUMENT, "removed[0] is 2");
-    expect_error(
-        mha_head_curve(context, e->t, &e->data, NULL, order_out, 1, &(int64_t){1}, 1, NULL),
-        MHA_ERR_NULL, "losses");
-    assert_int_equal(
-        mha_head_curve(context, e->t, &data, NULL, order_out, 1, (int64_t[]){0, 1}, 2, &loss),
-        MHA_ERR_CALLBACK);
-    assert_true(loss >= 7 && loss <= 7);
+    double loss = 7;
     float gates[MOST_HEADS];
     open_all(gates);
     mha_tensor view = gates_view(e, gates);
-    view.shape[1]--;
-    desc.gates = &view;
-    expect_error(mha_head_importance(context, e->t, &desc, &e->data, scores, &loss), MHA_ERR_SHAPE,
-                 "gates");
+    struct {
+        double scores[MOST_HEADS], *to;
+        int64_t order[MOST_HEADS], count;
+        mha_importance_desc desc;
+        mha_importance_data data;
+    } x = {.desc = {.struct_size = sizeof x.desc, .kind = MHA_IMPORTANCE_ABLATION},
+           .data = e->data,
+           .to = x.scores};
+#define MEASURE() mha_head_importance(context, e->t, &x.desc, &x.data, x.to, &loss)
+#define REFUSE(status, part, ...) expect_spoiled(x, MEASURE(), status, part, __VA_ARGS__)
+    expect_error(mha_head_importance(context, e->t, &x.desc, NULL, x.to, &loss), MHA_ERR_NULL,
+                 "data");
+    REFUSE(MHA_ERR_NULL, "scores", x.to = NULL);
+    REFUSE(MHA_ERR_NULL, "loss", x.data.loss = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "at least one", x.data.batches = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "kind 9", x.desc.kind = (mha_importance)9);
+    REFUSE(MHA_ERR_UNSUPPORTED, "flags 0x2", x.desc.flags = 2);
+    REFUSE(MHA_ERR_SHAPE, "gates", view.shape[1] = 1, x.desc.gates = &view);
+#undef REFUSE
+    assert_null(mha_importance_name((mha_importance)9));
+    expect_spoiled(e->batches[1], mha_gated_loss(context, e->t, &x.data, NULL, &loss),
+                   MHA_ERR_ARGUMENT, "inputs[1]", e->batches[1].input.dropout = 0.5f);
+    expect_error(mha_head_order(context, e->t, &x.desc, &x.data, 0, 0, x.order, &x.count, NULL),
+                 MHA_ERR_ARGUMENT, "step is 0");
+#define CURVE(data, removed, points, losses) \
+    mha_head_curve(context, e->t, data, NULL, x.order, 1, removed, points, losses)
+    expect_error(CURVE(&x.data, &(int64_t){2}, 1, &loss), MHA_ERR_ARGUMENT, "removed[0] is 2");
+    expect_error(CURVE(&x.data, &(int64_t){1}, 1, NULL), MHA_ERR_NULL, "losses");
+    x.data.progress = refuse_second;
+    x.scores[0] = 7;
+    assert_int_equal(MEASURE(), MHA_ERR_CALLBACK);
+    assert_int_equal(CURVE(&x.data, ((int64_t[]){0, 1}), 2, &loss), MHA_ERR_CALLBACK);
+    assert_true(x.scores[0] >= 7 && x.scores[0] <= 7 && loss >= 7 && loss <= 7);
+#undef CURVE
+#undef MEASURE
     example_free(e);
 }
 
 /* Every allocation that fails is an error, or is done without; nothing stays behind. */
+static mha_status measured(mha_context *context, failing_alloc *memory, void *user)
+{
+    rng r = rng_make(11, 0);
+    example *e = example_make(context, &r, true);
+    double scores[MOST_HEADS];
+    const mha_importance_desc kind = {.struct_size = sizeof kind};
+    (void)user;
+    failing_from_here(memory);
+    const mha_status status = mha_head_importance(context, e->t, &kind, &e->data, scores, NULL);
+    example_free(e);
+    return status;
+}
+
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
-    int refused = 0;
-    bool more = true;
-    for (int64_t n = 0; more; n++) {
-        failing_alloc memory = failing_alloc_make();
-        mha_context *context;
-        assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &context), MHA_OK);
-        rng r = rng_make(11, 0);
-        example *e = example_make(context, &r, true);
-        double scores[MOST_HEADS];
-        const mha_importance_desc kind = {.struct_size = sizeof kind};
-        memory.fail_at = memory.calls + n;
-        const mha_status status = mha_head_importance(context, e->t, &kind, &e->data, scores, NULL);
-        more = memory.calls > memory.fail_at;
-        example_free(e);
-        mha_context_destroy(context);
-        assert_true(memory.live == 0 && memory.mistakes == 0);
-        assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
-        refused += status != MHA_OK;
-    }
-    printf("  %d refusals\n", refused);
-    assert_true(refused > 2);
+    assert_true(failing_each(measured, NULL) > 2);
 }
 
 RUN_TESTS(TEST(gradients_are_slopes), TEST(batches_are_single_sequences), TEST(normalised),

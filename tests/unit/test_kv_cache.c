@@ -1,5 +1,6 @@
 /* The key/value cache: prefill and decoding in pieces of any size equal the whole sequence to the
  * bit, lengths and capacity hold, errors change nothing. */
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
@@ -430,118 +431,111 @@ static void test_create_errors(void **unused)
     (void)unused;
     mha_context *context = context_with(0);
     mha_kv_cache *cache = NULL;
-    const mha_kv_cache_desc good = {
-        .struct_size = sizeof good, .batch = 1, .kv_heads = 1, .capacity = 1, .head_dim = 1};
-    struct {
-        mha_kv_cache_desc desc;
-        mha_status status;
-    } cases[] = {{good, MHA_ERR_ARGUMENT}, {good, MHA_ERR_UNSUPPORTED}, {good, MHA_ERR_ARGUMENT},
-                 {good, MHA_ERR_ARGUMENT}, {good, MHA_ERR_ARGUMENT},    {good, MHA_ERR_ARGUMENT},
-                 {good, MHA_ERR_ARGUMENT}, {good, MHA_ERR_SIZE},        {good, MHA_ERR_SIZE}};
-    cases[0].desc.struct_size = 0;
-    cases[1].desc.reserved = 1;
-    cases[2].desc.batch = 0;
-    cases[3].desc.kv_heads = -1;
-    cases[4].desc.capacity = 0;
-    cases[5].desc.head_dim = INT64_MIN;
-    cases[6].desc.value_head_dim = -5;
-    cases[7].desc.capacity = INT64_MAX;
-    cases[8].desc.batch = cases[8].desc.kv_heads = INT64_C(1) << 31;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_int_equal(mha_kv_cache_create(context, &cases[i].desc, &cache), cases[i].status);
-        assert_null(cache);
-        assert_true(strlen(mha_error_detail()) > 0);
-    }
-    assert_int_equal(mha_kv_cache_create(NULL, &good, &cache), MHA_ERR_NULL);
-    assert_int_equal(mha_kv_cache_create(context, NULL, &cache), MHA_ERR_NULL);
-    assert_int_equal(mha_kv_cache_create(context, &good, NULL), MHA_ERR_NULL);
+    mha_kv_cache_desc d = {
+        .struct_size = sizeof d, .batch = 1, .kv_heads = 1, .capacity = 1, .head_dim = 1};
+#define REFUSE(status, part, ...) \
+    expect_spoiled(d, mha_kv_cache_create(context, &d, &cache), status, part, __VA_ARGS__)
+    expect_error(mha_kv_cache_create(NULL, &d, &cache), MHA_ERR_NULL, "context");
+    expect_error(mha_kv_cache_create(context, NULL, &cache), MHA_ERR_NULL, "desc");
+    expect_error(mha_kv_cache_create(context, &d, NULL), MHA_ERR_NULL, "cache");
+    REFUSE(MHA_ERR_ARGUMENT, "struct_size is 0", d.struct_size = 0);
+    REFUSE(MHA_ERR_UNSUPPORTED, "reserved is 1", d.reserved = 1);
+    REFUSE(MHA_ERR_ARGUMENT, "batch is 0", d.batch = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "kv_heads is -1", d.kv_heads = -1);
+    REFUSE(MHA_ERR_ARGUMENT, "capacity is 0", d.capacity = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "head_dim is -9223372036854775808", d.head_dim = INT64_MIN);
+    REFUSE(MHA_ERR_ARGUMENT, "value_head_dim is -5", d.value_head_dim = -5);
+    REFUSE(MHA_ERR_SIZE, "9223372036854775807 positions", d.capacity = INT64_MAX);
+    REFUSE(MHA_ERR_SIZE, "2147483648 sequences of 2147483648 heads",
+           d.batch = d.kv_heads = INT64_C(1) << 31);
+#undef REFUSE
+    assert_null(cache);
 }
+
+/* The arguments of both calls, until a row spoils them. */
+typedef struct arguments {
+    mha_context *context;
+    mha_kv_cache *cache;
+    mha_attention_desc desc;
+    mha_tensor k, v, q, o;
+    const mha_tensor *kp, *vp, *qp, *op;
+} arguments;
 
 static void test_call_errors(void **unused)
 {
     (void)unused;
     enum { B = 2, H = 4, HK = 2, D = 4, T = 2 };
-    mha_context *context = context_with(0);
-    mha_kv_cache *cache;
-    const mha_kv_cache_desc desc = {
-        .struct_size = sizeof desc, .batch = B, .kv_heads = HK, .capacity = 8, .head_dim = D};
-    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
     float x[B * H * T * D] = {0}, o[B * H * T * D];
     const int64_t n[3] = {1, 1, 1};
-    mha_tensor kv = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, HK, T, D}), bad = kv;
-    mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, T, D});
-    mha_tensor ot = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){B, H, T, D});
-    mha_attention_desc d = {.struct_size = sizeof d, .flags = MHA_ATTENTION_CAUSAL};
-    assert_int_equal(mha_kv_cache_append(NULL, &kv, &kv, NULL), MHA_ERR_NULL);
-    assert_int_equal(mha_kv_cache_append(cache, NULL, &kv, NULL), MHA_ERR_NULL);
-    assert_int_equal(mha_kv_cache_append(cache, &kv, NULL, NULL), MHA_ERR_NULL);
-    bad.dtype = MHA_F64;
-    assert_int_equal(mha_kv_cache_append(cache, &bad, &kv, NULL), MHA_ERR_DTYPE);
-    bad = kv, bad.stride[3] = 2;
-    assert_int_equal(mha_kv_cache_append(cache, &kv, &bad, NULL), MHA_ERR_STRIDE);
-    bad = kv, bad.shape[1] = 1;
-    assert_int_equal(mha_kv_cache_append(cache, &bad, &bad, NULL), MHA_ERR_SHAPE);
-    assert_int_equal(mha_kv_cache_lengths(cache)[0], 0);
-    assert_int_equal(mha_kv_cache_append(cache, &kv, &kv, NULL), MHA_OK);
+    const mha_kv_cache_desc desc = {
+        .struct_size = sizeof desc, .batch = B, .kv_heads = HK, .capacity = 8, .head_dim = D};
+    arguments a = {.context = context_with(0),
+                   .desc = {.struct_size = sizeof a.desc, .flags = MHA_ATTENTION_CAUSAL},
+                   .k = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, HK, T, D}),
+                   .q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, T, D})};
+    assert_int_equal(mha_kv_cache_create(a.context, &desc, &a.cache), MHA_OK);
+    a.v = a.k, a.o = a.q, a.o.data = o;
+    a.kp = &a.k, a.vp = &a.v, a.qp = &a.q, a.op = &a.o;
+#define REFUSE(status, part, ...) \
+    expect_spoiled(a, mha_kv_cache_append(a.cache, a.kp, a.vp, NULL), status, part, __VA_ARGS__)
+    REFUSE(MHA_ERR_NULL, "cache is NULL", a.cache = NULL);
+    REFUSE(MHA_ERR_NULL, "k: is NULL", a.kp = NULL);
+    REFUSE(MHA_ERR_NULL, "v: is NULL", a.vp = NULL);
+    REFUSE(MHA_ERR_DTYPE, "k: dtype is f64", a.k.dtype = MHA_F64);
+    REFUSE(MHA_ERR_STRIDE, "v: the last axis has stride 2", a.v.stride[3] = 2);
+    REFUSE(MHA_ERR_SHAPE, "k: dim 1 is 1, expected 2", a.k.shape[1] = a.v.shape[1] = 1);
+#undef REFUSE
+    assert_int_equal(mha_kv_cache_lengths(a.cache)[0], 0);
+    assert_int_equal(mha_kv_cache_append(a.cache, &a.k, &a.v, NULL), MHA_OK);
     memset(o, 0x5A, sizeof o);
-    assert_int_equal(mha_kv_cache_attention(NULL, cache, &d, &q, &ot, NULL), MHA_ERR_NULL);
-    assert_int_equal(mha_kv_cache_attention(context, NULL, &d, &q, &ot, NULL), MHA_ERR_NULL);
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, NULL, &ot, NULL), MHA_ERR_NULL);
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, NULL, NULL), MHA_ERR_NULL);
-    d.key_lengths = n;
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &ot, NULL), MHA_ERR_ARGUMENT);
-    d.key_lengths = NULL, d.query_starts = n;
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &ot, NULL),
-                     MHA_ERR_UNSUPPORTED);
-    d.query_starts = NULL;
-    bad = q, bad.shape[0] = 1;
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &bad, &ot, NULL), MHA_ERR_SHAPE);
-    bad = q, bad.shape[1] = 3;
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &bad, &ot, NULL), MHA_ERR_SHAPE);
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &q, NULL), MHA_ERR_OVERLAP);
+#define ATTEND() mha_kv_cache_attention(a.context, a.cache, &a.desc, a.qp, a.op, NULL)
+#define REFUSE(status, part, ...) expect_spoiled(a, ATTEND(), status, part, __VA_ARGS__)
+    REFUSE(MHA_ERR_NULL, "context is NULL", a.context = NULL);
+    REFUSE(MHA_ERR_NULL, "cache is NULL", a.cache = NULL);
+    REFUSE(MHA_ERR_NULL, "q: is NULL", a.qp = NULL);
+    REFUSE(MHA_ERR_NULL, "o: is NULL", a.op = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "key_lengths are the cache's own", a.desc.key_lengths = n);
+    REFUSE(MHA_ERR_UNSUPPORTED, "a ragged batch", a.desc.query_starts = n);
+    REFUSE(MHA_ERR_SHAPE, "q: dim 0 is 1, expected 2", a.q.shape[0] = 1);
+    REFUSE(MHA_ERR_SHAPE, "q has 3 heads, k has 2", a.q.shape[1] = 3);
+    REFUSE(MHA_ERR_OVERLAP, "o overlaps q", a.op = &a.q);
     for (size_t i = 0; i < sizeof o; i++) assert_true(((unsigned char *)o)[i] == 0x5A);
-    assert_int_equal(mha_kv_cache_attention(context, cache, &d, &q, &ot, NULL), MHA_OK);
-    mha_kv_cache_destroy(cache);
+    assert_int_equal(ATTEND(), MHA_OK);
+#undef REFUSE
+#undef ATTEND
+    mha_kv_cache_destroy(a.cache);
 }
 
-/* Each allocation fails once; nothing leaks, nothing is written, and appending takes no memory. */
-static void failed_allocations_are_reported(void **unused)
+static mha_status made_and_used(mha_context *context, failing_alloc *memory, void *user)
 {
-    (void)unused;
     enum { B = 2, D = 4 };
     float x[B * D] = {0}, o[B * D];
     mha_tensor t = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, 1, 1, D}), ot = t;
+    const mha_kv_cache_desc small = {
+        .struct_size = sizeof small, .batch = B, .kv_heads = 1, .capacity = 3, .head_dim = D};
+    mha_kv_cache *cache = NULL;
+    (void)user;
     ot.data = o;
-    bool done = false;
-    int64_t failures = 0;
-    for (int64_t n = 0; !done; n++) {
-        failing_alloc broken = failing_alloc_make();
-        const mha_kv_cache_desc small = {
-            .struct_size = sizeof small, .batch = B, .kv_heads = 1, .capacity = 3, .head_dim = D};
-        mha_context *context;
-        mha_kv_cache *cache = NULL;
-        assert_int_equal(failing_context(&broken, 1, MHA_ISA_AUTO, &context), MHA_OK);
-        broken.fail_at = broken.calls + n;
-        broken.fail_after = true;
-        memset(o, 0x5A, sizeof o);
-        mha_status status = mha_kv_cache_create(context, &small, &cache);
-        if (status == MHA_OK) {
-            int64_t calls = broken.calls;
-            assert_int_equal(mha_kv_cache_append(cache, &t, &t, NULL), MHA_OK);
-            assert_int_equal(broken.calls, calls);
-            status = mha_kv_cache_attention(context, cache, NULL, &t, &ot, NULL);
-            assert_true(status == MHA_OK || ((unsigned char *)o)[0] == 0x5A);
-        } else {
-            assert_null(cache);
-        }
-        done = status == MHA_OK;
-        failures += !done;
-        assert_true(done || status == MHA_ERR_NOMEM);
-        mha_kv_cache_destroy(cache);
-        mha_context_destroy(context);
-        assert_true(broken.live == 0 && broken.mistakes == 0);
+    memset(o, 0x5A, sizeof o);
+    memory->fail_after = true;
+    failing_from_here(memory);
+    mha_status status = mha_kv_cache_create(context, &small, &cache);
+    assert_true(!cache == (status != MHA_OK));
+    if (status == MHA_OK) {
+        const int64_t calls = memory->calls;
+        assert_int_equal(mha_kv_cache_append(cache, &t, &t, NULL), MHA_OK);
+        assert_int_equal(memory->calls, calls); /* appending takes no memory */
+        status = mha_kv_cache_attention(context, cache, NULL, &t, &ot, NULL);
+        assert_true(status == MHA_OK || ((unsigned char *)o)[0] == 0x5A);
     }
-    assert_true(failures >= 4); /* three of the cache, at least one of scratch */
+    mha_kv_cache_destroy(cache);
+    return status;
+}
+
+static void failed_allocations_are_reported(void **unused)
+{
+    (void)unused;
+    assert_true(failing_each(made_and_used, NULL) >= 4); /* three of the cache, one of scratch */
 }
 
 RUN_TESTS(TEST(test_pieces_equal_whole), TEST(test_decode_crosses_blocks),

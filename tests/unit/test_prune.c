@@ -561,37 +561,31 @@ static void misuse_is_refused(void **state)
     mha_transformer_destroy(t);
 }
 
+static mha_status pruned(mha_context *context, failing_alloc *memory, void *user)
+{
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .vocab_size = 9,
+                                    .max_length = 8,
+                                    .embed_dim = 8,
+                                    .num_layers = 2,
+                                    .num_heads = 4};
+    float keep[8] = {1, 0, 0, 0, 1, 1, 0, 1};
+    mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
+    mha_transformer *t, *less = NULL;
+    (void)user;
+    expect_ok(mha_transformer_create(context, &d, &t));
+    failing_from_here(memory);
+    const mha_status status = mha_transformer_prune(context, t, &view, &less);
+    assert_true(!less == (status != MHA_OK));
+    mha_transformer_destroy(less);
+    mha_transformer_destroy(t);
+    return status;
+}
+
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
-    int refused = 0;
-    bool more = true;
-    for (int64_t n = 0; more; n++) {
-        failing_alloc memory = failing_alloc_make();
-        const mha_transformer_desc d = {.struct_size = sizeof d,
-                                        .vocab_size = 9,
-                                        .max_length = 8,
-                                        .embed_dim = 8,
-                                        .num_layers = 2,
-                                        .num_heads = 4};
-        float keep[8] = {1, 0, 0, 0, 1, 1, 0, 1};
-        mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 4});
-        mha_context *context;
-        mha_transformer *t, *pruned = NULL;
-        expect_ok(failing_context(&memory, 1, MHA_ISA_AUTO, &context));
-        expect_ok(mha_transformer_create(context, &d, &t));
-        memory.fail_at = memory.calls + n;
-        const mha_status status = mha_transformer_prune(context, t, &view, &pruned);
-        more = memory.calls > memory.fail_at;
-        assert_true(status == MHA_OK ? pruned != NULL : status == MHA_ERR_NOMEM && !pruned);
-        refused += status != MHA_OK;
-        mha_transformer_destroy(pruned);
-        mha_transformer_destroy(t);
-        mha_context_destroy(context);
-        assert_true(memory.live == 0 && memory.mistakes == 0);
-    }
-    printf("  %d refusals\n", refused);
-    assert_true(refused > 5);
+    assert_true(failing_each(pruned, NULL) > 5);
 }
 
 RUN_TESTS(TEST(masked_is_removed), TEST(sizes_count_what_goes_with_heads), TEST(same_gradients),
