@@ -218,11 +218,11 @@ static cli_exit check_mask(const bench_options *o)
 {
     const bench_mask mask = (bench_mask)o->mask;
     if (o->causal && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL && !o->window)
-        return cli_fail(CLI_USAGE, BENCH, "--causal does not go with --mask %s; choose one",
+        return cli_fail(CLI_USAGE, BENCH, "--causal conflicts with --mask %s; choose one",
                         masks[mask]);
     if (o->window && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL &&
         mask != BENCH_MASK_WINDOW)
-        return cli_fail(CLI_USAGE, BENCH, "--window does not go with --mask %s; choose one",
+        return cli_fail(CLI_USAGE, BENCH, "--window conflicts with --mask %s; choose one",
                         masks[mask]);
     return CLI_OK;
 }

@@ -57,7 +57,7 @@ static cli_exit out_of_memory(const char *command, int64_t count, size_t size)
 {
     return cli_fail(CLI_NO_MEMORY, command,
                     "out of memory: %" PRId64 " elements of %zu bytes, %s together; make the input "
-                    "smaller, or leave the program more memory",
+                    "smaller, or free memory for the program",
                     count, size, words_bytes((double)count * (double)size).text);
 }
 
@@ -93,7 +93,8 @@ cli_exit arena_keep(const char *command, void *thing, void (*release)(void *thin
 {
     if (!thing || remember(thing, release)) return CLI_OK;
     release(thing);
-    return cli_fail(CLI_NO_MEMORY, command, "out of memory; leave the program more of it");
+    return cli_fail(CLI_NO_MEMORY, command,
+                    "out of memory; close other programs, or make the input smaller");
 }
 
 void arena_drop(const void *thing)

@@ -143,9 +143,9 @@ static cli_exit fill_sizes(const char *command, const config_options *o, counts_
     if ((!s->head_dim || width_changed) && !o->head_dim) {
         if (s->embed % s->heads != 0)
             return cli_fail(CLI_USAGE, command,
-                            "a width of %" PRId64 " does not divide among %" PRId64
+                            "a width of %" PRId64 " cannot be divided among %" PRId64
                             " heads: %" PRId64 " / %" PRId64
-                            " is not whole; change one of them, or give --head-dim",
+                            " is not an integer; change one of them, or give --head-dim",
                             s->embed, s->heads, s->embed, s->heads);
         s->head_dim = s->embed / s->heads;
     }

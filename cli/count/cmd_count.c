@@ -108,8 +108,8 @@ static cli_exit count(const count_options *options)
     report.config.shape.element_bytes = dtype_bytes[options->dtype];
     if (!counts_of(&report.config.shape, &report.counts))
         return cli_fail(CLI_USAGE, COUNT,
-                        "these sizes give a count beyond 2^63 - 1 (9.2e18), and only exact numbers "
-                        "are printed; take a smaller --length, --batch or width");
+                        "at these sizes a count exceeds 2^63 - 1 (9.2e18), and only exact numbers "
+                        "are printed; reduce --length, --batch or the width");
     compare_sharing(&report);
     compare_heads(&report);
     if (options->json) return cli_check(COUNT, files_draw("-", draw_json, &report));

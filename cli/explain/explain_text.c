@@ -165,8 +165,7 @@ static void print_cost(const explain_problem *p)
             words_flops(plan->flops / (double)plan->visible_pairs * (double)p->mask_pairs).text);
     say("bytes moved", "%s: inputs and outputs, each once", words_bytes(plan->bytes).text);
     say("intensity", "%.3g operations a byte: %s", intensity,
-        intensity >= 20 ? "arithmetic is what takes the time"
-                        : "reading memory is what takes the time");
+        intensity >= 20 ? "limited by arithmetic" : "limited by memory bandwidth");
     say("scratch", "%s for all threads", words_bytes((double)plan->scratch_bytes).text);
     say("N x N instead", "%s, if all scores were kept in f32", words_bytes(p->matrix_bytes).text);
 }
@@ -204,7 +203,7 @@ static void tell_formula(const explain_problem *p)
              : d->t5_table   ? ", plus a learned number for their distance"
              : d->shaw_keys  ? ", with a learned vector for their distance added to the key"
                              : "",
-             d->sink_logits ? " together with the sink's share, which goes nowhere" : "");
+             d->sink_logits ? " together with the share of the sink, which has no value" : "");
     words_print("  ", text);
 }
 
@@ -218,7 +217,7 @@ static void tell_mask(const explain_problem *p)
     if (causal && d->q_offset == 0 && p->T < p->S) {
         char text[256];
         snprintf(text, sizeof text,
-                 "Query 0 stands at key position 0, so the last keys are seen by nobody. If the "
+                 "Query 0 stands at key position 0, so no query sees the last keys. If the "
                  "queries are the last ones of a longer sequence, add --offset %" PRId64 ".",
                  p->S - p->T);
         words_print("  ", text);
@@ -229,8 +228,9 @@ static void tell_mask(const explain_problem *p)
     if (d->keep_blocks)
         words_print("  ", "Blocks that the pattern leaves out are not computed and not read.");
     if (d->keep_mask || d->bias)
-        words_print("  ", "A dense mask or bias is an N x N array that the caller brings; what can "
-                          "be said by causal, window or blocks is cheaper that way.");
+        words_print("  ",
+                    "A dense mask or bias is an N x N array that the caller provides; causal, "
+                    "windows and blocks hide the same pairs at less cost.");
 }
 
 static void tell_memory(const explain_problem *p)
@@ -239,8 +239,8 @@ static void tell_memory(const explain_problem *p)
     char text[512];
     double factor = plan->scratch_bytes ? p->matrix_bytes / (double)plan->scratch_bytes : 0;
     if (plan->path == MHA_PATH_PLAIN) {
-        words_print("  ", "The plain path is the formula as it stands, a row of scores at a time "
-                          "in double precision: exact, in little memory, and slow.");
+        words_print("  ", "The plain path evaluates the formula directly, one row of scores at a "
+                          "time in double precision: accurate, in little memory, and slow.");
         return;
     }
     snprintf(text, sizeof text,
@@ -262,7 +262,7 @@ static void tell_memory(const explain_problem *p)
                     "exact: more than twice as fast with instructions for bytes, and 1 to 2 % "
                     "off for ordinary numbers.");
     if (p->outputs.probabilities || p->outputs.scores || p->outputs.average_probabilities)
-        words_print("  ", "Weights or scores were asked for: such an output is itself an N x N "
+        words_print("  ", "Weights or scores were requested: such an output is itself an N x N "
                           "array, and a second pass computes the scores again.");
 }
 

@@ -54,8 +54,8 @@ const args_page generate_page = {
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
                 "multihead generate llama-folder --ids \"1 306 4658\" --max-tokens 20",
     .notes = "FOLDER is what 'multihead train -o' saved, or any Llama folder (with --ids).\n"
-             "Without TEXT it starts from the token that begins a text. It ends at the\n"
-             "token that ends a text, or when the model runs out of positions. The text is\n"
+             "Without TEXT it starts from the beginning-of-text token. It ends at the\n"
+             "end-of-text token, or when the model runs out of positions. The text is\n"
              "written to stdout word by word. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
@@ -135,7 +135,7 @@ static cli_exit read_text(run *r, const char *text)
                                                           r->desc.max_length, &r->count)));
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
-                    "nothing to begin with: this model has no token that begins a text, give TEXT");
+                    "nothing to begin with: this model has no beginning-of-text token; give TEXT");
 }
 
 static bool predicts(const mha_transformer_desc *d)

@@ -48,9 +48,10 @@ static cli_exit add_file(const heads_options *options, heads_sources *sources)
     char *file;
     size_t size = 0;
     if (!strcmp(path, "-") && isatty(STDIN_FILENO))
-        return cli_fail(CLI_USAGE, HEADS,
-                        "the text is to come from stdin, which is a terminal; pipe it in, or name "
-                        "a file");
+        return cli_fail(
+            CLI_USAGE, HEADS,
+            "the text would be read from stdin, which is a terminal; pipe it in, or name "
+            "a file");
     CLI_TRY(texts_read_file(HEADS, path, &file, &size));
     const size_t start = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0;
     const char *text = file + start;

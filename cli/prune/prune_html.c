@@ -70,7 +70,7 @@ static void add_charts(page *g)
     add_chart(g, 1, "Loss", g->job->data.predicts ? "nats" : "1 - cosine", 4, 3);
     add_chart(g, 2, "Size", "parameters", 7, 1);
     add_chart(g, 3, "Time", "milliseconds", 8, 1);
-    g->curves[3].caption = "One forward pass over the data, the heads really gone.";
+    g->curves[3].caption = "One forward pass over the data, with the heads removed.";
 }
 
 static void add_maps(page *g)

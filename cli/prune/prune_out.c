@@ -135,8 +135,8 @@ void prune_print_shared(const prune_job *job)
               job->shared.measure);
     cli_print("%-10s  %9" PRId64 "  %9" PRId64 "\n", "parameters",
               mha_transformer_size(job->model.net), job->shared_parameters);
-    cli_print("cached keys and values shrink as the key/value heads do; such a model wants to be "
-              "trained on\n");
+    cli_print("the cache of keys and values shrinks by the same factor; such a model should be "
+              "trained further\n");
 }
 
 /* ---- CSV ------------------------------------------------------------------------------------- */

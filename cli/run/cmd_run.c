@@ -216,7 +216,7 @@ static cli_exit check_linear(const run_options *options)
             allowed = !strcmp(known[j], option_table[i].name);
         if (!allowed)
             return cli_fail(CLI_USAGE, RUN,
-                            "--%s does not go with --linear, which has no softmax: leave one out",
+                            "--%s conflicts with --linear, which has no softmax: leave one out",
                             option_table[i].name);
     }
     return CLI_OK;

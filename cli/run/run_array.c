@@ -21,8 +21,8 @@ cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, mha_ten
     array->data = arena_try(count, mha_dtype_size(dtype));
     if (array->data) return CLI_OK;
     return cli_fail(CLI_NO_MEMORY, RUN,
-                    "out of memory: an array of %" PRId64 " elements of %zu bytes; of weights and "
-                    "scores, --pick-heads and --pick-rows want less",
+                    "out of memory: an array of %" PRId64 " elements of %zu bytes; --pick-heads "
+                    "and --pick-rows write only a part of weights and scores",
                     count, mha_dtype_size(dtype));
 }
 

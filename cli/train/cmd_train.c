@@ -324,7 +324,7 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
     if (screen_shows_progress(options->quiet)) cli_print_to(stderr, "\n");
     if (interrupted) {
         cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
-                 options->folder ? "; call it again with the same folder to go on" : "");
+                 options->folder ? "; run it again with the same folder to resume" : "");
         return;
     }
     if (model->task->text) {

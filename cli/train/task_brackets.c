@@ -124,7 +124,7 @@ static const train_recipe recipe = {
 
 const train_task train_brackets = {
     .name = "brackets",
-    .summary = "brackets of four kinds, up to five deep: who closes must find what is open",
+    .summary = "brackets of four kinds, up to five deep: to close one, find the one that is open",
     .goal = "98 % of the brackets that close, near and far, one head with half of its weight on "
             "the bracket that is open for both",
     .kinds = {"near", "far"},

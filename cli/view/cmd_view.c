@@ -181,7 +181,7 @@ static cli_exit check_contrast(const view_options *options)
         return cli_fail(CLI_USAGE, VIEW, "--contrast compares with one text; leave out the second");
     if (options->renormalise)
         return cli_fail(CLI_USAGE, VIEW,
-                        "--renormalise does not go with --contrast: rows of "
+                        "--renormalise conflicts with --contrast: rows of "
                         "differences do not sum to 1");
     return CLI_OK;
 }

@@ -26,9 +26,10 @@ static cli_exit take_text(const char *text, size_t bytes, attention_maps *maps)
 static cli_exit take_text_file(const char *path, attention_maps *maps)
 {
     if (!strcmp(path, "-") && isatty(STDIN_FILENO))
-        return cli_fail(CLI_USAGE, VIEW,
-                        "the text is to come from stdin, which is a terminal; pipe it in, or give "
-                        "it in quotes");
+        return cli_fail(
+            CLI_USAGE, VIEW,
+            "the text would be read from stdin, which is a terminal; pipe it in, or give "
+            "it in quotes");
     int i = maps->text[0] ? 1 : 0;
     return texts_read_file(VIEW, path, &maps->text[i], &maps->text_bytes[i]);
 }

@@ -70,7 +70,7 @@ extern "C" {
 typedef enum mha_path {
     MHA_PATH_AUTO = 0,  /* tiled where possible, else plain: mha_attention_explain() */
     MHA_PATH_TILED = 1, /* online softmax over key blocks, O(T + S) memory, all instruction sets */
-    MHA_PATH_PLAIN = 2  /* the formula as it stands, row by row, in double */
+    MHA_PATH_PLAIN = 2  /* the formula directly, row by row, in double */
 } mha_path;
 
 /* The arithmetic of the two products, Q K^T and P V. MHA_COMPUTE_INT8 is used only on request. */

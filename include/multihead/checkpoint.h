@@ -10,7 +10,7 @@
  *              LlamaForCausalLM of transformers loads it as it is
  *   bert       post-norm with layer norms, one on the embeddings, learned positions, GELU or ReLU,
  *              biases; BertModel of transformers (and mha_model_load()) load it. An output over the
- *              vocabulary is ours alone and lies beside, as lm_head.weight
+ *              vocabulary is our extension, the weight lm_head.weight
  *   multihead  everything else; only this library reads it
  *
  * docs/model-folders.md lists every field and name.
@@ -33,7 +33,7 @@ typedef enum mha_splitting {
     MHA_SPLIT_CHARACTERS = 2   /* every character is one, white space too */
 } mha_splitting;
 
-/* What a folder says beside the transformer. All of it may be left out. */
+/* What a folder holds besides the transformer; all of it is optional. */
 typedef struct mha_checkpoint_settings {
     uint32_t struct_size;
     uint32_t reserved;        /* 0 */
@@ -71,7 +71,7 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
                                                      const mha_checkpoint_settings *settings);
 
 /**
- * Load a transformer from a folder of one of the three kinds, whoever wrote it. F16 and BF16 become
+ * Load a transformer from a folder of one of the three kinds, written by any program. F16 and BF16 become
  * f32. What was saved here comes back with the same bits.
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
@@ -103,8 +103,8 @@ MHA_API MHA_NODISCARD mha_status mha_split_next(mha_splitting splitting, const c
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-/* The tokenizer of a folder as mha_checkpoint_save() writes them, for reading texts and writing
- * them. Never changes after loading. */
+/* The tokenizer of a folder as mha_checkpoint_save() writes them, to encode and decode texts.
+ * Immutable after loading. */
 typedef struct mha_vocabulary mha_vocabulary;
 
 /**
@@ -133,11 +133,11 @@ MHA_API const char *mha_vocabulary_word(const mha_vocabulary *vocabulary, int64_
  * between them. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API mha_splitting mha_vocabulary_splitting(const mha_vocabulary *vocabulary);
 
-/** The token that begins a text; -1 if there is none. Memory none. Errors none. Threads any.
+/** The beginning-of-text token; -1 if there is none. Memory none. Errors none. Threads any.
  * Since 0.1 */
 MHA_API int32_t mha_vocabulary_begin(const mha_vocabulary *vocabulary);
 
-/** The token that ends a text; -1 if there is none. Memory none. Errors none. Threads any.
+/** The end-of-text token; -1 if there is none. Memory none. Errors none. Threads any.
  * Since 0.1 */
 MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
 

@@ -295,8 +295,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measur
  * in another process's share of a corpus. `from` stays as it is.
  *
  * Scores, offsets and relations have the bits that one object would have after all texts, however
- * these were divided and in whatever order objects are merged. In details the texts of `from` count
- * on behind those that were there, and of equally strong ones the earlier stays.
+ * these were divided and in any order of merging. In details the texts of `from` are
+ * numbered after those of `measures`, and of equally strong ones the earlier is kept.
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, layers, heads or

@@ -220,8 +220,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_limit(const mha_transformer *tra
                                                       int64_t least, int64_t *order, int64_t *made);
 
 /**
- * The most important heads first: those that an order keeps, then the order backwards, under the
- * same limit.
+ * The most important heads first: those that are not in an order, then the order backwards, under
+ * the same limit.
  *
  *   order [count] in       as from mha_head_order()
  *   reversed [L H] out     *made of them; may be the same array as order, if that has L H places
@@ -242,8 +242,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
  *   removed [points] in    0 .. count each, in any order
  *   losses [points] out
  *
- * data->progress is called after each point, done being its number + 1: what a loss function sums
- * beside its losses (right answers, rows) can be taken there, point by point.
+ * data->progress is called after each point, done being its number + 1: other sums of a loss
+ * function (right answers, rows) can be read there, point by point.
  *
  * Memory   scratch from the context; nothing is written on error.
  * Errors   as mha_gated_loss(); MHA_ERR_ARGUMENT (order, removed); MHA_ERR_SHAPE, _DTYPE, _STRIDE

@@ -323,7 +323,7 @@ typedef struct mha_chart {
 } mha_chart;
 
 /**
- * Draw a line chart as SVG 1.1: axes with ticks at round numbers, lines told apart by colour and
+ * Draw a line chart as SVG 1.1: axes with ticks at round numbers, lines distinguished by colour and
  * dashes, a legend, title and caption; no script, no font file, nothing fetched. A series without a
  * name is not in the legend and looks like the one before it. The y axis begins at 0 where the
  * numbers come near to it. The same chart always gives the same bytes.

@@ -59,7 +59,7 @@ typedef struct mha_file mha_file;
  * being written: a living writer holds a lock (flock) on it. On file systems that machines may
  * share (all but ext2 to 4, XFS, btrfs, F2FS, ZFS, overlayfs, tmpfs and ramfs) a lock may be
  * unknown to another machine: there the new file is called path.mha-shared-N.part, and one that was
- * left behind stays until somebody removes it.
+ * left behind stays until it is removed by hand.
  *
  * Memory   the caller owns *file and ends it with mha_file_finish(). Two descriptors until then.
  * Errors   MHA_ERR_NULL; MHA_ERR_WRITE (cannot be created: path and reason in the detail);

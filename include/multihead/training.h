@@ -64,7 +64,7 @@ typedef struct mha_training_batch {
  *   transformer   with logits; with MHA_TRANSFORMER_CROSS exactly if there is an encoder
  *   encoder       with MHA_TRANSFORMER_NO_OUTPUT, its E the transformer's memory_dim; NULL: none
  *
- * The caller owns and initialises both; each step updates them. Nobody else may change them without
+ * The caller owns and initialises both; each step updates them. Whatever else changes them must call
  * mha_transformer_update().
  *
  * Memory   the caller owns *trainer; context and transformers must outlive it. Three floats for
@@ -103,7 +103,7 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,
                                                   const mha_training_batch *batch, double *loss);
 
 /**
- * The forward pass alone, on what is not learnt from. Without a row that counts the loss is 0.
+ * Only the forward pass: a batch is evaluated, not trained on. Without a row that counts the loss is 0.
  *
  *   probabilities, cross_probabilities   as for mha_transformer_forward(); NULL: not wanted
  *   logits out   a view [B,T,V] of the trainer's own memory, until its next call; NULL: not wanted
@@ -133,7 +133,7 @@ typedef struct mha_trainer_state {
  * as the trainer. Since 0.1 */
 MHA_API mha_trainer_state mha_trainer_state_of(mha_trainer *trainer, bool encoder);
 
-/** Go on after `steps` steps, with m, v and parameters as they were then. Memory none. Errors
+/** Continue after `steps` steps, with m, v and parameters as they were then. Memory none. Errors
  * MHA_ERR_NULL, MHA_ERR_ARGUMENT (steps below 0 or above 2^62). Threads as the trainer. Since
  * 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_trainer_resume(mha_trainer *trainer, int64_t steps);

@@ -577,7 +577,7 @@ mha_status mha_head_measures_rows(mha_head_measures *m, int64_t layer, int64_t r
                               (int64_t[]){heads, -1, m->text.given.keys}));
     if (row != next || p->shape[1] > rows - row)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_measures_rows: rows %lld..%lld of %lld, expected to go on at "
+                        "mha_head_measures_rows: rows %lld..%lld of %lld, expected to continue at "
                         "row %lld",
                         (long long)row, (long long)(row + p->shape[1]) - 1, (long long)rows,
                         (long long)next);

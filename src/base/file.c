@@ -314,7 +314,7 @@ static mha_status make_folder(mha_file *file, const char *folder)
     }
     if (file->folder >= 0) return MHA_OK;
     return mha_fail(MHA_ERR_WRITE, "%s: %s: %s", folder,
-                    errno == ENOTDIR ? "is there and not a folder" : "cannot make the folder",
+                    errno == ENOTDIR ? "exists and is not a folder" : "cannot make the folder",
                     strerror(errno));
 }
 

@@ -169,7 +169,7 @@ mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
                             offsetof(mha_checkpoint_settings, splitting), settings,
                             settings ? settings->struct_size : 0));
     if ((unsigned)own.splitting > MHA_SPLIT_CHARACTERS)
-        return mha_fail(MHA_ERR_ARGUMENT, "splitting is %d, there is no such one",
+        return mha_fail(MHA_ERR_ARGUMENT, "splitting is %d, expected 0..2 (mha_splitting)",
                         (int)own.splitting);
     if (own.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_checkpoint_settings: reserved is %u, expected 0",

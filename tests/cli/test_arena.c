@@ -77,9 +77,9 @@ static void says_what_was_too_large(void **state)
     stop_listening();
     assert_int_equal(code, CLI_NO_MEMORY);
     assert_null(x);
-    assert_string_equal(
-        said, "multihead: test: out of memory: 1152921504606846976 elements of 8 bytes, "
-              "8 EiB together; make the input smaller, or leave the program more memory\n");
+    assert_string_equal(said,
+                        "multihead: test: out of memory: 1152921504606846976 elements of 8 bytes, "
+                        "8 EiB together; make the input smaller, or free memory for the program\n");
     assert_null(arena_try((INT64_C(1) << 61) + 1, 8)); /* 8, if the product could pass 2^64 */
     assert_null(arena_try(-1, 1));
     assert_int_equal(arena_mark(), 0);

@@ -264,7 +264,7 @@ def full_disk(folder):
         check(name not in left and not any(".part" in one for one in left), f"full disk: {left}")
     if os.path.exists("/dev/full"):
         result = train("ioi", "--steps", "2", "--tries", "1", "-o", "/dev/full")
-        check(result.returncode == 6 and "multihead: train: /dev/full: is there and not a folder"
+        check(result.returncode == 6 and "multihead: train: /dev/full: exists and is not a folder"
               in result.stderr, f"/dev/full: {result.stderr}")
 
 
