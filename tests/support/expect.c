@@ -31,3 +31,10 @@ void expect_row_at(size_t i, mha_status got, mha_status wanted, const char *part
     snprintf(row, sizeof row, "row %zu", i);
     expect_error_at(got, wanted, part, row, file, line);
 }
+
+int count_of(const char *text, const char *what)
+{
+    int count = 0;
+    for (; (text = strstr(text, what)) != NULL; text += strlen(what)) count++;
+    return count;
+}

@@ -60,6 +60,9 @@ typedef struct expected_refusal {
         __VA_ARGS__;                 \
     }
 
+/* How often one text is in another. */
+int count_of(const char *text, const char *what);
+
 void expect_ok_at(mha_status got, const char *call, const char *file, int line);
 void expect_error_at(mha_status got, mha_status wanted, const char *part, const char *call,
                      const char *file, int line);

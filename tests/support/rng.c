@@ -60,6 +60,16 @@ int rng_cases(int sample, int all)
     return rng_long_run() ? all : (sample + slower() - 1) / slower();
 }
 
+bool rng_range(int sample, int all, int *first, int *end)
+{
+    const char *one = getenv("MHA_TEST_CASE");
+    const bool whole = !one || !*one;
+    *first = whole ? 0 : atoi(one);
+    *end = whole ? rng_cases(sample, all) : *first + 1;
+    if (whole) printf("  %d cases\n", *end);
+    return whole;
+}
+
 bool rng_whole_sample(void)
 {
     return rng_long_run() || slower() == 1;

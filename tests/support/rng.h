@@ -22,6 +22,10 @@ bool rng_long_run(void);
  * sanitizer, which is some fifty times slower. */
 int rng_cases(int sample, int all);
 
+/* Which cases to try: *first .. *end - 1, those of rng_cases(); or, and then it is false, the one of
+ * MHA_TEST_CASE. */
+bool rng_range(int sample, int all, int *first, int *end);
+
 /* False if samples are thinned: then nobody may count on what is rare having been among them. */
 bool rng_whole_sample(void);
 

@@ -431,15 +431,10 @@ static void random_company(void **state)
     (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
-    const char *one = getenv("MHA_TEST_CASE");
-    int count = rng_cases(SAMPLE, ALL);
-    if (one && *one) {
-        run_trial(atoi(one), &all, cards);
-    } else {
-        for (int i = 0; i < count; i++) run_trial(i, &all, cards);
-        printf("  %d descriptors\n", count);
-        print_cards(&all, cards);
-    }
+    int i, end;
+    const bool whole = rng_range(SAMPLE, ALL, &i, &end);
+    for (; i < end; i++) run_trial(i, &all, cards);
+    if (whole) print_cards(&all, cards);
 }
 
 /* ---- windows that end at a key block ----------------------------------------------------------

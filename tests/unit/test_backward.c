@@ -277,15 +277,10 @@ static void random_company(void **state)
     (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
-    const char *one = getenv("MHA_TEST_CASE");
-    if (one && *one) {
-        run_trial(atoi(one), NULL, &all, cards);
-    } else {
-        int count = rng_cases(SAMPLE, ALL);
-        for (int i = 0; i < count; i++) run_trial(i, NULL, &all, cards);
-        printf("  %d descriptors\n", count);
-        print_cards(&all, cards, count >= SAMPLE);
-    }
+    int i, end;
+    const bool whole = rng_range(SAMPLE, ALL, &i, &end);
+    for (; i < end; i++) run_trial(i, NULL, &all, cards);
+    if (whole) print_cards(&all, cards, end >= SAMPLE);
 }
 
 /* Each kind alone, across the borders of blocks of keys and chunks of queries, and each pair. */

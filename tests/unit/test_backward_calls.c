@@ -35,7 +35,7 @@ static mha_tensor tensor(int ndim, const int64_t *shape)
     return mha_tensor_contiguous(memory, MHA_F32, ndim, shape);
 }
 
-static int64_t count_of(const mha_tensor *x)
+static int64_t elements_of(const mha_tensor *x)
 {
     int64_t count;
     assert_int_equal(mha_tensor_count(x, &count), MHA_OK);
@@ -44,7 +44,7 @@ static int64_t count_of(const mha_tensor *x)
 
 static void randomize(rng *r, const mha_tensor *x)
 {
-    for (int64_t i = 0; i < count_of(x); i++) ((float *)x->data)[i] = rng_normal(r);
+    for (int64_t i = 0; i < elements_of(x); i++) ((float *)x->data)[i] = rng_normal(r);
 }
 
 /* Everything but the three inputs, which the caller sets. */
@@ -106,7 +106,7 @@ static bool finite_row(const float *x, int64_t n)
 static void spoil(rng *r, const mha_tensor *x, double often)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
-    int64_t last = x->shape[x->ndim - 1], rows = last > 0 ? count_of(x) / last : 0;
+    int64_t last = x->shape[x->ndim - 1], rows = last > 0 ? elements_of(x) / last : 0;
     for (int64_t i = 0; i < rows; i++)
         if (rng_chance(r, often))
             ((float *)x->data)[i * last + rng_between(r, 0, last - 1)] = RNG_PICK(r, bad);
@@ -115,7 +115,7 @@ static void spoil(rng *r, const mha_tensor *x, double often)
 static mha_tensor copy_of(const mha_tensor *x)
 {
     mha_tensor made = tensor(x->ndim, x->shape);
-    memcpy(made.data, x->data, (size_t)count_of(x) * sizeof(float));
+    memcpy(made.data, x->data, (size_t)elements_of(x) * sizeof(float));
     return made;
 }
 
@@ -193,7 +193,7 @@ static void run_poisoned(poisoned *x, rng *r, const machine *m)
     x->bad.v = copy_of(&x->clean.v);
     complete(&x->bad, NULL);
     memcpy(x->bad.o_gradient.data, x->clean.o_gradient.data,
-           (size_t)count_of(&x->clean.o) * sizeof(float));
+           (size_t)elements_of(&x->clean.o) * sizeof(float));
     spoil(r, &x->bad.q, 0.03);
     spoil(r, &x->bad.k, 0.03);
     spoil(r, &x->bad.v, 0.03);
@@ -289,7 +289,7 @@ static void huge_where_hidden(void **state)
         for (int i = 0; i < 3; i++) row(&c.k, 0, 0, 1)[i] = 3e38f;
         run(all.each[m].context, all.each[m].path, &c);
         for (int i = QUERIES; i <= VALUES; i++)
-            assert_true(finite_row(c.of[i].data, count_of(&c.of[i])));
+            assert_true(finite_row(c.of[i].data, elements_of(&c.of[i])));
         free(c.q.data);
         free(c.k.data);
         free(c.v.data);
@@ -313,11 +313,11 @@ static void huge_scores(void **state)
         randomize(&r, &c.q);
         randomize(&r, &c.k);
         randomize(&r, &c.v);
-        for (int64_t i = 0; i < count_of(&c.q); i++) ((float *)c.q.data)[i] *= 1e12f;
+        for (int64_t i = 0; i < elements_of(&c.q); i++) ((float *)c.q.data)[i] *= 1e12f;
         run(all.each[m].context, all.each[m].path, &c);
         float *found = c.of[QUERIES].data;
-        const size_t bytes = (size_t)count_of(&c.q) * sizeof *found;
-        assert_true(finite_row(found, count_of(&c.q)));
+        const size_t bytes = (size_t)elements_of(&c.q) * sizeof *found;
+        assert_true(finite_row(found, elements_of(&c.q)));
         if (!first) {
             first = malloc(bytes);
             assert_non_null(first);
@@ -433,7 +433,7 @@ static void check_bytes(rng *r, const machine *m)
     complete(&ranges, r);
     complete(&bytes, NULL);
     memcpy(bytes.o_gradient.data, ranges.o_gradient.data,
-           (size_t)count_of(&ranges.o) * sizeof(float));
+           (size_t)elements_of(&ranges.o) * sizeof(float));
     ranges.desc.flags = causal ? MHA_ATTENTION_CAUSAL : 0;
     ranges.desc.key_lengths = cut ? lengths : NULL;
     ranges.desc.q_offsets = moved ? offsets : NULL;
@@ -442,7 +442,7 @@ static void check_bytes(rng *r, const machine *m)
     run(m->context, m->path, &bytes);
     for (int i = QUERIES; i <= VALUES; i++)
         if (memcmp(ranges.of[i].data, bytes.of[i].data,
-                   (size_t)count_of(&ranges.of[i]) * sizeof(float)) != 0)
+                   (size_t)elements_of(&ranges.of[i]) * sizeof(float)) != 0)
             fail_msg("%s: gradient %d of %lld x %lld x %lld, %lld has other bits than by a mask",
                      m->name, i, (long long)T, (long long)S, (long long)D, (long long)Dv);
     for (int i = 0; i < 3; i++) free(inputs[i]->data);
@@ -476,7 +476,7 @@ static twin twin_of(rng *r, const mha_tensor *from)
     twin x = {.wide = tensor(from->ndim, from->shape)};
     x.narrow = tensor(from->ndim, from->shape);
     x.narrow.dtype = RNG_PICK(r, types);
-    for (int64_t i = 0; i < count_of(from); i++) {
+    for (int64_t i = 0; i < elements_of(from); i++) {
         double value = (double)((const float *)from->data)[i];
         float *wide = (float *)x.wide.data + i;
         if (x.narrow.dtype == MHA_F32) {
@@ -510,7 +510,7 @@ static void check_halves(rng *r, const machine *m, const kinds_case *c)
     complete(&narrow, NULL);
     free(narrow.o.data);
     free(narrow.o_gradient.data);
-    memcpy(narrow.lse.data, wide.lse.data, (size_t)count_of(&wide.lse) * sizeof(float));
+    memcpy(narrow.lse.data, wide.lse.data, (size_t)elements_of(&wide.lse) * sizeof(float));
     narrow.q = q.narrow, narrow.k = k.narrow, narrow.v = v.narrow;
     narrow.o = o.narrow, narrow.o_gradient = g.narrow;
     free(wide.o.data);
@@ -764,7 +764,7 @@ static void failed_allocations_are_reported(void **state)
             mha_context *context;
             alloc = failing_alloc_make();
             assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
-            memset(x.of[QUERIES].data, 0x55, (size_t)count_of(&x.of[QUERIES]) * sizeof(float));
+            memset(x.of[QUERIES].data, 0x55, (size_t)elements_of(&x.of[QUERIES]) * sizeof(float));
             alloc.fail_at = alloc.calls + at;
             alloc.fail_after = true;
             mha_status status = backward(context, &x);

@@ -25,13 +25,6 @@ static mha_buffer draw(const mha_chart *chart)
     return buffer;
 }
 
-static int count_of(const char *text, const char *what)
-{
-    int count = 0;
-    for (; (text = strstr(text, what)) != NULL; text += strlen(what)) count++;
-    return count;
-}
-
 static void holds(const mha_buffer *svg, const char *what)
 {
     if (!strstr(svg->data, what)) fail_msg("no %s in\n%s", what, svg->data);

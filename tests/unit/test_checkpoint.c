@@ -512,32 +512,21 @@ static void words_are_checked(void **state)
     const char *const none[] = {"a", NULL}, *const bad[] = {"a", "\xFFz"};
     mha_checkpoint_settings s = some_words();
     const char *folder = temp_path("unwritten");
-    s.word_count = 12;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "word_count is 12");
-    s.word_count = 0;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "word_count is 0");
-    s.word_count = 4;
-    s.eos_word = "a";
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "eos_word 'a'");
-    s = (mha_checkpoint_settings){.struct_size = sizeof s, .words = twice, .word_count = 3};
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "words[0] and words[2]");
-    s.word_count = 2;
-    s.words = empty;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "words[1] is empty");
-    s.words = none;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_NULL, "words[1]");
-    s.words = bad;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_UTF8, "words[1]");
-    s.words = NULL;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "word_count is 2");
-    s.word_count = 0;
-    s.bos_word = "a";
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "bos_word");
-    s.bos_word = NULL;
-    s.reserved = 1;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_UNSUPPORTED, "reserved");
-    s.struct_size = 4;
-    expect_error(mha_checkpoint_save(folder, t, &s), MHA_ERR_ARGUMENT, "struct_size");
+#define REFUSE(status, part, ...) \
+    expect_spoiled(s, mha_checkpoint_save(folder, t, &s), status, part, __VA_ARGS__)
+    REFUSE(MHA_ERR_ARGUMENT, "word_count is 12", s.word_count = 12);
+    REFUSE(MHA_ERR_ARGUMENT, "word_count is 0", s.word_count = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "eos_word 'a'", s.word_count = 4, s.eos_word = "a");
+    REFUSE(MHA_ERR_UNSUPPORTED, "reserved", s.reserved = 1);
+    REFUSE(MHA_ERR_ARGUMENT, "struct_size", s.struct_size = 4);
+    s = (mha_checkpoint_settings){.struct_size = sizeof s, .words = twice, .word_count = 2};
+    REFUSE(MHA_ERR_ARGUMENT, "words[0] and words[2]", s.word_count = 3);
+    REFUSE(MHA_ERR_ARGUMENT, "words[1] is empty", s.words = empty);
+    REFUSE(MHA_ERR_NULL, "words[1]", s.words = none);
+    REFUSE(MHA_ERR_UTF8, "words[1]", s.words = bad);
+    REFUSE(MHA_ERR_ARGUMENT, "word_count is 2", s.words = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "bos_word", s.words = NULL, s.word_count = 0, s.bos_word = "a");
+#undef REFUSE
     expect_error(mha_checkpoint_save(NULL, t, NULL), MHA_ERR_NULL, "folder");
     expect_error(mha_checkpoint_save(folder, NULL, NULL), MHA_ERR_NULL, "transformer");
     assert_int_not_equal(access(folder, F_OK), 0); /* nothing was begun */
@@ -827,33 +816,23 @@ static void disk_full(void **state)
     mha_transformer_destroy(back);
 }
 
+static mha_status loaded(mha_context *own, failing_alloc *memory, void *user)
+{
+    mha_transformer *back = NULL;
+    failing_from_here(memory);
+    const mha_status status = mha_checkpoint_load(own, temp_path("model"), &back);
+    if (status == MHA_OK) expect_same(user, back);
+    if (status != MHA_OK) assert_null(back);
+    mha_transformer_destroy(back);
+    return status;
+}
+
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
     mha_transformer *t = make(llama, 8);
     expect_ok(mha_checkpoint_save(temp_path("model"), t, NULL));
-    failing_alloc alloc = failing_alloc_make();
-    const mha_context_desc desc = {.struct_size = sizeof desc,
-                                   .allocator = failing_alloc_interface(&alloc)};
-    mha_context *own = NULL;
-    expect_ok(mha_context_create(&desc, &own));
-    const int64_t base = alloc.calls;
-    mha_status status = MHA_ERR_NOMEM;
-    int failures = 0;
-    for (; status == MHA_ERR_NOMEM && failures < 200; failures++) {
-        mha_transformer *back = NULL;
-        alloc.calls = base;
-        alloc.fail_at = base + failures;
-        status = mha_checkpoint_load(own, temp_path("model"), &back);
-        if (status == MHA_OK) expect_same(t, back);
-        if (status != MHA_OK) assert_null(back);
-        mha_transformer_destroy(back);
-    }
-    assert_int_equal(status, MHA_OK);
-    assert_true(failures > 5);
-    mha_context_destroy(own);
-    assert_int_equal(alloc.live, 0);
-    assert_int_equal(alloc.mistakes, 0);
+    assert_true(failing_each(loaded, t) > 5);
     mha_transformer_destroy(t);
 }
 

@@ -1,6 +1,7 @@
 /* Diagrams: the same bytes every time, escaped texts, colours of both papers, marks where they
  * belong, cards that do not overlap, and every kind of bad input refused before a byte is written.
  * The program's pictures are parsed as XML by tests/cli/explain.py. */
+#include "support/expect.h"
 #include "support/suite.h"
 
 #include <multihead/render.h>
@@ -22,9 +23,8 @@ static mha_diagram diagram_of(const mha_diagram_panel *panels, int64_t count)
 static mha_buffer draw(const mha_diagram *diagram)
 {
     mha_buffer buffer = {0};
-    mha_sink sink = mha_buffer_sink(&buffer);
-    mha_status status = mha_render_diagram(diagram, &sink);
-    if (status) fail_msg("%s: %s", mha_status_text(status), mha_error_detail());
+    const mha_sink sink = mha_buffer_sink(&buffer);
+    expect_ok(mha_render_diagram(diagram, &sink));
     assert_non_null(buffer.data);
     return buffer;
 }
@@ -37,13 +37,6 @@ static mha_status refused(const mha_diagram *diagram)
     assert_int_equal(buffer.size, 0);
     mha_buffer_free(&buffer);
     return status;
-}
-
-static int count_of(const char *text, const char *what)
-{
-    int count = 0;
-    for (; (text = strstr(text, what)) != NULL; text += strlen(what)) count++;
-    return count;
 }
 
 /* One of each kind. */

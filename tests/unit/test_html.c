@@ -24,17 +24,9 @@ static mha_figure figure_of(const mha_panel *panels, int64_t count, int64_t rows
 static mha_buffer render(const mha_figure *figure, const mha_report *report)
 {
     mha_buffer page = {0};
-    mha_sink sink = mha_buffer_sink(&page);
-    mha_status status = mha_render_html(figure, report, &sink);
-    if (status) fail_msg("%s: %s", mha_status_text(status), mha_error_detail());
+    const mha_sink sink = mha_buffer_sink(&page);
+    expect_ok(mha_render_html(figure, report, &sink));
     return page;
-}
-
-static int64_t count_of(const char *text, const char *part)
-{
-    int64_t count = 0;
-    for (const char *at = text; (at = strstr(at, part)) != NULL; at += strlen(part)) count++;
-    return count;
 }
 
 /* What must hold for every page. In base64 "http" may stand by chance, "http:" cannot. */

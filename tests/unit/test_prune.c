@@ -152,6 +152,15 @@ static void check_rows(const example *e, const float *a, const float *b)
                 fail_msg("%.9g and %.9g", (double)a[i], (double)b[i]);
 }
 
+static void check_both(mha_context *context, const example *e)
+{
+    result whole, small;
+    run(context, e, false, &whole);
+    run(context, e, true, &small);
+    check_rows(e, whole.output, small.output);
+    result_free(&whole), result_free(&small);
+}
+
 static void check_maps(const example *e, const float *whole, const float *small)
 {
     const int64_t H = e->desc.num_heads, left = e->left.num_heads, map = e->T * e->T;
@@ -417,11 +426,7 @@ static void small_integers(void **state)
         expect_ok(mha_transformer_update(context, e->whole));
         expect_ok(mha_transformer_prune(context, e->whole, &e->keep, &e->small));
         mha_transformer_describe(e->small, &e->left);
-        result whole, small;
-        run(context, e, false, &whole);
-        run(context, e, true, &small);
-        check_rows(e, whole.output, small.output);
-        result_free(&whole), result_free(&small);
+        check_both(context, e);
         example_free(e);
     }
 }
@@ -511,11 +516,7 @@ static void shared_kv(void **state)
     expect_ok(mha_transformer_update(context, e->whole));
     expect_ok(mha_transformer_share_kv(context, e->whole, 2, &e->small));
     for (int i = 0; i < 8; i++) e->keep_data[i] = 1;
-    result whole, small;
-    run(context, e, false, &whole);
-    run(context, e, true, &small);
-    check_rows(e, whole.output, small.output);
-    result_free(&whole), result_free(&small);
+    check_both(context, e);
     example_free(e);
 }
 

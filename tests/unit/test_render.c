@@ -45,18 +45,10 @@ static mha_figure figure_of(const mha_panel *panels, int64_t count, int64_t rows
 static mha_buffer draw(writer_fn writer, const mha_figure *figure)
 {
     mha_buffer buffer = {0};
-    mha_sink sink = mha_buffer_sink(&buffer);
-    mha_status status = writer(figure, &sink);
-    if (status) fail_msg("%s: %s", mha_status_text(status), mha_error_detail());
+    const mha_sink sink = mha_buffer_sink(&buffer);
+    expect_ok(writer(figure, &sink));
     assert_non_null(buffer.data);
     return buffer;
-}
-
-static int count_of(const char *text, const char *what)
-{
-    int count = 0;
-    for (; (text = strstr(text, what)) != NULL; text += strlen(what)) count++;
-    return count;
 }
 
 /* ---- A small checker of XML: nesting, quoting, entities, allowed characters, UTF-8 ---- */
