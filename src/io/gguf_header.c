@@ -234,49 +234,55 @@ static mha_status read_alignment(const mha_gguf *file, uint32_t *alignment)
                           file->path.text);
 }
 
-/* Where each tensor's data lies: aligned, in the file, no two of them overlapping. */
+/* Where the data of the tensor being read lies, if that is aligned and in the file; data is where
+ * offsets count from. */
+static mha_status place(const reader *r, uint32_t alignment, size_t data, mha_gguf_tensor *shown)
+{
+    const size_t size = r->file->view.size;
+    const uint64_t offset = (uint64_t)shown->offset, bytes = (uint64_t)shown->bytes;
+    if (offset % alignment != 0)
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: %s: its offset %" PRIu64 " is no multiple of the alignment %" PRIu32
+                        "; the file is damaged, fetch it again",
+                        r->file->path.text, where(r).text, offset, alignment);
+    if (data > size || offset > size - data || bytes > size - data - offset)
+        return mha_fail(MHA_ERR_FORMAT,
+                        "%s: %s: needs %" PRIu64 " bytes from byte %zu + %" PRIu64
+                        " on, the file has %zu; it is truncated, fetch it again",
+                        r->file->path.text, where(r).text, bytes, data, offset, size);
+    shown->offset += (int64_t)data;
+    shown->data = r->file->view.bytes + shown->offset;
+    return MHA_OK;
+}
+
 static mha_status place_tensors(reader *r)
 {
     mha_gguf *file = r->file;
-    const size_t size = file->view.size, count = file->tensors.count;
+    const size_t count = file->tensors.count;
     uint32_t alignment = 0;
     MHA_TRY(read_alignment(file, &alignment));
     const size_t data = (r->at + alignment - 1) / alignment * alignment;
     void *memory = NULL;
     mhai_vector extents = mhai_vector_make(&file->allocator, sizeof(mhai_extent));
-    mha_status status = mhai_vector_add(&extents, count, &memory);
+    mha_status status = MHA_OK;
+    MHA_TRY_GOTO(mhai_vector_add(&extents, count, &memory), done);
     mhai_extent *order = memory;
-    for (size_t i = 0; i < count && status == MHA_OK; i++) {
+    for (size_t i = 0; i < count; i++) {
         mhai_gguf_tensor *t = mhai_gguf_tensor_at(file, (int64_t)i);
         mha_gguf_tensor *shown = &t->shown;
         r->index = i;
         r->name = shown->name = mhai_gguf_name_at(file, t->name);
-        const uint64_t offset = (uint64_t)shown->offset;
-        if (offset % alignment != 0)
-            status =
-                mha_fail(MHA_ERR_FORMAT,
-                         "%s: %s: its offset %" PRIu64 " is no multiple of the alignment %" PRIu32
-                         "; the file is damaged, fetch it again",
-                         file->path.text, where(r).text, offset, alignment);
-        else if (data > size || offset > size - data ||
-                 (uint64_t)shown->bytes > size - data - offset)
-            status = mha_fail(MHA_ERR_FORMAT,
-                              "%s: %s: needs %" PRId64 " bytes from byte %zu + %" PRIu64
-                              " on, the file has %zu; it is truncated, fetch it again",
-                              file->path.text, where(r).text, shown->bytes, data, offset, size);
-        else {
-            shown->offset = (int64_t)(data + offset);
-            shown->data = file->view.bytes + shown->offset;
-            order[i] = (mhai_extent){shown->offset, shown->offset + shown->bytes, (int64_t)i};
-        }
+        MHA_TRY_GOTO(place(r, alignment, data, shown), done);
+        order[i] = (mhai_extent){shown->offset, shown->offset + shown->bytes, (int64_t)i};
     }
-    if (status == MHA_OK) mhai_file_sort_extents(order, (int64_t)count);
+    mhai_file_sort_extents(order, (int64_t)count);
     for (size_t i = 1; i < count && status == MHA_OK; i++)
         if (order[i].begin < order[i - 1].end) {
             r->index = (uint64_t)order[i].index;
             r->name = mhai_gguf_tensor_at(file, order[i].index)->shown.name;
             status = bad(r, "its data overlaps another tensor's");
         }
+done:
     mhai_vector_free(&extents);
     return status;
 }

@@ -83,6 +83,60 @@ def of_npy():
     yield "big-endian", npy((3,), ">f4", bytes(12))
 
 
+# ---- GGUF -------------------------------------------------------------------------------------
+
+# Of the types that are decoded and one that is not: number, elements and bytes of a block.
+BLOCKS = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
+          "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144),
+          "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "BF16": (30, 1, 2)}
+# Type of a value: number and form.
+NUMBERS = {"u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"),
+           "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q"), "i64": (11, "q"),
+           "f64": (12, "d")}
+
+
+def gguf_string(text):
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def gguf_value(kind, value):
+    number, form = (8, "") if kind == "string" else NUMBERS[kind]
+    items = value if isinstance(value, list) else [value]
+    head = struct.pack("<IIQ", 9, number, len(items)) if items is value else struct.pack("<I", number)
+    return head + b"".join(struct.pack("<" + form, item) if form else gguf_string(item) for item in items)
+
+
+def gguf(tensors=(), metadata=(), version=3, alignment=32):
+    """tensors: (name, type, dims); metadata: (key, kind, value or list)."""
+    if alignment != 32:
+        metadata = [*metadata, ("general.alignment", "u32", alignment)]
+    text = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    for key, kind, value in metadata:
+        text += gguf_string(key) + gguf_value(kind, value)
+    data = b""
+    for name, kind, dims in tensors:
+        number, elements, size = BLOCKS[kind]
+        data += bytes(-len(data) % alignment)
+        text += gguf_string(name)
+        text += struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, number, len(data))
+        data += random.Random(number).randbytes(product(dims) // elements * size)
+    return text + bytes(-len(text) % alignment) + data
+
+
+def of_gguf():
+    yield "empty", gguf()
+    yield "version-2", gguf([("a", "F32", (3,))], version=2)
+    yield "numbers", gguf(metadata=[(kind, kind, 1) for kind in NUMBERS])
+    yield "arrays", gguf(metadata=[(kind, kind, [0, 1, 1]) for kind in NUMBERS])
+    yield "strings", gguf(metadata=[("general.name", "string", "tiny"), ("none", "string", []),
+                                    ("tokens", "string", ["<s>", "", "a", "\u0120b"])])
+    yield "shapes", gguf([(f"a{n}", "F16", (2,) * n) for n in range(5)])
+    yield "alignment", gguf([("a", "BF16", (3,)), ("b", "F32", (2, 2))], alignment=1)
+    for kind, (_, elements, _) in BLOCKS.items():
+        yield kind, gguf([("a", kind, (elements, 2)), ("b", "F32", (1,))],
+                         [("general.architecture", "string", "llama")])
+
+
 # ---- folders ----------------------------------------------------------------------------------
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "a", "##b", "!", "\u4e2d"]

@@ -4,6 +4,7 @@
 #include <multihead/multihead.h>
 
 #include <multihead/checkpoint.h>
+#include <multihead/gguf.h>
 #include <multihead/io.h>
 #include <multihead/model.h>
 #include <multihead/state.h>
@@ -36,6 +37,25 @@ static void names(mha_context *context, const char *path)
     for (int64_t i = 0; i < mha_safetensors_count(file); i++)
         if (mha_safetensors_find(file, mha_safetensors_name(file, i)) != i) exit(1);
     mha_safetensors_close(file);
+}
+
+/* The same of a GGUF file, and its keys. */
+static void gguf(mha_context *context, const char *path)
+{
+    mha_gguf *file;
+    mha_gguf_tensor tensor;
+    mha_gguf_value value;
+    (void)context;
+    must(mha_gguf_open(path, &file));
+    for (int64_t i = 0; i < mha_gguf_count(file); i++) {
+        must(mha_gguf_describe(file, i, &tensor));
+        if (mha_gguf_find(file, tensor.name) != i) exit(1);
+    }
+    for (int64_t i = 0; i < mha_gguf_key_count(file); i++) {
+        must(mha_gguf_value_at(file, i, &value));
+        if (mha_gguf_key_find(file, value.key) != i) exit(1);
+    }
+    mha_gguf_close(file);
 }
 
 static void model(mha_context *context, const char *path)
@@ -138,6 +158,7 @@ static const struct {
     const char *name;
     void (*run)(mha_context *context, const char *path);
 } kinds[] = {{"names", names},
+             {"gguf", gguf},
              {"model", model},
              {"checkpoint", checkpoint},
              {"shape", shape},

@@ -34,6 +34,28 @@ def metadata(folder, n):
     return write_weights(folder, {"x": [1]}, pairs) / "model.safetensors"
 
 
+def gguf_string(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf(tensors=lambda n: [], keys=lambda n: []):
+    """A maker of GGUF files with a scalar for each name, and with these values."""
+    def make(folder, n):
+        folder.mkdir()
+        names, values = tensors(n), keys(n)
+        text = b"GGUF" + struct.pack("<IQQ", 3, len(names), len(values))
+        text += b"".join(gguf_string(key) + value for key, value in values)
+        text += b"".join(gguf_string(name) + struct.pack("<IIQ", 0, 0, 32 * i)
+                         for i, name in enumerate(names))
+        (folder / "x.gguf").write_bytes(text + bytes(-len(text) % 32 + 32 * len(names)))
+        return folder / "x.gguf"
+    return make
+
+
+def gguf_words(n):
+    return [("tokens", struct.pack("<IIQ", 9, 8, n) + b"".join(gguf_string(f"word{i}") for i in range(n)))]
+
+
 def state(folder, n):
     shapes = {"own.in_proj_weight": [6, 2], "own.in_proj_bias": [6],
               "own.out_proj.weight": [2, 2], "own.out_proj.bias": [2]}
@@ -146,6 +168,10 @@ READ = [
     ("tensors of a safetensors file", "names", 120, tensors),
     ("a tensor's name", "names", 1000, long_name),
     ("metadata", "names", 200, metadata),
+    ("tensors of a GGUF file", "gguf", 120, gguf(tensors=lambda n: [f"blk.{i}.w" for i in range(n)])),
+    ("keys of a GGUF file", "gguf", 200,
+     gguf(keys=lambda n: [(f"key {i}", struct.pack("<IB", 0, 1)) for i in range(n)])),
+    ("strings of a GGUF file", "gguf", 200, gguf(keys=gguf_words)),
     ("tensors beside a module's state", "state", 120, state),
     ("layers of a BERT model", "model", 8, write_bert),
     ("layers of a checkpoint", "checkpoint", 12, own),

@@ -1,0 +1,82 @@
+/* A GGUF file: what is accepted lies in the file, is found by its name, and decodes alike in one
+ * piece and in many. */
+#include "fuzz.h"
+
+#include <multihead/gguf.h>
+
+#include <string.h>
+
+FUZZ_MUTATOR("b")
+
+enum { MOST = 1024 }; /* elements that are decoded */
+
+static void look_at_tensor(const mha_gguf *file, int64_t index, fuzz_part input)
+{
+    static float whole[MOST], pieces[MOST];
+    mha_gguf_tensor tensor;
+    fuzz_must(mha_gguf_describe(file, index, &tensor) == MHA_OK, "a tensor without description");
+    fuzz_must(mha_gguf_find(file, tensor.name) == index, "a name that is not found");
+    fuzz_must(tensor.bytes > 0 && tensor.offset > 0 &&
+                  (size_t)(tensor.offset + tensor.bytes) <= input.size,
+              "data outside the file");
+    fuzz_must(memcmp(tensor.data, input.data + tensor.offset, (size_t)tensor.bytes) == 0,
+              "other bytes than the file's");
+    int64_t count = 1;
+    for (int i = 0; i < MHA_GGUF_MAX_DIMS; i++) count *= tensor.dims[i];
+    fuzz_must(count == tensor.count, "another number of elements");
+    if (count > MOST) count = MOST;
+    const mha_status status = mha_gguf_read(file, index, tensor.count - count, count, whole);
+    fuzz_must_speak(status);
+    for (int64_t at = 0, n; at < count; at += n) {
+        n = count - at < 23 ? count - at : 23;
+        fuzz_must(status == mha_gguf_read(file, index, tensor.count - count + at, n, pieces + at),
+                  "another status");
+    }
+    fuzz_must(status != MHA_OK || memcmp(whole, pieces, (size_t)count * sizeof *whole) == 0,
+              "pieces that are not the whole");
+    fuzz_must(mha_gguf_read(file, index, tensor.count, 1, whole) == MHA_ERR_SHAPE,
+              "an element beyond the last");
+}
+
+static void look_at_value(const mha_gguf *file, int64_t index, fuzz_part input)
+{
+    mha_gguf_value value;
+    const char *text = NULL;
+    size_t size = 0;
+    int64_t integer;
+    double real;
+    bool yes;
+    fuzz_must(mha_gguf_value_at(file, index, &value) == MHA_OK, "a key without value");
+    fuzz_must(mha_gguf_key_find(file, value.key) == index, "a key that is not found");
+    fuzz_must((size_t)value.count < input.size, "more elements than bytes");
+    for (int64_t i = 0; i < value.count; i++) {
+        fuzz_must_speak(mha_gguf_integer(&value, i, INT64_MIN, INT64_MAX, &integer));
+        fuzz_must_speak(mha_gguf_real(&value, i, &real));
+        fuzz_must_speak(mha_gguf_bool(&value, i, &yes));
+        const mha_status status = mha_gguf_string(&value, i, &text, &size);
+        fuzz_must_speak(status);
+        if (status != MHA_OK) continue;
+        fuzz_must(value.starts[i] <= input.size && size <= input.size - value.starts[i] &&
+                      memcmp(text, input.data + value.starts[i], size) == 0,
+                  "a string outside the file");
+    }
+    fuzz_must(mha_gguf_string(&value, value.count, &text, &size) != MHA_OK,
+              "an element beyond the last");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char path[FUZZ_PATH_BYTES];
+    mha_gguf *file;
+    const fuzz_part input = {data, size};
+    fuzz_write("in.gguf", input);
+    fuzz_path("in.gguf", path);
+    const mha_status status = mha_gguf_open(path, &file);
+    fuzz_must_speak(status);
+    if (status != MHA_OK) return 0;
+    for (int64_t i = 0; i < mha_gguf_count(file); i++) look_at_tensor(file, i, input);
+    for (int64_t i = 0; i < mha_gguf_key_count(file); i++) look_at_value(file, i, input);
+    fuzz_must(mha_gguf_find(file, "\x01\x02") < 0, "a name that no file has");
+    mha_gguf_close(file);
+    return 0;
+}
