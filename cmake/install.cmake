@@ -18,7 +18,7 @@ endfunction()
 mha_install(multihead "Multi-head attention in C" "" "")
 set(headers_left_out)
 if(MHA_MODEL)
-  mha_install(multihead_model "Model folders for multihead: safetensors, tokenizers, BERT"
+  mha_install(multihead_model "Model folders for multihead: safetensors, GGUF, tokenizers, BERT"
     "multihead" "jansson, libutf8proc")
 else()
   list(APPEND headers_left_out checkpoint gguf io model state tokenizer)

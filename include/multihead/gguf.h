@@ -212,7 +212,7 @@ typedef struct mha_gguf_value {
 /** The number of keys. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_gguf_key_count(const mha_gguf *file);
 
-/** The index of a key; -1 if the file has it not. Memory none. Errors none. Threads any.
+/** The index of a key; -1 if there is none. Memory none. Errors none. Threads any.
  * Since 0.1 */
 MHA_API int64_t mha_gguf_key_find(const mha_gguf *file, const char *key);
 
