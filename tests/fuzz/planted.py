@@ -35,7 +35,7 @@ FAULTS = [
     ("npy", "src/io/npy.c", "if (h->ndim == MHA_MAX_DIMS)", "if (h->ndim == MHA_MAX_DIMS + 1)"),
     ("gguf", "src/io/gguf_header.c", "bytes > size - data - offset)",
      "bytes > size - data)"),
-    ("tokenizer", "src/io/tokenizer_vocab.c", "if ((size_t)id >= count)",
+    ("tokenizer", "src/tokenizer/tokenizer_vocab.c", "if ((size_t)id >= count)",
      "if ((size_t)id > count)"),
     ("model", "src/model/arch/family.c", "if (family->read) return MHA_OK;",
      "if (family->names || !family->read) return MHA_OK;"),

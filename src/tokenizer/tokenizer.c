@@ -1,7 +1,7 @@
 /* Asking a tokenizer what it is, and what its public functions share. */
-#include "io/tokenizer_parts.h"
+#include "tokenizer/tokenizer_parts.h"
 
-#include "io/unicode_bert.h"
+#include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
 

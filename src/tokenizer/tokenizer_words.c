@@ -1,8 +1,8 @@
 /* The BERT pre-tokenizer: words end at white space, which goes, and at punctuation, of which every
  * character is a word of its own. And the public function that shows the words of a text. */
-#include "io/tokenizer_parts.h"
+#include "tokenizer/tokenizer_parts.h"
 
-#include "io/unicode_bert.h"
+#include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
 

@@ -1,6 +1,6 @@
 /* See unicode_bert.h. The tables are what Hugging Face's tokenizer was seen to do with every code
  * point (docs/tokenizer.md); tests/python/test_tokenizer_hf.py repeats that comparison. */
-#include "io/unicode_bert.h"
+#include "tokenizer/unicode_bert.h"
 
 #include <utf8proc.h>
 

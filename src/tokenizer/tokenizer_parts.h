@@ -10,8 +10,8 @@
 #ifndef MHAI_TOKENIZER_PARTS_H
 #define MHAI_TOKENIZER_PARTS_H
 
-#include "io/lexicon.h"
-#include "io/vector.h"
+#include "tokenizer/lexicon.h"
+#include "tokenizer/vector.h"
 
 #include <multihead/tokenizer.h>
 

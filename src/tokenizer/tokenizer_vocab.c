@@ -1,8 +1,8 @@
 /* The vocabulary of a tokenizer: vocab.txt, or model.vocab of tokenizer.json. */
-#include "io/tokenizer_load.h"
+#include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
-#include "io/unicode_bert.h"
+#include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
 

@@ -1,8 +1,8 @@
 /* Loading a tokenizer: its folder is read into lists, the lists become searchable sets. */
-#include "io/tokenizer_load.h"
+#include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
-#include "io/unicode_bert.h"
+#include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
 

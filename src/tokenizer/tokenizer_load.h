@@ -2,7 +2,7 @@
 #ifndef MHAI_TOKENIZER_LOAD_H
 #define MHAI_TOKENIZER_LOAD_H
 
-#include "io/tokenizer_folder.h"
+#include "tokenizer/tokenizer_folder.h"
 
 /* An added token: one that is found in the text as a whole, before the text is cut into words. */
 typedef struct mhai_added {

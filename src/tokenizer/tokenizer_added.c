@@ -1,7 +1,7 @@
 /* The added tokens of a tokenizer. Up to four places tell of them: "added_tokens" of
  * tokenizer.json, "added_tokens_decoder" of tokenizer_config.json, and the names in this and in
  * special_tokens_map.json. */
-#include "io/tokenizer_load.h"
+#include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
 

@@ -7,9 +7,9 @@
  *
  * Each function does its part and hands over to the next. Only decomposition has to look ahead:
  * combining characters are put in the order of their classes, so they wait for the next starter. */
-#include "io/tokenizer_parts.h"
+#include "tokenizer/tokenizer_parts.h"
 
-#include "io/unicode_bert.h"
+#include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
 

@@ -7,7 +7,7 @@
 #ifndef MHAI_LEXICON_H
 #define MHAI_LEXICON_H
 
-#include "io/vector.h"
+#include "tokenizer/vector.h"
 
 typedef struct mhai_lexicon_entry {
     const char *text; /* zero-terminated, borrowed */

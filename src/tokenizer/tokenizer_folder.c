@@ -1,7 +1,7 @@
 /* See tokenizer_folder.h. Where files say different things, transformers takes one and does not
  * tell; here that is an error. So is whatever this tokenizer would do otherwise than
  * tokenizer.json says. */
-#include "io/tokenizer_folder.h"
+#include "tokenizer/tokenizer_folder.h"
 
 #include "io/file.h"
 #include "io/json_file.h"

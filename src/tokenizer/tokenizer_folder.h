@@ -2,7 +2,7 @@
 #ifndef MHAI_TOKENIZER_FOLDER_H
 #define MHAI_TOKENIZER_FOLDER_H
 
-#include "io/tokenizer_parts.h"
+#include "tokenizer/tokenizer_parts.h"
 
 #include <jansson.h>
 

@@ -1,5 +1,5 @@
 /* See vector.h. Vectors double their capacity, so that appending costs constant time a byte. */
-#include "io/vector.h"
+#include "tokenizer/vector.h"
 
 #include <multihead/component.h>
 

@@ -1,7 +1,7 @@
 /* Encoding: special tokens in the text, words cut into pieces, truncation, [CLS] and [SEP]. */
-#include "io/tokenizer_parts.h"
+#include "tokenizer/tokenizer_parts.h"
 
-#include "io/unicode_bert.h"
+#include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
 
