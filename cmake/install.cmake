@@ -18,8 +18,8 @@ endfunction()
 mha_install(multihead "Multi-head attention in C" "" "")
 set(headers_left_out)
 if(MHA_MODEL)
-  mha_install(multihead_model "Model folders for multihead: safetensors, GGUF, tokenizers, BERT"
-    "multihead" "jansson, libutf8proc")
+  mha_install(multihead_model "Model folders for multihead: safetensors, GGUF, tokenizers"
+    "multihead" "jansson, libutf8proc, libpcre2-8")
 else()
   list(APPEND headers_left_out checkpoint gguf io model state tokenizer)
 endif()

@@ -37,6 +37,7 @@ want_build() {
     want_command pkg-config pkg-config
     want_module jansson libjansson-dev
     want_module libutf8proc libutf8proc-dev
+    want_module libpcre2-8 libpcre2-dev
     want_module libpng libpng-dev
     want_module freetype2 libfreetype-dev
     want_file /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf fonts-dejavu-core

@@ -56,20 +56,30 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_load(const char *folder,
  * Threads nobody uses it. Since 0.1 */
 MHA_API void mha_tokenizer_destroy(mha_tokenizer *tokenizer);
 
-/* What a tokenizer is. An id is -1 where the vocabulary has no such token. */
+/* How a tokenizer cuts a text. */
+typedef enum mha_tokenizer_kind {
+    MHA_TOKENIZER_WORDPIECE = 0,        /* the longest pieces of words: "un", "##aff", "##able" */
+    MHA_TOKENIZER_BYTE_BPE = 1,         /* merges of bytes, written as letters: "\u0120the" */
+    MHA_TOKENIZER_SENTENCEPIECE_BPE = 2 /* merges of characters: "\u2581the", "<0x0A>" */
+} mha_tokenizer_kind;
+
+/* What a tokenizer is. An id is -1 where the vocabulary has no such token or no file names it. */
 typedef struct mha_tokenizer_info {
     uint32_t struct_size; /* in: sizeof(mha_tokenizer_info) */
     int32_t cls_id;
     int32_t sep_id;
     int32_t pad_id;
-    int32_t unk_id; /* never -1 */
+    int32_t unk_id; /* never -1 for WordPiece */
     int32_t mask_id;
     int64_t vocab_size; /* ids are 0 .. vocab_size - 1 */
     int64_t max_length; /* model_max_length, special tokens included; 0: the folder does not say */
-    uint8_t clean_text; /* the normaliser's four settings, 0 or 1 */
+    uint8_t clean_text; /* the settings of BERT's normaliser, 0 or 1; 0 for other kinds */
     uint8_t handle_chinese_chars;
     uint8_t strip_accents;
     uint8_t lowercase;
+    mha_tokenizer_kind kind;
+    int32_t bos_id; /* the names of the beginning and the end of a text; the template says whether */
+    int32_t eos_id; /* encoding adds them */
 } mha_tokenizer_info;
 
 /**
@@ -84,6 +94,25 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_describe(const mha_tokenizer *tok
 /** The text of a token, e.g. "##ing"; NULL if id is not in the vocabulary. Memory lives as long as
  * tokenizer. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_tokenizer_token(const mha_tokenizer *tokenizer, int32_t id);
+
+/**
+ * The bytes that a token stands for: what it adds to a text that is written token by token. A
+ * byte-level "\u0120the" gives " the", a SentencePiece "\u2581the" as well and "<0x0A>" a line end,
+ * a WordPiece "##ing" gives "ing". A token may be part of a character: bytes need not be UTF-8.
+ *
+ *   special   may be NULL; 1 for tokens that are no text, such as "[SEP]" or "<|endoftext|>", which
+ *             give their own name as bytes; else 0
+ *
+ * What joins tokens is not in them: a WordPiece "ing" begins a word, and the first word of a text of
+ * SentencePiece begins with a space that the text may not have had.
+ *
+ * Memory   *bytes [*count] lives as long as tokenizer; no zero byte follows.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (id is not in the vocabulary).   Threads  any.
+ * Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tokenizer_token_bytes(const mha_tokenizer *tokenizer,
+                                                           int32_t id, const char **bytes,
+                                                           size_t *count, int *special);
 
 /** The id of a token; -1 if the vocabulary has none of that text. Memory none. Errors none.
  * Threads any. Since 0.1 */

@@ -27,13 +27,15 @@ static mha_status add(mhai_loader *l, const mhai_added *token)
         return mhai_vector_push(&l->added, token);
     }
     if (before->normal != token->normal ||
+        (before->flags ^ token->flags) & ~(unsigned)MHAI_IS_SPECIAL ||
         (before->id >= 0 && token->id >= 0 && before->id != token->id))
         return mha_fail(MHA_ERR_MODEL,
-                        "%s: token '%s' has another id or is normalized "
+                        "%s: token '%s' has another id or is normalized or stripped "
                         "otherwise than in %s",
                         mhai_show_path(token->path).text, mhai_show_name(token->text).text,
                         mhai_show_path(before->path).text);
     if (token->id >= 0) before->id = token->id;
+    before->flags |= token->flags;
     before->in_json |= token->in_json;
     before->in_decoder |= token->in_decoder;
     return MHA_OK;
@@ -47,7 +49,7 @@ static mha_status add_listed(mhai_loader *l, const char *path, const json_t *jso
     if (!token.text || !json_is_object(json))
         return mha_fail(MHA_ERR_FORMAT, "%s: an added token must be an object with content",
                         mhai_show_path(path).text);
-    MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal));
+    MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal, &token.flags));
     return add(l, &token);
 }
 
@@ -108,8 +110,13 @@ static mha_status add_named(mhai_loader *l, const char *path, const char *key, c
     mhai_added token = {.id = -1, .path = path};
     MHA_TRY(mhai_tokenizer_folder_token(path, key, json, &token.text));
     if (!token.text) return MHA_OK;
-    if (json_is_object(json)) MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal));
-    return find(l, token.text) ? MHA_OK : add(l, &token);
+    if (json_is_object(json))
+        MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal, &token.flags));
+    token.flags |= MHAI_IS_SPECIAL;
+    mhai_added *before = find(l, token.text);
+    if (!before) return add(l, &token);
+    before->flags |= MHAI_IS_SPECIAL;
+    return MHA_OK;
 }
 
 static bool ends_with_token(const char *key)
@@ -152,12 +159,14 @@ static bool in_vocabulary(const mhai_loader *l, const char *text)
 /* [UNK] and the others by their usual names, where no file names them and BERT's class does. */
 static mha_status add_default_names(mhai_loader *l)
 {
-    if (l->folder.generic) return MHA_OK;
+    if (!l->folder.defaults) return MHA_OK;
     for (int which = 0; which < MHAI_NAMED; which++) {
         const char *name = l->folder.names[which];
-        const mhai_added token = {
-            .text = name, .id = -1, .path = l->folder.paths[MHAI_CONFIG_JSON]};
-        if (!l->folder.stated[which] && !find(l, name) && in_vocabulary(l, name))
+        const mhai_added token = {.text = name,
+                                  .id = -1,
+                                  .flags = MHAI_IS_SPECIAL,
+                                  .path = l->folder.paths[MHAI_CONFIG_JSON]};
+        if (name && !l->folder.stated[which] && !find(l, name) && in_vocabulary(l, name))
             MHA_TRY(add(l, &token));
     }
     return MHA_OK;

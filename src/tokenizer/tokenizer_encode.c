@@ -1,140 +1,10 @@
-/* Encoding: special tokens in the text, words cut into pieces, truncation, [CLS] and [SEP]. */
+/* Encoding: a text's tokens as its kind of tokenizer gives them, truncation, the template. And the
+ * public function that shows the words of a text. */
 #include "tokenizer/tokenizer_parts.h"
-
-#include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
 
 #include <string.h>
-
-typedef struct found_token {
-    int64_t begin, end;
-    int32_t id;
-} found_token;
-
-/* One or two texts on their way. */
-typedef struct encoder {
-    const mha_tokenizer *tokenizer;
-    mhai_normalizer normalizer;
-    mhai_vector texts[2]; /* of found_token */
-    mhai_vector *tokens;  /* the text at work */
-    /* A segment's normalised text, kept only where added tokens are to be found in it. */
-    mhai_vector bytes; /* of char */
-    mhai_vector chars; /* of kept_char */
-    mhai_splitter splitter;
-} encoder;
-
-typedef struct kept_char {
-    mhai_char ch;
-    size_t at; /* in bytes */
-} kept_char;
-
-/* ---- WordPiece ------------------------------------------------------------------------------- */
-
-static mha_status push(encoder *e, int32_t id, int64_t begin, int64_t end)
-{
-    const found_token token = {begin, end, id};
-    return mhai_vector_push(e->tokens, &token);
-}
-
-static mha_status push_unknown(encoder *e, const mhai_word *word)
-{
-    return push(e, e->tokenizer->named[MHAI_UNK], word->first, word->last);
-}
-
-/* Again and again the longest piece that the rest begins with. Where there is none, the word as a
- * whole is unknown. */
-static mha_status cut_word(void *user, const mhai_word *word)
-{
-    encoder *e = user;
-    if (word->chars > MHAI_WORD_CHARS) return push_unknown(e, word);
-    const size_t before = e->tokens->count;
-    for (size_t at = 0, matched = 0; at < word->size; at += matched) {
-        const mhai_lexicon_branch *branch =
-            at == 0 ? &e->tokenizer->first_pieces : &e->tokenizer->pieces;
-        const int32_t id =
-            mhai_lexicon_longest(branch, word->bytes + at, word->size - at, &matched);
-        if (id < 0) {
-            e->tokens->count = before;
-            return push_unknown(e, word);
-        }
-        MHA_TRY(push(e, id, word->begin[at], word->end[at + matched - 1]));
-    }
-    return MHA_OK;
-}
-
-/* ---- Segments and added tokens --------------------------------------------------------------- */
-
-static mha_status keep_char(encoder *e, const mhai_char *ch)
-{
-    char bytes[MHAI_UTF8_MAX];
-    const int size = mhai_unicode_put(ch->c, bytes);
-    const kept_char kept = {*ch, e->bytes.count};
-    void *place = NULL;
-    MHA_TRY(mhai_vector_push(&e->chars, &kept));
-    MHA_TRY(mhai_vector_add(&e->bytes, (size_t)size, &place));
-    memcpy(place, bytes, (size_t)size);
-    return MHA_OK;
-}
-
-static mha_status take_char(void *user, const mhai_char *ch)
-{
-    encoder *e = user;
-    return e->tokenizer->normal.count > 0 ? keep_char(e, ch)
-                                          : mhai_tokenizer_words_take(&e->splitter, ch);
-}
-
-/* Added tokens that are compared with the normalised text. */
-static mha_status find_normal_tokens(encoder *e)
-{
-    const char *bytes = e->bytes.items;
-    const kept_char *chars = e->chars.items;
-    for (size_t i = 0; i < e->chars.count;) {
-        size_t matched = 0;
-        const size_t at = chars[i].at;
-        const int32_t id = mhai_lexicon_longest(&e->tokenizer->normal_tokens, bytes + at,
-                                                e->bytes.count - at, &matched);
-        if (id < 0) {
-            MHA_TRY(mhai_tokenizer_words_take(&e->splitter, &chars[i++].ch));
-            continue;
-        }
-        const int64_t begin = chars[i].ch.begin;
-        while (i < e->chars.count && chars[i].at < at + matched) i++;
-        MHA_TRY(mhai_tokenizer_words_finish(&e->splitter));
-        MHA_TRY(push(e, id, begin, chars[i - 1].ch.end));
-    }
-    return MHA_OK;
-}
-
-/* The text between two special tokens: normalised and split separately. */
-static mha_status encode_segment(encoder *e, const char *text, size_t from, size_t to)
-{
-    if (from == to) return MHA_OK;
-    e->bytes.count = 0;
-    e->chars.count = 0;
-    MHA_TRY(mhai_tokenizer_normalize(&e->normalizer, text, from, to));
-    MHA_TRY(find_normal_tokens(e));
-    return mhai_tokenizer_words_finish(&e->splitter);
-}
-
-static mha_status encode_text(encoder *e, const char *text, size_t size)
-{
-    const mhai_lexicon_branch *special = &e->tokenizer->raw_tokens;
-    size_t from = 0, at = 0;
-    while (at < size) {
-        size_t matched = 0;
-        const int32_t id = mhai_lexicon_longest(special, text + at, size - at, &matched);
-        if (id < 0) {
-            at++;
-            continue;
-        }
-        MHA_TRY(encode_segment(e, text, from, at));
-        MHA_TRY(push(e, id, (int64_t)at, (int64_t)(at + matched)));
-        at += matched;
-        from = at;
-    }
-    return encode_segment(e, text, from, size);
-}
 
 /* ---- Truncation ------------------------------------------------------------------------------ */
 
@@ -215,13 +85,14 @@ static void add_special(columns *c, int32_t id, int32_t type)
     c->special[i] = 1;
 }
 
-static void add_tokens(columns *c, const mhai_vector *tokens, int64_t count, int8_t sequence)
+static void add_tokens(columns *c, const mhai_vector *tokens, int64_t count, int8_t sequence,
+                       int32_t type)
 {
-    const found_token *found = tokens->items;
+    const mhai_found_token *found = tokens->items;
     for (int64_t k = 0; k < count; k++) {
         const int64_t i = c->count++;
         c->ids[i] = found[k].id;
-        c->type_ids[i] = sequence;
+        c->type_ids[i] = type;
         c->begin[i] = found[k].begin;
         c->end[i] = found[k].end;
         c->sequence[i] = sequence;
@@ -229,11 +100,18 @@ static void add_tokens(columns *c, const mhai_vector *tokens, int64_t count, int
     }
 }
 
+static int32_t count_special(const mhai_template *template)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < template->count; i++) count += template->parts[i].id >= 0;
+    return count;
+}
+
 static mha_status put_together(const mha_tokenizer *tokenizer, const mhai_vector tokens[2],
-                               const int64_t kept[2], bool paired, bool special,
+                               const int64_t kept[2], const mhai_template *template, bool special,
                                mha_encoding *encoding)
 {
-    const size_t count = (size_t)(kept[0] + kept[1] + (special ? 2 + paired : 0));
+    const size_t count = (size_t)(kept[0] + kept[1] + (special ? count_special(template) : 0));
     void *memory = NULL, *items = NULL;
     MHA_TRY(mhai_vector_block_make(&tokenizer->allocator, count, TOKEN_BYTES, 0, &memory, &items));
     columns c = {.begin = items};
@@ -242,11 +120,14 @@ static mha_status put_together(const mha_tokenizer *tokenizer, const mhai_vector
     c.type_ids = c.ids + count;
     c.sequence = (int8_t *)(c.type_ids + count);
     c.special = (uint8_t *)(c.sequence + count);
-    if (special) add_special(&c, tokenizer->named[MHAI_CLS], 0);
-    add_tokens(&c, &tokens[0], kept[0], 0);
-    if (special) add_special(&c, tokenizer->named[MHAI_SEP], 0);
-    if (paired) add_tokens(&c, &tokens[1], kept[1], 1);
-    if (special && paired) add_special(&c, tokenizer->named[MHAI_SEP], 1);
+    for (int32_t i = 0; i < template->count; i++) {
+        const int32_t id = template->parts[i].id, type = template->parts[i].type;
+        if (id < 0)
+            add_tokens(&c, &tokens[id == MHAI_TEXT_B], kept[id == MHAI_TEXT_B], id == MHAI_TEXT_B,
+                       type);
+        else if (special)
+            add_special(&c, id, type);
+    }
     *encoding = (mha_encoding){
         .struct_size = encoding->struct_size,
         .count = c.count,
@@ -278,25 +159,6 @@ static mha_status check_options(const mha_encode_options *options)
     return MHA_OK;
 }
 
-static void start(const mha_tokenizer *tokenizer, encoder *e)
-{
-    const mha_allocator *allocator = &tokenizer->allocator;
-    *e = (encoder){.tokenizer = tokenizer};
-    e->normalizer = mhai_tokenizer_normalize_make(tokenizer, take_char, e);
-    e->bytes = mhai_vector_make(allocator, 1);
-    e->chars = mhai_vector_make(allocator, sizeof(kept_char));
-    for (int i = 0; i < 2; i++) e->texts[i] = mhai_vector_make(allocator, sizeof(found_token));
-    mhai_tokenizer_words_begin(&e->splitter, cut_word, e);
-}
-
-static void finish(encoder *e)
-{
-    mhai_tokenizer_normalize_free(&e->normalizer);
-    mhai_vector_free(&e->bytes);
-    mhai_vector_free(&e->chars);
-    for (int i = 0; i < 2; i++) mhai_vector_free(&e->texts[i]);
-}
-
 mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer, const mha_encode_options *options,
                                 const char *text, size_t text_bytes, const char *pair,
                                 size_t pair_bytes, mha_encoding *encoding)
@@ -311,18 +173,18 @@ mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer, const mha_encode
     MHA_TRY(mhai_tokenizer_check_text(pair ? "the first text" : "text", text, text_bytes));
     MHA_TRY(mhai_tokenizer_check_text("the second text", pair, pair_bytes));
     const bool paired = pair != NULL, special = !(own.flags & MHA_ENCODE_NO_SPECIAL);
-    encoder e;
+    const mhai_template *template = &tokenizer->templates[paired];
     mha_status status = MHA_OK;
-    start(tokenizer, &e);
-    e.tokens = &e.texts[0];
-    MHA_TRY_GOTO(encode_text(&e, text, text_bytes), done);
-    e.tokens = &e.texts[1];
-    MHA_TRY_GOTO(encode_text(&e, pair, pair_bytes), done);
-    int64_t kept[2] = {(int64_t)e.texts[0].count, (int64_t)e.texts[1].count};
-    MHA_TRY_GOTO(truncate_counts(&own, special ? 2 + paired : 0, paired, kept), done);
-    MHA_TRY_GOTO(put_together(tokenizer, e.texts, kept, paired, special, encoding), done);
+    mhai_vector tokens[2];
+    for (int i = 0; i < 2; i++)
+        tokens[i] = mhai_vector_make(&tokenizer->allocator, sizeof(mhai_found_token));
+    MHA_TRY_GOTO(tokenizer->kind->encode(tokenizer, text, text_bytes, &tokens[0]), done);
+    MHA_TRY_GOTO(tokenizer->kind->encode(tokenizer, pair, pair_bytes, &tokens[1]), done);
+    int64_t kept[2] = {(int64_t)tokens[0].count, (int64_t)tokens[1].count};
+    MHA_TRY_GOTO(truncate_counts(&own, special ? count_special(template) : 0, paired, kept), done);
+    MHA_TRY_GOTO(put_together(tokenizer, tokens, kept, template, special, encoding), done);
 done:
-    finish(&e);
+    for (int i = 0; i < 2; i++) mhai_vector_free(&tokens[i]);
     return status;
 }
 
@@ -332,4 +194,60 @@ void mha_encoding_free(mha_encoding *encoding)
     const uint32_t struct_size = encoding->struct_size;
     mhai_vector_block_free(encoding->memory);
     *encoding = (mha_encoding){.struct_size = struct_size};
+}
+
+/* ---- mha_tokenizer_words --------------------------------------------------------------------- */
+
+/* One block: allocator and size, the four columns, the text. */
+static mha_status hand_over(const mha_allocator *allocator, const mhai_vector *normalized,
+                            const mhai_vector *found_words, mha_words *words)
+{
+    const size_t count = found_words->count, text_bytes = normalized->count;
+    const mhai_found_word *found = found_words->items;
+    void *memory = NULL, *items = NULL;
+    MHA_TRY(mhai_vector_block_make(allocator, count, 4 * sizeof(int64_t), text_bytes + 1, &memory,
+                                   &items));
+    int64_t *from = items, *to = from + count, *begin = to + count, *end = begin + count;
+    for (size_t i = 0; i < count; i++) {
+        from[i] = found[i].from;
+        to[i] = found[i].to;
+        begin[i] = found[i].begin;
+        end[i] = found[i].end;
+    }
+    char *text = (char *)(end + count);
+    if (text_bytes > 0) memcpy(text, normalized->items, text_bytes);
+    text[text_bytes] = '\0';
+    words->text = text;
+    words->text_bytes = (int64_t)text_bytes;
+    words->count = (int64_t)count;
+    words->from = from;
+    words->to = to;
+    words->begin = begin;
+    words->end = end;
+    words->memory = memory;
+    return MHA_OK;
+}
+
+mha_status mha_tokenizer_words(const mha_tokenizer *tokenizer, const char *text, size_t text_bytes,
+                               mha_words *words)
+{
+    if (!tokenizer || !words || (!text && text_bytes > 0))
+        return mha_fail(MHA_ERR_NULL, "mha_tokenizer_words: NULL argument");
+    MHA_TRY(mha_struct_check_size("mha_words", words->struct_size, sizeof *words));
+    MHA_TRY(mhai_tokenizer_check_text("text", text, text_bytes));
+    mhai_vector normalized = mhai_vector_make(&tokenizer->allocator, 1);
+    mhai_vector found = mhai_vector_make(&tokenizer->allocator, sizeof(mhai_found_word));
+    mha_status status = tokenizer->kind->words(tokenizer, text, text_bytes, &normalized, &found);
+    if (status == MHA_OK) status = hand_over(&tokenizer->allocator, &normalized, &found, words);
+    mhai_vector_free(&normalized);
+    mhai_vector_free(&found);
+    return status;
+}
+
+void mha_words_free(mha_words *words)
+{
+    if (!words) return;
+    const uint32_t struct_size = words->struct_size;
+    mhai_vector_block_free(words->memory);
+    *words = (mha_words){.struct_size = struct_size};
 }

@@ -17,9 +17,9 @@ typedef struct mhai_folder {
     /* A class of tokenizers in transformers that takes everything from tokenizer.json. BERT's own
      * class takes the vocabulary from there and the rules from tokenizer_config.json. */
     bool generic;
-    mhai_rules rules;
+    bool defaults; /* names that no file states are added tokens where the vocabulary has them */
     int64_t max_length;
-    const char *names[MHAI_NAMED];    /* the texts of the named tokens, never NULL */
+    const char *names[MHAI_NAMED];    /* the texts of the named tokens; NULL: none */
     bool stated[MHAI_NAMED];          /* by a file, not by default */
     int32_t template_ids[MHAI_NAMED]; /* what tokenizer.json adds as [CLS] and [SEP]; -1: unsaid */
 } mhai_folder;
@@ -28,16 +28,26 @@ typedef struct mhai_folder {
 MHA_NODISCARD mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder);
 void mhai_tokenizer_folder_close(mhai_folder *folder);
 
+/* What a file may say or leave out. */
+typedef enum mhai_answer { MHAI_UNSAID = -1, MHAI_NO = 0, MHAI_YES = 1 } mhai_answer;
+
+MHA_NODISCARD mha_status mhai_tokenizer_folder_flag(const char *path, const json_t *object,
+                                                    const char *key, mhai_answer *value);
+
+bool mhai_or_default(mhai_answer value, bool otherwise);
+
+/* For messages: a string's text, or what else it is. */
+const char *mhai_show_json(const json_t *json);
+
 /* A named token as the files write it: its text, or an object with the text as its content. *text
- * is NULL where json is NULL or null. Errors: MHA_ERR_FORMAT, MHA_ERR_UNSUPPORTED (an object that
- * asks for lstrip, rstrip or single_word). */
+ * is NULL where json is NULL or null. Errors: MHA_ERR_FORMAT. */
 MHA_NODISCARD mha_status mhai_tokenizer_folder_token(const char *path, const char *key,
                                                      const json_t *json, const char **text);
 
-/* The options of an added token: *normal is what "normalized" says, by default that it is not
- * special. */
+/* The options of an added token, MHAI_IS_SPECIAL and so on: *normal is what "normalized" says, by
+ * default that it is not special. */
 MHA_NODISCARD mha_status mhai_tokenizer_folder_flags(const char *path, const json_t *json,
-                                                     bool *normal);
+                                                     bool *normal, uint8_t *flags);
 
 /* An id: an integer in 0 .. INT32_MAX - 1. */
 MHA_NODISCARD mha_status mhai_tokenizer_folder_id(const char *path, const char *what,

@@ -17,13 +17,17 @@ static mha_status copy_texts(mhai_loader *l)
     for (size_t i = 0; i < l->tokens.count; i++) size += strlen(tokens[i]) + 1;
     t->texts = mhai_vector_alloc(&t->allocator, size, 1);
     t->texts_size = size;
+    t->spoken = mhai_vector_alloc(&t->allocator, size, 1);
+    t->spoken_end = mhai_vector_alloc(&t->allocator, l->tokens.count, sizeof *t->spoken_end);
+    t->flags = mhai_vector_alloc(&t->allocator, l->tokens.count, 1);
     t->tokens = mhai_vector_alloc(&t->allocator, l->tokens.count, sizeof *t->tokens);
     t->entries = mhai_vector_alloc(&t->allocator, l->tokens.count, sizeof *t->entries);
     t->count = (int32_t)l->tokens.count;
     t->model_count = l->model_count;
-    if (!t->texts || !t->tokens || !t->entries)
+    if (!t->texts || !t->spoken || !t->spoken_end || !t->flags || !t->tokens || !t->entries)
         return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate a vocabulary of %zu tokens",
                         l->tokens.count);
+    memset(t->flags, 0, l->tokens.count);
     char *to = t->texts;
     for (size_t i = 0; i < l->tokens.count; i++) {
         const size_t bytes = strlen(tokens[i]) + 1;
@@ -32,12 +36,6 @@ static mha_status copy_texts(mhai_loader *l)
         to += bytes;
     }
     return MHA_OK;
-}
-
-static const char *vocabulary_path(const mhai_loader *l)
-{
-    return l->folder
-        .paths[l->folder.json[MHAI_TOKENIZER_JSON] ? MHAI_TOKENIZER_JSON : MHAI_VOCAB_TXT];
 }
 
 /* Entries for tokens [from, to), without empty ones: blank lines of vocab.txt, which only count. */
@@ -60,13 +58,12 @@ static mha_status build_vocabulary(mhai_loader *l)
     const int32_t twice = mhai_lexicon_build(first, count, &t->vocabulary);
     if (twice >= 0)
         return mha_fail(MHA_ERR_FORMAT, "%s: token '%s' is there twice, with ids %d and %d",
-                        mhai_show_path(vocabulary_path(l)).text,
+                        mhai_show_path(l->vocabulary_path).text,
                         mhai_show_name(first[twice].text).text, first[twice].id,
                         first[twice + 1].id);
     /* Added tokens were compared with each other when they were read. */
     (void)mhai_lexicon_build(extra, fill_entries(t, t->model_count, t->count), &t->extra);
     mhai_lexicon_branch_make(&t->vocabulary, "", &t->first_pieces);
-    mhai_lexicon_branch_make(&t->vocabulary, "##", &t->pieces);
     return MHA_OK;
 }
 
@@ -84,27 +81,14 @@ static mha_status resolve(const mhai_loader *l, const mhai_added *added, int32_t
     return MHA_OK;
 }
 
-static mha_status append_text(void *user, const mhai_char *ch)
-{
-    char bytes[MHAI_UTF8_MAX];
-    const int size = mhai_unicode_put(ch->c, bytes);
-    void *place = NULL;
-    MHA_TRY(mhai_vector_add(user, (size_t)size, &place));
-    memcpy(place, bytes, (size_t)size);
-    return MHA_OK;
-}
-
 /* Append the normalised text of an added token and a zero byte to texts; *size is without it. */
 static mha_status normalize_added(const mha_tokenizer *t, const mhai_added *added,
                                   mhai_vector *texts, size_t *size)
 {
-    mhai_normalizer normalizer = mhai_tokenizer_normalize_make(t, append_text, texts);
     const size_t before = texts->count;
-    mha_status status = mhai_tokenizer_normalize(&normalizer, added->text, 0, strlen(added->text));
+    MHA_TRY(t->kind->normalize(t, added->text, texts));
     *size = texts->count - before;
-    if (status == MHA_OK) status = mhai_vector_push(texts, "");
-    mhai_tokenizer_normalize_free(&normalizer);
-    return status;
+    return mhai_vector_push(texts, "");
 }
 
 static mha_status check_length(const mhai_added *added, size_t size)
@@ -129,6 +113,7 @@ static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t 
         int32_t id = -1;
         MHA_TRY(resolve(l, &added[i], &id));
         MHA_TRY(check_length(&added[i], size));
+        t->flags[id] = added[i].flags | MHAI_IS_ADDED;
         if (normal) {
             MHA_TRY(normalize_added(t, &added[i], &t->normal_texts, &size));
             MHA_TRY(check_length(&added[i], size));
@@ -168,80 +153,91 @@ static mha_status build_added(mhai_loader *l)
     return MHA_OK;
 }
 
-/* The ids of [UNK] and the others. Without a mask or padding one can do. */
-static mha_status find_named(mhai_loader *l)
+/* What each token stands for, once the added ones are known. */
+static void speak(mha_tokenizer *t)
 {
-    static const int needed[] = {MHAI_UNK, MHAI_CLS, MHAI_SEP};
+    char *to = t->spoken;
+    for (int32_t id = 0; id < t->count; id++) {
+        const char *text = t->tokens[id];
+        if (t->flags[id] & MHAI_IS_ADDED) {
+            const size_t size = strlen(text);
+            memcpy(to, text, size);
+            to += size;
+        } else {
+            to += t->kind->speak(t, text, to);
+        }
+        t->spoken_end[id] = (size_t)(to - t->spoken);
+    }
+}
+
+mha_status mhai_tokenizer_finish(mhai_loader *l)
+{
     mha_tokenizer *t = l->tokenizer;
-    const mhai_folder *f = &l->folder;
-    for (int i = 0; i < MHAI_NAMED; i++) t->named[i] = mha_tokenizer_id(t, f->names[i]);
-    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
-        if (t->named[needed[i]] < 0)
-            return mha_fail(MHA_ERR_MODEL, "%s: the vocabulary has no '%s'",
-                            mhai_show_path(vocabulary_path(l)).text,
-                            mhai_show_name(f->names[needed[i]]).text);
-    if (t->named[MHAI_UNK] >= t->model_count)
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is an added token, but not in model.vocab",
-                        mhai_show_path(vocabulary_path(l)).text,
-                        mhai_show_name(f->names[MHAI_UNK]).text);
-    for (int i = 0; i < MHAI_NAMED; i++)
-        if (f->template_ids[i] >= 0 && f->template_ids[i] != t->named[i])
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: post_processor gives '%s' the id %d, in the vocabulary it has %d",
-                            mhai_show_path(vocabulary_path(l)).text,
-                            mhai_show_name(f->names[i]).text, f->template_ids[i], t->named[i]);
+    MHA_TRY(copy_texts(l));
+    MHA_TRY(build_vocabulary(l));
+    for (int i = 0; i < MHAI_NAMED; i++) t->named[i] = mha_tokenizer_id(t, l->folder.names[i]);
+    MHA_TRY(t->kind->build(l));
+    MHA_TRY(build_added(l));
+    speak(t);
     return MHA_OK;
 }
 
 static mha_status load(const char *folder, mhai_loader *l)
 {
-    mha_tokenizer *t = l->tokenizer;
     MHA_TRY(mhai_tokenizer_folder_open(folder, &l->folder));
-    t->rules = l->folder.rules;
-    t->max_length = l->folder.max_length;
+    l->tokenizer->max_length = l->folder.max_length;
+    MHA_TRY(mhai_tokenizer_kind_read(l));
     MHA_TRY(mhai_tokenizer_vocab_read(l));
     MHA_TRY(mhai_tokenizer_added_read(l));
     MHA_TRY(mhai_tokenizer_vocab_compare(l));
-    MHA_TRY(copy_texts(l));
-    MHA_TRY(build_vocabulary(l));
-    MHA_TRY(find_named(l));
-    return build_added(l);
+    return mhai_tokenizer_finish(l);
 }
 
-static mha_status check_options(const mha_tokenizer_options *options)
+/* ---- Loaders --------------------------------------------------------------------------------- */
+
+mha_status mhai_loader_begin(const mha_tokenizer_options *options, mhai_loader *l)
 {
-    if (options->reserved != 0)
+    mha_tokenizer_options own;
+    *l = (mhai_loader){0};
+    MHA_TRY(mha_struct_read("mha_tokenizer_options", &own, sizeof own, sizeof own, options,
+                            options ? options->struct_size : 0));
+    if (own.reserved != 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_tokenizer_options: reserved must be 0");
-    if (!options->allocator.alloc != !options->allocator.release)
+    if (!own.allocator.alloc != !own.allocator.release)
         return mha_fail(
             MHA_ERR_ARGUMENT,
             "mha_tokenizer_options: allocator needs both alloc and release, or neither");
+    l->allocator = mhai_vector_allocator(own.allocator);
+    l->tokens = mhai_vector_make(&l->allocator, sizeof(const char *));
+    l->added = mhai_vector_make(&l->allocator, sizeof(mhai_added));
+    l->merges = mhai_vector_make(&l->allocator, sizeof(mhai_merge));
+    l->tokenizer = mhai_vector_alloc(&l->allocator, 1, sizeof *l->tokenizer);
+    if (!l->tokenizer) return mha_fail(MHA_ERR_NOMEM, "tokenizer: out of memory");
+    *l->tokenizer = (mha_tokenizer){.allocator = l->allocator};
     return MHA_OK;
+}
+
+mha_status mhai_loader_end(mhai_loader *l, mha_status status, mha_tokenizer **tokenizer)
+{
+    if (status == MHA_OK) {
+        *tokenizer = l->tokenizer;
+        l->tokenizer = NULL;
+    }
+    mha_tokenizer_destroy(l->tokenizer);
+    json_decref(l->added_places);
+    mhai_vector_free(&l->merges);
+    mhai_vector_free(&l->added);
+    mhai_vector_free(&l->tokens);
+    mhai_tokenizer_folder_close(&l->folder);
+    return status;
 }
 
 mha_status mha_tokenizer_load(const char *folder, const mha_tokenizer_options *options,
                               mha_tokenizer **tokenizer)
 {
+    mhai_loader l;
     if (!folder || !tokenizer) return mha_fail(MHA_ERR_NULL, "mha_tokenizer_load: NULL argument");
-    mha_tokenizer_options own;
-    MHA_TRY(mha_struct_read("mha_tokenizer_options", &own, sizeof own, sizeof own, options,
-                            options ? options->struct_size : 0));
-    MHA_TRY(check_options(&own));
-    mhai_loader l = {.allocator = mhai_vector_allocator(own.allocator)};
-    l.tokens = mhai_vector_make(&l.allocator, sizeof(const char *));
-    l.added = mhai_vector_make(&l.allocator, sizeof(mhai_added));
-    l.tokenizer = mhai_vector_alloc(&l.allocator, 1, sizeof *l.tokenizer);
-    if (!l.tokenizer) return mha_fail(MHA_ERR_NOMEM, "mha_tokenizer_load: out of memory");
-    *l.tokenizer = (mha_tokenizer){.allocator = l.allocator};
-    const mha_status status = load(folder, &l);
-    if (status == MHA_OK) {
-        *tokenizer = l.tokenizer;
-        l.tokenizer = NULL;
-    }
-    mha_tokenizer_destroy(l.tokenizer);
-    json_decref(l.added_places);
-    mhai_vector_free(&l.added);
-    mhai_vector_free(&l.tokens);
-    mhai_tokenizer_folder_close(&l.folder);
-    return status;
+    mha_status status = mhai_loader_begin(options, &l);
+    if (status == MHA_OK) status = load(folder, &l);
+    return mhai_loader_end(&l, status, tokenizer);
 }

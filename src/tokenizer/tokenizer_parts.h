@@ -1,12 +1,11 @@
 /* The tokenizer from inside. The way of a text:
  *
- *   bytes -> special tokens written in it | segments between them            tokenizer_encode.c
- *         -> characters, normalised one by one                               tokenizer_normalize.c
- *         -> words                                                           tokenizer_words.c
- *         -> pieces                                                          tokenizer_encode.c
+ *   bytes -> added tokens written in it | segments between them              tokenizer_find.c
+ *         -> tokens of the segments, as the kind of tokenizer has it         a row of mhai_kinds
+ *         -> truncated, with the special tokens of a template                tokenizer_encode.c
  *
- * Nothing but the tokens found is stored: each step hands its results to the next as they come, so
- * memory does not depend on the length of segments or words. */
+ * A kind is a file and a row (tokenizer_kinds.c): how its settings are read, what it builds from the
+ * vocabulary, how it cuts a text, and the bytes that a token stands for. */
 #ifndef MHAI_TOKENIZER_PARTS_H
 #define MHAI_TOKENIZER_PARTS_H
 
@@ -20,35 +19,118 @@ enum {
     MHAI_ADDED_BYTES = 256 /* the longest added token: bounds the work at each byte of a text */
 };
 
-/* What the normaliser does. */
+/* What BERT's normaliser does. */
 typedef struct mhai_rules {
     bool clean, cjk, strip, lower;
 } mhai_rules;
 
 /* The tokens with a name. */
-enum { MHAI_UNK, MHAI_SEP, MHAI_PAD, MHAI_CLS, MHAI_MASK, MHAI_NAMED };
+enum { MHAI_UNK, MHAI_SEP, MHAI_PAD, MHAI_CLS, MHAI_MASK, MHAI_BOS, MHAI_EOS, MHAI_NAMED };
+
+/* What is known of a token; the last three say how it is found in a text. */
+enum {
+    MHAI_IS_SPECIAL = 1,
+    MHAI_IS_ADDED = 2,
+    MHAI_LSTRIP = 4, /* the white space before it belongs to it */
+    MHAI_RSTRIP = 8,
+    MHAI_SINGLE_WORD = 16 /* not beside a letter */
+};
+
+/* What stands around the texts: special tokens and the texts in their order. */
+enum { MHAI_TEXT_A = -1, MHAI_TEXT_B = -2, MHAI_TEMPLATE_PARTS = 32 };
+
+typedef struct mhai_template {
+    struct {
+        int32_t id; /* MHAI_TEXT_A, MHAI_TEXT_B or of a special token */
+        int32_t type;
+    } parts[MHAI_TEMPLATE_PARTS];
+    int32_t count;
+} mhai_template;
+
+typedef struct mhai_kind mhai_kind;
+typedef struct mhai_bpe mhai_bpe;
 
 struct mha_tokenizer {
     mha_allocator allocator;
-    mhai_rules rules;
+    const mhai_kind *kind;
     int32_t named[MHAI_NAMED]; /* ids, -1: none */
     int64_t max_length;
-    int32_t model_count; /* tokens that words are cut into: ids 0 .. model_count - 1 */
+    int32_t model_count; /* tokens that texts are cut into: ids 0 .. model_count - 1 */
     int32_t count;       /* and tokens that are only found as a whole in the text */
     char *texts;         /* all tokens, each with a zero byte */
     size_t texts_size;
-    const char **tokens;                      /* [count] into texts */
-    mhai_lexicon_entry *entries;              /* [count] of the first two lexicons */
-    mhai_lexicon vocabulary, extra;           /* ids below model_count, and the others */
-    mhai_lexicon_branch first_pieces, pieces; /* at the beginning of a word, and after "##" */
-    mhai_lexicon_entry *added_entries;        /* [added_count] of the next two */
+    const char **tokens;              /* [count] into texts */
+    uint8_t *flags;                   /* [count] MHAI_IS_SPECIAL and so on */
+    char *spoken;                     /* [texts_size] the bytes that the tokens stand for */
+    size_t *spoken_end;               /* [count] into spoken; each begins where the last one ends */
+    mhai_lexicon_entry *entries;      /* [count] of the first two lexicons */
+    mhai_lexicon vocabulary, extra;   /* ids below model_count, and the others */
+    mhai_lexicon_branch first_pieces; /* all of the vocabulary */
+    mhai_lexicon_entry *added_entries; /* [added_count] of the next two */
     size_t added_count;
     mhai_lexicon raw, normal; /* added tokens: in the text as it is, and in the */
     mhai_lexicon_branch raw_tokens, normal_tokens; /* normalised text, their own texts normalised */
     mhai_vector normal_texts;                      /* the texts of normal */
+    mhai_template templates[2];                    /* of a text, and of a text and its pair */
+    /* WordPiece */
+    mhai_rules rules;
+    mhai_lexicon_branch pieces; /* after "##" */
+    /* BPE */
+    mhai_bpe *bpe;
 };
 
-/* ---- Normalising ----------------------------------------------------------------------------- */
+/* ---- Kinds ----------------------------------------------------------------------------------- */
+
+typedef struct mhai_found_token {
+    int64_t begin, end;
+    int32_t id;
+} mhai_found_token;
+
+typedef struct mhai_found_word {
+    int64_t from, to, begin, end; /* in the normalised text, and in the text given */
+} mhai_found_word;
+
+typedef struct mhai_loader mhai_loader; /* tokenizer_load.h */
+
+struct mhai_kind {
+    mha_tokenizer_kind kind;
+    /* Once the vocabulary is there. */
+    mha_status (*build)(mhai_loader *loader);
+    /* Append the normalised text of an added token. */
+    mha_status (*normalize)(const mha_tokenizer *t, const char *text, mhai_vector *normalized);
+    /* Append the tokens of a valid text, as mhai_found_token. */
+    mha_status (*encode)(const mha_tokenizer *t, const char *text, size_t size,
+                         mhai_vector *tokens);
+    /* Append the normalised text, and its words as mhai_found_word. */
+    mha_status (*words)(const mha_tokenizer *t, const char *text, size_t size,
+                        mhai_vector *normalized, mhai_vector *words);
+    /* Write the bytes that a token of the vocabulary stands for, at most those of its text; gives
+     * their number. */
+    size_t (*speak)(const mha_tokenizer *t, const char *token, char *bytes);
+};
+
+extern const mhai_kind mhai_kind_wordpiece, mhai_kind_byte_bpe, mhai_kind_sentencepiece_bpe;
+
+/* Read the settings of a folder, and choose the kind that they are of. */
+MHA_NODISCARD mha_status mhai_tokenizer_kind_read(mhai_loader *loader);
+
+/* ---- Added tokens in a text ------------------------------------------------------------------ */
+
+typedef struct mhai_finder {
+    void *user;
+    /* A token, with the white space that it takes. */
+    mha_status (*token)(void *user, int32_t id, size_t from, size_t to);
+    /* What stands between two tokens; never empty. */
+    mha_status (*gap)(void *user, size_t from, size_t to);
+} mhai_finder;
+
+/* Find the tokens of a set, leftmost and longest first, in a valid text. Errors: those of the two
+ * functions. */
+MHA_NODISCARD mha_status mhai_tokenizer_find(const mha_tokenizer *tokenizer,
+                                             const mhai_lexicon_branch *set, const char *text,
+                                             size_t size, const mhai_finder *finder);
+
+/* ---- BERT's normaliser ----------------------------------------------------------------------- */
 
 /* A character after normalisation and the bytes of the text that it comes from. */
 typedef struct mhai_char {
@@ -72,6 +154,9 @@ typedef struct mhai_normalizer {
     mhai_vector waiting, sorted; /* of mhai_waiting */
 } mhai_normalizer;
 
+/* The waiting characters, stable by combining class, into sorted. Errors: MHA_ERR_NOMEM. */
+MHA_NODISCARD mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *sorted);
+
 mhai_normalizer mhai_tokenizer_normalize_make(const mha_tokenizer *tokenizer, mhai_char_sink sink,
                                               void *user);
 void mhai_tokenizer_normalize_free(mhai_normalizer *normalizer);
@@ -81,7 +166,7 @@ void mhai_tokenizer_normalize_free(mhai_normalizer *normalizer);
 MHA_NODISCARD mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, const char *text,
                                                   size_t from, size_t to);
 
-/* ---- Words ----------------------------------------------------------------------------------- */
+/* ---- BERT's words ----------------------------------------------------------------------------------- */
 
 typedef struct mhai_word {
     size_t size;         /* of bytes */
@@ -114,7 +199,5 @@ MHA_NODISCARD mha_status mhai_tokenizer_words_finish(mhai_splitter *splitter);
 /* Fail with the offset of the first byte of a text that is not UTF-8. name is what messages call
  * the text. */
 MHA_NODISCARD mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t size);
-
-/* ---- Loading --------------------------------------------------------------------------------- */
 
 #endif

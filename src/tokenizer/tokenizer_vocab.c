@@ -83,14 +83,14 @@ static mha_status read_json_vocabulary(mhai_loader *l)
 mha_status mhai_tokenizer_vocab_read(mhai_loader *l)
 {
     const bool json = l->folder.json[MHAI_TOKENIZER_JSON] != NULL;
+    l->vocabulary_path = l->folder.paths[json ? MHAI_TOKENIZER_JSON : MHAI_VOCAB_TXT];
     if (json)
         MHA_TRY(read_json_vocabulary(l));
     else
         MHA_TRY(split_vocab(l, &l->tokens));
     if (l->tokens.count == 0)
-        return mha_fail(
-            MHA_ERR_FORMAT, "%s: the vocabulary is empty",
-            mhai_show_path(l->folder.paths[json ? MHAI_TOKENIZER_JSON : MHAI_VOCAB_TXT]).text);
+        return mha_fail(MHA_ERR_FORMAT, "%s: the vocabulary is empty",
+                        mhai_show_path(l->vocabulary_path).text);
     l->model_count = (int32_t)l->tokens.count;
     return MHA_OK;
 }

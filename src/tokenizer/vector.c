@@ -82,12 +82,17 @@ mha_status mhai_vector_add(mhai_vector *vector, size_t count, void **first)
     return MHA_OK;
 }
 
-mha_status mhai_vector_push(mhai_vector *vector, const void *item)
+mha_status mhai_vector_append(mhai_vector *vector, const void *items, size_t count)
 {
     void *place = NULL;
-    MHA_TRY(mhai_vector_add(vector, 1, &place));
-    memcpy(place, item, vector->size);
+    MHA_TRY(mhai_vector_add(vector, count, &place));
+    if (count > 0) memcpy(place, items, count * vector->size);
     return MHA_OK;
+}
+
+mha_status mhai_vector_push(mhai_vector *vector, const void *item)
+{
+    return mhai_vector_append(vector, item, 1);
 }
 
 /* What stands before the items of a block. */
@@ -118,4 +123,9 @@ void mhai_vector_block_free(void *memory)
     if (!memory) return;
     const block_head head = *(block_head *)memory;
     mhai_vector_release(&head.allocator, memory, head.bytes, 1);
+}
+
+void *mhai_vector_block_of(void *items)
+{
+    return (char *)items - HEAD;
 }

@@ -32,11 +32,17 @@ MHA_NODISCARD mha_status mhai_vector_add(mhai_vector *vector, size_t count, void
 /* Append a copy of one item. Errors: MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_vector_push(mhai_vector *vector, const void *item);
 
+/* Append a copy of count items. Errors: MHA_ERR_NOMEM. */
+MHA_NODISCARD mha_status mhai_vector_append(mhai_vector *vector, const void *items, size_t count);
+
 /* Memory that knows how to give itself back: *items has room for count items of size bytes and
  * extra bytes. *memory is for mhai_vector_block_free(). Errors: MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_vector_block_make(const mha_allocator *allocator, size_t count,
                                                 size_t size, size_t extra, void **memory,
                                                 void **items);
 void mhai_vector_block_free(void *memory);
+
+/* The memory of items. */
+void *mhai_vector_block_of(void *items);
 
 #endif

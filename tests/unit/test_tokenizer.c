@@ -385,8 +385,8 @@ static void test_refuses_json(void **state)
     refuse(NULL, "[]", NULL, bad, "a list, expected a JSON object");
     refuse(NULL, "{\"a\":1,\"a\":2}", NULL, bad, "duplicate");
     refuse(NULL, "{}", NULL, other, "model is 'nothing'");
-    refuse(NULL, "{\"model\":{\"type\":\"BPE\"}}", NULL, other, "model is 'BPE'");
-    refuse(NULL, "{\"model\":{\"vocab\":{},\"merges\":[]}}", NULL, other, "only WordPiece");
+    refuse(NULL, "{\"model\":{\"type\":\"Unigram\"}}", NULL, other, "model is 'Unigram'");
+    refuse(NULL, "{\"model\":{\"type\":7}}", NULL, other, "only WordPiece and BPE");
     refuse(NULL, "{\"model\":[]}", NULL, other, "model is 'a list'");
     refuse(NULL, "{" MODEL(VOCAB) "}", NULL, other, "normalizer is 'nothing'");
     refuse(NULL, "{\"normalizer\":{\"type\":\"Sequence\"}," MODEL(VOCAB) "}", NULL, other,
@@ -437,8 +437,8 @@ static void test_refuses_settings(void **state)
     refuse(FIVE, NULL, "{\"sep_token\":[]}", bad, "sep_token must be a text");
     refuse(FIVE, NULL, "{\"sep_token\":\"\"}", bad, "not empty");
     refuse(FIVE, NULL, "{\"sep_token\":\"<sep>\"}", model, "no '<sep>'");
-    refuse(FIVE, NULL, "{\"mask_token\":{\"content\":\"[MASK]\",\"lstrip\":true}}", other,
-           "'[MASK]' has lstrip");
+    refuse(FIVE, NULL, "{\"mask_token\":{\"content\":\"[MASK]\",\"lstrip\":1}}", bad,
+           "lstrip must be true, false or null");
     refuse(FIVE, NULL, "{\"additional_special_tokens\":[\"<x>\"]}", model,
            "'<x>' is not in the vocabulary");
     refuse(FIVE, NULL, "{\"extra_special_tokens\":{\"x\":\"<x>\"}}", model, "'<x>' is not in");

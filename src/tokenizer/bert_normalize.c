@@ -51,21 +51,21 @@ static mha_status drop_mark(mhai_normalizer *n, const mhai_char *ch)
 }
 
 /* Stable, by combining class. A text may hold any number of marks in a row, so not by swapping. */
-static mha_status sort_waiting(mhai_normalizer *n)
+mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *sorted)
 {
-    const mhai_waiting *from = n->waiting.items;
+    const mhai_waiting *from = waiting->items;
     size_t place[256] = {0}, total = 0;
     void *memory = NULL;
-    n->sorted.count = 0;
-    MHA_TRY(mhai_vector_add(&n->sorted, n->waiting.count, &memory));
+    sorted->count = 0;
+    MHA_TRY(mhai_vector_add(sorted, waiting->count, &memory));
     mhai_waiting *to = memory;
-    for (size_t i = 0; i < n->waiting.count; i++) place[from[i].combining]++;
+    for (size_t i = 0; i < waiting->count; i++) place[from[i].combining]++;
     for (int class = 0; class < 256; class ++) {
         const size_t count = place[class];
         place[class] = total;
         total += count;
     }
-    for (size_t i = 0; i < n->waiting.count; i++) to[place[from[i].combining]++] = from[i];
+    for (size_t i = 0; i < waiting->count; i++) to[place[from[i].combining]++] = from[i];
     return MHA_OK;
 }
 
@@ -93,7 +93,7 @@ static mha_status release_waiting(mhai_normalizer *n)
     if (n->waiting.count == 1) {
         MHA_TRY(drop_mark(n, &waiting[0].ch));
     } else if (n->waiting.count > 1) {
-        MHA_TRY(sort_waiting(n));
+        MHA_TRY(mhai_tokenizer_sort_marks(&n->waiting, &n->sorted));
         MHA_TRY(release_sorted(n));
     }
     n->waiting.count = 0;

@@ -1,0 +1,379 @@
+/* The settings of a BPE tokenizer: tokenizer.json, part by part. What this tokenizer would do
+ * otherwise than the file says is refused by name. */
+#include "tokenizer/bpe.h"
+#include "tokenizer/tokenizer_load.h"
+
+#include "io/file.h"
+#include "tokenizer/bpe_encode.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+enum { MOST_NESTED = 8 };
+
+typedef struct reader {
+    mhai_loader *l;
+    mhai_bpe *bpe;
+    mhai_shown path;
+    bool has_bytes;    /* ByteLevel was among the pre_tokenizers */
+    bool has_template; /* of the post_processor */
+} reader;
+
+/* A row of a list of known types. */
+typedef struct row {
+    const char *type;
+    mha_status (*read)(reader *r, const json_t *json);
+} row;
+
+static mha_status refuse(const reader *r, const char *part, const char *what)
+{
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s: %s is not supported", r->path.text, part,
+                    mhai_show_name(what).text);
+}
+
+static mha_status malformed(const reader *r, const char *part, const char *what)
+{
+    return mha_fail(MHA_ERR_FORMAT, "%s: %s: %s", r->path.text, part, what);
+}
+
+/* Read an object by its type, or the objects of a "Sequence" of them; null and none are nothing. */
+static mha_status read_part(reader *r, const char *part, const char *list, const row *rows,
+                            const json_t *json, int depth)
+{
+    if (!json || json_is_null(json)) return MHA_OK;
+    const char *type = mhai_show_json(json_is_object(json) ? json_object_get(json, "type") : json);
+    if (strcmp(type, "Sequence") == 0 && depth < MOST_NESTED) {
+        const json_t *items = json_object_get(json, list);
+        if (!json_is_array(items)) return malformed(r, part, "Sequence without a list");
+        for (size_t i = 0; i < json_array_size(items); i++)
+            MHA_TRY(read_part(r, part, list, rows, json_array_get(items, i), depth + 1));
+        return MHA_OK;
+    }
+    for (; rows->type; rows++)
+        if (strcmp(type, rows->type) == 0) return rows->read(r, json);
+    return refuse(r, part, type);
+}
+
+static mha_status get_flag(const reader *r, const json_t *json, const char *key, bool otherwise,
+                           bool *value)
+{
+    mhai_answer answer = MHAI_UNSAID;
+    MHA_TRY(mhai_tokenizer_folder_flag(r->path.text, json, key, &answer));
+    *value = mhai_or_default(answer, otherwise);
+    return MHA_OK;
+}
+
+/* {"String": "..."} or {"Regex": "..."} */
+static mha_status get_pattern(const reader *r, const char *part, const json_t *json,
+                              mhai_step_desc *desc)
+{
+    const json_t *pattern = json_object_get(json, "pattern");
+    desc->literal = json_string_value(json_object_get(pattern, "String"));
+    desc->pattern = json_string_value(json_object_get(pattern, "Regex"));
+    if (!desc->literal == !desc->pattern || (desc->literal && !desc->literal[0]))
+        return malformed(r, part, "the pattern must be a String or a Regex that is not empty");
+    return MHA_OK;
+}
+
+/* ---- normalizer ------------------------------------------------------------------------------ */
+
+static mha_status read_nfc(reader *r, const json_t *json)
+{
+    const mhai_step_desc desc = {.like = {.what = MHAI_STEP_NFC}};
+    (void)json;
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+}
+
+static mha_status read_prepend(reader *r, const json_t *json)
+{
+    const mhai_step_desc desc = {.like = {.what = MHAI_STEP_PREPEND, .prepend = MHAI_ALWAYS},
+                                 .text = json_string_value(json_object_get(json, "prepend"))};
+    if (!desc.text) return malformed(r, "normalizer Prepend", "prepend must be a text");
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+}
+
+static mha_status read_replace(reader *r, const json_t *json)
+{
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_REPLACE},
+                           .text = json_string_value(json_object_get(json, "content"))};
+    if (!desc.text) return malformed(r, "normalizer Replace", "content must be a text");
+    MHA_TRY(get_pattern(r, "normalizer Replace", json, &desc));
+    if (desc.literal && strcmp(desc.literal, " ") == 0 && strcmp(desc.text, "\xE2\x96\x81") == 0)
+        r->bpe->marks_spaces = true;
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+}
+
+static const row normalizers[] = {
+    {"NFC", read_nfc}, {"Prepend", read_prepend}, {"Replace", read_replace}, {NULL, NULL}};
+
+/* ---- pre_tokenizer --------------------------------------------------------------------------- */
+
+/* Its bytes become letters, of which another step would not know. */
+static mha_status check_last(const reader *r)
+{
+    return r->has_bytes ? refuse(r, "pre_tokenizer", "another step behind ByteLevel") : MHA_OK;
+}
+
+static mha_status read_byte_level(reader *r, const json_t *json)
+{
+    bool prefix = false, regex = false;
+    MHA_TRY(check_last(r));
+    MHA_TRY(get_flag(r, json, "add_prefix_space", true, &prefix));
+    MHA_TRY(get_flag(r, json, "use_regex", true, &regex));
+    r->has_bytes = true;
+    if (prefix) {
+        const mhai_step_desc desc = {
+            .like = {.what = MHAI_STEP_PREPEND, .prepend = MHAI_UNLESS_THERE}, .text = " "};
+        MHA_TRY(mhai_bpe_add_step(r->bpe, r->path.text, &desc));
+    }
+    return regex ? mhai_bpe_add_split(r->bpe, r->path.text, mhai_gpt2_pattern) : MHA_OK;
+}
+
+static mha_status read_split(reader *r, const json_t *json)
+{
+    static const char *const behaviors[] = {
+        [MHAI_ISOLATED] = "Isolated",
+        [MHAI_REMOVED] = "Removed",
+        [MHAI_WITH_PREVIOUS] = "MergedWithPrevious",
+        [MHAI_WITH_NEXT] = "MergedWithNext",
+        [MHAI_CONTIGUOUS] = "Contiguous",
+    };
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT}};
+    const char *behavior = mhai_show_json(json_object_get(json, "behavior"));
+    MHA_TRY(check_last(r));
+    MHA_TRY(get_flag(r, json, "invert", false, &desc.like.invert));
+    MHA_TRY(get_pattern(r, "pre_tokenizer Split", json, &desc));
+    for (size_t i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
+        if (strcmp(behavior, behaviors[i]) == 0) {
+            desc.like.split = i;
+            return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+        }
+    return refuse(r, "pre_tokenizer Split: behavior", behavior);
+}
+
+static mha_status read_digits(reader *r, const json_t *json)
+{
+    bool individual = false;
+    MHA_TRY(check_last(r));
+    MHA_TRY(get_flag(r, json, "individual_digits", false, &individual));
+    return mhai_bpe_add_digits(r->bpe, r->path.text, individual);
+}
+
+static mha_status read_metaspace(reader *r, const json_t *json)
+{
+    static const char mark[] = "\xE2\x96\x81";
+    const char *replacement = mhai_show_json(json_object_get(json, "replacement"));
+    const json_t *scheme = json_object_get(json, "prepend_scheme");
+    const char *name = scheme ? mhai_show_json(scheme) : "always";
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_PREPEND}, .text = mark};
+    bool prefix = false, split = false;
+    MHA_TRY(check_last(r));
+    MHA_TRY(get_flag(r, json, "add_prefix_space", true, &prefix));
+    MHA_TRY(get_flag(r, json, "split", true, &split));
+    if (strcmp(replacement, mark) != 0)
+        return refuse(r, "pre_tokenizer Metaspace: replacement", replacement);
+    if (strcmp(name, "always") != 0 && strcmp(name, "first") != 0 && strcmp(name, "never") != 0)
+        return refuse(r, "pre_tokenizer Metaspace: prepend_scheme", name);
+    MHA_TRY(mhai_bpe_add_spaces(r->bpe, r->path.text));
+    desc.like.prepend = name[0] == 'f' ? MHAI_FIRST : MHAI_UNLESS_THERE;
+    if (name[0] != 'n' && prefix) MHA_TRY(mhai_bpe_add_step(r->bpe, r->path.text, &desc));
+    desc = (mhai_step_desc){.like = {.what = MHAI_STEP_SPLIT, .split = MHAI_WITH_NEXT},
+                            .literal = mark};
+    return split ? mhai_bpe_add_step(r->bpe, r->path.text, &desc) : MHA_OK;
+}
+
+static const row pre_tokenizers[] = {{"ByteLevel", read_byte_level},
+                                     {"Split", read_split},
+                                     {"Digits", read_digits},
+                                     {"Metaspace", read_metaspace},
+                                     {NULL, NULL}};
+
+/* ---- post_processor -------------------------------------------------------------------------- */
+
+static mha_status take_trimming(reader *r, const json_t *json)
+{
+    MHA_TRY(get_flag(r, json, "trim_offsets", true, &r->bpe->trim_offsets));
+    return get_flag(r, json, "add_prefix_space", true, &r->bpe->trim_prefix);
+}
+
+static mha_status begin_template(reader *r)
+{
+    if (r->has_template) return refuse(r, "post_processor", "a second template");
+    r->has_template = true;
+    for (int i = 0; i < 2; i++) r->l->tokenizer->templates[i].count = 0;
+    return MHA_OK;
+}
+
+static mha_status add_part(const reader *r, mhai_template *to, int32_t id, int32_t type)
+{
+    if (to->count == MHAI_TEMPLATE_PARTS)
+        return refuse(r, "post_processor", "a template of so many parts");
+    to->parts[to->count].id = id;
+    to->parts[to->count++].type = type;
+    return MHA_OK;
+}
+
+/* {"SpecialToken": {"id": "<s>", "type_id": 0}}, whose ids are in "special_tokens". */
+static mha_status read_special(const reader *r, const json_t *special_tokens, const json_t *json,
+                               int32_t type, mhai_template *to)
+{
+    const char *name = mhai_show_json(json_object_get(json, "id"));
+    const json_t *ids = json_object_get(json_object_get(special_tokens, name), "ids");
+    if (json_array_size(ids) == 0)
+        return malformed(r, "post_processor", "special_tokens lacks one of the template's");
+    for (size_t i = 0; i < json_array_size(ids); i++) {
+        int32_t id = -1;
+        MHA_TRY(mhai_tokenizer_folder_id(r->path.text, name, json_array_get(ids, i), &id));
+        MHA_TRY(add_part(r, to, id, type));
+    }
+    return MHA_OK;
+}
+
+static mha_status read_list(const reader *r, const json_t *processor, const char *key,
+                            mhai_template *to)
+{
+    const json_t *list = json_object_get(processor, key);
+    const json_t *special_tokens = json_object_get(processor, "special_tokens");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *special = json_object_get(json_array_get(list, i), "SpecialToken");
+        const json_t *text = json_object_get(json_array_get(list, i), "Sequence");
+        const json_t *json = special ? special : text;
+        const char *name = mhai_show_json(json_object_get(json, "id"));
+        int32_t type = 0;
+        MHA_TRY(mhai_tokenizer_folder_id(r->path.text, "type_id", json_object_get(json, "type_id"),
+                                         &type));
+        if (special)
+            MHA_TRY(read_special(r, special_tokens, json, type, to));
+        else if (strcmp(name, "A") == 0 || strcmp(name, "B") == 0)
+            MHA_TRY(add_part(r, to, name[0] == 'A' ? MHAI_TEXT_A : MHAI_TEXT_B, type));
+        else
+            return malformed(r, "post_processor", "a Sequence must be A or B");
+    }
+    return MHA_OK;
+}
+
+/* Every text once, the first before the second. */
+static mha_status check_template(const reader *r, const mhai_template *template, int32_t texts)
+{
+    int32_t seen = 0;
+    for (int32_t i = 0; i < template->count; i++) {
+        if (template->parts[i].id >= 0) continue;
+        if (template->parts[i].id != (seen == 0 ? MHAI_TEXT_A : MHAI_TEXT_B)) seen = texts;
+        seen++;
+    }
+    return seen == texts ? MHA_OK
+                         : refuse(r, "post_processor", "a template other than A and A B");
+}
+
+static mha_status read_template(reader *r, const json_t *json)
+{
+    mhai_template *templates = r->l->tokenizer->templates;
+    MHA_TRY(begin_template(r));
+    MHA_TRY(read_list(r, json, "single", &templates[0]));
+    MHA_TRY(read_list(r, json, "pair", &templates[1]));
+    MHA_TRY(check_template(r, &templates[0], 1));
+    return check_template(r, &templates[1], 2);
+}
+
+/* <s> A </s> and <s> A </s> </s> B </s>, all of segment 0. */
+static mha_status read_roberta(reader *r, const json_t *json)
+{
+    mhai_template *templates = r->l->tokenizer->templates;
+    const json_t *cls = json_object_get(json, "cls"), *sep = json_object_get(json, "sep");
+    int32_t ids[2] = {0, 0};
+    MHA_TRY(take_trimming(r, json));
+    MHA_TRY(begin_template(r));
+    MHA_TRY(mhai_tokenizer_folder_id(r->path.text, "cls", json_array_get(cls, 1), &ids[0]));
+    MHA_TRY(mhai_tokenizer_folder_id(r->path.text, "sep", json_array_get(sep, 1), &ids[1]));
+    const int32_t parts[] = {ids[0], MHAI_TEXT_A, ids[1], ids[1], MHAI_TEXT_B, ids[1]};
+    for (int i = 0; i < 6; i++) {
+        if (i < 3) MHA_TRY(add_part(r, &templates[0], parts[i], 0));
+        MHA_TRY(add_part(r, &templates[1], parts[i], 0));
+    }
+    return MHA_OK;
+}
+
+static const row processors[] = {{"ByteLevel", take_trimming},
+                                 {"TemplateProcessing", read_template},
+                                 {"RobertaProcessing", read_roberta},
+                                 {NULL, NULL}};
+
+void mhai_bpe_plain_templates(mha_tokenizer *t)
+{
+    for (int which = 0; which < 2; which++) {
+        mhai_template *to = &t->templates[which];
+        to->count = 1 + which;
+        for (int32_t i = 0; i <= which; i++) {
+            to->parts[i].id = -1 - i;
+            to->parts[i].type = i;
+        }
+    }
+}
+
+/* ---- model ----------------------------------------------------------------------------------- */
+
+static mha_status read_merge(const reader *r, const json_t *json, mhai_merge *merge)
+{
+    const char *line = json_string_value(json), *gap = line ? strchr(line, ' ') : NULL;
+    const json_t *left = json_array_get(json, 0), *right = json_array_get(json, 1);
+    if (line && gap && !strchr(gap + 1, ' ')) {
+        *merge = (mhai_merge){line, gap + 1, (int32_t)(gap - line), (int32_t)strlen(gap + 1)};
+        return MHA_OK;
+    }
+    if (json_array_size(json) != 2 || !json_is_string(left) || !json_is_string(right))
+        return malformed(r, "model", "each of the merges must be \"a b\" or [\"a\", \"b\"]");
+    *merge = (mhai_merge){json_string_value(left), json_string_value(right),
+                          (int32_t)json_string_length(left), (int32_t)json_string_length(right)};
+    return MHA_OK;
+}
+
+static mha_status read_model(reader *r, const json_t *model)
+{
+    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    const json_t *merges = json_object_get(model, "merges"), *json;
+    const double dropout = json_number_value(json_object_get(model, "dropout"));
+    for (int i = 0; i < 2; i++) {
+        json = json_object_get(model, affixes[i]);
+        if (json && !json_is_null(json) && json_string_length(json) != 0)
+            return refuse(r, "model", affixes[i]);
+    }
+    if (dropout != 0.0) return refuse(r, "model", "dropout");
+    MHA_TRY(get_flag(r, model, "fuse_unk", false, &r->bpe->fuse_unk));
+    MHA_TRY(get_flag(r, model, "byte_fallback", false, &r->bpe->byte_fallback));
+    MHA_TRY(get_flag(r, model, "ignore_merges", false, &r->bpe->ignore_merges));
+    json = json_object_get(model, "unk_token");
+    r->bpe->unk_text = json_string_value(json);
+    if (json && !json_is_null(json) && json_string_length(json) == 0)
+        return malformed(r, "model", "unk_token must be a text that is not empty");
+    if (!json_is_array(merges)) return malformed(r, "model", "merges must be a list");
+    for (size_t i = 0; i < json_array_size(merges); i++) {
+        mhai_merge merge;
+        MHA_TRY(read_merge(r, json_array_get(merges, i), &merge));
+        MHA_TRY(mhai_vector_push(&r->l->merges, &merge));
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_bpe_read(mhai_loader *l)
+{
+    const json_t *root = l->folder.json[MHAI_TOKENIZER_JSON];
+    reader r = {.l = l, .path = mhai_show_path(l->folder.paths[MHAI_TOKENIZER_JSON])};
+    MHA_TRY(mhai_bpe_create(&l->allocator, &l->tokenizer->bpe));
+    r.bpe = l->tokenizer->bpe;
+    l->folder.generic = true;
+    MHA_TRY(read_model(&r, json_object_get(root, "model")));
+    MHA_TRY(read_part(&r, "normalizer", "normalizers", normalizers,
+                      json_object_get(root, "normalizer"), 0));
+    r.bpe->normal_count = r.bpe->step_count;
+    MHA_TRY(read_part(&r, "pre_tokenizer", "pretokenizers", pre_tokenizers,
+                      json_object_get(root, "pre_tokenizer"), 0));
+    r.bpe->byte_level = r.has_bytes;
+    if (!r.has_bytes && !r.bpe->marks_spaces)
+        return refuse(&r, "pre_tokenizer",
+                      "neither ByteLevel nor one that writes spaces as \u2581");
+    l->tokenizer->kind = r.has_bytes ? &mhai_kind_byte_bpe : &mhai_kind_sentencepiece_bpe;
+    mhai_bpe_plain_templates(l->tokenizer);
+    return read_part(&r, "post_processor", "processors", processors,
+                     json_object_get(root, "post_processor"), 0);
+}

@@ -1,0 +1,358 @@
+/* See pattern.h. */
+#include "tokenizer/pattern.h"
+
+#include "io/file.h"
+#include "tokenizer/unicode_bert.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+struct mhai_pattern {
+    mha_allocator allocator;
+    pcre2_general_context *general;
+    pcre2_code *code;
+    mhai_shown shown;
+};
+
+enum {
+    MOST_BYTES = 4096,          /* of a pattern; that of GPT-4o has 300 */
+    MOST_KIBIBYTES = 64 * 1024, /* of memory for one match */
+    FIRST_WAYS = 10000,         /* that a match may try, and how many more */
+    MORE_WAYS = 100             /* for each byte; those of the known models try 3 */
+};
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static void *allocate(size_t size, void *user)
+{
+    void *memory = NULL, *items = NULL;
+    /* The block's own header knows the size, which PCRE2 does not give back. */
+    if (mhai_vector_block_make(user, 0, 1, size, &memory, &items) != MHA_OK) return NULL;
+    return items;
+}
+
+static void release(void *items, void *user)
+{
+    (void)user;
+    if (items) mhai_vector_block_free(mhai_vector_block_of(items));
+}
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "tokenizer: out of memory for a regular expression");
+}
+
+/* ---- What Oniguruma and PCRE2 read alike ----------------------------------------------------- */
+
+typedef struct scanner {
+    const char *where, *text;
+    size_t size, at;
+    mhai_shown shown;
+} scanner;
+
+static mha_status refuse(const scanner *s, size_t from, size_t to, const char *what)
+{
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s '%.*s' in the pattern '%s' is not supported",
+                    s->where, what, (int)(to - from), s->text + from, s->shown.text);
+}
+
+static bool looks(const scanner *s, const char *text)
+{
+    const size_t size = strlen(text);
+    return s->size - s->at >= size && memcmp(s->text + s->at, text, size) == 0;
+}
+
+/* \p{L}, \P{Lu}, \p{^N}: general categories, which both take from Unicode alone. */
+static mha_status take_property(scanner *s)
+{
+    static const char groups[] = "CLMNPSZ";
+    const size_t from = s->at;
+    size_t at = from + 2;
+    if (at < s->size && s->text[at] == '{') at++;
+    if (at < s->size && s->text[at] == '^') at++;
+    size_t letters = 0;
+    for (; at < s->size && s->text[at] != '}' && letters < 3; at++) letters++;
+    const char *name = s->text + at - letters;
+    if (at >= s->size || s->text[at] != '}' || s->text[from + 2] != '{' || letters < 1 ||
+        letters > 2 || !strchr(groups, name[0]) ||
+        (letters == 2 && !(name[1] >= 'a' && name[1] <= 'z')))
+        return refuse(s, from, at < s->size ? at + 1 : at, "the property");
+    s->at = at + 1;
+    return MHA_OK;
+}
+
+static mha_status take_escape(scanner *s)
+{
+    const unsigned char c = s->at + 1 < s->size ? (unsigned char)s->text[s->at + 1] : 0;
+    if (c == 'p' || c == 'P') return take_property(s);
+    const bool letter = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+    if (c == 0 || c >= 0x80 || (letter && !strchr("rntsSdD", c)))
+        return refuse(s, s->at, s->at + (c ? 2 : 1), "the escape");
+    s->at += 2;
+    return MHA_OK;
+}
+
+/* [^...], without classes inside it and set operations. */
+static mha_status take_class(scanner *s)
+{
+    const size_t from = s->at++;
+    if (looks(s, "^")) s->at++;
+    if (looks(s, "]")) return refuse(s, from, s->at + 1, "the class");
+    while (s->at < s->size && s->text[s->at] != ']') {
+        if (s->text[s->at] == '\\')
+            MHA_TRY(take_escape(s));
+        else if (s->text[s->at] == '[' || looks(s, "&&"))
+            return refuse(s, s->at, s->at + 1, "inside a class,");
+        else
+            s->at++;
+    }
+    if (s->at < s->size) s->at++;
+    return MHA_OK; /* PCRE2 says what is missing */
+}
+
+static mha_status take_group(scanner *s)
+{
+    static const char *const known[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?i:"};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (looks(s, known[i])) {
+            s->at += strlen(known[i]);
+            return MHA_OK;
+        }
+    if (looks(s, "(?") || looks(s, "(*")) return refuse(s, s->at, s->at + 2, "the group");
+    s->at++;
+    return MHA_OK;
+}
+
+/* {2}, {1,3}, {1,}; a + behind it means something else to Oniguruma, {,3} to PCRE2. */
+static mha_status take_count(scanner *s)
+{
+    const size_t from = s->at++;
+    size_t digits = 0, commas = 0;
+    for (; s->at < s->size && s->text[s->at] != '}'; s->at++) {
+        const char c = s->text[s->at];
+        if (c == ',' && digits > 0 && commas == 0)
+            commas++;
+        else if (c >= '0' && c <= '9')
+            digits++;
+        else
+            break;
+    }
+    const bool closed = s->at < s->size && s->text[s->at] == '}' && digits > 0;
+    if (closed) s->at++;
+    if (!closed || looks(s, "+")) return refuse(s, from, s->at, "the repetition");
+    return MHA_OK;
+}
+
+static mha_status check(scanner *s)
+{
+    while (s->at < s->size) {
+        switch (s->text[s->at]) {
+        case '\\': MHA_TRY(take_escape(s)); break;
+        case '[': MHA_TRY(take_class(s)); break;
+        case '(': MHA_TRY(take_group(s)); break;
+        case '{': MHA_TRY(take_count(s)); break;
+        case '^':
+        case '$': return refuse(s, s->at, s->at + 1, "the anchor");
+        default: s->at++;
+        }
+    }
+    return MHA_OK;
+}
+
+/* ---- Compiling ------------------------------------------------------------------------------- */
+
+static mha_status explain(int error, size_t offset, const char *where, const mhai_pattern *p)
+{
+    PCRE2_UCHAR text[128];
+    if (error == PCRE2_ERROR_NOMEMORY || error == 121 /* malloc failed */) return no_memory();
+    if (pcre2_get_error_message(error, text, sizeof text) < 0) text[0] = '\0';
+    return mha_fail(MHA_ERR_FORMAT, "%s: pattern '%s': at byte %zu: %s", where, p->shown.text,
+                    offset, (const char *)text);
+}
+
+static mha_status compile(mhai_pattern *p, const char *where, const char *text, size_t size)
+{
+    int error = 0;
+    PCRE2_SIZE offset = 0;
+    uint32_t empty = 0;
+    p->general = pcre2_general_context_create(allocate, release, &p->allocator);
+    pcre2_compile_context *context = p->general ? pcre2_compile_context_create(p->general) : NULL;
+    if (!context) return no_memory();
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* what . does not match */
+    p->code = pcre2_compile((PCRE2_SPTR)text, size, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
+                            &error, &offset, context);
+    pcre2_compile_context_free(context);
+    if (!p->code) return explain(error, offset, where, p);
+    pcre2_pattern_info(p->code, PCRE2_INFO_MATCHEMPTY, &empty);
+    if (empty)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: the pattern '%s' may match the empty text, which is not supported",
+                        where, p->shown.text);
+    return MHA_OK;
+}
+
+mha_status mhai_pattern_make(const mha_allocator *allocator, const char *where, const char *text,
+                             size_t size, bool own, mhai_pattern **pattern)
+{
+    scanner s = {.where = where, .text = text, .size = size, .shown = mhai_show_name(text)};
+    if (size > MOST_BYTES)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: the pattern '%s' has %zu bytes, at most %d are "
+                        "supported",
+                        where, s.shown.text, size, (int)MOST_BYTES);
+    if (!own) MHA_TRY(check(&s));
+    mhai_pattern *made = mhai_vector_alloc(allocator, 1, sizeof *made);
+    if (!made) return no_memory();
+    *made = (mhai_pattern){.allocator = *allocator, .shown = s.shown};
+    const mha_status status = compile(made, where, text, size);
+    if (status == MHA_OK)
+        *pattern = made;
+    else
+        mhai_pattern_free(made);
+    return status;
+}
+
+void mhai_pattern_free(mhai_pattern *pattern)
+{
+    if (!pattern) return;
+    const mha_allocator allocator = pattern->allocator;
+    pcre2_code_free(pattern->code);
+    pcre2_general_context_free(pattern->general);
+    mhai_vector_release(&allocator, pattern, 1, sizeof *pattern);
+}
+
+/* ---- Matching -------------------------------------------------------------------------------- */
+
+mha_status mhai_matcher_make(const mha_allocator *allocator, mhai_matcher *m)
+{
+    *m = (mhai_matcher){.subject = mhai_vector_make(allocator, 1)};
+    /* PCRE2 hands the pointer back as it is; the functions only read the allocator. */
+    void *user = (void *)(uintptr_t)allocator;
+    m->general = pcre2_general_context_create(allocate, release, user);
+    m->data = m->general ? pcre2_match_data_create(1, m->general) : NULL;
+    m->context = m->data ? pcre2_match_context_create(m->general) : NULL;
+    if (!m->context) return no_memory();
+    pcre2_set_heap_limit(m->context, MOST_KIBIBYTES);
+    return MHA_OK;
+}
+
+void mhai_matcher_free(mhai_matcher *m)
+{
+    pcre2_match_context_free(m->context);
+    pcre2_match_data_free(m->data);
+    pcre2_general_context_free(m->general);
+    if (m->subject.allocator) mhai_vector_free(&m->subject);
+}
+
+/* What Oniguruma as the tokenizers have it, which knows Unicode 16, and PCRE2 10.42, which knows 14,
+ * class differently, and a character of as many bytes that both class as Oniguruma does the first.
+ * Found by asking both for every code point. U+180E is white space to PCRE2 alone. */
+static const struct {
+    int32_t first, last, stand_in;
+} newer[] = {{0x0897, 0x0897, 0x0816},    {0x0CF3, 0x0CF3, 0x0903},    {0x0ECE, 0x0ECE, 0x0816},
+             {0x180E, 0x180E, 0x200B},    {0x1B4E, 0x1B4F, 0x0830},    {0x1B7F, 0x1B7F, 0x0830},
+             {0x1C89, 0x1C89, 0x10A0},    {0x1C8A, 0x1C8A, 0x10D0},    {0x2427, 0x2429, 0x09FA},
+             {0x2FFC, 0x2FFF, 0x09FA},    {0x31E4, 0x31E5, 0x09FA},    {0x31EF, 0x31EF, 0x09FA},
+             {0xA7CB, 0xA7CC, 0x10A0},    {0xA7CD, 0xA7CD, 0x10D0},    {0xA7DA, 0xA7DA, 0x10A0},
+             {0xA7DB, 0xA7DB, 0x10D0},    {0xA7DC, 0xA7DC, 0x10A0},    {0x105C0, 0x105F3, 0x10000},
+             {0x10D40, 0x10D49, 0x104A0}, {0x10D4A, 0x10D4D, 0x10000}, {0x10D4E, 0x10D4E, 0x10780},
+             {0x10D4F, 0x10D4F, 0x10000}, {0x10D50, 0x10D65, 0x10400}, {0x10D69, 0x10D6D, 0x101FD},
+             {0x10D6E, 0x10D6E, 0x10EAD}, {0x10D6F, 0x10D6F, 0x10780}, {0x10D70, 0x10D85, 0x10428},
+             {0x10D8E, 0x10D8F, 0x1D6C1}, {0x10EC2, 0x10EC4, 0x10000}, {0x10EFC, 0x10EFF, 0x101FD},
+             {0x1123F, 0x11240, 0x10000}, {0x11241, 0x11241, 0x101FD}, {0x11380, 0x11389, 0x10000},
+             {0x1138B, 0x1138B, 0x10000}, {0x1138E, 0x1138E, 0x10000}, {0x11390, 0x113B5, 0x10000},
+             {0x113B7, 0x113B7, 0x10000}, {0x113B8, 0x113BA, 0x11000}, {0x113BB, 0x113C0, 0x101FD},
+             {0x113C2, 0x113C2, 0x11000}, {0x113C5, 0x113C5, 0x11000}, {0x113C7, 0x113CA, 0x11000},
+             {0x113CC, 0x113CD, 0x11000}, {0x113CE, 0x113CE, 0x101FD}, {0x113CF, 0x113CF, 0x11000},
+             {0x113D0, 0x113D0, 0x101FD}, {0x113D1, 0x113D1, 0x10000}, {0x113D2, 0x113D2, 0x101FD},
+             {0x113D3, 0x113D3, 0x10000}, {0x113D4, 0x113D5, 0x10100}, {0x113D7, 0x113D8, 0x10100},
+             {0x113E1, 0x113E2, 0x101FD}, {0x116D0, 0x116E3, 0x104A0}, {0x1171E, 0x1171E, 0x11000},
+             {0x11B00, 0x11B09, 0x10100}, {0x11BC0, 0x11BE0, 0x10000}, {0x11BE1, 0x11BE1, 0x10100},
+             {0x11BF0, 0x11BF9, 0x104A0}, {0x11F00, 0x11F01, 0x101FD}, {0x11F02, 0x11F02, 0x10000},
+             {0x11F03, 0x11F03, 0x11000}, {0x11F04, 0x11F10, 0x10000}, {0x11F12, 0x11F33, 0x10000},
+             {0x11F34, 0x11F35, 0x11000}, {0x11F36, 0x11F3A, 0x101FD}, {0x11F3E, 0x11F3F, 0x11000},
+             {0x11F40, 0x11F40, 0x101FD}, {0x11F41, 0x11F41, 0x11000}, {0x11F42, 0x11F42, 0x101FD},
+             {0x11F43, 0x11F4F, 0x10100}, {0x11F50, 0x11F59, 0x104A0}, {0x11F5A, 0x11F5A, 0x101FD},
+             {0x1342F, 0x1342F, 0x10000}, {0x13439, 0x1343F, 0x110BD}, {0x13440, 0x13440, 0x101FD},
+             {0x13441, 0x13446, 0x10000}, {0x13447, 0x13455, 0x101FD}, {0x13460, 0x143FA, 0x10000},
+             {0x16100, 0x1611D, 0x10000}, {0x1611E, 0x16129, 0x101FD}, {0x1612A, 0x1612C, 0x11000},
+             {0x1612D, 0x1612F, 0x101FD}, {0x16130, 0x16139, 0x104A0}, {0x16D40, 0x16D42, 0x10780},
+             {0x16D43, 0x16D6A, 0x10000}, {0x16D6B, 0x16D6C, 0x10780}, {0x16D6D, 0x16D6F, 0x10100},
+             {0x16D70, 0x16D79, 0x104A0}, {0x18CFF, 0x18CFF, 0x10000}, {0x1B132, 0x1B132, 0x10000},
+             {0x1B155, 0x1B155, 0x10000}, {0x1CC00, 0x1CCEF, 0x10137}, {0x1CCF0, 0x1CCF9, 0x104A0},
+             {0x1CD00, 0x1CEB3, 0x10137}, {0x1D2C0, 0x1D2D3, 0x10107}, {0x1DF25, 0x1DF2A, 0x10428},
+             {0x1E030, 0x1E06D, 0x10780}, {0x1E08F, 0x1E08F, 0x101FD}, {0x1E4D0, 0x1E4EA, 0x10000},
+             {0x1E4EB, 0x1E4EB, 0x10780}, {0x1E4EC, 0x1E4EF, 0x101FD}, {0x1E4F0, 0x1E4F9, 0x104A0},
+             {0x1E5D0, 0x1E5ED, 0x10000}, {0x1E5EE, 0x1E5EF, 0x101FD}, {0x1E5F0, 0x1E5F0, 0x10000},
+             {0x1E5F1, 0x1E5FA, 0x104A0}, {0x1E5FF, 0x1E5FF, 0x10100}, {0x1F6DC, 0x1F6DC, 0x10137},
+             {0x1F774, 0x1F776, 0x10137}, {0x1F77B, 0x1F77F, 0x10137}, {0x1F7D9, 0x1F7D9, 0x10137},
+             {0x1F8B2, 0x1F8BB, 0x10137}, {0x1F8C0, 0x1F8C1, 0x10137}, {0x1FA75, 0x1FA77, 0x10137},
+             {0x1FA87, 0x1FA89, 0x10137}, {0x1FA8F, 0x1FA8F, 0x10137}, {0x1FAAD, 0x1FAAF, 0x10137},
+             {0x1FABB, 0x1FABF, 0x10137}, {0x1FAC6, 0x1FAC6, 0x10137}, {0x1FACE, 0x1FACF, 0x10137},
+             {0x1FADA, 0x1FADC, 0x10137}, {0x1FADF, 0x1FADF, 0x10137}, {0x1FAE8, 0x1FAE9, 0x10137},
+             {0x1FAF7, 0x1FAF8, 0x10137}, {0x1FBCB, 0x1FBEF, 0x10137}, {0x2B739, 0x2B739, 0x10000},
+             {0x2EBF0, 0x2EE5D, 0x10000}, {0x31350, 0x323AF, 0x10000}};
+
+/* 0: none. */
+static int32_t stand_in(int32_t c)
+{
+    size_t low = 0, high = sizeof newer / sizeof newer[0];
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (newer[middle].last < c)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < sizeof newer / sizeof newer[0] && newer[low].first <= c ? newer[low].stand_in : 0;
+}
+
+mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t size)
+{
+    m->text = text;
+    m->size = size;
+    for (size_t at = 0; at < size;) {
+        const size_t from = at;
+        if ((unsigned char)text[at] < 0xE0) { /* none of them is below U+0800 */
+            at++;
+            continue;
+        }
+        const int32_t other = stand_in(mhai_unicode_next(text, &at));
+        if (!other) continue;
+        if (m->text == text) {
+            m->subject.count = 0;
+            MHA_TRY(mhai_vector_append(&m->subject, text, size));
+            m->text = m->subject.items;
+        }
+        mhai_unicode_put(other, (char *)m->subject.items + from);
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_matcher_next(mhai_matcher *m, const mhai_pattern *pattern, size_t begin, size_t at,
+                             size_t end, size_t *from, size_t *to)
+{
+    const size_t rest = end - at;
+    const uint32_t most = rest < (UINT32_MAX - FIRST_WAYS) / MORE_WAYS
+                              ? FIRST_WAYS + MORE_WAYS * (uint32_t)rest
+                              : UINT32_MAX;
+    pcre2_set_match_limit(m->context, most);
+    const int found = pcre2_match(pattern->code, (PCRE2_SPTR)m->text + begin, end - begin,
+                                  at - begin, PCRE2_NO_UTF_CHECK, m->data, m->context);
+    *from = *to = end;
+    if (found == PCRE2_ERROR_NOMATCH) return MHA_OK;
+    if (found == PCRE2_ERROR_NOMEMORY) return no_memory();
+    if (found < 0)
+        return mha_fail(MHA_ERR_SIZE,
+                        "tokenizer: the pattern '%s' has too many ways to match at byte %zu of the "
+                        "text; shorten the text or give the model a simpler pattern",
+                        pattern->shown.text, at);
+    const PCRE2_SIZE *places = pcre2_get_ovector_pointer(m->data);
+    *from = begin + places[0];
+    *to = begin + places[1];
+    return MHA_OK;
+}
