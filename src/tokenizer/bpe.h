@@ -26,7 +26,8 @@ typedef struct mhai_text {
     size_t size;
 } mhai_text;
 
-typedef struct mhai_vocabulary_desc {
+typedef struct mhai_vocabulary_desc mhai_vocabulary_desc;
+struct mhai_vocabulary_desc {
     const char *where;       /* what messages call it, e.g. the path of a file */
     const char *model;       /* "gpt2" (byte-level) or "llama" (SentencePiece) */
     const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2", "smollm"; of "gpt2" only */
@@ -39,7 +40,7 @@ typedef struct mhai_vocabulary_desc {
     int32_t bos_id, eos_id, unk_id, pad_id; /* -1: none */
     bool add_bos, add_eos;                  /* around every text */
     bool add_space_prefix;                  /* before every text; of "llama" only */
-} mhai_vocabulary_desc;
+};
 
 /* Make a tokenizer; desc and what it points to are borrowed for the call. options may be NULL.
  * Errors: those of mha_tokenizer_load(), without its files. */
@@ -113,6 +114,9 @@ MHA_NODISCARD mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where);
 /* Pairs by left and right, for the merges that were appended to bpe->pairs with their ranks. Of the
  * same pair twice the last counts. */
 MHA_NODISCARD mha_status mhai_bpe_index(mha_tokenizer *t);
+
+/* Append the pairs that scores stand for. */
+MHA_NODISCARD mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *desc);
 
 /* ---- Texts that know where they come from ---------------------------------------------------- */
 

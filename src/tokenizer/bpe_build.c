@@ -143,6 +143,7 @@ static mha_status build(mhai_loader *l)
     mha_status status = add_merges(l, &text);
     mhai_vector_free(&text);
     MHA_TRY(status);
+    if (l->scores) MHA_TRY(mhai_bpe_score_pairs(l->tokenizer, l->scores));
     MHA_TRY(mhai_bpe_index(l->tokenizer));
     MHA_TRY(find_bytes(l));
     MHA_TRY(find_unknown(l));

@@ -262,8 +262,7 @@ static mha_status check_template(const reader *r, const mhai_template *template,
         if (template->parts[i].id != (seen == 0 ? MHAI_TEXT_A : MHAI_TEXT_B)) seen = texts;
         seen++;
     }
-    return seen == texts ? MHA_OK
-                         : refuse(r, "post_processor", "a template other than A and A B");
+    return seen == texts ? MHA_OK : refuse(r, "post_processor", "a template other than A and A B");
 }
 
 static mha_status read_template(reader *r, const json_t *json)

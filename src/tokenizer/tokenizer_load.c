@@ -175,7 +175,8 @@ mha_status mhai_tokenizer_finish(mhai_loader *l)
     mha_tokenizer *t = l->tokenizer;
     MHA_TRY(copy_texts(l));
     MHA_TRY(build_vocabulary(l));
-    for (int i = 0; i < MHAI_NAMED; i++) t->named[i] = mha_tokenizer_id(t, l->folder.names[i]);
+    for (int i = 0; i < MHAI_NAMED; i++)
+        if (l->folder.names[i]) t->named[i] = mha_tokenizer_id(t, l->folder.names[i]);
     MHA_TRY(t->kind->build(l));
     MHA_TRY(build_added(l));
     speak(t);
@@ -214,6 +215,7 @@ mha_status mhai_loader_begin(const mha_tokenizer_options *options, mhai_loader *
     l->tokenizer = mhai_vector_alloc(&l->allocator, 1, sizeof *l->tokenizer);
     if (!l->tokenizer) return mha_fail(MHA_ERR_NOMEM, "tokenizer: out of memory");
     *l->tokenizer = (mha_tokenizer){.allocator = l->allocator};
+    for (int i = 0; i < MHAI_NAMED; i++) l->tokenizer->named[i] = -1;
     return MHA_OK;
 }
 

@@ -27,8 +27,9 @@ struct mhai_loader {
     mhai_vector added;    /* of mhai_added */
     json_t *added_places; /* {text: index in added} */
     int32_t model_count;
-    const char *vocabulary_path; /* what messages call the place of the vocabulary */
-    mhai_vector merges;          /* of mhai_merge, best first; BPE only */
+    const char *vocabulary_path;               /* what messages call the place of the vocabulary */
+    mhai_vector merges;                        /* of mhai_merge, best first; BPE only */
+    const struct mhai_vocabulary_desc *scores; /* instead of them; NULL: none */
     mha_tokenizer *tokenizer;
 };
 

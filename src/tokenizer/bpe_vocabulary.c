@@ -1,0 +1,292 @@
+/* A BPE tokenizer of a vocabulary in memory, as GGUF files hold it (bpe.h). */
+#include "tokenizer/bpe.h"
+#include "tokenizer/tokenizer_load.h"
+
+#include "io/file.h"
+#include "tokenizer/unicode_bert.h"
+
+#include <multihead/component.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A pair of pieces is looked up at every boundary of a token, so long ones cost the square. */
+enum { MOST_PIECE = 256 };
+
+#define SPACE_AND_LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
+#define OTHERS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+
+/* How llama.cpp calls what the tokenizer.json of a model says. */
+static const struct {
+    const char *name;
+    bool digits, nfc, ignore_merges;
+    const char *pattern;
+} splitters[] = {
+    {"gpt-2", false, false, false, mhai_gpt2_pattern},
+    {"smollm", true, false, false, mhai_gpt2_pattern},
+    {"llama-bpe", false, false, true, ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}{1,3}|" OTHERS},
+    {"qwen2", false, true, false, ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}|" OTHERS},
+};
+
+/* ---- Tokens ---------------------------------------------------------------------------------- */
+
+static mha_status check_token(const mhai_vocabulary_desc *d, int64_t id, size_t *bytes)
+{
+    const mhai_text *token = &d->tokens[id];
+    const size_t valid = token->size ? mhai_unicode_check_utf8(token->text, token->size) : 0;
+    if (token->size >= INT32_MAX || *bytes > PTRDIFF_MAX - token->size - 1)
+        return mha_fail(MHA_ERR_SIZE, "%s: token %lld has %zu bytes", mhai_show_path(d->where).text,
+                        (long long)id, token->size);
+    if (valid < token->size)
+        return mha_fail(MHA_ERR_UTF8,
+                        "%s: token %lld: byte %zu does not begin a valid UTF-8 character",
+                        mhai_show_path(d->where).text, (long long)id, valid);
+    if (token->size && memchr(token->text, '\0', token->size))
+        return mha_fail(MHA_ERR_FORMAT, "%s: token %lld holds a zero byte",
+                        mhai_show_path(d->where).text, (long long)id);
+    *bytes += token->size + 1;
+    return MHA_OK;
+}
+
+static mha_status add_token(mhai_loader *l, const mhai_vocabulary_desc *d, int64_t id,
+                            const char *text)
+{
+    const int32_t type = d->types ? d->types[id] : MHAI_TOKEN_NORMAL;
+    MHA_TRY(mhai_vector_push(&l->tokens, &text));
+    if (type < MHAI_TOKEN_NORMAL || type > MHAI_TOKEN_BYTE)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: token %lld is of type %d, 1 to 6 are known",
+                        l->vocabulary_path, (long long)id, type);
+    if ((type != MHAI_TOKEN_CONTROL && type != MHAI_TOKEN_USER_DEFINED) || text[0] == '\0')
+        return MHA_OK;
+    const mhai_added added = {.text = text,
+                              .id = (int32_t)id,
+                              .flags = type == MHAI_TOKEN_CONTROL ? MHAI_IS_SPECIAL : 0,
+                              .path = d->where};
+    return mhai_vector_push(&l->added, &added);
+}
+
+static mha_status add_tokens(mhai_loader *l, const mhai_vocabulary_desc *d, mhai_vector *texts)
+{
+    size_t bytes = 0;
+    void *place = NULL;
+    if (d->count < 1 || d->count >= INT32_MAX)
+        return mha_fail(MHA_ERR_MODEL, "%s: a vocabulary of %lld tokens, 1 to %d are supported",
+                        mhai_show_path(d->where).text, (long long)d->count, INT32_MAX - 1);
+    for (int64_t i = 0; i < d->count; i++) MHA_TRY(check_token(d, i, &bytes));
+    MHA_TRY(mhai_vector_add(texts, bytes, &place));
+    char *to = place;
+    for (int64_t i = 0; i < d->count; i++) {
+        const size_t size = d->tokens[i].size;
+        if (size > 0) memcpy(to, d->tokens[i].text, size);
+        to[size] = '\0';
+        MHA_TRY(add_token(l, d, i, to));
+        to += size + 1;
+    }
+    l->model_count = (int32_t)d->count;
+    return MHA_OK;
+}
+
+static mha_status add_merges(mhai_loader *l, const mhai_vocabulary_desc *d)
+{
+    for (int64_t i = 0; i < d->merge_count; i++) {
+        const mhai_text *m = &d->merges[i];
+        const char *gap = m->size > 0 ? memchr(m->text, ' ', m->size) : NULL;
+        const size_t left = gap ? (size_t)(gap - m->text) : 0;
+        if (!gap || m->size >= INT32_MAX || memchr(gap + 1, ' ', m->size - left - 1))
+            return mha_fail(MHA_ERR_FORMAT,
+                            "%s: merge %lld must be two tokens with a space "
+                            "between them",
+                            mhai_show_path(d->where).text, (long long)i + 1);
+        const mhai_merge merge = {m->text, gap + 1, (int32_t)left, (int32_t)(m->size - left - 1)};
+        MHA_TRY(mhai_vector_push(&l->merges, &merge));
+    }
+    return MHA_OK;
+}
+
+/* ---- Settings -------------------------------------------------------------------------------- */
+
+static mha_status set_bytes(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
+{
+    const char *where = d->where, *name = d->splitter ? d->splitter : "none";
+    for (size_t i = 0; i < sizeof splitters / sizeof splitters[0]; i++) {
+        if (strcmp(name, splitters[i].name) != 0) continue;
+        const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_NFC}};
+        bpe->byte_level = true;
+        bpe->ignore_merges = splitters[i].ignore_merges;
+        if (splitters[i].nfc) MHA_TRY(mhai_bpe_add_step(bpe, where, &nfc));
+        bpe->normal_count = bpe->step_count;
+        if (splitters[i].digits) MHA_TRY(mhai_bpe_add_digits(bpe, where, true));
+        return mhai_bpe_add_split(bpe, where, splitters[i].pattern);
+    }
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: pre-tokenizer '%s' is not supported; gpt-2, llama-bpe, qwen2 and smollm "
+                    "are",
+                    mhai_show_path(where).text, mhai_show_name(name).text);
+}
+
+static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
+{
+    const mhai_step_desc prefix = {.like = {.what = MHAI_STEP_PREPEND, .prepend = MHAI_ALWAYS},
+                                   .text = "\xE2\x96\x81"};
+    if (!d->scores)
+        return mha_fail(MHA_ERR_MODEL, "%s: a vocabulary of SentencePiece without scores",
+                        mhai_show_path(d->where).text);
+    bpe->byte_fallback = bpe->fuse_unk = true;
+    if (d->add_space_prefix) MHA_TRY(mhai_bpe_add_step(bpe, d->where, &prefix));
+    MHA_TRY(mhai_bpe_add_spaces(bpe, d->where));
+    bpe->normal_count = bpe->step_count;
+    return MHA_OK;
+}
+
+/* An id of the file: what is named must be there. */
+static mha_status check_id(const mhai_vocabulary_desc *d, const char *name, int32_t id)
+{
+    if (id >= -1 && id < d->count) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL, "%s: %s is %d, the vocabulary has %lld tokens",
+                    mhai_show_path(d->where).text, name, id, (long long)d->count);
+}
+
+static mha_status set_names(mha_tokenizer *t, const mhai_vocabulary_desc *d)
+{
+    MHA_TRY(check_id(d, "bos_id", d->bos_id));
+    MHA_TRY(check_id(d, "eos_id", d->eos_id));
+    MHA_TRY(check_id(d, "unk_id", d->unk_id));
+    MHA_TRY(check_id(d, "pad_id", d->pad_id));
+    if ((d->add_bos && d->bos_id < 0) || (d->add_eos && d->eos_id < 0))
+        return mha_fail(MHA_ERR_MODEL,
+                        "%s: texts are to begin or end with a token that is not named",
+                        mhai_show_path(d->where).text);
+    t->named[MHAI_BOS] = d->bos_id;
+    t->named[MHAI_EOS] = d->eos_id;
+    t->named[MHAI_UNK] = d->unk_id;
+    t->named[MHAI_PAD] = d->pad_id;
+    return MHA_OK;
+}
+
+static void add_part(mhai_template *to, int32_t id, int32_t type)
+{
+    to->parts[to->count].id = id;
+    to->parts[to->count++].type = type;
+}
+
+static void set_templates(mha_tokenizer *t, const mhai_vocabulary_desc *d)
+{
+    for (int which = 0; which < 2; which++)
+        for (int32_t text = 0; text <= which; text++) {
+            mhai_template *to = &t->templates[which];
+            if (d->add_bos) add_part(to, d->bos_id, text);
+            add_part(to, text == 0 ? MHAI_TEXT_A : MHAI_TEXT_B, text);
+            if (d->add_eos) add_part(to, d->eos_id, text);
+        }
+}
+
+/* ---- Pairs from scores ----------------------------------------------------------------------- */
+
+typedef struct scored {
+    float score;
+    int32_t id;
+} scored;
+
+static int by_score(const void *a, const void *b)
+{
+    const scored *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* A normal token of exactly these bytes; -1: none. */
+static int32_t find_piece(const mha_tokenizer *t, const mhai_vocabulary_desc *d, const char *text,
+                          size_t size)
+{
+    size_t matched = 0;
+    const int32_t id = mhai_lexicon_longest(&t->first_pieces, text, size, &matched);
+    if (id < 0 || matched != size) return -1;
+    return !d->types || d->types[id] == MHAI_TOKEN_NORMAL ? id : -1;
+}
+
+/* All pairs that a token can be made of. */
+static mha_status add_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, int32_t id,
+                            int32_t rank)
+{
+    const char *text = t->tokens[id];
+    const size_t size = strlen(text);
+    if (size > MOST_PIECE)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: token %d has %zu bytes, at most %d are supported",
+                        mhai_show_path(d->where).text, id, size, (int)MOST_PIECE);
+    for (size_t at = 1; at < size; at++) {
+        if (((unsigned char)text[at] & 0xC0) == 0x80) continue;
+        mhai_pair pair = {.rank = rank, .merged = id};
+        pair.left = find_piece(t, d, text, at);
+        if (pair.left < 0) continue;
+        pair.right = find_piece(t, d, text + at, size - at);
+        if (pair.right >= 0) MHA_TRY(mhai_vector_push(&t->bpe->pairs, &pair));
+    }
+    return MHA_OK;
+}
+
+/* The pair that makes the token of the highest score is merged first, as SentencePiece does it;
+ * tokens of the same score share a rank, and the leftmost of their pairs is first. */
+static mha_status rank_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, scored *order)
+{
+    int32_t count = 0;
+    for (int32_t id = 0; id < t->count; id++) {
+        if (d->types && d->types[id] != MHAI_TOKEN_NORMAL) continue;
+        if (isnan(d->scores[id]))
+            return mha_fail(MHA_ERR_MODEL, "%s: the score of token %d is not a number",
+                            mhai_show_path(d->where).text, id);
+        order[count++] = (scored){d->scores[id], id};
+    }
+    qsort(order, (size_t)count, sizeof *order, by_score);
+    for (int32_t i = 0, rank = 0; i < count; i++) {
+        if (i > 0 && order[i].score != order[i - 1].score) rank = i;
+        MHA_TRY(add_pairs(t, d, order[i].id, rank));
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d)
+{
+    const size_t count = (size_t)t->count;
+    scored *order = mhai_vector_alloc(&t->allocator, count, sizeof *order);
+    if (!order) return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %zu scores", count);
+    const mha_status status = rank_pairs(t, d, order);
+    mhai_vector_release(&t->allocator, order, count, sizeof *order);
+    return status;
+}
+
+/* ---- Making ---------------------------------------------------------------------------------- */
+
+static mha_status make(mhai_loader *l, const mhai_vocabulary_desc *d, mhai_vector *texts)
+{
+    mha_tokenizer *t = l->tokenizer;
+    const bool bytes = d->model && strcmp(d->model, "gpt2") == 0;
+    l->vocabulary_path = d->where;
+    if (!bytes && !(d->model && strcmp(d->model, "llama") == 0))
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED, "%s: tokenizer '%s' is not supported, gpt2 and llama are",
+            mhai_show_path(d->where).text, mhai_show_name(d->model ? d->model : "none").text);
+    MHA_TRY(mhai_bpe_create(&l->allocator, &t->bpe));
+    t->kind = bytes ? &mhai_kind_byte_bpe : &mhai_kind_sentencepiece_bpe;
+    MHA_TRY(bytes ? set_bytes(t->bpe, d) : set_pieces(t->bpe, d));
+    MHA_TRY(add_tokens(l, d, texts));
+    if (bytes)
+        MHA_TRY(add_merges(l, d));
+    else
+        l->scores = d;
+    MHA_TRY(set_names(t, d));
+    set_templates(t, d);
+    return mhai_tokenizer_finish(l);
+}
+
+mha_status mhai_tokenizer_make(const mhai_vocabulary_desc *desc,
+                               const mha_tokenizer_options *options, mha_tokenizer **tokenizer)
+{
+    mhai_loader l;
+    mha_status status = mhai_loader_begin(options, &l);
+    mhai_vector texts = mhai_vector_make(&l.allocator, 1);
+    if (status == MHA_OK) status = make(&l, desc, &texts);
+    mhai_vector_free(&texts);
+    return mhai_loader_end(&l, status, tokenizer);
+}
