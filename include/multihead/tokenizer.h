@@ -1,9 +1,12 @@
-/* multihead: text to token ids, as a BERT model wants them.
+/* multihead: text to token ids, as the model of a folder wants them.
  *
- * A tokenizer is loaded from a Hugging Face folder and gives the ids that Hugging Face's own (fast)
- * BERT tokenizer gives for the same folder: clean the text, set CJK characters apart, strip
- * accents, lower-case, split at white space and punctuation, then cut every word into the longest
- * pieces that the vocabulary has (WordPiece). docs/tokenizer.md has the rules and the comparison.
+ * A tokenizer is loaded from a Hugging Face folder and gives the ids that Hugging Face's own gives for
+ * the same folder. docs/tokenizer.md has the rules and the comparisons.
+ *
+ *   WordPiece       clean the text, set CJK characters apart, strip accents, lower-case, split at white
+ *                   space and punctuation, then cut every word into the longest pieces there are
+ *   byte-level BPE  split by a pattern, then merge bytes in the order that was learned
+ *   SentencePiece-style BPE  write spaces as U+2581, then merge characters likewise
  *
  *     "Unaffable!"  ->  [CLS] una ##ffa ##ble ! [SEP]
  *
@@ -40,12 +43,14 @@ typedef struct mha_tokenizer_options {
  * line, the line number is the id) and tokenizer_config.json, which may be missing, the settings.
  * Where several of the files are there, they must agree. options may be NULL.
  *
- * Memory   the caller owns *tokenizer; about 60 bytes a token. Nothing of the folder stays open.
+ * Memory   the caller owns *tokenizer; about 90 bytes a token and 16 a merge. Nothing of the folder
+ *          stays open.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (options); MHA_ERR_FILE (neither vocab.txt nor
  *          tokenizer.json, or unreadable); MHA_ERR_FORMAT (malformed JSON; an empty vocabulary, a
  *          token twice or with a zero byte); MHA_ERR_UTF8; MHA_ERR_MODEL (files that contradict
  *          each other, no [UNK], ids that are not 0 .. n - 1); MHA_ERR_UNSUPPORTED (another kind of
- *          tokenizer; the text names what was found); MHA_ERR_SIZE; MHA_ERR_NOMEM.
+ *          tokenizer, or a setting that is not done; the text names what was found); MHA_ERR_SIZE;
+ *          MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokenizer_load(const char *folder,
@@ -78,7 +83,7 @@ typedef struct mha_tokenizer_info {
     uint8_t strip_accents;
     uint8_t lowercase;
     mha_tokenizer_kind kind;
-    int32_t bos_id; /* the names of the beginning and the end of a text; the template says whether */
+    int32_t bos_id; /* named as the beginning and the end of a text; the template says whether */
     int32_t eos_id; /* encoding adds them */
 } mha_tokenizer_info;
 
@@ -133,7 +138,7 @@ typedef enum mha_truncation {
 
 /* mha_encode_options.flags */
 enum {
-    MHA_ENCODE_NO_SPECIAL = 1 << 0 /* add neither [CLS] nor [SEP] */
+    MHA_ENCODE_NO_SPECIAL = 1 << 0 /* add no special tokens, such as [CLS] and [SEP] */
 };
 
 typedef struct mha_encode_options {
@@ -150,9 +155,10 @@ typedef struct mha_encoding {
     uint32_t reserved;          /* 0 */
     int64_t count;              /* of tokens, special ones included */
     const int32_t *ids;         /* [count] */
-    const int32_t *type_ids;    /* [count] 0: [CLS] A [SEP]; 1: B [SEP] */
+    const int32_t *type_ids;    /* [count] segments: 0 for [CLS] A [SEP], 1 for B [SEP] */
     const int64_t *begin, *end; /* [count] bytes of its text that a token stands for, as
-                                   [begin, end); -1, -1 for the special tokens that were added */
+                                   [begin, end), whole characters; -1, -1 for the special tokens
+                                   that were added */
     const int8_t *sequence;     /* [count] 0: text, 1: pair, -1: a special token that was added */
     const uint8_t *special;     /* [count] 1 where sequence is -1. "[SEP]" written in a text becomes
                                    the same id but is not special. */
@@ -161,20 +167,22 @@ typedef struct mha_encoding {
 } mha_encoding;
 
 /**
- * Encode a text, or a text and its pair: [CLS] text [SEP], [CLS] text [SEP] pair [SEP].
+ * Encode a text, or a text and its pair, with the special tokens of the model's template: for BERT
+ * [CLS] text [SEP], [CLS] text [SEP] pair [SEP]; for Llama <s> text, <s> text <s> pair.
  *
  *   text [text_bytes], pair [pair_bytes]   UTF-8; text may be NULL if text_bytes is 0; pair NULL
  *                                          means that there is none, which is not the empty pair
  *
- * An empty text is fine and gives [CLS] [SEP]. Special tokens written in the text, such as
+ * An empty text is fine and gives the special tokens. Special tokens written in the text, such as
  * "[MASK]", are recognised. options may be NULL.
  *
  * Memory   texts are borrowed for the call. The caller frees the arrays with mha_encoding_free().
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, flags, max_length below 0 or below the
  *          number of special tokens); MHA_ERR_UTF8 (the detail has the byte offset); MHA_ERR_SIZE
  *          (more than max_length tokens and no truncation, or the text that may be cut is too
- *          short for it); MHA_ERR_NOMEM. *encoding is then untouched.
- * Threads  any.   Cost  linear in the bytes.   Since  0.1
+ *          short for it; a folder's own pattern has too many ways to match); MHA_ERR_NOMEM.
+ *          *encoding is then untouched.
+ * Threads  any.   Cost  linear in the bytes; BPE n log n in the longest word.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer,
                                                       const mha_encode_options *options,

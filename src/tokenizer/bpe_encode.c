@@ -37,7 +37,7 @@ typedef struct encoder {
     mhai_vector *tokens; /* of mhai_found_token */
     mhai_matcher matcher;
     mhai_stretch normal;  /* the segment at work, normalised */
-    mhai_stretch words;   /* what stands between two added tokens of it */
+    mhai_stretch words;   /* what is between two added tokens of it */
     mhai_draft drafts[4]; /* of normal, by turns, and of words */
     mhai_vector parts[2]; /* of part, by turns: the words */
     int draft, turn;
@@ -72,7 +72,7 @@ static mha_status add_part(mhai_vector *parts, size_t from, size_t to)
     return from < to ? mhai_vector_push(parts, &made) : MHA_OK;
 }
 
-/* How matches and what stands between them become parts, one behind the other. */
+/* How matches and what is between them become parts, one behind the other. */
 typedef struct divider {
     const mhai_step *step;
     mhai_vector *parts;

@@ -1,4 +1,4 @@
-/* Added tokens in a text: which are there, what white space they take, what stands between them. */
+/* Added tokens in a text: which are there, what white space they take, what is between them. */
 #include "tokenizer/tokenizer_parts.h"
 
 #include "tokenizer/unicode_bert.h"

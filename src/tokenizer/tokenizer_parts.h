@@ -120,7 +120,7 @@ typedef struct mhai_finder {
     void *user;
     /* A token, with the white space that it takes. */
     mha_status (*token)(void *user, int32_t id, size_t from, size_t to);
-    /* What stands between two tokens; never empty. */
+    /* What is between two tokens; never empty. */
     mha_status (*gap)(void *user, size_t from, size_t to);
 } mhai_finder;
 

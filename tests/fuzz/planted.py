@@ -37,6 +37,8 @@ FAULTS = [
      "bytes > size - data)"),
     ("tokenizer", "src/tokenizer/tokenizer_vocab.c", "if ((size_t)id >= count)",
      "if ((size_t)id > count)"),
+    ("tokenizer", "src/tokenizer/bpe_folder.c",
+     "if (to->count == MHAI_TEMPLATE_PARTS)", "if (to->count > MHAI_TEMPLATE_PARTS)"),
     ("model", "src/model/arch/family.c", "if (family->read) return MHA_OK;",
      "if (family->names || !family->read) return MHA_OK;"),
     ("checkpoint", "src/model/checkpoint_load.c",

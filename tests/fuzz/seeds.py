@@ -163,6 +163,40 @@ def wordlevel(pre):
                       "vocab": {"<s>": 0, "<unk>": 1, "a": 2, "b": 3, ".": 4, " ": 5}}}
 
 
+def bpe(pre, merges, tokens, **more):
+    """A BPE tokenizer: tokens, then what its merges give; the last is an added one."""
+    names = tokens + ["".join(pair) for pair in merges] + ["<s>"]
+    token = {"id": len(names) - 1, "content": "<s>", "single_word": True, "lstrip": True,
+             "rstrip": True, "normalized": True, "special": True}
+    parts_of = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return {"version": "1.0", "added_tokens": [token], "normalizer": None, "pre_tokenizer": pre,
+            "post_processor": {"type": "Sequence", "processors": [
+                {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
+                {"type": "TemplateProcessing", "single": parts_of,
+                 "pair": parts_of + [{"Sequence": {"id": "B", "type_id": 1}}],
+                 "special_tokens": {"<s>": {"id": "<s>", "ids": [len(names) - 1], "tokens": ["<s>"]}}}]},
+            "decoder": None, **more,
+            "model": {"type": "BPE", "unk_token": tokens[0], "fuse_unk": True, "byte_fallback": False,
+                      "ignore_merges": True, "vocab": {t: i for i, t in enumerate(names)},
+                      "merges": merges}}
+
+
+def bpe_kinds():
+    letters = ["?", "a", "b", "t", "h", "e", "\u0120", "\u00c3", "\u00a9", "1"]
+    merges = [("t", "h"), ("th", "e"), ("\u0120", "the"), ("a", "a"), ("aa", "aa")]
+    split = {"type": "Split", "behavior": "Isolated", "invert": False,
+             "pattern": {"Regex": r"(?i:'s)|[^\r\n\p{L}]?\p{L}+|\p{N}{1,3}| ?[^\s]+|\s+(?!\S)|\s+"}}
+    yield "bytes", bpe({"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": True}, split,
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}]},
+        merges, letters, normalizer={"type": "NFC"})
+    yield "pieces", bpe({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first",
+                         "split": True}, [("\u2581", "a"), ("a", "b")], ["?", "\u2581", "a", "b"],
+                        normalizer={"type": "Sequence", "normalizers": [
+                            {"type": "Prepend", "prepend": "\u2581"},
+                            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]})
+
+
 def of_tokenizer():
     text = "The cats, a\u0301b \u4e2d [MASK]! \ufffd\u200d"
     config = json.dumps({"do_lower_case": True, "model_max_length": 512, "unk_token": "[UNK]"})
@@ -170,6 +204,9 @@ def of_tokenizer():
     yield "pair", parts("j\xff".encode("latin-1"), json.dumps(wordpiece()), "", text)
     yield "vocab", parts("v\x2a", "\n".join(VOCAB) + "\n", config, text)
     yield "both", parts("b\x06", "\n".join(VOCAB), "", text)
+    for name, made in bpe_kinds():
+        yield name, parts("j\0", json.dumps(made), "", "the  aaaa\u00e9 <s> e\u0301 123's \U0001d165")
+        yield f"{name}-pair", parts("j\xff".encode("latin-1"), json.dumps(made), "", "a <s>  the")
     for name, pre in {"space": {"type": "WhitespaceSplit"},
                       "characters": {"type": "Split", "pattern": {"Regex": "."},
                                      "behavior": "Isolated", "invert": False},

@@ -1,4 +1,4 @@
-/* The tokenizer of a folder, of BERT's kind or of our own, and a text through it. Parts: a letter
+/* The tokenizer of a folder, of any kind, and a text through it. Parts: a letter
  * (j tokenizer.json, v vocab.txt, b both), the file, tokenizer_config.json if not empty, the text.
  */
 #include "fuzz.h"
@@ -16,6 +16,21 @@ static void check_places(int64_t begin, int64_t end, size_t size)
               "a token of bytes that the text does not have");
 }
 
+static void speak(const mha_tokenizer *tokenizer, int64_t count)
+{
+    const char *bytes = NULL;
+    size_t size = 0;
+    int special = 0;
+    for (int64_t id = 0; id < count; id++) {
+        fuzz_must(mha_tokenizer_token_bytes(tokenizer, (int32_t)id, &bytes, &size, &special) ==
+                      MHA_OK,
+                  "a token without bytes");
+        fuzz_must(size == 0 || memchr(bytes, bytes[size - 1], size), "bytes that are not there");
+        fuzz_must(size <= strlen(mha_tokenizer_token(tokenizer, (int32_t)id)),
+                  "more than its text");
+    }
+}
+
 static void encode(const mha_tokenizer *tokenizer, fuzz_part text, unsigned how)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info};
@@ -28,6 +43,7 @@ static void encode(const mha_tokenizer *tokenizer, fuzz_part text, unsigned how)
     const char *bytes = (const char *)text.data;
     const size_t half = how & 128 ? text.size / 2 : text.size;
     fuzz_must(mha_tokenizer_describe(tokenizer, &info) == MHA_OK, "no description");
+    speak(tokenizer, info.vocab_size);
     mha_status status = mha_tokenizer_encode(tokenizer, &options, bytes, half,
                                              how & 128 ? bytes + half : NULL, text.size - half, &e);
     fuzz_must_speak(status);

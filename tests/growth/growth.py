@@ -130,6 +130,29 @@ def named(folder, n):
     return folder
 
 
+def bpe(folder, n, text="", pieces=False):
+    """Byte-level or of pieces; every merge makes the token before it longer by an a or a b."""
+    folder.mkdir()
+    first = ["<unk>", "a", "b", "\u2581" if pieces else "\u0120"]
+    made = ["a"]
+    for i in range(n):
+        made.append(made[i // 2] + "ab"[i % 2])
+    merges = [[token[:-1], token[-1]] for token in dict.fromkeys(made[1:])]
+    tokens = list(dict.fromkeys(first + made))
+    splitter = (dict(type="Metaspace", replacement="\u2581", prepend_scheme="first", split=False)
+                if pieces else dict(type="ByteLevel", add_prefix_space=False, use_regex=True))
+    (folder / "tokenizer.json").write_text(json.dumps(dict(
+        normalizer=dict(type="NFC"), pre_tokenizer=splitter, added_tokens=[],
+        model=dict(type="BPE", unk_token="<unk>", merges=merges,
+                   vocab={t: i for i, t in enumerate(tokens)}))))
+    (folder / "text.txt").write_text(text)
+    return folder
+
+
+def bpe_text(text, pieces=False):
+    return lambda folder, n: bpe(folder, 30, text(n), pieces)
+
+
 def word_level(folder, n, text=""):
     folder.mkdir()
     tokens = ["<unk>", "a"] + [f"word{i}" for i in range(n)]
@@ -194,6 +217,13 @@ READ = [
     ("words of a text, WordLevel", "encode_words", 200, texts(word_level, lambda n: "a word, " * n)),
     ("length of a word, WordLevel", "encode_words", 500, texts(word_level, lambda n: "abc" * n)),
     ("punctuation, WordLevel", "encode_words", 300, texts(word_level, lambda n: ",." * n)),
+    ("merges of BPE", "pieces", 200, bpe),
+    ("words of a text, BPE", "encode_pieces", 300, bpe_text(lambda n: "aba ab, " * n)),
+    ("length of a word, BPE", "encode_pieces", 2000, bpe_text(lambda n: "a" * n)),
+    ("white space, BPE", "encode_pieces", 2000, bpe_text(lambda n: "a" + " " * n + "\n b")),
+    ("combining marks, BPE", "encode_pieces", 600, bpe_text(lambda n: "a" + "\u0301\u0323" * n)),
+    ("length of a text, BPE of pieces", "encode_pieces", 1000,
+     bpe_text(lambda n: "aab ba" * n, True)),
     ("head of a .npy file", "npy", 1000, head),
     ("a .npy file in Fortran order", "npy", 300, fortran),
 ]
