@@ -143,7 +143,7 @@ mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, const char *tex
     normalizer->waiting.count = 0;
     for (size_t at = from; at < to;) {
         mhai_char ch = {.begin = (int64_t)at};
-        ch.c = mhai_unicode_next(text, &at);
+        ch.c = mhai_utf8_next(text, &at);
         ch.end = (int64_t)at;
         MHA_TRY(clean(normalizer, &ch));
     }

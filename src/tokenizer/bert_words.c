@@ -46,7 +46,7 @@ static void append(mhai_splitter *splitter, const mhai_char *ch, const char *byt
 mha_status mhai_tokenizer_words_take(mhai_splitter *splitter, const mhai_char *ch)
 {
     char bytes[MHAI_UTF8_MAX];
-    const int size = mhai_unicode_put(ch->c, bytes);
+    const int size = mhai_utf8_put(ch->c, bytes);
     if (mhai_unicode_is_space(ch->c)) {
         MHA_TRY(mhai_tokenizer_words_finish(splitter));
     } else if (mhai_unicode_is_punct(ch->c)) {

@@ -90,7 +90,7 @@ static mha_status find_bytes(const mhai_loader *l)
     for (int byte = 0; byte < 256; byte++) {
         char text[8];
         if (bpe->byte_level) {
-            const int size = mhai_unicode_put(mhai_bpe_letter(byte), text);
+            const int size = mhai_utf8_put(mhai_bpe_letter(byte), text);
             text[size] = '\0';
         } else {
             snprintf(text, sizeof text, "<0x%02X>", (unsigned)byte);
@@ -159,7 +159,7 @@ static size_t speak_letters(const mha_tokenizer *t, const char *token, char *byt
     const size_t size = strlen(token);
     (void)t;
     for (size_t at = 0; at < size;) {
-        const int byte = mhai_bpe_byte(mhai_unicode_next(token, &at));
+        const int byte = mhai_bpe_byte(mhai_utf8_next(token, &at));
         if (byte < 0) {
             memcpy(bytes, token, size);
             return size;

@@ -242,18 +242,18 @@ static void trim(const encoder *e, const char *token, size_t size, mhai_found_to
 {
     size_t leading = 0, trailing = 0;
     for (size_t at = 0; at < size; leading++)
-        if (!is_blank(mhai_unicode_next(token, &at))) break;
+        if (!is_blank(mhai_utf8_next(token, &at))) break;
     for (size_t at = size; at > 0; trailing++) {
         do at--;
         while (at > 0 && ((unsigned char)token[at] & 0xC0) == 0x80);
         size_t next = at;
-        if (!is_blank(mhai_unicode_next(token, &next))) break;
+        if (!is_blank(mhai_utf8_next(token, &next))) break;
     }
     const bool first = e->tokens->count == 0 || found->begin == 0;
     if (first && e->bpe->trim_prefix && leading == 1) leading = 0;
     for (; leading > 0 && found->begin < found->end; leading--) {
         size_t at = (size_t)found->begin;
-        (void)mhai_unicode_next(e->text, &at);
+        (void)mhai_utf8_next(e->text, &at);
         found->begin = (int64_t)at;
     }
     int64_t end = found->end;
@@ -416,7 +416,7 @@ static mha_status find_whole(encoder *e, const part *word, int32_t *id)
         e->letters.count = 0;
         for (size_t i = 0; i < size; i++) {
             char letter[MHAI_UTF8_MAX];
-            const int bytes = mhai_unicode_put(mhai_bpe_letter((unsigned char)text[i]), letter);
+            const int bytes = mhai_utf8_put(mhai_bpe_letter((unsigned char)text[i]), letter);
             MHA_TRY(mhai_vector_append(&e->letters, letter, (size_t)bytes));
         }
         text = e->letters.items;

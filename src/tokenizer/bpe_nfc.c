@@ -39,18 +39,18 @@ static void take_source(composer *c)
 {
     if (c->at >= c->text->size) return;
     const size_t from = c->at;
-    (void)mhai_unicode_next(c->text->text, &c->at);
+    (void)mhai_utf8_next(c->text->text, &c->at);
     mhai_stretch_place(c->text, from, c->at, &c->begin, &c->end);
 }
 
 static mha_status emit(composer *c, const moving *m)
 {
     char bytes[MHAI_UTF8_MAX];
-    const int size = mhai_unicode_put(m->c, bytes);
+    const int size = mhai_utf8_put(m->c, bytes);
     if (m->change <= 0) take_source(c);
     const int64_t begin = c->begin, end = c->end;
     for (int i = m->change; i < 0 && c->at < c->text->size; i++)
-        (void)mhai_unicode_next(c->text->text, &c->at);
+        (void)mhai_utf8_next(c->text->text, &c->at);
     if (m->change < 0 && c->at > 0) {
         size_t last = c->at - 1;
         while (last > 0 && ((unsigned char)c->text->text[last] & 0xC0) == 0x80) last--;
@@ -142,7 +142,7 @@ static mha_status decompose(composer *c, int32_t code)
 static mha_status run(composer *c)
 {
     for (size_t at = 0; at < c->text->size;)
-        MHA_TRY(decompose(c, mhai_unicode_next(c->text->text, &at)));
+        MHA_TRY(decompose(c, mhai_utf8_next(c->text->text, &at)));
     MHA_TRY(release_marks(c));
     return release_starter(c);
 }

@@ -321,14 +321,14 @@ mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t size)
             at++;
             continue;
         }
-        const int32_t other = stand_in(mhai_unicode_next(text, &at));
+        const int32_t other = stand_in(mhai_utf8_next(text, &at));
         if (!other) continue;
         if (m->text == text) {
             m->subject.count = 0;
             MHA_TRY(mhai_vector_append(&m->subject, text, size));
             m->text = m->subject.items;
         }
-        mhai_unicode_put(other, (char *)m->subject.items + from);
+        mhai_utf8_put(other, (char *)m->subject.items + from);
     }
     return MHA_OK;
 }

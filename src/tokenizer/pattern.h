@@ -6,7 +6,7 @@
 #ifndef MHAI_PATTERN_H
 #define MHAI_PATTERN_H
 
-#include "tokenizer/vector.h"
+#include "io/vector.h"
 
 typedef struct mhai_pattern mhai_pattern;
 

@@ -13,7 +13,7 @@ static int32_t before(const char *text, size_t at, size_t *begin)
     do at--;
     while (at > 0 && ((unsigned char)text[at] & 0xC0) == 0x80);
     *begin = at;
-    return mhai_unicode_next(text, &at);
+    return mhai_utf8_next(text, &at);
 }
 
 /* What the regular expressions of Rust call \w. */
@@ -42,7 +42,7 @@ static bool stands_alone(const char *text, size_t size, size_t from, size_t to)
 {
     size_t begin;
     return !(from > 0 && is_word(before(text, from, &begin))) &&
-           !(to < size && is_word(mhai_unicode_next(text, &to)));
+           !(to < size && is_word(mhai_utf8_next(text, &to)));
 }
 
 /* Not beyond least: what a token in front of it took already. */
@@ -55,7 +55,7 @@ static size_t strip_left(const char *text, size_t from, size_t least)
 
 static size_t strip_right(const char *text, size_t size, size_t to)
 {
-    for (size_t next = to; next < size && mhai_unicode_is_space(mhai_unicode_next(text, &next));)
+    for (size_t next = to; next < size && mhai_unicode_is_space(mhai_utf8_next(text, &next));)
         to = next;
     return to;
 }

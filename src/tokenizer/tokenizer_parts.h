@@ -9,8 +9,8 @@
 #ifndef MHAI_TOKENIZER_PARTS_H
 #define MHAI_TOKENIZER_PARTS_H
 
-#include "tokenizer/lexicon.h"
-#include "tokenizer/vector.h"
+#include "io/lexicon.h"
+#include "io/vector.h"
 
 #include <multihead/tokenizer.h>
 

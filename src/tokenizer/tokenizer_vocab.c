@@ -15,7 +15,7 @@ static size_t trim(const char *line, size_t size)
         size_t at = size - 1;
         while (at > 0 && ((unsigned char)line[at] & 0xC0) == 0x80) at--;
         size_t next = at;
-        if (!mhai_unicode_is_space(mhai_unicode_next(line, &next))) break;
+        if (!mhai_unicode_is_space(mhai_utf8_next(line, &next))) break;
         size = at;
     }
     return size;
@@ -27,7 +27,7 @@ static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
     const char *path = l->folder.paths[MHAI_VOCAB_TXT];
     char *text = l->folder.vocab;
     const size_t size = l->folder.vocab_size;
-    const size_t valid = mhai_unicode_check_utf8(text, size);
+    const size_t valid = mhai_utf8_check(text, size);
     if (valid < size)
         return mha_fail(MHA_ERR_UTF8, "%s: byte %zu does not begin a valid UTF-8 character",
                         mhai_show_path(path).text, valid);

@@ -1,4 +1,4 @@
-/* What the BERT tokenizer knows of Unicode: UTF-8, classes of characters, decomposition, case.
+/* What the BERT tokenizer knows of Unicode: classes of characters, decomposition, case.
  *
  * The answers are those of the Rust crates that Hugging Face's tokenizer is built on, which stand
  * at different versions of Unicode: general categories at 8.0, decomposition and combining classes
@@ -7,23 +7,11 @@
 #ifndef MHAI_UNICODE_BERT_H
 #define MHAI_UNICODE_BERT_H
 
+#include "io/utf8.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* ---- UTF-8 ----------------------------------------------------------------------------------- */
-
-enum { MHAI_UTF8_MAX = 4 }; /* bytes of one character */
-
-/* The offset of the first byte that does not belong to a valid character (surrogates, over-long
- * forms and values above 10FFFF are not valid); size if all are. */
-size_t mhai_unicode_check_utf8(const char *text, size_t size);
-
-/* The character that begins at *at in valid text; moves *at behind it. */
-int32_t mhai_unicode_next(const char *text, size_t *at);
-
-/* Write a character as UTF-8; gives the number of bytes, 1 to 4. */
-int mhai_unicode_put(int32_t c, char bytes[MHAI_UTF8_MAX]);
 
 /* ---- Classes of characters ------------------------------------------------------------------- */
 

@@ -61,7 +61,7 @@ static mha_status cut_word(void *user, const mhai_word *word)
 static mha_status keep_char(encoder *e, const mhai_char *ch)
 {
     char bytes[MHAI_UTF8_MAX];
-    const int size = mhai_unicode_put(ch->c, bytes);
+    const int size = mhai_utf8_put(ch->c, bytes);
     for (int i = 0; i < size; i++) {
         MHA_TRY(mhai_vector_push(&e->bytes, &bytes[i]));
         MHA_TRY(mhai_vector_push(&e->begin, &ch->begin));
@@ -83,7 +83,7 @@ static mha_status take_kept(void *user, size_t from, size_t to)
     const int64_t *begin = e->begin.items, *end = e->end.items;
     while (from < to) {
         mhai_char ch = {.begin = begin[from], .end = end[from]};
-        ch.c = mhai_unicode_next(e->bytes.items, &from);
+        ch.c = mhai_utf8_next(e->bytes.items, &from);
         MHA_TRY(mhai_tokenizer_words_take(&e->splitter, &ch));
     }
     return MHA_OK;
@@ -142,7 +142,7 @@ typedef struct collector {
 static mha_status append_char(void *user, const mhai_char *ch)
 {
     char bytes[MHAI_UTF8_MAX];
-    return mhai_vector_append(user, bytes, (size_t)mhai_unicode_put(ch->c, bytes));
+    return mhai_vector_append(user, bytes, (size_t)mhai_utf8_put(ch->c, bytes));
 }
 
 static mha_status collect_word(void *user, const mhai_word *word)

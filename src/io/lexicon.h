@@ -7,7 +7,7 @@
 #ifndef MHAI_LEXICON_H
 #define MHAI_LEXICON_H
 
-#include "tokenizer/vector.h"
+#include "io/vector.h"
 
 typedef struct mhai_lexicon_entry {
     const char *text; /* zero-terminated, borrowed */

@@ -1,5 +1,5 @@
 /* See vector.h. Vectors double their capacity, so that appending costs constant time a byte. */
-#include "tokenizer/vector.h"
+#include "io/vector.h"
 
 #include <multihead/component.h>
 

@@ -1,5 +1,5 @@
 /* See lexicon.h. */
-#include "tokenizer/lexicon.h"
+#include "io/lexicon.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,20 @@
+/* UTF-8. */
+#ifndef MHAI_UTF8_H
+#define MHAI_UTF8_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MHAI_UTF8_MAX = 4 }; /* bytes of one character */
+
+/* The offset of the first byte that does not belong to a valid character (surrogates, over-long
+ * forms and values above 10FFFF are not valid); size if all are. */
+size_t mhai_utf8_check(const char *text, size_t size);
+
+/* The character that begins at *at in valid text; moves *at behind it. */
+int32_t mhai_utf8_next(const char *text, size_t *at);
+
+/* Write a character as UTF-8; gives the number of bytes, 1 to 4. */
+int mhai_utf8_put(int32_t c, char bytes[MHAI_UTF8_MAX]);
+
+#endif
