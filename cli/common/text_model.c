@@ -5,6 +5,7 @@
 #include "common/contexts.h"
 
 #include <multihead/component.h>
+#include <multihead/render.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -87,11 +88,80 @@ void text_model_close(text_model *model)
  * Tokens
  * --------------------------------------------------------------------------------------------- */
 
-const char *text_model_token(const text_model *model, int32_t id)
+/* The bytes of a token of BPE; false: it is another kind. */
+static bool token_bytes(const text_model *model, int32_t id, const char **bytes, size_t *count,
+                        int *special)
 {
-    const char *text = model->pieces ? mha_tokenizer_token(model->pieces, id)
-                                     : mha_vocabulary_word(model->vocabulary, id);
-    return text ? text : "?";
+    mha_tokenizer_info info = {.struct_size = sizeof info};
+    return model->pieces && mha_tokenizer_describe(model->pieces, &info) == MHA_OK &&
+           info.kind != MHA_TOKENIZER_WORDPIECE &&
+           mha_tokenizer_token_bytes(model->pieces, id, bytes, count, special) == MHA_OK;
+}
+
+static bool all_spaces(const char *bytes, size_t count)
+{
+    size_t at = 0;
+    while (at < count && bytes[at] == ' ') at++;
+    return at == count;
+}
+
+/* Spaces that are all of a token can be seen; bytes of a part of a character are numbers. */
+static cli_exit label_bytes(const text_model *model, const char *bytes, size_t count, char **label)
+{
+    static const char *const blanks[][2] = {{"\n", "\\n"}, {"\t", "\\t"}, {"\r", "\\r"}};
+    const char *at = bytes, *end = bytes + count;
+    size_t used = 0, room = count * 6 + 1;
+    bool hidden;
+    CLI_TRY(ARENA_ALLOC(model->command, (int64_t)room, label));
+    const bool spaces = all_spaces(bytes, count);
+    if (!spaces && *at == ' ') at++;
+    while (at < end) {
+        const char *from = at;
+        const size_t valid = maps_valid_utf8(at, (size_t)(end - at));
+        mha_text_next(&at, end, &hidden);
+        const char *shown = spaces ? "\u2423" : NULL;
+        for (int i = 0; i < 3; i++)
+            if (*from == *blanks[i][0]) shown = blanks[i][1];
+        if (shown)
+            used += (size_t)snprintf(*label + used, room - used, "%s", shown);
+        else if (valid == 0)
+            used += (size_t)snprintf(*label + used, room - used, "<0x%02X>",
+                                     (unsigned)(unsigned char)*from);
+        else
+            used += (size_t)snprintf(*label + used, room - used, "%.*s", (int)(at - from), from);
+    }
+    return CLI_OK;
+}
+
+cli_exit text_model_token(const text_model *model, int32_t id, char **text)
+{
+    const char *bytes;
+    size_t count;
+    int special = 1;
+    if (token_bytes(model, id, &bytes, &count, &special) && !special)
+        return label_bytes(model, bytes, count, text);
+    bytes = model->pieces ? mha_tokenizer_token(model->pieces, id)
+                          : mha_vocabulary_word(model->vocabulary, id);
+    if (!bytes) bytes = "?";
+    return arena_text(model->command, bytes, strlen(bytes), text);
+}
+
+bool text_model_is_word(const text_model *model, int32_t id)
+{
+    const char *bytes;
+    size_t count, length = 0;
+    int special;
+    if (token_bytes(model, id, &bytes, &count, &special)) {
+        if (special || count == 0 || bytes[0] != ' ') return false;
+        bytes++;
+        count--;
+    } else {
+        bytes = model->pieces ? mha_tokenizer_token(model->pieces, id)
+                              : mha_vocabulary_word(model->vocabulary, id);
+        count = bytes ? strlen(bytes) : 0;
+    }
+    while (length < count && bytes[length] >= 'a' && bytes[length] <= 'z') length++;
+    return length > 1 && length == count;
 }
 
 static cli_exit make_room(const text_model *model, int64_t count, text_tokens *tokens)
@@ -107,8 +177,7 @@ static cli_exit add_texts(const text_model *model, text_tokens *tokens)
 {
     for (int64_t i = 0; i < tokens->list.count; i++) {
         maps_token *token = &tokens->list.items[i];
-        const char *text = text_model_token(model, token->id);
-        CLI_TRY(arena_text(model->command, text, strlen(text), &token->text));
+        CLI_TRY(text_model_token(model, token->id, &token->text));
         tokens->ids[i] = token->id;
         tokens->types[i] = token->type;
     }

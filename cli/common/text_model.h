@@ -1,7 +1,7 @@
 /* Model folders, opened with what turns a text into tokens, for every subcommand that runs a text
  * through a model:
  *
- *   BERT folders                     WordPiece; [CLS] text [SEP]
+ *   folders and GGUF files           WordPiece, [CLS] text [SEP]; or byte-pair encoding
  *   what 'multihead train' writes    whole words between white space, behind the token that begins
  *                                    a text; kinds llama, bert and multihead
  *   an encoder-decoder               a folder with the folders encoder and decoder in it
@@ -29,7 +29,7 @@ typedef struct text_model {
     mha_transformer_desc encoder_desc;
     int64_t layers, heads, max_length;
     bool causal, pairs;               /* pairs: a second text is possible */
-    const mha_tokenizer *pieces;      /* WordPiece, or ... */
+    const mha_tokenizer *pieces;      /* WordPiece, BPE, or ... */
     const mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
     const mha_vocabulary *source;     /* the encoder's */
 } text_model;
@@ -46,8 +46,12 @@ void text_model_close(text_model *model);
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
                          maps_picks *picks);
 
-/* The text of a token; "?" if there is none. */
-const char *text_model_token(const text_model *model, int32_t id);
+/* A token as a reader knows it, in the arena: of WordPiece and of whole words its text, "##ing"; of
+ * BPE what it adds to a text, without the space in front; "?" if there is none. */
+cli_exit text_model_token(const text_model *model, int32_t id, char **text);
+
+/* Whether a token is a word of small letters. */
+bool text_model_is_word(const text_model *model, int32_t id);
 
 /* The tokens of a text. list has the text, bytes and kind of each; ids and types are theirs as
  * arrays. */

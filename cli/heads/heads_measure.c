@@ -227,14 +227,23 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
 
 /* ---- Repeated random tokens ------------------------------------------------------------------ */
 
-/* A word that may be drawn: whole words of letters, or all of a small vocabulary. */
+/* A word that may be drawn: words of letters, or all of a small vocabulary. */
 static bool is_word(const text_model *model, int32_t id)
 {
-    const char *text = text_model_token(model, id);
-    if (!model->pieces) return text[0] != '<';
-    size_t length = 0;
-    for (; text[length] >= 'a' && text[length] <= 'z'; length++) continue;
-    return length > 1 && text[length] == '\0';
+    if (model->pieces) return text_model_is_word(model, id);
+    const char *word = mha_vocabulary_word(model->vocabulary, id);
+    return word && word[0] != '<';
+}
+
+/* The tokens that a model puts around every text. */
+static cli_exit find_ends(const text_model *model, mha_repeated_tokens *how)
+{
+    mha_encoding none = {.struct_size = sizeof none};
+    CLI_TRY(cli_check(HEADS, mha_tokenizer_encode(model->pieces, NULL, "", 0, NULL, 0, &none)));
+    if (none.count > 0) how->first = none.ids[0];
+    if (none.count > 1) how->last = none.ids[none.count - 1];
+    mha_encoding_free(&none);
+    return CLI_OK;
 }
 
 typedef struct random_plan {
@@ -253,12 +262,9 @@ static cli_exit plan_random(const text_model *model, random_plan *plan)
                                  .last = -1,
                                  .seed = 1};
     CLI_TRY(ARENA_ALLOC(HEADS, model->desc.vocab_size, &plan->pool));
-    mha_tokenizer_info info = {.struct_size = sizeof info};
-    int64_t words = 0;
-    if (model->pieces && mha_tokenizer_describe(model->pieces, &info) == MHA_OK) {
-        how->first = info.cls_id;
-        how->last = info.sep_id;
-        words = info.vocab_size;
+    int64_t words = model->desc.vocab_size;
+    if (model->pieces) {
+        CLI_TRY(find_ends(model, how));
     } else {
         int32_t first;
         words = mha_vocabulary_count(model->vocabulary);

@@ -287,10 +287,8 @@ cli_exit view_ask_measure(const view_options *options, view_ask *ask)
     CLI_TRY(take_memory(&run));
     CLI_TRY(cli_check(VIEW, measure(&run)));
     arena_release(mark);
-    if (ask->predicts) {
-        const char *text = text_model_token(&run.model, (int32_t)run.predicted);
-        CLI_TRY(arena_text(VIEW, text, strlen(text), &ask->predicted));
-    }
+    if (ask->predicts)
+        CLI_TRY(text_model_token(&run.model, (int32_t)run.predicted, &ask->predicted));
     text_model_close(&run.model);
     return rank(ask);
 }

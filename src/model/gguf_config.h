@@ -14,4 +14,9 @@ MHA_NODISCARD mha_status mhai_gguf_config(const mha_gguf *file, const char *path
 /* The family with GGUF's names in place of transformers'. */
 mhai_family mhai_gguf_family(const mhai_family *family);
 
+/* The tokenizer that the metadata describes. Errors: those of mha_tokenizer_load(), without its
+ * files. */
+MHA_NODISCARD mha_status mhai_gguf_tokenizer(const mha_gguf *file, const char *path,
+                                             mha_tokenizer **tokenizer);
+
 #endif

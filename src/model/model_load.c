@@ -3,6 +3,7 @@
 
 #include "io/file.h"
 #include "model/folder.h"
+#include "model/gguf_config.h"
 
 #include <multihead/component.h>
 
@@ -20,10 +21,16 @@ static mha_status check_count(const char *folder, int64_t count, int64_t vocab_s
                     mhai_show_path(folder).text, (long long)count, (long long)vocab_size);
 }
 
-/* WordPiece, or whole words as mha_checkpoint_save() writes them. */
-static mha_status load_tokenizer(const char *folder, mha_model *model)
+static mha_status check_vocabulary(const char *folder, const mha_model *model)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info};
+    MHA_TRY(mha_tokenizer_describe(model->tokenizer, &info));
+    return check_count(folder, info.vocab_size, model->info.vocab_size);
+}
+
+/* WordPiece, BPE, or whole words as mha_checkpoint_save() writes them. */
+static mha_status load_tokenizer(const char *folder, mha_model *model)
+{
     mha_status status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     if (status == MHA_ERR_UNSUPPORTED) {
         status = mha_vocabulary_load(folder, &model->vocabulary);
@@ -34,8 +41,7 @@ static mha_status load_tokenizer(const char *folder, mha_model *model)
             status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     }
     MHA_TRY(status);
-    MHA_TRY(mha_tokenizer_describe(model->tokenizer, &info));
-    return check_count(folder, info.vocab_size, model->info.vocab_size);
+    return check_vocabulary(folder, model);
 }
 
 /* ---- transformers -------------------------------------------------------------------------- */
@@ -76,7 +82,8 @@ static mha_status load_gguf(mha_context *context, const char *path, uint32_t fla
     mha_status status = mhai_model_load_part(context, path, file, &loaded);
     if (status == MHA_OK) describe(&loaded, model);
     if (status == MHA_OK && !(flags & MHA_MODEL_NO_TOKENIZER))
-        status = mha_fail(MHA_ERR_UNSUPPORTED, "%s: tokenizer", path);
+        status = mhai_gguf_tokenizer(file, path, &model->tokenizer);
+    if (status == MHA_OK && model->tokenizer) status = check_vocabulary(path, model);
     mha_gguf_close(file);
     return status;
 }
