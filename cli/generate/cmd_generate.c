@@ -4,17 +4,21 @@
 #include "common/contexts.h"
 #include "common/option_rows.h"
 #include "generate/generate.h"
+#include "generate/generate_stream.h"
 
 #include <multihead/model.h>
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct generate_options {
-    args_real temperature, top_p;
+    args_real temperature, top_p, min_p;
     int64_t top_k, seed, max_tokens, threads;
-    int ids, quiet;
+    args_texts stops;
+    int ids, chat, stats, quiet;
 } generate_options;
 
 #define REAL(name_, field_, help_)                                     \
@@ -31,13 +35,24 @@ static const args_option option_table[] = {
                "sample from the N most likely tokens only"),
     REAL("top-p", top_p,
          "sample from the most likely tokens whose\nprobabilities add up to X, above 0 to 1"),
+    REAL("min-p", min_p, "sample from tokens at least X times as likely as\nthe most likely one"),
     ROW_NUMBER(
         "seed", generate_options, seed, 0, INT64_MAX,
         "of the sampling; default 0. The same seed gives the\nsame text for any number of threads"),
     ROW_HEADING("Length"),
     ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
                "new tokens at most; default 64"),
+    {.kind = ARGS_TEXTS,
+     .name = "stop",
+     .value = "TEXT",
+     .help = "end before this text; may be repeated",
+     .field = offsetof(generate_options, stops)},
     ROW_HEADING("Other"),
+    ROW_FLAG(0, "chat", generate_options, chat, 1,
+             "TEXT is the user's turn of a chat, the output the\nanswer: ChatML (SmolLM2, Qwen) or "
+             "Llama 3"),
+    ROW_FLAG(0, "stats", generate_options, stats, 1,
+             "tokens per second and the size of the cache, on stderr"),
     ROW_FLAG(0, "ids", generate_options, ids, 1,
              "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
     ROW_NUMBER("threads", generate_options, threads, 1, 1024,
@@ -49,14 +64,15 @@ static const args_option option_table[] = {
 const args_page generate_page = {
     .command = GENERATE,
     .summary = "continue a text with a causal model",
-    .usage = "generate [options] FOLDER [TEXT]",
+    .usage = "generate [options] MODEL [TEXT]",
     .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
-                "multihead generate llama-folder --ids \"1 306 4658\" --max-tokens 20",
-    .notes = "FOLDER is what 'multihead train -o' saved, or any Llama folder (with --ids).\n"
+                "multihead generate smollm2.gguf --chat \"What is attention?\" --max-tokens 200\n"
+                "multihead generate llama-folder \"Once upon a time\" --stop \"\\n\" --min-p 0.1",
+    .notes = "MODEL is a Hugging Face folder, a GGUF file, or what 'multihead train -o' saved.\n"
              "Without TEXT it starts from the beginning-of-text token. It ends at the\n"
-             "end-of-text token, or when the model runs out of positions. The text is\n"
-             "written to stdout word by word. docs/program.md is the manual.",
+             "end-of-text token, before a --stop, or when the model runs out of positions.\n"
+             "The text is written to stdout as it comes. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -67,7 +83,10 @@ typedef struct run {
     mha_context *context;
     mha_model *model;
     mha_transformer_desc desc;
-    const mha_vocabulary *vocabulary; /* the model's; NULL with --ids */
+    const mha_vocabulary *vocabulary; /* the model's; NULL with --ids or other tokenizers */
+    generate_stream stream;           /* its tokenizer NULL: without one */
+    int32_t end;                      /* the token that ends a text; -1: none */
+    double seconds[2];                /* of the prompt, of the rest */
     mha_decoder *decoder;
     generate_how how;
     int64_t most; /* new tokens */
@@ -89,9 +108,27 @@ static void destroy_model(void *model)
     mha_model_destroy(model);
 }
 
-/* One token on stdout, at once. */
-static cli_exit show(run *r, int32_t id)
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
 {
+    interrupted = number;
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One token on stdout, at once. */
+static cli_exit show(run *r, int32_t id, bool *stopped)
+{
+    if (r->stream.tokenizer) {
+        r->begun = true;
+        return generate_stream_add(&r->stream, id, stopped);
+    }
     const bool characters =
         r->vocabulary && mha_vocabulary_splitting(r->vocabulary) == MHA_SPLIT_CHARACTERS;
     if (characters && id == mha_vocabulary_begin(r->vocabulary)) return CLI_OK;
@@ -126,9 +163,32 @@ static cli_exit read_ids(run *r, const char *text)
     return CLI_OK;
 }
 
+/* Tokens of BPE or WordPiece. A model that ends every text by a token is not to be told that. */
+static cli_exit read_pieces(run *r, const char *text)
+{
+    mha_tokenizer_info info = {.struct_size = sizeof info};
+    mha_encoding tokens = {.struct_size = sizeof tokens};
+    CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
+    CLI_TRY(cli_check(GENERATE, mha_tokenizer_encode(r->stream.tokenizer, NULL, text, strlen(text),
+                                                     NULL, 0, &tokens)));
+    const bool fits = tokens.count <= r->desc.max_length;
+    for (int64_t i = 0; fits && i < tokens.count; i++) r->ids[r->count++] = tokens.ids[i];
+    const int64_t count = tokens.count;
+    mha_encoding_free(&tokens);
+    if (!fits)
+        return cli_fail(CLI_BAD_INPUT, GENERATE,
+                        "text: it has %" PRId64 " tokens, the model takes %" PRId64, count,
+                        r->desc.max_length);
+    while (r->count > 1 && info.eos_id >= 0 && r->ids[r->count - 1] == info.eos_id) r->count--;
+    if (r->count == 0 && info.bos_id >= 0) r->ids[r->count++] = info.bos_id;
+    return CLI_OK;
+}
+
 static cli_exit read_text(run *r, const char *text)
 {
-    if (!r->vocabulary)
+    if (r->stream.tokenizer)
+        CLI_TRY(read_pieces(r, text));
+    else if (!r->vocabulary)
         CLI_TRY(read_ids(r, text));
     else
         CLI_TRY(cli_check(GENERATE, mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
@@ -136,6 +196,32 @@ static cli_exit read_text(run *r, const char *text)
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
                     "nothing to begin with: this model has no beginning-of-text token; give TEXT");
+}
+
+/* What stands before the answer, and what ends it. */
+static cli_exit make_prompt(run *r, const generate_options *options, const char *folder,
+                            const char **text)
+{
+    mha_tokenizer_info info = {.struct_size = sizeof info};
+    char *chat;
+    r->end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
+    if (r->stream.tokenizer) {
+        CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
+        r->end = info.eos_id;
+    }
+    for (int i = 0; i < options->stops.count; i++)
+        if (!r->stream.tokenizer || options->stops.items[i][0] == '\0')
+            return cli_fail(CLI_USAGE, GENERATE,
+                            r->stream.tokenizer ? "--stop: the text is empty"
+                                                : "--stop: this model writes whole words or --ids; "
+                                                  "use --max-tokens");
+    if (!options->chat) return CLI_OK;
+    if (!r->stream.tokenizer)
+        return cli_fail(CLI_UNSUPPORTED, GENERATE, "--chat: %s has no tokenizer of a chat model",
+                        folder);
+    CLI_TRY(generate_chat(r->stream.tokenizer, folder, *text, &chat, &r->end));
+    *text = chat;
+    return CLI_OK;
 }
 
 static bool predicts(const mha_transformer_desc *d)
@@ -176,11 +262,9 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
             "%s: the model does not predict the next token (an encoder, or the decoder of "
             "an encoder-decoder)",
             folder);
-    if (options->ids || r->vocabulary) return CLI_OK;
-    return cli_fail(CLI_UNSUPPORTED, GENERATE,
-                    "%s: only tokenizers of whole words, as written by 'multihead train', are "
-                    "supported; --ids needs no tokenizer",
-                    folder);
+    if (!options->ids) r->stream.tokenizer = mha_model_tokenizer(r->model);
+    r->stream.stops = &options->stops;
+    return CLI_OK;
 }
 
 static cli_exit make_room(run *r)
@@ -222,28 +306,75 @@ static cli_exit end_line(const run *r)
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
 
-static cli_exit generate(run *r)
+/* The prompt as it was given; what was made of it for a chat is not repeated. */
+static cli_exit show_prompt(run *r, const char *text)
 {
-    bool full = false;
-    CLI_TRY(begin(r));
-    const int32_t end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
-    for (int64_t i = 0; i < r->count; i++) CLI_TRY(show(r, r->ids[i]));
-    for (int64_t i = 0; i < r->most; i++) {
+    bool stopped;
+    if (text) generate_print(text, strlen(text));
+    for (int64_t i = 0; !r->stream.tokenizer && i < r->count; i++)
+        CLI_TRY(show(r, r->ids[i], &stopped));
+    if (text) r->begun = true;
+    return cli_finish_stdout(GENERATE, CLI_OK);
+}
+
+static void print_stats(const run *r, int64_t made)
+{
+    double values = 0;
+    for (int64_t i = 0; i < r->desc.num_layers; i++)
+        values += 2.0 * (double)r->desc.head_dim *
+                  (double)(r->desc.layer_kv_heads ? r->desc.layer_kv_heads[i] : r->desc.kv_heads);
+    const int64_t length = mha_decoder_length(r->decoder);
+    cli_note(false,
+             "prompt: %" PRId64 " tokens in %.2f s (%.1f/s); generated: %" PRId64
+             " in %.2f s (%.1f/s); cache: %" PRId64 " tokens, %.1f MB",
+             r->count, r->seconds[0], (double)r->count / r->seconds[0], made, r->seconds[1],
+             (double)made / r->seconds[1], length, values * (double)length * 4e-6);
+}
+
+/* New tokens until one ends the text. *made: how many; *full: no position is left. */
+static cli_exit write_tokens(run *r, int64_t *made, bool *full)
+{
+    bool stopped = false;
+    for (*made = 0; *made < r->most && !interrupted; (*made)++) {
+        const int64_t i = *made;
         if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids)) {
             CLI_TRY(end_line(r));
             return cli_fail(CLI_BAD_INPUT, GENERATE, "the model gives logits that are not finite");
         }
-        if (r->ids[0] == end) break;
-        CLI_TRY(show(r, r->ids[0]));
+        if (r->ids[0] == r->end) return CLI_OK;
+        CLI_TRY(show(r, r->ids[0], &stopped));
+        if (stopped) return CLI_OK;
         if (mha_decoder_length(r->decoder) == r->desc.max_length) {
-            full = i + 1 < r->most;
-            break;
+            *full = i + 1 < r->most;
+            return CLI_OK;
         }
         if (i + 1 < r->most) CLI_TRY(cli_check(GENERATE, step(r, 0))); /* after ids[0] */
     }
+    return CLI_OK;
+}
+
+static cli_exit generate(run *r, const char *text, bool stats)
+{
+    bool full = false;
+    int64_t made = 0;
+    void (*before)(int) = signal(SIGINT, on_signal);
+    double from = seconds_now();
+    CLI_TRY(begin(r));
+    r->seconds[0] = seconds_now() - from;
+    CLI_TRY(show_prompt(r, text));
+    from = seconds_now();
+    CLI_TRY(write_tokens(r, &made, &full));
+    r->seconds[1] = seconds_now() - from;
+    if (r->stream.tokenizer) CLI_TRY(generate_stream_end(&r->stream));
     CLI_TRY(end_line(r));
+    signal(SIGINT, before);
     if (full)
         cli_note(r->quiet, "the model's %" PRId64 " positions are used up", r->desc.max_length);
+    if (stats) print_stats(r, made);
+    if (interrupted) { /* end as programs end that are stopped */
+        fflush(stdout);
+        raise(interrupted);
+    }
     return CLI_OK;
 }
 
@@ -251,12 +382,14 @@ static cli_exit generate(run *r)
 
 static cli_exit check_options(const generate_options *options, run *r)
 {
-    const bool chance = options->temperature.given || options->top_p.given || options->top_k;
+    const bool chance = options->temperature.given || options->top_p.given || options->top_k ||
+                        options->min_p.given;
     r->how = (generate_how){.temperature = options->temperature.given ? options->temperature.value
                                            : chance                   ? 1
                                                                       : 0,
                             .top_k = options->top_k,
                             .top_p = options->top_p.given ? options->top_p.value : 1,
+                            .min_p = options->min_p.value,
                             .seed = (uint64_t)options->seed};
     r->most = options->max_tokens;
     r->quiet = options->quiet;
@@ -266,6 +399,8 @@ static cli_exit check_options(const generate_options *options, run *r)
     if (!(r->how.top_p > 0) || r->how.top_p > 1)
         return cli_fail(CLI_USAGE, GENERATE, "--top-p is %g, expected more than 0, at most 1",
                         r->how.top_p);
+    if (!(r->how.min_p >= 0) || r->how.min_p > 1)
+        return cli_fail(CLI_USAGE, GENERATE, "--min-p is %g, expected 0 to 1", r->how.min_p);
     return CLI_OK;
 }
 
@@ -278,12 +413,15 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     CLI_TRY(check_options(&options, &r));
     if (plain.count < 1)
         return cli_fail(CLI_USAGE, GENERATE,
-                        "the model folder is missing: multihead generate FOLDER [TEXT]");
+                        "the model is missing: multihead generate MODEL [TEXT]");
     if (plain.count > 2)
         return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
                         plain.items[2]);
     CLI_TRY(load(&r, &options, plain.items[0]));
+    const char *text = plain.count > 1 ? plain.items[1] : "";
+    const char *shown = r.stream.tokenizer && !options.chat ? text : NULL;
+    CLI_TRY(make_prompt(&r, &options, plain.items[0], &text));
     CLI_TRY(make_room(&r));
-    CLI_TRY(read_text(&r, plain.count > 1 ? plain.items[1] : ""));
-    return generate(&r);
+    CLI_TRY(read_text(&r, text));
+    return generate(&r, shown, options.stats);
 }

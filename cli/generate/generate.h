@@ -13,6 +13,7 @@ typedef struct generate_how {
     double temperature; /* 0: the most likely token */
     int64_t top_k;      /* only among so many; 0: all */
     double top_p;       /* sample from the most likely that add up to this; 1: all */
+    double min_p;       /* only from those at least so many times as likely as the first; 0: all */
     uint64_t seed;
 } generate_how;
 

@@ -1,4 +1,4 @@
-/* Choosing a token: temperature, then the top k, then the top p, as transformers orders them. */
+/* Choosing a token: temperature, top k, top p, min p, in the order of transformers. */
 #include "generate/generate.h"
 
 #include "common/random.h"
@@ -55,6 +55,8 @@ bool generate_pick(const generate_how *how, uint64_t step, const float *logits, 
     }
     int64_t last = 0;
     while (last < kept && (last == 0 || sum < how->top_p * all)) sum += work[last++].weight;
+    while (how->min_p > 0 && last > 1 && work[last - 1].weight < how->min_p * work[0].weight)
+        sum -= work[--last].weight;
     *id = draw(work, last, uniform(how->seed, step) * sum);
     return true;
 }

@@ -20,10 +20,18 @@ char *mhai_model_join(const char *folder, const char *name)
     return path;
 }
 
-bool mhai_model_is_file(const char *path)
+bool mhai_model_is_gguf(const char *path)
 {
     struct stat status;
-    return stat(path, &status) == 0 && S_ISREG(status.st_mode);
+    char magic[4];
+    const size_t length = strlen(path);
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) return false;
+    if (length > 5 && strcmp(path + length - 5, ".gguf") == 0) return true;
+    FILE *file = fopen(path, "rb");
+    const bool is = file && fread(magic, 1, sizeof magic, file) == sizeof magic &&
+                    memcmp(magic, "GGUF", sizeof magic) == 0;
+    if (file) fclose(file);
+    return is;
 }
 
 bool mhai_model_holds(const char *folder, const char *name)
@@ -45,7 +53,7 @@ mha_status mhai_model_check_folder(const char *folder)
         return mha_fail(MHA_ERR_FILE, "%s: no such folder; tools/get-minilm fetches a model",
                         mhai_show_path(folder).text);
     if (!S_ISDIR(status.st_mode))
-        return mha_fail(MHA_ERR_FILE, "%s: not a folder; a model folder has %s",
+        return mha_fail(MHA_ERR_FILE, "%s: neither a folder nor a GGUF file; a model folder has %s",
                         mhai_show_path(folder).text, contents);
     if (access(folder, X_OK) != 0) /* else every file in it would seem to be missing */
         return mha_fail(MHA_ERR_FILE, "%s: its files cannot be opened: %s",

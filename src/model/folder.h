@@ -9,8 +9,8 @@
 /* folder/name; the caller frees it. NULL: no memory. */
 char *mhai_model_join(const char *folder, const char *name);
 
-/* Whether path is a regular file: a model in one, GGUF. */
-bool mhai_model_is_file(const char *path);
+/* Whether path is a regular file that is called .gguf or begins as GGUF does. */
+bool mhai_model_is_gguf(const char *path);
 
 bool mhai_model_holds(const char *folder, const char *name);
 

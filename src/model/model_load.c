@@ -141,7 +141,7 @@ static mha_status load_parts(mha_context *context, const char *folder, uint32_t 
 
 static mha_status load(mha_context *context, const char *folder, uint32_t flags, mha_model *model)
 {
-    if (mhai_model_is_file(folder)) return load_gguf(context, folder, flags, model);
+    if (mhai_model_is_gguf(folder)) return load_gguf(context, folder, flags, model);
     if (!mhai_model_holds(folder, "config.json") &&
         mhai_model_holds(folder, "encoder/config.json") &&
         mhai_model_holds(folder, "decoder/config.json"))

@@ -126,7 +126,7 @@ static void test_missing_files(void **state)
                  "nowhere: no such folder; tools/get-minilm");
     temp_write("plain", "x", 1);
     expect_error(mha_model_load(context, temp_path("plain"), NULL, &model), MHA_ERR_FILE,
-                 "plain: not a folder");
+                 "plain: neither a folder nor a GGUF file");
     write_folder();
     unlink(temp_path("m/config.json"));
     refuse(MHA_ERR_FILE, "m/config.json: no such file; a model folder has config.json, "
