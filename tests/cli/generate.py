@@ -68,7 +68,7 @@ def uniform(seed, step):
     return ((z ^ (z >> 31)) >> 11) * 2.0 ** -53
 
 
-def predict(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0, logits=LOGITS):
+def predict(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0, logits=LOGITS, min_p=0.0):
     ids = list(ids)
     for step in range(most):
         row = logits[ids[-1]]
@@ -80,6 +80,8 @@ def predict(ids, most, temperature=0.0, top_k=V, top_p=1.0, seed=0, logits=LOGIT
             weights = [math.exp((row[i] - row[order[0]]) / temperature) for i in order]
             kept = next((n for n in range(1, len(order) + 1)
                          if math.fsum(weights[:n]) >= top_p * math.fsum(weights)), len(order))
+            while kept > 1 and weights[kept - 1] < min_p * weights[0]:
+                kept -= 1
             at = uniform(seed, step) * math.fsum(weights[:kept])
             chosen = next(i for n, i in enumerate(order, 1) if at < math.fsum(weights[:n]))
         if chosen == 1:
@@ -129,6 +131,8 @@ def by_chance(folder):
         expect(predict([0, 2], 6, 1.0, top_k=2, seed=seed), folder, "red", "--top-k", 2, *options)
         expect(predict([0, 2], 6, 1.0, top_p=0.6, seed=seed), folder, "red", "--top-p", 0.6,
                *options)
+        expect(predict([0, 2], 6, 1.0, min_p=0.3, seed=seed), folder, "red", "--min-p", 0.3,
+               *options)
         expect(predict([0, 3], 6, 2.5, 3, 0.8, seed), folder, "green", "--temperature", 2.5,
                "--top-k", 3, "--top-p", 0.8, *options)
     # Where all tokens are alike, half of the mass is half of them, the first ones.
@@ -172,12 +176,15 @@ def streaming(folder):
 
 def refusals(folder):
     for arguments, code, parts in (
-            (["--seed", 1], USAGE, ("folder is missing",)),
+            (["--seed", 1], USAGE, ("model is missing",)),
             ([folder, "a", "b"], USAGE, ("'b'", "quotes")),
             ([folder, "--temperature", -1], USAGE, ("--temperature",)),
             ([folder, "--temperature", "nan"], USAGE, ("--temperature",)),
             ([folder, "--top-p", 0], USAGE, ("--top-p",)),
             ([folder, "--top-p", 1.5], USAGE, ("--top-p",)),
+            ([folder, "--min-p", 1.5], USAGE, ("--min-p",)),
+            ([folder, "--stop", "x"], USAGE, ("--stop", "whole words")),
+            ([folder, "--chat", "red"], UNSUPPORTED, ("--chat",)),
             ([folder, "--top-k", 0], USAGE, ("--top-k",)),
             ([folder, "--top-q", 0], USAGE, ("--top-k",)),
             ([folder, "zebra"], BAD_INPUT, ("'zebra'", "6 words")),
@@ -200,6 +207,35 @@ def refusals(folder):
           "words steer no terminal")
 
 
+def byte_pairs():
+    """A byte-level BPE model that writes "a", "é" in two tokens, "b", and ends."""
+    folder = make("bytes", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
+                                   [0, 0, 0, 0, 9, 0], [0, 0, 0, 0, 0, 9], [0, 9, 0, 0, 0, 0]])
+    added = [dict(id=i, content=word, single_word=False, lstrip=False, rstrip=False,
+                  normalized=False, special=True) for i, word in ((0, "<|im_start|>"),
+                                                                  (1, "<|im_end|>"))]
+    vocab = ["<|im_start|>", "<|im_end|>", "a", "\u00c3", "\u00a9", "b"]
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "added_tokens": added, "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                          "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                    "use_regex": True},
+        "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(vocab)}, "merges": []}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    expect("a\u00e9b", folder, "a")
+    expect("a\ufffd", folder, "a", "--max-tokens", 1)  # half of a character
+    expect("a\u00e9", folder, "a", "--stop", "b")
+    expect("a", folder, "a", "--stop", "\u00e9b", "--stop", "zz")
+    expect("a\u00e9b", folder, "a", "--stop", "ba")  # it may have begun
+    check_error(generate(folder, "a", "--stop", ""), USAGE, "--stop", command="generate")
+    result = generate(folder, "a", "--stats")
+    check(re.search(rb"prompt: 1 tokens in .* generated: 3 in .* cache: \d tokens", result.err),
+          f"stats: {result.err!r}")
+    told = generate(folder)
+    check(told.code == USAGE and b"give TEXT" in told.err, f"nothing to begin with: {told.err!r}")
+
+
 def help_and_manual():
     help_text = generate("--help")
     check_good(help_text, "--help")
@@ -217,5 +253,6 @@ by_chance(model)
 streaming(model)
 refusals(model)
 numbers(model)
+byte_pairs()
 help_and_manual()
 finish()
