@@ -78,6 +78,7 @@ static void begin_bytes(vocabulary *v)
     }
     v->desc.bos_id = add(v, "<|bos|>", MHAI_TOKEN_CONTROL, 0);
     add(v, "user", MHAI_TOKEN_USER_DEFINED, 0);
+    add(v, "xyz", MHAI_TOKEN_NORMAL, 0); /* which no merge gives */
 }
 
 static void begin_pieces(vocabulary *v)
@@ -161,6 +162,7 @@ static void test_byte_level(void **state)
     assert_int_equal(info.vocab_size, v.desc.count);
     expect_tokens(t, "in the", "in \xC4\xA0the");
     expect_tokens(t, "aaaaa a", "aaaa a \xC4\xA0 a");
+    expect_tokens(t, "xyz", "x y z");
     expect_tokens(t, "123<|bos|>users", "12 3 <|bos|> user s");
     expect_tokens(t, "\xC3\xA9\n", "\xC3\x83 \xC2\xA9 \xC4\x8A");
     expect_bytes(t, "\xC4\xA0the", " the", 4, 0);
@@ -181,6 +183,7 @@ static void test_byte_level(void **state)
     v.desc.splitter = "llama-bpe";
     t = make(&v);
     expect_tokens(t, "1212 the", "<|bos|> 12 1 2 \xC4\xA0the");
+    expect_tokens(t, "xyz xyz", "<|bos|> xyz \xC4\xA0 x y z");
     mha_tokenizer_destroy(t);
 }
 
