@@ -120,6 +120,11 @@ static double numbers_described(const mha_transformer_desc *d)
     return all;
 }
 
+static const char *remedy(const loading *l)
+{
+    return l->gguf ? "fetch the file again" : "take the config.json that came with the weights";
+}
+
 static mha_status check_numbers(const loading *l)
 {
     const double described = numbers_described(&l->plan.desc);
@@ -132,10 +137,9 @@ static mha_status check_numbers(const loading *l)
         held += count;
     }
     if (described <= held) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL,
-                    "%s: holds %.0f numbers, config.json describes at least %.0f; take the "
-                    "config.json that came with the weights",
-                    mhai_show_path(l->weights.path).text, held, described);
+    return mha_fail(MHA_ERR_MODEL, "%s: holds %.0f numbers, %s describes at least %.0f; %s",
+                    mhai_show_path(l->weights.path).text, held, l->weights.asks, described,
+                    remedy(l));
 }
 
 /* The embeddings first: the error that tells most where the wrong config.json lies beside. */
@@ -275,10 +279,9 @@ static mha_status check_all_used(const loading *l)
     for (int64_t i = 0; i < l->weights.count; i++) {
         const char *name = mhai_weights_name(&l->weights, i);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: has weight '%s', which config.json does not ask for; take the "
-                            "config.json that came with the weights",
-                            mhai_show_path(l->weights.path).text, mhai_show_name(name).text);
+            return mha_fail(MHA_ERR_MODEL, "%s: has weight '%s', which %s does not ask for; %s",
+                            mhai_show_path(l->weights.path).text, mhai_show_name(name).text,
+                            l->weights.asks, remedy(l));
     }
     return MHA_OK;
 }

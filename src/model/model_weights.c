@@ -101,7 +101,7 @@ static mha_status open_index(mhai_weights *weights, const char *folder)
 mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
 {
     const bool one = mhai_model_holds(folder, "model.safetensors");
-    *weights = (mhai_weights){.prefix = ""};
+    *weights = (mhai_weights){.prefix = "", .asks = "config.json"};
     weights->path =
         mhai_model_join(folder, one ? "model.safetensors" : "model.safetensors.index.json");
     if (!weights->path)
@@ -112,7 +112,8 @@ mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
 
 mha_status mhai_weights_open_gguf(const mha_gguf *file, const char *path, mhai_weights *weights)
 {
-    *weights = (mhai_weights){.prefix = "", .gguf = file, .count = mha_gguf_count(file)};
+    *weights = (mhai_weights){
+        .prefix = "", .gguf = file, .asks = "its metadata", .count = mha_gguf_count(file)};
     weights->path = strdup(path);
     return weights->path ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "weights: cannot allocate a name");
 }
@@ -198,8 +199,8 @@ static mha_status check(const mhai_weights *weights, const char *name, const mha
 {
     *index = mhai_weights_find(weights, name);
     if (*index < 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; config.json asks for it",
-                        mhai_show_path(weights->path).text, weights->prefix, name);
+        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; %s asks for it",
+                        mhai_show_path(weights->path).text, weights->prefix, name, weights->asks);
     MHA_TRY(mhai_weights_peek(weights, *index, tensor));
     const char *path = weights->gguf ? weights->path : shard_of(weights, *index)->path;
     bool same = tensor->ndim == expected->ndim;
@@ -208,8 +209,9 @@ static mha_status check(const mhai_weights *weights, const char *name, const mha
         char has[160], wants[160];
         mhai_weights_print_shape(has, sizeof has, tensor);
         mhai_weights_print_shape(wants, sizeof wants, expected);
-        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' has shape %s, config.json asks for %s",
-                        mhai_show_path(path).text, weights->prefix, name, has, wants);
+        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' has shape %s, %s asks for %s",
+                        mhai_show_path(path).text, weights->prefix, name, has, weights->asks,
+                        wants);
     }
     if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;

@@ -17,6 +17,7 @@ typedef struct mhai_shard {
 typedef struct mhai_weights {
     char *path;           /* of the file, or of the index of several, for messages */
     const mha_gguf *gguf; /* instead of shards; borrowed */
+    const char *asks;     /* what says which weights there are, for messages */
     mhai_shard *shard;    /* [shards] */
     int64_t shards, count;
     const char *prefix; /* in front of every name that has it */

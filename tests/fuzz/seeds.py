@@ -123,7 +123,30 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32):
     return text + bytes(-len(text) % alignment) + data
 
 
+def gguf_model(kind="llama", **changes):
+    """A model of one layer, with a byte-level tokenizer."""
+    sizes = {"block_count": 1, "context_length": 8, "embedding_length": 4, "feed_forward_length": 6,
+             "attention.head_count": 2, "attention.head_count_kv": 1, "rope.dimension_count": 2}
+    keys = [("general.architecture", "string", kind)]
+    keys += [(f"{kind}.{key}", "u32", value) for key, value in {**sizes, **changes}.items()]
+    keys += [(f"{kind}.attention.layer_norm_rms_epsilon", "f32", 1e-5),
+             ("tokenizer.ggml.model", "string", "gpt2"), ("tokenizer.ggml.pre", "string", "smollm"),
+             ("tokenizer.ggml.tokens", "string", ["<s>", "a", "b", "\u0120", "\u0120b"]),
+             ("tokenizer.ggml.token_type", "i32", [3, 1, 1, 1, 1]),
+             ("tokenizer.ggml.merges", "string", ["\u0120 b"]),
+             ("tokenizer.ggml.bos_token_id", "u32", 0), ("tokenizer.ggml.add_bos_token", "bool", 1)]
+    shapes = {"attn_norm": (4,), "attn_q": (4, 4), "attn_k": (4, 2), "attn_v": (4, 2),
+              "attn_output": (4, 4), "ffn_norm": (4,), "ffn_gate": (4, 6), "ffn_up": (4, 6),
+              "ffn_down": (6, 4)}
+    tensors = [("token_embd.weight", "F32", (4, 5)), ("output_norm.weight", "F32", (4,))]
+    tensors += [(f"blk.0.{name}.weight", "F32", shape) for name, shape in shapes.items()]
+    return gguf(tensors, keys)
+
+
 def of_gguf():
+    yield "model", gguf_model()
+    yield "model-of-two-layers", gguf_model(block_count=2)
+    yield "model-of-another-kind", gguf_model("gemma2")
     yield "empty", gguf()
     yield "version-2", gguf([("a", "F32", (3,))], version=2)
     yield "numbers", gguf(metadata=[(kind, kind, 1) for kind in NUMBERS])

@@ -1,8 +1,9 @@
 /* A GGUF file: what is accepted lies in the file, is found by its name, and decodes alike in one
- * piece and in many. */
+ * piece and in many; and what a model of it makes of metadata, weights and the tokenizer. */
 #include "fuzz.h"
 
 #include <multihead/gguf.h>
+#include <multihead/model.h>
 
 #include <string.h>
 
@@ -78,5 +79,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int64_t i = 0; i < mha_gguf_key_count(file); i++) look_at_value(file, i, input);
     fuzz_must(mha_gguf_find(file, "\x01\x02") < 0, "a name that no file has");
     mha_gguf_close(file);
+    mha_model *model;
+    const mha_status loaded = mha_model_load(fuzz_context(1, 0), path, NULL, &model);
+    fuzz_must_speak(loaded);
+    if (loaded != MHA_OK) return 0;
+    mha_encoding e = {.struct_size = sizeof e};
+    const mha_status encoded =
+        mha_tokenizer_encode(mha_model_tokenizer(model), NULL, "a b\n", 4, NULL, 0, &e);
+    fuzz_must_speak(encoded);
+    mha_encoding_free(&e);
+    mha_model_destroy(model);
     return 0;
 }
