@@ -65,7 +65,7 @@ static cli_exit take_folder(const char *command, const char *folder, config *out
     CLI_TRY(cli_check(command, mha_model_read_shape(folder, &shape)));
     CLI_TRY(maps_name_of_path(command, folder, &name));
     snprintf(out->name, sizeof out->name, "%s (%s)", name, shape.architecture);
-    out->source = "its config.json";
+    out->source = "its configuration";
     out->causal = shape.flags & MHA_MODEL_SHAPE_CAUSAL;
     out->encoder = !out->causal;
     out->shape = (counts_shape){.embed = shape.embed_dim,

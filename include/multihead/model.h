@@ -42,7 +42,8 @@ typedef struct mha_model_options {
 } mha_model_options;
 
 /**
- * Load a model folder. Weights of type F16 and BF16 are converted to f32; the prefix "bert." in
+ * Load a model folder, or a GGUF file (gguf.h) of any type of weights that mha_gguf_read() decodes.
+ * Weights of type F16 and BF16 are converted to f32; the prefix "bert." in
  * front of weight names may be there or not; weights that the encoder does not need (pooler,
  * classifier) are left alone. options may be NULL.
  *
@@ -187,8 +188,8 @@ typedef struct mha_model_shape {
 } mha_model_shape;
 
 /**
- * Read the shape of a model's attention from FOLDER/config.json; weights need not be there. Knows
- * more architectures than mha_model_load(): mixtral too.
+ * Read the shape of a model's attention from FOLDER/config.json, where weights need not be, or from
+ * the metadata of a GGUF file. Knows more architectures than mha_model_load(): mixtral too.
  *
  * Memory   fills *shape, as much of it as shape->struct_size says.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);

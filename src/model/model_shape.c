@@ -3,6 +3,7 @@
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/folder.h"
+#include "model/gguf_config.h"
 
 #include <multihead/component.h>
 
@@ -70,6 +71,30 @@ static mha_status read_shape(const mhai_config *config, mha_model_shape *shape)
     return MHA_OK;
 }
 
+static mha_status read_folder(const char *folder, mha_model_shape *made)
+{
+    json_t *root = NULL;
+    char *path = mhai_model_join(folder, "config.json");
+    if (!path) return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);
+    mha_status status = mhai_json_read(path, most_config_bytes, &root);
+    if (status == MHA_OK) status = read_shape(&(mhai_config){path, root}, made);
+    json_decref(root);
+    free(path);
+    return status;
+}
+
+static mha_status read_gguf(const char *path, mha_model_shape *made)
+{
+    json_t *root = NULL;
+    mha_gguf *file;
+    MHA_TRY(mha_gguf_open(path, &file));
+    mha_status status = mhai_gguf_config(file, path, &root);
+    if (status == MHA_OK) status = read_shape(&(mhai_config){path, root}, made);
+    json_decref(root);
+    mha_gguf_close(file);
+    return status;
+}
+
 mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape)
 {
     if (!folder || !shape)
@@ -77,15 +102,8 @@ mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape)
                         folder ? "shape" : "folder");
     uint32_t size = shape->struct_size;
     MHA_TRY(mha_struct_check_size("mha_model_shape", size, sizeof *shape));
-    char *path = mhai_model_join(folder, "config.json");
-    if (!path) return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);
-    json_t *root = NULL;
     mha_model_shape made = {0};
-    mha_status status = mhai_json_read(path, most_config_bytes, &root);
-    if (status == MHA_OK) status = read_shape(&(mhai_config){path, root}, &made);
-    json_decref(root);
-    free(path);
-    if (status != MHA_OK) return status;
+    MHA_TRY(mhai_model_is_gguf(folder) ? read_gguf(folder, &made) : read_folder(folder, &made));
     memset(shape, 0, size); /* fields of a newer caller */
     *shape = made;
     shape->struct_size = size;

@@ -166,6 +166,18 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 
+class Shape(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("architecture", C.c_char * 32)] + [
+        (name, C.c_int64) for name in ("layers", "heads", "kv_heads", "embed_dim", "head_dim",
+                                       "max_positions", "window")]
+
+
+def shape_of(path):
+    shape = Shape(C.sizeof(Shape))
+    mha.check(LIBRARY.mha_model_read_shape(str(path).encode(), C.byref(shape)))
+    return {name: getattr(shape, name) for name, _ in Shape._fields_}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bits_of_the_folder(tmp_path, kind):
     model = their_family(kind, OPTIONS[kind], 31)
@@ -173,6 +185,10 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     write(tmp_path / "model.gguf", model)
     folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
     assert np.array_equal(file(some_ids(32)), folder(some_ids(32)))
+    shapes = [shape_of(tmp_path / name) for name in ("folder", "model.gguf")]
+    if kind == "mistral":  # llama.cpp knows no mistral
+        shapes = [{**shape, "architecture": None} for shape in shapes]
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize("changes, words", [
