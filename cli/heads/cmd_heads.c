@@ -38,8 +38,8 @@ static const args_option option_table[] = {
     TEXTS(0, "role", roles, "NAME",
           "only heads with this role: previous-token, nsubj,\nnone, ...; may be repeated"),
     ROW_TEXT("sort", heads_options, sort, "BY",
-             "layer (the default), role, or a score, the highest\nfirst: entropy, nsubj-back, "
-             "..."),
+             "layer (the default), role, or a score, the highest\nfirst: induction, entropy, "
+             "nsubj-back, ..."),
     {.kind = ARGS_REAL,
      .name = "min",
      .value = "X",
@@ -71,6 +71,7 @@ const args_page heads_page = {
     .usage = "heads [options] MODEL --text FILE\n"
              "heads [options] MODEL \"text\" ...",
     .examples = "multihead heads MODEL --text letters.txt\n"
+                "multihead heads MODEL --example all --sort induction --min 0.3\n"
                 "multihead heads MODEL --conllu sentences.conllu --sort role\n"
                 "multihead heads MODEL --text book.txt --whole --truncate\n"
                 "multihead heads MODEL --example all --role previous-token --details\n"

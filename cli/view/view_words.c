@@ -29,12 +29,14 @@ static int64_t match_at(const attention_maps *source, int64_t i, const char *wor
         return strlen(first->text) == length && !strncmp(first->text, word, length);
     const char *text = source->text[first->sequence];
     const int64_t bytes = (int64_t)source->text_bytes[first->sequence];
+    int64_t begin = first->begin; /* tokens of BPE begin with the space before a word */
+    while (begin + 1 < first->end && text[begin] == ' ' && *word != ' ') begin++;
     for (int64_t j = i; j < tokens->count; j++) {
         const maps_token *last = &tokens->items[j];
-        if (last->sequence != first->sequence || last->end - first->begin > (int64_t)length) break;
-        if (last->end - first->begin < (int64_t)length) continue;
-        return !strncasecmp(text + first->begin, word, length) &&
-                       is_boundary(text, bytes, first->begin) && is_boundary(text, bytes, last->end)
+        if (last->sequence != first->sequence || last->end - begin > (int64_t)length) break;
+        if (last->end - begin < (int64_t)length) continue;
+        return !strncasecmp(text + begin, word, length) && is_boundary(text, bytes, begin) &&
+                       is_boundary(text, bytes, last->end)
                    ? j - i + 1
                    : 0;
     }

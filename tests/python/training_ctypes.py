@@ -31,7 +31,8 @@ class TransformerDesc(C.Structure):
     ] + [("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
          ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
          ("layer_heads", mha.Int64Pointer), ("layer_kv_heads", mha.Int64Pointer),
-         ("type_count", C.c_int64), ("layers", C.c_void_p)]
+         ("type_count", C.c_int64), ("layers", C.c_void_p),
+        ("embed_scale", C.c_float), ("logit_softcap", C.c_float)]
 
 
 class Parameter(C.Structure):
