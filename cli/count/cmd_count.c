@@ -48,7 +48,7 @@ const args_page count_page = {
                 "multihead count --like gpt3 --length 8192 --batch 4\n"
                 "multihead count --embed 4096 --heads 32 --kv-heads 8 --json\n"
                 "multihead count path/to/model-folder",
-    .notes = "MODEL is a Hugging Face folder, of which only config.json is read, or a GGUF file.\n"
+    .notes = "MODEL is a Hugging Face folder (only config.json is read) or a GGUF file.\n"
              "A multiply and an add are two operations. docs/program.md has the formulas.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,

@@ -101,9 +101,8 @@ const args_page explain_page = {
                 "multihead explain --heads 32 --kv-heads 8 --head-dim 128 \\\n"
                 "    --queries 1 --keys 4096 --causal --offset 4095\n"
                 "multihead explain --heads 8 --head-dim 300",
-    .notes =
-        "MODEL is a Hugging Face folder (only config.json is read) or GGUF file. Sizes are per\n"
-        "layer; all layers are alike. docs/program.md explains the report.",
+    .notes = "MODEL is a Hugging Face folder (only config.json is read) or a GGUF file.\n"
+             "Sizes are per layer; all layers are alike. docs/program.md explains the report.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
