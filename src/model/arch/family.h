@@ -118,12 +118,12 @@ extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distil
         MHAI_NAME("mlp_norm", "post_attention_layernorm")
 
 /* Llama's description: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon,
- * tied embeddings. kv_heads and head_dim must be said if `whole`: transformers has other defaults
- * than a head for each head and E / H. */
+ * tied embeddings. With `whole` num_key_value_heads is required: for these families transformers has
+ * another default than one for each head. */
 MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
                                            bool whole, mhai_family_plan *plan);
 
-/* "hidden_act" or what key is: "silu" or "swish". */
+/* hidden_act must be SiLU, which SwiGLU has. */
 MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
 /* What config.json says about rotation, into every layer. */
@@ -133,9 +133,9 @@ MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_p
  * window (Gemma 3). After mhai_read_windows(). */
 MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan);
 
-/* Layers with a window: those that layer_types calls sliding_attention, or without that list those
- * from `first` on whose number plus 1 is no multiple of `period` (0: all). usual: the window if
- * sliding_window is not said; null is none. */
+/* Layers with a window: those that layer_types calls sliding_attention; without that list, layers
+ * from `first` on whose number plus 1 is no multiple of `period` (0: all of them). usual: the window
+ * where sliding_window is absent; null means none. */
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
 

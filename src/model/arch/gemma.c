@@ -53,7 +53,7 @@ static mha_status read_gemma(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_rope(config, plan);
 }
 
-/* What Gemma 2 and 3 have; period: every so manieth layer has no window. */
+/* What Gemma 2 and 3 have; every period-th layer has no window. */
 static mha_status read_later(const mhai_config *config, const mhai_family *family, int64_t period,
                              mhai_family_plan *plan)
 {
