@@ -83,7 +83,6 @@ cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machi
 double bench_multiply_piece(mha_context *context);
 double bench_read_piece(mha_context *context, const float *memory, int64_t i);
 
-double bench_now(void);                          /* seconds */
 int bench_compare(const void *a, const void *b); /* of doubles, for qsort */
 
 enum { BENCH_MOST_SAMPLES = 4000, BENCH_QUIET = 5 };

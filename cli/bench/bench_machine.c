@@ -3,21 +3,14 @@
 #include "bench/bench.h"
 
 #include "common/arena.h"
+#include "common/signals.h"
 
 #include <multihead/component.h>
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { ITEMS = 64, ROUNDS = 20000, FEW_ROUNDS = 2000, RUNS = 100, LEAST_RUNS = 9, CHAINS = 12 };
-
-double bench_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 int bench_compare(const void *a, const void *b)
 {
@@ -193,9 +186,9 @@ double bench_read_piece(mha_context *context, const float *memory, int64_t i)
     job j = {.isa = mha_context_isa(context),
              .memory = memory + piece * (piece_bytes / sizeof(float)),
              .floats = piece_bytes / sizeof(float) / ITEMS};
-    const double start = bench_now();
+    const double start = seconds_now();
     mha_parallel_for(context, ITEMS, read_item, &j);
-    return (double)piece_bytes / (bench_now() - start);
+    return (double)piece_bytes / (seconds_now() - start);
 }
 
 /* Operations a second; 0: there is no such loop. */
@@ -203,9 +196,9 @@ static double multiply(mha_context *context, loop of, int rounds)
 {
     job j = {.loop = of, .rounds = rounds};
     if (!of.run) return 0;
-    const double start = bench_now();
+    const double start = seconds_now();
     mha_parallel_for(context, ITEMS, loop_item, &j);
-    return of.operations * rounds * ITEMS / (bench_now() - start);
+    return of.operations * rounds * ITEMS / (seconds_now() - start);
 }
 
 double bench_multiply_piece(mha_context *context)
@@ -228,8 +221,8 @@ static double highest(double seconds, const source *of)
 {
     double rate[RUNS];
     int runs = 0;
-    const double end = bench_now() + seconds;
-    for (; runs < LEAST_RUNS || (runs < RUNS && bench_now() < end); runs++)
+    const double end = seconds_now() + seconds;
+    for (; runs < LEAST_RUNS || (runs < RUNS && seconds_now() < end); runs++)
         rate[runs] = of->memory ? bench_read_piece(of->context, of->memory, runs)
                                 : multiply(of->context, of->loop, ROUNDS);
     qsort(rate, (size_t)runs, sizeof *rate, bench_compare);

@@ -3,6 +3,7 @@
 #include "bench/bench.h"
 
 #include "common/arena.h"
+#include "common/signals.h"
 
 #include <multihead/component.h>
 
@@ -43,12 +44,12 @@ static cli_exit probe_make(mha_context *context, const bench_machine *machine, c
 static mha_status probe_run(probe *p, probe_result *result)
 {
     mha_status status = MHA_OK;
-    const double start = bench_now();
+    const double start = seconds_now();
     if (p->memory)
         result->rate = bench_read_piece(p->context, p->memory, p->pieces++);
     else
         status = p->attention.run(p->attention.user, 0);
-    result->seconds = bench_now() - start;
+    result->seconds = seconds_now() - start;
     if (!p->memory) result->rate = bench_multiply_piece(p->context);
     return status;
 }
@@ -59,9 +60,9 @@ static mha_status probe_run(probe *p, probe_result *result)
 static mha_status work_time(const bench_work *work, int64_t first, int64_t repeats, double *seconds)
 {
     mha_status status = MHA_OK;
-    const double start = bench_now();
+    const double start = seconds_now();
     for (int64_t r = 0; r < repeats && !status; r++) status = work->run(work->user, first + r);
-    *seconds = (bench_now() - start) / (double)repeats;
+    *seconds = (seconds_now() - start) / (double)repeats;
     return status;
 }
 
@@ -129,11 +130,11 @@ static mha_status take_samples(const bench_work *work, const bench_limits *limit
 {
     int64_t repeats = 1;
     probe_result before = {0}, after = {0};
-    const double start = bench_now();
+    const double start = seconds_now();
     mha_status status = choose_repeats(work, &repeats);
     if (!status) status = probe_run(p, &before);
     if (!status) status = probe_run(p, &before); /* the first one warms its memory */
-    while (!status && !enough(r, limits, bench_now() - start)) {
+    while (!status && !enough(r, limits, seconds_now() - start)) {
         double *seconds = &r->seconds[r->samples];
         status = work_time(work, 2 + r->samples * repeats, repeats, seconds);
         if (!status) status = probe_run(p, &after);

@@ -3,16 +3,15 @@
 #include "common/commands.h"
 #include "common/contexts.h"
 #include "common/option_rows.h"
+#include "common/signals.h"
 #include "generate/generate.h"
 #include "generate/generate_stream.h"
 
 #include <multihead/model.h>
 
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct generate_options {
     args_real temperature, top_p, min_p;
@@ -106,20 +105,6 @@ static void destroy_decoder(void *decoder)
 static void destroy_model(void *model)
 {
     mha_model_destroy(model);
-}
-
-static volatile sig_atomic_t interrupted;
-
-static void on_signal(int number)
-{
-    interrupted = number;
-}
-
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* One token on stdout, at once. */
@@ -335,7 +320,7 @@ static void print_stats(const run *r, int64_t made)
 static cli_exit write_tokens(run *r, int64_t *made, bool *full)
 {
     bool stopped = false;
-    for (*made = 0; *made < r->most && !interrupted; (*made)++) {
+    for (*made = 0; *made < r->most && !signals_came(); (*made)++) {
         const int64_t i = *made;
         if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids)) {
             CLI_TRY(end_line(r));
@@ -357,7 +342,7 @@ static cli_exit generate(run *r, const char *text, bool stats)
 {
     bool full = false;
     int64_t made = 0;
-    void (*before)(int) = signal(SIGINT, on_signal);
+    signals_hold();
     double from = seconds_now();
     CLI_TRY(begin(r));
     r->seconds[0] = seconds_now() - from;
@@ -367,14 +352,11 @@ static cli_exit generate(run *r, const char *text, bool stats)
     r->seconds[1] = seconds_now() - from;
     if (r->stream.tokenizer) CLI_TRY(generate_stream_end(&r->stream));
     CLI_TRY(end_line(r));
-    signal(SIGINT, before);
+    signals_release();
     if (full)
         cli_note(r->quiet, "the model's %" PRId64 " positions are used up", r->desc.max_length);
     if (stats) print_stats(r, made);
-    if (interrupted) { /* end as programs end that are stopped */
-        fflush(stdout);
-        raise(interrupted);
-    }
+    signals_end();
     return CLI_OK;
 }
 

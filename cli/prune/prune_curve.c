@@ -1,13 +1,13 @@
 /* In which order heads go, and what the model is worth as they do: in our order, in the reverse of
  * it, and in random orders. */
 #include "common/arena.h"
+#include "common/signals.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 int64_t prune_heads_of(const prune_job *job, int64_t layer)
 {
@@ -113,13 +113,10 @@ static cli_exit measure_time(prune_job *job, const float *gates, prune_point *po
     CLI_TRY(prune_keep(net));
     point->parameters = mha_transformer_size(net);
     for (int i = 0; i < 3; i++) {
-        struct timespec from, to;
         prune_quality unused;
-        clock_gettime(CLOCK_MONOTONIC, &from);
+        const double from = seconds_now();
         CLI_TRY(prune_measure(job, net, &unused));
-        clock_gettime(CLOCK_MONOTONIC, &to);
-        const double seconds =
-            (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+        const double seconds = seconds_now() - from;
         if (i == 0 || seconds < point->seconds) point->seconds = seconds;
     }
     arena_release(mark);

@@ -1,17 +1,16 @@
 /* What `multihead run` computes and where it goes. One list says which outputs there are, which
  * axes they have and which option writes them. */
-#define _XOPEN_SOURCE 700 /* clock_gettime */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/json_out.h"
+#include "common/signals.h"
 #include "common/words.h"
 #include "run/run.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Axes: B H T as in attention.h, of the tensor q; h and r the heads and rows that were picked; S
@@ -211,13 +210,6 @@ static cli_exit make_output(const run_options *options, const run_problem *probl
     return CLI_OK;
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static mha_status forward(const run_options *options, mha_context *context,
                           const run_problem *problem, const mha_tensor *o,
                           const mha_attention_outputs *wanted)
@@ -277,9 +269,9 @@ cli_exit run_compute(const run_options *options, mha_context *context, const run
     CLI_TRY(make_o(options, problem, &results->arrays[0], &o, &results->saved[0]));
     CLI_TRY(make_outputs(options, problem, results, &wanted));
     status = plan(options, context, problem, &wanted, &results->plan);
-    double begin = now();
+    double begin = seconds_now();
     if (status == MHA_OK) status = forward(options, context, problem, &o, &wanted);
-    results->seconds = now() - begin;
+    results->seconds = seconds_now() - begin;
     return status == MHA_OK ? widen_o(results) : run_fail(options, problem, status);
 }
 

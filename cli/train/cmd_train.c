@@ -3,6 +3,7 @@
 #include "common/commands.h"
 #include "common/contexts.h"
 #include "common/screen.h"
+#include "common/signals.h"
 #include "train/train_print.h"
 #include "train/train_report.h"
 #include "train/train_save.h"
@@ -12,10 +13,8 @@
 #include <multihead/component.h>
 
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 const train_task *const train_tasks[] = {
@@ -133,20 +132,6 @@ const args_page train_page = {
 
 /* ---- progress ------------------------------------------------------------------------------ */
 
-static volatile sig_atomic_t interrupted;
-
-static void on_signal(int number)
-{
-    interrupted = number;
-}
-
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* How it went since the last look. */
 typedef struct pace {
     double tokens, seconds;
@@ -203,7 +188,7 @@ static cli_exit train_on(train_run *run, int64_t until, pace *p)
 {
     const double begin = seconds_now();
     *p = (pace){.steps = -run->model.step};
-    while (run->model.step < until && !interrupted) {
+    while (run->model.step < until && !signals_came()) {
         CLI_TRY(train_model_step(&run->model));
         p->tokens += (double)run->model.batch.B * (double)run->model.batch.T;
     }
@@ -217,13 +202,13 @@ static cli_exit train_try(const train_options *options, train_run *run, train_ve
 {
     const train_recipe *recipe = &run->model.recipe;
     *verdict = run->done ? TRAIN_DONE : TRAIN_GO_ON; /* an earlier call came to the end */
-    while (*verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps && !interrupted &&
+    while (*verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps && !signals_came() &&
            (options->seconds == 0 || run->seconds < (double)options->seconds)) {
         train_scores s;
         pace speed;
         int64_t next = train_save_looked(run) + recipe->every;
         CLI_TRY(train_on(run, next < recipe->steps ? next : recipe->steps, &speed));
-        if (interrupted) break;
+        if (signals_came()) break;
         CLI_TRY(train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s));
         *verdict = run->model.task->judge(recipe, run->model.step, &s);
         show_progress(options, run, &s, &speed);
@@ -241,7 +226,7 @@ static cli_exit train_all(const train_options *options, train_run *run, train_ve
         CLI_TRY(train_try(options, run, verdict));
         const bool more = run->attempt + 1 < run->model.recipe.tries;
         const bool out_of_time = options->seconds > 0 && run->seconds >= (double)options->seconds;
-        if (*verdict == TRAIN_DONE || interrupted || out_of_time || !more) return CLI_OK;
+        if (*verdict == TRAIN_DONE || signals_came() || out_of_time || !more) return CLI_OK;
         cli_note(
             options->quiet, "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
             screen_shows_progress(options->quiet) ? "\n" : "", run->model.step, run->attempt + 2);
@@ -322,7 +307,7 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
 {
     const train_model *model = &run->model;
     if (screen_shows_progress(options->quiet)) cli_print_to(stderr, "\n");
-    if (interrupted) {
+    if (signals_came()) {
         cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
                  options->folder ? "; run it again with the same folder to resume" : "");
         return;
@@ -344,7 +329,7 @@ static cli_exit finish(const train_options *options, train_run *run, train_verdi
     train_finding found;
     const cli_exit code = train_save_folder(run);
     say_how_it_ended(options, run, verdict);
-    if (code != CLI_OK || options->no_report || interrupted) return code;
+    if (code != CLI_OK || options->no_report || signals_came()) return code;
     CLI_TRY(train_report_print(&run->model, &found));
     return train_report_pictures(run, &found, options->quiet);
 }
@@ -370,16 +355,12 @@ static cli_exit run_training(const train_options *options, const train_task *tas
     CLI_TRY(make_recipe(options, task, &run.model.recipe));
     CLI_TRY(context_make(TRAIN, MHA_ISA_AUTO, options->threads, &run.model.context));
     /* From the first file on, so that no moment is left in which a signal loses what was done. */
-    void (*before[2])(int) = {signal(SIGINT, on_signal), signal(SIGTERM, on_signal)};
+    signals_hold();
     const cli_exit code = learn(options, &run, &verdict);
-    signal(SIGINT, before[0]);
-    signal(SIGTERM, before[1]);
+    signals_release();
     CLI_TRY(code);
     CLI_TRY(finish(options, &run, verdict));
-    if (interrupted) { /* all is saved: end as programs end that are stopped */
-        fflush(stdout);
-        raise(interrupted);
-    }
+    signals_end(); /* all is saved */
     return CLI_OK;
 }
 
