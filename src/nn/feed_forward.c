@@ -8,12 +8,11 @@
 
 typedef struct rows_job {
     const mhai_kernels *kernels;
-    int activation;                   /* an mha_activation, or the one below */
+    mha_activation activation;
+    bool silu;                        /* instead of activation */
     const mha_tensor *gate, *up, *dy; /* gate is x where there is no other */
     const mha_tensor *y, *dgate, *dup;
 } rows_job;
-
-enum { SILU = -1 };
 
 static mha_status check_activation(mha_activation activation)
 {
@@ -46,7 +45,8 @@ mha_status mha_activation_forward(mha_context *context, mha_activation activatio
     MHA_TRY(mhai_nn_matrix("y", y, x->shape[0], x->shape[1]));
     MHA_TRY(mhai_tensor_check_output("y", y));
     MHA_TRY(mhai_nn_alias("y", y, "x", x));
-    rows_job job = {mhai_kernels_for(context->isa), activation, .gate = x, .y = y};
+    rows_job job = {
+        .kernels = mhai_kernels_for(context->isa), .activation = activation, .gate = x, .y = y};
     if (y->shape[1] > 0) mha_parallel_for(context, y->shape[0], forward_row, &job);
     return MHA_OK;
 }
@@ -83,7 +83,11 @@ mha_status mha_activation_backward(mha_context *context, mha_activation activati
     MHA_TRY(mhai_tensor_check_output("dx", dx));
     MHA_TRY(mhai_nn_alias("dx", dx, "dy", dy));
     MHA_TRY(mhai_tensor_check_disjoint("dx", dx, "x", x));
-    rows_job job = {mhai_kernels_for(context->isa), activation, .gate = x, .dy = dy, .dgate = dx};
+    rows_job job = {.kernels = mhai_kernels_for(context->isa),
+                    .activation = activation,
+                    .gate = x,
+                    .dy = dy,
+                    .dgate = dx};
     if (dx->shape[1] > 0) mha_parallel_for(context, dx->shape[0], backward_row, &job);
     return MHA_OK;
 }
@@ -100,7 +104,7 @@ static void glu_row(void *argument, int64_t row, int worker)
     const float *gate = mhai_nn_row(job->gate, row), *up = mhai_nn_row(job->up, row);
     float *y = mhai_nn_row(job->y, row), h[PIECE];
     const int64_t width = job->y->shape[1];
-    if (job->activation == SILU) {
+    if (job->silu) {
         job->kernels->swiglu(y, gate, up, width);
         return;
     }
@@ -121,7 +125,7 @@ static void glu_backward_row(void *argument, int64_t row, int worker)
     const float *dy = mhai_nn_row(job->dy, row);
     float *dgate = mhai_nn_row(job->dgate, row), *dup = mhai_nn_row(job->dup, row);
     const int64_t width = job->dgate->shape[1];
-    if (job->activation == SILU) {
+    if (job->silu) {
         job->kernels->swiglu_backward(dgate, dup, gate, up, dy, width);
         return;
     }
@@ -138,7 +142,7 @@ static void glu_backward_row(void *argument, int64_t row, int worker)
     }
 }
 
-static mha_status glu(const char *function, mha_context *context, int activation,
+static mha_status glu(const char *function, mha_context *context, const rows_job *like,
                       const mha_tensor *gate, const mha_tensor *up, const mha_tensor *y)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "%s: context is NULL", function);
@@ -148,12 +152,14 @@ static mha_status glu(const char *function, mha_context *context, int activation
     MHA_TRY(mhai_tensor_check_output("y", y));
     MHA_TRY(mhai_nn_alias("y", y, "gate", gate));
     MHA_TRY(mhai_nn_alias("y", y, "up", up));
-    rows_job job = {mhai_kernels_for(context->isa), activation, .gate = gate, .up = up, .y = y};
+    rows_job job = *like;
+    job.kernels = mhai_kernels_for(context->isa);
+    job.gate = gate, job.up = up, job.y = y;
     if (y->shape[1] > 0) mha_parallel_for(context, y->shape[0], glu_row, &job);
     return MHA_OK;
 }
 
-static mha_status glu_backward(const char *function, mha_context *context, int activation,
+static mha_status glu_backward(const char *function, mha_context *context, const rows_job *like,
                                const mha_tensor *gate, const mha_tensor *up, const mha_tensor *dy,
                                const mha_tensor *dgate, const mha_tensor *dup)
 {
@@ -171,40 +177,40 @@ static mha_status glu_backward(const char *function, mha_context *context, int a
             MHA_TRY(mhai_nn_alias(output_names[i], outputs[i], input_names[j], inputs[j]));
     }
     MHA_TRY(mhai_tensor_check_disjoint("dgate", dgate, "dup", dup));
-    rows_job job = {.kernels = mhai_kernels_for(context->isa),
-                    .activation = activation,
-                    .gate = gate,
-                    .up = up,
-                    .dy = dy,
-                    .dgate = dgate,
-                    .dup = dup};
+    rows_job job = *like;
+    job.kernels = mhai_kernels_for(context->isa);
+    job.gate = gate, job.up = up, job.dy = dy, job.dgate = dgate, job.dup = dup;
     if (width > 0) mha_parallel_for(context, rows, glu_backward_row, &job);
     return MHA_OK;
 }
 
+static const rows_job silu = {.silu = true};
+
 mha_status mha_swiglu(mha_context *context, const mha_tensor *gate, const mha_tensor *up,
                       const mha_tensor *y)
 {
-    return glu("mha_swiglu", context, SILU, gate, up, y);
+    return glu("mha_swiglu", context, &silu, gate, up, y);
 }
 
 mha_status mha_swiglu_backward(mha_context *context, const mha_tensor *gate, const mha_tensor *up,
                                const mha_tensor *dy, const mha_tensor *dgate, const mha_tensor *dup)
 {
-    return glu_backward("mha_swiglu_backward", context, SILU, gate, up, dy, dgate, dup);
+    return glu_backward("mha_swiglu_backward", context, &silu, gate, up, dy, dgate, dup);
 }
 
 mha_status mha_glu(mha_context *context, mha_activation activation, const mha_tensor *gate,
                    const mha_tensor *up, const mha_tensor *y)
 {
+    const rows_job like = {.activation = activation};
     MHA_TRY(check_activation(activation));
-    return glu("mha_glu", context, (int)activation, gate, up, y);
+    return glu("mha_glu", context, &like, gate, up, y);
 }
 
 mha_status mha_glu_backward(mha_context *context, mha_activation activation, const mha_tensor *gate,
                             const mha_tensor *up, const mha_tensor *dy, const mha_tensor *dgate,
                             const mha_tensor *dup)
 {
+    const rows_job like = {.activation = activation};
     MHA_TRY(check_activation(activation));
-    return glu_backward("mha_glu_backward", context, (int)activation, gate, up, dy, dgate, dup);
+    return glu_backward("mha_glu_backward", context, &like, gate, up, dy, dgate, dup);
 }

@@ -64,7 +64,13 @@ typedef struct mhai_step {
     char *literal, *text;
     size_t literal_size, text_size;
     enum { MHAI_ALWAYS, MHAI_UNLESS_THERE, MHAI_FIRST } prepend; /* FIRST: where the text begins */
-    enum { MHAI_ISOLATED, MHAI_REMOVED, MHAI_WITH_PREVIOUS, MHAI_WITH_NEXT, MHAI_CONTIGUOUS } split;
+    enum mhai_split {
+        MHAI_ISOLATED,
+        MHAI_REMOVED,
+        MHAI_WITH_PREVIOUS,
+        MHAI_WITH_NEXT,
+        MHAI_CONTIGUOUS
+    } split;
     bool invert; /* what matches and what does not change places */
 } mhai_step;
 

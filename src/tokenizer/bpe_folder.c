@@ -146,7 +146,7 @@ static mha_status read_split(reader *r, const json_t *json)
     MHA_TRY(get_pattern(r, "pre_tokenizer Split", json, &desc));
     for (size_t i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
         if (strcmp(behavior, behaviors[i]) == 0) {
-            desc.like.split = i;
+            desc.like.split = (enum mhai_split)i;
             return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
         }
     return refuse(r, "pre_tokenizer Split: behavior", behavior);

@@ -86,7 +86,7 @@ enum {
     LAYER_REALS = sizeof layer_reals / sizeof layer_reals[0]
 };
 
-static const char *const qk_norms[] = MHAI_NAME("rms", "l2");
+static const char *const qk_norms[] = {"rms", "l2"};
 static const char *const scalings[] = {"linear", "llama3", "yarn"};
 
 /* What a layer does not have is left out. */
