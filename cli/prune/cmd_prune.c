@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -157,6 +158,21 @@ static bool to_stdout(const prune_options *o)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
+/* What could not be written is found out before the work. */
+static cli_exit check_folder(const prune_options *o, const char *model)
+{
+    struct stat status;
+    if (!o->folder) return CLI_OK;
+    if (files_same(o->folder, model))
+        return cli_fail(CLI_USAGE, PRUNE, "-o %s: is the model itself; name another folder",
+                        o->folder);
+    if (stat(model, &status) != 0 || S_ISDIR(status.st_mode)) return CLI_OK;
+    return cli_fail(CLI_UNSUPPORTED, PRUNE,
+                    "-o %s: %s is a GGUF file, whose tokenizer cannot be copied to a folder; "
+                    "prune the model's Hugging Face folder, or leave out -o",
+                    o->folder, model);
+}
+
 static cli_exit open_model(prune_job *job, const char *folder)
 {
     CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, &job->model));
@@ -243,6 +259,7 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     CLI_TRY(check_places(&o));
     prune_job job = {.options = &o, .terminal = screen_shows_progress(o.quiet)};
     CLI_TRY(open_model(&job, plain.items[0]));
+    CLI_TRY(check_folder(&o, plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
     CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));

@@ -54,9 +54,6 @@ cli_exit prune_save(prune_job *job)
     const mha_checkpoint_settings settings = {.struct_size = sizeof settings,
                                               .like = job->model.folder};
     files_guard guard = {0};
-    if (files_same(folder, job->model.folder))
-        return cli_fail(CLI_USAGE, PRUNE, "-o %s: is the model itself; name another folder",
-                        folder);
     files_hold_signals(&guard, "");
     mha_status status =
         mha_checkpoint_save(folder, job->made ? job->made : job->model.net, &settings);
