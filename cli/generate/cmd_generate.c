@@ -92,7 +92,8 @@ typedef struct run {
     bool quiet;
     int32_t *ids; /* [max_length] the prompt, then what was chosen last */
     int64_t count;
-    float *logits; /* [V] */
+    float *logits;   /* [V] */
+    int64_t choices; /* of V: a vocabulary may be padded with tokens that stand for nothing */
     generate_candidate *work;
     bool begun; /* something stands on the line */
 } run;
@@ -190,9 +191,11 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
     mha_tokenizer_info info = {.struct_size = sizeof info};
     char *chat;
     r->end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
+    r->choices = r->desc.vocab_size;
     if (r->stream.tokenizer) {
         CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
         r->end = info.eos_id;
+        r->choices = info.vocab_size;
     }
     for (int i = 0; i < options->stops.count; i++)
         if (!r->stream.tokenizer || options->stops.items[i][0] == '\0')
@@ -322,7 +325,7 @@ static cli_exit write_tokens(run *r, int64_t *made, bool *full)
     bool stopped = false;
     for (*made = 0; *made < r->most && !signals_came(); (*made)++) {
         const int64_t i = *made;
-        if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->desc.vocab_size, r->work, r->ids)) {
+        if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->choices, r->work, r->ids)) {
             CLI_TRY(end_line(r));
             return cli_fail(CLI_BAD_INPUT, GENERATE, "the model gives logits that are not finite");
         }

@@ -207,6 +207,21 @@ def refusals(folder):
           "words steer no terminal")
 
 
+def padded_vocabulary():
+    """A model of more tokens than its tokenizer has, the best of them for "a": none of them is
+    taken, since it stands for no text."""
+    folder = make("padded", logits=[[0] * V, [0] * V, [0, 0, 0, 8, 0, 9], [0, 0, 0, 0, 8, 9],
+                                    [0, 8, 0, 0, 0, 9], [0] * V])
+    vocab = ["<s>", "</s>", "a", "b", "c"]
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "added_tokens": [], "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                          "use_regex": True},
+        "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(vocab)}, "merges": []}}))
+    expect("abc", folder, "a")
+    expect("abc", folder, "a", "--top-k", 1)
+
+
 def byte_pairs():
     """A byte-level BPE model that writes "a", "é" in two tokens, "b", and ends."""
     folder = make("bytes", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
@@ -253,6 +268,7 @@ by_chance(model)
 streaming(model)
 refusals(model)
 numbers(model)
+padded_vocabulary()
 byte_pairs()
 help_and_manual()
 finish()
