@@ -13,6 +13,8 @@
 
 #include <string.h>
 
+enum { MOST_GROWTH = 64 }; /* times the text, and its square for short ones; SentencePiece: 3 */
+
 /* A part of a stretch. */
 typedef struct part {
     size_t from, to;
@@ -135,6 +137,17 @@ static mha_status prepend(const mhai_step *step, const mhai_stretch *s, const pa
     return mhai_draft_add(draft, step->text, step->text_size, begin, end);
 }
 
+/* Steps that write more than they read, one behind the other, would fill any memory. */
+static mha_status check_growth(const encoder *e, const mhai_draft *draft)
+{
+    if (draft->bytes.count / MOST_GROWTH <= e->size + MOST_GROWTH) return MHA_OK;
+    return mha_fail(
+        MHA_ERR_SIZE,
+        "tokenizer: its steps make more than %zu bytes of a text of %zu; give the model "
+        "a simpler normalizer",
+        draft->bytes.count, e->size);
+}
+
 /* What is written instead of a match comes from its last character. */
 static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch *s, const part *p,
                           mhai_draft *draft)
@@ -146,6 +159,7 @@ static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch 
         if (from == to) continue;
         mhai_stretch_place(s, to - 1, to, &begin, &end);
         MHA_TRY(mhai_draft_add(draft, step->text, step->text_size, begin, end));
+        MHA_TRY(check_growth(e, draft));
     }
     return MHA_OK;
 }
@@ -156,6 +170,7 @@ static mha_status rewrite(encoder *e, const mhai_step *step, const mhai_stretch 
 {
     if (step->what == MHAI_STEP_REPLACE) return replace(e, step, s, p, draft);
     MHA_TRY(prepend(step, s, p, draft));
+    MHA_TRY(check_growth(e, draft));
     return mhai_draft_copy(draft, s, p->from, p->to);
 }
 

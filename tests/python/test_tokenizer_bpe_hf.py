@@ -416,6 +416,16 @@ def test_a_pattern_with_too_many_ways(tmp_path):
     assert failure.value.status == ERR_SIZE
 
 
+def test_a_normalizer_that_fills_memory(tmp_path):
+    data = json.loads(gpt2().to_str())
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    data["normalizer"] = {"type": "Sequence", "normalizers": [longer] * 2}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(Failure, match="of a text of 4; give the model a simpler") as failure:
+        Ours(tmp_path).encode("aaaa")
+    assert failure.value.status == ERR_SIZE
+
+
 def test_a_real_model():
     folder = os.environ.get("MHA_BPE_DIR")
     if not folder:
