@@ -168,15 +168,20 @@ static mha_status read_rotation(const reading *r)
     const int64_t width = count_of(r, "head_dim") ? count_of(r, "head_dim")
                           : heads > 0             ? count_of(r, "hidden_size") / heads
                                                   : 0;
-    const char *type = "none";
-    size_t size = 4;
-    mha_gguf_value value;
+    const char *type = "linear"; /* as llama.cpp has it */
+    size_t size = 6;
+    mha_gguf_value value, scale;
     int64_t rotated;
     json_t *factor;
     if (find(r, "rope.dimension_count", &value)) {
         MHA_TRY(mha_gguf_integer(&value, 0, 1, MHAI_MOST_WIDTH, &rotated));
-        if (width > 0 && rotated < width &&
-            !mhai_put(r->root, "partial_rotary_factor", json_real((double)rotated / (double)width)))
+        if (width > 0 && rotated > width)
+            return mha_fail(
+                MHA_ERR_MODEL, "%s: '%s.rope.dimension_count' is %lld, but a head has %lld numbers",
+                mhai_show_path(r->path).text, r->of->name, (long long)rotated, (long long)width);
+        /* the half: times the width, the quotient alone may be less than the count */
+        if (rotated < width && !mhai_put(r->root, "partial_rotary_factor",
+                                         json_real(((double)rotated + 0.5) / (double)width)))
             return no_memory();
     }
     if (mha_gguf_find(r->file, "rope_freqs.weight") >= 0 ||
@@ -185,15 +190,18 @@ static mha_status read_rotation(const reading *r)
                         "%s: a rotation with factors of its own for each pair (rope_freqs, "
                         "rope_factors_long) is not supported; take the model's folder",
                         mhai_show_path(r->path).text);
-    if (find(r, "rope.scaling.type", &value)) MHA_TRY(mha_gguf_string(&value, 0, &type, &size));
-    if (size == 4 && memcmp(type, "none", 4) == 0) return MHA_OK;
-    if (size != 6 || memcmp(type, "linear", 6) != 0 || !find(r, "rope.scaling.factor", &value))
+    const bool typed = find(r, "rope.scaling.type", &value);
+    const bool scaled = find(r, "rope.scaling.factor", &scale) ||
+                        find(r, "rope.scale_linear", &scale); /* files before scaling.type */
+    if (typed) MHA_TRY(mha_gguf_string(&value, 0, &type, &size));
+    if ((!typed && !scaled) || (size == 4 && memcmp(type, "none", 4) == 0)) return MHA_OK;
+    if (size != 6 || memcmp(type, "linear", 6) != 0 || !scaled)
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
             "%s: '%s.rope.scaling.type' is not supported here; known: none, linear (with "
             "a factor); take the model's folder",
             mhai_show_path(r->path).text, r->of->name);
-    MHA_TRY(read_value(r, &value, true, &factor));
+    MHA_TRY(read_value(r, &scale, true, &factor));
     json_t *scaling = json_object();
     const bool good =
         mhai_put(scaling, "factor", factor) && mhai_put_text(scaling, "rope_type", "linear");
@@ -256,13 +264,20 @@ static mha_status find_architecture(reading *r)
                     mhai_show_path(r->path).text, mhai_show_name(found).text, known);
 }
 
+mha_status mhai_gguf_status(mha_status status)
+{
+    const bool value =
+        status == MHA_ERR_ARGUMENT || status == MHA_ERR_DTYPE || status == MHA_ERR_NUMERIC;
+    return value ? MHA_ERR_MODEL : status;
+}
+
 mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **root)
 {
     reading r = {.file = file, .path = path};
-    MHA_TRY(find_architecture(&r));
-    r.root = json_object();
-    mha_status status = MHA_OK;
-    if (!mhai_put_text(r.root, "model_type", r.of->model_type)) status = no_memory();
+    mha_status status = find_architecture(&r);
+    r.root = status == MHA_OK ? json_object() : NULL;
+    if (status == MHA_OK && !mhai_put_text(r.root, "model_type", r.of->model_type))
+        status = no_memory();
     if (status == MHA_OK) status = read_rows(&r);
     if (status == MHA_OK) status = read_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);
@@ -271,5 +286,5 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
         *root = r.root;
     else
         json_decref(r.root);
-    return status;
+    return mhai_gguf_status(status);
 }

@@ -14,6 +14,10 @@ MHA_NODISCARD mha_status mhai_gguf_config(const mha_gguf *file, const char *path
 /* The family with GGUF's names in place of transformers'. */
 mhai_family mhai_gguf_family(const mhai_family *family);
 
+/* The status of a model whose metadata was read with one: a value of another type, or out of range,
+ * is wrong with the model. */
+mha_status mhai_gguf_status(mha_status status);
+
 /* The tokenizer that the metadata describes. Errors: those of mha_tokenizer_load(), without its
  * files. */
 MHA_NODISCARD mha_status mhai_gguf_tokenizer(const mha_gguf *file, const char *path,

@@ -149,5 +149,5 @@ mha_status mhai_gguf_tokenizer(const mha_gguf *file, const char *path, mha_token
     free(r.merges);
     free(r.types);
     free(r.scores);
-    return status;
+    return mhai_gguf_status(status);
 }

@@ -2,7 +2,9 @@
 converters, gives the bits that the model's folder gives; and a real one, where it was fetched
 (tools/get-smollm2), is compared with transformers."""
 import ctypes as C
+import json
 import pathlib
+import subprocess
 
 import pytest
 
@@ -191,6 +193,23 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.parametrize("rope, changes", [
+    (dict(rope_type="linear", factor=2.5), {"rope.scaling.type": "linear",
+                                            "rope.scaling.factor": 2.5}),
+    (dict(rope_type="linear", factor=2.5), {"rope.scaling.factor": 2.5}),  # what llama.cpp assumes
+    (dict(rope_type="linear", factor=2.5), {"rope.scale_linear": 2.5}),  # files of 2023
+    (dict(partial_rotary_factor=0.57), {"rope.dimension_count": 26})], ids=str)  # 46 * (26 / 46) < 26
+def test_rotations(tmp_path, rope, changes):
+    model = their_family("llama", dict(head_dim=46), 35)
+    model.save_pretrained(tmp_path / "folder")
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    config["rope_parameters"].update(rope)
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    write(tmp_path / "model.gguf", model, **changes)
+    folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
+    assert np.array_equal(file(some_ids(36)), folder(some_ids(36)))
+
+
 @pytest.mark.parametrize("changes, words", [
     ({"block_count": None}, "key 'llama.block_count' is missing"),
     ({"block_count": 2}, "which .* does not ask for|has weight 'blk.2."),
@@ -199,7 +218,8 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     ({"attention.head_count_kv": [2, 2, 1]}, "differs from layer to layer"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
-    ({"rope.dimension_count": 0}, "rope.dimension_count")], ids=str)
+    ({"rope.dimension_count": 0}, "rope.dimension_count"),
+    ({"rope.dimension_count": 64}, "is 64, but a head has 8 numbers")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
     with pytest.raises(mha.MultiheadError, match=words):
@@ -236,3 +256,24 @@ def test_smollm2():
             zip(maps, exact.attentions, single.attentions)):
         error = np.abs(mine - wanted.numpy()).max()
         assert error <= 2 * np.abs(theirs.double().numpy() - wanted.numpy()).max()
+
+
+@pytest.mark.skipif(not (mha.LIBRARY_DIR / "multihead").exists(), reason="no program")
+def test_program(tmp_path):
+    """What prune cannot write it says before it measures; metadata of a wrong type is bad input."""
+    tokens = ["<s>", "</s>", *"abcdefgh"]
+    own = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+           "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["a b"]}
+    own["tokenizer.ggml.tokens"].append("ab")
+    path = tmp_path / "model.gguf"
+    (tmp_path / "text").write_text("abc abd")
+    write(path, their_family("llama", {}, 37), **own)
+    run = lambda *arguments: subprocess.run([mha.LIBRARY_DIR / "multihead", *arguments], text=True,
+                                            capture_output=True)
+    found = run("prune", path, "--text", tmp_path / "text", "-o", tmp_path / "smaller")
+    assert found.returncode == 5 and "is a GGUF file" in found.stderr and not found.stdout
+    for key, value in {"tokenizer.ggml.bos_token_id": "one", "block_count": "three",
+                       "tokenizer.ggml.tokens": list(range(len(tokens)))}.items():
+        write(path, their_family("llama", {}, 37), **{**own, key: value})
+        found = run("generate", path, "abc")
+        assert found.returncode == 4 and "is of type" in found.stderr, (key, found)
