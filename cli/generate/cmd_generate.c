@@ -345,10 +345,10 @@ static cli_exit generate(run *r, const char *text, bool stats)
 {
     bool full = false;
     int64_t made = 0;
-    signals_hold();
     double from = seconds_now();
     CLI_TRY(begin(r));
     r->seconds[0] = seconds_now() - from;
+    signals_hold(); /* before it, there is no text that is to end well */
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();
     CLI_TRY(write_tokens(r, &made, &full));
