@@ -10,7 +10,8 @@ static mha_status parse(const char *path, const char *text, size_t size, size_t 
 {
     json_error_t error;
     json_t *made = json_loadb(text, size, JSON_REJECT_DUPLICATES | flags, &error);
-    if (!made && json_error_code(&error) == json_error_out_of_memory)
+    /* Without a text: memory that jansson did not get somewhere. */
+    if (!made && (json_error_code(&error) == json_error_out_of_memory || !error.text[0]))
         return mha_fail(MHA_ERR_NOMEM, "%s: out of memory while parsing JSON",
                         mhai_show_path(path).text);
     if (!made)

@@ -5,6 +5,7 @@
 
 #include <multihead/component.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -132,9 +133,10 @@ static mha_status read_value(const reading *r, const mha_gguf_value *value, bool
     else
         MHA_TRY(mha_gguf_integer(value, 0, 0, INT64_MAX, &n));
     *number = real ? json_real(x) : json_integer((json_int_t)n);
-    return *number ? MHA_OK
-                   : mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a finite number",
-                              mhai_show_path(r->path).text, mhai_show_name(value->key).text);
+    if (*number) return MHA_OK;
+    return isfinite(x) ? no_memory()
+                       : mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a finite number",
+                                  mhai_show_path(r->path).text, mhai_show_name(value->key).text);
 }
 
 static mha_status read_rows(const reading *r)
