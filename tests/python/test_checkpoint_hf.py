@@ -365,6 +365,9 @@ def test_shards(tmp_path):
                                         original_max_position_embeddings=8)),
      "rope_type 'longrope'"),
     ("llama", dict(rope_parameters={**YARN, "truncate": False}), "'truncate' false"),
+    ("llama", dict(rope_parameters={**YARN, "partial_rotary_factor": 0.5}), "rotates whole heads"),
+    ("llama", dict(rope_parameters={**YARN, "attention_factor": 0.0}), "attention_factor"),
+    ("gemma3_text", dict(attn_logit_softcapping=5.0), "attn_logit_softcapping"),
     ("gemma2", dict(hidden_activation="gelu"), "hidden_activation 'gelu'"),
     ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx")],
     ids=str)

@@ -193,14 +193,17 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("rope, changes", [
-    (dict(rope_type="linear", factor=2.5), {"rope.scaling.type": "linear",
-                                            "rope.scaling.factor": 2.5}),
-    (dict(rope_type="linear", factor=2.5), {"rope.scaling.factor": 2.5}),  # what llama.cpp assumes
-    (dict(rope_type="linear", factor=2.5), {"rope.scale_linear": 2.5}),  # files of 2023
-    (dict(partial_rotary_factor=0.57), {"rope.dimension_count": 26})], ids=str)  # 46 * (26 / 46) < 26
-def test_rotations(tmp_path, rope, changes):
-    model = their_family("llama", dict(head_dim=46), 35)
+LINEAR = dict(rope_type="linear", factor=2.5)
+
+
+@pytest.mark.parametrize("kind, rope, changes", [
+    ("llama", LINEAR, {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}),
+    ("llama", LINEAR, {"rope.scaling.factor": 2.5}),  # what llama.cpp assumes
+    ("llama", LINEAR, {"rope.scale_linear": 2.5}),  # files of 2023
+    ("phi3", dict(partial_rotary_factor=0.57), {"rope.dimension_count": 26})],  # 46 * (26 / 46) < 26
+    ids=str)
+def test_rotations(tmp_path, kind, rope, changes):
+    model = their_family(kind, dict(hidden_size=184), 35)
     model.save_pretrained(tmp_path / "folder")
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     config["rope_parameters"].update(rope)
@@ -219,6 +222,7 @@ def test_rotations(tmp_path, rope, changes):
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
+    ({"rope.dimension_count": 4}, "rotates whole heads"),
     ({"rope.dimension_count": 64}, "is 64, but a head has 8 numbers")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)

@@ -599,10 +599,8 @@ static void foreign_configs(void **state)
                 "'factor' is missing");
     with_config("\"rope_parameters\": {", "\"rope_parameters\": 7, \"x\": {", MHA_ERR_MODEL,
                 "'rope_parameters' is no JSON object");
-    with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"", MHA_ERR_MODEL,
-                "rotary_dim");
-    with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.2, \"rope_type\"", MHA_ERR_MODEL,
-                "'partial_rotary_factor' is 0.2, which rotates 1 of 6");
+    with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"",
+                MHA_ERR_UNSUPPORTED, "'partial_rotary_factor' is 0.5; this kind of model rotates");
     with_config("\"rope_type\": \"default\"", "\"rope_type\": \"linear\", \"factor\": 1e9",
                 MHA_ERR_MODEL, "factor");
     with_config("\"rope_type\": \"default\"",

@@ -73,6 +73,7 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 /* A rotation as config.json says it: in an object of its own, and beside it. */
 typedef struct rope_source {
     mhai_config inner, outer;
+    bool partial; /* a part of each head may rotate */
 } rope_source;
 
 static mha_status read_number(const rope_source *s, const char *key, double fallback, double *value)
@@ -97,8 +98,9 @@ static mha_status read_amplitude(const rope_source *s, mha_layer_desc *rope)
     double scale, all;
     MHA_TRY(mhai_config_number(&s->inner, "mscale", 0, &scale));
     MHA_TRY(mhai_config_number(&s->inner, "mscale_all_dim", 0, &all));
-    MHA_TRY(read_float(s, "attention_factor", 0, &rope->rope_amplitude));
-    if (rope->rope_amplitude > 0 || !(scale > 0) || !(all > 0)) return MHA_OK;
+    if (!mhai_config_absent(&s->inner, "attention_factor"))
+        return mhai_config_real(&s->inner, "attention_factor", 1, 0, 1e6, &rope->rope_amplitude);
+    if (!(scale > 0) || !(all > 0)) return MHA_OK;
     const double step = rope->rope_factor > 1 ? 0.1 * mha_log((double)rope->rope_factor) : 0;
     rope->rope_amplitude = (float)((step * scale + 1) / (step * all + 1));
     return MHA_OK;
@@ -146,6 +148,10 @@ static mha_status read_rotation(const rope_source *s, const mha_transformer_desc
                         mhai_show_path(s->outer.path).text, (double)rope->rope_base);
     MHA_TRY(mhai_config_number(&s->outer, "rotary_pct", 1, &partial)); /* GPT-NeoX, before 5 */
     MHA_TRY(read_number(s, "partial_rotary_factor", partial, &partial));
+    if ((partial < 1 || partial > 1) && !s->partial)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: 'partial_rotary_factor' is %g; this kind of model rotates whole heads",
+                        mhai_show_path(s->outer.path).text, partial);
     if (partial > 1 || (int64_t)(width * partial) < 2)
         return mha_fail(MHA_ERR_MODEL, "%s: 'partial_rotary_factor' is %g, which rotates %g of %g",
                         mhai_show_path(s->outer.path).text, partial, floor(width * partial), width);
@@ -174,9 +180,12 @@ static void set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
 /* rope_parameters since transformers 5, else rope_scaling. */
 static mha_status find_rope(const mhai_config *config, rope_source *s)
 {
+    const mhai_family *family;
+    MHA_TRY(mhai_family_find(config, &family));
     const bool nested = !mhai_config_absent(config, "rope_parameters");
     const char *key = nested ? "rope_parameters" : "rope_scaling";
-    *s = (rope_source){{config->path, json_object_get(config->root, key)}, *config};
+    *s =
+        (rope_source){{config->path, json_object_get(config->root, key)}, *config, family->partial};
     if (mhai_config_absent(config, key) || json_is_object(s->inner.root)) return MHA_OK;
     return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no JSON object", mhai_show_path(config->path).text,
                     key);
@@ -208,7 +217,7 @@ mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
         if (json_is_object(own))
             of.inner.root = own;
         else if (kind == 1) /* before transformers 5: not scaled, and a base of its own */
-            of = (rope_source){{config->path, NULL}, {config->path, NULL}};
+            of = (rope_source){{config->path, NULL}, {config->path, NULL}, false};
         MHA_TRY(read_rotation(&of, &plan->desc, &rope));
         if (kind == 1 && !json_is_object(own))
             MHA_TRY(

@@ -73,6 +73,7 @@ typedef struct mhai_family {
     const char *layers; /* in front of a layer's number */
     const char *prefix; /* may stand in front of every name in files of others, or not; "": no */
     const mhai_weight_name *names; /* ends with one of NULL; what it lacks is called as by us */
+    bool partial;   /* partial_rotary_factor is read; transformers ignores it elsewhere */
     bool tied;      /* the output is the table of tokens unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* can be saved as it */

@@ -63,6 +63,8 @@ static mha_status read_later(const mhai_config *config, const mhai_family *famil
     plan->desc.flags |= MHA_TRANSFORMER_BRANCH_NORM;
     MHA_TRY(mhai_read_windows(config, 4096, 0, period, plan));
     MHA_TRY(mhai_config_real(config, "query_pre_attn_scalar", 256, 1e-6, 1e9, &scalar));
+    static const char *const unused[] = {"attn_logit_softcapping", NULL};
+    if (!second) MHA_TRY(mhai_config_refuse(config, unused)); /* kept, not used, by transformers */
     if (!mhai_config_absent(config, "attn_logit_softcapping"))
         MHA_TRY(mhai_config_real(config, "attn_logit_softcapping", 1, 1e-6, 1e9, &softcap));
     else if (second && !json_object_get(config->root, "attn_logit_softcapping"))

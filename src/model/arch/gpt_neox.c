@@ -51,6 +51,7 @@ const mhai_family mhai_family_gpt_neox = {
     .keys = &mhai_usual_keys,
     .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
     .bias_key = "attention_bias",
+    .partial = true,
     .layers = "layers.",
     .prefix = "gpt_neox.",
     .names = names,
