@@ -97,7 +97,8 @@ static mha_status read_offsets(const char *path, const json_t *offsets, int64_t 
 static mha_status read_entry(const char *path, const json_t *value, int64_t data_bytes,
                              entry *tensor)
 {
-    if (!json_is_object(value)) return bad(path, tensor->name, "its description is no JSON object");
+    if (!json_is_object(value))
+        return bad(path, tensor->name, "its description is not a JSON object");
     const char *type = json_string_value(json_object_get(value, "dtype"));
     if (!type) return bad(path, tensor->name, "dtype is missing or no text");
     tensor->type = mhai_safetensors_find_type(type);
@@ -128,7 +129,7 @@ static mha_status check_metadata(const char *path, json_t *metadata)
     const char *key;
     json_t *value;
     if (!json_is_object(metadata))
-        return mha_fail(MHA_ERR_FORMAT, "%s: __metadata__ is no JSON object",
+        return mha_fail(MHA_ERR_FORMAT, "%s: __metadata__ is not a JSON object",
                         mhai_show_path(path).text);
     json_object_foreach(metadata, key, value) if (!json_is_string(value)) return mha_fail(
         MHA_ERR_FORMAT, "%s: __metadata__: '%s' is no text", mhai_show_path(path).text,

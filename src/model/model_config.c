@@ -60,8 +60,8 @@ mha_status mhai_config_text(const mhai_config *config, const char *key, const ch
     const json_t *found = find(config, key);
     if (!found && !fallback) return missing(config, key);
     if (found && !json_is_string(found))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a text", mhai_show_path(config->path).text,
-                        key);
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a string",
+                        mhai_show_path(config->path).text, key);
     *value = found ? json_string_value(found) : fallback;
     return MHA_OK;
 }

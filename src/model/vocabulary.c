@@ -114,7 +114,7 @@ static mha_status read_words(const char *path, const json_t *root, mha_vocabular
         return unsupported(path, "it has a normalizer or another pre_tokenizer");
     json_t *ids = json_object_get(model, "vocab");
     if (!json_is_object(ids))
-        return mha_fail(MHA_ERR_MODEL, "%s: model.vocab is no JSON object",
+        return mha_fail(MHA_ERR_MODEL, "%s: model.vocab is not a JSON object",
                         mhai_show_path(path).text);
     v->ids = json_incref(ids);
     MHA_TRY(list_words(path, v));

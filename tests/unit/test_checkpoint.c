@@ -598,7 +598,7 @@ static void foreign_configs(void **state)
     with_config("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", MHA_ERR_MODEL,
                 "'factor' is missing");
     with_config("\"rope_parameters\": {", "\"rope_parameters\": 7, \"x\": {", MHA_ERR_MODEL,
-                "'rope_parameters' is no JSON object");
+                "'rope_parameters' is not a JSON object");
     with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"",
                 MHA_ERR_UNSUPPORTED, "'partial_rotary_factor' is 0.5; this kind of model rotates");
     with_config("\"rope_type\": \"default\"", "\"rope_type\": \"linear\", \"factor\": 1e9",
@@ -676,9 +676,9 @@ static void foreign_lists_of_heads(void **state)
     d.layer_kv_heads = kv;
     begin_foreign(&d);
     static const char list[] = "\"layer_heads\": [\n    4,\n    2\n  ]";
-    with_config(list, "\"layer_heads\": [4, 2, 2]", MHA_ERR_MODEL, "no list of 2 numbers");
-    with_config(list, "\"layer_heads\": 4", MHA_ERR_MODEL, "no list of 2 numbers");
-    with_config(list, "\"layer_heads\": null", MHA_ERR_MODEL, "no list of 2 numbers");
+    with_config(list, "\"layer_heads\": [4, 2, 2]", MHA_ERR_MODEL, "not a list of 2 numbers");
+    with_config(list, "\"layer_heads\": 4", MHA_ERR_MODEL, "not a list of 2 numbers");
+    with_config(list, "\"layer_heads\": null", MHA_ERR_MODEL, "not a list of 2 numbers");
     with_config(list, "\"layer_heads\": [4, 5]", MHA_ERR_MODEL, "number 1");
     with_config(list, "\"layer_heads\": [4, -2]", MHA_ERR_MODEL, "number 1");
     with_config(list, "\"layer_heads\": [4.0, 2]", MHA_ERR_MODEL, "number 0");

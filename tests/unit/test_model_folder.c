@@ -212,7 +212,7 @@ static void test_config_fields(void **state)
         const char *part;
     } cases[] = {
         {"model_type", NULL, MHA_ERR_MODEL, "'model_type' is missing"},
-        {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a text"},
+        {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a string"},
         {"model_type", "\"model_type\": \"mixtral\"", MHA_ERR_UNSUPPORTED,
          "model_type 'mixtral' is not supported; supported: bert, roberta, electra, distilbert, "
          "gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
@@ -251,7 +251,7 @@ static void test_config_fields(void **state)
         {"layer_norm_eps", "\"layer_norm_eps\": 1e999", MHA_ERR_FORMAT, "malformed JSON"},
         {"hidden_act", "\"hidden_act\": \"gelu_new\"", MHA_ERR_UNSUPPORTED,
          "hidden_act 'gelu_new' is not supported; known: gelu, relu"},
-        {"hidden_act", "\"hidden_act\": {}", MHA_ERR_MODEL, "not a text"},
+        {"hidden_act", "\"hidden_act\": {}", MHA_ERR_MODEL, "not a string"},
         {"position_embedding_type", "\"position_embedding_type\": \"relative_key\"",
          MHA_ERR_UNSUPPORTED, "'relative_key' is not supported; known: absolute"},
         {"is_decoder", "\"is_decoder\": true", MHA_ERR_UNSUPPORTED, "'is_decoder' is set"},
@@ -277,7 +277,7 @@ static void test_config_forms(void **state)
     } cases[] = {
         {"", MHA_ERR_FORMAT, "m/config.json: malformed JSON"},
         {"{", MHA_ERR_FORMAT, "malformed JSON"},
-        {"[]", MHA_ERR_MODEL, "is no JSON object"},
+        {"[]", MHA_ERR_MODEL, "is not a JSON object"},
         {"{}", MHA_ERR_MODEL, "'model_type' is missing"},
         {"{\"model_type\": \"\xff\"}", MHA_ERR_FORMAT, "malformed JSON"},
     };

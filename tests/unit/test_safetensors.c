@@ -47,7 +47,7 @@ static void test_refuses_headers(void **state)
     refuse("{\"a\":{},\"a\":{}}", 0, bad, "duplicate");
     refuse("{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1,
            bad, "duplicate");
-    refuse("{\"a\":5}", 0, bad, "no JSON object");
+    refuse("{\"a\":5}", 0, bad, "not a JSON object");
     refuse("{\"a\":{}}", 0, bad, "dtype is missing");
     refuse("{\"a\":{\"dtype\":5}}", 0, bad, "dtype is missing");
     refuse("{\"a\":{\"dtype\":\"F31\"}}", 0, bad, "unknown dtype 'F31'");
@@ -149,7 +149,7 @@ static void test_long_names_are_cut(void **state)
     for (size_t i = 0; i < sizeof name - 2; i += 2) memcpy(name + i, "\xc3\xa4", 2);
     name[sizeof name - 2] = '\0';
     snprintf(header, sizeof header, "{\"x%s\":5}", name);
-    refuse(header, 0, MHA_ERR_FORMAT, "\xc3\xa4...': its description is no JSON object");
+    refuse(header, 0, MHA_ERR_FORMAT, "\xc3\xa4...': its description is not a JSON object");
 }
 
 static void test_reads_what_the_format_allows(void **state)

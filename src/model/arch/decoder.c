@@ -187,8 +187,8 @@ static mha_status find_rope(const mhai_config *config, rope_source *s)
     *s =
         (rope_source){{config->path, json_object_get(config->root, key)}, *config, family->partial};
     if (mhai_config_absent(config, key) || json_is_object(s->inner.root)) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no JSON object", mhai_show_path(config->path).text,
-                    key);
+    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a JSON object",
+                    mhai_show_path(config->path).text, key);
 }
 
 mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
@@ -256,7 +256,8 @@ mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t f
     else
         window = 0;
     if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != plan->desc.num_layers))
-        return mha_fail(MHA_ERR_MODEL, "%s: 'layer_types' is no list of %lld, one for each layer",
+        return mha_fail(MHA_ERR_MODEL,
+                        "%s: 'layer_types' is not a list of %lld, one for each layer",
                         mhai_show_path(config->path).text, (long long)plan->desc.num_layers);
     for (int64_t i = 0; i < plan->desc.num_layers; i++) {
         bool slides = i >= first && (period == 0 || (i + 1) % period != 0);

@@ -31,7 +31,8 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
     const char *type = NULL;
     char known[256] = "";
     if (!json_is_object(config->root))
-        return mha_fail(MHA_ERR_MODEL, "%s: is no JSON object", mhai_show_path(config->path).text);
+        return mha_fail(MHA_ERR_MODEL, "%s: is not a JSON object",
+                        mhai_show_path(config->path).text);
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
     for (int i = 0; i < FAMILIES; i++) {
         if (strcmp(families[i]->model_type, type) == 0) {

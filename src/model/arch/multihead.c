@@ -263,13 +263,14 @@ static mha_status read_list(const mhai_config *config, const char *key, int64_t 
 {
     const json_t *list = json_object_get(config->root, key);
     if (!json_is_array(list) || (int64_t)json_array_size(list) != count)
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is no list of %lld numbers, one for each layer",
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a list of %lld numbers, one for each layer",
                         mhai_show_path(config->path).text, key, (long long)count);
     for (int64_t i = 0; i < count; i++) {
         const json_t *value = json_array_get(list, (size_t)i);
         numbers[i] = (int64_t)json_integer_value(value);
         if (!json_is_integer(value) || numbers[i] < 0 || numbers[i] > most)
-            return mha_fail(MHA_ERR_MODEL, "%s: '%s' number %lld is no whole number from 0 to %lld",
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: '%s' number %lld is not a whole number from 0 to %lld",
                             mhai_show_path(config->path).text, key, (long long)i, (long long)most);
     }
     return MHA_OK;
