@@ -5,18 +5,21 @@
 #include <math.h>
 
 /* How sharply a head looks at other tokens: the mean, over rows of tokens that stand for text, of
- * the largest weight on another such token (Voita et al. 2019 call it confidence). Of a contrast,
- * the largest change, in rows of tokens that both texts have. */
+ * the largest weight on another such token (Voita et al. 2019 call it confidence). The first token
+ * of a causal model does not count: most heads rest on it when they have nothing to do (Xiao et al.
+ * 2024, attention sinks). Of a contrast, the largest change, in rows of tokens that both texts have.
+ */
 static double sharpness(const attention_maps *maps, int64_t layer, int64_t head)
 {
     int64_t rows = maps->rows.count, cols = maps->cols.count, counted = 0;
     const float *map = maps->layer[layer] + head * rows * cols;
     bool same = maps->rows.items == maps->cols.items;
+    const int64_t first = same && maps->causal && cols > 1;
     double sum = 0;
-    for (int64_t t = 0; t < rows; t++) {
+    for (int64_t t = first; t < rows; t++) {
         if (maps->rows.items[t].special || (maps->contrast && maps->rows.items[t].label)) continue;
         double most = 0;
-        for (int64_t s = 0; s < cols; s++)
+        for (int64_t s = first; s < cols; s++)
             if (!maps->cols.items[s].special && !(same && s == t) &&
                 fabs((double)map[t * cols + s]) > most)
                 most = fabs((double)map[t * cols + s]);
