@@ -117,14 +117,13 @@ static cli_exit label_bytes(const text_model *model, const char *bytes, size_t c
     if (!spaces && *at == ' ') at++;
     while (at < end) {
         const char *from = at;
-        const size_t valid = maps_valid_utf8(at, (size_t)(end - at));
-        mha_text_next(&at, end, &hidden);
+        const bool stray = mha_text_next(&at, end, &hidden) == 0xFFFD && at - from == 1;
         const char *shown = spaces ? "\u2423" : NULL;
         for (int i = 0; i < 3; i++)
             if (*from == *blanks[i][0]) shown = blanks[i][1];
         if (shown)
             used += (size_t)snprintf(*label + used, room - used, "%s", shown);
-        else if (valid == 0)
+        else if (stray)
             used += (size_t)snprintf(*label + used, room - used, "<0x%02X>",
                                      (unsigned)(unsigned char)*from);
         else

@@ -67,7 +67,7 @@ const args_page generate_page = {
     .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
                 "multihead generate smollm2.gguf --chat \"What is attention?\" --max-tokens 200\n"
-                "multihead generate llama-folder \"Once upon a time\" --stop \"\\n\" --min-p 0.1",
+                "multihead generate llama-folder \"Once upon a time\" --stop \".\" --min-p 0.1",
     .notes = "MODEL is a Hugging Face folder, a GGUF file, or what 'multihead train -o' saved.\n"
              "Without TEXT it starts from the beginning-of-text token. It ends at the\n"
              "end-of-text token, before a --stop, or when the model runs out of positions.\n"

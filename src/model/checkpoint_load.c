@@ -179,31 +179,26 @@ static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
 }
 
 /* Rows that fused weights have together: of q, k and v, or of gate and up. */
-static int64_t fused_rows(const loading *l, const mha_parameter *p)
+static int64_t fused_rows(const mha_transformer_desc *d, const mha_parameter *p)
 {
-    mha_transformer_desc d;
-    mha_transformer_describe(l->made, &d);
-    return strstr(p->name, ".mlp.") ? 2 * d.ff_dim : (d.num_heads + 2 * d.kv_heads) * d.head_dim;
+    return strstr(p->name, ".mlp.") ? 2 * d->ff_dim
+                                    : (d->num_heads + 2 * d->kv_heads) * d->head_dim;
 }
 
 /* Where row i of ours is among the rows of a fused weight. */
-static int64_t fused_row(const loading *l, const mha_parameter *p, const mhai_weight_name *row,
-                         int64_t total, int64_t i)
+static int64_t fused_row(const mha_transformer_desc *d, const mha_parameter *p,
+                         const mhai_weight_name *row, int64_t total, int64_t i)
 {
-    mha_transformer_desc d;
     const int parts = strstr(p->name, ".mlp.") ? 2 : 3;
-    mha_transformer_describe(l->made, &d);
     if (row->form == MHAI_FUSED_HEADS)
-        return (i / d.head_dim * parts + row->part) * d.head_dim + i % d.head_dim;
+        return (i / d->head_dim * parts + row->part) * d->head_dim + i % d->head_dim;
     return row->part == 0 ? i : total - (parts - row->part) * p->shape[0] + i;
 }
 
 /* Row i of ours where pairs of a rotation stand beside each other. */
-static int64_t paired_row(const loading *l, int64_t i)
+static int64_t paired_row(const mha_transformer_desc *d, int64_t i)
 {
-    mha_transformer_desc d;
-    mha_transformer_describe(l->made, &d);
-    const int64_t D = d.head_dim, k = i % D, half = D / 2;
+    const int64_t k = i % d->head_dim, half = d->head_dim / 2;
     return i - k + k % half * 2 + k / half;
 }
 
@@ -211,21 +206,23 @@ static int64_t paired_row(const loading *l, int64_t i)
 static mha_status read_formed(loading *l, const mha_parameter *p, const mhai_weight_name *row,
                               const char *name, float *data)
 {
+    mha_transformer_desc d;
+    mha_transformer_describe(l->made, &d);
     const mhai_weight_form form = row->form;
     const bool fused = form >= MHAI_FUSED && form <= MHAI_FUSED_HEADS;
     const bool transposed =
         p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED);
     const int64_t rows = p->shape[0], columns = p->ndim == 2 ? p->shape[1] : 1;
     const int64_t skipped = form == MHAI_LAST_ROWS ? l->plan.first_position : 0;
-    const int64_t total = fused ? fused_rows(l, p) : rows + skipped;
+    const int64_t total = fused ? fused_rows(&d, p) : rows + skipped;
     mha_tensor from = {.ndim = p->ndim};
     from.shape[0] = transposed ? columns : total;
     from.shape[1] = transposed ? total : columns;
     MHA_TRY(mhai_weights_view(&l->weights, name, &from));
     const float *numbers = from.data;
     for (int64_t i = 0; i < rows; i++) {
-        const int64_t at = fused                      ? fused_row(l, p, row, total, i)
-                           : form == MHAI_PAIRED_ROWS ? paired_row(l, i)
+        const int64_t at = fused                      ? fused_row(&d, p, row, total, i)
+                           : form == MHAI_PAIRED_ROWS ? paired_row(&d, i)
                                                       : i + skipped;
         for (int64_t k = 0; k < columns; k++) {
             const float number = numbers[transposed ? k * total + at : at * columns + k];

@@ -335,6 +335,19 @@ def test_their_roberta(tmp_path, options):
     assert np.abs(ours(ids) - exact).max() <= 2 * np.abs(single - exact).max()
 
 
+def test_older_gemma3(tmp_path):
+    """The two bases as transformers 4 writes them, and where it leaves them out."""
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = their_family("gemma3_text", dict(head_dim=6, sliding_window=5, layer_types=layers), 29)
+    model.save_pretrained(tmp_path)
+    path, ours = tmp_path / "config.json", ck.Transformer(tmp_path)
+    config = json.loads(path.read_text())
+    assert config.pop("rope_parameters")["full_attention"]["rope_theta"] == 1e6
+    for said in ({}, dict(rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=None)):
+        path.write_text(json.dumps({**config, **said}))
+        assert np.array_equal(ck.Transformer(tmp_path)(some_ids(30)), ours(some_ids(30)))
+
+
 def test_shards(tmp_path):
     """A model in several files, as larger ones are saved; what can be wrong with their index."""
     model = their_family("qwen2", {}, 27)

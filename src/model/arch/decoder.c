@@ -74,6 +74,7 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 typedef struct rope_source {
     mhai_config inner, outer;
     bool partial; /* a part of each head may rotate */
+    double base;  /* of a rotation that says none */
 } rope_source;
 
 static mha_status read_number(const rope_source *s, const char *key, double fallback, double *value)
@@ -142,7 +143,7 @@ static mha_status read_rotation(const rope_source *s, const mha_transformer_desc
     int type;
     *rope = (mha_layer_desc){.struct_size = sizeof *rope};
     MHA_TRY(mhai_config_choice(&s->inner, old ? "type" : "rope_type", types[0], types, 5, &type));
-    MHA_TRY(read_float(s, "rope_theta", 1e4, &rope->rope_base));
+    MHA_TRY(read_float(s, "rope_theta", s->base, &rope->rope_base));
     if (!(rope->rope_base >= 1))
         return mha_fail(MHA_ERR_MODEL, "%s: 'rope_theta' is %g, expected 1 or more",
                         mhai_show_path(s->outer.path).text, (double)rope->rope_base);
@@ -184,8 +185,8 @@ static mha_status find_rope(const mhai_config *config, rope_source *s)
     MHA_TRY(mhai_family_find(config, &family));
     const bool nested = !mhai_config_absent(config, "rope_parameters");
     const char *key = nested ? "rope_parameters" : "rope_scaling";
-    *s =
-        (rope_source){{config->path, json_object_get(config->root, key)}, *config, family->partial};
+    *s = (rope_source){
+        {config->path, json_object_get(config->root, key)}, *config, family->partial, 1e4};
     if (mhai_config_absent(config, key) || json_is_object(s->inner.root)) return MHA_OK;
     return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a JSON object",
                     mhai_show_path(config->path).text, key);
@@ -213,11 +214,12 @@ mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
     for (int kind = 0; kind < 2; kind++) {
         mha_layer_desc rope;
         rope_source of = source;
+        of.base = kind == 0 ? 1e6 : 1e4;
         const json_t *own = json_object_get(source.inner.root, types[kind]);
         if (json_is_object(own))
             of.inner.root = own;
         else if (kind == 1) /* before transformers 5: not scaled, and a base of its own */
-            of = (rope_source){{config->path, NULL}, {config->path, NULL}, false};
+            of = (rope_source){{config->path, NULL}, {config->path, NULL}, false, 1e4};
         MHA_TRY(read_rotation(&of, &plan->desc, &rope));
         if (kind == 1 && !json_is_object(own))
             MHA_TRY(
