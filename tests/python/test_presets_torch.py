@@ -331,6 +331,7 @@ def mha_bounds(theirs, inputs, keywords):
     mask = np.broadcast_to(added_mask(keywords.get("attn_mask"), lone, B, H)
                            + (0 if padding is None else padding), (B, H, T, S))
     keep, bias = split_mask(mask, mask.shape)
+    lowest_only = (mask <= -1e38).all(-1, keepdims=True)  # absorb the scores: equal weights
     for name in ("bias_k", "zero"):
         if name == "bias_k" and theirs.bias_k is None or name == "zero" and not theirs.add_zero_attn:
             continue
@@ -343,18 +344,19 @@ def mha_bounds(theirs, inputs, keywords):
             errors[i] = np.concatenate([errors[i], 0 * row], 2)
         keep = np.concatenate([keep, np.ones((B, H, T, 1), bool)], -1)
         bias = np.concatenate([bias, np.zeros((B, H, T, 1), np.float32)], -1)
-        if (mask <= -1e38).all(-1).any():  # a learned key outweighs lowest floats
+        if lowest_only.any():  # a learned key outweighs lowest floats
             lowest = np.concatenate([mask <= -1e38, np.zeros((*keep.shape[:-1],
                                                               keep.shape[-1] - S), bool)], -1)
             keep = keep & ~lowest
-    return finish_bounds(theirs, parts, values, errors, keep, bias)
+    return finish_bounds(theirs, parts, values, errors, keep, bias, lowest_only)
 
 
-def finish_bounds(theirs, parts, values, errors, keep, bias):
+def finish_bounds(theirs, parts, values, errors, keep, bias, lowest_only):
     (q, k, v), (q_error, k_error, v_error) = values, errors
     scale = q.shape[-1] ** -0.5
     with np.errstate(all="ignore"):
-        score = np.where(keep, q @ k.swapaxes(-1, -2) * scale + bias, -np.inf)
+        score = np.where(lowest_only, 0, q @ k.swapaxes(-1, -2) * scale + bias)
+        score = np.where(keep, score, -np.inf)
         top = score.max(-1, keepdims=True, initial=-np.inf)
         p = np.exp(score - np.where(np.isfinite(top), top, 0))
         total = p.sum(-1, keepdims=True)
