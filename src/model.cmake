@@ -4,5 +4,16 @@ pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.12)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc>=2.6)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.30)
 file(GLOB model_sources CONFIGURE_DEPENDS io/*.c tokenizer/*.c model/*.c model/arch/*.c)
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(FILTER model_sources EXCLUDE REGEX "_avx(2|512)\\.c$")
+endif()
 mha_library(multihead_model SOURCES ${model_sources}
   PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES PkgConfig::JANSSON PkgConfig::UTF8PROC PkgConfig::PCRE2)
+
+# One body for each instruction set, without fused multiply-adds.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  target_compile_definitions(multihead_model_objects PRIVATE MHAI_HAVE_X86)
+  set_source_files_properties(io/gguf_decode_avx2.c PROPERTIES COMPILE_OPTIONS
+    "${isa_flags};-mavx2;-mf16c")
+  set_source_files_properties(io/gguf_decode_avx512.c PROPERTIES COMPILE_OPTIONS "${avx512_flags}")
+endif()

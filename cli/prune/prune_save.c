@@ -8,20 +8,24 @@
 
 #include <string.h>
 
-/* The model as it was, with closed heads that write nothing. Changes job->model.net. */
-static mha_status silence(prune_job *job, const float *gates)
+/* A copy of the model as it was, with closed heads that write nothing. */
+static mha_status silence(prune_job *job, const float *gates, float *keep)
 {
     const mha_transformer_desc *d = &job->model.desc;
-    float *data = mha_transformer_data(job->model.net);
+    const int64_t shape[] = {d->num_layers, d->num_heads};
+    const mha_tensor all = mha_tensor_contiguous(keep, MHA_F32, 2, shape);
+    for (int64_t i = 0; i < shape[0] * shape[1]; i++) keep[i] = 1;
+    MHA_TRY(mha_transformer_prune(job->model.context, job->model.net, &all, &job->made));
+    float *data = mha_transformer_data(job->made);
     for (int64_t l = 0; l < d->num_layers; l++) {
         mha_parameter p;
         const int64_t heads = prune_heads_of(job, l), wide = heads * d->head_dim;
         if (heads == 0) continue;
-        MHA_TRY(mha_transformer_find(job->model.net, l, "self_attn.o_proj.weight", &p));
+        MHA_TRY(mha_transformer_find(job->made, l, "self_attn.o_proj.weight", &p));
         for (int64_t k = 0; k < p.count; k++)
             if (!(gates[l * d->num_heads + k % wide / d->head_dim] > 0)) data[p.offset + k] = 0;
     }
-    return mha_transformer_update(job->model.context, job->model.net);
+    return mha_transformer_update(job->model.context, job->made);
 }
 
 static void destroy(void *net)
@@ -38,14 +42,17 @@ cli_exit prune_make(prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
     const int64_t shape[] = {d->num_layers, d->num_heads};
-    float *gates;
+    float *gates, *all;
     CLI_TRY(ARENA_ALLOC(PRUNE, shape[0] * shape[1], &gates));
+    CLI_TRY(ARENA_ALLOC(PRUNE, shape[0] * shape[1], &all));
     prune_gates(job, job->order, job->points[job->chosen].removed, gates);
     const mha_tensor keep = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
-    if (job->options->mask) return cli_check(PRUNE, silence(job, gates));
-    CLI_TRY(cli_check(
-        PRUNE, mha_transformer_prune(job->model.context, job->model.net, &keep, &job->made)));
-    return prune_keep(job->made);
+    const mha_status status =
+        job->options->mask
+            ? silence(job, gates, all)
+            : mha_transformer_prune(job->model.context, job->model.net, &keep, &job->made);
+    if (job->made) CLI_TRY(prune_keep(job->made));
+    return cli_check(PRUNE, status);
 }
 
 cli_exit prune_save(prune_job *job)

@@ -28,6 +28,7 @@ typedef struct desk {
     int64_t layer, H, T, E, D;
     const float *before;     /* [T,H D], the heads side by side; the activations' */
     float *after, *terms;    /* [T,E], [H,T,E] */
+    float *out;              /* [E,H D], W_O */
     float *norms, *shares;   /* [H,T] */
     float *cosines, *weight; /* [H,H], [H,E] */
 } desk;
@@ -42,6 +43,7 @@ static cli_exit take_memory(desk *d)
     CLI_TRY(ARENA_ALLOC(VIEW, d->H * d->T, &d->norms));
     CLI_TRY(ARENA_ALLOC(VIEW, d->H * d->T, &d->shares));
     CLI_TRY(ARENA_ALLOC(VIEW, d->H * d->H, &d->cosines));
+    CLI_TRY(ARENA_ALLOC(VIEW, d->E * d->H * d->D, &d->out));
     return arena_alloc(VIEW, d->H, row, &d->weight);
 }
 
@@ -64,8 +66,8 @@ static mha_status measure(desk *d)
     MHA_TRY(mha_layer_write(d->model.context, d->model.net, d->kept, d->layer,
                             MHA_PART_SELF_ATTENTION, NULL, &out));
     MHA_TRY(mha_transformer_find(d->model.net, d->layer, "self_attn.o_proj.weight", &p));
-    const mha_tensor weight =
-        mha_tensor_contiguous(mha_transformer_data(d->model.net) + p.offset, MHA_F32, 2, p.shape);
+    const mha_tensor weight = mha_tensor_contiguous(d->out, MHA_F32, 2, p.shape);
+    MHA_TRY(mha_transformer_read(d->model.net, &p, 0, p.shape[0], d->out));
     return mha_head_weight_norms(&weight, &map);
 }
 

@@ -28,12 +28,14 @@ extern "C" {
 #endif
 
 /* A loaded model. Never changes after loading, so any number of threads may use one, each with its
- * own context. */
+ * own context. Its weights stay in their files, which are mapped: do not truncate them. */
 typedef struct mha_model mha_model;
 
 /* mha_model_options.flags */
 enum {
-    MHA_MODEL_NO_TOKENIZER = 1 << 0 /* do not load one; mha_model_tokenizer() gives NULL */
+    MHA_MODEL_NO_TOKENIZER = 1 << 0, /* do not load one; mha_model_tokenizer() gives NULL */
+    /* Copy the weights into mha_transformer_data(), where they can be changed: 8 bytes a number */
+    MHA_MODEL_ARRAY = 1 << 1
 };
 
 typedef struct mha_model_options {
@@ -43,13 +45,15 @@ typedef struct mha_model_options {
 
 /**
  * Load a model folder, or a GGUF file (gguf.h) of any type of weights that mha_gguf_read() decodes.
- * Weights of type F16 and BF16 are converted to f32; the prefix "bert." in
- * front of weight names may be there or not; weights that the encoder does not need (pooler,
- * classifier) are left alone. options may be NULL.
+ * Weights of f32 are packed once. Others stay as they are stored and are converted where a product
+ * uses them (mha_transformer_create_from()), with the bits that converted weights have. The prefix
+ * "bert." in front of weight names may be there or not; weights that the encoder does not need
+ * (pooler, classifier) are left alone. options may be NULL.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
  *          the model (the context need not); the tokenizer and what is only needed while loading
- *          use the C library's. Nothing of the folder stays open.
+ *          use the C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing
+ *          else of the folder stays open.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options); MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
  *          missing, of a wrong type or absurd; a weight missing or of another shape than
@@ -99,7 +103,7 @@ MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
  * tokenizer; NULL otherwise. Memory lives as long as the model. Errors none. Threads any. Since 0.1 */
 MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
 
-/** The transformer that runs. Whoever changes it changes the model. Memory lives as long as the
+/** The transformer that runs. Whoever changes it (MHA_MODEL_ARRAY) changes the model. Memory lives as long as the
  * model. Errors none. Threads any. Since 0.1 */
 MHA_API mha_transformer *mha_model_transformer(mha_model *model);
 

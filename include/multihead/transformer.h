@@ -168,6 +168,46 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
                                                         const mha_transformer_desc *desc,
                                                         mha_transformer **transformer);
 
+/* mha_transformer_source.flags */
+enum { MHA_SOURCE_PACK = 1 << 0 /* matrices are read once, and packed: 4 bytes a number */ };
+
+/* Where the numbers of parameters come from, if not from an array of f32: from a file, of fewer
+ * bits, in another order. */
+typedef struct mha_transformer_source {
+    uint32_t struct_size;
+    uint32_t flags;
+    /* Of parameter number `parameter`, rows row .. row + rows - 1 and of them columns column ..
+     * column + columns - 1, into to [rows,columns], contiguous. A vector has one column. Called by
+     * several threads at once, with ranges inside the parameter, and cannot fail: what can is
+     * checked before. The same numbers each time */
+    void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
+                 int64_t columns, float *to);
+    void (*release)(void *user); /* by mha_transformer_destroy(); may be NULL */
+    void *user;
+} mha_transformer_source;
+
+/**
+ * A transformer whose matrices and table of tokens stay where they are: each product reads rows of
+ * them as it goes, as many as fit in a cache, once for all tokens of a call. Everything else (norms,
+ * biases, positions, types, ...) is read by mha_transformer_update(), which must come before the
+ * first use; so the source may first look at the parameters' names (mha_transformer_parameter()).
+ * What is computed has the bits of a transformer with the same numbers in an array.
+ *
+ * Such a transformer runs forward, backward and step by step, is pruned (the result has an array) and
+ * looked into; it is not initialised, trained or saved, since mha_transformer_data() is NULL.
+ *
+ * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
+ *          matrices; source is copied. Its user must live until it is released, which an error here
+ *          does not do. Forward calls take (1 MiB + 360 KiB) of scratch a thread, more where 32 rows
+ *          have more than 1 MiB; backward calls room for one matrix.
+ * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read).
+ * Threads  as mha_context_create().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *context,
+                                                             const mha_transformer_desc *desc,
+                                                             const mha_transformer_source *source,
+                                                             mha_transformer **transformer);
+
 /** Destroy a transformer; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
  * Since 0.1 */
 MHA_API void mha_transformer_destroy(mha_transformer *transformer);
@@ -225,15 +265,29 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 MHA_API MHA_NODISCARD mha_status mha_transformer_parameter(const mha_transformer *transformer,
                                                            int64_t index, mha_parameter *parameter);
 
-/** The flat array itself, mha_transformer_size() floats. After a change call
- * mha_transformer_update(). Memory the transformer's own. Errors none. Threads as the transformer.
- * Since 0.1 */
+/** The flat array itself, mha_transformer_size() floats; NULL of a transformer with a source. After a
+ * change call mha_transformer_update(). Memory the transformer's own. Errors none. Threads as the
+ * transformer. Since 0.1 */
 MHA_API float *mha_transformer_data(mha_transformer *transformer);
 
 /**
- * Apply changed parameters: pack the matrices anew.
+ * Rows row .. row + rows - 1 of a parameter, wherever its numbers are.
  *
- * Memory   nothing is allocated.   Errors   MHA_ERR_NULL, what mha_module_set_parameter() gives.
+ *   to [rows, columns] out, contiguous; a vector has one column
+ *
+ * Memory   none but the caller's.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (another transformer's parameter, no such rows).
+ * Threads  any, while nobody changes the transformer.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_read(const mha_transformer *transformer,
+                                                      const mha_parameter *parameter, int64_t row,
+                                                      int64_t rows, float *to);
+
+/**
+ * Apply changed parameters: pack the matrices anew. With a source, read what does not stay there.
+ *
+ * Memory   nothing is allocated; with a source scratch of the context.
+ * Errors   MHA_ERR_NULL, what mha_module_set_parameter() gives; with a source MHA_ERR_NOMEM.
  * Threads  nobody else uses the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_update(mha_context *context,

@@ -8,9 +8,9 @@
 #include <multihead/attribution.h>
 
 /* The parameter of layer `layer` (-1: of none); *weight has ndim 0 if there is none and it may be
- * missing. To be read. */
-MHA_NODISCARD mha_status mhai_attribution_weight(const mha_transformer *t, int64_t layer,
-                                                 const char *name, bool optional,
+ * missing. To be read; of a transformer with a source, in the context's scratch. */
+MHA_NODISCARD mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *t,
+                                                 int64_t layer, const char *name, bool optional,
                                                  mha_tensor *weight);
 
 /* The name that parameters of a part begin with: "self_attn", "cross_attn", "mlp". */

@@ -41,13 +41,18 @@ typedef struct composer {
 
 static mha_status find_weights(const composer *c, int64_t l, composer_layer *layer)
 {
-    MHA_TRY(mhai_attribution_weight(c->t, l, "self_attn.q_proj.weight", true, &layer->q));
+    MHA_TRY(
+        mhai_attribution_weight(c->context, c->t, l, "self_attn.q_proj.weight", true, &layer->q));
     if (layer->q.ndim == 0) return MHA_OK;
-    MHA_TRY(mhai_attribution_weight(c->t, l, "self_attn.k_proj.weight", false, &layer->k));
-    MHA_TRY(mhai_attribution_weight(c->t, l, "self_attn.v_proj.weight", false, &layer->v));
-    MHA_TRY(mhai_attribution_weight(c->t, l, "self_attn.o_proj.weight", false, &layer->o));
+    MHA_TRY(
+        mhai_attribution_weight(c->context, c->t, l, "self_attn.k_proj.weight", false, &layer->k));
+    MHA_TRY(
+        mhai_attribution_weight(c->context, c->t, l, "self_attn.v_proj.weight", false, &layer->v));
+    MHA_TRY(
+        mhai_attribution_weight(c->context, c->t, l, "self_attn.o_proj.weight", false, &layer->o));
     if (mhai_transformer_pre_norm(c->t))
-        MHA_TRY(mhai_attribution_weight(c->t, l, "self_attn_norm.weight", false, &layer->norm));
+        MHA_TRY(mhai_attribution_weight(c->context, c->t, l, "self_attn_norm.weight", false,
+                                        &layer->norm));
     layer->H = layer->q.shape[0] / c->D;
     layer->Hk = layer->k.shape[0] / c->D;
     return MHA_OK;

@@ -14,6 +14,7 @@
 #include <string.h>
 
 typedef struct logit_job {
+    mha_context *context;
     const mha_transformer *t;
     const mha_activations *a;
     int64_t row; /* b T + t */
@@ -63,9 +64,9 @@ static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix
     mha_tensor weight, bias;
     char name[48];
     snprintf(name, sizeof name, "%s.weight", prefix);
-    MHA_TRY(mhai_attribution_weight(job->t, layer, name, false, &weight));
+    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer, name, false, &weight));
     snprintf(name, sizeof name, "%s.bias", prefix);
-    MHA_TRY(mhai_attribution_weight(job->t, layer, name, true, &bias));
+    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer, name, true, &bias));
     if (bias.ndim) job->out.norms += add_term(job, dot(job->u, bias.data, job->E));
     for (int64_t e = 0; centred && e < job->E; e++) mean += (double)x[e] / count;
     for (int64_t e = 0; e < job->E; e++) {
@@ -83,7 +84,7 @@ static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix
 static mha_status add_bias(logit_job *job, int64_t layer, const char *name, double *term)
 {
     mha_tensor bias;
-    MHA_TRY(mhai_attribution_weight(job->t, layer, name, true, &bias));
+    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer, name, true, &bias));
     *term = bias.ndim ? add_term(job, dot(job->u, bias.data, job->E)) : 0;
     return MHA_OK;
 }
@@ -96,7 +97,7 @@ static mha_status add_attention(logit_job *job, int64_t layer, bool cross,
     double *biases = cross ? job->out.cross_biases : job->out.biases;
     const float *z = row_of(job, &view->concatenated);
     mha_tensor weight;
-    MHA_TRY(mhai_attribution_weight(job->t, layer,
+    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer,
                                     cross ? "cross_attn.o_proj.weight" : "self_attn.o_proj.weight",
                                     H == 0, &weight));
     MHA_TRY(
@@ -114,7 +115,8 @@ static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_laye
 {
     mha_tensor weight;
     double bias;
-    MHA_TRY(mhai_attribution_weight(job->t, layer, "mlp.down_proj.weight", false, &weight));
+    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer, "mlp.down_proj.weight", false,
+                                    &weight));
     MHA_TRY(add_bias(job, layer, "mlp.down_proj.bias", &bias));
     pull_back(job, &weight);
     const double term = add_term(job, dot(job->p, row_of(job, &view->hidden), weight.shape[1]));
@@ -127,11 +129,16 @@ static mha_status walk_part(logit_job *job, int64_t layer, mha_layer_part part)
 {
     static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};
     mha_layer_view view = {.struct_size = sizeof view};
+    const mha_scratch_mark mark = mha_scratch_top(job->context); /* of matrices from a source */
     MHA_TRY(mha_activations_layer(job->a, layer, part, &view));
     if (mhai_transformer_has(job->t, MHA_TRANSFORMER_POST_NORM))
         MHA_TRY(through_norm(job, layer, norms[part], row_of(job, &view.sum)));
-    if (part == MHA_PART_FEED_FORWARD) return add_feed_forward(job, layer, &view);
-    return add_attention(job, layer, part == MHA_PART_CROSS_ATTENTION, &view);
+    if (part == MHA_PART_FEED_FORWARD)
+        MHA_TRY(add_feed_forward(job, layer, &view));
+    else
+        MHA_TRY(add_attention(job, layer, part == MHA_PART_CROSS_ATTENTION, &view));
+    mha_scratch_release(job->context, mark);
+    return MHA_OK;
 }
 
 static mha_status walk(logit_job *job)
@@ -185,21 +192,27 @@ static mha_status check_target(const mha_transformer *t, const mha_activations *
     return MHA_OK;
 }
 
+/* A token's row of W_out. */
+static void read_row(const logit_job *job, int64_t token, float *row)
+{
+    mhai_transformer_read_rows(job->t, job->t->output.weight, job->E, token, 1, 0, job->E, row);
+}
+
 static mha_status aim(logit_job *job, const mha_attribution_target *target)
 {
-    mha_tensor table;
+    float *row;
     if (target->direction) {
         for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)target->direction[e];
         return MHA_OK;
     }
-    const bool tied = mhai_transformer_has(job->t, MHA_TRANSFORMER_TIED);
-    MHA_TRY(mhai_attribution_weight(job->t, -1, tied ? "embed_tokens.weight" : "lm_head.weight",
-                                    false, &table));
-    const float *data = table.data;
-    for (int64_t e = 0; e < job->E; e++) {
-        job->u[e] = (double)data[target->token * job->E + e];
-        if (target->against >= 0) job->u[e] -= (double)data[target->against * job->E + e];
-    }
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(job->context, job->E, sizeof *row, &memory));
+    row = memory;
+    read_row(job, target->token, row);
+    for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)row[e];
+    if (target->against < 0) return MHA_OK;
+    read_row(job, target->against, row);
+    for (int64_t e = 0; e < job->E; e++) job->u[e] -= (double)row[e];
     return MHA_OK;
 }
 
@@ -239,7 +252,8 @@ mha_status mha_logit_attribution(mha_context *context, const mha_transformer *tr
                                   : "out");
     MHA_TRY(mhai_attribution_check(transformer, activations, MHA_PART_SELF_ATTENTION));
     MHA_TRY(mhai_struct_copy("mha_attribution_target", &own, sizeof own, sizeof own, target));
-    logit_job job = {.t = transformer, .a = activations, .E = transformer->desc.embed_dim};
+    logit_job job = {
+        .context = context, .t = transformer, .a = activations, .E = transformer->desc.embed_dim};
     MHA_TRY(mhai_struct_copy("mha_attribution", &job.out, sizeof job.out, sizeof job.out, out));
     if (job.out.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attribution: reserved is %u, expected 0",

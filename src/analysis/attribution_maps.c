@@ -170,9 +170,14 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     char name[32];
     MHA_TRY(mhai_attribution_check(transformer, activations, part));
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_norm_maps: context is NULL");
+    const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
-    MHA_TRY(mhai_attribution_weight(transformer, layer, name, false, &weight));
-    return mha_attention_norm_maps(context, &view.v, &weight, gates, probabilities, outputs);
+    MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, false, &weight));
+    const mha_status status =
+        mha_attention_norm_maps(context, &view.v, &weight, gates, probabilities, outputs);
+    mha_scratch_release(context, mark);
+    return status;
 }
 
 /* ---- rollout ------------------------------------------------------------------------------- */

@@ -20,8 +20,8 @@ const char *mhai_attribution_part(mha_layer_part part)
                                               : "mlp";
 }
 
-mha_status mhai_attribution_weight(const mha_transformer *t, int64_t layer, const char *name,
-                                   bool optional, mha_tensor *weight)
+mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *t, int64_t layer,
+                                   const char *name, bool optional, mha_tensor *weight)
 {
     char full[64];
     *weight = (mha_tensor){0};
@@ -33,7 +33,7 @@ mha_status mhai_attribution_weight(const mha_transformer *t, int64_t layer, cons
         const mha_parameter *p = &t->parameters[i];
         if (strcmp(p->name, full) != 0) continue;
         const int64_t cols = p->ndim == 2 ? p->shape[1] : 1;
-        *weight = mhai_transformer_rows(t->data + p->offset, p->shape[0], cols, cols);
+        MHA_TRY(mhai_transformer_matrix(context, t, p->offset, p->shape[0], cols, weight));
         weight->ndim = p->ndim;
         return MHA_OK;
     }
@@ -304,12 +304,16 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     char name[32];
     MHA_TRY(mhai_attribution_check(transformer, activations, part));
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
+    if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_write: context is NULL");
+    const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
-    MHA_TRY(mhai_attribution_weight(transformer, layer, name, false, &weight));
+    MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, false, &weight));
     snprintf(name, sizeof name, "%s.o_proj.bias", mhai_attribution_part(part));
-    MHA_TRY(mhai_attribution_weight(transformer, layer, name, true, &bias));
-    return mha_heads_write(context, &view.heads, &weight, bias.ndim ? &bias : NULL, NULL, lengths,
-                           outputs);
+    MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, true, &bias));
+    const mha_status status = mha_heads_write(context, &view.heads, &weight,
+                                              bias.ndim ? &bias : NULL, NULL, lengths, outputs);
+    mha_scratch_release(context, mark);
+    return status;
 }
 
 mha_status mha_head_weight_norms(const mha_tensor *weight, const mha_tensor *map)

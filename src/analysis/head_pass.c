@@ -156,12 +156,17 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
     if (H > 0) {
         mha_parameter p;
         MHA_TRY(mha_transformer_find(transformer, layer, "self_attn.o_proj.weight", &p));
-        mha_tensor weight = mha_tensor_contiguous(transformer->data + p.offset, MHA_F32, 3,
-                                                  (const int64_t[]){H, D, p.shape[0]});
+        const mha_scratch_mark mark = mha_scratch_top(context);
+        mha_tensor matrix;
+        MHA_TRY(mhai_transformer_matrix(context, transformer, p.offset, p.shape[0], p.shape[1],
+                                        &matrix));
+        mha_tensor weight =
+            mha_tensor_contiguous(matrix.data, MHA_F32, 3, (const int64_t[]){H, D, p.shape[0]});
         weight.stride[0] = D; /* of a matrix [E, H D] */
         weight.stride[1] = 1;
         weight.stride[2] = p.shape[1];
         MHA_TRY(mha_head_distances_create(context, H, D, &weight, &made));
+        mha_scratch_release(context, mark);
     }
     *distances = made;
     return MHA_OK;

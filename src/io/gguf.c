@@ -71,7 +71,6 @@ mha_status mha_gguf_describe(const mha_gguf *file, int64_t index, mha_gguf_tenso
 mha_status mha_gguf_read(const mha_gguf *file, int64_t index, int64_t first, int64_t count,
                          float *to)
 {
-    float block[MHAI_GGUF_BLOCK];
     mha_gguf_tensor from;
     MHA_TRY(mha_gguf_describe(file, index, to || count == 0 ? &from : NULL));
     if (first < 0 || count < 0 || first > from.count || count > from.count - first)
@@ -84,20 +83,7 @@ mha_status mha_gguf_read(const mha_gguf *file, int64_t index, int64_t first, int
                         "%s: tensor '%s': elements of type %s are not supported; convert the "
                         "model, e.g. to F16 or Q8_0",
                         file->path.text, mhai_show_name(from.name).text, from.type_name);
-    const mhai_gguf_kind *kind = mhai_gguf_find_kind(from.type);
-    const unsigned char *blocks = from.data;
-    for (int64_t n; count > 0; first += n, count -= n, to += n) {
-        const int64_t skip = first % kind->elements;
-        const unsigned char *at = blocks + first / kind->elements * kind->bytes;
-        n = count - count % kind->elements; /* whole blocks */
-        if (skip == 0 && n > 0) {
-            MHA_TRY(mhai_gguf_decode(from.type, at, n / kind->elements, to));
-            continue;
-        }
-        MHA_TRY(mhai_gguf_decode(from.type, at, 1, block));
-        n = kind->elements - skip < count ? kind->elements - skip : count;
-        memcpy(to, block + skip, (size_t)n * sizeof *to);
-    }
+    mhai_gguf_decode(from.type, from.data, first, count, to);
     return MHA_OK;
 }
 

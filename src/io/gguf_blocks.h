@@ -16,8 +16,15 @@ const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type);
 
 bool mhai_gguf_decodes(mha_gguf_type type);
 
-/* Decode count blocks, aligned or not, of a type that mhai_gguf_decodes(). */
-MHA_NODISCARD mha_status mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks,
-                                          int64_t count, float *to);
+/* count blocks, aligned or not. One table for each instruction set, by type; NULL: not decoded. */
+typedef void (*mhai_gguf_decoder)(const unsigned char *blocks, int64_t count, float *to);
+enum { MHAI_GGUF_DECODER_COUNT = MHA_GGUF_BF16 + 1 };
+extern const mhai_gguf_decoder mhai_gguf_decoders_portable[MHAI_GGUF_DECODER_COUNT],
+    mhai_gguf_decoders_avx2[MHAI_GGUF_DECODER_COUNT],
+    mhai_gguf_decoders_avx512[MHAI_GGUF_DECODER_COUNT];
+
+/* Elements first .. first + count of blocks of a type that mhai_gguf_decodes(). */
+void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t first, int64_t count,
+                      float *to);
 
 #endif

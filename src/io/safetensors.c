@@ -6,6 +6,7 @@
  * reach outside the mapping, and no byte belongs to two tensors or to none. */
 #include "io/file.h"
 #include "io/json_file.h"
+#include "io/safetensors_data.h"
 #include "io/safetensors_types.h"
 
 #include <multihead/component.h>
@@ -266,8 +267,7 @@ const char *mha_safetensors_metadata(const mha_safetensors *file, const char *ke
     return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
 }
 
-/* Data of a tensor as it lies in the mapping. */
-static const unsigned char *bytes_of(const mha_safetensors *file, int64_t index)
+const unsigned char *mhai_safetensors_data(const mha_safetensors *file, int64_t index)
 {
     return file->data + file->entries[index].begin;
 }
@@ -292,7 +292,7 @@ mha_status mha_safetensors_peek(const mha_safetensors *file, int64_t index, mha_
                         mhai_show_name(from->name).text, ndim, (int)MHA_MAX_DIMS);
     int64_t shape[MHA_MAX_DIMS];
     for (size_t i = 0; i < ndim; i++) shape[i] = whole_number(from->shape, i);
-    const uintptr_t at = (uintptr_t)bytes_of(file, index);
+    const uintptr_t at = (uintptr_t)mhai_safetensors_data(file, index);
     const bool aligned = at % mha_dtype_size(from->type->dtype) == 0 || from->begin == from->end;
     *tensor =
         mha_tensor_contiguous(aligned ? (void *)at : NULL, from->type->dtype, (int)ndim, shape);
@@ -312,7 +312,7 @@ mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mh
             return mha_fail(MHA_ERR_NOMEM,
                             "tensor '%s': cannot allocate %zu bytes, which the file has unaligned",
                             mhai_show_name(from->name).text, bytes);
-        memcpy(copy, bytes_of(file, index), bytes);
+        memcpy(copy, mhai_safetensors_data(file, index), bytes);
         /* The copy of whichever thread comes first is everyone's. */
         if (!atomic_compare_exchange_strong(&from->copy, &first, copy)) free(copy);
         found.data = first ? first : copy;
@@ -332,5 +332,5 @@ mha_status mha_safetensors_read(const mha_safetensors *file, int64_t index, mha_
         return mha_fail(MHA_ERR_SHAPE, "tensor '%s': has %lld elements, not %lld",
                         mhai_show_name(file->entries[index].name).text, (long long)held,
                         (long long)count);
-    return mhai_file_convert(bytes_of(file, index), tensor.dtype, count, dtype, to);
+    return mhai_file_convert(mhai_safetensors_data(file, index), tensor.dtype, count, dtype, to);
 }

@@ -5,7 +5,7 @@
 #include "model/checkpoint_parts.h"
 #include "model/folder.h"
 #include "model/gguf_config.h"
-#include "model/model_weights.h"
+#include "model/stored.h"
 
 #include <multihead/component.h>
 
@@ -22,13 +22,14 @@ enum { MOST_ANGLES = 1 << 26 };
 typedef struct loading {
     mha_context *context;
     const char *config; /* the path of config.json, for messages */
-    const mha_gguf *gguf;
+    mha_gguf *gguf;     /* NULL: a folder */
+    bool array;         /* parameters go into an array; else they stay where they are */
     const mhai_family *family, *listed; /* listed: as family.c has it */
     mhai_family renamed;
     mhai_family_plan plan;
-    mhai_weights weights;
-    bool *used;    /* [tensors of the file] */
-    int64_t types; /* as config.json says */
+    mhai_stored *stored; /* the transformer's, if it has been created with it */
+    bool *used;          /* [tensors of the file] */
+    int64_t types;       /* as config.json says */
     mha_transformer *made;
 } loading;
 
@@ -122,24 +123,26 @@ static double numbers_described(const mha_transformer_desc *d)
 
 static const char *remedy(const loading *l)
 {
-    return l->gguf ? "fetch the file again" : "take the config.json that came with the weights";
+    return l->stored->weights.gguf ? "fetch the file again"
+                                   : "take the config.json that came with the weights";
 }
 
 static mha_status check_numbers(const loading *l)
 {
     const double described = numbers_described(&l->plan.desc);
     double held = 0;
-    for (int64_t i = 0; i < l->weights.count; i++) {
+    for (int64_t i = 0; i < l->stored->weights.count; i++) {
         mha_tensor tensor;
         double count = 1;
-        if (mhai_weights_peek(&l->weights, i, &tensor) != MHA_OK) continue; /* not asked for */
+        if (mhai_weights_peek(&l->stored->weights, i, &tensor) != MHA_OK)
+            continue; /* not asked for */
         for (int k = 0; k < tensor.ndim; k++) count *= (double)tensor.shape[k];
         held += count;
     }
     if (described <= held) return MHA_OK;
     return mha_fail(MHA_ERR_MODEL, "%s: holds %.0f numbers, %s describes at least %.0f; %s",
-                    mhai_show_path(l->weights.path).text, held, l->weights.asks, described,
-                    remedy(l));
+                    mhai_show_path(l->stored->weights.path).text, held, l->stored->weights.asks,
+                    described, remedy(l));
 }
 
 /* The embeddings first: the error that tells most where the wrong config.json lies beside. */
@@ -149,17 +152,19 @@ static mha_status check_embeddings(loading *l)
     const int64_t shape[2] = {l->plan.desc.vocab_size, l->plan.desc.embed_dim};
     const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
     mhai_family_name(l->family, "embed_tokens.weight", name);
-    l->weights.prefix = l->family->prefix;
-    const int64_t at = mhai_weights_find(&l->weights, name);
-    if (at < 0 || strcmp(mhai_weights_name(&l->weights, at), name) == 0) l->weights.prefix = "";
-    return mhai_weights_read(&l->weights, name, &table);
+    l->stored->weights.prefix = l->family->prefix;
+    const int64_t at = mhai_weights_find(&l->stored->weights, name);
+    if (at < 0 || strcmp(mhai_weights_name(&l->stored->weights, at), name) == 0)
+        l->stored->weights.prefix = "";
+    int64_t unused;
+    return mhai_weights_check(&l->stored->weights, name, &table, &unused);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
 static void use(loading *l, const char *name)
 {
-    l->used[mhai_weights_find(&l->weights, name)] = true;
+    l->used[mhai_weights_find(&l->stored->weights, name)] = true;
 }
 
 /* A parameter's name in the file. Old ones call a norm's weight and bias gamma and beta. */
@@ -168,84 +173,46 @@ static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
 {
     const mhai_weight_name *row = mhai_family_name(l->family, p->name, name);
     if (p->kind != MHA_PARAMETER_NORM || !l->family->old_norms ||
-        mhai_weights_find(&l->weights, name) >= 0)
+        mhai_weights_find(&l->stored->weights, name) >= 0)
         return row;
     char old[MHAI_WEIGHT_NAME];
     const char *tail = strrchr(name, '.');
     snprintf(old, sizeof old, "%.*s.%s", (int)(tail - name), name,
              strcmp(tail, ".weight") == 0 ? "gamma" : "beta");
-    if (mhai_weights_find(&l->weights, old) >= 0) memcpy(name, old, sizeof old);
+    if (mhai_weights_find(&l->stored->weights, old) >= 0) memcpy(name, old, sizeof old);
     return row;
 }
 
-/* Rows that fused weights have together: of q, k and v, or of gate and up. */
-static int64_t fused_rows(const mha_transformer_desc *d, const mha_parameter *p)
+/* Find all parameters in the file. */
+static mha_status find_weights(loading *l)
 {
-    return strstr(p->name, ".mlp.") ? 2 * d->ff_dim
-                                    : (d->num_heads + 2 * d->kv_heads) * d->head_dim;
-}
-
-/* Where row i of ours is among the rows of a fused weight. */
-static int64_t fused_row(const mha_transformer_desc *d, const mha_parameter *p,
-                         const mhai_weight_name *row, int64_t total, int64_t i)
-{
-    const int parts = strstr(p->name, ".mlp.") ? 2 : 3;
-    if (row->form == MHAI_FUSED_HEADS)
-        return (i / d->head_dim * parts + row->part) * d->head_dim + i % d->head_dim;
-    return row->part == 0 ? i : total - (parts - row->part) * p->shape[0] + i;
-}
-
-/* Row i of ours where pairs of a rotation stand beside each other. */
-static int64_t paired_row(const mha_transformer_desc *d, int64_t i)
-{
-    const int64_t k = i % d->head_dim, half = d->head_dim / 2;
-    return i - k + k % half * 2 + k / half;
-}
-
-/* A weight of another form: its numbers one by one. A bias is a matrix of one column. */
-static mha_status read_formed(loading *l, const mha_parameter *p, const mhai_weight_name *row,
-                              const char *name, float *data)
-{
+    const int64_t count = mha_transformer_parameters(l->made);
     mha_transformer_desc d;
     mha_transformer_describe(l->made, &d);
-    const mhai_weight_form form = row->form;
-    const bool fused = form >= MHAI_FUSED && form <= MHAI_FUSED_HEADS;
-    const bool transposed =
-        p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED);
-    const int64_t rows = p->shape[0], columns = p->ndim == 2 ? p->shape[1] : 1;
-    const int64_t skipped = form == MHAI_LAST_ROWS ? l->plan.first_position : 0;
-    const int64_t total = fused ? fused_rows(&d, p) : rows + skipped;
-    mha_tensor from = {.ndim = p->ndim};
-    from.shape[0] = transposed ? columns : total;
-    from.shape[1] = transposed ? total : columns;
-    MHA_TRY(mhai_weights_view(&l->weights, name, &from));
-    const float *numbers = from.data;
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t at = fused                      ? fused_row(&d, p, row, total, i)
-                           : form == MHAI_PAIRED_ROWS ? paired_row(&d, i)
-                                                      : i + skipped;
-        for (int64_t k = 0; k < columns; k++) {
-            const float number = numbers[transposed ? k * total + at : at * columns + k];
-            data[i * columns + k] = form == MHAI_PLUS_ONE ? 1 + number : number;
-        }
-    }
-    return MHA_OK;
-}
-
-static mha_status load_weights(loading *l)
-{
-    float *data = mha_transformer_data(l->made);
-    for (int64_t i = 0; i < mha_transformer_parameters(l->made); i++) {
+    l->stored->parameters = calloc((size_t)count, sizeof *l->stored->parameters);
+    if (!l->stored->parameters)
+        return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    for (int64_t i = 0; i < count; i++) {
         char name[MHAI_WEIGHT_NAME];
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(l->made, i, &p));
         const mhai_weight_name *row = name_of(l, &p, name);
-        const mha_tensor to = mha_tensor_contiguous(data + p.offset, MHA_F32, p.ndim, p.shape);
-        if (row && row->form != MHAI_AS_IS)
-            MHA_TRY(read_formed(l, &p, row, name, data + p.offset));
-        else
-            MHA_TRY(mhai_weights_read(&l->weights, name, &to));
+        MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
+                                 &l->stored->parameters[i]));
         use(l, name);
+    }
+    return MHA_OK;
+}
+
+/* Into the array, if there is one. */
+static mha_status read_weights(loading *l)
+{
+    float *data = mha_transformer_data(l->made);
+    for (int64_t i = 0; data && i < mha_transformer_parameters(l->made); i++) {
+        mha_parameter p;
+        MHA_TRY(mha_transformer_parameter(l->made, i, &p));
+        mhai_stored_read(l->stored, i, 0, p.shape[0], 0, p.ndim == 2 ? p.shape[1] : 1,
+                         data + p.offset);
     }
     return MHA_OK;
 }
@@ -254,15 +221,18 @@ static mha_status load_weights(loading *l)
 static mha_status check_types(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
+    const mha_tensor table = {.ndim = 2, .shape = {d->type_count, d->embed_dim}};
     char name[MHAI_WEIGHT_NAME];
     bool zero = true;
+    int64_t index;
     l->types = d->type_count;
     if (d->type_count == 0) return MHA_OK;
     mhai_family_name(l->family, "embed_types.weight", name);
-    mha_tensor table = {.ndim = 2, .shape = {d->type_count, d->embed_dim}};
-    MHA_TRY(mhai_weights_view(&l->weights, name, &table));
+    MHA_TRY(mhai_weights_check(&l->stored->weights, name, &table, &index));
+    const mhai_elements numbers = mhai_weights_elements(&l->stored->weights, index);
     for (int64_t i = 0; i < d->type_count * d->embed_dim && zero; i++) {
-        const float x = ((const float *)table.data)[i];
+        float x;
+        mhai_elements_read(numbers, i, 1, &x);
         zero = x >= 0 && x <= 0;
     }
     if (!zero) return MHA_OK;
@@ -273,23 +243,36 @@ static mha_status check_types(loading *l)
 
 static mha_status check_all_used(const loading *l)
 {
-    for (int64_t i = 0; i < l->weights.count; i++) {
-        const char *name = mhai_weights_name(&l->weights, i);
+    for (int64_t i = 0; i < l->stored->weights.count; i++) {
+        const char *name = mhai_weights_name(&l->stored->weights, i);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
             return mha_fail(MHA_ERR_MODEL, "%s: has weight '%s', which %s does not ask for; %s",
-                            mhai_show_path(l->weights.path).text, mhai_show_name(name).text,
-                            l->weights.asks, remedy(l));
+                            mhai_show_path(l->stored->weights.path).text, mhai_show_name(name).text,
+                            l->stored->weights.asks, remedy(l));
     }
     return MHA_OK;
 }
 
 /* ---- the folder ---------------------------------------------------------------------------- */
 
+/* f32 is packed once, other types in each product: their files are what fits in memory. */
+static mha_status create_from(loading *l)
+{
+    const mha_transformer_source source = {
+        .struct_size = sizeof source,
+        .flags = mhai_weights_are_f32(&l->stored->weights) ? MHA_SOURCE_PACK : 0,
+        .read = mhai_stored_read,
+        .release = mhai_stored_release,
+        .user = l->stored};
+    return l->array ? mha_transformer_create(l->context, &l->plan.desc, &l->made)
+                    : mha_transformer_create_from(l->context, &l->plan.desc, &source, &l->made);
+}
+
 /* What is wrong with the description is wrong in config.json. */
 static mha_status create(loading *l)
 {
     char detail[400];
-    const mha_status status = mha_transformer_create(l->context, &l->plan.desc, &l->made);
+    const mha_status status = create_from(l);
     if (status != MHA_ERR_ARGUMENT && status != MHA_ERR_SHAPE && status != MHA_ERR_UNSUPPORTED)
         return status;
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
@@ -300,22 +283,27 @@ static mha_status load_body(loading *l)
 {
     MHA_TRY(check_embeddings(l));
     MHA_TRY(check_numbers(l));
-    l->used = calloc((size_t)l->weights.count + 1, sizeof *l->used);
+    l->used = calloc((size_t)l->stored->weights.count + 1, sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     MHA_TRY(check_types(l));
     MHA_TRY(create(l));
-    MHA_TRY(load_weights(l));
+    MHA_TRY(find_weights(l));
     MHA_TRY(check_all_used(l));
+    MHA_TRY(read_weights(l));
     return mha_transformer_update(l->context, l->made);
 }
 
 static mha_status load_files(loading *l, const char *folder)
 {
-    mha_status status = l->gguf ? mhai_weights_open_gguf(l->gguf, folder, &l->weights)
-                                : mhai_weights_open(folder, &l->weights);
+    l->stored = calloc(1, sizeof *l->stored);
+    if (!l->stored) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    mha_gguf *gguf = l->gguf;
+    l->gguf = NULL; /* the weights' from now on */
+    mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
+                             : mhai_weights_open(folder, &l->stored->weights);
     if (status == MHA_OK) status = load_body(l);
     free(l->used);
-    mhai_weights_close(&l->weights);
+    if (l->array || !l->made) mhai_stored_release(l->stored);
     return status;
 }
 
@@ -349,17 +337,19 @@ static mha_status load(loading *l, const char *folder)
 static mha_status load_gguf(loading *l, const char *path)
 {
     json_t *root = NULL;
+    MHA_TRY(mha_gguf_open(path, &l->gguf));
     mha_status status = mhai_gguf_config(l->gguf, path, &root);
     if (status == MHA_OK) status = load_plan(l, &(mhai_config){path, root}, path);
     json_decref(root);
     return status;
 }
 
-mha_status mhai_model_load_part(mha_context *context, const char *path, const mha_gguf *gguf,
+mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
                                 mhai_loaded *loaded)
 {
-    loading l = {.context = context, .gguf = gguf};
-    mha_status status = gguf ? load_gguf(&l, path) : load(&l, path);
+    loading l = {.context = context, .array = array};
+    mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
+    mha_gguf_close(l.gguf);
     if (status == MHA_OK)
         *loaded = (mhai_loaded){l.made, l.listed, l.types};
     else
@@ -376,7 +366,7 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                         : !folder ? "folder"
                                   : "transformer");
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_part(context, folder, NULL, &loaded));
+    MHA_TRY(mhai_model_load_part(context, folder, true, &loaded));
     *transformer = loaded.transformer;
     return MHA_OK;
 }

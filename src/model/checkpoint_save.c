@@ -112,6 +112,10 @@ static mha_status list_weights(const mhai_family *family, const mha_transformer_
 {
     const int64_t count = mha_transformer_parameters(transformer);
     const size_t room = (size_t)count + 1;
+    if (!mha_transformer_data(transformer))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_checkpoint_save: the transformer's numbers come from a source; "
+                        "mha_transformer_prune() with all heads makes one that holds them");
     list->text = calloc(room, sizeof *list->text);
     list->names = calloc(room, sizeof *list->names);
     list->tensors = calloc(room, sizeof *list->tensors);

@@ -4,8 +4,6 @@
 
 #include "model/arch/family.h"
 
-#include <multihead/gguf.h>
-
 /* folder/name; the caller frees it. NULL: no memory. */
 char *mhai_model_join(const char *folder, const char *name);
 
@@ -23,8 +21,9 @@ typedef struct mhai_loaded {
     int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
 } mhai_loaded;
 
-/* A transformer of a folder, or of an open GGUF file, whose path is then the file's. */
-MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path,
-                                              const mha_gguf *gguf, mhai_loaded *loaded);
+/* The transformer of a folder or a GGUF file. array: its parameters are copied into an array; else
+ * they stay in their files, which are open as long as the transformer lives. */
+MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
+                                              mhai_loaded *loaded);
 
 #endif

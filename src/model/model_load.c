@@ -64,28 +64,24 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
     model->transformer = loaded->transformer;
 }
 
-static mha_status load_one(mha_context *context, const char *folder, uint32_t flags,
-                           mha_model *model)
+static mha_status load_gguf_tokenizer(const char *path, mha_model *model)
 {
-    mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_part(context, folder, NULL, &loaded));
-    describe(&loaded, model);
-    return flags & MHA_MODEL_NO_TOKENIZER ? MHA_OK : load_tokenizer(folder, model);
-}
-
-static mha_status load_gguf(mha_context *context, const char *path, uint32_t flags,
-                            mha_model *model)
-{
-    mhai_loaded loaded;
     mha_gguf *file = NULL;
     MHA_TRY(mha_gguf_open(path, &file));
-    mha_status status = mhai_model_load_part(context, path, file, &loaded);
-    if (status == MHA_OK) describe(&loaded, model);
-    if (status == MHA_OK && !(flags & MHA_MODEL_NO_TOKENIZER))
-        status = mhai_gguf_tokenizer(file, path, &model->tokenizer);
-    if (status == MHA_OK && model->tokenizer) status = check_vocabulary(path, model);
+    const mha_status status = mhai_gguf_tokenizer(file, path, &model->tokenizer);
     mha_gguf_close(file);
-    return status;
+    return status == MHA_OK && model->tokenizer ? check_vocabulary(path, model) : status;
+}
+
+/* A folder, or a GGUF file. */
+static mha_status load_one(mha_context *context, const char *path, uint32_t flags, mha_model *model)
+{
+    mhai_loaded loaded;
+    MHA_TRY(mhai_model_load_part(context, path, flags & MHA_MODEL_ARRAY, &loaded));
+    describe(&loaded, model);
+    if (flags & MHA_MODEL_NO_TOKENIZER) return MHA_OK;
+    return mhai_model_is_gguf(path) ? load_gguf_tokenizer(path, model)
+                                    : load_tokenizer(path, model);
 }
 
 static bool is_cross(const mha_model *model)
@@ -141,8 +137,7 @@ static mha_status load_parts(mha_context *context, const char *folder, uint32_t 
 
 static mha_status load(mha_context *context, const char *folder, uint32_t flags, mha_model *model)
 {
-    if (mhai_model_is_gguf(folder)) return load_gguf(context, folder, flags, model);
-    if (!mhai_model_holds(folder, "config.json") &&
+    if (!mhai_model_is_gguf(folder) && !mhai_model_holds(folder, "config.json") &&
         mhai_model_holds(folder, "encoder/config.json") &&
         mhai_model_holds(folder, "decoder/config.json"))
         return load_parts(context, folder, flags, model);
@@ -167,7 +162,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     mha_model_options own;
     MHA_TRY(mha_struct_read("mha_model_options", &own, sizeof own, sizeof own, options,
                             options ? options->struct_size : 0));
-    if (own.flags & ~(uint32_t)MHA_MODEL_NO_TOKENIZER)
+    if (own.flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_options: flags 0x%x are unknown",
                         (unsigned)own.flags);
     mha_allocator allocator = mha_context_allocator(context);

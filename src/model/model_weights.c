@@ -2,7 +2,9 @@
 #include "model/model_weights.h"
 
 #include "io/file.h"
+#include "io/gguf_blocks.h"
 #include "io/json_file.h"
+#include "io/safetensors_data.h"
 #include "model/folder.h"
 
 #include <multihead/component.h>
@@ -110,7 +112,7 @@ mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
                : open_index(weights, folder);
 }
 
-mha_status mhai_weights_open_gguf(const mha_gguf *file, const char *path, mhai_weights *weights)
+mha_status mhai_weights_open_gguf(mha_gguf *file, const char *path, mhai_weights *weights)
 {
     *weights = (mhai_weights){
         .prefix = "", .gguf = file, .asks = "its metadata", .count = mha_gguf_count(file)};
@@ -126,7 +128,7 @@ void mhai_weights_close(mhai_weights *weights)
     }
     free(weights->shard);
     free(weights->path);
-    free(weights->converted);
+    mha_gguf_close(weights->gguf);
     *weights = (mhai_weights){.prefix = ""};
 }
 
@@ -193,10 +195,10 @@ void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
     if (used < room) snprintf(text + used, room - used, "]");
 }
 
-/* The tensor called prefix + name, whose shape must be that of expected; no data is read. */
-static mha_status check(const mhai_weights *weights, const char *name, const mha_tensor *expected,
-                        int64_t *index, mha_tensor *tensor)
+mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
+                              const mha_tensor *expected, int64_t *index)
 {
+    mha_tensor found, *tensor = &found;
     *index = mhai_weights_find(weights, name);
     if (*index < 0)
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; %s asks for it",
@@ -213,6 +215,7 @@ static mha_status check(const mhai_weights *weights, const char *name, const mha
                         mhai_show_path(path).text, weights->prefix, name, has, weights->asks,
                         wants);
     }
+    if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL); /* is it read? */
     if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -221,32 +224,33 @@ static mha_status check(const mhai_weights *weights, const char *name, const mha
                     mha_dtype_name(tensor->dtype));
 }
 
-mha_status mhai_weights_read(mhai_weights *weights, const char *name, const mha_tensor *to)
+mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index)
 {
-    int64_t index, count;
-    mha_tensor found;
-    MHA_TRY(check(weights, name, to, &index, &found));
-    if (!to->data) return MHA_OK;
-    MHA_TRY(mha_tensor_count(to, &count));
-    if (weights->gguf) return mha_gguf_read(weights->gguf, index, 0, count, to->data);
+    mha_gguf_tensor found;
+    mha_tensor tensor;
+    if (weights->gguf) {
+        const bool known = mha_gguf_describe(weights->gguf, index, &found) == MHA_OK;
+        return known ? (mhai_elements){found.type, found.data}
+                     : (mhai_elements){MHA_GGUF_F32, NULL};
+    }
     const mhai_shard *shard = shard_of(weights, index);
-    return mha_safetensors_read(shard->file, index - shard->first, MHA_F32, count, to->data);
+    index -= shard->first;
+    if (mha_safetensors_peek(shard->file, index, &tensor) != MHA_OK)
+        return (mhai_elements){MHA_GGUF_F32, NULL};
+    return (mhai_elements){tensor.dtype == MHA_F16    ? MHA_GGUF_F16
+                           : tensor.dtype == MHA_BF16 ? MHA_GGUF_BF16
+                                                      : MHA_GGUF_F32,
+                           mhai_safetensors_data(shard->file, index)};
 }
 
-mha_status mhai_weights_view(mhai_weights *weights, const char *name, mha_tensor *tensor)
+void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to)
 {
-    const mha_tensor expected = mha_tensor_contiguous(NULL, MHA_F32, tensor->ndim, tensor->shape);
-    int64_t index, count;
-    MHA_TRY(check(weights, name, &expected, &index, tensor));
-    MHA_TRY(mha_tensor_count(tensor, &count));
-    if (tensor->dtype == MHA_F32 && tensor->data) return MHA_OK;
-    if ((uint64_t)count > PTRDIFF_MAX / sizeof(float))
-        return mha_fail(MHA_ERR_SIZE, "weight '%s' is too large", name);
-    free(weights->converted);
-    weights->converted = malloc((size_t)count * sizeof(float));
-    if (!weights->converted)
-        return mha_fail(MHA_ERR_NOMEM, "weight '%s': cannot allocate %lld floats", name,
-                        (long long)count);
-    *tensor = mha_tensor_contiguous(weights->converted, MHA_F32, expected.ndim, expected.shape);
-    return mhai_weights_read(weights, name, tensor);
+    mhai_gguf_decode(from.type, from.data, first, count, to);
+}
+
+bool mhai_weights_are_f32(const mhai_weights *weights)
+{
+    for (int64_t i = 0; i < weights->count; i++)
+        if (mhai_weights_elements(weights, i).type != MHA_GGUF_F32) return false;
+    return true;
 }

@@ -15,20 +15,19 @@ typedef struct mhai_shard {
 } mhai_shard;
 
 typedef struct mhai_weights {
-    char *path;           /* of the file, or of the index of several, for messages */
-    const mha_gguf *gguf; /* instead of shards; borrowed */
-    const char *asks;     /* what says which weights there are, for messages */
-    mhai_shard *shard;    /* [shards] */
+    char *path;        /* of the file, or of the index of several, for messages */
+    mha_gguf *gguf;    /* instead of shards; owned */
+    const char *asks;  /* what says which weights there are, for messages */
+    mhai_shard *shard; /* [shards] */
     int64_t shards, count;
     const char *prefix; /* in front of every name that has it */
-    float *converted;   /* the last weight that was not f32 or not aligned */
 } mhai_weights;
 
 /* Open FOLDER/model.safetensors, or all files that FOLDER/model.safetensors.index.json names. Close
  * them even after an error. Errors: as mha_safetensors_open(); MHA_ERR_FILE (a shard is missing),
  * MHA_ERR_MODEL (the index, or two shards with one weight). */
 MHA_NODISCARD mha_status mhai_weights_open(const char *folder, mhai_weights *weights);
-MHA_NODISCARD mha_status mhai_weights_open_gguf(const mha_gguf *file, const char *path,
+MHA_NODISCARD mha_status mhai_weights_open_gguf(mha_gguf *file, const char *path,
                                                 mhai_weights *weights);
 void mhai_weights_close(mhai_weights *weights);
 
@@ -40,16 +39,25 @@ MHA_NODISCARD mha_status mhai_weights_peek(const mhai_weights *weights, int64_t 
 /* The number of the tensor called prefix + name, or name alone; -1: none. */
 int64_t mhai_weights_find(const mhai_weights *weights, const char *name);
 
-/* Read the weight called name into to, contiguous f32 of the shape that it must have; with data
- * NULL it is only checked. Errors: as below, but no MHA_ERR_NOMEM. */
-MHA_NODISCARD mha_status mhai_weights_read(mhai_weights *weights, const char *name,
-                                           const mha_tensor *to);
+/* The number of the weight called name, of expected's shape and a type that is read. Errors:
+ * MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (another type). */
+MHA_NODISCARD mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
+                                            const mha_tensor *expected, int64_t *index);
 
-/* The weight called name, of tensor's ndim and shape. It lives until the next one is asked for.
- * Errors: MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (not a 16- or 32-bit
- * floating type), MHA_ERR_NOMEM. */
-MHA_NODISCARD mha_status mhai_weights_view(mhai_weights *weights, const char *name,
-                                           mha_tensor *tensor);
+/* Elements as they lie in a file, in row order: GGUF has all types that safetensors has. */
+typedef struct mhai_elements {
+    mha_gguf_type type;
+    const unsigned char *data; /* aligned or not */
+} mhai_elements;
+
+/* Those of a tensor that has been checked; as long as the weights are open. */
+mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index);
+
+/* Elements first .. first + count as f32. */
+void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to);
+
+/* Whether all tensors that can be read are f32. */
+bool mhai_weights_are_f32(const mhai_weights *weights);
 
 /* "[2, 3]". */
 void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor);

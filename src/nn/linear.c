@@ -20,12 +20,13 @@ static mha_status allocate(const mha_allocator *allocator, int64_t count, float 
     return MHA_OK;
 }
 
-mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outputs, bool has_bias,
-                              mha_linear **linear)
+mha_status mhai_linear_create_from(mha_context *context, int64_t inputs, int64_t outputs,
+                                   bool has_bias, const mhai_rows *rows, bool packed,
+                                   mha_linear **linear)
 {
     const mha_allocator *allocator = &context->allocator;
-    int64_t packed;
-    if (!mhai_matmul_panels(inputs, outputs, &packed))
+    int64_t floats;
+    if (!mhai_matmul_panels(inputs, outputs, &floats))
         return mha_fail(MHA_ERR_SIZE, "weight: %lld x %lld elements overflow 64 bits",
                         (long long)outputs, (long long)inputs);
     mha_linear *made = allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_linear));
@@ -35,7 +36,9 @@ mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outp
                          .inputs = inputs,
                          .outputs = outputs,
                          .has_bias = has_bias};
-    mha_status status = allocate(allocator, packed, &made->weight, &made->weight_bytes);
+    if (rows) made->rows = *rows;
+    mha_status status = MHA_OK;
+    if (packed) status = allocate(allocator, floats, &made->weight, &made->weight_bytes);
     if (status == MHA_OK) status = allocate(allocator, outputs, &made->bias, &made->bias_bytes);
     if (status != MHA_OK) {
         mha_linear_destroy(made);
@@ -43,6 +46,19 @@ mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outp
     }
     *linear = made;
     return MHA_OK;
+}
+
+mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outputs, bool has_bias,
+                              mha_linear **linear)
+{
+    return mhai_linear_create_from(context, inputs, outputs, has_bias, NULL, true, linear);
+}
+
+mha_status mhai_linear_pack(mha_context *context, const mha_linear *linear)
+{
+    if (!linear->weight) return MHA_OK;
+    return mhai_matmul_pack_rows(context, &linear->rows, linear->inputs, linear->outputs,
+                                 linear->weight);
 }
 
 void mha_linear_destroy(mha_linear *linear)
@@ -173,6 +189,7 @@ mha_status mha_linear_forward(mha_context *context, const mha_linear *linear,
     MHA_TRY(mhai_tensor_check_disjoint("y", y, "x", x));
     const mhai_matmul job = mhai_linear_job(linear, activation, x->data, x->stride[0], x->shape[0],
                                             y->data, y->stride[0]);
+    if (!linear->weight) return mhai_matmul_run_rows(context, &job, &linear->rows);
     MHA_TRY(mhai_matmul_reserve(context, &job));
     mhai_matmul_run(context, &job);
     return MHA_OK;

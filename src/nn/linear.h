@@ -12,7 +12,8 @@ struct mha_linear {
     mha_allocator allocator;
     const mhai_kernels *kernels; /* for packing */
     int64_t inputs, outputs;     /* K, N */
-    float *weight;               /* packed by mhai_matmul_pack() */
+    float *weight;               /* packed by mhai_matmul_pack(); NULL: read from rows */
+    mhai_rows rows;              /* where the weight comes from; read NULL: from nowhere */
     float *bias;                 /* [N], zero if the layer has none */
     bool has_bias;
     size_t weight_bytes, bias_bytes;
@@ -21,6 +22,14 @@ struct mha_linear {
 /* A layer with all parameters zero. */
 MHA_NODISCARD mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outputs,
                                             bool has_bias, mha_linear **linear);
+
+/* A layer whose weight is read from rows: in each product, or packed once by mhai_linear_pack(),
+ * which comes first. */
+MHA_NODISCARD mha_status mhai_linear_create_from(mha_context *context, int64_t inputs,
+                                                 int64_t outputs, bool has_bias,
+                                                 const mhai_rows *rows, bool packed,
+                                                 mha_linear **linear);
+MHA_NODISCARD mha_status mhai_linear_pack(mha_context *context, const mha_linear *linear);
 
 /* Pack rows `row` .. row + N - 1 of a checked [>= row + N, K] f32 tensor of any strides; likewise
  * the entries of a vector. */

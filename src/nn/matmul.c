@@ -225,6 +225,131 @@ void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
     mhai_matmul_run_all(context, job, 1);
 }
 
+/* ---- packing from rows --------------------------------------------------------------------- */
+
+/* Inputs of a panel's rows that are read together: a multiple of every block of a file, and of
+ * MHAI_GEMM_BLOCK; 128 KiB. Panels of a group: 1 MiB. */
+enum { READ_INPUTS = 1024, READ_FLOATS = READ_INPUTS * MHAI_PANEL, GROUP_FLOATS = 1 << 18 };
+
+typedef struct rows_job {
+    const mhai_matmul *job; /* cols and inner are those of W; NULL beyond them in packing alone */
+    const mhai_rows *from;
+    const mhai_kernels *kernels;
+    int64_t inner, cols;
+    float *panels; /* of all columns; or of each worker, of a group's */
+    float *read;   /* of each worker, READ_FLOATS */
+    float *sums;   /* of each worker, SUMS; NULL: not wanted */
+    int64_t group; /* panels of an item */
+} rows_job;
+
+/* Columns col .. of a panel: panel number `panel` of panels that have `cols` columns. */
+static void pack_read(const rows_job *r, int64_t col, float *panels, int64_t panel, int64_t cols,
+                      float *read)
+{
+    const int64_t rows = mhai_min_i64(MHAI_PANEL, r->cols - col);
+    for (int64_t input = 0; input < r->inner; input += READ_INPUTS) {
+        const int64_t count = mhai_min_i64(READ_INPUTS, r->inner - input);
+        r->from->read(r->from->user, r->from->at, col, rows, input, count, read);
+        for (int64_t k = 0; k < count; k += MHAI_GEMM_BLOCK)
+            r->kernels->pack_panels(&(mhai_pack){
+                .out = panels + mhai_matmul_place(r->inner, cols, input + k, panel * MHAI_PANEL),
+                .in = read + k,
+                .stride = count,
+                .rows = rows,
+                .cols = mhai_min_i64(MHAI_GEMM_BLOCK, count - k)});
+    }
+}
+
+static void pack_item(void *argument, int64_t panel, int worker)
+{
+    const rows_job *r = argument;
+    pack_read(r, panel * MHAI_PANEL, r->panels, panel, r->cols, r->read + worker * READ_FLOATS);
+}
+
+mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from, int64_t inner,
+                                 int64_t cols, float *panels)
+{
+    void *read;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, (int64_t)context->num_threads * READ_FLOATS, sizeof(float),
+                              &read));
+    rows_job job = {.from = from,
+                    .kernels = mhai_kernels_for(context->isa),
+                    .inner = inner,
+                    .cols = cols,
+                    .panels = panels,
+                    .read = read};
+    mha_parallel_for(context, mhai_ceil_div(cols, MHAI_PANEL), pack_item, &job);
+    mha_scratch_release(context, mark);
+    return MHA_OK;
+}
+
+/* ---- the product with rows ------------------------------------------------------------------- */
+
+/* One group of panels: packed, and multiplied with all rows. */
+static void run_group(void *argument, int64_t item, int worker)
+{
+    const rows_job *r = argument;
+    const int64_t first = item * r->group * MHAI_PANEL;
+    const int64_t cols = mhai_min_i64(r->group * MHAI_PANEL, r->cols - first);
+    float *panels = r->panels + worker * r->group * MHAI_PANEL * r->inner;
+    for (int64_t p = 0; p * MHAI_PANEL < cols; p++)
+        pack_read(r, first + p * MHAI_PANEL, panels, p, cols, r->read + worker * READ_FLOATS);
+    mhai_matmul part = *r->job;
+    part.cols = cols;
+    part.panels = panels;
+    part.c += first;
+    if (part.bias) part.bias += first;
+    matmul_run run = divide(&part, r->kernels, 1);
+    if (r->sums) run.sums = r->sums + worker * SUMS;
+    for (int64_t i = 0; i < run.items; i++) run_block(&run, i, 0);
+}
+
+/* Panels that a thread packs and multiplies together: every thread has some. */
+static int64_t rows_group(const mha_context *context, int64_t inner, int64_t cols)
+{
+    const int64_t panels = mhai_ceil_div(cols, MHAI_PANEL),
+                  fit = GROUP_FLOATS / MHAI_PANEL / mhai_max_i64(1, inner);
+    const int64_t shared = mhai_ceil_div(panels, 4 * (int64_t)context->num_threads);
+    return mhai_max_i64(1, mhai_min_i64(mhai_min_i64(fit, GROUP_PANELS), shared));
+}
+
+size_t mhai_matmul_rows_bytes(const mha_context *context, int64_t inner)
+{
+    const int64_t panels = mhai_max_i64(GROUP_FLOATS, inner * MHAI_PANEL);
+    return (size_t)context->num_threads * sizeof(float) * (size_t)(panels + READ_FLOATS + SUMS);
+}
+
+mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+{
+    const int64_t threads = context->num_threads;
+    const int64_t group = rows_group(context, job->inner, job->cols);
+    mhai_matmul alike = *job; /* a weight costs as much as products with some 60 rows */
+    alike.rows += 60;
+    void *memory;
+    if (job->rows == 0 || job->cols == 0) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context,
+                              threads * (group * MHAI_PANEL * job->inner + READ_FLOATS + SUMS),
+                              sizeof(float), &memory));
+    rows_job r = {.job = job,
+                  .from = from,
+                  .kernels = mhai_kernels_for(context->isa),
+                  .inner = job->inner,
+                  .cols = job->cols,
+                  .panels = memory,
+                  .group = group};
+    r.read = r.panels + threads * group * MHAI_PANEL * job->inner;
+    if (pages_apart(job)) r.sums = r.read + threads * READ_FLOATS;
+    const int64_t items = mhai_ceil_div(mhai_ceil_div(job->cols, MHAI_PANEL), group);
+    if (pays_to_share(context, &alike, 1))
+        mha_parallel_for(context, items, run_group, &r);
+    else
+        for (int64_t i = 0; i < items; i++) run_group(&r, i, 0);
+    mha_scratch_release(context, mark);
+    return MHA_OK;
+}
+
 /* ---- packing ------------------------------------------------------------------------------- */
 
 enum { PACK_ROWS = 16 };

@@ -50,6 +50,28 @@ bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats);
 void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool transposed,
                       int64_t inner, int64_t cols, float *panels);
 
+/* Rows of a matrix W that are not f32 in memory: from a file, of fewer bits, in another order. */
+typedef struct mhai_rows {
+    /* W[row .. row + rows)[column .. column + columns) into to [rows][columns]. Threads call it at
+     * the same time. */
+    void (*read)(const void *user, int64_t at, int64_t row, int64_t rows, int64_t column,
+                 int64_t columns, float *to);
+    const void *user;
+    int64_t at; /* which matrix, for read */
+} mhai_rows;
+
+/* mhai_matmul_pack() of b = W^T. Errors: MHA_ERR_NOMEM, of scratch. */
+MHA_NODISCARD mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from,
+                                               int64_t inner, int64_t cols, float *panels);
+
+/* The product with b = W^T, some columns at a time: what a thread is at fits in its L2. The bits are
+ * those of mhai_matmul_run(). job->panels is not read. Nothing is written after an error. */
+MHA_NODISCARD mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job,
+                                              const mhai_rows *from);
+
+/* Bytes of scratch that it takes at most, for up to so many inputs. */
+size_t mhai_matmul_rows_bytes(const mha_context *context, int64_t inner);
+
 /* The same with b packed on the way, into scratch that is free again on return. */
 MHA_NODISCARD mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job,
                                              const float *b, int64_t stride, bool transposed);

@@ -106,6 +106,9 @@ static mha_status part_make(mha_trainer *t, mha_transformer *net, int64_t tokens
                             int64_t memory_rows, part *p)
 {
     const int64_t size = mha_transformer_size(net);
+    if (!mha_transformer_data(net))
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trainer_create: the transformer's numbers come "
+                                             "from a source, which is only read");
     *p = (part){.net = net};
     mha_transformer_describe(net, &p->d);
     MHA_TRY(mha_activations_create(t->context, net, tokens, memory_rows, &p->kept));

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/struct_copy.h"
+#include "nn/linear.h"
 
 #include <multihead/position.h>
 
@@ -356,16 +357,59 @@ static mha_status allocate(mha_transformer *t, int64_t count, size_t size, void 
     return MHA_OK;
 }
 
-static mha_status pack(mha_context *context, const mha_transformer *t, mhai_place_linear *place)
+/* The packed matrix, or with a source what reads it. */
+static mha_status make_linear(mha_context *context, const mha_transformer *t,
+                              mhai_place_linear *place)
 {
-    if (place->outputs == 0) return MHA_OK;
-    mha_tensor weight = mhai_transformer_rows(t->data + place->weight, place->outputs,
-                                              place->inputs, place->inputs);
-    mha_tensor bias =
-        mhai_transformer_vector(t->data + (place->bias < 0 ? 0 : place->bias), place->outputs);
-    const mha_tensor *given = place->bias < 0 ? NULL : &bias;
-    if (place->packed) return mha_linear_update(place->packed, &weight, given);
-    return mha_linear_create(context, &weight, given, &place->packed);
+    const mhai_rows rows = {mhai_transformer_read_matrix, t, place->weight};
+    const bool from = t->source.read, packed = !from || t->source.flags & MHA_SOURCE_PACK;
+    return mhai_linear_create_from(context, place->inputs, place->outputs, place->bias >= 0,
+                                   from ? &rows : NULL, packed, &place->packed);
+}
+
+static mha_status pack(mha_context *context, const mha_transformer *t,
+                       const mhai_place_linear *place)
+{
+    if (place->bias >= 0) {
+        const mha_tensor bias =
+            mhai_transformer_vector(mhai_transformer_numbers(t, place->bias), place->outputs);
+        mhai_linear_set_bias(place->packed, &bias, 0);
+    }
+    if (t->source.read) return mhai_linear_pack(context, place->packed);
+    const mha_tensor weight = mhai_transformer_rows(t->data + place->weight, place->outputs,
+                                                    place->inputs, place->inputs);
+    mhai_linear_set_weight(place->packed, &weight, 0);
+    return MHA_OK;
+}
+
+/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer lacks this one. */
+enum { LINEARS = 7 };
+
+static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
+{
+    mhai_place_linear *place = &t->output;
+    if (i < LINEARS * t->desc.num_layers) {
+        mhai_place_layer *layer = &t->layers[i / LINEARS];
+        mhai_place_linear *all[LINEARS] = {
+            &layer->self.in,   &layer->self.out, &layer->cross.in, &layer->cross.memory,
+            &layer->cross.out, &layer->up,       &layer->down};
+        place = all[i % LINEARS];
+    } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
+        return NULL;
+    }
+    return place->outputs > 0 ? place : NULL;
+}
+
+static mha_status make_linears(mha_context *context, mha_transformer *t)
+{
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers; i++) {
+        mhai_place_linear *place = linear_of(t, i);
+        if (!place) continue;
+        MHA_TRY(make_linear(context, t, place));
+        if (!place->packed->weight && place->inputs > t->most_inputs)
+            t->most_inputs = place->inputs;
+    }
+    return MHA_OK;
 }
 
 mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
@@ -373,15 +417,17 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
     if (!context || !t)
         return mha_fail(MHA_ERR_NULL, "mha_transformer_update: %s is NULL",
                         context ? "transformer" : "context");
-    for (int64_t i = 0; i < t->desc.num_layers; i++) {
-        mhai_place_layer *layer = &t->layers[i];
-        mhai_place_linear *all[] = {&layer->self.in,      &layer->self.out,  &layer->cross.in,
-                                    &layer->cross.memory, &layer->cross.out, &layer->up,
-                                    &layer->down};
-        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) MHA_TRY(pack(context, t, all[k]));
+    for (int64_t i = 0; t->source.read && i < t->parameter_count; i++) {
+        const mha_parameter *p = &t->parameters[i];
+        if (t->held_at[i] >= 0)
+            t->source.read(t->source.user, i, 0, p->shape[0], 0, p->ndim == 2 ? p->shape[1] : 1,
+                           t->held + t->held_at[i]);
     }
-    return mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT) ? MHA_OK
-                                                              : pack(context, t, &t->output);
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers; i++) {
+        const mhai_place_linear *place = linear_of(t, i);
+        if (place) MHA_TRY(pack(context, t, place));
+    }
+    return MHA_OK;
 }
 
 /* The caller's lists of heads become the transformer's own. */
@@ -418,6 +464,37 @@ static mha_status copy_layers(mha_transformer *t)
     return MHA_OK;
 }
 
+static mha_status make_data(mha_transformer *t)
+{
+    void *memory;
+    MHA_TRY(allocate(t, t->size, sizeof *t->data, &memory));
+    t->data = memory;
+    for (int64_t i = 0; i < t->parameter_count; i++) {
+        const mha_parameter *p = &t->parameters[i];
+        const char *dot = strrchr(p->name, '.');
+        for (int64_t k = 0; p->kind == MHA_PARAMETER_NORM && dot[1] == 'w' && k < p->count; k++)
+            t->data[p->offset + k] = 1;
+    }
+    return MHA_OK;
+}
+
+/* Room for what does not stay in the source. */
+static mha_status make_held(mha_transformer *t)
+{
+    void *memory;
+    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &memory));
+    t->held_at = memory;
+    for (int64_t i = 0; i < t->parameter_count; i++) {
+        const mha_parameter *p = &t->parameters[i];
+        const bool stays = p->kind == MHA_PARAMETER_MATRIX || p->offset == t->tokens;
+        t->held_at[i] = stays ? MHAI_NOWHERE : t->held_count;
+        if (!stays) t->held_count += p->count;
+    }
+    MHA_TRY(allocate(t, t->held_count, sizeof *t->held, &memory));
+    t->held = memory;
+    return MHA_OK;
+}
+
 static mha_status make_parts(mha_context *context, mha_transformer *t)
 {
     void *memory;
@@ -429,16 +506,33 @@ static mha_status make_parts(mha_context *context, mha_transformer *t)
     MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &memory));
     t->layers = memory;
     MHA_TRY(lay_out(t));
-    MHA_TRY(allocate(t, t->size, sizeof *t->data, &memory));
-    t->data = memory;
-    for (int64_t i = 0; i < t->parameter_count; i++) {
-        const mha_parameter *p = &t->parameters[i];
-        const char *dot = strrchr(p->name, '.');
-        for (int64_t k = 0; p->kind == MHA_PARAMETER_NORM && dot[1] == 'w' && k < p->count; k++)
-            t->data[p->offset + k] = 1;
-    }
+    MHA_TRY(t->source.read ? make_held(t) : make_data(t));
     MHA_TRY(mhai_transformer_make_layers(context, t));
-    return mha_transformer_update(context, t);
+    MHA_TRY(make_linears(context, t));
+    return t->source.read ? MHA_OK : mha_transformer_update(context, t);
+}
+
+static mha_status make(mha_context *context, const mha_transformer_desc *desc,
+                       const mha_transformer_source *source, mha_transformer **transformer)
+{
+    mha_transformer_desc own;
+    MHA_TRY(mhai_struct_copy("mha_transformer_desc", &own, sizeof own,
+                             offsetof(mha_transformer_desc, type_count), desc));
+    MHA_TRY(fill_defaults(&own));
+    const mha_allocator *a = &context->allocator;
+    mha_transformer *made = a->alloc(a->user, sizeof *made, _Alignof(mha_transformer));
+    if (!made)
+        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", sizeof *made);
+    *made = (mha_transformer){.allocator = *a, .desc = own};
+    if (source) made->source = *source;
+    mha_status status = make_parts(context, made);
+    if (status == MHA_OK) {
+        *transformer = made;
+        return MHA_OK;
+    }
+    made->source.release = NULL; /* the caller's still */
+    mha_transformer_destroy(made);
+    return status;
 }
 
 mha_status mha_transformer_create(mha_context *context, const mha_transformer_desc *desc,
@@ -449,21 +543,26 @@ mha_status mha_transformer_create(mha_context *context, const mha_transformer_de
                         !context ? "context"
                         : !desc  ? "desc"
                                  : "transformer");
-    mha_transformer_desc own;
-    MHA_TRY(mhai_struct_copy("mha_transformer_desc", &own, sizeof own,
-                             offsetof(mha_transformer_desc, type_count), desc));
-    MHA_TRY(fill_defaults(&own));
-    const mha_allocator *a = &context->allocator;
-    mha_transformer *made = a->alloc(a->user, sizeof *made, _Alignof(mha_transformer));
-    if (!made)
-        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_transformer){.allocator = *a, .desc = own};
-    mha_status status = make_parts(context, made);
-    if (status == MHA_OK)
-        *transformer = made;
-    else
-        mha_transformer_destroy(made);
-    return status;
+    return make(context, desc, NULL, transformer);
+}
+
+mha_status mha_transformer_create_from(mha_context *context, const mha_transformer_desc *desc,
+                                       const mha_transformer_source *source,
+                                       mha_transformer **transformer)
+{
+    if (!context || !desc || !source || !transformer)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_create_from: %s is NULL",
+                        !context  ? "context"
+                        : !desc   ? "desc"
+                        : !source ? "source"
+                                  : "transformer");
+    mha_transformer_source own;
+    MHA_TRY(mhai_struct_copy("mha_transformer_source", &own, sizeof own, sizeof own, source));
+    if (own.flags & ~(uint32_t)MHA_SOURCE_PACK)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_source: flags 0x%x are unknown",
+                        (unsigned)own.flags);
+    if (!own.read) return mha_fail(MHA_ERR_NULL, "mha_transformer_source: read is NULL");
+    return make(context, desc, &own, transformer);
 }
 
 static void release(const mha_allocator *a, void *memory, int64_t count, size_t size)
@@ -475,21 +574,19 @@ void mha_transformer_destroy(mha_transformer *t)
 {
     if (!t) return;
     const mha_allocator a = t->allocator;
-    for (int64_t i = 0; t->layers && i < t->desc.num_layers; i++) {
-        mhai_place_layer *layer = &t->layers[i];
-        mha_linear *all[] = {layer->self.in.packed,      layer->self.out.packed,
-                             layer->cross.in.packed,     layer->cross.out.packed,
-                             layer->cross.memory.packed, layer->up.packed,
-                             layer->down.packed};
-        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) mha_linear_destroy(all[k]);
+    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers; i++) {
+        const mhai_place_linear *place = linear_of(t, i);
+        if (place) mha_linear_destroy(place->packed);
     }
-    mha_linear_destroy(t->output.packed);
     release(&a, t->layers, t->desc.num_layers, sizeof *t->layers);
     release(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
     release(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
     release(&a, t->data, t->size, sizeof *t->data);
+    release(&a, t->held, t->held_count, sizeof *t->held);
+    release(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
     release(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
     mhai_transformer_free_encodings(t);
+    if (t->source.release) t->source.release(t->source.user);
     a.release(a.user, t, sizeof *t);
 }
 

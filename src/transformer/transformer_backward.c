@@ -64,7 +64,8 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
     const float epsilon = c->t->desc.norm_epsilon;
     const bool all = c->out.parameters;
     mha_tensor in = stream(c, x), upper = stream(c, dy), lower = stream(c, dx);
-    mha_tensor weight = mhai_transformer_vector(c->t->data + place->weight, width);
+    mha_tensor weight =
+        mhai_transformer_vector(mhai_transformer_numbers(c->t, place->weight), width);
     mha_tensor dweight = mhai_transformer_vector(place_of(c, place->weight), width);
     if (c->t->desc.norm == MHA_NORM_RMS)
         return mha_rms_norm_backward(c->context, &in, NULL, &weight, epsilon, &upper, flags, &lower,
@@ -79,14 +80,18 @@ static mha_status linear(const call *c, const mhai_place_linear *place, const mh
                          const mha_tensor *dy, uint32_t flags, const mha_tensor *dx)
 {
     const bool all = c->out.parameters;
-    mha_tensor weight = mhai_transformer_rows(c->t->data + place->weight, place->outputs,
-                                              place->inputs, place->inputs);
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    mha_tensor weight;
+    MHA_TRY(mhai_transformer_matrix(c->context, c->t, place->weight, place->outputs, place->inputs,
+                                    &weight));
     mha_tensor dweight = mhai_transformer_rows(place_of(c, place->weight), place->outputs,
                                                place->inputs, place->inputs);
     mha_tensor dbias =
         mhai_transformer_vector(place_of(c, place->bias < 0 ? 0 : place->bias), place->outputs);
-    return mha_linear_backward(c->context, &weight, x, dy, flags, dx, all ? &dweight : NULL,
-                               !all || place->bias < 0 ? NULL : &dbias);
+    MHA_TRY(mha_linear_backward(c->context, &weight, x, dy, flags, dx, all ? &dweight : NULL,
+                                !all || place->bias < 0 ? NULL : &dbias));
+    mha_scratch_release(c->context, mark);
+    return MHA_OK;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */

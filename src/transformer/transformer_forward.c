@@ -6,6 +6,7 @@
 #include "base/math.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
+#include "nn/matmul.h"
 #include "nn/nn_check.h"
 
 #include <multihead/position.h>
@@ -243,11 +244,12 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
     mha_tensor in = mhai_transformer_rows(x, rows, width, width);
     mha_tensor added = mhai_transformer_rows(residual, rows, width, width);
     mha_tensor out = mhai_transformer_rows(y, rows, width, width);
-    mha_tensor weight = mhai_transformer_vector(c->t->data + place->weight, width);
+    mha_tensor weight =
+        mhai_transformer_vector(mhai_transformer_numbers(c->t, place->weight), width);
     const mha_tensor *also = residual ? &added : NULL;
     if (c->t->desc.norm == MHA_NORM_RMS)
         return mha_rms_norm(c->context, &in, also, &weight, epsilon, &out);
-    mha_tensor bias = mhai_transformer_vector(c->t->data + place->bias, width);
+    mha_tensor bias = mhai_transformer_vector(mhai_transformer_numbers(c->t, place->bias), width);
     return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
 }
 
@@ -333,7 +335,8 @@ static mha_status only_bias(const call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, float *next)
 {
     const int64_t width = c->t->desc.embed_dim;
-    const float *bias = place->out.bias < 0 ? NULL : c->t->data + place->out.bias;
+    const float *bias =
+        place->out.bias < 0 ? NULL : mhai_transformer_numbers(c->t, place->out.bias);
     float *y = added_by(c, &kept->step, next);
     for (int64_t i = 0; i < tokens_of(c->a) * width; i++) y[i] = bias ? bias[i % width] : 0;
     return end_step(c, &place->step, &kept->step, next);
@@ -444,7 +447,8 @@ float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step)
 
 typedef struct embed_job {
     const mha_activations *a;
-    const float *tokens, *positions, *types; /* tables; positions and types may be NULL */
+    const mha_transformer *t;
+    const float *positions, *types; /* tables; may be NULL */
     int64_t width;
     float scale, *x;
 } embed_job;
@@ -455,11 +459,11 @@ static void embed_row(void *argument, int64_t row, int worker)
     const embed_job *job = argument;
     (void)worker;
     const int64_t width = job->width;
-    const float *token = job->tokens + job->a->ids[row] * width;
     const float *position = job->positions ? job->positions + job->a->positions[row] * width : NULL;
     const float *type = job->types ? job->types + job->a->types[row] * width : NULL;
     float *x = job->x + row * width;
-    for (int64_t i = 0; i < width; i++) x[i] = job->scale * token[i];
+    mhai_transformer_read_rows(job->t, job->t->tokens, width, job->a->ids[row], 1, 0, width, x);
+    for (int64_t i = 0; i < width; i++) x[i] *= job->scale;
     for (int64_t i = 0; i < width && position && !type; i++) x[i] += position[i];
     for (int64_t i = 0; i < width && type; i++)
         x[i] = (float)((double)x[i] + (position ? (double)position[i] : 0) + (double)type[i]);
@@ -471,11 +475,12 @@ static mha_status embed(const call *c)
     const mha_transformer_desc *d = &t->desc;
     float *first = c->a->embedded ? c->a->embedded : c->a->layers[0].self.step.x;
     embed_job job = {.a = c->a,
-                     .tokens = t->data + t->tokens,
-                     .positions = d->positions == MHA_ENCODING_LEARNED      ? t->data + t->positions
+                     .t = t,
+                     .positions = d->positions == MHA_ENCODING_LEARNED
+                                      ? mhai_transformer_numbers(t, t->positions)
                                   : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encodings->values
                                                                             : NULL,
-                     .types = d->type_count > 0 ? t->data + t->types : NULL,
+                     .types = d->type_count > 0 ? mhai_transformer_numbers(t, t->types) : NULL,
                      .width = d->embed_dim,
                      .scale = d->embed_scale,
                      .x = first};
@@ -670,6 +675,8 @@ static mha_status reserve(const call *c)
         if (plan.scratch_bytes > most) most = plan.scratch_bytes;
     }
     if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");
+    if (c->t->most_inputs > 0 && most < mhai_matmul_rows_bytes(c->context, c->t->most_inputs))
+        most = mhai_matmul_rows_bytes(c->context, c->t->most_inputs);
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     MHA_TRY(mha_scratch_alloc(c->context, (int64_t)most, 1, &memory));
     mha_scratch_release(c->context, mark);

@@ -71,6 +71,10 @@ mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
                         !context ? "context"
                         : !t     ? "transformer"
                                  : "init");
+    if (!t->data)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_transformer_initialise: the transformer's numbers "
+                        "come from a source, which is only read");
     mha_transformer_init own;
     MHA_TRY(mhai_struct_copy("mha_transformer_init", &own, sizeof own, sizeof own, init));
     if (own.reserved)

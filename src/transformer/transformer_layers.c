@@ -307,19 +307,21 @@ static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, m
 {
     mha_attention_desc *desc = &place->attend.desc;
     if (l->flags & MHA_LAYER_SINKS) {
-        place->sink_logits = mhai_transformer_vector(t->data + place->sinks, heads.q);
+        place->sink_logits =
+            mhai_transformer_vector(mhai_transformer_numbers(t, place->sinks), heads.q);
         desc->sink_logits = &place->sink_logits;
     }
     if (l->flags & MHA_LAYER_ALIBI) {
-        MHA_TRY(mha_alibi_slopes(heads.q, t->data + place->slopes));
-        place->alibi_slopes = mhai_transformer_vector(t->data + place->slopes, heads.q);
+        MHA_TRY(mha_alibi_slopes(heads.q, mhai_transformer_numbers(t, place->slopes)));
+        place->alibi_slopes =
+            mhai_transformer_vector(mhai_transformer_numbers(t, place->slopes), heads.q);
         desc->alibi_slopes = &place->alibi_slopes;
     }
     if (l->t5_buckets > 0) {
         desc->t5_max_distance = l->t5_max_distance;
         if (desc->flags & MHA_ATTENTION_CAUSAL) desc->flags |= MHA_ATTENTION_T5_ONE_SIDED;
-        place->t5_table =
-            mhai_transformer_rows(t->data + place->t5, l->t5_buckets, heads.q, heads.q);
+        place->t5_table = mhai_transformer_rows(mhai_transformer_numbers(t, place->t5),
+                                                l->t5_buckets, heads.q, heads.q);
         desc->t5_table = &place->t5_table;
     }
     return MHA_OK;
@@ -350,8 +352,8 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
     if (l->flags & MHA_LAYER_SCALE_GIVEN) a->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
     if (l->flags & MHA_LAYER_WINDOW) a->desc.flags |= MHA_ATTENTION_WINDOW;
     if (l->flags & MHA_LAYER_QK_NORM) {
-        a->q_norm = t->data + place->q_norm;
-        a->k_norm = t->data + place->k_norm;
+        a->q_norm = mhai_transformer_numbers(t, place->q_norm);
+        a->k_norm = mhai_transformer_numbers(t, place->k_norm);
         MHA_TRY(mhai_attend_check(context, a, d->head_dim));
     }
     if (heads.q > 0)

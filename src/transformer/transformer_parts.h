@@ -64,8 +64,13 @@ struct mha_transformer {
     mha_transformer_desc desc; /* every default filled in */
     mha_parameter *parameters;
     int64_t parameter_count;
-    float *data;
+    float *data; /* all of them; NULL with a source */
     int64_t size;
+    mha_transformer_source source; /* read NULL: none */
+    float *held; /* with a source, the parameters that do not stay there, in their order */
+    int64_t held_count;
+    int64_t *held_at;                 /* [parameters] where in held; MHAI_NOWHERE: it stays */
+    int64_t most_inputs;              /* of a linear layer whose weight stays; 0: there is none */
     int64_t tokens, positions, types; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
@@ -74,6 +79,22 @@ struct mha_transformer {
     mha_layer_desc *layer_descs; /* [L] what desc.layers is, or NULL */
     mhai_encoding *encodings;    /* a list; NULL: positions need none */
 };
+
+/* The numbers at an offset of the flat array, of a parameter that does not stay in a source. */
+float *mhai_transformer_numbers(const mha_transformer *t, int64_t offset);
+
+/* The matrix at an offset, as it lies in the flat array or else in the context's scratch. */
+MHA_NODISCARD mha_status mhai_transformer_matrix(mha_context *context, const mha_transformer *t,
+                                                 int64_t offset, int64_t rows, int64_t cols,
+                                                 mha_tensor *matrix);
+
+/* Part of the rows of cols numbers that begin at an offset: also of matrices that lie together. */
+void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_t cols, int64_t row,
+                                int64_t rows, int64_t column, int64_t columns, float *to);
+
+/* Such a part of the matrix at an offset, as mhai_rows (matmul.h) has it. */
+void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
+                                  int64_t column, int64_t columns, float *to);
 
 static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
 {

@@ -117,7 +117,11 @@ static mha_status copy_parameter(const call *c, const mha_parameter *p)
     const int64_t D = c->from->desc.head_dim;
     MHA_TRY(mha_transformer_find(c->from, -1, p->name, &old));
     float *to = c->to->data + p->offset;
-    const float *from = c->from->data + old.offset;
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    mha_tensor whole;
+    MHA_TRY(mhai_transformer_matrix(c->context, c->from, old.offset, old.shape[0],
+                                    old.ndim == 2 ? old.shape[1] : 1, &whole));
+    const float *from = whole.data;
     const char *part = p->layer < 0 ? NULL : strstr(p->name, ".self_attn.");
     const int64_t block = p->ndim == 2 ? D * p->shape[1] : D;
     const heads_plan *plan = p->layer < 0 ? NULL : &c->plans[p->layer];
@@ -134,6 +138,7 @@ static mha_status copy_parameter(const call *c, const mha_parameter *p)
         copy_columns(to, from, plan, p->shape[0], 1, old.shape[1]);
     else
         memcpy(to, from, (size_t)p->count * sizeof *to);
+    mha_scratch_release(c->context, mark);
     return MHA_OK;
 }
 

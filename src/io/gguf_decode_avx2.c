@@ -1,0 +1,2 @@
+#define MHAI_GGUF_DECODERS mhai_gguf_decoders_avx2
+#include "io/tmpl/gguf_decode_tmpl.c"

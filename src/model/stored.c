@@ -1,0 +1,111 @@
+/* See stored.h. */
+#include "model/stored.h"
+
+#include <multihead/component.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- where a parameter is -------------------------------------------------------------------- */
+
+static bool is_fused(mhai_weight_form form)
+{
+    return form >= MHAI_FUSED && form <= MHAI_FUSED_HEADS;
+}
+
+/* Fused weights have rows of q, k and v together, or of gate and up. */
+static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
+                      const mhai_weight_name *row, mhai_stored_parameter *stored, int64_t *total)
+{
+    const bool gate = strstr(p->name, ".mlp.");
+    *total = gate ? 2 * d->ff_dim : (d->num_heads + 2 * d->kv_heads) * d->head_dim;
+    stored->part = row->part;
+    stored->parts = gate ? 2 : 3;
+    if (row->part > 0) stored->first = *total - (stored->parts - row->part) * p->shape[0];
+}
+
+mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
+                            const mha_transformer_desc *d, const mha_parameter *p,
+                            const mhai_weight_name *row, const char *name,
+                            mhai_stored_parameter *stored)
+{
+    const mhai_weight_form form = row ? row->form : MHAI_AS_IS;
+    int64_t index, total = p->shape[0];
+    *stored = (mhai_stored_parameter){
+        .form = form,
+        .transposed = p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED),
+        .columns = p->ndim == 2 ? p->shape[1] : 1,
+        .head_dim = d->head_dim};
+    if (is_fused(form)) find_part(d, p, row, stored, &total);
+    if (form == MHAI_LAST_ROWS) {
+        stored->first = plan->first_position;
+        total += plan->first_position;
+    }
+    stored->total = total;
+    mha_tensor expected = {.ndim = p->ndim, .shape = {total, stored->columns}};
+    if (stored->transposed) {
+        expected.shape[0] = stored->columns;
+        expected.shape[1] = total;
+    }
+    MHA_TRY(mhai_weights_check(weights, name, &expected, &index));
+    stored->from = mhai_weights_elements(weights, index);
+    return MHA_OK;
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+/* Where our row i is. Rows of a rotation that pairs neighbours stand as 0, D/2, 1, D/2 + 1, ... */
+static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
+{
+    const int64_t D = p->head_dim;
+    switch (p->form) {
+    case MHAI_FUSED_HEADS: return (i / D * p->parts + p->part) * D + i % D;
+    case MHAI_PAIRED_ROWS: return i - i % D + i % D % (D / 2) * 2 + i % D / (D / 2);
+    default: return p->first + i;
+    }
+}
+
+/* Rows there are columns here. */
+static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
+                        int64_t columns, float *to)
+{
+    enum { PIECE = 64 };
+    float piece[PIECE];
+    for (int64_t i = 0; i < rows; i += PIECE) {
+        const int64_t count = rows - i < PIECE ? rows - i : PIECE;
+        for (int64_t k = 0; k < columns; k++) {
+            mhai_elements_read(p->from, (column + k) * p->total + p->first + row + i, count, piece);
+            for (int64_t j = 0; j < count; j++) to[(i + j) * columns + k] = piece[j];
+        }
+    }
+}
+
+/* Whole rows that are neighbours there are read together. */
+static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
+                      int64_t columns, float *to)
+{
+    for (int64_t i = 0, n; i < rows; i += n) {
+        const int64_t at = row_at(p, row + i);
+        for (n = 1; columns == p->columns && i + n < rows && row_at(p, row + i + n) == at + n;) n++;
+        mhai_elements_read(p->from, at * p->columns + column, n * columns, to + i * columns);
+    }
+}
+
+void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_t rows,
+                      int64_t column, int64_t columns, float *to)
+{
+    const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
+    if (p->transposed)
+        read_turned(p, row, rows, column, columns, to);
+    else
+        read_rows(p, row, rows, column, columns, to);
+    for (int64_t i = 0; p->form == MHAI_PLUS_ONE && i < rows * columns; i++) to[i] += 1;
+}
+
+void mhai_stored_release(void *stored)
+{
+    mhai_stored *own = stored;
+    mhai_weights_close(&own->weights);
+    free(own->parameters);
+    free(own);
+}

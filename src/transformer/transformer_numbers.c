@@ -1,0 +1,115 @@
+/* The numbers of a transformer's parameters: in the flat array, or held and read from a source. */
+#include "transformer/transformer_parts.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <string.h>
+
+/* The number of the parameter that holds the number at an offset. */
+static int64_t parameter_at(const mha_transformer *t, int64_t offset)
+{
+    int64_t low = 0, high = t->parameter_count;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (t->parameters[middle].offset <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+float *mhai_transformer_numbers(const mha_transformer *t, int64_t offset)
+{
+    if (t->data) return t->data + offset;
+    const int64_t i = parameter_at(t, offset);
+    return t->held + t->held_at[i] + (offset - t->parameters[i].offset);
+}
+
+void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_t cols, int64_t row,
+                                int64_t rows, int64_t column, int64_t columns, float *to)
+{
+    while (rows > 0) {
+        const int64_t at = offset + row * cols, i = parameter_at(t, at);
+        const mha_parameter *p = &t->parameters[i];
+        const int64_t first = (at - p->offset) / cols;
+        const int64_t count = mhai_min_i64(rows, p->shape[0] - first);
+        if (!t->data && t->held_at[i] < 0) {
+            t->source.read(t->source.user, i, first, count, column, columns, to);
+        } else {
+            const float *from = mhai_transformer_numbers(t, at) + column;
+            for (int64_t k = 0; k < count; k++)
+                memcpy(to + k * columns, from + k * cols, (size_t)columns * sizeof *to);
+        }
+        row += count;
+        rows -= count;
+        to += count * columns;
+    }
+}
+
+void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
+                                  int64_t column, int64_t columns, float *to)
+{
+    const mha_transformer *t = user;
+    mhai_transformer_read_rows(t, at, t->parameters[parameter_at(t, at)].shape[1], row, rows,
+                               column, columns, to);
+}
+
+mha_status mha_transformer_read(const mha_transformer *t, const mha_parameter *parameter,
+                                int64_t row, int64_t rows, float *to)
+{
+    if (!t || !parameter || (!to && rows > 0))
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_read: %s is NULL",
+                        !t           ? "transformer"
+                        : !parameter ? "parameter"
+                                     : "to");
+    const mha_parameter *p = &t->parameters[parameter_at(t, parameter->offset)];
+    if (strcmp(p->name, parameter->name) != 0 || p->offset != parameter->offset ||
+        p->shape[0] != parameter->shape[0] || p->count != parameter->count)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_read: '%.63s' is no parameter of this "
+                        "transformer",
+                        parameter->name);
+    if (row < 0 || rows < 0 || row > p->shape[0] || rows > p->shape[0] - row)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: has %lld rows, not %lld from %lld on", p->name,
+                        (long long)p->shape[0], (long long)rows, (long long)row);
+    const int64_t cols = p->ndim == 2 ? p->shape[1] : 1;
+    mhai_transformer_read_rows(t, p->offset, cols, row, rows, 0, cols, to);
+    return MHA_OK;
+}
+
+typedef struct read_job {
+    const mha_transformer *t;
+    int64_t offset, rows, cols;
+    float *to;
+} read_job;
+
+enum { READ_ROWS = 64 };
+
+static void read_some(void *argument, int64_t item, int worker)
+{
+    const read_job *job = argument;
+    const int64_t row = item * READ_ROWS, rows = mhai_min_i64(READ_ROWS, job->rows - row);
+    (void)worker;
+    mhai_transformer_read_rows(job->t, job->offset, job->cols, row, rows, 0, job->cols,
+                               job->to + row * job->cols);
+}
+
+mha_status mhai_transformer_matrix(mha_context *context, const mha_transformer *t, int64_t offset,
+                                   int64_t rows, int64_t cols, mha_tensor *matrix)
+{
+    int64_t count;
+    void *memory;
+    if (t->data) {
+        *matrix = mhai_transformer_rows(t->data + offset, rows, cols, cols);
+        return MHA_OK;
+    }
+    if (!mhai_mul_i64(rows, cols, &count))
+        return mha_fail(MHA_ERR_SIZE, "a matrix of the transformer does not fit in memory");
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof(float), &memory));
+    read_job job = {t, offset, rows, cols, memory};
+    mha_parallel_for(context, mhai_ceil_div(rows, READ_ROWS), read_some, &job);
+    *matrix = mhai_transformer_rows(memory, rows, cols, cols);
+    return MHA_OK;
+}
