@@ -6,9 +6,11 @@
 #include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/stored.h"
 #include "support/suite.h"
 
 #include <multihead/attribution.h>
+#include <multihead/component.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -772,6 +774,70 @@ static void layers_are_the_plain_calls(void **state)
     }
 }
 
+/* ---- with a source --------------------------------------------------------------------------- */
+
+/* Everything that is found of one layer, of one token and of all weights. */
+typedef struct findings {
+    float norms[3 * 4 * 8], maps[3 * 4 * 8 * 8], composition[3][144];
+    result logit;
+} findings;
+
+static void find_all(mha_context *context, example *e, int64_t l, findings *f)
+{
+    const int64_t H = heads_of(e, l, false), L = e->d.num_layers, all = e->d.num_heads;
+    const int64_t cells = e->T * e->T;
+    const float direction[] = {1, -2, 0.5f, 3, 0, 1, 1, 4, 1, -1, 2, 1, 1, 1, -3, 1};
+    const mha_attribution_target target = {
+        .struct_size = sizeof target, .position = e->T - 1, .direction = direction};
+    mha_tensor n = tensor3(f->norms, e->B, H, e->T), m = tensor4(f->maps, e->B, H, e->T, e->T);
+    mha_tensor p = tensor4(e->probabilities + l * e->B * all * cells, e->B, H, e->T, e->T), t[3];
+    p.stride[0] = all * cells;
+    const mha_head_writing out = {.struct_size = sizeof out, .norms = &n};
+    const mha_norm_maps maps = {.struct_size = sizeof maps, .heads = &m};
+    memset(f, 0, sizeof *f);
+    for (int k = 0; k < 3; k++) t[k] = tensor4(f->composition[k], L, all, L, all);
+    mha_composition scores = {.struct_size = sizeof scores, .q = &t[0], .k = &t[1], .v = &t[2]};
+    example_run(context, e);
+    attribute(context, e, &target, &f->logit);
+    assert_int_equal(mha_transformer_composition(context, e->t, &scores), MHA_OK);
+    if (H == 0) return;
+    assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
+    assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, NULL, &p, &maps), MHA_OK);
+}
+
+/* Matrices from a source give the bits of those in an array, and no scratch is left. */
+static void sources_change_no_bit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < rng_cases(30, 300); i++) {
+        rng r = rng_make(rng_run_seed(), 2500 + (uint64_t)i);
+        mha_context *context = machines_context(2, i);
+        const mha_transformer_desc desc = some_desc(&r);
+        example *e = example_make(context, &desc, &r);
+        const int64_t l = rng_between(&r, 0, e->d.num_layers - 1);
+        static findings f[2];
+        stored s;
+        find_all(context, e, l, &f[0]);
+        mha_transformer *own = e->t;
+        mha_activations_destroy(e->a);
+        e->t = stored_transformer(context, own, 0, &s);
+        assert_int_equal(mha_activations_create(context, e->t, 64, e->S > 0 ? 64 : 0, &e->a), 0);
+        const mha_scratch_mark mark = mha_scratch_top(context);
+        find_all(context, e, l, &f[1]);
+        const mha_scratch_mark top = mha_scratch_top(context);
+        assert_true(top.block == mark.block && top.used == mark.used);
+        assert_memory_equal(f[0].norms, f[1].norms, sizeof f[0].norms);
+        assert_memory_equal(f[0].maps, f[1].maps, sizeof f[0].maps);
+        assert_memory_equal(f[0].composition, f[1].composition, sizeof f[0].composition);
+        assert_memory_equal(f[0].logit.heads, f[1].logit.heads, sizeof f[0].logit.heads);
+        assert_true(f[0].logit.out.total == f[1].logit.out.total &&
+                    f[0].logit.out.remainder == f[1].logit.out.remainder);
+        mha_transformer_destroy(e->t);
+        e->t = own;
+        example_free(e);
+    }
+}
+
 /* ---- composition ----------------------------------------------------------------------------- */
 
 /* W [head's D rows, E] of q, k or v with the norm's weights; or W_O[h] turned. */
@@ -1024,5 +1090,6 @@ static void failed_allocations_are_reported(void **state)
 
 RUN_TESTS(TEST(hand_writing), TEST(hand_maps), TEST(hand_rollout), TEST(desks), TEST(rollouts),
           TEST(terms_sum_to_the_logit), TEST(small_integers_are_exact),
-          TEST(layers_are_the_plain_calls), TEST(composition), TEST(composition_of_chance),
-          TEST(misuse_is_refused), TEST(transformer_errors), TEST(failed_allocations_are_reported))
+          TEST(layers_are_the_plain_calls), TEST(sources_change_no_bit), TEST(composition),
+          TEST(composition_of_chance), TEST(misuse_is_refused), TEST(transformer_errors),
+          TEST(failed_allocations_are_reported))

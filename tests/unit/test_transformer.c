@@ -6,6 +6,7 @@
 #include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/stored.h"
 #include "support/suite.h"
 
 #include <multihead/component.h>
@@ -1151,6 +1152,251 @@ static void layers_without_gradients(void **state)
     mha_transformer_destroy(t);
 }
 
+/* ---- with a source --------------------------------------------------------------------------- */
+
+static void expect_same_numbers(const mha_transformer *a, const mha_transformer *b)
+{
+    float row[2][4096];
+    assert_int_equal(mha_transformer_parameters(a), mha_transformer_parameters(b));
+    for (int64_t i = 0; i < mha_transformer_parameters(a); i++) {
+        mha_parameter p;
+        assert_int_equal(mha_transformer_parameter(a, i, &p), MHA_OK);
+        for (int64_t k = 0; k < p.shape[0]; k++) {
+            assert_int_equal(mha_transformer_read(a, &p, k, 1, row[0]), MHA_OK);
+            assert_int_equal(mha_transformer_read(b, &p, k, 1, row[1]), MHA_OK);
+            assert_memory_equal(row[0], row[1], sizeof(float) * (size_t)(p.count / p.shape[0]));
+        }
+    }
+}
+
+/* Without some of its heads, out of an array and out of a source. */
+static void expect_same_pruned(mha_context *context, const example *e, const mha_transformer *other,
+                               rng *r)
+{
+    float keep[64];
+    mha_transformer *pruned[2] = {NULL, NULL};
+    const int64_t shape[] = {e->desc.num_layers, e->desc.num_heads};
+    const mha_tensor kept = mha_tensor_contiguous(keep, MHA_F32, 2, shape);
+    for (int i = 0; i < 64; i++) keep[i] = rng_chance(r, 0.6) ? 1 : 0;
+    assert_int_equal(mha_transformer_prune(context, e->t, &kept, &pruned[0]), MHA_OK);
+    assert_int_equal(mha_transformer_prune(context, other, &kept, &pruned[1]), MHA_OK);
+    assert_non_null(mha_transformer_data(pruned[1]));
+    expect_same_numbers(pruned[0], pruned[1]);
+    mha_transformer_destroy(pruned[0]);
+    mha_transformer_destroy(pruned[1]);
+}
+
+/* Forward with and without activations, and every gradient. */
+static void expect_same_run(mha_context *context, example *e, mha_transformer *other)
+{
+    mha_transformer *own = e->t;
+    mha_activations *kept = e->a;
+    gradients g[2];
+    static float outputs[3][MOST_TOKENS * MOST_VOCAB];
+    const size_t bytes = (size_t)(e->B * e->T * e->output.shape[2]) * sizeof(float);
+    const double loss = backward(context, e, &g[0]);
+    memcpy(outputs[0], e->output_data, bytes);
+    e->t = other;
+    assert_int_equal(mha_activations_create(context, other, MOST_TOKENS,
+                                            e->input.memory ? MOST_MEMORY : 0, &e->a),
+                     MHA_OK);
+    assert_true(loss == backward(context, e, &g[1]));
+    assert_memory_equal(outputs[0], e->output_data, bytes);
+    memset(e->output_data, 0, bytes);
+    assert_int_equal(
+        mha_transformer_forward(context, other, &e->input, NULL, &e->output, NULL, NULL), MHA_OK);
+    assert_memory_equal(outputs[0], e->output_data, bytes);
+    assert_memory_equal(g[0].parameters, g[1].parameters,
+                        (size_t)mha_transformer_size(own) * sizeof(float));
+    assert_memory_equal(g[0].memory, g[1].memory, sizeof g[0].memory);
+    assert_memory_equal(g[0].gates, g[1].gates, sizeof g[0].gates);
+    assert_memory_equal(g[0].cross_gates, g[1].cross_gates, sizeof g[0].cross_gates);
+    free(g[0].parameters);
+    free(g[1].parameters);
+    mha_activations_destroy(e->a);
+    e->t = own;
+    e->a = kept;
+}
+
+/* Numbers from a source, packed or not, give the bits of those in an array. */
+static void sources_change_no_bit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < rng_cases(40, 600); i++) {
+        rng r = rng_make(rng_run_seed(), 2600 + (uint64_t)i);
+        mha_context *context = machines_context(i % 3 == 0 ? 1 : i % 3 == 1 ? 2 : 8, i);
+        example *e = example_make(context, &r);
+        stored s;
+        mha_transformer *other =
+            stored_transformer(context, e->t, i % 4 == 0 ? MHA_SOURCE_PACK : 0, &s);
+        expect_same_numbers(e->t, other);
+        expect_same_run(context, e, other);
+        expect_same_pruned(context, e, other, &r);
+        mha_transformer_destroy(other);
+        assert_int_equal(s.released, 1);
+        example_free(e);
+    }
+}
+
+/* Matrices of several groups of panels and pieces of inputs, tokens of several blocks of rows. */
+static void large_matrices_from_a_source(void **state)
+{
+    (void)state;
+    enum { MOST = 150, V = 600 };
+    static const struct {
+        int64_t E, F, T;
+    } sizes[] = {{48, 2300, 150}, {160, 1024, 113}, {1088, 40, 1}, {64, 1500, 3}};
+    for (int i = 0; i < 8; i++) {
+        rng r = rng_make(rng_run_seed(), 3300 + (uint64_t)i);
+        mha_context *context = machines_context(i < 4 ? 2 : 8, i);
+        const int64_t T = sizes[i % 4].T;
+        const mha_transformer_desc d = {.struct_size = sizeof d,
+                                        .flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_BIAS,
+                                        .vocab_size = V,
+                                        .max_length = MOST,
+                                        .embed_dim = sizes[i % 4].E,
+                                        .num_layers = 2,
+                                        .num_heads = 4,
+                                        .ff_dim = sizes[i % 4].F,
+                                        .norm = MHA_NORM_RMS,
+                                        .positions = MHA_ENCODING_ROTARY};
+        const mha_transformer_init init = {.struct_size = sizeof init, .seed = rng_next(&r)};
+        mha_transformer *t = NULL;
+        stored s;
+        int32_t ids[MOST];
+        float *out = malloc(2 * MOST * V * sizeof *out);
+        assert_non_null(out);
+        for (int64_t k = 0; k < T; k++) ids[k] = (int32_t)rng_between(&r, 0, V - 1);
+        assert_int_equal(mha_transformer_create(context, &d, &t), MHA_OK);
+        assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
+        mha_transformer *other = stored_transformer(context, t, 0, &s);
+        const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
+        const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+        const mha_transformer *both[] = {t, other};
+        for (int k = 0; k < 2; k++) {
+            const mha_tensor y =
+                mha_tensor_contiguous(out + (size_t)k * MOST * V, MHA_F32, 3, (int64_t[]){1, T, V});
+            assert_int_equal(
+                mha_transformer_forward(context, both[k], &input, NULL, &y, NULL, NULL), MHA_OK);
+        }
+        assert_memory_equal(out, out + MOST * V, (size_t)(T * V) * sizeof *out);
+        mha_transformer_destroy(other);
+        mha_transformer_destroy(t);
+        free(out);
+    }
+}
+
+/* Token by token. */
+static void decoding_from_a_source(void **state)
+{
+    (void)state;
+    mha_context *context = machines_context(2, 0);
+    rng r = rng_make(rng_run_seed(), 3500);
+    mha_transformer_desc d = small;
+    d.flags = MHA_TRANSFORMER_CAUSAL;
+    d.norm = MHA_NORM_LAYER;
+    d.positions = MHA_ENCODING_LEARNED;
+    mha_transformer *t[2] = {NULL, NULL};
+    mha_decoder *decoder[2] = {NULL, NULL};
+    stored s;
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = 7, .position_std = 1};
+    assert_int_equal(mha_transformer_create(context, &d, &t[0]), MHA_OK);
+    assert_int_equal(mha_transformer_initialise(context, t[0], &init), MHA_OK);
+    t[1] = stored_transformer(context, t[0], 0, &s);
+    for (int k = 0; k < 2; k++)
+        assert_int_equal(mha_decoder_create(context, t[k], NULL, &decoder[k]), MHA_OK);
+    for (int i = 0; i < 8; i++) {
+        float out[2][9];
+        int32_t id = (int32_t)rng_between(&r, 0, 8);
+        const mha_tensor token = mha_tensor_contiguous(&id, MHA_I32, 2, (int64_t[]){1, 1});
+        for (int k = 0; k < 2; k++) {
+            const mha_tensor y = mha_tensor_contiguous(out[k], MHA_F32, 3, (int64_t[]){1, 1, 9});
+            assert_int_equal(mha_decoder_step(context, decoder[k], &token, &y), MHA_OK);
+        }
+        assert_memory_equal(out[0], out[1], sizeof out[0]);
+    }
+    for (int k = 0; k < 2; k++) mha_decoder_destroy(decoder[k]);
+    mha_transformer_destroy(t[1]);
+    mha_transformer_destroy(t[0]);
+}
+
+static void source_errors(void **state)
+{
+    (void)state;
+    mha_context *context = machines_context(1, 0);
+    mha_transformer *t = NULL, *other = NULL;
+    stored s;
+    float numbers[64];
+    mha_parameter p, q;
+    assert_int_equal(mha_transformer_create(context, &small, &t), MHA_OK);
+    mha_transformer_source source = {.struct_size = sizeof source, .read = stored_read};
+#define FROM(c, d, s) mha_transformer_create_from(c, d, s, &other)
+    expect_error(FROM(NULL, &small, &source), MHA_ERR_NULL, "context");
+    expect_error(FROM(context, NULL, &source), MHA_ERR_NULL, "desc");
+    expect_error(FROM(context, &small, NULL), MHA_ERR_NULL, "source");
+    expect_error(mha_transformer_create_from(context, &small, &source, NULL), MHA_ERR_NULL,
+                 "transformer");
+    source.read = NULL;
+    expect_error(FROM(context, &small, &source), MHA_ERR_NULL, "read is NULL");
+    source =
+        (mha_transformer_source){.struct_size = sizeof source, .flags = 2, .read = stored_read};
+    expect_error(FROM(context, &small, &source), MHA_ERR_UNSUPPORTED, "flags 0x2");
+    source = (mha_transformer_source){.struct_size = 4, .read = stored_read};
+    expect_error(FROM(context, &small, &source), MHA_ERR_ARGUMENT, "struct_size");
+    mha_transformer_desc wrong = small;
+    wrong.num_heads = 5;
+    s.released = 0;
+    source = (mha_transformer_source){
+        .struct_size = sizeof source, .read = stored_read, .release = stored_release, .user = &s};
+    expect_error(FROM(context, &wrong, &source), MHA_ERR_SHAPE, "num_heads");
+    assert_int_equal(s.released, 0);
+    other = stored_transformer(context, t, 0, &s);
+    const mha_transformer_init init = {.struct_size = sizeof init};
+    expect_error(mha_transformer_initialise(context, other, &init), MHA_ERR_UNSUPPORTED, "source");
+    assert_int_equal(mha_transformer_parameter(other, 0, &p), MHA_OK);
+    expect_error(mha_transformer_read(NULL, &p, 0, 1, numbers), MHA_ERR_NULL, "transformer");
+    expect_error(mha_transformer_read(other, NULL, 0, 1, numbers), MHA_ERR_NULL, "parameter");
+    expect_error(mha_transformer_read(other, &p, 0, 1, NULL), MHA_ERR_NULL, "to");
+    expect_error(mha_transformer_read(other, &p, -1, 1, numbers), MHA_ERR_ARGUMENT, "9 rows");
+    expect_error(mha_transformer_read(other, &p, 9, 1, numbers), MHA_ERR_ARGUMENT, "from 9 on");
+    expect_error(mha_transformer_read(other, &p, 1, INT64_MAX, numbers), MHA_ERR_ARGUMENT, "rows");
+    assert_int_equal(mha_transformer_read(other, &p, 9, 0, NULL), MHA_OK);
+    q = p;
+    q.offset = 1;
+    expect_error(mha_transformer_read(other, &q, 0, 1, numbers), MHA_ERR_ARGUMENT, "no parameter");
+    q = p;
+    q.offset = INT64_MAX;
+    expect_error(mha_transformer_read(other, &q, 0, 1, numbers), MHA_ERR_ARGUMENT, "no parameter");
+    mha_transformer_destroy(other);
+    mha_transformer_destroy(t);
+}
+
+/* The source is released with the transformer, not by a call that made none. */
+static mha_status run_from_source(mha_context *context, const mha_transformer *like)
+{
+    mha_transformer *t = NULL;
+    mha_transformer_desc d;
+    stored s = {.like = like};
+    int32_t ids[] = {1, 2};
+    float out[2 * 9], memory[2 * 12] = {1};
+    const mha_transformer_source source = {
+        .struct_size = sizeof source, .read = stored_read, .release = stored_release, .user = &s};
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, 2});
+    const mha_tensor rows = mha_tensor_contiguous(memory, MHA_F32, 3, (int64_t[]){1, 2, 12});
+    const mha_tensor y = mha_tensor_contiguous(out, MHA_F32, 3, (int64_t[]){1, 2, 9});
+    const mha_transformer_input input = {
+        .struct_size = sizeof input, .tokens = &tokens, .memory = &rows};
+    mha_transformer_describe(like, &d);
+    mha_status status = mha_transformer_create_from(context, &d, &source, &t);
+    const bool made = status == MHA_OK;
+    if (status == MHA_OK) status = mha_transformer_update(context, t);
+    if (status == MHA_OK)
+        status = mha_transformer_forward(context, t, &input, NULL, &y, NULL, NULL);
+    mha_transformer_destroy(t);
+    assert_int_equal(s.released, made);
+    return status;
+}
+
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
@@ -1176,6 +1422,7 @@ static void failed_allocations_are_reported(void **state)
         mha_status status = failing_context(&allocator, 1, MHA_ISA_AUTO, &context);
         if (status == MHA_OK) status = mha_transformer_create(context, &d, &t);
         if (status == MHA_OK) status = mha_activations_create(context, t, 8, 8, &a);
+        if (status == MHA_OK) status = run_from_source(context, t);
         assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
         refused += status != MHA_OK;
         mha_activations_destroy(a);
@@ -1192,5 +1439,6 @@ static void failed_allocations_are_reported(void **state)
 RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_beginning),
           TEST(gradients_are_slopes), TEST(threads_and_padding_change_no_bit), TEST(views),
           TEST(learns), TEST(keeps_nothing), TEST(create_errors), TEST(forward_errors),
-          TEST(layers_are_checked), TEST(layers_without_gradients),
+          TEST(layers_are_checked), TEST(layers_without_gradients), TEST(sources_change_no_bit),
+          TEST(large_matrices_from_a_source), TEST(decoding_from_a_source), TEST(source_errors),
           TEST(failed_allocations_are_reported))

@@ -1,0 +1,65 @@
+/* Blocks of GGUF: every instruction set has the bits of portable C, whatever the blocks hold.
+ * tests/unit/test_gguf.c holds the best one against the formulas. */
+#include "io/gguf_blocks.h"
+#include "support/rng.h"
+#include "support/suite.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { BLOCKS = 9, MOST_BYTES = BLOCKS * 1024, MOST = BLOCKS * 256 };
+
+typedef struct table {
+    const char *name;
+    mha_isa isa;
+    const mhai_gguf_decoder *decoders;
+} table;
+
+static const table tables[] = {
+    {"portable", MHA_ISA_PORTABLE, mhai_gguf_decoders_portable},
+#if defined(__x86_64__)
+    {"avx2", MHA_ISA_AVX2, mhai_gguf_decoders_avx2},
+    {"avx512", MHA_ISA_AVX512, mhai_gguf_decoders_avx512},
+#endif
+};
+
+/* A NaN may be any: numbers of 16 bits that are none become quiet ones where a processor does it. */
+static bool same(float a, float b)
+{
+    return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
+}
+
+static void decoders_have_the_same_bits(void **state)
+{
+    (void)state;
+    static unsigned char bytes[MOST_BYTES + 1];
+    static float portable[MOST], found[MOST];
+    int compared = 0;
+    for (int type = 0; type < MHAI_GGUF_DECODER_COUNT; type++)
+        for (int i = 0; i < rng_cases(30, 1000); i++) {
+            const mhai_gguf_decoder decode = mhai_gguf_decoders_portable[type];
+            rng r = rng_make(rng_run_seed(), (uint64_t)(1000 * type + i));
+            const int64_t count = rng_between(&r, 0, BLOCKS), skip = i % 2;
+            if (!decode) continue;
+            const int64_t elements = count * mhai_gguf_find_kind((uint32_t)type)->elements;
+            for (int k = 0; k <= MOST_BYTES; k++) bytes[k] = (unsigned char)rng_next(&r);
+            decode(bytes + skip, count, portable);
+            for (size_t t = 1; t < sizeof tables / sizeof tables[0]; t++) {
+                if (!mha_isa_available(tables[t].isa)) continue;
+                memset(found, 0xAA, sizeof found);
+                assert_non_null(tables[t].decoders[type]);
+                tables[t].decoders[type](bytes + skip, count, found);
+                for (int64_t e = 0; e < elements; e++)
+                    if (!same(found[e], portable[e]))
+                        fail_msg("type %d, %s: element %d is %a, %a in portable C", type,
+                                 tables[t].name, (int)e, (double)found[e], (double)portable[e]);
+                for (int64_t e = elements; e < MOST; e++)
+                    assert_memory_equal(&found[e], "\xAA\xAA\xAA\xAA", 4);
+                compared++;
+            }
+        }
+    printf("  %d runs compared\n", compared);
+}
+
+RUN_TESTS(TEST(decoders_have_the_same_bits))

@@ -1,0 +1,47 @@
+#include "support/stored.h"
+
+#include "support/suite.h"
+
+#include <string.h>
+
+/* mha_transformer_source.read: numbers of the other's array, and a check of what is asked for. */
+void stored_read(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
+                 int64_t columns, float *to)
+{
+    const stored *s = user;
+    mha_parameter p;
+    float line[4096];
+    if (mha_transformer_parameter(s->like, parameter, &p) != MHA_OK) fail_msg("no such parameter");
+    const int64_t width = p.ndim == 2 ? p.shape[1] : 1;
+    assert_true(row >= 0 && rows >= 0 && row + rows <= p.shape[0] && column >= 0 && columns >= 0 &&
+                column + columns <= width && width <= 4096);
+    for (int64_t i = 0; i < rows; i++) {
+        assert_int_equal(mha_transformer_read(s->like, &p, row + i, 1, line), MHA_OK);
+        memcpy(to + i * columns, line + column, (size_t)columns * sizeof *to);
+    }
+}
+
+void stored_release(void *user)
+{
+    ((stored *)user)->released++;
+}
+
+mha_transformer *stored_transformer(mha_context *context, const mha_transformer *like,
+                                    uint32_t flags, stored *s)
+{
+    mha_transformer *t = NULL;
+    mha_transformer_desc d;
+    mha_transformer_describe(like, &d);
+    *s = (stored){.like = like};
+    const mha_transformer_source source = {.struct_size = sizeof source,
+                                           .flags = flags,
+                                           .read = stored_read,
+                                           .release = stored_release,
+                                           .user = s};
+    if (mha_transformer_create_from(context, &d, &source, &t) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    assert_int_equal(mha_transformer_update(context, t), MHA_OK);
+    assert_null(mha_transformer_data(t));
+    assert_int_equal(mha_transformer_size(t), mha_transformer_size(like));
+    return t;
+}

@@ -1,0 +1,21 @@
+/* Transformers whose numbers come from another's (mha_transformer_create_from()). */
+#ifndef TEST_STORED_H
+#define TEST_STORED_H
+
+#include <multihead/transformer.h>
+
+typedef struct stored {
+    const mha_transformer *like; /* where the numbers are */
+    int released;
+} stored;
+
+/* mha_transformer_source.read and .release; rows of at most 4,096 numbers. */
+void stored_read(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
+                 int64_t columns, float *to);
+void stored_release(void *user);
+
+/* One like `like`, which must outlive it, as s must; updated. */
+mha_transformer *stored_transformer(mha_context *context, const mha_transformer *like,
+                                    uint32_t flags, stored *s);
+
+#endif
