@@ -9,13 +9,10 @@
 #include <string.h>
 
 /* A copy of the model as it was, with closed heads that write nothing. */
-static mha_status silence(prune_job *job, const float *gates, float *keep)
+static mha_status silence(prune_job *job, const float *gates)
 {
     const mha_transformer_desc *d = &job->model.desc;
-    const int64_t shape[] = {d->num_layers, d->num_heads};
-    const mha_tensor all = mha_tensor_contiguous(keep, MHA_F32, 2, shape);
-    for (int64_t i = 0; i < shape[0] * shape[1]; i++) keep[i] = 1;
-    MHA_TRY(mha_transformer_prune(job->model.context, job->model.net, &all, &job->made));
+    MHA_TRY(mha_transformer_copy(job->model.context, job->model.net, &job->made));
     float *data = mha_transformer_data(job->made);
     for (int64_t l = 0; l < d->num_layers; l++) {
         mha_parameter p;
@@ -42,14 +39,13 @@ cli_exit prune_make(prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
     const int64_t shape[] = {d->num_layers, d->num_heads};
-    float *gates, *all;
+    float *gates;
     CLI_TRY(ARENA_ALLOC(PRUNE, shape[0] * shape[1], &gates));
-    CLI_TRY(ARENA_ALLOC(PRUNE, shape[0] * shape[1], &all));
     prune_gates(job, job->order, job->points[job->chosen].removed, gates);
     const mha_tensor keep = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
     const mha_status status =
         job->options->mask
-            ? silence(job, gates, all)
+            ? silence(job, gates)
             : mha_transformer_prune(job->model.context, job->model.net, &keep, &job->made);
     if (job->made) CLI_TRY(prune_keep(job->made));
     return cli_check(PRUNE, status);

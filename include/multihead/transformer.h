@@ -193,12 +193,12 @@ typedef struct mha_transformer_source {
  * first use; so the source may first look at the parameters' names (mha_transformer_parameter()).
  * What is computed has the bits of a transformer with the same numbers in an array.
  *
- * Such a transformer runs forward, backward and step by step, is pruned (the result has an array) and
- * looked into; it is not initialised, trained or saved, since mha_transformer_data() is NULL.
+ * Such a transformer runs forward, backward and step by step, is pruned, looked into and saved; it is
+ * not initialised or trained, since mha_transformer_data() is NULL (mha_transformer_copy()).
  *
  * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
- *          matrices; source is copied. Its user must live until it is released, which an error here
- *          does not do. Forward calls take (1 MiB + 360 KiB) of scratch a thread, more where 32 rows
+ *          matrices; source is copied. Its user must live until it is released, by the end of this
+ *          transformer and of those that were pruned from it; an error here does not release it. Forward calls take (1 MiB + 360 KiB) of scratch a thread, more where 32 rows
  *          have more than 1 MiB; backward calls room for one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read).
  * Threads  as mha_context_create().   Since  0.1
@@ -500,7 +500,9 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
  * not smaller for it. num_heads becomes the most that a layer has left; cross-attention stays, and
  * with it num_heads.
  *
- * Memory   the caller owns *pruned, as from mha_transformer_create(); scratch from the context.
+ * Memory   the caller owns *pruned, as from mha_transformer_create(). With a source *pruned has one
+ *          too, which reads from this transformer: its memory is then freed when both are destroyed,
+ *          in any order.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _NOMEM; MHA_ERR_ARGUMENT (keep is neither 0 nor
  *          1). *pruned is then as it was.
  * Threads  one call per context.   Since  0.1
@@ -524,6 +526,17 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
                                                           const mha_transformer *transformer,
                                                           int64_t kv_heads,
                                                           mha_transformer **shared);
+
+/**
+ * The same transformer with an array, mha_transformer_data(), wherever its numbers come from: to be
+ * changed or trained.
+ *
+ * Memory   the caller owns *copy, as from mha_transformer_create().   Errors  MHA_ERR_NULL, _NOMEM.
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_copy(mha_context *context,
+                                                      const mha_transformer *transformer,
+                                                      mha_transformer **copy);
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 

@@ -85,7 +85,7 @@ typedef struct weight_list {
     char (*text)[MHAI_WEIGHT_NAME];
     const char **names;
     mha_tensor *tensors;
-    float *zeros;
+    float *zeros, *numbers; /* NULL: not needed */
 } weight_list;
 
 static void free_list(weight_list *list)
@@ -94,6 +94,7 @@ static void free_list(weight_list *list)
     free(list->names);
     free(list->tensors);
     free(list->zeros);
+    free(list->numbers);
 }
 
 /* BERT adds an embedding of the segment, which a transformer need not have. */
@@ -107,26 +108,39 @@ static mha_status add_segments(const mha_transformer_desc *desc, weight_list *li
     return MHA_OK;
 }
 
+/* All numbers, in the transformer's array or read into one. */
+static mha_status find_numbers(mha_transformer *transformer, weight_list *list, float **data)
+{
+    *data = mha_transformer_data(transformer);
+    if (*data) return MHA_OK;
+    list->numbers = calloc((size_t)mha_transformer_size(transformer), sizeof *list->numbers);
+    if (!list->numbers) return no_memory();
+    *data = list->numbers;
+    for (int64_t i = 0; i < mha_transformer_parameters(transformer); i++) {
+        mha_parameter p;
+        MHA_TRY(mha_transformer_parameter(transformer, i, &p));
+        MHA_TRY(mha_transformer_read(transformer, &p, 0, p.shape[0], *data + p.offset));
+    }
+    return MHA_OK;
+}
+
 static mha_status list_weights(const mhai_family *family, const mha_transformer_desc *desc,
                                mha_transformer *transformer, weight_list *list)
 {
     const int64_t count = mha_transformer_parameters(transformer);
     const size_t room = (size_t)count + 1;
-    if (!mha_transformer_data(transformer))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_checkpoint_save: the transformer's numbers come from a source; "
-                        "mha_transformer_prune() with all heads makes one that holds them");
     list->text = calloc(room, sizeof *list->text);
     list->names = calloc(room, sizeof *list->names);
     list->tensors = calloc(room, sizeof *list->tensors);
     if (!list->text || !list->names || !list->tensors) return no_memory();
+    float *data;
+    MHA_TRY(find_numbers(transformer, list, &data));
     for (int64_t i = 0; i < count; i++) {
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(transformer, i, &p));
         mhai_family_name(family, p.name, list->text[i]);
         list->names[i] = list->text[i];
-        list->tensors[i] = mha_tensor_contiguous(mha_transformer_data(transformer) + p.offset,
-                                                 MHA_F32, p.ndim, p.shape);
+        list->tensors[i] = mha_tensor_contiguous(data + p.offset, MHA_F32, p.ndim, p.shape);
     }
     list->count = count;
     const bool segments = strcmp(family->model_type, "bert") == 0 && desc->type_count == 0;

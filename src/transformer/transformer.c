@@ -492,6 +492,9 @@ static mha_status make_held(mha_transformer *t)
     }
     MHA_TRY(allocate(t, t->held_count, sizeof *t->held, &memory));
     t->held = memory;
+    MHA_TRY(allocate(t, 1, sizeof *t->owners, &memory));
+    t->owners = memory;
+    atomic_init(t->owners, 1);
     return MHA_OK;
 }
 
@@ -572,7 +575,7 @@ static void release(const mha_allocator *a, void *memory, int64_t count, size_t 
 
 void mha_transformer_destroy(mha_transformer *t)
 {
-    if (!t) return;
+    if (!t || (t->owners && atomic_fetch_sub(t->owners, 1) > 1)) return;
     const mha_allocator a = t->allocator;
     for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers; i++) {
         const mhai_place_linear *place = linear_of(t, i);
@@ -583,6 +586,7 @@ void mha_transformer_destroy(mha_transformer *t)
     release(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
     release(&a, t->data, t->size, sizeof *t->data);
     release(&a, t->held, t->held_count, sizeof *t->held);
+    release(&a, t->owners, 1, sizeof *t->owners);
     release(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
     release(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
     mhai_transformer_free_encodings(t);

@@ -6,6 +6,17 @@
 
 #include <string.h>
 
+mha_transformer *mhai_transformer_share(const mha_transformer *t)
+{
+    union {
+        const mha_transformer *given;
+        mha_transformer *own; /* only to be destroyed */
+    } pointer = {t};
+    if (!t->owners) return NULL;
+    atomic_fetch_add(t->owners, 1);
+    return pointer.own;
+}
+
 /* The number of the parameter that holds the number at an offset. */
 static int64_t parameter_at(const mha_transformer *t, int64_t offset)
 {

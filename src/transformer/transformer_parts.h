@@ -9,6 +9,7 @@
 #include <multihead/transformer.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { MHAI_NOWHERE = -1 };
 
@@ -67,6 +68,7 @@ struct mha_transformer {
     float *data; /* all of them; NULL with a source */
     int64_t size;
     mha_transformer_source source; /* read NULL: none */
+    atomic_int *owners;            /* with a source: whoever made it, and those that read from it */
     float *held; /* with a source, the parameters that do not stay there, in their order */
     int64_t held_count;
     int64_t *held_at;                 /* [parameters] where in held; MHAI_NOWHERE: it stays */
@@ -79,6 +81,9 @@ struct mha_transformer {
     mha_layer_desc *layer_descs; /* [L] what desc.layers is, or NULL */
     mhai_encoding *encodings;    /* a list; NULL: positions need none */
 };
+
+/* One owner more, if it has a source; else NULL. Each destroys it. */
+mha_transformer *mhai_transformer_share(const mha_transformer *t);
 
 /* The numbers at an offset of the flat array, of a parameter that does not stay in a source. */
 float *mhai_transformer_numbers(const mha_transformer *t, int64_t offset);

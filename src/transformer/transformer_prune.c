@@ -2,6 +2,7 @@
  * averaged into fewer. */
 #include "transformer/transformer_parts.h"
 
+#include "base/context.h"
 #include "nn/nn_check.h"
 
 #include <string.h>
@@ -14,13 +15,25 @@ typedef struct heads_plan {
     int64_t merged;   /* key/value heads that are averaged; 1: copied */
 } heads_plan;
 
-/* A call: plans of all layers, and both transformers. */
-typedef struct call {
-    mha_context *context;
+/* What becomes of a parameter: heads stand in its rows or its columns, `block` of them each. */
+typedef struct part {
+    mha_parameter old;
+    const int64_t *rows, *columns; /* the old head of each new one; NULL: all, in order */
+    int64_t block, merged;
+} part;
+
+/* A smaller transformer: what it is made of, and, where that has a source, its own source. */
+typedef struct pruning {
+    mha_allocator allocator;
     const mha_transformer *from;
-    mha_transformer *to;
-    heads_plan *plans; /* [L] */
-} call;
+    mha_transformer *shared; /* the same, if it is to live as long as this */
+    heads_plan *plans;       /* [L] */
+    int64_t layers;
+    int64_t *lists; /* what plans point to */
+    int64_t list_count;
+    part *parts; /* [parameters] */
+    int64_t part_count;
+} pruning;
 
 /* ---- plans --------------------------------------------------------------------------------- */
 
@@ -34,27 +47,51 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return a;
 }
 
-static mha_status take(call *c, int64_t count, int64_t **memory)
+static void release(void *user)
 {
-    void *taken;
-    MHA_TRY(mha_scratch_alloc(c->context, count > 0 ? count : 1, sizeof **memory, &taken));
-    *memory = taken;
+    pruning *x = user;
+    const mha_allocator a = x->allocator;
+    if (x->plans) a.release(a.user, x->plans, (size_t)x->layers * sizeof *x->plans);
+    if (x->lists) a.release(a.user, x->lists, (size_t)x->list_count * sizeof *x->lists);
+    if (x->parts) a.release(a.user, x->parts, (size_t)x->part_count * sizeof *x->parts);
+    mha_transformer_destroy(x->shared);
+    a.release(a.user, x, sizeof *x);
+}
+
+static mha_status take(const pruning *x, int64_t count, size_t size, void **memory)
+{
+    const size_t bytes = (size_t)count * size; /* of arrays that the old transformer has too */
+    *memory = x->allocator.alloc(x->allocator.user, bytes, 64);
+    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "pruning: cannot allocate %zu bytes", bytes);
+    memset(*memory, 0, bytes);
     return MHA_OK;
 }
 
-static mha_status take_plans(call *c)
+/* Plans without heads, and room for them. */
+static mha_status take_plans(pruning *x, const mha_transformer_desc *d)
 {
-    const mha_transformer_desc *d = &c->from->desc;
     void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, d->num_layers, sizeof *c->plans, &memory));
-    c->plans = memory;
-    for (int64_t l = 0; l < d->num_layers; l++) {
-        const int64_t heads = mhai_transformer_heads_of(d, l, false).q;
-        c->plans[l] = (heads_plan){.merged = 1};
-        MHA_TRY(take(c, heads, &c->plans[l].from_q));
-        MHA_TRY(take(c, heads, &c->plans[l].from_kv));
-    }
+    x->layers = d->num_layers;
+    MHA_TRY(take(x, x->layers, sizeof *x->plans, &memory));
+    x->plans = memory;
+    x->list_count = 2 * x->layers * d->num_heads;
+    MHA_TRY(take(x, x->list_count, sizeof *x->lists, &memory));
+    x->lists = memory;
+    for (int64_t l = 0; l < x->layers; l++)
+        x->plans[l] = (heads_plan){.merged = 1,
+                                   .from_q = x->lists + 2 * l * d->num_heads,
+                                   .from_kv = x->lists + (2 * l + 1) * d->num_heads};
     return MHA_OK;
+}
+
+static mha_status begin(mha_context *context, const mha_transformer *from, pruning **made)
+{
+    const mha_allocator *a = &context->allocator;
+    pruning *x = a->alloc(a->user, sizeof *x, _Alignof(pruning));
+    if (!x) return mha_fail(MHA_ERR_NOMEM, "pruning: cannot allocate %zu bytes", sizeof *x);
+    *x = (pruning){.allocator = *a};
+    *made = x;
+    return take_plans(x, &from->desc);
 }
 
 /* Heads of a layer with keep != 0. Groups of different sizes are cut into ones of equal size, the
@@ -76,82 +113,109 @@ static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep
     }
 }
 
+/* All heads of a layer, of which `merged` neighbouring key/value heads become one. */
+static void plan_all(const mha_transformer *t, int64_t layer, int64_t merged, heads_plan *plan)
+{
+    const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
+    plan->q = heads.q;
+    plan->kv = heads.kv / merged;
+    plan->merged = merged;
+    for (int64_t h = 0; h < plan->q; h++) plan->from_q[h] = h;
+    for (int64_t g = 0; g < plan->kv; g++) plan->from_kv[g] = g * merged;
+}
+
 /* ---- parameters ---------------------------------------------------------------------------- */
-
-/* A block of `block` numbers, averaged over `merged` of them `apart` numbers from each other. */
-static void average(float *to, const float *from, int64_t block, int64_t merged, int64_t apart)
-{
-    for (int64_t i = 0; i < block; i++) {
-        double sum = 0;
-        for (int64_t k = 0; k < merged; k++) sum += (double)from[k * apart + i];
-        to[i] = merged == 1 ? from[i] : (float)(sum / (double)merged);
-    }
-}
-
-/* Rows of q, k, v and their biases: head by head, `block` numbers each. */
-static void copy_rows(float *to, const float *from, const int64_t *heads, int64_t count,
-                      int64_t merged, int64_t block)
-{
-    for (int64_t h = 0; h < count; h++)
-        average(to + h * block, from + heads[h] * block, block, merged, block);
-}
-
-/* Columns of W_o. */
-static void copy_columns(float *to, const float *from, const heads_plan *plan, int64_t rows,
-                         int64_t D, int64_t from_width)
-{
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t h = 0; h < plan->q; h++)
-            memcpy(to + (r * plan->q + h) * D, from + r * from_width + plan->from_q[h] * D,
-                   (size_t)D * sizeof *to);
-}
 
 static bool begins(const char *name, const char *beginning)
 {
     return strncmp(name, beginning, strlen(beginning)) == 0;
 }
 
-static mha_status copy_parameter(const call *c, const mha_parameter *p)
+static part find_part(const pruning *x, const mha_parameter *p, const mha_parameter *old, int64_t D)
 {
-    mha_parameter old;
-    const int64_t D = c->from->desc.head_dim;
-    MHA_TRY(mha_transformer_find(c->from, -1, p->name, &old));
-    float *to = c->to->data + p->offset;
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    mha_tensor whole;
-    MHA_TRY(mhai_transformer_matrix(c->context, c->from, old.offset, old.shape[0],
-                                    old.ndim == 2 ? old.shape[1] : 1, &whole));
-    const float *from = whole.data;
-    const char *part = p->layer < 0 ? NULL : strstr(p->name, ".self_attn.");
-    const int64_t block = p->ndim == 2 ? D * p->shape[1] : D;
-    const heads_plan *plan = p->layer < 0 ? NULL : &c->plans[p->layer];
-    if (part && begins(part, ".self_attn.q_proj"))
-        copy_rows(to, from, plan->from_q, plan->q, 1, block);
-    else if (part && (begins(part, ".self_attn.k_proj") || begins(part, ".self_attn.v_proj")))
-        copy_rows(to, from, plan->from_kv, plan->kv, plan->merged, block);
-    else if (part && strcmp(part, ".self_attn.o_proj.weight") == 0)
-        copy_columns(to, from, plan, p->shape[0], D, old.shape[1]);
-    else if (part && (strcmp(part, ".self_attn.sinks") == 0 ||
-                      strcmp(part, ".self_attn.alibi_slopes") == 0))
-        copy_rows(to, from, plan->from_q, plan->q, 1, 1);
-    else if (part && strcmp(part, ".self_attn.relative_attention_bias.weight") == 0)
-        copy_columns(to, from, plan, p->shape[0], 1, old.shape[1]);
-    else
-        memcpy(to, from, (size_t)p->count * sizeof *to);
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    const heads_plan *plan = p->layer < 0 ? NULL : &x->plans[p->layer];
+    const char *name = plan ? strstr(p->name, ".self_attn.") : NULL;
+    part made = {.old = *old, .block = D, .merged = 1};
+    if (!name) return made;
+    name += strlen(".self_attn.");
+    if (begins(name, "q_proj")) made.rows = plan->from_q;
+    if (begins(name, "k_proj") || begins(name, "v_proj")) {
+        made.rows = plan->from_kv;
+        made.merged = plan->merged;
+    }
+    if (strcmp(name, "o_proj.weight") == 0) made.columns = plan->from_q;
+    if (strcmp(name, "sinks") != 0 && strcmp(name, "alibi_slopes") != 0 &&
+        strcmp(name, "relative_attention_bias.weight") != 0)
+        return made;
+    made.block = 1;
+    *(p->ndim == 1 ? &made.rows : &made.columns) = plan->from_q;
+    return made;
 }
 
-/* The new transformer, by the plans. */
-static mha_status make(call *c, bool keep_num_heads)
+static int64_t old_place(const int64_t *heads, int64_t block, int64_t i)
 {
-    mha_transformer_desc d = c->from->desc;
-    int64_t *heads, *kv, most = 1;
-    MHA_TRY(take(c, d.num_layers, &heads));
-    MHA_TRY(take(c, d.num_layers, &kv));
+    return heads ? heads[i / block] * block + i % block : i;
+}
+
+/* Part of an old row. */
+static void read_old(const pruning *x, const part *p, int64_t row, int64_t column, int64_t columns,
+                     float *to)
+{
+    const int64_t cols = p->old.ndim == 2 ? p->old.shape[1] : 1;
+    for (int64_t i = 0, n; i < columns; i += n) {
+        const int64_t at = column + i;
+        n = p->columns ? p->block - at % p->block : columns;
+        if (n > columns - i) n = columns - i;
+        mhai_transformer_read_rows(x->from, p->old.offset, cols, row, 1,
+                                   old_place(p->columns, p->block, at), n, to + i);
+    }
+}
+
+/* The mean of rows of heads that become one, in double. */
+static void read_merged(const pruning *x, const part *p, int64_t row, int64_t column,
+                        int64_t columns, float *to)
+{
+    enum { PIECE = 256 };
+    float piece[PIECE];
+    double sum[PIECE];
+    for (int64_t i = 0; i < columns; i += PIECE) {
+        const int64_t n = columns - i < PIECE ? columns - i : PIECE;
+        memset(sum, 0, sizeof sum);
+        for (int64_t m = 0; m < p->merged; m++) {
+            read_old(x, p, row + m * p->block, column + i, n, piece);
+            for (int64_t k = 0; k < n; k++) sum[k] += (double)piece[k];
+        }
+        for (int64_t k = 0; k < n; k++) to[i + k] = (float)(sum[k] / (double)p->merged);
+    }
+}
+
+/* mha_transformer_source.read */
+static void read_pruned(const void *user, int64_t parameter, int64_t row, int64_t rows,
+                        int64_t column, int64_t columns, float *to)
+{
+    const pruning *x = user;
+    const part *p = &x->parts[parameter];
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t at = old_place(p->rows, p->block, row + i);
+        if (p->merged == 1)
+            read_old(x, p, at, column, columns, to + i * columns);
+        else
+            read_merged(x, p, at, column, columns, to + i * columns);
+    }
+}
+
+/* ---- making -------------------------------------------------------------------------------- */
+
+/* The description of the new transformer, with its lists in heads and kv. */
+static mha_transformer_desc describe(const pruning *x, const mha_transformer *from, int64_t *heads,
+                                     int64_t *kv)
+{
+    mha_transformer_desc d = from->desc;
+    const bool keep_num_heads = d.flags & MHA_TRANSFORMER_CROSS;
+    int64_t most = 1;
     for (int64_t l = 0; l < d.num_layers; l++) {
-        heads[l] = c->plans[l].q;
-        kv[l] = c->plans[l].kv;
+        heads[l] = x->plans[l].q;
+        kv[l] = x->plans[l].kv;
         if (heads[l] > most) most = heads[l];
     }
     d.struct_size = sizeof d;
@@ -161,19 +225,70 @@ static mha_status make(call *c, bool keep_num_heads)
     for (int64_t l = 0; l < d.num_layers; l++) /* the rest of what all layers may have alike */
         if (!keep_num_heads && heads[l] == most) d.kv_heads = kv[l];
     if (!keep_num_heads && d.num_heads % d.kv_heads != 0) d.kv_heads = d.num_heads;
-    MHA_TRY(mha_transformer_create(c->context, &d, &c->to));
-    for (int64_t i = 0; i < c->to->parameter_count; i++)
-        MHA_TRY(copy_parameter(c, &c->to->parameters[i]));
-    return mha_transformer_update(c->context, c->to);
+    return d;
 }
 
-static mha_status finish(call *c, mha_scratch_mark mark, mha_status status, mha_transformer **made)
+/* With a source of its own if the old one has one: then x is its. */
+static mha_status create(mha_context *context, pruning *x, const mha_transformer *from, bool source,
+                         mha_transformer **to)
 {
-    mha_scratch_release(c->context, mark);
+    const mha_transformer_source own = {.struct_size = sizeof own,
+                                        .flags = from->source.flags,
+                                        .read = read_pruned,
+                                        .release = release,
+                                        .user = x};
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(context, 2 * x->layers, sizeof(int64_t), &memory));
+    int64_t *heads = memory;
+    const mha_transformer_desc d = describe(x, from, heads, heads + x->layers);
+    const mha_status status = source ? mha_transformer_create_from(context, &d, &own, to)
+                                     : mha_transformer_create(context, &d, to);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+static mha_status find_parts(pruning *x, const mha_transformer *from, const mha_transformer *to)
+{
+    void *memory;
+    x->part_count = to->parameter_count;
+    MHA_TRY(take(x, x->part_count, sizeof *x->parts, &memory));
+    x->parts = memory;
+    for (int64_t i = 0; i < to->parameter_count; i++) {
+        mha_parameter old;
+        MHA_TRY(mha_transformer_find(from, -1, to->parameters[i].name, &old));
+        x->parts[i] = find_part(x, &to->parameters[i], &old, from->desc.head_dim);
+    }
+    return MHA_OK;
+}
+
+static mha_status fill(mha_context *context, pruning *x, const mha_transformer *from,
+                       mha_transformer *to)
+{
+    MHA_TRY(find_parts(x, from, to));
+    x->from = from;
+    x->shared = mhai_transformer_share(from);
+    for (int64_t i = 0; to->data && i < to->parameter_count; i++) {
+        const mha_parameter *p = &to->parameters[i];
+        read_pruned(x, i, 0, p->shape[0], 0, p->ndim == 2 ? p->shape[1] : 1, to->data + p->offset);
+    }
+    return mha_transformer_update(context, to);
+}
+
+/* The new transformer, by the plans in x, which is gone afterwards or the transformer's. status: of
+ * what came before. */
+static mha_status finish(mha_context *context, pruning *x, const mha_transformer *from, bool source,
+                         mha_status status, mha_transformer **made)
+{
+    mha_transformer *to = NULL;
+    if (status == MHA_OK) status = create(context, x, from, source, &to);
+    const bool taken = to && source;
+    if (status == MHA_OK) status = fill(context, x, from, to);
     if (status == MHA_OK)
-        *made = c->to;
+        *made = to;
     else
-        mha_transformer_destroy(c->to);
+        mha_transformer_destroy(to);
+    if (x && !taken) release(x);
     return status;
 }
 
@@ -201,14 +316,26 @@ mha_status mha_transformer_prune(mha_context *context, const mha_transformer *tr
                         : !transformer ? "transformer"
                                        : "pruned");
     MHA_TRY(check_keep(transformer, keep));
-    mha_scratch_mark mark = mha_scratch_top(context);
-    call c = {.context = context, .from = transformer};
-    mha_status status = take_plans(&c);
+    pruning *x = NULL;
+    const mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
-        plan_kept(transformer, l, mhai_nn_row(keep, l), &c.plans[l]);
-    if (status == MHA_OK)
-        status = make(&c, mhai_transformer_has(transformer, MHA_TRANSFORMER_CROSS));
-    return finish(&c, mark, status, pruned);
+        plan_kept(transformer, l, mhai_nn_row(keep, l), &x->plans[l]);
+    return finish(context, x, transformer, transformer->source.read, status, pruned);
+}
+
+mha_status mha_transformer_copy(mha_context *context, const mha_transformer *transformer,
+                                mha_transformer **copy)
+{
+    if (!context || !transformer || !copy)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_copy: %s is NULL",
+                        !context       ? "context"
+                        : !transformer ? "transformer"
+                                       : "copy");
+    pruning *x = NULL;
+    const mha_status status = begin(context, transformer, &x);
+    for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
+        plan_all(transformer, l, 1, &x->plans[l]);
+    return finish(context, x, transformer, false, status, copy);
 }
 
 /* All heads of a layer on kv_heads key/value heads. */
@@ -222,11 +349,7 @@ static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t k
                         "layer %lld has %lld key/value heads; they cannot become %lld, choose a "
                         "divisor",
                         (long long)layer, (long long)heads.kv, (long long)kv_heads);
-    plan->q = heads.q;
-    plan->kv = kv_heads;
-    plan->merged = heads.kv / kv_heads;
-    for (int64_t h = 0; h < heads.q; h++) plan->from_q[h] = h;
-    for (int64_t g = 0; g < kv_heads; g++) plan->from_kv[g] = g * plan->merged;
+    plan_all(t, layer, heads.kv / kv_heads, plan);
     return MHA_OK;
 }
 
@@ -238,12 +361,9 @@ mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer 
                         !context       ? "context"
                         : !transformer ? "transformer"
                                        : "shared");
-    mha_scratch_mark mark = mha_scratch_top(context);
-    call c = {.context = context, .from = transformer};
-    mha_status status = take_plans(&c);
+    pruning *x = NULL;
+    mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
-        status = plan_shared(transformer, l, kv_heads, &c.plans[l]);
-    if (status == MHA_OK)
-        status = make(&c, mhai_transformer_has(transformer, MHA_TRANSFORMER_CROSS));
-    return finish(&c, mark, status, shared);
+        status = plan_shared(transformer, l, kv_heads, &x->plans[l]);
+    return finish(context, x, transformer, transformer->source.read, status, shared);
 }

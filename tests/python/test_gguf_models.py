@@ -146,10 +146,10 @@ class Options(C.Structure):
 class Model(ck.Transformer):
     """The transformer of a model without a tokenizer, a folder or a file."""
 
-    def __init__(self, path):
+    def __init__(self, path, flags=1):
         self.context, self.model, self.handle = mha.Context(num_threads=1), C.c_void_p(), None
         mha.check(LIBRARY.mha_model_load(self.context.handle, str(path).encode(),
-                                              C.byref(Options(C.sizeof(Options), 1)),
+                                              C.byref(Options(C.sizeof(Options), flags)),
                                               C.byref(self.model)))
         self.handle = C.c_void_p(LIBRARY.mha_model_transformer(self.model))
         self.desc = ck.TransformerDesc()

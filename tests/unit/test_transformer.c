@@ -1169,21 +1169,31 @@ static void expect_same_numbers(const mha_transformer *a, const mha_transformer 
     }
 }
 
-/* Without some of its heads, out of an array and out of a source. */
-static void expect_same_pruned(mha_context *context, const example *e, const mha_transformer *other,
-                               rng *r)
+/* Without some of its heads, and with fewer key/value heads, out of an array and out of a source. The
+ * source lives as long as one of those that read from it. */
+static void expect_same_pruned(mha_context *context, const example *e, mha_transformer *other,
+                               const stored *s, rng *r)
 {
     float keep[64];
-    mha_transformer *pruned[2] = {NULL, NULL};
+    mha_transformer *made[2][3] = {{NULL}};
     const int64_t shape[] = {e->desc.num_layers, e->desc.num_heads};
     const mha_tensor kept = mha_tensor_contiguous(keep, MHA_F32, 2, shape);
     for (int i = 0; i < 64; i++) keep[i] = rng_chance(r, 0.6) ? 1 : 0;
-    assert_int_equal(mha_transformer_prune(context, e->t, &kept, &pruned[0]), MHA_OK);
-    assert_int_equal(mha_transformer_prune(context, other, &kept, &pruned[1]), MHA_OK);
-    assert_non_null(mha_transformer_data(pruned[1]));
-    expect_same_numbers(pruned[0], pruned[1]);
-    mha_transformer_destroy(pruned[0]);
-    mha_transformer_destroy(pruned[1]);
+    for (int k = 0; k < 2; k++) {
+        const mha_transformer *from = k ? other : e->t;
+        assert_int_equal(mha_transformer_prune(context, from, &kept, &made[k][0]), MHA_OK);
+        assert_int_equal(mha_transformer_share_kv(context, from, 1, &made[k][1]), MHA_OK);
+        assert_int_equal(mha_transformer_copy(context, made[k][0], &made[k][2]), MHA_OK);
+        assert_true((mha_transformer_data(made[k][0]) == NULL) == (k == 1));
+        assert_non_null(mha_transformer_data(made[k][2]));
+    }
+    mha_transformer_destroy(other);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(s->released, i == 2);
+        expect_same_numbers(made[0][i], made[1][i]);
+        mha_transformer_destroy(made[0][i]);
+        mha_transformer_destroy(made[1][i]);
+    }
 }
 
 /* Forward with and without activations, and every gradient. */
@@ -1231,9 +1241,7 @@ static void sources_change_no_bit(void **state)
             stored_transformer(context, e->t, i % 4 == 0 ? MHA_SOURCE_PACK : 0, &s);
         expect_same_numbers(e->t, other);
         expect_same_run(context, e, other);
-        expect_same_pruned(context, e, other, &r);
-        mha_transformer_destroy(other);
-        assert_int_equal(s.released, 1);
+        expect_same_pruned(context, e, other, &s, &r);
         example_free(e);
     }
 }
@@ -1353,6 +1361,9 @@ static void source_errors(void **state)
     other = stored_transformer(context, t, 0, &s);
     const mha_transformer_init init = {.struct_size = sizeof init};
     expect_error(mha_transformer_initialise(context, other, &init), MHA_ERR_UNSUPPORTED, "source");
+    expect_error(mha_transformer_copy(NULL, other, &t), MHA_ERR_NULL, "context");
+    expect_error(mha_transformer_copy(context, NULL, &t), MHA_ERR_NULL, "transformer");
+    expect_error(mha_transformer_copy(context, other, NULL), MHA_ERR_NULL, "copy");
     assert_int_equal(mha_transformer_parameter(other, 0, &p), MHA_OK);
     expect_error(mha_transformer_read(NULL, &p, 0, 1, numbers), MHA_ERR_NULL, "transformer");
     expect_error(mha_transformer_read(other, NULL, 0, 1, numbers), MHA_ERR_NULL, "parameter");
@@ -1392,7 +1403,14 @@ static mha_status run_from_source(mha_context *context, const mha_transformer *l
     if (status == MHA_OK) status = mha_transformer_update(context, t);
     if (status == MHA_OK)
         status = mha_transformer_forward(context, t, &input, NULL, &y, NULL, NULL);
+    float keep[] = {1, 0, 0, 1};
+    const mha_tensor kept = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){2, 2});
+    mha_transformer *pruned = NULL, *copy = NULL;
+    if (status == MHA_OK) status = mha_transformer_prune(context, t, &kept, &pruned);
+    if (status == MHA_OK) status = mha_transformer_copy(context, pruned, &copy);
     mha_transformer_destroy(t);
+    mha_transformer_destroy(pruned);
+    mha_transformer_destroy(copy);
     assert_int_equal(s.released, made);
     return status;
 }

@@ -1,0 +1,44 @@
+"""Weights that stay in their files give the bits of weights in an array, in every family's own order:
+transposed, fused, in pairs, of 16 bits and in blocks; in pieces of rows and columns, too.
+"""
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+gguf = pytest.importorskip("gguf")
+import multihead_ctypes as mha  # noqa: E402
+from test_checkpoint_hf import some_ids, their_family  # noqa: E402
+from test_gguf_models import KINDS, OPTIONS, Model, write  # noqa: E402
+
+NO_TOKENIZER, ARRAY = 1, 3  # with the former
+WIDE = {"llama": dict(hidden_size=1056, intermediate_size=70),
+        "gpt2": dict(n_embd=1056, n_inner=1100),
+        "gpt_neox": dict(hidden_size=1056, intermediate_size=70, num_key_value_heads=4),
+        "phi3": dict(hidden_size=1056, intermediate_size=1100)}
+
+
+def expect_same(path, ids):
+    stored, array = Model(path), Model(path, ARRAY)
+    assert not mha.LIBRARY.mha_transformer_data(stored.handle)
+    assert mha.LIBRARY.mha_transformer_data(array.handle)
+    assert np.array_equal(stored(ids), array(ids))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_families(tmp_path, kind, dtype):
+    their_family(kind, OPTIONS[kind], 41).to(getattr(torch, dtype)).save_pretrained(tmp_path)
+    expect_same(tmp_path, some_ids(42))
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_pieces_of_wide_matrices(tmp_path, kind):
+    their_family(kind, WIDE[kind], 43).to(torch.bfloat16).save_pretrained(tmp_path)
+    expect_same(tmp_path, some_ids(44))
+
+
+def test_pieces_of_wide_pairs(tmp_path):
+    """Rows of the Llama kind's Q and K in a GGUF file stand in pairs."""
+    write(tmp_path / "model.gguf", their_family("llama", WIDE["llama"], 45).to(torch.float16))
+    expect_same(tmp_path / "model.gguf", some_ids(46))
