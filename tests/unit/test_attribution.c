@@ -832,7 +832,9 @@ static void sources_change_no_bit(void **state)
         assert_memory_equal(f[0].logit.heads, f[1].logit.heads, sizeof f[0].logit.heads);
         assert_true(f[0].logit.out.total == f[1].logit.out.total &&
                     f[0].logit.out.remainder == f[1].logit.out.remainder);
+        mha_activations_destroy(e->a);
         mha_transformer_destroy(e->t);
+        e->a = NULL;
         e->t = own;
         example_free(e);
     }
