@@ -47,6 +47,11 @@ class Input(C.Structure):
                 ("after_layer_user", C.c_void_p)]
 
 
+class DecoderDesc(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
+        (name, C.c_int64) for name in ("batch", "capacity", "max_step")]
+
+
 class Settings(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
                 ("words", C.POINTER(C.c_char_p)), ("word_count", C.c_int64)] + [
@@ -68,6 +73,7 @@ mha.LIBRARY.mha_transformer_parameters.restype = C.c_int64
 mha.LIBRARY.mha_transformer_parameters.argtypes = [C.c_void_p]
 mha.LIBRARY.mha_transformer_destroy.argtypes = [C.c_void_p]
 mha.LIBRARY.mha_activations_destroy.argtypes = [C.c_void_p]
+mha.LIBRARY.mha_decoder_destroy.argtypes = [C.c_void_p]
 
 
 class Transformer:
@@ -168,6 +174,28 @@ class Transformer:
                 None))
         finally:
             mha.LIBRARY.mha_activations_destroy(activations)
+        return output
+
+
+class Decoder:
+    """A transformer with a cache."""
+
+    def __init__(self, transformer, **fields):
+        self.of, self.handle = transformer, C.c_void_p()
+        desc = DecoderDesc(struct_size=C.sizeof(DecoderDesc), **fields)
+        mha.check(mha.LIBRARY.mha_decoder_create(transformer.context.handle, transformer.handle,
+                                                 C.byref(desc), C.byref(self.handle)))
+
+    def __del__(self):
+        mha.LIBRARY.mha_decoder_destroy(self.handle)
+
+    def __call__(self, ids):
+        """Logits of the next int ids [B,n]."""
+        ids = np.ascontiguousarray(ids, np.int32)
+        output = np.zeros((*ids.shape, self.of.desc.vocab_size), np.float32)
+        mha.check(mha.LIBRARY.mha_decoder_step(
+            self.of.context.handle, self.handle, C.byref(mha.tensor(ids)),
+            C.byref(mha.tensor(output))))
         return output
 
 

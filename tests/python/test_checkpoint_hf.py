@@ -1,7 +1,12 @@
 """Folders of transformers, saved here and loaded by Hugging Face transformers, and the other way:
 the same numbers (at most twice the error that torch in float32 has against torch in float64) and
-the same greedy tokens. Run with -s to see the errors."""
+the same greedy tokens. Run with -s to see the errors. MHA_TEST_LONG=1 compares every configuration
+of test_greedy() without transformers' cache too (half a minute)."""
+import contextlib
+import copy
 import json
+import os
+from unittest import mock
 
 import pytest
 
@@ -18,6 +23,7 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 torch.set_num_threads(1)
+LONG = os.environ.get("MHA_TEST_LONG", "0") != "0"
 VOCAB, LENGTH = 61, 32
 WORDS = ["<pad>", "<s>", "</s>", "<unk>"] + [f"word{i}" for i in range(VOCAB - 4)]
 SPECIAL = dict(pad_word="<pad>", bos_word="<s>", eos_word="</s>", unknown_word="<unk>")
@@ -46,6 +52,27 @@ def expect_same(ours, model, seed):
     error, torchs = np.abs(ours(ids) - exact).max(), np.abs(single - exact).max()
     print(f"\n  error {error:.2e}, torch in float32 {torchs:.2e}, ratio {error / torchs:.2f}", end="")
     assert error <= 2 * torchs
+
+
+@contextlib.contextmanager
+def in_double():
+    """What transformers computes in float32 whatever the model is (angles, norms, softmax), in
+    float64."""
+    with mock.patch.object(torch, "float32", torch.float64), \
+            mock.patch.object(torch, "float", torch.float64), \
+            mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        yield
+
+
+def exactly(model, ids):
+    """Its logits with everything in float64."""
+    model = copy.deepcopy(model).double()
+    with in_double(), torch.no_grad():
+        for module in list(model.modules()):
+            for name, child in module.named_children():
+                if type(child).__name__.endswith("RotaryEmbedding"):
+                    setattr(module, name, type(child)(child.config))
+        return model(torch.from_numpy(ids), use_cache=False).logits.numpy()
 
 
 def expect_same_maps(ours, model, seed):
@@ -306,19 +333,95 @@ def their_family(kind, options, seed):
 @pytest.mark.parametrize("kind, options", [(kind, options) for kind, all_of in FAMILIES.items()
                                            for options in all_of], ids=str)
 def test_their_families(tmp_path, kind, options):
-    """The same logits and greedy tokens; folders of our own keep all of it."""
+    """The same logits and maps; folders of our own keep all of it."""
     model = their_family(kind, options, 21)
     model.save_pretrained(tmp_path / "theirs")
     ours = ck.Transformer(tmp_path / "theirs")
     expect_same(ours, model, 22)
     expect_same_maps(ours, model, 22)
-    prompt = some_ids(23)[0, :5]
-    generated = model.float().generate(torch.from_numpy(prompt)[None], do_sample=False,
-                                       max_length=LENGTH, pad_token_id=0, eos_token_id=None)
-    assert generated[0].tolist() == greedy(ours, prompt, LENGTH - len(prompt))
     ours.save(tmp_path / "ours")
     again = ck.Transformer(tmp_path / "ours")
     assert np.array_equal(again(some_ids(24)), ours(some_ids(24)))
+
+
+# ---- greedy texts ---------------------------------------------------------------------------------
+
+STEPS = 100  # far beyond the windows, and the lengths that rotations are scaled from
+
+
+def enliven(model):
+    """Random weights settle on one token: the biases of norms decide, or the token itself through
+    tied embeddings. Biases around 0 and larger layers let the whole text decide."""
+    gemma = model.config.model_type.startswith("gemma")  # whose norms multiply by 1 + w
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter -= 1
+            elif any(part in name for part in ("q_norm", "k_norm", "post_")):
+                parameter += 1 if gemma else parameter
+            elif parameter.dim() > 1 and not any(part in name for part in ("emb", "wte", "lm_head")):
+                parameter *= 2
+    return model
+
+
+def our_greedy(ours, prompt, cache):
+    """STEPS tokens and the logits that chose them."""
+    decode, ids, rows = ck.Decoder(ours) if cache else ours, list(prompt), []
+    for _ in range(STEPS):
+        new = ids[len(ids) - 1 if rows else 0:] if cache else ids
+        rows.append(decode(np.array([new]))[0, -1])
+        ids.append(int(rows[-1].argmax()))
+    return ids, np.array(rows)
+
+
+def their_greedy(model, prompt, cache):
+    ids, rows, past = list(prompt), [], None
+    with torch.no_grad():
+        for _ in range(STEPS):
+            new = ids[len(ids) - 1 if rows else 0:] if cache else ids
+            out = model(torch.tensor([new]), past_key_values=past, use_cache=cache)
+            past = out.past_key_values if cache else None
+            rows.append(out.logits[0, -1].double().numpy())
+            ids.append(int(rows[-1].argmax()))
+    return ids, np.array(rows)
+
+
+def lively_family(kind, options, folder):
+    """One whose text has some different tokens to its end; and ours of it, with that text."""
+    positions = {"n_positions" if kind == "gpt2" else "max_position_embeddings": STEPS + 28}
+    for seed in range(21, 41):
+        model = enliven(their_family(kind, {**options, **positions}, seed))
+        model.save_pretrained(folder / str(seed))
+        ours = ck.Transformer(folder / str(seed))
+        text, logits = our_greedy(ours, some_ids(23)[0, :5].tolist(), False)
+        if len(set(text[-50:])) >= 5:
+            return model, ours, text, logits
+    raise AssertionError("every text settles on a few tokens")
+
+
+@pytest.mark.parametrize("kind, options", [(kind, options) for kind, all_of in FAMILIES.items()
+                                           for options in all_of], ids=str)
+def test_greedy(tmp_path, kind, options):
+    """As transformers with a cache and without, each against its own kind. torch's logits are up to
+    e from float64 (the largest of its runs; the whole text at once is one more), ours up to 2 e. So
+    the exact two largest decide where they are 4 e apart; the first tie ends the comparison."""
+    model, ours, text, logits = lively_family(kind, options, tmp_path)
+    again, same = our_greedy(ours, text[:5], True)
+    assert again == text and np.array_equal(same, logits)
+    whole = LONG or kind == "llama" or options is FAMILIES[kind][0]
+    e = 0
+    for cache in (True, False)[:1 + whole]:
+        wanted, single = their_greedy(model, text[:5], cache)
+        ids = np.array([wanted[:-1]])
+        exact, at_once = exactly(model, ids)[0, 4:], theirs(model, ids, torch.float32)[0, 4:]
+        e, largest = max(e, np.abs([single - exact, at_once - exact]).max()), np.sort(exact)[:, -2:]
+        ties = np.flatnonzero(largest[:, 1] - largest[:, 0] <= 4 * e)
+        count = ties[0] if ties.size else STEPS
+        error = np.abs(logits[:count] - exact[:count]).max()
+        print(f"\n  {'with' if cache else 'without'} cache: error {error:.2e}, torch {e:.2e}, ratio "
+              f"{error / e:.2f}" + f", a tie after {count} tokens" * (count < STEPS), end="")
+        assert text[:5 + count] == wanted[:5 + count] and count >= STEPS // 2
+        assert error <= 2 * e
 
 
 @pytest.mark.parametrize("options", [{}, dict(pad_token_id=4), dict(type_vocab_size=1)], ids=str)
