@@ -4,6 +4,7 @@ import ctypes as C
 import numpy as np
 
 import multihead_ctypes as mha
+import training_ctypes as training
 
 CAUSAL, POST_NORM, EMBEDDING_NORM, BIAS, CROSS, TIED, NO_OUTPUT = (1 << i for i in range(7))
 NORM_NONE, NORM_LAYER, NORM_RMS = range(3)
@@ -114,13 +115,14 @@ class Transformer:
                                                                           np.float32)
         self.update()
 
-    def parameters(self):
-        """{name: view}."""
+    def parameters(self, data=None):
+        """{name: view} of the parameters, or of an array with an element for each."""
+        data = self.data if data is None else data
         found = {}
         for i in range(mha.LIBRARY.mha_transformer_parameters(self.handle)):
             p = Parameter()
             mha.check(mha.LIBRARY.mha_transformer_parameter(self.handle, C.c_int64(i), C.byref(p)))
-            found[p.name.decode()] = self.data[p.offset:p.offset + p.count].reshape(
+            found[p.name.decode()] = data[p.offset:p.offset + p.count].reshape(
                 list(p.shape[:p.ndim]))
         return found
 
@@ -157,8 +159,9 @@ class Transformer:
             C.byref(mha.tensor(maps)), None))
         return maps, hidden
 
-    def __call__(self, ids):
-        """Logits (or the last hidden states) of int ids [B,T]."""
+    def __call__(self, ids, targets=None):
+        """Logits (or the last hidden states) of int ids [B,T]; with targets [B,T] the gradients of
+        the mean cross-entropy, one after the other as parameters are."""
         ids = np.ascontiguousarray(ids, np.int32)
         width = self.desc.embed_dim if self.desc.flags & NO_OUTPUT else self.desc.vocab_size
         output = np.zeros((*ids.shape, width), np.float32)
@@ -172,9 +175,19 @@ class Transformer:
             mha.check(mha.LIBRARY.mha_transformer_forward(
                 self.context.handle, self.handle, C.byref(given), activations, C.byref(out), None,
                 None))
+            if targets is None:
+                return output
+            _, slope = training.cross_entropy(output, np.ascontiguousarray(targets, np.int32))
+            gradient = np.zeros(mha.LIBRARY.mha_transformer_size(self.handle), np.float32)
+            wanted = training.TransformerGradients(
+                struct_size=C.sizeof(training.TransformerGradients),
+                parameters=gradient.ctypes.data_as(C.POINTER(C.c_float)))
+            mha.check(mha.LIBRARY.mha_transformer_backward(
+                self.context.handle, self.handle, C.byref(given), activations,
+                C.byref(mha.tensor(slope)), C.byref(wanted)))
+            return gradient
         finally:
             mha.LIBRARY.mha_activations_destroy(activations)
-        return output
 
 
 class Decoder:

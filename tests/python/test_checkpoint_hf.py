@@ -64,14 +64,21 @@ def in_double():
         yield
 
 
-def exactly(model, ids):
-    """Its logits with everything in float64."""
+def in_float64(model):
+    """A copy for use in_double()."""
     model = copy.deepcopy(model).double()
-    with in_double(), torch.no_grad():
+    with in_double():
         for module in list(model.modules()):
             for name, child in module.named_children():
                 if type(child).__name__.endswith("RotaryEmbedding"):
                     setattr(module, name, type(child)(child.config))
+    return model
+
+
+def exactly(model, ids):
+    """Its logits with everything in float64."""
+    model = in_float64(model)
+    with in_double(), torch.no_grad():
         return model(torch.from_numpy(ids), use_cache=False).logits.numpy()
 
 
@@ -422,6 +429,49 @@ def test_greedy(tmp_path, kind, options):
               f"{error / e:.2f}" + f", a tie after {count} tokens" * (count < STEPS), end="")
         assert text[:5 + count] == wanted[:5 + count] and count >= STEPS // 2
         assert error <= 2 * e
+
+
+# ---- gradients ------------------------------------------------------------------------------------
+
+def torch_gradients(model, ids, targets, folder, double):
+    """By our parameters: saved as if they were weights, which loading puts where ours are. Times
+    2^40, so that the 1 that Gemma's norms get is lost in rounding."""
+    model = in_float64(model) if double else copy.deepcopy(model)
+    with in_double() if double else contextlib.nullcontext():
+        logits = model(torch.from_numpy(ids), use_cache=False).logits.flatten(0, 1)
+        torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets).flatten()).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.grad * 2**40)
+    model.float().save_pretrained(folder)
+    placed = ck.Transformer(folder)
+    return placed.data.astype(np.float64) / 2**40
+
+
+GRADIENTS = [(kind, all_of[0]) for kind, all_of in FAMILIES.items()] + [
+    ("gemma2", FAMILIES["gemma2"][1]), *(("gpt_neox", options) for options in FAMILIES["gpt_neox"][1:])]
+
+
+@pytest.mark.parametrize("kind, options", GRADIENTS, ids=str)
+def test_gradients(tmp_path, kind, options):
+    """Of every parameter, against autograd in float64. A gradient's error, of the largest number in
+    it, is at most twice the largest that torch in float32 has of any. The exact one of a key's bias
+    is 0 where nothing rotates (it adds the same to all scores of a query); the query's is its
+    measure."""
+    model, ids, targets = enliven(their_family(kind, options, 21)), some_ids(31), some_ids(32)
+    ids[ids == 0] = 1  # torch gives the embedding of padding no gradient
+    model.save_pretrained(tmp_path / "weights")
+    ours = ck.Transformer(tmp_path / "weights")
+    exact, single = (ours.parameters(torch_gradients(model, ids, targets, tmp_path / name, double))
+                     for name, double in (("exact", True), ("single", False)))
+    sizes = {name: np.abs(exact[name.replace("k_proj.bias", "q_proj.bias")]).max() for name in exact}
+    torchs = max(np.abs(single[name] - exact[name]).max() / sizes[name] for name in exact)
+    found = ours.parameters(ours(ids, targets))
+    errors = {name: np.abs(found[name] - exact[name]).max() / sizes[name] for name in exact}
+    worst = max(errors, key=errors.get)
+    print(f"\n  error {errors[worst]:.2e} of {worst}, torch {torchs:.2e}, ratio "
+          f"{errors[worst] / torchs:.2f}", end="")
+    assert errors[worst] <= 2 * torchs and min(sizes.values()) > 1e-6
 
 
 @pytest.mark.parametrize("options", [{}, dict(pad_token_id=4), dict(type_vocab_size=1)], ids=str)
