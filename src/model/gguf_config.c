@@ -64,6 +64,12 @@ static const struct architecture {
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
+/* Beside what folders hold, the factors that became a scaling. */
+static bool ignores(const mhai_family_plan *plan, const char *name)
+{
+    return strcmp(name, "rope_freqs.weight") == 0 || mhai_decoder_ignores(plan, name);
+}
+
 mhai_family mhai_gguf_family(const mhai_family *family)
 {
     mhai_family own = *family;
@@ -72,6 +78,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
             own.names = architectures[i].names;
     own.layers = "blk.";
     own.prefix = "";
+    own.ignores = ignores;
     return own;
 }
 
@@ -94,6 +101,7 @@ static const struct {
     {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", NULL, NULL}},
     {"attention.layer_norm_epsilon", false, true, {"layer_norm_eps", "layer_norm_epsilon", NULL}},
     {"rope.freq_base", false, true, {"rope_theta", NULL, NULL}},
+    {"rope.freq_base_swa", false, true, {"rope_local_base_freq", NULL, NULL}},
     {"attn_logit_softcapping", false, true, {"attn_logit_softcapping", NULL, NULL}},
     {"final_logit_softcapping", false, true, {"final_logit_softcapping", NULL, NULL}}};
 
@@ -101,12 +109,17 @@ typedef struct reading {
     const mha_gguf *file;
     const char *path;
     const struct architecture *of;
-    json_t *root;
+    json_t *root, *names; /* names: root's, of fields */
 } reading;
 
 static mha_status no_memory(void)
 {
     return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate its tables");
+}
+
+static int64_t count_of(const reading *r, const char *field)
+{
+    return (int64_t)json_integer_value(json_object_get(r->root, field));
 }
 
 /* The value of "llama.KEY"; false: there is none. */
@@ -118,25 +131,54 @@ static bool find(const reading *r, const char *key, mha_gguf_value *value)
            mha_gguf_value_of(r->file, full, value) == MHA_OK;
 }
 
-/* One number for all layers. */
+static mha_status refuse(const reading *r, const mha_gguf_value *value, const char *why)
+{
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: '%s' %s; take the model's folder",
+                    mhai_show_path(r->path).text, mhai_show_name(value->key).text, why);
+}
+
+/* An array has an element for each layer. */
+static mha_status check_array(const reading *r, const mha_gguf_value *value)
+{
+    const int64_t layers = count_of(r, "num_hidden_layers");
+    if (!value->array || value->count == layers) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL, "%s: '%s' has %lld elements, expected %lld, one for each layer",
+                    mhai_show_path(r->path).text, mhai_show_name(value->key).text,
+                    (long long)value->count, (long long)layers);
+}
+
+/* A number, or an array of equal ones. */
 static mha_status read_value(const reading *r, const mha_gguf_value *value, bool real,
                              json_t **number)
 {
-    double x = 0;
-    int64_t n = 0;
-    if (value->array)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: '%s' differs from layer to layer, which is not supported",
-                        mhai_show_path(r->path).text, mhai_show_name(value->key).text);
-    if (real)
-        MHA_TRY(mha_gguf_real(value, 0, &x));
-    else
-        MHA_TRY(mha_gguf_integer(value, 0, 0, INT64_MAX, &n));
+    double x = 0, first_x = 0;
+    int64_t n = 0, first_n = 0;
+    MHA_TRY(check_array(r, value));
+    for (int64_t i = 0; i < value->count; i++) {
+        if (real)
+            MHA_TRY(mha_gguf_real(value, i, &x));
+        else
+            MHA_TRY(mha_gguf_integer(value, i, 0, INT64_MAX, &n));
+        if (i == 0) first_x = x, first_n = n;
+        if (n != first_n || x < first_x || x > first_x)
+            return refuse(r, value, "differs from layer to layer, which is not supported");
+    }
     *number = real ? json_real(x) : json_integer((json_int_t)n);
     if (*number) return MHA_OK;
     return isfinite(x) ? no_memory()
                        : mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a finite number",
                                   mhai_show_path(r->path).text, mhai_show_name(value->key).text);
+}
+
+/* Into a field of object, which messages call by the key. */
+static mha_status take(const reading *r, const mha_gguf_value *value, bool real, json_t *object,
+                       const char *field)
+{
+    json_t *number;
+    MHA_TRY(read_value(r, value, real, &number));
+    return mhai_put(object, field, number) && mhai_put_text(r->names, field, value->key)
+               ? MHA_OK
+               : no_memory();
 }
 
 static mha_status read_rows(const reading *r)
@@ -149,65 +191,204 @@ static mha_status read_rows(const reading *r)
                                 mhai_show_path(r->path).text, r->of->name, rows[i].key);
             continue;
         }
-        for (int k = 0; rows[i].fields[k]; k++) {
-            json_t *number;
-            MHA_TRY(read_value(r, &value, rows[i].real, &number));
-            if (!mhai_put(r->root, rows[i].fields[k], number)) return no_memory();
-        }
+        for (int k = 0; rows[i].fields[k]; k++)
+            MHA_TRY(take(r, &value, rows[i].real, r->root, rows[i].fields[k]));
     }
     return MHA_OK;
 }
 
-static int64_t count_of(const reading *r, const char *field)
+/* Layers with a window: an array of flags, or the period of those without. */
+static mha_status read_windows(const reading *r)
 {
-    return (int64_t)json_integer_value(json_object_get(r->root, field));
+    const int64_t layers = count_of(r, "num_hidden_layers");
+    int64_t period = 0;
+    bool slides;
+    mha_gguf_value value;
+    if (!find(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
+        return MHA_OK;
+    if (r->of->largest == 0) return refuse(r, &value, "is supported of Gemma 2 and 3 alone");
+    MHA_TRY(check_array(r, &value));
+    if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
+    json_t *types = json_array();
+    if (!mhai_put(r->root, "layer_types", types)) return no_memory();
+    for (int64_t i = 0; i < layers; i++) {
+        slides = period == 0 || (i + 1) % period != 0;
+        if (value.array) MHA_TRY(mha_gguf_bool(&value, i, &slides));
+        if (json_array_append_new(
+                types, json_string(slides ? "sliding_attention" : "full_attention")) != 0)
+            return no_memory();
+    }
+    return MHA_OK;
 }
 
-/* How many of a head's numbers rotate, and how far. */
-static mha_status read_rotation(const reading *r)
+/* ---- rotations ----------------------------------------------------------------------------- */
+
+/* How many of a head's numbers rotate. */
+static mha_status read_width(const reading *r, int64_t *rotated)
 {
     const int64_t heads = count_of(r, "num_attention_heads");
     const int64_t width = count_of(r, "head_dim") ? count_of(r, "head_dim")
                           : heads > 0             ? count_of(r, "hidden_size") / heads
                                                   : 0;
-    const char *type = "linear"; /* as llama.cpp has it */
-    size_t size = 6;
-    mha_gguf_value value, scale;
-    int64_t rotated;
-    json_t *factor;
-    if (find(r, "rope.dimension_count", &value)) {
-        MHA_TRY(mha_gguf_integer(&value, 0, 1, MHAI_MOST_WIDTH, &rotated));
-        if (width > 0 && rotated > width)
-            return mha_fail(
-                MHA_ERR_MODEL, "%s: '%s.rope.dimension_count' is %lld, but a head has %lld numbers",
-                mhai_show_path(r->path).text, r->of->name, (long long)rotated, (long long)width);
-        /* the half: times the width, the quotient alone may be less than the count */
-        if (rotated < width && !mhai_put(r->root, "partial_rotary_factor",
-                                         json_real(((double)rotated + 0.5) / (double)width)))
-            return no_memory();
+    mha_gguf_value value;
+    json_t *number;
+    *rotated = width;
+    if (!find(r, "rope.dimension_count", &value)) return MHA_OK;
+    MHA_TRY(read_value(r, &value, false, &number));
+    *rotated = (int64_t)json_integer_value(number);
+    json_decref(number);
+    if (*rotated < 1 || (width > 0 && *rotated > width))
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, but a head has %lld numbers",
+                        mhai_show_path(r->path).text, value.key, (long long)*rotated,
+                        (long long)width);
+    /* the half: times the width, the quotient alone may be less than the count */
+    if (*rotated < width && (!mhai_put(r->root, "partial_rotary_factor",
+                                       json_real(((double)*rotated + 0.5) / (double)width)) ||
+                             !mhai_put_text(r->names, "partial_rotary_factor", value.key)))
+        return no_memory();
+    return MHA_OK;
+}
+
+/* What the numbers below are put into, and what messages call them. */
+static mha_status begin_scaling(const reading *r, const char *type, json_t **scaling)
+{
+    *scaling = json_object();
+    return mhai_put(r->root, "rope_scaling", *scaling) &&
+                   mhai_put_text(*scaling, "rope_type", type) &&
+                   json_object_set_nocheck(*scaling, MHAI_CONFIG_NAMES, r->names) == 0
+               ? MHA_OK
+               : no_memory();
+}
+
+/* Factors of pairs, which llama.cpp's converters compute from Llama 3's scaling and write in its
+ * place, always with low 1, high 4 and 8192 positions. They do so in float32: of the turns of a pair
+ * in these positions at most 20 u are lost (base^(2 i / R) 16, with an exponent of up to 13; four
+ * more operations), where the factor f of slow pairs has a slope of up to f / 3 by them; the quotient
+ * adds 4 u. */
+static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
+{
+    static const double low = 1, high = 4, length = 8192, pi = 3.14159265358979323846;
+    const json_t *given = json_object_get(r->root, "rope_theta");
+    const double base = given ? json_number_value(given) : 1e4;
+    const int64_t at = mha_gguf_find(r->file, "rope_freqs.weight");
+    mha_gguf_tensor factors;
+    float last, factor;
+    json_t *scaling;
+    *found = at >= 0;
+    if (!*found) return MHA_OK;
+    MHA_TRY(mha_gguf_describe(r->file, at, &factors));
+    bool same = strcmp(r->of->name, "llama") == 0 && factors.type == MHA_GGUF_F32 &&
+                factors.count == rotated / 2 && base > 1;
+    if (same) MHA_TRY(mha_gguf_read(r->file, at, factors.count - 1, 1, &last));
+    same = same && last >= 1 && last <= 1e6F;
+    for (int64_t i = 0; same && i < factors.count; i++) {
+        const double turns =
+            length / (2 * pi) * mha_exp(-2 * (double)i / (double)rotated * mha_log(base));
+        const double fast = fmin(fmax((turns - low) / (high - low), 0), 1);
+        const double exact = 1 / ((1 - fast) / (double)last + fast);
+        MHA_TRY(mha_gguf_read(r->file, at, i, 1, &factor));
+        same = fabs((double)factor / exact - 1) <= (20 * (double)last / 3 + 4) * 0x1p-24;
     }
-    if (mha_gguf_find(r->file, "rope_freqs.weight") >= 0 ||
-        mha_gguf_find(r->file, "rope_factors_long.weight") >= 0)
+    if (!same)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: a rotation with factors of its own for each pair (rope_freqs, "
-                        "rope_factors_long) is not supported; take the model's folder",
+                        "%s: the factors of 'rope_freqs.weight' are not those of Llama 3.1 (low 1, "
+                        "high 4, 8192 positions); take the model's folder",
                         mhai_show_path(r->path).text);
+    MHA_TRY(begin_scaling(r, "llama3", &scaling));
+    return mhai_put(scaling, "factor", json_real((double)last)) &&
+                   mhai_put_text(r->names, "factor", factors.name) &&
+                   mhai_put(scaling, "low_freq_factor", json_real(low)) &&
+                   mhai_put(scaling, "high_freq_factor", json_real(high)) &&
+                   mhai_put_count(scaling, "original_max_position_embeddings", (int64_t)length)
+               ? MHA_OK
+               : no_memory();
+}
+
+/* What else llama.cpp multiplies a rotation by, unless it changes nothing. */
+static mha_status refuse_others(const reading *r, bool yarn)
+{
+    const struct {
+        const char *key;
+        double same;
+    } others[] = {{"rope.scaling.alpha", 0},
+                  {"rope.scaling.yarn_log_multiplier", 0},
+                  {"rope.scaling.yarn_ext_factor", yarn ? 1 : 0},
+                  /* the amplitude for transformers, and for llama.cpp nothing or a factor of it */
+                  {"rope.scaling.yarn_attn_factor", NAN},
+                  {"rope.scaling.attn_factor", 1}}; /* which YaRN has */
+    for (int i = 0; i < (yarn ? 4 : 5); i++) {
+        mha_gguf_value value;
+        double x;
+        if (!find(r, others[i].key, &value)) continue;
+        MHA_TRY(mha_gguf_real(&value, 0, &x));
+        if (!(x >= others[i].same) || x > others[i].same)
+            return refuse(r, &value, "is not supported");
+    }
+    return MHA_OK;
+}
+
+/* YaRN's numbers; what is not there has the same default here. attn_factor is a factor of the
+ * amplitude. */
+static mha_status read_yarn(const reading *r, json_t *scaling)
+{
+    static const struct {
+        const char *key, *field;
+    } numbers[] = {{"rope.scaling.original_context_length", "original_max_position_embeddings"},
+                   {"rope.scaling.yarn_beta_fast", "beta_fast"},
+                   {"rope.scaling.yarn_beta_slow", "beta_slow"},
+                   {"rope.scaling.attn_factor", "attention_factor"}};
+    mha_gguf_value value;
+    for (int i = 0; i < 4; i++)
+        if (find(r, numbers[i].key, &value))
+            MHA_TRY(take(r, &value, i > 0, scaling, numbers[i].field));
+    const json_t *times = json_object_get(scaling, "attention_factor");
+    const double factor = json_real_value(json_object_get(scaling, "factor"));
+    const double usual = factor > 1 ? 0.1 * mha_log(factor) + 1 : 1;
+    return !times ||
+                   mhai_put(scaling, "attention_factor", json_real(json_real_value(times) * usual))
+               ? MHA_OK
+               : no_memory();
+}
+
+/* The type defaults to linear, as llama.cpp has it. */
+static mha_status read_scaling(const reading *r, bool factors)
+{
+    const char *text = "linear";
+    size_t size = 6;
+    char type[8] = "";
+    mha_gguf_value value, scale;
+    json_t *scaling;
     const bool typed = find(r, "rope.scaling.type", &value);
     const bool scaled = find(r, "rope.scaling.factor", &scale) ||
                         find(r, "rope.scale_linear", &scale); /* files before scaling.type */
-    if (typed) MHA_TRY(mha_gguf_string(&value, 0, &type, &size));
-    if ((!typed && !scaled) || (size == 4 && memcmp(type, "none", 4) == 0)) return MHA_OK;
-    if (size != 6 || memcmp(type, "linear", 6) != 0 || !scaled)
+    if (typed) MHA_TRY(mha_gguf_string(&value, 0, &text, &size));
+    memcpy(type, text, size < sizeof type ? size : 0);
+    const bool yarn = strcmp(type, "yarn") == 0;
+    MHA_TRY(refuse_others(r, yarn));
+    if ((!typed && !scaled) || strcmp(type, "none") == 0) return MHA_OK;
+    if (factors || !scaled || (!yarn && strcmp(type, "linear") != 0))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: '%s.rope.scaling.type' is not supported here; known: none, linear and "
+                        "yarn with a factor and without rope_freqs.weight; take the model's folder",
+                        mhai_show_path(r->path).text, r->of->name);
+    MHA_TRY(begin_scaling(r, type, &scaling));
+    MHA_TRY(take(r, &scale, true, scaling, "factor"));
+    return yarn ? read_yarn(r, scaling) : MHA_OK;
+}
+
+static mha_status read_rotation(const reading *r)
+{
+    int64_t rotated;
+    bool factors;
+    MHA_TRY(read_width(r, &rotated));
+    if (mha_gguf_find(r->file, "rope_factors_long.weight") >= 0)
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
-            "%s: '%s.rope.scaling.type' is not supported here; known: none, linear (with "
-            "a factor); take the model's folder",
-            mhai_show_path(r->path).text, r->of->name);
-    MHA_TRY(read_value(r, &scale, true, &factor));
-    json_t *scaling = json_object();
-    const bool good =
-        mhai_put(scaling, "factor", factor) && mhai_put_text(scaling, "rope_type", "linear");
-    return good && mhai_put(r->root, "rope_scaling", scaling) ? MHA_OK : no_memory();
+            "%s: 'rope_factors_long.weight', factors of a rotation by the length of the "
+            "text, is not supported; take the model's folder",
+            mhai_show_path(r->path).text);
+    MHA_TRY(read_factors(r, rotated, &factors));
+    return read_scaling(r, factors);
 }
 
 /* What weights tell: the output, biases, the vocabulary. */
@@ -233,17 +414,25 @@ static mha_status read_weights(const reading *r)
 static mha_status add_known(const reading *r)
 {
     const int64_t heads = count_of(r, "num_attention_heads"), width = count_of(r, "hidden_size");
+    const int64_t each = heads > 0 ? width / heads : 0;
     mha_gguf_value value;
-    bool parallel = true;
+    bool parallel = true, causal = true;
+    if (find(r, "attention.causal", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &causal));
+    if (!causal) return refuse(r, &value, "is false, which is not supported");
     if (find(r, "use_parallel_residual", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
-    if (!mhai_put_bool(r->root, "use_parallel_residual", parallel)) return no_memory();
-    if (r->of->largest == 0 || heads == 0) return MHA_OK;
-    const bool by_width = count_of(r, "num_hidden_layers") == r->of->largest;
-    const int64_t dim = count_of(r, "head_dim");
-    return mhai_put_count(r->root, "query_pre_attn_scalar",
-                          by_width || dim == 0 ? width / heads : dim)
-               ? MHA_OK
-               : no_memory();
+    bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel);
+    if (!find(r, "attention.head_count_kv", &value))
+        good = good && mhai_put_count(r->root, "num_key_value_heads", heads);
+    if (!find(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
+        good = good && mhai_put_count(r->root, "head_dim", each);
+    if (!find(r, "attention.sliding_window", &value) && strcmp(r->of->name, "gemma3") == 0)
+        good = good && mhai_put(r->root, "sliding_window", json_null());
+    if (r->of->largest > 0) {
+        const bool by_width = count_of(r, "num_hidden_layers") == r->of->largest;
+        good = good && mhai_put_count(r->root, "query_pre_attn_scalar",
+                                      by_width ? each : count_of(r, "head_dim"));
+    }
+    return good ? MHA_OK : no_memory();
 }
 
 static mha_status find_architecture(reading *r)
@@ -278,9 +467,12 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
     reading r = {.file = file, .path = path};
     mha_status status = find_architecture(&r);
     r.root = status == MHA_OK ? json_object() : NULL;
-    if (status == MHA_OK && !mhai_put_text(r.root, "model_type", r.of->model_type))
+    r.names = status == MHA_OK ? json_object() : NULL;
+    if (status == MHA_OK && (json_object_set_new_nocheck(r.root, MHAI_CONFIG_NAMES, r.names) != 0 ||
+                             !mhai_put_text(r.root, "model_type", r.of->model_type)))
         status = no_memory();
     if (status == MHA_OK) status = read_rows(&r);
+    if (status == MHA_OK) status = read_windows(&r);
     if (status == MHA_OK) status = read_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);
     if (status == MHA_OK) status = add_known(&r);

@@ -1,8 +1,6 @@
 /* See model_config.h. */
 #include "model/model_config.h"
 
-#include "io/file.h"
-
 #include <multihead/component.h>
 
 #include <math.h>
@@ -16,12 +14,19 @@ static const json_t *find(const mhai_config *config, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
+mhai_shown mhai_config_name(const mhai_config *config, const char *key)
+{
+    const json_t *names = json_object_get(config->root, MHAI_CONFIG_NAMES);
+    const char *own = json_string_value(json_object_get(names, key));
+    return mhai_show_name(own ? own : key);
+}
+
 static mha_status missing(const mhai_config *config, const char *key)
 {
     return mha_fail(MHA_ERR_MODEL,
                     "%s: '%s' is missing; take the config.json that came with the "
                     "weights",
-                    mhai_show_path(config->path).text, key);
+                    mhai_show_path(config->path).text, mhai_config_name(config, key).text);
 }
 
 mha_status mhai_config_count(const mhai_config *config, const char *key, int64_t low, int64_t high,
@@ -31,12 +36,12 @@ mha_status mhai_config_count(const mhai_config *config, const char *key, int64_t
     if (!found) return missing(config, key);
     if (!json_is_integer(found))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a whole number",
-                        mhai_show_path(config->path).text, key);
+                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
     *value = (int64_t)json_integer_value(found);
     if (*value < low || *value > high)
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, expected %lld..%lld",
-                        mhai_show_path(config->path).text, key, (long long)*value, (long long)low,
-                        (long long)high);
+                        mhai_show_path(config->path).text, mhai_config_name(config, key).text,
+                        (long long)*value, (long long)low, (long long)high);
     return MHA_OK;
 }
 
@@ -47,10 +52,11 @@ mha_status mhai_config_number(const mhai_config *config, const char *key, double
     *value = found ? json_number_value(found) : fallback;
     if (found && !json_is_number(found))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a number",
-                        mhai_show_path(config->path).text, key);
+                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
     if (!(*value >= 0) || isinf(*value))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected a finite number from 0 on",
-                        mhai_show_path(config->path).text, key, *value);
+                        mhai_show_path(config->path).text, mhai_config_name(config, key).text,
+                        *value);
     return MHA_OK;
 }
 
@@ -61,7 +67,7 @@ mha_status mhai_config_text(const mhai_config *config, const char *key, const ch
     if (!found && !fallback) return missing(config, key);
     if (found && !json_is_string(found))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a string",
-                        mhai_show_path(config->path).text, key);
+                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
     *value = found ? json_string_value(found) : fallback;
     return MHA_OK;
 }
@@ -75,7 +81,7 @@ mha_status mhai_config_unset(const mhai_config *config, const char *key)
         return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "%s: '%s' is set, and models that use it are not supported",
-                    mhai_show_path(config->path).text, key);
+                    mhai_show_path(config->path).text, mhai_config_name(config, key).text);
 }
 
 bool mhai_config_absent(const mhai_config *config, const char *key)
@@ -98,7 +104,7 @@ mha_status mhai_config_bool(const mhai_config *config, const char *key, bool fal
     *value = mhai_config_absent(config, key) ? fallback : json_is_true(found);
     if (mhai_config_absent(config, key) || json_is_boolean(found)) return MHA_OK;
     return mha_fail(MHA_ERR_MODEL, "%s: '%s' is neither true nor false",
-                    mhai_show_path(config->path).text, key);
+                    mhai_show_path(config->path).text, mhai_config_name(config, key).text);
 }
 
 /* A number that becomes a float, from low to high and not 0. */
@@ -110,7 +116,7 @@ mha_status mhai_config_real(const mhai_config *config, const char *key, double f
     *value = number <= high ? (float)number : 0;
     if (*value > 0 && number >= low && number <= high) return MHA_OK;
     return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected %s %g, at most %g",
-                    mhai_show_path(config->path).text, key, number,
+                    mhai_show_path(config->path).text, mhai_config_name(config, key).text, number,
                     low > 0 ? "at least" : "more than", low, high);
 }
 
@@ -122,7 +128,7 @@ mha_status mhai_config_float(const mhai_config *config, const char *key, float *
     *value = 0;
     if (found && (!json_is_number(found) || !(fabs(number) <= most)))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a number that fits in a float",
-                        mhai_show_path(config->path).text, key);
+                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
     *value = (float)number;
     return MHA_OK;
 }
@@ -140,7 +146,8 @@ mha_status mhai_config_choice(const mhai_config *config, const char *key, const 
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", known[i]);
     }
     return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s '%s' is not supported; known: %s",
-                    mhai_show_path(config->path).text, key, mhai_show_name(text).text, list);
+                    mhai_show_path(config->path).text, mhai_config_name(config, key).text,
+                    mhai_show_name(text).text, list);
 }
 
 mha_status mhai_config_refuse(const mhai_config *config, const char *const *keys)

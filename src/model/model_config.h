@@ -3,7 +3,7 @@
 #ifndef MHAI_MODEL_CONFIG_H
 #define MHAI_MODEL_CONFIG_H
 
-#include <multihead/base.h>
+#include "io/file.h"
 
 #include <jansson.h>
 
@@ -11,6 +11,11 @@ typedef struct mhai_config {
     const char *path; /* of the file, for messages */
     const json_t *root;
 } mhai_config;
+
+/* A member of root: an object with what messages call fields, for what was not read from a
+ * config.json. No file has it, since it is not UTF-8. */
+#define MHAI_CONFIG_NAMES "\xff"
+mhai_shown mhai_config_name(const mhai_config *config, const char *key);
 
 /* A required whole number from low to high. */
 MHA_NODISCARD mha_status mhai_config_count(const mhai_config *config, const char *key, int64_t low,

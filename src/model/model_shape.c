@@ -22,9 +22,10 @@ static mha_status check_heads(const mhai_config *config, const mha_model_shape *
                         mhai_show_path(config->path).text, (long long)shape->embed_dim,
                         (long long)shape->heads);
     if (shape->kv_heads > shape->heads || shape->heads % shape->kv_heads != 0)
-        return mha_fail(
-            MHA_ERR_MODEL, "%s: %lld query heads cannot share num_key_value_heads %lld evenly",
-            mhai_show_path(config->path).text, (long long)shape->heads, (long long)shape->kv_heads);
+        return mha_fail(MHA_ERR_MODEL, "%s: %lld query heads cannot share %s %lld evenly",
+                        mhai_show_path(config->path).text, (long long)shape->heads,
+                        mhai_config_name(config, "num_key_value_heads").text,
+                        (long long)shape->kv_heads);
     return MHA_OK;
 }
 

@@ -1,8 +1,11 @@
 """Models of GGUF files: what gguf's own writer writes of a model, by the rules of llama.cpp's
 converters, gives the bits that the model's folder gives; and a real one, where it was fetched
 (tools/get-smollm2), is compared with transformers."""
+import contextlib
 import ctypes as C
+import itertools
 import json
+import math
 import pathlib
 import subprocess
 
@@ -93,8 +96,9 @@ def gguf_name(name, layers, prefix):
     return f"blk.{number}.{layers[part]}.{kind}"
 
 
-def write(path, model, **changes):
-    """The file as a converter writes it. changes: keys that are written otherwise; None: left out."""
+def write(path, model, factors=None, **changes):
+    """The file as a converter writes it. factors: rope_freqs.weight; changes: keys that are written
+    otherwise; None: left out."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
@@ -119,7 +123,9 @@ def write(path, model, **changes):
         if value is None:
             continue
         full = f"{architecture}.{key}" if "." not in key or key.startswith(("attention.", "rope.")) else key
-        if isinstance(value, (list, str)):
+        if isinstance(value, bool):
+            writer.add_bool(full, value)
+        elif isinstance(value, (list, str)):
             (writer.add_array if isinstance(value, list) else writer.add_string)(full, value)
         elif isinstance(value, float):
             writer.add_float32(full, value)
@@ -133,6 +139,8 @@ def write(path, model, **changes):
             continue
         data = np.ascontiguousarray(rule(name, weight.numpy(), config))
         writer.add_tensor(gguf_name(name, layers, prefix), data)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -193,15 +201,37 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     assert shapes[0] == shapes[1]
 
 
+def llama3_factors(factor, base, width):
+    """As llama.cpp's converter has them, in float32."""
+    turns = 8192 / (2 * math.pi / (1 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)))
+    fast = ((turns - 1) / 3).clamp(0, 1)
+    return (1 / ((1 - fast) / factor + fast)).numpy()
+
+
 LINEAR = dict(rope_type="linear", factor=2.5)
+YARN = dict(rope_type="yarn", factor=4.0)
+YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=8192)
 
 
 @pytest.mark.parametrize("kind, rope, changes", [
     ("llama", LINEAR, {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}),
     ("llama", LINEAR, {"rope.scaling.factor": 2.5}),  # what llama.cpp assumes
     ("llama", LINEAR, {"rope.scale_linear": 2.5}),  # files of 2023
+    ("llama", YARN, YARN_KEYS),
+    ("qwen2", {**YARN, "original_max_position_embeddings": 8, "beta_fast": 4.0, "beta_slow": 0.5},
+     {**YARN_KEYS, "rope.scaling.original_context_length": 8, "rope.scaling.yarn_beta_fast": 4.0,
+      "rope.scaling.yarn_beta_slow": 0.5, "rope.scaling.yarn_ext_factor": 1.0,
+      "rope.scaling.yarn_log_multiplier": 0.0, "rope.scaling.attn_factor": 1.0}),
+    ("qwen2", {**YARN, "attention_factor": 0.5 * (0.1 * math.log(4) + 1)},
+     {**YARN_KEYS, "rope.scaling.attn_factor": 0.5}),
+    ("llama", {**LLAMA3, "factor": 8.0},
+     dict(factors=llama3_factors(8, 5e5, 46), **{"rope.freq_base": 5e5})),
+    ("llama", {**LLAMA3, "factor": 32.0},
+     dict(factors=llama3_factors(32, 5e5, 46), **{"rope.freq_base": 5e5})),
     ("phi3", dict(partial_rotary_factor=0.57), {"rope.dimension_count": 26})],  # 46 * (26 / 46) < 26
-    ids=str)
+    ids=lambda value: str(value)[:80])
 def test_rotations(tmp_path, kind, rope, changes):
     model = their_family(kind, dict(hidden_size=184), 35)
     model.save_pretrained(tmp_path / "folder")
@@ -213,21 +243,111 @@ def test_rotations(tmp_path, kind, rope, changes):
     assert np.array_equal(file(some_ids(36)), folder(some_ids(36)))
 
 
+def test_factors(tmp_path):
+    """Those of Llama 3.1 and 3.2 in float32, of any size of heads and base; nothing near them."""
+    for factor, base, width in itertools.product((8, 32), (1e4, 5e5, 1e6), (46, 64, 128)):
+        factors = llama3_factors(factor, base, width)
+        model = their_family("llama", dict(hidden_size=2 * width, num_attention_heads=2,
+                                           num_hidden_layers=1, intermediate_size=8), 38)
+        known = factors[-1] == factor  # with a small base no pair is slow enough
+        between = np.flatnonzero((factors > 1) & (factors < factor))
+        for at, size in ((None, 1), (between[0], 1 + 1e-4), (0, 1 + 1e-4), (len(factors) - 2, 0.99)):
+            changed = factors.copy()
+            if at is not None:
+                changed[at] *= size
+            write(tmp_path / "model.gguf", model, changed, **{"rope.freq_base": base})
+            with contextlib.nullcontext() if known and at is None else pytest.raises(
+                    mha.MultiheadError, match="'rope_freqs.weight' are not those of Llama 3.1"):
+                Model(tmp_path / "model.gguf")
+    assert known
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize("kind, options, changes", [
+    ("llama", {}, {"feed_forward_length": [56] * 3, "attention.head_count": [4] * 3,
+                   "attention.head_count_kv": [2] * 3, "attention.layer_norm_rms_epsilon": [1e-6] * 3}),
+    ("qwen2", dict(num_key_value_heads=4), {"attention.head_count_kv": None,
+                                            "attention.key_length": None}),
+    ("qwen3", dict(head_dim=8), {"attention.key_length": None}),
+    ("gemma3_text", dict(layer_types=[FULL, SLIDING, SLIDING]),
+     {"attention.sliding_window_pattern": [False, True, True]}),
+    ("gemma3_text", dict(layer_types=[SLIDING, FULL, SLIDING]), {"attention.sliding_window_pattern": 2}),
+    ("gemma3_text", dict(layer_types=[FULL] * 3), {"attention.sliding_window": None}),
+    ("gemma3_text", dict(rope_parameters={FULL: dict(rope_type="default", rope_theta=1e6),
+                                          SLIDING: dict(rope_type="default", rope_theta=500.0)}),
+     {"rope.freq_base_swa": 500.0}),
+    ("gemma2", dict(layer_types=[SLIDING] * 3), {"attention.sliding_window_pattern": [True] * 3})],
+    ids=str)
+def test_layers(tmp_path, kind, options, changes):
+    """Values for each layer; what llama.cpp assumes without a key."""
+    model = their_family(kind, {**OPTIONS[kind], **(dict(
+        num_hidden_layers=3, sliding_window=4, head_dim=8, query_pre_attn_scalar=8)
+        if kind.startswith("gemma") else {}), **options}, 39)
+    model.save_pretrained(tmp_path / "folder")
+    write(tmp_path / "model.gguf", model, **changes)
+    folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
+    assert np.array_equal(file(some_ids(40)), folder(some_ids(40)))
+
+
 @pytest.mark.parametrize("changes, words", [
     ({"block_count": None}, "key 'llama.block_count' is missing"),
     ({"block_count": 2}, "which .* does not ask for|has weight 'blk.2."),
     ({"block_count": 9}, "weight 'blk.3.*' is missing|holds .* numbers"),
     ({"embedding_length": 16}, "token_embd.weight' has shape"),
-    ({"attention.head_count_kv": [2, 2, 1]}, "differs from layer to layer"),
+    ({"attention.head_count_kv": [2, 2, 1]}, "'llama.attention.head_count_kv' differs from layer to"),
+    ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
+    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 alone"),
+    ({"attention.causal": False}, "'llama.attention.causal' is false"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
+    ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'llama.rope.scaling.type' is not"),
+    ({**YARN_KEYS, "factors": llama3_factors(8, 1e6, 8), "rope.freq_base": 1e6}, "without rope_freqs"),
+    ({**YARN_KEYS, "rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier' is not supported"),
+    ({**YARN_KEYS, "rope.scaling.yarn_attn_factor": 1.0}, "yarn_attn_factor' is not supported"),
+    ({**YARN_KEYS, "rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor' is not supported"),
+    ({"rope.scaling.attn_factor": 1.5}, "attn_factor' is not supported"),
+    ({"rope.scaling.alpha": 2.0}, "alpha' is not supported"),
+    ({"factors": [1.0, 1.0, 8.0]}, "'rope_freqs.weight' are not those"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
-    ({"rope.dimension_count": 4}, "rotates whole heads"),
+    ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),
     ({"rope.dimension_count": 64}, "is 64, but a head has 8 numbers")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
     with pytest.raises(mha.MultiheadError, match=words):
         Model(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("kind, key, value, words", [
+    ("llama", "block_count", 0, "is 0, expected 1..4096"),
+    ("llama", "context_length", 1 << 21, "is 2097152, expected 1..1048576"),
+    ("gpt2", "context_length", 0, "is 0, expected 1.."),
+    ("llama", "embedding_length", 0, "is 0, expected 1.."),
+    ("gpt2", "feed_forward_length", 0, "is 0, expected 1.."),
+    ("gpt_neox", "attention.head_count", 5, "embedding_length 32 is not a multiple of gptneox.*count 5"),
+    ("llama", "attention.head_count_kv", 0, "is 0, expected 1.."),
+    ("llama", "attention.head_count_kv", 3, "is 3, which 'llama.attention.head_count' 4 is no multiple"),
+    ("qwen3", "attention.key_length", 0, "is 0, expected 1.."),
+    ("gemma2", "attention.sliding_window", 0, "is 0, expected 1.."),
+    ("qwen2", "attention.layer_norm_rms_epsilon", 0.0, "is 0, expected more than 0, at most 1"),
+    ("gpt2", "attention.layer_norm_epsilon", -1.0, "is -1, expected a finite number from 0 on"),
+    ("phi3", "rope.freq_base", 0.5, "is 0.5, expected 1 or more"),
+    ("gemma3_text", "rope.freq_base_swa", 0.5, "is 0.5, expected at least 1"),
+    ("gemma2", "attn_logit_softcapping", 0.0, "is 0, expected at least 1e-06"),
+    ("gemma3_text", "attn_logit_softcapping", 5.0, "is set, and models that use it"),
+    ("gemma2", "final_logit_softcapping", 0.0, "is 0, expected at least 1e-06"),
+    ("llama", "rope.scaling.factor", 0.0, "is 0, expected at least 1e-06"),
+    ("llama", "rope.scaling.original_context_length", 0, "is 0, expected 1.."),
+    ("llama", "rope.scaling.attn_factor", -1.0, "is -1.13863, expected a finite number"),
+    ("gpt_neox", "rope.dimension_count", 1, "rotates 1 of a head's 8 numbers")], ids=str)
+def test_messages(tmp_path, kind, key, value, words):
+    """Of wrong metadata name its key; config.json, which they are read as, nobody has seen."""
+    scaled = YARN_KEYS if "rope.scaling" in key else {}
+    write(tmp_path / "model.gguf", their_family(kind, OPTIONS[kind], 41), **{**scaled, key: value})
+    with pytest.raises(mha.MultiheadError, match=words) as error:
+        Model(tmp_path / "model.gguf")
+    assert f"{KINDS[kind][0]}.{key}" in str(error.value) and "config" not in str(error.value)
 
 
 def test_other_architectures(tmp_path):

@@ -581,12 +581,14 @@ static void foreign_configs(void **state)
                 "numbers");
     with_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", MHA_ERR_MODEL,
                 "model.layers.1.");
-    with_config("\"num_attention_heads\": 4", "\"num_attention_heads\": 1048575", MHA_ERR_MODEL,
+    with_config("\"num_attention_heads\": 4", "\"num_attention_heads\": 1048574", MHA_ERR_MODEL,
                 "numbers");
     with_config("\"head_dim\": 6", "\"head_dim\": 3", MHA_ERR_MODEL, "head_dim");
     with_config("\"head_dim\": 6", "\"head_dim\": 4", MHA_ERR_MODEL, "q_proj");
     with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", MHA_ERR_MODEL,
                 "k_proj");
+    with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", MHA_ERR_MODEL,
+                "'num_key_value_heads' is 3, which 'num_attention_heads' 4 is no multiple of");
     with_config("\"max_position_embeddings\": 16", "\"max_position_embeddings\": 1048577",
                 MHA_ERR_MODEL, "max_position_embeddings");
     with_config("\"silu\"", "\"gelu\"", MHA_ERR_UNSUPPORTED, "hidden_act 'gelu'");
@@ -600,7 +602,7 @@ static void foreign_configs(void **state)
     with_config("\"rope_parameters\": {", "\"rope_parameters\": 7, \"x\": {", MHA_ERR_MODEL,
                 "'rope_parameters' is not a JSON object");
     with_config("\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"",
-                MHA_ERR_UNSUPPORTED, "'partial_rotary_factor' is 0.5; this kind of model rotates");
+                MHA_ERR_UNSUPPORTED, "'partial_rotary_factor' rotates 3 of a head's 6 numbers");
     with_config("\"rope_type\": \"default\"", "\"rope_type\": \"linear\", \"factor\": 1e9",
                 MHA_ERR_MODEL, "factor");
     with_config("\"rope_type\": \"default\"",

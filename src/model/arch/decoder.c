@@ -29,6 +29,12 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
     if (whole && d->kv_heads == 0)
         return mha_fail(MHA_ERR_MODEL, "%s: 'num_key_value_heads' is missing; %s models say it",
                         mhai_show_path(config->path).text, family->model_type);
+    if (d->kv_heads > 0 && d->num_heads % d->kv_heads != 0)
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, which '%s' %lld is no multiple of",
+                        mhai_show_path(config->path).text,
+                        mhai_config_name(config, family->keys->kv_heads).text,
+                        (long long)d->kv_heads, mhai_config_name(config, family->keys->heads).text,
+                        (long long)d->num_heads);
     MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-6, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", family->tied, &tied));
     if (tied) d->flags |= MHA_TRANSFORMER_TIED;
@@ -90,7 +96,8 @@ static mha_status read_float(const rope_source *s, const char *key, double fallb
     *value = (float)number;
     return isfinite(*value) ? MHA_OK
                             : mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, which no float holds",
-                                       mhai_show_path(s->outer.path).text, key, number);
+                                       mhai_show_path(s->outer.path).text,
+                                       mhai_config_name(&s->outer, key).text, number);
 }
 
 /* By how much YaRN multiplies cosines and sines; 0: as mha_layer_desc has it. */
@@ -113,11 +120,12 @@ static mha_status read_scaled(const rope_source *s, const mha_transformer_desc *
     const bool yarn = rope->rope_scaling == MHA_ROPE_SCALING_YARN;
     double length;
     bool truncated;
-    MHA_TRY(read_number(s, "original_max_position_embeddings", (double)d->max_length, &length));
+    static const char original[] = "original_max_position_embeddings";
+    MHA_TRY(read_number(s, original, (double)d->max_length, &length));
     if (!(length >= 1 && length <= MHAI_MOST_POSITIONS))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: 'original_max_position_embeddings' is %g, expected 1..%d",
-                        mhai_show_path(s->outer.path).text, length, MHAI_MOST_POSITIONS);
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected 1..%d",
+                        mhai_show_path(s->outer.path).text,
+                        mhai_config_name(&s->outer, original).text, length, MHAI_MOST_POSITIONS);
     rope->rope_original_length = (int64_t)length;
     MHA_TRY(read_float(s, yarn ? "beta_slow" : "low_freq_factor", 1, &rope->rope_low));
     MHA_TRY(
@@ -145,17 +153,18 @@ static mha_status read_rotation(const rope_source *s, const mha_transformer_desc
     MHA_TRY(mhai_config_choice(&s->inner, old ? "type" : "rope_type", types[0], types, 5, &type));
     MHA_TRY(read_float(s, "rope_theta", s->base, &rope->rope_base));
     if (!(rope->rope_base >= 1))
-        return mha_fail(MHA_ERR_MODEL, "%s: 'rope_theta' is %g, expected 1 or more",
-                        mhai_show_path(s->outer.path).text, (double)rope->rope_base);
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected 1 or more",
+                        mhai_show_path(s->outer.path).text,
+                        mhai_config_name(&s->outer, "rope_theta").text, (double)rope->rope_base);
     MHA_TRY(mhai_config_number(&s->outer, "rotary_pct", 1, &partial)); /* GPT-NeoX, before 5 */
     MHA_TRY(read_number(s, "partial_rotary_factor", partial, &partial));
-    if ((partial < 1 || partial > 1) && !s->partial)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: 'partial_rotary_factor' is %g; this kind of model rotates whole heads",
-                        mhai_show_path(s->outer.path).text, partial);
-    if (partial > 1 || (int64_t)(width * partial) < 2)
-        return mha_fail(MHA_ERR_MODEL, "%s: 'partial_rotary_factor' is %g, which rotates %g of %g",
-                        mhai_show_path(s->outer.path).text, partial, floor(width * partial), width);
+    if (((partial < 1 || partial > 1) && !s->partial) || partial > 1 ||
+        (int64_t)(width * partial) < 2)
+        return mha_fail(partial <= 1 && !s->partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
+                        "%s: '%s' rotates %g of a head's %g numbers; this kind of model rotates %s",
+                        mhai_show_path(s->outer.path).text,
+                        mhai_config_name(&s->outer, "partial_rotary_factor").text,
+                        floor(width * partial), width, s->partial ? "2 or more" : "whole heads");
     if (partial < 1) rope->rotary_dim = (int64_t)(width * partial);
     if (type < 2) return MHA_OK;
     rope->rope_scaling = (mha_rope_scaling)(type - 2);

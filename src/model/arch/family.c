@@ -123,7 +123,8 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
     if (!given && d->embed_dim % d->num_heads != 0)
         return mha_fail(MHA_ERR_MODEL, "%s: %s %lld is not a multiple of %s %lld",
-                        mhai_show_path(config->path).text, keys->embed, (long long)d->embed_dim,
-                        keys->heads, (long long)d->num_heads);
+                        mhai_show_path(config->path).text,
+                        mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
+                        mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
     return mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length);
 }
