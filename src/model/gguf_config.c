@@ -237,10 +237,10 @@ static mha_status read_width(const reading *r, int64_t *rotated)
     MHA_TRY(read_value(r, &value, false, &number));
     *rotated = (int64_t)json_integer_value(number);
     json_decref(number);
-    if (*rotated < 1 || (width > 0 && *rotated > width))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, but a head has %lld numbers",
-                        mhai_show_path(r->path).text, value.key, (long long)*rotated,
-                        (long long)width);
+    if (*rotated < 1 || *rotated % 2 != 0 || (width > 0 && *rotated > width))
+        return mha_fail(
+            MHA_ERR_MODEL, "%s: '%s' is %lld, expected an even number up to %lld, a head's numbers",
+            mhai_show_path(r->path).text, value.key, (long long)*rotated, (long long)width);
     /* the half: times the width, the quotient alone may be less than the count */
     if (*rotated < width && (!mhai_put(r->root, "partial_rotary_factor",
                                        json_real(((double)*rotated + 0.5) / (double)width)) ||

@@ -321,13 +321,17 @@ FAMILIES = {
                         "full_attention": {**LINEAR, "rope_theta": 1e6},
                         "sliding_attention": dict(rope_type="default", rope_theta=1e3)},
                         layer_types=["full_attention", "sliding_attention", "full_attention"])],
-    "phi3": [{}, dict(num_key_value_heads=4, tie_word_embeddings=True), dict(sliding_window=6)],
+    "phi3": [{}, dict(num_key_value_heads=4, tie_word_embeddings=True), dict(sliding_window=6),
+             dict(hidden_size=40, rope_parameters=dict(rope_type="default", rope_theta=1e4,
+                                                       partial_rotary_factor=0.7))],
     "gpt2": [{}, dict(n_inner=40, activation_function="gelu"),
              dict(scale_attn_weights=False, tie_word_embeddings=False)],
     "gpt_neox": [dict(num_key_value_heads=4), dict(use_parallel_residual=False),
                  dict(attention_bias=False, hidden_act="gelu_new", tie_word_embeddings=True,
                       rope_parameters=dict(rope_type="default", rope_theta=1e3,
-                                           partial_rotary_factor=1.0))]}
+                                           partial_rotary_factor=1.0)),
+                 dict(hidden_size=40, rope_parameters={**LINEAR, "partial_rotary_factor": 0.5}),
+                 dict(hidden_size=40, rope_parameters={**LLAMA3, "partial_rotary_factor": 0.1})]}
 
 
 def their_family(kind, options, seed):
@@ -540,4 +544,14 @@ def test_shards(tmp_path):
 def test_refused(tmp_path, kind, options, words):
     their_family(kind, options, 28).save_pretrained(tmp_path)
     with pytest.raises(mha.MultiheadError, match=words):
+        ck.Transformer(tmp_path)
+
+
+def test_odd_yarn(tmp_path):
+    """YaRN has no ramp for an odd width, in transformers neither."""
+    their_family("gpt_neox", dict(hidden_size=40), 33).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}))
+    with pytest.raises(mha.MultiheadError, match="rotates an odd number, 5, .* rope_type 'yarn'"):
         ck.Transformer(tmp_path)

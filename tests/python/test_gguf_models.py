@@ -312,7 +312,7 @@ def test_layers(tmp_path, kind, options, changes):
     ({"factors": [1.0, 1.0, 8.0]}, "'rope_freqs.weight' are not those"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
     ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),
-    ({"rope.dimension_count": 64}, "is 64, but a head has 8 numbers")], ids=str)
+    ({"rope.dimension_count": 64}, "is 64, expected an even number up to 8")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
     with pytest.raises(mha.MultiheadError, match=words):
@@ -340,7 +340,7 @@ def test_refused(tmp_path, changes, words):
     ("llama", "rope.scaling.factor", 0.0, "is 0, expected at least 1e-06"),
     ("llama", "rope.scaling.original_context_length", 0, "is 0, expected 1.."),
     ("llama", "rope.scaling.attn_factor", -1.0, "is -1.13863, expected a finite number"),
-    ("gpt_neox", "rope.dimension_count", 1, "rotates 1 of a head's 8 numbers")], ids=str)
+    ("gpt_neox", "rope.dimension_count", 3, "is 3, expected an even number")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Of wrong metadata name its key; config.json, which they are read as, nobody has seen."""
     scaled = YARN_KEYS if "rope.scaling" in key else {}

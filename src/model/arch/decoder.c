@@ -139,6 +139,24 @@ static mha_status read_scaled(const rope_source *s, const mha_transformer_desc *
     return read_amplitude(s, rope);
 }
 
+/* Of an odd number n transformers rotates n + 1, at the frequencies base^(-2 i / n), which an even
+ * rotation has of the base base^((n + 1) / n); so have the turns by which llama3 decides. */
+static mha_status set_part(const rope_source *s, int64_t rotated, const char *type,
+                           mha_layer_desc *rope)
+{
+    const double n = (double)rotated, base = (double)rope->rope_base;
+    rope->rotary_dim = rotated + rotated % 2;
+    if (rotated % 2 == 0) return MHA_OK;
+    rope->rope_base = (float)mha_exp((n + 1) / n * mha_log(base));
+    if (strcmp(type, "yarn") != 0 && isfinite(rope->rope_base)) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: '%s' rotates an odd number, %lld, of a head's numbers, which is not "
+                    "supported with rope_type '%s' and rope_theta %g",
+                    mhai_show_path(s->outer.path).text,
+                    mhai_config_name(&s->outer, "partial_rotary_factor").text, (long long)rotated,
+                    type, base);
+}
+
 /* Dynamic scaling (NTK) changes the base for texts beyond max_position_embeddings alone, and no
  * longer ones are taken. */
 static mha_status read_rotation(const rope_source *s, const mha_transformer_desc *d,
@@ -158,14 +176,14 @@ static mha_status read_rotation(const rope_source *s, const mha_transformer_desc
                         mhai_config_name(&s->outer, "rope_theta").text, (double)rope->rope_base);
     MHA_TRY(mhai_config_number(&s->outer, "rotary_pct", 1, &partial)); /* GPT-NeoX, before 5 */
     MHA_TRY(read_number(s, "partial_rotary_factor", partial, &partial));
-    if (((partial < 1 || partial > 1) && !s->partial) || partial > 1 ||
-        (int64_t)(width * partial) < 2)
+    const int64_t rotated = (int64_t)(width * partial);
+    if (((partial < 1 || partial > 1) && !s->partial) || partial > 1 || rotated < 1)
         return mha_fail(partial <= 1 && !s->partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
                         "%s: '%s' rotates %g of a head's %g numbers; this kind of model rotates %s",
                         mhai_show_path(s->outer.path).text,
                         mhai_config_name(&s->outer, "partial_rotary_factor").text,
-                        floor(width * partial), width, s->partial ? "2 or more" : "whole heads");
-    if (partial < 1) rope->rotary_dim = (int64_t)(width * partial);
+                        floor(width * partial), width, s->partial ? "1 or more" : "whole heads");
+    if (partial < 1) MHA_TRY(set_part(s, rotated, types[type], rope));
     if (type < 2) return MHA_OK;
     rope->rope_scaling = (mha_rope_scaling)(type - 2);
     if (mhai_config_absent(&s->inner, "factor"))
