@@ -1,7 +1,7 @@
 """Folders of transformers, saved here and loaded by Hugging Face transformers, and the other way:
 the same numbers (at most twice the error that torch in float32 has against torch in float64) and
-the same greedy tokens. Run with -s to see the errors. MHA_TEST_LONG=1 compares every configuration
-of test_greedy() without transformers' cache too (half a minute)."""
+the same greedy tokens. Run with -s to see the errors. test_greedy() takes two or three
+configurations of each family; with MHA_TEST_LONG=1 all (half a minute)."""
 import contextlib
 import copy
 import json
@@ -39,21 +39,6 @@ def some_ids(seed):
     return np.random.default_rng(seed).integers(0, VOCAB, (6, LENGTH))
 
 
-def theirs(model, ids, dtype):
-    """Logits, or last hidden states, in a floating type; the model's numbers are f32's."""
-    with torch.no_grad():
-        out = model.to(dtype)(torch.from_numpy(ids))
-    return (out.logits if hasattr(out, "logits") else out.last_hidden_state).double().numpy()
-
-
-def expect_same(ours, model, seed):
-    ids = some_ids(seed)
-    exact, single = (theirs(model, ids, dtype) for dtype in (torch.float64, torch.float32))
-    error, torchs = np.abs(ours(ids) - exact).max(), np.abs(single - exact).max()
-    print(f"\n  error {error:.2e}, torch in float32 {torchs:.2e}, ratio {error / torchs:.2f}", end="")
-    assert error <= 2 * torchs
-
-
 @contextlib.contextmanager
 def in_double():
     """What transformers computes in float32 whatever the model is (angles, norms, softmax), in
@@ -75,20 +60,31 @@ def in_float64(model):
     return model
 
 
-def exactly(model, ids):
-    """Its logits with everything in float64."""
-    model = in_float64(model)
-    with in_double(), torch.no_grad():
-        return model(torch.from_numpy(ids), use_cache=False).logits.numpy()
+def run_theirs(model, ids, double, **options):
+    model = in_float64(model) if double else model.float()
+    with in_double() if double else contextlib.nullcontext(), torch.no_grad():
+        return model(torch.from_numpy(ids), **options)
+
+
+def theirs(model, ids, double):
+    """Logits, or last hidden states, computed in float64 or float32."""
+    out = run_theirs(model, ids, double)
+    return (out.logits if hasattr(out, "logits") else out.last_hidden_state).double().numpy()
+
+
+def expect_same(ours, model, seed):
+    ids = some_ids(seed)
+    exact, single = (theirs(model, ids, double) for double in (True, False))
+    error, torchs = np.abs(ours(ids) - exact).max(), np.abs(single - exact).max()
+    print(f"\n  error {error:.2e}, torch in float32 {torchs:.2e}, ratio {error / torchs:.2f}", end="")
+    assert error <= 2 * torchs
 
 
 def expect_same_maps(ours, model, seed):
     """Every head's attention, and the hidden states after the last norm."""
     ids = some_ids(seed)[:2]
-    with torch.no_grad():
-        exact, single = (model.to(dtype)(torch.from_numpy(ids), output_attentions=True,
-                                         output_hidden_states=True)
-                         for dtype in (torch.float64, torch.float32))
+    exact, single = (run_theirs(model, ids, double, output_attentions=True,
+                                output_hidden_states=True) for double in (True, False))
     maps, hidden = ours.look(ids)
     pairs = [(maps[i], exact.attentions[i], single.attentions[i]) for i in range(len(maps))]
     for mine, wanted, theirs_ in pairs + [(hidden, exact.hidden_states[-1],
@@ -410,21 +406,24 @@ def lively_family(kind, options, folder):
     raise AssertionError("every text settles on a few tokens")
 
 
-@pytest.mark.parametrize("kind, options", [(kind, options) for kind, all_of in FAMILIES.items()
-                                           for options in all_of], ids=str)
-def test_greedy(tmp_path, kind, options):
+# Beside windows, all kinds of scaling without a cache.
+GREEDY = [(kind, options, LONG or kind == "llama" or i == 0) for kind, all_of in FAMILIES.items()
+          for i, options in enumerate(all_of) if LONG or i < (3 if kind == "llama" else 2)]
+
+
+@pytest.mark.parametrize("kind, options, whole", GREEDY, ids=str)
+def test_greedy(tmp_path, kind, options, whole):
     """As transformers with a cache and without, each against its own kind. torch's logits are up to
     e from float64 (the largest of its runs; the whole text at once is one more), ours up to 2 e. So
     the exact two largest decide where they are 4 e apart; the first tie ends the comparison."""
     model, ours, text, logits = lively_family(kind, options, tmp_path)
     again, same = our_greedy(ours, text[:5], True)
     assert again == text and np.array_equal(same, logits)
-    whole = LONG or kind == "llama" or options is FAMILIES[kind][0]
     e = 0
     for cache in (True, False)[:1 + whole]:
         wanted, single = their_greedy(model, text[:5], cache)
         ids = np.array([wanted[:-1]])
-        exact, at_once = exactly(model, ids)[0, 4:], theirs(model, ids, torch.float32)[0, 4:]
+        exact, at_once = (theirs(model, ids, double)[0, 4:] for double in (True, False))
         e, largest = max(e, np.abs([single - exact, at_once - exact]).max()), np.sort(exact)[:, -2:]
         ties = np.flatnonzero(largest[:, 1] - largest[:, 0] <= 4 * e)
         count = ties[0] if ties.size else STEPS
@@ -488,7 +487,7 @@ def test_their_roberta(tmp_path, options):
     assert ours.desc.max_length == LENGTH + 6 - config.pad_token_id - 1
     ids = some_ids(26)
     ids[ids == config.pad_token_id] += 1  # its position would be the padding's
-    exact, single = (theirs(model, ids, dtype) for dtype in (torch.float64, torch.float32))
+    exact, single = (theirs(model, ids, double) for double in (True, False))
     assert np.abs(ours(ids) - exact).max() <= 2 * np.abs(single - exact).max()
 
 
