@@ -583,7 +583,8 @@ static void foreign_configs(void **state)
                 "model.layers.1.");
     with_config("\"num_attention_heads\": 4", "\"num_attention_heads\": 1048574", MHA_ERR_MODEL,
                 "numbers");
-    with_config("\"head_dim\": 6", "\"head_dim\": 3", MHA_ERR_MODEL, "head_dim");
+    with_config("\"head_dim\": 6", "\"head_dim\": 3", MHA_ERR_MODEL,
+                "heads have 3 numbers, an odd one");
     with_config("\"head_dim\": 6", "\"head_dim\": 4", MHA_ERR_MODEL, "q_proj");
     with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", MHA_ERR_MODEL,
                 "k_proj");
@@ -607,7 +608,11 @@ static void foreign_configs(void **state)
                 MHA_ERR_MODEL, "factor");
     with_config("\"rope_type\": \"default\"",
                 "\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4", MHA_ERR_MODEL,
-                "rope_low 4, rope_high 4");
+                "'high_freq_factor' is 4, expected more than 'low_freq_factor' 4");
+    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"llama3\", \"factor\": 0.5",
+                MHA_ERR_MODEL, "'factor' is 0.5, expected at least 1");
+    with_config("\"rope_type\"", "\"partial_rotary_factor\": 1e300, \"rope_type\"", MHA_ERR_MODEL,
+                "'partial_rotary_factor' rotates 6e+300 of a head's 6 numbers");
     with_config("\"rms_norm_eps\": 1", "\"rms_norm_eps\": 0,\"x\": 1", MHA_ERR_MODEL,
                 "rms_norm_eps");
     with_config("{", "[{", MHA_ERR_FORMAT, "config.json");

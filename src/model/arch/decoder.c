@@ -118,18 +118,24 @@ static mha_status read_scaled(const rope_source *s, const mha_transformer_desc *
                               mha_layer_desc *rope)
 {
     const bool yarn = rope->rope_scaling == MHA_ROPE_SCALING_YARN;
+    const char *low = yarn ? "beta_slow" : "low_freq_factor";
+    const char *high = yarn ? "beta_fast" : "high_freq_factor";
+    static const char original[] = "original_max_position_embeddings";
     double length;
     bool truncated;
-    static const char original[] = "original_max_position_embeddings";
     MHA_TRY(read_number(s, original, (double)d->max_length, &length));
     if (!(length >= 1 && length <= MHAI_MOST_POSITIONS))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected 1..%d",
                         mhai_show_path(s->outer.path).text,
                         mhai_config_name(&s->outer, original).text, length, MHAI_MOST_POSITIONS);
     rope->rope_original_length = (int64_t)length;
-    MHA_TRY(read_float(s, yarn ? "beta_slow" : "low_freq_factor", 1, &rope->rope_low));
-    MHA_TRY(
-        read_float(s, yarn ? "beta_fast" : "high_freq_factor", yarn ? 32 : 4, &rope->rope_high));
+    MHA_TRY(read_float(s, low, 1, &rope->rope_low));
+    MHA_TRY(read_float(s, high, yarn ? 32 : 4, &rope->rope_high));
+    if (rope->rope_low > 0 && rope->rope_high > 0 && !(rope->rope_high > rope->rope_low))
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected more than '%s' %g",
+                        mhai_show_path(s->outer.path).text, mhai_config_name(&s->outer, high).text,
+                        (double)rope->rope_high, mhai_config_name(&s->outer, low).text,
+                        (double)rope->rope_low);
     if (!yarn) return MHA_OK;
     MHA_TRY(mhai_config_bool(&s->inner, "truncate", true, &truncated));
     if (!truncated)
@@ -176,20 +182,25 @@ static mha_status read_rotation(const rope_source *s, const mha_transformer_desc
                         mhai_config_name(&s->outer, "rope_theta").text, (double)rope->rope_base);
     MHA_TRY(mhai_config_number(&s->outer, "rotary_pct", 1, &partial)); /* GPT-NeoX, before 5 */
     MHA_TRY(read_number(s, "partial_rotary_factor", partial, &partial));
-    const int64_t rotated = (int64_t)(width * partial);
+    const int64_t rotated = (int64_t)(width * fmin(partial, 1));
     if (((partial < 1 || partial > 1) && !s->partial) || partial > 1 || rotated < 1)
         return mha_fail(partial <= 1 && !s->partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
                         "%s: '%s' rotates %g of a head's %g numbers; this kind of model rotates %s",
                         mhai_show_path(s->outer.path).text,
                         mhai_config_name(&s->outer, "partial_rotary_factor").text,
                         floor(width * partial), width, s->partial ? "1 or more" : "whole heads");
+    if (rotated % 2 && !(partial < 1))
+        return mha_fail(MHA_ERR_MODEL,
+                        "%s: heads have %lld numbers, an odd one, which cannot rotate in pairs",
+                        mhai_show_path(s->outer.path).text, (long long)rotated);
     if (partial < 1) MHA_TRY(set_part(s, rotated, types[type], rope));
     if (type < 2) return MHA_OK;
     rope->rope_scaling = (mha_rope_scaling)(type - 2);
     if (mhai_config_absent(&s->inner, "factor"))
         return mha_fail(MHA_ERR_MODEL, "%s: 'factor' is missing beside rope_type '%s'",
                         mhai_show_path(s->outer.path).text, types[type]);
-    MHA_TRY(mhai_config_real(&s->inner, "factor", 1, 1e-6, 1e6, &rope->rope_factor));
+    MHA_TRY(
+        mhai_config_real(&s->inner, "factor", 1, type == 2 ? 1e-6 : 1, 1e6, &rope->rope_factor));
     return type == 2 ? MHA_OK : read_scaled(s, d, rope);
 }
 
