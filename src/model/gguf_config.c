@@ -94,8 +94,6 @@ static const struct {
     {"context_length", true, false, {"max_position_embeddings", "n_positions", NULL}},
     {"embedding_length", true, false, {"hidden_size", "n_embd", NULL}},
     {"feed_forward_length", true, false, {"intermediate_size", "n_inner", NULL}},
-    {"attention.head_count", true, false, {"num_attention_heads", "n_head", NULL}},
-    {"attention.head_count_kv", false, false, {"num_key_value_heads", NULL, NULL}},
     {"attention.key_length", false, false, {"head_dim", NULL, NULL}},
     {"attention.sliding_window", false, false, {"sliding_window", NULL, NULL}},
     {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", NULL, NULL}},
@@ -137,6 +135,8 @@ static mha_status refuse(const reading *r, const mha_gguf_value *value, const ch
                     mhai_show_path(r->path).text, mhai_show_name(value->key).text, why);
 }
 
+static const char differs[] = "differs from layer to layer, which is not supported";
+
 /* An array has an element for each layer. */
 static mha_status check_array(const reading *r, const mha_gguf_value *value)
 {
@@ -160,8 +160,7 @@ static mha_status read_value(const reading *r, const mha_gguf_value *value, bool
         else
             MHA_TRY(mha_gguf_integer(value, i, 0, INT64_MAX, &n));
         if (i == 0) first_x = x, first_n = n;
-        if (n != first_n || x < first_x || x > first_x)
-            return refuse(r, value, "differs from layer to layer, which is not supported");
+        if (n != first_n || x < first_x || x > first_x) return refuse(r, value, differs);
     }
     *number = real ? json_real(x) : json_integer((json_int_t)n);
     if (*number) return MHA_OK;
@@ -181,20 +180,72 @@ static mha_status take(const reading *r, const mha_gguf_value *value, bool real,
                : no_memory();
 }
 
+static mha_status missing(const reading *r, const char *key)
+{
+    return mha_fail(MHA_ERR_MODEL, "%s: key '%s.%s' is missing", mhai_show_path(r->path).text,
+                    r->of->name, key);
+}
+
 static mha_status read_rows(const reading *r)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         mha_gguf_value value;
         if (!find(r, rows[i].key, &value)) {
-            if (rows[i].required)
-                return mha_fail(MHA_ERR_MODEL, "%s: key '%s.%s' is missing",
-                                mhai_show_path(r->path).text, r->of->name, rows[i].key);
+            if (rows[i].required) return missing(r, rows[i].key);
             continue;
         }
         for (int k = 0; rows[i].fields[k]; k++)
             MHA_TRY(take(r, &value, rows[i].real, r->root, rows[i].fields[k]));
     }
     return MHA_OK;
+}
+
+static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t layer, int64_t *number)
+{
+    MHA_TRY(mha_gguf_integer(value, value->array ? layer : 0, 0, INT64_MAX, number));
+    return json_array_append_new(list, json_integer((json_int_t)*number)) == 0 ? MHA_OK
+                                                                               : no_memory();
+}
+
+/* Heads, as those of the layer that has most, and by layer where these differ. Without a key of their
+ * own there is a key/value head for each. */
+static mha_status read_heads(const reading *r)
+{
+    const int64_t layers = count_of(r, "num_hidden_layers");
+    int64_t most = 0, kv_heads = 0, first = 0, h, k;
+    mha_gguf_value heads, kv;
+    bool same = true;
+    json_t *lists[2] = {json_array(), json_array()};
+    if (!mhai_put(r->root, "layer_heads", lists[0]) ||
+        !mhai_put(r->root, "layer_kv_heads", lists[1]))
+        return no_memory();
+    if (!find(r, "attention.head_count", &heads)) return missing(r, "attention.head_count");
+    if (!find(r, "attention.head_count_kv", &kv)) kv = heads;
+    MHA_TRY(check_array(r, &heads));
+    MHA_TRY(check_array(r, &kv));
+    for (int64_t i = 0; i < layers && layers <= MHAI_MOST_LAYERS; i++) {
+        MHA_TRY(add_to(lists[0], &heads, i, &h));
+        MHA_TRY(add_to(lists[1], &kv, i, &k));
+        if (i == 0) first = k;
+        same = same && k == first && (i == 0 || h == most);
+        if (i == 0 || h > most) most = h, kv_heads = k;
+    }
+    if (!same && r->of->names != llama_names && r->of->names != plain_names)
+        return refuse(r, kv.array ? &kv : &heads, differs);
+    if (same) {
+        json_object_del(r->root, "layer_heads");
+        json_object_del(r->root, "layer_kv_heads");
+    }
+    return mhai_put_count(r->root, "num_attention_heads", most) &&
+                   mhai_put_count(r->root, "n_head", most) &&
+                   mhai_put_count(r->root, "num_key_value_heads", kv_heads) &&
+                   mhai_put_text(r->names, "num_attention_heads", heads.key) &&
+                   mhai_put_text(r->names, "n_head", heads.key) &&
+                   mhai_put_text(r->names, "layer_heads", heads.key) &&
+                   mhai_put_text(r->names, "num_key_value_heads", kv.key) &&
+                   mhai_put_text(r->names, "layer_kv_heads", kv.key)
+               ? MHA_OK
+               : no_memory();
 }
 
 /* Layers with a window: an array of flags, or the period of those without. */
@@ -421,8 +472,6 @@ static mha_status add_known(const reading *r)
     if (!causal) return refuse(r, &value, "is false, which is not supported");
     if (find(r, "use_parallel_residual", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
     bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel);
-    if (!find(r, "attention.head_count_kv", &value))
-        good = good && mhai_put_count(r->root, "num_key_value_heads", heads);
     if (!find(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
         good = good && mhai_put_count(r->root, "head_dim", each);
     if (!find(r, "attention.sliding_window", &value) && strcmp(r->of->name, "gemma3") == 0)
@@ -472,6 +521,7 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
                              !mhai_put_text(r.root, "model_type", r.of->model_type)))
         status = no_memory();
     if (status == MHA_OK) status = read_rows(&r);
+    if (status == MHA_OK) status = read_heads(&r);
     if (status == MHA_OK) status = read_windows(&r);
     if (status == MHA_OK) status = read_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);

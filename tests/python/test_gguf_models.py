@@ -119,7 +119,8 @@ def write(path, model, factors=None, **changes):
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     if config.model_type == "gpt_neox":
         keys["rope.dimension_count"] = 2
-    for key, value in {**keys, **changes}.items():
+    keys.update(changes)
+    for key, value in keys.items():
         if value is None:
             continue
         full = f"{architecture}.{key}" if "." not in key or key.startswith(("attention.", "rope.")) else key
@@ -138,6 +139,9 @@ def write(path, model, factors=None, **changes):
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
             continue
         data = np.ascontiguousarray(rule(name, weight.numpy(), config))
+        kv = keys.get("attention.head_count_kv")
+        if isinstance(kv, list) and (".k_proj" in name or ".v_proj" in name):
+            data = data[:kv[int(name.split(".")[2])] * keys["attention.key_length"]]
         writer.add_tensor(gguf_name(name, layers, prefix), data)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
@@ -291,12 +295,30 @@ def test_layers(tmp_path, kind, options, changes):
     assert np.array_equal(file(some_ids(40)), folder(some_ids(40)))
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_heads_by_layer(tmp_path, kind):
+    """A key/value head that stands twice in a layer is one, for both groups."""
+    model = their_family(kind, OPTIONS[kind], 42)
+    attention = model.model.layers[1].self_attn
+    with torch.no_grad():
+        for weight in (attention.k_proj.weight, attention.v_proj.weight):
+            weight[len(weight) // 2:] = weight[:len(weight) // 2]
+    model.save_pretrained(tmp_path / "folder")
+    write(tmp_path / "model.gguf", model, **{"attention.head_count_kv": [2, 1, 2]})
+    folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
+    assert file.desc.layer_kv_heads[:3] == [2, 1, 2] and file.desc.kv_heads == 2
+    assert np.array_equal(file(some_ids(43)), folder(some_ids(43)))
+    assert shape_of(tmp_path / "model.gguf") == shape_of(tmp_path / "folder")
+
+
 @pytest.mark.parametrize("changes, words", [
     ({"block_count": None}, "key 'llama.block_count' is missing"),
     ({"block_count": 2}, "which .* does not ask for|has weight 'blk.2."),
     ({"block_count": 9}, "weight 'blk.3.*' is missing|holds .* numbers"),
     ({"embedding_length": 16}, "token_embd.weight' has shape"),
-    ({"attention.head_count_kv": [2, 2, 1]}, "'llama.attention.head_count_kv' differs from layer to"),
+    ({"attention.head_count_kv": [2] * 4}, "'llama.attention.head_count_kv' has 4 elements, expected 3"),
+    ({"attention.head_count": None}, "key 'llama.attention.head_count' is missing"),
+    ({"feed_forward_length": [56, 56, 48]}, "'llama.feed_forward_length' differs from layer to layer"),
     ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
     ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 alone"),
     ({"attention.causal": False}, "'llama.attention.causal' is false"),
@@ -332,6 +354,8 @@ def test_refused(tmp_path, changes, words):
     ("gemma2", "attention.sliding_window", 0, "is 0, expected 1.."),
     ("qwen2", "attention.layer_norm_rms_epsilon", 0.0, "is 0, expected more than 0, at most 1"),
     ("gpt2", "attention.layer_norm_epsilon", -1.0, "is -1, expected a finite number from 0 on"),
+    ("phi3", "attention.head_count_kv", [2, 2, 1], "differs from layer to layer"),
+    ("llama", "attention.head_count_kv", [2, 5, 2], "number 1 is not a whole number from 0 to 4"),
     ("phi3", "rope.freq_base", 0.5, "is 0.5, expected 1 or more"),
     ("gemma3_text", "rope.freq_base_swa", 0.5, "is 0.5, expected at least 1"),
     ("gemma2", "attn_logit_softcapping", 0.0, "is 0, expected at least 1e-06"),

@@ -35,6 +35,7 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
                         mhai_config_name(config, family->keys->kv_heads).text,
                         (long long)d->kv_heads, mhai_config_name(config, family->keys->heads).text,
                         (long long)d->num_heads);
+    MHA_TRY(mhai_read_heads(config, plan));
     MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-6, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", family->tied, &tied));
     if (tied) d->flags |= MHA_TRANSFORMER_TIED;

@@ -112,6 +112,9 @@ MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_f
                                          const char *inner, mha_transformer_desc *d);
 extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distilbert;
 
+/* Heads by layer: layer_heads and layer_kv_heads of our own folders and of GGUF files. */
+MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan);
+
 /* What decoders share (decoder.c). The names of Llama's weights: */
 #define MHAI_LLAMA_NAMES                                                              \
     MHAI_NAME("embed_tokens", "model.embed_tokens"), MHAI_NAME("norm", "model.norm"), \

@@ -264,20 +264,22 @@ static mha_status read_list(const mhai_config *config, const char *key, int64_t 
     const json_t *list = json_object_get(config->root, key);
     if (!json_is_array(list) || (int64_t)json_array_size(list) != count)
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a list of %lld numbers, one for each layer",
-                        mhai_show_path(config->path).text, key, (long long)count);
+                        mhai_show_path(config->path).text, mhai_config_name(config, key).text,
+                        (long long)count);
     for (int64_t i = 0; i < count; i++) {
         const json_t *value = json_array_get(list, (size_t)i);
         numbers[i] = (int64_t)json_integer_value(value);
         if (!json_is_integer(value) || numbers[i] < 0 || numbers[i] > most)
             return mha_fail(MHA_ERR_MODEL,
                             "%s: '%s' number %lld is not a whole number from 0 to %lld",
-                            mhai_show_path(config->path).text, key, (long long)i, (long long)most);
+                            mhai_show_path(config->path).text, mhai_config_name(config, key).text,
+                            (long long)i, (long long)most);
     }
     return MHA_OK;
 }
 
-/* Heads by layer. No weight would vouch for a num_heads that no layer has. */
-static mha_status read_heads(const mhai_config *config, mhai_family_plan *plan)
+/* No weight would vouch for a num_heads that no layer has. */
+mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
     int64_t most = 1;
@@ -311,7 +313,7 @@ static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_optional(config, "memory_dim", 0, MHAI_MOST_WIDTH, 0, &d->memory_dim));
     MHA_TRY(mhai_config_optional(config, "type_count", 0, MHAI_MOST_ENTRIES, 0, &d->type_count));
     MHA_TRY(read_own_kinds(config, d));
-    MHA_TRY(read_heads(config, plan));
+    MHA_TRY(mhai_read_heads(config, plan));
     return read_layers(config, plan);
 }
 
