@@ -108,7 +108,7 @@ typedef struct mha_layer_desc {
     int64_t t5_max_distance;  /* 0: 128 */
     int64_t rotary_dim;       /* of rotary positions; even, 0: D */
     float rope_base;          /* 0: that of the transformer */
-    float rope_factor;        /* 0: 1 */
+    float rope_factor;        /* 0: 1. Of a scaling at least 1e-6 */
     mha_rope_scaling rope_scaling;
     float rope_low, rope_high;    /* 0: Llama 3: 1 and 4, YaRN: 1 and 32. Not with LINEAR */
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */

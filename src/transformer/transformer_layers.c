@@ -52,14 +52,16 @@ static mha_status fill_scaling(mha_layer_desc *l)
     if (yarn && l->rope_amplitude == 0)
         l->rope_amplitude =
             l->rope_factor > 1 ? (float)(0.1 * mha_log((double)l->rope_factor) + 1) : 1;
-    if (!(l->rope_low > 0) || !(l->rope_high > l->rope_low) || isinf(l->rope_high) ||
-        !(l->rope_factor >= 1) || isinf(l->rope_factor) || !isfinite(l->rope_amplitude) ||
+    /* Llama 3 weights by the turns between the two; YaRN rounds them outwards. */
+    if (!(l->rope_low > 0) || isinf(l->rope_high) ||
+        !(yarn ? l->rope_high >= l->rope_low : l->rope_high > l->rope_low) ||
+        !(l->rope_factor >= 1e-6F) || isinf(l->rope_factor) || !isfinite(l->rope_amplitude) ||
         l->rope_amplitude < 0 || l->rope_original_length < 1 || !(l->rope_base > 1))
         return mha_fail(
             MHA_ERR_ARGUMENT,
             "mha_layer_desc: rope_original_length is %lld, rope_factor %g, rope_low %g, "
-            "rope_high %g, rope_amplitude %g, rope_base %g; expected 1 or more, 1 or "
-            "more, above 0, above rope_low, 0 or more, above 1",
+            "rope_high %g, rope_amplitude %g, rope_base %g; expected 1 or more, 1e-6 or "
+            "more, above 0, above rope_low (YaRN: or equal), 0 or more, above 1",
             (long long)l->rope_original_length, (double)l->rope_factor, (double)l->rope_low,
             (double)l->rope_high, (double)l->rope_amplitude, (double)l->rope_base);
     return MHA_OK;

@@ -35,10 +35,12 @@ static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc 
     if (rng_chance(r, 0.4)) {
         l->rope_scaling = rng_chance(r, 0.5) ? MHA_ROPE_SCALING_LLAMA3 : MHA_ROPE_SCALING_YARN;
         l->rope_original_length = rng_between(r, 1, 16);
-        l->rope_factor = (float)(1 + 5 * rng_uniform(r));
+        l->rope_factor = (float)(0.5 + 5 * rng_uniform(r));
         if (rng_chance(r, 0.5)) l->rope_low = 0.2f, l->rope_high = (float)(0.3 + rng_uniform(r));
         if (l->rope_scaling == MHA_ROPE_SCALING_YARN && rng_chance(r, 0.5))
             l->rope_amplitude = 1.2f;
+        if (l->rope_scaling == MHA_ROPE_SCALING_YARN && rng_chance(r, 0.2))
+            l->rope_low = l->rope_high = (float)(0.1 + rng_uniform(r));
     }
     const int64_t D = d->head_dim ? d->head_dim : d->embed_dim / d->num_heads;
     if (D > 2 && rng_chance(r, 0.3)) l->rotary_dim = 2 * rng_between(r, 1, D / 2);

@@ -609,8 +609,8 @@ static void foreign_configs(void **state)
     with_config("\"rope_type\": \"default\"",
                 "\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4", MHA_ERR_MODEL,
                 "'high_freq_factor' is 4, expected more than 'low_freq_factor' 4");
-    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"llama3\", \"factor\": 0.5",
-                MHA_ERR_MODEL, "'factor' is 0.5, expected at least 1");
+    with_config("\"rope_type\": \"default\"", "\"rope_type\": \"llama3\", \"factor\": 0",
+                MHA_ERR_MODEL, "'factor' is 0, expected at least 1e-06");
     with_config("\"rope_type\"", "\"partial_rotary_factor\": 1e300, \"rope_type\"", MHA_ERR_MODEL,
                 "'partial_rotary_factor' rotates 6e+300 of a head's 6 numbers");
     with_config("\"rms_norm_eps\": 1", "\"rms_norm_eps\": 0,\"x\": 1", MHA_ERR_MODEL,

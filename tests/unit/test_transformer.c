@@ -1071,9 +1071,15 @@ static void layers_are_checked(void **state)
         {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_low = 5},
          MHA_ERR_ARGUMENT,
          "rope_low 5"},
-        {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_factor = 0.5f},
+        {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_low = 4},
          MHA_ERR_ARGUMENT,
-         "rope_factor 0.5"},
+         "rope_low 4"},
+        {{.rope_scaling = MHA_ROPE_SCALING_YARN, .rope_original_length = 4, .rope_low = 33},
+         MHA_ERR_ARGUMENT,
+         "rope_low 33"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_factor = 1e-7f},
+         MHA_ERR_ARGUMENT,
+         "rope_factor 1e-07"},
     };
     mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0]}};
     mha_transformer_desc d = {.struct_size = sizeof d,

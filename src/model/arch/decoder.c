@@ -132,11 +132,12 @@ static mha_status read_scaled(const rope_source *s, const mha_transformer_desc *
     rope->rope_original_length = (int64_t)length;
     MHA_TRY(read_float(s, low, 1, &rope->rope_low));
     MHA_TRY(read_float(s, high, yarn ? 32 : 4, &rope->rope_high));
-    if (rope->rope_low > 0 && rope->rope_high > 0 && !(rope->rope_high > rope->rope_low))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected more than '%s' %g",
+    if (rope->rope_low > 0 && rope->rope_high > 0 &&
+        !(yarn ? rope->rope_high >= rope->rope_low : rope->rope_high > rope->rope_low))
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected %s '%s' %g",
                         mhai_show_path(s->outer.path).text, mhai_config_name(&s->outer, high).text,
-                        (double)rope->rope_high, mhai_config_name(&s->outer, low).text,
-                        (double)rope->rope_low);
+                        (double)rope->rope_high, yarn ? "at least" : "more than",
+                        mhai_config_name(&s->outer, low).text, (double)rope->rope_low);
     if (!yarn) return MHA_OK;
     MHA_TRY(mhai_config_bool(&s->inner, "truncate", true, &truncated));
     if (!truncated)
@@ -200,8 +201,7 @@ static mha_status read_rotation(const rope_source *s, const mha_transformer_desc
     if (mhai_config_absent(&s->inner, "factor"))
         return mha_fail(MHA_ERR_MODEL, "%s: 'factor' is missing beside rope_type '%s'",
                         mhai_show_path(s->outer.path).text, types[type]);
-    MHA_TRY(
-        mhai_config_real(&s->inner, "factor", 1, type == 2 ? 1e-6 : 1, 1e6, &rope->rope_factor));
+    MHA_TRY(mhai_config_real(&s->inner, "factor", 1, 1e-6, 1e6, &rope->rope_factor));
     return type == 2 ? MHA_OK : read_scaled(s, d, rope);
 }
 
