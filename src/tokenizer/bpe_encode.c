@@ -196,7 +196,8 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
         if (step->what == MHAI_STEP_NFC && mhai_nfc_is_plain(e->normal.text, e->normal.size))
             continue;
         mhai_draft *draft = turn_draft(e, 0);
-        if (step->pattern) MHA_TRY(mhai_matcher_text(&e->matcher, e->normal.text, e->normal.size));
+        if (step->pattern)
+            MHA_TRY(mhai_matcher_text(&e->matcher, e->normal.text, 0, e->normal.size));
         if (step->what == MHAI_STEP_NFC)
             MHA_TRY(mhai_nfc(&e->t->allocator, &e->normal, draft));
         else
@@ -232,12 +233,14 @@ static mha_status split(encoder *e, size_t from, size_t to, const mhai_vector **
         const mhai_vector *parts = &e->parts[e->turn];
         mhai_vector *made = &e->parts[e->turn ^= 1];
         made->count = 0;
-        if (step->pattern) MHA_TRY(mhai_matcher_text(&e->matcher, e->words.text, e->words.size));
+        if (step->pattern) MHA_TRY(mhai_matcher_text(&e->matcher, e->words.text, from, to));
         if (step->what == MHAI_STEP_SPLIT) {
             const part *p = parts->items;
             for (size_t k = 0; k < parts->count; k++) MHA_TRY(split_part(e, step, &p[k], made));
         } else {
             MHA_TRY(rewrite_parts(e, step, parts, made));
+            from = 0;
+            to = e->words.size;
         }
     }
     *words = &e->parts[e->turn];

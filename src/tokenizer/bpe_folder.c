@@ -8,6 +8,7 @@
 
 #include <multihead/component.h>
 
+#include <stdio.h>
 #include <string.h>
 
 enum { MOST_NESTED = 8 };
@@ -76,6 +77,14 @@ static mha_status get_pattern(const reader *r, const char *part, const json_t *j
     return MHA_OK;
 }
 
+/* Append a step that may have a pattern, which messages find by its part of the file. */
+static mha_status add_step(const reader *r, const char *part, const mhai_step_desc *desc)
+{
+    char where[208];
+    snprintf(where, sizeof where, "%s: %s", r->path.text, part);
+    return mhai_bpe_add_step(r->bpe, where, desc);
+}
+
 /* ---- normalizer ------------------------------------------------------------------------------ */
 
 static mha_status read_nfc(reader *r, const json_t *json)
@@ -101,7 +110,7 @@ static mha_status read_replace(reader *r, const json_t *json)
     MHA_TRY(get_pattern(r, "normalizer Replace", json, &desc));
     if (desc.literal && strcmp(desc.literal, " ") == 0 && strcmp(desc.text, "\xE2\x96\x81") == 0)
         r->bpe->marks_spaces = true;
-    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+    return add_step(r, "normalizer Replace", &desc);
 }
 
 static const row normalizers[] = {
@@ -147,7 +156,7 @@ static mha_status read_split(reader *r, const json_t *json)
     for (size_t i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
         if (strcmp(behavior, behaviors[i]) == 0) {
             desc.like.split = (enum mhai_split)i;
-            return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+            return add_step(r, "pre_tokenizer Split", &desc);
         }
     return refuse(r, "pre_tokenizer Split: behavior", behavior);
 }

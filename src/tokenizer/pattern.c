@@ -6,6 +6,7 @@
 
 #include <multihead/component.h>
 
+#include <stdio.h>
 #include <string.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -16,13 +17,15 @@ struct mhai_pattern {
     pcre2_general_context *general;
     pcre2_code *code;
     mhai_shown shown;
+    char where[208]; /* a path as it is shown, and the part of the file */
 };
 
 enum {
     MOST_BYTES = 4096,          /* of a pattern; that of GPT-4o has 300 */
+    MOST_COUNT = 1000,          /* of a repetition {...}, which PCRE2 compares without a step */
     MOST_KIBIBYTES = 64 * 1024, /* of memory for one match */
-    FIRST_WAYS = 10000,         /* that a match may try, and how many more */
-    MORE_WAYS = 100             /* for each byte; those of the known models try 3 */
+    FIRST_STEPS = 10000,        /* that all matches of a text may take, and how many more */
+    MORE_STEPS = 200            /* for each byte; those of the known models take 14 at most */
 };
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -52,6 +55,9 @@ typedef struct scanner {
     const char *where, *text;
     size_t size, at;
     mhai_shown shown;
+    int depth, folded;   /* open groups, and those when (?i: opened; 0: case counts */
+    bool folds;          /* somewhere */
+    mhai_vector counted; /* the pattern with what counts steps */
 } scanner;
 
 static mha_status refuse(const scanner *s, size_t from, size_t to, const char *what)
@@ -72,6 +78,7 @@ static mha_status take_property(scanner *s)
     static const char groups[] = "CLMNPSZ";
     const size_t from = s->at;
     size_t at = from + 2;
+    if (s->folded) return refuse(s, from, from + 2, "in (?i:...), the property");
     if (at < s->size && s->text[at] == '{') at++;
     if (at < s->size && s->text[at] == '^') at++;
     size_t letters = 0;
@@ -117,6 +124,11 @@ static mha_status take_class(scanner *s)
 static mha_status take_group(scanner *s)
 {
     static const char *const known[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?i:"};
+    s->depth++;
+    if (looks(s, "(?i:")) {
+        if (!s->folded) s->folded = s->depth;
+        s->folds = true;
+    }
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (looks(s, known[i])) {
             s->at += strlen(known[i]);
@@ -127,72 +139,145 @@ static mha_status take_group(scanner *s)
     return MHA_OK;
 }
 
-/* {2}, {1,3}, {1,}; a + behind it means something else to Oniguruma, {,3} to PCRE2. */
+static void leave_group(scanner *s)
+{
+    if (s->folded == s->depth) s->folded = 0;
+    s->depth--;
+    s->at++;
+}
+
+/* In (?i:...), Oniguruma takes one character for several ("\u00DF" for "ss"), PCRE2 does not. */
+static mha_status take_literal(scanner *s)
+{
+    static const char *const pairs[] = {"ss", "ff", "fi", "fl", "st"};
+    for (size_t i = 0; s->folded && s->size - s->at > 1 && i < 5; i++)
+        if ((s->text[s->at] | 0x20) == pairs[i][0] && (s->text[s->at + 1] | 0x20) == pairs[i][1])
+            return refuse(s, s->at, s->at + 2, "in (?i:...), the text");
+    if (s->folded && (unsigned char)s->text[s->at] >= 0x80)
+        return refuse(s, s->at, s->at, "in (?i:...), a character that is not of ASCII,");
+    s->at++;
+    return MHA_OK;
+}
+
+/* {2}, {1,3}, {1,}; a + behind it means something else to Oniguruma, {,3} and {2}? to PCRE2. */
 static mha_status take_count(scanner *s)
 {
     const size_t from = s->at++;
-    size_t digits = 0, commas = 0;
+    int64_t digits = 0, commas = 0, count = 0;
     for (; s->at < s->size && s->text[s->at] != '}'; s->at++) {
         const char c = s->text[s->at];
-        if (c == ',' && digits > 0 && commas == 0)
+        if (c == ',' && digits > 0 && commas == 0) {
             commas++;
-        else if (c >= '0' && c <= '9')
+            count = 0;
+        } else if (c >= '0' && c <= '9' && count <= MOST_COUNT) {
             digits++;
-        else
+            count = 10 * count + (c - '0');
+        } else {
             break;
+        }
     }
     const bool closed = s->at < s->size && s->text[s->at] == '}' && digits > 0;
     if (closed) s->at++;
-    if (!closed || looks(s, "+")) return refuse(s, from, s->at, "the repetition");
+    if (!closed || count > MOST_COUNT || looks(s, "+") || (commas == 0 && looks(s, "?")))
+        return refuse(s, from, s->at, "the repetition");
     return MHA_OK;
+}
+
+static bool looks_repeated(const scanner *s)
+{
+    return looks(s, "*") || looks(s, "+") || looks(s, "?") || looks(s, "{");
+}
+
+/* *, +, ?, {...}, and ? (as few as possible) or + (all or nothing) behind it. */
+static mha_status take_repetition(scanner *s)
+{
+    if (looks(s, "{")) {
+        MHA_TRY(take_count(s));
+    } else {
+        s->at++;
+        if (looks(s, "+")) s->at++;
+    }
+    if (looks(s, "?")) s->at++;
+    return looks_repeated(s) ? refuse(s, s->at, s->at + 1, "repeated again, the repetition")
+                             : MHA_OK;
+}
+
+/* One item, with its repetition. What may match in several ways is followed by a callout: the ways
+ * that a match has tried pass it, so that they can be counted. */
+static mha_status take_item(scanner *s)
+{
+    static const char callout[] = "(?C)";
+    const size_t from = s->at;
+    bool several = false;
+    switch (s->text[s->at]) {
+    case '\\': MHA_TRY(take_escape(s)); break;
+    case '[': MHA_TRY(take_class(s)); break;
+    case '(': MHA_TRY(take_group(s)); break;
+    case ')':
+        leave_group(s);
+        several = true;
+        break;
+    case '^':
+    case '$': return refuse(s, s->at, s->at + 1, "the anchor");
+    default: MHA_TRY(take_literal(s));
+    }
+    if (looks_repeated(s)) {
+        MHA_TRY(take_repetition(s));
+        several = true;
+    }
+    MHA_TRY(mhai_vector_append(&s->counted, s->text + from, s->at - from));
+    return several ? mhai_vector_append(&s->counted, callout, sizeof callout - 1) : MHA_OK;
 }
 
 static mha_status check(scanner *s)
 {
-    while (s->at < s->size) {
-        switch (s->text[s->at]) {
-        case '\\': MHA_TRY(take_escape(s)); break;
-        case '[': MHA_TRY(take_class(s)); break;
-        case '(': MHA_TRY(take_group(s)); break;
-        case '{': MHA_TRY(take_count(s)); break;
-        case '^':
-        case '$': return refuse(s, s->at, s->at + 1, "the anchor");
-        default: s->at++;
-        }
-    }
+    while (s->at < s->size) MHA_TRY(take_item(s));
     return MHA_OK;
 }
 
 /* ---- Compiling ------------------------------------------------------------------------------- */
 
-static mha_status explain(int error, size_t offset, const char *where, const mhai_pattern *p)
+static mha_status explain(int error, size_t offset, const mhai_pattern *p)
 {
     PCRE2_UCHAR text[128];
     if (error == PCRE2_ERROR_NOMEMORY || error == 121 /* malloc failed */) return no_memory();
     if (pcre2_get_error_message(error, text, sizeof text) < 0) text[0] = '\0';
-    return mha_fail(MHA_ERR_FORMAT, "%s: pattern '%s': at byte %zu: %s", where, p->shown.text,
+    return mha_fail(MHA_ERR_FORMAT, "%s: pattern '%s': at byte %zu: %s", p->where, p->shown.text,
                     offset, (const char *)text);
 }
 
-static mha_status compile(mhai_pattern *p, const char *where, const char *text, size_t size)
+static mha_status compile(mhai_pattern *p, const char *text, size_t size, uint32_t options)
 {
     int error = 0;
     PCRE2_SIZE offset = 0;
-    uint32_t empty = 0;
-    p->general = pcre2_general_context_create(allocate, release, &p->allocator);
-    pcre2_compile_context *context = p->general ? pcre2_compile_context_create(p->general) : NULL;
+    pcre2_code_free(p->code);
+    pcre2_compile_context *context = pcre2_compile_context_create(p->general);
     if (!context) return no_memory();
     pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* what . does not match */
-    p->code = pcre2_compile((PCRE2_SPTR)text, size, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
-                            &error, &offset, context);
+    options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+    p->code = pcre2_compile((PCRE2_SPTR)text, size, options, &error, &offset, context);
     pcre2_compile_context_free(context);
-    if (!p->code) return explain(error, offset, where, p);
+    return p->code ? MHA_OK : explain(error, offset, p);
+}
+
+/* As it is written first, so that what is wrong has its place. Where a match begins with one letter
+ * of either case, PCRE2 looks for both in all of the rest, for every match again: not so here. */
+static mha_status make(mhai_pattern *p, scanner *s, bool own)
+{
+    uint32_t empty = 0, first = 0;
+    p->general = pcre2_general_context_create(allocate, release, &p->allocator);
+    if (!p->general) return no_memory();
+    if (!own) MHA_TRY(check(s));
+    MHA_TRY(compile(p, s->text, s->size, 0));
     pcre2_pattern_info(p->code, PCRE2_INFO_MATCHEMPTY, &empty);
     if (empty)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: the pattern '%s' may match the empty text, which is not supported",
-                        where, p->shown.text);
-    return MHA_OK;
+                        p->where, p->shown.text);
+    if (own) return MHA_OK;
+    pcre2_pattern_info(p->code, PCRE2_INFO_FIRSTCODETYPE, &first);
+    return compile(p, s->counted.items, s->counted.count,
+                   s->folds && first == 1 ? PCRE2_NO_START_OPTIMIZE : 0);
 }
 
 mha_status mhai_pattern_make(const mha_allocator *allocator, const char *where, const char *text,
@@ -204,11 +289,13 @@ mha_status mhai_pattern_make(const mha_allocator *allocator, const char *where, 
                         "%s: the pattern '%s' has %zu bytes, at most %d are "
                         "supported",
                         where, s.shown.text, size, (int)MOST_BYTES);
-    if (!own) MHA_TRY(check(&s));
     mhai_pattern *made = mhai_vector_alloc(allocator, 1, sizeof *made);
     if (!made) return no_memory();
     *made = (mhai_pattern){.allocator = *allocator, .shown = s.shown};
-    const mha_status status = compile(made, where, text, size);
+    snprintf(made->where, sizeof made->where, "%s", where);
+    s.counted = mhai_vector_make(&made->allocator, 1);
+    const mha_status status = make(made, &s, own);
+    mhai_vector_free(&s.counted);
     if (status == MHA_OK)
         *pattern = made;
     else
@@ -227,15 +314,29 @@ void mhai_pattern_free(mhai_pattern *pattern)
 
 /* ---- Matching -------------------------------------------------------------------------------- */
 
+/* A step is a way that is tried, and a character that is passed on it, forwards or back. */
+static int count_steps(pcre2_callout_block *block, void *user)
+{
+    mhai_matcher *m = user;
+    const size_t at = block->current_position;
+    const size_t from =
+        block->callout_flags & PCRE2_CALLOUT_STARTMATCH ? block->start_match : m->last;
+    m->last = at;
+    m->steps += 1 + (at > from ? at - from : from - at);
+    return m->steps <= m->most_steps ? 0 : PCRE2_ERROR_MATCHLIMIT;
+}
+
 mha_status mhai_matcher_make(const mha_allocator *allocator, mhai_matcher *m)
 {
-    *m = (mhai_matcher){.subject = mhai_vector_make(allocator, 1)};
+    *m = (mhai_matcher){.subject = mhai_vector_make(allocator, 1), .most_steps = FIRST_STEPS};
     /* PCRE2 hands the pointer back as it is; the functions only read the allocator. */
     void *user = (void *)(uintptr_t)allocator;
     m->general = pcre2_general_context_create(allocate, release, user);
     m->data = m->general ? pcre2_match_data_create(1, m->general) : NULL;
     m->context = m->data ? pcre2_match_context_create(m->general) : NULL;
     if (!m->context) return no_memory();
+    pcre2_set_callout(m->context, count_steps, m);
+    pcre2_set_match_limit(m->context, UINT32_MAX); /* of one match only */
     pcre2_set_heap_limit(m->context, MOST_KIBIBYTES);
     return MHA_OK;
 }
@@ -311,46 +412,52 @@ static int32_t stand_in(int32_t c)
     return low < sizeof newer / sizeof newer[0] && newer[low].first <= c ? newer[low].stand_in : 0;
 }
 
-mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t size)
+mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t from, size_t to)
 {
-    m->text = text;
-    m->size = size;
-    for (size_t at = 0; at < size;) {
-        const size_t from = at;
+    m->text = text + from;
+    m->base = from;
+    m->most_steps += MORE_STEPS * (uint64_t)(to - from);
+    for (size_t at = from; at < to;) {
+        const size_t first = at;
         if ((unsigned char)text[at] < 0xE0) { /* none of them is below U+0800 */
             at++;
             continue;
         }
         const int32_t other = stand_in(mhai_utf8_next(text, &at));
         if (!other) continue;
-        if (m->text == text) {
+        if (m->text == text + from) {
             m->subject.count = 0;
-            MHA_TRY(mhai_vector_append(&m->subject, text, size));
+            MHA_TRY(mhai_vector_append(&m->subject, text + from, to - from));
             m->text = m->subject.items;
         }
-        mhai_utf8_put(other, (char *)m->subject.items + from);
+        mhai_utf8_put(other, (char *)m->subject.items + (first - from));
     }
     return MHA_OK;
+}
+
+static mha_status too_slow(const mhai_matcher *m, const mhai_pattern *p, int error)
+{
+    if (error == PCRE2_ERROR_NOMEMORY) return no_memory();
+    if (error != PCRE2_ERROR_MATCHLIMIT)
+        return mha_fail(MHA_ERR_SIZE,
+                        "%s: the pattern '%s' needs more than %d MiB for a match; give the model a "
+                        "simpler pattern",
+                        p->where, p->shown.text, MOST_KIBIBYTES / 1024);
+    return mha_fail(MHA_ERR_SIZE,
+                    "%s: the pattern '%s' has too many ways to match the text: it takes more than "
+                    "%llu steps (%d and %d per byte); give the model a simpler pattern",
+                    p->where, p->shown.text, (unsigned long long)m->most_steps, (int)FIRST_STEPS,
+                    (int)MORE_STEPS);
 }
 
 mha_status mhai_matcher_next(mhai_matcher *m, const mhai_pattern *pattern, size_t begin, size_t at,
                              size_t end, size_t *from, size_t *to)
 {
-    const size_t rest = end - at;
-    const uint32_t most = rest < (UINT32_MAX - FIRST_WAYS) / MORE_WAYS
-                              ? FIRST_WAYS + MORE_WAYS * (uint32_t)rest
-                              : UINT32_MAX;
-    pcre2_set_match_limit(m->context, most);
-    const int found = pcre2_match(pattern->code, (PCRE2_SPTR)m->text + begin, end - begin,
-                                  at - begin, PCRE2_NO_UTF_CHECK, m->data, m->context);
+    const int found = pcre2_match(pattern->code, (PCRE2_SPTR)m->text + (begin - m->base),
+                                  end - begin, at - begin, PCRE2_NO_UTF_CHECK, m->data, m->context);
     *from = *to = end;
     if (found == PCRE2_ERROR_NOMATCH) return MHA_OK;
-    if (found == PCRE2_ERROR_NOMEMORY) return no_memory();
-    if (found < 0)
-        return mha_fail(MHA_ERR_SIZE,
-                        "tokenizer: the pattern '%s' has too many ways to match at byte %zu of the "
-                        "text; shorten the text or give the model a simpler pattern",
-                        pattern->shown.text, at);
+    if (found < 0) return too_slow(m, pattern, found);
     const PCRE2_SIZE *places = pcre2_get_ovector_pointer(m->data);
     *from = begin + places[0];
     *to = begin + places[1];

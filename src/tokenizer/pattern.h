@@ -1,8 +1,9 @@
 /* Regular expressions as tokenizer.json has them, through PCRE2.
  *
  * The patterns are written for Oniguruma. What it reads otherwise than PCRE2 is refused by name, so
- * that a pattern means the same here or is not taken. Matching is bounded: a pattern that tries too
- * many ways is an error, not an endless loop. */
+ * that a pattern means the same here or is not taken. Matching is bounded: all matches of a text
+ * together may take a number of steps that grows with its length; a pattern that needs more is an
+ * error, not an endless loop. Our own patterns need no bound. */
 #ifndef MHAI_PATTERN_H
 #define MHAI_PATTERN_H
 
@@ -22,18 +23,21 @@ void mhai_pattern_free(mhai_pattern *pattern);
 typedef struct mhai_matcher {
     void *general, *data, *context;
     mhai_vector subject; /* the text as PCRE2 is shown it */
-    const char *text;
-    size_t size;
+    const char *text;    /* from byte base on */
+    size_t base, last;
+    uint64_t steps, most_steps;
 } mhai_matcher;
 
 MHA_NODISCARD mha_status mhai_matcher_make(const mha_allocator *allocator, mhai_matcher *matcher);
 void mhai_matcher_free(mhai_matcher *matcher);
 
-/* Set the text, which is valid UTF-8 and borrowed until the next one. */
-MHA_NODISCARD mha_status mhai_matcher_text(mhai_matcher *matcher, const char *text, size_t size);
+/* Set the text: bytes [from, to), which are valid UTF-8 and borrowed until the next one. Every byte
+ * set allows more steps. The matcher must not be moved. */
+MHA_NODISCARD mha_status mhai_matcher_text(mhai_matcher *matcher, const char *text, size_t from,
+                                           size_t to);
 
 /* The first match at byte at or behind it, as if bytes [begin, end) were all of the text. *from is
- * end if there is none. Errors: MHA_ERR_SIZE (too many ways to match), MHA_ERR_NOMEM. */
+ * end if there is none. Errors: MHA_ERR_SIZE (too many steps), MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_matcher_next(mhai_matcher *matcher, const mhai_pattern *pattern,
                                            size_t begin, size_t at, size_t end, size_t *from,
                                            size_t *to);

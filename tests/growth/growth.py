@@ -130,27 +130,57 @@ def named(folder, n):
     return folder
 
 
-def bpe(folder, n, text="", pieces=False):
+WORDS = (r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+         r"|\s+(?!\S)|\s+")
+CASES = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|" + WORDS)
+BYTES = dict(type="ByteLevel", add_prefix_space=False, use_regex=False)
+
+
+def splits(pattern):
+    return dict(type="Sequence", pretokenizers=[
+        dict(type="Split", pattern=dict(Regex=pattern), behavior="Isolated", invert=False), BYTES])
+
+
+SPLITTERS = {
+    "GPT-2": dict(BYTES, use_regex=True),
+    "Llama 3, Qwen 2": splits("(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + WORDS),
+    "GPT-4o": splits(CASES),
+    "SmolLM": dict(type="Sequence", pretokenizers=[dict(type="Digits", individual_digits=True),
+                                                   dict(BYTES, use_regex=True)]),
+    "pieces": dict(type="Metaspace", replacement="\u2581", prepend_scheme="first", split=False),
+}
+
+
+def bpe(folder, n, text="", splitter=SPLITTERS["GPT-2"], added=()):
     """Byte-level or of pieces; every merge makes the token before it longer by an a or a b."""
     folder.mkdir()
-    first = ["<unk>", "a", "b", "\u2581" if pieces else "\u0120"]
+    first = ["<unk>", "a", "b", "\u2581" if splitter is SPLITTERS["pieces"] else "\u0120"]
     made = ["a"]
     for i in range(n):
         made.append(made[i // 2] + "ab"[i % 2])
     merges = [[token[:-1], token[-1]] for token in dict.fromkeys(made[1:])]
     tokens = list(dict.fromkeys(first + made))
-    splitter = (dict(type="Metaspace", replacement="\u2581", prepend_scheme="first", split=False)
-                if pieces else dict(type="ByteLevel", add_prefix_space=False, use_regex=True))
+    extra = [dict(id=i, content=word, special=False, normalized=True)
+             for i, word in enumerate(added, len(tokens))]
     (folder / "tokenizer.json").write_text(json.dumps(dict(
-        normalizer=dict(type="NFC"), pre_tokenizer=splitter, added_tokens=[],
+        normalizer=dict(type="NFC"), pre_tokenizer=splitter, added_tokens=extra,
         model=dict(type="BPE", unk_token="<unk>", merges=merges,
                    vocab={t: i for i, t in enumerate(tokens)}))))
     (folder / "text.txt").write_text(text)
     return folder
 
 
-def bpe_text(text, pieces=False):
-    return lambda folder, n: bpe(folder, 30, text(n), pieces)
+def bpe_text(text, **settings):
+    return lambda folder, n: bpe(folder, 30, text(n), **settings)
+
+
+def bpe_runs():
+    """Runs of one character, with every splitter."""
+    units = {"letters": "a", "spaces": " ", "line ends": "\n", "emoji": "\U0001f44d"}
+    return [(f"a run of {name}, BPE of {kind}", "encode_pieces", 1000,
+             bpe_text(lambda n, unit=unit: unit * n, splitter=splitter))
+            for kind, splitter in SPLITTERS.items() for name, unit in units.items()]
 
 
 def word_level(folder, n, text=""):
@@ -223,7 +253,12 @@ READ = [
     ("white space, BPE", "encode_pieces", 2000, bpe_text(lambda n: "a" + " " * n + "\n b")),
     ("combining marks, BPE", "encode_pieces", 600, bpe_text(lambda n: "a" + "\u0301\u0323" * n)),
     ("length of a text, BPE of pieces", "encode_pieces", 1000,
-     bpe_text(lambda n: "aab ba" * n, True)),
+     bpe_text(lambda n: "aab ba" * n, splitter=SPLITTERS["pieces"])),
+    ("normalized added tokens of a text, BPE", "encode_pieces", 200,
+     bpe_text(lambda n: "\u3042a  " * n, added=["  "], splitter=SPLITTERS["GPT-4o"])),
+    ("a letter of either case, BPE", "encode_pieces", 2000,
+     bpe_text(lambda n: "a" * n, splitter=splits("(?i:a)"))),
+    *bpe_runs(),
     ("head of a .npy file", "npy", 1000, head),
     ("a .npy file in Fortran order", "npy", 300, fortran),
 ]

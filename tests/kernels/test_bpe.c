@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "support/expect.h"
@@ -346,9 +347,12 @@ static void test_patterns(void **state)
 {
     (void)state;
     static const char *const refused[] = {
-        "\\w+",  "a\\b",   "^a",    "a$",    "\\p{Han}", "\\p{L&}", "\\pL",  "\\p{",
-        "[[a]]", "[a&&b]", "[]a]",  "(?>a)", "(?i)a",    "(*ANY)a", "a{,3}", "a{2}+",
-        "\\h",   "a|b*",   "\\x41", "\\1",   "a\\",      "(?P<n>a)"};
+        "\\w+", "a\\b", "^a", "a$", "\\p{Han}", "\\p{L&}", "\\pL", "\\p{", "[[a]]", "[a&&b]",
+        "[]a]", "(?>a)", "(?i)a", "(*ANY)a", "a{,3}", "a{2}+", "\\h", "a|b*", "\\x41", "\\1", "a\\",
+        "(?P<n>a)",
+        /* what Oniguruma reads otherwise: none or two, "\u00DF" for "ss", classes of other cases */
+        "a{2}?", "a**", "a+{2}", "a{1001}", "a{99999999999}", "(?i:ss)", "(?i:a(?:Fi))",
+        "(?i:\xC3\xA9)", "(?i:\\p{Lu})"};
     const mha_allocator allocator = mhai_vector_allocator((mha_allocator){0});
     mhai_pattern *pattern = NULL;
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
@@ -363,6 +367,84 @@ static void test_patterns(void **state)
                      MHA_OK);
     mhai_pattern_free(pattern);
     mhai_pattern_free(NULL);
+    static const char *const taken[] = {"(?:(?i:s)|a)ss", "(?i:'s|'t|'ll)+?x{2,}?",
+                                        "[(?C)*]++\\)\\+"};
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
+        assert_int_equal(
+            mhai_pattern_make(&allocator, "here", taken[i], strlen(taken[i]), false, &pattern),
+            MHA_OK);
+        mhai_pattern_free(pattern);
+    }
+}
+
+/* All matches of a text; *steps: how many steps they took. */
+static mha_status match_all(const char *pattern, const char *unit, size_t count, uint64_t *steps)
+{
+    const mha_allocator allocator = mhai_vector_allocator((mha_allocator){0});
+    mhai_pattern *made = NULL;
+    mhai_matcher m;
+    const size_t size = strlen(unit), bytes = size * count;
+    char *text = malloc(bytes);
+    assert_non_null(text);
+    for (size_t i = 0; i < count; i++) memcpy(text + i * size, unit, size);
+    if (mhai_pattern_make(&allocator, "here", pattern, strlen(pattern), false, &made) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    assert_int_equal(mhai_matcher_make(&allocator, &m), MHA_OK);
+    mha_status status = mhai_matcher_text(&m, text, 0, bytes);
+    for (size_t at = 0, from = 0; status == MHA_OK && at < bytes;)
+        status = mhai_matcher_next(&m, made, 0, at, bytes, &from, &at);
+    *steps = m.steps;
+    mhai_matcher_free(&m);
+    mhai_pattern_free(made);
+    free(text);
+    return status;
+}
+
+#define QWEN                                                                  \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" \
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* Steps in proportion to the text for the patterns of models; an error, not more, for others. */
+static void test_steps(void **state)
+{
+    (void)state;
+    static const char *const known[] = {
+        mhai_gpt2_pattern, QWEN,
+        "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
+        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+"
+        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|" QWEN};
+    static const char *const units[] = {"a",          "A",    "Aa",          " ",
+                                        "\n",         "\r\n", " \n",         "1",
+                                        "'",          "'s",   "a ",          "\xF0\x9F\x91\x8D",
+                                        "\t",         " a",   "\xCC\x81",    "\xC3\xA9",
+                                        "A\xCC\x81 ", "! \n", "\xE4\xB8\x80"};
+    static const char *const hostile[][2] = {
+        {"(?:a|b)+[cd]", "a"},
+        {"\\p{L}++\\d", "a"},
+        {"(?=\\p{L}+)\\d|x", "\xC3\xA9"},
+        {"\\s+\\S\\d", " "},
+        {"(?:a+)+[bc]", "a"},
+        {"(?<=a)(?:a|aa|aaa)+[bc]", "a"},
+        {"(?:a+?b?)+[cd]", "a"},
+        {"(?!\\p{L}+\\d).\\d", "a"},
+        {"a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?[bc]", "a"},
+        {"(?:a|a)(?:a|a)(?:a|a)(?:a|a)(?:a|a)(?:a|a)(?:a|a)(?:a|a)[bc]", "a"}};
+    enum { COUNT = 20000 };
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
+        for (size_t k = 0; k < 3; k++) {
+            uint64_t steps = 0;
+            assert_int_equal(match_all(known[k], units[i], COUNT, &steps), MHA_OK);
+            if (steps > 15 * COUNT * strlen(units[i]))
+                fail_msg("pattern %zu, '%s': %llu steps", k, units[i], (unsigned long long)steps);
+        }
+    for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
+        const uint64_t bytes = COUNT * strlen(hostile[i][1]);
+        uint64_t steps = 0;
+        expect_error(match_all(hostile[i][0], hostile[i][1], COUNT, &steps), MHA_ERR_SIZE,
+                     "here: the pattern '");
+        assert_true(steps <= 10000 + 200 * bytes + bytes + 1);
+    }
 }
 
 /* ---- Memory that runs out --------------------------------------------------------------------- */
@@ -405,4 +487,4 @@ static void test_out_of_memory(void **state)
 }
 
 RUN_TESTS(TEST(test_byte_level), TEST(test_pieces), TEST(test_refuses_vocabularies),
-          TEST(test_merging), TEST(test_patterns), TEST(test_out_of_memory))
+          TEST(test_merging), TEST(test_patterns), TEST(test_steps), TEST(test_out_of_memory))

@@ -8,6 +8,7 @@ the tokenizer.json of a real model, which is then compared as well.
 import json
 import os
 import random
+import re
 import unicodedata
 
 import pytest
@@ -388,6 +389,8 @@ REFUSED = {
                                              "behavior": "Isolated", "invert": False}),
     r"\p{Han}": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": r"\p{Han}"},
                                                   "behavior": "Isolated", "invert": False}),
+    "(?i:": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(?i:x|ss)"},
+                                              "behavior": "Isolated", "invert": False}),
     "end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="</w>"),
     "dropout": lambda d: d["model"].update(dropout=0.1),
     "Unigram": lambda d: d["model"].update(type="Unigram"),
@@ -400,7 +403,7 @@ def test_refused_by_name(tmp_path, name):
     data = json.loads(gpt2().to_str())
     REFUSED[name](data)
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    with pytest.raises(Failure, match=name.replace("\\", r"\\").replace("{", r"\{")) as failure:
+    with pytest.raises(Failure, match=re.escape(name)) as failure:
         Ours(tmp_path)
     assert failure.value.status == ERR_UNSUPPORTED
 
@@ -411,7 +414,7 @@ def test_a_pattern_with_too_many_ways(tmp_path):
         {"type": "Split", "pattern": {"Regex": r"(?:a|aa|aaa)+b|(?:a+)+c"}, "behavior": "Isolated",
          "invert": False}, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    with pytest.raises(Failure, match="too many ways") as failure:
+    with pytest.raises(Failure, match=r"json: pre_tokenizer Split: the pattern '\(\?:a.* too many ways") as failure:
         Ours(tmp_path).encode("a" * 200)
     assert failure.value.status == ERR_SIZE
 
