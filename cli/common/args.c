@@ -170,8 +170,6 @@ static cli_exit store_text(const args_page *page, const args_given *given, const
     if (*field)
         return cli_fail(CLI_USAGE, page->command, "%s is given twice: '%s' and '%s'", given->shown,
                         *field, given->value);
-    if (!*given->value)
-        return cli_fail(CLI_USAGE, page->command, "%s: its value is empty", given->shown);
     *field = given->value;
     return CLI_OK;
 }
@@ -222,6 +220,9 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
                             given.shown, given.shown, option->value ? option->value : "CHOICE");
         given.value = arguments[++*i];
     }
+    if (given.value && !*given.value)
+        return cli_fail(CLI_USAGE, page->command, "%s: its value is empty: %s %s", given.shown,
+                        given.shown, option->value ? option->value : "CHOICE");
     return store(page, option, &given, fields);
 }
 

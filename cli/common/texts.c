@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/args.h"
+#include "common/maps.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -49,6 +50,20 @@ cli_exit texts_read_file(const char *command, const char *path, char **bytes, si
     const cli_exit code = read_stream(command, file, standard ? "stdin" : path, bytes, size);
     if (!standard) fclose(file);
     return code;
+}
+
+cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size)
+{
+    char *bytes;
+    CLI_TRY(texts_read_file(command, path, &bytes, size));
+    const size_t valid = maps_valid_utf8(bytes, *size);
+    if (valid < *size)
+        return cli_fail(CLI_BAD_INPUT, command, "%s: byte %zu is not valid UTF-8; save it as UTF-8",
+                        strcmp(path, "-") != 0 ? path : "stdin", valid);
+    const size_t mark = *size >= 3 && !memcmp(bytes, "\xEF\xBB\xBF", 3) ? 3 : 0;
+    *text = bytes + mark;
+    *size -= mark;
+    return CLI_OK;
 }
 
 /* ---- examples ------------------------------------------------------------------------------ */

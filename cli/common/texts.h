@@ -10,6 +10,9 @@
  * count. Errors are printed. */
 cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size);
 
+/* The same of text that must be UTF-8; a byte order mark at its beginning is left out. */
+cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size);
+
 /* The built-in sentence of a name, or of a number from 1; static text. Errors are printed. */
 cli_exit texts_example(const char *command, const char *name, const char **text);
 

@@ -142,11 +142,18 @@ static cli_exit read_ids(run *r, const char *text)
                 "--ids: '%.20s' does not begin with a token, a number from 0 to %" PRId64, text,
                 r->desc.vocab_size - 1);
         if (r->count == r->desc.max_length)
-            return cli_fail(CLI_BAD_INPUT, GENERATE, "text: it has more than %" PRId64 " tokens",
+            return cli_fail(CLI_BAD_INPUT, GENERATE,
+                            "--ids: the model takes %" PRId64 " tokens, TEXT has more; shorten it",
                             r->desc.max_length);
         r->ids[r->count++] = (int32_t)id;
     }
     return CLI_OK;
+}
+
+static cli_exit check_encoded(mha_status status)
+{
+    if (status != MHA_ERR_UTF8) return cli_check(GENERATE, status);
+    return cli_fail(CLI_BAD_INPUT, GENERATE, "%s; type it as UTF-8", mha_error_detail());
 }
 
 /* Tokens of BPE or WordPiece. A model that ends every text by a token is not to be told that. */
@@ -155,16 +162,16 @@ static cli_exit read_pieces(run *r, const char *text)
     mha_tokenizer_info info = {.struct_size = sizeof info};
     mha_encoding tokens = {.struct_size = sizeof tokens};
     CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
-    CLI_TRY(cli_check(GENERATE, mha_tokenizer_encode(r->stream.tokenizer, NULL, text, strlen(text),
-                                                     NULL, 0, &tokens)));
+    CLI_TRY(check_encoded(
+        mha_tokenizer_encode(r->stream.tokenizer, NULL, text, strlen(text), NULL, 0, &tokens)));
     const bool fits = tokens.count <= r->desc.max_length;
     for (int64_t i = 0; fits && i < tokens.count; i++) r->ids[r->count++] = tokens.ids[i];
     const int64_t count = tokens.count;
     mha_encoding_free(&tokens);
     if (!fits)
         return cli_fail(CLI_BAD_INPUT, GENERATE,
-                        "text: it has %" PRId64 " tokens, the model takes %" PRId64, count,
-                        r->desc.max_length);
+                        "text: it has %" PRId64 " tokens, the model takes %" PRId64 "; shorten it",
+                        count, r->desc.max_length);
     while (r->count > 1 && info.eos_id >= 0 && r->ids[r->count - 1] == info.eos_id) r->count--;
     if (r->count == 0 && info.bos_id >= 0) r->ids[r->count++] = info.bos_id;
     return CLI_OK;
@@ -177,8 +184,8 @@ static cli_exit read_text(run *r, const char *text)
     else if (!r->vocabulary)
         CLI_TRY(read_ids(r, text));
     else
-        CLI_TRY(cli_check(GENERATE, mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
-                                                          r->desc.max_length, &r->count)));
+        CLI_TRY(check_encoded(mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
+                                                    r->desc.max_length, &r->count)));
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
                     "nothing to begin with: this model has no beginning-of-text token; give TEXT");
@@ -197,12 +204,11 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
         r->end = info.eos_id;
         r->choices = info.vocab_size;
     }
-    for (int i = 0; i < options->stops.count; i++)
-        if (!r->stream.tokenizer || options->stops.items[i][0] == '\0')
-            return cli_fail(CLI_USAGE, GENERATE,
-                            r->stream.tokenizer ? "--stop: the text is empty"
-                                                : "--stop: this model writes whole words or --ids; "
-                                                  "use --max-tokens");
+    if (options->stops.count > 0 && !r->stream.tokenizer)
+        return cli_fail(
+            CLI_USAGE, GENERATE,
+            "--stop: %s writes whole words or characters, which are tokens; use --max-tokens",
+            folder);
     if (!options->chat) return CLI_OK;
     if (!r->stream.tokenizer)
         return cli_fail(CLI_UNSUPPORTED, GENERATE, "--chat: %s has no tokenizer of a chat model",
@@ -248,7 +254,7 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
         return cli_fail(
             CLI_UNSUPPORTED, GENERATE,
             "%s: the model does not predict the next token (an encoder, or the decoder of "
-            "an encoder-decoder)",
+            "an encoder-decoder); give a causal one",
             folder);
     if (!options->ids) r->stream.tokenizer = mha_model_tokenizer(r->model);
     r->stream.stops = &options->stops;
@@ -327,7 +333,10 @@ static cli_exit write_tokens(run *r, int64_t *made, bool *full)
         const int64_t i = *made;
         if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->choices, r->work, r->ids)) {
             CLI_TRY(end_line(r));
-            return cli_fail(CLI_BAD_INPUT, GENERATE, "the model gives logits that are not finite");
+            return cli_fail(
+                CLI_BAD_INPUT, GENERATE,
+                "the model gives logits that are not finite: its weights are damaged, or too "
+                "large for 32 bits; fetch the model again");
         }
         if (r->ids[0] == r->end) return CLI_OK;
         CLI_TRY(show(r, r->ids[0], &stopped));
@@ -379,13 +388,31 @@ static cli_exit check_options(const generate_options *options, run *r)
     r->most = options->max_tokens;
     r->quiet = options->quiet;
     if (r->how.temperature < 0 || r->how.temperature > 1e6)
-        return cli_fail(CLI_USAGE, GENERATE, "--temperature is %g, expected 0 to 1000000",
+        return cli_fail(CLI_USAGE, GENERATE, "--temperature %g: expected 0 to 1000000",
                         r->how.temperature);
     if (!(r->how.top_p > 0) || r->how.top_p > 1)
-        return cli_fail(CLI_USAGE, GENERATE, "--top-p is %g, expected more than 0, at most 1",
+        return cli_fail(CLI_USAGE, GENERATE, "--top-p %g: expected more than 0, at most 1",
                         r->how.top_p);
     if (!(r->how.min_p >= 0) || r->how.min_p > 1)
-        return cli_fail(CLI_USAGE, GENERATE, "--min-p is %g, expected 0 to 1", r->how.min_p);
+        return cli_fail(CLI_USAGE, GENERATE, "--min-p %g: expected 0 to 1", r->how.min_p);
+    return CLI_OK;
+}
+
+/* What takes text, before a model is loaded. */
+static cli_exit check_text_options(const generate_options *options, bool text)
+{
+    if (options->ids && options->stops.count > 0)
+        return cli_fail(CLI_USAGE, GENERATE,
+                        "--stop looks for text, with --ids there is none; use --max-tokens");
+    if (options->ids && options->chat)
+        return cli_fail(
+            CLI_USAGE, GENERATE,
+            "--chat puts TEXT into the form of a chat, with --ids it is numbers; leave one "
+            "of them out");
+    if (options->chat && !text)
+        return cli_fail(
+            CLI_USAGE, GENERATE,
+            "--chat: TEXT, the user's turn, is missing: multihead generate MODEL --chat TEXT");
     return CLI_OK;
 }
 
@@ -396,12 +423,13 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     run r = {0};
     CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &plain));
     CLI_TRY(check_options(&options, &r));
-    if (plain.count < 1)
+    if (plain.count < 1 || !*plain.items[0])
         return cli_fail(CLI_USAGE, GENERATE,
                         "the model is missing: multihead generate MODEL [TEXT]");
     if (plain.count > 2)
         return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
                         plain.items[2]);
+    CLI_TRY(check_text_options(&options, plain.count > 1));
     CLI_TRY(load(&r, &options, plain.items[0]));
     const char *text = plain.count > 1 ? plain.items[1] : "";
     const char *shown = r.stream.tokenizer && !options.chat ? text : NULL;

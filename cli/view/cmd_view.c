@@ -156,7 +156,7 @@ static cli_exit check_model_options(const view_options *options)
     int texts = options->texts.count + (options->example != NULL) + (options->text_file != NULL);
     if (options->tokens || options->key_tokens)
         return cli_fail(CLI_USAGE, VIEW, "--tokens and --key-tokens go with --attention FILE.npy");
-    if (!options->model)
+    if (!options->model || !*options->model)
         return cli_fail(CLI_USAGE, VIEW,
                         "the model folder is missing: multihead view MODEL \"text\"");
     if (texts == 0)
@@ -177,6 +177,11 @@ static cli_exit check_contrast(const view_options *options)
     if (!options->contrast) return CLI_OK;
     if (options->attention)
         return cli_fail(CLI_USAGE, VIEW, "--contrast requires a model and a text");
+    const size_t bytes = strlen(options->contrast),
+                 valid = maps_valid_utf8(options->contrast, bytes);
+    if (valid < bytes)
+        return cli_fail(CLI_BAD_INPUT, VIEW,
+                        "--contrast: byte %zu is not valid UTF-8; type it as UTF-8", valid);
     if (texts != 1)
         return cli_fail(CLI_USAGE, VIEW, "--contrast compares with one text; leave out the second");
     if (options->renormalise)

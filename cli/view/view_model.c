@@ -23,15 +23,21 @@ static cli_exit take_text(const char *text, size_t bytes, attention_maps *maps)
     return arena_text(VIEW, text, bytes, &maps->text[i]);
 }
 
+/* Before the model is loaded, and by its name. */
 static cli_exit take_text_file(const char *path, attention_maps *maps)
 {
+    const char *text;
+    size_t size;
     if (!strcmp(path, "-") && isatty(STDIN_FILENO))
         return cli_fail(
             CLI_USAGE, VIEW,
             "the text would be read from stdin, which is a terminal; pipe it in, or give "
             "it in quotes");
-    int i = maps->text[0] ? 1 : 0;
-    return texts_read_file(VIEW, path, &maps->text[i], &maps->text_bytes[i]);
+    CLI_TRY(texts_read_utf8(VIEW, path, &text, &size));
+    if (strspn(text, " \t\r\n") == size)
+        return cli_fail(CLI_BAD_INPUT, VIEW, "%s: the text is empty; give at least one word",
+                        strcmp(path, "-") != 0 ? path : "stdin");
+    return take_text(text, size, maps);
 }
 
 /* "-" is stdin. */

@@ -88,15 +88,10 @@ static cli_exit take_json(const char *path, const char *text, size_t size, maps_
 
 cli_exit view_read_tokens(const char *path, maps_tokens *tokens)
 {
-    char *text;
+    const char *text;
     size_t size, length = strlen(path);
-    CLI_TRY(texts_read_file(VIEW, path, &text, &size));
-    size_t valid = maps_valid_utf8(text, size);
-    size_t start = size >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0; /* a byte order mark */
-    if (valid < size)
-        return cli_fail(CLI_BAD_INPUT, VIEW, "%s: byte %zu is not valid UTF-8; save it as UTF-8",
-                        path, valid);
+    CLI_TRY(texts_read_utf8(VIEW, path, &text, &size));
     if (length > 5 && !strcmp(path + length - 5, ".json"))
-        return take_json(path, text + start, size - start, tokens);
-    return take_lines(text + start, size - start, tokens);
+        return take_json(path, text, size, tokens);
+    return take_lines(text, size, tokens);
 }

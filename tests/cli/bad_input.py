@@ -23,6 +23,19 @@ def missing_files():
     check_error(view(copy_model("no-vocab", ["vocab.txt"]), TEXT), NO_INPUT, "vocab.txt")
     check_error(view(MODEL, "--text-file", "nowhere.txt"), NO_INPUT, "nowhere.txt", "no such file")
     check_error(view(MODEL, "--text-file", FOLDER), NO_INPUT, str(FOLDER))
+    for name, content, part in (("latin-1.txt", b"caf\xe9 au lait", "byte 3 is not valid UTF-8"),
+                                ("blank.txt", b"\xef\xbb\xbf \n\t\r\n", "the text is empty")):
+        (FOLDER / name).write_bytes(content)
+        for folder in (MODEL, "no-such-folder"):  # which is not even opened
+            check_error(view(folder, "--text-file", FOLDER / name), BAD_INPUT, name, part)
+        check_error(view(MODEL, TEXT, "--text-file", FOLDER / name), BAD_INPUT, name, part)
+    (FOLDER / "marked.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    check(view(MODEL, "--text-file", FOLDER / "marked.txt").out == view(MODEL, TEXT).out,
+          "a byte order mark is no text")
+    check_error(view("no-such-folder", TEXT, "--contrast", b"caf\xe9"), BAD_INPUT, "--contrast", "byte 3")
+    for option in ("--hide", "--layer", "--head", "--contrast", "--svg"):
+        check_error(view(MODEL, TEXT, option, ""), USAGE, f"{option}: its value is empty")
+    check_error(view("", TEXT), USAGE, "model folder is missing")
     check_error(view("--attention", "nowhere.npy", "--tokens", "t"), NO_INPUT, "nowhere.npy")
 
 

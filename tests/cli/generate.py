@@ -186,9 +186,16 @@ def refusals(folder):
             ([folder, "--stop", "x"], USAGE, ("--stop", "whole words")),
             ([folder, "--chat", "red"], UNSUPPORTED, ("--chat",)),
             ([folder, "--top-k", 0], USAGE, ("--top-k",)),
+            # What is wrong whatever the model is, before it is opened.
+            (["none", "--stop", ""], USAGE, ("--stop: its value is empty",)),
+            (["none", "--temperature", ""], USAGE, ("--temperature: its value is empty",)),
+            (["none", "2", "--ids", "--stop", "x"], USAGE, ("--stop", "--ids", "--max-tokens")),
+            (["none", "2", "--ids", "--chat"], USAGE, ("--chat", "--ids")),
+            (["none", "--chat"], USAGE, ("--chat", "TEXT", "missing")),
+            (["", "red"], USAGE, ("model is missing",)),
             ([folder, "--top-q", 0], USAGE, ("--top-k",)),
             ([folder, "zebra"], BAD_INPUT, ("'zebra'", "6 words")),
-            ([folder, b"\xff"], BAD_INPUT, ("UTF-8",)),
+            ([folder, b"\xff"], BAD_INPUT, ("byte 0", "type it as UTF-8")),
             ([folder, "red " * LENGTH], BAD_INPUT, ("12 tokens",)),
             ([FOLDER / "none"], NO_INPUT, ("no such folder",)),
             ([MODEL, "a"], UNSUPPORTED, ("encoder",)),
@@ -243,7 +250,7 @@ def byte_pairs():
     expect("a\u00e9", folder, "a", "--stop", "b")
     expect("a", folder, "a", "--stop", "\u00e9b", "--stop", "zz")
     expect("a\u00e9b", folder, "a", "--stop", "ba")  # it may have begun
-    check_error(generate(folder, "a", "--stop", ""), USAGE, "--stop", command="generate")
+    check_error(generate(folder, b"a\xff"), BAD_INPUT, "byte 1", "type it as UTF-8", command="generate")
     result = generate(folder, "a", "--stats")
     check(re.search(rb"prompt: 1 tokens in .* generated: 3 in .* cache: \d tokens", result.err),
           f"stats: {result.err!r}")
