@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-import struct
+import signal
 import subprocess
 import sys
 
@@ -24,18 +24,6 @@ LOGITS = [[-9, -9, 2.0, 1.0, 0.5, -1.0],
           [-9, -3, 2.0, 0.25, 0.5, 0.0]]
 
 
-def write_weights(path, tensors):
-    header, data = {}, b""
-    for name, rows in tensors.items():
-        flat = [x for row in rows for x in row]
-        begin = len(data)
-        data += struct.pack(f"<{len(flat)}f", *flat)
-        header[name] = {"dtype": "F32", "shape": [len(rows), len(rows[0])],
-                        "data_offsets": [begin, len(data)]}
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
 def make(name, logits=LOGITS, words=WORDS, begins=True, **changes):
     """A transformer of one layer whose attention is 0: a table from token to logits."""
     folder = FOLDER / name
@@ -45,7 +33,7 @@ def make(name, logits=LOGITS, words=WORDS, begins=True, **changes):
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     zero = [[0.0] * V for _ in range(V)]
     same = [[float(i == j) for j in range(V)] for i in range(V)]
-    write_weights(folder / "model.safetensors", {
+    write_matrices(folder, {
         "embed_tokens.weight": same, "lm_head.weight": [list(row) for row in zip(*logits)],
         **{f"layers.0.self_attn.{part}_proj.weight": zero for part in "qkvo"}})
     first = {"type": "TemplateProcessing",
@@ -229,10 +217,8 @@ def padded_vocabulary():
     expect("abc", folder, "a", "--top-k", 1)
 
 
-def byte_pairs():
-    """A byte-level BPE model that writes "a", "é" in two tokens, "b", and ends."""
-    folder = make("bytes", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
-                                   [0, 0, 0, 0, 9, 0], [0, 0, 0, 0, 0, 9], [0, 9, 0, 0, 0, 0]])
+def write_bytes(folder):
+    """A byte-level tokenizer of "a", the two bytes of "\u00e9", and "b"."""
     added = [dict(id=i, content=word, single_word=False, lstrip=False, rstrip=False,
                   normalized=False, special=True) for i, word in ((0, "<|im_start|>"),
                                                                   (1, "<|im_end|>"))]
@@ -245,6 +231,13 @@ def byte_pairs():
                     "use_regex": True},
         "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(vocab)}, "merges": []}}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+
+
+def byte_pairs():
+    """A byte-level BPE model that writes "a", "\u00e9" in two tokens, "b", and ends."""
+    folder = make("bytes", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
+                                   [0, 0, 0, 0, 9, 0], [0, 0, 0, 0, 0, 9], [0, 9, 0, 0, 0, 0]])
+    write_bytes(folder)
     expect("a\u00e9b", folder, "a")
     expect("a\ufffd", folder, "a", "--max-tokens", 1)  # half of a character
     expect("a\u00e9", folder, "a", "--stop", "b")
@@ -256,6 +249,32 @@ def byte_pairs():
           f"stats: {result.err!r}")
     told = generate(folder)
     check(told.code == USAGE and b"give TEXT" in told.err, f"nothing to begin with: {told.err!r}")
+
+
+def interrupted():
+    """Ctrl-C while a text without an end is written, more than a pipe holds, so that it cannot be
+    complete before the signal: what is there ends with a whole character and the line."""
+    length = 200000
+    folder = make("endless", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
+                                     [0, 0, 0, 0, 9, 0], [0, 0, 0, 9, 0, 0], [0] * V],
+                  max_length=length)
+    write_bytes(folder)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with subprocess.Popen([PROGRAM, "generate", folder, "a", "--max-tokens", str(length), "--stats"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                              env=environment()) as process:
+            begun = b""
+            while len(begun) < 20 and (more := process.stdout.read(20)):
+                begun += more
+            process.send_signal(number)
+            rest, err = process.communicate(timeout=HANGS)
+        text = (begun + rest).decode("utf-8", "replace")
+        # A shell says 130 and 143.
+        check(process.returncode == -number, f"signal {number}: exit {process.returncode}, {err!r}")
+        check(re.fullmatch("a\u00e9{10,}\ufffd?\n", text) and len(begun + rest) < length,
+              f"signal {number}: {len(text)} characters, to {(begun + rest)[-24:]!r}")
+        check(re.fullmatch(rb"prompt: 1 tokens .*; generated: \d+ in .*\n", err),
+              f"signal {number}: {err!r}")
 
 
 def help_and_manual():
@@ -277,5 +296,6 @@ refusals(model)
 numbers(model)
 padded_vocabulary()
 byte_pairs()
+interrupted()
 help_and_manual()
 finish()

@@ -72,6 +72,46 @@ def causal_folders():
         check(run("explain", folder).code == 0, f"{task}: explain")
 
 
+def sharpest_heads():
+    """Of two heads of each layer, the first looks at the first token, the second less sharply at "c".
+    Nobody chose, so one of each layer is drawn: where a first token is the only one that every row
+    sees, what rests on it tells nothing."""
+    words, V, D = "abcdefgh", 8, 4
+
+    def rows(place, value, word=None):
+        """A projection of every word, or one, to a place."""
+        return [[value * (word is None or i == word) if j == place else 0.0 for i in range(V)]
+                for j in range(V)]
+
+    def total(*parts):
+        return [[sum(entries) for entries in zip(*lines)] for lines in zip(*parts)]
+
+    nothing = rows(0, 0.0)
+    matrices = {"embed_tokens.weight": [[float(i == j) for j in range(V)] for i in range(V)]}
+    for layer in range(2):
+        for part, matrix in (("q", total(rows(0, 1.0), rows(D, 1.0))), ("v", nothing), ("o", nothing),
+                             ("k", total(rows(0, 20.0, 0), rows(D, 8.0, 2)))):
+            matrices[f"layers.{layer}.self_attn.{part}_proj.weight"] = matrix
+    for causal, wanted in ((True, ["L0H1", "L1H1"]), (False, ["L0H0", "L1H0"])):
+        folder = FOLDER / f"sharp-{causal}"
+        folder.mkdir()
+        write_matrices(folder, matrices)
+        write_config(folder, model_type="multihead", vocab_size=V, max_length=8, embed_dim=V,
+                     num_layers=2, num_heads=2, ff_dim=0, norm="none", positions="none", tied=True,
+                     causal=causal)
+        (folder / "tokenizer.json").write_text(json.dumps(dict(
+            pre_tokenizer=dict(type="WhitespaceSplit"),
+            model=dict(type="WordLevel", unk_token="<unk>", vocab={w: i for i, w in enumerate(words)}))))
+        maps = maps_of(folder, "a b c d e")
+        if not maps:
+            continue
+        last = [head[-1] for head in weights_of(maps)[:2]]  # of "e"
+        check(last[0][0] > 0.99 and 0.8 < last[1][2] < last[0][0], f"the maps: {last}")
+        shown = view(folder, "a b c d e")
+        names = re.findall(r"L\dH\d", shown.out.decode())
+        check(names == wanted, f"causal {causal}: {names}, wanted {wanted}; {shown.errors}")
+
+
 def encoder_folder():
     folder = trained("pronouns")
     maps = maps_of(folder, "the dog crossed the road because it was tired")
@@ -204,6 +244,7 @@ def opened_once():
 
 opened_once()
 causal_folders()
+sharpest_heads()
 long_text()
 encoder_folder()
 encoder_decoder()

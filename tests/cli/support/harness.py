@@ -172,6 +172,17 @@ def write_weights(folder, shapes, extra=None):
     return folder
 
 
+def write_matrices(folder, matrices):
+    """model.safetensors with these matrices, lists of rows."""
+    header, data = {}, b""
+    for name, rows in matrices.items():
+        flat = [x for row in rows for x in row]
+        header[name] = {"dtype": "F32", "shape": [len(rows), len(rows[0])],
+                        "data_offsets": [len(data), len(data) + 4 * len(flat)]}
+        data += struct.pack(f"<{len(flat)}f", *flat)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(header, data))
+
+
 def write_config(folder, **fields):
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
