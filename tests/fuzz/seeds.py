@@ -186,22 +186,27 @@ def wordlevel(pre):
                       "vocab": {"<s>": 0, "<unk>": 1, "a": 2, "b": 3, ".": 4, " ": 5}}}
 
 
-def bpe(pre, merges, tokens, **more):
-    """A BPE tokenizer: tokens, then what its merges give; the last is an added one."""
-    names = tokens + ["".join(pair) for pair in merges] + ["<s>"]
-    token = {"id": len(names) - 1, "content": "<s>", "single_word": True, "lstrip": True,
-             "rstrip": True, "normalized": True, "special": True}
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def bpe(pre, merges, tokens, added=(("<s>", *FLAGS),), settings=None, **more):
+    """A BPE tokenizer: tokens, then what its merges give; then added ones, with their flags."""
+    names = tokens + ["".join(pair) for pair in merges]
+    names += [text for text, *_ in added if text not in names]
+    added_tokens = [{"id": names.index(text), "content": text,
+                     **{flag: flag in flags for flag in FLAGS}} for text, *flags in added]
+    start = names.index("<s>")
     parts_of = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    return {"version": "1.0", "added_tokens": [token], "normalizer": None, "pre_tokenizer": pre,
+    return {"version": "1.0", "added_tokens": added_tokens, "normalizer": None, "pre_tokenizer": pre,
             "post_processor": {"type": "Sequence", "processors": [
                 {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
                 {"type": "TemplateProcessing", "single": parts_of,
                  "pair": parts_of + [{"Sequence": {"id": "B", "type_id": 1}}],
-                 "special_tokens": {"<s>": {"id": "<s>", "ids": [len(names) - 1], "tokens": ["<s>"]}}}]},
+                 "special_tokens": {"<s>": {"id": "<s>", "ids": [start], "tokens": ["<s>"]}}}]},
             "decoder": None, **more,
             "model": {"type": "BPE", "unk_token": tokens[0], "fuse_unk": True, "byte_fallback": False,
                       "ignore_merges": True, "vocab": {t: i for i, t in enumerate(names)},
-                      "merges": merges}}
+                      "merges": merges, **(settings or {})}}
 
 
 def bpe_kinds():
@@ -218,6 +223,21 @@ def bpe_kinds():
                         normalizer={"type": "Sequence", "normalizers": [
                             {"type": "Prepend", "prepend": "\u2581"},
                             {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]})
+    # Added tokens of every sort, in the text and in the normalized text, some of which begin others.
+    added = [("<s>", "special"), ("  ", "normalized"), ("th", "single_word", "normalized"),
+             ("the", "rstrip"), ("<mask>", "lstrip", "special"), ("\u00e9!", "normalized", "lstrip")]
+    roberta = bpe({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                   "use_regex": True}, merges, letters, added, normalizer={
+                       "type": "Replace", "pattern": {"Regex": "[A-Z]+?x{2,}|(?<!a)b"}, "content": "\u00e9"})
+    roberta["post_processor"] = {"type": "RobertaProcessing", "sep": ["<s>", 15], "cls": ["<s>", 15],
+                                 "trim_offsets": True, "add_prefix_space": False}
+    yield "bytes-added", roberta
+    yield "fallback", bpe({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                           "invert": False}, [("\u2581", "a"), ("a", "b")],
+                          ["<unk>", "\u2581", "a", "b", *(f"<0x{b:02X}>" for b in range(256))],
+                          [("<s>", "special"), ("\n\n",), ("\u2581\u2581", "normalized")],
+                          {"byte_fallback": True, "ignore_merges": False},
+                          normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"})
 
 
 def of_tokenizer():
@@ -228,7 +248,7 @@ def of_tokenizer():
     yield "vocab", parts("v\x2a", "\n".join(VOCAB) + "\n", config, text)
     yield "both", parts("b\x06", "\n".join(VOCAB), "", text)
     for name, made in bpe_kinds():
-        yield name, parts("j\0", json.dumps(made), "", "the  aaaa\u00e9 <s> e\u0301 123's \U0001d165")
+        yield name, parts("j\0", json.dumps(made), "", "the  aaaa\u00e9 <s> e\u0301 123's\n\n \U0001d165 <mask>ab")
         yield f"{name}-pair", parts("j\xff".encode("latin-1"), json.dumps(made), "", "a <s>  the")
     for name, pre in {"space": {"type": "WhitespaceSplit"},
                       "characters": {"type": "Split", "pattern": {"Regex": "."},

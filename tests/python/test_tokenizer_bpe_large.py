@@ -1,0 +1,235 @@
+"""BPE tokenizers with vocabularies of a real size against Hugging Face's `tokenizers`.
+
+The vocabularies, of more than 30,000 tokens, are trained here on the sources of Python's standard
+library, the names of all characters of Unicode and sentences of many scripts; in the long tier for
+every splitter its own on all of it, else one of bytes and one of pieces on a part.
+"""
+import collections
+import ctypes
+import functools
+import glob
+import json
+import os
+import random
+import sysconfig
+import unicodedata
+
+import pytest
+
+np = pytest.importorskip("numpy")
+tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import (  # pylint: disable=wrong-import-position
+    AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers)
+
+from test_tokenizer_bpe_hf import (  # pylint: disable=wrong-import-position
+    ASSIGNED, CODE_POINTS, CORPUS, ERR_UTF8, LLAMA, LONG, QWEN, SPACES, byte_level, check,
+    compare_random, differs, isolate, rebuild, template)
+from tokenizer_ctypes import (  # pylint: disable=wrong-import-position
+    C, EncodeOptions, Encoding, Failure, Ours)
+
+SIZE = 32000
+ALPHABET = 8000  # characters of the pieces; the others are bytes
+# As SentencePiece's: spaces stay with the word behind them, runs of them and of line ends together.
+PIECES = isolate(SPACES + "+[^" + SPACES + "\n]*|[^" + SPACES + "\n]+|\n+")
+
+
+# --------------------------------------------------------------------------------------------------
+# Texts and vocabularies
+# --------------------------------------------------------------------------------------------------
+@functools.cache
+def sources():
+    """The standard library as blocks of text, in a fixed order; a part of it if not LONG."""
+    root, most, blocks = sysconfig.get_paths()["stdlib"], 60_000_000 if LONG else 1_000_000, []
+    for path in sorted(glob.glob(f"{root}/**/*.py", recursive=True)):
+        if "site-packages" in path:
+            continue
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        blocks += [text[at:at + 10000] for at in range(0, len(text), 10000)]
+        most -= len(text)
+        if most < 0:
+            break
+    return blocks
+
+
+def sentences():
+    yield from sources()
+    yield from (f"{c} {unicodedata.name(c, 'control').title()}\n" for c in ASSIGNED[::1 if LONG else 16])
+    yield from CORPUS
+
+
+def train(splitter, normalizer=None, special=(), **settings):
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = splitter
+    if normalizer:
+        tok.normalizer = normalizer
+    tok.train_from_iterator(sentences(), trainers.BpeTrainer(
+        vocab_size=SIZE, special_tokens=list(special), show_progress=False, **settings))
+    return json.loads(tok.to_str())["model"]
+
+
+SPLITTERS = {
+    "gpt2": byte_level(),
+    "llama3": pre_tokenizers.Sequence([isolate(LLAMA), byte_level(regex=False)]),
+    "qwen2": pre_tokenizers.Sequence([isolate(QWEN), byte_level(regex=False)]),
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level()]),
+}
+
+
+@functools.cache
+def byte_model(name):
+    return train(SPLITTERS[name], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+
+@functools.cache
+def piece_model():
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    # The most frequent characters; of equals the trainer would take others every time.
+    counts = collections.Counter(c for text in sentences() for c in text.replace(" ", SPACES))
+    del counts["\0"]  # which no token may be
+    letters = sorted(counts, key=lambda c: (-counts[c], c))[:ALPHABET]
+    return train(PIECES, normalizers.Replace(" ", SPACES), names, initial_alphabet=letters,
+                 limit_alphabet=ALPHABET)
+
+
+def of_bytes(name, normalizer=None, **settings):
+    tok = rebuild(byte_model(name if LONG else "llama3"), normalizer, SPLITTERS[name], **settings)
+    tok.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
+    return tok
+
+
+def gpt2():
+    tok = of_bytes("gpt2")
+    tok.post_processor = processors.ByteLevel(trim_offsets=True)
+    return tok
+
+
+def llama3():
+    tok = of_bytes("llama3", ignore_merges=True)
+    begin = tok.token_to_id("<|endoftext|>")
+    tok.post_processor = template("<|endoftext|> $A", "<|endoftext|> $A $B:1",
+                                  [("<|endoftext|>", begin)])
+    return tok
+
+
+def qwen2():
+    return of_bytes("qwen2", normalizers.NFC())
+
+
+def smollm():
+    return of_bytes("smollm")
+
+
+def of_pieces(normalizer, splitter):
+    tok = rebuild(piece_model(), normalizer, splitter, unk_token="<unk>", fuse_unk=True,
+                  byte_fallback=True)
+    tok.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tok.post_processor = template("<s> $A", "<s> $A <s>:1 $B:1", [("<s>", 1)])
+    return tok
+
+
+def llama2():
+    return of_pieces(normalizers.Sequence([normalizers.Prepend(SPACES),
+                                           normalizers.Replace(" ", SPACES)]), None)
+
+
+def mistral():
+    return of_pieces(None, pre_tokenizers.Metaspace(SPACES, prepend_scheme="first", split=False))
+
+
+def gemma():
+    tok = of_pieces(normalizers.Replace(" ", SPACES),
+                    pre_tokenizers.Split(" ", "merged_with_previous"))
+    tok.add_tokens([AddedToken("\n" * n, normalized=False) for n in range(2, 8)])
+    tok.add_tokens([AddedToken(SPACES * n, normalized=False) for n in range(2, 8)])
+    return tok
+
+
+FAMILIES = [gpt2, llama3, qwen2, smollm, llama2, mistral, gemma]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda make: make.__name__)
+def both(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param.__name__)
+    reference = request.param()
+    assert reference.get_vocab_size() > 30000
+    reference.save(str(folder / "tokenizer.json"))
+    return Ours(folder), reference
+
+
+# --------------------------------------------------------------------------------------------------
+# Comparing
+# --------------------------------------------------------------------------------------------------
+def ids_of(ours, text):
+    """The ids alone, which are soon compared."""
+    options = EncodeOptions(ctypes.sizeof(EncodeOptions), 0, 0, 0, 0)
+    out = Encoding(struct_size=ctypes.sizeof(Encoding))
+    data = text.encode()
+    ours.check(C.mha_tokenizer_encode(ours.handle, ctypes.byref(options), data, len(data), None, 0,
+                                      ctypes.byref(out)))
+    ids = out.ids[:out.count]
+    C.mha_encoding_free(ctypes.byref(out))
+    return ids
+
+
+def compare_ids(both, texts):
+    ours, reference = both
+    wrong = [text for text, want in zip(texts, reference.encode_batch_fast(texts))
+             if ids_of(ours, text) != want.ids]
+    if wrong:
+        check(both, wrong[0])
+        pytest.fail(f"{len(wrong)} texts differ: {wrong[:20]!r}")
+
+
+def test_every_code_point(both, request):
+    """Alone: all of them in the long tier, else those of Unicode 14 in turns. In sentences: those of
+    Unicode 14, else an eighth of the turn."""
+    turn = [make.__name__ for make in FAMILIES].index(request.node.callspec.id)
+    form = "The {0}, or {0}{0}s of {0}x; don't{0}t 12{0}34: \t{0}  {0}\n \u00e9{0}\u0301{0}\u3042{0}."
+    points = CODE_POINTS if LONG else ASSIGNED[turn::len(FAMILIES)]
+    for at in range(0, len(points), 8192):
+        compare_ids(both, points[at:at + 8192])
+    points = ASSIGNED if LONG else points[::8]
+    for at in range(0, len(points), 8192):
+        chunk = points[at:at + 8192]
+        if differs(both, "".join(form.format(c) for c in chunk)):
+            for c in chunk:
+                check(both, form.format(c))
+            check(both, "".join(form.format(c) for c in chunk))
+
+
+def test_random_texts(both):
+    compare_random(both, 6, 10000 if LONG else 200)
+
+
+def test_sources(both):
+    """Texts that the vocabulary was made for, with their offsets, and names of characters."""
+    rng = random.Random(7)
+    for block in rng.sample(sources(), 400 if LONG else 12):
+        check(both, block)
+    compare_ids(both, [unicodedata.name(c, "").lower() for c in ASSIGNED[::1 if LONG else 50]])
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "\U0001f44d", "\u0301", "7", "\u4e00", "- "])
+def test_long_runs(both, unit):
+    check(both, unit * (1_000_000 if LONG else 20_000))
+
+
+def test_damaged_texts(both):
+    """Bytes that are not UTF-8 are refused, and exactly they; the message names the first."""
+    rng, refused = random.Random(8), 0
+    for _ in range(20000 if LONG else 500):
+        data = bytearray("".join(rng.choice(CORPUS)[:40]).encode() or b"a")
+        for _ in range(rng.randrange(3)):
+            at = rng.randrange(len(data))
+            data[at:at + rng.randrange(2)] = bytes([rng.choice(b"\x00a\x80\xbf\xc0\xc3\xe0\xed\xf0\xf4\xff")])
+        try:
+            text = bytes(data).decode()
+        except UnicodeDecodeError as error:
+            refused += 1
+            with pytest.raises(Failure, match=rf"\bbyte {error.start}\b") as failure:
+                both[0].encode(bytes(data))
+            assert failure.value.status == ERR_UTF8
+        else:
+            check(both, text)
+    assert refused > 100
