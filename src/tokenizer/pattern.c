@@ -103,6 +103,16 @@ static mha_status take_escape(scanner *s)
     return MHA_OK;
 }
 
+/* One byte that means itself. In (?i:...), Oniguruma takes several characters for one that is not
+ * ASCII ("ss" for "\u00DF"), PCRE2 does not. */
+static mha_status take_byte(scanner *s)
+{
+    const size_t from = s->at++;
+    if (!s->folded || (unsigned char)s->text[from] < 0x80) return MHA_OK;
+    while (s->at < s->size && ((unsigned char)s->text[s->at] & 0xC0) == 0x80) s->at++;
+    return refuse(s, from, s->at, "in (?i:...), the character");
+}
+
 /* [^...], without classes inside it and set operations. */
 static mha_status take_class(scanner *s)
 {
@@ -115,7 +125,7 @@ static mha_status take_class(scanner *s)
         else if (s->text[s->at] == '[' || looks(s, "&&"))
             return refuse(s, s->at, s->at + 1, "inside a class,");
         else
-            s->at++;
+            MHA_TRY(take_byte(s));
     }
     if (s->at < s->size) s->at++;
     return MHA_OK; /* PCRE2 says what is missing */
@@ -146,17 +156,14 @@ static void leave_group(scanner *s)
     s->at++;
 }
 
-/* In (?i:...), Oniguruma takes one character for several ("\u00DF" for "ss"), PCRE2 does not. */
+/* In (?i:...), these stand for one character to Oniguruma, too. */
 static mha_status take_literal(scanner *s)
 {
     static const char *const pairs[] = {"ss", "ff", "fi", "fl", "st"};
     for (size_t i = 0; s->folded && s->size - s->at > 1 && i < 5; i++)
         if ((s->text[s->at] | 0x20) == pairs[i][0] && (s->text[s->at + 1] | 0x20) == pairs[i][1])
             return refuse(s, s->at, s->at + 2, "in (?i:...), the text");
-    if (s->folded && (unsigned char)s->text[s->at] >= 0x80)
-        return refuse(s, s->at, s->at, "in (?i:...), a character that is not of ASCII,");
-    s->at++;
-    return MHA_OK;
+    return take_byte(s);
 }
 
 /* {2}, {1,3}, {1,}; a + behind it means something else to Oniguruma, {,3} and {2}? to PCRE2. */
