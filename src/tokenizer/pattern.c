@@ -405,8 +405,7 @@ static const struct {
              {0x1FAF7, 0x1FAF8, 0x10137}, {0x1FBCB, 0x1FBEF, 0x10137}, {0x2B739, 0x2B739, 0x10000},
              {0x2EBF0, 0x2EE5D, 0x10000}, {0x31350, 0x323AF, 0x10000}};
 
-/* 0: none. */
-static int32_t stand_in(int32_t c)
+int32_t mhai_pattern_stand_in(int32_t c)
 {
     size_t low = 0, high = sizeof newer / sizeof newer[0];
     while (low < high) {
@@ -416,7 +415,7 @@ static int32_t stand_in(int32_t c)
         else
             high = middle;
     }
-    return low < sizeof newer / sizeof newer[0] && newer[low].first <= c ? newer[low].stand_in : 0;
+    return low < sizeof newer / sizeof newer[0] && newer[low].first <= c ? newer[low].stand_in : c;
 }
 
 mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t from, size_t to)
@@ -430,8 +429,8 @@ mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t from, siz
             at++;
             continue;
         }
-        const int32_t other = stand_in(mhai_utf8_next(text, &at));
-        if (!other) continue;
+        const int32_t c = mhai_utf8_next(text, &at), other = mhai_pattern_stand_in(c);
+        if (other == c) continue;
         if (m->text == text + from) {
             m->subject.count = 0;
             MHA_TRY(mhai_vector_append(&m->subject, text + from, to - from));

@@ -19,6 +19,10 @@ MHA_NODISCARD mha_status mhai_pattern_make(const mha_allocator *allocator, const
                                            mhai_pattern **pattern);
 void mhai_pattern_free(mhai_pattern *pattern);
 
+/* A character of the general category that Oniguruma, which knows Unicode 16, gives to c; as a rule c
+ * itself. */
+int32_t mhai_pattern_stand_in(int32_t c);
+
 /* What one thread needs to match; all zero before mhai_matcher_make(). */
 typedef struct mhai_matcher {
     void *general, *data, *context;

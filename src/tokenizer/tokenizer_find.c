@@ -1,6 +1,7 @@
 /* Added tokens in a text: which are there, what white space they take, what is between them. */
 #include "tokenizer/tokenizer_parts.h"
 
+#include "tokenizer/pattern.h"
 #include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
@@ -16,9 +17,10 @@ static int32_t before(const char *text, size_t at, size_t *begin)
     return mhai_utf8_next(text, &at);
 }
 
-/* What the regular expressions of Rust call \w. */
+/* What the regular expressions of Rust call \w, of Unicode 16. */
 static bool is_word(int32_t c)
 {
+    c = mhai_pattern_stand_in(c);
     if ((c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
         (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189))
         return true; /* letters in circles and squares are symbols, and alphabetic */

@@ -380,6 +380,16 @@ def test_normalizers_in_a_row(tmp_path):
     compare_random(changed(tmp_path / "normal", gpt2(), change), 4, 300)
 
 
+def test_single_word_beside_code_points(tmp_path):
+    reference = gpt2()
+    reference.add_tokens([AddedToken("word", single_word=True)])
+    ours = changed(tmp_path / "single", reference, lambda data: None)[0]
+    points = CODE_POINTS if LONG else CODE_POINTS[::97]
+    wrong = [text for c in points for text in (f"{c}word", f"word{c}")
+             if ours.encode(text)["ids"].tolist() != reference.encode(text).ids]
+    assert not wrong, f"{len(wrong)} texts differ: {wrong[:20]!r}"
+
+
 REFUSED = {
     "Lowercase": lambda d: d.update(normalizer={"type": "Lowercase"}),
     "Whitespace": lambda d: d.update(pre_tokenizer={"type": "Whitespace"}),
