@@ -307,11 +307,13 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_write: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
-    MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, false, &weight));
+    mha_status status = mhai_attribution_weight(context, transformer, layer, name, false, &weight);
     snprintf(name, sizeof name, "%s.o_proj.bias", mhai_attribution_part(part));
-    MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, true, &bias));
-    const mha_status status = mha_heads_write(context, &view.heads, &weight,
-                                              bias.ndim ? &bias : NULL, NULL, lengths, outputs);
+    if (status == MHA_OK)
+        status = mhai_attribution_weight(context, transformer, layer, name, true, &bias);
+    if (status == MHA_OK)
+        status = mha_heads_write(context, &view.heads, &weight, bias.ndim ? &bias : NULL, NULL,
+                                 lengths, outputs);
     mha_scratch_release(context, mark);
     return status;
 }

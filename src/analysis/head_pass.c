@@ -153,6 +153,7 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
                         (long long)layer, (long long)d->num_layers - 1);
     const int64_t H = mhai_transformer_heads_of(d, layer, false).q, D = d->head_dim;
     mha_head_distances *made = NULL;
+    mha_status status = MHA_OK;
     if (H > 0) {
         mha_parameter p;
         MHA_TRY(mha_transformer_find(transformer, layer, "self_attn.o_proj.weight", &p));
@@ -165,9 +166,9 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
         weight.stride[0] = D; /* of a matrix [E, H D] */
         weight.stride[1] = 1;
         weight.stride[2] = p.shape[1];
-        MHA_TRY(mha_head_distances_create(context, H, D, &weight, &made));
+        status = mha_head_distances_create(context, H, D, &weight, &made);
         mha_scratch_release(context, mark);
     }
-    *distances = made;
-    return MHA_OK;
+    if (status == MHA_OK) *distances = made;
+    return status;
 }

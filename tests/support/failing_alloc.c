@@ -4,6 +4,8 @@
 
 #include "support/suite.h"
 
+#include <multihead/component.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,11 +97,14 @@ int failing_each(mha_status (*run)(mha_context *context, failing_alloc *memory, 
     for (int64_t n = 0; more; n++) {
         failing_alloc memory = failing_alloc_make();
         mha_context *context = NULL;
-        memory.number = n;
+        memory.number = n / 2;
+        memory.fail_after = n % 2;
         assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &context), MHA_OK);
         const mha_status status = run(context, &memory, user);
         assert_true(memory.fail_at >= 0);
         more = memory.calls > memory.fail_at;
+        const mha_scratch_mark left = mha_scratch_top(context);
+        assert_true(left.block == 0 && left.used == 0);
         mha_context_destroy(context);
         assert_true(memory.live == 0 && memory.mistakes == 0);
         assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);

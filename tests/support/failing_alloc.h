@@ -26,9 +26,10 @@ mha_status failing_context(failing_alloc *state, int32_t num_threads, mha_isa is
 /* Of failing_each(): from here on allocations count. */
 void failing_from_here(failing_alloc *state);
 
-/* Run something once for each of its allocations, which fails: run gets a context of one thread,
- * calls failing_from_here() after its preparations, and gives the status of what follows. Anything but
- * success and MHA_ERR_NOMEM, and what is left behind, fails the test. Gives the number of refusals. */
+/* Run something twice for each of its allocations, which fails alone and with all later ones: run
+ * gets a context of one thread, calls failing_from_here() after its preparations, and gives the
+ * status of what follows. Anything but success and MHA_ERR_NOMEM, and what is left behind, scratch
+ * too, fails the test. Gives the number of refusals. */
 int failing_each(mha_status (*run)(mha_context *context, failing_alloc *memory, void *user),
                  void *user);
 

@@ -453,6 +453,16 @@ static void example_free(example *e)
     free(e);
 }
 
+/* The example's transformer from now on reads the numbers of its old one, which is handed back. */
+static mha_transformer *example_read(mha_context *context, example *e, stored *s)
+{
+    mha_transformer *own = e->t;
+    mha_activations_destroy(e->a);
+    e->t = stored_transformer(context, own, 0, s);
+    assert_int_equal(mha_activations_create(context, e->t, 64, e->S > 0 ? 64 : 0, &e->a), MHA_OK);
+    return own;
+}
+
 static int64_t heads_of(const example *e, int64_t layer, bool cross)
 {
     return cross || !e->d.layer_heads ? e->d.num_heads : e->d.layer_heads[layer];
@@ -818,10 +828,7 @@ static void sources_change_no_bit(void **state)
         static findings f[2];
         stored s;
         find_all(context, e, l, &f[0]);
-        mha_transformer *own = e->t;
-        mha_activations_destroy(e->a);
-        e->t = stored_transformer(context, own, 0, &s);
-        assert_int_equal(mha_activations_create(context, e->t, 64, e->S > 0 ? 64 : 0, &e->a), 0);
+        mha_transformer *own = example_read(context, e, &s);
         const mha_scratch_mark mark = mha_scratch_top(context);
         find_all(context, e, l, &f[1]);
         const mha_scratch_mark top = mha_scratch_top(context);
@@ -832,11 +839,8 @@ static void sources_change_no_bit(void **state)
         assert_memory_equal(f[0].logit.heads, f[1].logit.heads, sizeof f[0].logit.heads);
         assert_true(f[0].logit.out.total == f[1].logit.out.total &&
                     f[0].logit.out.remainder == f[1].logit.out.remainder);
-        mha_activations_destroy(e->a);
-        mha_transformer_destroy(e->t);
-        e->a = NULL;
-        e->t = own;
         example_free(e);
+        mha_transformer_destroy(own);
     }
 }
 
@@ -1061,12 +1065,16 @@ static void transformer_errors(void **state)
 static mha_status written_and_mapped(mha_context *context, failing_alloc *memory, void *user)
 {
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                       .flags = MHA_TRANSFORMER_BIAS,
                                        .vocab_size = VOCAB,
                                        .max_length = 8,
-                                       .embed_dim = 64,
+                                       .embed_dim = 128, /* W_o fills a block of scratch */
                                        .num_layers = 2,
                                        .num_heads = 4};
-    example *e = example_make(context, &desc, user);
+    mha_context *other = machines_context(1, 0);
+    example *e = example_make(other, &desc, user);
+    stored s;
+    mha_transformer *own = example_read(other, e, &s);
     float scores[64], cosines[16], layer[3 * 64];
     mha_tensor k = tensor4(scores, 2, 4, 2, 4), cos = tensor2(cosines, 4, 4);
     mha_tensor map = tensor3(layer, e->B, e->T, e->T);
@@ -1074,12 +1082,13 @@ static mha_status written_and_mapped(mha_context *context, failing_alloc *memory
     mha_composition out = {.struct_size = sizeof out, .k = &k};
     const mha_head_writing writing = {.struct_size = sizeof writing, .cosines = &cos};
     const mha_norm_maps maps = {.struct_size = sizeof maps, .layer = &map};
-    example_run(context, e);
+    example_run(other, e);
     failing_from_here(memory);
     mha_status status = mha_layer_write(context, e->t, e->a, 0, 0, NULL, &writing);
     if (status == MHA_OK) status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, NULL, &p, &maps);
     if (status == MHA_OK) status = mha_transformer_composition(context, e->t, &out);
     example_free(e);
+    mha_transformer_destroy(own);
     return status;
 }
 

@@ -5,6 +5,7 @@
 #include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/stored.h"
 #include "support/suite.h"
 
 #include <multihead/head_pass.h>
@@ -365,14 +366,18 @@ static mha_status made_and_run(mha_context *context, failing_alloc *memory, void
 {
     rng r = rng_make(9, 0);
     example *e = example_make(context, &r);
+    mha_transformer *own = e->t;
     found f;
+    stored source;
     (void)user;
+    e->t = stored_transformer(context, own, 0, &source);
     failing_from_here(memory);
     mha_status status = found_make(context, e, &f);
     const mha_head_pass pass = pass_of(&f);
     if (status == MHA_OK) status = mha_head_pass_run(context, e->t, &e->input, &e->text, &pass);
     found_free(&f);
     example_free(e);
+    mha_transformer_destroy(own);
     return status;
 }
 
