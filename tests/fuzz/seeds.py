@@ -300,6 +300,8 @@ def of_model():
                   "hidden_size": 4, "head_dim": 2, "max_position_embeddings": 8},
         "mistral": {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
                     "hidden_size": 4, "sliding_window": 3},
+        "mixtral": {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                    "hidden_size": 4, "max_position_embeddings": 8},
         "distilbert": {"n_layers": 1, "n_heads": 2, "dim": 4}}
     for name, fields in shapes.items():
         yield name, parts(json.dumps({"model_type": name, **fields}), b"", b"", b"")
