@@ -130,19 +130,24 @@ static const char *remedy(const loading *l)
 static mha_status check_numbers(const loading *l)
 {
     const double described = numbers_described(&l->plan.desc);
+    const mhai_weights *weights = &l->stored->weights;
+    mha_tensor tensor;
     double held = 0;
-    for (int64_t i = 0; i < l->stored->weights.count; i++) {
-        mha_tensor tensor;
+    int64_t unread = -1; /* of a type that is not supported, and not left alone */
+    for (int64_t i = 0; i < weights->count; i++) {
         double count = 1;
-        if (mhai_weights_peek(&l->stored->weights, i, &tensor) != MHA_OK)
-            continue; /* not asked for */
+        if (mhai_weights_peek(weights, i, &tensor) != MHA_OK) {
+            if (!mhai_family_ignores(l->family, &l->plan, mhai_weights_name(weights, i)))
+                unread = i;
+            continue;
+        }
         for (int k = 0; k < tensor.ndim; k++) count *= (double)tensor.shape[k];
         held += count;
     }
     if (described <= held) return MHA_OK;
+    if (unread >= 0) return mhai_weights_peek(weights, unread, &tensor);
     return mha_fail(MHA_ERR_MODEL, "%s: holds %.0f numbers, %s describes at least %.0f; %s",
-                    mhai_show_path(l->stored->weights.path).text, held, l->stored->weights.asks,
-                    described, remedy(l));
+                    mhai_show_path(weights->path).text, held, weights->asks, described, remedy(l));
 }
 
 /* The embeddings first: the error that tells most where the wrong config.json lies beside. */

@@ -164,8 +164,12 @@ static mha_status peek_gguf(const mha_gguf *file, int64_t index, mha_tensor *ten
 mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index, mha_tensor *tensor)
 {
     if (weights->gguf) return peek_gguf(weights->gguf, index, tensor);
+    char detail[400];
     const mhai_shard *shard = shard_of(weights, index);
-    return mha_safetensors_peek(shard->file, index - shard->first, tensor);
+    const mha_status status = mha_safetensors_peek(shard->file, index - shard->first, tensor);
+    if (status == MHA_OK) return MHA_OK;
+    snprintf(detail, sizeof detail, "%s", mha_error_detail());
+    return mha_fail(status, "%s: %s", mhai_show_path(shard->path).text, detail);
 }
 
 static int64_t find_full(const mhai_weights *weights, const char *name)

@@ -747,6 +747,35 @@ static void wrong_folders(void **state)
     assert_null(t);
 }
 
+/* A weight of a type that is not read is what is wrong, not that numbers are missing. */
+static void types_that_are_not_read(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"\"model.layers.0.self_attn.q_proj.weight\"",
+                                        "\"model.norm.weight\""};
+    begin_foreign(&llama);
+    for (int i = 0; i < 2; i++) {
+        size_t size;
+        char wanted[128];
+        mha_transformer *t = NULL;
+        char *weights = temp_read(temp_path("base/model.safetensors"), &size);
+        char *config = temp_read(temp_path("base/config.json"), NULL);
+        char *type = strstr(strstr(weights + 8, names[i]), "\"F32\"");
+        assert_non_null(type);
+        type[1] = 'U';
+        temp_write("foreign/model.safetensors", weights, size);
+        temp_write("foreign/config.json", config, strlen(config));
+        snprintf(wanted, sizeof wanted,
+                 "foreign/model.safetensors: tensor '%.*s': element type U32",
+                 (int)strlen(names[i]) - 2, names[i] + 1);
+        expect_error(mha_checkpoint_load(context, temp_path("foreign"), &t), MHA_ERR_UNSUPPORTED,
+                     wanted);
+        assert_null(t);
+        free(config);
+        free(weights);
+    }
+}
+
 /* Whatever bytes change: a status, never a crash; and what loads can be run. */
 static void damaged_files(void **state)
 {
@@ -850,5 +879,6 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_t
                   TEST(foreign_configs), TEST(foreign_configs_of_our_own),
                   TEST(foreign_lists_of_heads), TEST(foreign_layers), TEST(round_trips_of_layers),
                   TEST(like_another), TEST(round_trips_of_pruned_ones),
-                  TEST(unloadable_ones_are_not_saved), TEST(wrong_folders), TEST(damaged_files),
-                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))
+                  TEST(unloadable_ones_are_not_saved), TEST(wrong_folders),
+                  TEST(types_that_are_not_read), TEST(damaged_files), TEST(unwritable),
+                  TEST(disk_full), TEST(failed_allocations_are_reported))
