@@ -45,10 +45,10 @@ typedef struct mha_model_options {
 
 /**
  * Load a model folder, or a GGUF file (gguf.h) of any type of weights that mha_gguf_read() decodes.
- * Weights of f32 are packed once. Others stay as they are stored and are converted where a product
- * uses them (mha_transformer_create_from()), with the bits that converted weights have. The prefix
- * "bert." in front of weight names may be there or not; weights that the encoder does not need
- * (pooler, classifier) are left alone. options may be NULL.
+ * Weights that are all f32 are packed once. Where some are of another type, matrices stay as they are
+ * stored and are converted where a product uses them (mha_transformer_create_from()), with the bits
+ * that converted weights have. The prefix "bert." in front of weight names may be there or not;
+ * weights that the encoder does not need (pooler, classifier) are left alone. options may be NULL.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
  *          the model (the context need not); the tokenizer and what is only needed while loading
@@ -103,8 +103,8 @@ MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
  * tokenizer; NULL otherwise. Memory lives as long as the model. Errors none. Threads any. Since 0.1 */
 MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
 
-/** The transformer that runs. Whoever changes it (MHA_MODEL_ARRAY) changes the model. Memory lives as long as the
- * model. Errors none. Threads any. Since 0.1 */
+/** The transformer that runs. Whoever changes it (MHA_MODEL_ARRAY) changes the model. Memory lives as
+ * long as the model. Errors none. Threads any. Since 0.1 */
 MHA_API mha_transformer *mha_model_transformer(mha_model *model);
 
 /** Of an encoder-decoder, a folder with the folders encoder and decoder in it, the encoder; the

@@ -198,9 +198,10 @@ typedef struct mha_transformer_source {
  *
  * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
  *          matrices; source is copied. Its user must live until it is released, by the end of this
- *          transformer and of those that were pruned from it; an error here does not release it. Forward calls take (1 MiB + 360 KiB) of scratch a thread, more where 32 rows
- *          have more than 1 MiB; backward calls room for one matrix.
- * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read).
+ *          transformer and of those that were pruned from it; an error here does not release it.
+ *          Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch a thread, more
+ *          where 32 rows have more than 1 MiB. Backward calls take room for one matrix.
+ * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags).
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *context,
