@@ -6,6 +6,7 @@
 #include <multihead/component.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,10 +38,9 @@ bool mhai_model_is_gguf(const char *path)
 bool mhai_model_holds(const char *folder, const char *name)
 {
     struct stat status;
-    char *path = mhai_model_join(folder, name);
-    bool found = path && stat(path, &status) == 0;
-    free(path);
-    return found;
+    char path[PATH_MAX]; /* nothing to allocate: lack of memory is not a missing file */
+    const int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return length > 0 && (size_t)length < sizeof path && stat(path, &status) == 0;
 }
 
 mha_status mhai_model_check_folder(const char *folder)
@@ -50,8 +50,10 @@ mha_status mhai_model_check_folder(const char *folder)
     if (stat(folder, &status) != 0 && errno != ENOENT)
         return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(folder).text, strerror(errno));
     if (stat(folder, &status) != 0)
-        return mha_fail(MHA_ERR_FILE, "%s: no such folder; tools/get-minilm fetches a model",
-                        mhai_show_path(folder).text);
+        return mha_fail(
+            MHA_ERR_FILE,
+            "%s: no such folder or file; tools/get-minilm and tools/get-smollm2 fetch models",
+            mhai_show_path(folder).text);
     if (!S_ISDIR(status.st_mode))
         return mha_fail(MHA_ERR_FILE, "%s: neither a folder nor a GGUF file; a model folder has %s",
                         mhai_show_path(folder).text, contents);

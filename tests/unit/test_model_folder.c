@@ -123,7 +123,7 @@ static void test_missing_files(void **state)
     (void)state;
     mha_model *model = NULL;
     expect_error(mha_model_load(context, temp_path("nowhere"), NULL, &model), MHA_ERR_FILE,
-                 "nowhere: no such folder; tools/get-minilm");
+                 "nowhere: no such folder or file; tools/get-minilm");
     temp_write("plain", "x", 1);
     expect_error(mha_model_load(context, temp_path("plain"), NULL, &model), MHA_ERR_FILE,
                  "plain: neither a folder nor a GGUF file");
