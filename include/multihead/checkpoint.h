@@ -56,7 +56,8 @@ typedef struct mha_checkpoint_settings {
  * not followed (mha_file_create_in()). The tokenizer splits a text as settings say, looks each word
  * up, and begins with bos_word if there is one. settings may be NULL.
  *
- * Memory   borrowed for the call.
+ * Memory   borrowed for the call. The numbers of a transformer with a source are read into one piece
+ *          of the C library's memory, 4 bytes each.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a word twice or empty, a special token that is no word,
  *          more words than vocab_size, no such splitting, words and like); MHA_ERR_UTF8;
  *          MHA_ERR_MODEL, _SIZE (a field of the description that mha_checkpoint_load() would
@@ -71,8 +72,8 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
                                                      const mha_checkpoint_settings *settings);
 
 /**
- * Load a transformer from a folder of one of the three kinds, written by any program. F16 and BF16 become
- * f32. What was saved here comes back with the same bits.
+ * Load a transformer from a folder of any family that mha_model_load() knows, written by any program,
+ * or from a GGUF file. Its parameters are an array of f32, mha_transformer_data(). What was saved here comes back with the same bits.
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it; conversions use the C library's. But for tables of angles (at most 512

@@ -70,7 +70,8 @@ typedef struct mha_training_batch {
  * Memory   the caller owns *trainer; context and transformers must outlive it. Three floats for
  *          each parameter (four with head_grade), activations for max_tokens and max_source, the
  *          logits [max_tokens,V] and twice [max_source,E].
- * Errors   MHA_ERR_NULL, _UNSUPPORTED (reserved); MHA_ERR_ARGUMENT (a setting out of range, no
+ * Errors   MHA_ERR_NULL, _UNSUPPORTED (reserved, a transformer with a source, whose
+ *          mha_transformer_copy() can be trained); MHA_ERR_ARGUMENT (a setting out of range, no
  *          logits, an encoder that does not fit); MHA_ERR_SIZE, _NOMEM.
  * Threads  one call at a time per context.   Since  0.1
  */

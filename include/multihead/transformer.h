@@ -14,7 +14,8 @@
  * (ff_dim 0) layers are attention alone. With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so that an optimizer is a loop over numbers; a table names
- * and shapes them. Gradients are a second array of the same form. The same numbers give the same
+ * and shapes them. Or the numbers come from a source, such as a file, where matrices stay
+ * (mha_transformer_create_from()). Gradients are an array of the same form. The same numbers give the same
  * bits on any number of threads.
  *
  * SPDX-License-Identifier: MIT

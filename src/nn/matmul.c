@@ -232,27 +232,26 @@ void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
 enum { READ_INPUTS = 1024, READ_FLOATS = READ_INPUTS * MHAI_PANEL, GROUP_FLOATS = 1 << 18 };
 
 typedef struct rows_job {
-    const mhai_matmul *job; /* cols and inner are those of W; NULL beyond them in packing alone */
+    const mhai_matmul *job; /* of packing alone: its inner and cols */
     const mhai_rows *from;
     const mhai_kernels *kernels;
-    int64_t inner, cols;
     float *panels; /* of all columns; or of each worker, of a group's */
     float *read;   /* of each worker, READ_FLOATS */
     float *sums;   /* of each worker, SUMS; NULL: not wanted */
     int64_t group; /* panels of an item */
 } rows_job;
 
-/* Columns col .. of a panel: panel number `panel` of panels that have `cols` columns. */
+/* Columns of W^T from col on become panel number `panel` of panels that have `cols` columns. */
 static void pack_read(const rows_job *r, int64_t col, float *panels, int64_t panel, int64_t cols,
                       float *read)
 {
-    const int64_t rows = mhai_min_i64(MHAI_PANEL, r->cols - col);
-    for (int64_t input = 0; input < r->inner; input += READ_INPUTS) {
-        const int64_t count = mhai_min_i64(READ_INPUTS, r->inner - input);
+    const int64_t inner = r->job->inner, rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
+    for (int64_t input = 0; input < inner; input += READ_INPUTS) {
+        const int64_t count = mhai_min_i64(READ_INPUTS, inner - input);
         r->from->read(r->from->user, r->from->at, col, rows, input, count, read);
         for (int64_t k = 0; k < count; k += MHAI_GEMM_BLOCK)
             r->kernels->pack_panels(&(mhai_pack){
-                .out = panels + mhai_matmul_place(r->inner, cols, input + k, panel * MHAI_PANEL),
+                .out = panels + mhai_matmul_place(inner, cols, input + k, panel * MHAI_PANEL),
                 .in = read + k,
                 .stride = count,
                 .rows = rows,
@@ -263,7 +262,8 @@ static void pack_read(const rows_job *r, int64_t col, float *panels, int64_t pan
 static void pack_item(void *argument, int64_t panel, int worker)
 {
     const rows_job *r = argument;
-    pack_read(r, panel * MHAI_PANEL, r->panels, panel, r->cols, r->read + worker * READ_FLOATS);
+    pack_read(r, panel * MHAI_PANEL, r->panels, panel, r->job->cols,
+              r->read + worker * READ_FLOATS);
 }
 
 mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from, int64_t inner,
@@ -273,10 +273,10 @@ mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from, in
     const mha_scratch_mark mark = mha_scratch_top(context);
     MHA_TRY(mha_scratch_alloc(context, (int64_t)context->num_threads * READ_FLOATS, sizeof(float),
                               &read));
-    rows_job job = {.from = from,
+    const mhai_matmul shape = {.inner = inner, .cols = cols};
+    rows_job job = {.job = &shape,
+                    .from = from,
                     .kernels = mhai_kernels_for(context->isa),
-                    .inner = inner,
-                    .cols = cols,
                     .panels = panels,
                     .read = read};
     mha_parallel_for(context, mhai_ceil_div(cols, MHAI_PANEL), pack_item, &job);
@@ -291,8 +291,8 @@ static void run_group(void *argument, int64_t item, int worker)
 {
     const rows_job *r = argument;
     const int64_t first = item * r->group * MHAI_PANEL;
-    const int64_t cols = mhai_min_i64(r->group * MHAI_PANEL, r->cols - first);
-    float *panels = r->panels + worker * r->group * MHAI_PANEL * r->inner;
+    const int64_t cols = mhai_min_i64(r->group * MHAI_PANEL, r->job->cols - first);
+    float *panels = r->panels + worker * r->group * MHAI_PANEL * r->job->inner;
     for (int64_t p = 0; p * MHAI_PANEL < cols; p++)
         pack_read(r, first + p * MHAI_PANEL, panels, p, cols, r->read + worker * READ_FLOATS);
     mhai_matmul part = *r->job;
@@ -335,8 +335,6 @@ mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, co
     rows_job r = {.job = job,
                   .from = from,
                   .kernels = mhai_kernels_for(context->isa),
-                  .inner = job->inner,
-                  .cols = job->cols,
                   .panels = memory,
                   .group = group};
     r.read = r.panels + threads * group * MHAI_PANEL * job->inner;

@@ -370,16 +370,16 @@ static mha_status make_linear(mha_context *context, const mha_transformer *t,
 static mha_status pack(mha_context *context, const mha_transformer *t,
                        const mhai_place_linear *place)
 {
-    if (place->bias >= 0) {
-        const mha_tensor bias =
-            mhai_transformer_vector(mhai_transformer_numbers(t, place->bias), place->outputs);
-        mhai_linear_set_bias(place->packed, &bias, 0);
+    mha_tensor bias = {0};
+    if (place->bias >= 0)
+        bias = mhai_transformer_vector(mhai_transformer_numbers(t, place->bias), place->outputs);
+    if (!t->source.read) {
+        const mha_tensor weight = mhai_transformer_rows(t->data + place->weight, place->outputs,
+                                                        place->inputs, place->inputs);
+        return mha_linear_update(place->packed, &weight, bias.ndim ? &bias : NULL);
     }
-    if (t->source.read) return mhai_linear_pack(context, place->packed);
-    const mha_tensor weight = mhai_transformer_rows(t->data + place->weight, place->outputs,
-                                                    place->inputs, place->inputs);
-    mhai_linear_set_weight(place->packed, &weight, 0);
-    return MHA_OK;
+    if (bias.ndim) mhai_linear_set_bias(place->packed, &bias, 0);
+    return mhai_linear_pack(context, place->packed);
 }
 
 /* Linear layer i of all, below LINEARS L + 1; NULL: the transformer lacks this one. */

@@ -29,6 +29,7 @@ typedef struct pruning {
     mha_transformer *shared; /* the same, if it is to live as long as this */
     heads_plan *plans;       /* [L] */
     int64_t layers;
+    bool whole;     /* nothing is left out: a copy, with room for as many heads */
     int64_t *lists; /* what plans point to */
     int64_t list_count;
     part *parts; /* [parameters] */
@@ -211,7 +212,7 @@ static mha_transformer_desc describe(const pruning *x, const mha_transformer *fr
                                      int64_t *kv)
 {
     mha_transformer_desc d = from->desc;
-    const bool keep_num_heads = d.flags & MHA_TRANSFORMER_CROSS;
+    const bool keep_num_heads = x->whole || d.flags & MHA_TRANSFORMER_CROSS;
     int64_t most = 1;
     for (int64_t l = 0; l < d.num_layers; l++) {
         heads[l] = x->plans[l].q;
@@ -335,6 +336,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
     const mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
         plan_all(transformer, l, 1, &x->plans[l]);
+    if (x) x->whole = true;
     return finish(context, x, transformer, false, status, copy);
 }
 

@@ -7,6 +7,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
+import checkpoint_ctypes as ck  # noqa: E402
 import multihead_ctypes as mha  # noqa: E402
 from test_checkpoint_hf import some_ids, their_family  # noqa: E402
 from test_gguf_models import KINDS, OPTIONS, Model, write  # noqa: E402
@@ -42,3 +43,5 @@ def test_pieces_of_wide_pairs(tmp_path):
     """Rows of the Llama kind's Q and K in a GGUF file stand in pairs."""
     write(tmp_path / "model.gguf", their_family("llama", WIDE["llama"], 45).to(torch.float16))
     expect_same(tmp_path / "model.gguf", some_ids(46))
+    again = ck.Transformer(tmp_path / "model.gguf")  # mha_checkpoint_load()
+    assert np.array_equal(again(some_ids(46)), Model(tmp_path / "model.gguf")(some_ids(46)))

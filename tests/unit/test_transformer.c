@@ -1303,6 +1303,30 @@ static void large_matrices_from_a_source(void **state)
     }
 }
 
+/* All of the description, also where every layer has fewer heads than there is room for. */
+static void copies_are_the_same(void **state)
+{
+    (void)state;
+    mha_context *context = machines_context(1, 0);
+    const int64_t heads[] = {1, 0};
+    mha_transformer_desc d = small, copied;
+    mha_transformer *t = NULL, *copy = NULL;
+    d.num_layers = 2;
+    d.head_dim = 6;
+    d.layer_heads = heads;
+    assert_int_equal(mha_transformer_create(context, &d, &t), MHA_OK);
+    assert_int_equal(mha_transformer_copy(context, t, &copy), MHA_OK);
+    mha_transformer_describe(t, &d);
+    mha_transformer_describe(copy, &copied);
+    assert_int_equal(copied.num_heads, d.num_heads);
+    assert_int_equal(copied.kv_heads, d.kv_heads);
+    assert_memory_equal(copied.layer_heads, d.layer_heads, sizeof heads);
+    assert_memory_equal(copied.layer_kv_heads, d.layer_kv_heads, sizeof heads);
+    expect_same_numbers(t, copy);
+    mha_transformer_destroy(copy);
+    mha_transformer_destroy(t);
+}
+
 /* Token by token. */
 static void decoding_from_a_source(void **state)
 {
@@ -1467,5 +1491,5 @@ RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_begin
           TEST(gradients_are_slopes), TEST(threads_and_padding_change_no_bit), TEST(views),
           TEST(learns), TEST(keeps_nothing), TEST(create_errors), TEST(forward_errors),
           TEST(layers_are_checked), TEST(layers_without_gradients), TEST(sources_change_no_bit),
-          TEST(large_matrices_from_a_source), TEST(decoding_from_a_source), TEST(source_errors),
-          TEST(failed_allocations_are_reported))
+          TEST(large_matrices_from_a_source), TEST(copies_are_the_same),
+          TEST(decoding_from_a_source), TEST(source_errors), TEST(failed_allocations_are_reported))
