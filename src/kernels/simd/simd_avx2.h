@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 typedef __m256 vf;
+#define INNER_STEPS 4
 enum { VF_LANES = 8, BLOCK_ROWS = 6, TILE_VECTORS = 2, TILE_ROWS = 12 };
 
 #define scalar_fma(a, b, c) __builtin_fmaf(a, b, c)

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 typedef __m512 vf;
+#define INNER_STEPS 1
 enum { VF_LANES = 16, BLOCK_ROWS = 14, TILE_VECTORS = 2, TILE_ROWS = 14 };
 
 #define scalar_fma(a, b, c) __builtin_fmaf(a, b, c)

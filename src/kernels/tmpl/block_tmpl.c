@@ -72,9 +72,10 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
         FINISH_ADD) /* what is added to, perhaps far away, comes while the sums are made */
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < BLOCK_COLS; j += LINE) fetch(t->c + r * t->c_stride + j);
-    for (int64_t i = 0; i < inner; i++) {
+    UNROLL_INNER for (int64_t i = 0; i < inner; i++)
+    {
         vf column[TILE_VECTORS];
-        if (finish == FINISH_ADD) fetch(next + 4 * i);
+        if (finish == FINISH_ADD) fetch_l2(next + 4 * i);
         if (finish == FINISH_FETCH) fetch(next);
         if (finish == FINISH_FETCH_L2) fetch_l2(next);
         if (finish == FINISH_FETCH || finish == FINISH_FETCH_L2) {

@@ -25,18 +25,22 @@ static void fetch_next_rows(const mhai_gemm *g, int64_t panel)
     const int64_t end = (panel + 1) * g->next_rows / g->panels;
     for (int64_t r = panel * g->next_rows / g->panels; r < end; r++)
         for (int64_t line = 0; line < g->next_lines; line++)
-            fetch(g->next_x + r * g->next_stride + line * FETCHED);
+            fetch_l2(g->next_x + r * g->next_stride + line * FETCHED);
 }
 
 /* x copied together: rows at the stride of scores, columns at that of the most rows. */
 static void gather_rows(const mhai_gemm *g)
 {
-    for (int r = 0; r < g->rows; r++)
-        for (int64_t i = 0; i < g->inner; i += VF_LANES) {
-            const int64_t lanes = g->inner - i < VF_LANES ? g->inner - i : VF_LANES;
-            vf_store_n(g->gather + r * MHAI_SCORE_STRIDE + i, lanes,
-                       vf_load_n(g->x + r * g->x_stride + i, lanes));
-        }
+    const int64_t whole = g->inner / VF_LANES * VF_LANES, left = g->inner - whole;
+    const float *x = g->x;
+    float *to = g->gather;
+    for (int r = 0; r < g->rows; r++) {
+        UNROLL_TIMES(4)
+        for (int64_t i = 0; i < whole; i += VF_LANES) vf_store(to + i, vf_load(x + i));
+        if (left > 0) vf_store_n(to + whole, left, vf_load_n(x + whole, left));
+        x += g->x_stride;
+        to += MHAI_SCORE_STRIDE;
+    }
 }
 
 static void gather_columns(const mhai_gemm *g)

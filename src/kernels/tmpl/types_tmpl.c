@@ -3,11 +3,18 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
+/* UNROLL: a loop over registers, whose count is a constant. UNROLL_INNER: the loop over the inner
+ * indices of a product, INNER_STEPS at a time. (Not by hand: gcc then schedules the steps as one,
+ * and moves sums from register to register.) */
+#define PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_TIMES(n) PRAGMA(clang loop unroll_count(n))
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_TIMES(n) PRAGMA(GCC unroll n)
 #endif
+#define UNROLL_INNER UNROLL_TIMES(INNER_STEPS)
 
 enum { LANES16 = 16 / VF_LANES };
 
