@@ -332,7 +332,8 @@ typedef struct mhai_write {
 
 typedef struct mhai_kernels {
     mha_isa isa;
-    int tile_rows; /* rows of a strip */
+    int tile_rows;  /* rows of a strip */
+    int block_rows; /* and of a register block: as many, or half of them */
 #define MHAI_KERNEL(name, arguments) void(*name) arguments;
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL

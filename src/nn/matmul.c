@@ -42,7 +42,6 @@ enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_SCORE_STRIDE, GATHER_COLUMNS = MH
 typedef struct matmul_run {
     const mhai_matmul *job;
     const mhai_kernels *kernels;
-    int64_t block_rows;   /* rows of a row block */
     int64_t group_panels; /* panels of a column group */
     int64_t blocks;       /* row blocks */
     int64_t items;        /* blocks of all groups */
@@ -83,11 +82,14 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
 {
     const mhai_matmul *job = run->job;
     _Alignas(64) float buffer[MHAI_GATHER];
-    int64_t strips = mhai_ceil_div(rows, run->kernels->tile_rows);
+    /* Rows of about the same number for each register block: 16 are 5, 5 and 6. */
+    const int64_t units = mhai_ceil_div(rows, run->kernels->block_rows);
+    const int64_t in_strip = run->kernels->tile_rows / run->kernels->block_rows;
     int64_t col = panel * MHAI_PANEL;
     const int64_t inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input);
-    for (int64_t i = 0; i < strips; i++) {
-        int64_t begin = row + i * rows / strips, end = row + (i + 1) * rows / strips;
+    for (int64_t i = 0, unit = 0; unit < units; i++, unit += in_strip) {
+        const int64_t begin = row + unit * rows / units;
+        const int64_t end = row + mhai_min_i64(unit + in_strip, units) * rows / units;
         mhai_gemm g = {.rows = (int)(end - begin),
                        .inner = inner,
                        .panels = panels,
@@ -132,12 +134,20 @@ static void run_panels(const matmul_run *run, int64_t row, int64_t rows, int64_t
     } while (input < run->job->inner);
 }
 
+/* Row blocks of about the same size, in whole register blocks. */
+static int64_t block_begin(const matmul_run *run, int64_t i)
+{
+    const int64_t unit = run->kernels->block_rows;
+    const int64_t units = mhai_ceil_div(run->job->rows, unit);
+    return mhai_min_i64(run->job->rows, i * units / run->blocks * unit);
+}
+
 static void run_block(const matmul_run *run, int64_t item, int worker)
 {
     const mhai_matmul *job = run->job;
     /* Row blocks follow each other under one group, whose panels then stay in cache. */
-    int64_t row = item % run->blocks * run->block_rows;
-    int64_t rows = mhai_min_i64(run->block_rows, job->rows - row);
+    const int64_t row = block_begin(run, item % run->blocks);
+    const int64_t rows = block_begin(run, item % run->blocks + 1) - row;
     int64_t panel = item / run->blocks * run->group_panels, col = panel * MHAI_PANEL;
     int64_t panels = mhai_min_i64(run->group_panels, mhai_ceil_div(job->cols, MHAI_PANEL) - panel);
     int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col);
@@ -164,8 +174,7 @@ static matmul_run divide(const mhai_matmul *job, const mhai_kernels *kernels, in
     matmul_run run = {.job = job, .kernels = kernels};
     if (job->rows == 0 || job->cols == 0) return run;
     const int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
-    run.block_rows = mhai_min_i64(job->rows, (int64_t)BLOCK_STRIPS * kernels->tile_rows);
-    run.blocks = mhai_ceil_div(job->rows, run.block_rows);
+    run.blocks = mhai_ceil_div(job->rows, (int64_t)BLOCK_STRIPS * kernels->tile_rows);
     /* Few rows: narrower groups, so that every thread has some. */
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_ceil_div(panels, wanted);

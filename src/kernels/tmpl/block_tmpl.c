@@ -8,6 +8,8 @@
 
 enum {
     BLOCK_COLS = TILE_VECTORS * VF_LANES,
+    PANEL_VECTORS = MHAI_PANEL / VF_LANES,
+    FEW_ROWS = PANEL_VECTORS > TILE_VECTORS ? 2 : 0, /* whose sums are as wide as a panel */
     HALF_PANEL = MHAI_PANEL / 2,
     HALF_VECTORS = BLOCK_COLS > HALF_PANEL ? TILE_VECTORS / 2 : TILE_VECTORS,
     LINE = 16 /* floats of a cache line */
@@ -18,7 +20,8 @@ typedef enum block_finish {
     FINISH_FETCH,    /* likewise, and rows that are to be read soon are fetched on the way */
     FINISH_FETCH_L2, /* likewise, but not as far as L1 */
     FINISH_RESCALE,  /* c = fma(c, scale[row], sum) */
-    FINISH_ADD       /* c = start + sum */
+    FINISH_ADD,      /* c = start + sum */
+    FINISH_ADD_FETCH /* likewise, and what later blocks read is fetched on the way */
 } block_finish;
 
 typedef struct block {
@@ -30,9 +33,10 @@ typedef struct block {
     float *c;
     int64_t c_stride;
     const float *scale; /* FINISH_RESCALE: [rows] */
-    const float *start; /* FINISH_ADD: c itself, or what stands for it; stride 0: one row for all */
+    const float *start; /* to be added to: c itself, or what stands for it; stride 0: one row for
+                           all */
     int64_t start_stride;
-    const float *next;            /* FINISH_ADD: will be read soon, 4 floats for each inner index;
+    const float *next; /* FINISH_ADD_FETCH: will be read soon, 4 floats for each inner index;
                                      FINISH_FETCH: rows of next_lines, a line for each inner index */
     int64_t next_lines, next_gap; /* gap in floats: from the end of a row to the next row */
 } block;
@@ -48,11 +52,16 @@ ALWAYS_INLINE void fetch_l2(const void *p)
     __builtin_prefetch(p, 0, 2);
 }
 
+ALWAYS_INLINE bool adds(block_finish finish)
+{
+    return finish == FINISH_ADD || finish == FINISH_ADD_FETCH;
+}
+
 ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const float *scale,
                                const float *start)
 {
     if (finish == FINISH_RESCALE) sum = vf_fma(vf_load(c), vf_set1(*scale), sum);
-    if (finish == FINISH_ADD) sum = vf_add(vf_load(start), sum);
+    if (adds(finish)) sum = vf_add(vf_load(start), sum);
     vf_store(c, sum);
 }
 
@@ -61,21 +70,20 @@ ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const floa
 ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool transposed,
                               int64_t stride, const block *t)
 {
-    vf sum[BLOCK_ROWS][TILE_VECTORS];
+    vf sum[BLOCK_ROWS][PANEL_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_zero();
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
     const float *next = t->next;
     int64_t lines = t->next_lines;
-    if (finish ==
-        FINISH_ADD) /* what is added to, perhaps far away, comes while the sums are made */
+    if (adds(finish)) /* what is added to, perhaps far away, comes while the sums are made */
         for (int r = 0; r < rows; r++)
-            for (int j = 0; j < BLOCK_COLS; j += LINE) fetch(t->c + r * t->c_stride + j);
+            for (int j = 0; j < vectors * VF_LANES; j += LINE) fetch(t->c + r * t->c_stride + j);
     UNROLL_INNER for (int64_t i = 0; i < inner; i++)
     {
-        vf column[TILE_VECTORS];
-        if (finish == FINISH_ADD) fetch_l2(next + 4 * i);
+        vf column[PANEL_VECTORS];
+        if (finish == FINISH_ADD_FETCH) fetch_l2(next + 4 * i);
         if (finish == FINISH_FETCH) fetch(next);
         if (finish == FINISH_FETCH_L2) fetch_l2(next);
         if (finish == FINISH_FETCH || finish == FINISH_FETCH_L2) {
@@ -100,24 +108,23 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
     {
         UNROLL for (int j = 0; j < vectors; j++) block_store(
             finish, c + j * VF_LANES, sum[r][j], finish == FINISH_RESCALE ? scale + r : NULL,
-            finish == FINISH_ADD ? start + j * VF_LANES : NULL);
+            adds(finish) ? start + j * VF_LANES : NULL);
         c += c_stride;
-        if (finish == FINISH_ADD) start += start_stride;
+        if (adds(finish)) start += start_stride;
     }
 }
 
 /* One function per number of rows, so that every register count is a constant. */
-#define BLOCK_CASE(n)                                                                    \
-    case n:                                                                              \
-        if (n <= BLOCK_ROWS)                                                             \
-            block_body(n <= BLOCK_ROWS ? n : 1, vectors, finish, transposed, stride, t); \
+#define BLOCK_CASE(n)                                                                         \
+    case n:                                                                                   \
+        if (n <= most) block_body(n <= most ? n : 1, vectors, finish, transposed, stride, t); \
         return;
 /* clang-format would move one more case to a line of its own each time it runs. */
 /* clang-format off */
-#define DEFINE_BLOCK_OF(name, width, finish_kind, is_transposed, constant_stride)               \
+#define DEFINE_BLOCK_OF(name, most_rows, width, finish_kind, is_transposed, constant_stride)    \
     static __attribute__((noinline)) void name(int rows, const block *t)                        \
     {                                                                                           \
-        const int vectors = width;                                                              \
+        const int vectors = width, most = most_rows;                                            \
         const block_finish finish = finish_kind;                                                \
         const bool transposed = is_transposed;                                                  \
         const int64_t stride = constant_stride;                                                 \
@@ -128,19 +135,22 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
         }                                                                                       \
     }
 #define DEFINE_BLOCK(name, finish_kind, is_transposed, constant_stride) \
-    DEFINE_BLOCK_OF(name, TILE_VECTORS, finish_kind, is_transposed, constant_stride)
+    DEFINE_BLOCK_OF(name, BLOCK_ROWS, TILE_VECTORS, finish_kind, is_transposed, constant_stride)
 /* clang-format on */
 DEFINE_BLOCK(block_store_rows, FINISH_STORE, false, 0)
 DEFINE_BLOCK(block_fetch_rows, FINISH_FETCH, false, 0)
 DEFINE_BLOCK(block_fetch_l2_rows, FINISH_FETCH_L2, false, 0)
 DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK(block_add_rows, FINISH_ADD, false, 0)
-DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK(block_add_columns, FINISH_ADD, true, 0)
-DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
-DEFINE_BLOCK_OF(half_add_score_rows, HALF_VECTORS, FINISH_ADD, false, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(half_add_score_columns, HALF_VECTORS, FINISH_ADD, true, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_rows, FINISH_ADD_FETCH, false, 0)
+DEFINE_BLOCK(block_add_score_rows, FINISH_ADD_FETCH, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_columns, FINISH_ADD_FETCH, true, 0)
+DEFINE_BLOCK(block_add_score_columns, FINISH_ADD_FETCH, true, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD_FETCH, true, MHAI_MAX_ROWS)
+DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD_FETCH, false,
+                MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_add_score_columns, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD_FETCH, true,
+                MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(few_add_rows, FEW_ROWS, PANEL_VECTORS, FINISH_ADD, false, 0)
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
 typedef void (*block_function)(int rows, const block *t);

@@ -85,9 +85,11 @@ static void gemm_strip(const mhai_gemm *g)
             t.start = g->bias ? g->bias + panel * MHAI_PANEL : zeros;
             t.start_stride = 0;
         }
-        if (cols >= MHAI_PANEL)
-            panel_product(blocks, g->rows, &t);
-        else
+        if (cols < MHAI_PANEL)
             gemm_partial_panel(blocks, g->rows, &t, cols);
+        else if (g->rows <= FEW_ROWS && !g->transposed)
+            few_add_rows(g->rows, &t); /* memory as it lies, without detours: at its bandwidth */
+        else
+            panel_product(blocks, g->rows, &t);
     }
 }

@@ -37,6 +37,7 @@ extern const mhai_kernels TABLE(MHAI_ISA_SUFFIX);
 const mhai_kernels TABLE(MHAI_ISA_SUFFIX) = {
     .isa = MHAI_ISA_VALUE,
     .tile_rows = TILE_ROWS,
+    .block_rows = BLOCK_ROWS,
 #define MHAI_KERNEL(name, arguments) .name = name,
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL
