@@ -236,6 +236,8 @@ typedef struct mha_context mha_context;
  *
  * The environment variable MHA_ISA=portable|neon|avx2|avx512 limits the instruction set that a
  * context chooses by default; MHA_THREADS=n is the default of num_threads. desc takes precedence.
+ * MHA_L2_KIB=n replaces the size of a core's L2 cache, by which work is cut; bits do not depend on
+ * it.
  * If a pool's threads cannot be created it works with fewer; the results are bit-identical.
  *
  * On Linux a pool of up to 16 threads, if there are as many CPUs, wakes them on other CPUs than the
@@ -244,7 +246,7 @@ typedef struct mha_context mha_context;
  *
  * Memory   the caller owns *context and calls mha_context_destroy().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, half an allocator, malformed
- *          MHA_ISA or MHA_THREADS), MHA_ERR_UNSUPPORTED (isa not available here), MHA_ERR_NOMEM.
+ *          MHA_ISA, MHA_THREADS or MHA_L2_KIB), MHA_ERR_UNSUPPORTED (isa not available here), MHA_ERR_NOMEM.
  * Threads  a context serves one host thread at a time; different contexts are independent. After a
  *          fork the child may use and destroy the context; it makes its own pool threads.
  * Since    0.1
@@ -262,6 +264,10 @@ MHA_API mha_isa mha_context_isa(const mha_context *context);
 
 /** The number of threads in use, at least 1. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int mha_context_threads(const mha_context *context);
+
+/** Bytes of a core's L2 cache, by which work is cut. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API int64_t mha_context_l2(const mha_context *context);
 
 /** The allocator in use, with both functions set. Memory none. Errors none. Threads any.
  * Since 0.1 */

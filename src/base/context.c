@@ -56,21 +56,35 @@ static mha_status choose_isa(mha_isa asked, mha_isa *isa)
     return MHA_OK;
 }
 
+/* A number of at most `most` in the environment; *value stays 0 where the variable is not set. */
+static mha_status read_number(const char *name, long most, long *value)
+{
+    const char *text = getenv(name);
+    if (!text || !*text) return MHA_OK;
+    const bool digits = !text[strspn(text, "0123456789")]; /* strtol() skips blanks, takes + */
+    *value = digits ? strtol(text, NULL, 10) : 0;
+    if (*value < 1 || *value > most)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s is '%.40s', expected 1..%ld", name, text, most);
+    return MHA_OK;
+}
+
 static mha_status choose_threads(int32_t asked, int *threads)
 {
+    long value = asked;
     if (asked < 0 || asked > MOST_THREADS)
         return mha_fail(MHA_ERR_ARGUMENT, "num_threads is %d, expected 0..%d", (int)asked,
                         (int)MOST_THREADS);
-    const char *text = getenv("MHA_THREADS");
-    if (asked == 0 && text && *text) {
-        const bool digits = !text[strspn(text, "0123456789")]; /* strtol() skips blanks, takes + */
-        const long value = digits ? strtol(text, NULL, 10) : 0;
-        if (value < 1 || value > MOST_THREADS)
-            return mha_fail(MHA_ERR_ARGUMENT, "MHA_THREADS is '%.40s', expected 1..%d", text,
-                            (int)MOST_THREADS);
-        asked = (int32_t)value;
-    }
-    *threads = asked ? asked : mhai_cpu_count();
+    if (asked == 0) MHA_TRY(read_number("MHA_THREADS", MOST_THREADS, &value));
+    *threads = value ? (int)value : mhai_cpu_count();
+    return MHA_OK;
+}
+
+static mha_status choose_l2(int64_t *l2)
+{
+    enum { MOST_KIB = 1 << 20 };
+    long kib = 0;
+    MHA_TRY(read_number("MHA_L2_KIB", MOST_KIB, &kib));
+    *l2 = kib ? (int64_t)kib << 10 : mhai_cpu_l2();
     return MHA_OK;
 }
 
@@ -83,9 +97,11 @@ mha_status mha_context_create(const mha_context_desc *desc, mha_context **contex
         return mha_fail(MHA_ERR_ARGUMENT, "allocator: set both alloc and release, or neither");
     if (!own.allocator.alloc) own.allocator = (mha_allocator){default_alloc, default_release, NULL};
     mha_isa isa = MHA_ISA_PORTABLE;
+    int64_t l2 = 0;
     int threads = 1;
     MHA_TRY(choose_isa(own.isa, &isa));
     MHA_TRY(choose_threads(own.num_threads, &threads));
+    MHA_TRY(choose_l2(&l2));
     mha_context *made =
         own.allocator.alloc(own.allocator.user, sizeof *made, _Alignof(mha_context));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "context: cannot allocate %zu bytes", sizeof *made);
@@ -93,6 +109,7 @@ mha_status mha_context_create(const mha_context_desc *desc, mha_context **contex
     made->allocator = made->scratch.allocator = own.allocator;
     made->isa = isa;
     made->num_threads = threads;
+    made->l2 = l2;
     made->host_parallel_for = own.parallel_for;
     made->host_user = own.parallel_for_user;
     if (threads > 1 && !own.parallel_for) {
@@ -124,6 +141,11 @@ mha_isa mha_context_isa(const mha_context *context)
 int mha_context_threads(const mha_context *context)
 {
     return context->num_threads;
+}
+
+int64_t mha_context_l2(const mha_context *context)
+{
+    return context->l2;
 }
 
 mha_allocator mha_context_allocator(const mha_context *context)

@@ -11,6 +11,7 @@ struct mha_context {
     mha_allocator allocator;
     mha_isa isa;
     int num_threads;
+    int64_t l2;                            /* bytes of a core's cache, by which work is cut */
     mha_parallel_for_fn host_parallel_for; /* NULL: pool */
     void *host_user;
     mhai_pool *pool; /* NULL with one thread or with a host's parallel-for */

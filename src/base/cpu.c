@@ -79,6 +79,12 @@ mha_isa mhai_cpu_best(mha_isa limit)
     return MHA_ISA_PORTABLE;
 }
 
+int64_t mhai_cpu_l2(void)
+{
+    const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return bytes > 0 ? bytes : 512 << 10;
+}
+
 int mhai_cpu_count(void)
 {
     cpu_set_t set;

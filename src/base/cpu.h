@@ -10,6 +10,9 @@ mha_isa mhai_cpu_best(mha_isa limit);
 /* The set called name; false if there is none. */
 bool mhai_isa_from_name(const char *name, mha_isa *isa);
 
+/* Bytes of a core's L2 cache, as the system says, or else a usual number. */
+int64_t mhai_cpu_l2(void);
+
 /* Processors that this process may run on, at least 1. */
 int mhai_cpu_count(void);
 

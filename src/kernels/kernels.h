@@ -219,10 +219,10 @@ typedef struct mhai_gemm {
     int64_t out_stride;
     const float *from; /* [rows][from_stride], to be added to instead of out; NULL: out */
     int64_t from_stride;
-    /* What calls to come will read, fetched into the cache on the way; NULL: nothing. 4 floats for
-     * each input of each panel, one after the other; and rows of some lines each. */
+    /* What calls to come will read, fetched into L2 on the way; NULL: nothing. next_floats with each
+     * panel, one after the other; and rows of some lines each. */
     const float *next_w, *next_x;
-    int64_t next_rows, next_stride, next_lines;
+    int64_t next_floats, next_rows, next_stride, next_lines;
 } mhai_gemm;
 
 enum { MHAI_GATHER = MHAI_MAX_ROWS * MHAI_SCORE_STRIDE };

@@ -10,9 +10,9 @@
 
 #include <string.h>
 
-/* A group of 16 panels times 128 inputs is 256 KiB, to stay in L2 while the strips of a row block
- * pass over it; 8 strips are enough for that to pay. */
-enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8 };
+/* A group of panels times 128 inputs, 16 KiB each, stays in L2 while the strips of a row block pass
+ * over it; 8 strips are enough for that to pay, and more than 16 panels gain nothing. */
+enum { GROUP_PANELS = 16, BLOCK_STRIPS = 8, PANEL_BYTES = MHAI_GEMM_BLOCK * MHAI_PANEL * 4 };
 
 /* Outputs whose rows lie whole pages apart would meet in a few sets of the caches each time that
  * they are added to. Until the last block of inputs their sums lie at another stride instead. */
@@ -45,21 +45,25 @@ typedef struct matmul_run {
     int64_t group_panels; /* panels of a column group */
     int64_t blocks;       /* row blocks */
     int64_t items;        /* blocks of all groups */
+    bool fetches;         /* weights that come from memory, before they are needed */
     float *sums;          /* [threads][SUMS]; NULL: sums lie in the output */
 } matmul_run;
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* What the strip will need of the next block of inner indices; of panels, a part. */
-static void fetch_next(const mhai_matmul *job, mhai_gemm *g, int64_t input, int64_t col,
-                       int64_t strip)
+/* What the strip will need of the next block of inner indices; of panels, its part. */
+static void fetch_next(const matmul_run *run, mhai_gemm *g, int64_t input, int64_t col,
+                       int64_t strip, int64_t strips)
 {
+    const mhai_matmul *job = run->job;
     const int64_t next = input + MHAI_GEMM_BLOCK, left = job->inner - next;
     if (left <= 0) return;
     const int64_t inner = mhai_min_i64(left, MHAI_GEMM_BLOCK);
-    if (strip < BLOCK_STRIPS)
-        g->next_w =
-            panels_at(job, next, col) + strip * g->panels * inner * MHAI_PANEL / BLOCK_STRIPS;
+    if (run->fetches) {
+        const int64_t floats = g->panels * inner * MHAI_PANEL;
+        g->next_w = panels_at(job, next, col) + strip * floats / strips;
+        g->next_floats = inner * MHAI_PANEL / strips;
+    }
     g->next_stride = job->a_stride;
     g->next_x = g->x + MHAI_GEMM_BLOCK * (g->transposed ? job->a_stride : 1);
     g->next_rows = g->transposed ? inner : g->rows;
@@ -85,6 +89,7 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
     /* Rows of about the same number for each register block: 16 are 5, 5 and 6. */
     const int64_t units = mhai_ceil_div(rows, run->kernels->block_rows);
     const int64_t in_strip = run->kernels->tile_rows / run->kernels->block_rows;
+    const int64_t strips = mhai_ceil_div(units, in_strip);
     int64_t col = panel * MHAI_PANEL;
     const int64_t inner = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input);
     for (int64_t i = 0, unit = 0; unit < units; i++, unit += in_strip) {
@@ -106,7 +111,7 @@ static void run_inner(const matmul_run *run, int64_t row, int64_t rows, int64_t 
                        .out_stride = job->c_stride};
         if (panels >= GATHER_PANELS && g.rows > 1) g.gather = buffer;
         if (sums) place_sums(job, &g, input, sums + (begin - row) * SUMS_STRIDE);
-        fetch_next(job, &g, input, col, i);
+        fetch_next(run, &g, input, col, i, strips);
         run->kernels->gemm_strip(&g);
     }
 }
@@ -169,17 +174,33 @@ static bool pays_to_share(const mha_context *context, const mhai_matmul *jobs, i
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 
-static matmul_run divide(const mhai_matmul *job, const mhai_kernels *kernels, int64_t threads)
+/* Weights of some times the size of L2 are in the cache behind it. One register block reads memory
+ * as fast as that is without help. */
+static bool from_memory(const mhai_matmul *job, const mhai_kernels *kernels, int64_t l2)
 {
-    matmul_run run = {.job = job, .kernels = kernels};
+    enum { TIMES_L2 = 8 };
+    return job->rows > kernels->block_rows &&
+           (double)job->inner * (double)job->cols * sizeof(float) > (double)(TIMES_L2 * l2);
+}
+
+static matmul_run divide(const mhai_matmul *job, const mha_context *context, int64_t threads)
+{
+    const mhai_kernels *kernels = mhai_kernels_for(context->isa);
+    const int64_t l2 = context->l2;
+    matmul_run run = {.job = job, .kernels = kernels, .fetches = from_memory(job, kernels, l2)};
     if (job->rows == 0 || job->cols == 0) return run;
     const int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
     run.blocks = mhai_ceil_div(job->rows, (int64_t)BLOCK_STRIPS * kernels->tile_rows);
     /* Few rows: narrower groups, so that every thread has some. */
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_ceil_div(panels, wanted);
-    /* One row reads each weight once, as they lie. */
-    if (job->rows > 1) run.group_panels = mhai_min_i64(GROUP_PANELS, run.group_panels);
+    /* One row reads each weight once, as they lie. Of what is fetched, one group is worked on
+     * while the next arrives; few strips are soon through with theirs. */
+    if (job->rows > 1) {
+        const int64_t share = run.fetches && run.blocks == 1 ? 4 : 2;
+        const int64_t fit = mhai_max_i64(1, mhai_min_i64(GROUP_PANELS, l2 / share / PANEL_BYTES));
+        run.group_panels = mhai_min_i64(fit, run.group_panels);
+    }
     run.items = run.blocks * mhai_ceil_div(panels, run.group_panels);
     return run;
 }
@@ -214,12 +235,11 @@ static void run_item(void *argument, int64_t item, int worker)
 
 void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count)
 {
-    const mhai_kernels *kernels = mhai_kernels_for(context->isa);
     const int64_t threads = pays_to_share(context, jobs, count) ? context->num_threads : 1;
     matmul_run runs[MHAI_MATMULS]; /* a worker is at one of them at a time: they share sums */
     int64_t items = 0;
     for (int i = 0; i < count; i++) {
-        runs[i] = divide(&jobs[i], kernels, threads);
+        runs[i] = divide(&jobs[i], context, threads);
         items += runs[i].items;
         if (pages_apart(&jobs[i])) runs[i].sums = mhai_scratch_spare(context, sums_bytes(threads));
     }
@@ -243,6 +263,7 @@ enum { READ_INPUTS = 1024, READ_FLOATS = READ_INPUTS * MHAI_PANEL, GROUP_FLOATS 
 typedef struct rows_job {
     const mhai_matmul *job; /* of packing alone: its inner and cols */
     const mhai_rows *from;
+    const mha_context *context;
     const mhai_kernels *kernels;
     float *panels; /* of all columns; or of each worker, of a group's */
     float *read;   /* of each worker, READ_FLOATS */
@@ -309,7 +330,7 @@ static void run_group(void *argument, int64_t item, int worker)
     part.panels = panels;
     part.c += first;
     if (part.bias) part.bias += first;
-    matmul_run run = divide(&part, r->kernels, 1);
+    matmul_run run = divide(&part, r->context, 1);
     if (r->sums) run.sums = r->sums + worker * SUMS;
     for (int64_t i = 0; i < run.items; i++) run_block(&run, i, 0);
 }
@@ -343,6 +364,7 @@ mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, co
                               sizeof(float), &memory));
     rows_job r = {.job = job,
                   .from = from,
+                  .context = context,
                   .kernels = mhai_kernels_for(context->isa),
                   .panels = memory,
                   .group = group};

@@ -36,8 +36,10 @@ typedef struct block {
     const float *start; /* to be added to: c itself, or what stands for it; stride 0: one row for
                            all */
     int64_t start_stride;
-    const float *next; /* FINISH_ADD_FETCH: will be read soon, 4 floats for each inner index;
-                                     FINISH_FETCH: rows of next_lines, a line for each inner index */
+    int fetching;      /* so many calls of strip_product(): the others leave what follows alone */
+    const float *next; /* will be read soon. FINISH_ADD_FETCH: next_step floats with each inner
+                          index; FINISH_FETCH: rows of next_lines, a line with each */
+    int64_t next_step;
     int64_t next_lines, next_gap; /* gap in floats: from the end of a row to the next row */
 } block;
 
@@ -76,6 +78,7 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
     const float *next = t->next;
+    const int64_t step = t->next_step;
     int64_t lines = t->next_lines;
     if (adds(finish)) /* what is added to, perhaps far away, comes while the sums are made */
         for (int r = 0; r < rows; r++)
@@ -83,7 +86,10 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
     UNROLL_INNER for (int64_t i = 0; i < inner; i++)
     {
         vf column[PANEL_VECTORS];
-        if (finish == FINISH_ADD_FETCH) fetch_l2(next + 4 * i);
+        if (finish == FINISH_ADD_FETCH) {
+            fetch_l2(next);
+            next += step;
+        }
         if (finish == FINISH_FETCH) fetch(next);
         if (finish == FINISH_FETCH_L2) fetch_l2(next);
         if (finish == FINISH_FETCH || finish == FINISH_FETCH_L2) {
@@ -141,14 +147,15 @@ DEFINE_BLOCK(block_store_rows, FINISH_STORE, false, 0)
 DEFINE_BLOCK(block_fetch_rows, FINISH_FETCH, false, 0)
 DEFINE_BLOCK(block_fetch_l2_rows, FINISH_FETCH_L2, false, 0)
 DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK(block_add_rows, FINISH_ADD_FETCH, false, 0)
-DEFINE_BLOCK(block_add_score_rows, FINISH_ADD_FETCH, false, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK(block_add_columns, FINISH_ADD_FETCH, true, 0)
-DEFINE_BLOCK(block_add_score_columns, FINISH_ADD_FETCH, true, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD_FETCH, true, MHAI_MAX_ROWS)
-DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD_FETCH, false,
-                MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(half_add_score_columns, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD_FETCH, true,
+DEFINE_BLOCK(block_add_rows, FINISH_ADD, false, 0)
+DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_columns, FINISH_ADD, true, 0)
+DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
+DEFINE_BLOCK(fetch_add_rows, FINISH_ADD_FETCH, false, 0)
+DEFINE_BLOCK(fetch_add_score_rows, FINISH_ADD_FETCH, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_add_score_columns, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, true,
                 MHAI_SCORE_STRIDE)
 DEFINE_BLOCK_OF(few_add_rows, FEW_ROWS, PANEL_VECTORS, FINISH_ADD, false, 0)
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
@@ -161,6 +168,11 @@ static block_function adding_rows(int64_t a_stride)
     return a_stride == MHAI_SCORE_STRIDE ? block_add_score_rows : block_add_rows;
 }
 
+static block_function fetching_rows(int64_t a_stride)
+{
+    return a_stride == MHAI_SCORE_STRIDE ? fetch_add_score_rows : fetch_add_rows;
+}
+
 static block_function adding_columns(int64_t a_stride)
 {
     return a_stride == MHAI_SCORE_STRIDE ? block_add_score_columns
@@ -168,18 +180,29 @@ static block_function adding_columns(int64_t a_stride)
                                          : block_add_columns;
 }
 
-/* A strip's rows, as many register blocks as it is high. What is to be fetched, the first fetches.
- */
-ALWAYS_INLINE void strip_product(block_function first, block_function others, int rows, block *t)
+/* A call of a register block, by the function that also fetches as long as t->fetching says. */
+ALWAYS_INLINE void block_call(block_function fetching, block_function others, int rows, block *t)
+{
+    if (t->fetching <= 0) {
+        others(rows, t);
+        return;
+    }
+    fetching(rows, t);
+    t->next += t->inner * t->next_step;
+    t->fetching--;
+}
+
+/* A strip's rows, as many register blocks as it is high. */
+ALWAYS_INLINE void strip_product(block_function fetching, block_function others, int rows, block *t)
 {
     if (BLOCK_ROWS == TILE_ROWS) {
-        first(rows, t);
+        block_call(fetching, others, rows, t);
         return;
     }
     const int64_t a_row = t->transposed ? 1 : t->a_stride;
     for (int row = 0, some; row < rows; row += some) {
         some = block_rows(rows - row);
-        (row == 0 ? first : others)(some, t);
+        block_call(fetching, others, some, t);
         t->a += some * a_row;
         t->c += some * t->c_stride;
         if (t->scale) t->scale += some;
@@ -193,20 +216,14 @@ ALWAYS_INLINE void strip_product(block_function first, block_function others, in
 
 /* A whole panel: as many register blocks as it is wide; t is used up. (Not a copy of t: loading a
  * structure that was just stored in parts would wait for all stores before it.) */
-ALWAYS_INLINE void panel_product_after(block_function first, block_function others, int rows,
-                                       block *t)
+ALWAYS_INLINE void panel_product(block_function fetching, block_function others, int rows, block *t)
 {
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
-        strip_product(column == 0 ? first : others, others, rows, t);
+        strip_product(fetching, others, rows, t);
         t->b += BLOCK_COLS;
         t->c += BLOCK_COLS;
         if (t->start) t->start += BLOCK_COLS; /* products that only store have none */
     }
-}
-
-ALWAYS_INLINE void panel_product(block_function blocks, int rows, block *t)
-{
-    panel_product_after(blocks, blocks, rows, t);
 }
 
 /* The first half of a panel, by a function of HALF_VECTORS. */

@@ -12,7 +12,8 @@ static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_
     const int64_t stride = t->c_stride;
     t->start = t->c = buffer;
     t->start_stride = t->c_stride = MHAI_PANEL;
-    panel_product(blocks, rows, t);
+    t->fetching = 0;
+    panel_product(blocks, blocks, rows, t);
     for (int r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) out[r * stride + c] = buffer[r * MHAI_PANEL + c];
 }
@@ -53,6 +54,16 @@ static void gather_columns(const mhai_gemm *g)
         }
 }
 
+/* How many calls of a panel fetch its share of the next weights, and how many floats each with an
+ * input. Fewer than 4 would only ask for the same line more often. */
+static void share_fetching(const mhai_gemm *g, int *calls, int64_t *step)
+{
+    const int64_t most = MHAI_PANEL / BLOCK_COLS * ((g->rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
+    const int64_t wanted = (g->next_floats + 4 * g->inner - 1) / (4 * g->inner);
+    *calls = (int)(wanted < most ? wanted : most);
+    *step = *calls > 0 ? (g->next_floats + *calls * g->inner - 1) / (*calls * g->inner) : 0;
+}
+
 static void gemm_strip(const mhai_gemm *g)
 {
     static const float zeros[MHAI_PANEL] = {0};
@@ -67,6 +78,10 @@ static void gemm_strip(const mhai_gemm *g)
         x_stride = g->transposed ? (int64_t)MHAI_MAX_ROWS : (int64_t)MHAI_SCORE_STRIDE;
     }
     const block_function blocks = g->transposed ? adding_columns(x_stride) : adding_rows(x_stride);
+    const block_function fetching = fetching_rows(x_stride);
+    int calls = 0;
+    int64_t step = 0;
+    if (g->next_w && !g->transposed) share_fetching(g, &calls, &step);
     for (int64_t panel = 0; panel < g->panels; panel++) {
         int64_t cols = g->cols - panel * MHAI_PANEL;
         float *out = g->out + panel * MHAI_PANEL;
@@ -79,7 +94,11 @@ static void gemm_strip(const mhai_gemm *g)
                    .c_stride = g->out_stride,
                    .start = g->from ? g->from + panel * MHAI_PANEL : out,
                    .start_stride = g->from ? g->from_stride : g->out_stride};
-        t.next = g->next_w ? g->next_w + 4 * panel * g->inner : t.b;
+        if (calls > 0) {
+            t.fetching = calls;
+            t.next = g->next_w + panel * g->next_floats;
+            t.next_step = step;
+        }
         if (g->next_x) fetch_next_rows(g, panel);
         if (g->first) {
             t.start = g->bias ? g->bias + panel * MHAI_PANEL : zeros;
@@ -90,6 +109,6 @@ static void gemm_strip(const mhai_gemm *g)
         else if (g->rows <= FEW_ROWS && !g->transposed)
             few_add_rows(g->rows, &t); /* memory as it lies, without detours: at its bandwidth */
         else
-            panel_product(blocks, g->rows, &t);
+            panel_product(fetching, blocks, g->rows, &t);
     }
 }

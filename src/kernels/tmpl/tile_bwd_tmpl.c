@@ -167,13 +167,12 @@ static void add_panel(const mhai_product *g, int64_t column)
                    .c = out,
                    .c_stride = g->out_stride,
                    .start = out,
-                   .start_stride = g->out_stride,
-                   .next = b};
+                   .start_stride = g->out_stride};
         some = (left + count - 1) / count;
         if (half)
             half_product(blocks, (int)some, &t);
         else
-            panel_product(blocks, (int)some, &t);
+            panel_product(blocks, blocks, (int)some, &t);
     }
 }
 

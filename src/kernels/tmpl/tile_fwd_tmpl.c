@@ -12,7 +12,7 @@ ALWAYS_INLINE float *score_row(const mhai_tile *t, int row)
 static void score_panels(const mhai_tile *t, int begin, int end)
 {
     for (int key = begin; key < end; key += MHAI_PANEL)
-        panel_product(block_store_rows, t->rows,
+        panel_product(block_store_rows, block_store_rows, t->rows,
                       &(block){.inner = t->head_dim,
                                .a = t->q,
                                .a_stride = t->head_dim,
@@ -178,16 +178,17 @@ static bool dense_mask(const mhai_tile_mask *mask)
 static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 {
     struct mhai_fetch_run *run = &f->runs[f->run];
-    panel_product_after(f->l2 ? block_fetch_l2_rows : block_fetch_rows, block_store_rows, t->rows,
-                        &(block){.inner = t->head_dim,
-                                 .a = t->q,
-                                 .a_stride = t->head_dim,
-                                 .b = t->k + key * t->head_dim,
-                                 .c = t->s + key,
-                                 .c_stride = MHAI_SCORE_STRIDE,
-                                 .next = run->at,
-                                 .next_lines = t->head_dim / LINE,
-                                 .next_gap = run->stride - t->head_dim});
+    panel_product(f->l2 ? block_fetch_l2_rows : block_fetch_rows, block_store_rows, t->rows,
+                  &(block){.inner = t->head_dim,
+                           .a = t->q,
+                           .a_stride = t->head_dim,
+                           .b = t->k + key * t->head_dim,
+                           .c = t->s + key,
+                           .c_stride = MHAI_SCORE_STRIDE,
+                           .fetching = 1,
+                           .next = run->at,
+                           .next_lines = t->head_dim / LINE,
+                           .next_gap = run->stride - t->head_dim});
     run->at += LINE * run->stride;
     run->rows -= LINE;
     while (f->run < MHAI_FETCH_RUNS && f->runs[f->run].rows <= 0) f->run++;
@@ -449,7 +450,7 @@ static void tile_forward(const mhai_tile *t)
     softmax_from(t, masked_scores(t), alpha);
     for (int row = 0; t->alpha && row < t->rows; row++) t->alpha[row] = alpha[row];
     for (int64_t panel = 0; panel < t->value_panels; panel++)
-        panel_product(block_rescale_rows, t->rows,
+        panel_product(block_rescale_rows, block_rescale_rows, t->rows,
                       &(block){.inner = t->end - t->begin,
                                .a = t->s + t->begin,
                                .a_stride = MHAI_SCORE_STRIDE,

@@ -128,7 +128,8 @@ static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int i, int 
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS, row += LINE) {
         const bool fetches = row < key + 2 * MHAI_PANEL && row + LINE <= x->readable;
         b.next = fetches ? x->k + row * x->k_stride : NULL;
-        strip_product(fetches ? block_fetch_rows : block_store_rows, block_store_rows, t->rows, &b);
+        b.fetching = fetches;
+        strip_product(block_fetch_rows, block_store_rows, t->rows, &b);
         b.b += BLOCK_COLS;
         b.c += BLOCK_COLS;
     }
