@@ -24,6 +24,10 @@ static inline vf vf_set1(float x)
 {
     return _mm256_set1_ps(x);
 }
+static inline vf vf_load1(const float *p)
+{
+    return vf_set1(*p);
+}
 static inline vf vf_load(const float *p)
 {
     return _mm256_loadu_ps(p);

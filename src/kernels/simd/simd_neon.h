@@ -24,6 +24,15 @@ static inline vf vf_set1(float x)
 {
     return vdupq_n_f32(x);
 }
+/* The empty asm is a barrier to gcc's scheduling: a row is loaded while the one before is used, and
+ * no earlier. gcc 12 loads them all first else, and keeps sums on the stack. Nor does it make ld1r
+ * of the load, which would take a turn of the units that multiply. */
+static inline __attribute__((always_inline)) vf vf_load1(const float *p)
+{
+    float x = *p;
+    __asm__ volatile("" : "+w"(x));
+    return vdupq_n_f32(x);
+}
 static inline vf vf_load(const float *p)
 {
     return vld1q_f32(p);

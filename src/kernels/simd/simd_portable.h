@@ -10,6 +10,8 @@
  *                           which is 4 % where a round takes 6 cycles (Zen 3)
  *   TILE_ROWS               rows of a strip: of one register block, or of two, so that what both
  *                           multiply is in L1 for the second
+ *   vf_load1                one float in all lanes, a row's in a product; where the compiler would
+ *                           else load all rows first and then lack registers, it cannot
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
  *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; + - * are those of C
@@ -50,6 +52,10 @@ static inline vf vf_zero(void)
 static inline vf vf_set1(float x)
 {
     return (vf){x, x, x, x};
+}
+static inline vf vf_load1(const float *p)
+{
+    return vf_set1(*p);
 }
 static inline vf vf_load(const float *p)
 {

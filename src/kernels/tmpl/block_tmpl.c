@@ -103,7 +103,7 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
             vf_load(b + i * MHAI_PANEL + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
-            vf row = vf_set1(transposed ? a[i * a_stride + r] : a[r * a_stride + i]);
+            vf row = vf_load1(transposed ? a + i * a_stride + r : a + r * a_stride + i);
             UNROLL for (int j = 0; j < vectors; j++) sum[r][j] = vf_fma(row, column[j], sum[r][j]);
         }
     }

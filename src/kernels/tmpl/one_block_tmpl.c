@@ -37,7 +37,7 @@ ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_produc
         UNROLL for (int j = 0; j < vectors; j++) column[j] = vf_load(b + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
-            vf row = vf_set1(a[r * a_stride + i]);
+            vf row = vf_load1(a + r * a_stride + i);
             UNROLL for (int j = 0; j < vectors; j++) sum[r][j] = vf_fma(row, column[j], sum[r][j]);
         }
     }
