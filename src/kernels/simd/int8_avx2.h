@@ -34,12 +34,13 @@ static inline vi vi_pack(const vi x[GROUP])
     return _mm256_or_si256(_mm256_and_si256(x[0], _mm256_set1_epi32(65535)),
                            _mm256_slli_epi32(x[1], 16));
 }
-/* As one, lest gcc 12 loads all rows first, and has no registers left for the sums. */
+/* As one, lest gcc 12 loads all rows first, and has no registers left for the sums. The products may
+ * take the register of a or b: sums, columns, a row and they are all sixteen. */
 static inline __attribute__((always_inline)) vi vi_products(vi sum, vi a, vi b)
 {
     vi products;
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0"
-            : "+x"(sum), "=&x"(products)
+            : "+x"(sum), "=x"(products)
             : "x"(a), "x"(b));
     return sum;
 }
