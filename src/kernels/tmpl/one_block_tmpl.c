@@ -32,12 +32,17 @@ ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_produc
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, b_stride = t->b_stride;
     const int64_t a_stride = values ? MHAI_SCORE_STRIDE : t->a_stride;
+    /* Two pointers, lest the strides of 14 rows take more registers than there are. */
+    const int split = values ? rows : (rows + 1) / 2;
+    const float *lower = a + split * a_stride;
+    if (!values) __asm__("" : "+r"(lower));
     for (int64_t i = 0; i < inner; i++, b += b_stride) {
         vf column[TILE_VECTORS];
         UNROLL for (int j = 0; j < vectors; j++) column[j] = vf_load(b + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
-            vf row = vf_load1(a + r * a_stride + i);
+            const float *at = r < split ? a + r * a_stride : lower + (r - split) * a_stride;
+            vf row = vf_load1(at + i);
             UNROLL for (int j = 0; j < vectors; j++) sum[r][j] = vf_fma(row, column[j], sum[r][j]);
         }
     }
