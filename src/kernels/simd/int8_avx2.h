@@ -5,9 +5,9 @@
 
 #include "kernels/simd/simd_avx2.h"
 
-typedef __m256i vi, vs;
+typedef __m256i vi, vi_sums, vs;
 typedef uint16_t weight;
-enum { GROUP = 2, KEY_OFFSET = 0 };
+enum { GROUP = 2, KEY_OFFSET = 0, SUM_VECTORS = TILE_VECTORS };
 
 static inline vi vi_zero(void)
 {
@@ -16,6 +16,14 @@ static inline vi vi_zero(void)
 static inline vi vi_set1(int32_t x)
 {
     return _mm256_set1_epi32(x);
+}
+static inline vi_sums vi_sums_set1(int32_t x)
+{
+    return vi_set1(x);
+}
+static inline vi vi_sums_total(vi_sums sums)
+{
+    return sums;
 }
 static inline vi vi_load(const int32_t *p)
 {

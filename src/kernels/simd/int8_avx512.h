@@ -9,9 +9,9 @@
 #error "int8_avx512.h is compiled without AVX-512 VNNI"
 #endif
 
-typedef __m512i vi, vs;
+typedef __m512i vi, vi_sums, vs;
 typedef uint8_t weight;
-enum { GROUP = 4, KEY_OFFSET = 128 };
+enum { GROUP = 4, KEY_OFFSET = 128, SUM_VECTORS = TILE_VECTORS };
 
 static inline vi vi_zero(void)
 {
@@ -20,6 +20,14 @@ static inline vi vi_zero(void)
 static inline vi vi_set1(int32_t x)
 {
     return _mm512_set1_epi32(x);
+}
+static inline vi_sums vi_sums_set1(int32_t x)
+{
+    return vi_set1(x);
+}
+static inline vi vi_sums_total(vi_sums sums)
+{
+    return sums;
 }
 static inline vi vi_load(const int32_t *p)
 {

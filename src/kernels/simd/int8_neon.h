@@ -6,9 +6,11 @@
 #include "kernels/simd/simd_neon.h"
 
 typedef int32x4_t vi;
+/* A sum for each of a dword's two numbers, added at the end: one instruction adds four products. */
+typedef int32x4x2_t vi_sums;
 typedef int16x8_t vs;
 typedef uint16_t weight;
-enum { GROUP = 2, KEY_OFFSET = 0 };
+enum { GROUP = 2, KEY_OFFSET = 0, SUM_VECTORS = 2 };
 
 static inline vi vi_zero(void)
 {
@@ -34,18 +36,29 @@ static inline vi vi_pack(const vi x[GROUP])
 {
     return vsliq_n_s32(x[0], x[1], 16);
 }
-static inline vi vi_products(vi sum, vs a, vs b)
+static inline vi_sums vi_sums_set1(int32_t x)
 {
-    int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
-    return vaddq_s32(sum, vpaddq_s32(low, vmull_high_s16(a, b)));
+    const vi first = vreinterpretq_s32_u64(vdupq_n_u64((uint32_t)x));
+    return (vi_sums){{first, first}};
 }
-static inline vi vi_dot_keys(vi sum, vi query, vi keys)
+static inline vi vi_sums_total(vi_sums sums)
 {
-    return vi_products(sum, vreinterpretq_s16_s32(query), vreinterpretq_s16_s32(keys));
+    return vpaddq_s32(sums.val[0], sums.val[1]);
 }
-static inline vi vi_dot_values(vi sum, vi weights, vi values)
+static inline __attribute__((always_inline)) vi_sums vi_products(vi_sums sums, vs a, vs b)
 {
-    return vi_products(sum, vreinterpretq_s16_s32(weights), vreinterpretq_s16_s32(values));
+    sums.val[0] = vmlal_s16(sums.val[0], vget_low_s16(a), vget_low_s16(b));
+    sums.val[1] = vmlal_high_s16(sums.val[1], a, b);
+    return sums;
+}
+static inline __attribute__((always_inline)) vi_sums vi_dot_keys(vi_sums sums, vi query, vi keys)
+{
+    return vi_products(sums, vreinterpretq_s16_s32(query), vreinterpretq_s16_s32(keys));
+}
+static inline __attribute__((always_inline)) vi_sums vi_dot_values(vi_sums sums, vi weights,
+                                                                   vi values)
+{
+    return vi_products(sums, vreinterpretq_s16_s32(weights), vreinterpretq_s16_s32(values));
 }
 
 static inline vf vi_float(vi a)

@@ -6,6 +6,8 @@
  *   weight                   u8 or u16: a weight of 0 .. 255 in memory, GROUP to a dword
  *   vi, vs                   VF_LANES integers of 32 bits; twice as many of 16 bits
  *   vi_pack                  GROUP vectors of small numbers become one of dwords
+ *   vi_sums                  VF_LANES sums of products; vi_sums_set1 starts them, vi_sums_total ends
+ *   SUM_VECTORS              of the register block, beside each other
  *   vi_dot_keys              sum + the products of GROUP small numbers in each lane, exactly; query
  *   vi_dot_values            and keys, weights and values are signed but for what is said above
  *   vf_int                   the nearest integer, ties to even; below -2^31 anything that vs_of
@@ -23,8 +25,9 @@
 #include "kernels/simd/simd_portable.h"
 
 typedef int16_t vs __attribute__((vector_size(16)));
+typedef vi vi_sums;
 typedef uint16_t weight;
-enum { GROUP = 2, KEY_OFFSET = 0 };
+enum { GROUP = 2, KEY_OFFSET = 0, SUM_VECTORS = TILE_VECTORS };
 
 static inline vi vi_zero(void)
 {
@@ -33,6 +36,14 @@ static inline vi vi_zero(void)
 static inline vi vi_set1(int32_t x)
 {
     return (vi){x, x, x, x};
+}
+static inline vi_sums vi_sums_set1(int32_t x)
+{
+    return vi_set1(x);
+}
+static inline vi vi_sums_total(vi_sums sums)
+{
+    return sums;
 }
 static inline vi vi_load(const int32_t *p)
 {

@@ -2,7 +2,7 @@
  * f32. The sums are exact, so only that matters for the bits. */
 
 enum {
-    BLOCK_COLS = TILE_VECTORS * VF_LANES,
+    BLOCK_COLS = SUM_VECTORS * VF_LANES,
     /* Dwords between query rows: a constant, so that 14 rows need no registers for their strides,
      * and no power of two, so that they do not share sets of a cache. */
     ROW_STRIDE = 256 / GROUP + 16
@@ -40,25 +40,25 @@ ALWAYS_INLINE void int8_finish(bool values, const int8_block *t, int row, int co
 
 ALWAYS_INLINE void int8_body(int rows, bool values, const int8_block *t)
 {
-    vi sum[BLOCK_ROWS][TILE_VECTORS];
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
-        !values && KEY_OFFSET != 0 ? vi_row(t->start + r) : vi_zero();
+    vi_sums sum[BLOCK_ROWS][SUM_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < SUM_VECTORS; j++) sum[r][j] =
+        vi_sums_set1(!values && KEY_OFFSET != 0 ? t->start[r] : 0);
     const int32_t *a = t->a, *b = t->b;
     const int64_t inner = t->inner, stride = values ? (int)MHAI_SCORE_STRIDE : (int)ROW_STRIDE;
     for (int64_t i = 0; i < inner; i++) {
-        vi column[TILE_VECTORS];
-        UNROLL for (int j = 0; j < TILE_VECTORS; j++) column[j] =
+        vi column[SUM_VECTORS];
+        UNROLL for (int j = 0; j < SUM_VECTORS; j++) column[j] =
             vi_load(b + i * MHAI_PANEL + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
             vi row = vi_row(a + r * stride + i);
-            UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+            UNROLL for (int j = 0; j < SUM_VECTORS; j++) sum[r][j] =
                 values ? vi_dot_values(sum[r][j], row, column[j])
                        : vi_dot_keys(sum[r][j], row, column[j]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++)
-        int8_finish(values, t, r, j * VF_LANES, sum[r][j]);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < SUM_VECTORS; j++)
+        int8_finish(values, t, r, j * VF_LANES, vi_sums_total(sum[r][j]));
 }
 
 /* One function per number of rows, as in block_tmpl.c. */
