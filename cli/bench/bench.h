@@ -66,7 +66,17 @@ cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_w
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
+/* Texts that are not known are empty. */
+typedef struct bench_processor {
+    char name[96]; /* as its vendor or the host calls it */
+    char microarchitecture[48];
+    char id[96]; /* vendor, family, model, stepping */
+} bench_processor;
+
+void bench_processor_read(bench_processor *processor);
+
 typedef struct bench_machine {
+    bench_processor processor;
     mha_isa isa;
     int threads;
     double fma_peak;  /* FLOP/s of multiply-adds in registers; 0: not known for this processor */

@@ -237,6 +237,7 @@ cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machi
     for (size_t i = 0; i < memory_bytes / sizeof *memory; i++) memory[i] = (float)(i & 7);
     *machine =
         (bench_machine){.isa = isa, .threads = mha_context_threads(context), .memory = memory};
+    bench_processor_read(&machine->processor);
     machine->fma_peak = highest(seconds, &(source){context, fma_loop(isa), NULL});
     machine->int8_peak = highest(seconds, &(source){context, int8_loop(isa), NULL});
     machine->bandwidth = highest(seconds, &(source){context, {0}, memory});

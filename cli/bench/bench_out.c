@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 double bench_peak(const bench_machine *machine, const bench_work *work)
 {
@@ -25,8 +26,22 @@ double bench_limit(const bench_machine *machine, const bench_work *work, double 
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
+/* "AMD EPYC, Zen 3 (Milan), AuthenticAMD family 25 model 1 stepping 1", as far as it is known. */
+static void print_processor(const bench_processor *p)
+{
+    const char *const parts[] = {p->name, p->microarchitecture, p->id};
+    const char *before = "";
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (!*parts[i]) continue;
+        cli_print("%s%s", before, parts[i]);
+        before = ", ";
+    }
+    if (*before) cli_print("\n");
+}
+
 void bench_print_machine(const bench_machine *m)
 {
+    print_processor(&m->processor);
     cli_print("%s, %d thread%s: ", mha_isa_name(m->isa), m->threads, m->threads == 1 ? "" : "s");
     if (m->fma_peak > 0) cli_print("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
     if (m->int8_peak > 0) cli_print("%.0f Gop/s of 8-bit products, ", 1e-9 * m->int8_peak);
@@ -86,9 +101,29 @@ static void put_real(json_out *json, const char *name, double value)
         json_print(json, "null");
 }
 
+static void put_text(json_out *json, const char *name, const char *text)
+{
+    json_print(json, ", \"%s\": ", name);
+    json_text(json, *text ? text : NULL);
+}
+
+/* The day of the measurement, where it was measured. */
+static void put_date(json_out *json)
+{
+    char date[16] = "";
+    const time_t now = time(NULL);
+    struct tm parts;
+    if (localtime_r(&now, &parts)) strftime(date, sizeof date, "%Y-%m-%d", &parts);
+    put_text(json, "date", date);
+}
+
 static void put_machine(json_out *json, const bench_machine *m)
 {
     json_print(json, "\"isa\": \"%s\"", mha_isa_name(m->isa));
+    put_text(json, "processor", m->processor.name);
+    put_text(json, "microarchitecture", m->processor.microarchitecture);
+    put_text(json, "processor_id", m->processor.id);
+    put_date(json);
     put_int(json, "threads", m->threads);
     put_real(json, "peak_gflops", 1e-9 * m->fma_peak);
     put_real(json, "peak_int8_gops", 1e-9 * m->int8_peak);
@@ -229,12 +264,16 @@ void bench_older_warn(const bench_older *older, const bench_machine *machine)
 {
     if (!older) return;
     const char *isa = json_string_value(json_object_get(older->root, "isa"));
+    const char *processor = json_string_value(json_object_get(older->root, "processor_id"));
     const json_int_t threads = json_integer_value(json_object_get(older->root, "threads"));
     const double peak = 1e9 * json_number_value(json_object_get(older->root, "peak_gflops"));
     if (!isa || strcmp(isa, mha_isa_name(machine->isa)) != 0 || threads != machine->threads)
         cli_warn(BENCH, "--compare: '%s' was measured with %s and %lld threads, this is %s and %d",
                  older->path, isa ? isa : "?", (long long)threads, mha_isa_name(machine->isa),
                  machine->threads);
+    else if (processor && strcmp(processor, machine->processor.id) != 0)
+        cli_warn(BENCH, "--compare: '%s' was measured on another processor: %s; this is %s",
+                 older->path, processor, machine->processor.id);
     else if (peak > 1.1 * machine->fma_peak || 1.1 * peak < machine->fma_peak)
         cli_warn(BENCH,
                  "--compare: where '%s' was measured the peak was %.1f GFLOP/s, here it is %.1f: "
