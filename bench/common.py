@@ -1,5 +1,6 @@
 """What scripts of this folder share: the library, an environment with torch and other peers, and the
 heading that says what was measured on, when, and at which commit."""
+import argparse
 import importlib.util
 import os
 import pathlib
@@ -21,6 +22,20 @@ def fail(message):
 
 def plural(count, noun):
     return f"{count} {noun}{'' if int(count) == 1 else 's'}"
+
+
+def thread_counts(text):
+    """Of an option: "1,2"."""
+    try:
+        counts = [int(number) for number in text.split(",")]
+    except ValueError:
+        counts = []
+    here = len(os.sched_getaffinity(0))
+    if not 1 <= len(set(counts)) == len(counts) <= 4 or not 1 <= min(counts) <= max(counts) <= here:
+        raise argparse.ArgumentTypeError(
+            f"'{text}': give one to four different numbers such as 1,2, each from 1 to {here} (the "
+            "processors that this process may use)")
+    return counts
 
 
 # ---- what a script needs -------------------------------------------------------------------------
@@ -99,7 +114,8 @@ def start(here, *modules):
 
 def known_processors():
     """(vendor, family, first and last model, first and last stepping, name)"""
-    for row in re.findall(r"^PROCESSOR\((.*)\)$", (ROOT / "cli/bench/processors.inc").read_text(), re.M):
+    text = (ROOT / "cli" / "bench" / "processors.inc").read_text()
+    for row in re.findall(r"^PROCESSOR\((.*)\)$", text, re.M):
         vendor, *numbers, name = (part.strip() for part in row.split(",", 6))
         yield (vendor.strip('"'), *(int(n, 0) for n in numbers), name.strip('"'))
 

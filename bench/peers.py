@@ -47,16 +47,9 @@ import time
 
 import common
 
-QUIET, FEW, MOST_THREADS = 5, 3, 4  # turns, and numbers of threads
+QUIET, FEW = 5, 3  # turns
 REST, WARM, SLOW = 0.05, 0.1, 0.1  # seconds
 AGAIN = 4
-
-
-def thread_counts(text):
-    counts = [int(number) for number in text.split(",")]
-    if not 1 <= len(set(counts)) == len(counts) <= MOST_THREADS or min(counts) < 1:
-        raise ValueError
-    return counts
 
 
 def pattern(text):
@@ -69,7 +62,7 @@ def pattern(text):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=thread_counts, default="1", metavar="N,...",
+    parser.add_argument("--threads", type=common.thread_counts, default="1", metavar="N,...",
                         help="one number, or several: 1,2")
     parser.add_argument("--seconds", type=float, default=3, help="for a row, at least")
     parser.add_argument("--rows", metavar="REGEX", type=pattern, default="",
@@ -86,8 +79,6 @@ def parse():
             parser.error(f"'{place}': there is no such folder")
     if options.draw_count < 1:
         parser.error("--draw-count is less than 1")
-    if max(options.threads) > len(os.sched_getaffinity(0)):
-        parser.error(f"--threads: this process may use {len(os.sched_getaffinity(0))} processors")
     return options
 
 

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""The table of docs/speed.md, from what `multihead bench all --json` wrote.
+"""A processor's section of docs/speed.md, from what `multihead bench all --json` wrote there.
 
-    build/multihead bench all --threads 1 --json > one.json
-    build/multihead bench all --threads 2 --json > two.json
-    python3 bench/table.py one.json two.json
+    build/multihead bench all --threads 1 --json > build/one.json
+    build/multihead bench all --threads 2 --json > build/two.json
+    python3 bench/table.py build/one.json build/two.json
 
-Columns are the files: the median, and in percent of the machine's limit the median and (best). ~: the
+The heading has the processor, its caches (if it is the one that this runs on), the instruction set, the
+day of the measurement and this folder's commit: make the table where and when it was measured. Columns are the files: the median, and in percent of the machine's limit the median and (best). ~: the
 row is ungated. The targets, in percent with one and two threads, are those that the project set itself.
 """
 import json
 import re
 import sys
+
+import common
 
 # The first that matches a row's name; what has none has no target.
 TARGETS = (
@@ -41,7 +44,7 @@ def cells(row):
 
 
 def limits(run):
-    said = [f"{run['threads']} thread{'s' if run['threads'] > 1 else ''}: "]
+    said = [f"{common.plural(run['threads'], 'thread')}: "]
     for name, unit in (("peak_gflops", "GFLOP/s of multiply-adds"),
                        ("peak_int8_gops", "Gop/s of 8-bit products"), ("bandwidth_gbs", "GB/s read")):
         if run[name]:
@@ -54,13 +57,23 @@ def main():
         sys.exit(__doc__.strip())
     runs = []
     for path in sys.argv[1:]:
-        with open(path, encoding="utf-8") as file:
-            run = json.load(file)
-        if run.get("format") != "multihead-bench":
-            sys.exit(f"{path}: not written by multihead bench --json")
+        try:
+            with open(path, encoding="utf-8") as file:
+                run = json.load(file)
+        except OSError as problem:
+            common.fail(f"{path}: {problem.strerror}")
+        except ValueError as problem:
+            common.fail(f"{path}: no JSON ({problem})")
+        if not isinstance(run, dict) or run.get("format") != "multihead-bench":
+            common.fail(f"{path}: not written by multihead bench --json")
         runs.append((run, {row["name"]: row for row in run.get("rows", [run])}))
-    print(f"{runs[0][0]['isa']}; " + "; ".join(limits(run) for run, _ in runs) + ".\n")
-    heads = [f"{run['threads']} thread{'s' if run['threads'] > 1 else ''} | % (best)" for run, _ in runs]
+    for field in ("processor_id", "isa"):
+        found = list(dict.fromkeys(str(run.get(field)) for run, _ in runs))
+        if len(found) > 1:
+            common.fail(f"{' and '.join(found)}: make a table for each")
+    print(common.heading(runs[0][0]) + "\n")
+    print("; ".join(limits(run) for run, _ in runs) + ".\n")
+    heads = [f"{common.plural(run['threads'], 'thread')} | % (best)" for run, _ in runs]
     print(f"| work | {' | '.join(heads)} | target % |\n|---|{'---|' * (2 * len(runs) + 1)}")
     for name in dict.fromkeys(name for _, rows in runs for name in rows):
         parts = [" | ".join(cells(rows[name]) if name in rows else ("", "")) for _, rows in runs]

@@ -1,28 +1,23 @@
 #!/usr/bin/env python3
 """Steps of training beside torch: forward, loss, backward, clipping, AdamW.
 
-    PYTHONPATH=tests/python python3 bench/training.py [--threads 1] [--seconds 20] [CASE ...]
+    python3 bench/training.py [--threads 1,2] [--seconds 20] [CASE ...]
 
 demo    the model of script/demo: Llama style, width 64, 2 layers, 4 heads, ff 128, 130 words,
         batches of 32 sentences of 30
 block   one block of width 512, 8 heads, ff 2048, GELU, on 8 sequences of 512
-ours    runs ours alone, for a profiler: bench/training.py --only ours demo
 
-Both take turns of a few steps in one process, after a turn that does not count. Printed are medians
-over turns with the quartiles, of wall time and of processor time; and the ratio torch / ours. torch
-has what it offers for speed: joined projections, F.scaled_dot_product_attention, F.rms_norm, fused
-AdamW.
+Library and environment are made as bench/peers.py makes them. Both take turns of a few steps in one
+process, after a turn that does not count. Printed are medians over turns with the quartiles, of wall
+time and of processor time; and the ratio torch / ours. --only ours is for a profiler. torch has what it
+offers for speed: joined projections, F.scaled_dot_product_attention, F.rms_norm, fused AdamW.
 """
 import argparse
+import os
 import statistics
 import time
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-
-import multihead_ctypes as mha
-import training_ctypes as training
+import common
 
 CASES = {
     "demo": dict(vocab_size=130, max_length=30, embed_dim=64, num_layers=2, num_heads=4,
@@ -33,6 +28,34 @@ CASES = {
                   feed_forward="gelu", batch=8, length=512),
 }
 BETAS, RATE, DECAY = (0.9, 0.98), 1e-3, 0.01
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="default: " + ", ".join(CASES))
+    parser.add_argument("--threads", type=common.thread_counts, metavar="N,...",
+                        default="1,2" if len(os.sched_getaffinity(0)) > 1 else "1")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--only", choices=("ours", "torch"))
+    parser.add_argument("--here", action="store_true", help="with the Python that runs this")
+    options = parser.parse_args()
+    for case in options.cases:
+        if case not in CASES:
+            parser.error(f"'{case}' is none of the cases {', '.join(CASES)}")
+    return options
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()
+    common.start(OPTIONS.here, "numpy", "torch")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+import multihead_ctypes as mha  # noqa: E402
+import training_ctypes as training  # noqa: E402
 
 
 class Ours:
@@ -169,19 +192,16 @@ def run(name, threads, seconds, only):
     print(f"| {name} | {threads} | " + " | ".join(cells) + " |", flush=True)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE")
-    parser.add_argument("--threads", type=int, action="append")
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--only", choices=("ours", "torch"))
-    options = parser.parse_args()
+def main(options):
+    context = mha.Context()
+    measured = {**common.processor(), "isa": context.isa, "date": common.today()}
+    print(common.heading(measured, f"torch {torch.__version__.split('+')[0]}") + "\n")
     print("| case | threads | ours, wall ms | torch | ours, processor ms | torch | torch / ours, wall"
           " | processor |\n|---|---|---|---|---|---|---|---|")
-    for name in options.cases:
-        for threads in options.threads or (1, 2):
+    for name in options.cases or CASES:
+        for threads in options.threads:
             run(name, threads, options.seconds, options.only)
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)
