@@ -6,7 +6,9 @@
     python3 bench/table.py build/one.json build/two.json
 
 The heading has the processor, its caches (if it is the one that this runs on), the instruction set, the
-day of the measurement and this folder's commit: make the table where and when it was measured. Columns are the files: the median, and in percent of the machine's limit the median and (best). ~: the
+day of the measurement and this folder's commit: make the table where and when it was measured.
+
+Columns are the files: the median, and in percent of the machine's limit the median and (best). ~: the
 row is ungated. The targets, in percent with one and two threads, are those that the project set itself.
 """
 import json

@@ -1,4 +1,5 @@
 """multihead bench: every kind of work runs and adds up; times themselves are not tested."""
+import datetime
 import json
 import re
 import sys
@@ -7,6 +8,8 @@ import tempfile
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+sys.path.insert(0, str(ROOT / "bench"))
+import common  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT, NO_MEMORY = 2, 3, 4, 5, 6, 7
 QUICK = ("--samples", "1", "--seconds", "0", "--patience", "0", "--threads", "2")
@@ -78,6 +81,22 @@ def counts():
             check(row["bytes"] == read, f"{arguments}: {row['bytes']} bytes, {read} expected")
 
 
+def processor():
+    """The program and bench/common.py read the same processor, and name it in rows, too."""
+    work = ("gemm", "--rows", "4", "--outputs", "32", "--inputs", "32")
+    row, lines = measured(*work), run("bench", *work, *QUICK).out.decode()
+    here = common.processor()
+    if row:
+        check({name: row[name] for name in here} == here, f"{here}: {row}")
+        days = abs(datetime.date.fromisoformat(row["date"]) - datetime.date.today()).days
+        check(days <= 1, f"date: {row['date']}")
+    said = [text for text in here.values() if text]
+    check(not said or lines.startswith(", ".join(said) + "\n"), lines)
+    known = list(common.known_processors())
+    check(("GenuineIntel", 6, 85, 85, 5, 9, "Cascade Lake") in known and len(known) > 40, known)
+    check([common.cpus_in(text) for text in ("3", "0-3", "0-1,5,8-9")] == [1, 4, 5], "cpus_in")
+
+
 def outputs(folder):
     work = ("gemm", "--rows", "4", "--outputs", "32", "--inputs", "32")
     old, plot = folder + "/old.json", folder + "/plot.svg"
@@ -117,6 +136,7 @@ def outputs(folder):
             ('"isa": "abc", "threads": 2', "measured with abc and 2 threads"),
             (f'"isa": "{isa}", "threads": 7', f"measured with {isa} and 7 threads"),
             (f'"isa": "{isa}", "threads": 2, "peak_gflops": 1e-3', "another machine"),
+            (f'"isa": "{isa}", "threads": 2, "processor_id": "none"', "another processor: none"),
             (f'"isa": "{isa}", "threads": 2', "has no row 'gemm 4x32x32'")):
         if "peak" in fields and not peak:
             continue
@@ -169,6 +189,7 @@ def manual():
 
 mistakes()
 counts()
+processor()
 too_large()
 with tempfile.TemporaryDirectory(prefix="multihead-bench-") as place:
     outputs(place)
