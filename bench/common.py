@@ -186,7 +186,7 @@ def heading(measured, *more):
     title = ", ".join(filter(None, (kind, name))) or which or "a processor that is not known"
     facts = [which, *(caches() if which and which == here["processor_id"] else []), measured["isa"]]
     when = [measured.get("date") or "no date", commit(), *more]
-    return f"### {title}\n\n{', '.join(filter(None, facts))}; {', '.join(when)}."
+    return f"## {title}\n\n{', '.join(filter(None, facts))}; {', '.join(when)}."
 
 
 def today():

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attention beside its peers on a CPU, in one run: torch, onnxruntime, OpenVINO, JAX, OpenBLAS.
 
-    python3 bench/peers.py [--threads 1,2] [--seconds 3] [--rows REGEX] [--out docs/peers]
+    python3 bench/peers.py [--threads 1,2] [--seconds 3] [--rows REGEX] [--out NAME]
     python3 bench/peers.py --draw [SEED] [--draw-count 40] ...
 
 The first call makes build/peers, a virtual environment with the peers, and goes on there; --here uses
@@ -31,7 +31,7 @@ grouped heads, causal or not, other numbers of keys. SEED is today's date (20261
 below 0.97 is measured again at the end, four times as long, and is behind if its upper quartile is
 below, too.
 
---out writes NAME.md, a section for docs/speed.md, and NAME.svg.
+--out writes NAME.md, what is printed, for docs/speed.md, and NAME.svg.
 """
 import argparse
 import json
