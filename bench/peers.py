@@ -14,8 +14,8 @@ turn counts if the probes before and after it took at most a twentieth longer th
 one. Before each probe is a rest, since threads of some wait awake for their next call, and before
 each turn calls that do not count. Printed are the medians of the turns that count (of all, marked ~,
 if fewer than five do; slow rows have three turns, and so have calls of more than 0.1 seconds and
-three times ours), and the fastest peer's time over ours: the median
-of the turns' ratios, and their quartiles. Each number of threads is a process of its own, which may
+three times ours), and the fastest peer's time over ours: the median of the turns' ratios, and their
+quartiles. Each number of threads is a process of its own, which may
 use as many processors. What a decoding step or a product of one row reads comes from memory:
 everybody's calls take turns with copies of it, 128 MB together or more.
 
@@ -27,8 +27,8 @@ keys and values repeated, which is not timed. JAX's backward holds a forward pas
 nothing between calls.
 
 --draw measures random shapes instead of the list: 1 to 40 heads of 8 to 256, 1 to 3,000 tokens, batches,
-grouped heads, causal or not, other numbers of keys. SEED is today's date (20261123) by default. A row
-below 0.97 is measured again at the end, four times as long, and is behind if its upper quartile is
+grouped heads, causal or not, other numbers of keys. SEED is by default today's date, such as 20261123. A
+row below 0.97 is measured again at the end, four times as long, and is behind if its upper quartile is
 below, too.
 
 --out writes NAME.md, what is printed, for docs/speed.md, and NAME.svg.
