@@ -19,52 +19,62 @@ static void whole_panel(const float *k, int64_t stride, int64_t dim, float *pane
         }
 }
 
-/* Rows of one register block: squares of keys are turned in registers, and up to eight rows (four
- * on AVX2) wait for little but memory. VF_LANES keys that lie in rows, and what is to be touched
- * while they are read: as many lines. */
+/* Rows of one register block: squares of keys are turned in registers. LINE keys at a time are as
+ * many chains for each row as there are squares side by side, and share its broadcasts. They lie in
+ * rows, as what is to be touched while they are read. */
 typedef struct key_rows {
     const float *k;
     int64_t stride, dim;
-    const float *next;
-    int64_t next_step, next_stride; /* of squares and of the lines of one */
-    int64_t far;                    /* as in value_rows */
+    const float *next; /* LINE rows further on */
+    bool dense;        /* rows are contiguous: lines are touched as they lie, else down the rows */
+    int64_t far;       /* as in value_rows */
 } key_rows;
 
-/* Keys from `key` on, and those that follow in memory, as far as they can be read. Where rows are
- * contiguous, lines are touched as they lie; else in the order of the squares. */
 static key_rows keys_at(const mhai_tile_rows *x, int64_t dim, int64_t key)
 {
     const float *k = x->k + key * x->k_stride;
-    const bool last = key + LINE + VF_LANES > x->readable, dense = x->k_stride == dim;
+    const bool last = key + 2 * LINE > x->readable, dense = x->k_stride == dim;
     return (key_rows){.k = k,
                       .stride = x->k_stride,
                       .dim = dim,
                       .next = last ? k : k + LINE * x->k_stride,
-                      .next_step = dense ? VF_LANES : 1,
-                      .next_stride = dense ? LINE : x->k_stride,
+                      .dense = dense,
                       .far = dense ? FAR : LINE * x->k_stride};
 }
 
-/* Scores of VF_LANES keys. */
+/* Scores of LINE keys. */
 ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *s)
 {
-    vf sum[BLOCK_ROWS];
-    UNROLL for (int r = 0; r < rows; r++) sum[r] = vf_zero();
+    vf sum[BLOCK_ROWS][LANES16];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < LANES16; j++) sum[r][j] =
+        vf_zero();
+    const int64_t next_line = x->dense ? LINE : x->stride;
     for (int64_t c = 0; c < x->dim; c += VF_LANES) {
-        const float *next = x->next + c * x->next_step;
-        float square[VF_LANES * VF_LANES];
-        vf keys[VF_LANES];
-        UNROLL for (int i = 0; i < VF_LANES; i++) keys[i] = vf_load(x->k + i * x->stride + c);
-        transpose(keys, square, VF_LANES);
+        const float *next =
+            x->next + (x->dense ? c * LINE : c % LINE * x->stride + c / LINE * LINE);
+        float square[VF_LANES][LINE];
+        UNROLL for (int j = 0; j < LINE; j += VF_LANES)
+        {
+            vf keys[VF_LANES];
+            UNROLL for (int i = 0; i < VF_LANES; i++) keys[i] =
+                vf_load(x->k + (j + i) * x->stride + c);
+            transpose(keys, square[0] + j, LINE);
+        }
         UNROLL for (int i = 0; i < VF_LANES; i++)
         {
-            const vf column = vf_load(square + i * VF_LANES);
-            if (i < VF_LANES * VF_LANES / LINE) touch_and_fetch(next + i * x->next_stride, x->far);
-            UNROLL for (int r = 0; r < rows; r++) sum[r] =
-                vf_fma(vf_set1(q[r * x->dim + c + i]), column, sum[r]);
+            vf column[LANES16];
+            touch_and_fetch(next + i * next_line, x->far);
+            UNROLL for (int j = 0; j < LANES16; j++) column[j] = vf_load(square[i] + j * VF_LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                const vf row = vf_load1(q + r * x->dim + c + i);
+                UNROLL for (int j = 0; j < LANES16; j++) sum[r][j] =
+                    vf_fma(row, column[j], sum[r][j]);
+            }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) vf_store(s + r * MHAI_SCORE_STRIDE, sum[r]);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < LANES16; j++)
+        vf_store(s + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
 }
 
 #define FEW_CASE(n)                                                      \
@@ -85,7 +95,7 @@ static __attribute__((noinline)) void few_scores(int rows, const key_rows *x, co
 
 static void few_panel(const mhai_tile *t, const mhai_tile_rows *x, int key)
 {
-    for (const int end = key + MHAI_PANEL; key < end; key += VF_LANES) {
+    for (const int end = key + MHAI_PANEL; key < end; key += LINE) {
         const key_rows keys = keys_at(x, t->head_dim, key);
         few_scores(t->rows, &keys, t->q, t->s + key);
     }
