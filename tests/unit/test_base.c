@@ -174,6 +174,7 @@ static void clear_environment(void)
 {
     unsetenv("MHA_ISA");
     unsetenv("MHA_THREADS");
+    unsetenv("MHA_L2_KIB");
 }
 
 /* Views of a few rows side by side: told apart from those that share an element, by trying all. The
@@ -262,6 +263,17 @@ static void environment(void **state)
     for (size_t i = 0; i < sizeof bad_threads / sizeof bad_threads[0]; i++) {
         setenv("MHA_THREADS", bad_threads[i], 1);
         expect_error(mha_context_create(NULL, &context), MHA_ERR_ARGUMENT, "MHA_THREADS");
+    }
+    clear_environment();
+    setenv("MHA_L2_KIB", "96", 1);
+    context = must_create(NULL);
+    assert_int_equal(mha_context_l2(context), 96 << 10);
+    mha_context_destroy(context);
+    context = NULL;
+    static const char *const bad_sizes[] = {"0", "1M", "1048577", "-1"};
+    for (size_t i = 0; i < sizeof bad_sizes / sizeof bad_sizes[0]; i++) {
+        setenv("MHA_L2_KIB", bad_sizes[i], 1);
+        expect_error(mha_context_create(NULL, &context), MHA_ERR_ARGUMENT, "MHA_L2_KIB");
     }
     clear_environment();
     setenv("MHA_ISA", "sse9", 1);

@@ -1,6 +1,7 @@
 /* The orders of summation that docs/numerics.md promises, bit for bit: scores, sums over values,
  * linear layers. Whoever changes an order changes the bits of every user, so it must not happen by
  * accident. Each expectation is written out in f32 with fmaf(), or two roundings in portable C. */
+#define _DEFAULT_SOURCE /* setenv */
 #include "support/guarded.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -10,6 +11,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static float multiply_add(mha_isa isa, float a, float b, float c)
 {
@@ -97,41 +99,58 @@ static void values_are_added_in_one_order(void **state)
     }
 }
 
+/* Every element of x W^T + b is the same chain, however the product is cut: by the number of rows, by
+ * L2, by what is fetched from memory. */
+static void linear_layer(mha_context *context, rng *r, int64_t M, int64_t N, int64_t K)
+{
+    guarded x = numbers(r, 2, (int64_t[]){M, K}), w = numbers(r, 2, (int64_t[]){N, K});
+    guarded b = numbers(r, 1, &N), y = numbers(r, 2, (int64_t[]){M, N});
+    const float *in = x.view.data, *weight = w.view.data, *bias = b.view.data;
+    mha_linear *linear;
+    assert_int_equal(mha_linear_create(context, &w.view, &b.view, &linear), MHA_OK);
+    assert_int_equal(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x.view, &y.view),
+                     MHA_OK);
+    for (int64_t e = 0; e < M * N; e++) {
+        float total = bias[e % N], block = 0;
+        for (int64_t k = 0; k < K; k++) {
+            block = multiply_add(mha_context_isa(context), in[e / N * K + k], weight[e % N * K + k],
+                                 block);
+            if (k % 128 != 127 && k != K - 1) continue;
+            total += block;
+            block = 0;
+        }
+        if (((const float *)y.view.data)[e] != total)
+            fail_msg("%s, L2 %lld KiB, %lld x %lld x %lld: element %lld",
+                     mha_isa_name(mha_context_isa(context)),
+                     (long long)(mha_context_l2(context) >> 10), (long long)M, (long long)N,
+                     (long long)K, (long long)e);
+    }
+    mha_linear_destroy(linear);
+    guarded *each[] = {&x, &w, &b, &y};
+    for (int i = 0; i < 4; i++) guarded_free(each[i]);
+}
+
 static void linear_layers(void **state)
 {
     (void)state;
     static const int64_t inputs[] = {1, 7, 127, 128, 129, 256, 800};
-    enum { M = 3, N = 70 };
-    machines all = machines_make(1);
-    for (size_t n = 0; n < sizeof inputs / sizeof inputs[0]; n++) {
-        const int64_t K = inputs[n], outputs = N;
-        rng r = rng_make(rng_run_seed(), 2000 + n);
-        guarded x = numbers(&r, 2, (int64_t[]){M, K}), w = numbers(&r, 2, (int64_t[]){N, K});
-        guarded b = numbers(&r, 1, &outputs), y = numbers(&r, 2, (int64_t[]){M, N});
-        const float *in = x.view.data, *weight = w.view.data, *bias = b.view.data;
-        for (int i = 0; i < all.count; i++) {
-            mha_linear *linear;
-            assert_int_equal(mha_linear_create(all.each[i].context, &w.view, &b.view, &linear),
-                             MHA_OK);
-            assert_int_equal(mha_linear_forward(all.each[i].context, linear, MHA_ACTIVATION_NONE,
-                                                &x.view, &y.view),
-                             MHA_OK);
-            for (int64_t e = 0; e < M * N; e++) {
-                float total = bias[e % N], block = 0;
-                for (int64_t k = 0; k < K; k++) {
-                    block = multiply_add(all.each[i].isa, in[e / N * K + k], weight[e % N * K + k],
-                                         block);
-                    if (k % 128 != 127 && k != K - 1) continue;
-                    total += block;
-                    block = 0;
-                }
-                assert_true(((const float *)y.view.data)[e] == total);
-            }
-            mha_linear_destroy(linear);
+    static const char *const l2_kib[] = {"1", "64", "2048"};
+    for (int i = 0; i < 3; i++)
+        for (int isa = MHA_ISA_PORTABLE; isa <= MHA_ISA_AVX512; isa++) {
+            mha_context_desc desc = {
+                .struct_size = sizeof desc, .num_threads = 1, .isa = (mha_isa)isa};
+            mha_context *context;
+            if (!mha_isa_available(desc.isa)) continue;
+            setenv("MHA_L2_KIB", l2_kib[i], 1);
+            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            unsetenv("MHA_L2_KIB");
+            rng r = rng_make(rng_run_seed(), (uint64_t)(2000 + i));
+            for (int n = 0; n < 7; n++) linear_layer(context, &r, n % 3 + 1, 70, inputs[n]);
+            for (int n = 0; n < 4; n++)
+                linear_layer(context, &r, rng_between(&r, 4, 60), rng_between(&r, 33, 200),
+                             rng_between(&r, 100, 400));
+            mha_context_destroy(context);
         }
-        guarded *each[] = {&x, &w, &b, &y};
-        for (int i = 0; i < 4; i++) guarded_free(each[i]);
-    }
 }
 
 RUN_TESTS(TEST(scores_are_added_in_one_order), TEST(values_are_added_in_one_order),

@@ -168,27 +168,46 @@ static inline float vf_max16(const vf part[2])
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
+/* Four columns of eight rows: row i below, row i + 4 above. */
+static inline __attribute__((always_inline)) void four_columns(const __m256 rows[4], float *out,
+                                                               int64_t ld)
+{
+    const __m256 a = _mm256_unpacklo_ps(rows[0], rows[1]), b = _mm256_unpackhi_ps(rows[0], rows[1]);
+    const __m256 c = _mm256_unpacklo_ps(rows[2], rows[3]), d = _mm256_unpackhi_ps(rows[2], rows[3]);
+    _mm256_storeu_ps(out, _mm256_shuffle_ps(a, c, 0x44));
+    _mm256_storeu_ps(out + ld, _mm256_shuffle_ps(a, c, 0xEE));
+    _mm256_storeu_ps(out + 2 * ld, _mm256_shuffle_ps(b, d, 0x44));
+    _mm256_storeu_ps(out + 3 * ld, _mm256_shuffle_ps(b, d, 0xEE));
+}
+
 static inline __attribute__((always_inline)) void transpose(const vf rows[8], float *out,
                                                             int64_t ld)
 {
-    __m256 a[8], b[8];
+    __m256 low[4], high[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    for (int i = 0; i < 4; i++) {
+        low[i] = _mm256_insertf128_ps(rows[i], _mm256_castps256_ps128(rows[i + 4]), 1);
+        high[i] = _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x31);
     }
+    four_columns(low, out, ld);
+    four_columns(high, out + 4 * ld, ld);
+}
+
+/* The halves of rows meet as they are loaded, which takes no shuffle. */
+static inline __attribute__((always_inline)) void transpose_from(const float *in, int64_t stride,
+                                                                 float *out, int64_t ld)
+{
 #pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4) {
-        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
-        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xEE);
-        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
-    }
+    for (int column = 0; column < 8; column += 4) {
+        __m256 rows[4];
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; c++) {
-        _mm256_storeu_ps(out + c * ld, _mm256_permute2f128_ps(a[c], a[4 + c], 0x20));
-        _mm256_storeu_ps(out + (c + 4) * ld, _mm256_permute2f128_ps(a[c], a[4 + c], 0x31));
+        for (int i = 0; i < 4; i++)
+            rows[i] =
+                _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(in + i * stride + column)),
+                                     _mm_loadu_ps(in + (i + 4) * stride + column), 1);
+        four_columns(rows, out + column * ld, ld);
     }
 }
+#define HAS_TRANSPOSE_FROM
 
 #endif

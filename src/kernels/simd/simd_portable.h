@@ -29,7 +29,8 @@
  *   vf_where_kept           per lane a byte that is not 0 ? yes : no
  *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
  *                           lane i + lane i+8, then + i+4, + i+2, + i+1
- *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld */
+ *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld
+ *   transpose_from          the same of rows in memory; where there is none, types_tmpl.c has it */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 

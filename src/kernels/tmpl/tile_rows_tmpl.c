@@ -12,11 +12,8 @@
 static void whole_panel(const float *k, int64_t stride, int64_t dim, float *panel)
 {
     for (int64_t c = 0; c < dim; c += VF_LANES)
-        for (int64_t i = 0; i < MHAI_PANEL; i += VF_LANES) {
-            vf rows[VF_LANES];
-            UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] = vf_load(k + (i + r) * stride + c);
-            transpose(rows, panel + c * MHAI_PANEL + i, MHAI_PANEL);
-        }
+        for (int64_t i = 0; i < MHAI_PANEL; i += VF_LANES)
+            transpose_from(k + i * stride + c, stride, panel + c * MHAI_PANEL + i, MHAI_PANEL);
 }
 
 /* Rows of one register block: squares of keys are turned in registers. LINE keys at a time are as
@@ -54,12 +51,7 @@ ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *
             x->next + (x->dense ? c * LINE : c % LINE * x->stride + c / LINE * LINE);
         float square[VF_LANES][LINE];
         UNROLL for (int j = 0; j < LINE; j += VF_LANES)
-        {
-            vf keys[VF_LANES];
-            UNROLL for (int i = 0; i < VF_LANES; i++) keys[i] =
-                vf_load(x->k + (j + i) * x->stride + c);
-            transpose(keys, square[0] + j, LINE);
-        }
+            transpose_from(x->k + j * x->stride + c, x->stride, square[0] + j, LINE);
         UNROLL for (int i = 0; i < VF_LANES; i++)
         {
             vf column[LANES16];

@@ -18,6 +18,16 @@
 
 enum { LANES16 = 16 / VF_LANES };
 
+#ifndef HAS_TRANSPOSE_FROM
+/* VF_LANES rows in memory, transposed. */
+ALWAYS_INLINE void transpose_from(const float *in, int64_t stride, float *out, int64_t ld)
+{
+    vf rows[VF_LANES];
+    UNROLL for (int r = 0; r < VF_LANES; r++) rows[r] = vf_load(in + r * stride);
+    transpose(rows, out, ld);
+}
+#endif
+
 /* The rows of a strip's next register block, where so many of the strip are left. */
 ALWAYS_INLINE int block_rows(int left)
 {

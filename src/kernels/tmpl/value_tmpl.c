@@ -16,7 +16,7 @@ enum {
  * now and then. */
 ALWAYS_INLINE void touch(const float *p)
 {
-    (void)*(const volatile float *)p;
+    (void)*(const volatile char *)p;
 }
 
 /* Into L2. Addresses ahead may lie outside of the tensor: they are never read. */
@@ -61,12 +61,16 @@ ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_row
         if (ahead)
             UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE)
                 touch_and_fetch(next + j, x->far);
-        UNROLL for (int j = 0; j < vectors; j++) value[j] = vf_load(v + j * VF_LANES);
-        UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j0 = 0; j0 < vectors; j0 += TILE_VECTORS)
         {
-            vf weight = vf_set1(x->p[r * x->p_stride + i]);
-            UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
-                vf_fma(weight, value[j], sum[r][j]);
+            UNROLL for (int j = j0; j < vectors && j < j0 + TILE_VECTORS; j++) value[j] =
+                vf_load(v + j * VF_LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                vf weight = vf_load1(x->p + r * x->p_stride + i);
+                UNROLL for (int j = j0; j < vectors && j < j0 + TILE_VECTORS; j++) sum[r][j] =
+                    vf_fma(weight, value[j], sum[r][j]);
+            }
         }
         if (ahead) next += x->next_stride;
     }
