@@ -55,20 +55,21 @@ ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_row
     vf sum[BLOCK_ROWS][VALUE_FULL];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_load(x->o + r * x->o_stride + j * VF_LANES);
+    const int group =
+        vectors < (int)TILE_VECTORS ? vectors : TILE_VECTORS; /* that registers hold */
     const float *v = x->v, *next = x->next;
     for (int64_t i = 0; i < x->keys; i++, v += x->v_stride) {
         vf value[VALUE_FULL];
         if (ahead)
             UNROLL for (int j = 0; j < vectors * VF_LANES; j += LINE)
                 touch_and_fetch(next + j, x->far);
-        UNROLL for (int j0 = 0; j0 < vectors; j0 += TILE_VECTORS)
+        UNROLL for (int j0 = 0; j0 < vectors; j0 += group)
         {
-            UNROLL for (int j = j0; j < vectors && j < j0 + TILE_VECTORS; j++) value[j] =
-                vf_load(v + j * VF_LANES);
+            UNROLL for (int j = j0; j < j0 + group; j++) value[j] = vf_load(v + j * VF_LANES);
             UNROLL for (int r = 0; r < rows; r++)
             {
-                vf weight = vf_load1(x->p + r * x->p_stride + i);
-                UNROLL for (int j = j0; j < vectors && j < j0 + TILE_VECTORS; j++) sum[r][j] =
+                const vf weight = vf_load1(x->p + r * x->p_stride + i);
+                UNROLL for (int j = j0; j < j0 + group; j++) sum[r][j] =
                     vf_fma(weight, value[j], sum[r][j]);
             }
         }
