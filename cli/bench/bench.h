@@ -79,6 +79,7 @@ typedef struct bench_machine {
     bench_processor processor;
     mha_isa isa;
     int threads;
+    int64_t l2;       /* bytes, by which the library cuts work */
     double fma_peak;  /* FLOP/s of multiply-adds in registers; 0: not known for this processor */
     double int8_peak; /* operations of 8-bit products; 0: the processor has no such instruction */
     double bandwidth; /* bytes read a second */

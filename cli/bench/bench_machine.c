@@ -235,8 +235,10 @@ cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machi
     float *memory;
     CLI_TRY(arena_alloc(BENCH, (int64_t)memory_bytes, 1, &memory));
     for (size_t i = 0; i < memory_bytes / sizeof *memory; i++) memory[i] = (float)(i & 7);
-    *machine =
-        (bench_machine){.isa = isa, .threads = mha_context_threads(context), .memory = memory};
+    *machine = (bench_machine){.isa = isa,
+                               .threads = mha_context_threads(context),
+                               .l2 = mha_context_l2(context),
+                               .memory = memory};
     bench_processor_read(&machine->processor);
     machine->fma_peak = highest(seconds, &(source){context, fma_loop(isa), NULL});
     machine->int8_peak = highest(seconds, &(source){context, int8_loop(isa), NULL});

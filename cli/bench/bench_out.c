@@ -42,7 +42,8 @@ static void print_processor(const bench_processor *p)
 void bench_print_machine(const bench_machine *m)
 {
     print_processor(&m->processor);
-    cli_print("%s, %d thread%s: ", mha_isa_name(m->isa), m->threads, m->threads == 1 ? "" : "s");
+    cli_print("%s, %d thread%s, L2 %lld KiB: ", mha_isa_name(m->isa), m->threads,
+              m->threads == 1 ? "" : "s", (long long)(m->l2 >> 10));
     if (m->fma_peak > 0) cli_print("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
     if (m->int8_peak > 0) cli_print("%.0f Gop/s of 8-bit products, ", 1e-9 * m->int8_peak);
     cli_print("reads %.1f GB/s\n", 1e-9 * m->bandwidth);
@@ -125,6 +126,7 @@ static void put_machine(json_out *json, const bench_machine *m)
     put_text(json, "processor_id", m->processor.id);
     put_date(json);
     put_int(json, "threads", m->threads);
+    put_int(json, "l2_bytes", m->l2);
     put_real(json, "peak_gflops", 1e-9 * m->fma_peak);
     put_real(json, "peak_int8_gops", 1e-9 * m->int8_peak);
     put_real(json, "bandwidth_gbs", 1e-9 * m->bandwidth);
