@@ -116,13 +116,13 @@ typedef struct mhai_tile {
     int rows;       /* 1 .. the table's tile_rows */
     int begin, end; /* keys of the block that some row sees; begin is a multiple of 32 */
     int64_t head_dim;
-    int64_t value_panels;
-    const float *q; /* [rows][head_dim], contiguous */
-    const float *k; /* panels of the block: [16][head_dim][32] */
-    const float *v; /* panels of the block: [value_panels][512][32] */
-    float *s;       /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
-    float *o;       /* [rows][value_panels * 32], sum of p v, in and out */
-    float *m, *l;   /* [rows], running maximum (log2 units) and sum, in and out */
+    int64_t value_panels, value_dim; /* columns of o beyond value_dim mean nothing */
+    const float *q;                  /* [rows][head_dim], contiguous */
+    const float *k;                  /* panels of the block: [16][head_dim][32] */
+    const float *v;                  /* panels of the block: [value_panels][512][32] */
+    float *s;     /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
+    float *o;     /* [rows][value_panels * 32], sum of p v, in and out */
+    float *m, *l; /* [rows], running maximum (log2 units) and sum, in and out */
     const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, scores as they are */
     const mhai_dropout *dropout; /* NULL: none; not used by tile_probabilities */
     float *alpha;                /* [rows] out, the factor a; NULL: not wanted */

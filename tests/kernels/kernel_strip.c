@@ -45,7 +45,8 @@ static void poison_rows(kernel_test *t, float *x, int64_t rows, int64_t cols, ui
 
 block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int64_t panels)
 {
-    block_case b = {.keys = keys, .dim = dim, .panels = panels, .cols = panels * 32};
+    block_case b = {
+        .keys = keys, .dim = dim, .panels = panels, .cols = panels * 32, .value_dim = panels * 32};
     float *k = kt_plain(t, (size_t)(keys * dim) * sizeof(float));
     float *v = kt_plain(t, (size_t)(keys * b.cols) * sizeof(float));
     kt_fill(t, k, keys * dim);
@@ -208,6 +209,7 @@ mhai_tile strip_tile(kernel_test *t, const strip_case *c, mhai_tile_mask *mask, 
                        .end = c->end,
                        .head_dim = b->dim,
                        .value_panels = b->panels,
+                       .value_dim = b->value_dim,
                        .q = c->q,
                        .k = b->k_panels,
                        .v = b->v_panels,
@@ -330,7 +332,8 @@ void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int r
     const double top = fmax(before, x->max);
     if (x->nan) {
         kt_same(t, l, NAN, "l of what is not finite", row, 0);
-        for (int64_t i = 0; !c->drops && i < b->cols; i++) /* dropout may leave the key out of o */
+        for (int64_t i = 0; !c->drops && i < b->value_dim;
+             i++) /* dropout may leave the key out of o */
             kt_same(t, (double)o[i], NAN, "o of what is not finite", row, i);
         return;
     }
@@ -358,7 +361,7 @@ void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int r
     kt_close(t, l, exact_l,
              sum_error + 36 * u * (sum + sum_error) + l0 * (a_error + u * a) + u * exact_l + tiny,
              "l", row, 0);
-    for (int64_t i = 0; i < b->cols; i++) {
+    for (int64_t i = 0; i < b->value_dim; i++) {
         const double o0 = (double)c->o[row * b->cols + i];
         double exact = o0 * a, size = 0, error = fabs(o0) * (a_error + u * a) + tiny;
         bool infinite = false;

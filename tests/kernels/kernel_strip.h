@@ -20,6 +20,7 @@ enum {
 typedef struct block_case {
     int keys;                   /* that can be read */
     int64_t dim, panels, cols;  /* of values: panels of 32 columns */
+    int64_t value_dim;          /* columns that are looked at */
     const float *k, *v;         /* [keys][dim], [keys][cols] without gaps, for the reference */
     float *k_panels, *v_panels; /* for kernels, 0 where an element is not finite */
     float *k_rows, *v_rows;     /* for kernels, as they are */

@@ -7,6 +7,7 @@ static strip_case make_tile(kernel_test *t, unsigned with)
     const int64_t dim = kt_chance(t, 0.4) ? 16 * rng_between(&t->r, 1, 5) : kt_size(t, 80, 64);
     block_case *b = kt_plain(t, sizeof *b);
     *b = strip_block(t, with, keys, dim, t->timed ? 2 : rng_between(&t->r, 1, 3));
+    if (!t->timed && kt_chance(t, 0.5)) b->value_dim -= rng_between(&t->r, 1, 31);
     return strip_make(t, with, b, rows);
 }
 

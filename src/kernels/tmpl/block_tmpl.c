@@ -154,6 +154,8 @@ DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
 DEFINE_BLOCK(fetch_add_rows, FINISH_ADD_FETCH, false, 0)
 DEFINE_BLOCK(fetch_add_score_rows, FINISH_ADD_FETCH, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_rescale_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_RESCALE, false,
+                MHAI_SCORE_STRIDE)
 DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK_OF(half_add_score_columns, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, true,
                 MHAI_SCORE_STRIDE)

@@ -439,6 +439,24 @@ static void forward_runs(const mhai_tile *t)
     weigh_runs(t, alpha);
 }
 
+/* O = alpha O + P V of one panel; of a last one with few columns, the half that has them. */
+static void weigh_panel(const mhai_tile *t, int64_t panel, const float *alpha)
+{
+    const bool whole_blocks = (int)HALF_VECTORS == (int)TILE_VECTORS;
+    const block_function half = whole_blocks ? block_rescale_rows : half_rescale_rows;
+    block b = {.inner = t->end - t->begin,
+               .a = t->s + t->begin,
+               .a_stride = MHAI_SCORE_STRIDE,
+               .b = t->v + (panel * MHAI_KEY_BLOCK + t->begin) * MHAI_PANEL,
+               .c = t->o + panel * MHAI_PANEL,
+               .c_stride = t->value_panels * MHAI_PANEL,
+               .scale = alpha};
+    if (t->value_dim - panel * MHAI_PANEL <= HALF_PANEL)
+        half_product(half, t->rows, &b);
+    else
+        panel_product(block_rescale_rows, block_rescale_rows, t->rows, &b);
+}
+
 static void tile_forward(const mhai_tile *t)
 {
     float alpha[MHAI_MAX_ROWS];
@@ -449,15 +467,7 @@ static void tile_forward(const mhai_tile *t)
     }
     softmax_from(t, masked_scores(t), alpha);
     for (int row = 0; t->alpha && row < t->rows; row++) t->alpha[row] = alpha[row];
-    for (int64_t panel = 0; panel < t->value_panels; panel++)
-        panel_product(block_rescale_rows, block_rescale_rows, t->rows,
-                      &(block){.inner = t->end - t->begin,
-                               .a = t->s + t->begin,
-                               .a_stride = MHAI_SCORE_STRIDE,
-                               .b = t->v + (panel * MHAI_KEY_BLOCK + t->begin) * MHAI_PANEL,
-                               .c = t->o + panel * MHAI_PANEL,
-                               .c_stride = t->value_panels * MHAI_PANEL,
-                               .scale = alpha});
+    for (int64_t panel = 0; panel < t->value_panels; panel++) weigh_panel(t, panel, alpha);
     if (t->mask && t->mask->poison)
         for (int row = 0; row < t->rows; row++) poison_values(t, row);
 }
