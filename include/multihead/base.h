@@ -136,6 +136,20 @@ typedef struct mha_tensor {
 MHA_API mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim,
                                          const int64_t *shape);
 
+/* MHA_CODED_ROWS rows of up to MHA_CODED_COLUMNS numbers, in 8 bits each: element [r][i] is
+ *
+ *   number[r][i] * scale[i / run][r] + offset[i / run][r]
+ *
+ * where the product is exact: it has at most 24 significant bits, and scale is 0 or at least 2^-100.
+ * An offset of -0 changes nothing. */
+enum { MHA_CODED_ROWS = 32, MHA_CODED_COLUMNS = 256 };
+typedef struct mha_coded {
+    int8_t number[MHA_CODED_ROWS][MHA_CODED_COLUMNS];
+    float scale[MHA_CODED_COLUMNS / 16][MHA_CODED_ROWS];
+    float offset[MHA_CODED_COLUMNS / 16][MHA_CODED_ROWS];
+    int32_t run; /* 16 or 32 */
+} mha_coded;
+
 /**
  * The view [B, H, T, D] of f32 memory laid out as [B, T, H, D], which is how projections write
  * [B, T, H * D]. Memory borrows data. Errors none. Threads any. Since 0.1

@@ -185,6 +185,10 @@ typedef struct mha_transformer_source {
                  int64_t columns, float *to);
     void (*release)(void *user); /* by mha_transformer_destroy(); may be NULL */
     void *user;
+    /* The same of MHA_CODED_ROWS rows and at most MHA_CODED_COLUMNS columns, from a multiple of that
+     * on; false: they cannot be coded. May be NULL: none can */
+    bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t column,
+                       int64_t columns, mha_coded *to);
 } mha_transformer_source;
 
 /**

@@ -5,6 +5,7 @@
 
 #if defined(MHAI_HAVE_X86)
 #include <cpuid.h>
+#include <stdatomic.h>
 #endif
 #include <sched.h>
 #include <string.h>
@@ -39,11 +40,19 @@ bool mhai_isa_from_name(const char *name, mha_isa *isa)
 }
 
 #if defined(MHAI_HAVE_X86)
-/* Clang 14 has no name for it. What the operating system saves is part of the question for AVX2. */
+/* Clang 14 has no name for it. What the operating system saves is part of the question for AVX2.
+ * Asked once: in a virtual machine the instruction takes some 20 microseconds. */
 static bool has_f16c(void)
 {
+    enum { UNKNOWN, NO, YES };
+    static atomic_int known;
     unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == UNKNOWN) {
+        answer = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) ? YES : NO;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == YES;
 }
 #endif
 

@@ -22,6 +22,28 @@ static const mhai_gguf_decoder *decoders(void)
     return mhai_gguf_decoders_portable;
 }
 
+static const mhai_gguf_coder *coders(void)
+{
+#ifdef MHAI_HAVE_X86
+    if (mha_isa_available(MHA_ISA_AVX512)) return mhai_gguf_coders_avx512;
+    if (mha_isa_available(MHA_ISA_AVX2)) return mhai_gguf_coders_avx2;
+#endif
+    return mhai_gguf_coders_portable;
+}
+
+bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t columns,
+                    const int64_t row[MHA_CODED_ROWS], int64_t column, int64_t count, mha_coded *to)
+{
+    const mhai_gguf_coder code = coders()[type];
+    const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
+    const int64_t elements = kind->elements, stride = columns / elements * kind->bytes;
+    const unsigned char *rows[MHA_CODED_ROWS], *first = matrix + column / elements * kind->bytes;
+    if (!code || columns % elements || column % elements || count % elements) return false;
+    for (int i = 0; i < MHA_CODED_ROWS; i++) rows[i] = first + row[i] * stride;
+    code(rows, count / elements, MHA_CODED_ROWS * stride, to);
+    return true;
+}
+
 bool mhai_gguf_decodes(mha_gguf_type type)
 {
     return (size_t)type < MHAI_GGUF_DECODER_COUNT && mhai_gguf_decoders_portable[type];

@@ -23,6 +23,20 @@ extern const mhai_gguf_decoder mhai_gguf_decoders_portable[MHAI_GGUF_DECODER_COU
     mhai_gguf_decoders_avx2[MHAI_GGUF_DECODER_COUNT],
     mhai_gguf_decoders_avx512[MHAI_GGUF_DECODER_COUNT];
 
+/* blocks of each of MHA_CODED_ROWS rows, while those that lie so many bytes ahead are fetched; one
+ * table for each instruction set, by type; NULL: no such form. */
+typedef void (*mhai_gguf_coder)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks,
+                                int64_t ahead, mha_coded *to);
+extern const mhai_gguf_coder mhai_gguf_coders_portable[MHAI_GGUF_DECODER_COUNT],
+    mhai_gguf_coders_avx2[MHAI_GGUF_DECODER_COUNT],
+    mhai_gguf_coders_avx512[MHAI_GGUF_DECODER_COUNT];
+
+/* Of a matrix with so many columns: of rows row[0], row[1] ... columns column .. column + count, at
+ * most MHA_CODED_COLUMNS. False if they have no such form. */
+bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t columns,
+                    const int64_t row[MHA_CODED_ROWS], int64_t column, int64_t count,
+                    mha_coded *to);
+
 /* Elements first .. first + count of blocks of a type that mhai_gguf_decodes(). */
 void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t first, int64_t count,
                       float *to);

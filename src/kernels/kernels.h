@@ -32,6 +32,8 @@ typedef struct mhai_pack {
                       that become columns, and values if they are 16 */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
+ * pack_coded: columns column .. column + columns of coded rows, at most MHAI_GEMM_BLOCK: panel
+ *             [columns][32]. column is a multiple of that, columns of rows->run.
  * pack_values: rows stay inner: out [ceil(cols/32)][MHAI_KEY_BLOCK][32], rows <= MHAI_KEY_BLOCK;
  *              columns are zero-padded, rows beyond `rows` up to the next multiple of 16 too. */
 

@@ -267,6 +267,7 @@ static mha_status create_from(loading *l)
         .struct_size = sizeof source,
         .flags = mhai_weights_are_f32(&l->stored->weights) ? MHA_SOURCE_PACK : 0,
         .read = mhai_stored_read,
+        .read_coded = mhai_stored_read_coded,
         .release = mhai_stored_release,
         .user = l->stored};
     return l->array ? mha_transformer_create(l->context, &l->plan.desc, &l->made)

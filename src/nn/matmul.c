@@ -257,8 +257,13 @@ void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
 /* ---- packing from rows --------------------------------------------------------------------- */
 
 /* Inputs of a panel's rows that are read together: a multiple of every block of a file, and of
- * MHAI_GEMM_BLOCK; 128 KiB. Panels of a group: 1 MiB. */
-enum { READ_INPUTS = 1024, READ_FLOATS = READ_INPUTS * MHAI_PANEL, GROUP_FLOATS = 1 << 18 };
+ * MHAI_GEMM_BLOCK; 32 KiB. Panels of a group: 1 MiB. */
+enum {
+    READ_INPUTS = MHA_CODED_COLUMNS,
+    READ_FLOATS = READ_INPUTS * MHAI_PANEL,
+    GROUP_FLOATS = 1 << 18
+};
+_Static_assert(sizeof(mha_coded) <= READ_FLOATS * sizeof(float), "what is read finds room");
 
 typedef struct rows_job {
     const mhai_matmul *job; /* of packing alone: its inner and cols */
@@ -271,28 +276,35 @@ typedef struct rows_job {
     int64_t group; /* panels of an item */
 } rows_job;
 
-/* Columns of W^T from col on become panel number `panel` of panels that have `cols` columns. */
-static void pack_read(const rows_job *r, int64_t col, float *panels, int64_t panel, int64_t cols,
-                      float *read)
+/* Columns of W^T from col on, and of them inputs first .. first + inner, become panel number `panel`
+ * of panels that have `cols` columns. first is a multiple of READ_INPUTS. */
+static void pack_read(const rows_job *r, int64_t col, int64_t first, int64_t inner, float *panels,
+                      int64_t panel, int64_t cols, float *read)
 {
-    const int64_t inner = r->job->inner, rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
+    const int64_t rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
+    const mhai_rows *from = r->from;
+    mha_coded *coded = (void *)read;
     for (int64_t input = 0; input < inner; input += READ_INPUTS) {
-        const int64_t count = mhai_min_i64(READ_INPUTS, inner - input);
-        r->from->read(r->from->user, r->from->at, col, rows, input, count, read);
-        for (int64_t k = 0; k < count; k += MHAI_GEMM_BLOCK)
-            r->kernels->pack_panels(&(mhai_pack){
-                .out = panels + mhai_matmul_place(inner, cols, input + k, panel * MHAI_PANEL),
-                .in = read + k,
-                .stride = count,
-                .rows = rows,
-                .cols = mhai_min_i64(MHAI_GEMM_BLOCK, count - k)});
+        const int64_t count = mhai_min_i64(READ_INPUTS, inner - input), at = first + input;
+        const bool is_coded = rows == MHA_CODED_ROWS && from->read_coded &&
+                              from->read_coded(from->user, from->at, col, at, count, coded);
+        if (!is_coded) from->read(from->user, from->at, col, rows, at, count, read);
+        for (int64_t k = 0; k < count; k += MHAI_GEMM_BLOCK) {
+            const int64_t columns = mhai_min_i64(MHAI_GEMM_BLOCK, count - k);
+            float *out = panels + mhai_matmul_place(inner, cols, input + k, panel * MHAI_PANEL);
+            if (is_coded)
+                r->kernels->pack_coded(coded, k, columns, out);
+            else
+                r->kernels->pack_panels(&(mhai_pack){
+                    .out = out, .in = read + k, .stride = count, .rows = rows, .cols = columns});
+        }
     }
 }
 
 static void pack_item(void *argument, int64_t panel, int worker)
 {
     const rows_job *r = argument;
-    pack_read(r, panel * MHAI_PANEL, r->panels, panel, r->job->cols,
+    pack_read(r, panel * MHAI_PANEL, 0, r->job->inner, r->panels, panel, r->job->cols,
               r->read + worker * READ_FLOATS);
 }
 
@@ -324,7 +336,8 @@ static void run_group(void *argument, int64_t item, int worker)
     const int64_t cols = mhai_min_i64(r->group * MHAI_PANEL, r->job->cols - first);
     float *panels = r->panels + worker * r->group * MHAI_PANEL * r->job->inner;
     for (int64_t p = 0; p * MHAI_PANEL < cols; p++)
-        pack_read(r, first + p * MHAI_PANEL, panels, p, cols, r->read + worker * READ_FLOATS);
+        pack_read(r, first + p * MHAI_PANEL, 0, r->job->inner, panels, p, cols,
+                  r->read + worker * READ_FLOATS);
     mhai_matmul part = *r->job;
     part.cols = cols;
     part.panels = panels;
@@ -333,6 +346,38 @@ static void run_group(void *argument, int64_t item, int worker)
     matmul_run run = divide(&part, r->context, 1);
     if (r->sums) run.sums = r->sums + worker * SUMS;
     for (int64_t i = 0; i < run.items; i++) run_block(&run, i, 0);
+}
+
+/* The same for few rows, some inputs of a panel at a time, which stay in L1. */
+static void run_few(void *argument, int64_t item, int worker)
+{
+    const rows_job *r = argument;
+    const mhai_matmul *job = r->job;
+    const int64_t first = item * r->group * MHAI_PANEL;
+    const int64_t end = mhai_min_i64(job->cols, first + r->group * MHAI_PANEL);
+    float *panel = r->panels + worker * r->group * MHAI_PANEL * job->inner;
+    float *read = r->read + worker * READ_FLOATS;
+    for (int64_t col = first; col < end; col += MHAI_PANEL)
+        for (int64_t input = 0; input < job->inner || input == 0; input += READ_INPUTS) {
+            const int64_t count = mhai_min_i64(READ_INPUTS, job->inner - input);
+            pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
+            for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK)
+                r->kernels->gemm_strip(
+                    &(mhai_gemm){.rows = (int)job->rows,
+                                 .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
+                                 .panels = 1,
+                                 .cols = mhai_min_i64(MHAI_PANEL, job->cols - col),
+                                 .x = job->a + input + k,
+                                 .x_stride = job->a_stride,
+                                 .w = panel + k * MHAI_PANEL,
+                                 .bias = job->bias ? job->bias + col : NULL,
+                                 .first = input + k == 0 && !job->accumulate,
+                                 .out = job->c + col,
+                                 .out_stride = job->c_stride});
+        }
+    for (int64_t row = 0; row < job->rows; row++)
+        mhai_activate(r->kernels, job->activation, job->c + row * job->c_stride + first,
+                      end - first);
 }
 
 /* Panels that a thread packs and multiplies together: every thread has some. */
@@ -371,10 +416,12 @@ mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, co
     r.read = r.panels + threads * group * MHAI_PANEL * job->inner;
     if (pages_apart(job)) r.sums = r.read + threads * READ_FLOATS;
     const int64_t items = mhai_ceil_div(mhai_ceil_div(job->cols, MHAI_PANEL), group);
+    const mha_parallel_body run =
+        job->rows <= r.kernels->tile_rows && !job->a_transposed ? run_few : run_group;
     if (pays_to_share(context, &alike, 1))
-        mha_parallel_for(context, items, run_group, &r);
+        mha_parallel_for(context, items, run, &r);
     else
-        for (int64_t i = 0; i < items; i++) run_group(&r, i, 0);
+        for (int64_t i = 0; i < items; i++) run(&r, i, 0);
     mha_scratch_release(context, mark);
     return MHA_OK;
 }

@@ -56,8 +56,12 @@ typedef struct mhai_rows {
      * the same time. */
     void (*read)(const void *user, int64_t at, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
+    /* The same of 32 rows and at most 256 columns, from a multiple of that on; false: they have no
+     * such form. */
+    bool (*read_coded)(const void *user, int64_t at, int64_t row, int64_t column, int64_t columns,
+                       mha_coded *to);
     const void *user;
-    int64_t at; /* which matrix, for read */
+    int64_t at; /* which matrix, for both */
 } mhai_rows;
 
 /* mhai_matmul_pack() of b = W^T. Errors: MHA_ERR_NOMEM, of scratch. */

@@ -84,6 +84,37 @@ void check_pack_panels(kernel_test *t)
     }
 }
 
+void check_pack_coded(kernel_test *t)
+{
+    const int run = kt_chance(t, 0.5) ? 16 : 32;
+    const int64_t columns = t->timed ? 128 : run * rng_between(&t->r, 1, 128 / run);
+    const int64_t column = kt_chance(t, 0.5) ? 128 : 0;
+    mha_coded *coded = kt_input(t, MHA_U8, 1, sizeof *coded, sizeof *coded);
+    coded->run = run;
+    for (int64_t r = 0; r < MHA_CODED_ROWS; r++) {
+        for (int64_t i = 0; i < columns; i++)
+            coded->number[r][column + i] = (int8_t)rng_between(&t->r, -128, 127);
+        for (int64_t i = column / run; i < (column + columns) / run; i++) {
+            const float power = ldexpf(1, (int)rng_between(&t->r, -40, 10));
+            coded->scale[i][r] = power * (float)rng_between(&t->r, -65535, 65535);
+            coded->offset[i][r] = kt_chance(t, 0.5) ? -0.0f : kt_number(t);
+        }
+    }
+    t->bytes = 5.0 * (double)(MHA_CODED_ROWS * columns);
+    EACH_TABLE(t, k)
+    {
+        float *panel = kt_output(t, MHA_F32, 1, columns * 32, columns * 32);
+        KERNEL_CALL(t) k->pack_coded(coded, column, columns, panel);
+        for (int64_t i = 0; i < columns; i++)
+            for (int64_t r = 0; r < 32; r++) {
+                const int64_t at = (column + i) / run;
+                const float product = (float)coded->number[r][column + i] * coded->scale[at][r];
+                kt_same(t, (double)panel[i * 32 + r], (double)(product + coded->offset[at][r]),
+                        "panel", r, i);
+            }
+    }
+}
+
 void check_pack_values(kernel_test *t)
 {
     const pack_case c = make_pack(t, 512, 512);

@@ -14,13 +14,14 @@ typedef struct table {
     const char *name;
     mha_isa isa;
     const mhai_gguf_decoder *decoders;
+    const mhai_gguf_coder *coders;
 } table;
 
 static const table tables[] = {
-    {"portable", MHA_ISA_PORTABLE, mhai_gguf_decoders_portable},
+    {"portable", MHA_ISA_PORTABLE, mhai_gguf_decoders_portable, mhai_gguf_coders_portable},
 #if defined(__x86_64__)
-    {"avx2", MHA_ISA_AVX2, mhai_gguf_decoders_avx2},
-    {"avx512", MHA_ISA_AVX512, mhai_gguf_decoders_avx512},
+    {"avx2", MHA_ISA_AVX2, mhai_gguf_decoders_avx2, mhai_gguf_coders_avx2},
+    {"avx512", MHA_ISA_AVX512, mhai_gguf_decoders_avx512, mhai_gguf_coders_avx512},
 #endif
 };
 
@@ -62,4 +63,35 @@ static void decoders_have_the_same_bits(void **state)
     printf("  %d runs compared\n", compared);
 }
 
-RUN_TESTS(TEST(decoders_have_the_same_bits))
+/* Row i of what is coded begins at byte i of random ones. */
+static void coded_rows_are_those_decoded(void **state)
+{
+    (void)state;
+    static unsigned char bytes[MOST_BYTES + MHA_CODED_ROWS];
+    static float expected[MHA_CODED_COLUMNS];
+    static mha_coded coded;
+    for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
+        for (int type = 0; type < MHAI_GGUF_DECODER_COUNT; type++) {
+            const mhai_gguf_coder code = tables[t].coders[type];
+            if (!code || !mha_isa_available(tables[t].isa)) continue;
+            rng r = rng_make(rng_run_seed(), (uint64_t)type);
+            const unsigned char *rows[MHA_CODED_ROWS];
+            const int64_t elements = mhai_gguf_find_kind((uint32_t)type)->elements;
+            const int64_t count = MHA_CODED_COLUMNS / elements;
+            for (size_t k = 0; k < sizeof bytes; k++) bytes[k] = (unsigned char)rng_next(&r);
+            for (int i = 0; i < MHA_CODED_ROWS; i++) rows[i] = bytes + i;
+            code(rows, count, 1 << 20, &coded);
+            for (int i = 0; i < MHA_CODED_ROWS; i++) {
+                mhai_gguf_decoders_portable[type](rows[i], count, expected);
+                for (int64_t e = 0; e < MHA_CODED_COLUMNS; e++) {
+                    const int64_t run = e / coded.run;
+                    const float product = (float)coded.number[i][e] * coded.scale[run][i];
+                    if (!same(product + coded.offset[run][i], expected[e]))
+                        fail_msg("type %d, %s: row %d, element %d", type, tables[t].name, i,
+                                 (int)e);
+                }
+            }
+        }
+}
+
+RUN_TESTS(TEST(decoders_have_the_same_bits), TEST(coded_rows_are_those_decoded))

@@ -1,6 +1,7 @@
-/* Blocks of GGUF files to f32, compiled once for each instruction set; the formulas stand in gguf.h.
- * The order of operations is that of the formulas, since the bits are promised: no instruction set
- * fuses a product with a sum. MHAI_GGUF_DECODERS is the table's name. */
+/* Blocks of GGUF files to 8 bits and from there to f32, compiled once for each instruction set; the
+ * formulas stand in gguf.h. Their bits are promised: all products with a number of a block are exact,
+ * so that it does not matter whether they are fused with the sum, and a number's own offset is part
+ * of its 8 bits. MHAI_GGUF_DECODERS and MHAI_GGUF_CODERS are the tables' names. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -58,116 +59,177 @@ static void bf16(const unsigned char *from, int64_t count, float *to)
     }
 }
 
-/* ---- blocks of 32 ---------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
-static void q8_0(const unsigned char *from, int64_t count, float *restrict to)
+/* A block: the numbers; and of each run of them, one in MHA_CODED_ROWS floats, a scale and an offset.
+ */
+#define BLOCK_ARGUMENTS \
+    const unsigned char *from, int8_t *restrict to, float *restrict scale, float *restrict offset
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+enum { NEXT = MHA_CODED_ROWS };
+
+/* Sixteen bytes; the compiler makes no such vectors of loops over bytes. */
+typedef uint64_t bytes __attribute__((vector_size(16)));
+typedef int8_t numbers __attribute__((vector_size(16)));
+#define EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
+
+ALWAYS_INLINE bytes load(const unsigned char *from)
 {
-    for (; count > 0; count--, from += 34, to += 32) {
-        const float d = f16_at(from);
-        for (int i = 0; i < 32; i++) to[i] = d * (float)(int8_t)from[2 + i];
-    }
+    bytes x;
+    memcpy(&x, from, sizeof x);
+    return x;
 }
 
-static void q4_0(const unsigned char *from, int64_t count, float *restrict to)
+ALWAYS_INLINE void store(int8_t *to, bytes x, int minus)
 {
-    for (; count > 0; count--, from += 18, to += 32) {
-        const float d = f16_at(from);
-        const unsigned char *q = from + 2;
-        for (int i = 0; i < 16; i++) to[i] = d * (float)((q[i] & 15) - 8);
-        for (int i = 0; i < 16; i++) to[16 + i] = d * (float)((q[i] >> 4) - 8);
-    }
+    const numbers n = (numbers)x - (int8_t)minus;
+    memcpy(to, &n, sizeof n);
 }
 
-static void q4_1(const unsigned char *from, int64_t count, float *restrict to)
+/* Low halves of 16 bytes, then high ones, and fifth bits, if there are any. */
+ALWAYS_INLINE void nibbles(const unsigned char *q, const bytes fifth[2], int minus, int8_t *to)
 {
-    for (; count > 0; count--, from += 20, to += 32) {
-        const float d = f16_at(from), m = f16_at(from + 2);
-        const unsigned char *q = from + 4;
-        for (int i = 0; i < 16; i++) to[i] = d * (float)(q[i] & 15) + m;
-        for (int i = 0; i < 16; i++) to[16 + i] = d * (float)(q[i] >> 4) + m;
-    }
+    const bytes x = load(q);
+    store(to, (x & EACH(15)) | fifth[0], minus);
+    store(to + 16, (x >> 4 & EACH(15)) | fifth[1], minus);
 }
 
-/* The numbers 0 .. 31 of h and q, which stand one after the other. */
-static void five_bits(const unsigned char *h, int n[32])
+/* Into L2; never a fault. */
+ALWAYS_INLINE void fetch_block(const unsigned char *from, int64_t ahead, int size)
 {
-    const unsigned char *q = h + 4;
-    uint32_t high;
-    memcpy(&high, h, sizeof high);
-    for (int i = 0; i < 16; i++) n[i] = (q[i] & 15) | (int)(high >> i & 1) << 4;
-    for (int i = 0; i < 16; i++) n[16 + i] = q[i] >> 4 | (int)(high >> (16 + i) & 1) << 4;
+    for (int i = 0; i < size; i += 64)
+        __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)(ahead + i)), 0, 2);
 }
 
-static void q5_0(const unsigned char *from, int64_t count, float *restrict to)
+static const bytes no_bits[2];
+
+ALWAYS_INLINE void q8_0_block(BLOCK_ARGUMENTS)
 {
-    for (; count > 0; count--, from += 22, to += 32) {
-        const float d = f16_at(from);
-        int n[32];
-        five_bits(from + 2, n);
-        for (int i = 0; i < 32; i++) to[i] = d * (float)(n[i] - 16);
-    }
+    memcpy(to, from + 2, 32);
+    *scale = f16_at(from);
+    *offset = -0.0f;
 }
 
-static void q5_1(const unsigned char *from, int64_t count, float *restrict to)
+ALWAYS_INLINE void q4_0_block(BLOCK_ARGUMENTS)
 {
-    for (; count > 0; count--, from += 24, to += 32) {
-        const float d = f16_at(from), m = f16_at(from + 2);
-        int n[32];
-        five_bits(from + 4, n);
-        for (int i = 0; i < 32; i++) to[i] = d * (float)n[i] + m;
-    }
+    nibbles(from + 2, no_bits, 8, to);
+    *scale = f16_at(from);
+    *offset = -0.0f;
 }
 
-/* ---- blocks of 256 --------------------------------------------------------------------------- */
+ALWAYS_INLINE void q4_1_block(BLOCK_ARGUMENTS)
+{
+    nibbles(from + 4, no_bits, 0, to);
+    *scale = f16_at(from);
+    *offset = f16_at(from + 2);
+}
+
+/* Eight bits become bit 4 of eight bytes. */
+ALWAYS_INLINE uint64_t spread(unsigned char bits)
+{
+    const uint64_t apart = EACH(bits) & UINT64_C(0x8040201008040201);
+    return (apart + EACH(127)) >> 3 & EACH(16);
+}
+
+ALWAYS_INLINE void five_bits(const unsigned char *from, int minus, int8_t *to)
+{
+    const bytes fifth[2] = {{spread(from[0]), spread(from[1])}, {spread(from[2]), spread(from[3])}};
+    nibbles(from + 4, fifth, minus, to);
+}
+
+ALWAYS_INLINE void q5_0_block(BLOCK_ARGUMENTS)
+{
+    five_bits(from + 2, 16, to);
+    *scale = f16_at(from);
+    *offset = -0.0f;
+}
+
+ALWAYS_INLINE void q5_1_block(BLOCK_ARGUMENTS)
+{
+    five_bits(from + 4, 0, to);
+    *scale = f16_at(from);
+    *offset = f16_at(from + 2);
+}
 
 /* Q4_K, and with h Q5_K: eight runs of 32, each with a scale and a minimum of 6 bits. */
-static void k_runs(const unsigned char *s, const unsigned char *h, const unsigned char *q, float d,
-                   float m, float *restrict to)
+ALWAYS_INLINE void k_block(const unsigned char *h, const unsigned char *q, BLOCK_ARGUMENTS)
 {
+    const float d = f16_at(from), m = f16_at(from + 2);
+    const unsigned char *s = from + 4;
     for (int j = 0; j < 8; j++) {
         const int a = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
         const int b = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
-        const float scale = d * (float)a, least = m * (float)b;
-        const unsigned char *run = q + 32 * (j / 2);
-        const int shift = 4 * (j % 2);
-        if (!h)
-            for (int i = 0; i < 32; i++)
-                to[32 * j + i] = scale * (float)(run[i] >> shift & 15) - least;
-        else
-            for (int i = 0; i < 32; i++)
-                to[32 * j + i] =
-                    scale * (float)((run[i] >> shift & 15) | (h[i] >> j & 1) << 4) - least;
-    }
-}
-
-static void q4_k(const unsigned char *from, int64_t count, float *to)
-{
-    for (; count > 0; count--, from += 144, to += 256)
-        k_runs(from + 4, NULL, from + 16, f16_at(from), f16_at(from + 2), to);
-}
-
-static void q5_k(const unsigned char *from, int64_t count, float *to)
-{
-    for (; count > 0; count--, from += 176, to += 256)
-        k_runs(from + 4, from + 16, from + 48, f16_at(from), f16_at(from + 2), to);
-}
-
-static void q6_k(const unsigned char *from, int64_t count, float *restrict to)
-{
-    for (; count > 0; count--, from += 210, to += 256) {
-        const float d = f16_at(from + 208);
-        for (int run = 0; run < 16; run++) {
-            const int t = run / 8, r = run / 2 % 4, half = run % 2 * 16;
-            const unsigned char *l = from + 64 * t + 32 * (r % 2) + half;
-            const unsigned char *h = from + 128 + 32 * t + half;
-            const float scale = d * (float)(int8_t)from[192 + run];
-            const int low = 4 * (r / 2), high = 2 * r;
-            for (int i = 0; i < 16; i++)
-                to[16 * run + i] =
-                    scale * (float)(((l[i] >> low & 15) | (h[i] >> high & 3) << 4) - 32);
+        scale[j * NEXT] = d * (float)a;
+        offset[j * NEXT] = -(m * (float)b);
+        for (int i = 0; i < 32; i += 16) {
+            bytes x = load(q + j / 2 * 32 + i) >> j % 2 * 4 & EACH(15);
+            if (h) x |= (load(h + i) >> j & EACH(1)) << 4;
+            store(to + 32 * j + i, x, 0);
         }
     }
 }
+
+ALWAYS_INLINE void q4_k_block(BLOCK_ARGUMENTS)
+{
+    k_block(NULL, from + 16, from, to, scale, offset);
+}
+
+ALWAYS_INLINE void q5_k_block(BLOCK_ARGUMENTS)
+{
+    k_block(from + 16, from + 48, from, to, scale, offset);
+}
+
+ALWAYS_INLINE void q6_k_block(BLOCK_ARGUMENTS)
+{
+    const float d = f16_at(from + 208);
+    for (int run = 0; run < 16; run++) {
+        const int t = run / 8, r = run / 2 % 4, half = run % 2 * 16;
+        const bytes low = load(from + 64 * t + 32 * (r % 2) + half) >> r / 2 * 4 & EACH(15);
+        const bytes high = load(from + 128 + 32 * t + half) >> 2 * r & EACH(3);
+        store(to + 16 * run, low | high << 4, 32);
+        scale[run * NEXT] = d * (float)(int8_t)from[192 + run];
+        offset[run * NEXT] = -0.0f;
+    }
+}
+
+/* Coded rows, and f32, of each type of blocks. */
+#define BLOCKS(name, elements, size, of_run)                                                   \
+    static void name##_code(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks,   \
+                            int64_t ahead, mha_coded *to)                                      \
+    {                                                                                          \
+        to->run = of_run;                                                                      \
+        for (int r = 0; r < MHA_CODED_ROWS; r++)                                               \
+            for (int64_t i = 0; i < blocks; i++) {                                             \
+                const unsigned char *from = rows[r] + i * size;                                \
+                fetch_block(from, ahead, size);                                                \
+                name##_block(from, to->number[r] + i * elements,                               \
+                             to->scale[i * (elements / of_run)] + r,                           \
+                             to->offset[i * (elements / of_run)] + r);                         \
+            }                                                                                  \
+    }                                                                                          \
+    static void name(const unsigned char *from, int64_t count, float *restrict to)             \
+    {                                                                                          \
+        for (; count > 0; count--, from += size) {                                             \
+            int8_t number[elements];                                                           \
+            float scale[elements / of_run * NEXT], offset[elements / of_run * NEXT];           \
+            name##_block(from, number, scale, offset);                                         \
+            for (int i = 0; i < elements; i++, to++)                                           \
+                *to = (float)number[i] * scale[i / of_run * NEXT] + offset[i / of_run * NEXT]; \
+        }                                                                                      \
+    }
+BLOCKS(q8_0, 32, 34, 32)
+BLOCKS(q4_0, 32, 18, 32)
+BLOCKS(q4_1, 32, 20, 32)
+BLOCKS(q5_0, 32, 22, 32)
+BLOCKS(q5_1, 32, 24, 32)
+BLOCKS(q4_k, 256, 144, 32)
+BLOCKS(q5_k, 256, 176, 32)
+BLOCKS(q6_k, 256, 210, 16)
+
+const mhai_gguf_coder MHAI_GGUF_CODERS[MHAI_GGUF_DECODER_COUNT] = {
+    [MHA_GGUF_Q8_0] = q8_0_code, [MHA_GGUF_Q4_0] = q4_0_code, [MHA_GGUF_Q4_1] = q4_1_code,
+    [MHA_GGUF_Q5_0] = q5_0_code, [MHA_GGUF_Q5_1] = q5_1_code, [MHA_GGUF_Q4_K] = q4_k_code,
+    [MHA_GGUF_Q5_K] = q5_k_code, [MHA_GGUF_Q6_K] = q6_k_code};
 
 const mhai_gguf_decoder MHAI_GGUF_DECODERS[MHAI_GGUF_DECODER_COUNT] = {
     [MHA_GGUF_F32] = f32,   [MHA_GGUF_F16] = f16,   [MHA_GGUF_BF16] = bf16, [MHA_GGUF_Q8_0] = q8_0,

@@ -91,6 +91,13 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
         _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
     _mm_storeu_si128((__m128i *)(void *)p, half);
 }
+static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
+{
+    const int at = (k << 24) + 0x808080; /* 0x80: a zero */
+    const __m256i places = _mm256_setr_epi32(at, at + (4 << 24), at + (8 << 24), at + (12 << 24),
+                                             at, at + (4 << 24), at + (8 << 24), at + (12 << 24));
+    return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(_mm256_castps_si256(bytes), places));
+}
 
 static inline vf vf_add(vf a, vf b)
 {

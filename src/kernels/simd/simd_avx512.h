@@ -84,6 +84,11 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)(void *)p,
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
+static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
+{
+    const __m512i top = _mm512_slli_epi32(_mm512_castps_si512(bytes), (unsigned)(24 - 8 * k));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(top, _mm512_set1_epi32(-0x1000000)));
+}
 
 static inline vf vf_add(vf a, vf b)
 {

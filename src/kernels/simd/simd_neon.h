@@ -92,6 +92,11 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
     uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
     vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
 }
+static inline vf vf_byte(vf bytes, int k)
+{
+    const uint32x4_t top = vshlq_u32(vreinterpretq_u32_f32(bytes), vdupq_n_s32(24 - 8 * k));
+    return vcvtq_f32_s32(vreinterpretq_s32_u32(vandq_u32(top, vdupq_n_u32(0xFF000000u))));
+}
 
 static inline vf vf_add(vf a, vf b)
 {

@@ -17,6 +17,7 @@
  *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; + - * are those of C
  *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
  *                           VF_LANES halves (base/half.h)
+ *   vf_byte                 signed byte k of each lane's four, times 2^24; k is a constant
  *   vf_fma                  a * b + c, one rounding except here, where it is two
  *   vn, vf_nearest          the nearest integers, ties to even (|a| < 2^22 matters only)
  *   vf_whole                those as floats
@@ -112,6 +113,14 @@ static inline vf vf_load_bf16(const uint16_t *p)
 static inline void vf_store_bf16(uint16_t *p, vf x)
 {
     for (int i = 0; i < VF_LANES; i++) p[i] = mhai_f32_to_bf16(x[i]);
+}
+static inline vf vf_byte(vf bytes, int k)
+{
+    const vi bits = (vi)bytes;
+    vf x;
+    for (int i = 0; i < VF_LANES; i++)
+        x[i] = (float)(int32_t)((uint32_t)bits[i] << (24 - 8 * k) & 0xFF000000u);
+    return x;
 }
 
 static inline vf vf_add(vf a, vf b)

@@ -123,9 +123,48 @@ ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
     }
 }
 
-static void pack_panels(const mhai_pack *pack)
+static void pack_panels(const mhai_pack *pack){BY_TYPE(pack->type, pack_panels_as, pack)}
+
+/* Four numbers of a row are turned as one. */
+ALWAYS_INLINE void turn_fours(const mha_coded *rows, int64_t column, int64_t columns, float *fours)
 {
-    BY_TYPE(pack->type, pack_panels_as, pack)
+    for (int64_t c = 0; c < columns; c += 4 * VF_LANES)
+        for (int64_t r = 0; r < MHAI_PANEL; r += VF_LANES) {
+            vf square[VF_LANES];
+            UNROLL for (int i = 0; i < VF_LANES; i++) square[i] =
+                vf_load((const float *)(const void *)&rows->number[r + i][column + c]);
+            transpose(square, fours + c / 4 * MHAI_PANEL + r, MHAI_PANEL);
+        }
+}
+
+ALWAYS_INLINE void unpack_run(int run, const float *fours, vf scale, vf offset, float *out)
+{
+    for (int i = 0; i < run; i += 4, fours += MHAI_PANEL) {
+        const vf four = vf_load(fours);
+        UNROLL for (int k = 0; k < 4; k++, out += MHAI_PANEL)
+            vf_store(out, vf_fma(vf_byte(four, k), scale, offset));
+    }
+}
+
+ALWAYS_INLINE void unpack_runs(int run, const mha_coded *rows, int64_t column, int64_t columns,
+                               const float *fours, float *panel)
+{
+    const vf unit = vf_set1(0x1p-24f);
+    for (int64_t c = 0, i = column / run; c < columns; c += run, i++)
+        for (int64_t r = 0; r < MHAI_PANEL; r += VF_LANES)
+            unpack_run(run, fours + c / 4 * MHAI_PANEL + r,
+                       vf_mul(vf_load(rows->scale[i] + r), unit), vf_load(rows->offset[i] + r),
+                       panel + c * MHAI_PANEL + r);
+}
+
+static void pack_coded(const mha_coded *rows, int64_t column, int64_t columns, float *panel)
+{
+    _Alignas(64) float fours[MHAI_GEMM_BLOCK / 4 * MHAI_PANEL];
+    turn_fours(rows, column, columns, fours);
+    if (rows->run == 16)
+        unpack_runs(16, rows, column, columns, fours, panel);
+    else
+        unpack_runs(32, rows, column, columns, fours, panel);
 }
 
 /* Rows that are fetched ahead of their packing. */
