@@ -123,7 +123,10 @@ ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
     }
 }
 
-static void pack_panels(const mhai_pack *pack){BY_TYPE(pack->type, pack_panels_as, pack)}
+static void pack_panels(const mhai_pack *pack)
+{
+    BY_TYPE(pack->type, pack_panels_as, pack);
+}
 
 /* Four numbers of a row are turned as one. */
 ALWAYS_INLINE void turn_fours(const mha_coded *rows, int64_t column, int64_t columns, float *fours)
