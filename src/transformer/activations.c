@@ -167,6 +167,30 @@ mha_status mhai_activations_pass(mha_context *context, const mha_transformer *t,
     return MHA_OK;
 }
 
+mha_status mhai_activations_create(mha_context *context, const mha_transformer *t,
+                                   int64_t max_tokens, int64_t max_memory, bool passing,
+                                   mha_activations **activations)
+{
+    MHA_TRY(mhai_transformer_encode(context, t, max_tokens));
+    const mha_allocator *allocator = &context->allocator;
+    mha_activations *made =
+        allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_activations));
+    if (!made)
+        return mha_fail(MHA_ERR_NOMEM, "activations: cannot allocate %zu bytes", sizeof *made);
+    *made = (mha_activations){.allocator = *allocator,
+                              .transformer = t,
+                              .max_tokens = max_tokens,
+                              .max_memory = max_memory,
+                              .T = -1,
+                              .passing = passing};
+    mha_status status = make_parts(made);
+    if (status == MHA_OK)
+        *activations = made;
+    else
+        mha_activations_destroy(made);
+    return status;
+}
+
 mha_status mha_activations_create(mha_context *context, const mha_transformer *transformer,
                                   int64_t max_tokens, int64_t max_memory,
                                   mha_activations **activations)
@@ -184,23 +208,8 @@ mha_status mha_activations_create(mha_context *context, const mha_transformer *t
                         "%lld, expected 0%s",
                         (long long)max_tokens, INT32_MAX, (long long)max_memory,
                         cross ? " or more" : ", there is no cross-attention");
-    MHA_TRY(mhai_transformer_encode(context, transformer, max_tokens));
-    const mha_allocator *allocator = &context->allocator;
-    mha_activations *made =
-        allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_activations));
-    if (!made)
-        return mha_fail(MHA_ERR_NOMEM, "activations: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_activations){.allocator = *allocator,
-                              .transformer = transformer,
-                              .max_tokens = max_tokens,
-                              .max_memory = max_memory,
-                              .T = -1};
-    mha_status status = make_parts(made);
-    if (status == MHA_OK)
-        *activations = made;
-    else
-        mha_activations_destroy(made);
-    return status;
+    return mhai_activations_create(context, transformer, max_tokens, max_memory, false,
+                                   activations);
 }
 
 static void release(const mha_allocator *a, void *memory, size_t bytes)

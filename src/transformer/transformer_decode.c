@@ -32,8 +32,8 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
         desc.kv_heads = mhai_transformer_heads_of(t, i, false).kv;
         if (desc.kv_heads > 0) MHA_TRY(mha_kv_cache_create(context, &desc, &d->caches[i]));
     }
-    return mha_activations_create(context, d->transformer, d->batch * d->max_step, 0,
-                                  &d->activations);
+    return mhai_activations_create(context, d->transformer, d->batch * d->max_step, 0, true,
+                                   &d->activations);
 }
 
 static mha_status check_kind(const mha_transformer *t)

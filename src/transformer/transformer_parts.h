@@ -161,6 +161,11 @@ MHA_NODISCARD mha_status mhai_activations_pass(mha_context *context, const mha_t
                                                int64_t tokens, int64_t memory_rows,
                                                mha_activations *a);
 
+/* mha_activations_create(), of which all is checked. */
+MHA_NODISCARD mha_status mhai_activations_create(mha_context *context, const mha_transformer *t,
+                                                 int64_t max_tokens, int64_t max_memory,
+                                                 bool passing, mha_activations **activations);
+
 /* [rows, cols] of contiguous memory, and of a part of wider rows. */
 mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, int64_t stride);
 mha_tensor mhai_transformer_vector(const float *data, int64_t count);
