@@ -561,8 +561,8 @@ typedef struct mha_decoder_desc {
  * Begin to decode. desc may be NULL.
  *
  * Memory   the caller owns *decoder; 2 L B capacity Hk D floats that are touched as they are used,
- *          and activations of two layers for B max_step tokens; from the context's allocator, which must outlive
- *          it. The transformer must outlive it too.
+ *          and activations of two layers for B max_step tokens; from the context's allocator, which
+ *          must outlive it. The transformer must outlive it too.
  * Errors   MHA_ERR_NULL, _ARGUMENT; MHA_ERR_UNSUPPORTED (not causal, or with cross-attention, or a
  *          field of a newer library is set); MHA_ERR_SIZE, _NOMEM.
  * Threads  as mha_context_create().   Since  0.1
