@@ -260,7 +260,8 @@ typedef struct mha_context mha_context;
  *
  * Memory   the caller owns *context and calls mha_context_destroy().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, half an allocator, malformed
- *          MHA_ISA, MHA_THREADS or MHA_L2_KIB), MHA_ERR_UNSUPPORTED (isa not available here), MHA_ERR_NOMEM.
+ *          MHA_ISA, MHA_THREADS or MHA_L2_KIB), MHA_ERR_UNSUPPORTED (isa not available here),
+ *          MHA_ERR_NOMEM.
  * Threads  a context serves one host thread at a time; different contexts are independent. After a
  *          fork the child may use and destroy the context; it makes its own pool threads.
  * Since    0.1

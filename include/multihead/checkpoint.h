@@ -73,7 +73,8 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
 
 /**
  * Load a transformer from a folder of any family that mha_model_load() knows, written by any program,
- * or from a GGUF file. Its parameters are an array of f32, mha_transformer_data(). What was saved here comes back with the same bits.
+ * or from a GGUF file. Its parameters are an array of f32, mha_transformer_data(). What was saved
+ * here comes back with the same bits.
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it; conversions use the C library's. But for tables of angles (at most 512

@@ -90,8 +90,11 @@ mha_isa mhai_cpu_best(mha_isa limit)
 
 int64_t mhai_cpu_l2(void)
 {
+#ifdef _SC_LEVEL2_CACHE_SIZE /* not every C library has it */
     const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    return bytes > 0 ? bytes : 512 << 10;
+    if (bytes > 0) return bytes;
+#endif
+    return 512 << 10;
 }
 
 int mhai_cpu_count(void)

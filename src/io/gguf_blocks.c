@@ -13,46 +13,37 @@ const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type)
     return type < sizeof kinds / sizeof kinds[0] && kinds[type].name ? &kinds[type] : NULL;
 }
 
-static const mhai_gguf_decoder *decoders(void)
+static const mhai_gguf_codec *codec(mha_gguf_type type)
 {
 #ifdef MHAI_HAVE_X86
-    if (mha_isa_available(MHA_ISA_AVX512)) return mhai_gguf_decoders_avx512;
-    if (mha_isa_available(MHA_ISA_AVX2)) return mhai_gguf_decoders_avx2;
+    if (mha_isa_available(MHA_ISA_AVX512)) return &mhai_gguf_codecs_avx512[type];
+    if (mha_isa_available(MHA_ISA_AVX2)) return &mhai_gguf_codecs_avx2[type];
 #endif
-    return mhai_gguf_decoders_portable;
-}
-
-static const mhai_gguf_coder *coders(void)
-{
-#ifdef MHAI_HAVE_X86
-    if (mha_isa_available(MHA_ISA_AVX512)) return mhai_gguf_coders_avx512;
-    if (mha_isa_available(MHA_ISA_AVX2)) return mhai_gguf_coders_avx2;
-#endif
-    return mhai_gguf_coders_portable;
+    return &mhai_gguf_codecs_portable[type];
 }
 
 bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t columns,
                     const int64_t row[MHA_CODED_ROWS], int64_t column, int64_t count, mha_coded *to)
 {
-    const mhai_gguf_coder code = coders()[type];
+    const mhai_gguf_codec *of = codec(type);
     const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
     const int64_t elements = kind->elements, stride = columns / elements * kind->bytes;
     const unsigned char *rows[MHA_CODED_ROWS], *first = matrix + column / elements * kind->bytes;
-    if (!code || columns % elements || column % elements || count % elements) return false;
+    if (!of->code || columns % elements || column % elements || count % elements) return false;
     for (int i = 0; i < MHA_CODED_ROWS; i++) rows[i] = first + row[i] * stride;
-    code(rows, count / elements, MHA_CODED_ROWS * stride, to);
+    of->code(rows, count / elements, MHA_CODED_ROWS * stride, to);
     return true;
 }
 
 bool mhai_gguf_decodes(mha_gguf_type type)
 {
-    return (size_t)type < MHAI_GGUF_DECODER_COUNT && mhai_gguf_decoders_portable[type];
+    return (size_t)type < MHAI_GGUF_CODECS_COUNT && mhai_gguf_codecs_portable[type].decode;
 }
 
 void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t first, int64_t count,
                       float *to)
 {
-    const mhai_gguf_decoder decode = decoders()[type];
+    const mhai_gguf_codec *of = codec(type);
     const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
     float block[MHAI_GGUF_BLOCK];
     for (int64_t n; count > 0; first += n, count -= n, to += n) {
@@ -60,10 +51,10 @@ void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t f
         const unsigned char *at = blocks + first / kind->elements * kind->bytes;
         n = count - count % kind->elements; /* whole blocks */
         if (skip == 0 && n > 0) {
-            decode(at, n / kind->elements, to);
+            of->decode(at, n / kind->elements, to);
             continue;
         }
-        decode(at, 1, block);
+        of->decode(at, 1, block);
         n = kind->elements - skip < count ? kind->elements - skip : count;
         memcpy(to, block + skip, (size_t)n * sizeof *to);
     }

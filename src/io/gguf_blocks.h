@@ -16,20 +16,18 @@ const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type);
 
 bool mhai_gguf_decodes(mha_gguf_type type);
 
-/* count blocks, aligned or not. One table for each instruction set, by type; NULL: not decoded. */
-typedef void (*mhai_gguf_decoder)(const unsigned char *blocks, int64_t count, float *to);
-enum { MHAI_GGUF_DECODER_COUNT = MHA_GGUF_BF16 + 1 };
-extern const mhai_gguf_decoder mhai_gguf_decoders_portable[MHAI_GGUF_DECODER_COUNT],
-    mhai_gguf_decoders_avx2[MHAI_GGUF_DECODER_COUNT],
-    mhai_gguf_decoders_avx512[MHAI_GGUF_DECODER_COUNT];
-
-/* blocks of each of MHA_CODED_ROWS rows, while those that lie so many bytes ahead are fetched; one
- * table for each instruction set, by type; NULL: no such form. */
-typedef void (*mhai_gguf_coder)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks,
-                                int64_t ahead, mha_coded *to);
-extern const mhai_gguf_coder mhai_gguf_coders_portable[MHAI_GGUF_DECODER_COUNT],
-    mhai_gguf_coders_avx2[MHAI_GGUF_DECODER_COUNT],
-    mhai_gguf_coders_avx512[MHAI_GGUF_DECODER_COUNT];
+/* One row for each type and one table for each instruction set. */
+typedef struct mhai_gguf_codec {
+    /* count blocks, aligned or not; NULL: not decoded */
+    void (*decode)(const unsigned char *blocks, int64_t count, float *to);
+    /* blocks of each of the rows, while those that lie so many bytes ahead are fetched; NULL: no such
+     * form */
+    void (*code)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks, int64_t ahead,
+                 mha_coded *to);
+} mhai_gguf_codec;
+enum { MHAI_GGUF_CODECS_COUNT = MHA_GGUF_BF16 + 1 };
+extern const mhai_gguf_codec mhai_gguf_codecs_portable[MHAI_GGUF_CODECS_COUNT],
+    mhai_gguf_codecs_avx2[MHAI_GGUF_CODECS_COUNT], mhai_gguf_codecs_avx512[MHAI_GGUF_CODECS_COUNT];
 
 /* Of a matrix with so many columns: of rows row[0], row[1] ... columns column .. column + count, at
  * most MHA_CODED_COLUMNS. False if they have no such form. */

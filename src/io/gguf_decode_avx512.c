@@ -1,3 +1,2 @@
-#define MHAI_GGUF_DECODERS mhai_gguf_decoders_avx512
-#define MHAI_GGUF_CODERS mhai_gguf_coders_avx512
+#define MHAI_GGUF_CODECS mhai_gguf_codecs_avx512
 #include "io/tmpl/gguf_decode_tmpl.c"

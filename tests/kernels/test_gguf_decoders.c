@@ -13,15 +13,14 @@ enum { BLOCKS = 9, MOST_BYTES = BLOCKS * 1024, MOST = BLOCKS * 256 };
 typedef struct table {
     const char *name;
     mha_isa isa;
-    const mhai_gguf_decoder *decoders;
-    const mhai_gguf_coder *coders;
+    const mhai_gguf_codec *codecs;
 } table;
 
 static const table tables[] = {
-    {"portable", MHA_ISA_PORTABLE, mhai_gguf_decoders_portable, mhai_gguf_coders_portable},
+    {"portable", MHA_ISA_PORTABLE, mhai_gguf_codecs_portable},
 #if defined(__x86_64__)
-    {"avx2", MHA_ISA_AVX2, mhai_gguf_decoders_avx2, mhai_gguf_coders_avx2},
-    {"avx512", MHA_ISA_AVX512, mhai_gguf_decoders_avx512, mhai_gguf_coders_avx512},
+    {"avx2", MHA_ISA_AVX2, mhai_gguf_codecs_avx2},
+    {"avx512", MHA_ISA_AVX512, mhai_gguf_codecs_avx512},
 #endif
 };
 
@@ -37,20 +36,20 @@ static void decoders_have_the_same_bits(void **state)
     static unsigned char bytes[MOST_BYTES + 1];
     static float portable[MOST], found[MOST];
     int compared = 0;
-    for (int type = 0; type < MHAI_GGUF_DECODER_COUNT; type++)
+    for (int type = 0; type < MHAI_GGUF_CODECS_COUNT; type++)
         for (int i = 0; i < rng_cases(30, 1000); i++) {
-            const mhai_gguf_decoder decode = mhai_gguf_decoders_portable[type];
+            const mhai_gguf_codec *plain = &mhai_gguf_codecs_portable[type];
             rng r = rng_make(rng_run_seed(), (uint64_t)(1000 * type + i));
             const int64_t count = rng_between(&r, 0, BLOCKS), skip = i % 2;
-            if (!decode) continue;
+            if (!plain->decode) continue;
             const int64_t elements = count * mhai_gguf_find_kind((uint32_t)type)->elements;
             for (int k = 0; k <= MOST_BYTES; k++) bytes[k] = (unsigned char)rng_next(&r);
-            decode(bytes + skip, count, portable);
+            plain->decode(bytes + skip, count, portable);
             for (size_t t = 1; t < sizeof tables / sizeof tables[0]; t++) {
                 if (!mha_isa_available(tables[t].isa)) continue;
                 memset(found, 0xAA, sizeof found);
-                assert_non_null(tables[t].decoders[type]);
-                tables[t].decoders[type](bytes + skip, count, found);
+                assert_non_null(tables[t].codecs[type].decode);
+                tables[t].codecs[type].decode(bytes + skip, count, found);
                 for (int64_t e = 0; e < elements; e++)
                     if (!same(found[e], portable[e]))
                         fail_msg("type %d, %s: element %d is %a, %a in portable C", type,
@@ -71,18 +70,18 @@ static void coded_rows_are_those_decoded(void **state)
     static float expected[MHA_CODED_COLUMNS];
     static mha_coded coded;
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
-        for (int type = 0; type < MHAI_GGUF_DECODER_COUNT; type++) {
-            const mhai_gguf_coder code = tables[t].coders[type];
-            if (!code || !mha_isa_available(tables[t].isa)) continue;
+        for (int type = 0; type < MHAI_GGUF_CODECS_COUNT; type++) {
+            const mhai_gguf_codec *codec = &tables[t].codecs[type];
+            if (!codec->code || !mha_isa_available(tables[t].isa)) continue;
             rng r = rng_make(rng_run_seed(), (uint64_t)type);
             const unsigned char *rows[MHA_CODED_ROWS];
             const int64_t elements = mhai_gguf_find_kind((uint32_t)type)->elements;
             const int64_t count = MHA_CODED_COLUMNS / elements;
             for (size_t k = 0; k < sizeof bytes; k++) bytes[k] = (unsigned char)rng_next(&r);
             for (int i = 0; i < MHA_CODED_ROWS; i++) rows[i] = bytes + i;
-            code(rows, count, 1 << 20, &coded);
+            codec->code(rows, count, 1 << 20, &coded);
             for (int i = 0; i < MHA_CODED_ROWS; i++) {
-                mhai_gguf_decoders_portable[type](rows[i], count, expected);
+                mhai_gguf_codecs_portable[type].decode(rows[i], count, expected);
                 for (int64_t e = 0; e < MHA_CODED_COLUMNS; e++) {
                     const int64_t run = e / coded.run;
                     const float product = (float)coded.number[i][e] * coded.scale[run][i];

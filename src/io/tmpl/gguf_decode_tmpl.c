@@ -1,7 +1,7 @@
 /* Blocks of GGUF files to 8 bits and from there to f32, compiled once for each instruction set; the
  * formulas stand in gguf.h. Their bits are promised: all products with a number of a block are exact,
  * so that it does not matter whether they are fused with the sum, and a number's own offset is part
- * of its 8 bits. MHAI_GGUF_DECODERS and MHAI_GGUF_CODERS are the tables' names. */
+ * of its 8 bits. MHAI_GGUF_CODECS is the table's name. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -226,12 +226,10 @@ BLOCKS(q4_k, 256, 144, 32)
 BLOCKS(q5_k, 256, 176, 32)
 BLOCKS(q6_k, 256, 210, 16)
 
-const mhai_gguf_coder MHAI_GGUF_CODERS[MHAI_GGUF_DECODER_COUNT] = {
-    [MHA_GGUF_Q8_0] = q8_0_code, [MHA_GGUF_Q4_0] = q4_0_code, [MHA_GGUF_Q4_1] = q4_1_code,
-    [MHA_GGUF_Q5_0] = q5_0_code, [MHA_GGUF_Q5_1] = q5_1_code, [MHA_GGUF_Q4_K] = q4_k_code,
-    [MHA_GGUF_Q5_K] = q5_k_code, [MHA_GGUF_Q6_K] = q6_k_code};
-
-const mhai_gguf_decoder MHAI_GGUF_DECODERS[MHAI_GGUF_DECODER_COUNT] = {
-    [MHA_GGUF_F32] = f32,   [MHA_GGUF_F16] = f16,   [MHA_GGUF_BF16] = bf16, [MHA_GGUF_Q8_0] = q8_0,
-    [MHA_GGUF_Q4_0] = q4_0, [MHA_GGUF_Q4_1] = q4_1, [MHA_GGUF_Q5_0] = q5_0, [MHA_GGUF_Q5_1] = q5_1,
-    [MHA_GGUF_Q4_K] = q4_k, [MHA_GGUF_Q5_K] = q5_k, [MHA_GGUF_Q6_K] = q6_k};
+const mhai_gguf_codec MHAI_GGUF_CODECS[MHAI_GGUF_CODECS_COUNT] = {
+    [MHA_GGUF_F32] = {f32, NULL},        [MHA_GGUF_F16] = {f16, NULL},
+    [MHA_GGUF_BF16] = {bf16, NULL},      [MHA_GGUF_Q8_0] = {q8_0, q8_0_code},
+    [MHA_GGUF_Q4_0] = {q4_0, q4_0_code}, [MHA_GGUF_Q4_1] = {q4_1, q4_1_code},
+    [MHA_GGUF_Q5_0] = {q5_0, q5_0_code}, [MHA_GGUF_Q5_1] = {q5_1, q5_1_code},
+    [MHA_GGUF_Q4_K] = {q4_k, q4_k_code}, [MHA_GGUF_Q5_K] = {q5_k, q5_k_code},
+    [MHA_GGUF_Q6_K] = {q6_k, q6_k_code}};
