@@ -39,7 +39,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_X86)
   set_source_files_properties(kernels/isa/isa_avx2.c kernels/isa/int8_avx2.c PROPERTIES
     COMPILE_OPTIONS "${isa_flags};-mavx2;-mfma;-mf16c")
-  set(avx512_flags "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
+  set(avx512_flags "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx512bf16;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
   set_source_files_properties(kernels/isa/isa_avx512.c PROPERTIES COMPILE_OPTIONS
     "${avx512_flags}")
   set_source_files_properties(kernels/isa/int8_avx512.c PROPERTIES COMPILE_OPTIONS

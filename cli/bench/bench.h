@@ -47,7 +47,7 @@ typedef struct bench_shape {
     bool by_token;                 /* [B,T,H,D] in memory, as projections write it */
     bool need_weights;             /* module: the weights' mean over heads */
     bool cache;                    /* decode from a KV cache */
-    bool int8;                     /* forward: in int8 arithmetic, its packing included */
+    mha_compute compute;           /* forward, decode: its packing included; bf16 of bf16 tensors */
 } bench_shape;
 
 /* A piece of work, ready to run as often as one likes; the i-th time it takes the i-th copy of what
@@ -82,6 +82,7 @@ typedef struct bench_machine {
     int64_t l2;       /* bytes, by which the library cuts work */
     double fma_peak;  /* FLOP/s of multiply-adds in registers; 0: not known for this processor */
     double int8_peak; /* operations of 8-bit products; 0: the processor has no such instruction */
+    double bf16_peak; /* likewise of products of bf16 */
     double bandwidth; /* bytes read a second */
     float *memory;    /* more than caches hold, for reading beside work */
 } bench_machine;
@@ -131,7 +132,7 @@ typedef struct bench_row {
     double limit;  /* seconds that the machine needs at least, by peak or by bandwidth beside it */
     double best;   /* the same by the highest bandwidth beside it */
     double before; /* median of an older run; 0: none */
-    double f32;    /* of an int8 row: median of the same in f32 */
+    double f32;    /* of a row that is not in f32: median of the same in f32 */
 } bench_row;
 
 typedef struct bench_report {

@@ -68,6 +68,17 @@ __attribute__((target("avx512f,avx512vnni"), noinline)) static float int8_512(in
     return (float)_mm_cvtsi128_si32(_mm512_castsi512_si128(sum[0]));
 }
 
+__attribute__((target("avx512f,avx512bf16"), noinline)) static float bf16_512(int rounds)
+{
+    __m512 sum[CHAINS], x = _mm512_castsi512_ps(_mm512_set1_epi16(0x3E80)); /* 1/4 */
+    UNROLL for (int j = 0; j < CHAINS; j++) sum[j] = _mm512_set1_ps((float)j);
+    for (int i = 0; i < rounds; i++)
+        UNROLL for (int j = 0; j < CHAINS;
+                    j++) __asm__("vdpbf16ps %1, %1, %0" : "+v"(sum[j]) : "v"(x));
+    UNROLL for (int j = 1; j < CHAINS; j++) sum[0] = _mm512_add_ps(sum[0], sum[j]);
+    return _mm512_cvtss_f32(sum[0]);
+}
+
 static bool has_vnni(void)
 {
     unsigned a, b, c, d;
@@ -78,6 +89,18 @@ static loop fma_loop(mha_isa isa)
 {
     if (isa == MHA_ISA_AVX512) return (loop){fma512, 2.0 * 16 * CHAINS};
     if (isa == MHA_ISA_AVX2) return (loop){fma256, 2.0 * 8 * CHAINS};
+    return (loop){0};
+}
+
+static bool has_bf16(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
+}
+
+static loop bf16_loop(mha_isa isa)
+{
+    if (isa == MHA_ISA_AVX512 && has_bf16()) return (loop){bf16_512, 2.0 * 32 * CHAINS};
     return (loop){0};
 }
 
@@ -104,6 +127,12 @@ static loop fma_loop(mha_isa isa)
     return isa == MHA_ISA_NEON ? (loop){fma_neon, 2.0 * 4 * CHAINS} : (loop){0};
 }
 
+static loop bf16_loop(mha_isa isa)
+{
+    (void)isa;
+    return (loop){0};
+}
+
 static loop int8_loop(mha_isa isa)
 {
     (void)isa;
@@ -111,6 +140,12 @@ static loop int8_loop(mha_isa isa)
 }
 #else
 static loop fma_loop(mha_isa isa)
+{
+    (void)isa;
+    return (loop){0};
+}
+
+static loop bf16_loop(mha_isa isa)
 {
     (void)isa;
     return (loop){0};
@@ -242,6 +277,7 @@ cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machi
     bench_processor_read(&machine->processor);
     machine->fma_peak = highest(seconds, &(source){context, fma_loop(isa), NULL});
     machine->int8_peak = highest(seconds, &(source){context, int8_loop(isa), NULL});
+    machine->bf16_peak = highest(seconds, &(source){context, bf16_loop(isa), NULL});
     machine->bandwidth = highest(seconds, &(source){context, {0}, memory});
     return CLI_OK;
 }

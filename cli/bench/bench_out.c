@@ -14,7 +14,11 @@
 
 double bench_peak(const bench_machine *machine, const bench_work *work)
 {
-    return work->shape.int8 ? machine->int8_peak : machine->fma_peak;
+    switch (work->shape.compute) {
+    case MHA_COMPUTE_INT8: return machine->int8_peak;
+    case MHA_COMPUTE_BF16: return machine->bf16_peak;
+    default: return machine->fma_peak;
+    }
 }
 
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth)
@@ -46,6 +50,7 @@ void bench_print_machine(const bench_machine *m)
               m->threads == 1 ? "" : "s", (long long)(m->l2 >> 10));
     if (m->fma_peak > 0) cli_print("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
     if (m->int8_peak > 0) cli_print("%.0f Gop/s of 8-bit products, ", 1e-9 * m->int8_peak);
+    if (m->bf16_peak > 0) cli_print("%.0f GFLOP/s of bf16 products, ", 1e-9 * m->bf16_peak);
     cli_print("reads %.1f GB/s\n", 1e-9 * m->bandwidth);
     cli_print("%-36s %10s %10s  %9s %8s  %6s %6s  %s\n", "", "median ms", "best ms", "GFLOP/s",
               "GB/s", "% roof", "best", "quiet samples");
@@ -129,6 +134,7 @@ static void put_machine(json_out *json, const bench_machine *m)
     put_int(json, "l2_bytes", m->l2);
     put_real(json, "peak_gflops", 1e-9 * m->fma_peak);
     put_real(json, "peak_int8_gops", 1e-9 * m->int8_peak);
+    put_real(json, "peak_bf16_gflops", 1e-9 * m->bf16_peak);
     put_real(json, "bandwidth_gbs", 1e-9 * m->bandwidth);
 }
 
@@ -153,7 +159,7 @@ static void put_shape(json_out *json, const bench_shape *s)
     json_print(json, ", \"layout\": \"%s\"", s->by_token ? "bthd" : "bhtd");
     put_bool(json, "need_weights", s->need_weights);
     put_bool(json, "cache", s->cache);
-    json_print(json, ", \"compute\": \"%s\"", s->int8 ? "int8" : "f32");
+    json_print(json, ", \"compute\": \"%s\"", mha_compute_name(s->compute));
 }
 
 static void put_reals(json_out *json, const char *name, const double *values, int count)
@@ -179,7 +185,7 @@ static void put_row(json_out *json, const bench_machine *machine, const bench_ro
     put_real(json, "gbs", 1e-9 * row->work.bytes / r->median);
     const double peak = bench_peak(machine, &row->work);
     put_real(json, "percent_of_peak", peak > 0 ? 100 * row->work.flops / r->median / peak : 0);
-    if (row->work.shape.int8) {
+    if (row->work.shape.compute != MHA_COMPUTE_F32) {
         put_real(json, "f32_median_seconds", row->f32);
         put_real(json, "times_as_fast_as_f32", row->f32 / r->median);
     }

@@ -99,7 +99,8 @@ static double intensity_of(const bench_work *work)
 static double bytes_peak(const bench_report *report)
 {
     for (int i = 0; i < report->count; i++)
-        if (report->rows[i].work.shape.int8) return 1e-9 * report->machine.int8_peak;
+        if (report->rows[i].work.shape.compute == MHA_COMPUTE_INT8)
+            return 1e-9 * report->machine.int8_peak;
     return 0;
 }
 

@@ -77,6 +77,29 @@ static mha_tensor take(float **at, const bench_shape *s, int64_t heads, int64_t 
     return x;
 }
 
+/* To bf16, in its own memory. */
+static void narrow(mha_tensor *x)
+{
+    const int64_t count = x->shape[0] * x->shape[1] * x->shape[2] * x->shape[3];
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, (const float *)x->data + i, sizeof bits);
+        const uint16_t half = (uint16_t)(bits >> 16);
+        memcpy((uint16_t *)x->data + i, &half, sizeof half);
+    }
+    x->dtype = MHA_BF16;
+}
+
+static void narrow_tensors(attention_work *w, int64_t stored)
+{
+    narrow(&w->q);
+    narrow(&w->o);
+    for (int64_t i = 0; i < stored; i++) {
+        narrow(&w->k[i]);
+        narrow(&w->v[i]);
+    }
+}
+
 static cli_exit make_tensors(attention_work *w)
 {
     const bench_shape *s = &w->shape;
@@ -102,6 +125,7 @@ static cli_exit make_tensors(attention_work *w)
         w->dv = take(&at, s, s->kv_heads, s->keys);
     }
     w->lse = mha_tensor_contiguous(at, MHA_F32, 3, (int64_t[]){s->batch, s->heads, s->queries});
+    if (s->compute == MHA_COMPUTE_BF16) narrow_tensors(w, stored);
     return CLI_OK;
 }
 
@@ -227,8 +251,9 @@ static cli_exit make_attention(mha_context *context, bench_work *work)
     work->run = s->kind == BENCH_BACKWARD ? run_backward : run_attention;
     *w = (attention_work){.context = context, .shape = *s};
     w->desc.struct_size = sizeof w->desc;
-    if (s->int8) w->desc.compute = MHA_COMPUTE_INT8;
-    const double keys_bytes = 8.0 * (double)(s->batch * s->kv_heads * s->keys * s->head_dim);
+    w->desc.compute = s->compute;
+    const double each = s->compute == MHA_COMPUTE_BF16 ? 4 : 8; /* of a key and its value */
+    const double keys_bytes = each * (double)(s->batch * s->kv_heads * s->keys * s->head_dim);
     w->copies = s->kind == BENCH_DECODE ? copies_of(keys_bytes) : 1;
     CLI_TRY(make_tensors(w));
     const double share = set_mask(w);
@@ -378,10 +403,11 @@ static void name_attention(bench_work *work)
     if (s->batch > 1) snprintf(batch, sizeof batch, " b%lld", (long long)s->batch);
     if (s->mask == BENCH_MASK_WINDOW)
         snprintf(window, sizeof window, " window%lld", (long long)s->window);
+    const char *const computes[] = {"", " int8", " bf16"};
     snprintf(work->name, sizeof work->name, "%s %s d%lld n%lld%s%s%s%s%s%s%s%s",
              bench_kind_name(s->kind), heads, (long long)s->head_dim, (long long)s->queries, keys,
              batch, masks[s->mask], window, s->by_token ? " bthd" : "",
-             s->need_weights ? " weights" : "", s->cache ? " cache" : "", s->int8 ? " int8" : "");
+             s->need_weights ? " weights" : "", s->cache ? " cache" : "", computes[s->compute]);
 }
 
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work)

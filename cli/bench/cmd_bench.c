@@ -23,7 +23,7 @@ static const char *const isas[] = {MHA_ISA_LIST(ISA_TEXT) NULL};
 static const char *const masks[] = {"full",    "causal", "window", "blocks",
                                     "lengths", "keep",   "bias",   NULL};
 static const char *const layouts[] = {"bhtd", "bthd", NULL};
-static const char *const computes[] = {"f32", "int8", NULL}; /* mha_compute */
+static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
 
 enum { MOST = 1 << 24 };
 
@@ -53,7 +53,7 @@ static const args_option option_table[] = {
              "module: the weights too, averaged over heads"),
     ROW_FLAG(0, "cache", bench_options, cache, 1, "decode from a KV cache, not from plain tensors"),
     ROW_CHOICE("compute", bench_options, compute, computes,
-               "forward: int8 is compared with f32 too; default f32"),
+               "forward, decode: others are compared with f32 too;\ndefault f32"),
     ROW_HEADING("The work (gemm)"),
     ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
     ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
@@ -125,8 +125,10 @@ static const bench_shape all_shapes[] = {
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_LENGTHS},
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_KEEP},
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_BIAS},
-    {PLAIN(1, 8, 8, 64, 2048), .int8 = true},
-    {PLAIN(1, 8, 8, 128, 2048), .int8 = true},
+    {PLAIN(1, 8, 8, 64, 2048), .compute = MHA_COMPUTE_INT8},
+    {PLAIN(1, 8, 8, 128, 2048), .compute = MHA_COMPUTE_INT8},
+    {PLAIN(1, 8, 8, 64, 2048), .compute = MHA_COMPUTE_BF16},
+    {PLAIN(1, 8, 8, 128, 2048), .compute = MHA_COMPUTE_BF16},
     {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 64, 512)},
     {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 64, 2048)},
     {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 128, 512)},
@@ -180,7 +182,7 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
                      .by_token = o->layout == 1,
                      .need_weights = o->need_weights,
                      .cache = o->cache,
-                     .int8 = o->compute == MHA_COMPUTE_INT8};
+                     .compute = (mha_compute)o->compute};
     s.kv_heads = or_else(o->kv_heads, decode && s.heads % 8 == 0 && !o->heads ? 8 : s.heads);
     s.keys = or_else(o->keys, decode ? 4096 : s.queries);
     if (o->causal) s.mask = BENCH_MASK_CAUSAL;
@@ -208,8 +210,11 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
         return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
     if (o->cache && kind != BENCH_DECODE)
         return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
-    if (o->compute == MHA_COMPUTE_INT8 && kind != BENCH_FORWARD)
-        return cli_fail(CLI_USAGE, BENCH, "--compute int8 is for the work 'forward'");
+    if (o->compute != MHA_COMPUTE_F32 && kind != BENCH_FORWARD &&
+        (kind != BENCH_DECODE || o->cache))
+        return cli_fail(CLI_USAGE, BENCH,
+                        "--compute %s is for the works 'forward' and 'decode', without --cache",
+                        computes[o->compute]);
     return CLI_OK;
 }
 
@@ -267,9 +272,9 @@ static bench_limits limits_of(const bench_options *o)
 static cli_exit measure_row(mha_context *context, const bench_limits *limits,
                             const bench_shape *shape, const bench_machine *machine, bench_row *row)
 {
-    if (shape->int8) { /* its twin, first */
+    if (shape->compute != MHA_COMPUTE_F32) { /* its twin, first */
         bench_shape twin = *shape;
-        twin.int8 = false;
+        twin.compute = MHA_COMPUTE_F32;
         CLI_TRY(measure_row(context, limits, &twin, machine, row));
         row->f32 = row->result.median;
     }

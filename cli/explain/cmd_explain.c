@@ -13,7 +13,7 @@
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};     /* mha_isa */
 static const char *const dtypes[] = {"f32", "f16", "bf16", NULL};    /* explain_problem.dtype */
 static const char *const paths[] = {"auto", "tiled", "plain", NULL}; /* mha_path */
-static const char *const computes[] = {"f32", "int8", NULL};         /* mha_compute */
+static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -73,7 +73,7 @@ static const args_option option_table[] = {
     ROW_CHOICE("dtype", explain_options, dtype, dtypes, "of q, k, v and o; default f32"),
     ROW_CHOICE("path", explain_options, path, paths, "default auto: tiled where possible"),
     ROW_CHOICE("compute", explain_options, compute, computes,
-               "default f32; int8 is faster, less accurate"),
+               "default f32; others are faster, less accurate"),
     ROW_FLAG(0, "strict", explain_options, strict, 1,
              "fail instead of falling back to another path"),
     ROW_CHOICE("isa", explain_options, isa, isas, "instruction set; default auto: the best"),

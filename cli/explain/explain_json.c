@@ -53,7 +53,7 @@ static void put_plan(json_out *json, const explain_problem *p)
     json_print(json, "  \"plan\": {\"path\": \"%s\", \"reason\": ",
                plan->path == MHA_PATH_TILED ? "tiled" : "plain");
     json_text(json, plan->reason);
-    json_print(json, ", \"compute\": \"%s\"", plan->compute == MHA_COMPUTE_INT8 ? "int8" : "f32");
+    json_print(json, ", \"compute\": \"%s\"", mha_compute_name(plan->compute));
     json_print(json, ", \"isa\": \"%s\"", mha_isa_name(plan->isa));
     put_int(json, ", ", "threads", p->threads);
     put_int(json, ",\n    ", "key_block", plan->key_block);

@@ -13,7 +13,7 @@
 
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};
 static const char *const paths[] = {"auto", "tiled", "plain", NULL};      /* mha_path */
-static const char *const computes[] = {"f32", "int8", NULL};              /* mha_compute */
+static const char *const computes[] = {"f32", "int8", "bf16", NULL};      /* mha_compute */
 static const char *const layouts[] = {"bhtd", "bthd", NULL};              /* run_layout */
 static const char *const dtypes[] = {"auto", "f32", "f16", "bf16", NULL}; /* run_o_dtype() */
 static const char *const norms[] = {"none", "rms", "l2", NULL};
@@ -128,7 +128,7 @@ static const args_option option_table[] = {
     NUMBER("trace-limit", trace_limit, 1, 1000, "rows and columns shown at most; default 16"),
     HEADING("Execution"),
     CHOICE("path", path, paths, "default auto: tiled where possible"),
-    CHOICE("compute", compute, computes, "default f32; int8 is faster, less accurate"),
+    CHOICE("compute", compute, computes, "default f32; others are faster, less accurate"),
     FLAG("strict", strict, "fail instead of falling back to another path"),
     CHOICE("isa", isa, isas, "instruction set; default the best"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),

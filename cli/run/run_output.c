@@ -307,8 +307,7 @@ static void json_plan(json_out *json, const run_options *options, const run_resu
     if (options->linear) return;
     json_print(json, "  \"path\": \"%s\",\n", plan->path == MHA_PATH_TILED ? "tiled" : "plain");
     json_print(json, "  \"reason\": \"%s\",\n", plan->reason);
-    json_print(json, "  \"compute\": \"%s\",\n",
-               plan->compute == MHA_COMPUTE_INT8 ? "int8" : "f32");
+    json_print(json, "  \"compute\": \"%s\",\n", mha_compute_name(plan->compute));
     json_print(json, "  \"isa\": \"%s\",\n", mha_isa_name(plan->isa));
     json_print(json, "  \"visible_pairs\": %" PRId64 ",\n", plan->visible_pairs);
     json_print(json, "  \"flops\": %.17g,\n  \"bytes\": %.17g,\n", plan->flops, plan->bytes);

@@ -73,7 +73,8 @@ typedef enum mha_path {
     MHA_PATH_PLAIN = 2  /* the formula directly, row by row, in double */
 } mha_path;
 
-/* The arithmetic of the two products, Q K^T and P V. MHA_COMPUTE_INT8 is used only on request. */
+/* The arithmetic of the two products, Q K^T and P V. Others than MHA_COMPUTE_F32 are used only on
+ * request. */
 typedef enum mha_compute {
     MHA_COMPUTE_F32 = 0,
     /* 8-bit products, faster and less accurate: forward only, by mha_attention_forward(). For each
@@ -106,8 +107,28 @@ typedef enum mha_compute {
      * Range     a key whose largest |k - mean| is 2^126 or more, and a query with an element of
      *           2^93 or more after multiplication by scale log2 e, count as not finite. Rows of q,
      *           k, and columns of v, whose elements are all below 2^-80 count as 0. */
-    MHA_COMPUTE_INT8 = 1
+    MHA_COMPUTE_INT8 = 1,
+    /* Products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k, v of any type are
+     * rounded to bf16, tensors stored so have lost nothing; weights exp(score - maximum) are rounded
+     * too before they multiply values, but not in their sum. It supports everything that f32 does
+     * except Shaw's positions, outputs other than lse, path plain and head sizes above 256; these are
+     * MHA_ERR_UNSUPPORTED, as is a backward pass.
+     *
+     * Accuracy  against the same formula of the rounded q, k, v: |o - exact| has in addition to the
+     *           bound of f32 at most 2^-8 (1 + 2^-7) sum_s p_s |v_s|; scores and lse have that of f32.
+     *           For normal q, k, v (D = Dv = 64, S = 2048) the relative error of o is 0.16 %
+     *           (docs/numerics.md 15).
+     * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any threads, batch, strides and
+     *           padding. VDPBF16PS is used where the processor has it (Zen 4, Cooper Lake, Sapphire
+     *           Rapids); without it this is no faster than f32, and has the same bits.
+     * Range     elements and weights below 2^-50 in size count as 0; a query or key with an element of
+     *           2^59 or more counts as not finite. */
+    MHA_COMPUTE_BF16 = 2
 } mha_compute;
+
+/** "f32", "int8", "bf16"; "?" for an unknown one. Memory static. Errors none. Threads any. Since 0.1
+ */
+MHA_API const char *mha_compute_name(mha_compute compute);
 
 /* The largest D and Dv of the tiled path. */
 enum { MHA_TILED_MAX_HEAD_DIM = 256 };

@@ -169,7 +169,8 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
                              offsetof(mha_attention_desc, left_keys), a->desc));
     if (x->p.compute != MHA_COMPUTE_F32)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "compute int8 has no backward; use MHA_COMPUTE_F32 in both directions");
+                        "compute %s has no backward; use MHA_COMPUTE_F32 in both directions",
+                        mha_compute_name(x->p.compute));
     MHA_TRY(check_size(&x->p));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
     MHA_TRY(check_gradients(&desc, &gradients, x));

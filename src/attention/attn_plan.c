@@ -15,6 +15,12 @@ static const mhai_attn_backend backends[] = {
      .plan = mhai_int8_plan,
      .run = mhai_int8_run},
     {.path = MHA_PATH_TILED,
+     .compute = MHA_COMPUTE_BF16,
+     .refuses = mhai_bf16_refuses,
+     .instead = "use compute f32, or leave it out",
+     .plan = mhai_bf16_plan,
+     .run = mhai_bf16_run},
+    {.path = MHA_PATH_TILED,
      .compute = MHA_COMPUTE_F32,
      .reason = "the tiled path takes this problem",
      .refuses = mhai_tiled_refuses,
@@ -31,10 +37,20 @@ static const mhai_attn_backend backends[] = {
      .run_backward = mhai_plain_run_backward},
 };
 
+const char *mha_compute_name(mha_compute compute)
+{
+    switch (compute) {
+    case MHA_COMPUTE_F32: return "f32";
+    case MHA_COMPUTE_INT8: return "int8";
+    case MHA_COMPUTE_BF16: return "bf16";
+    }
+    return "?";
+}
+
 mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p, bool backward,
                             const mhai_attn_backend **backend, const char **reason)
 {
-    const char *refusal = NULL, *instead = "compute int8 has no path plain; use path auto";
+    const char *refusal = NULL, *instead = "only compute f32 has a path plain; use path auto";
     for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
         const mhai_attn_backend *row = &backends[i];
         if (row->compute != p->compute || (p->asked == MHA_PATH_PLAIN && row->path != p->asked) ||

@@ -82,7 +82,7 @@ MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai
 /* Add n pieces of so many bytes to *total as the context hands them out. */
 MHA_NODISCARD mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n);
 
-/* The back ends: attn_tiled.c, attn_plain.c, attn_int8.c; gradients attn_backward_tiled.c,
+/* The back ends: attn_tiled.c, attn_plain.c, attn_int8.c, attn_bf16.c; gradients attn_backward_tiled.c,
  * attn_backward_plain.c. */
 const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_problem *p);
 mha_status mhai_tiled_plan(const mha_context *context, mhai_attn_plan *plan);
@@ -98,5 +98,9 @@ mha_status mhai_plain_run_backward(mha_context *context, struct mhai_backward_pl
 const char *mhai_int8_refuses(const mha_context *context, const mhai_attn_problem *p);
 mha_status mhai_int8_plan(const mha_context *context, mhai_attn_plan *plan);
 mha_status mhai_int8_run(mha_context *context, const mhai_attn_plan *plan);
+
+const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_problem *p);
+mha_status mhai_bf16_plan(const mha_context *context, mhai_attn_plan *plan);
+mha_status mhai_bf16_run(mha_context *context, const mhai_attn_plan *plan);
 
 #endif

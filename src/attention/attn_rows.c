@@ -158,7 +158,7 @@ float mhai_attn_lse(float m, float l)
 static void load_queries(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = walk->p;
-    const float factor = mhai_attn_factor(p);
+    const float factor = p->compute == MHA_COMPUTE_BF16 ? 1 : mhai_attn_factor(p);
     c->bad_query = false;
     for (int64_t r = 0; r < c->rows; r++) {
         const int64_t ahead = r + MHAI_ROWS_AHEAD;

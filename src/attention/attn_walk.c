@@ -240,11 +240,17 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     const int64_t first = block->pack_begin;
     mhai_pack pack =
         pack_of(&walk->p->k, c, block, w->k + first * walk->p->D, w->bad_key, &block->bad);
-    /* The finite rest of a key might overflow to the -inf of hidden ones; bytes cannot. */
+    /* The finite rest of a key might overflow to the -inf of hidden ones; bytes and bf16 cannot. */
     pack.whole = walk->p->compute == MHA_COMPUTE_F32;
-    walk->kernels->pack_panels(&pack);
+    const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
+    (bf16 ? walk->kernels->bf16_keys : walk->kernels->pack_panels)(&pack);
     if (!values) return;
-    pack = pack_of(&walk->p->v, c, block, w->v + first * MHAI_PANEL, w->bad_value, &block->bad);
+    pack = pack_of(&walk->p->v, c, block, w->v, w->bad_value, &block->bad);
+    if (bf16) {
+        walk->kernels->bf16_values(&pack, first);
+        return;
+    }
+    pack.out += first * MHAI_PANEL;
     walk->kernels->pack_values(&pack);
 }
 

@@ -132,6 +132,7 @@ typedef struct mhai_tile {
                       begin to end; NULL: not wanted */
     mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not wanted */
     mhai_fetch *fetch;                /* tile_forward: used up as panels go by; NULL: nothing */
+    float factor;                     /* bf16_forward: of scores, whose q comes without it */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
@@ -199,6 +200,13 @@ typedef struct mhai_one_block {
 /* one_block_forward: tile_forward of all strips, and finish_row of what comes out. *done false:
  * something is not finite, be it seen or not; then o, m and l mean nothing, and the rows are to be
  * done in tiles. */
+
+/* bf16 arithmetic: elements become the nearest bf16, and 0 below 2^-50. What that looks like in memory
+ * is known to these four only; it takes no more of it than floats do.
+ * bf16_row: a query, in place; *fits false: an element is 2^59 or more, and the row becomes 0.
+ * bf16_keys: pack_panels, of bf16; keys with an element of 2^59 or more count as not finite too.
+ * bf16_values: pack_values, of bf16; out is where key 0 would be, and in is key `first`, a multiple of 32.
+ * bf16_forward: tile_forward without runs, alpha, scores and fetch; leaves no probabilities in s. */
 
 /* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
@@ -334,8 +342,9 @@ typedef struct mhai_write {
 
 typedef struct mhai_kernels {
     mha_isa isa;
-    int tile_rows;  /* rows of a strip */
-    int block_rows; /* and of a register block: as many, or half of them */
+    int tile_rows;           /* rows of a strip */
+    int block_rows;          /* and of a register block: as many, or half of them */
+    bool (*has_pairs)(void); /* bf16 arithmetic is by an instruction of its own */
 #define MHAI_KERNEL(name, arguments) void(*name) arguments;
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL

@@ -131,6 +131,10 @@ static void attention_digest(mha_context *context)
                                      .alibi_slopes = &alibi};
     stop_if(mha_attention_forward(context, &int8, &a.Q, &a.K, &a.V, &a.O, NULL));
     say("int8, causal, alibi", a.o, B * H * T * DV * (int64_t)sizeof(float));
+    mha_attention_desc bf16 = int8;
+    bf16.compute = MHA_COMPUTE_BF16;
+    stop_if(mha_attention_forward(context, &bf16, &a.Q, &a.K, &a.V, &a.O, NULL));
+    say("bf16, causal, alibi", a.o, B * H * T * DV * (int64_t)sizeof(float));
     attention_free(&a);
 }
 

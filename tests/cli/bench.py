@@ -35,7 +35,8 @@ def measured(*arguments):
         check(abs(row["median_seconds"] - median) <= 1e-6 * median, f"{arguments}: median")
     check(abs(row["gflops"] * row["median_seconds"] * 1e9 / row["flops"] - 1) < 1e-6,
           f"{arguments}: GFLOP/s")
-    peak = row["peak_int8_gops" if row.get("compute") == "int8" else "peak_gflops"]
+    compute = row.get("compute", "f32")
+    peak = row[{"int8": "peak_int8_gops", "bf16": "peak_bf16_gflops"}.get(compute, "peak_gflops")]
     if peak:
         check(abs(row["percent_of_peak"] / (100 * row["gflops"] / peak) - 1) < 1e-6,
               f"{arguments}: percent")
@@ -46,7 +47,7 @@ def measured(*arguments):
         least = max(row["flops"] / (peak or 1e30), row["bytes"] / beside) * 1e-9
         check(abs(row["percent_of_roofline"] / (100 * least / row["median_seconds"]) - 1) < 1e-6,
               f"{arguments}: roof")
-    if row.get("compute") == "int8":
+    if compute != "f32":
         times = row["f32_median_seconds"] / row["median_seconds"]
         check(abs(row["times_as_fast_as_f32"] / times - 1) < 1e-6, f"{arguments}: times")
     return row
@@ -68,6 +69,10 @@ def counts():
              4*8*256, None),
             (("forward", "--length", "32", "--heads", "1", "--head-dim", "8", "--compute", "int8"),
              4*8*32*32, None),
+            (("forward", "--length", "32", "--heads", "1", "--head-dim", "8", "--compute", "bf16"),
+             4*8*32*32, None),
+            (("decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--keys", "700",
+              "--compute", "bf16"), 4*4*8*700, 4*2*700*8),
             (("backward", "--heads", "2", "--head-dim", "16", "--length", "32", "--batch", "3"),
              10*3*2*16*32*32, None),
             (("decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--keys", "700",

@@ -112,6 +112,12 @@ def paths():
     check(plan["compute"] == "int8" and "int8" in plan["reason"], f"int8: {plan}")
     check_error(explain(*SMALL, "--compute", "int8", "--softcap", 3), UNSUPPORTED, "softcap",
                 command="explain")
+    _, plan = explained(*SMALL, "--compute", "bf16", "--softcap", 3)
+    check(plan["compute"] == "bf16" and "bf16" in plan["reason"], f"bf16: {plan}")
+    text = explain(*SMALL, "--compute", "bf16").out.decode()
+    check("computed in bf16" in text and "8 significant bits" in " ".join(text.split()), text)
+    check_error(explain(*SMALL, "--compute", "bf16", "--shaw", 4), UNSUPPORTED, "Shaw",
+                command="explain")
     _, plan = explained(*SMALL, "--isa", "portable")
     check(plan["isa"] == "portable", f"isa: {plan}")
     everything = ["--softcap", 30, "--dropout", 0.1, "--alibi", "--t5", 32, "--shaw", 4,

@@ -551,6 +551,10 @@ def said():
     check("(int8 arithmetic" in result.err.decode(), f"int8: {result.errors}")
     apart = [abs(a - b) for a, b in zip(load("o8.npy").values, load("o.npy").values)]
     check(0 < max(apart) < 0.2, f"int8 is off by {max(apart)}")
+    result = compute("--x", "x.npy", "--compute", "bf16", "--out", "ob.npy")
+    check("(bf16 arithmetic" in result.err.decode(), f"bf16: {result.errors}")
+    apart = [abs(a - b) for a, b in zip(load("ob.npy").values, load("o.npy").values)]
+    check(0 < max(apart) < 0.05, f"bf16 is off by {max(apart)}")
     check(compute("--x", "x.npy", "-q").errors == [], "--quiet")
     numbers((3, 40, 12), "long.npy")
     shown = compute("--x", "long.npy").lines

@@ -13,7 +13,8 @@ enum {
     WITH_RUNS = 1 << 2,
     WITH_ROWS = 1 << 3, /* keys and values in rows, not in panels */
     WITH_TERMS = 1 << 4,
-    WITH_MASK = 1 << 5
+    WITH_MASK = 1 << 5,
+    WITH_BF16 = 1 << 6 /* numbers that bf16 has, and weights that round to it */
 };
 
 /* Keys and values of a block, which several strips may share. */
@@ -39,6 +40,7 @@ typedef struct strip_case {
     mhai_poison poison;
     mhai_dropout dropout;
     const float *o, *m, *l; /* before */
+    double weight;          /* relative error of a weight that rounds before it multiplies values */
 } strip_case;
 
 /* The score of a pair, in units of log2 e: what it is wrong by at most; hidden; NaN. */
@@ -54,6 +56,9 @@ typedef struct strip_row {
     double max, error; /* of the visible scores */
     bool any, nan;
 } strip_row;
+
+/* The nearest bf16, 0 below 2^-50, no infinity. */
+float strip_bf16(float x);
 
 /* Inputs: x [rows][cols] as panels of keys or of values, elements that are not finite as 0. */
 float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, bool keys,

@@ -35,6 +35,14 @@ bound_arith bound_arith_tiled(mha_isa isa, bool default_scale)
                          .out_tiny = 0x1p-150};
 }
 
+bound_arith bound_arith_bf16(mha_isa isa, bool default_scale)
+{
+    bound_arith arith = bound_arith_tiled(isa, default_scale);
+    arith.weight = 0x1p-8;
+    arith.pairs = true;
+    return arith;
+}
+
 bound_arith bound_arith_plain(bool default_scale)
 {
     /* Twice the error of double arithmetic: the library's and the reference's own. */

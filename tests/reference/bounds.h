@@ -17,11 +17,15 @@ typedef struct bound_arith {
     double sum_depth;       /* additions that a term of a block's sum of p takes part in, at most */
     bool fused;             /* a * b + c is one rounding */
     double out_u, out_tiny; /* rounding of a finished result */
+    double weight;          /* of p before it multiplies values; below 2^-50 it may become 0 then */
+    bool pairs;             /* chains take the second of two neighbours first */
 } bound_arith;
 
 /* The paths of mha_attention_forward(). default_scale: the descriptor left the scale open. */
 bound_arith bound_arith_tiled(mha_isa isa, bool default_scale);
 bound_arith bound_arith_plain(bool default_scale);
+/* Attention in bf16 arithmetic, of inputs that bf16 has. */
+bound_arith bound_arith_bf16(mha_isa isa, bool default_scale);
 
 typedef struct bound_row {
     double *p; /* [S] */

@@ -55,7 +55,10 @@ static double chain_error(const work *w, const mha_tensor *x, int64_t i, bool ta
     const bound_arith *r = w->r;
     double c = fabs(ref_scale(w->a->desc, w->a->q->shape[3]));
     running sum = {0, 0};
-    for (int64_t d = 0; d < w->a->q->shape[3]; d++) {
+    const int64_t D = w->a->q->shape[3];
+    for (int64_t i_d = 0; i_d < D + r->pairs; i_d++) {
+        const int64_t d = r->pairs ? i_d ^ 1 : i_d;
+        if (d >= D) continue;
         double q = at4(w->a->q, w->at.batch, w->h, w->at.q0 + w->t, d);
         double k = table ? ref_element(x, (int64_t[]){i, d}) : at4(x, w->at.batch, w->hk, i, d);
         add(&sum, q * k * c, r->u * fabs(q * k * c) + r->tiny * (fabs(k) + fabs(q * k)), r);
@@ -182,6 +185,13 @@ static void weigh(work *w)
     w->theta = roundings * r->u / (1 - roundings * r->u);
 }
 
+/* Of a weight: half a step of bf16, or all of it where it may be too small for bf16 in its block. */
+static double weight_rounding(const work *w, int64_t s)
+{
+    const double away = w->row->score[s] - w->top[1 + s / w->r->key_block];
+    return away < -49 * 0.6931471805599453 + 2 * w->largest ? 1 : w->r->weight;
+}
+
 /* ---- outputs --------------------------------------------------------------------------------- */
 
 /* Element d of the sums over keys (F), then what the errors of the weights do: sum p eps |k v - o|
@@ -193,9 +203,11 @@ static double sum_error(const work *w, int64_t d, bool shaw)
     const bool drops = w->a->desc->dropout > 0;
     running block = {0, 0}, total = {0, 0};
     double spread = row->sink_p * w->eps_sink * fabs(row->ungated[d]), second = 0;
-    for (int64_t s = 0, current = -1; s <= row->keys; s++) {
-        if (s < row->keys && row->score[s] == -INFINITY) continue;
-        int64_t here = s < row->keys ? s / r->key_block : -2;
+    const int64_t end = row->keys + (r->pairs && row->keys % 2);
+    for (int64_t i = 0, current = -1; i <= end; i++) {
+        const int64_t s = r->pairs && i < end ? i ^ 1 : i;
+        if (i < end && (s >= row->keys || row->score[s] == -INFINITY)) continue;
+        int64_t here = i < end ? s / r->key_block : -2;
         if (here != current) { /* o = o a + block sum */
             if (!r->fused) total.error += r->u * (fabs(total.value) + total.error);
             total.value += block.value;
@@ -212,6 +224,7 @@ static double sum_error(const work *w, int64_t d, bool shaw)
         spread += w->eps[s] * row->p[s] * fabs(row->factor[s] * whole - row->ungated[d]);
         if (drops) spread += 2.001 * r->u * p * fabs(whole) * (1 + w->eps[s]);
         second += (double)row->visible * r->u * p * fabs(v) * fmin(w->eps[s], 1);
+        if (r->weight > 0) second += weight_rounding(w, s) * p * fabs(v) * (1 + w->eps[s]);
     }
     return spread + total.error + second;
 }

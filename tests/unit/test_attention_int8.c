@@ -539,7 +539,7 @@ static void refusals(void **state)
     mha_attention_desc other = base, reserved = base;
     cap.softcap = 1, drop.dropout = 0.5f, path.path = MHA_PATH_PLAIN;
     keys.shaw_keys = &shaw, values.shaw_values = &shaw;
-    other.compute = (mha_compute)2, reserved.reserved = 1;
+    other.compute = (mha_compute)3, reserved.reserved = 1;
     const struct {
         const mha_attention_desc *desc;
         const mha_attention_outputs *outputs;
@@ -554,7 +554,7 @@ static void refusals(void **state)
                  {&base, &scores, &x, MHA_ERR_UNSUPPORTED, "outputs"},
                  {&path, NULL, &x, MHA_ERR_UNSUPPORTED, "path"},
                  {&base, NULL, &wide, MHA_ERR_UNSUPPORTED, "256"},
-                 {&other, NULL, &x, MHA_ERR_ARGUMENT, "compute is 2"},
+                 {&other, NULL, &x, MHA_ERR_ARGUMENT, "compute is 3"},
                  {&reserved, NULL, &x, MHA_ERR_UNSUPPORTED, "reserved"}};
     mha_attention_plan plan;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -8,6 +8,7 @@
 #endif
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef __m256 vf;
@@ -99,6 +100,10 @@ static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
     return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(_mm256_castps_si256(bytes), places));
 }
 
+static inline vf vf_swap(vf x)
+{
+    return _mm256_permute_ps(x, 0xB1);
+}
 static inline vf vf_add(vf a, vf b)
 {
     return _mm256_add_ps(a, b);
@@ -216,5 +221,10 @@ static inline __attribute__((always_inline)) void transpose_from(const float *in
     }
 }
 #define HAS_TRANSPOSE_FROM
+
+static inline bool has_pairs(void)
+{
+    return false;
+}
 
 #endif

@@ -3,11 +3,13 @@
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
-#if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__)
-#error "simd_avx512.h is compiled without AVX-512 F, DQ and BW"
+#if !defined(__AVX512F__) || !defined(__AVX512DQ__) || !defined(__AVX512BW__) || \
+    !defined(__AVX512BF16__)
+#error "simd_avx512.h is compiled without AVX-512 F, DQ, BW and BF16"
 #endif
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef __m512 vf;
@@ -90,6 +92,10 @@ static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
     return _mm512_cvtepi32_ps(_mm512_and_si512(top, _mm512_set1_epi32(-0x1000000)));
 }
 
+static inline vf vf_swap(vf x)
+{
+    return _mm512_permute_ps(x, 0xB1);
+}
 static inline vf vf_add(vf a, vf b)
 {
     return _mm512_add_ps(a, b);
@@ -195,6 +201,64 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[16], f
         _mm512_storeu_ps(out + (c + 8) * ld, _mm512_shuffle_f32x4(high01, high23, 0x88));
         _mm512_storeu_ps(out + (c + 12) * ld, _mm512_shuffle_f32x4(high01, high23, 0xDD));
     }
+}
+
+/* bf16, where the processor has VDPBF16PS: what uses these asks first. */
+#define HAS_PAIRS
+static inline bool has_pairs(void)
+{
+    return __builtin_cpu_supports("avx512bf16");
+}
+static inline vf vf_pair(vf even, vf odd)
+{
+    const __m512i places =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_castsi512_ps(
+        _mm512_permutexvar_epi16(places, (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
+}
+/* Not the intrinsic: gcc 12 moves every accumulator to the stack and back around it. */
+static inline __attribute__((always_inline)) vf vf_pairs(vf a, vf b, vf c)
+{
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+    return c;
+}
+typedef struct pair_sizes {
+    __m512i most, least;
+} pair_sizes;
+static inline pair_sizes no_pairs(void)
+{
+    return (pair_sizes){_mm512_setzero_si512(), _mm512_set1_epi32(-1)};
+}
+static inline __attribute__((always_inline)) vf load_pairs(const uint16_t *p, int64_t n,
+                                                           pair_sizes *sizes)
+{
+    const __mmask32 some = (__mmask32)((1ull << n) - 1);
+    const __m512i x = n >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(some, p);
+    const __m512i size = _mm512_and_si512(x, _mm512_set1_epi16(0x7FFF));
+    sizes->most = _mm512_max_epu16(sizes->most, size);
+    sizes->least = _mm512_min_epu16(sizes->least, _mm512_sub_epi16(size, _mm512_set1_epi16(1)));
+    return _mm512_castsi512_ps(x);
+}
+static inline bool pairs_between(const pair_sizes *sizes, unsigned least, unsigned limit)
+{
+    const __m512i low = _mm512_set1_epi16((short)(least - 1)),
+                  high = _mm512_set1_epi16((short)limit);
+    return _mm512_cmplt_epu16_mask(sizes->least, low) == 0 &&
+           _mm512_cmpge_epu16_mask(sizes->most, high) == 0;
+}
+static inline void interleave(vf even, vf odd, float *out)
+{
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
+    _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(a, high, b));
+}
+static inline void store_pairs(float *p, vf low, vf high)
+{
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
 #endif

@@ -8,6 +8,7 @@
 #endif
 
 #include <arm_neon.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef float32x4_t vf;
@@ -98,6 +99,10 @@ static inline vf vf_byte(vf bytes, int k)
     return vcvtq_f32_s32(vreinterpretq_s32_u32(vandq_u32(top, vdupq_n_u32(0xFF000000u))));
 }
 
+static inline vf vf_swap(vf x)
+{
+    return vrev64q_f32(x);
+}
 static inline vf vf_add(vf a, vf b)
 {
     return vaddq_f32(a, b);
@@ -183,6 +188,11 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[4], fl
     vst1q_f32(out + ld, left.val[1]);
     vst1q_f32(out + 2 * ld, right.val[0]);
     vst1q_f32(out + 3 * ld, right.val[1]);
+}
+
+static inline bool has_pairs(void)
+{
+    return false;
 }
 
 #endif

@@ -19,6 +19,7 @@
  *                           VF_LANES halves (base/half.h)
  *   vf_byte                 signed byte k of each lane's four, times 2^24; k is a constant
  *   vf_fma                  a * b + c, one rounding except here, where it is two
+ *   vf_swap                 lanes 2i and 2i + 1 change places
  *   vn, vf_nearest          the nearest integers, ties to even (|a| < 2^22 matters only)
  *   vf_whole                those as floats
  *   vf_times_power          a * 2^n where both that and a are normal numbers; a NaN whose nearest
@@ -31,12 +32,21 @@
  *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
  *                           lane i + lane i+8, then + i+4, + i+2, + i+1
  *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld
- *   transpose_from          the same of rows in memory; where there is none, types_tmpl.c has it */
+ *   transpose_from          the same of rows in memory; where there is none, types_tmpl.c has it
+ *   has_pairs               there is an instruction for products of pairs of bf16 (VDPBF16PS). A pair
+ *                           lies in a lane, the even one of two neighbours below. Only with HAS_PAIRS:
+ *   vf_pair                 even and odd floats, rounded to bf16, as pairs
+ *   vf_pairs                c + a b, of pairs a and b: fma(even, even, fma(odd, odd, c))
+ *   store_pairs             2 VF_LANES floats, rounded, next to each other
+ *   load_pairs              the first n <= 2 VF_LANES bf16, then zeros; notes their sizes
+ *   pairs_between           bits of noted sizes, 0 apart: at least and below
+ *   interleave              a row of 2 VF_LANES bf16 and the next one as pairs, two vectors */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
 #include "base/half.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -123,6 +133,10 @@ static inline vf vf_byte(vf bytes, int k)
     return x;
 }
 
+static inline vf vf_swap(vf x)
+{
+    return (vf){x[1], x[0], x[3], x[2]};
+}
 static inline vf vf_add(vf a, vf b)
 {
     return a + b;
@@ -206,6 +220,11 @@ static inline void transpose(const vf rows[4], float *out, int64_t ld)
     for (int column = 0; column < VF_LANES; column++)
         vf_store(out + column * ld,
                  (vf){rows[0][column], rows[1][column], rows[2][column], rows[3][column]});
+}
+
+static inline bool has_pairs(void)
+{
+    return false;
 }
 
 #endif

@@ -19,6 +19,7 @@ typedef enum block_finish {
     FINISH_STORE,    /* c = sum */
     FINISH_FETCH,    /* likewise, and rows that are to be read soon are fetched on the way */
     FINISH_FETCH_L2, /* likewise, but not as far as L1 */
+    FINISH_SCALE,    /* c = sum * scale[row] */
     FINISH_RESCALE,  /* c = fma(c, scale[row], sum) */
     FINISH_ADD,      /* c = start + sum */
     FINISH_ADD_FETCH /* likewise, and what later blocks read is fetched on the way */
@@ -32,7 +33,7 @@ typedef struct block {
     const float *b;  /* [inner][MHAI_PANEL] */
     float *c;
     int64_t c_stride;
-    const float *scale; /* FINISH_RESCALE: [rows] */
+    const float *scale; /* FINISH_SCALE, FINISH_RESCALE: [rows] */
     const float *start; /* to be added to: c itself, or what stands for it; stride 0: one row for
                            all */
     int64_t start_stride;
@@ -59,18 +60,34 @@ ALWAYS_INLINE bool adds(block_finish finish)
     return finish == FINISH_ADD || finish == FINISH_ADD_FETCH;
 }
 
+ALWAYS_INLINE bool scales(block_finish finish)
+{
+    return finish == FINISH_SCALE || finish == FINISH_RESCALE;
+}
+
 ALWAYS_INLINE void block_store(block_finish finish, float *c, vf sum, const float *scale,
                                const float *start)
 {
+    if (finish == FINISH_SCALE) sum = vf_mul(sum, vf_set1(*scale));
     if (finish == FINISH_RESCALE) sum = vf_fma(vf_load(c), vf_set1(*scale), sum);
     if (adds(finish)) sum = vf_add(vf_load(start), sum);
     vf_store(c, sum);
 }
 
-/* transposed: A lies [inner][rows], so that C = A^T B. stride: that of A if it is a constant, else
+ALWAYS_INLINE vf multiply_add(bool pairs, vf a, vf b, vf c)
+{
+#ifdef HAS_PAIRS
+    if (pairs) return vf_pairs(a, b, c);
+#endif
+    (void)pairs;
+    return vf_fma(a, b, c);
+}
+
+/* pairs: each element of A and B is a pair of bf16 (simd_portable.h). transposed: A lies [inner][rows],
+ * so that C = A^T B. stride: that of A if it is a constant, else
  * 0. A constant one is worth 5 % at 14 rows, whose strides would not all fit in registers. */
-ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool transposed,
-                              int64_t stride, const block *t)
+ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool pairs,
+                              bool transposed, int64_t stride, const block *t)
 {
     vf sum[BLOCK_ROWS][PANEL_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
@@ -104,7 +121,8 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
         UNROLL for (int r = 0; r < rows; r++)
         {
             vf row = vf_load1(transposed ? a + i * a_stride + r : a + r * a_stride + i);
-            UNROLL for (int j = 0; j < vectors; j++) sum[r][j] = vf_fma(row, column[j], sum[r][j]);
+            UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
+                multiply_add(pairs, row, column[j], sum[r][j]);
         }
     }
     float *c = t->c;
@@ -112,27 +130,29 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
     const int64_t c_stride = t->c_stride, start_stride = t->start_stride;
     UNROLL for (int r = 0; r < rows; r++)
     {
-        UNROLL for (int j = 0; j < vectors; j++) block_store(
-            finish, c + j * VF_LANES, sum[r][j], finish == FINISH_RESCALE ? scale + r : NULL,
-            adds(finish) ? start + j * VF_LANES : NULL);
+        UNROLL for (int j = 0; j < vectors; j++)
+            block_store(finish, c + j * VF_LANES, sum[r][j], scales(finish) ? scale + r : NULL,
+                        adds(finish) ? start + j * VF_LANES : NULL);
         c += c_stride;
         if (adds(finish)) start += start_stride;
     }
 }
 
 /* One function per number of rows, so that every register count is a constant. */
-#define BLOCK_CASE(n)                                                                         \
-    case n:                                                                                   \
-        if (n <= most) block_body(n <= most ? n : 1, vectors, finish, transposed, stride, t); \
+#define BLOCK_CASE(n)                                                                     \
+    case n:                                                                               \
+        if (n <= most)                                                                    \
+            block_body(n <= most ? n : 1, vectors, finish, pairs, transposed, stride, t); \
         return;
 /* clang-format would move one more case to a line of its own each time it runs. */
 /* clang-format off */
-#define DEFINE_BLOCK_OF(name, most_rows, width, finish_kind, is_transposed, constant_stride)    \
+#define DEFINE_BLOCK_OF(name, most_rows, width, finish_kind, of_pairs, is_transposed,           \
+                        constant_stride)                                                        \
     static __attribute__((noinline)) void name(int rows, const block *t)                        \
     {                                                                                           \
         const int vectors = width, most = most_rows;                                            \
         const block_finish finish = finish_kind;                                                \
-        const bool transposed = is_transposed;                                                  \
+        const bool pairs = of_pairs, transposed = is_transposed;                                \
         const int64_t stride = constant_stride;                                                 \
         switch (rows) {                                                                         \
             BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5)               \
@@ -141,11 +161,13 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool t
         }                                                                                       \
     }
 #define DEFINE_BLOCK(name, finish_kind, is_transposed, constant_stride) \
-    DEFINE_BLOCK_OF(name, BLOCK_ROWS, TILE_VECTORS, finish_kind, is_transposed, constant_stride)
+    DEFINE_BLOCK_OF(name, BLOCK_ROWS, TILE_VECTORS, finish_kind, false, is_transposed,          \
+                    constant_stride)
 /* clang-format on */
 DEFINE_BLOCK(block_store_rows, FINISH_STORE, false, 0)
 DEFINE_BLOCK(block_fetch_rows, FINISH_FETCH, false, 0)
 DEFINE_BLOCK(block_fetch_l2_rows, FINISH_FETCH_L2, false, 0)
+DEFINE_BLOCK(block_scale_rows, FINISH_SCALE, false, 0)
 DEFINE_BLOCK(block_rescale_rows, FINISH_RESCALE, false, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_rows, FINISH_ADD, false, 0)
 DEFINE_BLOCK(block_add_score_rows, FINISH_ADD, false, MHAI_SCORE_STRIDE)
@@ -154,12 +176,20 @@ DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
 DEFINE_BLOCK(fetch_add_rows, FINISH_ADD_FETCH, false, 0)
 DEFINE_BLOCK(fetch_add_score_rows, FINISH_ADD_FETCH, false, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(half_rescale_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_RESCALE, false,
+DEFINE_BLOCK_OF(half_rescale_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_RESCALE, false, false,
                 MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(half_add_score_columns, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, true,
+DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, false,
                 MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(few_add_rows, FEW_ROWS, PANEL_VECTORS, FINISH_ADD, false, 0)
+DEFINE_BLOCK_OF(half_add_score_columns, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, true,
+                MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(few_add_rows, FEW_ROWS, PANEL_VECTORS, FINISH_ADD, false, false, 0)
+#ifdef HAS_PAIRS
+DEFINE_BLOCK_OF(pair_scale_rows, BLOCK_ROWS, TILE_VECTORS, FINISH_SCALE, true, false, 0)
+DEFINE_BLOCK_OF(pair_rescale_rows, BLOCK_ROWS, TILE_VECTORS, FINISH_RESCALE, true, false,
+                MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_pair_rescale_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_RESCALE, true, false,
+                MHAI_SCORE_STRIDE)
+#endif
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
 typedef void (*block_function)(int rows, const block *t);

@@ -26,6 +26,8 @@
 
 #include "kernels/tmpl/one_block_tmpl.c"
 
+#include "kernels/tmpl/bf16_tmpl.c"
+
 #include "kernels/tmpl/tile_bwd_tmpl.c"
 
 _Static_assert((int)TILE_ROWS <= (int)MHAI_MAX_ROWS, "raise MHAI_MAX_ROWS");
@@ -38,6 +40,7 @@ const mhai_kernels TABLE(MHAI_ISA_SUFFIX) = {
     .isa = MHAI_ISA_VALUE,
     .tile_rows = TILE_ROWS,
     .block_rows = BLOCK_ROWS,
+    .has_pairs = has_pairs,
 #define MHAI_KERNEL(name, arguments) .name = name,
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL

@@ -194,23 +194,33 @@ static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
     while (f->run < MHAI_FETCH_RUNS && f->runs[f->run].rows <= 0) f->run++;
 }
 
-/* Scores, biased and dropped up to the key that is returned. */
-static int masked_scores(const mhai_tile *t)
+static void score_packed(const mhai_tile *t, int key)
+{
+    if (t->fetch && t->fetch->run < MHAI_FETCH_RUNS)
+        score_fetching(t, key, t->fetch);
+    else
+        score_panels(t, key, key + 1);
+}
+
+/* Scores by a function for those of a panel, biased and dropped up to the key that is returned. */
+ALWAYS_INLINE int masked_panels(const mhai_tile *t, void (*scores)(const mhai_tile *, int))
 {
     const bool dense = dense_mask(t->mask);
     int from = t->begin;
     for (int key = t->begin; key < t->end; key += MHAI_PANEL) {
         const bool whole = dense && key + MHAI_PANEL <= t->end;
         if (whole) fetch_dense(t, key);
-        if (t->fetch && t->fetch->run < MHAI_FETCH_RUNS)
-            score_fetching(t, key, t->fetch);
-        else
-            score_panels(t, key, key + 1);
+        scores(t, key);
         if (!whole) continue;
         mask_panel(t, key);
         from = key + MHAI_PANEL;
     }
     return from;
+}
+
+static int masked_scores(const mhai_tile *t)
+{
+    return masked_panels(t, score_packed);
 }
 
 /* Visible keys that are not finite, and every visible key of a query that is not, score NaN.
@@ -226,8 +236,13 @@ static void poison_row(const mhai_tile *t, int row)
     }
 }
 
+static float float_weight(const float *s, int j)
+{
+    return s[j];
+}
+
 /* The products with non-finite value elements, which the packed values left out. */
-static void poison_values(const mhai_tile *t, int row)
+ALWAYS_INLINE void poison_values(const mhai_tile *t, int row, float (*weight)(const float *, int))
 {
     const mhai_poison *poison = t->mask->poison;
     float *o = t->o + row * t->value_panels * MHAI_PANEL;
@@ -236,7 +251,7 @@ static void poison_values(const mhai_tile *t, int row)
         for (int64_t d = 0; d < poison->value_dim; d++) {
             float value =
                 element_as(poison->value_type, poison->values, j * poison->value_stride + d);
-            if (!element_finite(value)) o[d] += score_row(t, row)[j] * value;
+            if (!element_finite(value)) o[d] += weight(score_row(t, row), j) * value;
         }
     }
 }
@@ -469,7 +484,7 @@ static void tile_forward(const mhai_tile *t)
     for (int row = 0; t->alpha && row < t->rows; row++) t->alpha[row] = alpha[row];
     for (int64_t panel = 0; panel < t->value_panels; panel++) weigh_panel(t, panel, alpha);
     if (t->mask && t->mask->poison)
-        for (int row = 0; row < t->rows; row++) poison_values(t, row);
+        for (int row = 0; row < t->rows; row++) poison_values(t, row, float_weight);
 }
 
 /* A row whose sum is NaN: NaN where a key is visible, 0 where not. */

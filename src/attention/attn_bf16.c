@@ -1,0 +1,109 @@
+/* Attention in bf16 arithmetic (docs/numerics.md 15): the walk over chunks, key blocks and strips is
+ * that of the tiled path, and so are masks and softmax; queries, keys, values and weights are rounded
+ * where they lie. */
+#include "attention/attn_tiles.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* One chunk of a call. */
+typedef struct bf16_item {
+    const mhai_attn_walk *walk;
+    bool bad_query; /* some query that is finite has no place in bf16 */
+} bf16_item;
+
+const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_problem *p)
+{
+    mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
+    const int count = mhai_attn_list_outputs(p, outputs);
+    (void)context;
+    if (p->uses & (MHAI_USES(shaw_keys) | MHAI_USES(shaw_values)))
+        return "compute bf16 does not go with Shaw's relative positions";
+    for (int i = 0; i < count; i++)
+        if (outputs[i].tensor != &p->o && outputs[i].tensor != &p->lse)
+            return "compute bf16 has no outputs but o and lse";
+    if (p->D > MHA_TILED_MAX_HEAD_DIM || p->Dv > MHA_TILED_MAX_HEAD_DIM)
+        return "compute bf16 takes head sizes up to 256";
+    return NULL;
+}
+
+/* ---- the visitor ----------------------------------------------------------------------------- */
+
+static void start_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    bf16_item *item = user;
+    const mhai_attn_walk *walk = item->walk;
+    const int64_t width = walk->p->D;
+    memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
+    item->bad_query = false;
+    for (int64_t r = 0; r < c->rows && width > 0; r++) {
+        bool fits;
+        walk->kernels->bf16_row(w->q + r * width, width, &fits);
+        if (fits) continue;
+        w->bad_query[r] = 1;
+        item->bad_query = true;
+    }
+}
+
+static void pack_block(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                       mhai_attn_block *block)
+{
+    const bf16_item *item = user;
+    mhai_attn_pack_block(item->walk, c, w, true, block);
+    block->bad |= item->bad_query;
+}
+
+static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                          const mhai_attn_block *block, mhai_attn_strip *s)
+{
+    const mhai_attn_walk *walk = ((const bf16_item *)user)->walk;
+    mhai_dropout dropout;
+    s->tile.factor = mhai_attn_factor(walk->p);
+    if (walk->p->dropout > 0) {
+        mhai_attn_set_dropout(walk, c, w, block, s, &dropout);
+        s->tile.dropout = &dropout;
+    }
+    walk->kernels->bf16_forward(&s->tile);
+}
+
+/* ---- the call -------------------------------------------------------------------------------- */
+
+static void run_item(void *argument, int64_t at, int worker)
+{
+    const mhai_attn_walk *walk = argument;
+    bf16_item item = {.walk = walk};
+    const mhai_attn_visitor visitor = {
+        .user = &item, .chunk = start_chunk, .pack = pack_block, .strip = forward_strip};
+    mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, at);
+    mhai_attn_walk_chunk(walk, &c, &w, &visitor);
+    mhai_attn_write_rows(walk, &c, &w);
+}
+
+mha_status mhai_bf16_run(mha_context *context, const mhai_attn_plan *plan)
+{
+    mhai_attn_walk walk;
+    MHA_TRY(mhai_attn_walk_begin(context, plan, &walk));
+    if (plan->tiling.alone)
+        for (int64_t item = 0; item < plan->tiling.items; item++) run_item(&walk, item, 0);
+    else
+        mha_parallel_for(context, plan->tiling.items, run_item, &walk);
+    return MHA_OK;
+}
+
+mha_status mhai_bf16_plan(const mha_context *context, mhai_attn_plan *plan)
+{
+    MHA_TRY(mhai_attn_divide(context, plan));
+    plan->account.row_block =
+        mhai_attn_strip_rows(&plan->p, plan->tiling.chunk_rows, plan->kernels->tile_rows);
+    plan->account.reason =
+        plan->kernels->has_pairs()
+            ? "bf16 arithmetic was asked for: the tiled path with products of pairs (VDPBF16PS)"
+            : "bf16 arithmetic was asked for: the tiled path on numbers rounded to bf16; this "
+              "instruction set has no products of bf16, so that f32 is as fast";
+    return MHA_OK;
+}

@@ -1,0 +1,324 @@
+/* Attention in bf16 arithmetic (kernels.h; docs/numerics.md 15). Where there is an instruction for
+ * pairs, a pair of neighbours along the inner dimension lies where a float would; elsewhere numbers
+ * stay floats, rounded, and those of a pair change places, so that a chain in order is the same. */
+
+static const float bf16_least = 0x1p-50f, bf16_most = 0x1.FEp127f, bf16_limit = 0x1p59f;
+
+/* What becomes bf16 without being subnormal or infinite then. */
+ALWAYS_INLINE vf bf16_range(vf x)
+{
+    const vf most = vf_set1(bf16_most), least = vf_set1(-bf16_most);
+    return vf_zero_below(vf_abs(x), vf_set1(bf16_least), vf_max(vf_min(x, most), least));
+}
+
+ALWAYS_INLINE vf bf16_nearest(vf x)
+{
+    uint16_t half[VF_LANES];
+    vf_store_bf16(half, x);
+    return vf_load_bf16(half);
+}
+
+ALWAYS_INLINE float bf16_largest(vf max)
+{
+    float lanes[VF_LANES], largest = 0;
+    vf_store(lanes, max);
+    for (int i = 0; i < VF_LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    return largest;
+}
+
+static void bf16_row(float *row, int64_t n, bool *fits)
+{
+    const int64_t whole = n / 2 * 2;
+    vf max = vf_zero();
+    for (int64_t i = 0; i < n; i += VF_LANES)
+        max = vf_max(vf_abs(vf_load_n(row + i, lanes_at(i, n))), max);
+    *fits = bf16_largest(max) < bf16_limit;
+    if (!*fits) memset(row, 0, (size_t)n * sizeof *row);
+    const vf last = bf16_nearest(bf16_range(vf_set1(row[n - 1])));
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        const int64_t lanes = lanes_at(i, n);
+        const vf x = bf16_range(vf_load_n(row + i, lanes));
+        if (has_pairs())
+            store_n_as(MHA_BF16, row, i, lanes, x);
+        else
+            vf_store_n(row + i, lanes, vf_swap(bf16_nearest(x)));
+    }
+    if (n == whole) return;
+    if (has_pairs())
+        ((uint16_t *)(void *)row)[n] = 0;
+    else
+        vf_store_n(row + whole, 1, last);
+}
+
+/* Panels of floats that become bf16 in place: rows first .. inner of them, first is even. */
+typedef struct bf16_panels {
+    float *panels;
+    int64_t columns, stride; /* of all panels; floats between panels */
+    int64_t first, inner;
+    const mhai_pack *keys; /* whose `bad` is told of elements that are too large; NULL: none is */
+} bf16_panels;
+
+/* VF_LANES columns of a panel; returns the largest size in each. */
+ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
+{
+    const vf limit = vf_set1(x->keys ? bf16_limit : __builtin_inff());
+    vf max = vf_zero();
+    for (int64_t i = x->first; i < x->inner; i += 2) {
+        const bool both = i + 1 < x->inner;
+        float *at = panel + i * MHAI_PANEL;
+        vf even = vf_load(at), odd = both ? vf_load(at + MHAI_PANEL) : vf_zero();
+        max = vf_max(vf_max(vf_abs(even), vf_abs(odd)), max);
+        even = bf16_range(vf_where_below(vf_abs(even), limit, even, vf_zero()));
+        odd = bf16_range(vf_where_below(vf_abs(odd), limit, odd, vf_zero()));
+#ifdef HAS_PAIRS
+        if (has_pairs()) {
+            vf_store(panel + i / 2 * MHAI_PANEL, vf_pair(even, odd));
+            continue;
+        }
+#endif
+        vf_store(at, bf16_nearest(both ? odd : even));
+        if (both) vf_store(at + MHAI_PANEL, bf16_nearest(even));
+    }
+    return max;
+}
+
+static void bf16_convert(const bf16_panels *x)
+{
+    for (int64_t column = 0; column < x->columns; column += VF_LANES) {
+        float sizes[VF_LANES];
+        vf_store(sizes, bf16_columns(x, x->panels + column / MHAI_PANEL * x->stride +
+                                            column % MHAI_PANEL));
+        for (int j = 0; x->keys && j < VF_LANES && column + j < x->columns; j++) {
+            if (sizes[j] < bf16_limit) continue;
+            x->keys->bad[column + j] = 1;
+            *x->keys->any_bad = true;
+        }
+    }
+}
+
+#ifdef HAS_PAIRS
+/* Rows of bf16, which need no rounding: false if some element is to be looked at, and all is to be
+ * done by way of floats. */
+enum {
+    PAIRS = 2 * VF_LANES,
+    BF16_LEAST_BITS = 0x2680,
+    BF16_LIMIT_BITS = 0x5D00,
+    BF16_INFINITE_BITS = 0x7F80
+};
+
+/* Row r of a piece at `at`, columns of `cols`, zeros from `rows` on. */
+ALWAYS_INLINE vf stored_pairs(const uint16_t *at, int64_t stride, int r, int64_t rows, int64_t cols,
+                              pair_sizes *sizes)
+{
+    if (r >= rows) return vf_zero();
+    return load_pairs(at + r * stride, cols, sizes);
+}
+
+/* Up to VF_LANES keys and PAIRS of their elements. */
+ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t rows, int64_t cols,
+                                 float *out, pair_sizes *sizes)
+{
+    float square[VF_LANES * VF_LANES];
+    vf part[VF_LANES];
+    UNROLL for (int r = 0; r < VF_LANES; r++) part[r] =
+        stored_pairs(at, stride, r, rows, cols, sizes);
+    if (cols >= PAIRS) {
+        transpose(part, out, MHAI_PANEL);
+        return;
+    }
+    transpose(part, square, VF_LANES);
+    for (int64_t i = 0; i < (cols + 1) / 2; i++)
+        vf_store(out + i * MHAI_PANEL, vf_load(square + i * VF_LANES));
+}
+
+/* What is packed next, in the order of memory, while this is in L1 (value_tmpl.c). */
+typedef struct line_cursor {
+    const mhai_pack *pack;
+    int64_t row, col;
+} line_cursor;
+
+ALWAYS_INLINE void touch_lines(line_cursor *next, int lines)
+{
+    for (int i = 0; i < lines && next->row < next->pack->rows; i++) {
+        const uint16_t *at =
+            (const uint16_t *)next->pack->in + next->row * next->pack->stride + next->col;
+        touch_and_fetch((const float *)(const void *)at, FAR);
+        next->col += PAIRS;
+        if (next->col < next->pack->cols) continue;
+        next->col = 0;
+        next->row++;
+    }
+}
+
+static bool stored_keys(const mhai_pack *pack)
+{
+    pair_sizes sizes = no_pairs();
+    line_cursor next = {.pack = pack};
+    touch_lines(&next, VF_LANES * (int)((pack->cols + PAIRS - 1) / PAIRS));
+    for (int64_t row = 0; row < pack->rows; row += VF_LANES) {
+        for (int64_t col = 0; col < pack->cols; col += PAIRS) {
+            const uint16_t *at = (const uint16_t *)pack->in + row * pack->stride + col;
+            const int64_t rows = pack->rows - row, cols = pack->cols - col;
+            touch_lines(&next, VF_LANES);
+            float *out = pack->out + row / MHAI_PANEL * MHAI_PANEL * pack->cols +
+                         col / 2 * MHAI_PANEL + row % MHAI_PANEL;
+            if (rows >= VF_LANES && cols >= PAIRS)
+                stored_square(at, pack->stride, VF_LANES, PAIRS, out, &sizes);
+            else
+                stored_square(at, pack->stride, rows, cols < PAIRS ? cols : PAIRS, out, &sizes);
+        }
+    }
+    return pairs_between(&sizes, BF16_LEAST_BITS, BF16_LIMIT_BITS);
+}
+
+ALWAYS_INLINE void stored_couple(const uint16_t *at, int64_t stride, int64_t rows, int64_t cols,
+                                 float *out, pair_sizes *sizes)
+{
+    const vf even = stored_pairs(at, stride, 0, rows, cols, sizes);
+    interleave(even, stored_pairs(at, stride, 1, rows, cols, sizes), out);
+}
+
+static bool stored_values(const mhai_pack *pack, int64_t first)
+{
+    const int64_t end = (pack->rows + 15) / 16 * 16;
+    pair_sizes sizes = no_pairs();
+    line_cursor next = {.pack = pack};
+    touch_lines(&next, VF_LANES);
+    for (int64_t row = 0; row < end; row += 2) {
+        for (int64_t col = 0; col < pack->cols; col += PAIRS) {
+            const uint16_t *at = (const uint16_t *)pack->in + row * pack->stride + col;
+            const int64_t rows = pack->rows - row, cols = pack->cols - col;
+            touch_lines(&next, 2);
+            float *out = pack->out + col * MHAI_KEY_BLOCK + (first + row) / 2 * MHAI_PANEL;
+            if (rows >= 2 && cols >= PAIRS)
+                stored_couple(at, pack->stride, 2, PAIRS, out, &sizes);
+            else
+                stored_couple(at, pack->stride, rows, cols < PAIRS ? cols : PAIRS, out, &sizes);
+        }
+    }
+    return pairs_between(&sizes, BF16_LEAST_BITS, BF16_INFINITE_BITS);
+}
+#endif
+
+static void bf16_keys(const mhai_pack *pack)
+{
+#ifdef HAS_PAIRS
+    if (has_pairs() && pack->type == MHA_BF16 && stored_keys(pack)) {
+        memset(pack->bad, 0, (size_t)pack->rows);
+        return;
+    }
+#endif
+    pack_panels(pack);
+    bf16_convert(&(bf16_panels){.panels = pack->out,
+                                .columns = pack->rows,
+                                .stride = pack->cols * MHAI_PANEL,
+                                .inner = pack->cols,
+                                .keys = pack});
+}
+
+static void bf16_values(const mhai_pack *pack, int64_t first)
+{
+    mhai_pack floats = *pack;
+#ifdef HAS_PAIRS
+    if (has_pairs() && pack->type == MHA_BF16 && stored_values(pack, first)) {
+        memset(pack->bad, 0, (size_t)pack->rows);
+        return;
+    }
+#endif
+    floats.out += first * MHAI_PANEL;
+    pack_values(&floats);
+    bf16_convert(&(bf16_panels){.panels = pack->out,
+                                .columns = pack->cols,
+                                .stride = (int64_t)MHAI_KEY_BLOCK * MHAI_PANEL,
+                                .first = first,
+                                .inner = first + (pack->rows + 15) / 16 * 16});
+}
+
+/* ---- the tile -------------------------------------------------------------------------------- */
+
+/* Where column j of a row of floats begins once it holds pairs. */
+ALWAYS_INLINE int64_t pair_at(int64_t j)
+{
+    return has_pairs() ? j / 2 : j;
+}
+
+#ifdef HAS_PAIRS
+ALWAYS_INLINE block_function for_pairs(block_function pairs, block_function floats)
+{
+    return has_pairs() ? pairs : floats;
+}
+#else
+#define for_pairs(pairs, floats) (floats)
+#endif
+
+static void bf16_score_panel(const mhai_tile *t, int key)
+{
+    const block_function scores = for_pairs(pair_scale_rows, block_scale_rows);
+    float factor[MHAI_MAX_ROWS];
+    for (int row = 0; row < t->rows; row++) factor[row] = t->factor;
+    panel_product(scores, scores, t->rows,
+                  &(block){.inner = pair_at(t->head_dim + has_pairs()),
+                           .a = t->q,
+                           .a_stride = t->head_dim,
+                           .b = t->k + key * t->head_dim,
+                           .c = t->s + key,
+                           .c_stride = MHAI_SCORE_STRIDE,
+                           .scale = factor});
+}
+
+/* A probability: nothing but too small. */
+ALWAYS_INLINE vf load_weight(const float *p)
+{
+    const vf x = vf_load(p);
+    return vf_zero_below(x, vf_set1(bf16_least), x);
+}
+
+/* Probabilities up to `end`, a multiple of 16, become bf16. */
+static void bf16_weights(float *s, int begin, int end)
+{
+#ifdef HAS_PAIRS
+    if (has_pairs()) {
+        for (int j = begin; j < end; j += 2 * VF_LANES)
+            store_pairs(s + j / 2, load_weight(s + j), load_weight(s + j + VF_LANES));
+        return;
+    }
+#endif
+    for (int j = begin; j < end; j += VF_LANES)
+        vf_store(s + j, vf_swap(bf16_nearest(load_weight(s + j))));
+}
+
+static float bf16_weight(const float *s, int j)
+{
+    return has_pairs() ? mhai_bf16_to_f32(((const uint16_t *)(const void *)s)[j]) : s[j ^ 1];
+}
+
+/* O = alpha O + P V of one panel. */
+static void bf16_weigh_panel(const mhai_tile *t, int64_t panel, int end, const float *alpha)
+{
+    const block_function whole = for_pairs(pair_rescale_rows, block_rescale_rows);
+    const block_function half = for_pairs(half_pair_rescale_rows, half_rescale_rows);
+    const int64_t begin = pair_at(t->begin);
+    block b = {.inner = pair_at(end) - begin,
+               .a = t->s + begin,
+               .a_stride = MHAI_SCORE_STRIDE,
+               .b = t->v + (panel * MHAI_KEY_BLOCK + begin) * MHAI_PANEL,
+               .c = t->o + panel * MHAI_PANEL,
+               .c_stride = t->value_panels * MHAI_PANEL,
+               .scale = alpha};
+    if (t->value_dim - panel * MHAI_PANEL <= HALF_PANEL)
+        half_product(half, t->rows, &b);
+    else
+        panel_product(whole, whole, t->rows, &b);
+}
+
+static void bf16_forward(const mhai_tile *t)
+{
+    const int end = (t->end + 15) / 16 * 16;
+    float alpha[MHAI_MAX_ROWS];
+    softmax_from(t, masked_panels(t, bf16_score_panel), alpha);
+    for (int row = 0; row < t->rows; row++) bf16_weights(score_row(t, row), t->begin, end);
+    for (int64_t panel = 0; panel < t->value_panels; panel++)
+        bf16_weigh_panel(t, panel, end, alpha);
+    for (int row = 0; t->mask && t->mask->poison && row < t->rows; row++)
+        poison_values(t, row, bf16_weight);
+}

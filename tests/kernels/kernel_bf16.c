@@ -1,0 +1,199 @@
+/* Kernels of bf16 arithmetic: what numbers become, to the bit, whatever it looks like in memory; and a
+ * strip of such numbers, whose weights round once more (docs/numerics.md 15). */
+#include "kernel_strip.h"
+
+#include "reference/half_reference.h"
+
+/* Element i of numbers along the inner dimension, `step` floats apart; the sign of a zero is free. */
+static double element_of(const mhai_kernels *k, const float *x, int64_t step, int64_t i, int64_t n)
+{
+    if (!k->has_pairs()) return (double)x[(n % 2 == 1 && i == n - 1 ? i : i ^ 1) * step] + 0.0;
+    uint16_t pair[2];
+    memcpy(pair, x + i / 2 * step, sizeof pair);
+    return half_value(MHA_BF16, pair[i % 2]) + 0.0;
+}
+
+static float wild_number(kernel_test *t)
+{
+    return kt_number(t) * (kt_chance(t, 0.1) ? ldexpf(1, (int)rng_between(&t->r, -130, 126)) : 1);
+}
+
+/* The second element of a last pair that has none is 0 where it is in memory. */
+static void check_padding(kernel_test *t, const mhai_kernels *k, const float *x, int64_t step,
+                          int64_t n)
+{
+    if (k->has_pairs() && n % 2 == 1)
+        kt_same(t, element_of(k, x, step, n, n + 1), 0, "padding", n, 0);
+}
+
+void check_bf16_row(kernel_test *t)
+{
+    const int64_t n = kt_size(t, 256, 64);
+    float *x = kt_floats(t, n), most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = kt_chance(t, 0.5) ? wild_number(t) : kt_number(t);
+        if (!isfinite(x[i])) x[i] = 1;
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    }
+    t->bytes = 8.0 * (double)n;
+    EACH_TABLE(t, k)
+    {
+        float *row = kt_scratch(t, MHA_F32, 1, n, n);
+        bool fits;
+        KERNEL_CALL(t)
+        {
+            memcpy(row, x, (size_t)n * sizeof *x);
+            k->bf16_row(row, n, &fits);
+        }
+        kt_that(t, fits == (most < 0x1p59f), "fits", 0, 0);
+        for (int64_t i = 0; i < n; i++)
+            kt_same(t, element_of(k, row, 1, i, n), fits ? (double)strip_bf16(x[i]) : 0, "row", i,
+                    0);
+        check_padding(t, k, row, 1, n);
+    }
+}
+
+/* Rows of a type, some of them not finite or too large; NULL of bad: neither. */
+static void *wild_rows(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride)
+{
+    void *x = kt_input(t, type, rows, cols, stride);
+    kt_fill_typed(t, type, x, rows, cols, stride, kt_chance(t, 0.3) ? 0.01 : 0);
+    const bool wild = kt_chance(t, 0.4);
+    for (int64_t r = 0; wild && r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            const float number = wild_number(t);
+            if (type == MHA_F32)
+                ((float *)x)[r * stride + c] = number;
+            else
+                ((uint16_t *)x)[r * stride + c] = half_nearest(type, (double)number);
+        }
+    return x;
+}
+
+/* x [rows][cols] as keys (rows are columns of panels) or as values, of which `in` is key `first`. */
+static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, int64_t first)
+{
+    const mha_dtype type = kt_type(t);
+    const int64_t stride = kt_stride(t, cols), inner = keys ? cols : (rows + 15) / 16 * 16;
+    const int64_t panels = ((keys ? rows : cols) + 31) / 32;
+    const int64_t panel = keys ? cols * MHAI_PANEL : (int64_t)MHAI_KEY_BLOCK * MHAI_PANEL;
+    const void *x = wild_rows(t, type, rows, cols, stride);
+    t->bytes = 2.0 * (double)(rows * cols) * (double)mha_dtype_size(type);
+    EACH_TABLE(t, k)
+    {
+        float *out =
+            kt_scratch(t, MHA_F32, panels, keys ? panel : (first + inner) * MHAI_PANEL, panel);
+        uint8_t *bad = kt_output(t, MHA_U8, 1, rows, rows);
+        bool any = false, some = false;
+        const mhai_pack pack = {.out = out,
+                                .in = x,
+                                .type = type,
+                                .stride = stride,
+                                .rows = rows,
+                                .cols = cols,
+                                .bad = bad,
+                                .any_bad = &any};
+        KERNEL_CALL(t)
+        {
+            if (keys)
+                k->bf16_keys(&pack);
+            else
+                k->bf16_values(&pack, first);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            bool odd = false;
+            for (int64_t c = 0; c < cols; c++) {
+                const float from = (float)kt_element(type, x, r * stride + c);
+                const bool left_out = keys ? !(fabsf(from) < 0x1p59f) : !isfinite(from);
+                const int64_t i = keys ? c : first + r, column = keys ? r : c;
+                odd |= left_out;
+                kt_same(t,
+                        element_of(k, out + column / 32 * panel + column % 32, MHAI_PANEL, i,
+                                   keys ? cols : first + inner),
+                        left_out ? 0 : (double)strip_bf16(from), "packed", r, c);
+            }
+            kt_same(t, (double)bad[r], odd ? 1 : 0, "bad", r, 0);
+            some |= odd;
+        }
+        for (int64_t r = rows; !keys && r < inner; r++)
+            for (int64_t c = 0; c < cols; c++)
+                kt_same(t,
+                        element_of(k, out + c / 32 * panel + c % 32, MHAI_PANEL, first + r,
+                                   first + inner),
+                        0, "padding", r, c);
+        for (int64_t r = 0; keys && r < rows; r++)
+            check_padding(t, k, out + r / 32 * panel + r % 32, MHAI_PANEL, cols);
+        kt_that(t, any == some, "any_bad", 0, 0);
+    }
+}
+
+void check_bf16_keys(kernel_test *t)
+{
+    check_packed(t, true, kt_size(t, 100, 64), kt_size(t, 130, 64), 0);
+}
+
+void check_bf16_values(kernel_test *t)
+{
+    const int64_t rows = kt_size(t, 100, 64), cols = kt_size(t, 130, 64);
+    check_packed(t, false, rows, cols, 32 * rng_between(&t->r, 0, (MHAI_KEY_BLOCK - 112) / 32));
+}
+
+/* A block's keys or values, as the kernels of a table have them. */
+static float *bf16_of(kernel_test *t, const mhai_kernels *k, const block_case *b, bool keys)
+{
+    const int64_t cols = keys ? b->dim : b->cols, panels = ((keys ? b->keys : cols) + 31) / 32;
+    const int64_t panel = (keys ? cols : MHAI_KEY_BLOCK) * MHAI_PANEL;
+    const int64_t inner = keys ? cols : (b->keys + 15) / 16 * 16;
+    float *out = kt_scratch(t, MHA_F32, panels, inner * MHAI_PANEL, panel);
+    uint8_t *bad = kt_scratch(t, MHA_U8, 1, b->keys, b->keys);
+    bool any;
+    const mhai_pack pack = {.out = out,
+                            .in = keys ? b->k : b->v,
+                            .stride = cols,
+                            .rows = b->keys,
+                            .cols = cols,
+                            .bad = bad,
+                            .any_bad = &any};
+    if (keys)
+        k->bf16_keys(&pack);
+    else
+        k->bf16_values(&pack, 0);
+    return out;
+}
+
+/* q comes four times as large, and the factor makes up for it. */
+void check_bf16_forward(kernel_test *t)
+{
+    const unsigned with = WITH_POISON | WITH_DROPOUT | WITH_TERMS | WITH_MASK | WITH_BF16;
+    const int rows = kt_rows(t);
+    const block_case b = strip_block(t, with, (int)kt_size(t, MHAI_KEY_BLOCK, MHAI_KEY_BLOCK),
+                                     kt_size(t, 130, 64), kt_size(t, 3, 2));
+    strip_case c = strip_make(t, with, &b, rows);
+    for (int r = 0; r < rows; r++) c.mask.shaw[r] = NULL;
+    const strip_row **expected = strip_rows(t, &c);
+    const int64_t cols = b.cols;
+    t->flops = strip_flops(&c) + 2.0 * rows * (double)((c.end - c.begin) * cols);
+    EACH_TABLE(t, k)
+    {
+        mhai_tile_mask mask;
+        mhai_poison poison;
+        mhai_tile tile = strip_tile(t, &c, &mask, &poison);
+        float *q = kt_scratch(t, MHA_F32, rows, b.dim, b.dim);
+        bool fits;
+        for (int r = 0; r < rows; r++) {
+            for (int64_t d = 0; d < b.dim; d++) q[r * b.dim + d] = 4 * c.q[r * b.dim + d];
+            k->bf16_row(q + r * b.dim, b.dim, &fits);
+        }
+        tile.q = q;
+        tile.factor = 0.25f;
+        tile.k = bf16_of(t, k, &b, true);
+        tile.v = bf16_of(t, k, &b, false);
+        tile.o = kt_in_out(t, MHA_F32, rows, cols, cols, c.o);
+        tile.m = kt_in_out(t, MHA_F32, 1, rows, rows, c.m);
+        tile.l = kt_in_out(t, MHA_F32, 1, rows, rows, c.l);
+        KERNEL_CALL(t) k->bf16_forward(&tile);
+        for (int r = 0; r < rows; r++)
+            strip_expect(t, &c, expected[r], r, (double)tile.m[r], (double)tile.l[r],
+                         tile.o + r * cols, NULL, NULL);
+    }
+}
