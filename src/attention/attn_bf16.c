@@ -42,7 +42,7 @@ static void start_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspac
     item->bad_query = false;
     for (int64_t r = 0; r < c->rows && width > 0; r++) {
         bool fits;
-        walk->kernels->bf16_row(w->q + r * width, width, &fits);
+        walk->kernels->bf16_row(w->q + r * width, width, walk->pairs, &fits);
         if (fits) continue;
         w->bad_query[r] = 1;
         item->bad_query = true;
@@ -63,6 +63,7 @@ static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     const mhai_attn_walk *walk = ((const bf16_item *)user)->walk;
     mhai_dropout dropout;
     s->tile.factor = mhai_attn_factor(walk->p);
+    s->tile.pairs = walk->pairs;
     if (walk->p->dropout > 0) {
         mhai_attn_set_dropout(walk, c, w, block, s, &dropout);
         s->tile.dropout = &dropout;
@@ -101,7 +102,7 @@ mha_status mhai_bf16_plan(const mha_context *context, mhai_attn_plan *plan)
     plan->account.row_block =
         mhai_attn_strip_rows(&plan->p, plan->tiling.chunk_rows, plan->kernels->tile_rows);
     plan->account.reason =
-        plan->kernels->has_pairs()
+        mhai_kernels_have_pairs(plan->kernels)
             ? "bf16 arithmetic was asked for: the tiled path with products of pairs (VDPBF16PS)"
             : "bf16 arithmetic was asked for: the tiled path on numbers rounded to bf16; this "
               "instruction set has no products of bf16, so that f32 is as fast";

@@ -80,6 +80,7 @@ typedef struct mhai_attn_walk {
     const int64_t *first_item; /* [B + 1] of each sequence; NULL: all have the same number */
     unsigned char *memory;
     size_t worker_bytes;
+    bool pairs;           /* of bf16 arithmetic (kernels.h) */
     mhai_dropout dropout; /* what all strips share */
 } mhai_attn_walk;
 

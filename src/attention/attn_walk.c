@@ -83,6 +83,7 @@ mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan
                              .kernels = plan->kernels,
                              .tiling = plan->tiling,
                              .worker_bytes = plan->scratch.worker,
+                             .pairs = mhai_kernels_have_pairs(plan->kernels),
                              .dropout = mhai_attn_dropout_of(&plan->p)};
     MHA_TRY(index_items(context, plan->scratch.index, walk));
     MHA_TRY(mha_scratch_alloc(context, plan->threads, walk->worker_bytes, &memory));
@@ -243,11 +244,14 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     /* The finite rest of a key might overflow to the -inf of hidden ones; bytes and bf16 cannot. */
     pack.whole = walk->p->compute == MHA_COMPUTE_F32;
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
-    (bf16 ? walk->kernels->bf16_keys : walk->kernels->pack_panels)(&pack);
+    if (bf16)
+        walk->kernels->bf16_keys(&pack, walk->pairs);
+    else
+        walk->kernels->pack_panels(&pack);
     if (!values) return;
     pack = pack_of(&walk->p->v, c, block, w->v, w->bad_value, &block->bad);
     if (bf16) {
-        walk->kernels->bf16_values(&pack, first);
+        walk->kernels->bf16_values(&pack, first, walk->pairs);
         return;
     }
     pack.out += first * MHAI_PANEL;

@@ -22,3 +22,13 @@ const mhai_kernels *mhai_kernels_for(mha_isa isa)
     default: return &mhai_kernels_portable;
     }
 }
+
+bool mhai_kernels_have_pairs(const mhai_kernels *kernels)
+{
+#if defined(MHAI_HAVE_X86)
+    return kernels->isa == MHA_ISA_AVX512 && __builtin_cpu_supports("avx512bf16");
+#else
+    (void)kernels;
+    return false;
+#endif
+}

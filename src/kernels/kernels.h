@@ -133,6 +133,7 @@ typedef struct mhai_tile {
     mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not wanted */
     mhai_fetch *fetch;                /* tile_forward: used up as panels go by; NULL: nothing */
     float factor;                     /* bf16_forward: of scores, whose q comes without it */
+    bool pairs;                       /* bf16_forward: as its q, k and v were made */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
@@ -202,7 +203,8 @@ typedef struct mhai_one_block {
  * done in tiles. */
 
 /* bf16 arithmetic: elements become the nearest bf16, and 0 below 2^-50. What that looks like in memory
- * is known to these four only; it takes no more of it than floats do.
+ * is known to these four only; it takes no more of it than floats do. pairs, the same for all four: for
+ * products of pairs by one instruction; the results have the same bits.
  * bf16_row: a query, in place; *fits false: an element is 2^59 or more, and the row becomes 0.
  * bf16_keys: pack_panels, of bf16; keys with an element of 2^59 or more count as not finite too.
  * bf16_values: pack_values, of bf16; out is where key 0 would be, and in is key `first`, a multiple of 32.
@@ -342,13 +344,15 @@ typedef struct mhai_write {
 
 typedef struct mhai_kernels {
     mha_isa isa;
-    int tile_rows;           /* rows of a strip */
-    int block_rows;          /* and of a register block: as many, or half of them */
-    bool (*has_pairs)(void); /* bf16 arithmetic is by an instruction of its own */
+    int tile_rows;  /* rows of a strip */
+    int block_rows; /* and of a register block: as many, or half of them */
 #define MHAI_KERNEL(name, arguments) void(*name) arguments;
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL
 } mhai_kernels;
+
+/* VDPBF16PS is there: `pairs` of bf16 kernels may be true. */
+bool mhai_kernels_have_pairs(const mhai_kernels *kernels);
 
 /* The table of an instruction set that mha_isa_available() admits. */
 const mhai_kernels *mhai_kernels_for(mha_isa isa);

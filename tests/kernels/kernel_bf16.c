@@ -4,10 +4,16 @@
 
 #include "reference/half_reference.h"
 
-/* Element i of numbers along the inner dimension, `step` floats apart; the sign of a zero is free. */
-static double element_of(const mhai_kernels *k, const float *x, int64_t step, int64_t i, int64_t n)
+/* With the instruction or without, where there is a choice. */
+static bool some_pairs(kernel_test *t, const mhai_kernels *k)
 {
-    if (!k->has_pairs()) return (double)x[(n % 2 == 1 && i == n - 1 ? i : i ^ 1) * step] + 0.0;
+    return mhai_kernels_have_pairs(k) && (t->timed || kt_chance(t, 0.5));
+}
+
+/* Element i of numbers along the inner dimension, `step` floats apart; the sign of a zero is free. */
+static double element_of(bool pairs, const float *x, int64_t step, int64_t i, int64_t n)
+{
+    if (!pairs) return (double)x[(n % 2 == 1 && i == n - 1 ? i : i ^ 1) * step] + 0.0;
     uint16_t pair[2];
     memcpy(pair, x + i / 2 * step, sizeof pair);
     return half_value(MHA_BF16, pair[i % 2]) + 0.0;
@@ -19,11 +25,9 @@ static float wild_number(kernel_test *t)
 }
 
 /* The second element of a last pair that has none is 0 where it is in memory. */
-static void check_padding(kernel_test *t, const mhai_kernels *k, const float *x, int64_t step,
-                          int64_t n)
+static void check_padding(kernel_test *t, bool pairs, const float *x, int64_t step, int64_t n)
 {
-    if (k->has_pairs() && n % 2 == 1)
-        kt_same(t, element_of(k, x, step, n, n + 1), 0, "padding", n, 0);
+    if (pairs && n % 2 == 1) kt_same(t, element_of(pairs, x, step, n, n + 1), 0, "padding", n, 0);
 }
 
 void check_bf16_row(kernel_test *t)
@@ -38,18 +42,19 @@ void check_bf16_row(kernel_test *t)
     t->bytes = 8.0 * (double)n;
     EACH_TABLE(t, k)
     {
+        const bool pairs = some_pairs(t, k);
         float *row = kt_scratch(t, MHA_F32, 1, n, n);
         bool fits;
         KERNEL_CALL(t)
         {
             memcpy(row, x, (size_t)n * sizeof *x);
-            k->bf16_row(row, n, &fits);
+            k->bf16_row(row, n, pairs, &fits);
         }
         kt_that(t, fits == (most < 0x1p59f), "fits", 0, 0);
         for (int64_t i = 0; i < n; i++)
-            kt_same(t, element_of(k, row, 1, i, n), fits ? (double)strip_bf16(x[i]) : 0, "row", i,
-                    0);
-        check_padding(t, k, row, 1, n);
+            kt_same(t, element_of(pairs, row, 1, i, n), fits ? (double)strip_bf16(x[i]) : 0, "row",
+                    i, 0);
+        check_padding(t, pairs, row, 1, n);
     }
 }
 
@@ -81,6 +86,7 @@ static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, 
     t->bytes = 2.0 * (double)(rows * cols) * (double)mha_dtype_size(type);
     EACH_TABLE(t, k)
     {
+        const bool pairs = some_pairs(t, k);
         float *out =
             kt_scratch(t, MHA_F32, panels, keys ? panel : (first + inner) * MHAI_PANEL, panel);
         uint8_t *bad = kt_output(t, MHA_U8, 1, rows, rows);
@@ -96,9 +102,9 @@ static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, 
         KERNEL_CALL(t)
         {
             if (keys)
-                k->bf16_keys(&pack);
+                k->bf16_keys(&pack, pairs);
             else
-                k->bf16_values(&pack, first);
+                k->bf16_values(&pack, first, pairs);
         }
         for (int64_t r = 0; r < rows; r++) {
             bool odd = false;
@@ -108,7 +114,7 @@ static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, 
                 const int64_t i = keys ? c : first + r, column = keys ? r : c;
                 odd |= left_out;
                 kt_same(t,
-                        element_of(k, out + column / 32 * panel + column % 32, MHAI_PANEL, i,
+                        element_of(pairs, out + column / 32 * panel + column % 32, MHAI_PANEL, i,
                                    keys ? cols : first + inner),
                         left_out ? 0 : (double)strip_bf16(from), "packed", r, c);
             }
@@ -118,11 +124,11 @@ static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, 
         for (int64_t r = rows; !keys && r < inner; r++)
             for (int64_t c = 0; c < cols; c++)
                 kt_same(t,
-                        element_of(k, out + c / 32 * panel + c % 32, MHAI_PANEL, first + r,
+                        element_of(pairs, out + c / 32 * panel + c % 32, MHAI_PANEL, first + r,
                                    first + inner),
                         0, "padding", r, c);
         for (int64_t r = 0; keys && r < rows; r++)
-            check_padding(t, k, out + r / 32 * panel + r % 32, MHAI_PANEL, cols);
+            check_padding(t, pairs, out + r / 32 * panel + r % 32, MHAI_PANEL, cols);
         kt_that(t, any == some, "any_bad", 0, 0);
     }
 }
@@ -139,7 +145,8 @@ void check_bf16_values(kernel_test *t)
 }
 
 /* A block's keys or values, as the kernels of a table have them. */
-static float *bf16_of(kernel_test *t, const mhai_kernels *k, const block_case *b, bool keys)
+static float *bf16_of(kernel_test *t, const mhai_kernels *k, bool pairs, const block_case *b,
+                      bool keys)
 {
     const int64_t cols = keys ? b->dim : b->cols, panels = ((keys ? b->keys : cols) + 31) / 32;
     const int64_t panel = (keys ? cols : MHAI_KEY_BLOCK) * MHAI_PANEL;
@@ -155,9 +162,9 @@ static float *bf16_of(kernel_test *t, const mhai_kernels *k, const block_case *b
                             .bad = bad,
                             .any_bad = &any};
     if (keys)
-        k->bf16_keys(&pack);
+        k->bf16_keys(&pack, pairs);
     else
-        k->bf16_values(&pack, 0);
+        k->bf16_values(&pack, 0, pairs);
     return out;
 }
 
@@ -175,6 +182,7 @@ void check_bf16_forward(kernel_test *t)
     t->flops = strip_flops(&c) + 2.0 * rows * (double)((c.end - c.begin) * cols);
     EACH_TABLE(t, k)
     {
+        const bool pairs = some_pairs(t, k);
         mhai_tile_mask mask;
         mhai_poison poison;
         mhai_tile tile = strip_tile(t, &c, &mask, &poison);
@@ -182,12 +190,13 @@ void check_bf16_forward(kernel_test *t)
         bool fits;
         for (int r = 0; r < rows; r++) {
             for (int64_t d = 0; d < b.dim; d++) q[r * b.dim + d] = 4 * c.q[r * b.dim + d];
-            k->bf16_row(q + r * b.dim, b.dim, &fits);
+            k->bf16_row(q + r * b.dim, b.dim, pairs, &fits);
         }
         tile.q = q;
         tile.factor = 0.25f;
-        tile.k = bf16_of(t, k, &b, true);
-        tile.v = bf16_of(t, k, &b, false);
+        tile.pairs = pairs;
+        tile.k = bf16_of(t, k, pairs, &b, true);
+        tile.v = bf16_of(t, k, pairs, &b, false);
         tile.o = kt_in_out(t, MHA_F32, rows, cols, cols, c.o);
         tile.m = kt_in_out(t, MHA_F32, 1, rows, rows, c.m);
         tile.l = kt_in_out(t, MHA_F32, 1, rows, rows, c.l);

@@ -8,7 +8,6 @@
 #endif
 
 #include <immintrin.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 typedef __m256 vf;
@@ -221,10 +220,5 @@ static inline __attribute__((always_inline)) void transpose_from(const float *in
     }
 }
 #define HAS_TRANSPOSE_FROM
-
-static inline bool has_pairs(void)
-{
-    return false;
-}
 
 #endif

@@ -203,12 +203,8 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[16], f
     }
 }
 
-/* bf16, where the processor has VDPBF16PS: what uses these asks first. */
+/* bf16, for processors that have VDPBF16PS. */
 #define HAS_PAIRS
-static inline bool has_pairs(void)
-{
-    return __builtin_cpu_supports("avx512bf16");
-}
 static inline vf vf_pair(vf even, vf odd)
 {
     const __m512i places =

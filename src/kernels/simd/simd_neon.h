@@ -8,7 +8,6 @@
 #endif
 
 #include <arm_neon.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 typedef float32x4_t vf;
@@ -188,11 +187,6 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[4], fl
     vst1q_f32(out + ld, left.val[1]);
     vst1q_f32(out + 2 * ld, right.val[0]);
     vst1q_f32(out + 3 * ld, right.val[1]);
-}
-
-static inline bool has_pairs(void)
-{
-    return false;
 }
 
 #endif

@@ -33,8 +33,9 @@
  *                           lane i + lane i+8, then + i+4, + i+2, + i+1
  *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld
  *   transpose_from          the same of rows in memory; where there is none, types_tmpl.c has it
- *   has_pairs               there is an instruction for products of pairs of bf16 (VDPBF16PS). A pair
- *                           lies in a lane, the even one of two neighbours below. Only with HAS_PAIRS:
+ *   HAS_PAIRS               defined: there may be an instruction for products of pairs of bf16
+ *                           (VDPBF16PS), and so what follows. A pair lies in a lane, the even one of two
+ *                           neighbours below
  *   vf_pair                 even and odd floats, rounded to bf16, as pairs
  *   vf_pairs                c + a b, of pairs a and b: fma(even, even, fma(odd, odd, c))
  *   store_pairs             2 VF_LANES floats, rounded, next to each other
@@ -46,7 +47,6 @@
 
 #include "base/half.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -220,11 +220,6 @@ static inline void transpose(const vf rows[4], float *out, int64_t ld)
     for (int column = 0; column < VF_LANES; column++)
         vf_store(out + column * ld,
                  (vf){rows[0][column], rows[1][column], rows[2][column], rows[3][column]});
-}
-
-static inline bool has_pairs(void)
-{
-    return false;
 }
 
 #endif

@@ -26,7 +26,7 @@ ALWAYS_INLINE float bf16_largest(vf max)
     return largest;
 }
 
-static void bf16_row(float *row, int64_t n, bool *fits)
+static void bf16_row(float *row, int64_t n, bool pairs, bool *fits)
 {
     const int64_t whole = n / 2 * 2;
     vf max = vf_zero();
@@ -38,13 +38,13 @@ static void bf16_row(float *row, int64_t n, bool *fits)
     for (int64_t i = 0; i < n; i += VF_LANES) {
         const int64_t lanes = lanes_at(i, n);
         const vf x = bf16_range(vf_load_n(row + i, lanes));
-        if (has_pairs())
+        if (pairs)
             store_n_as(MHA_BF16, row, i, lanes, x);
         else
             vf_store_n(row + i, lanes, vf_swap(bf16_nearest(x)));
     }
     if (n == whole) return;
-    if (has_pairs())
+    if (pairs)
         ((uint16_t *)(void *)row)[n] = 0;
     else
         vf_store_n(row + whole, 1, last);
@@ -55,6 +55,7 @@ typedef struct bf16_panels {
     float *panels;
     int64_t columns, stride; /* of all panels; floats between panels */
     int64_t first, inner;
+    bool pairs;
     const mhai_pack *keys; /* whose `bad` is told of elements that are too large; NULL: none is */
 } bf16_panels;
 
@@ -71,7 +72,7 @@ ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
         even = bf16_range(vf_where_below(vf_abs(even), limit, even, vf_zero()));
         odd = bf16_range(vf_where_below(vf_abs(odd), limit, odd, vf_zero()));
 #ifdef HAS_PAIRS
-        if (has_pairs()) {
+        if (x->pairs) {
             vf_store(panel + i / 2 * MHAI_PANEL, vf_pair(even, odd));
             continue;
         }
@@ -200,10 +201,10 @@ static bool stored_values(const mhai_pack *pack, int64_t first)
 }
 #endif
 
-static void bf16_keys(const mhai_pack *pack)
+static void bf16_keys(const mhai_pack *pack, bool pairs)
 {
 #ifdef HAS_PAIRS
-    if (has_pairs() && pack->type == MHA_BF16 && stored_keys(pack)) {
+    if (pairs && pack->type == MHA_BF16 && stored_keys(pack)) {
         memset(pack->bad, 0, (size_t)pack->rows);
         return;
     }
@@ -213,14 +214,15 @@ static void bf16_keys(const mhai_pack *pack)
                                 .columns = pack->rows,
                                 .stride = pack->cols * MHAI_PANEL,
                                 .inner = pack->cols,
+                                .pairs = pairs,
                                 .keys = pack});
 }
 
-static void bf16_values(const mhai_pack *pack, int64_t first)
+static void bf16_values(const mhai_pack *pack, int64_t first, bool pairs)
 {
     mhai_pack floats = *pack;
 #ifdef HAS_PAIRS
-    if (has_pairs() && pack->type == MHA_BF16 && stored_values(pack, first)) {
+    if (pairs && pack->type == MHA_BF16 && stored_values(pack, first)) {
         memset(pack->bad, 0, (size_t)pack->rows);
         return;
     }
@@ -231,33 +233,31 @@ static void bf16_values(const mhai_pack *pack, int64_t first)
                                 .columns = pack->cols,
                                 .stride = (int64_t)MHAI_KEY_BLOCK * MHAI_PANEL,
                                 .first = first,
-                                .inner = first + (pack->rows + 15) / 16 * 16});
+                                .inner = first + (pack->rows + 15) / 16 * 16,
+                                .pairs = pairs});
 }
 
 /* ---- the tile -------------------------------------------------------------------------------- */
 
 /* Where column j of a row of floats begins once it holds pairs. */
-ALWAYS_INLINE int64_t pair_at(int64_t j)
+ALWAYS_INLINE int64_t pair_at(bool pairs, int64_t j)
 {
-    return has_pairs() ? j / 2 : j;
+    return pairs ? j / 2 : j;
 }
 
 #ifdef HAS_PAIRS
-ALWAYS_INLINE block_function for_pairs(block_function pairs, block_function floats)
-{
-    return has_pairs() ? pairs : floats;
-}
+#define FOR_PAIRS(pairs, of_pairs, of_floats) ((pairs) ? (of_pairs) : (of_floats))
 #else
-#define for_pairs(pairs, floats) (floats)
+#define FOR_PAIRS(pairs, of_pairs, of_floats) (of_floats)
 #endif
 
 static void bf16_score_panel(const mhai_tile *t, int key)
 {
-    const block_function scores = for_pairs(pair_scale_rows, block_scale_rows);
+    const block_function scores = FOR_PAIRS(t->pairs, pair_scale_rows, block_scale_rows);
     float factor[MHAI_MAX_ROWS];
     for (int row = 0; row < t->rows; row++) factor[row] = t->factor;
     panel_product(scores, scores, t->rows,
-                  &(block){.inner = pair_at(t->head_dim + has_pairs()),
+                  &(block){.inner = pair_at(t->pairs, t->head_dim + t->pairs),
                            .a = t->q,
                            .a_stride = t->head_dim,
                            .b = t->k + key * t->head_dim,
@@ -274,31 +274,37 @@ ALWAYS_INLINE vf load_weight(const float *p)
 }
 
 /* Probabilities up to `end`, a multiple of 16, become bf16. */
-static void bf16_weights(float *s, int begin, int end)
+static void bf16_weights(float *s, int begin, int end, bool pairs)
 {
 #ifdef HAS_PAIRS
-    if (has_pairs()) {
+    if (pairs) {
         for (int j = begin; j < end; j += 2 * VF_LANES)
             store_pairs(s + j / 2, load_weight(s + j), load_weight(s + j + VF_LANES));
         return;
     }
 #endif
+    (void)pairs;
     for (int j = begin; j < end; j += VF_LANES)
         vf_store(s + j, vf_swap(bf16_nearest(load_weight(s + j))));
 }
 
-static float bf16_weight(const float *s, int j)
+static float paired_weight(const float *s, int j)
 {
-    return has_pairs() ? mhai_bf16_to_f32(((const uint16_t *)(const void *)s)[j]) : s[j ^ 1];
+    return mhai_bf16_to_f32(((const uint16_t *)(const void *)s)[j]);
+}
+
+static float swapped_weight(const float *s, int j)
+{
+    return s[j ^ 1];
 }
 
 /* O = alpha O + P V of one panel. */
 static void bf16_weigh_panel(const mhai_tile *t, int64_t panel, int end, const float *alpha)
 {
-    const block_function whole = for_pairs(pair_rescale_rows, block_rescale_rows);
-    const block_function half = for_pairs(half_pair_rescale_rows, half_rescale_rows);
-    const int64_t begin = pair_at(t->begin);
-    block b = {.inner = pair_at(end) - begin,
+    const block_function whole = FOR_PAIRS(t->pairs, pair_rescale_rows, block_rescale_rows);
+    const block_function half = FOR_PAIRS(t->pairs, half_pair_rescale_rows, half_rescale_rows);
+    const int64_t begin = pair_at(t->pairs, t->begin);
+    block b = {.inner = pair_at(t->pairs, end) - begin,
                .a = t->s + begin,
                .a_stride = MHAI_SCORE_STRIDE,
                .b = t->v + (panel * MHAI_KEY_BLOCK + begin) * MHAI_PANEL,
@@ -316,9 +322,10 @@ static void bf16_forward(const mhai_tile *t)
     const int end = (t->end + 15) / 16 * 16;
     float alpha[MHAI_MAX_ROWS];
     softmax_from(t, masked_panels(t, bf16_score_panel), alpha);
-    for (int row = 0; row < t->rows; row++) bf16_weights(score_row(t, row), t->begin, end);
+    for (int row = 0; row < t->rows; row++)
+        bf16_weights(score_row(t, row), t->begin, end, t->pairs);
     for (int64_t panel = 0; panel < t->value_panels; panel++)
         bf16_weigh_panel(t, panel, end, alpha);
     for (int row = 0; t->mask && t->mask->poison && row < t->rows; row++)
-        poison_values(t, row, bf16_weight);
+        poison_values(t, row, t->pairs ? paired_weight : swapped_weight);
 }

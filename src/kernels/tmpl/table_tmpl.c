@@ -40,7 +40,6 @@ const mhai_kernels TABLE(MHAI_ISA_SUFFIX) = {
     .isa = MHAI_ISA_VALUE,
     .tile_rows = TILE_ROWS,
     .block_rows = BLOCK_ROWS,
-    .has_pairs = has_pairs,
 #define MHAI_KERNEL(name, arguments) .name = name,
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL
