@@ -50,7 +50,7 @@ def limits(run):
     for name, unit in (("peak_gflops", "GFLOP/s of multiply-adds"),
                        ("peak_int8_gops", "Gop/s of 8-bit products"),
                        ("peak_bf16_gflops", "GFLOP/s of bf16 products"), ("bandwidth_gbs", "GB/s read")):
-        if run[name]:
+        if run.get(name):
             said.append(f"{run[name]:.3g} {unit}")
     return said[0] + ", ".join(said[1:])
 
