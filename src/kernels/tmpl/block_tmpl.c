@@ -94,6 +94,10 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
         vf_zero();
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
+    /* Two pointers, lest the strides of 14 rows take more registers than there are. */
+    const int split = transposed || stride ? rows : (rows + 1) / 2;
+    const float *lower = a + split * a_stride;
+    if (split < rows) __asm__("" : "+r"(lower));
     const float *next = t->next;
     const int64_t step = t->next_step;
     int64_t lines = t->next_lines;
@@ -120,7 +124,8 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
             vf_load(b + i * MHAI_PANEL + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
-            vf row = vf_load1(transposed ? a + i * a_stride + r : a + r * a_stride + i);
+            const float *at = r < split ? a + r * a_stride : lower + (r - split) * a_stride;
+            vf row = vf_load1(transposed ? a + i * a_stride + r : at + i);
             UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
                 multiply_add(pairs, row, column[j], sum[r][j]);
         }
@@ -176,6 +181,7 @@ DEFINE_BLOCK(block_add_score_columns, FINISH_ADD, true, MHAI_SCORE_STRIDE)
 DEFINE_BLOCK(block_add_packed_columns, FINISH_ADD, true, MHAI_MAX_ROWS)
 DEFINE_BLOCK(fetch_add_rows, FINISH_ADD_FETCH, false, 0)
 DEFINE_BLOCK(fetch_add_score_rows, FINISH_ADD_FETCH, false, MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_store_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_STORE, false, false, 0)
 DEFINE_BLOCK_OF(half_rescale_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_RESCALE, false, false,
                 MHAI_SCORE_STRIDE)
 DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, false,

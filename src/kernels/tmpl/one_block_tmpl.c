@@ -8,48 +8,35 @@
  * of it is done again by others. */
 
 /* ---- products ---------------------------------------------------------------------------------
- * As block_tmpl.c has them, for what it does not do: half panels, B in rows that lie anywhere, and
+ * Of weights and values, for what block_tmpl.c does not do: values in rows that lie anywhere, and
  * results that are divided and written where they belong. */
 
 typedef struct one_product {
     int64_t inner;
-    const float *a;
-    int64_t a_stride; /* of values MHAI_SCORE_STRIDE */
+    const float *a; /* [rows][MHAI_SCORE_STRIDE] */
     const float *b;
     int64_t b_stride;
-    float *c; /* scores, MHAI_SCORE_STRIDE apart; or NULL, and then: */
     float *const *out;
     int64_t column;
     const float *sum; /* by which a row is divided */
     vf *finite;
 } one_product;
 
-ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_product *t)
+ALWAYS_INLINE void one_body(int rows, int vectors, const one_product *t)
 {
     vf sum[BLOCK_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_zero();
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, b_stride = t->b_stride;
-    const int64_t a_stride = values ? MHAI_SCORE_STRIDE : t->a_stride;
-    /* Two pointers, lest the strides of 14 rows take more registers than there are. */
-    const int split = values ? rows : (rows + 1) / 2;
-    const float *lower = a + split * a_stride;
-    if (!values) __asm__("" : "+r"(lower));
     for (int64_t i = 0; i < inner; i++, b += b_stride) {
         vf column[TILE_VECTORS];
         UNROLL for (int j = 0; j < vectors; j++) column[j] = vf_load(b + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)
         {
-            const float *at = r < split ? a + r * a_stride : lower + (r - split) * a_stride;
-            vf row = vf_load1(at + i);
+            vf row = vf_load1(a + r * MHAI_SCORE_STRIDE + i);
             UNROLL for (int j = 0; j < vectors; j++) sum[r][j] = vf_fma(row, column[j], sum[r][j]);
         }
-    }
-    if (!values) {
-        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
-            vf_store(t->c + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
-        return;
     }
     vf finite = *t->finite;
     UNROLL for (int r = 0; r < rows; r++)
@@ -65,16 +52,15 @@ ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_produc
     *t->finite = finite;
 }
 
-#define ONE_CASE(n)                                                                 \
-    case n:                                                                         \
-        if (n <= BLOCK_ROWS) one_body(n <= BLOCK_ROWS ? n : 1, vectors, values, t); \
+#define ONE_CASE(n)                                                         \
+    case n:                                                                 \
+        if (n <= BLOCK_ROWS) one_body(n <= BLOCK_ROWS ? n : 1, vectors, t); \
         return;
 /* clang-format off */
-#define DEFINE_ONE(name, width, are_values)                                                     \
+#define DEFINE_ONE(name, width)                                                                 \
     static __attribute__((noinline)) void name(int rows, const one_product *t)                  \
     {                                                                                           \
         const int vectors = width;                                                              \
-        const bool values = are_values;                                                         \
         switch (rows) {                                                                         \
             ONE_CASE(1) ONE_CASE(2) ONE_CASE(3) ONE_CASE(4) ONE_CASE(5) ONE_CASE(6) ONE_CASE(7) \
             ONE_CASE(8) ONE_CASE(9) ONE_CASE(10) ONE_CASE(11) ONE_CASE(12) ONE_CASE(13)         \
@@ -82,9 +68,8 @@ ALWAYS_INLINE void one_body(int rows, int vectors, bool values, const one_produc
         }                                                                                       \
     }
 /* clang-format on */
-DEFINE_ONE(one_half_scores, HALF_VECTORS, false)
-DEFINE_ONE(one_values, TILE_VECTORS, true)
-DEFINE_ONE(one_half_values, HALF_VECTORS, true)
+DEFINE_ONE(one_values, TILE_VECTORS)
+DEFINE_ONE(one_half_values, HALF_VECTORS)
 
 /* All rows of a strip, by a function for those of a register block. */
 ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), int rows,
@@ -94,10 +79,9 @@ ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), i
         some = block_rows(rows - row);
         blocks(some, &t);
         if (BLOCK_ROWS == TILE_ROWS) return;
-        t.a += some * t.a_stride;
-        if (t.c) t.c += some * MHAI_SCORE_STRIDE;
-        if (t.out) t.out += some;
-        if (t.sum) t.sum += some;
+        t.a += some * MHAI_SCORE_STRIDE;
+        t.out += some;
+        t.sum += some;
     }
 }
 
@@ -163,44 +147,6 @@ static void scale_strip(const mhai_one_block *x, const one_strip *s, vf *finite)
     *finite = sum;
 }
 
-/* 16 keys from `key` on, which begins a panel. */
-static void half_scores(const mhai_tile *t, int key)
-{
-    one_product part = {.inner = t->head_dim,
-                        .a = t->q,
-                        .a_stride = t->head_dim,
-                        .b = t->k + key * t->head_dim,
-                        .b_stride = MHAI_PANEL,
-                        .c = t->s + key};
-    for (int column = 0; column < HALF_PANEL; column += HALF_VECTORS * VF_LANES) {
-        one_strip_product(one_half_scores, t->rows, part);
-        part.b += HALF_VECTORS * VF_LANES;
-        part.c += HALF_VECTORS * VF_LANES;
-    }
-}
-
-/* Whole panels, or 16 keys where the last has no more: columns that pad it cost as much as others.
- * Masked up to the key that is returned. */
-static int one_scores(const mhai_one_block *x, const mhai_tile *t)
-{
-    const bool dense = dense_mask(t->mask);
-    int key = 0, from = 0;
-    for (; key + HALF_PANEL < t->end; key += MHAI_PANEL) {
-        const bool whole = dense && key + MHAI_PANEL <= t->end;
-        if (whole) fetch_dense(t, key);
-        if (x->fetch->run < MHAI_FETCH_RUNS)
-            score_fetching(t, key, x->fetch);
-        else
-            score_panels(t, key, key + 1);
-        if (!whole) continue;
-        mask_panel(t, key);
-        from = key + MHAI_PANEL;
-    }
-    if (key >= t->end) return from;
-    half_scores(t, key);
-    return from;
-}
-
 /* What a row does not see of the keys up to `end`, a multiple of 16. */
 static void hide_rest(float *s, int from, int end)
 {
@@ -227,7 +173,6 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
             whole ? one_values : one_half_values, s->rows,
             (one_product){.inner = s->end,
                           .a = t->s,
-                          .a_stride = MHAI_SCORE_STRIDE,
                           .b = x->values
                                    ? x->values + (column - in_panel) * MHAI_KEY_BLOCK + in_panel
                                    : x->v + column,
@@ -281,9 +226,10 @@ static void one_block_forward(const mhai_one_block *x, bool *done)
                              .s = x->s,
                              .m = s.m,
                              .l = s.l,
-                             .mask = masked ? &s.mask : NULL};
+                             .mask = masked ? &s.mask : NULL,
+                             .fetch = x->fetch};
         const int begin = 0, end = (s.end + 15) / 16 * 16;
-        const int from = one_scores(x, &t);
+        const int from = masked_scores(&t);
         for (int r = 0; r < s.rows; r++)
             if (t.mask)
                 prepare_row(&t, r, from);

@@ -83,15 +83,6 @@ ALWAYS_INLINE void back_all(const back_row *r, bool drops, int begin, int end, f
     if (share) *share = vf_sum16(sum);
 }
 
-/* The last panel may end in its first half. */
-static void back_scores(const mhai_tile *t)
-{
-    const int last = (t->end - 1) / MHAI_PANEL * MHAI_PANEL;
-    const bool half = t->end - last <= HALF_PANEL;
-    score_panels(t, t->begin, half ? last : t->end);
-    if (half) half_scores(t, last);
-}
-
 /* Scores as the forward has them up to the next multiple of 16. */
 static void hide_row(const mhai_tile_back *b, int row)
 {
@@ -139,8 +130,8 @@ static void tile_backward(const mhai_tile_back *b)
     values.k = b->v;
     values.s = b->x;
     values.head_dim = b->value_dim;
-    back_scores(&b->tile);
-    back_scores(&values);
+    score_panels(&b->tile, b->tile.begin, b->tile.end);
+    score_panels(&values, values.begin, values.end);
     for (int row = 0; row < b->tile.rows; row++) hide_row(b, row);
     for (int row = 0; row < b->tile.rows; row++) backward_row(b, row);
 }

@@ -8,17 +8,23 @@ ALWAYS_INLINE float *score_row(const mhai_tile *t, int row)
     return t->s + row * MHAI_SCORE_STRIDE;
 }
 
-/* S = Q K^T, whole panels. */
+/* S = Q K^T, whole panels; of a last one with few keys, the half that has them. */
 static void score_panels(const mhai_tile *t, int begin, int end)
 {
-    for (int key = begin; key < end; key += MHAI_PANEL)
-        panel_product(block_store_rows, block_store_rows, t->rows,
-                      &(block){.inner = t->head_dim,
-                               .a = t->q,
-                               .a_stride = t->head_dim,
-                               .b = t->k + key * t->head_dim,
-                               .c = t->s + key,
-                               .c_stride = MHAI_SCORE_STRIDE});
+    const bool whole_blocks = (int)HALF_VECTORS == (int)TILE_VECTORS;
+    const block_function half = whole_blocks ? block_store_rows : half_store_rows;
+    for (int key = begin; key < end; key += MHAI_PANEL) {
+        block b = {.inner = t->head_dim,
+                   .a = t->q,
+                   .a_stride = t->head_dim,
+                   .b = t->k + key * t->head_dim,
+                   .c = t->s + key,
+                   .c_stride = MHAI_SCORE_STRIDE};
+        if (t->end - key <= HALF_PANEL)
+            half_product(half, t->rows, &b);
+        else
+            panel_product(block_store_rows, block_store_rows, t->rows, &b);
+    }
 }
 
 /* Relative positions on keys: the row's products with the table, constant beyond its ends. */
@@ -196,7 +202,7 @@ static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 
 static void score_packed(const mhai_tile *t, int key)
 {
-    if (t->fetch && t->fetch->run < MHAI_FETCH_RUNS)
+    if (t->fetch && t->fetch->run < MHAI_FETCH_RUNS && t->end - key > HALF_PANEL)
         score_fetching(t, key, t->fetch);
     else
         score_panels(t, key, key + 1);
