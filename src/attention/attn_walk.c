@@ -241,8 +241,8 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     const int64_t first = block->pack_begin;
     mhai_pack pack =
         pack_of(&walk->p->k, c, block, w->k + first * walk->p->D, w->bad_key, &block->bad);
-    /* The finite rest of a key might overflow to the -inf of hidden ones; bytes and bf16 cannot. */
-    pack.whole = walk->p->compute == MHA_COMPUTE_F32;
+    /* The finite rest of a key might overflow to the -inf of hidden ones; bytes cannot. */
+    pack.whole = walk->p->compute != MHA_COMPUTE_INT8;
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
     if (bf16)
         walk->kernels->bf16_keys(&pack, walk->pairs);

@@ -206,7 +206,8 @@ typedef struct mhai_one_block {
  * is known to these four only; it takes no more of it than floats do. pairs, the same for all four: for
  * products of pairs by one instruction; the results have the same bits.
  * bf16_row: a query, in place; *fits false: an element is 2^59 or more, and the row becomes 0.
- * bf16_keys: pack_panels, of bf16; keys with an element of 2^59 or more count as not finite too.
+ * bf16_keys: pack_panels, of bf16, with `whole`; a key with an element of 2^59 or more counts as not finite
+ *            too. A last panel of at most 16 keys may end in anything.
  * bf16_values: pack_values, of bf16; out is where key 0 would be, and in is key `first`, a multiple of 32.
  * bf16_forward: tile_forward without runs, alpha, scores and fetch; leaves no probabilities in s. */
 

@@ -345,6 +345,41 @@ static void must_run(mha_context *context, const mha_attention_desc *desc, const
         fail_msg("%s", mha_error_detail());
 }
 
+/* A key counts as not finite, or too large, also where the rest of it would overflow to the -inf of
+ * hidden keys; values may have no elements. */
+static void one_query(void **state)
+{
+    (void)state;
+    machines all = make_machines();
+    rng r = rng_make(1, 600000);
+    plain x = plain_make(&r, 1, 1, 1, 40, 2);
+    const mha_attention_desc desc = {
+        .struct_size = sizeof desc, .compute = MHA_COMPUTE_BF16, .scale = 0x1p20f};
+    uint16_t stored[2 * 40] = {0};
+    const float odd[] = {NAN, INFINITY, 0x1p59f, 3e38f};
+    x.q[0] = 1, x.q[1] = 0x1p58f;
+    memset(x.k, 0, sizeof stored * 2);
+    x.k[1] = -0x1p58f;
+    for (int m = 0; m < all.count; m++) {
+        plain y = x;
+        for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+            x.k[0] = odd[i];
+            must_run(all.each[m].context, &desc, &x);
+            assert_true(isnan(x.o[0]) && isnan(x.lse[0]));
+        }
+        x.k[0] = 0;
+        must_run(all.each[m].context, &desc, &x);
+        assert_true(isfinite(x.o[0]) && isfinite(x.lse[0]));
+        y.K = mha_tensor_contiguous(stored, MHA_BF16, 4, (int64_t[]){1, 1, 40, 2});
+        y.V = mha_tensor_contiguous(NULL, MHA_BF16, 4, (int64_t[]){1, 1, 40, 0});
+        y.V.stride[2] = (int64_t)1 << 40; /* to where no memory is */
+        y.O = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 1, 1, 0});
+        must_run(all.each[m].context, &desc, &y);
+        assert_true(fabsf(x.lse[0] - logf(40)) < 1e-5f);
+    }
+    free(x.q);
+}
+
 /* Rows in two calls, and keys beyond the length changed and cut off: the bits of the whole. */
 static void division_does_not_matter(void **state)
 {
@@ -462,5 +497,5 @@ static void refusals(void **state)
     free(x.q);
 }
 
-RUN_TESTS(TEST(against_reference), TEST(not_finite), TEST(hostile_numbers),
+RUN_TESTS(TEST(against_reference), TEST(not_finite), TEST(hostile_numbers), TEST(one_query),
           TEST(division_does_not_matter), TEST(accuracy), TEST(refusals))

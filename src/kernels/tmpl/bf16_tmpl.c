@@ -45,7 +45,7 @@ static void bf16_row(float *row, int64_t n, bool pairs, bool *fits)
     }
     if (n == whole) return;
     if (pairs)
-        ((uint16_t *)(void *)row)[n] = 0;
+        memset((uint16_t *)(void *)row + n, 0, sizeof(uint16_t));
     else
         vf_store_n(row + whole, 1, last);
 }
@@ -56,21 +56,19 @@ typedef struct bf16_panels {
     int64_t columns, stride; /* of all panels; floats between panels */
     int64_t first, inner;
     bool pairs;
-    const mhai_pack *keys; /* whose `bad` is told of elements that are too large; NULL: none is */
+    const mhai_pack *keys; /* those with an element that is too large become 0; NULL: none do */
 } bf16_panels;
 
 /* VF_LANES columns of a panel; returns the largest size in each. */
 ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
 {
-    const vf limit = vf_set1(x->keys ? bf16_limit : __builtin_inff());
     vf max = vf_zero();
     for (int64_t i = x->first; i < x->inner; i += 2) {
         const bool both = i + 1 < x->inner;
         float *at = panel + i * MHAI_PANEL;
         vf even = vf_load(at), odd = both ? vf_load(at + MHAI_PANEL) : vf_zero();
         max = vf_max(vf_max(vf_abs(even), vf_abs(odd)), max);
-        even = bf16_range(vf_where_below(vf_abs(even), limit, even, vf_zero()));
-        odd = bf16_range(vf_where_below(vf_abs(odd), limit, odd, vf_zero()));
+        even = bf16_range(even), odd = bf16_range(odd);
 #ifdef HAS_PAIRS
         if (x->pairs) {
             vf_store(panel + i / 2 * MHAI_PANEL, vf_pair(even, odd));
@@ -86,13 +84,14 @@ ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
 static void bf16_convert(const bf16_panels *x)
 {
     for (int64_t column = 0; column < x->columns; column += VF_LANES) {
+        float *panel = x->panels + column / MHAI_PANEL * x->stride + column % MHAI_PANEL;
         float sizes[VF_LANES];
-        vf_store(sizes, bf16_columns(x, x->panels + column / MHAI_PANEL * x->stride +
-                                            column % MHAI_PANEL));
+        vf_store(sizes, bf16_columns(x, panel));
         for (int j = 0; x->keys && j < VF_LANES && column + j < x->columns; j++) {
             if (sizes[j] < bf16_limit) continue;
             x->keys->bad[column + j] = 1;
             *x->keys->any_bad = true;
+            for (int64_t i = 0; i < x->inner; i++) panel[i * MHAI_PANEL + j] = 0;
         }
     }
 }
@@ -140,7 +139,8 @@ typedef struct line_cursor {
 
 ALWAYS_INLINE void touch_lines(line_cursor *next, int lines)
 {
-    for (int i = 0; i < lines && next->row < next->pack->rows; i++) {
+    const int64_t rows = next->pack->cols > 0 ? next->pack->rows : 0;
+    for (int i = 0; i < lines && next->row < rows; i++) {
         const uint16_t *at =
             (const uint16_t *)next->pack->in + next->row * next->pack->stride + next->col;
         touch_and_fetch((const float *)(const void *)at, FAR);
