@@ -115,9 +115,9 @@ typedef enum mha_compute {
      * MHA_ERR_UNSUPPORTED, as is a backward pass.
      *
      * Accuracy  against the same formula of the rounded q, k, v: |o - exact| has in addition to the
-     *           bound of f32 at most 2^-8 (1 + 2^-7) sum_s p_s |v_s|; scores and lse have that of f32.
-     *           For normal q, k, v (D = Dv = 64, S = 2048) the relative error of o is 0.16 %
-     *           (docs/numerics.md 15).
+     *           bound of f32 at most 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and
+     *           lse have that of f32. For normal q, k, v (D = Dv = 64, S = 2048) the relative error of
+     *           o is 0.16 % (docs/numerics.md 15).
      * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any threads, batch, strides and
      *           padding. VDPBF16PS is used where the processor has it (Zen 4, Cooper Lake, Sapphire
      *           Rapids); without it this is no faster than f32, and has the same bits.

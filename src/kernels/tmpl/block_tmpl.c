@@ -84,8 +84,8 @@ ALWAYS_INLINE vf multiply_add(bool pairs, vf a, vf b, vf c)
 }
 
 /* pairs: each element of A and B is a pair of bf16 (simd_portable.h). transposed: A lies [inner][rows],
- * so that C = A^T B. stride: that of A if it is a constant, else
- * 0. A constant one is worth 5 % at 14 rows, whose strides would not all fit in registers. */
+ * so that C = A^T B. stride: that of A if it is a constant, else 0. A constant one is worth 5 % at 14
+ * rows, whose strides would not all fit in registers. */
 ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool pairs,
                               bool transposed, int64_t stride, const block *t)
 {
