@@ -136,18 +136,19 @@ typedef struct mha_tensor {
 MHA_API mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim,
                                          const int64_t *shape);
 
-/* MHA_CODED_ROWS rows of up to MHA_CODED_COLUMNS numbers, in 8 bits each: element [r][i] is
+/* MHA_CODED_ROWS rows of up to MHA_CODED_COLUMNS numbers, in 8 bits each: element i of row r is
  *
- *   number[r][i] * scale[i / run][r] + offset[i / run][r]
+ *   number[i / 4][r][i % 4] * scale[i / run][r] + offset[i / run][r]
  *
  * where the product is exact: it has at most 24 significant bits, and scale is 0 or at least 2^-100.
  * An offset of -0 changes nothing. */
 enum { MHA_CODED_ROWS = 32, MHA_CODED_COLUMNS = 256 };
 typedef struct mha_coded {
-    int8_t number[MHA_CODED_ROWS][MHA_CODED_COLUMNS];
+    int8_t number[MHA_CODED_COLUMNS / 4][MHA_CODED_ROWS][4];
     float scale[MHA_CODED_COLUMNS / 16][MHA_CODED_ROWS];
     float offset[MHA_CODED_COLUMNS / 16][MHA_CODED_ROWS];
-    int32_t run; /* 16 or 32 */
+    int32_t run;         /* 16 or 32 */
+    int32_t has_offsets; /* 0: all offsets are -0 */
 } mha_coded;
 
 /**

@@ -41,6 +41,10 @@ enum {
 typedef struct mha_model_options {
     uint32_t struct_size;
     uint32_t flags;
+    /* MHA_COMPUTE_INT8: linear layers whose weights are stored in blocks are computed in 8 bits
+     * (mha_transformer_source in transformer.h): faster, less accurate, forward only */
+    mha_compute compute;
+    uint32_t reserved; /* 0 */
 } mha_model_options;
 
 /**
@@ -54,11 +58,12 @@ typedef struct mha_model_options {
  *          the model (the context need not); the tokenizer and what is only needed while loading
  *          use the C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing
  *          else of the folder stays open.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options); MHA_ERR_FILE (folder or file missing);
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; MHA_COMPUTE_INT8 with MHA_MODEL_ARRAY);
+ *          MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
  *          missing, of a wrong type or absurd; a weight missing or of another shape than
  *          config.json says); MHA_ERR_UNSUPPORTED (architecture, activation, position scheme or
- *          weight type); MHA_ERR_UTF8; MHA_ERR_SIZE; MHA_ERR_NOMEM.
+ *          weight type; MHA_COMPUTE_INT8 where no matrix is stored in blocks); MHA_ERR_UTF8; MHA_ERR_SIZE; MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_load(mha_context *context, const char *folder,

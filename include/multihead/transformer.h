@@ -185,11 +185,35 @@ typedef struct mha_transformer_source {
                  int64_t columns, float *to);
     void (*release)(void *user); /* by mha_transformer_destroy(); may be NULL */
     void *user;
-    /* The same of MHA_CODED_ROWS rows and at most MHA_CODED_COLUMNS columns, from a multiple of that
-     * on; false: they cannot be coded. May be NULL: none can */
-    bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t column,
-                       int64_t columns, mha_coded *to);
+    /* The same of at most MHA_CODED_ROWS rows, the others of to being anything, and at most
+     * MHA_CODED_COLUMNS columns, whole runs, from a multiple of that on; false: they cannot be coded,
+     * which is so for all columns of a row or none. May be NULL: no row can */
+    bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t rows,
+                       int64_t column, int64_t columns, mha_coded *to);
+    mha_compute compute; /* how products with rows that can be coded are computed, see below */
+    uint32_t reserved;   /* 0 */
 } mha_transformer_source;
+
+/* With compute = MHA_COMPUTE_INT8 a linear layer y = x W^T + b whose rows of W can be coded is
+ *
+ *   in each row of x, of inputs 32 i .. 32 i + 31:
+ *     unit = max |x| / 127       x8 = round(x (127 / max |x|)), to nearest, ties to even
+ *   y = b, and then for each run of inputs, in their order (mha_coded in base.h; sums over the run):
+ *     y = y + sum(number x8) (scale unit)
+ *     y = y + offset (unit sum(x8))                  where mha_coded.has_offsets
+ *
+ * Sums are exact integers; every operation of f32 rounds on its own, none is fused. A run of 16 has
+ * the unit of the 32 inputs that it is half of. What is below 2^-80 in all of its 32 inputs counts as
+ * 0; a row of x with an element that is not finite, or is 2^93 or more, gives NaN throughout.
+ *
+ * Accuracy  |y - exact| <= 0.5001 sum |w| unit + (n + 4) 2^-24 (|b| + sum of the sizes of the n
+ *           terms above): docs/numerics.md 14 has the derivation and figures of a model.
+ * Bits      the same on every instruction set including portable C, for any threads, rows together
+ *           and strips.
+ *
+ * Rows that cannot be coded, and all else (attention, norms, embeddings), are computed in f32 as
+ * without it. Forward calls, decoders and views only: mha_transformer_backward() refuses; a transformer
+ * that is pruned from it, or copied, computes in f32. */
 
 /**
  * A transformer whose matrices and table of tokens stay where they are: each product reads rows of
@@ -206,7 +230,9 @@ typedef struct mha_transformer_source {
  *          transformer and of those that were pruned from it; an error here does not release it.
  *          Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch a thread, more
  *          where 32 rows have more than 1 MiB. Backward calls take room for one matrix.
- * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags).
+ * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
+ *          reserved); MHA_ERR_ARGUMENT (compute; MHA_COMPUTE_INT8 with MHA_SOURCE_PACK or without
+ *          read_coded).
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *context,

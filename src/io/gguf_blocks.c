@@ -40,6 +40,11 @@ bool mhai_gguf_decodes(mha_gguf_type type)
     return (size_t)type < MHAI_GGUF_CODECS_COUNT && mhai_gguf_codecs_portable[type].decode;
 }
 
+bool mhai_gguf_codes(mha_gguf_type type)
+{
+    return (size_t)type < MHAI_GGUF_CODECS_COUNT && mhai_gguf_codecs_portable[type].code;
+}
+
 void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t first, int64_t count,
                       float *to)
 {

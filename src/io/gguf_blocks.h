@@ -16,6 +16,9 @@ const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type);
 
 bool mhai_gguf_decodes(mha_gguf_type type);
 
+/* Whether its blocks have a coded form. */
+bool mhai_gguf_codes(mha_gguf_type type);
+
 /* One row for each type and one table for each instruction set. */
 typedef struct mhai_gguf_codec {
     /* count blocks, aligned or not; NULL: not decoded */

@@ -55,9 +55,36 @@ typedef struct mhai_int8_tile {
 /* int8_forward: tile_forward of kernels.h without cap, Shaw's tables and dropout; leaves no
  * probabilities in s. */
 
+/* Inputs of a linear layer, 32 of a row: [0] all, [1] the first half, [2] the second. start is what a
+ * run's sum of products begins with. */
+enum { MHAI_INT8_BLOCK = 32, MHAI_INT8_BLOCKS = MHA_CODED_COLUMNS / MHAI_INT8_BLOCK };
+typedef struct mhai_int8_block {
+    float unit;   /* max |x| / 127; 0 where it is below 2^-80 */
+    float sum[3]; /* of the small numbers, times unit */
+    int32_t start[3];
+    int32_t unused; /* 32 bytes */
+} mhai_int8_block;
+/* int8_inputs: n inputs, a multiple of 16, at most MHA_CODED_COLUMNS, become small numbers and blocks;
+ * small is written to the end of the last block, with zeros. If one of them is 2^93 or more, or not
+ * finite, all become 0 and their units NaN. */
+
+/* out[r][i] = from[r][i] + the products of rows r of x with row i of W: docs/numerics.md 14. */
+typedef struct mhai_int8_product {
+    int64_t rows;
+    const mha_coded *w;
+    int64_t inputs, cols;          /* whole runs, at most MHA_CODED_COLUMNS; 1 .. 32 rows of w */
+    const int32_t *x;              /* [rows][row_stride] small numbers */
+    const mhai_int8_block *blocks; /* [rows][MHAI_INT8_BLOCKS] */
+    const float *from;
+    int64_t from_stride; /* 0: one row for all, a bias */
+    float *out;
+    int64_t out_stride;
+} mhai_int8_product;
+
 typedef struct mhai_int8_kernels {
     const char *reason;    /* explain's sentence */
     int group, row_stride; /* row_stride in dwords */
+    int strip_rows;        /* of a register block */
 #define MHAI_KERNEL(name, arguments) void(*name) arguments;
 #include "kernels/int8.inc"
 #undef MHAI_KERNEL

@@ -24,6 +24,7 @@ typedef struct loading {
     const char *config; /* the path of config.json, for messages */
     mha_gguf *gguf;     /* NULL: a folder */
     bool array;         /* parameters go into an array; else they stay where they are */
+    mha_compute compute;
     const mhai_family *family, *listed; /* listed: as family.c has it */
     mhai_family renamed;
     mhai_family_plan plan;
@@ -269,9 +270,22 @@ static mha_status create_from(loading *l)
         .read = mhai_stored_read,
         .read_coded = mhai_stored_read_coded,
         .release = mhai_stored_release,
-        .user = l->stored};
+        .user = l->stored,
+        .compute = l->compute};
     return l->array ? mha_transformer_create(l->context, &l->plan.desc, &l->made)
                     : mha_transformer_create_from(l->context, &l->plan.desc, &source, &l->made);
+}
+
+/* That int8 arithmetic will find numbers to multiply. */
+static mha_status check_compute(const loading *l)
+{
+    if (l->compute == MHA_COMPUTE_F32 || mhai_weights_have_blocks(&l->stored->weights))
+        return MHA_OK;
+    return mha_fail(
+        MHA_ERR_UNSUPPORTED,
+        "%s: no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic "
+        "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic",
+        mhai_show_path(l->stored->weights.path).text);
 }
 
 /* What is wrong with the description is wrong in config.json. */
@@ -287,6 +301,7 @@ static mha_status create(loading *l)
 
 static mha_status load_body(loading *l)
 {
+    MHA_TRY(check_compute(l));
     MHA_TRY(check_embeddings(l));
     MHA_TRY(check_numbers(l));
     l->used = calloc((size_t)l->stored->weights.count + 1, sizeof *l->used);
@@ -351,9 +366,9 @@ static mha_status load_gguf(loading *l, const char *path)
 }
 
 mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
-                                mhai_loaded *loaded)
+                                mha_compute compute, mhai_loaded *loaded)
 {
-    loading l = {.context = context, .array = array};
+    loading l = {.context = context, .array = array, .compute = compute};
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
@@ -372,7 +387,7 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                         : !folder ? "folder"
                                   : "transformer");
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_part(context, folder, true, &loaded));
+    MHA_TRY(mhai_model_load_part(context, folder, true, MHA_COMPUTE_F32, &loaded));
     *transformer = loaded.transformer;
     return MHA_OK;
 }

@@ -22,8 +22,9 @@ typedef struct mhai_loaded {
 } mhai_loaded;
 
 /* The transformer of a folder or a GGUF file. array: its parameters are copied into an array; else
- * they stay in their files, which are open as long as the transformer lives. */
+ * they stay in their files, which are open as long as the transformer lives, and its products are
+ * computed as said. */
 MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
-                                              mhai_loaded *loaded);
+                                              mha_compute compute, mhai_loaded *loaded);
 
 #endif

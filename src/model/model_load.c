@@ -74,12 +74,14 @@ static mha_status load_gguf_tokenizer(const char *path, mha_model *model)
 }
 
 /* A folder, or a GGUF file. */
-static mha_status load_one(mha_context *context, const char *path, uint32_t flags, mha_model *model)
+static mha_status load_one(mha_context *context, const char *path, const mha_model_options *options,
+                           mha_model *model)
 {
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_part(context, path, flags & MHA_MODEL_ARRAY, &loaded));
+    MHA_TRY(mhai_model_load_part(context, path, options->flags & MHA_MODEL_ARRAY, options->compute,
+                                 &loaded));
     describe(&loaded, model);
-    if (flags & MHA_MODEL_NO_TOKENIZER) return MHA_OK;
+    if (options->flags & MHA_MODEL_NO_TOKENIZER) return MHA_OK;
     return mhai_model_is_gguf(path) ? load_gguf_tokenizer(path, model)
                                     : load_tokenizer(path, model);
 }
@@ -112,8 +114,8 @@ static mha_status check_parts(const char *folder, const mha_model *decoder)
                     mhai_show_path(folder).text);
 }
 
-static mha_status load_parts(mha_context *context, const char *folder, uint32_t flags,
-                             mha_model *model)
+static mha_status load_parts(mha_context *context, const char *folder,
+                             const mha_model_options *options, mha_model *model)
 {
     const mha_allocator *a = &model->allocator;
     char *encoder = mhai_model_join(folder, "encoder"),
@@ -123,8 +125,8 @@ static mha_status load_parts(mha_context *context, const char *folder, uint32_t 
     if (model->encoder) *model->encoder = (mha_model){.allocator = *a};
     if (!encoder || !decoder || !model->encoder)
         status = mha_fail(MHA_ERR_NOMEM, "model: cannot allocate an encoder");
-    if (status == MHA_OK) status = load_one(context, encoder, flags, model->encoder);
-    if (status == MHA_OK) status = load_one(context, decoder, flags, model);
+    if (status == MHA_OK) status = load_one(context, encoder, options, model->encoder);
+    if (status == MHA_OK) status = load_one(context, decoder, options, model);
     if (status == MHA_OK) status = check_parts(folder, model);
     free(decoder);
     free(encoder);
@@ -135,18 +137,37 @@ static mha_status load_parts(mha_context *context, const char *folder, uint32_t 
     return MHA_OK;
 }
 
-static mha_status load(mha_context *context, const char *folder, uint32_t flags, mha_model *model)
+static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
+                       mha_model *model)
 {
     if (!mhai_model_is_gguf(folder) && !mhai_model_holds(folder, "config.json") &&
         mhai_model_holds(folder, "encoder/config.json") &&
         mhai_model_holds(folder, "decoder/config.json"))
-        return load_parts(context, folder, flags, model);
-    MHA_TRY(load_one(context, folder, flags, model));
+        return load_parts(context, folder, options, model);
+    MHA_TRY(load_one(context, folder, options, model));
     if (!is_cross(model)) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "%s: is the decoder of an encoder-decoder, which needs its encoder: give the "
                     "folder that holds both",
                     mhai_show_path(folder).text);
+}
+
+static mha_status check_options(const mha_model_options *own)
+{
+    if (own->flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY) || own->reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_model_options: flags 0x%x, reserved %u are unknown",
+                        (unsigned)own->flags, (unsigned)own->reserved);
+    if (own->compute != MHA_COMPUTE_F32 && own->compute != MHA_COMPUTE_INT8)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_model_options: compute is %d, expected one of mha_compute",
+                        (int)own->compute);
+    if (own->compute == MHA_COMPUTE_INT8 && own->flags & MHA_MODEL_ARRAY)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_model_options: MHA_COMPUTE_INT8 multiplies weights as they are stored, "
+            "MHA_MODEL_ARRAY has them as f32; choose one");
+    return MHA_OK;
 }
 
 /* ---- public -------------------------------------------------------------------------------- */
@@ -160,16 +181,15 @@ mha_status mha_model_load(mha_context *context, const char *folder,
                         : !folder ? "folder"
                                   : "model");
     mha_model_options own;
-    MHA_TRY(mha_struct_read("mha_model_options", &own, sizeof own, sizeof own, options,
+    MHA_TRY(mha_struct_read("mha_model_options", &own, sizeof own,
+                            offsetof(mha_model_options, compute), options,
                             options ? options->struct_size : 0));
-    if (own.flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_options: flags 0x%x are unknown",
-                        (unsigned)own.flags);
+    MHA_TRY(check_options(&own));
     mha_allocator allocator = mha_context_allocator(context);
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
     *made = (mha_model){.allocator = allocator};
-    mha_status status = load(context, folder, own.flags, made);
+    mha_status status = load(context, folder, &own, made);
     if (status == MHA_OK)
         *model = made;
     else

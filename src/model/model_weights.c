@@ -258,3 +258,10 @@ bool mhai_weights_are_f32(const mhai_weights *weights)
         if (mhai_weights_elements(weights, i).type != MHA_GGUF_F32) return false;
     return true;
 }
+
+bool mhai_weights_have_blocks(const mhai_weights *weights)
+{
+    for (int64_t i = 0; i < weights->count; i++)
+        if (mhai_gguf_codes(mhai_weights_elements(weights, i).type)) return true;
+    return false;
+}

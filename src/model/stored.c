@@ -104,13 +104,13 @@ void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_
     for (int64_t i = 0; p->form == MHAI_PLUS_ONE && i < rows * columns; i++) to[i] += 1;
 }
 
-bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, int64_t column,
-                            int64_t columns, mha_coded *to)
+bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, int64_t rows,
+                            int64_t column, int64_t columns, mha_coded *to)
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     int64_t at[MHA_CODED_ROWS];
     if (p->transposed || p->form == MHAI_PLUS_ONE) return false;
-    for (int i = 0; i < MHA_CODED_ROWS; i++) at[i] = row_at(p, row + i);
+    for (int i = 0; i < MHA_CODED_ROWS; i++) at[i] = row_at(p, row + (i < rows ? i : rows - 1));
     return mhai_gguf_code(p->from.type, p->from.data, p->columns, at, column, columns, to);
 }
 

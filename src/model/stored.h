@@ -33,8 +33,8 @@ MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mha
 /* mha_transformer_source.read, .read_coded and .release. */
 void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_t rows,
                       int64_t column, int64_t columns, float *to);
-bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, int64_t column,
-                            int64_t columns, mha_coded *to);
+bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, int64_t rows,
+                            int64_t column, int64_t columns, mha_coded *to);
 void mhai_stored_release(void *stored);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "kernels/int8.h"
 
 #include <string.h>
 
@@ -286,8 +287,10 @@ static void pack_read(const rows_job *r, int64_t col, int64_t first, int64_t inn
     mha_coded *coded = (void *)read;
     for (int64_t input = 0; input < inner; input += READ_INPUTS) {
         const int64_t count = mhai_min_i64(READ_INPUTS, inner - input), at = first + input;
-        const bool is_coded = rows == MHA_CODED_ROWS && from->read_coded &&
-                              from->read_coded(from->user, from->at, col, at, count, coded);
+        int64_t alike = rows;
+        const bool is_coded =
+            rows == MHA_CODED_ROWS && from->read_coded &&
+            from->read_coded(from->user, from->at, col, &alike, at, count, coded) && alike == rows;
         if (!is_coded) from->read(from->user, from->at, col, rows, at, count, read);
         for (int64_t k = 0; k < count; k += MHAI_GEMM_BLOCK) {
             const int64_t columns = mhai_min_i64(MHAI_GEMM_BLOCK, count - k);
@@ -328,12 +331,10 @@ mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from, in
 
 /* ---- the product with rows ------------------------------------------------------------------- */
 
-/* One group of panels: packed, and multiplied with all rows. */
-static void run_group(void *argument, int64_t item, int worker)
+/* Columns of at most one group of panels: packed, and multiplied with all rows. */
+static void run_many(const rows_job *r, int64_t first, int64_t end, int worker)
 {
-    const rows_job *r = argument;
-    const int64_t first = item * r->group * MHAI_PANEL;
-    const int64_t cols = mhai_min_i64(r->group * MHAI_PANEL, r->job->cols - first);
+    const int64_t cols = end - first;
     float *panels = r->panels + worker * r->group * MHAI_PANEL * r->job->inner;
     for (int64_t p = 0; p * MHAI_PANEL < cols; p++)
         pack_read(r, first + p * MHAI_PANEL, 0, r->job->inner, panels, p, cols,
@@ -349,12 +350,9 @@ static void run_group(void *argument, int64_t item, int worker)
 }
 
 /* The same for few rows, some inputs of a panel at a time, which stay in L1. */
-static void run_few(void *argument, int64_t item, int worker)
+static void run_few(const rows_job *r, int64_t first, int64_t end, int worker)
 {
-    const rows_job *r = argument;
     const mhai_matmul *job = r->job;
-    const int64_t first = item * r->group * MHAI_PANEL;
-    const int64_t end = mhai_min_i64(job->cols, first + r->group * MHAI_PANEL);
     float *panel = r->panels + worker * r->group * MHAI_PANEL * job->inner;
     float *read = r->read + worker * READ_FLOATS;
     for (int64_t col = first; col < end; col += MHAI_PANEL)
@@ -366,7 +364,7 @@ static void run_few(void *argument, int64_t item, int worker)
                     &(mhai_gemm){.rows = (int)job->rows,
                                  .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
                                  .panels = 1,
-                                 .cols = mhai_min_i64(MHAI_PANEL, job->cols - col),
+                                 .cols = mhai_min_i64(MHAI_PANEL, end - col),
                                  .x = job->a + input + k,
                                  .x_stride = job->a_stride,
                                  .w = panel + k * MHAI_PANEL,
@@ -380,6 +378,136 @@ static void run_few(void *argument, int64_t item, int worker)
                       end - first);
 }
 
+static void run_columns(const rows_job *r, int64_t first, int64_t end, int worker)
+{
+    if (r->job->rows <= r->kernels->tile_rows && !r->job->a_transposed)
+        run_few(r, first, end, worker);
+    else
+        run_many(r, first, end, worker);
+}
+
+static void run_group(void *argument, int64_t item, int worker)
+{
+    const rows_job *r = argument;
+    const int64_t first = item * r->group * MHAI_PANEL;
+    run_columns(r, first, mhai_min_i64(r->job->cols, first + r->group * MHAI_PANEL), worker);
+}
+
+/* ---- in int8 arithmetic -----------------------------------------------------------------------
+ *
+ * Activations become small numbers first: of READ_INPUTS inputs those of all rows, then of the next.
+ * A worker codes some tiles, rows of W that are read together, and multiplies them with all rows. */
+
+enum { INT8_TILES = 16, INT8_FEW = 8, INT8_ROUND = 16 };
+
+/* One after the other in lines of a cache. */
+typedef struct int8_coded {
+    _Alignas(64) mha_coded rows;
+} int8_coded;
+
+typedef struct int8_job {
+    rows_job r;
+    const mhai_int8_kernels *kernels;
+    int32_t *small; /* [ceil(inner / READ_INPUTS)][rows][row_stride] */
+    mhai_int8_block *blocks;
+    int8_coded *coded; /* [threads][tiles] */
+    const float *zeros;
+    int64_t tiles; /* of W that are coded together */
+} int8_job;
+
+/* W's rows `first` .. `first` + `count`. */
+typedef struct int8_tile {
+    int64_t first, count;
+} int8_tile;
+
+static void int8_round(void *argument, int64_t item, int worker)
+{
+    const int8_job *j = argument;
+    const mhai_matmul *job = j->r.job;
+    const int64_t end = mhai_min_i64(job->rows, (item + 1) * INT8_ROUND);
+    (void)worker;
+    for (int64_t row = item * INT8_ROUND; row < end; row++)
+        for (int64_t input = 0; input < job->inner; input += READ_INPUTS) {
+            const int64_t at = input / READ_INPUTS * job->rows + row;
+            j->kernels->int8_inputs(
+                job->a + row * job->a_stride + input, mhai_min_i64(READ_INPUTS, job->inner - input),
+                j->small + at * j->kernels->row_stride, j->blocks + at * MHAI_INT8_BLOCKS);
+        }
+}
+
+/* Some tiles of which the first inputs have been coded: all rows by the first inputs, then by the
+ * next. */
+static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, int8_coded *coded)
+{
+    const mhai_matmul *job = j->r.job;
+    const mhai_rows *from = j->r.from;
+    const int64_t strip = j->kernels->strip_rows;
+    for (int64_t input = 0; input < job->inner; input += READ_INPUTS) {
+        const int64_t inputs = mhai_min_i64(READ_INPUTS, job->inner - input);
+        for (int64_t t = 0; input > 0 && t < tiles; t++) {
+            int64_t count = tile[t].count;
+            from->read_coded(from->user, from->at, tile[t].first, &count, input, inputs,
+                             &coded[t].rows);
+        }
+        for (int64_t row = 0; row < job->rows; row += strip)
+            for (int64_t t = 0; t < tiles; t++) {
+                const int64_t at = input / READ_INPUTS * job->rows + row, col = tile[t].first;
+                float *out = job->c + row * job->c_stride + col;
+                const float *bias = job->bias ? job->bias + col : j->zeros;
+                j->kernels->int8_product(
+                    &(mhai_int8_product){.rows = mhai_min_i64(strip, job->rows - row),
+                                         .w = &coded[t].rows,
+                                         .inputs = inputs,
+                                         .cols = tile[t].count,
+                                         .x = j->small + at * j->kernels->row_stride,
+                                         .blocks = j->blocks + at * MHAI_INT8_BLOCKS,
+                                         .from = input > 0 ? out : bias,
+                                         .from_stride = input > 0 ? job->c_stride : 0,
+                                         .out = out,
+                                         .out_stride = job->c_stride});
+            }
+    }
+    const int64_t first = tile[0].first,
+                  cols = tile[tiles - 1].first + tile[tiles - 1].count - first;
+    for (int64_t row = 0; row < job->rows; row++)
+        mhai_activate(j->r.kernels, job->activation, job->c + row * job->c_stride + first, cols);
+}
+
+/* What has no coded form is computed in f32. */
+static void int8_group(void *argument, int64_t item, int worker)
+{
+    const int8_job *j = argument;
+    const mhai_rows *from = j->r.from;
+    const mhai_matmul *job = j->r.job;
+    int8_tile tile[INT8_TILES];
+    int8_coded *coded = j->coded + worker * j->tiles;
+    int64_t tiles = 0, col = item * j->r.group * MHAI_PANEL, count;
+    const int64_t end = mhai_min_i64(job->cols, col + j->r.group * MHAI_PANEL);
+    const int64_t inputs = mhai_min_i64(READ_INPUTS, job->inner);
+    for (; col < end; col += count) {
+        count = mhai_min_i64(MHAI_PANEL, end - col);
+        const bool is_coded =
+            from->read_coded(from->user, from->at, col, &count, 0, inputs, &coded[tiles].rows);
+        if (is_coded) tile[tiles++] = (int8_tile){col, count};
+        if (tiles > 0 && (!is_coded || tiles == j->tiles || col + count == end)) {
+            int8_tiles(j, tile, tiles, coded);
+            tiles = 0;
+        }
+        if (!is_coded) run_columns(&j->r, col, col + count, worker);
+    }
+}
+
+/* Bytes of scratch: of all rows, of each worker, and what f32 needs. */
+static size_t int8_bytes(const mha_context *context, int64_t rows, int64_t inner, int64_t tiles)
+{
+    const size_t row = (size_t)mhai_int8_kernels_for(context->isa)->row_stride * sizeof(int32_t) +
+                       MHAI_INT8_BLOCKS * sizeof(mhai_int8_block);
+    return (size_t)(mhai_ceil_div(inner, READ_INPUTS) * rows) * row +
+           (size_t)context->num_threads *
+               ((size_t)tiles * sizeof(int8_coded) +
+                (size_t)(MHAI_PANEL * inner + READ_FLOATS + SUMS) * sizeof(float));
+}
+
 /* Panels that a thread packs and multiplies together: every thread has some. */
 static int64_t rows_group(const mha_context *context, int64_t inner, int64_t cols)
 {
@@ -389,21 +517,57 @@ static int64_t rows_group(const mha_context *context, int64_t inner, int64_t col
     return mhai_max_i64(1, mhai_min_i64(mhai_min_i64(fit, GROUP_PANELS), shared));
 }
 
-size_t mhai_matmul_rows_bytes(const mha_context *context, int64_t inner)
+size_t mhai_matmul_rows_bytes(const mha_context *context, bool int8, int64_t rows, int64_t inner)
 {
+    if (int8) return int8_bytes(context, rows, inner, INT8_TILES);
     const int64_t panels = mhai_max_i64(GROUP_FLOATS, inner * MHAI_PANEL);
     return (size_t)context->num_threads * sizeof(float) * (size_t)(panels + READ_FLOATS + SUMS);
 }
 
-mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+static mha_status run_int8(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+{
+    static const float zeros[MHAI_PANEL];
+    const int64_t threads = context->num_threads, panels = mhai_ceil_div(job->cols, MHAI_PANEL);
+    const int64_t chunks = mhai_ceil_div(job->inner, READ_INPUTS);
+    int8_job j = {.r = {.job = job,
+                        .from = from,
+                        .context = context,
+                        .kernels = mhai_kernels_for(context->isa),
+                        .group = threads > 1 ? mhai_ceil_div(panels, 4 * threads) : panels},
+                  .kernels = mhai_int8_kernels_for(context->isa),
+                  .zeros = zeros,
+                  .tiles = job->rows > INT8_FEW ? INT8_TILES : 1};
+    mhai_matmul alike = *job; /* a weight costs as much as products with some rows */
+    alike.rows += INT8_FEW;
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(context, (int64_t)int8_bytes(context, job->rows, job->inner, j.tiles),
+                              1, &memory));
+    j.coded = memory;
+    j.blocks = (void *)(j.coded + threads * j.tiles);
+    j.small = (void *)(j.blocks + chunks * job->rows * MHAI_INT8_BLOCKS);
+    j.r.panels = (void *)(j.small + chunks * job->rows * j.kernels->row_stride);
+    j.r.read = j.r.panels + threads * MHAI_PANEL * job->inner;
+    if (pages_apart(job)) j.r.sums = j.r.read + threads * READ_FLOATS;
+    if (!pays_to_share(context, &alike, 1)) {
+        for (int64_t i = 0; i * INT8_ROUND < job->rows; i++) int8_round(&j, i, 0);
+        for (int64_t i = 0; i * j.r.group < panels; i++) int8_group(&j, i, 0);
+        return MHA_OK;
+    }
+    if (job->rows > INT8_ROUND)
+        mha_parallel_for(context, mhai_ceil_div(job->rows, INT8_ROUND), int8_round, &j);
+    else
+        int8_round(&j, 0, 0);
+    mha_parallel_for(context, mhai_ceil_div(panels, j.r.group), int8_group, &j);
+    return MHA_OK;
+}
+
+static mha_status run_f32(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
 {
     const int64_t threads = context->num_threads;
     const int64_t group = rows_group(context, job->inner, job->cols);
     mhai_matmul alike = *job; /* a weight costs as much as products with some 60 rows */
     alike.rows += 60;
     void *memory;
-    if (job->rows == 0 || job->cols == 0) return MHA_OK;
-    const mha_scratch_mark mark = mha_scratch_top(context);
     MHA_TRY(mha_scratch_alloc(context,
                               threads * (group * MHAI_PANEL * job->inner + READ_FLOATS + SUMS),
                               sizeof(float), &memory));
@@ -416,14 +580,21 @@ mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, co
     r.read = r.panels + threads * group * MHAI_PANEL * job->inner;
     if (pages_apart(job)) r.sums = r.read + threads * READ_FLOATS;
     const int64_t items = mhai_ceil_div(mhai_ceil_div(job->cols, MHAI_PANEL), group);
-    const mha_parallel_body run =
-        job->rows <= r.kernels->tile_rows && !job->a_transposed ? run_few : run_group;
     if (pays_to_share(context, &alike, 1))
-        mha_parallel_for(context, items, run, &r);
+        mha_parallel_for(context, items, run_group, &r);
     else
-        for (int64_t i = 0; i < items; i++) run(&r, i, 0);
-    mha_scratch_release(context, mark);
+        for (int64_t i = 0; i < items; i++) run_group(&r, i, 0);
     return MHA_OK;
+}
+
+mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+{
+    if (job->rows == 0 || job->cols == 0) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const bool int8 = from->int8 && from->read_coded && job->inner > 0;
+    const mha_status status = int8 ? run_int8(context, job, from) : run_f32(context, job, from);
+    mha_scratch_release(context, mark);
+    return status;
 }
 
 /* ---- packing ------------------------------------------------------------------------------- */

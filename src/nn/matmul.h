@@ -56,12 +56,13 @@ typedef struct mhai_rows {
      * the same time. */
     void (*read)(const void *user, int64_t at, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
-    /* The same of 32 rows and at most 256 columns, from a multiple of that on; false: they have no
-     * such form. */
-    bool (*read_coded)(const void *user, int64_t at, int64_t row, int64_t column, int64_t columns,
-                       mha_coded *to);
+    /* The same of at most 32 rows and 256 columns, from a multiple of 256 on; false: they have no
+     * such form. *rows becomes how many of them have it, or do not. */
+    bool (*read_coded)(const void *user, int64_t at, int64_t row, int64_t *rows, int64_t column,
+                       int64_t columns, mha_coded *to);
     const void *user;
     int64_t at; /* which matrix, for both */
+    bool int8;  /* products with rows that have that form are in int8 arithmetic */
 } mhai_rows;
 
 /* mhai_matmul_pack() of b = W^T. Errors: MHA_ERR_NOMEM, of scratch. */
@@ -69,12 +70,13 @@ MHA_NODISCARD mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_
                                                int64_t inner, int64_t cols, float *panels);
 
 /* The product with b = W^T, some columns at a time: what a thread is at fits in its L2. The bits are
- * those of mhai_matmul_run(). job->panels is not read. Nothing is written after an error. */
+ * those of mhai_matmul_run(), unless from->int8 is set: docs/numerics.md 14.
+ * job->panels is not read, a not transposed then. Nothing is written after an error. */
 MHA_NODISCARD mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job,
                                               const mhai_rows *from);
 
-/* Bytes of scratch that it takes at most, for up to so many inputs. */
-size_t mhai_matmul_rows_bytes(const mha_context *context, int64_t inner);
+/* Bytes of scratch that it takes at most, for up to so many rows and inputs. */
+size_t mhai_matmul_rows_bytes(const mha_context *context, bool int8, int64_t rows, int64_t inner);
 
 /* The same with b packed on the way, into scratch that is free again on return. */
 MHA_NODISCARD mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job,

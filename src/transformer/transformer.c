@@ -362,7 +362,7 @@ static mha_status make_linear(mha_context *context, const mha_transformer *t,
                               mhai_place_linear *place)
 {
     const mhai_rows rows = {mhai_transformer_read_matrix, mhai_transformer_read_coded, t,
-                            place->weight};
+                            place->weight, t->source.compute == MHA_COMPUTE_INT8};
     const bool from = t->source.read, packed = !from || t->source.flags & MHA_SOURCE_PACK;
     return mhai_linear_create_from(context, place->inputs, place->outputs, place->bias >= 0,
                                    from ? &rows : NULL, packed, &place->packed);
@@ -561,10 +561,20 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
                         : !source ? "source"
                                   : "transformer");
     mha_transformer_source own;
-    MHA_TRY(mhai_struct_copy("mha_transformer_source", &own, sizeof own, sizeof own, source));
-    if (own.flags & ~(uint32_t)MHA_SOURCE_PACK)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_source: flags 0x%x are unknown",
-                        (unsigned)own.flags);
+    MHA_TRY(mhai_struct_copy("mha_transformer_source", &own, sizeof own,
+                             offsetof(mha_transformer_source, compute), source));
+    if (own.flags & ~(uint32_t)MHA_SOURCE_PACK || own.reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_transformer_source: flags 0x%x, reserved %u are unknown",
+                        (unsigned)own.flags, (unsigned)own.reserved);
+    if (own.compute != MHA_COMPUTE_F32 && own.compute != MHA_COMPUTE_INT8)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_source: compute is %d, expected one of mha_compute",
+                        (int)own.compute);
+    if (own.compute == MHA_COMPUTE_INT8 && (own.flags & MHA_SOURCE_PACK || !own.read_coded))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_source: MHA_COMPUTE_INT8 multiplies rows as read_coded "
+                        "gives them: it needs read_coded, and no MHA_SOURCE_PACK");
     if (!own.read) return mha_fail(MHA_ERR_NULL, "mha_transformer_source: read is NULL");
     return make(context, desc, &own, transformer);
 }

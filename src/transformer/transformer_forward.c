@@ -675,8 +675,13 @@ static mha_status reserve(const call *c)
         if (plan.scratch_bytes > most) most = plan.scratch_bytes;
     }
     if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");
-    if (c->t->most_inputs > 0 && most < mhai_matmul_rows_bytes(c->context, c->t->most_inputs))
-        most = mhai_matmul_rows_bytes(c->context, c->t->most_inputs);
+    const size_t products =
+        c->t->most_inputs > 0
+            ? mhai_matmul_rows_bytes(c->context, c->t->source.compute == MHA_COMPUTE_INT8,
+                                     mhai_max_i64(tokens_of(c->a), c->a->B * c->a->S),
+                                     c->t->most_inputs)
+            : 0;
+    if (most < products) most = products;
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     MHA_TRY(mha_scratch_alloc(c->context, (int64_t)most, 1, &memory));
     mha_scratch_release(c->context, mark);

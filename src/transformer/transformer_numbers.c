@@ -67,15 +67,16 @@ void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int
                                column, columns, to);
 }
 
-bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int64_t column,
-                                 int64_t columns, mha_coded *to)
+bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int64_t *rows,
+                                 int64_t column, int64_t columns, mha_coded *to)
 {
     const mha_transformer *t = user;
     if (t->data || !t->source.read_coded) return false;
     int64_t i = parameter_at(t, at);
     for (; row >= t->parameters[i].shape[0]; i++) row -= t->parameters[i].shape[0];
-    return t->held_at[i] < 0 && row + MHA_CODED_ROWS <= t->parameters[i].shape[0] &&
-           t->source.read_coded(t->source.user, i, row, column, columns, to);
+    *rows = mhai_min_i64(*rows, t->parameters[i].shape[0] - row);
+    return t->held_at[i] < 0 &&
+           t->source.read_coded(t->source.user, i, row, *rows, column, columns, to);
 }
 
 mha_status mha_transformer_read(const mha_transformer *t, const mha_parameter *parameter,

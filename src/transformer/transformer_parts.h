@@ -101,8 +101,8 @@ void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_
 void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns, float *to);
 
-bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int64_t column,
-                                 int64_t columns, mha_coded *to);
+bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int64_t *rows,
+                                 int64_t column, int64_t columns, mha_coded *to);
 
 static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
 {

@@ -93,7 +93,7 @@ void check_pack_coded(kernel_test *t)
     coded->run = run;
     for (int64_t r = 0; r < MHA_CODED_ROWS; r++) {
         for (int64_t i = 0; i < columns; i++)
-            coded->number[r][column + i] = (int8_t)rng_between(&t->r, -128, 127);
+            coded->number[(column + i) / 4][r][i % 4] = (int8_t)rng_between(&t->r, -128, 127);
         for (int64_t i = column / run; i < (column + columns) / run; i++) {
             const float power = ldexpf(1, (int)rng_between(&t->r, -40, 10));
             coded->scale[i][r] = power * (float)rng_between(&t->r, -65535, 65535);
@@ -108,7 +108,7 @@ void check_pack_coded(kernel_test *t)
         for (int64_t i = 0; i < columns; i++)
             for (int64_t r = 0; r < 32; r++) {
                 const int64_t at = (column + i) / run;
-                const float product = (float)coded->number[r][column + i] * coded->scale[at][r];
+                const float product = (float)coded->number[(column + i) / 4][r][i % 4] * coded->scale[at][r];
                 kt_same(t, (double)panel[i * 32 + r], (double)(product + coded->offset[at][r]),
                         "panel", r, i);
             }

@@ -61,12 +61,10 @@ static void bf16(const unsigned char *from, int64_t count, float *to)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* A block: the numbers; and of each run of them, one in MHA_CODED_ROWS floats, a scale and an offset.
- */
+/* A block: the numbers; and of each run of them a scale and an offset. */
 #define BLOCK_ARGUMENTS \
     const unsigned char *from, int8_t *restrict to, float *restrict scale, float *restrict offset
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-enum { NEXT = MHA_CODED_ROWS };
 
 /* Sixteen bytes; the compiler makes no such vectors of loops over bytes. */
 typedef uint64_t bytes __attribute__((vector_size(16)));
@@ -92,13 +90,6 @@ ALWAYS_INLINE void nibbles(const unsigned char *q, const bytes fifth[2], int min
     const bytes x = load(q);
     store(to, (x & EACH(15)) | fifth[0], minus);
     store(to + 16, (x >> 4 & EACH(15)) | fifth[1], minus);
-}
-
-/* Into L2; never a fault. */
-ALWAYS_INLINE void fetch_block(const unsigned char *from, int64_t ahead, int size)
-{
-    for (int i = 0; i < size; i += 64)
-        __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)(ahead + i)), 0, 2);
 }
 
 static const bytes no_bits[2];
@@ -159,8 +150,8 @@ ALWAYS_INLINE void k_block(const unsigned char *h, const unsigned char *q, BLOCK
     for (int j = 0; j < 8; j++) {
         const int a = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
         const int b = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
-        scale[j * NEXT] = d * (float)a;
-        offset[j * NEXT] = -(m * (float)b);
+        scale[j] = d * (float)a;
+        offset[j] = -(m * (float)b);
         for (int i = 0; i < 32; i += 16) {
             bytes x = load(q + j / 2 * 32 + i) >> j % 2 * 4 & EACH(15);
             if (h) x |= (load(h + i) >> j & EACH(1)) << 4;
@@ -187,44 +178,328 @@ ALWAYS_INLINE void q6_k_block(BLOCK_ARGUMENTS)
         const bytes low = load(from + 64 * t + 32 * (r % 2) + half) >> r / 2 * 4 & EACH(15);
         const bytes high = load(from + 128 + 32 * t + half) >> 2 * r & EACH(3);
         store(to + 16 * run, low | high << 4, 32);
-        scale[run * NEXT] = d * (float)(int8_t)from[192 + run];
-        offset[run * NEXT] = -0.0f;
+        scale[run] = d * (float)(int8_t)from[192 + run];
+        offset[run] = -0.0f;
     }
 }
 
-/* Coded rows, and f32, of each type of blocks. */
-#define BLOCKS(name, elements, size, of_run)                                                   \
-    static void name##_code(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks,   \
-                            int64_t ahead, mha_coded *to)                                      \
-    {                                                                                          \
-        to->run = of_run;                                                                      \
-        for (int r = 0; r < MHA_CODED_ROWS; r++)                                               \
-            for (int64_t i = 0; i < blocks; i++) {                                             \
-                const unsigned char *from = rows[r] + i * size;                                \
-                fetch_block(from, ahead, size);                                                \
-                name##_block(from, to->number[r] + i * elements,                               \
-                             to->scale[i * (elements / of_run)] + r,                           \
-                             to->offset[i * (elements / of_run)] + r);                         \
-            }                                                                                  \
-    }                                                                                          \
-    static void name(const unsigned char *from, int64_t count, float *restrict to)             \
-    {                                                                                          \
-        for (; count > 0; count--, from += size) {                                             \
-            int8_t number[elements];                                                           \
-            float scale[elements / of_run * NEXT], offset[elements / of_run * NEXT];           \
-            name##_block(from, number, scale, offset);                                         \
-            for (int i = 0; i < elements; i++, to++)                                           \
-                *to = (float)number[i] * scale[i / of_run * NEXT] + offset[i / of_run * NEXT]; \
-        }                                                                                      \
+/* f32 of each type of blocks. */
+#define DECODE(name, elements, size, of_run)                                       \
+    static void name(const unsigned char *from, int64_t count, float *restrict to) \
+    {                                                                              \
+        for (; count > 0; count--, from += size) {                                 \
+            int8_t number[elements];                                               \
+            float scale[elements / of_run], offset[elements / of_run];             \
+            name##_block(from, number, scale, offset);                             \
+            for (int i = 0; i < elements; i++, to++)                               \
+                *to = (float)number[i] * scale[i / of_run] + offset[i / of_run];   \
+        }                                                                          \
     }
-BLOCKS(q8_0, 32, 34, 32)
-BLOCKS(q4_0, 32, 18, 32)
-BLOCKS(q4_1, 32, 20, 32)
-BLOCKS(q5_0, 32, 22, 32)
-BLOCKS(q5_1, 32, 24, 32)
-BLOCKS(q4_k, 256, 144, 32)
-BLOCKS(q5_k, 256, 176, 32)
-BLOCKS(q6_k, 256, 210, 16)
+DECODE(q8_0, 32, 34, 32)
+DECODE(q4_0, 32, 18, 32)
+DECODE(q4_1, 32, 20, 32)
+DECODE(q5_0, 32, 22, 32)
+DECODE(q5_1, 32, 24, 32)
+DECODE(q4_k, 256, 144, 32)
+DECODE(q5_k, 256, 176, 32)
+DECODE(q6_k, 256, 210, 16)
+
+/* ---- coded rows: a lane for each ---------------------------------------------------------------
+ *
+ * Blocks are turned as they are, a dword of four numbers, eight nibbles or what else it holds as
+ * one; then all rows' numbers, scales and offsets are taken out of it side by side. */
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#define MIX(a, b, i, j, k, l)                                                                  \
+    __builtin_shufflevector(a, b, i, j, k, l, i + 4, j + 4, k + 4, l + 4, i + 8, j + 8, k + 8, \
+                            l + 8, i + 12, j + 12, k + 12, l + 12)
+#define QUARTERS(a, b, i, j)                                                                      \
+    __builtin_shufflevector(a, b, i, i + 1, i + 2, i + 3, j, j + 1, j + 2, j + 3, i + 16, i + 17, \
+                            i + 18, i + 19, j + 16, j + 17, j + 18, j + 19)
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#define MIX(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l, i + 4, j + 4, k + 4, l + 4)
+#define HALVES(a, b, i) \
+    __builtin_shufflevector(a, b, i, i + 1, i + 2, i + 3, i + 8, i + 9, i + 10, i + 11)
+#else
+enum { LANES = 4 };
+#define MIX(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#endif
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+typedef uint32_t dwords __attribute__((vector_size(4 * LANES)));
+typedef int32_t wholes __attribute__((vector_size(4 * LANES)));
+typedef int8_t smalls __attribute__((vector_size(4 * LANES)));
+typedef float floats __attribute__((vector_size(4 * LANES)));
+
+enum { ROWS = MHA_CODED_ROWS, MOST_DWORDS = 80 }; /* of 256 columns: eight blocks of Q8_0, padded */
+
+ALWAYS_INLINE dwords load_lanes(const void *from)
+{
+    dwords x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+ALWAYS_INLINE void store_lanes(void *to, dwords x)
+{
+    memcpy(to, &x, sizeof x);
+}
+
+/* LANES rows become columns. */
+ALWAYS_INLINE void turn_square(dwords x[LANES])
+{
+    dwords y[LANES];
+    UNROLL for (int i = 0; i < LANES; i += 2)
+    {
+        y[i] = MIX(x[i], x[i + 1], 0, LANES, 1, LANES + 1);
+        y[i + 1] = MIX(x[i], x[i + 1], 2, LANES + 2, 3, LANES + 3);
+    }
+    UNROLL for (int i = 0; i < LANES; i += 4)
+    {
+        x[i] = MIX(y[i], y[i + 2], 0, 1, LANES, LANES + 1);
+        x[i + 1] = MIX(y[i], y[i + 2], 2, 3, LANES + 2, LANES + 3);
+        x[i + 2] = MIX(y[i + 1], y[i + 3], 0, 1, LANES, LANES + 1);
+        x[i + 3] = MIX(y[i + 1], y[i + 3], 2, 3, LANES + 2, LANES + 3);
+    }
+    /* x[4 g + c] has, in its part q of four, column 4 q + c of rows 4 g and the following. */
+#if defined(__AVX512F__)
+    UNROLL for (int c = 0; c < 4; c++)
+    {
+        y[c] = QUARTERS(x[c], x[4 + c], 0, 4);
+        y[4 + c] = QUARTERS(x[c], x[4 + c], 8, 12);
+        y[8 + c] = QUARTERS(x[8 + c], x[12 + c], 0, 4);
+        y[12 + c] = QUARTERS(x[8 + c], x[12 + c], 8, 12);
+    }
+    UNROLL for (int c = 0; c < 4; c++)
+    {
+        x[c] = QUARTERS(y[c], y[8 + c], 0, 8);
+        x[4 + c] = QUARTERS(y[c], y[8 + c], 4, 12);
+        x[8 + c] = QUARTERS(y[4 + c], y[12 + c], 0, 8);
+        x[12 + c] = QUARTERS(y[4 + c], y[12 + c], 4, 12);
+    }
+#elif defined(__AVX2__)
+    UNROLL for (int c = 0; c < 4; c++)
+    {
+        y[c] = HALVES(x[c], x[4 + c], 0);
+        y[4 + c] = HALVES(x[c], x[4 + c], 4);
+    }
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = y[i];
+#endif
+}
+
+/* Into L2; never a fault. Not all at once: a core waits for some twenty lines at most. */
+ALWAYS_INLINE void fetch(const unsigned char *from, int64_t ahead)
+{
+    __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)ahead), 0, 2);
+}
+
+/* The last square of a row may repeat dwords of the one before it: nothing beyond is read. */
+static void turn(const unsigned char *const rows[ROWS], int64_t count, int64_t ahead,
+                 uint32_t (*to)[ROWS])
+{
+    for (int64_t c = 0; c < count; c += LANES) {
+        const int64_t at = c + LANES <= count ? c : count - LANES;
+        for (int r = 0; r < ROWS; r += LANES) {
+            dwords x[LANES];
+            UNROLL for (int i = 0; i < LANES; i++)
+            {
+                x[i] = load_lanes(rows[r + i] + 4 * at);
+                fetch(rows[r + i] + 4 * at, ahead);
+            }
+            turn_square(x);
+            UNROLL for (int i = 0; i < LANES; i++) store_lanes(to[at + i] + r, x[i]);
+        }
+    }
+}
+
+ALWAYS_INLINE floats half_lanes(dwords x)
+{
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)x));
+#else
+    const dwords sign = (x & 0x8000u) << 16, size = x & 0x7FFFu;
+    const dwords large = (dwords)(size >= 0x7C00u), tiny = (dwords)(size < 0x400u);
+    const dwords normal = (size << 13) + (112u << 23);
+    const dwords subnormal = (dwords)(__builtin_convertvector((wholes)size, floats) * 0x1p-24f);
+    return (floats)(sign | (normal & ~large & ~tiny) | (subnormal & tiny) |
+                    ((0x7F800000u | (size & 0x3FFu) << 13) & large));
+#endif
+}
+
+/* Row r and the following ones: the numbers of column `at` and three more; scale and offset of a
+ * run. */
+ALWAYS_INLINE void put_numbers(mha_coded *to, int64_t at, int r, dwords x, int minus)
+{
+    store_lanes(to->number[at / 4][r], (dwords)((smalls)x - (int8_t)minus));
+}
+
+ALWAYS_INLINE void put_run(mha_coded *to, int64_t run, int r, floats scale, floats offset)
+{
+    store_lanes(to->scale[run] + r, (dwords)scale);
+    store_lanes(to->offset[run] + r, (dwords)offset);
+}
+
+#define LANES_ARGUMENTS const uint32_t(*x)[ROWS], int r, int64_t at, mha_coded *to
+ALWAYS_INLINE floats no_offset(void)
+{
+    return (floats)((dwords){0} + 0x80000000u);
+}
+
+ALWAYS_INLINE void q8_0_lanes(LANES_ARGUMENTS)
+{
+    put_run(to, at / 32, r, half_lanes(load_lanes(x[0] + r)), no_offset());
+    UNROLL for (int k = 0; k < 8; k++) put_numbers(to, at + 4 * k, r, load_lanes(x[1 + k] + r), 0);
+}
+
+/* Four bits become bit 4 of four bytes. */
+ALWAYS_INLINE dwords spread_lanes(dwords bits)
+{
+    return ((bits & 15) * 0x204081u & 0x1010101u) << 4;
+}
+
+/* Low halves of four dwords, then high ones, and fifth bits in the dword before, if there are any. */
+ALWAYS_INLINE void nibble_lanes(bool fifth, bool has_offset, int minus, LANES_ARGUMENTS)
+{
+    const dwords d = load_lanes(x[0] + r), bits = load_lanes(x[1] + r);
+    put_run(to, at / 32, r, half_lanes(d), has_offset ? half_lanes(d >> 16) : no_offset());
+    UNROLL for (int k = 0; k < 4; k++)
+    {
+        const dwords q = load_lanes(x[1 + fifth + k] + r);
+        dwords low = q & 0x0F0F0F0Fu, high = q >> 4 & 0x0F0F0F0Fu;
+        if (fifth) low |= spread_lanes(bits >> 4 * k), high |= spread_lanes(bits >> (16 + 4 * k));
+        put_numbers(to, at + 4 * k, r, low, minus);
+        put_numbers(to, at + 4 * k + 16, r, high, minus);
+    }
+}
+
+ALWAYS_INLINE void q4_0_lanes(LANES_ARGUMENTS)
+{
+    nibble_lanes(false, false, 8, x, r, at, to);
+}
+ALWAYS_INLINE void q4_1_lanes(LANES_ARGUMENTS)
+{
+    nibble_lanes(false, true, 0, x, r, at, to);
+}
+ALWAYS_INLINE void q5_0_lanes(LANES_ARGUMENTS)
+{
+    nibble_lanes(true, false, 16, x, r, at, to);
+}
+ALWAYS_INLINE void q5_1_lanes(LANES_ARGUMENTS)
+{
+    nibble_lanes(true, true, 0, x, r, at, to);
+}
+
+ALWAYS_INLINE floats whole_lanes(dwords x)
+{
+    return __builtin_convertvector((wholes)x, floats);
+}
+
+/* Q4_K, and with h Q5_K. */
+ALWAYS_INLINE void k_lanes(const uint32_t (*h)[ROWS], const uint32_t (*q)[ROWS], LANES_ARGUMENTS)
+{
+    const dwords d = load_lanes(x[0] + r), s0 = load_lanes(x[1] + r), s1 = load_lanes(x[2] + r),
+                 s2 = load_lanes(x[3] + r);
+    const floats scale = half_lanes(d), least = half_lanes(d >> 16);
+    for (int j = 0; j < 8; j++) {
+        const int by = j % 4 * 8;
+        const dwords a = j < 4 ? s0 >> by & 63 : (s2 >> by & 15) | (s0 >> (by + 6) & 3) << 4;
+        const dwords b = j < 4 ? s1 >> by & 63 : (s2 >> (by + 4) & 15) | (s1 >> (by + 6) & 3) << 4;
+        put_run(to, at / 32 + j, r, scale * whole_lanes(a), -(least * whole_lanes(b)));
+        UNROLL for (int k = 0; k < 8; k++)
+        {
+            dwords n = load_lanes(q[j / 2 * 8 + k] + r) >> j % 2 * 4 & 0x0F0F0F0Fu;
+            if (h) n |= (load_lanes(h[k] + r) >> j & 0x01010101u) << 4;
+            put_numbers(to, at + 32 * j + 4 * k, r, n, 0);
+        }
+    }
+}
+
+ALWAYS_INLINE void q4_k_lanes(LANES_ARGUMENTS)
+{
+    k_lanes(NULL, x + 4, x, r, at, to);
+}
+ALWAYS_INLINE void q5_k_lanes(LANES_ARGUMENTS)
+{
+    k_lanes(x + 4, x + 12, x, r, at, to);
+}
+
+ALWAYS_INLINE void q6_k_lanes(LANES_ARGUMENTS)
+{
+    const floats d = half_lanes(load_lanes(x[52] + r));
+    for (int run = 0; run < 16; run++) {
+        const int t = run / 8, part = run / 2 % 4, half = run % 2 * 4;
+        const dwords s = load_lanes(x[48 + run / 4] + r) << (24 - run % 4 * 8);
+        put_run(to, at / 16 + run, r, d * whole_lanes((dwords)((wholes)s >> 24)), no_offset());
+        UNROLL for (int k = 0; k < 4; k++)
+        {
+            const dwords low = load_lanes(x[16 * t + 8 * (part % 2) + half + k] + r);
+            const dwords high = load_lanes(x[32 + 8 * t + half + k] + r);
+            const dwords n = (low >> part / 2 * 4 & 0x0F0F0F0Fu) | (high >> 2 * part & 0x03030303u)
+                                                                       << 4;
+            put_numbers(to, at + 16 * run + 4 * k, r, n, 32);
+        }
+    }
+}
+
+/* A block as dwords, where it is not so in the file: a scale of two bytes, as a dword in front or
+ * at the end. */
+ALWAYS_INLINE void scale_first(const unsigned char *from, int size, uint32_t *to)
+{
+    uint16_t scale;
+    memcpy(&scale, from, 2);
+    *to = scale;
+    memcpy(to + 1, from + 2, (size_t)size - 2);
+}
+ALWAYS_INLINE void scale_last(const unsigned char *from, int size, uint32_t *to)
+{
+    uint16_t scale;
+    memcpy(to, from, (size_t)size - 2);
+    memcpy(&scale, from + size - 2, 2);
+    to[size / 4] = scale;
+}
+ALWAYS_INLINE void as_it_is(const unsigned char *from, int size, uint32_t *to)
+{
+    memcpy(to, from, (size_t)size);
+}
+
+/* Rows that consist of dwords are turned where they are, if they are long enough. */
+#define CODE(name, elements, size, of_run, of_offsets, gather)                                     \
+    static void name##_code(const unsigned char *const rows[ROWS], int64_t blocks, int64_t ahead,  \
+                            mha_coded *to)                                                         \
+    {                                                                                              \
+        enum { EACH_HAS = (size + 3) / 4 };                                                        \
+        _Alignas(64) uint32_t turned[MOST_DWORDS][ROWS], copied[ROWS][MOST_DWORDS];                \
+        const unsigned char *copies[ROWS];                                                         \
+        const int64_t count = blocks * EACH_HAS;                                                   \
+        const bool copy = size % 4 != 0 || count < LANES;                                          \
+        to->run = of_run;                                                                          \
+        to->has_offsets = of_offsets;                                                              \
+        for (int r = 0; copy && r < ROWS; r++) {                                                   \
+            copies[r] = (const unsigned char *)copied[r];                                          \
+            for (int64_t i = 0; i < blocks * size; i += 64) fetch(rows[r] + i, ahead);             \
+            for (int64_t i = 0; i < blocks; i++)                                                   \
+                gather(rows[r] + i * size, size, copied[r] + i * EACH_HAS);                        \
+        }                                                                                          \
+        if (copy)                                                                                  \
+            turn(copies, count < LANES ? LANES : count, 0, turned);                                \
+        else                                                                                       \
+            turn(rows, count, ahead, turned);                                                      \
+        for (int64_t i = 0; i < blocks; i++)                                                       \
+            for (int r = 0; r < ROWS; r += LANES)                                                  \
+                name##_lanes((const uint32_t(*)[ROWS])turned + i * EACH_HAS, r, i * elements, to); \
+    }
+CODE(q8_0, 32, 34, 32, 0, scale_first)
+CODE(q4_0, 32, 18, 32, 0, scale_first)
+CODE(q4_1, 32, 20, 32, 1, as_it_is)
+CODE(q5_0, 32, 22, 32, 0, scale_first)
+CODE(q5_1, 32, 24, 32, 1, as_it_is)
+CODE(q4_k, 256, 144, 32, 1, as_it_is)
+CODE(q5_k, 256, 176, 32, 1, as_it_is)
+CODE(q6_k, 256, 210, 16, 0, scale_last)
 
 const mhai_gguf_codec MHAI_GGUF_CODECS[MHAI_GGUF_CODECS_COUNT] = {
     [MHA_GGUF_F32] = {f32, NULL},        [MHA_GGUF_F16] = {f16, NULL},

@@ -42,6 +42,14 @@ static inline vi vi_pack(const vi x[GROUP])
     return _mm256_or_si256(_mm256_and_si256(x[0], _mm256_set1_epi32(65535)),
                            _mm256_slli_epi32(x[1], 16));
 }
+/* Each byte becomes the upper one of 16 bits, and is shifted down. */
+static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
+{
+    const __m256i places = _mm256_broadcastsi128_si256(
+        part ? _mm_setr_epi8(-1, 2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15)
+             : _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(four, places), 8);
+}
 /* As one, lest gcc 12 loads all rows first, and has no registers left for the sums. The products may
  * take the register of a or b: sums, columns, a row and they are all sixteen. */
 static inline __attribute__((always_inline)) vi vi_products(vi sum, vi a, vi b)

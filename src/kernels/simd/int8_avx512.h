@@ -50,6 +50,12 @@ static inline vi vi_pack(const vi x[GROUP])
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
+static inline vi vi_weights(vi four, int part)
+{
+    (void)part;
+    return _mm512_xor_si512(four, _mm512_set1_epi32((int32_t)0x80808080u));
+}
+
 /* Not the intrinsic: gcc 12 moves every accumulator to the stack and back around it. */
 static inline __attribute__((always_inline)) vi vi_products(vi sum, vi bytes, vi signed_bytes)
 {

@@ -36,6 +36,13 @@ static inline vi vi_pack(const vi x[GROUP])
 {
     return vsliq_n_s32(x[0], x[1], 16);
 }
+static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
+{
+    const int8x16_t x = vreinterpretq_s8_s32(four);
+    const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_high_s8(x);
+    const int32x4_t a = vreinterpretq_s32_s16(low), b = vreinterpretq_s32_s16(high);
+    return part ? vuzp2q_s32(a, b) : vuzp1q_s32(a, b);
+}
 static inline vi_sums vi_sums_set1(int32_t x)
 {
     const vi first = vreinterpretq_s32_u64(vdupq_n_u64((uint32_t)x));

@@ -10,6 +10,8 @@
  *   SUM_VECTORS              of the register block, beside each other
  *   vi_dot_keys              sum + the products of GROUP small numbers in each lane, exactly; query
  *   vi_dot_values            and keys, weights and values are signed but for what is said above
+ *   vi_weights               numbers `part` GROUP .. of the four signed bytes in each lane, as GROUP
+ *                            of a dword, KEY_OFFSET added; part is a constant below 4 / GROUP
  *   vf_int                   the nearest integer, ties to even; below -2^31 anything that vs_of
  *                            turns into -32768. Never NaN, never above 0 by much
  *   vs_of                    saturated; in an order of its own
@@ -66,6 +68,13 @@ static inline vi vi_upper(vi a)
 static inline vi vi_pack(const vi x[GROUP])
 {
     return (x[0] & 65535) | vi_upper(x[1]);
+}
+static inline vi vi_weights(vi four, int part)
+{
+    typedef uint32_t vu __attribute__((vector_size(16)));
+    const vi first = (vi)((vu)four << (24 - 16 * part)),
+             second = (vi)((vu)four << (16 - 16 * part));
+    return (first >> 24 & 65535) | vi_upper(second >> 24);
 }
 static inline vi vi_products(vi sum, vs a, vs b)
 {

@@ -12,6 +12,8 @@
 
 #include "kernels/tmpl/int8_tile_tmpl.c"
 
+#include "kernels/tmpl/int8_linear_tmpl.c"
+
 #define TABLE_(suffix) mhai_int8_kernels_##suffix
 #define TABLE(suffix) TABLE_(suffix)
 extern const mhai_int8_kernels TABLE(MHAI_ISA_SUFFIX);
@@ -19,6 +21,7 @@ const mhai_int8_kernels TABLE(MHAI_ISA_SUFFIX) = {
     .reason = "int8 arithmetic was asked for: " MHAI_INT8_HOW,
     .group = GROUP,
     .row_stride = ROW_STRIDE,
+    .strip_rows = BLOCK_ROWS,
 #define MHAI_KERNEL(name, arguments) .name = name,
 #include "kernels/int8.inc"
 #undef MHAI_KERNEL

@@ -128,18 +128,6 @@ static void pack_panels(const mhai_pack *pack)
     BY_TYPE(pack->type, pack_panels_as, pack);
 }
 
-/* Four numbers of a row are turned as one. */
-ALWAYS_INLINE void turn_fours(const mha_coded *rows, int64_t column, int64_t columns, float *fours)
-{
-    for (int64_t c = 0; c < columns; c += 4 * VF_LANES)
-        for (int64_t r = 0; r < MHAI_PANEL; r += VF_LANES) {
-            vf square[VF_LANES];
-            UNROLL for (int i = 0; i < VF_LANES; i++) square[i] =
-                vf_load((const float *)(const void *)&rows->number[r + i][column + c]);
-            transpose(square, fours + c / 4 * MHAI_PANEL + r, MHAI_PANEL);
-        }
-}
-
 ALWAYS_INLINE void unpack_run(int run, const float *fours, vf scale, vf offset, float *out)
 {
     for (int i = 0; i < run; i += 4, fours += MHAI_PANEL) {
@@ -150,8 +138,9 @@ ALWAYS_INLINE void unpack_run(int run, const float *fours, vf scale, vf offset, 
 }
 
 ALWAYS_INLINE void unpack_runs(int run, const mha_coded *rows, int64_t column, int64_t columns,
-                               const float *fours, float *panel)
+                               float *panel)
 {
+    const float *fours = (const float *)(const void *)rows->number[column / 4];
     const vf unit = vf_set1(0x1p-24f);
     for (int64_t c = 0, i = column / run; c < columns; c += run, i++)
         for (int64_t r = 0; r < MHAI_PANEL; r += VF_LANES)
@@ -162,12 +151,10 @@ ALWAYS_INLINE void unpack_runs(int run, const mha_coded *rows, int64_t column, i
 
 static void pack_coded(const mha_coded *rows, int64_t column, int64_t columns, float *panel)
 {
-    _Alignas(64) float fours[MHAI_GEMM_BLOCK / 4 * MHAI_PANEL];
-    turn_fours(rows, column, columns, fours);
     if (rows->run == 16)
-        unpack_runs(16, rows, column, columns, fours, panel);
+        unpack_runs(16, rows, column, columns, panel);
     else
-        unpack_runs(32, rows, column, columns, fours, panel);
+        unpack_runs(32, rows, column, columns, panel);
 }
 
 /* Rows that are fetched ahead of their packing. */
