@@ -207,7 +207,7 @@ typedef struct mha_transformer_source {
  * 0; a row of x with an element that is not finite, or is 2^93 or more, gives NaN throughout.
  *
  * Accuracy  |y - exact| <= 0.5001 sum |w| unit + (n + 4) 2^-24 (|b| + sum of the sizes of the n
- *           terms above): docs/numerics.md 14 has the derivation and figures of a model.
+ *           terms above): docs/numerics.md 13.4 has the derivation and figures of a model.
  * Bits      the same on every instruction set including portable C, for any threads, rows together
  *           and strips.
  *

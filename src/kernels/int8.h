@@ -68,7 +68,7 @@ typedef struct mhai_int8_block {
  * small is written to the end of the last block, with zeros. If one of them is 2^93 or more, or not
  * finite, all become 0 and their units NaN. */
 
-/* out[r][i] = from[r][i] + the products of rows r of x with row i of W: docs/numerics.md 14. */
+/* out[r][i] = from[r][i] + the products of rows r of x with row i of W: docs/numerics.md 13.4. */
 typedef struct mhai_int8_product {
     int64_t rows;
     const mha_coded *w;

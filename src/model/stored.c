@@ -82,6 +82,11 @@ static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t row
     }
 }
 
+static bool in_order(const mhai_stored_parameter *p)
+{
+    return p->form != MHAI_FUSED_HEADS && p->form != MHAI_PAIRED_ROWS;
+}
+
 /* Whole rows that are neighbours there are read together. */
 static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to)
@@ -110,7 +115,10 @@ bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, 
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     int64_t at[MHA_CODED_ROWS];
     if (p->transposed || p->form == MHAI_PLUS_ONE) return false;
-    for (int i = 0; i < MHA_CODED_ROWS; i++) at[i] = row_at(p, row + (i < rows ? i : rows - 1));
+    for (int i = 0; i < MHA_CODED_ROWS; i++) {
+        const int64_t which = row + (i < rows ? i : rows - 1);
+        at[i] = in_order(p) ? p->first + which : row_at(p, which);
+    }
     return mhai_gguf_code(p->from.type, p->from.data, p->columns, at, column, columns, to);
 }
 

@@ -362,7 +362,8 @@ static mha_status make_linear(mha_context *context, const mha_transformer *t,
                               mhai_place_linear *place)
 {
     const mhai_rows rows = {mhai_transformer_read_matrix, mhai_transformer_read_coded, t,
-                            place->weight, t->source.compute == MHA_COMPUTE_INT8};
+                            mhai_transformer_parameter_at(t, place->weight),
+                            t->source.compute == MHA_COMPUTE_INT8};
     const bool from = t->source.read, packed = !from || t->source.flags & MHA_SOURCE_PACK;
     return mhai_linear_create_from(context, place->inputs, place->outputs, place->bias >= 0,
                                    from ? &rows : NULL, packed, &place->packed);

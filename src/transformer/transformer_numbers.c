@@ -17,8 +17,7 @@ mha_transformer *mhai_transformer_share(const mha_transformer *t)
     return pointer.own;
 }
 
-/* The number of the parameter that holds the number at an offset. */
-static int64_t parameter_at(const mha_transformer *t, int64_t offset)
+int64_t mhai_transformer_parameter_at(const mha_transformer *t, int64_t offset)
 {
     int64_t low = 0, high = t->parameter_count;
     while (high - low > 1) {
@@ -34,7 +33,7 @@ static int64_t parameter_at(const mha_transformer *t, int64_t offset)
 float *mhai_transformer_numbers(const mha_transformer *t, int64_t offset)
 {
     if (t->data) return t->data + offset;
-    const int64_t i = parameter_at(t, offset);
+    const int64_t i = mhai_transformer_parameter_at(t, offset);
     return t->held + t->held_at[i] + (offset - t->parameters[i].offset);
 }
 
@@ -42,7 +41,7 @@ void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_
                                 int64_t rows, int64_t column, int64_t columns, float *to)
 {
     while (rows > 0) {
-        const int64_t at = offset + row * cols, i = parameter_at(t, at);
+        const int64_t at = offset + row * cols, i = mhai_transformer_parameter_at(t, at);
         const mha_parameter *p = &t->parameters[i];
         const int64_t first = (at - p->offset) / cols;
         const int64_t count = mhai_min_i64(rows, p->shape[0] - first);
@@ -63,8 +62,8 @@ void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int
                                   int64_t column, int64_t columns, float *to)
 {
     const mha_transformer *t = user;
-    mhai_transformer_read_rows(t, at, t->parameters[parameter_at(t, at)].shape[1], row, rows,
-                               column, columns, to);
+    const mha_parameter *p = &t->parameters[at];
+    mhai_transformer_read_rows(t, p->offset, p->shape[1], row, rows, column, columns, to);
 }
 
 bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int64_t *rows,
@@ -72,7 +71,7 @@ bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int6
 {
     const mha_transformer *t = user;
     if (t->data || !t->source.read_coded) return false;
-    int64_t i = parameter_at(t, at);
+    int64_t i = at;
     for (; row >= t->parameters[i].shape[0]; i++) row -= t->parameters[i].shape[0];
     *rows = mhai_min_i64(*rows, t->parameters[i].shape[0] - row);
     return t->held_at[i] < 0 &&
@@ -87,7 +86,7 @@ mha_status mha_transformer_read(const mha_transformer *t, const mha_parameter *p
                         !t           ? "transformer"
                         : !parameter ? "parameter"
                                      : "to");
-    const mha_parameter *p = &t->parameters[parameter_at(t, parameter->offset)];
+    const mha_parameter *p = &t->parameters[mhai_transformer_parameter_at(t, parameter->offset)];
     if (strcmp(p->name, parameter->name) != 0 || p->offset != parameter->offset ||
         p->shape[0] != parameter->shape[0] || p->count != parameter->count)
         return mha_fail(MHA_ERR_ARGUMENT,

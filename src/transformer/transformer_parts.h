@@ -85,6 +85,9 @@ struct mha_transformer {
 /* One owner more, if it has a source; else NULL. Each destroys it. */
 mha_transformer *mhai_transformer_share(const mha_transformer *t);
 
+/* The parameter that holds the number at an offset of the flat array. */
+int64_t mhai_transformer_parameter_at(const mha_transformer *t, int64_t offset);
+
 /* The numbers at an offset of the flat array, of a parameter that does not stay in a source. */
 float *mhai_transformer_numbers(const mha_transformer *t, int64_t offset);
 
@@ -97,7 +100,7 @@ MHA_NODISCARD mha_status mhai_transformer_matrix(mha_context *context, const mha
 void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_t cols, int64_t row,
                                 int64_t rows, int64_t column, int64_t columns, float *to);
 
-/* Such a part of the matrix at an offset, as mhai_rows (matmul.h) has it. */
+/* Such a part of the matrix that begins with parameter number `at`, as mhai_rows (matmul.h) has it. */
 void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns, float *to);
 

@@ -235,7 +235,11 @@ typedef int32_t wholes __attribute__((vector_size(4 * LANES)));
 typedef int8_t smalls __attribute__((vector_size(4 * LANES)));
 typedef float floats __attribute__((vector_size(4 * LANES)));
 
-enum { ROWS = MHA_CODED_ROWS, MOST_DWORDS = 80 }; /* of 256 columns: eight blocks of Q8_0, padded */
+enum {
+    ROWS = MHA_CODED_ROWS,
+    PARTS = ROWS / LANES,
+    MOST_DWORDS = 80
+}; /* of 256 columns: eight blocks of Q8_0, padded */
 
 ALWAYS_INLINE dwords load_lanes(const void *from)
 {
@@ -291,25 +295,27 @@ ALWAYS_INLINE void turn_square(dwords x[LANES])
 #endif
 }
 
-/* Into L2; never a fault. Not all at once: a core waits for some twenty lines at most. */
-ALWAYS_INLINE void fetch(const unsigned char *from, int64_t ahead)
+/* Part `part` of `parts` of what lies so far ahead, into L2; never a fault. All at once would be more
+ * lines than a core waits for without stopping. */
+ALWAYS_INLINE void fetch(const unsigned char *const rows[ROWS], int64_t size, int64_t ahead,
+                         int64_t part, int64_t parts)
 {
-    __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)ahead), 0, 2);
+    for (int64_t r = ROWS * part / parts; r < ROWS * (part + 1) / parts; r++)
+        for (int64_t i = 0; i < size; i += 64)
+            __builtin_prefetch((const void *)((uintptr_t)rows[r] + (uintptr_t)(ahead + i)), 0, 2);
 }
 
-/* The last square of a row may repeat dwords of the one before it: nothing beyond is read. */
-static void turn(const unsigned char *const rows[ROWS], int64_t count, int64_t ahead,
+static void turn(const unsigned char *const rows[ROWS], int64_t count,
+                 const unsigned char *const next[ROWS], int64_t size, int64_t ahead,
                  uint32_t (*to)[ROWS])
 {
     for (int64_t c = 0; c < count; c += LANES) {
         const int64_t at = c + LANES <= count ? c : count - LANES;
+        const int64_t squares = (count + LANES - 1) / LANES * PARTS;
         for (int r = 0; r < ROWS; r += LANES) {
             dwords x[LANES];
-            UNROLL for (int i = 0; i < LANES; i++)
-            {
-                x[i] = load_lanes(rows[r + i] + 4 * at);
-                fetch(rows[r + i] + 4 * at, ahead);
-            }
+            fetch(next, size, ahead, c / LANES * PARTS + r / LANES, squares);
+            UNROLL for (int i = 0; i < LANES; i++) x[i] = load_lanes(rows[r + i] + 4 * at);
             turn_square(x);
             UNROLL for (int i = 0; i < LANES; i++) store_lanes(to[at + i] + r, x[i]);
         }
@@ -347,12 +353,6 @@ ALWAYS_INLINE void put_run(mha_coded *to, int64_t run, int r, floats scale, floa
 ALWAYS_INLINE floats no_offset(void)
 {
     return (floats)((dwords){0} + 0x80000000u);
-}
-
-ALWAYS_INLINE void q8_0_lanes(LANES_ARGUMENTS)
-{
-    put_run(to, at / 32, r, half_lanes(load_lanes(x[0] + r)), no_offset());
-    UNROLL for (int k = 0; k < 8; k++) put_numbers(to, at + 4 * k, r, load_lanes(x[1 + k] + r), 0);
 }
 
 /* Four bits become bit 4 of four bytes. */
@@ -467,32 +467,29 @@ ALWAYS_INLINE void as_it_is(const unsigned char *from, int size, uint32_t *to)
 }
 
 /* Rows that consist of dwords are turned where they are, if they are long enough. */
-#define CODE(name, elements, size, of_run, of_offsets, gather)                                     \
-    static void name##_code(const unsigned char *const rows[ROWS], int64_t blocks, int64_t ahead,  \
-                            mha_coded *to)                                                         \
-    {                                                                                              \
-        enum { EACH_HAS = (size + 3) / 4 };                                                        \
-        _Alignas(64) uint32_t turned[MOST_DWORDS][ROWS], copied[ROWS][MOST_DWORDS];                \
-        const unsigned char *copies[ROWS];                                                         \
-        const int64_t count = blocks * EACH_HAS;                                                   \
-        const bool copy = size % 4 != 0 || count < LANES;                                          \
-        to->run = of_run;                                                                          \
-        to->has_offsets = of_offsets;                                                              \
-        for (int r = 0; copy && r < ROWS; r++) {                                                   \
-            copies[r] = (const unsigned char *)copied[r];                                          \
-            for (int64_t i = 0; i < blocks * size; i += 64) fetch(rows[r] + i, ahead);             \
-            for (int64_t i = 0; i < blocks; i++)                                                   \
-                gather(rows[r] + i * size, size, copied[r] + i * EACH_HAS);                        \
-        }                                                                                          \
-        if (copy)                                                                                  \
-            turn(copies, count < LANES ? LANES : count, 0, turned);                                \
-        else                                                                                       \
-            turn(rows, count, ahead, turned);                                                      \
-        for (int64_t i = 0; i < blocks; i++)                                                       \
-            for (int r = 0; r < ROWS; r += LANES)                                                  \
-                name##_lanes((const uint32_t(*)[ROWS])turned + i * EACH_HAS, r, i * elements, to); \
+#define CODE(name, elements, size, of_run, of_offsets, gather)                                    \
+    static void name##_code(const unsigned char *const rows[ROWS], int64_t blocks, int64_t ahead, \
+                            mha_coded *to)                                                        \
+    {                                                                                             \
+        enum { EACH_HAS = (size + 3) / 4 };                                                       \
+        _Alignas(64) uint32_t turned[MOST_DWORDS][ROWS], copied[ROWS][MOST_DWORDS];               \
+        const unsigned char *copies[ROWS];                                                        \
+        const int64_t count = blocks * EACH_HAS;                                                  \
+        const bool copy = size % 4 != 0 || count < LANES;                                         \
+        to->run = of_run;                                                                         \
+        to->has_offsets = of_offsets;                                                             \
+        for (int r = 0; copy && r < ROWS; r++) {                                                  \
+            copies[r] = (const unsigned char *)copied[r];                                         \
+            for (int64_t i = 0; i < blocks; i++)                                                  \
+                gather(rows[r] + i * size, size, copied[r] + i * EACH_HAS);                       \
+        }                                                                                         \
+        turn(copy ? copies : rows, count < LANES ? LANES : count, rows, blocks * size, ahead,     \
+             turned);                                                                             \
+        for (int64_t i = 0; i < blocks * PARTS; i++) {                                            \
+            name##_lanes((const uint32_t(*)[ROWS])turned + i / PARTS * EACH_HAS,                  \
+                         (int)(i % PARTS * LANES), i / PARTS * elements, to);                     \
+        }                                                                                         \
     }
-CODE(q8_0, 32, 34, 32, 0, scale_first)
 CODE(q4_0, 32, 18, 32, 0, scale_first)
 CODE(q4_1, 32, 20, 32, 1, as_it_is)
 CODE(q5_0, 32, 22, 32, 0, scale_first)
@@ -500,6 +497,60 @@ CODE(q5_1, 32, 24, 32, 1, as_it_is)
 CODE(q4_k, 256, 144, 32, 1, as_it_is)
 CODE(q5_k, 256, 176, 32, 1, as_it_is)
 CODE(q6_k, 256, 210, 16, 0, scale_last)
+
+/* LANES dwords of a row of Q8_0, without its scales, from number 4 `at` on. */
+ALWAYS_INLINE dwords q8_0_part(const unsigned char *row, int64_t at)
+{
+    const unsigned char *from = row + at / 8 * 34 + 2 + at % 8 * 4;
+#if defined(__AVX512F__)
+    __m256i half[2];
+    memcpy(&half[0], from, 32);
+    memcpy(&half[1], from + 34, 32);
+    return (dwords)_mm512_inserti64x4(_mm512_castsi256_si512(half[0]), half[1], 1);
+#else
+    return load_lanes(from);
+#endif
+}
+
+/* Turned to where they belong; the last ones perhaps twice. */
+ALWAYS_INLINE void q8_0_numbers(const unsigned char *const rows[ROWS], int64_t count, int64_t ahead,
+                                mha_coded *to)
+{
+    for (int64_t c = 0; c < count; c += LANES) {
+        const int64_t at = c + LANES <= count ? c : count - LANES,
+                      squares = (count + LANES - 1) / LANES;
+        for (int r = 0; r < ROWS; r += LANES) {
+            dwords x[LANES];
+            fetch(rows, count / 8 * 34, ahead, c / LANES * PARTS + r / LANES, squares * PARTS);
+            UNROLL for (int i = 0; i < LANES; i++) x[i] = q8_0_part(rows[r + i], at);
+            turn_square(x);
+            UNROLL for (int i = 0; i < LANES; i++) store_lanes(to->number[at + i][r], x[i]);
+        }
+    }
+}
+
+static void q8_0_code(const unsigned char *const rows[ROWS], int64_t blocks, int64_t ahead,
+                      mha_coded *to)
+{
+    uint32_t scale[ROWS];
+    to->run = 32;
+    to->has_offsets = 0;
+    for (int64_t i = 0; i < blocks; i++) {
+        for (int r = 0; r < ROWS; r++) {
+            uint16_t half;
+            memcpy(&half, rows[r] + i * 34, 2);
+            scale[r] = half;
+        }
+        for (int r = 0; r < ROWS; r += LANES)
+            put_run(to, i, r, half_lanes(load_lanes(scale + r)), no_offset());
+    }
+    if (8 * blocks >= LANES) {
+        q8_0_numbers(rows, 8 * blocks, ahead, to);
+        return;
+    }
+    for (int r = 0; r < ROWS; r++) /* one block */
+        for (int k = 0; k < 8; k++) memcpy(to->number[k][r], rows[r] + 2 + 4 * k, 4);
+}
 
 const mhai_gguf_codec MHAI_GGUF_CODECS[MHAI_GGUF_CODECS_COUNT] = {
     [MHA_GGUF_F32] = {f32, NULL},        [MHA_GGUF_F16] = {f16, NULL},
