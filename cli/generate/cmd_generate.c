@@ -251,6 +251,7 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
         }
     }
     how.flags = MHA_MODEL_NO_TOKENIZER;
+    how.compute = (mha_compute)options->compute;
     bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
     if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     mha_model_destroy(r->model);

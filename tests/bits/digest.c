@@ -237,6 +237,71 @@ static void training_digest(mha_context *context, const char *name, mha_transfor
     free(gradient), free(m), free(v), free(logits);
 }
 
+/* ---- linear layers in int8 arithmetic -------------------------------------------------------- */
+
+enum { INPUTS = 544, OUTPUTS = 83, TOKENS = 17 };
+
+/* Parameter 0 is the table of tokens, the last one the output: numbers from one hash of their place. */
+static uint32_t place_hash(int64_t row, int64_t column)
+{
+    return ((uint32_t)row * 2654435761u ^ (uint32_t)column * 2246822519u) * 3266489917u;
+}
+
+static void read_table(const void *user, int64_t parameter, int64_t row, int64_t rows,
+                       int64_t column, int64_t columns, float *to)
+{
+    (void)user, (void)parameter;
+    for (int64_t i = 0; i < rows * columns; i++)
+        to[i] = (float)(int32_t)place_hash(row + i / columns, column + i % columns) * 0x1p-30f;
+}
+
+static bool read_coded(const void *user, int64_t parameter, int64_t row, int64_t rows,
+                       int64_t column, int64_t columns, mha_coded *to)
+{
+    if (parameter == 0) return false;
+    to->run = *(const int32_t *)user;
+    to->has_offsets = to->run == 32;
+    for (int64_t i = 0; i < rows * columns; i++) {
+        const int64_t r = i / columns, c = i % columns, run = c / to->run;
+        const uint32_t hash = place_hash(row + r, (column + c) / to->run * to->run + 7);
+        to->number[c / 4][r][c % 4] = (int8_t)(place_hash(row + r, column + c) >> 24);
+        to->scale[run][r] = (float)(hash >> 16) * 0x1p-20f;
+        to->offset[run][r] = to->has_offsets ? (float)(hash & 65535) * 0x1p-14f : -0.0f;
+    }
+    return true;
+}
+
+static void linear_int8_digest(mha_context *context, const char *name, int32_t run)
+{
+    static const int64_t no_heads[] = {0};
+    const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                       .vocab_size = OUTPUTS,
+                                       .max_length = TOKENS,
+                                       .embed_dim = INPUTS,
+                                       .num_layers = 1,
+                                       .num_heads = 1,
+                                       .head_dim = 8,
+                                       .layer_heads = no_heads};
+    const mha_transformer_source source = {.struct_size = sizeof source,
+                                           .read = read_table,
+                                           .read_coded = read_coded,
+                                           .user = &run,
+                                           .compute = MHA_COMPUTE_INT8};
+    mha_transformer *net = NULL;
+    int32_t ids[TOKENS];
+    for (int32_t i = 0; i < TOKENS; i++) ids[i] = 3 * i;
+    float *y = floats(TOKENS * OUTPUTS);
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, TOKENS});
+    const mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){1, TOKENS, OUTPUTS});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    stop_if(mha_transformer_create_from(context, &desc, &source, &net));
+    stop_if(mha_transformer_update(context, net));
+    stop_if(mha_transformer_forward(context, net, &input, NULL, &out, NULL, NULL));
+    say(name, y, TOKENS * OUTPUTS * (int64_t)sizeof(float));
+    mha_transformer_destroy(net);
+    free(y);
+}
+
 int main(int count, char **arguments)
 {
     mha_context_desc desc = {.struct_size = sizeof desc};
@@ -276,6 +341,8 @@ int main(int count, char **arguments)
                                            .norm = MHA_NORM_RMS,
                                            .positions = MHA_ENCODING_ROTARY,
                                            .layers = layers});
+    linear_int8_digest(context, "int8, linear, runs of 16", 16);
+    linear_int8_digest(context, "int8, linear, runs of 32", 32);
     mha_context_destroy(context);
     return 0;
 }

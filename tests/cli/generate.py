@@ -3,8 +3,10 @@ only, so every draw can be predicted; then a Llama, and what is refused."""
 import json
 import math
 import os
+import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 
@@ -277,6 +279,61 @@ def interrupted():
               f"signal {number}: {err!r}")
 
 
+def quantised():
+    """A GGUF file of a Llama of one layer whose matrices are blocks of Q8_0: some outputs are no
+    multiple of 32."""
+    width, vocabulary, rng = 64, 40, random.Random(5)
+    q8_0, f32 = 8, 0
+    keys = {"general.architecture": "llama", "llama.context_length": 32, "llama.block_count": 1,
+            "llama.embedding_length": width, "llama.feed_forward_length": 96,
+            "llama.attention.head_count": 2, "llama.vocab_size": vocabulary,
+            "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    matrices = {"token_embd": (vocabulary, width), "output": (vocabulary, width),
+                "blk.0.ffn_gate": (96, width), "blk.0.ffn_up": (96, width),
+                "blk.0.ffn_down": (width, 96),
+                **{f"blk.0.attn_{part}": (width, width) for part in ("q", "k", "v", "output")}}
+    norms = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
+
+    def text(word):
+        return struct.pack("<Q", len(word)) + word.encode()
+
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(matrices) + len(norms), len(keys))
+    for key, value in keys.items():
+        kind = {str: 8, int: 4, float: 6}[type(value)]
+        head += text(key) + struct.pack("<I", kind)
+        head += text(value) if kind == 8 else struct.pack("<I" if kind == 4 else "<f", value)
+    data = b""
+    for name, (rows, columns) in matrices.items():
+        head += text(f"{name}.weight") + struct.pack("<IQQIQ", 2, columns, rows, q8_0, len(data))
+        for _ in range(rows * columns // 32):
+            data += struct.pack("<e32b", 0.002, *(rng.randint(-127, 127) for _ in range(32)))
+        data += bytes(-len(data) % 32)
+    for name in norms:
+        head += text(f"{name}.weight") + struct.pack("<IQIQ", 1, width, f32, len(data))
+        data += struct.pack(f"<{width}f", *[1.0] * width)
+    path = FOLDER / "quantised.gguf"
+    path.write_bytes(head + bytes(-len(head) % 32) + data)
+    return path
+
+
+def in_int8():
+    path, model = quantised(), make("dense")
+    wanted = ("--ids", "--max-tokens", "12")
+    runs = [generate("--compute", "int8", *wanted, "--threads", threads, path, "3 1 4 1 5")
+            for threads in "123"]
+    plain = generate(*wanted, path, "3 1 4 1 5")
+    for result in (*runs, plain):
+        check_good(result, "blocks of Q8_0")
+        check(len(result.out.split()) == 17, f"{result.out}")
+        check(result.out == runs[0].out or result is plain, "int8: threads change the text")
+    check_error(generate("--compute", "int8", model), UNSUPPORTED, "stored in blocks",
+                "leave out --compute int8", command="generate")
+    check_error(generate("--compute", "int8", "--ids", model, "1"), UNSUPPORTED,
+                "leave out --compute int8", command="generate")
+    check_error(generate("--compute", "int4", path), USAGE, "expected one of f32, int8",
+                command="generate")
+
+
 def help_and_manual():
     help_text = generate("--help")
     check_good(help_text, "--help")
@@ -297,5 +354,6 @@ numbers(model)
 padded_vocabulary()
 byte_pairs()
 interrupted()
+in_int8()
 help_and_manual()
 finish()
