@@ -229,7 +229,8 @@ typedef struct mha_transformer_source {
  *          matrices; source is copied. Its user must live until it is released, by the end of this
  *          transformer and of those that were pruned from it; an error here does not release it.
  *          Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch a thread, more
- *          where 32 rows have more than 1 MiB. Backward calls take room for one matrix.
+ *          where 32 rows have more than 1 MiB; with MHA_COMPUTE_INT8 or 3.25 bytes for each input of
+ *          each token, if that is more. Backward calls take room for one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; MHA_COMPUTE_INT8 with MHA_SOURCE_PACK or without
  *          read_coded).

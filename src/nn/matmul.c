@@ -519,9 +519,11 @@ static int64_t rows_group(const mha_context *context, int64_t inner, int64_t col
 
 size_t mhai_matmul_rows_bytes(const mha_context *context, bool int8, int64_t rows, int64_t inner)
 {
-    if (int8) return int8_bytes(context, rows, inner, INT8_TILES);
     const int64_t panels = mhai_max_i64(GROUP_FLOATS, inner * MHAI_PANEL);
-    return (size_t)context->num_threads * sizeof(float) * (size_t)(panels + READ_FLOATS + SUMS);
+    const size_t f32 =
+        (size_t)context->num_threads * sizeof(float) * (size_t)(panels + READ_FLOATS + SUMS);
+    const size_t small = int8 ? int8_bytes(context, rows, inner, INT8_TILES) : 0;
+    return small > f32 ? small : f32;
 }
 
 static mha_status run_int8(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
@@ -591,7 +593,8 @@ mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, co
 {
     if (job->rows == 0 || job->cols == 0) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const bool int8 = from->int8 && from->read_coded && job->inner > 0;
+    const bool runs = job->inner > 0 && job->inner % 16 == 0; /* else no row is coded */
+    const bool int8 = from->int8 && from->read_coded && runs;
     const mha_status status = int8 ? run_int8(context, job, from) : run_f32(context, job, from);
     mha_scratch_release(context, mark);
     return status;
