@@ -108,7 +108,8 @@ void check_pack_coded(kernel_test *t)
         for (int64_t i = 0; i < columns; i++)
             for (int64_t r = 0; r < 32; r++) {
                 const int64_t at = (column + i) / run;
-                const float product = (float)coded->number[(column + i) / 4][r][i % 4] * coded->scale[at][r];
+                const float product =
+                    (float)coded->number[(column + i) / 4][r][i % 4] * coded->scale[at][r];
                 kt_same(t, (double)panel[i * 32 + r], (double)(product + coded->offset[at][r]),
                         "panel", r, i);
             }

@@ -84,7 +84,8 @@ static void coded_rows_are_those_decoded(void **state)
                 mhai_gguf_codecs_portable[type].decode(rows[i], count, expected);
                 for (int64_t e = 0; e < MHA_CODED_COLUMNS; e++) {
                     const int64_t run = e / coded.run;
-                    const float product = (float)coded.number[e / 4][i][e % 4] * coded.scale[run][i];
+                    const float product =
+                        (float)coded.number[e / 4][i][e % 4] * coded.scale[run][i];
                     if (!same(product + coded.offset[run][i], expected[e]))
                         fail_msg("type %d, %s: row %d, element %d", type, tables[t].name, i,
                                  (int)e);

@@ -21,7 +21,8 @@ ALWAYS_INLINE int32_t int8_round(const float *x, int64_t left, vf steps, int32_t
     return vi_total(sum);
 }
 
-ALWAYS_INLINE void int8_round_block(const float *x, int64_t left, int32_t *out, mhai_int8_block *block)
+ALWAYS_INLINE void int8_round_block(const float *x, int64_t left, int32_t *out,
+                                    mhai_int8_block *block)
 {
     vf most[LANES16];
     UNROLL for (int i = 0; i < LANES16; i++) most[i] = vf_max(
@@ -62,7 +63,7 @@ static void int8_inputs(const float *x, int64_t n, int32_t *small, mhai_int8_blo
     }
     for (int64_t i = 0; i < count; i++)
         int8_round_block(x + i * MHAI_INT8_BLOCK, n - i * MHAI_INT8_BLOCK,
-                   small + i * (MHAI_INT8_BLOCK / GROUP), &blocks[i]);
+                         small + i * (MHAI_INT8_BLOCK / GROUP), &blocks[i]);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
