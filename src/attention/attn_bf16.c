@@ -18,11 +18,14 @@ typedef struct bf16_item {
 
 const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_problem *p)
 {
+    const int takes = MHAI_MASKS | MHAI_BIASES | MHAI_USES(softcap) | MHAI_USES(dropout) |
+                      MHAI_USES(ragged) | MHAI_USES(sink_logits) | MHAI_USES(gates);
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
     const int count = mhai_attn_list_outputs(p, outputs);
     (void)context;
     if (p->uses & (MHAI_USES(shaw_keys) | MHAI_USES(shaw_values)))
         return "compute bf16 does not go with Shaw's relative positions";
+    if (p->uses & ~takes) return "compute bf16 does not go with an input of the descriptor";
     for (int i = 0; i < count; i++)
         if (outputs[i].tensor != &p->o && outputs[i].tensor != &p->lse)
             return "compute bf16 has no outputs but o and lse";
