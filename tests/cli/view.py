@@ -345,6 +345,8 @@ def selftest():
     result = run("selftest", "--problems", "12", "--seed", "3")
     check(result.code == 0 and result.lines[-1] == "all is well", f"selftest: {result.lines}")
     check(any(line.split()[0] == "portable" for line in result.lines if line.split()), "portable")
+    check(any(line.strip().startswith("bf16 arithmetic: same bits") for line in result.lines),
+          f"selftest: {result.lines}")
     check(result.out == run("selftest", "--problems", "12", "--seed", "3").out, "selftest repeats")
 
 
