@@ -159,6 +159,37 @@ static void few_queries_digest(mha_context *context)
     }
 }
 
+/* What is stored in bf16, with a head size that is not even, in f32 and in bf16 arithmetic. */
+static void stored_digest(mha_context *context)
+{
+    enum { ROWS = 19, KEYS = 545, SIZE = 33 };
+    const int64_t counts[] = {ROWS * SIZE, KEYS * SIZE, KEYS * SIZE};
+    uint16_t *stored[3];
+    mha_tensor x[3];
+    float *o = floats(ROWS * SIZE);
+    const mha_tensor O = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){1, 1, ROWS, SIZE});
+    for (int i = 0; i < 3; i++) {
+        float *from = some_floats(20 + (uint64_t)i, counts[i]);
+        stored[i] = (uint16_t *)floats(counts[i]);
+        const mha_tensor f32 =
+            mha_tensor_contiguous(from, MHA_F32, 4, (int64_t[]){1, 1, counts[i] / SIZE, SIZE});
+        x[i] = mha_tensor_contiguous(stored[i], MHA_BF16, 4, f32.shape);
+        stop_if(mha_tensor_convert(&f32, &x[i]));
+        free(from);
+    }
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                         .flags = MHA_ATTENTION_CAUSAL,
+                                         .q_offset = KEYS - ROWS,
+                                         .compute = bf16 ? MHA_COMPUTE_BF16 : MHA_COMPUTE_F32};
+        stop_if(mha_attention_forward(context, &desc, &x[0], &x[1], &x[2], &O, NULL));
+        say(bf16 ? "stored bf16, in bf16" : "stored bf16, in f32", o,
+            ROWS * SIZE * (int64_t)sizeof(float));
+    }
+    for (int i = 0; i < 3; i++) free(stored[i]);
+    free(o);
+}
+
 /* What enters by angles and powers. */
 static void positions_digest(mha_context *context)
 {
@@ -315,6 +346,7 @@ int main(int count, char **arguments)
     }
     attention_digest(context);
     few_queries_digest(context);
+    stored_digest(context);
     positions_digest(context);
     training_digest(context, "llama, trained",
                     (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL,
