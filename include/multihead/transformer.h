@@ -192,6 +192,11 @@ typedef struct mha_transformer_source {
                        int64_t column, int64_t columns, mha_coded *to);
     mha_compute compute; /* how products with rows that can be coded are computed, see below */
     uint32_t reserved;   /* 0 */
+    /* Where rows row .. row + rows - 1 lie in memory as *type, MHA_F16 or MHA_BF16, all columns beside
+     * each other, *stride elements apart, as long as the source lives; NULL: they do not. May be NULL:
+     * no row does. Products then read them there, with the same bits */
+    const void *(*find_rows)(const void *user, int64_t parameter, int64_t row, int64_t rows,
+                             mha_dtype *type, int64_t *stride);
 } mha_transformer_source;
 
 /* With compute = MHA_COMPUTE_INT8 a linear layer y = x W^T + b whose rows of W can be coded is

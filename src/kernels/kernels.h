@@ -240,6 +240,16 @@ typedef struct mhai_gemm {
 
 enum { MHAI_GATHER = MHAI_MAX_ROWS * MHAI_SCORE_STRIDE };
 
+/* gemm_stored: gemm_strip of at most 32 outputs and MHAI_GEMM_BLOCK inputs (not transposed, nothing
+ * gathered, fetched or taken from elsewhere; w is not read), whose weights lie in rows. */
+typedef struct mhai_gemm_stored {
+    mhai_gemm gemm;
+    const void *w;  /* [cols][stride], of each row `inner` inputs; of any alignment */
+    mha_dtype type; /* MHA_F16 or MHA_BF16 */
+    int64_t stride;
+    const void *next; /* rows that the next call reads, fetched into L2 on the way; any address */
+} mhai_gemm_stored;
+
 /* activate_gelu: x[i] = x[i] Phi(x[i]), Phi the normal distribution. gelu_backward: dx[i] = dy[i]
  * times its derivative at x[i]; dx may be dy. activate_gelu_tanh: x[i] sigmoid(2 z), z = sqrt(2/pi)
  * (x[i] + 0.044715 x[i]^3), which is x[i] (1 + tanh(z)) / 2; gelu_tanh_backward likewise.

@@ -269,6 +269,7 @@ static mha_status create_from(loading *l)
         .flags = mhai_weights_are_f32(&l->stored->weights) ? MHA_SOURCE_PACK : 0,
         .read = mhai_stored_read,
         .read_coded = mhai_stored_read_coded,
+        .find_rows = mhai_stored_find_rows,
         .release = mhai_stored_release,
         .user = l->stored,
         .compute = l->compute};

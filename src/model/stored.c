@@ -122,6 +122,19 @@ bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, 
     return mhai_gguf_code(p->from.type, p->from.data, p->columns, at, column, columns, to);
 }
 
+const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t row, int64_t rows,
+                                  mha_dtype *type, int64_t *stride)
+{
+    const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
+    const mha_gguf_type from = p->from.type;
+    (void)rows;
+    if (p->transposed || p->form == MHAI_PLUS_ONE || !in_order(p)) return NULL;
+    if (from != MHA_GGUF_F16 && from != MHA_GGUF_BF16) return NULL;
+    *type = from == MHA_GGUF_F16 ? MHA_F16 : MHA_BF16;
+    *stride = p->columns;
+    return p->from.data + (p->first + row) * p->columns * (int64_t)sizeof(uint16_t);
+}
+
 void mhai_stored_release(void *stored)
 {
     mhai_stored *own = stored;

@@ -30,11 +30,13 @@ MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mha
                                           const mhai_weight_name *row, const char *name,
                                           mhai_stored_parameter *stored);
 
-/* mha_transformer_source.read, .read_coded and .release. */
+/* mha_transformer_source.read, .read_coded, .find_rows and .release. */
 void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_t rows,
                       int64_t column, int64_t columns, float *to);
 bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, int64_t rows,
                             int64_t column, int64_t columns, mha_coded *to);
+const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t row, int64_t rows,
+                                  mha_dtype *type, int64_t *stride);
 void mhai_stored_release(void *stored);
 
 #endif

@@ -277,6 +277,22 @@ typedef struct rows_job {
     int64_t group; /* panels of an item */
 } rows_job;
 
+/* Rows of W from `col` on, of 16 bits, where they lie. */
+typedef struct stored_rows {
+    const uint16_t *at; /* NULL: they do not */
+    mha_dtype type;
+    int64_t stride;
+} stored_rows;
+
+static stored_rows find_stored(const rows_job *r, int64_t col)
+{
+    const mhai_rows *from = r->from;
+    const int64_t rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
+    stored_rows s = {0};
+    if (from->stored) s.at = from->stored(from->user, from->at, col, rows, &s.type, &s.stride);
+    return s;
+}
+
 /* Columns of W^T from col on, and of them inputs first .. first + inner, become panel number `panel`
  * of panels that have `cols` columns. first is a multiple of READ_INPUTS. */
 static void pack_read(const rows_job *r, int64_t col, int64_t first, int64_t inner, float *panels,
@@ -285,7 +301,16 @@ static void pack_read(const rows_job *r, int64_t col, int64_t first, int64_t inn
     const int64_t rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
     const mhai_rows *from = r->from;
     mha_coded *coded = (void *)read;
-    for (int64_t input = 0; input < inner; input += READ_INPUTS) {
+    const stored_rows stored = find_stored(r, col);
+    for (int64_t input = 0; stored.at && input < inner; input += MHAI_GEMM_BLOCK)
+        r->kernels->pack_panels(
+            &(mhai_pack){.out = panels + mhai_matmul_place(inner, cols, input, panel * MHAI_PANEL),
+                         .in = stored.at + first + input,
+                         .type = stored.type,
+                         .stride = stored.stride,
+                         .rows = rows,
+                         .cols = mhai_min_i64(MHAI_GEMM_BLOCK, inner - input)});
+    for (int64_t input = 0; !stored.at && input < inner; input += READ_INPUTS) {
         const int64_t count = mhai_min_i64(READ_INPUTS, inner - input), at = first + input;
         int64_t alike = rows;
         const bool is_coded =
@@ -355,24 +380,36 @@ static void run_few(const rows_job *r, int64_t first, int64_t end, int worker)
     const mhai_matmul *job = r->job;
     float *panel = r->panels + worker * r->group * MHAI_PANEL * job->inner;
     float *read = r->read + worker * READ_FLOATS;
-    for (int64_t col = first; col < end; col += MHAI_PANEL)
+    for (int64_t col = first; col < end; col += MHAI_PANEL) {
+        const stored_rows stored = find_stored(r, col);
         for (int64_t input = 0; input < job->inner || input == 0; input += READ_INPUTS) {
             const int64_t count = mhai_min_i64(READ_INPUTS, job->inner - input);
-            pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
-            for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK)
-                r->kernels->gemm_strip(
-                    &(mhai_gemm){.rows = (int)job->rows,
-                                 .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
-                                 .panels = 1,
-                                 .cols = mhai_min_i64(MHAI_PANEL, end - col),
-                                 .x = job->a + input + k,
-                                 .x_stride = job->a_stride,
-                                 .w = panel + k * MHAI_PANEL,
-                                 .bias = job->bias ? job->bias + col : NULL,
-                                 .first = input + k == 0 && !job->accumulate,
-                                 .out = job->c + col,
-                                 .out_stride = job->c_stride});
+            if (!stored.at) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
+            for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK) {
+                const mhai_gemm gemm = {.rows = (int)job->rows,
+                                        .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
+                                        .panels = 1,
+                                        .cols = mhai_min_i64(MHAI_PANEL, end - col),
+                                        .x = job->a + input + k,
+                                        .x_stride = job->a_stride,
+                                        .w = panel + k * MHAI_PANEL,
+                                        .bias = job->bias ? job->bias + col : NULL,
+                                        .first = input + k == 0 && !job->accumulate,
+                                        .out = job->c + col,
+                                        .out_stride = job->c_stride};
+                const int64_t later = input + k + MHAI_GEMM_BLOCK;
+                const int64_t next = later < job->inner ? later : MHAI_PANEL * stored.stride;
+                if (stored.at)
+                    r->kernels->gemm_stored(&(mhai_gemm_stored){.gemm = gemm,
+                                                                .w = stored.at + input + k,
+                                                                .type = stored.type,
+                                                                .stride = stored.stride,
+                                                                .next = stored.at + next});
+                else
+                    r->kernels->gemm_strip(&gemm);
+            }
         }
+    }
     for (int64_t row = 0; row < job->rows; row++)
         mhai_activate(r->kernels, job->activation, job->c + row * job->c_stride + first,
                       end - first);

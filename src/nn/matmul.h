@@ -60,8 +60,11 @@ typedef struct mhai_rows {
      * such form. *rows becomes how many of them have it, or do not. */
     bool (*read_coded)(const void *user, int64_t at, int64_t row, int64_t *rows, int64_t column,
                        int64_t columns, mha_coded *to);
+    /* Where rows row .. row + rows lie as f16 or bf16, *stride elements apart; NULL: they do not. */
+    const void *(*stored)(const void *user, int64_t at, int64_t row, int64_t rows, mha_dtype *type,
+                          int64_t *stride);
     const void *user;
-    int64_t at; /* which matrix, for both */
+    int64_t at; /* which matrix, for all */
     bool int8;  /* products with rows that have that form are in int8 arithmetic */
 } mhai_rows;
 

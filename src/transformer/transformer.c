@@ -361,9 +361,12 @@ static mha_status allocate(mha_transformer *t, int64_t count, size_t size, void 
 static mha_status make_linear(mha_context *context, const mha_transformer *t,
                               mhai_place_linear *place)
 {
-    const mhai_rows rows = {mhai_transformer_read_matrix, mhai_transformer_read_coded, t,
-                            mhai_transformer_parameter_at(t, place->weight),
-                            t->source.compute == MHA_COMPUTE_INT8};
+    const mhai_rows rows = {.read = mhai_transformer_read_matrix,
+                            .read_coded = mhai_transformer_read_coded,
+                            .stored = mhai_transformer_find_rows,
+                            .user = t,
+                            .at = mhai_transformer_parameter_at(t, place->weight),
+                            .int8 = t->source.compute == MHA_COMPUTE_INT8};
     const bool from = t->source.read, packed = !from || t->source.flags & MHA_SOURCE_PACK;
     return mhai_linear_create_from(context, place->inputs, place->outputs, place->bias >= 0,
                                    from ? &rows : NULL, packed, &place->packed);

@@ -78,6 +78,17 @@ bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int6
            t->source.read_coded(t->source.user, i, row, *rows, column, columns, to);
 }
 
+const void *mhai_transformer_find_rows(const void *user, int64_t at, int64_t row, int64_t rows,
+                                       mha_dtype *type, int64_t *stride)
+{
+    const mha_transformer *t = user;
+    int64_t i = at;
+    if (t->data || !t->source.find_rows) return NULL;
+    for (; row >= t->parameters[i].shape[0]; i++) row -= t->parameters[i].shape[0];
+    if (t->held_at[i] >= 0 || row + rows > t->parameters[i].shape[0]) return NULL;
+    return t->source.find_rows(t->source.user, i, row, rows, type, stride);
+}
+
 mha_status mha_transformer_read(const mha_transformer *t, const mha_parameter *parameter,
                                 int64_t row, int64_t rows, float *to)
 {

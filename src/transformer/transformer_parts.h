@@ -104,6 +104,9 @@ void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_
 void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns, float *to);
 
+const void *mhai_transformer_find_rows(const void *user, int64_t at, int64_t row, int64_t rows,
+                                       mha_dtype *type, int64_t *stride);
+
 bool mhai_transformer_read_coded(const void *user, int64_t at, int64_t row, int64_t *rows,
                                  int64_t column, int64_t columns, mha_coded *to);
 

@@ -1,7 +1,9 @@
 #include "support/stored.h"
 
+#include "reference/half_reference.h"
 #include "support/suite.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* mha_transformer_source.read: numbers of the other's array, and a check of what is asked for. */
@@ -21,27 +23,65 @@ void stored_read(const void *user, int64_t parameter, int64_t row, int64_t rows,
     }
 }
 
-void stored_release(void *user)
+/* mha_transformer_source.find_rows. */
+static const void *find_rows(const void *user, int64_t parameter, int64_t row, int64_t rows,
+                             mha_dtype *type, int64_t *stride)
 {
-    ((stored *)user)->released++;
+    const stored *s = user;
+    mha_parameter p;
+    if (mha_transformer_parameter(s->like, parameter, &p) != MHA_OK) fail_msg("no such parameter");
+    assert_true(p.ndim == 2 && row >= 0 && rows > 0 && row + rows <= p.shape[0]);
+    *type = s->type;
+    *stride = p.shape[1];
+    return s->halves + p.offset + row * p.shape[1];
 }
 
-mha_transformer *stored_transformer(mha_context *context, const mha_transformer *like,
-                                    uint32_t flags, stored *s)
+void stored_release(void *user)
+{
+    stored *s = user;
+    s->released++;
+    free(s->halves);
+    s->halves = NULL;
+}
+
+static mha_transformer *make(mha_context *context, const mha_transformer *like, uint32_t flags,
+                             stored *s)
 {
     mha_transformer *t = NULL;
     mha_transformer_desc d;
     mha_transformer_describe(like, &d);
-    *s = (stored){.like = like};
     const mha_transformer_source source = {.struct_size = sizeof source,
                                            .flags = flags,
                                            .read = stored_read,
                                            .release = stored_release,
-                                           .user = s};
+                                           .user = s,
+                                           .find_rows = s->halves ? find_rows : NULL};
     if (mha_transformer_create_from(context, &d, &source, &t) != MHA_OK)
         fail_msg("%s", mha_error_detail());
     assert_int_equal(mha_transformer_update(context, t), MHA_OK);
     assert_null(mha_transformer_data(t));
     assert_int_equal(mha_transformer_size(t), mha_transformer_size(like));
     return t;
+}
+
+mha_transformer *stored_transformer(mha_context *context, const mha_transformer *like,
+                                    uint32_t flags, stored *s)
+{
+    *s = (stored){.like = like};
+    return make(context, like, flags, s);
+}
+
+mha_transformer *stored_as_halves(mha_context *context, mha_transformer *like, mha_dtype type,
+                                  stored *s)
+{
+    const int64_t count = mha_transformer_size(like);
+    float *data = mha_transformer_data(like);
+    *s = (stored){.like = like, .type = type, .halves = malloc((size_t)count * sizeof(uint16_t))};
+    assert_non_null(s->halves);
+    for (int64_t i = 0; i < count; i++) {
+        s->halves[i] = half_nearest(type, (double)data[i]);
+        data[i] = (float)half_value(type, s->halves[i]);
+    }
+    assert_int_equal(mha_transformer_update(context, like), MHA_OK);
+    return make(context, like, 0, s);
 }

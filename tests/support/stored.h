@@ -7,6 +7,8 @@
 typedef struct stored {
     const mha_transformer *like; /* where the numbers are */
     int released;
+    uint16_t *halves; /* the same as f16 or bf16, or NULL */
+    mha_dtype type;
 } stored;
 
 /* mha_transformer_source.read and .release; rows of at most 4,096 numbers. */
@@ -17,5 +19,9 @@ void stored_release(void *user);
 /* One like `like`, which must outlive it, as s must; updated. */
 mha_transformer *stored_transformer(mha_context *context, const mha_transformer *like,
                                     uint32_t flags, stored *s);
+
+/* The same where rows lie as f16 or bf16, to which the numbers of `like` are rounded first. */
+mha_transformer *stored_as_halves(mha_context *context, mha_transformer *like, mha_dtype type,
+                                  stored *s);
 
 #endif

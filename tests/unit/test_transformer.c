@@ -1263,9 +1263,9 @@ static void large_matrices_from_a_source(void **state)
     static const struct {
         int64_t E, F, T;
     } sizes[] = {{48, 2300, 150}, {160, 1024, 113}, {1088, 40, 1}, {64, 1500, 3}};
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 24; i++) { /* f32, f16 and bf16 */
         rng r = rng_make(rng_run_seed(), 3300 + (uint64_t)i);
-        mha_context *context = machines_context(i < 4 ? 2 : 8, i);
+        mha_context *context = machines_context(i % 8 < 4 ? 2 : 8, i);
         const int64_t T = sizes[i % 4].T;
         const mha_transformer_desc d = {.struct_size = sizeof d,
                                         .flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_BIAS,
@@ -1286,7 +1286,9 @@ static void large_matrices_from_a_source(void **state)
         for (int64_t k = 0; k < T; k++) ids[k] = (int32_t)rng_between(&r, 0, V - 1);
         assert_int_equal(mha_transformer_create(context, &d, &t), MHA_OK);
         assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
-        mha_transformer *other = stored_transformer(context, t, 0, &s);
+        mha_transformer *other =
+            i < 8 ? stored_transformer(context, t, 0, &s)
+                  : stored_as_halves(context, t, i < 16 ? MHA_F16 : MHA_BF16, &s);
         const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
         const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
         const mha_transformer *both[] = {t, other};

@@ -99,6 +99,26 @@ static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
     return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(_mm256_castps_si256(bytes), places));
 }
 
+static inline vf vf_even_bf16(vf pairs)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+static inline vf vf_odd_bf16(vf pairs)
+{
+    return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(-0x10000)));
+}
+static inline vf vf_even_f16(vf pairs)
+{
+    const __m256i even = _mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(0xFFFF));
+    return _mm256_cvtph_ps(
+        _mm_packus_epi32(_mm256_castsi256_si128(even), _mm256_extracti128_si256(even, 1)));
+}
+static inline vf vf_odd_f16(vf pairs)
+{
+    const __m256i odd = _mm256_srli_epi32(_mm256_castps_si256(pairs), 16);
+    return _mm256_cvtph_ps(
+        _mm_packus_epi32(_mm256_castsi256_si128(odd), _mm256_extracti128_si256(odd, 1)));
+}
 static inline vf vf_swap(vf x)
 {
     return _mm256_permute_ps(x, 0xB1);

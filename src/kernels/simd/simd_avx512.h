@@ -92,6 +92,24 @@ static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
     return _mm512_cvtepi32_ps(_mm512_and_si512(top, _mm512_set1_epi32(-0x1000000)));
 }
 
+static inline vf vf_even_bf16(vf pairs)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+static inline vf vf_odd_bf16(vf pairs)
+{
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(-0x10000)));
+}
+static inline vf vf_even_f16(vf pairs)
+{
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(pairs)));
+}
+static inline vf vf_odd_f16(vf pairs)
+{
+    return _mm512_cvtph_ps(
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(pairs), 16)));
+}
 static inline vf vf_swap(vf x)
 {
     return _mm512_permute_ps(x, 0xB1);

@@ -98,6 +98,22 @@ static inline vf vf_byte(vf bytes, int k)
     return vcvtq_f32_s32(vreinterpretq_s32_u32(vandq_u32(top, vdupq_n_u32(0xFF000000u))));
 }
 
+static inline vf vf_even_bf16(vf pairs)
+{
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(pairs), 16));
+}
+static inline vf vf_odd_bf16(vf pairs)
+{
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xFFFF0000u)));
+}
+static inline vf vf_even_f16(vf pairs)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(vreinterpretq_u32_f32(pairs))));
+}
+static inline vf vf_odd_f16(vf pairs)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(vreinterpretq_u32_f32(pairs), 16)));
+}
 static inline vf vf_swap(vf x)
 {
     return vrev64q_f32(x);

@@ -19,6 +19,8 @@
  *                           VF_LANES halves (base/half.h)
  *   vf_byte                 signed byte k of each lane's four, times 2^24; k is a constant
  *   vf_fma                  a * b + c, one rounding except here, where it is two
+ *   vf_even_f16, vf_odd_f16, vf_even_bf16, vf_odd_bf16
+ *                           of lanes that hold two halves each, the lower or the upper one
  *   vf_swap                 lanes 2i and 2i + 1 change places
  *   vn, vf_nearest          the nearest integers, ties to even (|a| < 2^22 matters only)
  *   vf_whole                those as floats
@@ -133,6 +135,30 @@ static inline vf vf_byte(vf bytes, int k)
     return x;
 }
 
+static inline vf vf_even_bf16(vf pairs)
+{
+    for (int i = 0; i < VF_LANES; i++)
+        pairs[i] = mhai_bf16_to_f32((uint16_t)mhai_float_bits(pairs[i]));
+    return pairs;
+}
+static inline vf vf_odd_bf16(vf pairs)
+{
+    for (int i = 0; i < VF_LANES; i++)
+        pairs[i] = mhai_bf16_to_f32((uint16_t)(mhai_float_bits(pairs[i]) >> 16));
+    return pairs;
+}
+static inline vf vf_even_f16(vf pairs)
+{
+    for (int i = 0; i < VF_LANES; i++)
+        pairs[i] = mhai_f16_to_f32((uint16_t)mhai_float_bits(pairs[i]));
+    return pairs;
+}
+static inline vf vf_odd_f16(vf pairs)
+{
+    for (int i = 0; i < VF_LANES; i++)
+        pairs[i] = mhai_f16_to_f32((uint16_t)(mhai_float_bits(pairs[i]) >> 16));
+    return pairs;
+}
 static inline vf vf_swap(vf x)
 {
     return (vf){x[1], x[0], x[3], x[2]};

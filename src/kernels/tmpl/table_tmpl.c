@@ -17,6 +17,7 @@
 #include "kernels/tmpl/gemm_tmpl.c"
 #include "kernels/tmpl/pack_tmpl.c"
 #include "kernels/tmpl/rows_tmpl.c"
+#include "kernels/tmpl/stored_tmpl.c"
 
 #include "kernels/tmpl/norm_tmpl.c"
 #include "kernels/tmpl/value_tmpl.c"

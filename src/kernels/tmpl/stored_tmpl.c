@@ -1,0 +1,124 @@
+/* Products of few rows with weights that lie in rows of f16 or bf16. Pairs of neighbours are turned as
+ * one float, which is half the work, and widened in registers where they are multiplied. */
+
+enum { PAIR_ROWS = MHAI_GEMM_BLOCK / 2, PAIR_COLUMNS = 2 * VF_LANES };
+
+ALWAYS_INLINE vf even_of(mha_dtype type, vf pairs)
+{
+    return type == MHA_F16 ? vf_even_f16(pairs) : vf_even_bf16(pairs);
+}
+
+ALWAYS_INLINE vf odd_of(mha_dtype type, vf pairs)
+{
+    return type == MHA_F16 ? vf_odd_f16(pairs) : vf_odd_bf16(pairs);
+}
+
+/* The first n <= PAIR_COLUMNS of a row as pairs, then zeros. */
+ALWAYS_INLINE vf load_halves(const uint16_t *p, int64_t n)
+{
+    uint16_t part[PAIR_COLUMNS] = {0};
+    if (n >= PAIR_COLUMNS) return vf_load((const float *)(const void *)p);
+    memcpy(part, p, (size_t)n * sizeof *part);
+    return vf_load((const float *)(const void *)part);
+}
+
+/* Rows of weights become columns of pairs; on the way those of the next call are fetched, as evenly. */
+ALWAYS_INLINE void turn_halves(const mhai_gemm_stored *s, float *panel)
+{
+    enum { BYTES = MHAI_GEMM_BLOCK * sizeof(uint16_t), LINE_BYTES = LINE * sizeof(float) };
+    const int64_t inner = s->gemm.inner, cols = s->gemm.cols;
+    const int64_t pieces = (inner + PAIR_COLUMNS - 1) / PAIR_COLUMNS;
+    for (int64_t row = 0; row < MHAI_PANEL; row += VF_LANES)
+        for (int64_t piece = 0; piece < pieces; piece++) {
+            const int64_t i = piece * PAIR_COLUMNS;
+            const int64_t begin = BYTES * piece / pieces, end = BYTES * (piece + 1) / pieces;
+            vf rows[VF_LANES];
+            UNROLL for (int r = 0; r < VF_LANES; r++)
+            {
+                const int64_t at = (row + r) * s->stride;
+                rows[r] = row + r < cols ? load_halves((const uint16_t *)s->w + at + i, inner - i)
+                                         : vf_zero();
+                for (int64_t line = begin; line < end; line += LINE_BYTES)
+                    fetch_l2((const void *)((uintptr_t)s->next + (uintptr_t)(2 * at + line)));
+            }
+            transpose(rows, panel + i / 2 * MHAI_PANEL + row, MHAI_PANEL);
+        }
+}
+
+typedef struct stored_block {
+    const mhai_gemm *gemm;
+    const float *x, *panel;
+    int64_t row, column;
+} stored_block;
+
+/* One chain over the inputs, in order. */
+ALWAYS_INLINE void stored_body(int rows, mha_dtype type, const stored_block *t)
+{
+    const mhai_gemm *g = t->gemm;
+    const float *panel = t->panel;
+    const int64_t stride = g->x_stride, inner = g->inner;
+    vf sum[BLOCK_ROWS][TILE_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+        vf_zero();
+    for (int64_t i = 0; i < inner; i += 2, panel += MHAI_PANEL)
+        for (int odd = 0; odd < 2 && i + odd < inner; odd++) {
+            vf column[TILE_VECTORS];
+            UNROLL for (int j = 0; j < TILE_VECTORS; j++)
+            {
+                const vf pairs = vf_load(panel + j * VF_LANES);
+                column[j] = odd ? odd_of(type, pairs) : even_of(type, pairs);
+            }
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                const vf x = vf_load1(t->x + r * stride + i + odd);
+                UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+                    vf_fma(x, column[j], sum[r][j]);
+            }
+        }
+    for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++)
+        {
+            const int64_t at = t->column + j * VF_LANES, left = g->cols - at;
+            const int64_t lanes = left < VF_LANES ? left : VF_LANES;
+            float *out = g->out + (t->row + r) * g->out_stride + at;
+            if (left <= 0) continue;
+            const vf start = !g->first ? vf_load_n(out, lanes)
+                             : g->bias ? vf_load_n(g->bias + at, lanes)
+                                       : vf_zero();
+            vf_store_n(out, lanes, vf_add(start, sum[r][j]));
+        }
+}
+
+#define STORED_CASE(n)                                                      \
+    case n:                                                                 \
+        if (n <= BLOCK_ROWS) stored_body(n <= BLOCK_ROWS ? n : 1, type, t); \
+        return;
+/* clang-format off */
+#define DEFINE_STORED(name, of_type)                                                            \
+    static __attribute__((noinline)) void name(int rows, const stored_block *t)                 \
+    {                                                                                           \
+        const mha_dtype type = of_type;                                                         \
+        switch (rows) {                                                                         \
+            STORED_CASE(1) STORED_CASE(2) STORED_CASE(3) STORED_CASE(4) STORED_CASE(5)          \
+            STORED_CASE(6) STORED_CASE(7) STORED_CASE(8) STORED_CASE(9) STORED_CASE(10)         \
+            STORED_CASE(11) STORED_CASE(12) STORED_CASE(13) STORED_CASE(14)                     \
+        }                                                                                       \
+    }
+/* clang-format on */
+DEFINE_STORED(stored_f16, MHA_F16)
+DEFINE_STORED(stored_bf16, MHA_BF16)
+
+static void gemm_stored(const mhai_gemm_stored *s)
+{
+    _Alignas(64) float panel[PAIR_ROWS * MHAI_PANEL];
+    turn_halves(s, panel);
+    for (int row = 0, some; row < s->gemm.rows; row += some) {
+        some = block_rows(s->gemm.rows - row);
+        for (int column = 0; column < MHAI_PANEL && column < s->gemm.cols; column += BLOCK_COLS)
+            (s->type == MHA_F16 ? stored_f16 : stored_bf16)(
+                some, &(stored_block){.gemm = &s->gemm,
+                                      .x = s->gemm.x + row * s->gemm.x_stride,
+                                      .panel = panel + column,
+                                      .row = row,
+                                      .column = column});
+    }
+}
