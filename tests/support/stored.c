@@ -1,6 +1,5 @@
 #include "support/stored.h"
 
-#include "reference/half_reference.h"
 #include "support/suite.h"
 
 #include <stdlib.h>
@@ -78,10 +77,10 @@ mha_transformer *stored_as_halves(mha_context *context, mha_transformer *like, m
     float *data = mha_transformer_data(like);
     *s = (stored){.like = like, .type = type, .halves = malloc((size_t)count * sizeof(uint16_t))};
     assert_non_null(s->halves);
-    for (int64_t i = 0; i < count; i++) {
-        s->halves[i] = half_nearest(type, (double)data[i]);
-        data[i] = (float)half_value(type, s->halves[i]);
-    }
+    const mha_tensor f32 = mha_tensor_contiguous(data, MHA_F32, 1, &count);
+    const mha_tensor halves = mha_tensor_contiguous(s->halves, type, 1, &count);
+    assert_int_equal(mha_tensor_convert(&f32, &halves), MHA_OK);
+    assert_int_equal(mha_tensor_convert(&halves, &f32), MHA_OK);
     assert_int_equal(mha_transformer_update(context, like), MHA_OK);
     return make(context, like, 0, s);
 }

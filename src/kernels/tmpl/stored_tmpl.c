@@ -1,4 +1,4 @@
-/* Products of few rows with weights that lie in rows of f16 or bf16. Pairs of neighbours are turned as
+/* Products of few rows with weights that lie in rows of f16 or bf16. Pairs of neighbours are transposed as
  * one float, which is half the work, and widened in registers where they are multiplied. */
 
 enum { PAIR_ROWS = MHAI_GEMM_BLOCK / 2, PAIR_COLUMNS = 2 * VF_LANES };
@@ -23,7 +23,7 @@ ALWAYS_INLINE vf load_halves(const uint16_t *p, int64_t n)
 }
 
 /* Rows of weights become columns of pairs; on the way those of the next call are fetched, as evenly. */
-ALWAYS_INLINE void turn_halves(const mhai_gemm_stored *s, float *panel)
+ALWAYS_INLINE void transpose_halves(const mhai_gemm_stored *s, float *panel)
 {
     enum { BYTES = MHAI_GEMM_BLOCK * sizeof(uint16_t), LINE_BYTES = LINE * sizeof(float) };
     const int64_t inner = s->gemm.inner, cols = s->gemm.cols;
@@ -110,7 +110,7 @@ DEFINE_STORED(stored_bf16, MHA_BF16)
 static void gemm_stored(const mhai_gemm_stored *s)
 {
     _Alignas(64) float panel[PAIR_ROWS * MHAI_PANEL];
-    turn_halves(s, panel);
+    transpose_halves(s, panel);
     for (int row = 0, some; row < s->gemm.rows; row += some) {
         some = block_rows(s->gemm.rows - row);
         for (int column = 0; column < MHAI_PANEL && column < s->gemm.cols; column += BLOCK_COLS)
