@@ -450,6 +450,7 @@ typedef struct int8_job {
     int8_coded *coded; /* [threads][tiles] */
     const float *zeros;
     int64_t tiles; /* of W that are coded together */
+    int64_t group; /* panels of an item; of those in f32 (r.group) one */
 } int8_job;
 
 /* W's rows `first` .. `first` + `count`. */
@@ -518,8 +519,8 @@ static void int8_group(void *argument, int64_t item, int worker)
     const mhai_matmul *job = j->r.job;
     int8_tile tile[INT8_TILES];
     int8_coded *coded = j->coded + worker * j->tiles;
-    int64_t tiles = 0, col = item * j->r.group * MHAI_PANEL, count;
-    const int64_t end = mhai_min_i64(job->cols, col + j->r.group * MHAI_PANEL);
+    int64_t tiles = 0, col = item * j->group * MHAI_PANEL, count;
+    const int64_t end = mhai_min_i64(job->cols, col + j->group * MHAI_PANEL);
     const int64_t inputs = mhai_min_i64(READ_INPUTS, job->inner);
     for (; col < end; col += count) {
         count = mhai_min_i64(MHAI_PANEL, end - col);
@@ -572,10 +573,11 @@ static mha_status run_int8(mha_context *context, const mhai_matmul *job, const m
                         .from = from,
                         .context = context,
                         .kernels = mhai_kernels_for(context->isa),
-                        .group = threads > 1 ? mhai_ceil_div(panels, 4 * threads) : panels},
+                        .group = 1},
                   .kernels = mhai_int8_kernels_for(context->isa),
                   .zeros = zeros,
-                  .tiles = job->rows > INT8_FEW ? INT8_TILES : 1};
+                  .tiles = job->rows > INT8_FEW ? INT8_TILES : 1,
+                  .group = threads > 1 ? mhai_ceil_div(panels, 4 * threads) : panels};
     mhai_matmul alike = *job; /* a weight costs as much as products with some rows */
     alike.rows += INT8_FEW;
     void *memory;
@@ -589,14 +591,14 @@ static mha_status run_int8(mha_context *context, const mhai_matmul *job, const m
     if (pages_apart(job)) j.r.sums = j.r.read + threads * READ_FLOATS;
     if (!pays_to_share(context, &alike, 1)) {
         for (int64_t i = 0; i * INT8_ROUND < job->rows; i++) int8_round(&j, i, 0);
-        for (int64_t i = 0; i * j.r.group < panels; i++) int8_group(&j, i, 0);
+        for (int64_t i = 0; i * j.group < panels; i++) int8_group(&j, i, 0);
         return MHA_OK;
     }
     if (job->rows > INT8_ROUND)
         mha_parallel_for(context, mhai_ceil_div(job->rows, INT8_ROUND), int8_round, &j);
     else
         int8_round(&j, 0, 0);
-    mha_parallel_for(context, mhai_ceil_div(panels, j.r.group), int8_group, &j);
+    mha_parallel_for(context, mhai_ceil_div(panels, j.group), int8_group, &j);
     return MHA_OK;
 }
 
