@@ -123,10 +123,11 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32):
     return text + bytes(-len(text) % alignment) + data
 
 
-def gguf_model(kind="llama", **changes):
-    """A model of one layer, with a byte-level tokenizer."""
-    sizes = {"block_count": 1, "context_length": 8, "embedding_length": 4, "feed_forward_length": 6,
-             "attention.head_count": 2, "attention.head_count_kv": 1, "rope.dimension_count": 2}
+def gguf_model(kind="llama", blocks="F32", width=4, **changes):
+    """A model of one layer, with a byte-level tokenizer. blocks: of matrices of that many inputs."""
+    sizes = {"block_count": 1, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
+             "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
+             "rope.dimension_count": 2}
     keys = [("general.architecture", "string", kind)]
     keys += [(f"{kind}.{key}", "u32", value) for key, value in {**sizes, **changes}.items()]
     keys += [(f"{kind}.attention.layer_norm_rms_epsilon", "f32", 1e-5),
@@ -135,16 +136,21 @@ def gguf_model(kind="llama", **changes):
              ("tokenizer.ggml.token_type", "i32", [3, 1, 1, 1, 1]),
              ("tokenizer.ggml.merges", "string", ["\u0120 b"]),
              ("tokenizer.ggml.bos_token_id", "u32", 0), ("tokenizer.ggml.add_bos_token", "bool", 1)]
-    shapes = {"attn_norm": (4,), "attn_q": (4, 4), "attn_k": (4, 2), "attn_v": (4, 2),
-              "attn_output": (4, 4), "ffn_norm": (4,), "ffn_gate": (4, 6), "ffn_up": (4, 6),
-              "ffn_down": (6, 4)}
-    tensors = [("token_embd.weight", "F32", (4, 5)), ("output_norm.weight", "F32", (4,))]
-    tensors += [(f"blk.0.{name}.weight", "F32", shape) for name, shape in shapes.items()]
+    shapes = {"attn_output": (4, width), "ffn_down": (6, width), "attn_norm": (width,),
+              "ffn_norm": (width,), "attn_q": (width, 4), "attn_k": (width, 2), "attn_v": (width, 2),
+              "ffn_gate": (width, 6), "ffn_up": (width, 6)}
+    tensors = [("output_norm.weight", "F32", (width,)), ("token_embd.weight", blocks, (width, 5))]
+    tensors += [(f"blk.0.{name}.weight", blocks if len(shape) > 1 and shape[0] == width else "F32", shape)
+                for name, shape in shapes.items()]
     return gguf(tensors, keys)
 
 
 def of_gguf():
     yield "model", gguf_model()
+    for kind in ("Q4_0", "Q5_1", "Q8_0"):
+        model = gguf_model(blocks=kind, width=32)
+        yield f"model-of-{kind}", model[:-1] + b"\0"  # the last byte chooses the arithmetic
+        yield f"model-of-{kind}-int8", model[:-1] + b"\1"
     yield "model-of-two-layers", gguf_model(block_count=2)
     yield "model-of-another-kind", gguf_model("gemma2")
     yield "empty", gguf()

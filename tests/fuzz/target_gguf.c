@@ -1,15 +1,17 @@
 /* A GGUF file: what is accepted lies in the file, is found by its name, and decodes alike in one
- * piece and in many; and what a model of it makes of metadata, weights and the tokenizer. */
+ * piece and in many; and what a model of it makes of metadata, weights and the tokenizer, and of two
+ * tokens. The last bit chooses the arithmetic. */
 #include "fuzz.h"
 
 #include <multihead/gguf.h>
 #include <multihead/model.h>
 
+#include <stdlib.h>
 #include <string.h>
 
 FUZZ_MUTATOR("b")
 
-enum { MOST = 1024 }; /* elements that are decoded */
+enum { MOST = 1024, MOST_WIDTH = 1 << 16 }; /* elements that are decoded */
 
 static void look_at_tensor(const mha_gguf *file, int64_t index, fuzz_part input)
 {
@@ -65,6 +67,44 @@ static void look_at_value(const mha_gguf *file, int64_t index, fuzz_part input)
               "an element beyond the last");
 }
 
+static void forward(mha_context *context, const mha_transformer *transformer)
+{
+    mha_transformer_desc desc;
+    mha_transformer_describe(transformer, &desc);
+    if (desc.vocab_size > MOST_WIDTH || desc.embed_dim > MOST_WIDTH || desc.ff_dim > MOST_WIDTH)
+        return;
+    const int64_t length = desc.max_length < 2 ? desc.max_length : 2;
+    int32_t ids[2] = {0, (int32_t)(desc.vocab_size - 1)};
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, length});
+    float *memory = malloc((size_t)(length * desc.vocab_size) * sizeof *memory);
+    fuzz_must(memory != NULL, "out of memory");
+    const mha_tensor logits =
+        mha_tensor_contiguous(memory, MHA_F32, 3, (int64_t[]){1, length, desc.vocab_size});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    fuzz_must_speak(
+        mha_transformer_forward(context, transformer, &input, NULL, &logits, NULL, NULL));
+    free(memory);
+}
+
+static void look_at_model(const char *path, fuzz_part input)
+{
+    mha_model *model;
+    mha_context *context = fuzz_context(1, 0);
+    mha_model_options options = {.struct_size = sizeof options,
+                                 .compute = input.data[input.size - 1] & 1 ? MHA_COMPUTE_INT8
+                                                                           : MHA_COMPUTE_F32};
+    mha_status status = mha_model_load(context, path, &options, &model);
+    fuzz_must_speak(status);
+    if (status == MHA_ERR_UNSUPPORTED) status = mha_model_load(context, path, NULL, &model);
+    if (status != MHA_OK) return;
+    mha_encoding e = {.struct_size = sizeof e};
+    fuzz_must_speak(
+        mha_tokenizer_encode(mha_model_tokenizer(model), NULL, "a b\n", 4, NULL, 0, &e));
+    mha_encoding_free(&e);
+    forward(context, mha_model_transformer(model));
+    mha_model_destroy(model);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char path[FUZZ_PATH_BYTES];
@@ -79,15 +119,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int64_t i = 0; i < mha_gguf_key_count(file); i++) look_at_value(file, i, input);
     fuzz_must(mha_gguf_find(file, "\x01\x02") < 0, "a name that no file has");
     mha_gguf_close(file);
-    mha_model *model;
-    const mha_status loaded = mha_model_load(fuzz_context(1, 0), path, NULL, &model);
-    fuzz_must_speak(loaded);
-    if (loaded != MHA_OK) return 0;
-    mha_encoding e = {.struct_size = sizeof e};
-    const mha_status encoded =
-        mha_tokenizer_encode(mha_model_tokenizer(model), NULL, "a b\n", 4, NULL, 0, &e);
-    fuzz_must_speak(encoded);
-    mha_encoding_free(&e);
-    mha_model_destroy(model);
+    look_at_model(path, input);
     return 0;
 }
