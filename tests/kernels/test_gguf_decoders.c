@@ -1,6 +1,7 @@
 /* Blocks of GGUF: every instruction set has the bits of portable C, whatever the blocks hold.
  * tests/unit/test_gguf.c holds the best one against the formulas. */
 #include "io/gguf_blocks.h"
+#include "support/guarded.h"
 #include "support/rng.h"
 #include "support/suite.h"
 
@@ -62,35 +63,47 @@ static void decoders_have_the_same_bits(void **state)
     printf("  %d runs compared\n", compared);
 }
 
-/* Row i of what is coded begins at byte i of random ones. */
+/* Rows of count blocks, each on its own at the end of what may be read. */
+static void expect_coded(const table *of, int type, rng *r, int64_t count)
+{
+    static float expected[MHA_CODED_COLUMNS];
+    static mha_coded coded;
+    const mhai_gguf_kind *kind = mhai_gguf_find_kind((uint32_t)type);
+    const int64_t bytes = count * kind->bytes;
+    guarded memory[MHA_CODED_ROWS];
+    const unsigned char *rows[MHA_CODED_ROWS];
+    for (int i = 0; i < MHA_CODED_ROWS; i++) {
+        memory[i] = guarded_make(r, MHA_U8, 1, &bytes, LAYOUT_CONTIGUOUS);
+        unsigned char *row = memory[i].view.data;
+        for (int64_t k = 0; k < bytes; k++) row[k] = (unsigned char)rng_next(r);
+        rows[i] = row;
+    }
+    of->codecs[type].code(rows, count, 1 << 20, &coded);
+    for (int i = 0; i < MHA_CODED_ROWS; i++) {
+        mhai_gguf_codecs_portable[type].decode(rows[i], count, expected);
+        for (int64_t e = 0; e < count * kind->elements; e++) {
+            const int64_t run = e / coded.run;
+            const float product = (float)coded.number[e / 4][i][e % 4] * coded.scale[run][i];
+            const float offset = coded.offset[run][i];
+            if (!same(product + offset, expected[e]))
+                fail_msg("type %d, %s: %d blocks, row %d, element %d", type, of->name, (int)count,
+                         i, (int)e);
+            assert_true(coded.has_offsets || (offset == 0 && signbit(offset)));
+        }
+        guarded_free(&memory[i]);
+    }
+}
+
 static void coded_rows_are_those_decoded(void **state)
 {
     (void)state;
-    static unsigned char bytes[MOST_BYTES + MHA_CODED_ROWS];
-    static float expected[MHA_CODED_COLUMNS];
-    static mha_coded coded;
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
         for (int type = 0; type < MHAI_GGUF_CODECS_COUNT; type++) {
-            const mhai_gguf_codec *codec = &tables[t].codecs[type];
-            if (!codec->code || !mha_isa_available(tables[t].isa)) continue;
+            if (!tables[t].codecs[type].code || !mha_isa_available(tables[t].isa)) continue;
             rng r = rng_make(rng_run_seed(), (uint64_t)type);
-            const unsigned char *rows[MHA_CODED_ROWS];
             const int64_t elements = mhai_gguf_find_kind((uint32_t)type)->elements;
-            const int64_t count = MHA_CODED_COLUMNS / elements;
-            for (size_t k = 0; k < sizeof bytes; k++) bytes[k] = (unsigned char)rng_next(&r);
-            for (int i = 0; i < MHA_CODED_ROWS; i++) rows[i] = bytes + i;
-            codec->code(rows, count, 1 << 20, &coded);
-            for (int i = 0; i < MHA_CODED_ROWS; i++) {
-                mhai_gguf_codecs_portable[type].decode(rows[i], count, expected);
-                for (int64_t e = 0; e < MHA_CODED_COLUMNS; e++) {
-                    const int64_t run = e / coded.run;
-                    const float product =
-                        (float)coded.number[e / 4][i][e % 4] * coded.scale[run][i];
-                    if (!same(product + coded.offset[run][i], expected[e]))
-                        fail_msg("type %d, %s: row %d, element %d", type, tables[t].name, i,
-                                 (int)e);
-                }
-            }
+            for (int64_t count = 1; count <= MHA_CODED_COLUMNS / elements; count++)
+                expect_coded(&tables[t], type, &r, count);
         }
 }
 
