@@ -10,10 +10,11 @@ same      how many of the 64 are ours, up to the first that is not
 
 Without MODEL it is SmolLM2-135M-Instruct in Q4_1, which tools/get-smollm2 fetches. Ours is `multihead
 generate`, weights as they are stored, f32 arithmetic; ours-int8 the same with --compute int8, whose
-activations are rounded to 8 bits, as llama.cpp's are; transformers has dense f32 or bf16 weights. Each runs in its own process, and all take turns; printed are medians with
-the quartiles, and the ratios of ours to each. The environment is build/models-peers; llama-cpp-python is
-compiled there, which takes some ten minutes and a C++ compiler. --only ours,transformers-f32 leaves others
-out, and what is not wanted is not installed.
+activations are rounded to 8 bits, as llama.cpp's are; transformers has dense f32 or bf16 weights. Each
+runs in its own process, and all take turns; printed are medians with the quartiles, and the ratios of
+ours to each. The environment is build/models-peers; llama-cpp-python is compiled there, which takes some
+ten minutes and a C++ compiler. --only ours,transformers-f32 leaves others out, and what is not wanted is
+not installed.
 """
 import argparse
 import json
@@ -153,8 +154,10 @@ class Peer:
 
 class Ours:
     def __init__(self, name, threads, model):
-        self.command = [common.BUILD / "multihead", "generate", "--ids", "--stats", "--compute",
-                        "int8" if name == "ours-int8" else "f32", "--threads", str(threads), "--max-tokens", str(NEW), str(model), " ".join(map(str, prompt()))]
+        compute = "int8" if name == "ours-int8" else "f32"
+        self.command = [common.BUILD / "multihead", "generate", "--ids", "--stats", "--compute", compute,
+                        "--threads", str(threads), "--max-tokens", str(NEW), str(model),
+                        " ".join(map(str, prompt()))]
 
     def turn(self):
         process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -56,10 +56,9 @@ static const args_option option_table[] = {
              "tokens per second and the size of the cache, on stderr"),
     ROW_FLAG(0, "ids", generate_options, ids, 1,
              "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
-    ROW_CHOICE(
-        "compute", generate_options, compute, computes,
-        "of linear layers whose weights are stored in blocks\n(Q4_0, Q8_0, Q4_K ...): default "
-        "f32; int8 is faster,\nless accurate"),
+    ROW_CHOICE("compute", generate_options, compute, computes,
+               "arithmetic of linear layers whose weights are stored\nin blocks (Q4_0, Q8_0, Q4_K "
+               "...): default f32; int8\nis faster, less accurate"),
     ROW_NUMBER("threads", generate_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
@@ -239,19 +238,10 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
     char detail[512];
     mha_status status = mha_model_load(r->context, folder, &how, &r->model);
     if (status == MHA_OK) return arena_keep(GENERATE, r->model, destroy_model);
-    if ((options->ids && !options->compute) ||
-        (status != MHA_ERR_UNSUPPORTED && status != MHA_ERR_FILE))
+    if (options->ids || (status != MHA_ERR_UNSUPPORTED && status != MHA_ERR_FILE))
         return cli_fail_status(GENERATE, status);
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
-    if (how.compute != MHA_COMPUTE_F32) {
-        how.compute = MHA_COMPUTE_F32;
-        if (mha_model_load(r->context, folder, &how, &r->model) == MHA_OK) {
-            mha_model_destroy(r->model);
-            return cli_fail(CLI_UNSUPPORTED, GENERATE, "%s: leave out --compute int8", detail);
-        }
-    }
     how.flags = MHA_MODEL_NO_TOKENIZER;
-    how.compute = (mha_compute)options->compute;
     bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
     if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     mha_model_destroy(r->model);

@@ -63,7 +63,8 @@ typedef struct mha_model_options {
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
  *          missing, of a wrong type or absurd; a weight missing or of another shape than
  *          config.json says); MHA_ERR_UNSUPPORTED (architecture, activation, position scheme or
- *          weight type; MHA_COMPUTE_INT8 where no matrix is stored in blocks); MHA_ERR_UTF8; MHA_ERR_SIZE; MHA_ERR_NOMEM.
+ *          weight type; MHA_COMPUTE_INT8 where no weight is stored in blocks); MHA_ERR_UTF8;
+ *          MHA_ERR_SIZE; MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_load(mha_context *context, const char *folder,

@@ -326,10 +326,9 @@ def in_int8():
         check_good(result, "blocks of Q8_0")
         check(len(result.out.split()) == 17, f"{result.out}")
         check(result.out == runs[0].out or result is plain, "int8: threads change the text")
-    check_error(generate("--compute", "int8", model), UNSUPPORTED, "stored in blocks",
-                "leave out --compute int8", command="generate")
-    check_error(generate("--compute", "int8", "--ids", model, "1"), UNSUPPORTED,
-                "leave out --compute int8", command="generate")
+    for wanted in ((model,), ("--ids", model, "1")):
+        check_error(generate("--compute", "int8", *wanted), UNSUPPORTED, "stored in blocks",
+                    "or f32 arithmetic", command="generate")
     check_error(generate("--compute", "int4", path), USAGE, "expected one of f32, int8",
                 command="generate")
 
