@@ -185,9 +185,9 @@ typedef struct mha_transformer_source {
                  int64_t columns, float *to);
     void (*release)(void *user); /* by mha_transformer_destroy(); may be NULL */
     void *user;
-    /* The same of at most MHA_CODED_ROWS rows, the others of to being anything, and at most
-     * MHA_CODED_COLUMNS columns, whole runs, from a multiple of that on; false: they cannot be coded,
-     * which is so for all columns of a row or none. May be NULL: no row can */
+    /* The same, coded: at most MHA_CODED_ROWS rows (what to has of others is not read) and at most
+     * MHA_CODED_COLUMNS columns, from a multiple of that on, in whole runs. false: they cannot be
+     * coded, which must be so for all columns of a row or for none. May be NULL: no row can */
     bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                        int64_t column, int64_t columns, mha_coded *to);
     mha_compute compute; /* how products with rows that can be coded are computed, see below */
@@ -211,8 +211,9 @@ typedef struct mha_transformer_source {
  * the unit of the 32 inputs that it is half of. What is below 2^-80 in all of its 32 inputs counts as
  * 0; a row of x with an element that is not finite, or is 2^93 or more, gives NaN throughout.
  *
- * Accuracy  |y - exact| <= 0.5001 sum |w| unit + (n + 4) 2^-24 (|b| + sum of the sizes of the n
- *           terms above): docs/numerics.md 13.4 has the derivation and figures of a model.
+ * Accuracy  |y - exact| <= sum |w| (0.5001 unit + 2^-80) + (n + 4) 2^-24 (|b| + sum of the sizes of
+ *           the n terms above) + 2^-120: docs/numerics.md 13.4 has the derivation and figures of a
+ *           model.
  * Bits      the same on every instruction set including portable C, for any threads, rows together
  *           and strips.
  *
@@ -234,8 +235,9 @@ typedef struct mha_transformer_source {
  *          matrices; source is copied. Its user must live until it is released, by the end of this
  *          transformer and of those that were pruned from it; an error here does not release it.
  *          Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch a thread, more
- *          where 32 rows have more than 1 MiB; with MHA_COMPUTE_INT8 or 3.25 bytes for each input of
- *          each token, if that is more. Backward calls take room for one matrix.
+ *          where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8, if that is more, 832 bytes
+ *          for every 256 inputs of a token, and a thread 585 KiB and 32 rows. Backward calls take room
+ *          for one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; MHA_COMPUTE_INT8 with MHA_SOURCE_PACK or without
  *          read_coded).

@@ -238,8 +238,8 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 enum {
     ROWS = MHA_CODED_ROWS,
     PARTS = ROWS / LANES,
-    MOST_DWORDS = 80
-}; /* of 256 columns: eight blocks of Q8_0, padded */
+    MOST_DWORDS = 80 /* of a row; 256 columns have 53 at most, and rows lie five lines apart */
+};
 
 ALWAYS_INLINE dwords load_lanes(const void *from)
 {
@@ -472,6 +472,7 @@ ALWAYS_INLINE void as_it_is(const unsigned char *from, int size, uint32_t *to)
                             mha_coded *to)                                                        \
     {                                                                                             \
         enum { EACH_HAS = (size + 3) / 4 };                                                       \
+        _Static_assert(MHA_CODED_COLUMNS / elements * EACH_HAS <= MOST_DWORDS, "there is room");  \
         _Alignas(64) uint32_t turned[MOST_DWORDS][ROWS], copied[ROWS][MOST_DWORDS];               \
         const unsigned char *copies[ROWS];                                                        \
         const int64_t count = blocks * EACH_HAS;                                                  \
