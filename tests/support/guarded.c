@@ -240,3 +240,13 @@ mha_tensor guarded_slice(const mha_tensor *view, int axis, int64_t from, int64_t
         part.data = (unsigned char *)view->data + from * view->stride[axis] * size;
     return part;
 }
+
+void guarded_sprinkle(rng *r, const mha_tensor *x, double chance, const float *odd, int count)
+{
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(x)) return;
+    do
+        if (rng_chance(r, chance))
+            *(float *)guarded_element(x, index) = odd[rng_between(r, 0, count - 1)];
+    while (guarded_next(x, index));
+}

@@ -65,6 +65,9 @@ void *guarded_element(const mha_tensor *view, const int64_t *index);
 bool guarded_next(const mha_tensor *view, int64_t *index);
 bool guarded_is_empty(const mha_tensor *view);
 
+/* One of some numbers into some elements of a tensor of f32. */
+void guarded_sprinkle(rng *r, const mha_tensor *view, double chance, const float *odd, int count);
+
 /* Same shape and the same bits in every element; all NaNs count as the same if nan_alike. */
 bool guarded_same_bits(const mha_tensor *a, const mha_tensor *b, bool nan_alike);
 

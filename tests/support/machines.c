@@ -58,3 +58,16 @@ void machines_print_missing(void)
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         if (!mha_isa_available(wanted[i].isa)) printf("not tested here: %s\n", wanted[i].name);
 }
+
+machines machines_tiled(void)
+{
+    machines all = machines_make(1), three = machines_make(3);
+    machines both = {.count = 0};
+    for (int i = 0; i < all.count; i++)
+        if (all.each[i].path == MHA_PATH_TILED) {
+            both.each[both.count++] = all.each[i];
+            both.each[both.count++] = three.each[i];
+        }
+    return both;
+}
+_Static_assert(MOST_MACHINES >= 6, "three instruction sets twice");

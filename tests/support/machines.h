@@ -22,6 +22,9 @@ typedef struct machines {
  * once and belong to the program, whose tests share them. Stops the process if one cannot be made. */
 machines machines_make(int num_threads);
 
+/* Of the tiled path only, each with one thread and with three. */
+machines machines_tiled(void);
+
 /* One of their contexts, for case number i of many: each has its turn. */
 mha_context *machines_context(int num_threads, int64_t i);
 

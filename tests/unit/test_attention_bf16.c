@@ -9,6 +9,7 @@
 #include "reference/kinds_bounds.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/plain.h"
 #include "support/suite.h"
 #include "support/tally.h"
 
@@ -38,19 +39,6 @@ static void fail_trial(const trial *x, int m, const char *what)
 {
     fail_msg("%s: %s\n  %s\n  alone: MHA_TEST_SEED=%llu MHA_TEST_CASE=%d", x->all->each[m].name,
              what, x->c.text, (unsigned long long)rng_run_seed(), x->number);
-}
-
-/* Every instruction set, with one thread and with three; no plain path. */
-static machines make_machines(void)
-{
-    machines all = machines_make(1), three = machines_make(3);
-    machines both = {.count = 0};
-    for (int i = 0; i < all.count; i++)
-        if (all.each[i].path == MHA_PATH_TILED) {
-            both.each[both.count++] = all.each[i];
-            both.each[both.count++] = three.each[i];
-        }
-    return both;
 }
 
 static kinds_shape some_shape(rng *r)
@@ -212,7 +200,7 @@ static void round_inputs(const trial *x)
 static void against_reference(void **state)
 {
     (void)state;
-    machines all = make_machines();
+    machines all = machines_tiled();
     score_card cards[MOST_MACHINES] = {0};
     int i, end;
     const bool whole = rng_range(SAMPLE, ALL, &i, &end);
@@ -238,31 +226,21 @@ static void against_reference(void **state)
 
 /* ---- what is not finite, or too large -------------------------------------------------------- */
 
-static void sprinkle(rng *r, const mha_tensor *x, double chance, const float *odd, int count)
-{
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(x)) return;
-    do
-        if (rng_chance(r, chance))
-            *(float *)guarded_element(x, index) = odd[rng_between(r, 0, count - 1)];
-    while (guarded_next(x, index));
-}
-
 /* Rows are NaN where those of f32 arithmetic are; of a value that is not finite, o too. */
 static void not_finite(void **state)
 {
     (void)state;
     static const float odd[] = {INFINITY, -INFINITY, NAN};
-    machines all = make_machines();
+    machines all = machines_tiled();
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(100000 + i));
         trial x;
         trial_make(&x, &r, i, &all);
         x.c.desc.dropout =
             0; /* it may leave what is not finite out, or a weight that is too small */
-        sprinkle(&r, &x.c.q.view, 0.002, odd, 3);
-        sprinkle(&r, &x.c.k.view, rng_chance(&r, 0.5) ? 0.0005 : 0, odd, 3);
-        sprinkle(&r, &x.c.v.view, rng_chance(&r, 0.5) ? 0.002 : 0, odd, 3);
+        guarded_sprinkle(&r, &x.c.q.view, 0.002, odd, 3);
+        guarded_sprinkle(&r, &x.c.k.view, rng_chance(&r, 0.5) ? 0.0005 : 0, odd, 3);
+        guarded_sprinkle(&r, &x.c.v.view, rng_chance(&r, 0.5) ? 0.002 : 0, odd, 3);
         round_inputs(&x);
         run_machines(&x, &r);
         outcome f32 = outcome_make(&r, &x.c.result, OUTCOME_O | OUTCOME_LSE, LAYOUT_CONTIGUOUS);
@@ -293,7 +271,7 @@ static void hostile_numbers(void **state)
                                 0x1p126f,  0x1p59f,   0x1.FFp58f, -0x1.FEp58f, 1e20f,    -0.0f,
                                 0.0f,      1e-45f,    1e-40f,     0x1p-50f,    0x1p-51f, 0x1.8p-50f,
                                 -0x1p-49f, 0x1p-126f, 1e-30f,     0x1.01p-50f};
-    machines all = make_machines();
+    machines all = machines_tiled();
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(200000 + i));
         trial x;
@@ -301,9 +279,9 @@ static void hostile_numbers(void **state)
         const double chance = rng_chance(&r, 0.3) ? 1 : 0.01;
         const int first = rng_chance(&r, 0.5) ? 2 : 11; /* without what is not finite; small ones */
         const int count = (int)(sizeof odd / sizeof odd[0]) - first;
-        sprinkle(&r, &x.c.q.view, chance, odd + first, count);
-        sprinkle(&r, &x.c.k.view, chance, odd + first, count);
-        sprinkle(&r, &x.c.v.view, chance, odd + first, count);
+        guarded_sprinkle(&r, &x.c.q.view, chance, odd + first, count);
+        guarded_sprinkle(&r, &x.c.k.view, chance, odd + first, count);
+        guarded_sprinkle(&r, &x.c.v.view, chance, odd + first, count);
         run_machines(&x, &r);
         int64_t index[MHA_MAX_DIMS] = {0};
         if (first == 11 && !guarded_is_empty(&x.got[0].o.view)) do
@@ -316,43 +294,15 @@ static void hostile_numbers(void **state)
 
 /* ---- plain calls ------------------------------------------------------------------------------- */
 
-typedef struct plain {
-    int64_t B, H, T, S, D;
-    float *q, *k, *v, *o, *lse;
-    mha_tensor Q, K, V, O, L;
-} plain;
-
-static plain plain_make(rng *r, int64_t B, int64_t H, int64_t T, int64_t S, int64_t D)
-{
-    plain x = {.B = B, .H = H, .T = T, .S = S, .D = D};
-    const int64_t rows = B * H * T * D, keys = B * H * S * D;
-    x.q = malloc((size_t)(2 * rows + 2 * keys + B * H * T) * sizeof(float));
-    if (!x.q) abort();
-    x.k = x.q + rows, x.v = x.k + keys, x.o = x.v + keys, x.lse = x.o + rows;
-    for (int64_t i = 0; i < rows + 2 * keys; i++) x.q[i] = to_bf16(rng_normal(r));
-    x.Q = mha_tensor_contiguous(x.q, MHA_F32, 4, (int64_t[]){B, H, T, D});
-    x.K = mha_tensor_contiguous(x.k, MHA_F32, 4, (int64_t[]){B, H, S, D});
-    x.V = mha_tensor_contiguous(x.v, MHA_F32, 4, (int64_t[]){B, H, S, D});
-    x.O = mha_tensor_contiguous(x.o, MHA_F32, 4, (int64_t[]){B, H, T, D});
-    x.L = mha_tensor_contiguous(x.lse, MHA_F32, 3, (int64_t[]){B, H, T});
-    return x;
-}
-
-static void must_run(mha_context *context, const mha_attention_desc *desc, const plain *x)
-{
-    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &x->L};
-    if (mha_attention_forward(context, desc, &x->Q, &x->K, &x->V, &x->O, &outputs) != MHA_OK)
-        fail_msg("%s", mha_error_detail());
-}
-
 /* A key counts as not finite, or too large, also where the rest of it would overflow to the -inf of
  * hidden keys; values may have no elements. */
 static void one_query(void **state)
 {
     (void)state;
-    machines all = make_machines();
+    machines all = machines_tiled();
     rng r = rng_make(1, 600000);
     plain x = plain_make(&r, 1, 1, 1, 40, 2);
+    round_tensor(&x.Q), round_tensor(&x.K), round_tensor(&x.V);
     const mha_attention_desc desc = {
         .struct_size = sizeof desc, .compute = MHA_COMPUTE_BF16, .scale = 0x1p20f};
     uint16_t stored[2 * 40] = {0};
@@ -364,17 +314,17 @@ static void one_query(void **state)
         plain y = x;
         for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
             x.k[0] = odd[i];
-            must_run(all.each[m].context, &desc, &x);
+            plain_run(all.each[m].context, &desc, &x);
             assert_true(isnan(x.o[0]) && isnan(x.lse[0]));
         }
         x.k[0] = 0;
-        must_run(all.each[m].context, &desc, &x);
+        plain_run(all.each[m].context, &desc, &x);
         assert_true(isfinite(x.o[0]) && isfinite(x.lse[0]));
         y.K = mha_tensor_contiguous(stored, MHA_BF16, 4, (int64_t[]){1, 1, 40, 2});
         y.V = mha_tensor_contiguous(NULL, MHA_BF16, 4, (int64_t[]){1, 1, 40, 0});
         y.V.stride[2] = (int64_t)1 << 40; /* to where no memory is */
         y.O = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 1, 1, 0});
-        must_run(all.each[m].context, &desc, &y);
+        plain_run(all.each[m].context, &desc, &y);
         assert_true(fabsf(x.lse[0] - logf(40)) < 1e-5f);
     }
     free(x.q);
@@ -384,12 +334,13 @@ static void one_query(void **state)
 static void division_does_not_matter(void **state)
 {
     (void)state;
-    machines all = make_machines();
+    machines all = machines_tiled();
     for (int i = 0; i < rng_cases(8, 60); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(300000 + i));
         mha_context *context = all.each[i % all.count].context;
         plain x = plain_make(&r, 1, 2, rng_between(&r, 2, 90), rng_between(&r, 520, 1200),
                              rng_between(&r, 1, 70));
+        round_tensor(&x.Q), round_tensor(&x.K), round_tensor(&x.V);
         const int64_t length = rng_between(&r, 1, x.S - 1), first = rng_between(&r, 1, x.T - 1);
         const size_t bytes = (size_t)(x.H * x.T * (x.D + 1)) * sizeof(float);
         mha_attention_desc desc = {.struct_size = sizeof desc,
@@ -399,12 +350,12 @@ static void division_does_not_matter(void **state)
                                    .key_lengths = &length};
         float *whole = malloc(bytes);
         if (!whole) abort();
-        must_run(context, &desc, &x);
+        plain_run(context, &desc, &x);
         memcpy(whole, x.o, bytes);
         for (int64_t h = 0; h < x.H; h++) /* what nobody may look at */
             for (int64_t at = (h * x.S + length) * x.D; at < (h + 1) * x.S * x.D; at++)
                 x.k[at] = x.v[at] = NAN;
-        must_run(context, &desc, &x);
+        plain_run(context, &desc, &x);
         assert_memory_equal(whole, x.o, bytes);
         memset(x.o, 0, bytes);
         desc.key_lengths = NULL;
@@ -418,7 +369,7 @@ static void division_does_not_matter(void **state)
             y.V = guarded_slice(&x.V, 2, 0, length);
             mha_attention_desc some = desc;
             some.q_offset = desc.q_offset + from;
-            must_run(context, &some, &y);
+            plain_run(context, &some, &y);
         }
         assert_memory_equal(whole, x.o, bytes);
         free(whole);
@@ -430,19 +381,20 @@ static void division_does_not_matter(void **state)
 static void accuracy(void **state)
 {
     (void)state;
-    machines all = make_machines();
+    machines all = machines_tiled();
     rng r = rng_make(1, 400000);
     plain x = plain_make(&r, 1, 2, 128, 2048, 64);
+    round_tensor(&x.Q), round_tensor(&x.K), round_tensor(&x.V);
     const int64_t n = x.H * x.T * x.D;
     mha_attention_desc desc = {.struct_size = sizeof desc, .path = MHA_PATH_PLAIN};
     float *exact = malloc((size_t)n * sizeof *exact);
     double apart = 0, size = 0;
     if (!exact) abort();
-    must_run(all.each[0].context, &desc, &x);
+    plain_run(all.each[0].context, &desc, &x);
     memcpy(exact, x.o, (size_t)n * sizeof *exact);
     desc.path = MHA_PATH_AUTO;
     desc.compute = MHA_COMPUTE_BF16;
-    must_run(all.each[0].context, &desc, &x);
+    plain_run(all.each[0].context, &desc, &x);
     for (int64_t i = 0; i < n; i++) {
         apart += (double)(x.o[i] - exact[i]) * (double)(x.o[i] - exact[i]);
         size += (double)exact[i] * (double)exact[i];
@@ -457,10 +409,11 @@ static void accuracy(void **state)
 static void refusals(void **state)
 {
     (void)state;
-    machines all = make_machines();
+    machines all = machines_tiled();
     mha_context *context = all.each[0].context;
     rng r = rng_make(1, 500000);
     plain x = plain_make(&r, 1, 1, 4, 8, 8);
+    round_tensor(&x.Q), round_tensor(&x.K), round_tensor(&x.V);
     float table[3 * 8] = {0}, p[32];
     const mha_tensor shaw = mha_tensor_contiguous(table, MHA_F32, 2, (int64_t[]){3, 8});
     const mha_tensor P = mha_tensor_contiguous(p, MHA_F32, 4, (int64_t[]){1, 1, 4, 8});

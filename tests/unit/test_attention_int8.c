@@ -7,6 +7,7 @@
 #include "reference/int8_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/plain.h"
 #include "support/suite.h"
 #include "support/tally.h"
 
@@ -109,24 +110,10 @@ static kinds_shape some_shape(rng *r)
     return shape;
 }
 
-/* Every instruction set, with one thread and with three; no plain path. */
-static machines make_machines(void)
-{
-    machines all = machines_make(1), three = machines_make(3);
-    machines both = {.count = 0};
-    for (int i = 0; i < all.count; i++)
-        if (all.each[i].path == MHA_PATH_TILED) {
-            both.each[both.count++] = all.each[i];
-            both.each[both.count++] = three.each[i];
-        }
-    return both;
-}
-_Static_assert(MOST_MACHINES >= 6, "three instruction sets twice");
-
 static void against_references(void **state)
 {
     (void)state;
-    machines all = make_machines();
+    machines all = machines_tiled();
     score_card card = {.o = {.name = "o, reference"},
                        .lse = {.name = "lse, reference"},
                        .o_exact = {.name = "o, exact"},
@@ -158,16 +145,6 @@ static bool fits(const mha_tensor *x, const kinds_sequence *at, int64_t h, int64
     for (int64_t d = 0; d < x->shape[3]; d++)
         finite &= isfinite(*(const float *)guarded_element(x, (int64_t[]){at->batch, h, row, d}));
     return finite;
-}
-
-static void sprinkle(rng *r, const mha_tensor *x, double chance, const float *odd, int count)
-{
-    int64_t index[MHA_MAX_DIMS] = {0};
-    if (guarded_is_empty(x)) return;
-    do
-        if (rng_chance(r, chance))
-            *(float *)guarded_element(x, index) = odd[rng_between(r, 0, count - 1)];
-    while (guarded_next(x, index));
 }
 
 static void replace_odd(const mha_tensor *x)
@@ -214,7 +191,7 @@ static void not_finite(void **state)
 {
     (void)state;
     static const float odd[] = {INFINITY, -INFINITY, NAN};
-    machines all = make_machines();
+    machines all = machines_tiled();
     for (int i = 0; i < rng_cases(100, 2000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(100000 + i));
         trial x = {.number = i};
@@ -223,9 +200,9 @@ static void not_finite(void **state)
         if (shape.T > 60) shape.T = 60;
         kinds_make(&x.c, &r, &shape);
         x.c.desc.compute = MHA_COMPUTE_INT8;
-        sprinkle(&r, &x.c.q.view, 0.002, odd, 3);
-        sprinkle(&r, &x.c.k.view, rng_chance(&r, 0.5) ? 0.0005 : 0, odd, 3);
-        sprinkle(&r, &x.c.v.view, rng_chance(&r, 0.5) ? 0.002 : 0, odd, 3);
+        guarded_sprinkle(&r, &x.c.q.view, 0.002, odd, 3);
+        guarded_sprinkle(&r, &x.c.k.view, rng_chance(&r, 0.5) ? 0.0005 : 0, odd, 3);
+        guarded_sprinkle(&r, &x.c.v.view, rng_chance(&r, 0.5) ? 0.002 : 0, odd, 3);
         for (int m = 0; m < all.count; m++) {
             x.got[m] = make_outcome(&x.c, &r, LAYOUT_CONTIGUOUS);
             assert_int_equal(kinds_run(all.each[m].context, &x.c, MHA_PATH_TILED, &x.got[m]),
@@ -270,7 +247,7 @@ static void hostile_numbers(void **state)
     static const float odd[] = {INFINITY, NAN,      1e38f,    -1e38f,   3.4e38f,  -3.4e38f, 1e30f,
                                 1e20f,    0x1p126f, 0x1p125f, 0x1p93f,  0x1p92f,  -0.0f,    0.0f,
                                 1e-45f,   1e-40f,   1e-30f,   0x1p-80f, 0x1p-81f, 0x1p-126f};
-    machines all = make_machines();
+    machines all = machines_tiled();
     for (int i = 0; i < rng_cases(100, 2000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(200000 + i));
         trial x = {.number = i};
@@ -280,9 +257,9 @@ static void hostile_numbers(void **state)
         const double chance = rng_chance(&r, 0.3) ? 1 : 0.01;
         const int first = rng_chance(&r, 0.5) ? 2 : 12; /* without what is not finite; small ones */
         const int count = (int)(sizeof odd / sizeof odd[0]) - first;
-        sprinkle(&r, &x.c.q.view, chance, odd + first, count);
-        sprinkle(&r, &x.c.k.view, chance, odd + first, count);
-        sprinkle(&r, &x.c.v.view, chance, odd + first, count);
+        guarded_sprinkle(&r, &x.c.q.view, chance, odd + first, count);
+        guarded_sprinkle(&r, &x.c.k.view, chance, odd + first, count);
+        guarded_sprinkle(&r, &x.c.v.view, chance, odd + first, count);
         for (int m = 0; m < all.count; m++) {
             x.got[m] = make_outcome(&x.c, &r, LAYOUT_CONTIGUOUS);
             assert_int_equal(kinds_run(all.each[m].context, &x.c, MHA_PATH_TILED, &x.got[m]),
@@ -303,41 +280,12 @@ static void hostile_numbers(void **state)
 /* ---- plain calls -------------------------------------------------------------------------------
  */
 
-typedef struct plain {
-    int64_t B, H, T, S, D;
-    float *q, *k, *v, *o, *lse;
-    mha_tensor Q, K, V, O, L;
-} plain;
-
-static plain plain_make(rng *r, int64_t B, int64_t H, int64_t T, int64_t S, int64_t D)
-{
-    plain x = {.B = B, .H = H, .T = T, .S = S, .D = D};
-    const int64_t rows = B * H * T * D, keys = B * H * S * D;
-    x.q = malloc((size_t)(2 * rows + 2 * keys + B * H * T) * sizeof(float));
-    if (!x.q) abort();
-    x.k = x.q + rows, x.v = x.k + keys, x.o = x.v + keys, x.lse = x.o + rows;
-    for (int64_t i = 0; i < rows + 2 * keys; i++) x.q[i] = rng_normal(r);
-    x.Q = mha_tensor_contiguous(x.q, MHA_F32, 4, (int64_t[]){B, H, T, D});
-    x.K = mha_tensor_contiguous(x.k, MHA_F32, 4, (int64_t[]){B, H, S, D});
-    x.V = mha_tensor_contiguous(x.v, MHA_F32, 4, (int64_t[]){B, H, S, D});
-    x.O = mha_tensor_contiguous(x.o, MHA_F32, 4, (int64_t[]){B, H, T, D});
-    x.L = mha_tensor_contiguous(x.lse, MHA_F32, 3, (int64_t[]){B, H, T});
-    return x;
-}
-
 static mha_context *make_context(int threads)
 {
     mha_context *context;
     const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads};
     assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
     return context;
-}
-
-static void must_run(mha_context *context, const mha_attention_desc *desc, const plain *x)
-{
-    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &x->L};
-    if (mha_attention_forward(context, desc, &x->Q, &x->K, &x->V, &x->O, &outputs) != MHA_OK)
-        fail_msg("%s", mha_error_detail());
 }
 
 /* Each sequence alone, rows in two calls, keys beyond the length changed and cut off: always the
@@ -359,12 +307,12 @@ static void company_does_not_matter(void **state)
                                    .key_lengths = lengths};
         float *whole = malloc((size_t)(rows * (x.D + 1)) * sizeof *whole);
         if (!whole) abort();
-        must_run(one, &desc, &x);
+        plain_run(one, &desc, &x);
         memcpy(whole, x.o, (size_t)(rows * (x.D + 1)) * sizeof *whole);
         for (int64_t j = 0; j < x.B * x.H; j++) /* what nobody may look at */
             for (int64_t at = (j * x.S + length) * x.D; at < (j + 1) * x.S * x.D; at++)
                 x.k[at] = x.v[at] = NAN;
-        must_run(three, &desc, &x);
+        plain_run(three, &desc, &x);
         assert_memory_equal(whole, x.o, (size_t)(rows * (x.D + 1)) * sizeof *whole);
         const int64_t first = rng_between(&r, 1, x.T - 1);
         for (int64_t b = 0; b < x.B; b++)
@@ -382,7 +330,7 @@ static void company_does_not_matter(void **state)
                 mha_attention_desc some = desc;
                 some.key_lengths = NULL;
                 some.q_offset = desc.q_offset + (part ? first : 0);
-                must_run(one, &some, &y);
+                plain_run(one, &some, &y);
             }
         assert_memory_equal(whole, x.o, (size_t)(rows * (x.D + 1)) * sizeof *whole);
         free(whole);
@@ -409,10 +357,10 @@ static void large_values(void **state)
             x.k[i] = light ? 0.0f : 100.0f;
             x.v[i] = light ? 5e35f : 1.0f;
         }
-        must_run(context, &desc, &x);
+        plain_run(context, &desc, &x);
         for (int d = 0; d < SIZE; d++) assert_float_equal(x.o[d], 1.0f, 1e-5f);
         for (int i = 0; i < KEYS * SIZE; i++) x.k[i] = 0, x.v[i] = 3e35f;
-        must_run(context, &desc, &x);
+        plain_run(context, &desc, &x);
         for (int d = 0; d < SIZE; d++) assert_float_equal(x.o[d] / 3e35f, 1.0f, 1e-5f);
         free(x.q);
     }
@@ -440,14 +388,14 @@ static void types(void **state)
             assert_int_equal(mha_tensor_convert(wide[j], &narrow[j]), MHA_OK);
             assert_int_equal(mha_tensor_convert(&narrow[j], wide[j]), MHA_OK);
         }
-        must_run(context, &desc, &x);
+        plain_run(context, &desc, &x);
         const size_t bytes = (size_t)(x.H * x.T * x.D) * sizeof(float);
         float *whole = malloc(bytes);
         if (!whole) abort();
         memcpy(whole, x.o, bytes);
         plain y = x;
         y.Q = narrow[0], y.K = narrow[1], y.V = narrow[2];
-        must_run(context, &desc, &y);
+        plain_run(context, &desc, &y);
         assert_memory_equal(whole, x.o, bytes);
         free(whole);
         for (int j = 0; j < 3; j++) guarded_free(&store[j]);
@@ -472,9 +420,9 @@ static void measure(mha_context *context, plain *x, double *relative, double *me
     double size = 0, apart = 0, row[MOST_ROWS];
     float *o = malloc((size_t)(rows * x->D) * sizeof *o);
     if (!o || rows > MOST_ROWS) abort();
-    must_run(context, &exact, x);
+    plain_run(context, &exact, x);
     memcpy(o, x->o, (size_t)(rows * x->D) * sizeof *o);
-    must_run(context, &fast, x);
+    plain_run(context, &fast, x);
     for (int64_t i = 0; i < rows; i++) {
         double own_size = 0, own_apart = 0;
         for (int64_t d = i * x->D; d < (i + 1) * x->D; d++) {
@@ -568,7 +516,7 @@ static void refusals(void **state)
                          cases[i].status);
     }
     const mha_attention_gradients gradients = {.struct_size = sizeof gradients, .q = &x.Q};
-    must_run(context, &base, &x);
+    plain_run(context, &base, &x);
     assert_int_equal(
         mha_attention_backward(context, &base, &x.Q, &x.K, &x.V, &x.O, &x.L, &x.O, &gradients),
         MHA_ERR_UNSUPPORTED);

@@ -298,25 +298,6 @@ static float swapped_weight(const float *s, int j)
     return s[j ^ 1];
 }
 
-/* O = alpha O + P V of one panel. */
-static void bf16_weigh_panel(const mhai_tile *t, int64_t panel, int end, const float *alpha)
-{
-    const block_function whole = FOR_PAIRS(t->pairs, pair_rescale_rows, block_rescale_rows);
-    const block_function half = FOR_PAIRS(t->pairs, half_pair_rescale_rows, half_rescale_rows);
-    const int64_t begin = pair_at(t->pairs, t->begin);
-    block b = {.inner = pair_at(t->pairs, end) - begin,
-               .a = t->s + begin,
-               .a_stride = MHAI_SCORE_STRIDE,
-               .b = t->v + (panel * MHAI_KEY_BLOCK + begin) * MHAI_PANEL,
-               .c = t->o + panel * MHAI_PANEL,
-               .c_stride = t->value_panels * MHAI_PANEL,
-               .scale = alpha};
-    if (t->value_dim - panel * MHAI_PANEL <= HALF_PANEL)
-        half_product(half, t->rows, &b);
-    else
-        panel_product(whole, whole, t->rows, &b);
-}
-
 static void bf16_forward(const mhai_tile *t)
 {
     const int end = (t->end + 15) / 16 * 16;
@@ -325,7 +306,9 @@ static void bf16_forward(const mhai_tile *t)
     for (int row = 0; row < t->rows; row++)
         bf16_weights(score_row(t, row), t->begin, end, t->pairs);
     for (int64_t panel = 0; panel < t->value_panels; panel++)
-        bf16_weigh_panel(t, panel, end, alpha);
+        weigh_panel(FOR_PAIRS(t->pairs, pair_rescale_rows, block_rescale_rows),
+                    FOR_PAIRS(t->pairs, half_pair_rescale_rows, half_rescale_rows), t, panel,
+                    pair_at(t->pairs, t->begin), pair_at(t->pairs, end), alpha);
     for (int row = 0; t->mask && t->mask->poison && row < t->rows; row++)
         poison_values(t, row, t->pairs ? paired_weight : swapped_weight);
 }

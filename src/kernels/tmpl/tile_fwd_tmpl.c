@@ -460,26 +460,27 @@ static void forward_runs(const mhai_tile *t)
     weigh_runs(t, alpha);
 }
 
-/* O = alpha O + P V of one panel; of a last one with few columns, the half that has them. */
-static void weigh_panel(const mhai_tile *t, int64_t panel, const float *alpha)
+/* O = alpha O + P V of one panel by a function for register blocks, inner indices begin .. end; of a
+ * last panel with few columns, by one for the half that has them. */
+ALWAYS_INLINE void weigh_panel(block_function whole, block_function half, const mhai_tile *t,
+                               int64_t panel, int64_t begin, int64_t end, const float *alpha)
 {
-    const bool whole_blocks = (int)HALF_VECTORS == (int)TILE_VECTORS;
-    const block_function half = whole_blocks ? block_rescale_rows : half_rescale_rows;
-    block b = {.inner = t->end - t->begin,
-               .a = t->s + t->begin,
+    block b = {.inner = end - begin,
+               .a = t->s + begin,
                .a_stride = MHAI_SCORE_STRIDE,
-               .b = t->v + (panel * MHAI_KEY_BLOCK + t->begin) * MHAI_PANEL,
+               .b = t->v + (panel * MHAI_KEY_BLOCK + begin) * MHAI_PANEL,
                .c = t->o + panel * MHAI_PANEL,
                .c_stride = t->value_panels * MHAI_PANEL,
                .scale = alpha};
     if (t->value_dim - panel * MHAI_PANEL <= HALF_PANEL)
         half_product(half, t->rows, &b);
     else
-        panel_product(block_rescale_rows, block_rescale_rows, t->rows, &b);
+        panel_product(whole, whole, t->rows, &b);
 }
 
 static void tile_forward(const mhai_tile *t)
 {
+    const bool whole_blocks = (int)HALF_VECTORS == (int)TILE_VECTORS;
     float alpha[MHAI_MAX_ROWS];
     if (t->mask && t->mask->runs > 0 && !t->mask->poison && !t->dropout && !t->alpha &&
         !t->scores) {
@@ -488,7 +489,9 @@ static void tile_forward(const mhai_tile *t)
     }
     softmax_from(t, masked_scores(t), alpha);
     for (int row = 0; t->alpha && row < t->rows; row++) t->alpha[row] = alpha[row];
-    for (int64_t panel = 0; panel < t->value_panels; panel++) weigh_panel(t, panel, alpha);
+    for (int64_t panel = 0; panel < t->value_panels; panel++)
+        weigh_panel(block_rescale_rows, whole_blocks ? block_rescale_rows : half_rescale_rows, t,
+                    panel, t->begin, t->end, alpha);
     if (t->mask && t->mask->poison)
         for (int row = 0; row < t->rows; row++) poison_values(t, row, float_weight);
 }
