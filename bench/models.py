@@ -10,7 +10,7 @@ same      how many of the 64 are ours, up to the first that is not
 
 Without MODEL it is SmolLM2-135M-Instruct in Q4_1, which tools/get-smollm2 fetches. Ours is `multihead
 generate`, weights as they are stored, f32 arithmetic; ours-int8 the same with --compute int8, whose
-activations are rounded to 8 bits, as llama.cpp's are; transformers has dense f32 or bf16 weights. Each
+activations are rounded to 8 bits, as llama.cpp's are, and ours-bf16 with --compute bf16; transformers has dense f32 or bf16 weights. Each
 runs in its own process, and all take turns; printed are medians with the quartiles, and the ratios of
 ours to each. The environment is build/models-peers; llama-cpp-python is compiled there, which takes some
 ten minutes and a C++ compiler. --only ours,transformers-f32 leaves others out, and what is not wanted is
@@ -30,7 +30,7 @@ import common
 
 PROMPT, NEW = 500, 64
 MODEL = common.BUILD / "models" / "smollm2-135m-instruct-q4_1.gguf"
-NAMES = ("ours", "ours-int8", "transformers-f32", "transformers-bf16", "llama.cpp")
+NAMES = ("ours", "ours-int8", "ours-bf16", "transformers-f32", "transformers-bf16", "llama.cpp")
 NEEDED = {"transformers": ["torch==2.13.0", "transformers", "gguf", "accelerate", "numpy"],
           "llama.cpp": ["llama-cpp-python"]}  # in PyPI as source only
 
@@ -154,7 +154,7 @@ class Peer:
 
 class Ours:
     def __init__(self, name, threads, model):
-        compute = "int8" if name == "ours-int8" else "f32"
+        compute = name.partition("-")[2] or "f32"
         self.command = [common.BUILD / "multihead", "generate", "--ids", "--stats", "--compute", compute,
                         "--threads", str(threads), "--max-tokens", str(NEW), str(model),
                         " ".join(map(str, prompt()))]

@@ -142,6 +142,7 @@ static void put_shape(json_out *json, const bench_shape *s)
 {
     static const char *const masks[] = {"full",    "causal", "window", "blocks",
                                         "lengths", "keep",   "bias"};
+    json_print(json, ", \"compute\": \"%s\"", mha_compute_name(s->compute));
     if (s->kind == BENCH_GEMM) {
         put_int(json, "rows", s->rows);
         put_int(json, "outputs", s->outputs);
@@ -159,7 +160,6 @@ static void put_shape(json_out *json, const bench_shape *s)
     json_print(json, ", \"layout\": \"%s\"", s->by_token ? "bthd" : "bhtd");
     put_bool(json, "need_weights", s->need_weights);
     put_bool(json, "cache", s->cache);
-    json_print(json, ", \"compute\": \"%s\"", mha_compute_name(s->compute));
 }
 
 static void put_reals(json_out *json, const char *name, const double *values, int count)

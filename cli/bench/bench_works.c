@@ -368,7 +368,8 @@ static void destroy_linear(void *linear)
 static cli_exit make_gemm(mha_context *context, bench_work *work)
 {
     const bench_shape *s = &work->shape;
-    const double weight_bytes = 4.0 * (double)s->outputs * (double)s->inputs;
+    const bool bf16 = s->compute == MHA_COMPUTE_BF16;
+    const double weight_bytes = (bf16 ? 2.0 : 4.0) * (double)s->outputs * (double)s->inputs;
     gemm_work *w;
     CLI_TRY(ARENA_ALLOC(BENCH, 1, &w));
     work->user = w, work->run = run_gemm;
@@ -382,7 +383,9 @@ static cli_exit make_gemm(mha_context *context, bench_work *work)
     const mha_tensor weight = mha_tensor_contiguous(at + s->rows * s->outputs, MHA_F32, 2,
                                                     (int64_t[]){s->outputs, s->inputs});
     for (int64_t i = 0; i < w->copies; i++) {
-        CLI_TRY(cli_check(BENCH, mha_linear_create(context, &weight, NULL, &w->linear[i])));
+        CLI_TRY(cli_check(BENCH, bf16
+                                     ? mha_linear_create_bf16(context, &weight, NULL, &w->linear[i])
+                                     : mha_linear_create(context, &weight, NULL, &w->linear[i])));
         CLI_TRY(arena_keep(BENCH, w->linear[i], destroy_linear));
     }
     work->flops = 2.0 * (double)s->rows * (double)s->outputs * (double)s->inputs;
@@ -391,6 +394,8 @@ static cli_exit make_gemm(mha_context *context, bench_work *work)
 }
 
 /* ---- the choice ------------------------------------------------------------------------------ */
+
+static const char *const computes[] = {"", " int8", " bf16"}; /* mha_compute */
 
 static void name_attention(bench_work *work)
 {
@@ -403,7 +408,6 @@ static void name_attention(bench_work *work)
     if (s->batch > 1) snprintf(batch, sizeof batch, " b%lld", (long long)s->batch);
     if (s->mask == BENCH_MASK_WINDOW)
         snprintf(window, sizeof window, " window%lld", (long long)s->window);
-    const char *const computes[] = {"", " int8", " bf16"};
     snprintf(work->name, sizeof work->name, "%s %s d%lld n%lld%s%s%s%s%s%s%s%s",
              bench_kind_name(s->kind), heads, (long long)s->head_dim, (long long)s->queries, keys,
              batch, masks[s->mask], window, s->by_token ? " bthd" : "",
@@ -414,8 +418,8 @@ cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_w
 {
     *work = (bench_work){.shape = *shape};
     if (shape->kind == BENCH_GEMM)
-        snprintf(work->name, sizeof work->name, "gemm %lldx%lldx%lld", (long long)shape->rows,
-                 (long long)shape->outputs, (long long)shape->inputs);
+        snprintf(work->name, sizeof work->name, "gemm %lldx%lldx%lld%s", (long long)shape->rows,
+                 (long long)shape->outputs, (long long)shape->inputs, computes[shape->compute]);
     else
         name_attention(work);
     return shape->kind == BENCH_GEMM     ? make_gemm(context, work)

@@ -52,8 +52,9 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "need-weights", bench_options, need_weights, 1,
              "module: the weights too, averaged over heads"),
     ROW_FLAG(0, "cache", bench_options, cache, 1, "decode from a KV cache, not from plain tensors"),
-    ROW_CHOICE("compute", bench_options, compute, computes,
-               "forward, decode: others are compared with f32 too;\ndefault f32"),
+    ROW_CHOICE(
+        "compute", bench_options, compute, computes,
+        "forward, decode; bf16: gemm too. Others are compared\nwith f32 as well; default f32"),
     ROW_HEADING("The work (gemm)"),
     ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
     ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
@@ -155,6 +156,9 @@ static const bench_shape all_shapes[] = {
     {PRODUCT(16, 512, 512)},
     {PRODUCT(1, 512, 512)},
     {PRODUCT(1, 4096, 4096)},
+    {PRODUCT(2048, 512, 512), .compute = MHA_COMPUTE_BF16},
+    {PRODUCT(512, 4096, 4096), .compute = MHA_COMPUTE_BF16},
+    {PRODUCT(1, 4096, 4096), .compute = MHA_COMPUTE_BF16},
 };
 
 enum { ALL_SHAPES = sizeof all_shapes / sizeof *all_shapes };
@@ -195,9 +199,9 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
 {
     const bool sizes = o->heads || o->kv_heads || o->head_dim || o->length || o->keys || o->batch;
     const bool kinds =
-        o->causal || o->mask || o->window || o->layout || o->need_weights || o->cache || o->compute;
+        o->causal || o->mask || o->window || o->layout || o->need_weights || o->cache;
     const bool product = o->rows || o->outputs || o->inputs;
-    if (all && (sizes || kinds || product))
+    if (all && (sizes || kinds || product || o->compute))
         return cli_fail(CLI_USAGE, BENCH,
                         "'all' is a list of works with sizes and masks of their own; name one of "
                         "them, as 'forward', to choose");
@@ -210,11 +214,14 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
         return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
     if (o->cache && kind != BENCH_DECODE)
         return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
-    if (o->compute != MHA_COMPUTE_F32 && kind != BENCH_FORWARD &&
-        (kind != BENCH_DECODE || o->cache))
+    const bool attends = kind == BENCH_FORWARD || (kind == BENCH_DECODE && !o->cache);
+    if (o->compute == MHA_COMPUTE_BF16 && !attends && kind != BENCH_GEMM)
+        return cli_fail(
+            CLI_USAGE, BENCH,
+            "--compute bf16 is for the works 'forward', 'decode', without --cache, and 'gemm'");
+    if (o->compute == MHA_COMPUTE_INT8 && !attends)
         return cli_fail(CLI_USAGE, BENCH,
-                        "--compute %s is for the works 'forward' and 'decode', without --cache",
-                        computes[o->compute]);
+                        "--compute int8 is for the works 'forward' and 'decode', without --cache");
     return CLI_OK;
 }
 

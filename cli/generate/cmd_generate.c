@@ -20,7 +20,7 @@ typedef struct generate_options {
     int ids, chat, stats, quiet, compute;
 } generate_options;
 
-static const char *const computes[] = {"f32", "int8", NULL}; /* mha_compute */
+static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -56,9 +56,10 @@ static const args_option option_table[] = {
              "tokens per second and the size of the cache, on stderr"),
     ROW_FLAG(0, "ids", generate_options, ids, 1,
              "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
-    ROW_CHOICE("compute", generate_options, compute, computes,
-               "arithmetic of linear layers whose weights are stored\nin blocks (Q4_0, Q8_0, Q4_K "
-               "...): default f32; int8\nis faster, less accurate"),
+    ROW_CHOICE(
+        "compute", generate_options, compute, computes,
+        "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
+        "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
     ROW_NUMBER("threads", generate_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),

@@ -73,62 +73,54 @@ typedef enum mha_path {
     MHA_PATH_PLAIN = 2  /* the formula directly, row by row, in double */
 } mha_path;
 
-/* The arithmetic of the two products, Q K^T and P V. Others than MHA_COMPUTE_F32 are used only on
- * request. */
-typedef enum mha_compute {
-    MHA_COMPUTE_F32 = 0,
-    /* 8-bit products, faster and less accurate: forward only, by mha_attention_forward(). For each
-     * block of 512 keys of a sequence (those below key_lengths; visible or not), with round() to
-     * nearest, ties to even:
-     *
-     *   mean[d]  = the mean of k[s,d] over the block
-     *   k8[s,:]  = round((k[s,:] - mean) 127 / max_d |k[s,d] - mean[d]|)        one unit per key
-     *   q8[t,:]  = round(q[t,:] 127 / max_d |q[t,d]|)                          one unit per query
-     *   v8[:,d]  = round(v[:,d] 127 / max_s |v[s,d]|)          one unit per channel and block
-     *   score    = scale * (units * sum_d q8 k8 + sum_d q mean), then bias, ALiBi, T5 and masks
-     *   p8[s]    = round(255 exp(score[s] - the block's largest visible score))
-     *   o, l     = sum p8 v8, sum p8 of each block, merged in f32 by exp(its largest score)
-     *
-     * The mean's share of a score is exact, so that an offset common to all keys costs no accuracy.
-     * It supports everything that f32 does except softcap, dropout, Shaw's positions, outputs other
-     * than lse, path plain and head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a
-     * backward pass.
-     *
-     * Accuracy  for normal q, k, v (D = Dv = 64, S = 2048): cosine of o with the exact result
-     *           0.9999, relative error 1.5 %; |lse - exact| is about 0.01. A row in which one key
-     *           dominates its block loses the weights of the others (about one row in ten
-     *           thousand for such data, wrong by up to a third). Outliers reduce the accuracy
-     *           further, above all channels of k with a large variance: docs/numerics.md 13 has the
-     *           bound and figures.
-     * Bits      the same on every instruction set including portable C, for any threads, batch,
-     *           strides and padding beyond key_lengths. But keys of the block that a query does not
-     *           see enter the units (only their finite elements, and not keys beyond key_lengths):
-     *           they may change the result within the accuracy, and a huge one ruins it.
-     * Range     a key whose largest |k - mean| is 2^126 or more, and a query with an element of
-     *           2^93 or more after multiplication by scale log2 e, count as not finite. Rows of q,
-     *           k, and columns of v, whose elements are all below 2^-80 count as 0. */
-    MHA_COMPUTE_INT8 = 1,
-    /* Products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k, v of any type are
-     * rounded to bf16, tensors stored so have lost nothing; weights exp(score - maximum) are rounded
-     * too before they multiply values, but not in their sum. It supports everything that f32 does
-     * except Shaw's positions, outputs other than lse, path plain and head sizes above 256; these are
-     * MHA_ERR_UNSUPPORTED, as is a backward pass.
-     *
-     * Accuracy  against the same formula of the rounded q, k, v: |o - exact| has in addition to the
-     *           bound of f32 at most 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and
-     *           lse have that of f32. For normal q, k, v (D = Dv = 64, S = 2048) the relative error of
-     *           o is 0.16 % (docs/numerics.md 15).
-     * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any threads, batch, strides and
-     *           padding. VDPBF16PS is used where the processor has it (Zen 4, Cooper Lake, Sapphire
-     *           Rapids); without it this is no faster than f32, and has the same bits.
-     * Range     elements and weights below 2^-50 in size count as 0; a query or key with an element of
-     *           2^59 or more counts as not finite. */
-    MHA_COMPUTE_BF16 = 2
-} mha_compute;
-
-/** "f32", "int8", "bf16"; "?" for an unknown one. Memory static. Errors none. Threads any. Since 0.1
- */
-MHA_API const char *mha_compute_name(mha_compute compute);
+/* The two products, Q K^T and P V, in other arithmetics than f32 (mha_compute in base.h), on request.
+ *
+ * MHA_COMPUTE_INT8: 8-bit products, faster and less accurate: forward only, by mha_attention_forward(). For each
+ * block of 512 keys of a sequence (those below key_lengths; visible or not), with round() to
+ * nearest, ties to even:
+ *
+ *   mean[d]  = the mean of k[s,d] over the block
+ *   k8[s,:]  = round((k[s,:] - mean) 127 / max_d |k[s,d] - mean[d]|)        one unit per key
+ *   q8[t,:]  = round(q[t,:] 127 / max_d |q[t,d]|)                          one unit per query
+ *   v8[:,d]  = round(v[:,d] 127 / max_s |v[s,d]|)          one unit per channel and block
+ *   score    = scale * (units * sum_d q8 k8 + sum_d q mean), then bias, ALiBi, T5 and masks
+ *   p8[s]    = round(255 exp(score[s] - the block's largest visible score))
+ *   o, l     = sum p8 v8, sum p8 of each block, merged in f32 by exp(its largest score)
+ *
+ * The mean's share of a score is exact, so that an offset common to all keys costs no accuracy.
+ * It supports everything that f32 does except softcap, dropout, Shaw's positions, outputs other
+ * than lse, path plain and head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a
+ * backward pass.
+ *
+ * Accuracy  for normal q, k, v (D = Dv = 64, S = 2048): cosine of o with the exact result
+ *           0.9999, relative error 1.5 %; |lse - exact| is about 0.01. A row in which one key
+ *           dominates its block loses the weights of the others (about one row in ten
+ *           thousand for such data, wrong by up to a third). Outliers reduce the accuracy
+ *           further, above all channels of k with a large variance: docs/numerics.md 13 has the
+ *           bound and figures.
+ * Bits      the same on every instruction set including portable C, for any threads, batch,
+ *           strides and padding beyond key_lengths. But keys of the block that a query does not
+ *           see enter the units (only their finite elements, and not keys beyond key_lengths):
+ *           they may change the result within the accuracy, and a huge one ruins it.
+ * Range     a key whose largest |k - mean| is 2^126 or more, and a query with an element of
+ *           2^93 or more after multiplication by scale log2 e, count as not finite. Rows of q,
+ *           k, and columns of v, whose elements are all below 2^-80 count as 0.
+ *
+ * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k, v of any type are
+ * rounded to bf16, tensors stored so have lost nothing; weights exp(score - maximum) are rounded
+ * too before they multiply values, but not in their sum. It supports everything that f32 does
+ * except Shaw's positions, outputs other than lse, path plain and head sizes above 256; these are
+ * MHA_ERR_UNSUPPORTED, as is a backward pass.
+ *
+ * Accuracy  against the same formula of the rounded q, k, v: |o - exact| has in addition to the
+ *           bound of f32 at most 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and
+ *           lse have that of f32. For normal q, k, v (D = Dv = 64, S = 2048) the relative error of
+ *           o is 0.16 % (docs/numerics.md 15).
+ * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any threads, batch, strides and
+ *           padding. VDPBF16PS is used where the processor has it (Zen 4, Cooper Lake, Sapphire
+ *           Rapids); without it this is no faster than f32, and has the same bits.
+ * Range     elements and weights below 2^-50 in size count as 0; a query or key with an element of
+ *           2^59 or more counts as not finite. */
 
 /* The largest D and Dv of the tiled path. */
 enum { MHA_TILED_MAX_HEAD_DIM = 256 };

@@ -42,7 +42,8 @@ typedef struct mha_model_options {
     uint32_t struct_size;
     uint32_t flags;
     /* MHA_COMPUTE_INT8: linear layers whose weights are stored in blocks are computed in 8 bits
-     * (mha_transformer_source in transformer.h): faster, less accurate, forward only */
+     * (mha_transformer_source in transformer.h): faster, less accurate, forward only.
+     * MHA_COMPUTE_BF16: all linear layers are computed in bf16 arithmetic, likewise */
     mha_compute compute;
     uint32_t reserved; /* 0 */
 } mha_model_options;
@@ -58,7 +59,7 @@ typedef struct mha_model_options {
  *          the model (the context need not); the tokenizer and what is only needed while loading
  *          use the C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing
  *          else of the folder stays open.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; MHA_COMPUTE_INT8 with MHA_MODEL_ARRAY);
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; others than MHA_COMPUTE_F32 with MHA_MODEL_ARRAY);
  *          MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
  *          missing, of a wrong type or absurd; a weight missing or of another shape than

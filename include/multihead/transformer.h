@@ -190,7 +190,7 @@ typedef struct mha_transformer_source {
      * coded, which must be so for all columns of a row or for none. May be NULL: no row can */
     bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                        int64_t column, int64_t columns, mha_coded *to);
-    mha_compute compute; /* how products with rows that can be coded are computed, see below */
+    mha_compute compute; /* the arithmetic of linear layers, see below */
     uint32_t reserved;   /* 0 */
     /* Where rows row .. row + rows - 1 lie in memory as *type, MHA_F16 or MHA_BF16, all columns beside
      * each other, *stride elements apart, as long as the source lives; NULL: they do not. May be NULL:
@@ -217,9 +217,14 @@ typedef struct mha_transformer_source {
  * Bits      the same on every instruction set including portable C, for any threads, rows together
  *           and strips.
  *
- * Rows that cannot be coded, and all else (attention, norms, embeddings), are computed in f32 as
- * without it. Forward calls, decoders and views only: mha_transformer_backward() refuses; a transformer
- * that is pruned from it, or copied, computes in f32. */
+ * Rows that cannot be coded are computed in f32.
+ *
+ * With compute = MHA_COMPUTE_BF16 all linear layers are those of mha_linear_create_bf16() (nn.h),
+ * whatever type their weights are stored in. Rows of bf16 are multiplied where they lie (find_rows).
+ *
+ * All else (attention, norms, embeddings) is computed in f32 as without them. Forward calls, decoders
+ * and views only: mha_transformer_backward() refuses; a transformer that is pruned from one of these, or
+ * copied, computes in f32. */
 
 /**
  * A transformer whose matrices and table of tokens stay where they are: each product reads rows of
@@ -236,11 +241,12 @@ typedef struct mha_transformer_source {
  *          transformer and of those that were pruned from it; an error here does not release it.
  *          Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch a thread, more
  *          where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8, if that is more, 832 bytes
- *          for every 256 inputs of a token, and a thread 585 KiB and 32 rows. Backward calls take room
+ *          for every 256 inputs of a token, and a thread 585 KiB and 32 rows; with MHA_COMPUTE_BF16 the
+ *          inputs of all tokens besides, and a thread 32 rows. Backward calls take room
  *          for one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
- *          reserved); MHA_ERR_ARGUMENT (compute; MHA_COMPUTE_INT8 with MHA_SOURCE_PACK or without
- *          read_coded).
+ *          reserved); MHA_ERR_ARGUMENT (compute; others than MHA_COMPUTE_F32 with MHA_SOURCE_PACK;
+ *          MHA_COMPUTE_INT8 without read_coded).
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *context,

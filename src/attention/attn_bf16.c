@@ -1,4 +1,4 @@
-/* Attention in bf16 arithmetic (docs/numerics.md 15): the walk over chunks, key blocks and strips is
+/* Attention in bf16 arithmetic (docs/numerics.md 15.1): the walk over chunks, key blocks and strips is
  * that of the tiled path, and so are masks and softmax; queries, keys, values and weights are rounded
  * where they lie. */
 #include "attention/attn_tiles.h"

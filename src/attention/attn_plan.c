@@ -37,16 +37,6 @@ static const mhai_attn_backend backends[] = {
      .run_backward = mhai_plain_run_backward},
 };
 
-const char *mha_compute_name(mha_compute compute)
-{
-    switch (compute) {
-    case MHA_COMPUTE_F32: return "f32";
-    case MHA_COMPUTE_INT8: return "int8";
-    case MHA_COMPUTE_BF16: return "bf16";
-    }
-    return "?";
-}
-
 mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p, bool backward,
                             const mhai_attn_backend **backend, const char **reason)
 {

@@ -22,6 +22,16 @@ static const struct {
 
 enum { ISAS = sizeof isas / sizeof isas[0] };
 
+const char *mha_compute_name(mha_compute compute)
+{
+    switch (compute) {
+    case MHA_COMPUTE_F32: return "f32";
+    case MHA_COMPUTE_INT8: return "int8";
+    case MHA_COMPUTE_BF16: return "bf16";
+    }
+    return "?";
+}
+
 const char *mha_isa_name(mha_isa isa)
 {
     for (int i = 0; i < ISAS; i++)

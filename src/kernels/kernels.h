@@ -203,11 +203,13 @@ typedef struct mhai_one_block {
  * done in tiles. */
 
 /* bf16 arithmetic: elements become the nearest bf16, and 0 below 2^-50. What that looks like in memory
- * is known to these four only; it takes no more of it than floats do. pairs, the same for all four: for
+ * is known to these only; it takes no more of it than floats do. pairs, the same for all: for
  * products of pairs by one instruction; the results have the same bits.
- * bf16_row: a query, in place; *fits false: an element is 2^59 or more, and the row becomes 0.
+ * bf16_row: a row in place; *fits false: an element is not finite, or is 2^59 or more, and the row
+ *           becomes 0.
  * bf16_keys: pack_panels, of bf16, with `whole`; a key with an element of 2^59 or more counts as not finite
  *            too. A last panel of at most 16 keys may end in anything.
+ * bf16_panel: bf16_keys of rows that are floats in panels already, in out; in is not read.
  * bf16_values: pack_values, of bf16; out is where key 0 would be, and in is key `first`, a multiple of 32.
  * bf16_forward: tile_forward without runs, alpha, scores and fetch; leaves no probabilities in s. */
 
@@ -223,6 +225,7 @@ typedef struct mhai_gemm {
     const float *x; /* [rows][x_stride]; transposed: [inner][x_stride] */
     int64_t x_stride;
     bool transposed;
+    bool pairs;           /* of bf16, which inner counts; not transposed */
     float *gather;        /* [MHAI_GATHER] working memory, into which x is copied first; or NULL */
     const float *w;       /* first panel at this block's first input */
     int64_t panel_stride; /* elements between panels */

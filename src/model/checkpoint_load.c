@@ -261,18 +261,19 @@ static mha_status check_all_used(const loading *l)
 
 /* ---- the folder ---------------------------------------------------------------------------- */
 
-/* f32 is packed once, other types in each product: their files are what fits in memory. */
+/* f32 is packed once, other types in each product: their files are what fits in memory. So it is where
+ * a product rounds its weights. */
 static mha_status create_from(loading *l)
 {
-    const mha_transformer_source source = {
-        .struct_size = sizeof source,
-        .flags = mhai_weights_are_f32(&l->stored->weights) ? MHA_SOURCE_PACK : 0,
-        .read = mhai_stored_read,
-        .read_coded = mhai_stored_read_coded,
-        .find_rows = mhai_stored_find_rows,
-        .release = mhai_stored_release,
-        .user = l->stored,
-        .compute = l->compute};
+    const bool packs = l->compute == MHA_COMPUTE_F32 && mhai_weights_are_f32(&l->stored->weights);
+    const mha_transformer_source source = {.struct_size = sizeof source,
+                                           .flags = packs ? MHA_SOURCE_PACK : 0,
+                                           .read = mhai_stored_read,
+                                           .read_coded = mhai_stored_read_coded,
+                                           .find_rows = mhai_stored_find_rows,
+                                           .release = mhai_stored_release,
+                                           .user = l->stored,
+                                           .compute = l->compute};
     return l->array ? mha_transformer_create(l->context, &l->plan.desc, &l->made)
                     : mha_transformer_create_from(l->context, &l->plan.desc, &source, &l->made);
 }
@@ -280,7 +281,7 @@ static mha_status create_from(loading *l)
 /* That int8 arithmetic will find numbers to multiply. */
 static mha_status check_compute(const loading *l)
 {
-    if (l->compute == MHA_COMPUTE_F32 || mhai_weights_have_blocks(&l->stored->weights))
+    if (l->compute != MHA_COMPUTE_INT8 || mhai_weights_have_blocks(&l->stored->weights))
         return MHA_OK;
     return mha_fail(
         MHA_ERR_UNSUPPORTED,

@@ -158,15 +158,16 @@ static mha_status check_options(const mha_model_options *own)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_options: flags 0x%x, reserved %u are unknown",
                         (unsigned)own->flags, (unsigned)own->reserved);
-    if (own->compute != MHA_COMPUTE_F32 && own->compute != MHA_COMPUTE_INT8)
+    if (own->compute != MHA_COMPUTE_F32 && own->compute != MHA_COMPUTE_INT8 &&
+        own->compute != MHA_COMPUTE_BF16)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_model_options: compute is %d, expected one of mha_compute",
                         (int)own->compute);
-    if (own->compute == MHA_COMPUTE_INT8 && own->flags & MHA_MODEL_ARRAY)
-        return mha_fail(
-            MHA_ERR_ARGUMENT,
-            "mha_model_options: MHA_COMPUTE_INT8 multiplies weights as they are stored, "
-            "MHA_MODEL_ARRAY has them as f32; choose one");
+    if (own->compute != MHA_COMPUTE_F32 && own->flags & MHA_MODEL_ARRAY)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_model_options: compute %s multiplies weights as they are stored, "
+                        "MHA_MODEL_ARRAY has them as f32; choose one",
+                        mha_compute_name(own->compute));
     return MHA_OK;
 }
 

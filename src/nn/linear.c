@@ -20,32 +20,43 @@ static mha_status allocate(const mha_allocator *allocator, int64_t count, float 
     return MHA_OK;
 }
 
-mha_status mhai_linear_create_from(mha_context *context, int64_t inputs, int64_t outputs,
-                                   bool has_bias, const mhai_rows *rows, bool packed,
-                                   mha_linear **linear)
+/* A layer as `like` has it, of panels of so many floats if any. */
+static mha_status create(mha_context *context, const mha_linear *like, bool packed, int64_t floats,
+                         mha_linear **linear)
 {
     const mha_allocator *allocator = &context->allocator;
-    int64_t floats;
-    if (!mhai_matmul_panels(inputs, outputs, &floats))
-        return mha_fail(MHA_ERR_SIZE, "weight: %lld x %lld elements overflow 64 bits",
-                        (long long)outputs, (long long)inputs);
     mha_linear *made = allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_linear));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "linear: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_linear){.allocator = *allocator,
-                         .kernels = mhai_kernels_for(context->isa),
-                         .inputs = inputs,
-                         .outputs = outputs,
-                         .has_bias = has_bias};
-    if (rows) made->rows = *rows;
+    *made = *like;
+    made->allocator = *allocator;
+    made->kernels = mhai_kernels_for(context->isa);
     mha_status status = MHA_OK;
     if (packed) status = allocate(allocator, floats, &made->weight, &made->weight_bytes);
-    if (status == MHA_OK) status = allocate(allocator, outputs, &made->bias, &made->bias_bytes);
+    if (status == MHA_OK)
+        status = allocate(allocator, made->outputs, &made->bias, &made->bias_bytes);
     if (status != MHA_OK) {
         mha_linear_destroy(made);
         return status;
     }
     *linear = made;
     return MHA_OK;
+}
+
+static mha_status fail_size(int64_t inputs, int64_t outputs)
+{
+    return mha_fail(MHA_ERR_SIZE, "weight: %lld x %lld elements overflow 64 bits",
+                    (long long)outputs, (long long)inputs);
+}
+
+mha_status mhai_linear_create_from(mha_context *context, int64_t inputs, int64_t outputs,
+                                   bool has_bias, const mhai_rows *rows, bool packed,
+                                   mha_linear **linear)
+{
+    mha_linear like = {.inputs = inputs, .outputs = outputs, .has_bias = has_bias};
+    int64_t floats;
+    if (rows) like.rows = *rows;
+    if (!mhai_matmul_panels(inputs, outputs, &floats)) return fail_size(inputs, outputs);
+    return create(context, &like, packed, floats, linear);
 }
 
 mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outputs, bool has_bias,
@@ -130,6 +141,48 @@ mha_status mha_linear_create(mha_context *context, const mha_tensor *weight, con
     return MHA_OK;
 }
 
+/* ---- in bf16 arithmetic ---------------------------------------------------------------------- */
+
+static mha_status check_bf16(const mha_tensor *weight, const mha_tensor *bias, const int64_t *shape)
+{
+    const mha_dtype type = weight ? weight->dtype : MHA_F32;
+    if (weight) MHA_TRY(mhai_tensor_check_real("weight", weight));
+    MHA_TRY(mhai_tensor_check("weight", weight, type, 2, shape));
+    MHA_TRY(mhai_tensor_check_last("weight", weight));
+    if (bias) MHA_TRY(mhai_tensor_check("bias", bias, MHA_F32, 1, weight->shape));
+    return MHA_OK;
+}
+
+static void set_bf16(mha_linear *linear, const mha_tensor *weight, const mha_tensor *bias)
+{
+    memset(linear->bias, 0, linear->bias_bytes);
+    if (bias) mhai_linear_set_bias(linear, bias, 0);
+    mhai_matmul_pack_bf16(linear->kernels, weight->dtype, weight->data, weight->stride[0],
+                          linear->inputs, linear->outputs, linear->weight, linear->bias);
+}
+
+mha_status mha_linear_create_bf16(mha_context *context, const mha_tensor *weight,
+                                  const mha_tensor *bias, mha_linear **linear)
+{
+    if (!context || !linear)
+        return mha_fail(MHA_ERR_NULL, "mha_linear_create_bf16: %s is NULL",
+                        context ? "linear" : "context");
+    MHA_TRY(check_bf16(weight, bias, NULL));
+    const mha_linear like = {
+        .inputs = weight->shape[1], .outputs = weight->shape[0], .has_bias = bias, .bf16 = true};
+    int64_t floats;
+    if (!mhai_matmul_bf16_panels(mhai_kernels_for(context->isa), like.inputs, like.outputs,
+                                 &floats))
+        return fail_size(like.inputs, like.outputs);
+    mha_linear *made;
+    MHA_TRY(create(context, &like, true, floats, &made));
+    set_bf16(made, weight, bias);
+    *linear = made;
+    return MHA_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
 mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation, const float *x,
                             int64_t x_stride, int64_t rows, float *y, int64_t y_stride)
 {
@@ -158,6 +211,12 @@ mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const
     if (bias && !linear->has_bias)
         return mha_fail(MHA_ERR_ARGUMENT, "bias: this layer was made without one");
     const int64_t shape[] = {linear->outputs, linear->inputs};
+    if (linear->bf16) {
+        MHA_TRY(check_bf16(weight, linear->has_bias ? bias : NULL, shape));
+        if (linear->has_bias && !bias) return mha_fail(MHA_ERR_NULL, "bias is NULL");
+        set_bf16(linear, weight, bias);
+        return MHA_OK;
+    }
     MHA_TRY(mhai_tensor_check("weight", weight, MHA_F32, 2, shape));
     if (linear->has_bias) MHA_TRY(mhai_tensor_check("bias", bias, MHA_F32, 1, shape));
     mhai_linear_set_weight(linear, weight, 0);
@@ -190,6 +249,7 @@ mha_status mha_linear_forward(mha_context *context, const mha_linear *linear,
     const mhai_matmul job = mhai_linear_job(linear, activation, x->data, x->stride[0], x->shape[0],
                                             y->data, y->stride[0]);
     if (!linear->weight) return mhai_matmul_run_rows(context, &job, &linear->rows);
+    if (linear->bf16) return mhai_matmul_run_bf16(context, &job);
     MHA_TRY(mhai_matmul_reserve(context, &job));
     mhai_matmul_run(context, &job);
     return MHA_OK;

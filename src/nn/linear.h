@@ -13,8 +13,9 @@ struct mha_linear {
     const mhai_kernels *kernels; /* for packing */
     int64_t inputs, outputs;     /* K, N */
     float *weight;               /* packed by mhai_matmul_pack(); NULL: read from rows */
-    mhai_rows rows;              /* where the weight comes from; read NULL: from nowhere */
-    float *bias;                 /* [N], zero if the layer has none */
+    bool bf16;      /* packed by mhai_matmul_pack_bf16(); bias tells rows that do not fit */
+    mhai_rows rows; /* where the weight comes from; read NULL: from nowhere */
+    float *bias;    /* [N], zero if the layer has none */
     bool has_bias;
     size_t weight_bytes, bias_bytes;
 };

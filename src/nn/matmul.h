@@ -18,8 +18,10 @@ typedef struct mhai_matmul {
     int64_t a_stride;
     bool a_transposed;
     const float *panels; /* b, from mhai_matmul_pack() */
-    const float *bias;   /* [cols]; NULL: 0 */
-    bool accumulate;     /* c += a b; then there is no bias and no activation */
+    bool
+        pairs; /* a and b are pairs of bf16, which inner and a_stride count: half as many a chain */
+    const float *bias; /* [cols]; NULL: 0 */
+    bool accumulate;   /* c += a b; then there is no bias and no activation */
     mha_activation activation;
     float *c;
     int64_t c_stride;
@@ -64,8 +66,8 @@ typedef struct mhai_rows {
     const void *(*stored)(const void *user, int64_t at, int64_t row, int64_t rows, mha_dtype *type,
                           int64_t *stride);
     const void *user;
-    int64_t at; /* which matrix, for all */
-    bool int8;  /* products with rows that have that form are in int8 arithmetic */
+    int64_t at;          /* which matrix, for all */
+    mha_compute compute; /* int8: of rows that have that form */
 } mhai_rows;
 
 /* mhai_matmul_pack() of b = W^T. Errors: MHA_ERR_NOMEM, of scratch. */
@@ -73,13 +75,25 @@ MHA_NODISCARD mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_
                                                int64_t inner, int64_t cols, float *panels);
 
 /* The product with b = W^T, some columns at a time: what a thread is at fits in its L2. The bits are
- * those of mhai_matmul_run(), unless from->int8 is set: docs/numerics.md 13.4.
+ * those of mhai_matmul_run(), or those of from->compute: docs/numerics.md 13.4 and 15.2.
  * job->panels is not read, a not transposed then. Nothing is written after an error. */
 MHA_NODISCARD mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job,
                                               const mhai_rows *from);
 
 /* Bytes of scratch that it takes at most, for up to so many rows and inputs. */
-size_t mhai_matmul_rows_bytes(const mha_context *context, bool int8, int64_t rows, int64_t inner);
+size_t mhai_matmul_rows_bytes(const mha_context *context, mha_compute compute, int64_t rows,
+                              int64_t inner);
+
+/* Panels of bf16 from rows of W, of a type, `stride` elements apart: floats that they take (false if the
+ * number overflows), and packing them. Where a row does not fit bf16 arithmetic, bias becomes NaN. */
+bool mhai_matmul_bf16_panels(const mhai_kernels *kernels, int64_t inner, int64_t cols,
+                             int64_t *floats);
+void mhai_matmul_pack_bf16(const mhai_kernels *kernels, mha_dtype type, const void *rows,
+                           int64_t stride, int64_t inner, int64_t cols, float *panels, float *bias);
+
+/* The product with such panels, of a job that has the numbers of the layer: rows of a are rounded first.
+ * Errors: MHA_ERR_NOMEM, of scratch; c is then untouched. */
+MHA_NODISCARD mha_status mhai_matmul_run_bf16(mha_context *context, const mhai_matmul *job);
 
 /* The same with b packed on the way, into scratch that is free again on return. */
 MHA_NODISCARD mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job,

@@ -366,7 +366,7 @@ static mha_status make_linear(mha_context *context, const mha_transformer *t,
                             .stored = mhai_transformer_find_rows,
                             .user = t,
                             .at = mhai_transformer_parameter_at(t, place->weight),
-                            .int8 = t->source.compute == MHA_COMPUTE_INT8};
+                            .compute = t->source.compute};
     const bool from = t->source.read, packed = !from || t->source.flags & MHA_SOURCE_PACK;
     return mhai_linear_create_from(context, place->inputs, place->outputs, place->bias >= 0,
                                    from ? &rows : NULL, packed, &place->packed);
@@ -571,14 +571,19 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_source: flags 0x%x, reserved %u are unknown",
                         (unsigned)own.flags, (unsigned)own.reserved);
-    if (own.compute != MHA_COMPUTE_F32 && own.compute != MHA_COMPUTE_INT8)
+    if (own.compute != MHA_COMPUTE_F32 && own.compute != MHA_COMPUTE_INT8 &&
+        own.compute != MHA_COMPUTE_BF16)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_source: compute is %d, expected one of mha_compute",
                         (int)own.compute);
-    if (own.compute == MHA_COMPUTE_INT8 && (own.flags & MHA_SOURCE_PACK || !own.read_coded))
+    if (own.compute == MHA_COMPUTE_INT8 && !own.read_coded)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_source: MHA_COMPUTE_INT8 multiplies rows as read_coded "
-                        "gives them: it needs read_coded, and no MHA_SOURCE_PACK");
+                        "gives them, and read_coded is NULL");
+    if (own.compute != MHA_COMPUTE_F32 && own.flags & MHA_SOURCE_PACK)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_source: MHA_SOURCE_PACK is for MHA_COMPUTE_F32, not %s",
+                        mha_compute_name(own.compute));
     if (!own.read) return mha_fail(MHA_ERR_NULL, "mha_transformer_source: read is NULL");
     return make(context, desc, &own, transformer);
 }

@@ -464,11 +464,11 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                         : !transformer ? "transformer"
                         : !activations ? "activations"
                                        : "gradients");
-    if (transformer->source.compute == MHA_COMPUTE_INT8)
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "mha_transformer_backward: MHA_COMPUTE_INT8 is forward only; load the model "
-            "with MHA_COMPUTE_F32");
+    if (transformer->source.compute != MHA_COMPUTE_F32)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_transformer_backward: compute %s is forward only; load the model with "
+                        "MHA_COMPUTE_F32",
+                        mha_compute_name(transformer->source.compute));
     call c = {.context = context, .t = transformer, .a = activations};
     MHA_TRY(check_call(&c, input, output_gradient, gradients));
     mha_scratch_mark mark = mha_scratch_top(context);

@@ -677,7 +677,7 @@ static mha_status reserve(const call *c)
     if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");
     const size_t products =
         c->t->most_inputs > 0
-            ? mhai_matmul_rows_bytes(c->context, c->t->source.compute == MHA_COMPUTE_INT8,
+            ? mhai_matmul_rows_bytes(c->context, c->t->source.compute,
                                      mhai_max_i64(tokens_of(c->a), c->a->B * c->a->S),
                                      c->t->most_inputs)
             : 0;

@@ -268,7 +268,7 @@ static void training_digest(mha_context *context, const char *name, mha_transfor
     free(gradient), free(m), free(v), free(logits);
 }
 
-/* ---- linear layers in int8 arithmetic -------------------------------------------------------- */
+/* ---- linear layers in other arithmetics ------------------------------------------------------ */
 
 enum { INPUTS = 544, OUTPUTS = 83, TOKENS = 17 };
 
@@ -302,7 +302,7 @@ static bool read_coded(const void *user, int64_t parameter, int64_t row, int64_t
     return true;
 }
 
-static void linear_int8_digest(mha_context *context, const char *name, int32_t run)
+static void linear_digest(mha_context *context, const char *name, mha_compute compute, int32_t run)
 {
     static const int64_t no_heads[] = {0};
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -317,7 +317,7 @@ static void linear_int8_digest(mha_context *context, const char *name, int32_t r
                                            .read = read_table,
                                            .read_coded = read_coded,
                                            .user = &run,
-                                           .compute = MHA_COMPUTE_INT8};
+                                           .compute = compute};
     mha_transformer *net = NULL;
     int32_t ids[TOKENS];
     for (int32_t i = 0; i < TOKENS; i++) ids[i] = 3 * i;
@@ -373,8 +373,9 @@ int main(int count, char **arguments)
                                            .norm = MHA_NORM_RMS,
                                            .positions = MHA_ENCODING_ROTARY,
                                            .layers = layers});
-    linear_int8_digest(context, "int8, linear, runs of 16", 16);
-    linear_int8_digest(context, "int8, linear, runs of 32", 32);
+    linear_digest(context, "int8, linear, runs of 16", MHA_COMPUTE_INT8, 16);
+    linear_digest(context, "int8, linear, runs of 32", MHA_COMPUTE_INT8, 32);
+    linear_digest(context, "bf16, linear", MHA_COMPUTE_BF16, 32);
     mha_context_destroy(context);
     return 0;
 }

@@ -316,20 +316,21 @@ def quantised():
     return path
 
 
-def in_int8():
+def in_other_arithmetics():
     path, model = quantised(), make("dense")
     wanted = ("--ids", "--max-tokens", "12")
-    runs = [generate("--compute", "int8", *wanted, "--threads", threads, path, "3 1 4 1 5")
-            for threads in "123"]
-    plain = generate(*wanted, path, "3 1 4 1 5")
-    for result in (*runs, plain):
-        check_good(result, "blocks of Q8_0")
-        check(len(result.out.split()) == 17, f"{result.out}")
-        check(result.out == runs[0].out or result is plain, "int8: threads change the text")
+    for compute in ("int8", "bf16", "f32"):
+        runs = [generate("--compute", compute, *wanted, "--threads", threads, path, "3 1 4 1 5")
+                for threads in "123"]
+        for result in runs:
+            check_good(result, "blocks of Q8_0")
+            check(len(result.out.split()) == 17, f"{result.out}")
+            check(result.out == runs[0].out, f"{compute}: threads change the text")
+    check_good(generate("--compute", "bf16", *wanted, model, "3 1 4 1 5"), "f32 in bf16 arithmetic")
     for wanted in ((model,), ("--ids", model, "1")):
         check_error(generate("--compute", "int8", *wanted), UNSUPPORTED, "stored in blocks",
                     "or f32 arithmetic", command="generate")
-    check_error(generate("--compute", "int4", path), USAGE, "expected one of f32, int8",
+    check_error(generate("--compute", "int4", path), USAGE, "expected one of f32, int8, bf16",
                 command="generate")
 
 
@@ -353,6 +354,6 @@ numbers(model)
 padded_vocabulary()
 byte_pairs()
 interrupted()
-in_int8()
+in_other_arithmetics()
 help_and_manual()
 finish()

@@ -36,9 +36,11 @@ void check_bf16_row(kernel_test *t)
     float *x = kt_floats(t, n), most = 0;
     for (int64_t i = 0; i < n; i++) {
         x[i] = kt_chance(t, 0.5) ? wild_number(t) : kt_number(t);
-        if (!isfinite(x[i])) x[i] = 1;
         most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
     }
+    if (!t->timed && kt_chance(t, 0.1)) x[rng_between(&t->r, 0, n - 1)] = NAN;
+    for (int64_t i = 0; i < n; i++)
+        if (isnan(x[i])) most = INFINITY;
     t->bytes = 8.0 * (double)n;
     EACH_TABLE(t, k)
     {
@@ -75,8 +77,10 @@ static void *wild_rows(kernel_test *t, mha_dtype type, int64_t rows, int64_t col
     return x;
 }
 
-/* x [rows][cols] as keys (rows are columns of panels) or as values, of which `in` is key `first`. */
-static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, int64_t first)
+/* x [rows][cols] as keys (rows are columns of panels), perhaps packed as floats before, or as values, of
+ * which `in` is key `first`. */
+static void check_packed(kernel_test *t, bool keys, bool packed, int64_t rows, int64_t cols,
+                         int64_t first)
 {
     const mha_dtype type = kt_type(t);
     const int64_t stride = kt_stride(t, cols), inner = keys ? cols : (rows + 15) / 16 * 16;
@@ -102,7 +106,13 @@ static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, 
                                 .whole = keys};
         KERNEL_CALL(t)
         {
-            if (keys)
+            for (int64_t r = 0; packed && r < rows; r++)
+                for (int64_t c = 0; c < cols; c++)
+                    out[r / 32 * panel + c * MHAI_PANEL + r % 32] =
+                        (float)kt_element(type, x, r * stride + c);
+            if (packed)
+                k->bf16_panel(&pack, pairs);
+            else if (keys)
                 k->bf16_keys(&pack, pairs);
             else
                 k->bf16_values(&pack, first, pairs);
@@ -137,13 +147,19 @@ static void check_packed(kernel_test *t, bool keys, int64_t rows, int64_t cols, 
 
 void check_bf16_keys(kernel_test *t)
 {
-    check_packed(t, true, kt_size(t, 100, 64), kt_size(t, 130, 64), 0);
+    check_packed(t, true, false, kt_size(t, 100, 64), kt_size(t, 130, 64), 0);
+}
+
+void check_bf16_panel(kernel_test *t)
+{
+    check_packed(t, true, true, kt_size(t, 100, 64), kt_size(t, 130, 64), 0);
 }
 
 void check_bf16_values(kernel_test *t)
 {
     const int64_t rows = kt_size(t, 100, 64), cols = kt_size(t, 130, 64);
-    check_packed(t, false, rows, cols, 32 * rng_between(&t->r, 0, (MHAI_KEY_BLOCK - 112) / 32));
+    check_packed(t, false, false, rows, cols,
+                 32 * rng_between(&t->r, 0, (MHAI_KEY_BLOCK - 112) / 32));
 }
 
 /* A block's keys or values, as the kernels of a table have them. */

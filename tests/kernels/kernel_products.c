@@ -1,5 +1,5 @@
 /* Packing into panels, and matrix products of packed operands. */
-#include "kernel_test.h"
+#include "kernel_strip.h"
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
@@ -161,8 +161,66 @@ static double product_bound(int64_t inner, double size, double result)
     return (double)inner * (u * size + 2 * tiny) + u * fabs(result) + tiny;
 }
 
+/* The same of bf16: rows and panels as bf16_row and bf16_keys make them, of pairs where there are. */
+static void check_gemm_bf16(kernel_test *t)
+{
+    const int rows = kt_rows(t);
+    const int64_t inputs = kt_size(t, MHAI_GEMM_BLOCK, 0), cols = kt_size(t, 130, 0);
+    const int64_t panels = (cols + 31) / 32, out_stride = kt_stride(t, cols);
+    const float *x = kt_numbers(t, rows, inputs, inputs), *w = kt_numbers(t, cols, inputs, inputs);
+    const float *before = kt_numbers(t, rows, cols, out_stride);
+    EACH_TABLE(t, k)
+    {
+        const bool pairs = mhai_kernels_have_pairs(k);
+        const int64_t inner = pairs ? (inputs + 1) / 2 : inputs;
+        float *a = kt_scratch(t, MHA_F32, rows, inputs, inputs);
+        float *b = kt_scratch(t, MHA_F32, panels, inputs * MHAI_PANEL, inputs * MHAI_PANEL);
+        float *out = kt_in_out(t, MHA_F32, rows, cols, out_stride, before);
+        uint8_t *bad = kt_scratch(t, MHA_U8, 1, cols, cols);
+        bool fits, any;
+        memcpy(a, x, (size_t)(rows * inputs) * sizeof *x);
+        for (int r = 0; r < rows; r++) k->bf16_row(a + r * inputs, inputs, pairs, &fits);
+        k->bf16_keys(&(mhai_pack){.out = b,
+                                  .in = w,
+                                  .stride = inputs,
+                                  .rows = cols,
+                                  .cols = inputs,
+                                  .bad = bad,
+                                  .any_bad = &any,
+                                  .whole = true},
+                     pairs);
+        k->gemm_strip(&(mhai_gemm){.rows = rows,
+                                   .inner = inner,
+                                   .panels = panels,
+                                   .cols = cols,
+                                   .x = a,
+                                   .x_stride = inputs,
+                                   .pairs = pairs,
+                                   .w = b,
+                                   .panel_stride = inputs * MHAI_PANEL,
+                                   .out = out,
+                                   .out_stride = out_stride});
+        for (int r = 0; r < rows; r++)
+            for (int64_t j = 0; j < cols; j++) {
+                double exact = (double)before[r * out_stride + j], size = 0;
+                for (int64_t i = 0; i < inputs; i++) {
+                    const double term = (double)strip_bf16(x[r * inputs + i]) *
+                                        (double)strip_bf16(w[j * inputs + i]);
+                    exact += term;
+                    size += fabs(term);
+                }
+                kt_close(t, (double)out[r * out_stride + j], exact,
+                         product_bound(inputs, size, exact), "out", r, j);
+            }
+    }
+}
+
 void check_gemm_strip(kernel_test *t)
 {
+    if (!t->timed && kt_chance(t, 0.2)) {
+        check_gemm_bf16(t);
+        return;
+    }
     const int rows = kt_rows(t);
     const int64_t inner = kt_size(t, 200, 128), cols = kt_size(t, 130, 512);
     const int64_t panels = (cols + 31) / 32,

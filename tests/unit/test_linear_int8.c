@@ -4,6 +4,7 @@
 #include "reference/int8_linear_reference.h"
 #include "support/expect.h"
 #include "support/machines.h"
+#include "support/output_layer.h"
 #include "support/rng.h"
 #include "support/suite.h"
 
@@ -14,7 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_INPUTS = 800, MOST_OUTPUTS = 600, MOST_TOKENS = 40, MOST_RUNS = MOST_INPUTS / 16 };
+enum {
+    MOST_INPUTS = 800,
+    MOST_OUTPUTS = 600,
+    MOST_TOKENS = OUTPUT_LAYER_ROWS,
+    MOST_RUNS = MOST_INPUTS / 16
+};
 
 typedef struct matrix {
     int64_t inputs, outputs, run;
@@ -86,40 +92,16 @@ static matrix *make_matrix(rng *r, int64_t most_outputs)
 
 static mha_transformer *transformer_of(mha_context *context, const matrix *m, mha_compute compute)
 {
-    static const int64_t no_heads[] = {0};
-    const mha_transformer_desc d = {.struct_size = sizeof d,
-                                    .vocab_size = m->outputs,
-                                    .max_length = MOST_TOKENS,
-                                    .embed_dim = m->inputs,
-                                    .num_layers = 1,
-                                    .num_heads = 1,
-                                    .head_dim = 8,
-                                    .layer_heads = no_heads};
     union {
         const matrix *in;
         void *user;
     } pointer = {m};
-    const mha_transformer_source source = {.struct_size = sizeof source,
-                                           .read = read_matrix,
-                                           .read_coded = read_coded,
-                                           .user = pointer.user,
-                                           .compute = compute};
-    mha_transformer *t = NULL;
-    expect_ok(mha_transformer_create_from(context, &d, &source, &t));
-    expect_ok(mha_transformer_update(context, t));
-    return t;
-}
-
-/* Outputs [count, m->outputs] of tokens first, first + 1, ... */
-static void forward(mha_context *context, const mha_transformer *t, const matrix *m, int64_t first,
-                    int64_t count, float *y)
-{
-    int32_t ids[MOST_TOKENS];
-    for (int64_t i = 0; i < count; i++) ids[i] = (int32_t)((first + i) % m->outputs);
-    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, count});
-    const mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){1, count, m->outputs});
-    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
-    expect_ok(mha_transformer_forward(context, t, &input, NULL, &out, NULL, NULL));
+    return output_layer(context, m->inputs, m->outputs,
+                        &(mha_transformer_source){.struct_size = sizeof(mha_transformer_source),
+                                                  .read = read_matrix,
+                                                  .read_coded = read_coded,
+                                                  .user = pointer.user,
+                                                  .compute = compute});
 }
 
 static bool same(float a, float b)
@@ -167,9 +149,9 @@ static void outputs_have_the_bits_of_the_definition(void **state)
         const machines all = machines_make(1 + i % 4);
         for (int k = 0; k < all.count; k++) {
             mha_transformer *t = transformer_of(all.each[k].context, m, MHA_COMPUTE_INT8);
-            forward(all.each[k].context, t, m, 0, count, y);
+            output_layer_forward(all.each[k].context, t, 0, count, y);
             expect_outputs(m, count, y, all.each[k].name);
-            forward(all.each[k].context, t, m, 0, 1, y); /* alone as among others */
+            output_layer_forward(all.each[k].context, t, 0, 1, y); /* alone as among others */
             expect_outputs(m, 1, y, all.each[k].name);
             mha_transformer_destroy(t);
         }
@@ -191,12 +173,12 @@ static void rows_without_codes_stay_in_f32(void **state)
         const double part = i % 2 ? 0.5 : 0;
         mha_context *context = machines_context(1 + i % 3, i);
         mha_transformer *t = transformer_of(context, m, MHA_COMPUTE_INT8);
-        forward(context, t, m, 0, count, int8);
+        output_layer_forward(context, t, 0, count, int8);
         for (size_t k = 0; k < sizeof m->coded; k++) m->coded[k] = rng_chance(&r, part);
-        forward(context, t, m, 0, count, mixed);
+        output_layer_forward(context, t, 0, count, mixed);
         mha_transformer_destroy(t);
         t = transformer_of(context, m, MHA_COMPUTE_F32);
-        forward(context, t, m, 0, count, f32);
+        output_layer_forward(context, t, 0, count, f32);
         mha_transformer_destroy(t);
         for (int64_t k = 0; k < count * m->outputs; k++) {
             const bool coded = m->coded[k % m->outputs / MHA_CODED_ROWS];
@@ -220,7 +202,7 @@ static void rows_without_runs_stay_in_f32(void **state)
         for (int k = 0; k < 2; k++) {
             mha_context *context = machines_context(1 + i % 3, i);
             mha_transformer *t = transformer_of(context, m, k ? MHA_COMPUTE_INT8 : MHA_COMPUTE_F32);
-            forward(context, t, m, 0, count, y[k]);
+            output_layer_forward(context, t, 0, count, y[k]);
             mha_transformer_destroy(t);
         }
         assert_memory_equal(y[0], y[1], (size_t)(count * m->outputs) * sizeof(float));
@@ -246,8 +228,8 @@ static void misuse_is_refused(void **state)
                                      .compute = MHA_COMPUTE_INT8};
     mha_transformer *t = NULL;
 #define MAKE() mha_transformer_create_from(context, &d, &source, &t)
-    expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "compute is 2",
-                   source.compute = (mha_compute)2);
+    expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "compute is 3",
+                   source.compute = (mha_compute)3);
     expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "read_coded", source.read_coded = NULL);
     expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "PACK", source.flags = MHA_SOURCE_PACK);
     expect_spoiled(source, MAKE(), MHA_ERR_UNSUPPORTED, "reserved", source.reserved = 1);

@@ -18,21 +18,27 @@ ALWAYS_INLINE vf bf16_nearest(vf x)
     return vf_load_bf16(half);
 }
 
-ALWAYS_INLINE float bf16_largest(vf max)
+/* Sizes below the limit, and numbers times 0 that are 0: none is infinite or NaN, which a maximum loses. */
+ALWAYS_INLINE bool bf16_fits(vf max, vf zero)
 {
-    float lanes[VF_LANES], largest = 0;
-    vf_store(lanes, max);
-    for (int i = 0; i < VF_LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
-    return largest;
+    float sizes[VF_LANES], zeros[VF_LANES];
+    bool fits = true;
+    vf_store(sizes, max);
+    vf_store(zeros, zero);
+    for (int i = 0; i < VF_LANES; i++) fits = fits && sizes[i] < bf16_limit && zeros[i] == 0;
+    return fits;
 }
 
 static void bf16_row(float *row, int64_t n, bool pairs, bool *fits)
 {
     const int64_t whole = n / 2 * 2;
-    vf max = vf_zero();
-    for (int64_t i = 0; i < n; i += VF_LANES)
-        max = vf_max(vf_abs(vf_load_n(row + i, lanes_at(i, n))), max);
-    *fits = bf16_largest(max) < bf16_limit;
+    vf max = vf_zero(), zero = vf_zero();
+    for (int64_t i = 0; i < n; i += VF_LANES) {
+        const vf x = vf_load_n(row + i, lanes_at(i, n));
+        max = vf_max(vf_abs(x), max);
+        zero = vf_fma(x, vf_zero(), zero);
+    }
+    *fits = bf16_fits(max, zero);
     if (!*fits) memset(row, 0, (size_t)n * sizeof *row);
     const vf last = bf16_nearest(bf16_range(vf_set1(row[n - 1])));
     for (int64_t i = 0; i < n; i += VF_LANES) {
@@ -59,15 +65,16 @@ typedef struct bf16_panels {
     const mhai_pack *keys; /* those with an element that is too large become 0; NULL: none do */
 } bf16_panels;
 
-/* VF_LANES columns of a panel; returns the largest size in each. */
+/* VF_LANES columns of a panel; returns the largest size in each, or NaN where one is. */
 ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
 {
-    vf max = vf_zero();
+    vf max = vf_zero(), zero = vf_zero(); /* numbers times 0: a maximum loses NaN */
     for (int64_t i = x->first; i < x->inner; i += 2) {
         const bool both = i + 1 < x->inner;
         float *at = panel + i * MHAI_PANEL;
         vf even = vf_load(at), odd = both ? vf_load(at + MHAI_PANEL) : vf_zero();
         max = vf_max(vf_max(vf_abs(even), vf_abs(odd)), max);
+        zero = vf_fma(odd, vf_zero(), vf_fma(even, vf_zero(), zero));
         even = bf16_range(even), odd = bf16_range(odd);
 #ifdef HAS_PAIRS
         if (x->pairs) {
@@ -78,7 +85,7 @@ ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
         vf_store(at, bf16_nearest(both ? odd : even));
         if (both) vf_store(at + MHAI_PANEL, bf16_nearest(even));
     }
-    return max;
+    return vf_add(max, zero);
 }
 
 static void bf16_convert(const bf16_panels *x)
@@ -131,7 +138,8 @@ ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t row
         vf_store(out + i * MHAI_PANEL, vf_load(square + i * VF_LANES));
 }
 
-/* What is packed next, in the order of memory, while this is in L1 (value_tmpl.c). */
+/* What is packed next, in the order of memory, while this is in L1 (value_tmpl.c); beyond the last row
+ * what would be the next ones, since they often are. */
 typedef struct line_cursor {
     const mhai_pack *pack;
     int64_t row, col;
@@ -139,11 +147,14 @@ typedef struct line_cursor {
 
 ALWAYS_INLINE void touch_lines(line_cursor *next, int lines)
 {
-    const int64_t rows = next->pack->cols > 0 ? next->pack->rows : 0;
-    for (int i = 0; i < lines && next->row < rows; i++) {
-        const uint16_t *at =
-            (const uint16_t *)next->pack->in + next->row * next->pack->stride + next->col;
-        touch_and_fetch((const float *)(const void *)at, FAR);
+    const mhai_pack *pack = next->pack;
+    const int64_t end = pack->cols > 0 ? pack->rows + VF_LANES : 0;
+    for (int i = 0; i < lines && next->row < end; i++) {
+        const int64_t at = (next->row * pack->stride + next->col) * (int64_t)sizeof(uint16_t);
+        if (next->row < pack->rows)
+            touch_and_fetch((const float *)(const void *)((const char *)pack->in + at), FAR);
+        else
+            fetch_l2((const void *)((uintptr_t)pack->in + (uintptr_t)at));
         next->col += PAIRS;
         if (next->col < next->pack->cols) continue;
         next->col = 0;
@@ -201,6 +212,16 @@ static bool stored_values(const mhai_pack *pack, int64_t first)
 }
 #endif
 
+static void convert_keys(const mhai_pack *pack, bool pairs)
+{
+    bf16_convert(&(bf16_panels){.panels = pack->out,
+                                .columns = pack->rows,
+                                .stride = pack->cols * MHAI_PANEL,
+                                .inner = pack->cols,
+                                .pairs = pairs,
+                                .keys = pack});
+}
+
 static void bf16_keys(const mhai_pack *pack, bool pairs)
 {
 #ifdef HAS_PAIRS
@@ -210,12 +231,13 @@ static void bf16_keys(const mhai_pack *pack, bool pairs)
     }
 #endif
     pack_panels(pack);
-    bf16_convert(&(bf16_panels){.panels = pack->out,
-                                .columns = pack->rows,
-                                .stride = pack->cols * MHAI_PANEL,
-                                .inner = pack->cols,
-                                .pairs = pairs,
-                                .keys = pack});
+    convert_keys(pack, pairs);
+}
+
+static void bf16_panel(const mhai_pack *pack, bool pairs)
+{
+    memset(pack->bad, 0, (size_t)pack->rows);
+    convert_keys(pack, pairs);
 }
 
 static void bf16_values(const mhai_pack *pack, int64_t first, bool pairs)
@@ -244,12 +266,6 @@ ALWAYS_INLINE int64_t pair_at(bool pairs, int64_t j)
 {
     return pairs ? j / 2 : j;
 }
-
-#ifdef HAS_PAIRS
-#define FOR_PAIRS(pairs, of_pairs, of_floats) ((pairs) ? (of_pairs) : (of_floats))
-#else
-#define FOR_PAIRS(pairs, of_pairs, of_floats) (of_floats)
-#endif
 
 static void bf16_score_panel(const mhai_tile *t, int key)
 {

@@ -77,8 +77,11 @@ static void gemm_strip(const mhai_gemm *g)
         x = g->gather;
         x_stride = g->transposed ? (int64_t)MHAI_MAX_ROWS : (int64_t)MHAI_SCORE_STRIDE;
     }
-    const block_function blocks = g->transposed ? adding_columns(x_stride) : adding_rows(x_stride);
-    const block_function fetching = fetching_rows(x_stride);
+    const block_function blocks =
+        FOR_PAIRS(g->pairs, adding_pairs(x_stride),
+                  g->transposed ? adding_columns(x_stride) : adding_rows(x_stride));
+    const block_function fetching =
+        FOR_PAIRS(g->pairs, fetching_pairs(x_stride), fetching_rows(x_stride));
     int calls = 0;
     int64_t step = 0;
     if (g->next_w && !g->transposed) share_fetching(g, &calls, &step);
@@ -106,7 +109,7 @@ static void gemm_strip(const mhai_gemm *g)
         }
         if (cols < MHAI_PANEL)
             gemm_partial_panel(blocks, g->rows, &t, cols);
-        else if (g->rows <= FEW_ROWS && !g->transposed)
+        else if (g->rows <= FEW_ROWS && !g->transposed && !g->pairs)
             few_add_rows(g->rows, &t); /* memory as it lies, without detours: at its bandwidth */
         else
             panel_product(fetching, blocks, g->rows, &t);

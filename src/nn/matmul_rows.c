@@ -1,0 +1,255 @@
+/* Products with weights that lie in rows: packed some columns at a time; see matmul.h. */
+#include "nn/matmul_parts.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+
+_Static_assert(sizeof(mha_coded) <= MHAI_READ_FLOATS * sizeof(float), "what is read finds room");
+
+/* ---- packing ------------------------------------------------------------------------------- */
+
+mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col)
+{
+    const mhai_rows *from = r->from;
+    const int64_t rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
+    mhai_stored_rows s = {0};
+    if (from->stored) s.at = from->stored(from->user, from->at, col, rows, &s.type, &s.stride);
+    return s;
+}
+
+/* Columns of W^T from col on, and of them inputs first .. first + inner, become panel number `panel`
+ * of panels that have `cols` columns. first is a multiple of MHAI_READ_INPUTS. */
+static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_t inner,
+                      float *panels, int64_t panel, int64_t cols, float *read)
+{
+    const int64_t rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
+    const mhai_rows *from = r->from;
+    mha_coded *coded = (void *)read;
+    const mhai_stored_rows stored = mhai_rows_stored(r, col);
+    for (int64_t input = 0; stored.at && input < inner; input += MHAI_GEMM_BLOCK)
+        r->kernels->pack_panels(
+            &(mhai_pack){.out = panels + mhai_matmul_place(inner, cols, input, panel * MHAI_PANEL),
+                         .in = stored.at + first + input,
+                         .type = stored.type,
+                         .stride = stored.stride,
+                         .rows = rows,
+                         .cols = mhai_min_i64(MHAI_GEMM_BLOCK, inner - input)});
+    for (int64_t input = 0; !stored.at && input < inner; input += MHAI_READ_INPUTS) {
+        const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, inner - input), at = first + input;
+        int64_t alike = rows;
+        const bool is_coded =
+            rows == MHA_CODED_ROWS && from->read_coded &&
+            from->read_coded(from->user, from->at, col, &alike, at, count, coded) && alike == rows;
+        if (!is_coded) from->read(from->user, from->at, col, rows, at, count, read);
+        for (int64_t k = 0; k < count; k += MHAI_GEMM_BLOCK) {
+            const int64_t columns = mhai_min_i64(MHAI_GEMM_BLOCK, count - k);
+            float *out = panels + mhai_matmul_place(inner, cols, input + k, panel * MHAI_PANEL);
+            if (is_coded)
+                r->kernels->pack_coded(coded, k, columns, out);
+            else
+                r->kernels->pack_panels(&(mhai_pack){
+                    .out = out, .in = read + k, .stride = count, .rows = rows, .cols = columns});
+        }
+    }
+}
+
+static void pack_item(void *argument, int64_t panel, int worker)
+{
+    const mhai_rows_job *r = argument;
+    pack_read(r, panel * MHAI_PANEL, 0, r->job->inner, r->panels, panel, r->job->cols,
+              r->read + worker * MHAI_READ_FLOATS);
+}
+
+mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from, int64_t inner,
+                                 int64_t cols, float *panels)
+{
+    void *read;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, (int64_t)context->num_threads * MHAI_READ_FLOATS,
+                              sizeof(float), &read));
+    const mhai_matmul shape = {.inner = inner, .cols = cols};
+    mhai_rows_job job = {.job = &shape,
+                         .from = from,
+                         .kernels = mhai_kernels_for(context->isa),
+                         .panels = panels,
+                         .read = read};
+    mha_parallel_for(context, mhai_ceil_div(cols, MHAI_PANEL), pack_item, &job);
+    mha_scratch_release(context, mark);
+    return MHA_OK;
+}
+
+/* ---- the product with rows ------------------------------------------------------------------- */
+
+/* Columns of at most one group of panels: packed, and multiplied with all rows. */
+static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
+{
+    const int64_t cols = end - first;
+    float bias[MHAI_GROUP_PANELS * MHAI_PANEL];
+    float *panels = r->panels + worker * r->room * MHAI_PANEL * r->job->inner;
+    float *read = r->read + worker * MHAI_READ_FLOATS;
+    mhai_matmul part = *r->job;
+    part.cols = cols;
+    part.panels = panels;
+    part.c += first;
+    if (part.bias) part.bias += first;
+    if (r->bf16) {
+        for (int64_t i = 0; i < cols; i++) bias[i] = part.bias ? part.bias[i] : 0;
+        part.bias = bias;
+        mhai_rows_pack_bf16(r, first, cols, panels, read, bias);
+    }
+    for (int64_t p = 0; !r->bf16 && p * MHAI_PANEL < cols; p++)
+        pack_read(r, first + p * MHAI_PANEL, 0, r->job->inner, panels, p, cols, read);
+    mhai_matmul_plan run = mhai_matmul_divide(&part, r->context, 1);
+    if (r->sums) run.sums = r->sums + worker * MHAI_SUMS;
+    for (int64_t i = 0; i < run.items; i++) mhai_matmul_block(&run, i, 0);
+}
+
+/* The same for few rows, some inputs of a panel at a time, which stay in L1. */
+static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
+{
+    const mhai_matmul *job = r->job;
+    float *panel = r->panels + worker * r->room * MHAI_PANEL * job->inner;
+    float *read = r->read + worker * MHAI_READ_FLOATS;
+    for (int64_t col = first; col < end; col += MHAI_PANEL) {
+        const mhai_stored_rows stored = mhai_rows_stored(r, col);
+        for (int64_t input = 0; input < job->inner || input == 0; input += MHAI_READ_INPUTS) {
+            const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, job->inner - input);
+            if (!stored.at) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
+            for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK) {
+                const mhai_gemm gemm = {.rows = (int)job->rows,
+                                        .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
+                                        .panels = 1,
+                                        .cols = mhai_min_i64(MHAI_PANEL, end - col),
+                                        .x = job->a + input + k,
+                                        .x_stride = job->a_stride,
+                                        .w = panel + k * MHAI_PANEL,
+                                        .bias = job->bias ? job->bias + col : NULL,
+                                        .first = input + k == 0 && !job->accumulate,
+                                        .out = job->c + col,
+                                        .out_stride = job->c_stride};
+                const int64_t later = input + k + MHAI_GEMM_BLOCK;
+                const int64_t next = later < job->inner ? later : MHAI_PANEL * stored.stride;
+                if (stored.at)
+                    r->kernels->gemm_stored(&(mhai_gemm_stored){.gemm = gemm,
+                                                                .w = stored.at + input + k,
+                                                                .type = stored.type,
+                                                                .stride = stored.stride,
+                                                                .next = stored.at + next});
+                else
+                    r->kernels->gemm_strip(&gemm);
+            }
+        }
+    }
+    for (int64_t row = 0; row < job->rows; row++)
+        mhai_activate(r->kernels, job->activation, job->c + row * job->c_stride + first,
+                      end - first);
+}
+
+void mhai_rows_columns(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
+{
+    if (!r->bf16 && r->job->rows <= r->kernels->tile_rows && !r->job->a_transposed)
+        run_few(r, first, end, worker);
+    else
+        run_many(r, first, end, worker);
+}
+
+static void run_group(void *argument, int64_t item, int worker)
+{
+    const mhai_rows_job *r = argument;
+    const int64_t first = item * r->group * MHAI_PANEL;
+    mhai_rows_columns(r, first, mhai_min_i64(r->job->cols, first + r->group * MHAI_PANEL), worker);
+}
+
+/* Panels that a thread packs and multiplies together: every thread has some. */
+static int64_t group_of(const mha_context *context, int64_t inner, int64_t cols)
+{
+    const int64_t panels = mhai_ceil_div(cols, MHAI_PANEL),
+                  fit = MHAI_GROUP_FLOATS / MHAI_PANEL / mhai_max_i64(1, inner);
+    const int64_t shared = mhai_ceil_div(panels, 4 * (int64_t)context->num_threads);
+    return mhai_max_i64(1, mhai_min_i64(mhai_min_i64(fit, MHAI_GROUP_PANELS), shared));
+}
+
+mhai_rows_job mhai_rows_job_of(const mha_context *context, const mhai_matmul *job,
+                               const mhai_rows *from)
+{
+    const int64_t group = group_of(context, job->inner, job->cols);
+    return (mhai_rows_job){.job = job,
+                           .from = from,
+                           .context = context,
+                           .kernels = mhai_kernels_for(context->isa),
+                           .group = group,
+                           .room = group};
+}
+
+int64_t mhai_rows_floats(const mha_context *context, int64_t room, int64_t inner)
+{
+    return context->num_threads * (room * MHAI_PANEL * inner + MHAI_READ_FLOATS + MHAI_SUMS);
+}
+
+void mhai_rows_place(mhai_rows_job *r, float *memory)
+{
+    const int64_t threads = r->context->num_threads;
+    r->panels = memory;
+    r->read = r->panels + threads * r->room * MHAI_PANEL * r->job->inner;
+    if (mhai_matmul_pages_apart(r->job)) r->sums = r->read + threads * MHAI_READ_FLOATS;
+}
+
+void mhai_rows_each(mha_context *context, const mhai_matmul *job, int64_t rows, int64_t items,
+                    mha_parallel_body body, void *argument)
+{
+    mhai_matmul alike = *job;
+    alike.rows += rows;
+    if (mhai_matmul_shares(context, &alike, 1))
+        mha_parallel_for(context, items, body, argument);
+    else
+        for (int64_t i = 0; i < items; i++) body(argument, i, 0);
+}
+
+void mhai_rows_groups(mha_context *context, mhai_rows_job *r)
+{
+    enum { PACKING = 60 };
+    mhai_rows_each(context, r->job, PACKING,
+                   mhai_ceil_div(mhai_ceil_div(r->job->cols, MHAI_PANEL), r->group), run_group, r);
+}
+
+size_t mhai_matmul_rows_bytes(const mha_context *context, mha_compute compute, int64_t rows,
+                              int64_t inner)
+{
+    const int64_t group = mhai_max_i64(1, MHAI_GROUP_FLOATS / MHAI_PANEL / mhai_max_i64(1, inner));
+    const size_t f32 = (size_t)mhai_rows_floats(context, group, inner) * sizeof(float);
+    const size_t int8 = mhai_rows_int8_bytes(context, rows, inner);
+    switch (compute) {
+    case MHA_COMPUTE_INT8: return int8 > f32 ? int8 : f32;
+    case MHA_COMPUTE_BF16: return mhai_rows_bf16_bytes(context, rows, inner) + f32;
+    default: return f32;
+    }
+}
+
+static mha_status run_f32(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+{
+    void *memory;
+    mhai_rows_job r = mhai_rows_job_of(context, job, from);
+    MHA_TRY(mha_scratch_alloc(context, mhai_rows_floats(context, r.room, job->inner), sizeof(float),
+                              &memory));
+    mhai_rows_place(&r, memory);
+    mhai_rows_groups(context, &r);
+    return MHA_OK;
+}
+
+static mha_status run(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+{
+    const bool runs = job->inner > 0 && job->inner % 16 == 0; /* else no row is coded */
+    if (from->compute == MHA_COMPUTE_INT8 && from->read_coded && runs)
+        return mhai_rows_int8(context, job, from);
+    if (from->compute == MHA_COMPUTE_BF16) return mhai_rows_bf16(context, job, from);
+    return run_f32(context, job, from);
+}
+
+mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+{
+    if (job->rows == 0 || job->cols == 0) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = run(context, job, from);
+    mha_scratch_release(context, mark);
+    return status;
+}

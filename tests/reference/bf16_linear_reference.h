@@ -1,0 +1,16 @@
+/* A linear layer in bf16 arithmetic, from the definition in multihead/nn.h, an output at a time. */
+#ifndef TEST_BF16_LINEAR_REFERENCE_H
+#define TEST_BF16_LINEAR_REFERENCE_H
+
+#include <stdint.h>
+
+typedef struct bf16_linear_output {
+    float y;             /* NaN where x or w is out of range */
+    double exact, bound; /* of |y - exact|, for x and w as they are before they are rounded */
+} bf16_linear_output;
+
+/* w: a row of W. */
+bf16_linear_output bf16_linear_reference(const float *w, const float *x, int64_t inputs,
+                                         float bias);
+
+#endif
