@@ -18,6 +18,7 @@
 #ifndef MULTIHEAD_ATTRIBUTION_H
 #define MULTIHEAD_ATTRIBUTION_H
 
+#include <multihead/importance.h>
 #include <multihead/transformer.h>
 
 #ifdef __cplusplus
@@ -204,6 +205,55 @@ typedef struct mha_composition {
 MHA_API MHA_NODISCARD mha_status mha_transformer_composition(mha_context *context,
                                                              const mha_transformer *transformer,
                                                              mha_composition *out);
+
+/* ---- from tokens to tokens ------------------------------------------------------------------- */
+
+/* Tokens of one text: `from` are queries, `to` are keys. */
+typedef struct mha_head_flow_desc {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    int64_t from_first, from_count, to_first, to_count;
+    const uint8_t *heads;     /* [L,H], not 0: measure this head; NULL: all */
+    mha_progress_fn progress; /* before each run without a head; NULL: none */
+    void *progress_user;
+} mha_head_flow_desc;
+
+/* Entries of heads that are not measured, or that a layer lacks, are left as they are. NULL: not
+ * requested. */
+typedef struct mha_head_flow {
+    uint32_t struct_size;
+    int32_t predicted;  /* out: the argmax of the last row of `from`; -1: the model has no output */
+    double probability; /* out: of that token; 0 without an output */
+    double *weights, *shares, *effects; /* [L,H] */
+} mha_head_flow;
+
+/**
+ * What the heads of self-attention carry from the tokens `to` to the tokens `from` of a text. With
+ * alpha the weights of a head, and means over the rows t of `from`:
+ *
+ *   weights   mean_t sum_{s in to} alpha[t,s]
+ *   shares    mean_t (sum_{s in to} ||alpha[t,s] f(x_s)|| / sum_s ||alpha[t,s] f(x_s)||)
+ *   effects   log P(predicted) - log P without the head(predicted), at the last row of `from`;
+ *             without an output mean_t (1 - cos(y_t, y_t without the head)), y_t the final states
+ *
+ * Without a head means with its gate 0. The text runs once, and once more for each effect.
+ *
+ *   tokens [T] in, i32
+ *
+ * Memory   activations of T tokens from the context's allocator; scratch of T rows of the output (V
+ *          numbers, or E), and of H T numbers for each token of `from`.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, tokens outside the text), _SHAPE, _DTYPE, _STRIDE,
+ *          _UNSUPPORTED (cross-attention, reserved), _SIZE, _NOMEM; those of
+ *          mha_transformer_forward(); what progress returned. Outputs then mean nothing.
+ * Threads  one call at a time per context.
+ * Accuracy that of the forward call; sums in double, the same bits for any number of threads.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_head_flow(mha_context *context,
+                                                           const mha_transformer *transformer,
+                                                           const mha_tensor *tokens,
+                                                           const mha_head_flow_desc *desc,
+                                                           mha_head_flow *found);
 
 /* ---- across layers --------------------------------------------------------------------------- */
 

@@ -3,6 +3,8 @@
  * A block is a problem of its own: the same keys, the rows' queries, every input cut to them, and
  * values of width 0, so that the forward pass computes nothing but each row's maximum and sum. The
  * bits of a row do not depend on the rows beside it (docs/numerics.md), so neither do these. */
+#include "analysis/row_source.h"
+
 #include "base/checked.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
@@ -110,7 +112,7 @@ static void shifted(void *user, int64_t b, int64_t h, int64_t query, int64_t que
     to->fn(to->user, to->b, h, query + to->row, queries, key, keys, keep, keep_stride);
 }
 
-static bool reads_positions(const mha_attention_desc *desc)
+bool mhai_reads_positions(const mha_attention_desc *desc)
 {
     enum { PRODUCT, BIAS, DISTANCE, MASK, RESULT };
 #define BY_DISTANCE(name, type, axes, stage) || (stage == DISTANCE && desc->name)
@@ -129,7 +131,8 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
     desc.q_offset = from->q_offsets ? from->q_offsets[seq->b] : from->q_offset;
     /* The largest that attention takes: no query is so far from a key that it makes a difference.
      */
-    desc.q_offset = reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
+    desc.q_offset =
+        mhai_reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
     if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;
     const row_block to = {seq, row, rows, from->keep_blocks ? row / from->block_queries : 0};
 #define CUT(name, type, axes, stage) \
@@ -244,7 +247,7 @@ mha_status mha_attention_visit_rows(mha_context *context, const mha_attention_de
     x.desc.struct_size = sizeof x.desc;
     x.desc.dropout = 0;
     x.desc.gates = x.desc.shaw_values = NULL;
-    if (!reads_positions(&x.desc)) x.desc.q_offset = 0, x.desc.q_offsets = NULL;
+    if (!mhai_reads_positions(&x.desc)) x.desc.q_offset = 0, x.desc.q_offsets = NULL;
     MHA_TRY(check(&x));
     const bool ragged = x.desc.query_starts;
     const int64_t sequences = ragged ? x.desc.sequences : q->shape[0];

@@ -974,6 +974,155 @@ static void composition_of_chance(void **state)
     mha_transformer_destroy(t);
 }
 
+/* ---- from tokens to tokens ------------------------------------------------------------------- */
+
+static double sum_of(const float *row, int64_t first, int64_t count)
+{
+    double sum = 0;
+    for (int64_t s = 0; s < count; s++) sum += (double)row[first + s];
+    return sum;
+}
+
+static double log_probability_of(const float *row, int64_t count, int64_t token)
+{
+    double most = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < count; i++) most = fmax(most, (double)row[i]);
+    for (int64_t i = 0; i < count; i++) sum += exp((double)row[i] - most);
+    return (double)row[token] - most - log(sum);
+}
+
+/* The change that the definition asks for, from outputs [T,width] with and without a head. */
+static double plain_effect(const example *e, const mha_head_flow_desc *d, const float *with,
+                           const float *without, int64_t predicted)
+{
+    const int64_t width = e->output_t.shape[2], last = d->from_first + d->from_count - 1;
+    double turn = 0;
+    if (predicted >= 0)
+        return log_probability_of(with + last * width, width, predicted) -
+               log_probability_of(without + last * width, width, predicted);
+    for (int64_t t = d->from_first; t <= last; t++) {
+        const float *a = with + t * width, *b = without + t * width;
+        double ab = 0, aa = 0, bb = 0;
+        for (int64_t i = 0; i < width; i++) {
+            ab += (double)a[i] * (double)b[i];
+            aa += (double)a[i] * (double)a[i];
+            bb += (double)b[i] * (double)b[i];
+        }
+        turn += 1 - ab / sqrt(aa * bb);
+    }
+    return turn / (double)d->from_count;
+}
+
+/* The same by calls that keep everything: whole maps, and a run without each head. */
+static void check_flow(mha_context *context, example *e, const mha_head_flow_desc *d,
+                       const mha_head_flow *got)
+{
+    static float whole[MOST], map[MOST];
+    const int64_t H = e->d.num_heads, T = e->T, width = e->output_t.shape[2];
+    const float *last = whole + (d->from_first + d->from_count - 1) * width;
+    example_run(context, e);
+    memcpy(whole, e->output, (size_t)(T * width) * sizeof *whole);
+    if (e->d.flags & MHA_TRANSFORMER_NO_OUTPUT)
+        assert_int_equal(got->predicted, -1);
+    else
+        for (int64_t i = 0; i < width; i++) assert_true(last[i] <= last[got->predicted]);
+    for (int64_t l = 0; l < e->d.num_layers; l++) {
+        const int64_t have = heads_of(e, l, false);
+        const float *p = e->probabilities + l * H * T * T;
+        const mha_tensor from = tensor4((float *)(uintptr_t)p, 1, have, T, T),
+                         to = tensor4(map, 1, have, T, T);
+        const mha_norm_maps maps = {.struct_size = sizeof maps, .heads = &to};
+        if (have > 0) expect_ok(mha_layer_norm_maps(context, e->t, e->a, l, 0, NULL, &from, &maps));
+        for (int64_t h = 0; h < H; h++) {
+            const int64_t at = l * H + h;
+            if (h >= have || (d->heads && !d->heads[at])) {
+                assert_true(got->weights[at] < 0 && got->shares[at] < 0 && got->effects[at] < -99);
+                continue;
+            }
+            double weight = 0, share = 0;
+            for (int64_t t = d->from_first; t < d->from_first + d->from_count; t++) {
+                const float *row = map + (h * T + t) * T;
+                const double all = sum_of(row, 0, T);
+                weight += sum_of(p + (h * T + t) * T, d->to_first, d->to_count);
+                share += all > 0 ? sum_of(row, d->to_first, d->to_count) / all : 0;
+            }
+            check_near(got->weights[at], weight / (double)d->from_count, 1e-12, "weight");
+            check_near(got->shares[at], share / (double)d->from_count, 1e-12, "share");
+        }
+    }
+    for (int64_t at = 0; at < e->d.num_layers * H; at++) {
+        if (got->weights[at] < 0) continue;
+        for (int64_t i = 0; i < e->d.num_layers * H; i++) e->gates[i] = i != at;
+        e->input.gates = &e->gates_t;
+        example_run(context, e);
+        e->input.gates = NULL;
+        check_near(got->effects[at], plain_effect(e, d, whole, e->output, got->predicted), 1e-9,
+                   "effect");
+    }
+}
+
+static mha_status count_calls(int64_t done, int64_t total, void *user)
+{
+    int64_t *calls = user;
+    assert_true(done >= 0 && done < total);
+    ++*calls;
+    return *calls == 1000 ? MHA_ERR_FILE : MHA_OK;
+}
+
+static void flows_are_the_plain_calls(void **state)
+{
+    (void)state;
+    static const mha_layer_desc windows[3] = {
+        {.struct_size = sizeof *windows, .flags = MHA_LAYER_WINDOW, .left_keys = 1},
+        {.struct_size = sizeof *windows, .flags = MHA_LAYER_SINKS},
+        {.struct_size = sizeof *windows, .softcap = 3}};
+    const machines all = machines_make(2);
+    for (int i = 0; i < rng_cases(30, 300); i++) {
+        rng r = rng_make(rng_run_seed(), 2900 + (uint64_t)i);
+        mha_context *context = all.each[i % all.count].context;
+        mha_transformer_desc desc = some_desc(&r);
+        desc.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
+        if (rng_chance(&r, 0.5)) desc.layers = windows;
+        example *e = example_make(context, &desc, &r);
+        uint8_t on[32];
+        double found[3][32];
+        int64_t calls = 0, wanted = 0;
+        e->B = 1;
+        e->tokens.shape[0] = e->output_t.shape[0] = 1;
+        e->probabilities_t =
+            mha_tensor_contiguous(e->probabilities, MHA_F32, 5,
+                                  (int64_t[]){e->d.num_layers, 1, e->d.num_heads, e->T, e->T});
+        e->input.lengths = NULL;
+        e->input.gates = NULL;
+        for (int k = 0; k < 32; k++) on[k] = rng_chance(&r, 0.7);
+        for (int k = 0; k < 96; k++) found[k / 32][k % 32] = -100;
+        mha_head_flow_desc d = {.struct_size = sizeof d,
+                                .from_first = rng_between(&r, 0, e->T - 1),
+                                .to_first = rng_between(&r, 0, e->T - 1),
+                                .heads = rng_chance(&r, 0.5) ? on : NULL,
+                                .progress = count_calls,
+                                .progress_user = &calls};
+        d.from_count = rng_between(&r, 1, e->T - d.from_first);
+        d.to_count = rng_between(&r, 1, e->T - d.to_first);
+        mha_head_flow flow = {.struct_size = sizeof flow,
+                              .weights = found[0],
+                              .shares = found[1],
+                              .effects = found[2]};
+        const mha_tensor tokens = mha_tensor_contiguous(e->ids, MHA_I32, 1, (int64_t[]){e->T});
+        expect_ok(mha_transformer_update(context, e->t));
+        expect_ok(mha_transformer_head_flow(context, e->t, &tokens, &d, &flow));
+        check_flow(context, e, &d, &flow);
+        for (int64_t k = 0; k < e->d.num_layers * e->d.num_heads; k++) wanted += found[0][k] >= 0;
+        assert_int_equal(calls, wanted);
+        calls = 999; /* what progress returns ends the call */
+        d.heads = NULL;
+        if (wanted > 0)
+            assert_int_equal(mha_transformer_head_flow(context, e->t, &tokens, &d, &flow),
+                             MHA_ERR_FILE);
+        example_free(e);
+    }
+}
+
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
 static void misuse_is_refused(void **state)
@@ -1059,6 +1208,19 @@ static void transformer_errors(void **state)
     mha_tensor k = tensor4(scores, 2, 2, 2, 1);
     mha_composition composition = {.struct_size = sizeof composition, .k = &k};
     expect_error(mha_transformer_composition(x, e->t, &composition), MHA_ERR_SHAPE, "k: dim 3");
+    const mha_tensor tokens = mha_tensor_contiguous(e->ids, MHA_I32, 1, (int64_t[]){e->T});
+    mha_head_flow flow = {.struct_size = sizeof flow};
+    mha_head_flow_desc d = {.struct_size = sizeof d, .from_count = 1, .to_count = 1};
+#define FLOW() mha_transformer_head_flow(x, e->t, &tokens, &d, &flow)
+    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "from: 0 tokens", d.from_count = 0);
+    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "to: 9 tokens", d.to_count = 9);
+    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "from -1", d.to_first = -1);
+    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "from: 1 tokens", d.from_first = INT64_MAX);
+    expect_spoiled(d, FLOW(), MHA_ERR_UNSUPPORTED, "reserved", d.reserved = 1);
+    expect_spoiled(flow, FLOW(), MHA_ERR_ARGUMENT, "struct_size", flow.struct_size = 3);
+    expect_error(mha_transformer_head_flow(x, e->t, NULL, &d, &flow), MHA_ERR_NULL, "tokens");
+    expect_error(mha_transformer_head_flow(x, e->t, &tokens, NULL, &flow), MHA_ERR_NULL, "desc");
+    expect_ok(FLOW());
     example_free(e), example_free(f);
 }
 
@@ -1087,6 +1249,11 @@ static mha_status written_and_mapped(mha_context *context, failing_alloc *memory
     mha_status status = mha_layer_write(context, e->t, e->a, 0, 0, NULL, &writing);
     if (status == MHA_OK) status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, NULL, &p, &maps);
     if (status == MHA_OK) status = mha_transformer_composition(context, e->t, &out);
+    const mha_tensor tokens = mha_tensor_contiguous(e->ids, MHA_I32, 1, (int64_t[]){e->T});
+    const mha_head_flow_desc d = {.struct_size = sizeof d, .from_count = 1, .to_count = 1};
+    double weights[8];
+    mha_head_flow flow = {.struct_size = sizeof flow, .weights = weights};
+    if (status == MHA_OK) status = mha_transformer_head_flow(context, e->t, &tokens, &d, &flow);
     example_free(e);
     mha_transformer_destroy(own);
     return status;
@@ -1102,5 +1269,5 @@ static void failed_allocations_are_reported(void **state)
 RUN_TESTS(TEST(hand_writing), TEST(hand_maps), TEST(hand_rollout), TEST(desks), TEST(rollouts),
           TEST(terms_sum_to_the_logit), TEST(small_integers_are_exact),
           TEST(layers_are_the_plain_calls), TEST(sources_change_no_bit), TEST(composition),
-          TEST(composition_of_chance), TEST(misuse_is_refused), TEST(transformer_errors),
-          TEST(failed_allocations_are_reported))
+          TEST(composition_of_chance), TEST(flows_are_the_plain_calls), TEST(misuse_is_refused),
+          TEST(transformer_errors), TEST(failed_allocations_are_reported))
