@@ -64,6 +64,17 @@ RULES = [
     (r"\bhas it not\b|\bit has not, so\b", "omits", "beyond that it has not, so", "omits it"),
     (r"\bas long and as much\b", "in proportion", "takes as long and as much", "in proportion"),
     (r"\bto be had\b", "available", "no memory is to be had", "no memory is available"),
+    (r"\bnobody (?:else )?(?:uses|may|sets|steps|changes|frees|reads|updates|asks)\b",
+     "no other thread may be ..., nothing ..., it is not ...",
+     "Threads nobody uses it", "Threads no other thread may be using it"),
+    (r"\bNULL: not wanted\b", "NULL: not requested", "NULL: not wanted", "NULL: not requested"),
+    (r"\b[Mm]emory +as said\b", "name it", "Memory as said", "Memory frees it"),
+    (r"\bare no (?:whole|text|words?|numbers?)\b|\b(?:that|which|alignment|this|\') is no (?:power of two|GGUF|text|word)\b",
+     "is not (a) ...", "a token that is no text", "a token that is not text"),
+    (r"\b(?:bits|bytes|elements) an? (?:block|element|merge|number|row|token|word)\b", "per",
+     "8 bytes a number", "8 bytes per number"),
+    (r"\b(?:is|are) handed back\b", "returned", "its status is handed back", "it is returned"),
+    (r"\bwhat the sink gave\b", "returned", "or what the sink gave", "what the sink returned"),
 ]
 
 

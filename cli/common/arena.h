@@ -1,4 +1,4 @@
-/* Memory, and things with a destructor, that live until the subcommand ends: nobody frees them on
+/* Memory, and things with a destructor, that live until the subcommand ends: nothing frees them on
  * the way. main() gives everything back, last come first; a loop that would pile up memory sets a
  * mark and gives back what came after it.
  *

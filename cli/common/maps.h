@@ -31,7 +31,7 @@ typedef struct attention_maps {
     size_t text_bytes[2];
     int64_t layers, heads;  /* L, H of the source */
     maps_tokens rows, cols; /* T, S; cols.items is rows.items where they are the same tokens */
-    float **layer;          /* [L] each [H,T,S], or NULL: not wanted */
+    float **layer;          /* [L] each [H,T,S], or NULL: not requested */
     float **twin;           /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
     bool causal;            /* a row cannot see the columns behind it */
     int64_t cell;           /* a cell is the largest weight of cell x cell tokens; 0: one token */

@@ -26,7 +26,7 @@ static const args_option option_table[] = {
     ROW_NUMBER("batch", count_options, config.batch, 1, CONFIG_MOST, "sequences B; default 1"),
     ROW_FLAG(0, "bias", count_options, config.bias, 1, "projections have biases"),
     ROW_FLAG(0, "no-bias", count_options, config.bias, 2, "they have none; default: the model's"),
-    ROW_FLAG(0, "causal", count_options, config.causal, 1, "a token attends to none after it"),
+    ROW_FLAG(0, "causal", count_options, config.causal, 1, "a token attends to no later one"),
     ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "every token attends to every other"),
     ROW_TEXT("window", count_options, config.window, "W",
              "a causal token attends to W keys, its own included;\nL,R: L before and R after it "

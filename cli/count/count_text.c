@@ -129,7 +129,7 @@ static void print_memory(const count_report *r)
         cli_print("  each token adds %s to the cache of its sequence\n",
                   words_bytes((double)c->token_bytes).text);
     if (s->element_bytes == 1)
-        cli_print("  (int8: the scales, a few bytes a row, are not counted)\n");
+        cli_print("  (int8: the scales, a few bytes per row, are not counted)\n");
 }
 
 static void print_sharing(const count_report *r)

@@ -38,7 +38,7 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "causal", explain_options, config.causal, 1, "no key after the query's position"),
     ROW_FLAG(0, "no-causal", explain_options, config.causal, 2, "every query sees every key"),
     ROW_NUMBER("offset", explain_options, offset, -CONFIG_MOST, CONFIG_MOST,
-               "query t stands at key position t + N; default 0"),
+               "query t is at key position t + N; default 0"),
     ROW_TEXT("window", explain_options, config.window, "W",
              "a causal query sees W keys, its own included;\nL,R: L before and R after it (-1: "
              "all)"),

@@ -215,7 +215,7 @@ static void tell_mask(const explain_problem *p)
     if (causal && d->q_offset == 0 && p->T < p->S) {
         char text[256];
         snprintf(text, sizeof text,
-                 "Query 0 stands at key position 0, so no query sees the last keys. If the "
+                 "Query 0 is at key position 0, so no query sees the last keys. If the "
                  "queries are the last ones of a longer sequence, add --offset %" PRId64 ".",
                  p->S - p->T);
         words_print("  ", text);

@@ -77,7 +77,8 @@ const args_page generate_page = {
     .notes = "MODEL is a Hugging Face folder, a GGUF file, or what 'multihead train -o' saved.\n"
              "Without TEXT it starts from the beginning-of-text token. It ends at the\n"
              "end-of-text token, before a --stop, or when the model runs out of positions.\n"
-             "The text is written to stdout as it comes. docs/program.md is the manual.",
+             "The text is written to stdout as it is generated. docs/program.md is the\n"
+             "manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -364,7 +365,7 @@ static cli_exit generate(run *r, const char *text, bool stats)
     double from = seconds_now();
     CLI_TRY(begin(r));
     r->seconds[0] = seconds_now() - from;
-    signals_hold(); /* before it, there is no text that is to end well */
+    signals_hold(); /* before it, there is no text that must end well */
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();
     CLI_TRY(write_tokens(r, &made, &full));

@@ -20,7 +20,7 @@ void generate_print(const char *text, size_t bytes)
     }
 }
 
-/* Whether bytes, which are no whole character, may become one. */
+/* Whether bytes, which are not a whole character, may become one. */
 static bool may_become_character(const char *bytes, size_t count)
 {
     const unsigned char lead = (unsigned char)bytes[0];

@@ -79,7 +79,7 @@ const args_page heads_page = {
                 "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
              "it applies to, shown with the score of uniform attention (chance) and the\n"
-             "number of rows. A role is a score above a threshold, most of them published:\n"
+             "number of rows. A role is a score above a threshold; most are published:\n"
              "docs/heads.md. A head may have several roles, or none. Heads count from 0: L0H3\n"
              "is the fourth head of the first layer. docs/program.md is the manual.",
     .options = option_table,

@@ -81,8 +81,8 @@ const args_page prune_page = {
     .notes = "MODEL is a folder: a BERT, or one written by 'multihead train -o'. A model that\n"
              "predicts the next token is judged by its accuracy, an encoder by the cosine of\n"
              "its embeddings (the mean over tokens) to those of the full model. The reversed\n"
-             "order and five random ones are measured for comparison. docs/pruning.md\n"
-             "explains.",
+             "order and five random ones are measured for comparison. docs/pruning.md has\n"
+             "the details.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };

@@ -48,7 +48,7 @@ static const args_option option_table[] = {
     FLAG("example", example, "a built-in problem of three tokens, traced"),
     HEADING("Mask (ARRAY: a file, or a list such as 3,5)"),
     FLAG("causal", causal, "hide keys after the query's position"),
-    NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t stands at key position t + N"),
+    NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t is at key position t + N"),
     TEXT("offsets", offsets, "ARRAY", "one offset per sequence"),
     TEXT("lengths", lengths, "ARRAY", "valid keys per sequence; the rest is padding"),
     TEXT("window", window, "L,R", "keys visible before and after; -1: all of them"),

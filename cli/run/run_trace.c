@@ -447,7 +447,7 @@ static void show_opening(const run_board *board)
               p->q.shape[3], p->v.shape[3]);
     const mha_attention_desc *desc = &p->desc;
     int64_t offset = desc->q_offsets ? desc->q_offsets[board->sequence] : desc->q_offset;
-    if (offset != 0) cli_print("Query q<t> stands at key position t + %" PRId64 "\n", offset);
+    if (offset != 0) cli_print("Query q<t> is at key position t + %" PRId64 "\n", offset);
     bool any = false;
     int64_t most = limit_of(board);
     say_part("heads", board->heads.shape[0], p->q.shape[1], &any);

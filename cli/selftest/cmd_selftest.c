@@ -30,6 +30,7 @@ typedef struct test_options {
 } test_options;
 
 static const args_option option_table[] = {
+    {.kind = ARGS_HEADING, .name = "Options"},
     {.kind = ARGS_NUMBER,
      .name = "problems",
      .value = "N",

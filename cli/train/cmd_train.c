@@ -57,12 +57,12 @@ static const args_option option_table[] = {
      .field = offsetof(train_options, characters)},
     NUMBER("context", context, 8, 4096, "tokens per sequence; default 64, characters 128"),
     NUMBER("words", words, 8, 65536,
-           "vocabulary size at most; default 4096. Other words,\nand those that occur once, are "
+           "maximum vocabulary size; default 4096. Other words,\nand those that occur once, are "
            "<unk>"),
     {.kind = ARGS_HEADING, .name = "Training"},
     NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
     NUMBER("steps", steps, 1, INT64_C(1) << 40, "per attempt, at most"),
-    NUMBER("tries", tries, 1, 1000, "attempts at most; default: the recipe's"),
+    NUMBER("tries", tries, 1, 1000, "maximum number of attempts; default: the recipe's"),
     NUMBER("seconds", seconds, 1, 1000000, "for all attempts together, at most"),
     NUMBER("batch", batch, 1, 256, "sequences per step"),
     NUMBER("every", every, 1, 1000000, "steps between two evaluations on held-out data"),
@@ -121,11 +121,11 @@ const args_page train_page = {
     .notes = "Tasks: sentences (which noun is \"it\"?), pronouns (the same for an encoder),\n"
              "induction (a repeated block), ioi (\"B\" follows \"A B A\"), reverse (encoder and\n"
              "decoder), agreement (of verb and subject), brackets (which one to close).\n"
-             "Training stops when the task's goal is reached on held-out data; what is\n"
-             "reported is measured on other held-out data. Some recipes restart a stuck\n"
-             "attempt with a derived seed; attempts are counted. The same seed gives the same\n"
-             "model for any number of threads. Called again with the same folder, training\n"
-             "resumes where it stopped; Ctrl-C saves and stops.",
+             "Training stops when the task's goal is reached on held-out data; the\n"
+             "figures reported are measured on other held-out data. Some recipes restart a\n"
+             "stuck attempt with a derived seed; attempts are counted. The same seed gives the\n"
+             "same model for any number of threads. Called again with the same folder,\n"
+             "training resumes where it stopped; Ctrl-C saves and stops.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };

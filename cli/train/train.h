@@ -168,7 +168,7 @@ cli_exit train_model_score(train_model *model, train_split split, int64_t count,
                            const mha_tensor *gates, train_scores *scores);
 
 /* The forward pass of the probe batch alone; *loss is then the mean over rows with a target (NULL:
- * not wanted), probabilities [L,B,H,T,T] (cross: [L,B,H,T,S]) are
+ * not requested), probabilities [L,B,H,T,T] (cross: [L,B,H,T,S]) are
  * then in model->probabilities, logits [B,T,V] in model->logits. */
 cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *loss);
 

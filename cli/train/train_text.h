@@ -19,7 +19,7 @@ typedef struct train_text {
     char **words;        /* [word_count] the vocabulary */
     int64_t word_count;
     int64_t kinds;   /* different words of the text, in the vocabulary or not */
-    int64_t unknown; /* tokens that are no words of the vocabulary */
+    int64_t unknown; /* tokens that are not words of the vocabulary */
     char mark[48];   /* tells one text from another */
     train_task task;
     train_recipe recipe;

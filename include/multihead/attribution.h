@@ -4,10 +4,10 @@
  * output projection as linear layers store it (o_proj.weight), b_O [E] its bias; W_O[h] are its
  * columns h Dv .. h Dv + Dv - 1.
  *
- *   out_h[t] = W_O[h] z_h[t]            what head h adds to the stream at token t, from z_h = A_h
- *   V_h Y[t]     = sum_h out_h[t] + b_O     what all of them add: the module's output f_h(x_j) =
- *   W_O[h] (W_V x_j + b_V)   what head h would add if it attended to token j only: out_h[i] = sum_j
- *   alpha_h[i,j] f_h(x_j)
+ *   out_h[t] = W_O[h] z_h[t]            what head h adds to the stream at token t; z_h = A_h V_h
+ *   Y[t]     = sum_h out_h[t] + b_O     what all heads add: the module's output
+ *   f_h(x_j) = W_O[h] (W_V x_j + b_V)   what head h would add if it attended to token j only:
+ *                                       out_h[i] = sum_j alpha_h[i,j] f_h(x_j)
  *
  * All sums are in double and rounded once if the result is f32, in an order that depends on shapes
  * only: the same bits for any number of threads and instruction set. docs/attribution.md has the
@@ -144,8 +144,8 @@ typedef struct mha_attribution_target {
 typedef struct mha_attribution {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
-    double total;      /* out: the logits' difference, in double, from the final stream */
-    double embedding;  /* out: of the token's and position's embedding */
+    double total;      /* out: the difference of the logits, in double, from the final stream */
+    double embedding;  /* out: of the embeddings of token and position */
     double norms;      /* out: of the biases of all norms */
     double remainder;  /* out: total minus all terms: the rounding of the forward call */
     double *heads;     /* [L,H] of self-attention; H is the transformer's, missing heads have 0 */
@@ -163,9 +163,9 @@ typedef struct mha_attribution {
  * (docs/attribution.md).
  *
  * Memory   fills *out; scratch of 3 E + H D + F doubles.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a target outside, no output and no
- *          direction, activations of another transformer or without a batch), MHA_ERR_UNSUPPORTED,
- *          MHA_ERR_NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a target out of range, neither an output
+ *          nor a direction, activations of another transformer or without a batch),
+ *          MHA_ERR_UNSUPPORTED, MHA_ERR_NOMEM.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_logit_attribution(mha_context *context,

@@ -149,16 +149,16 @@ typedef struct mha_linear_attention_gradients {
  * memory independent of T S. Gradients with respect to the state after the call are not supported.
  * phi is the forward's, everything else is double. phi' of elu + 1 is 1 above 0, phi(x) below, 0
  * below -87. A query whose phi(q) . z is 0 has a gradient of 0 and contributes none. A non-finite
- * element makes the gradients of the queries and keys that see it or that it sees NaN.
+ * element makes the gradients of all queries and keys that see it, or that it sees, NaN.
  *
- * Memory   everything is borrowed for the call; tensors must not overlap (o_gradient neither).
+ * Memory   everything is borrowed for the call; no two tensors may overlap, o_gradient included.
  *          Scratch: two numbers for each query, and a state in double for each thread.
  * Errors   as mha_linear_attention_forward(), where o means o_gradient; MHA_ERR_ARGUMENT for a
  *          state gradient without a state; MHA_ERR_UNSUPPORTED for a feature_map without its
  *          gradient. On error no output byte is written.
  * Threads  one call at a time per context. Threads share the key/value heads; bits do not depend on
  *          their number.
- * Accuracy the features' 2.5 u, the last rounding, and double between.
+ * Accuracy the features' 2.5 u and the last rounding, with double precision in between.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_attention_backward(

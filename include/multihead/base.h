@@ -140,8 +140,8 @@ MHA_API mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim,
  *
  *   number[i / 4][r][i % 4] * scale[i / run][r] + offset[i / run][r]
  *
- * where the product is exact: it has at most 24 significant bits, and scale is 0 or at least 2^-100.
- * An offset of -0 changes nothing. */
+ * where the product is exact: it has at most 24 significant bits, and scale is 0 or at least
+ * 2^-100. An offset of -0 changes nothing. */
 enum { MHA_CODED_ROWS = 32, MHA_CODED_COLUMNS = 256 };
 typedef struct mha_coded {
     int8_t number[MHA_CODED_COLUMNS / 4][MHA_CODED_ROWS][4];
@@ -263,20 +263,20 @@ typedef struct mha_context mha_context;
  *
  * The environment variable MHA_ISA=portable|neon|avx2|avx512 limits the instruction set that a
  * context chooses by default; MHA_THREADS=n is the default of num_threads. desc takes precedence.
- * MHA_L2_KIB=n replaces the size of a core's L2 cache, by which work is cut; bits do not depend on
- * it.
- * If a pool's threads cannot be created it works with fewer; the results are bit-identical.
+ * MHA_L2_KIB=n replaces the size of a core's L2 cache, which determines how work is divided; bits
+ * do not depend on it.
+ * If a pool's threads cannot be created, it works with fewer; the results are bit-identical.
  *
- * On Linux a pool of up to 16 threads, if there are as many CPUs, wakes them on other CPUs than the
+ * On Linux a pool of up to 16 threads, if there are as many CPUs, wakes them on CPUs other than the
  * caller's: it narrows their affinity, within what the host allows, until they are awake. The
  * caller's affinity is never changed.
  *
  * Memory   the caller owns *context and calls mha_context_destroy().
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, half an allocator, malformed
- *          MHA_ISA, MHA_THREADS or MHA_L2_KIB), MHA_ERR_UNSUPPORTED (isa not available here),
- *          MHA_ERR_NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, thread count, an allocator with one
+ *          function only, malformed MHA_ISA, MHA_THREADS or MHA_L2_KIB), MHA_ERR_UNSUPPORTED (isa
+ *          not available here), MHA_ERR_NOMEM.
  * Threads  a context serves one host thread at a time; different contexts are independent. After a
- *          fork the child may use and destroy the context; it makes its own pool threads.
+ *          fork the child may use and destroy the context, which starts new pool threads there.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_context_create(const mha_context_desc *desc,
@@ -293,8 +293,8 @@ MHA_API mha_isa mha_context_isa(const mha_context *context);
 /** The number of threads in use, at least 1. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int mha_context_threads(const mha_context *context);
 
-/** Bytes of a core's L2 cache, by which work is cut. Memory none. Errors none. Threads any.
- * Since 0.1 */
+/** The size of a core's L2 cache in bytes, which determines how work is divided. Memory none.
+ * Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_context_l2(const mha_context *context);
 
 /** The allocator in use, with both functions set. Memory none. Errors none. Threads any.

@@ -51,8 +51,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
                                                      const mha_kv_cache_desc *desc,
                                                      mha_kv_cache **cache);
 
-/** Destroy a cache; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
- * Since 0.1 */
+/** Destroy a cache; NULL is fine. Memory frees all. Errors none. Threads no other thread may be
+ * using it. Since 0.1 */
 MHA_API void mha_kv_cache_destroy(mha_kv_cache *cache);
 
 /** The description with every default filled in. Memory fills *desc. Errors none. Threads any.
@@ -63,12 +63,11 @@ MHA_API void mha_kv_cache_describe(const mha_kv_cache *cache, mha_kv_cache_desc 
  * none. Errors none. Threads any. Since 0.1 */
 MHA_API size_t mha_kv_cache_bytes(const mha_kv_cache *cache);
 
-/** The number of positions that each sequence holds, [B]. Memory the cache's own: it changes and
- * ends with the cache. Errors none. Threads any while the cache does not change.
- * Since 0.1 */
+/** The number of positions that each sequence holds, [B]. Memory owned by the cache and updated
+ * with it. Errors none. Threads any while the cache does not change. Since 0.1 */
 MHA_API const int64_t *mha_kv_cache_lengths(const mha_kv_cache *cache);
 
-/** Empty every sequence; the memory stays. Memory none. Errors none. Threads one for each cache.
+/** Empty every sequence, keeping the memory. Memory none. Errors none. Threads one per cache.
  * Since 0.1 */
 MHA_API void mha_kv_cache_reset(mha_kv_cache *cache);
 
@@ -77,7 +76,7 @@ MHA_API void mha_kv_cache_reset(mha_kv_cache *cache);
  *
  * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no sequence b or it holds
  *                           fewer than length positions.
- * Threads  one for each cache.   Since  0.1
+ * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b,
                                                        int64_t length);
@@ -94,8 +93,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
  * Memory   copied; the caller may reuse k and v at once. Nothing is allocated.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE (k, v reach beyond the address space),
  *          MHA_ERR_ARGUMENT (a count); MHA_ERR_SIZE "cache: sequence 1 holds 30 of 32 positions, 5
- *          more do not fit": then no sequence has changed, nor has it on any other error.
- * Threads  one for each cache.   Since  0.1
+ *          more do not fit". On any error every sequence is unchanged.
+ * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k,
                                                      const mha_tensor *v, const int64_t *counts);
@@ -105,7 +104,7 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
  *
  *   q [B,H,T,D] in    o [B,H,T,Dv] out    types and outputs as there; S is the longest length
  *
- * desc selects the kind of attention, as there (NULL: every query sees all keys of its sequence, as
+ * desc selects the kind of attention, likewise (NULL: every query sees all keys of its sequence, as
  * in cross-attention; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the
  * cache's. If anything depends on positions (causal, window, ALiBi, T5, Shaw, the outputs diagonal
  * and offset_mass), q_offsets NULL and q_offset 0 mean that the queries are the last T positions of

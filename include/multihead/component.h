@@ -1,5 +1,5 @@
-/* multihead: services for code built on a context: error text, scratch memory, loops; and elementary
- * functions with the same bits on every machine.
+/* multihead: services for code built on a context: error text, scratch memory, loops; and
+ * elementary functions with the same bits on every machine.
  *
  * For the library's own companions (model, render) and for callbacks that report errors. Users who
  * only compute attention do not need it.
@@ -49,9 +49,10 @@ MHA_API MHA_NODISCARD mha_status mha_struct_check_size(const char *name, uint32_
                                                        size_t least);
 
 /**
- * Read a struct that may grow: copy `size` bytes of the caller's (NULL: all defaults) into own, of
- * own_size. Fields that the caller does not know become zero; fields that the library does not know
- * must be zero. size is the caller's sizeof, first_size that of the struct's first version.
+ * Read a struct that may grow: copy `size` bytes of the caller's struct (NULL: all defaults) into
+ * own, which has own_size. Fields that the caller does not know become zero; fields that the
+ * library does not know must be zero. size is the caller's sizeof, first_size that of the struct's
+ * first version.
  *
  * Memory   borrows both.
  * Errors   MHA_ERR_ARGUMENT (as mha_struct_check_size()); MHA_ERR_UNSUPPORTED (an unknown field is
@@ -83,7 +84,8 @@ MHA_API mha_scratch_mark mha_scratch_top(const mha_context *context);
 MHA_API MHA_NODISCARD mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
                                                    void **memory);
 
-/** Free everything allocated since mark. Memory as said. Errors none. Threads one. Since 0.1 */
+/** Free everything allocated since mark. Memory stays reserved by the context. Errors none. Threads
+ * one. Since 0.1 */
 MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
 
 /**

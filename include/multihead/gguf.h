@@ -2,7 +2,7 @@
  *
  *   4 bytes        "GGUF"
  *   u32            the version
- *   u64, u64       the number of tensors, the number of metadata
+ *   u64, u64       the number of tensors, the number of metadata entries
  *   metadata       key, u32 type, value; a string is u64 length and bytes, an array u32 type of its
  *                  elements, u64 length and elements
  *   tensors        name, u32 dimensions, u64 each of them, u32 type, u64 offset
@@ -23,11 +23,12 @@
 extern "C" {
 #endif
 
-/* All element types of the format: name, number, elements a block, bytes a block. mha_gguf_read()
- * knows those below; tensors of the others are listed and described.
+/* All element types of the format: name, number, elements per block, bytes per block.
+ * mha_gguf_read() decodes those with a formula below; tensors of the others can only be listed and
+ * described.
  *
- * A block decodes to x[0], x[1], ... thus; d and m are f16, every product and sum is rounded to f32
- * in the order that the parentheses say, and numbers stand in a block in the order named:
+ * A block decodes to x[0], x[1], ... as follows; d and m are f16, every product and sum is rounded
+ * to f32 in the order of the parentheses, and a block stores its fields in the order listed:
  *
  *   F32 F16 BF16   x = the element
  *   Q8_0           d, i8 q[32]:                x[i] = d q[i]
@@ -100,21 +101,22 @@ typedef struct mha_gguf mha_gguf;
  * numbers is read.
  *
  * Memory   the caller owns *file and calls mha_gguf_close(). It takes at most twenty times the
- *          header's bytes, without the arrays of numbers in it.
+ *          header's bytes, not counting arrays of numbers in it.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
- *          (no GGUF, truncated anywhere, a name twice, not UTF-8, empty or longer than 65,535
- *          bytes, more than 4 dimensions, a dimension of 0, rows that are no whole blocks, an
- *          unknown type of metadata, an alignment that is no power of two, offsets that are not
- *          aligned, outside the file, or of tensors that overlap); MHA_ERR_SIZE (more elements or
- *          bytes than 63 bits count, more than 2^31 - 1 tensors or keys); MHA_ERR_UNSUPPORTED
- *          (another version, big-endian, an unknown type of elements, an array of arrays);
+ *          (not a GGUF file, truncated anywhere, a name that is duplicate, not UTF-8, empty or
+ *          longer than 65,535 bytes, more than 4 dimensions, a dimension of 0, rows that are not
+ *          whole blocks, an unknown type of metadata, an alignment that is not a power of two,
+ *          offsets that are not aligned, outside the file, or of tensors that overlap);
+ *          MHA_ERR_SIZE (more elements or bytes than 63 bits can count, more than 2^31 - 1 tensors
+ *          or keys); MHA_ERR_UNSUPPORTED (another version, big-endian, an unknown element type, an
+ *          array of arrays);
  *          MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gguf_open(const char *path, mha_gguf **file);
 
 /** Close a file; NULL is fine. Memory everything obtained from it becomes invalid. Errors none.
- * Threads nobody uses it. Since 0.1 */
+ * Threads no other thread may be using it. Since 0.1 */
 MHA_API void mha_gguf_close(mha_gguf *file);
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -127,14 +129,14 @@ typedef struct mha_gguf_tensor {
     const char *type_name; /* "Q4_1" */
     mha_gguf_type type;
     int32_t ndim; /* 0 .. 4 */
-    /* In the file's order: dims[0] is the length of a row, whose elements are neighbours. The shape
+    /* In the file's order: dims[0] is the length of a row, whose elements are adjacent. The shape
      * in row order, as NumPy or mha_tensor would have it, is dims[ndim - 1], ..., dims[0]: a matrix
      * [rows, columns] has dims {columns, rows}. 1 beyond ndim. */
     int64_t dims[MHA_GGUF_MAX_DIMS];
     int64_t count;    /* elements */
     int64_t offset;   /* of the data, from the beginning of the file */
     int64_t bytes;    /* of the data */
-    const void *data; /* blocks as they lie in the mapping; read-only, aligned as offset is */
+    const void *data; /* the blocks, in the mapping; read-only, aligned as offset is */
 } mha_gguf_tensor;
 
 /** The number of tensors. Memory none. Errors none. Threads any. Since 0.1 */
@@ -145,7 +147,7 @@ MHA_API int64_t mha_gguf_count(const mha_gguf *file);
 MHA_API int64_t mha_gguf_find(const mha_gguf *file, const char *name);
 
 /**
- * What the file says of tensor index, in the order of the file.
+ * Describe tensor number index, in the order of the file.
  *
  * Memory   views that live as long as file.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index).
@@ -163,11 +165,11 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_describe(const mha_gguf *file, int64_t
  *
  * Memory   none but the caller's.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index); MHA_ERR_SHAPE (a range outside the tensor);
- *          MHA_ERR_UNSUPPORTED (a type that the list above has no formula for, by its name). On
- *          these nothing is written.
+ *          MHA_ERR_UNSUPPORTED (a type without a formula above; the detail names it). On error
+ *          nothing is written.
  * Threads  any, each with its own memory.
- * Accuracy F32, F16, BF16 are exact; of the others the bits are those of the formula, which the
- *          Python package gguf computes too. A NaN stays one.
+ * Accuracy F32, F16 and BF16 are exact; the others have the bits of their formula, as the Python
+ *          package gguf computes it too. NaN stays NaN.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gguf_read(const mha_gguf *file, int64_t index, int64_t first,
@@ -175,7 +177,7 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_read(const mha_gguf *file, int64_t ind
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-/* All types of values: name, number, bytes (0: not always the same). */
+/* All types of values: name, number, bytes (0: variable). */
 #define MHA_GGUF_VALUE_LIST(X) \
     X(U8, 0, 1)                \
     X(I8, 1, 1)                \
@@ -205,8 +207,8 @@ typedef struct mha_gguf_value {
     int64_t count; /* elements; 1 unless it is an array */
     /* What the functions below read. */
     const mha_gguf *file;
-    const unsigned char *data; /* numbers as they lie in the file, not aligned */
-    const uint64_t *starts;    /* [count + 1] of strings, in the file; 8 bytes lie between two */
+    const unsigned char *data; /* numbers as stored in the file, not aligned */
+    const uint64_t *starts;    /* [count + 1] of strings, in the file, each after its u64 length */
 } mha_gguf_value;
 
 /** The number of keys. Memory none. Errors none. Threads any. Since 0.1 */
@@ -227,11 +229,12 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_value_of(const mha_gguf *file, const c
                                                    mha_gguf_value *value);
 
 /**
- * Element number `element` of a value of any whole type (U8 .. I64), which must be from low to
- * high. A value that is no array has the element 0. Like those below it takes constant time.
+ * Element number `element` of a value of any integer type (U8 .. I64), which must be in low ..
+ * high. A value that is not an array has one element, number 0. Like the functions below this takes
+ * constant time.
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (no whole number);
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (not an integer type);
  *          MHA_ERR_NUMERIC (outside low .. high).
  * Threads  any.   Since  0.1
  */
@@ -239,27 +242,28 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_integer(const mha_gguf_value *value, i
                                                   int64_t low, int64_t high, int64_t *integer);
 
 /**
- * The same of any number (also F32, F64), exactly. Infinities and NaN come as they are.
+ * Likewise of any numeric type (F32 and F64 too), exactly. Infinities and NaN are returned as they
+ * are.
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (no number); MHA_ERR_NUMERIC (an
- *          integer beyond 2^53).
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (not a numeric type);
+ *          MHA_ERR_NUMERIC (an integer beyond 2^53).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gguf_real(const mha_gguf_value *value, int64_t element,
                                                double *real);
 
-/** The same of a BOOL. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE
- * (no BOOL); MHA_ERR_FORMAT (neither 0 nor 1). Threads any. Since 0.1 */
+/** Likewise of a BOOL. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE
+ * (not a BOOL); MHA_ERR_FORMAT (neither 0 nor 1). Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_gguf_bool(const mha_gguf_value *value, int64_t element,
                                                bool *boolean);
 
 /**
- * The same of a STRING: *size bytes, no zero byte behind them. They are as the file has them: any
- * bytes, not checked to be UTF-8.
+ * Likewise of a STRING: *size bytes, without a terminating zero byte, as the file has them: they
+ * need not be UTF-8.
  *
  * Memory   a view that lives as long as the file is open.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (no STRING).
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (not a STRING).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gguf_string(const mha_gguf_value *value, int64_t element,

@@ -27,7 +27,8 @@ extern "C" {
 typedef struct mha_head_distances mha_head_distances;
 
 /**
- * Create sums over all pairs of `heads` heads: those of a layer, or all whose rows come together.
+ * Create empty sums over all pairs of `heads` heads: those of a layer, or any whose rows are added
+ * together.
  *
  *   weight [heads,width,E] in    f32, any strides: W_O of each head. Of a matrix [E, heads width],
  *                                as PyTorch has it, the strides are {width, 1, heads width}. NULL:
@@ -76,8 +77,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_rows(mha_head_distances *dis
  *   z [heads,R,width] in    f32, any strides
  *
  * Memory   borrows z for the call.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; _NUMERIC (not finite); _ARGUMENT (made without a
- *          width). On error nothing is counted.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; _NUMERIC (not finite); _ARGUMENT (created with
+ *          width 0). On error nothing is counted.
  * Threads  one; uses the context's.
  * Accuracy as rows; cosines of outputs of length 0 do not count.
  * Since    0.1
@@ -91,15 +92,15 @@ typedef struct mha_head_pair {
     int64_t map_rows, output_rows;
 } mha_head_pair;
 
-/** Two heads; zeros for numbers out of range. Memory none. Errors none. Threads any while nothing
- * is added. Since 0.1 */
+/** The distances of a pair of heads; zeros for heads out of range. Memory none. Errors none.
+ * Threads any while nothing is added. Since 0.1 */
 MHA_API mha_head_pair mha_head_distances_pair(const mha_head_distances *distances, int64_t g,
                                               int64_t h);
 
-/** Whether both agree: maps at most farthest, |cosine| at least nearest; 0.1 and 0.9 are
- * reasonable. Only ablation shows whether one of them can be removed. Memory none. Errors none.
- * Threads any.
- * Since 0.1 */
+/** True if both measures agree: maps at most farthest, |cosine| at least nearest; 0.1 and 0.9 are
+ * reasonable. Only ablation shows whether one of the heads can be removed. Memory none. Errors
+ * none.
+ * Threads any. Since 0.1 */
 MHA_API bool mha_head_pair_is_redundant(const mha_head_pair *pair, double farthest, double nearest);
 
 /**

@@ -1,13 +1,13 @@
-/* multihead: the heads of a transformer measured while texts go through it, as over a corpus.
+/* multihead: measuring the heads of a transformer while texts, such as a corpus, run through it.
  *
- * For each text one call of mha_head_pass_run(): the text goes through the transformer once, and
- * the rows of each layer's attention are computed again from its queries and keys, a block at a
- * time, so that nothing of the size of a map is kept. What it fills is heads.h's mha_head_measures,
- * and head_distances.h's. Parts of a corpus may be measured apart and merged
- * (mha_head_measures_merge()).
+ * Each text takes one call of mha_head_pass_run(): the text runs through the transformer once, and
+ * the rows of each layer's attention are recomputed from its queries and keys, a block at a time,
+ * so that nothing of the size of a map is kept. It fills mha_head_measures (heads.h) and
+ * mha_head_distances (head_distances.h). Parts of a corpus may be measured separately and merged
+ * (mha_head_measures_merge(), mha_head_distances_merge()).
  *
- * Beside it what a corpus pass needs of texts: ranks of tokens by frequency, the words that tokens
- * begin, and random tokens repeated.
+ * Also here is what a corpus pass needs to know about texts: ranks of tokens by frequency, the
+ * words in which tokens begin, and repeated random tokens.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -22,38 +22,40 @@
 extern "C" {
 #endif
 
-/* What is filled. Objects are made with as many heads for each layer as the transformer has. */
+/* What to fill. Objects have as many heads in each layer as the transformer. */
 typedef struct mha_head_pass {
     uint32_t struct_size;
     uint32_t reserved;                    /* 0 */
     mha_head_measures *measures;          /* no text is open; NULL: none */
     mha_head_distances *const *distances; /* [L], each may be NULL; NULL: none */
-    /* Called before rows `row` on of a layer are added; a status other than MHA_OK
+    /* Called before the rows of a layer from `row` on are added; a status other than MHA_OK
      * (MHA_ERR_CALLBACK) ends the pass. NULL: not called */
     mha_status (*progress)(void *user, int64_t layer, int64_t row);
     void *progress_user;
 } mha_head_pass;
 
 /**
- * One text through a transformer, and its heads of self-attention into pass.
+ * Run one text through a transformer and add its self-attention heads to the objects of pass.
  *
  *   input   of one sequence: tokens i32 [1,T], lengths NULL or T; its outputs are filled and its
  *           after_layer is called, before a layer is measured
- *   text    what the tokens are (heads.h); queries and keys 0 or T, q_offset 0, ids NULL: the tokens,
- *           MHA_HEADS_CAUSAL is set as the transformer has it. NULL: nothing but ids is known
+ *   text    what the tokens are (heads.h), with queries and keys 0 or T and q_offset 0; ids NULL:
+ *           the tokens; MHA_HEADS_CAUSAL is set if the transformer is causal. NULL: only ids are
+ *           known
  *
  * Layers without heads are skipped. The window of a layer limits what its rows and their chance
- * count (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's attention.
+ * count (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's
+ * attention.
  *
  * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
  *          mha_attention_visit_rows(). Borrows everything for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a length, queries or keys); those of
- *          mha_transformer_forward(), mha_head_measures_begin() and _rows(), mha_head_distances_*();
- *          what progress or after_layer returned. The text is then closed and does not count as one, but what its
- *          layers gave until then stays: where texts may fail, measure each in an object of its own
- *          and merge it.
+ *          mha_transformer_forward(), mha_head_measures_begin() and _rows(),
+ *          mha_head_distances_*(); what progress or after_layer returned. The text is then closed
+ *          and not counted as a text, but what its layers have added until then remains: where
+ *          texts may fail, measure each in an object of its own and merge that.
  * Threads  one call per context.
- * Accuracy the bits of mha_head_measures_attention() on what each layer shows.
+ * Accuracy the bits of mha_head_measures_attention() on each layer's queries and keys.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_pass_run(mha_context *context,
@@ -63,10 +65,10 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_run(mha_context *context,
                                                    const mha_head_pass *pass);
 
 /**
- * Distances for the heads of a layer's self-attention, with its W_O: mha_head_distances_create().
- * *distances becomes NULL for a layer without heads.
+ * mha_head_distances_create() for the heads of a layer's self-attention, with its W_O. *distances
+ * becomes NULL for a layer without heads.
  *
- * Memory, Errors, Threads, Cost  as that; MHA_ERR_ARGUMENT (no such layer).   Since  0.1
+ * Memory, Errors, Threads, Cost  as there; MHA_ERR_ARGUMENT (no such layer).   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_pass_distances(mha_context *context,
                                                          const mha_transformer *transformer,
@@ -74,10 +76,10 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_distances(mha_context *context,
                                                          mha_head_distances **distances);
 
 /**
- * Ranks by frequency, for mha_heads_text.ranks: 0 for the token that occurs most, then 1; of equals
- * the one with the lower id first. Tokens that never occur get 0.
+ * Ranks by frequency, for mha_heads_text.ranks: 0 for the most frequent token, 1 for the next, and
+ * so on; among equals the lower id is first. Tokens that never occur get 0.
  *
- *   counts [vocab_size] in    ranks [vocab_size] out    *kinds: number of distinct tokens; NULL
+ *   counts [vocab_size] in    ranks [vocab_size] out    *kinds out: distinct tokens; may be NULL
  *
  * Memory   scratch from the context.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (vocab_size or a
  *          count below 0); MHA_ERR_SIZE, _NOMEM; nothing is then written.
@@ -88,12 +90,13 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_ranks(mha_context *context, int64
                                                      int64_t *kinds);
 
 /**
- * The words that tokens begin in, for mha_heads_text.words and links; places are bytes of the text.
+ * The words in which tokens begin, for mha_heads_text.words and links; positions are bytes of the
+ * text.
  *
- *   token_begin [tokens] in         rising; -1: a token that is nowhere in the text
- *   word_begin, word_end [words] in rising, words do not overlap
- *   word_of [tokens] out            words that have tokens are numbered from 0; -1: in none. A token of
- *                                   -1 ends its word: later ones are in none
+ *   token_begin [tokens] in         ascending; -1: a token that does not occur in the text
+ *   word_begin, word_end [words] in ascending, words do not overlap
+ *   word_of [tokens] out            words that have tokens are numbered from 0; -1: in no word. A
+ *                                   token at -1 ends its word: later tokens are not in it
  *   number [words] out              the number of each word; -1: no token begins in it
  *
  * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (counts below 0).   Threads  any.   Since  0.1
@@ -103,21 +106,21 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_words(int64_t tokens, const int64
                                                      const int64_t *word_end, int64_t *word_of,
                                                      int64_t *number);
 
-/* Random tokens, the same block again and again: nothing but repetition can be learnt from them, so
- * that they show heads of duplicate tokens and of induction (Olsson et al. 2022). */
+/* One block of random tokens, repeated. Only the repetition makes them predictable, so they reveal
+ * duplicate-token and induction heads (Olsson et al. 2022). */
 typedef struct mha_repeated_tokens {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
-    int64_t block, repeats;  /* different tokens, number of repetitions: each at least 1 */
+    int64_t block, repeats;  /* distinct tokens, number of repetitions: each at least 1 */
     int32_t first, last;     /* special tokens around all of them; -1: none */
-    uint64_t seed, sequence; /* which tokens: SplitMix64 of both */
+    uint64_t seed, sequence; /* determine the tokens: SplitMix64 of both */
 } mha_repeated_tokens;
 
 /**
- * Draw them.
+ * Draw repeated random tokens.
  *
- *   pool [pool_count] in, out    ids to draw from; those that are drawn move to the front, and a
- *                                pool of the same order gives the same tokens
+ *   pool [pool_count] in, out    ids to draw from; drawn ids move to the front, and a pool in the
+ *                                same order gives the same tokens
  *   tokens [block repeats + 2] out    special likewise, 1 for first and last; *count of them
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (block beyond the pool, which has at most

@@ -1,15 +1,15 @@
 /* multihead: what each head does, measured on its attention.
  *
- * Three parts, each usable alone:
+ * Three parts, each usable on its own:
  *
  *   - a source of rows: mha_attention_visit_rows() hands out the probabilities of all heads, a
  *     block of query rows at a time, from q and k; no T x S array is kept;
  *   - mha_head_measures, which takes such rows (or whole maps from anywhere) of any number of texts
- *     and is read as scores: where a head's attention goes, each score beside its chance level and
+ *     and yields scores: where a head's attention goes, each score beside its chance level and
  *     the number of rows that it was measured on;
  *   - roles: which of them are strong enough to give the head a name, with the evidence.
  *
- * Letters: H heads of a layer, T query rows t, S keys j. A query stands at key i = t + q_offset;
+ * Letters: H heads of a layer, T query rows t, S keys j. Query t is at key i = t + q_offset;
  * the row is A[j], N its number of visible keys. Logarithms are natural.
  *
  * A row counts for a score only if it is eligible: it sees at least two keys, of which at least
@@ -171,8 +171,8 @@ typedef struct mha_heads_text {
     const uint8_t *separators; /* [S]: [SEP], full stops: the caller's choice */
     const uint8_t *special;    /* [S]: not words: never a duplicate, rare, or partner of a link */
     const int64_t *segments;   /* [S]: tokens of a segment have the same number */
-    const int64_t *ranks;      /* [S]: 0 the most frequent token, rising with rarity */
-    const int64_t *words; /* [S]: word of a token, rising by 0 or 1; -1: in no word. Weights are
+    const int64_t *ranks;      /* [S]: 0 for the most frequent token, higher for rarer ones */
+    const int64_t *words; /* [S]: word of a token, increasing by 0 or 1; -1: in no word. Weights are
                              summed over a word's columns and averaged over its rows */
     const mha_heads_link *links;
     int64_t links_count;
@@ -229,11 +229,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
 /**
  * Set the window of a layer before its rows: chance is then that of uniform attention within it.
  *
- *   desc   of the layer's attention: with MHA_ATTENTION_WINDOW its queries see, of the keys that the
- *          text's description leaves, those of left_keys, right_keys and sink_keys, and with
- *          MHA_ATTENTION_CAUSAL no later ones; nothing else of it is read. Without the flag, with
- *          global keys or queries, and for NULL the text alone says what is visible, as without the
- *          call
+ *   desc   of the layer's attention: with MHA_ATTENTION_WINDOW its queries see, of the keys that
+ *          the text's description leaves, those of left_keys, right_keys and sink_keys, and with
+ *          MHA_ATTENTION_CAUSAL no later ones; nothing else in it is read. Without the flag, with
+ *          global keys or queries, and for NULL, what is visible depends on the text only, as
+ *          without the call
  *
  * It holds until the text ends, for the baseline of links too. mha_head_measures_attention() and
  * mha_head_pass_run() call it.
@@ -281,7 +281,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *
                                                              const mha_tensor *k);
 
 /**
- * End the text. Layers that got no rows stay as they were.
+ * End the text. Layers without rows are unchanged.
  *
  * Memory   releases the text.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no text is open; a layer lacks rows: the text is closed
@@ -291,16 +291,16 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *
 MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measures);
 
 /**
- * Add what another object measured, on other texts of the same model, say on another machine or
- * in another process's share of a corpus. `from` stays as it is.
+ * Add what another object has measured on other texts of the same model, for example on another
+ * machine or in another process's share of a corpus. `from` is unchanged.
  *
  * Scores, offsets and relations have the bits that one object would have after all texts, however
  * these were divided and in any order of merging. In details the texts of `from` are
- * numbered after those of `measures`, and of equally strong ones the earlier is kept.
+ * numbered after those of `measures`, and among equally strong ones the earlier is kept.
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, layers, heads or
- *          another field of the descriptions differ); nothing has then changed.
+ *          another field of the descriptions differ); nothing is then changed.
  * Threads  one; from may be of another context that is not in use.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *measures,
@@ -311,7 +311,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *meas
 MHA_API mha_head_score mha_head_measures_score(const mha_head_measures *measures, int64_t layer,
                                                int64_t head, mha_head_measure measure);
 
-/* Where, which the scores do not say. */
+/* Positions behind the scores. */
 typedef struct mha_head_details {
     int64_t diagonal_offset;   /* of MHA_MEASURE_DIAGONAL */
     int64_t positional_offset; /* of MHA_MEASURE_POSITIONAL */
@@ -357,7 +357,7 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
 /* ---- Roles ----------------------------------------------------------------------------------- */
 
 /* All roles: id, name, the score that decides, the threshold it must reach, VALUE or CORRECTED, the
- * fewest rows that are evidence, what such a head does, the source of the threshold.
+ * minimum number of rows, what such a head does, the source of the threshold.
  * Specific ones come first. A share must also be at least 0.1 above its chance. LINKS is decided
  * for each relation and direction: accuracy - baseline. New ones are appended. */
 #define MHA_ROLE_LIST(X)                                                                           \
@@ -431,7 +431,7 @@ typedef struct mha_head_role {
  * if a specific one implies it: diagonal and local beside previous, next and self; local
  * beside diagonal; vertical beside first token and separator; two blocks beside block.
  *
- *   roles [most] out    the first most of them; NULL with most 0 to count
+ *   roles [most] out    the first `most` of them; NULL with most 0 to count
  *
  * Returns the number of roles; 0 means that none was found.
  *

@@ -1,9 +1,9 @@
 /* multihead: which heads matter: how much a loss changes when a head's gate changes or the head is
- * removed; in which order heads can be removed, and the loss as they go.
+ * removed; in which order heads can be removed, and how the loss changes as they are.
  *
  *   gate gradient     I(h) = mean over examples of |dL / dgate(h)|      (Michel et al. 2019, 4.1)
  *   ablation          I(h) = L(gate(h) = 0) - L
- *   mean ablation     I(h) = L(head h gives its mean at every token) - L
+ *   mean ablation     I(h) = L(head h outputs its mean at every token) - L
  *
  * The gradient takes one backward pass for all heads and is a linear estimate; ablation takes one
  * forward pass per head and is exact for each head by itself; mean ablation likewise, without
@@ -133,7 +133,7 @@ typedef struct mha_importance_desc {
 } mha_importance_desc;
 
 /** "gradient", "gradient-token", "gradient-batch", "gradient-signed", "ablation", "mean-ablation";
- * NULL for another number. Memory static. Errors none. Threads any. Since 0.1 */
+ * NULL if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_importance_name(mha_importance kind);
 
 /**
@@ -187,11 +187,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_importance(mha_context *context,
  * rest is measured again, and so on. (Among equal scores the earlier head goes first.)
  *
  *   least     every layer keeps at least this many heads
- *   order     [L H] out: order[k] = layer * H + head is the k-th to go, *count of them
- *   scores    [L H] out, the score of each when it went; NULL: not requested
+ *   order     [L H] out: order[k] = layer * H + head is the k-th to be removed, *count of them
+ *   scores    [L H] out, the score of each when it was removed; NULL: not requested
  *
  * Heads that desc->gates closes from the beginning are not in the order. The means of mean ablation
- * are measured on the full model; removed heads give 0.
+ * are measured on the full model; removed heads output 0.
  *
  * Memory   scratch from the context; nothing is written on error.
  * Errors   as mha_head_importance(); MHA_ERR_ARGUMENT (step < 1, least < 0).
@@ -205,10 +205,10 @@ MHA_API MHA_NODISCARD mha_status mha_head_order(mha_context *context,
                                                 double *scores);
 
 /**
- * Another order under the limit of mha_head_order(), to compare with: `from` without the heads
- * whose layer would be left with fewer than `least`.
+ * Another order for comparison, such as a random one, under the limit of mha_head_order(): `from`
+ * without the heads whose layer would be left with fewer than `least`.
  *
- *   from [count] in      layer * H + head, each at most once: a random order, say
+ *   from [count] in      layer * H + head, each at most once
  *   order [count] out    *made of them; may be the same array as from
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (a head that the transformer does not
@@ -220,11 +220,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_limit(const mha_transformer *tra
                                                       int64_t least, int64_t *order, int64_t *made);
 
 /**
- * The most important heads first: those that are not in an order, then the order backwards, under
+ * The most important heads first: those that are not in an order, then the order reversed, under
  * the same limit.
  *
  *   order [count] in       as from mha_head_order()
- *   reversed [L H] out     *made of them; may be the same array as order, if that has L H places
+ *   reversed [L H] out     *made of them; may be the same array as order if that has room for L H
  *
  * Memory, Errors, Threads, Since  as mha_head_order_limit().   Cost  O((L H)^2).
  */
@@ -234,8 +234,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
                                                         int64_t *made);
 
 /**
- * The loss as heads are removed: losses[p] is mha_gated_loss() with the first removed[p] heads of an order
- * closed, to the bit.
+ * The loss as heads are removed: losses[p] is mha_gated_loss() with the first removed[p] heads of
+ * an order closed, to the bit.
  *
  *   gates f32 [L,H] in     heads already closed; NULL: all open
  *   order [count] in       layer * H + head, each at most once
@@ -243,7 +243,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
  *   losses [points] out
  *
  * data->progress is called after each point, done being its number + 1: other sums of a loss
- * function (right answers, rows) can be read there, point by point.
+ * function (correct answers, rows) can be read there, point by point.
  *
  * Memory   scratch from the context; nothing is written on error.
  * Errors   as mha_gated_loss(); MHA_ERR_ARGUMENT (order, removed); MHA_ERR_SHAPE, _DTYPE, _STRIDE

@@ -32,7 +32,7 @@ extern "C" {
 MHA_API MHA_NODISCARD mha_status mha_file_read(const char *path, size_t limit, char **bytes,
                                                size_t *size);
 
-/** Free what mha_file_read() gave; NULL is fine. Memory as said. Errors none. Threads any.
+/** Free the bytes of mha_file_read(); NULL is fine. Memory frees them. Errors none. Threads any.
  * Since 0.1 */
 MHA_API void mha_file_free(char *bytes);
 
@@ -40,7 +40,7 @@ MHA_API void mha_file_free(char *bytes);
  * Write a file, whole or not at all.
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_WRITE (no such folder, not allowed, disk full);
- *                          an older file of that name is then as it was.
+ *                          an older file of that name is then unchanged.
  * Threads  any.    Since   0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *bytes, size_t size);
@@ -63,14 +63,14 @@ typedef struct mha_safetensors mha_safetensors;
  * Memory   the caller owns *file and calls mha_safetensors_close().
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
  *          (header longer than the file or 100 MB, not JSON, not UTF-8, duplicate names, unknown
- *          dtype, bad shape, offsets outside the data, at odds with the shape, overlapping, or
- *          leaving a hole); MHA_ERR_SIZE (more elements than 63 bits count); MHA_ERR_NOMEM.
+ *          dtype, bad shape, offsets outside the data, inconsistent with the shape, overlapping, or
+ *          leaving a gap); MHA_ERR_SIZE (more elements than 63 bits can count); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_open(const char *path, mha_safetensors **file);
 
 /** Close a file; NULL is fine. Memory every tensor and name obtained from it becomes invalid.
- * Errors none. Threads nobody uses it. Since 0.1 */
+ * Errors none. Threads no other thread may be using it. Since 0.1 */
 MHA_API void mha_safetensors_close(mha_safetensors *file);
 
 /** The number of tensors. Memory none. Errors none. Threads any. Since 0.1 */
@@ -125,7 +125,8 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_tensor(const mha_safetensors *f
 MHA_API MHA_NODISCARD mha_status mha_safetensors_read(const mha_safetensors *file, int64_t index,
                                                       mha_dtype dtype, int64_t count, void *to);
 
-/** The text that __metadata__ has for key; NULL if none. Memory lives as long as file. Errors none.
+/** The text of key in __metadata__; NULL if there is none. Memory lives as long as file. Errors
+ * none.
  * Threads any. Since 0.1 */
 MHA_API const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key);
 
@@ -137,17 +138,18 @@ MHA_API const char *mha_safetensors_metadata(const mha_safetensors *file, const 
  *   metadata: pairs key, text, key, text, ..., NULL; or NULL for none
  *
  * Memory   borrowed for the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a name twice, empty, "__metadata__"; a key twice;
- *          count negative); MHA_ERR_UTF8; MHA_ERR_SHAPE, _DTYPE, _SIZE (a tensor);
- *          MHA_ERR_WRITE (an older file of that name is then as it was); MHA_ERR_NOMEM.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a duplicate or empty name, "__metadata__"; a duplicate
+ *          key; count negative); MHA_ERR_UTF8; MHA_ERR_SHAPE, _DTYPE, _SIZE (a tensor);
+ *          MHA_ERR_WRITE (an older file of that name is then unchanged); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_write(const char *path, const char *const *names,
                                                        const mha_tensor *tensors, int64_t count,
                                                        const char *const *metadata);
 
-/** The same into a sink. Memory borrowed for the call. Errors those, and the sink's. Threads one
- * per sink. Since 0.1 */
+/** mha_safetensors_write() into a sink. Memory borrowed for the call. Errors the same, and the
+ * sink's.
+ * Threads one per sink. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_write_to(const mha_sink *sink,
                                                           const char *const *names,
                                                           const mha_tensor *tensors, int64_t count,
@@ -159,13 +161,13 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_write_to(const mha_sink *sink,
 typedef struct mha_npy mha_npy;
 
 /**
- * Read an array. Little-endian f2, f4, f8, i1, i4, i8, u1 and bool (as u8) are known, in C or
+ * Read an array. Little-endian f2, f4, f8, i1, i4, i8, u1 and bool (as u8) are supported, in C or
  * Fortran order; the array in memory is contiguous in C order either way. numpy.save() writes such
  * files; arrays of Python objects are refused.
  *
  * Memory   the caller owns *array and calls mha_npy_destroy().
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
- *          (not .npy, header malformed, data shorter or longer than the shape says);
+ *          (not .npy, header malformed, data shorter or longer than the shape requires);
  *          MHA_ERR_UNSUPPORTED (element type, byte order, version, more than MHA_MAX_DIMS
  *          dimensions); MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
@@ -187,7 +189,9 @@ MHA_API MHA_NODISCARD mha_status mha_npy_peek(const char *path, mha_tensor *tens
  * Since 0.1 */
 MHA_API mha_tensor mha_npy_tensor(const mha_npy *array);
 
-/** Free an array; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.1 */
+/** Free an array; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using
+ * it.
+ * Since 0.1 */
 MHA_API void mha_npy_destroy(mha_npy *array);
 
 /**
@@ -197,13 +201,13 @@ MHA_API void mha_npy_destroy(mha_npy *array);
  *
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_SHAPE, _SIZE; MHA_ERR_UNSUPPORTED (bf16, which NumPy lacks);
- *          MHA_ERR_WRITE (an older file of that name is then as it was); MHA_ERR_NOMEM.
+ *          MHA_ERR_WRITE (an older file of that name is then unchanged); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_npy_write(const char *path, const mha_tensor *tensor);
 
-/** The same into a sink. Memory borrowed for the call. Errors those, and the sink's. Threads one
- * per sink. Since 0.1 */
+/** mha_npy_write() into a sink. Memory borrowed for the call. Errors the same, and the sink's.
+ * Threads one per sink. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_npy_write_to(const mha_sink *sink, const mha_tensor *tensor);
 
 #ifdef __cplusplus

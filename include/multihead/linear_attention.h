@@ -1,7 +1,7 @@
 /* multihead: linear attention with a positive feature map (Katharopoulos et al. 2020).
  *
  * The exponential of a softmax score is replaced by a product of features, so that all keys fold
- * into one matrix and one vector, whose size does not depend on how many there were:
+ * into one matrix and one vector, whose size does not depend on the number of keys:
  *
  *   S[b,hk] = sum_s phi(k[b,hk,s]) v[b,hk,s]^T       [F,Dv]
  *   z[b,hk] = sum_s phi(k[b,hk,s])                   [F]
@@ -12,7 +12,7 @@
  *
  *   phi(x)[i] = elu(x[i]) + 1 = x[i] + 1 for x[i] > 0, else exp(x[i])        F = D
  *
- * or the caller's. There is no scale: multiply q by one if the map needs it.
+ * or the caller's. There is no scale: if the map needs one, multiply q by it.
  *
  * A key is visible if s < key_lengths[b] and, if causal, s <= t + q_offset. Keys of the state that
  * a call starts from are visible to every query.
@@ -20,7 +20,7 @@
  * Order of summation: every sum over keys runs key by key, from the initial state of the call to
  * the last key. So the keys of a sequence may be split over calls anywhere, down to one key per
  * call, each call starting from the state left by the one before, and every bit of o, S and z is
- * the same. The price: a sum over n keys accumulates up to n rounding errors, about the square root
+ * the same. The cost: a sum over n keys accumulates up to n rounding errors, about the square root
  * of n in practice.
  *
  * Special values:
@@ -54,7 +54,7 @@ enum {
 typedef void (*mha_feature_map_fn)(void *user, const float *rows, int64_t count, int64_t head_dim,
                                    float *features, int64_t feature_dim);
 
-/* What to compute. Zero everywhere means: all keys visible, elu + 1, no state before. */
+/* What to compute. Zero everywhere means: all keys visible, elu + 1, no initial state. */
 typedef struct mha_linear_attention_desc {
     uint32_t struct_size;
     uint32_t flags;

@@ -1,4 +1,4 @@
-/* multihead: models from Hugging Face folders: a transformer with what turns texts into its tokens.
+/* multihead: models from Hugging Face folders: a transformer and its tokenizer.
  *
  * A model folder holds config.json, model.safetensors (or an index and several files) and vocab.txt
  * or tokenizer.json. docs/model-folders.md lists the families, every field that is read and
@@ -7,7 +7,8 @@
  * Letters as in attention.h, and
  *   L   layers      E   width of the hidden states      T   tokens per sequence, padding included
  *
- * What is computed is in transformer.h; of a BERT encoder it is (Devlin et al. 2019; post-norm, as published):
+ * transformer.h has what is computed. For a BERT encoder it is (Devlin et al. 2019; post-norm, as
+ * published):
  *
  *   x_0 = norm(word[id] + position[t] + type[segment])
  *   a_l = norm(x_l + attention_l(x_l))                      l = 0 .. L-1
@@ -33,8 +34,8 @@ typedef struct mha_model mha_model;
 
 /* mha_model_options.flags */
 enum {
-    MHA_MODEL_NO_TOKENIZER = 1 << 0, /* do not load one; mha_model_tokenizer() gives NULL */
-    /* Copy the weights into mha_transformer_data(), where they can be changed: 8 bytes a number */
+    MHA_MODEL_NO_TOKENIZER = 1 << 0, /* do not load one; mha_model_tokenizer() returns NULL */
+    /* Copy the weights into mha_transformer_data(), to be changed there: 8 bytes per number */
     MHA_MODEL_ARRAY = 1 << 1
 };
 
@@ -50,10 +51,10 @@ typedef struct mha_model_options {
 
 /**
  * Load a model folder, or a GGUF file (gguf.h) of any type of weights that mha_gguf_read() decodes.
- * Weights that are all f32 are packed once. Where some are of another type, matrices stay as they are
- * stored and are converted where a product uses them (mha_transformer_create_from()), with the bits
- * that converted weights have. The prefix "bert." in front of weight names may be there or not;
- * weights that the encoder does not need (pooler, classifier) are left alone. options may be NULL.
+ * Weights that are all f32 are packed once. Where some are of another type, matrices stay as they
+ * are stored and are converted where a product uses them (mha_transformer_create_from()), with the
+ * bits that converted weights have. The prefix "bert." of weight names is optional; weights that
+ * the encoder does not need (pooler, classifier) are ignored. options may be NULL.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
  *          the model (the context need not); the tokenizer and what is only needed while loading
@@ -72,8 +73,8 @@ MHA_API MHA_NODISCARD mha_status mha_model_load(mha_context *context, const char
                                                 const mha_model_options *options,
                                                 mha_model **model);
 
-/** Destroy a model and its tokenizer; NULL is fine. Memory frees all. Errors none. Threads nobody
- * uses it. Since 0.1 */
+/** Destroy a model and its tokenizer; NULL is fine. Memory frees all. Errors none. Threads no other
+ * thread may be using it. Since 0.1 */
 MHA_API void mha_model_destroy(mha_model *model);
 
 /* What a model is. */
@@ -106,17 +107,18 @@ MHA_API MHA_NODISCARD mha_status mha_model_describe(const mha_model *model, mha_
  * Errors none. Threads any. Since 0.1 */
 MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
 
-/** The words of a model that mha_checkpoint_save() wrote (checkpoint.h), which has them in place of a
- * tokenizer; NULL otherwise. Memory lives as long as the model. Errors none. Threads any. Since 0.1 */
+/** The words of a model that mha_checkpoint_save() wrote (checkpoint.h), which has them instead of
+ * a tokenizer; NULL otherwise. Memory lives as long as the model. Errors none. Threads any. Since
+ * 0.1 */
 MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
 
-/** The transformer that runs. Whoever changes it (MHA_MODEL_ARRAY) changes the model. Memory lives as
- * long as the model. Errors none. Threads any. Since 0.1 */
+/** The model's transformer. Changing it (MHA_MODEL_ARRAY) changes the model. Memory lives as long
+ * as the model. Errors none. Threads any. Since 0.1 */
 MHA_API mha_transformer *mha_model_transformer(mha_model *model);
 
-/** Of an encoder-decoder, a folder with the folders encoder and decoder in it, the encoder; the
- * model itself is the decoder. NULL otherwise. Memory lives as long as the model. Errors none.
- * Threads any. Since 0.1 */
+/** The encoder of an encoder-decoder (a folder that contains the folders encoder and decoder),
+ * whose decoder is the model itself; NULL for other models. Memory lives as long as the model.
+ * Errors none. Threads any. Since 0.1 */
 MHA_API mha_model *mha_model_encoder(mha_model *model);
 
 /* Tokens of one or several sequences, padded on the right to a common length. */
@@ -130,7 +132,7 @@ typedef struct mha_batch {
     const int64_t *lengths;  /* [B], 0 .. T, tokens that are not padding; NULL: T for all */
 } mha_batch;
 
-/* What a forward pass is to give; NULL means not wanted. All tensors f32, any strides with a
+/* The requested outputs of a forward pass; NULL: not requested. All tensors f32, any strides with a
  * contiguous last axis. */
 typedef struct mha_model_outputs {
     uint32_t struct_size;
@@ -139,13 +141,13 @@ typedef struct mha_model_outputs {
     /* [L+1] pointers, each NULL or [B,T,E]: x_0 .. x_L, before a final norm. hidden[0] is written
      * with the outputs of layer 0 */
     const mha_tensor *const *hidden;
-    /* [L] pointers, each NULL or what is wanted of that layer's attention: probabilities
+    /* [L] pointers, each NULL or the requested outputs of that layer's attention: probabilities
      * [B,H,T,T], their mean over heads, q, k, v, the heads before W_o, lse (module.h), with as many
-     * heads as that layer has; of a layer without heads nothing is written */
+     * heads as that layer has; for a layer without heads nothing is written */
     const mha_module_outputs *const *attention;
     /* Called when layer's outputs (attention and hidden[layer + 1]) are complete. Outputs of
      * different layers may share memory, so that a long text needs one layer's maps at a time.
-     * Anything but MHA_OK ends the pass and is handed back. The callback must not use the
+     * A status other than MHA_OK ends the pass and is returned. The callback must not use the
      * context. */
     mha_status (*after_layer)(void *user, int64_t layer);
     void *after_layer_user;
@@ -154,12 +156,12 @@ typedef struct mha_model_outputs {
 /**
  * Run the model.
  *
- * A key beyond a sequence's length is invisible to all its queries; rows beyond it hold what the
- * padding's ids give and mean nothing. Columns of probabilities beyond it are 0.
+ * A key beyond a sequence's length is invisible to all its queries; rows beyond it are computed
+ * from the padding's ids and are meaningless. Columns of probabilities beyond it are 0.
  *
  * Memory   borrowed for the call. Scratch from the context, all of it taken before the first output
  *          is written: O(B T (E + intermediate_size)), and O(B H T T) where averages over heads are
- *          wanted without the heads. In a steady state nothing is allocated.
+ *          requested without the heads. In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, negative sizes, ids outside the vocabulary,
  *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
  *          MHA_ERR_UNSUPPORTED (a reserved field is set);
@@ -167,7 +169,7 @@ typedef struct mha_model_outputs {
  *          then written, unless after_layer was what failed.
  * Threads  one call at a time per context.
  * Accuracy attention weights and hidden states within twice the error of torch in float32
- *          (docs/numerics.md). Each sequence of a padded batch has the bits it has alone.
+ *          (docs/numerics.md). Each sequence of a padded batch has the bits that it has alone.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_forward(mha_context *context, const mha_model *model,
@@ -194,19 +196,19 @@ typedef struct mha_model_shape {
     int64_t kv_heads;      /* Hk */
     int64_t embed_dim;     /* E */
     int64_t head_dim;      /* D */
-    int64_t max_positions; /* 0: not said */
+    int64_t max_positions; /* 0: not stated */
     int64_t window;        /* keys that a token sees, itself included; 0: all */
 } mha_model_shape;
 
 /**
- * Read the shape of a model's attention from FOLDER/config.json, where weights need not be, or from
- * the metadata of a GGUF file. Knows more architectures than mha_model_load(): mixtral too.
+ * Read the shape of a model's attention from FOLDER/config.json (no weights are needed) or from the
+ * metadata of a GGUF file. Supports more architectures than mha_model_load(): mixtral too.
  *
  * Memory   fills *shape, as much of it as shape->struct_size says.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);
  *          MHA_ERR_FORMAT; MHA_ERR_MODEL (a field missing, of a wrong type or absurd);
- *          MHA_ERR_UNSUPPORTED (architecture); MHA_ERR_SIZE; MHA_ERR_NOMEM. *shape is then as it
- *          was.
+ *          MHA_ERR_UNSUPPORTED (architecture); MHA_ERR_SIZE; MHA_ERR_NOMEM. *shape is then
+ *          unchanged.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape);

@@ -69,8 +69,8 @@ MHA_API MHA_NODISCARD mha_status mha_module_create(mha_context *context,
                                                    const mha_module_desc *desc,
                                                    mha_module **module);
 
-/** Destroy a module; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
- * Since 0.1 */
+/** Destroy a module; NULL is fine. Memory frees all. Errors none. Threads no other thread may be
+ * using it. Since 0.1 */
 MHA_API void mha_module_destroy(mha_module *module);
 
 /** The module's description with every default filled in. Memory fills *desc. Errors none.
@@ -94,7 +94,8 @@ MHA_API void mha_module_describe(const mha_module *module, mha_module_desc *desc
  *
  * Memory   copied (packed); the caller may free value at once.
  * Errors   MHA_ERR_NULL, _ARGUMENT (unknown name, or a parameter that the module does not have),
- *          _SHAPE, _DTYPE, _SIZE.   Threads  nobody else uses the module.   Since  0.1
+ *          _SHAPE, _DTYPE, _SIZE.
+ * Threads  no other thread may be using the module.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, const char *name,
                                                           const mha_tensor *value);
@@ -106,7 +107,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, co
  *
  * Memory   fills the caller's tensor.
  * Errors   as mha_module_set_parameter(), and MHA_ERR_STRIDE (elements of value share memory). On
- *          error nothing is written.   Threads  any, while nobody sets.   Since  0.1
+ *          error nothing is written.   Threads  any, while no parameter is set.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_get_parameter(const mha_module *module,
                                                           const char *name,
@@ -123,9 +124,9 @@ typedef struct mha_module_parameter {
  * The parameters one by one, index = 0, 1, ..., until it returns false: those of a state_dict of
  * PyTorch's nn.MultiheadAttention, with its names and order (in_proj_weight if the three weights
  * have one shape, else q_proj_weight, k_proj_weight, v_proj_weight; biases are always combined in
- * in_proj_bias), then those that class does not have. Every parameter occurs once.
+ * in_proj_bias), then those that the class does not have. Every parameter occurs once.
  *
- * Memory   fills *parameter.   Errors   false beyond the last one, or for a NULL.
+ * Memory   fills *parameter.   Errors   false beyond the last one, or if a pointer is NULL.
  * Threads  any.                Since    0.1
  */
 MHA_API bool mha_module_parameter_at(const mha_module *module, int64_t index,
@@ -176,8 +177,8 @@ typedef struct mha_module_call {
  *   query [B,T,E] in    key [B,S,Ek] in    value [B,S,Ev] in    out [B,T,E] out    f32
  *
  * Self-attention passes the same tensor three times. attention describes mask, scale, path and so
- * on (window, softcap, ALiBi, T5, Shaw, ...). Strides are free, last axis
- * contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch axis, query [T,E], key [S,Ek],
+ * on (window, softcap, ALiBi, T5, Shaw, ...). Any strides, last axis contiguous: mha_tensor_tbe()
+ * views [T,B,E] memory. Without a batch axis, query [T,E], key [S,Ek],
  * value [S,Ev] and out [T,E], no output has one either (probabilities are [H,T,S]), and B is 1.
  *
  * After the projection q and k are normalised and rotated, in this order, if the module does so.
@@ -206,7 +207,7 @@ typedef struct mha_module_call {
  *          sizes of a cache that are not the module's; MHA_ERR_SIZE if a cache is full;
  *          MHA_ERR_ARGUMENT if both the module and attention have sinks, for positions without
  *          RoPE, and for what the cache determines (key_lengths, a step's q_offset). On error no
- *          output byte is written, and a cache is as it was.
+ *          output byte is written, and a cache is unchanged.
  * Threads  one call at a time per context, and per cache if it is appended to.
  * Accuracy projections as mha_linear_forward() (nn.h), norm and rotation as in position.h,
  *          attention as mha_attention_forward(); with bias_k the errors of all scores are larger by
@@ -229,7 +230,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const 
 
 /**
  * The most scratch that mha_module_run() of the same call uses, with the same checks.
- * Data pointers of tensors may be NULL and are not read, nor is out needed.
+ * Data pointers of tensors may be NULL and are not read; out may be NULL.
  *
  * Memory   fills *bytes, for mha_context_reserve().
  * Errors   as mha_module_run(), except _OVERLAP.   Threads  as there.   Since  0.1

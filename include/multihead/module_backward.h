@@ -50,7 +50,7 @@ typedef struct mha_module_gradients {
  *          not given; MHA_ERR_UNSUPPORTED for MHA_QK_NORM_L2, and for gradients of gates and scale
  *          with MHA_MODULE_BIAS_KV. Nothing is then written; after MHA_ERR_NOMEM the gradients are
  *          unspecified.
- * Threads  one call at a time per context; no parameter changes meanwhile.
+ * Threads  one call at a time per context; parameters must not change meanwhile.
  * Accuracy as mha_linear_backward() (nn.h) and mha_attention_backward().
  * Since    0.1
  */

@@ -1,10 +1,10 @@
-/* multihead: what stands around attention in a transformer, forward and backward.
+/* multihead: the layers of a transformer besides attention, forward and backward.
  *
- * Letters: M rows (tokens), K inputs, N outputs or features. Tensors are f32 unless said, with a
- * contiguous last axis. A gradient of a parameter is always added to what is there (clear it before
- * the first batch); a gradient of an activation is written, or with MHA_GRADIENT_ADD added. NULL:
- * not wanted. Sums over rows are taken in a fixed order: bits do not depend on the number of
- * threads.
+ * Letters: M rows (tokens), K inputs, N outputs or features. Tensors are f32 unless stated
+ * otherwise, with a contiguous last axis. The gradient of a parameter is always accumulated (clear
+ * it before the first batch); the gradient of an activation is overwritten, or accumulated with
+ * MHA_GRADIENT_ADD. NULL: not requested. Sums over rows are taken in a fixed order: bits do not
+ * depend on the number of threads.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Flags of backward functions. */
-enum { MHA_GRADIENT_ADD = 1 << 0 /* add to dx, do not write it */ };
+enum { MHA_GRADIENT_ADD = 1 << 0 /* add to dx instead of overwriting it */ };
 
 /* A linear layer with its weight packed for the matrix kernels. */
 typedef struct mha_linear mha_linear;
@@ -33,7 +33,7 @@ typedef enum mha_activation {
 } mha_activation;
 
 /**
- * Make a linear layer y = x W^T + b.
+ * Create a linear layer y = x W^T + b.
  *
  *   weight [N,K] in, PyTorch's order    bias [N] in, or NULL
  *
@@ -46,27 +46,30 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const m
                                                    const mha_tensor *bias, mha_linear **linear);
 
 /**
- * Make a linear layer y = x W^T + b in bf16 arithmetic: a different, less accurate result in half of the
- * memory, and in 0.5 to 0.6 of the time where the processor multiplies pairs of bf16 (VDPBF16PS: Zen 4,
- * Cooper Lake, Sapphire Rapids). Without that instruction it is no faster than f32, and has the same bits.
+ * Create a linear layer y = x W^T + b in bf16 arithmetic: a different, less accurate result in half
+ * the memory, and in 0.5 to 0.6 of the time where the processor multiplies pairs of bf16 (VDPBF16PS:
+ * Zen 4, Cooper Lake, Sapphire Rapids). Without that instruction it is no faster than f32; the bits
+ * are the same.
  *
  *   x', w' = x, w to the nearest bf16, ties to even; 0 where they are below 2^-50 in size
- *   y = b, and then for each 128 inputs, in order (of an odd number the last one comes last):
- *     y = y + sum,  where sum = 0 and for i = 1, 0, 3, 2, 5, 4, ... of them  sum = fma(x'_i, w'_i, sum)
+ *   y = b, and then for each 128 inputs, in order:
+ *     y = y + sum, where sum = 0 and then sum = fma(x'_i, w'_i, sum) for i = 1, 0, 3, 2, 5, 4, ... of
+ *     them (if their number is odd, the last one comes last)
  *
  *   weight [N,K] in, f32, f16 or bf16, its last axis contiguous    bias [N] f32 in, or NULL
  *
- * mha_linear_update() and mha_linear_forward() take it; weights of an update are of any of these types.
+ * mha_linear_update() and mha_linear_forward() accept it; an update may have weights of any of these
+ * types.
  *
- * Memory   copied and packed, 2 bytes a weight where the instruction is there and 4 elsewhere; forward
- *          calls take scratch of the size of x. Else as mha_linear_create().
+ * Memory   copied and packed, 2 bytes per weight where the instruction is available and 4 elsewhere;
+ *          forward calls take scratch of the size of x. Otherwise as mha_linear_create().
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE, _NOMEM.
- * Range    a row of x with an element that is not finite, or is 2^59 or more, gives NaN throughout; such
- *          a row of W gives NaN in its output.
+ * Range    a row of x with an element that is not finite, or is 2^59 or more, gives NaN throughout;
+ *          such a row of W gives NaN in its output.
  * Accuracy |y - exact| <= sum_i (2^-7 + 2^-16) |x_i w_i| + 2^-49 (|x_i| + |w_i|), and what
  *          mha_linear_forward() has: docs/numerics.md 15.2. Weights that are stored as bf16 lose
  *          nothing, and then it is half of that.
- * Bits     the same on every instruction set including portable C, for any M and threads.
+ * Bits     the same on every instruction set including portable C, for any M and number of threads.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_create_bf16(mha_context *context,
@@ -75,19 +78,20 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create_bf16(mha_context *context,
                                                         mha_linear **linear);
 
 /**
- * Give a linear layer other numbers of the same shape: training does after each step.
+ * Replace the numbers of a linear layer by others of the same shape, as after a step of training.
  *
  *   weight [N,K] in    bias [N] in; NULL if the layer has none
  *
  * Memory   copied and packed; nothing is allocated.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _SIZE; MHA_ERR_ARGUMENT (a bias too many). Nothing has
- * then changed. Threads  nobody else uses the layer.   Since  0.1
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _SIZE; MHA_ERR_ARGUMENT (a bias for a layer without one).
+ *          Nothing is then changed.
+ * Threads  no other thread may be using the layer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight,
                                                    const mha_tensor *bias);
 
-/** Destroy a linear layer; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
- * Since 0.1 */
+/** Destroy a linear layer; NULL is fine. Memory frees all. Errors none. Threads no other thread may
+ * be using it. Since 0.1 */
 MHA_API void mha_linear_destroy(mha_linear *linear);
 
 /**
@@ -128,8 +132,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context, const
                                                      const mha_tensor *dbias);
 
 /**
- * y = activation(x), element by element, for activations that are not fused: where training keeps
- * x.
+ * y = activation(x), element by element, for activations that are not fused, as in training, which
+ * keeps x.
  *
  *   x [M,N] in    y [M,N] out, may be x itself
  *
@@ -258,7 +262,7 @@ MHA_API MHA_NODISCARD mha_status mha_rms_norm_backward(mha_context *context, con
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP; MHA_ERR_ARGUMENT (an id outside 0 ..
- *          V-1, with its place); y is then untouched.
+ *          V-1; the detail has its index); y is then untouched.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_embedding(mha_context *context, const mha_tensor *table,
@@ -272,7 +276,7 @@ MHA_API MHA_NODISCARD mha_status mha_embedding_backward(mha_context *context, co
                                                         const mha_tensor *dtable);
 
 /**
- * Cross-entropy against one target a row, weighted:
+ * Cross-entropy against one target per row, weighted:
  *
  *   loss = sum_m weights[m] (log sum_v exp(logits[m,v]) - logits[m,targets[m]])
  *   dlogits[m,v] = weights[m] (softmax(logits[m])[v] - [v = targets[m]])

@@ -1,4 +1,5 @@
-/* multihead: one step of training: gradients clipped, learning rate scheduled, parameters moved.
+/* multihead: one step of training: clipping gradients, scheduling the learning rate, updating
+ * parameters.
  *
  * Parameters, gradients and the optimizer's own state are plain arrays of the same length; call
  * once for each run of parameters that shares its settings (weight decay on matrices only). Only
@@ -26,7 +27,7 @@ typedef struct mha_adamw {
     double weight_decay;   /* 0: none */
     double gradient_scale; /* the gradient is multiplied by it first; 0: 1 */
     int64_t step;          /* from 1 */
-    const float *rates;    /* [count], times the learning rate of each number; NULL: 1 */
+    const float *rates;    /* [count], factors of each parameter's learning rate; NULL: 1 */
 } mha_adamw;
 
 /**
@@ -36,7 +37,7 @@ typedef struct mha_adamw {
  *       + learning_rate weight_decay p
  *   p = p - rates d
  *
- *   gradient [count] in    parameter, m, v [count] in and out; m and v begin as 0
+ *   gradient [count] in    parameter, m, v [count] in and out; m and v start as 0
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, count or step, a setting that is not finite
@@ -63,7 +64,7 @@ typedef struct mha_sgd {
  *   g = gradient * gradient_scale + weight_decay p
  *   velocity = momentum velocity + g          p = p - learning_rate velocity
  *
- *   velocity [count] in and out, begins as 0; NULL without momentum
+ *   velocity [count] in and out, starts as 0; NULL without momentum
  *
  * Memory, Errors, Threads, Since   as mha_adamw_step(); MHA_ERR_NULL for momentum without velocity.
  */
@@ -81,12 +82,12 @@ MHA_API MHA_NODISCARD mha_status mha_sgd_step(mha_context *context, const mha_sg
 MHA_API MHA_NODISCARD mha_status mha_gradient_norm(mha_context *context, int64_t count,
                                                    const float *gradient, double *norm);
 
-/* How the learning rate runs over the steps. */
+/* How the learning rate changes over the steps. */
 typedef struct mha_schedule {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     double peak;       /* reached after warm-up */
-    double floor;      /* where the decay ends, as a part of peak, 0 .. 1 */
+    double floor;      /* where the decay ends, as a fraction of peak, 0 .. 1 */
     int64_t warm_up;   /* steps from peak / warm_up up to peak, linear */
     int64_t decay;     /* steps of the cosine after warm-up; 0: constant */
 } mha_schedule;

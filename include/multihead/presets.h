@@ -71,7 +71,7 @@ typedef struct mha_pytorch_sdpa_args {
  * (PyTorch drops the leading dimensions of value). Grouped key and value need the same
  * number of heads. D must not be 0. A scale that is not finite is an error.
  *
- * Memory   everything is borrowed for the call; out overlaps nothing. Scratch as
+ * Memory   everything is borrowed for the call; out must not overlap anything. Scratch as
  *          mha_attention_forward(), and a copy of the mask as described at the top.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
  *          (unknown flags). On error no output byte is written.
@@ -111,7 +111,7 @@ typedef struct mha_pytorch_mha_args {
 
 /**
  * nn.MultiheadAttention.forward of PyTorch 2.13: module holds the parameters and the choice of
- * add_bias_kv, add_zero_attn, bias, kdim and vdim (module.h; state.h carries parameters over).
+ * add_bias_kv, add_zero_attn, bias, kdim and vdim (module.h; state.h loads PyTorch's parameters).
  *
  *   out      [T,B,E], [B,T,E] if batch_first, or [T,E] out
  *   weights  [B,T,S'] out, or [B,H,T,S'] with MHA_PYTORCH_PER_HEAD; without B if query is [T,E].
@@ -135,10 +135,10 @@ typedef struct mha_pytorch_mha_args {
  * hint does not replace the mask (PyTorch: the causal mask then hides these as well, but with
  * weights it does not).
  *
- * Memory   everything is borrowed for the call; out and weights overlap nothing. Scratch as
- *          mha_module_run(), and: [B,H,T] if there is a mask and weights; a copy of a float mask as
- *          described at the top, [B,T,S] or [B,H,T,S] where two are added that contain values other
- *          than 0 and -inf; [B,H,T,S'] for averages of weights after dropout.
+ * Memory   everything is borrowed for the call; out and weights must not overlap anything. Scratch
+ *          as mha_module_run(), and: [B,H,T] if there is a mask and weights; a copy of a float mask
+ *          as described at the top, [B,T,S] or [B,H,T,S] where two are added that contain values
+ *          other than 0 and -inf; [B,H,T,S'] for averages of weights after dropout.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED
  *          (unknown flags). On error no output byte is written.
  * Threads  one call at a time per context; any number on one module.
@@ -213,7 +213,7 @@ typedef struct mha_onnx_attention_outputs {
  * H is a multiple of Hk; query head h reads head h / (H / Hk). attn_mask broadcasts to [B,H,T,P+S]
  * from the right. From opset 24 its last dimension may be shorter than P+S: the keys beyond it are
  * masked (so a last dimension of 1 keeps key 0 only, as in onnx's reference; opset 23 broadcasts
- * it). Query t stands at position t + offset: offset is P with a past, nonpad_kv_seqlen[b] - T with
+ * it). Query t is at position t + offset: offset is P with a past, nonpad_kv_seqlen[b] - T with
  * that input, which may be negative, else 0. is_causal keeps keys s <= t + offset; a window keeps
  * t + offset - left .. t + offset + right, both ends included, -1 open; all
  * masks apply together. Keys at nonpad_kv_seqlen[b] and beyond are masked. A query without a
@@ -225,7 +225,7 @@ typedef struct mha_onnx_attention_outputs {
  * double; float16 and bfloat16 would permit less and get f32. qk_matmul_output is f32 and, at mode
  * 0, not capped (onnx 1.23's reference evaluator caps it; the operator's specification does not).
  *
- * Memory   everything is borrowed for the call; no output overlaps anything. Scratch as
+ * Memory   everything is borrowed for the call; no output may overlap anything. Scratch as
  *          mha_attention_forward(), [B] offsets, a copy of the mask where it is short or as
  *          described at the top, and the concatenated keys and values if there is a past but the
  *          presents are not requested.

@@ -179,7 +179,7 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
 /**
  * Draw a figure as SVG 1.1: no script, no font file, nothing fetched. Panels of more than 10,000
  * cells, or figures of more than 200,000, hold one embedded image per panel instead of rectangles.
- * Maps that do not fit (1024 cells a side for one map, 128 in a grid of nine or more columns) are
+ * Maps that do not fit (1024 cells per side for one map, 128 in a grid of nine or more columns) are
  * reduced by the maximum of blocks, or for a signed map by the largest magnitude, with a note under
  * the figure. Cells of figures of at most 5,000 cells have tooltips.
  *
@@ -187,7 +187,7 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
  *          over negative values, a count of measures), MHA_ERR_SHAPE (negative sizes, strides
  *          shorter than a row), MHA_ERR_SIZE (more than 2^31 cells or 2^16 panels), MHA_ERR_NOMEM,
- *          or what the sink gave.
+ *          or what the sink returned.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink);
@@ -284,18 +284,19 @@ typedef struct mha_diagram {
  *          not finite or beyond 10^6, a text both MHA_MARK_MIDDLE and MHA_MARK_END);
  *          MHA_ERR_SHAPE (negative counts); MHA_ERR_SIZE (more than 2^10 panels, 2^16 marks or a
  *          grid of 2^20 cells); as mha_render_svg() for figures; MHA_ERR_UNSUPPORTED (fields of a
- *          newer version); or what the sink gave.
+ *          newer version); or what the sink returned.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_diagram(const mha_diagram *diagram,
                                                     const mha_sink *sink);
 
-/* A line of a report's head: "model", "all-MiniLM-L6-v2". */
+/* A line of a report's header: "model", "all-MiniLM-L6-v2". */
 typedef struct mha_fact {
     const char *name, *value;
 } mha_fact;
 
-/* A line of a chart; points that are not finite, or beyond 10^100, are gaps. This struct does not grow. */
+/* A line of a chart; points that are not finite, or beyond 10^100, are gaps. This struct does not
+ * grow. */
 typedef struct mha_series {
     const char *name;
     const double *x, *y; /* [count], x ascending */
@@ -303,7 +304,7 @@ typedef struct mha_series {
     bool baseline; /* what the others are compared with: drawn dashed and grey */
 } mha_series;
 
-/* A line chart: the loss of a training, quality against heads kept. */
+/* A line chart, such as the loss during training, or quality against heads kept. */
 typedef struct mha_curve {
     const char *title, *caption, *x_axis, *y_axis; /* NULL: none */
     const mha_series *series;                      /* [series_count] */
@@ -315,28 +316,28 @@ typedef struct mha_curve {
 typedef struct mha_chart {
     uint32_t struct_size;   /* sizeof(mha_chart) */
     uint32_t curve_size;    /* sizeof(mha_curve) */
-    const mha_curve *curve; /* its timeline does not count */
-    double width;           /* of all; 0: 640 */
+    const mha_curve *curve; /* its timeline is ignored */
+    double width;           /* of the whole; 0: 640 */
     double height;          /* of the plot; legend, title and caption add to it; 0: 280 */
     bool dark;
-    bool x_falls; /* from left to right: heads that are left */
+    bool x_falls; /* from left to right, as the number of heads left does */
 } mha_chart;
 
 /**
  * Draw a line chart as SVG 1.1: axes with ticks at round numbers, lines distinguished by colour and
  * dashes, a legend, title and caption; no script, no font file, nothing fetched. A series without a
- * name is not in the legend and looks like the one before it. The y axis begins at 0 where the
- * numbers come near to it. The same chart always gives the same bytes.
+ * name is not in the legend and looks like the one before it. The y axis begins at 0 if the
+ * numbers come close to it. The same chart always gives the same bytes.
  *
  * Memory   everything is borrowed for the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (curve_size is not set, a width or height out of 160 and
- *          80 .. 10^4); MHA_ERR_SIZE (more than 64 series or 10^5 points); MHA_ERR_UNSUPPORTED
- *          (fields of a newer version); or what the sink gave.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (curve_size is not set, a width outside 160 .. 10^4 or a
+ *          height outside 80 .. 10^4); MHA_ERR_SIZE (more than 64 series or 10^5 points);
+ *          MHA_ERR_UNSUPPORTED (fields of a newer version); or what the sink returned.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_chart(const mha_chart *chart, const mha_sink *sink);
 
-/* All maps at one moment of a training. This struct does not grow. */
+/* All maps at one moment of training. This struct does not grow. */
 typedef struct mha_frame {
     const char *label; /* "step 100" */
     double at;         /* 100; ascending */
@@ -344,14 +345,14 @@ typedef struct mha_frame {
     const float *const *maps;
 } mha_frame;
 
-/* A column of the table of scores: one number a panel. This struct does not grow. */
+/* A column of the table of scores: one number per panel. This struct does not grow. */
 typedef struct mha_column {
     const char *name, *about; /* about: what it means, a sentence; NULL: none */
     const double *values;     /* [panel_count]; not finite: a dash, sorted last */
-    bool ascending;           /* the first click on its head puts the smallest first */
+    bool ascending;           /* the first click on its header puts the smallest first */
 } mha_column;
 
-/* What a report says beside its figure. */
+/* What a report contains besides its figure. */
 typedef struct mha_report {
     uint32_t struct_size;
     const char *text;      /* the input as a reader would write it; NULL: none */
@@ -366,18 +367,17 @@ typedef struct mha_report {
     int64_t special_count;
     int64_t first_panel;     /* the map that is shown large at first; 0: the first one */
     uint32_t curve_size;     /* sizeof(mha_curve), needed with curves */
-    const mha_curve *curves; /* [curve_count], at most 64; of all points at most 10^5 */
+    const mha_curve *curves; /* [curve_count], at most 64, with at most 10^5 points in all */
     int64_t curve_count;
-    const mha_column
-        *columns; /* [column_count], at most 64: names, badges and these make a table */
+    const mha_column *columns; /* [column_count], at most 64: a table of names, badges and these */
     int64_t column_count;
     const mha_frame *frames; /* [frame_count], in order: a player above the maps; NULL: none */
     int64_t frame_count;
     const char *twin_name;  /* "norm of what arrives"; NULL: "twin" */
     const char *twin_value; /* what its cells hold, as value_name of the figure; NULL: "value" */
-    /* A figure whose cells are already the maxima of cell_tokens x cell_tokens tokens: all labels
-     * of both axes in tokens, rows = cols = token_count / cell_tokens rounded up. Without tokens
-     * the labels of the figure are those of its blocks. 0 or 1: a cell is one token. */
+    /* A figure whose cells are already the maxima of cell_tokens x cell_tokens tokens: tokens
+     * has all labels of both axes, and rows = cols = token_count / cell_tokens, rounded up. Without
+     * tokens the labels of the figure are those of its blocks. 0 or 1: a cell is one token. */
     int64_t cell_tokens;
     const char *const *tokens; /* [token_count] or NULL */
     int64_t token_count;
@@ -425,7 +425,7 @@ typedef struct mha_terminal {
  *   terminal  NULL: 80 columns, no colour
  *
  * Memory   as mha_render_svg().
- * Errors   as mha_render_svg(); MHA_ERR_ARGUMENT (columns under 20, an unknown colour mode).
+ * Errors   as mha_render_svg(); MHA_ERR_ARGUMENT (fewer than 20 columns, an unknown colour mode).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_terminal(const mha_figure *figure,

@@ -32,7 +32,7 @@ typedef struct mha_buffer {
 } mha_buffer;
 
 /** A sink that appends to buffer. Memory borrows buffer; the bytes are freed by mha_buffer_free().
- * Errors its writes give MHA_ERR_NOMEM. Threads one per buffer. Since 0.1 */
+ * Errors its writes may fail with MHA_ERR_NOMEM. Threads one per buffer. Since 0.1 */
 MHA_API mha_sink mha_buffer_sink(mha_buffer *buffer);
 
 /** Free the bytes and empty the buffer; NULL is fine. Memory frees. Errors none. Threads one.
@@ -46,22 +46,23 @@ typedef struct mha_file mha_file;
  *
  *   nothing, or a regular file   the bytes go to a new file beside it, which mha_file_finish()
  *                                renames: readers see the old content or the whole new one. The
- *                                file that is replaced leaves its permissions; one that may not be
- *                                written is not replaced
+ *                                new file gets the permissions of the one that it replaces; a file
+ *                                without write permission is not replaced
  *   a device, pipe or socket     written directly
- *   an open file of a process,   by whatever links (/dev/stdout, /dev/fd/3, /proc/self/fd/1): it is
- *                                whose opened it, and written directly from where it stands: a file
- *                                that stdout was redirected to goes on, as with >>
- *   a symbolic link              followed, not replaced; one to nothing is refused
+ *   an open file of a process,   by whatever link (/dev/stdout, /dev/fd/3, /proc/self/fd/1): as it
+ *                                belongs to the process that opened it, it is written directly, at
+ *                                its current position: a file to which stdout is redirected is
+ *                                continued, as with >>
+ *   a symbolic link              followed, not replaced; a dangling one is refused
  *
  * The new file is called path.mha-N.part, N the first number that is free. A process that is killed
- * leaves it behind; the next one that writes path removes it, at once, but never one that is still
- * being written: a living writer holds a lock (flock) on it. On file systems that machines may
- * share (all but ext2 to 4, XFS, btrfs, F2FS, ZFS, overlayfs, tmpfs and ramfs) a lock may be
- * unknown to another machine: there the new file is called path.mha-shared-N.part, and one that was
- * left behind stays until it is removed by hand.
+ * leaves it behind; the next process to write path removes it at once, but never a file that is
+ * still being written: its writer holds a lock (flock) on it. On file systems that machines may
+ * share (all but ext2 to 4, XFS, btrfs, F2FS, ZFS, overlayfs, tmpfs and ramfs) another machine may
+ * not see a lock: there the new file is called path.mha-shared-N.part, and one that was left behind
+ * stays until it is removed by hand.
  *
- * Memory   the caller owns *file and ends it with mha_file_finish(). Two descriptors until then.
+ * Memory   the caller owns *file and calls mha_file_finish(). Two descriptors until then.
  * Errors   MHA_ERR_NULL; MHA_ERR_WRITE (cannot be created: path and reason in the detail);
  *          MHA_ERR_NOMEM. *file is then NULL.
  * Threads  one per file.   Since  0.1
@@ -70,9 +71,9 @@ MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **fi
 
 /**
  * The same for a file in a folder that the caller owns, such as a saved model: nothing outside of
- * it is written. Whatever has the name already, even a symbolic link or a pipe, is replaced; only a
- * folder and a regular file without write permission are refused. folder itself may be a link; it
- * is looked up once, here, and created if it is missing (its parents are not).
+ * it is written. Anything that already has the name, even a symbolic link or a pipe, is replaced;
+ * only a folder and a regular file without write permission are refused. folder itself may be a
+ * link; it is looked up once, here, and created if it is missing (its parents are not).
  *
  *   name   without '/'; not "." or ".."
  *
@@ -83,15 +84,15 @@ MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **fi
 MHA_API MHA_NODISCARD mha_status mha_file_create_in(const char *folder, const char *name,
                                                     mha_file **file);
 
-/** The file's sink; it is buffered. Memory belongs to file. Errors its writes give MHA_ERR_WRITE
- * with path and reason. Threads one per file. Since 0.1 */
+/** The file's sink; it is buffered. Memory belongs to file. Errors its writes may fail with
+ * MHA_ERR_WRITE; the detail has path and reason. Threads one per file. Since 0.1 */
 MHA_API const mha_sink *mha_file_sink(mha_file *file);
 
 /**
- * End a file. With status MHA_OK its content is written out and the file gets its name; with any
- * other, and if that fails, everything begun is removed and an older file of that name stays as it
- * was. (If only the last step fails, which syncs the folder, the new file is complete and in place,
- * but a power loss may bring back the old one.)
+ * Finish a file. With status MHA_OK its content is written out and the file gets its name; with any
+ * other, and if that fails, the unfinished file is removed and an older file of that name is
+ * unchanged. (If only the last step fails, which syncs the folder, the new file is complete and in
+ * place, but a power loss may bring back the old one.)
  *
  * The content is synced to the disk before the file gets its name, and the folder after that: a
  * power loss leaves the old file or the whole new one, and after MHA_OK the new one. Direct writes
@@ -103,7 +104,7 @@ MHA_API const mha_sink *mha_file_sink(mha_file *file);
  * Memory   frees file.   Errors  status if it was not MHA_OK; MHA_ERR_WRITE with path and reason.
  * Threads  one per file.
  * Cost     two syncs: on the ext4 of a virtual machine 6 ms for a file of 200 KB on average (0.5
- *          to 16), 80 ms for 100 MB; on tmpfs a few microseconds. A training that saves its state
+ *          to 16), 80 ms for 100 MB; on tmpfs a few microseconds. Training that saves its state
  *          after each of 50 steps of 125 ms spends a twentieth of its time on them.
  * Since    0.1
  */

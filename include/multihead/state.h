@@ -31,11 +31,11 @@ extern "C" {
  * Tensors are f32, or f16, bf16 and f64, which are converted. Strict, as load_state_dict(): every
  * parameter must be present, and nothing else with the prefix. On an error the module is unchanged.
  *
- * Memory   copied; the file is closed again. Conversions use memory during the call.
+ * Memory   copied; the file is closed again. Conversions allocate memory during the call.
  * Errors   as mha_safetensors_open(); MHA_ERR_NULL; MHA_ERR_MODEL: a tensor is missing, unexpected,
  *          or of another shape, always with its name; MHA_ERR_UNSUPPORTED (another dtype);
  *          MHA_ERR_SIZE, _NOMEM.
- * Threads  no other use of the module meanwhile.   Since  0.1
+ * Threads  no other thread may be using the module.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_load_state(mha_module *module, const char *path,
                                                        const char *prefix);
@@ -47,7 +47,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_load_state(mha_module *module, const
  *
  * Memory   as much as the parameters, during the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_UTF8 (the prefix); MHA_ERR_WRITE (an older file of that name is
- *          then as it was); MHA_ERR_NOMEM.
+ *          then unchanged); MHA_ERR_NOMEM.
  * Threads  any, while no parameter changes.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_save_state(const mha_module *module, const char *path,

@@ -1,10 +1,11 @@
-/* multihead: text to token ids, as the model of a folder wants them.
+/* multihead: text to token ids, as the model in a folder expects them.
  *
- * A tokenizer is loaded from a Hugging Face folder and gives the ids that Hugging Face's own gives for
- * the same folder. docs/tokenizer.md has the rules and the comparisons.
+ * A tokenizer is loaded from a Hugging Face folder and produces the ids that Hugging Face's own
+ * does for that folder. docs/tokenizer.md has the rules and the comparisons.
  *
- *   WordPiece       clean the text, set CJK characters apart, strip accents, lower-case, split at white
- *                   space and punctuation, then cut every word into the longest pieces there are
+ *   WordPiece       clean the text, separate CJK characters, strip accents, lower-case, split at
+ *                   white space and punctuation, then split every word into the longest pieces in
+ *                   the vocabulary
  *   byte-level BPE  split by a pattern, then merge bytes in the order that was learned
  *   SentencePiece-style BPE  write spaces as U+2581, then merge characters likewise
  *
@@ -39,18 +40,18 @@ typedef struct mha_tokenizer_options {
 /**
  * Load the tokenizer of a model folder.
  *
- * tokenizer.json says everything where there is one; else vocab.txt is the vocabulary (one token a
- * line, the line number is the id) and tokenizer_config.json, which may be missing, the settings.
- * Where several of the files are there, they must agree. options may be NULL.
+ * tokenizer.json, if there is one, has everything; otherwise vocab.txt has the vocabulary (one
+ * token per line, the line number is the id) and tokenizer_config.json, which may be missing, the
+ * settings. Files that are present must agree with each other. options may be NULL.
  *
- * Memory   the caller owns *tokenizer; about 90 bytes a token and 16 a merge. Nothing of the folder
- *          stays open.
+ * Memory   the caller owns *tokenizer; about 90 bytes per token and 16 per merge. Nothing of the
+ *          folder stays open.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (options); MHA_ERR_FILE (neither vocab.txt nor
  *          tokenizer.json, or unreadable); MHA_ERR_FORMAT (malformed JSON; an empty vocabulary, a
- *          token twice or with a zero byte); MHA_ERR_UTF8; MHA_ERR_MODEL (files that contradict
- *          each other, no [UNK], ids that are not 0 .. n - 1); MHA_ERR_UNSUPPORTED (another kind of
- *          tokenizer, or a setting that is not done; the text names what was found); MHA_ERR_SIZE;
- *          MHA_ERR_NOMEM.
+ *          token that is duplicate or has a zero byte); MHA_ERR_UTF8; MHA_ERR_MODEL (files that
+ *          contradict each other, no [UNK], ids that are not 0 .. n - 1); MHA_ERR_UNSUPPORTED
+ *          (another kind of tokenizer, or an unsupported setting, named in the detail);
+ *          MHA_ERR_SIZE; MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokenizer_load(const char *folder,
@@ -58,10 +59,10 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_load(const char *folder,
                                                     mha_tokenizer **tokenizer);
 
 /** Destroy a tokenizer; NULL is fine. Memory frees all of it; encodings stay valid. Errors none.
- * Threads nobody uses it. Since 0.1 */
+ * Threads no other thread may be using it. Since 0.1 */
 MHA_API void mha_tokenizer_destroy(mha_tokenizer *tokenizer);
 
-/* How a tokenizer cuts a text. */
+/* How a tokenizer splits a text. */
 typedef enum mha_tokenizer_kind {
     MHA_TOKENIZER_WORDPIECE = 0,        /* the longest pieces of words: "un", "##aff", "##able" */
     MHA_TOKENIZER_BYTE_BPE = 1,         /* merges of bytes, written as letters: "\u0120the" */
@@ -83,8 +84,8 @@ typedef struct mha_tokenizer_info {
     uint8_t strip_accents;
     uint8_t lowercase;
     mha_tokenizer_kind kind;
-    int32_t bos_id; /* named as the beginning and the end of a text; the template says whether */
-    int32_t eos_id; /* encoding adds them */
+    int32_t bos_id; /* named as the beginning and the end of a text; whether encoding adds them */
+    int32_t eos_id; /* depends on the template */
 } mha_tokenizer_info;
 
 /**
@@ -102,14 +103,15 @@ MHA_API const char *mha_tokenizer_token(const mha_tokenizer *tokenizer, int32_t 
 
 /**
  * The bytes that a token stands for: what it adds to a text that is written token by token. A
- * byte-level "\u0120the" gives " the", a SentencePiece "\u2581the" as well and "<0x0A>" a line end,
- * a WordPiece "##ing" gives "ing". A token may be part of a character: bytes need not be UTF-8.
+ * byte-level "\u0120the" gives " the", as does a SentencePiece "\u2581the", whose "<0x0A>" gives a
+ * line end; a WordPiece "##ing" gives "ing". A token may be part of a character: bytes need not be
+ * UTF-8.
  *
- *   special   may be NULL; 1 for tokens that are no text, such as "[SEP]" or "<|endoftext|>", which
- *             give their own name as bytes; else 0
+ *   special   may be NULL; 1 for tokens that are not text, such as "[SEP]" or "<|endoftext|>",
+ *             whose bytes are their own names; else 0
  *
- * What joins tokens is not in them: a WordPiece "ing" begins a word, and the first word of a text of
- * SentencePiece begins with a space that the text may not have had.
+ * What separates tokens is not included: a WordPiece "ing" begins a new word, and the first word of
+ * a SentencePiece text begins with a space that the text may not have had.
  *
  * Memory   *bytes [*count] lives as long as tokenizer; no zero byte follows.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (id is not in the vocabulary).   Threads  any.
@@ -119,7 +121,7 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_token_bytes(const mha_tokenizer *
                                                            int32_t id, const char **bytes,
                                                            size_t *count, int *special);
 
-/** The id of a token; -1 if the vocabulary has none of that text. Memory none. Errors none.
+/** The id of a token; -1 if the vocabulary does not have it. Memory none. Errors none.
  * Threads any. Since 0.1 */
 MHA_API int32_t mha_tokenizer_id(const mha_tokenizer *tokenizer, const char *token);
 
@@ -130,8 +132,8 @@ MHA_API int32_t mha_tokenizer_id(const mha_tokenizer *tokenizer, const char *tok
 /* What to do with more than max_length tokens. */
 typedef enum mha_truncation {
     MHA_TRUNCATE_NEVER = 0,         /* an error, MHA_ERR_SIZE, that names the count */
-    MHA_TRUNCATE_LONGEST_FIRST = 1, /* cut the longer of the two texts down to the other, then both
-                                       alike */
+    MHA_TRUNCATE_LONGEST_FIRST = 1, /* cut the longer text to the length of the other, then both
+                                       equally */
     MHA_TRUNCATE_ONLY_FIRST = 2,
     MHA_TRUNCATE_ONLY_SECOND = 3
 } mha_truncation;
@@ -163,7 +165,7 @@ typedef struct mha_encoding {
     const uint8_t *special;     /* [count] 1 where sequence is -1. "[SEP]" written in a text becomes
                                    the same id but is not special. */
     int64_t dropped[2];         /* tokens of text and pair that truncation cut off, at the end */
-    void *memory;               /* of all the arrays; mha_encoding_free() wants it */
+    void *memory;               /* of all the arrays, for mha_encoding_free() */
 } mha_encoding;
 
 /**
@@ -180,7 +182,7 @@ typedef struct mha_encoding {
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, flags, max_length below 0 or below the
  *          number of special tokens); MHA_ERR_UTF8 (the detail has the byte offset); MHA_ERR_SIZE
  *          (more than max_length tokens and no truncation, or the text that may be cut is too
- *          short for it; a folder's own pattern has too many ways to match); MHA_ERR_NOMEM.
+ *          short for it; a folder's own pattern backtracks too much); MHA_ERR_NOMEM.
  *          *encoding is then untouched.
  * Threads  any.   Cost  linear in the bytes; BPE n log n in the longest word.   Since  0.1
  */
@@ -191,20 +193,20 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *token
                                                       mha_encoding *encoding);
 
 /** Free an encoding's arrays and clear it, except for struct_size; NULL and an encoding that was
- * never filled (all zero) are fine. The tokenizer may be gone, its allocator may not. Memory as
- * said. Errors none. Threads any. Since 0.1 */
+ * never filled (all zero) are fine. The tokenizer may already be destroyed, but not its allocator.
+ * Memory frees the arrays. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_encoding_free(mha_encoding *encoding);
 
-/* The words of a text: what the vocabulary is asked for. */
+/* The words of a text: what is looked up in the vocabulary. */
 typedef struct mha_words {
     uint32_t struct_size; /* in: sizeof(mha_words) */
     uint32_t reserved;    /* 0 */
-    const char *text;     /* [text_bytes] the normalised text, a zero byte behind it */
+    const char *text;     /* [text_bytes] the normalised text; a zero byte follows */
     int64_t text_bytes;
     int64_t count;              /* of words */
     const int64_t *from, *to;   /* [count] bytes [from, to) of the normalised text */
     const int64_t *begin, *end; /* [count] the bytes of the text given that they come from */
-    void *memory;               /* of all the arrays; mha_words_free() wants it */
+    void *memory;               /* of all the arrays, for mha_words_free() */
 } mha_words;
 
 /**
@@ -220,8 +222,8 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_words(const mha_tokenizer *tokeni
                                                      const char *text, size_t text_bytes,
                                                      mha_words *words);
 
-/** Free what mha_tokenizer_words() gave, as mha_encoding_free() does. Memory as said. Errors none.
- * Threads any. Since 0.1 */
+/** Free the arrays of mha_tokenizer_words(), as mha_encoding_free() does. Memory frees them. Errors
+ * none. Threads any. Since 0.1 */
 MHA_API void mha_words_free(mha_words *words);
 
 #ifdef __cplusplus

@@ -1,5 +1,4 @@
-/* multihead: a transformer in training, with or without an encoder in front: what one step after
- * another needs. A step is
+/* multihead: training a transformer, with or without an encoder, step by step. A step is
  *
  *   forward        the encoder's output is the transformer's memory
  *   loss           cross-entropy of the logits against targets (nn.h)
@@ -7,9 +6,10 @@
  *   clip           gradients of both together to a norm
  *   update         AdamW (optimizer.h), learning rate by schedule, weight decay on matrices only
  *
- * Data, when to stop and what to keep are the caller's:
+ * The caller provides the data, and decides when to stop and what to keep:
  *
- *   mha_trainer_desc desc = {.struct_size = sizeof desc, .max_tokens = 1024, .learning_rate = 1e-3};
+ *   mha_trainer_desc desc = {.struct_size = sizeof desc, .max_tokens = 1024,
+ *                            .learning_rate = 1e-3};
  *   mha_trainer_create(context, transformer, NULL, &desc, &trainer);
  *   for (...) mha_trainer_step(trainer, &batch, &loss);
  *
@@ -31,8 +31,8 @@ typedef struct mha_trainer mha_trainer;
 typedef struct mha_trainer_desc {
     uint32_t struct_size;
     uint32_t reserved;    /* 0 */
-    int64_t max_tokens;   /* B T of a batch at most */
-    int64_t max_source;   /* B S at most; with an encoder */
+    int64_t max_tokens;   /* the most B T of a batch */
+    int64_t max_source;   /* the most B S; with an encoder */
     double learning_rate; /* the peak of the schedule (optimizer.h) */
     double floor;         /* where its decay ends, as a fraction of the peak */
     int64_t warm_up, decay;
@@ -40,7 +40,8 @@ typedef struct mha_trainer_desc {
     double weight_decay;          /* of matrices; 0: none */
     double clip;                  /* upper limit of the norm of all gradients; 0: none */
     /* Head h's rows of W_V and columns of W_O have the learning rate times head_grade^h, as
-     * mha_transformer_init.head_grade scales their start: heads that start alike diverge; 0: 1 */
+     * mha_transformer_init.head_grade scales their initial values: heads that start alike diverge;
+     * 0: 1 */
     double head_grade;
 } mha_trainer_desc;
 
@@ -51,21 +52,21 @@ typedef struct mha_training_batch {
     /* tokens [B,T]; memory stays NULL with an encoder. Steps take dropout, evaluations gates */
     const mha_transformer_input *input;
     const mha_transformer_input *source; /* of the encoder, tokens [B,S]; else NULL */
-    /* i32 [B,T], contiguous; -1: this row does not count, as rows beyond a length should not. A step
-     * needs at least one that counts within its length */
+    /* i32 [B,T], contiguous; -1: this row does not count, as rows beyond a length should not. A
+     * step needs at least one that counts within its length */
     const mha_tensor *targets;
     /* f32 [B,T], contiguous, of each row's loss, finite where it counts; NULL: the mean */
     const mha_tensor *weights;
 } mha_training_batch;
 
 /**
- * Make a trainer.
+ * Create a trainer.
  *
- *   transformer   with logits; with MHA_TRANSFORMER_CROSS exactly if there is an encoder
+ *   transformer   with logits; with MHA_TRANSFORMER_CROSS if and only if there is an encoder
  *   encoder       with MHA_TRANSFORMER_NO_OUTPUT, its E the transformer's memory_dim; NULL: none
  *
- * The caller owns and initialises both; each step updates them. Whatever else changes them must call
- * mha_transformer_update().
+ * The caller owns and initialises both; each step updates them. After any other change to them,
+ * call mha_transformer_update().
  *
  * Memory   the caller owns *trainer; context and transformers must outlive it. Three floats for
  *          each parameter (four with head_grade), activations for max_tokens and max_source, the
@@ -81,21 +82,21 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_create(mha_context *context,
                                                     const mha_trainer_desc *desc,
                                                     mha_trainer **trainer);
 
-/** Destroy a trainer, not its transformers; NULL is fine. Memory frees all. Errors none. Threads
- * nobody uses it. Since 0.1 */
+/** Destroy a trainer, not its transformers; NULL is fine. Memory frees all. Errors none. Threads no
+ * other thread may be using it. Since 0.1 */
 MHA_API void mha_trainer_destroy(mha_trainer *trainer);
 
 /**
  * One step.
  *
- *   loss out   of the batch before the step; NULL: not wanted
+ *   loss out   of the batch before the step; NULL: not requested
  *
  * Memory   scratch from the context.
- * Errors   MHA_ERR_NULL, _STRIDE, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (no row that counts,
- *          too); MHA_ERR_SIZE (more tokens than the trainer was made for); MHA_ERR_NUMERIC (a weight
- *          of the batch is not finite; the loss or the gradient is not, because a parameter is not
- *          or the learning rate is too large: the message says which); those of the transformer's
- *          calls. Parameters, state and count of steps are then as they were.
+ * Errors   MHA_ERR_NULL, _STRIDE, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (also if no row
+ *          counts); MHA_ERR_SIZE (more tokens than the trainer was created for); MHA_ERR_NUMERIC (a
+ *          weight of the batch is not finite; the loss or the gradient is not, because a parameter
+ *          is not or the learning rate is too large: the detail says which); those of the
+ *          transformer's calls. Parameters, state and count of steps are then unchanged.
  * Threads  one call at a time per context.
  * Accuracy the same bits for any number of threads.
  * Since    0.1
@@ -104,11 +105,11 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,
                                                   const mha_training_batch *batch, double *loss);
 
 /**
- * Only the forward pass: a batch is evaluated, not trained on. Without a row that counts the loss is 0.
+ * Only the forward pass: a batch is evaluated, not trained on. If no row counts, the loss is 0.
  *
- *   probabilities, cross_probabilities   as for mha_transformer_forward(); NULL: not wanted
- *   logits out   a view [B,T,V] of the trainer's own memory, until its next call; NULL: not wanted
- *   loss out     NULL: not wanted, and batch->targets may be NULL
+ *   probabilities, cross_probabilities   as for mha_transformer_forward(); NULL: not requested
+ *   logits out   a view [B,T,V] of the trainer's memory until its next call; NULL: not requested
+ *   loss out     NULL: not requested, and batch->targets may be NULL
  *
  * Memory, Threads  as mha_trainer_step().   Errors  as that; MHA_ERR_NUMERIC for weights only.
  * Since  0.1
@@ -119,10 +120,10 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_evaluate(mha_trainer *trainer,
                                                       const mha_tensor *cross_probabilities,
                                                       mha_tensor *logits, double *loss);
 
-/** Steps done. Memory none. Errors none. Threads as the trainer. Since 0.1 */
+/** The number of steps done. Memory none. Errors none. Threads as the trainer. Since 0.1 */
 MHA_API int64_t mha_trainer_steps(const mha_trainer *trainer);
 
-/* What must be saved to resume a training, besides the parameters and the number of steps. */
+/* What must be saved to resume training, besides the parameters and the number of steps. */
 typedef struct mha_trainer_state {
     mha_transformer *transformer; /* NULL: there is no encoder */
     int64_t count;                /* mha_transformer_size() */
@@ -130,8 +131,8 @@ typedef struct mha_trainer_state {
     const float *gradient; /* [count] of the last step, not clipped; unspecified if it failed */
 } mha_trainer_state;
 
-/** The state of the transformer, or of its encoder. Memory the trainer's own. Errors none. Threads
- * as the trainer. Since 0.1 */
+/** The state of the transformer, or of its encoder. Memory owned by the trainer. Errors none.
+ * Threads as the trainer. Since 0.1 */
 MHA_API mha_trainer_state mha_trainer_state_of(mha_trainer *trainer, bool encoder);
 
 /** Continue after `steps` steps, with m, v and parameters as they were then. Memory none. Errors

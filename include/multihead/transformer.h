@@ -13,10 +13,10 @@
  * feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x). Without one
  * (ff_dim 0) layers are attention alone. With a logit softcap c, logits become c tanh(logits / c).
  *
- * One flat array holds every parameter, so that an optimizer is a loop over numbers; a table names
- * and shapes them. Or the numbers come from a source, such as a file, where matrices stay
- * (mha_transformer_create_from()). Gradients are an array of the same form. The same numbers give the same
- * bits on any number of threads.
+ * One flat array holds every parameter, so that an optimizer is a loop over numbers; a table has
+ * their names and shapes. Alternatively the numbers come from a source, such as a file, where
+ * matrices stay (mha_transformer_create_from()). Gradients are an array of the same form. Bits do
+ * not depend on the number of threads.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -41,7 +41,7 @@ typedef enum mha_position_encoding {
     MHA_ENCODING_NONE = 0,
     MHA_ENCODING_LEARNED = 1,    /* a table [max_length,E], added to the embeddings */
     MHA_ENCODING_SINUSOIDAL = 2, /* added likewise, fixed (Vaswani et al. 2017, section 3.5) */
-    MHA_ENCODING_ROTARY = 3      /* queries and keys are turned, halves paired as in Llama */
+    MHA_ENCODING_ROTARY = 3      /* queries and keys are rotated, halves paired as in Llama */
 } mha_position_encoding;
 
 typedef enum mha_feed_forward {
@@ -55,16 +55,16 @@ typedef enum mha_feed_forward {
 
 /* mha_transformer_desc.flags */
 enum {
-    MHA_TRANSFORMER_CAUSAL = 1 << 0,         /* a token sees itself and what is before it */
+    MHA_TRANSFORMER_CAUSAL = 1 << 0,         /* a token sees itself and earlier ones */
     MHA_TRANSFORMER_POST_NORM = 1 << 1,      /* the norm after the sum, not before the function */
     MHA_TRANSFORMER_EMBEDDING_NORM = 1 << 2, /* a norm on the embeddings (BERT) */
     MHA_TRANSFORMER_BIAS = 1 << 3,           /* linear layers have biases, except the output */
     MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers attend to a memory too */
-    MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the table of tokens */
+    MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the token embedding */
     MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* ends with the last x, normed if pre-norm */
-    MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* MHA_TRANSFORMER_BIAS of q, k and v alone (Qwen 2) */
-    MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o alone */
-    MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers alone */
+    MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* MHA_TRANSFORMER_BIAS of q, k and v only (Qwen 2) */
+    MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o only */
+    MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
     MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on what a block adds (Gemma 2) */
     MHA_TRANSFORMER_PARALLEL = 1 << 11       /* attention and feed-forward of one x (GPT-NeoX) */
 };
@@ -75,17 +75,17 @@ enum {
     MHA_LAYER_WINDOW = 1 << 1,          /* left_keys, right_keys and sink_keys apply */
     MHA_LAYER_QK_NORM = 1 << 2,         /* q and k are normalised, before they are rotated */
     MHA_LAYER_SINKS = 1 << 3,           /* learned sink logits */
-    MHA_LAYER_ALIBI = 1 << 4,           /* slopes, which begin as mha_alibi_slopes() */
+    MHA_LAYER_ALIBI = 1 << 4,           /* slopes, initially mha_alibi_slopes() */
     MHA_LAYER_NO_ROPE = 1 << 5,         /* no rotation in this layer */
     MHA_LAYER_ROPE_INTERLEAVED = 1 << 6 /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
 };
 
-/* What becomes of the frequencies f_i = base^(-2 i / R) of a rotation, with n = rope_original_length
- * and s = rope_factor: positions turn pair i by pos f'_i. */
+/* How the frequencies f_i = base^(-2 i / R) of a rotation are scaled, with n = rope_original_length
+ * and s = rope_factor: position pos rotates pair i by pos f'_i. */
 typedef enum mha_rope_scaling {
     MHA_ROPE_SCALING_LINEAR = 0, /* f' = f / s (Chen et al. 2023) */
-    /* f' = f / s below n f / (2 pi) = rope_low turns, f above rope_high, in between the mean of the
-     * two weighted by the turns (Llama 3.1) */
+    /* f' = f / s below n f / (2 pi) = rope_low turns, f above rope_high, in between a mean of the
+     * two, weighted by the turns (Llama 3.1) */
     MHA_ROPE_SCALING_LLAMA3 = 1,
     /* f'_i = f_i (1 - r_i) + f_i / s r_i; r rises from 0 to 1 between the i that turn rope_high and
      * rope_low times in n positions, rounded outwards. Cosines and sines are multiplied by
@@ -134,11 +134,11 @@ typedef struct mha_transformer_desc {
     float norm_epsilon; /* 0: 1e-5 */
     float rope_base;    /* 0: 10000 */
     uint32_t reserved;  /* 0 */
-    /* [L] of self-attention, 0 .. num_heads, with a head_dim: layers that do not have as many heads
-     * as others; NULL: num_heads. A layer of 0 adds the bias of its output and nothing else, and
-     * has no other parameters of attention but a post-norm's. Gates, probabilities and what else is
-     * [H] keep room for num_heads. Copied; mha_transformer_describe() gives the transformer's own
-     */
+    /* [L] heads of each layer's self-attention, 0 .. num_heads, together with head_dim; NULL:
+     * num_heads. A layer without heads adds the bias of its output and nothing else, and has no
+     * other attention parameters except a post-norm's. Gates, probabilities and all else with an
+     * axis H keep room for num_heads. Copied; mha_transformer_describe() returns the transformer's
+     * own */
     const int64_t *layer_heads;
     /* [L], each a divisor of the layer's heads; NULL: kv_heads, or as many as heads where kv_heads
      * is num_heads */
@@ -146,8 +146,8 @@ typedef struct mha_transformer_desc {
     /* Token types (BERT's segments): a table [type_count,E] whose row is added to the embedding of
      * each token; 0: none. With it the sum of the tables' rows is rounded once */
     int64_t type_count;
-    /* [L] of one struct_size: further settings of each layer's self-attention; NULL: none. Copied,
-     * as layer_heads */
+    /* [L], all of the same struct_size: further settings of each layer's self-attention; NULL:
+     * none. Copied, as layer_heads */
     const mha_layer_desc *layers;
     float embed_scale;   /* 0: 1; sqrt(E) in Gemma */
     float logit_softcap; /* 0: none */
@@ -157,11 +157,11 @@ typedef struct mha_transformer_desc {
 typedef struct mha_transformer mha_transformer;
 
 /**
- * Make a transformer with matrices and biases 0 and norms 1.
+ * Create a transformer whose matrices and biases are 0 and whose norms are 1.
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
- *          outlive it (the context need not). Of rotary or sinusoidal positions max_length D or
- *          max_length E floats, which activations and decoders touch as far as they need them.
+ *          outlive it (the context need not). Tables of rotary positions take max_length D floats,
+ *          of sinusoidal ones max_length E; activations and decoders touch only what they need.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _SIZE, _UNSUPPORTED, _NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
@@ -170,31 +170,31 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
                                                         mha_transformer **transformer);
 
 /* mha_transformer_source.flags */
-enum { MHA_SOURCE_PACK = 1 << 0 /* matrices are read once, and packed: 4 bytes a number */ };
+enum { MHA_SOURCE_PACK = 1 << 0 /* matrices are read once, and packed: 4 bytes per number */ };
 
-/* Where the numbers of parameters come from, if not from an array of f32: from a file, of fewer
- * bits, in another order. */
+/* Where the numbers of parameters come from, if not from an array of f32: for example a file, with
+ * fewer bits per number or another order. */
 typedef struct mha_transformer_source {
     uint32_t struct_size;
     uint32_t flags;
-    /* Of parameter number `parameter`, rows row .. row + rows - 1 and of them columns column ..
-     * column + columns - 1, into to [rows,columns], contiguous. A vector has one column. Called by
-     * several threads at once, with ranges inside the parameter, and cannot fail: what can is
-     * checked before. The same numbers each time */
+    /* Read rows row .. row + rows - 1, and of these columns column .. column + columns - 1, of
+     * parameter number `parameter` into to [rows,columns], contiguous. A vector has one column.
+     * Called by several threads at once, with ranges inside the parameter. Must give the same
+     * numbers each time, and cannot fail: whatever can fail must be checked before */
     void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
-    void (*release)(void *user); /* by mha_transformer_destroy(); may be NULL */
+    void (*release)(void *user); /* called by mha_transformer_destroy(); may be NULL */
     void *user;
-    /* The same, coded: at most MHA_CODED_ROWS rows (what to has of others is not read) and at most
-     * MHA_CODED_COLUMNS columns, from a multiple of that on, in whole runs. false: they cannot be
-     * coded, which must be so for all columns of a row or for none. May be NULL: no row can */
+    /* The same, coded: at most MHA_CODED_ROWS rows (other rows of *to are not used) and at most
+     * MHA_CODED_COLUMNS columns, from a multiple of that on, in whole runs. Returns false if they
+     * cannot be coded, which must hold for all columns of a row or for none. NULL: no row can be */
     bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                        int64_t column, int64_t columns, mha_coded *to);
     mha_compute compute; /* the arithmetic of linear layers, see below */
     uint32_t reserved;   /* 0 */
-    /* Where rows row .. row + rows - 1 lie in memory as *type, MHA_F16 or MHA_BF16, all columns beside
-     * each other, *stride elements apart, as long as the source lives; NULL: they do not. May be NULL:
-     * no row does. Products then read them there, with the same bits */
+    /* Returns where rows row .. row + rows - 1 are in memory as *type, MHA_F16 or MHA_BF16, with
+     * adjacent columns and rows *stride elements apart, as long as the source lives; products then
+     * read them there, with the same bits. Returns NULL if they are not. NULL: no row is */
     const void *(*find_rows)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                              mha_dtype *type, int64_t *stride);
 } mha_transformer_source;
@@ -203,47 +203,50 @@ typedef struct mha_transformer_source {
  *
  *   in each row of x, of inputs 32 i .. 32 i + 31:
  *     unit = max |x| / 127       x8 = round(x (127 / max |x|)), to nearest, ties to even
- *   y = b, and then for each run of inputs, in their order (mha_coded in base.h; sums over the run):
+ *   y = b, and then for each run of inputs, in order (mha_coded in base.h; sums over the run):
  *     y = y + sum(number x8) (scale unit)
  *     y = y + offset (unit sum(x8))                  where mha_coded.has_offsets
  *
- * Sums are exact integers; every operation of f32 rounds on its own, none is fused. A run of 16 has
- * the unit of the 32 inputs that it is half of. What is below 2^-80 in all of its 32 inputs counts as
- * 0; a row of x with an element that is not finite, or is 2^93 or more, gives NaN throughout.
+ * Sums are exact integers; every f32 operation is rounded separately, none is fused. A run of 16
+ * has the unit of the 32 inputs that it is half of. Groups of 32 inputs that are all below 2^-80
+ * count as 0; a row of x with an element that is not finite, or is 2^93 or more, gives NaN
+ * throughout.
  *
  * Accuracy  |y - exact| <= sum |w| (0.5001 unit + 2^-80) + (n + 4) 2^-24 (|b| + sum of the sizes of
  *           the n terms above) + 2^-120: docs/numerics.md 13.4 has the derivation and figures of a
  *           model.
- * Bits      the same on every instruction set including portable C, for any threads, rows together
- *           and strips.
+ * Bits      the same on every instruction set including portable C, for any number of threads and
+ *           of rows in a call, and any division into strips.
  *
  * Rows that cannot be coded are computed in f32.
  *
  * With compute = MHA_COMPUTE_BF16 all linear layers are those of mha_linear_create_bf16() (nn.h),
- * whatever type their weights are stored in. Rows of bf16 are multiplied where they lie (find_rows).
+ * whatever type their weights are stored in. Rows of bf16 are multiplied in place (find_rows).
  *
- * All else (attention, norms, embeddings) is computed in f32 as without them. Forward calls, decoders
- * and views only: mha_transformer_backward() refuses; a transformer that is pruned from one of these, or
- * copied, computes in f32. */
+ * Everything else (attention, norms, embeddings) is computed in f32 as without them. Forward calls,
+ * decoders and views only: mha_transformer_backward() refuses; a transformer that is pruned from one
+ * of these, or copied, computes in f32. */
 
 /**
- * A transformer whose matrices and table of tokens stay where they are: each product reads rows of
- * them as it goes, as many as fit in a cache, once for all tokens of a call. Everything else (norms,
- * biases, positions, types, ...) is read by mha_transformer_update(), which must come before the
- * first use; so the source may first look at the parameters' names (mha_transformer_parameter()).
- * What is computed has the bits of a transformer with the same numbers in an array.
+ * Create a transformer whose matrices and token embedding stay where they are: each product reads
+ * rows of them as it goes, as many as fit in a cache, once for all tokens of a call. Everything
+ * else (norms, biases, positions, types, ...) is read by mha_transformer_update(), which must come
+ * before the first use; so the source may first look up the parameters' names
+ * (mha_transformer_parameter()). Results have the bits of a transformer with the same numbers in an
+ * array.
  *
- * Such a transformer runs forward, backward and step by step, is pruned, looked into and saved; it is
- * not initialised or trained, since mha_transformer_data() is NULL (mha_transformer_copy()).
+ * Such a transformer can run forward, backward and step by step, and can be pruned, inspected and
+ * saved. It cannot be initialised or trained, since mha_transformer_data() is NULL; its
+ * mha_transformer_copy() can.
  *
  * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
- *          matrices; source is copied. Its user must live until it is released, by the end of this
- *          transformer and of those that were pruned from it; an error here does not release it.
- *          Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch a thread, more
- *          where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8, if that is more, 832 bytes
- *          for every 256 inputs of a token, and a thread 585 KiB and 32 rows; with MHA_COMPUTE_BF16 the
- *          inputs of all tokens besides, and a thread 32 rows. Backward calls take room
- *          for one matrix.
+ *          matrices; source is copied. Its user must live until it is released, when this
+ *          transformer and those that were pruned from it are destroyed; an error here does not
+ *          release it. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch per
+ *          thread, more where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8, if that is
+ *          more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread; with
+ *          MHA_COMPUTE_BF16 in addition the inputs of all tokens, and 32 rows per thread. Backward
+ *          calls take room for one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; others than MHA_COMPUTE_F32 with MHA_SOURCE_PACK;
  *          MHA_COMPUTE_INT8 without read_coded).
@@ -254,8 +257,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *contex
                                                              const mha_transformer_source *source,
                                                              mha_transformer **transformer);
 
-/** Destroy a transformer; NULL is fine. Memory frees all. Errors none. Threads nobody uses it.
- * Since 0.1 */
+/** Destroy a transformer; NULL is fine. Memory frees all. Errors none. Threads no other thread may
+ * be using it. Since 0.1 */
 MHA_API void mha_transformer_destroy(mha_transformer *transformer);
 
 /** The description with every default filled in. Memory fills *desc, all of this header's struct.
@@ -265,11 +268,11 @@ MHA_API void mha_transformer_describe(const mha_transformer *transformer,
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* What a parameter is for: how it begins, and whether weight decay holds for it. */
+/* What a parameter is: this decides how it is initialised and whether weight decay applies. */
 typedef enum mha_parameter_kind {
     MHA_PARAMETER_MATRIX = 0,    /* [outputs, inputs]; the only kind that decays */
     MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions, types */
-    MHA_PARAMETER_BIAS = 2,      /* T5's tables and sinks too: all begin as 0 */
+    MHA_PARAMETER_BIAS = 2,      /* T5's tables and sinks too: all are initially 0 */
     MHA_PARAMETER_NORM = 3,
     MHA_PARAMETER_CONSTANT = 4 /* ALiBi's slopes: not learned, their gradient is 0 */
 } mha_parameter_kind;
@@ -284,11 +287,10 @@ typedef struct mha_parameter {
     int64_t shape[2];
 } mha_parameter;
 
-/** How many parameters (named arrays) there are. Memory none. Errors none. Threads any. Since 0.1
- */
+/** The number of parameters (named arrays). Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_parameters(const mha_transformer *transformer);
 
-/** How many numbers they hold together. Memory none. Errors none. Threads any. Since 0.1 */
+/** The number of elements of all parameters. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 
 /**
@@ -311,30 +313,30 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 MHA_API MHA_NODISCARD mha_status mha_transformer_parameter(const mha_transformer *transformer,
                                                            int64_t index, mha_parameter *parameter);
 
-/** The flat array itself, mha_transformer_size() floats; NULL of a transformer with a source. After a
- * change call mha_transformer_update(). Memory the transformer's own. Errors none. Threads as the
- * transformer. Since 0.1 */
+/** The flat array itself, mha_transformer_size() floats; NULL for a transformer with a source.
+ * After a change call mha_transformer_update(). Memory owned by the transformer. Errors none.
+ * Threads as the transformer. Since 0.1 */
 MHA_API float *mha_transformer_data(mha_transformer *transformer);
 
 /**
- * Rows row .. row + rows - 1 of a parameter, wherever its numbers are.
+ * Read rows row .. row + rows - 1 of a parameter, wherever its numbers are.
  *
  *   to [rows, columns] out, contiguous; a vector has one column
  *
  * Memory   none but the caller's.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (another transformer's parameter, no such rows).
- * Threads  any, while nobody changes the transformer.   Since  0.1
+ * Threads  any, while no thread changes the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_read(const mha_transformer *transformer,
                                                       const mha_parameter *parameter, int64_t row,
                                                       int64_t rows, float *to);
 
 /**
- * Apply changed parameters: pack the matrices anew. With a source, read what does not stay there.
+ * Apply changed parameters: pack the matrices again. With a source, read what does not stay there.
  *
  * Memory   nothing is allocated; with a source scratch of the context.
- * Errors   MHA_ERR_NULL, what mha_module_set_parameter() gives; with a source MHA_ERR_NOMEM.
- * Threads  nobody else uses the transformer.   Since  0.1
+ * Errors   MHA_ERR_NULL, those of mha_module_set_parameter(); with a source MHA_ERR_NOMEM.
+ * Threads  no other thread may be using the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_update(mha_context *context,
                                                         mha_transformer *transformer);
@@ -344,18 +346,18 @@ typedef struct mha_transformer_init {
     uint32_t reserved; /* 0 */
     uint64_t seed;
     double embedding_std; /* 0: 1 / sqrt(E) */
-    double position_std;  /* of learned positions; 0: they begin as 0 */
+    double position_std;  /* of learned positions; 0: they start as 0 */
     double head_grade;    /* head h's W_V and W_O are multiplied by its h-th power; 0: 1 */
 } mha_transformer_init;
 
 /**
  * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
- * down_proj) by 1 / sqrt(number of such matrices) smaller still; embeddings as said; biases 0,
- * norms 1. From Philox words by seed and place: the same on every machine. Calls
- * mha_transformer_update().
+ * down_proj) smaller by another 1 / sqrt(number of such matrices); embeddings with embedding_std
+ * and position_std; biases 0, norms 1. Drawn by Philox from the seed and the place of each number:
+ * the same on every machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED.
- * Threads  nobody else uses the transformer.   Since  0.1
+ * Threads  no other thread may be using the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context,
                                                             mha_transformer *transformer,
@@ -363,7 +365,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context
 
 /* ---- forward, backward ----------------------------------------------------------------------- */
 
-/* What a forward call leaves for a backward one, and for whoever looks at heads. */
+/* What a forward call keeps for a backward call and for the inspection of heads. */
 typedef struct mha_activations mha_activations;
 
 typedef struct mha_transformer_input {
@@ -376,26 +378,27 @@ typedef struct mha_transformer_input {
     const mha_tensor *gates;       /* f32 [L,H], times each head's output; NULL: 1 */
     const mha_tensor *cross_gates; /* the same for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
-    uint64_t dropout_seed;         /* a new one each step; layers draw from it apart */
-    /* f32 [L,H D] in, with gates: what stands for a head of self-attention as far as its gate
-     * closes it, gate z + (1 - gate) mean, at every token; NULL: 0. Forward calls only */
+    uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
+    /* f32 [L,H D] in, with gates: what replaces the output z of a self-attention head to the extent
+     * that its gate is closed, gate z + (1 - gate) mean, at every token; NULL: 0. Forward calls
+     * only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
     const mha_tensor *last_hidden; /* f32 [B,T,E] out: what W_out reads; NULL. Forward calls only */
-    /* [L] pointers, each NULL or what else is wanted of that layer's self-attention (attention.h),
-     * with as many heads as the layer has; lse is in mha_layer_view. A layer without heads writes
+    /* [L] pointers, each NULL or further outputs of that layer's self-attention (attention.h), with
+     * as many heads as the layer has; lse is in mha_layer_view. A layer without heads writes
      * nothing. Outputs of different layers may share memory. Forward calls only */
     const mha_attention_outputs *const *outputs;
-    /* Called when a layer is done, with views of it at hand: mha_activations_layer() of this layer.
-     * Anything but MHA_OK ends the call and is handed back. Must not use activations otherwise.
+    /* Called when a layer is done; mha_activations_layer() of this layer gives views of it. A
+     * status other than MHA_OK ends the call and is returned. Must not use activations otherwise.
      * Forward calls only */
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *after_layer_user;
 } mha_transformer_input;
 
 /**
- * Make room for batches of up to max_tokens = B T tokens (and, with cross-attention, max_memory =
- * B S rows of memory).
+ * Create activations for batches of up to max_tokens = B T tokens (and, with cross-attention,
+ * max_memory = B S rows of memory).
  *
  * Memory   the caller owns *activations: about (2 to 4 x E + 3 to 4 x F + heads) L floats for each
  *          token; from the context's allocator, which must outlive it.
@@ -406,22 +409,23 @@ MHA_API MHA_NODISCARD mha_status mha_activations_create(mha_context *context,
                                                         int64_t max_tokens, int64_t max_memory,
                                                         mha_activations **activations);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.1 */
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using it.
+ * Since 0.1 */
 MHA_API void mha_activations_destroy(mha_activations *activations);
 
 /**
- * The whole transformer.
+ * Run the transformer forward.
  *
  *   output [B,T,V] out, the logits; with MHA_TRANSFORMER_NO_OUTPUT [B,T,E]; NULL: not computed
  *   probabilities [L,B,H,T,T] out, of self-attention, 0 for heads that a layer does not have;
  *   cross_probabilities [L,B,H,T,S] out; or NULL
  *
- * Rows beyond a sequence's length are computed, but mean nothing. With activations NULL the call
- * keeps what two layers need and nothing afterwards: for inference. after_layer then sees its layer
- * only, without the sum before a post-norm.
+ * Rows beyond a sequence's length are computed, but are meaningless. With activations NULL, for
+ * inference, the call holds what two layers need at a time, and keeps nothing. after_layer then
+ * sees its layer only, without the sum before a post-norm.
  *
- * Memory   activations are overwritten; scratch from the context, without activations that of two
- *          layers' activations too.
+ * Memory   activations are overwritten; scratch from the context, including the activations of two
+ *          layers if activations is NULL.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a token, a
  *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). Outputs
  *          are then unspecified; without activations they are untouched unless after_layer failed.
@@ -432,8 +436,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
     mha_activations *activations, const mha_tensor *output, const mha_tensor *probabilities,
     const mha_tensor *cross_probabilities);
 
-/* ---- looking at what a forward call kept -------------------------------------------------------
- */
+/* ---- inspecting what a forward call kept ----------------------------------------------------- */
 
 /* The functions between a layer's residual connections. */
 typedef enum mha_layer_part {
@@ -442,8 +445,8 @@ typedef enum mha_layer_part {
     MHA_PART_FEED_FORWARD = 2
 } mha_layer_part;
 
-/* What one of them read and made, as views of the activations. H, Hk and D are this layer's. What a
- * part does not have is a tensor of ndim 0 without data. In attention S is T, or the memory's rows.
+/* What a part read and computed, as views of the activations. H, Hk and D are this layer's. What a
+ * part does not have is a tensor of ndim 0 without data. In attention S is T, or the memory's.
  */
 typedef struct mha_layer_view {
     uint32_t struct_size; /* in: sizeof(mha_layer_view) */
@@ -456,17 +459,17 @@ typedef struct mha_layer_view {
     mha_tensor q;            /* [B,H,T,D] as attention saw it: rotary positions are in q and k */
     mha_tensor k, v;         /* [B,Hk,S,D] */
     mha_tensor lse;          /* [B,H,T] */
-    mha_tensor heads;        /* [B,H,T,D] what each head found, times its gate */
+    mha_tensor heads;        /* [B,H,T,D] each head's output, times its gate */
     mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: what W_o reads */
     mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: what W_down reads */
-    /* What made heads of q, k and v, without gates, dropout and lengths: for
+    /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
 } mha_layer_view;
 
 /**
- * Views of a part of a layer as the last mha_transformer_forward() left it. To be read, not
- * written; those of different parts share memory (one's next is another's stream).
+ * Views of a part of a layer as the last mha_transformer_forward() left it. They are read-only;
+ * those of different parts share memory (one's next is another's stream).
  *
  * Memory   fills *view; borrowed until the activations' next forward or backward call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer, a part that it does not
@@ -487,13 +490,14 @@ typedef struct mha_stream_view {
     mha_tensor normed;   /* after it; last itself without one. W_out reads it */
 } mha_stream_view;
 
-/** The same of the stream's ends. Memory, Errors, Threads as mha_activations_layer(). Since 0.1 */
+/** Views of the ends of the stream. Memory, Errors, Threads as mha_activations_layer().
+ * Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_activations_stream(const mha_activations *activations,
                                                         mha_stream_view *view);
 
 /**
- * The parameter of a name (mha_transformer_parameter() lists them); with layer >= 0, of a name
- * without "layers.N." in front: "self_attn.o_proj.weight".
+ * Find a parameter by its name (mha_transformer_parameter() lists them); with layer >= 0, by its
+ * name without the prefix "layers.N.": "self_attn.o_proj.weight".
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is none.
  * Threads  any.   Since  0.1
@@ -502,23 +506,23 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_find(const mha_transformer *tra
                                                       int64_t layer, const char *name,
                                                       mha_parameter *parameter);
 
-/* Where gradients go. Each is added to what is there. */
+/* Where gradients go. All are accumulated: added to what is there. */
 typedef struct mha_transformer_gradients {
     uint32_t struct_size;
     uint32_t reserved;             /* 0 */
-    float *parameters;             /* mha_transformer_size() floats; NULL: not wanted */
-    const mha_tensor *memory;      /* [B,S,memory_dim]; NULL: not wanted */
-    const mha_tensor *gates;       /* [L,H]; NULL: not wanted */
+    float *parameters;             /* mha_transformer_size() floats; NULL: not requested */
+    const mha_tensor *memory;      /* [B,S,memory_dim]; NULL: not requested */
+    const mha_tensor *gates;       /* [L,H]; NULL: not requested */
     const mha_tensor *cross_gates; /* [L,H] */
-    /* f32 [L,B,H,T], of self-attention: head's output times the gradient by it, summed over the
-     * head's numbers. Where gates are 1 its sum over the tokens of a sequence is the gradient by
-     * that sequence's gate */
+    /* f32 [L,B,H,T], of self-attention: a head's output times the gradient with respect to it,
+     * summed over its elements. Where gates are 1, its sum over the tokens of a sequence is the
+     * gradient with respect to the gate of that sequence */
     const mha_tensor *heads;
 } mha_transformer_gradients;
 
 /**
- * The gradients of a loss whose gradient by the output is output_gradient, after
- * mha_transformer_forward() with the same input and activations (which are used up).
+ * The gradients of a loss whose gradient with respect to the output is output_gradient, after
+ * mha_transformer_forward() with the same input and activations (which are consumed).
  *
  *   output_gradient as output, in
  *
@@ -535,22 +539,22 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
 /* ---- fewer heads ----------------------------------------------------------------------------- */
 
 /**
- * A smaller transformer without some heads of self-attention: their rows of W_q, W_k and W_v and
- * their columns of W_o are not in it. It computes what the old one does with the gates of these
- * heads 0; with num_heads head_dim <= 128 to the bit.
+ * Create a smaller transformer without some heads of self-attention: their rows of W_q, W_k and W_v
+ * and their columns of W_o are left out. It computes what the old one does if the gates of these
+ * heads are 0; with num_heads head_dim <= 128 to the bit.
  *
- *   keep f32 [L,H] in, 1: stays, 0: goes
+ *   keep f32 [L,H] in, 1: keep, 0: remove
  *
- * A key/value head goes with the last head that reads it. Where groups are left with different
+ * A key/value head is removed with the last head that reads it. If groups are left with different
  * numbers of heads, key/value heads are repeated for groups of a size that divides all: exact, but
- * not smaller for it. num_heads becomes the most that a layer has left; cross-attention stays, and
- * with it num_heads.
+ * it saves no key/value heads. num_heads becomes the largest number of heads left in a layer,
+ * unless there is cross-attention, which keeps all its heads.
  *
  * Memory   the caller owns *pruned, as from mha_transformer_create(). With a source *pruned has one
- *          too, which reads from this transformer: its memory is then freed when both are destroyed,
- *          in any order.
+ *          too, which reads from this transformer: its memory is then freed when both are
+ *          destroyed, in any order.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _NOMEM; MHA_ERR_ARGUMENT (keep is neither 0 nor
- *          1). *pruned is then as it was.
+ *          1). *pruned is then unchanged.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_prune(mha_context *context,
@@ -560,12 +564,13 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_prune(mha_context *context,
 
 /**
  * Grouped queries (Ainslie et al. 2023, 2.1): the keys and values of neighbouring heads become one
- * head, whose W_k, W_v and biases are the mean of theirs. The model computes something else
- * afterwards, and wants to be trained on.
+ * head, whose W_k, W_v and biases are the mean of theirs. The result is another function, which
+ * needs further training.
  *
  *   kv_heads  of every layer that has heads: a divisor of the number that it has
  *
- * Memory   as mha_transformer_prune().   Errors  MHA_ERR_NULL, _NOMEM; MHA_ERR_SHAPE (no divisor).
+ * Memory   as mha_transformer_prune().   Errors  MHA_ERR_NULL, _NOMEM; MHA_ERR_SHAPE (not a
+ *          divisor).
  * Threads  one call per context.   Accuracy  means in double, rounded once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
@@ -574,8 +579,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
                                                           mha_transformer **shared);
 
 /**
- * The same transformer with an array, mha_transformer_data(), wherever its numbers come from: to be
- * changed or trained.
+ * A copy with an array, mha_transformer_data(), wherever the numbers come from: to be changed or
+ * trained.
  *
  * Memory   the caller owns *copy, as from mha_transformer_create().   Errors  MHA_ERR_NULL, _NOMEM.
  * Threads  one call per context.   Since  0.1
@@ -586,19 +591,20 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_copy(mha_context *context,
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 
-/* A causal transformer under way: the keys and values of the tokens so far, for each layer. */
+/* The state of a causal transformer while decoding: each layer's keys and values of the tokens so
+ * far. */
 typedef struct mha_decoder mha_decoder;
 
 typedef struct mha_decoder_desc {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     int64_t batch;     /* B, sequences of equal length; 0: 1 */
-    int64_t capacity;  /* tokens of a sequence, at most max_length; 0: max_length */
-    int64_t max_step;  /* tokens of a sequence in one step; 0: capacity */
+    int64_t capacity;  /* most tokens of a sequence, up to max_length; 0: max_length */
+    int64_t max_step;  /* most tokens of a sequence in one step; 0: capacity */
 } mha_decoder_desc;
 
 /**
- * Begin to decode. desc may be NULL.
+ * Create a decoder. desc may be NULL.
  *
  * Memory   the caller owns *decoder; 2 L B capacity Hk D floats that are touched as they are used,
  *          and activations of two layers for B max_step tokens; from the context's allocator, which
@@ -612,23 +618,24 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     const mha_decoder_desc *desc,
                                                     mha_decoder **decoder);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads nobody uses it. Since 0.1 */
+/** Destroy; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using it.
+ * Since 0.1 */
 MHA_API void mha_decoder_destroy(mha_decoder *decoder);
 
 /** The number of tokens that each sequence holds. Memory none. Errors none. Threads any while
- * nobody steps. Since 0.1 */
+ * no step is running. Since 0.1 */
 MHA_API int64_t mha_decoder_length(const mha_decoder *decoder);
 
 /**
- * Forget the tokens from `length` on: a rejected draft, or 0 for new sequences.
+ * Discard the tokens from `length` on: a rejected draft, or with 0 all, for new sequences.
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT if it holds fewer.
- * Threads  nobody else uses the decoder.   Since  0.1
+ * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
 
 /**
- * The next n tokens of every sequence; their output.
+ * Process the next n tokens of every sequence.
  *
  *   tokens i32 [B,n], 1 <= n <= max_step
  *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); NULL: not computed
@@ -637,7 +644,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int6
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_SIZE (more than max_step tokens, or sequences
- *          beyond the capacity). The decoder is then as it was, output unspecified.
+ *          longer than the capacity). The decoder is then unchanged, output unspecified.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_decoder *decoder,

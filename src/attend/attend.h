@@ -35,7 +35,7 @@ MHA_NODISCARD mha_status mhai_attend_position(const mhai_attend *a);
  * all that it holds; after an error the caller truncates the cache. */
 MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
 
-/* What a norm read, and where the gradient of its weight is added; weight NULL: not wanted. */
+/* What a norm read, and where the gradient of its weight is added; weight NULL: not requested. */
 typedef struct mhai_attend_norm {
     const mha_tensor *input; /* as q or k; ignored without norms */
     float *weight;           /* [D] */

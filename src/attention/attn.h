@@ -17,7 +17,7 @@ typedef struct mhai_attn_problem {
     int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
     int64_t group;                 /* H / Hk, query heads per key/value head */
     mha_tensor q, k, v, o;
-    mha_tensor lse, probabilities; /* data NULL: not wanted */
+    mha_tensor lse, probabilities; /* data NULL: not requested */
     mhai_attn_wanted want;         /* the other outputs */
     float scale;
     bool causal, window, strict;

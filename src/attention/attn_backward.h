@@ -6,7 +6,7 @@
 
 #include <multihead/backward.h>
 
-/* Sums of parameter gradients over all pairs, in double; NULL: not wanted. A path fills them in, in
+/* Sums of parameter gradients over all pairs, in double; NULL: not requested. A path fills them in, in
  * an order that does not depend on threads; they are written out at the end. */
 typedef struct mhai_backward_sums {
     double *alibi, *gates;           /* [B, H] */
@@ -19,7 +19,7 @@ typedef struct mhai_backward_sums {
 typedef struct mhai_backward_problem {
     mhai_attn_problem p; /* o and lse are inputs */
     mha_tensor o_gradient;
-    /* Gradients that are wanted; data NULL: not wanted. */
+    /* Gradients that are wanted; data NULL: not requested. */
     mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates, scale;
     bool accumulate;
     double *delta; /* [batch, H, rows] dO . o, of each row of q; NaN: the row is not finite */

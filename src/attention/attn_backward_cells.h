@@ -107,7 +107,7 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
                            const mhai_attn_sequence *seq, int64_t hk, int64_t key, bool rows);
 
 /* Compute c p kept into w->p and ds into w->x, for the chunk against the block at key, both loaded.
- * The gates' share is added to *share, in the order of the rows; NULL: not wanted. False if nothing
+ * The gates' share is added to *share, in the order of the rows; NULL: not requested. False if nothing
  * is visible. */
 bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                     int64_t key, double *share, mhai_cell *at);

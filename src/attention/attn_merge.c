@@ -15,7 +15,7 @@ enum { ROWS = 64, COLUMNS = 64 }; /* queries of a work item; elements of a row a
 typedef struct merge_job {
     const mha_attention_part *parts;
     int64_t count;
-    mha_tensor o, lse; /* lse.ndim 0: not wanted */
+    mha_tensor o, lse; /* lse.ndim 0: not requested */
     double *weights;   /* [threads][count] */
 } merge_job;
 

@@ -25,7 +25,7 @@ enum { FETCH_L2_KEYS = 256 };
 
 typedef struct tiled_job {
     mhai_attn_walk walk;
-    mhai_attn_kept kept; /* m NULL: not wanted */
+    mhai_attn_kept kept; /* m NULL: not requested */
     bool one_block;      /* attn_one_block.c takes it */
 } tiled_job;
 

@@ -17,7 +17,7 @@
 
 typedef struct linear_back {
     mhai_linear_problem p;    /* its o is o_gradient */
-    mha_tensor q, k, v, s, z; /* gradients; data NULL: not wanted */
+    mha_tensor q, k, v, s, z; /* gradients; data NULL: not requested */
     bool accumulate;
     mha_feature_map_gradient_fn map_gradient;
     double *rows; /* [batch, H, rows of q][2]: 1 / m and g . o; 0, 0 if m is 0 */

@@ -104,7 +104,7 @@ static bool is_empty(const mha_tensor *tensor)
  * are anything up to 2^63 (NumPy's strides are then 0); no loop over nothing runs for 2^31 rows. */
 static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
-    const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes an element, two ends, and a margin */
+    const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes per element, two ends, and a margin */
     const bool empty = is_empty(tensor);
     *low = *high = 0;
     for (int i = 0; i < tensor->ndim; i++) {

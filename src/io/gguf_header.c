@@ -196,7 +196,7 @@ static mha_status take_layout(reader *r, mha_gguf_tensor *made)
     if (made->dims[0] % kind->elements != 0)
         return mha_fail(
             MHA_ERR_FORMAT,
-            "%s: %s: rows of %" PRId64 " elements are no whole blocks of %s, which have "
+            "%s: %s: rows of %" PRId64 " elements are not whole blocks of %s, which have "
             "%d; the file is damaged, fetch it again",
             r->file->path.text, where(r).text, made->dims[0], kind->name, (int)kind->elements);
     if (__builtin_mul_overflow(made->count / kind->elements, (int64_t)kind->bytes, &made->bytes))
@@ -229,7 +229,7 @@ static mha_status read_alignment(const mha_gguf *file, uint32_t *alignment)
     return *alignment > 0 && (*alignment & (*alignment - 1)) == 0
                ? MHA_OK
                : mha_fail(MHA_ERR_FORMAT,
-                          "%s: general.alignment is no power of two of type U32; the file is "
+                          "%s: general.alignment is not a power of two of type U32; the file is "
                           "damaged, fetch it again",
                           file->path.text);
 }
@@ -295,7 +295,7 @@ static mha_status take_version(reader *r)
     uint32_t version = 0;
     MHA_TRY(take(r, 4, 1, &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: does not begin with GGUF; this is no GGUF file",
+        return mha_fail(MHA_ERR_FORMAT, "%s: does not begin with GGUF; this is not a GGUF file",
                         r->file->path.text);
     MHA_TRY(take_u32(r, &version));
     if (version == 2 || version == 3) return MHA_OK;

@@ -133,7 +133,7 @@ static mha_status check_metadata(const char *path, json_t *metadata)
         return mha_fail(MHA_ERR_FORMAT, "%s: __metadata__ is not a JSON object",
                         mhai_show_path(path).text);
     json_object_foreach(metadata, key, value) if (!json_is_string(value)) return mha_fail(
-        MHA_ERR_FORMAT, "%s: __metadata__: '%s' is no text", mhai_show_path(path).text,
+        MHA_ERR_FORMAT, "%s: __metadata__: '%s' is not text", mhai_show_path(path).text,
         mhai_show_name(key).text);
     return MHA_OK;
 }

@@ -127,10 +127,10 @@ typedef struct mhai_tile {
     float *m, *l; /* [rows], running maximum (log2 units) and sum, in and out */
     const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, scores as they are */
     const mhai_dropout *dropout; /* NULL: none; not used by tile_probabilities */
-    float *alpha;                /* [rows] out, the factor a; NULL: not wanted */
+    float *alpha;                /* [rows] out, the factor a; NULL: not requested */
     float *scores; /* [rows][MHAI_SCORE_STRIDE] out of tile_forward: scores as they are masked, from
-                      begin to end; NULL: not wanted */
-    mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not wanted */
+                      begin to end; NULL: not requested */
+    mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not requested */
     mhai_fetch *fetch;                /* tile_forward: used up as panels go by; NULL: nothing */
     float factor;                     /* bf16_forward: of scores, whose q comes without it */
     bool pairs;                       /* bf16_forward: as its q, k and v were made */
@@ -316,7 +316,7 @@ typedef struct mhai_tile_back {
     const float *lse;   /* [rows], log2 units; +inf: the row has no key */
     const float *delta; /* [rows] dO . o; NaN: the row is not finite */
     const float *gate;  /* [rows] */
-    float *share;       /* [rows] out: sum of p kept x; NULL: not wanted */
+    float *share;       /* [rows] out: sum of p kept x; NULL: not requested */
     const int *ends;    /* [rows] where each row's keys end, from begin on, if the tile has no mask;
                            NULL: at its end */
     const struct mhai_shaw_back *shaw; /* NULL: none */

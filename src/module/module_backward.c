@@ -14,7 +14,7 @@
 
 enum { MAX_PARAMETERS = 12, MAX_OUTPUTS = 3 + MAX_PARAMETERS, INPUTS = 9 };
 
-/* Where the gradient of a projection goes; data NULL: not wanted. */
+/* Where the gradient of a projection goes; data NULL: not requested. */
 typedef struct target {
     mha_tensor weight, bias;
 } target;
@@ -279,7 +279,7 @@ static mha_status read_rows(call *c, const mha_tensor *x, mha_tensor *rows)
     return MHA_OK;
 }
 
-/* The gradients of y = x W^T + b, dy [rows, outputs]; dx NULL: not wanted. */
+/* The gradients of y = x W^T + b, dy [rows, outputs]; dx NULL: not requested. */
 static mha_status linear(call *c, int projection, const mha_tensor *x, const mha_tensor *dy,
                          uint32_t flags, const mha_tensor *dx)
 {

@@ -56,7 +56,7 @@ typedef struct mhai_forward {
     mha_tensor query, key, value, out;
     mhai_attend at; /* desc: the caller's with the module's own parameters put in; q, k, v, heads:
                        [B,H,T,D] views of [B,T,H*D] scratch */
-    mha_tensor each[MHAI_OUTPUTS]; /* the caller's; data NULL: not wanted */
+    mha_tensor each[MHAI_OUTPUTS]; /* the caller's; data NULL: not requested */
     bool wanted[MHAI_OUTPUTS];
     mha_tensor probabilities, narrow; /* all columns, and those that attention fills */
     mha_tensor lse, sinks;
@@ -112,7 +112,7 @@ typedef struct mhai_module_place {
 bool mhai_module_place_at(const mha_module *module, int64_t index, mhai_module_place *place);
 
 /* module_backward_extra.c: what the learned key adds to dq [B,H,T,D] and to its own gradients
- * (NULL: not wanted), given those of the heads. f->q, f->heads, f->lse are what the forward gave.
+ * (NULL: not requested), given those of the heads. f->q, f->heads, f->lse are what the forward gave.
  */
 MHA_NODISCARD mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
                                                     const mha_tensor *dq, float *bias_k,

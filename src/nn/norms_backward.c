@@ -16,7 +16,7 @@ typedef struct backward_job {
     const mha_tensor *dy, *dx;
     bool add;
     float *z;     /* [workers][MHAI_NORM_ROWS][N]; NULL: no residual */
-    double *sums; /* [blocks][2][N] of dy n and dy; NULL: not wanted */
+    double *sums; /* [blocks][2][N] of dy n and dy; NULL: not requested */
 } backward_job;
 
 static void run_block(void *argument, int64_t block, int worker)

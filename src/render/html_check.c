@@ -59,7 +59,7 @@ static mha_status check_tokens(const mha_report *own, const mha_figure *figure)
     if (blocks != figure->rows || blocks != figure->cols)
         return mha_fail(MHA_ERR_SHAPE,
                         "report: %" PRId64 " tokens in blocks of %" PRId64 " are %" PRId64
-                        " cells a side, the figure has %" PRId64 " x %" PRId64,
+                        " cells per side, the figure has %" PRId64 " x %" PRId64,
                         own->token_count, each, blocks, figure->rows, figure->cols);
     return MHA_OK;
 }

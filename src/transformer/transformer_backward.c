@@ -75,7 +75,7 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                                    all ? &dweight : NULL, all ? &dbias : NULL);
 }
 
-/* dx (NULL: not wanted) from dy, and the layer's own gradients. */
+/* dx (NULL: not requested) from dy, and the layer's own gradients. */
 static mha_status linear(const call *c, const mhai_place_linear *place, const mha_tensor *x,
                          const mha_tensor *dy, uint32_t flags, const mha_tensor *dx)
 {

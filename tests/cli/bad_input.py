@@ -31,7 +31,7 @@ def missing_files():
         check_error(view(MODEL, TEXT, "--text-file", FOLDER / name), BAD_INPUT, name, part)
     (FOLDER / "marked.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
     check(view(MODEL, "--text-file", FOLDER / "marked.txt").out == view(MODEL, TEXT).out,
-          "a byte order mark is no text")
+          "a byte order mark is not text")
     check_error(view("no-such-folder", TEXT, "--contrast", b"caf\xe9"), BAD_INPUT, "--contrast", "byte 3")
     for option in ("--hide", "--layer", "--head", "--contrast", "--svg"):
         check_error(view(MODEL, TEXT, option, ""), USAGE, f"{option}: its value is empty")
@@ -203,7 +203,7 @@ def huge_files():
     if not folder:
         print("skipped: huge files (no sparse files here)")
         return
-    cheap(["view", folder, TEXT], 0, name="a huge tensor that nobody asks for")
+    cheap(["view", folder, TEXT], 0, name="a huge tensor that is not needed")
     for dtype, size in (("F32", 4), ("F16", 2)):
         folder = huge_tensor(f"huge-{dtype}", embeddings(dtype, size))
         cheap(["view", folder, TEXT], BAD_INPUT, "word_embeddings", "config.json",

@@ -101,7 +101,7 @@ def comparisons():
     mha, gqa, mqa = data["sharing"]
     check(mha["cache_bytes"] == 8 * gqa["cache_bytes"] == 64 * mqa["cache_bytes"], "8x and 64x")
     check(gqa["asked"] and not mha["asked"], "the one asked about is marked")
-    check(data["model"]["cache_bytes_of_a_token"] == 327_680, "320 KiB a token")
+    check(data["model"]["cache_bytes_of_a_token"] == 327_680, "320 KiB per token")
     check("8x" in count("--like", "llama-2-70b").out.decode(), "the factor is printed")
     for name in ("gpt3", "llama-2-7b", "llama-3-70b", "mistral-7b"):
         shape = counted("--like", name)["configuration"]

@@ -205,7 +205,7 @@ def reports():
     (damaged / "model.safetensors").write_bytes(safetensors_bytes(header, weights))
     result = view(damaged, text, "-o", FOLDER / "nan.html")
     check(result.code == 0 and "NaN" in result.errors[0] and len(result.errors) == 3,
-          f"weights that are no numbers: {result.errors}")
+          f"weights that are not numbers: {result.errors}")
     bad(BAD_INPUT, "not finite", arguments=[damaged, text, "--random", "0"])
 
 

@@ -1,5 +1,5 @@
 """multihead train --text: what it learns of a text, what generate makes of the folder, resuming, and
-files that are no text.
+files that are not text.
 
 Needs no packages. $MULTIHEAD is the program; default build/multihead.
 """

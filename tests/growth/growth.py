@@ -76,7 +76,7 @@ def own(folder, layers):
 
 
 def deep(folder, n):
-    """Lists in lists in a field that nobody reads; the parser's own limit is 2048."""
+    """Lists in lists in a field that is not read; the parser's own limit is 2048."""
     folder.mkdir()
     text = (MODEL / "config.json").read_text().strip()
     (folder / "config.json").write_text(text[:-1] + ', "x": ' + "[" * n + "]" * n + "}")

@@ -25,7 +25,7 @@ float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, 
     const int64_t tall = keys ? (rows + 31) / 32 : wide / 32;
     float *out = keys ? kt_input(t, MHA_F32, tall, cols * 32, cols * 32)
                       : kt_input(t, MHA_F32, tall, rows * 32, (int64_t)MHAI_KEY_BLOCK * MHAI_PANEL);
-    for (int64_t r = 0; r < rows; r++) /* what pads a panel of keys stays 0xFF: nobody may see it */
+    for (int64_t r = 0; r < rows; r++) /* what pads a panel of keys stays 0xFF: none may be seen */
         for (int64_t c = 0; c < (keys ? cols : wide); c++) {
             const float value = c < cols && isfinite(x[r * cols + c]) ? x[r * cols + c] : 0.0f;
             if (keys)

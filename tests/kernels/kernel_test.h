@@ -14,7 +14,7 @@
  *         }
  *     }
  *
- * All memory ends at a page that nobody may touch, or begins behind one, by chance; what lies
+ * All memory ends at a page that must not be accessed, or begins behind one, by chance; what lies
  * between rows is 0xFF. After each pass of EACH_TABLE the canaries are looked at, and outputs are
  * compared bit by bit with those of the first instruction set that has fused multiply-adds.
  *
@@ -90,7 +90,7 @@ void *kt_in_out(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int6
                 const void *from);
 /* Plain memory for the check's own numbers, zeroed. */
 void *kt_plain(kernel_test *t, size_t bytes);
-/* An address that nobody may touch: for what is only fetched into the cache. */
+/* An address that must not be accessed: for what is only fetched into the cache. */
 const float *kt_nowhere(kernel_test *t);
 
 /* Numbers: normal ones, some of them zeros of either sign, equal, small integers or subnormal. */

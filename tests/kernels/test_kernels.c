@@ -1,5 +1,5 @@
 /* Every kernel of src/kernels/kernels.inc and int8.inc, on every instruction set that this machine
- * has, against plain arithmetic, between pages that nobody may touch (kernel_test.h):
+ * has, against plain arithmetic, between pages that must not be accessed (kernel_test.h):
  *
  *     test_kernels [slot ...]           checks
  *     test_kernels --bench [slot ...]   time of a call of typical size: median, half the distance

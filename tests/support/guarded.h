@@ -1,7 +1,7 @@
 /* Tensors in memory that notices what should not happen to it.
  *
  * All memory around and between the elements holds 0xFF (a NaN as f32); after the last element
- * lies a page that nobody may read, and another one before the memory. So reading a gap shows in
+ * lies a page that must not be read, and another one before the memory. So reading a gap shows in
  * the numbers, writing one is found by guarded_gaps_intact(), and reading beyond the end stops the
  * test. */
 #ifndef TEST_GUARDED_H

@@ -26,7 +26,7 @@ int rng_cases(int sample, int all);
  * MHA_TEST_CASE. */
 bool rng_range(int sample, int all, int *first, int *end);
 
-/* False if samples are thinned: then nobody may count on what is rare having been among them. */
+/* False if samples are thinned: then no test may rely on a rare one among them. */
 bool rng_whole_sample(void);
 
 /* A generator of its own for each (seed, stream), so that a case does not depend on what ran

@@ -352,7 +352,7 @@ static void division_does_not_matter(void **state)
         if (!whole) abort();
         plain_run(context, &desc, &x);
         memcpy(whole, x.o, bytes);
-        for (int64_t h = 0; h < x.H; h++) /* what nobody may look at */
+        for (int64_t h = 0; h < x.H; h++) /* what must not be read */
             for (int64_t at = (h * x.S + length) * x.D; at < (h + 1) * x.S * x.D; at++)
                 x.k[at] = x.v[at] = NAN;
         plain_run(context, &desc, &x);

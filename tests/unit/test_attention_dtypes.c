@@ -188,7 +188,7 @@ static void any_descriptor(void **state)
     for (; i < end; i++) run_trial(i, &one, &several, 0);
 }
 
-/* Rows end anywhere in a register; after the last element lies a page that nobody may read. */
+/* Rows end anywhere in a register; after the last element lies a page that must not be read. */
 static void any_head_size(void **state)
 {
     (void)state;

@@ -309,7 +309,7 @@ static void company_does_not_matter(void **state)
         if (!whole) abort();
         plain_run(one, &desc, &x);
         memcpy(whole, x.o, (size_t)(rows * (x.D + 1)) * sizeof *whole);
-        for (int64_t j = 0; j < x.B * x.H; j++) /* what nobody may look at */
+        for (int64_t j = 0; j < x.B * x.H; j++) /* what must not be read */
             for (int64_t at = (j * x.S + length) * x.D; at < (j + 1) * x.S * x.D; at++)
                 x.k[at] = x.v[at] = NAN;
         plain_run(three, &desc, &x);

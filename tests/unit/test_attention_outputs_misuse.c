@@ -289,7 +289,7 @@ static void pairs_are_counted(void **state)
     }
 }
 
-/* Statistics of all rows need 8 bytes a row and head, and no T x S array. */
+/* Statistics of all rows need 8 bytes per row and head, and no T x S array. */
 static void linear_memory(void **state)
 {
     (void)state;

@@ -453,7 +453,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* The example's transformer from now on reads the numbers of its old one, which is handed back. */
+/* The example's transformer from now on reads the numbers of its old one, which is then returned. */
 static mha_transformer *example_read(mha_context *context, example *e, stored *s)
 {
     mha_transformer *own = e->t;

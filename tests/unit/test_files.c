@@ -223,7 +223,7 @@ static void links_in_our_folder_are_replaced(void **state)
         check(precious, "precious");
     }
     assert_int_equal(unlink(name), 0);
-    assert_int_equal(mkfifo(name, 0600), 0); /* would never be opened: nobody reads */
+    assert_int_equal(mkfifo(name, 0600), 0); /* would never be opened: it has no reader */
     assert_int_equal(put_in(folder, "name", "fourth"), MHA_OK);
     check(name, "fourth");
     assert_int_equal(link(name, temp_path("other")), 0); /* a second name of the file keeps it */

@@ -325,9 +325,9 @@ static mha_status open_spoiled(const fields *f)
     MISUSE(BAD, "('strings'): needs 2305843009213693953 x 8 bytes", f->strings = (1ull << 61) + 1) \
     MISUSE(BAD, "('strings'): needs ", f->strings = 5)                                             \
     MISUSE(BAD, "('strings'): needs 9223372036854775808 x 1", f->string_bytes = 1ull << 63)        \
-    MISUSE(BAD, "general.alignment is no power of two", f->alignment = 0)                          \
-    MISUSE(BAD, "general.alignment is no power of two", f->alignment = 24)                         \
-    MISUSE(BAD, "general.alignment is no power of two of type U32", f->alignment_type = 5)         \
+    MISUSE(BAD, "general.alignment is not a power of two", f->alignment = 0)                       \
+    MISUSE(BAD, "general.alignment is not a power of two", f->alignment = 24)                      \
+    MISUSE(BAD, "general.alignment is not a power of two of type U32", f->alignment_type = 5)      \
     MISUSE(BAD, "tensor 1 of 2 ('abc'): needs 36 bytes from byte 2147483648 + 0 on",               \
            f->alignment = 1u << 31;                                                                \
            f->offsets[0] = 0)                                                                      \
@@ -344,9 +344,10 @@ static mha_status open_spoiled(const fields *f)
     MISUSE(MHA_ERR_SIZE, "more elements than 63 bits", f->dims[0] = f->dims[1] = UINT32_MAX)       \
     MISUSE(MHA_ERR_SIZE, "more bytes than 63 bits", f->dims[0] = 1ull << 61; f->dims[1] = 3;       \
            f->type = MHA_GGUF_F32)                                                                 \
-    MISUSE(BAD, "rows of 33 elements are no whole blocks of Q4_0, which have 32", f->dims[0] = 33) \
-    MISUSE(BAD, "no whole blocks of Q6_K", f->type = MHA_GGUF_Q6_K)                                \
-    MISUSE(BAD, "no whole blocks of Q4_0", f->ndim = 0)                                            \
+    MISUSE(BAD, "rows of 33 elements are not whole blocks of Q4_0, which have 32",                 \
+           f->dims[0] = 33)                                                                        \
+    MISUSE(BAD, "not whole blocks of Q6_K", f->type = MHA_GGUF_Q6_K)                               \
+    MISUSE(BAD, "not whole blocks of Q4_0", f->ndim = 0)                                           \
     MISUSE(MHA_ERR_UNSUPPORTED, "('abc'): unknown type 4 of elements", f->type = 4)                \
     MISUSE(MHA_ERR_UNSUPPORTED, "unknown type 42 of elements", f->type = 42)                       \
     MISUSE(MHA_ERR_UNSUPPORTED, "unknown type 4294967295", f->type = UINT32_MAX)                   \

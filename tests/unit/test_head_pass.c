@@ -406,7 +406,7 @@ static void ranks(void **state)
     assert_memory_equal(got, wanted, sizeof got);
 }
 
-/* "ab cd. efg": ab and efg have two tokens each, none begins in cd, the full stop is no word. */
+/* "ab cd. efg": ab and efg have two tokens each, none begins in cd, the full stop is not a word. */
 static void words(void **state)
 {
     (void)state;

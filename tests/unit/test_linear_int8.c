@@ -188,7 +188,7 @@ static void rows_without_codes_stay_in_f32(void **state)
     }
 }
 
-/* Nor has a row a coded form whose inputs are no whole runs. */
+/* Nor has a row a coded form whose inputs are not whole runs. */
 static void rows_without_runs_stay_in_f32(void **state)
 {
     (void)state;

@@ -54,7 +54,7 @@ static void test_refuses_headers(void **state)
     refuse("{\"a\":{\"dtype\":\"F32\"}}", 0, bad, "shape is missing");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 0, bad, "data_offsets is missing");
     refuse("{\"__metadata__\":5}", 0, bad, "__metadata__");
-    refuse("{\"__metadata__\":{\"k\":5}}", 0, bad, "'k' is no text");
+    refuse("{\"__metadata__\":{\"k\":5}}", 0, bad, "'k' is not text");
 }
 
 /* One tensor 'a' of type F32. */
