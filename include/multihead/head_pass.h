@@ -4,7 +4,8 @@
  * the rows of each layer's attention are recomputed from its queries and keys, a block at a time,
  * so that nothing of the size of a map is kept. It fills mha_head_measures (heads.h) and
  * mha_head_distances (head_distances.h). Parts of a corpus may be measured separately and merged
- * (mha_head_measures_merge(), mha_head_distances_merge()).
+ * (mha_head_measures_merge(); mha_head_distances_merge(), for which the caller ends each text of the
+ * distances).
  *
  * Also here is what a corpus pass needs to know about texts: ranks of tokens by frequency, the
  * words in which tokens begin, and repeated random tokens.

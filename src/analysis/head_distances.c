@@ -1,9 +1,13 @@
 /* Distances between heads: sums over pairs, each pair with one owner.
  *
- * What heads write is never made: with z the rows that a head found and W its part of W_O,
+ * What heads write is never computed: with z the rows that a head found and W its part of W_O,
  * out_g . out_h = z_g (W_g W_h') z_h', and for X = Z_g W_g, Y = Z_h W_h (columns centred)
  * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') with C = Z_g' Z_h - sum_g sum_h' / rows. So matrices of
- * width x width a pair are all that is kept. */
+ * width x width per pair are all that is kept.
+ *
+ * Sums over the rows of a text are doubles, in the order of rows; those over texts that have ended are
+ * exact, so that objects may be merged in any order. */
+#include "analysis/exact_sum.h"
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/tensor.h"
@@ -18,22 +22,54 @@ static const double log_2 = 0.6931471805599453;
 
 enum { MOST_HEADS = 4096, MOST_WIDTH = 16384 };
 
-typedef struct pair_sums {
-    double maps, cosine;
-    int64_t map_rows, output_rows;
-    double *cross; /* [width,width] sum of z_g' z_h */
-    double *gram;  /* [width,width] W_g W_h', or NULL: the identity */
-} pair_sums;
+typedef struct pair_rows {
+    int64_t map, output;
+} pair_rows;
 
 struct mha_head_distances {
     mha_context *context;
     mha_allocator allocator;
     int64_t heads, width, count; /* count: pairs g <= h */
     int64_t rows;                /* of outputs */
-    bool weighted;
-    pair_sums *pairs;
-    double *matrices, *sums; /* what pairs point into; [heads,width] sums of z */
+    pair_rows *pairs;
+    double *gram; /* [count,width,width] W_g W_h', or NULL: the identity */
+    /* Sums over the rows since the last end: maps [count], cosine [count], z_g' z_h
+     * [count,width,width], z [heads,width]; and those of the texts that have ended, NULL before */
+    double *sums, *ended; /* ended: exact, rounded */
+    mhai_exact *exact;
+    bool open; /* rows were added since the last end */
 };
+
+/* Where sums are. */
+static int64_t maps_at(int64_t pair)
+{
+    return pair;
+}
+
+static int64_t cosine_at(const mha_head_distances *d, int64_t pair)
+{
+    return d->count + pair;
+}
+
+static int64_t cross_at(const mha_head_distances *d, int64_t pair)
+{
+    return 2 * d->count + pair * d->width * d->width;
+}
+
+static int64_t z_at(const mha_head_distances *d, int64_t head)
+{
+    return cross_at(d, d->count) + head * d->width;
+}
+
+static int64_t all_sums(const mha_head_distances *d)
+{
+    return z_at(d, d->heads);
+}
+
+static double sum_at(const mha_head_distances *d, int64_t place)
+{
+    return d->ended ? d->ended[place] + d->sums[place] : d->sums[place];
+}
 
 /* Pairs (0,0) (0,1) .. (0,H-1) (1,1) ... */
 static int64_t pair_at(const mha_head_distances *d, int64_t g, int64_t h)
@@ -50,9 +86,9 @@ static void heads_of_pair(const mha_head_distances *d, int64_t n, int64_t *g, in
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int64_t matrix_floats(const mha_head_distances *d)
+static const double *gram_of(const mha_head_distances *d, int64_t pair)
 {
-    return d->count * d->width * d->width * (d->weighted ? 2 : 1);
+    return d->gram ? d->gram + pair * d->width * d->width : NULL;
 }
 
 static void *take(const mha_head_distances *d, int64_t count, size_t size)
@@ -74,28 +110,25 @@ void mha_head_distances_destroy(mha_head_distances *d)
 {
     if (!d) return;
     give(d, d->pairs, d->count, sizeof *d->pairs);
-    give(d, d->matrices, matrix_floats(d), sizeof *d->matrices);
-    give(d, d->sums, d->heads * d->width, sizeof *d->sums);
+    give(d, d->gram, d->count * d->width * d->width, sizeof *d->gram);
+    give(d, d->sums, all_sums(d), sizeof *d->sums);
+    give(d, d->ended, all_sums(d), sizeof *d->ended);
+    give(d, d->exact, all_sums(d), sizeof *d->exact);
     mha_allocator allocator = d->allocator;
     allocator.release(allocator.user, d, sizeof *d);
 }
 
-static mha_status take_sums(mha_head_distances *d)
+static mha_status take_sums(mha_head_distances *d, bool weighted)
 {
-    const int64_t square = d->width * d->width;
     int64_t floats;
-    if (!mhai_mul_i64(d->count * 2, square, &floats))
+    if (!mhai_mul_i64(d->count * 2, d->width * d->width, &floats))
         return mha_fail(MHA_ERR_SIZE, "mha_head_distances: %lld heads of width %lld do not fit",
                         (long long)d->heads, (long long)d->width);
     d->pairs = take(d, d->count, sizeof *d->pairs);
-    d->matrices = take(d, matrix_floats(d), sizeof *d->matrices);
-    d->sums = take(d, d->heads * d->width, sizeof *d->sums);
-    if (!d->pairs || !d->matrices || !d->sums)
+    d->sums = take(d, all_sums(d), sizeof *d->sums);
+    if (weighted) d->gram = take(d, d->count * d->width * d->width, sizeof *d->gram);
+    if (!d->pairs || !d->sums || (weighted && !d->gram))
         return mha_fail(MHA_ERR_NOMEM, "mha_head_distances: out of memory");
-    for (int64_t n = 0; n < d->count; n++) {
-        d->pairs[n].cross = d->matrices + n * square;
-        if (d->weighted) d->pairs[n].gram = d->matrices + (d->count + n) * square;
-    }
     return MHA_OK;
 }
 
@@ -113,15 +146,17 @@ static void make_gram(void *argument, int64_t n, int worker)
 {
     const gram_job *job = argument;
     const mha_tensor *w = job->weight;
+    const int64_t width = job->d->width;
+    double *gram = job->d->gram + n * width * width;
     int64_t g, h;
     (void)worker;
     heads_of_pair(job->d, n, &g, &h);
-    for (int64_t a = 0; a < job->d->width; a++)
-        for (int64_t b = 0; b < job->d->width; b++) {
+    for (int64_t a = 0; a < width; a++)
+        for (int64_t b = 0; b < width; b++) {
             double sum = 0;
             for (int64_t e = 0; e < w->shape[2]; e++)
                 sum += element(w, g, a, e) * element(w, h, b, e);
-            job->d->pairs[n].gram[a * job->d->width + b] = sum;
+            gram[a * width + b] = sum;
         }
 }
 
@@ -164,9 +199,8 @@ mha_status mha_head_distances_create(mha_context *context, int64_t heads, int64_
                               .allocator = a,
                               .heads = heads,
                               .width = width,
-                              .count = heads * (heads + 1) / 2,
-                              .weighted = weight};
-    MHA_TRY_GOTO(take_sums(d), fail);
+                              .count = heads * (heads + 1) / 2};
+    MHA_TRY_GOTO(take_sums(d, weight), fail);
     if (weight) mha_parallel_for(context, d->count, make_gram, &(gram_job){d, weight});
     *distances = d;
     return MHA_OK;
@@ -224,7 +258,6 @@ static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
 static void compare_maps(void *argument, int64_t n, int worker)
 {
     const map_job *job = argument;
-    pair_sums *pair = &job->d->pairs[n];
     const int64_t rows = job->p->shape[1];
     int64_t g, h;
     (void)worker;
@@ -232,8 +265,8 @@ static void compare_maps(void *argument, int64_t n, int worker)
     for (int64_t r = 0; r < rows; r++) {
         const double sum_g = job->sums[g * rows + r], sum_h = job->sums[h * rows + r];
         if (!(sum_g > 1e-30) || !(sum_h > 1e-30)) continue;
-        if (g != h) pair->maps += divergence(job, g, h, r) / 2 / log_2;
-        pair->map_rows++;
+        if (g != h) job->d->sums[maps_at(n)] += divergence(job, g, h, r) / 2 / log_2;
+        job->d->pairs[n].map++;
     }
 }
 
@@ -253,6 +286,7 @@ mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
     mha_parallel_for(d->context, d->heads, sum_rows, &job);
     mha_parallel_for(d->context, d->count, compare_maps, &job);
     mha_scratch_release(d->context, mark);
+    d->open = true;
     return MHA_OK;
 }
 
@@ -291,22 +325,22 @@ static void measure_rows(void *argument, int64_t h, int worker)
     const output_job *job = argument;
     mha_head_distances *d = job->d;
     const int64_t rows = job->z->shape[1];
-    const double *gram = d->pairs[pair_at(d, h, h)].gram;
+    const double *gram = gram_of(d, pair_at(d, h, h));
     double *row = job->copies + (int64_t)worker * 2 * d->width;
     for (int64_t r = 0; r < rows; r++) {
         copy_row(job->z, h, r, row);
         const double square = product(gram, row, row, d->width);
         job->norms[h * rows + r] = square > 0 ? sqrt(square) : 0;
-        for (int64_t c = 0; c < d->width; c++) d->sums[h * d->width + c] += row[c];
+        for (int64_t c = 0; c < d->width; c++) d->sums[z_at(d, h) + c] += row[c];
     }
 }
 
 static void compare_outputs(void *argument, int64_t n, int worker)
 {
     const output_job *job = argument;
-    const mha_head_distances *d = job->d;
+    mha_head_distances *d = job->d;
     const int64_t rows = job->z->shape[1], width = d->width;
-    pair_sums *pair = &job->d->pairs[n];
+    double *cross = d->sums + cross_at(d, n);
     double *a = job->copies + (int64_t)worker * 2 * width, *b = a + width;
     int64_t g, h;
     heads_of_pair(d, n, &g, &h);
@@ -315,11 +349,11 @@ static void compare_outputs(void *argument, int64_t n, int worker)
         copy_row(job->z, g, r, a);
         copy_row(job->z, h, r, b);
         if (lengths > 0) {
-            pair->cosine += product(pair->gram, a, b, width) / lengths;
-            pair->output_rows++;
+            d->sums[cosine_at(d, n)] += product(gram_of(d, n), a, b, width) / lengths;
+            d->pairs[n].output++;
         }
         for (int64_t i = 0; i < width; i++)
-            for (int64_t j = 0; j < width; j++) pair->cross[i * width + j] += a[i] * b[j];
+            for (int64_t j = 0; j < width; j++) cross[i * width + j] += a[i] * b[j];
     }
 }
 
@@ -347,9 +381,87 @@ mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z
     mha_parallel_for(d->context, d->heads, measure_rows, &job);
     mha_parallel_for(d->context, d->count, compare_outputs, &job);
     d->rows += z->shape[1];
+    d->open = true;
 done:
     mha_scratch_release(d->context, mark);
     return status;
+}
+
+/* ---- texts, merging -------------------------------------------------------------------------- */
+
+enum { SUMS_PER_ITEM = 4096 };
+
+typedef struct exact_job {
+    mha_head_distances *d;
+    const mha_head_distances *from; /* the texts of another object; NULL: the open rows */
+} exact_job;
+
+static void add_exactly(void *argument, int64_t item, int worker)
+{
+    const exact_job *job = argument;
+    mha_head_distances *d = job->d;
+    const int64_t end = mhai_min_i64((item + 1) * SUMS_PER_ITEM, all_sums(d));
+    (void)worker;
+    for (int64_t i = item * SUMS_PER_ITEM; i < end; i++) {
+        if (job->from)
+            mhai_exact_join(&d->exact[i], &job->from->exact[i]);
+        else
+            mhai_exact_add(&d->exact[i], d->sums[i]), d->sums[i] = 0;
+        d->ended[i] = mhai_exact_value(&d->exact[i]);
+    }
+}
+
+static mha_status add_texts(mha_head_distances *d, const mha_head_distances *from)
+{
+    if (!d->exact) d->exact = take(d, all_sums(d), sizeof *d->exact);
+    if (d->exact && !d->ended) d->ended = take(d, all_sums(d), sizeof *d->ended);
+    if (!d->ended) return mha_fail(MHA_ERR_NOMEM, "mha_head_distances: out of memory");
+    const int64_t items = (all_sums(d) + SUMS_PER_ITEM - 1) / SUMS_PER_ITEM;
+    mha_parallel_for(d->context, items, add_exactly, &(exact_job){d, from});
+    return MHA_OK;
+}
+
+mha_status mha_head_distances_end(mha_head_distances *d)
+{
+    if (!d) return mha_fail(MHA_ERR_NULL, "mha_head_distances_end: distances is NULL");
+    for (int64_t i = 0; i < all_sums(d); i++)
+        if (!(fabs(d->sums[i]) < 0x1p100))
+            return mha_fail(MHA_ERR_NUMERIC,
+                            "mha_head_distances_end: a sum of the text is %g, expected less than "
+                            "2^100; scale the outputs",
+                            d->sums[i]);
+    MHA_TRY(add_texts(d, NULL));
+    d->open = false;
+    return MHA_OK;
+}
+
+static bool alike(const mha_head_distances *d, const mha_head_distances *from)
+{
+    return d->heads == from->heads && d->width == from->width && !d->gram == !from->gram &&
+           (!d->gram || !memcmp(d->gram, from->gram,
+                                (size_t)(d->count * d->width * d->width) * sizeof *d->gram));
+}
+
+mha_status mha_head_distances_merge(mha_head_distances *d, const mha_head_distances *from)
+{
+    if (!d || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_head_distances_merge: %s is NULL",
+                        d ? "from" : "distances");
+    if (d == from || d->open || from->open)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_distances_merge: %s",
+                        d == from ? "both are the same object"
+                                  : "a text is open; call mha_head_distances_end() first");
+    if (!alike(d, from))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_distances_merge: heads, width or weight differ");
+    if (!from->exact) return MHA_OK;
+    MHA_TRY(add_texts(d, from));
+    for (int64_t n = 0; n < d->count; n++) {
+        d->pairs[n].map += from->pairs[n].map;
+        d->pairs[n].output += from->pairs[n].output;
+    }
+    d->rows += from->rows;
+    return MHA_OK;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -357,13 +469,14 @@ done:
 /* Element (i, j) of the centred C of a pair. */
 static double centred(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)
 {
-    const double mean = d->sums[g * d->width + i] * d->sums[h * d->width + j] / (double)d->rows;
-    return d->pairs[pair_at(d, g, h)].cross[i * d->width + j] - mean;
+    const double z_g = sum_at(d, z_at(d, g) + i), z_h = sum_at(d, z_at(d, h) + j);
+    return sum_at(d, cross_at(d, pair_at(d, g, h)) + i * d->width + j) -
+           z_g * z_h / (double)d->rows;
 }
 
 static double gram_at(const mha_head_distances *d, int64_t h, int64_t i, int64_t j)
 {
-    const double *gram = d->pairs[pair_at(d, h, h)].gram;
+    const double *gram = gram_of(d, pair_at(d, h, h));
     return gram ? gram[i * d->width + j] : i == j;
 }
 
@@ -371,7 +484,7 @@ static double gram_at(const mha_head_distances *d, int64_t h, int64_t i, int64_t
 static double left(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)
 {
     double sum = 0;
-    if (!d->weighted) return centred(d, g, h, i, j);
+    if (!d->gram) return centred(d, g, h, i, j);
     for (int64_t k = 0; k < d->width; k++) sum += gram_at(d, g, i, k) * centred(d, g, h, k, j);
     return sum;
 }
@@ -380,7 +493,7 @@ static double left(const mha_head_distances *d, int64_t g, int64_t h, int64_t i,
 static double right(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)
 {
     double sum = 0;
-    if (!d->weighted) return centred(d, g, h, i, j);
+    if (!d->gram) return centred(d, g, h, i, j);
     for (int64_t k = 0; k < d->width; k++) sum += centred(d, g, h, i, k) * gram_at(d, h, k, j);
     return sum;
 }
@@ -399,11 +512,12 @@ mha_head_pair mha_head_distances_pair(const mha_head_distances *d, int64_t g, in
     mha_head_pair result = {0};
     if (!d || g < 0 || h < 0 || g >= d->heads || h >= d->heads) return result;
     const int64_t first = mhai_min_i64(g, h), second = mhai_max_i64(g, h);
-    const pair_sums *pair = &d->pairs[pair_at(d, first, second)];
-    result.map_rows = pair->map_rows;
-    result.output_rows = pair->output_rows;
-    if (pair->map_rows > 0) result.maps = fmax(0, pair->maps / (double)pair->map_rows);
-    if (pair->output_rows > 0) result.cosine = pair->cosine / (double)pair->output_rows;
+    const int64_t pair = pair_at(d, first, second);
+    const pair_rows rows = d->pairs[pair];
+    result.map_rows = rows.map;
+    result.output_rows = rows.output;
+    if (rows.map > 0) result.maps = fmax(0, sum_at(d, maps_at(pair)) / (double)rows.map);
+    if (rows.output > 0) result.cosine = sum_at(d, cosine_at(d, pair)) / (double)rows.output;
     if (d->rows > 1) {
         const double x = alignment(d, first, first), y = alignment(d, second, second);
         if (x > 0 && y > 0) result.cka = alignment(d, first, second) / sqrt(x * y);
