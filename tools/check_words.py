@@ -74,6 +74,7 @@ RULES = [
     (r"\b(?:bits|bytes|elements) an? (?:block|element|merge|number|row|token|word)\b", "per",
      "8 bytes a number", "8 bytes per number"),
     (r"\b(?:is|are) handed back\b", "returned", "its status is handed back", "it is returned"),
+    (r"\b[Oo]thers than\b", "anything but", "others than f32", "anything but f32"),
     (r"\bwhat the sink gave\b", "returned", "or what the sink gave", "what the sink returned"),
 ]
 

@@ -73,11 +73,12 @@ typedef enum mha_path {
     MHA_PATH_PLAIN = 2  /* the formula directly, row by row, in double */
 } mha_path;
 
-/* The two products, Q K^T and P V, in other arithmetics than f32 (mha_compute in base.h), on request.
+/* The two products, Q K^T and P V, in arithmetic other than f32 (mha_compute in base.h), on
+ * request.
  *
- * MHA_COMPUTE_INT8: 8-bit products, faster and less accurate: forward only, by mha_attention_forward(). For each
- * block of 512 keys of a sequence (those below key_lengths; visible or not), with round() to
- * nearest, ties to even:
+ * MHA_COMPUTE_INT8: 8-bit products, faster and less accurate: forward only, by
+ * mha_attention_forward(). For each block of 512 keys of a sequence (those below key_lengths;
+ * visible or not), with round() to nearest, ties to even:
  *
  *   mean[d]  = the mean of k[s,d] over the block
  *   k8[s,:]  = round((k[s,:] - mean) 127 / max_d |k[s,d] - mean[d]|)        one unit per key
@@ -87,7 +88,7 @@ typedef enum mha_path {
  *   p8[s]    = round(255 exp(score[s] - the block's largest visible score))
  *   o, l     = sum p8 v8, sum p8 of each block, merged in f32 by exp(its largest score)
  *
- * The mean's share of a score is exact, so that an offset common to all keys costs no accuracy.
+ * The mean's share of a score is exact, so an offset common to all keys costs no accuracy.
  * It supports everything that f32 does except softcap, dropout, Shaw's positions, outputs other
  * than lse, path plain and head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a
  * backward pass.
@@ -98,27 +99,27 @@ typedef enum mha_path {
  *           thousand for such data, wrong by up to a third). Outliers reduce the accuracy
  *           further, above all channels of k with a large variance: docs/numerics.md 13 has the
  *           bound and figures.
- * Bits      the same on every instruction set including portable C, for any threads, batch,
- *           strides and padding beyond key_lengths. But keys of the block that a query does not
- *           see enter the units (only their finite elements, and not keys beyond key_lengths):
+ * Bits      the same on every instruction set including portable C, for any number of threads, any
+ *           batch, strides and padding beyond key_lengths. But keys of the block that a query does
+ *           not see enter the units (only their finite elements, and not keys beyond key_lengths):
  *           they may change the result within the accuracy, and a huge one ruins it.
  * Range     a key whose largest |k - mean| is 2^126 or more, and a query with an element of
  *           2^93 or more after multiplication by scale log2 e, count as not finite. Rows of q,
  *           k, and columns of v, whose elements are all below 2^-80 count as 0.
  *
- * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k, v of any type are
- * rounded to bf16, tensors stored so have lost nothing; weights exp(score - maximum) are rounded
- * too before they multiply values, but not in their sum. It supports everything that f32 does
- * except Shaw's positions, outputs other than lse, path plain and head sizes above 256; these are
- * MHA_ERR_UNSUPPORTED, as is a backward pass.
+ * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k
+ * and v of any type are rounded to bf16, which changes nothing in tensors of bf16; weights
+ * exp(score - maximum) are rounded too before they multiply values, but not in their sum. It
+ * supports everything that f32 does except Shaw's positions, outputs other than lse, path plain and
+ * head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a backward pass.
  *
- * Accuracy  against the same formula of the rounded q, k, v: |o - exact| has in addition to the
- *           bound of f32 at most 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and
+ * Accuracy  against the same formula of the rounded q, k, v: |o - exact| is at most the bound of
+ *           f32 plus 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and
  *           lse have that of f32. For normal q, k, v (D = Dv = 64, S = 2048) the relative error of
  *           o is 0.16 % (docs/numerics.md 15).
- * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any threads, batch, strides and
- *           padding. VDPBF16PS is used where the processor has it (Zen 4, Cooper Lake, Sapphire
- *           Rapids); without it this is no faster than f32, and has the same bits.
+ * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any number of threads, any batch,
+ *           strides and padding. VDPBF16PS is used where the processor has it (Zen 4, Cooper Lake,
+ *           Sapphire Rapids); without it bf16 is no faster than f32, and has the same bits.
  * Range     elements and weights below 2^-50 in size count as 0; a query or key with an element of
  *           2^59 or more counts as not finite. */
 

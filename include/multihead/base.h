@@ -207,7 +207,7 @@ typedef enum mha_isa {
 #undef MHA_ISA_ENUM
 } mha_isa;
 
-/* The arithmetic of products. Others than f32 are used only on request: attention.h defines them for
+/* The arithmetic of products. Anything but f32 is used only on request: attention.h defines it for
  * attention, transformer.h (int8) and nn.h (bf16) for linear layers. */
 typedef enum mha_compute {
     MHA_COMPUTE_F32 = 0,
@@ -215,8 +215,8 @@ typedef enum mha_compute {
     MHA_COMPUTE_BF16 = 2
 } mha_compute;
 
-/** "f32", "int8", "bf16"; "?" for an unknown one. Memory static. Errors none. Threads any. Since 0.1
- */
+/** "f32", "int8", "bf16"; "?" for an unknown one. Memory static. Errors none. Threads any.
+ * Since 0.1 */
 MHA_API const char *mha_compute_name(mha_compute compute);
 
 /** "avx512", "avx2", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */

@@ -60,7 +60,8 @@ typedef struct mha_model_options {
  *          the model (the context need not); the tokenizer and what is only needed while loading
  *          use the C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing
  *          else of the folder stays open.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; others than MHA_COMPUTE_F32 with MHA_MODEL_ARRAY);
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; a compute other than
+ *          MHA_COMPUTE_F32 with MHA_MODEL_ARRAY);
  *          MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
  *          missing, of a wrong type or absurd; a weight missing or of another shape than

@@ -47,22 +47,23 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const m
 
 /**
  * Create a linear layer y = x W^T + b in bf16 arithmetic: a different, less accurate result in half
- * the memory, and in 0.5 to 0.6 of the time where the processor multiplies pairs of bf16 (VDPBF16PS:
- * Zen 4, Cooper Lake, Sapphire Rapids). Without that instruction it is no faster than f32; the bits
- * are the same.
+ * the memory, and in 0.5 to 0.6 of the time where the processor multiplies pairs of bf16
+ * (VDPBF16PS: Zen 4, Cooper Lake, Sapphire Rapids). Without that instruction it is no faster than
+ * f32; the bits are the same.
  *
  *   x', w' = x, w to the nearest bf16, ties to even; 0 where they are below 2^-50 in size
  *   y = b, and then for each 128 inputs, in order:
- *     y = y + sum, where sum = 0 and then sum = fma(x'_i, w'_i, sum) for i = 1, 0, 3, 2, 5, 4, ... of
- *     them (if their number is odd, the last one comes last)
+ *     y = y + sum, where sum = 0 and then sum = fma(x'_i, w'_i, sum) for i = 1, 0, 3, 2, 5, 4, ...
+ *     of them (if their number is odd, the last one is last)
  *
  *   weight [N,K] in, f32, f16 or bf16, its last axis contiguous    bias [N] f32 in, or NULL
  *
- * mha_linear_update() and mha_linear_forward() accept it; an update may have weights of any of these
- * types.
+ * mha_linear_update() and mha_linear_forward() accept it; an update may have weights of any of
+ * these types.
  *
- * Memory   copied and packed, 2 bytes per weight where the instruction is available and 4 elsewhere;
- *          forward calls take scratch of the size of x. Otherwise as mha_linear_create().
+ * Memory   copied and packed, 2 bytes per weight where the instruction is available and 4
+ *          elsewhere; forward calls take scratch of the size of x. Otherwise as
+ *          mha_linear_create().
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE, _NOMEM.
  * Range    a row of x with an element that is not finite, or is 2^59 or more, gives NaN throughout;
  *          such a row of W gives NaN in its output.

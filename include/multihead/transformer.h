@@ -224,8 +224,8 @@ typedef struct mha_transformer_source {
  * whatever type their weights are stored in. Rows of bf16 are multiplied in place (find_rows).
  *
  * Everything else (attention, norms, embeddings) is computed in f32 as without them. Forward calls,
- * decoders and views only: mha_transformer_backward() refuses; a transformer that is pruned from one
- * of these, or copied, computes in f32. */
+ * decoders and views only: mha_transformer_backward() refuses; a transformer that is pruned from
+ * one of these, or copied, computes in f32. */
 
 /**
  * Create a transformer whose matrices and token embedding stay where they are: each product reads
@@ -244,12 +244,12 @@ typedef struct mha_transformer_source {
  *          transformer and those that were pruned from it are destroyed; an error here does not
  *          release it. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch per
  *          thread, more where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8, if that is
- *          more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread; with
- *          MHA_COMPUTE_BF16 in addition the inputs of all tokens, and 32 rows per thread. Backward
- *          calls take room for one matrix.
+ *          more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread;
+ *          with MHA_COMPUTE_BF16 in addition the inputs of all tokens, and 32 rows per thread.
+ *          Backward calls take room for one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
- *          reserved); MHA_ERR_ARGUMENT (compute; others than MHA_COMPUTE_F32 with MHA_SOURCE_PACK;
- *          MHA_COMPUTE_INT8 without read_coded).
+ *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
+ *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *context,

@@ -32,19 +32,16 @@ typedef struct loading {
     bool *used;          /* [tensors of the file] */
     int64_t types;       /* as config.json says */
     mha_transformer *made;
+    mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
 } loading;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
 static bool same_rotation(const mha_layer_desc *a, const mha_layer_desc *b)
 {
-    const float of_a[] = {a->rope_base, a->rope_factor, a->rope_low, a->rope_high,
-                          a->rope_amplitude};
-    const float of_b[] = {b->rope_base, b->rope_factor, b->rope_low, b->rope_high,
-                          b->rope_amplitude};
-    return a->rotary_dim == b->rotary_dim && a->rope_scaling == b->rope_scaling &&
-           a->rope_original_length == b->rope_original_length &&
-           memcmp(of_a, of_b, sizeof of_a) == 0;
+    mha_layer_desc like_b = *a;
+    mhai_set_rotation(&like_b, b);
+    return memcmp(&like_b, a, sizeof like_b) == 0;
 }
 
 /* Layers that rotate in different ways, each with a table. */
@@ -325,6 +322,8 @@ static mha_status load_files(loading *l, const char *folder)
     mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
                              : mhai_weights_open(folder, &l->stored->weights);
     if (status == MHA_OK) status = load_body(l);
+    if (status == MHA_OK && gguf && l->tokenizer)
+        status = mhai_gguf_tokenizer(gguf, folder, l->tokenizer);
     free(l->used);
     if (l->array || !l->made) mhai_stored_release(l->stored);
     return status;
@@ -368,9 +367,9 @@ static mha_status load_gguf(loading *l, const char *path)
 }
 
 mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
-                                mha_compute compute, mhai_loaded *loaded)
+                                mha_compute compute, mha_tokenizer **tokenizer, mhai_loaded *loaded)
 {
-    loading l = {.context = context, .array = array, .compute = compute};
+    loading l = {.context = context, .array = array, .compute = compute, .tokenizer = tokenizer};
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
@@ -389,7 +388,7 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                         : !folder ? "folder"
                                   : "transformer");
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_part(context, folder, true, MHA_COMPUTE_F32, &loaded));
+    MHA_TRY(mhai_model_load_part(context, folder, true, MHA_COMPUTE_F32, NULL, &loaded));
     *transformer = loaded.transformer;
     return MHA_OK;
 }

@@ -4,6 +4,8 @@
 
 #include "model/arch/family.h"
 
+#include <multihead/tokenizer.h>
+
 /* folder/name; the caller frees it. NULL: no memory. */
 char *mhai_model_join(const char *folder, const char *name);
 
@@ -21,10 +23,12 @@ typedef struct mhai_loaded {
     int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
 } mhai_loaded;
 
-/* The transformer of a folder or a GGUF file. array: its parameters are copied into an array; else
+/* The transformer of a folder or a GGUF file. tokenizer: that of a GGUF file is made too, if it has one,
+ * from the same open file; NULL: it is not. array: its parameters are copied into an array; else
  * they stay in their files, which are open as long as the transformer lives, and its products are
  * computed as said. */
 MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
-                                              mha_compute compute, mhai_loaded *loaded);
+                                              mha_compute compute, mha_tokenizer **tokenizer,
+                                              mhai_loaded *loaded);
 
 #endif

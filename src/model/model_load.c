@@ -3,7 +3,6 @@
 
 #include "io/file.h"
 #include "model/folder.h"
-#include "model/gguf_config.h"
 
 #include <multihead/component.h>
 
@@ -64,26 +63,17 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
     model->transformer = loaded->transformer;
 }
 
-static mha_status load_gguf_tokenizer(const char *path, mha_model *model)
-{
-    mha_gguf *file = NULL;
-    MHA_TRY(mha_gguf_open(path, &file));
-    const mha_status status = mhai_gguf_tokenizer(file, path, &model->tokenizer);
-    mha_gguf_close(file);
-    return status == MHA_OK && model->tokenizer ? check_vocabulary(path, model) : status;
-}
-
 /* A folder, or a GGUF file. */
 static mha_status load_one(mha_context *context, const char *path, const mha_model_options *options,
                            mha_model *model)
 {
     mhai_loaded loaded;
+    const bool tokens = !(options->flags & MHA_MODEL_NO_TOKENIZER);
     MHA_TRY(mhai_model_load_part(context, path, options->flags & MHA_MODEL_ARRAY, options->compute,
-                                 &loaded));
+                                 tokens ? &model->tokenizer : NULL, &loaded));
     describe(&loaded, model);
-    if (options->flags & MHA_MODEL_NO_TOKENIZER) return MHA_OK;
-    return mhai_model_is_gguf(path) ? load_gguf_tokenizer(path, model)
-                                    : load_tokenizer(path, model);
+    if (model->tokenizer) return check_vocabulary(path, model);
+    return tokens && !mhai_model_is_gguf(path) ? load_tokenizer(path, model) : MHA_OK;
 }
 
 static bool is_cross(const mha_model *model)

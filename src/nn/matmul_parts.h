@@ -59,7 +59,7 @@ typedef struct mhai_rows_job {
     const mhai_kernels *kernels;
     float *panels;  /* of all columns; or of each worker, of a group's */
     float *read;    /* of each worker, MHAI_READ_FLOATS */
-    float *sums;    /* of each worker, MHAI_SUMS; NULL: not wanted */
+    float *sums;    /* of each worker, MHAI_SUMS; NULL: not requested */
     int64_t group;  /* panels of an item */
     int64_t room;   /* for panels, of a worker */
     int64_t inputs; /* bf16: of a row of W; job has pairs of them, or changed places */

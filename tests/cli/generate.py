@@ -1,5 +1,7 @@
 """multihead generate on a model whose numbers are chosen: its next token depends on the last one
 only, so every draw can be predicted; then a Llama, and what is refused."""
+import contextlib
+import ctypes
 import json
 import math
 import os
@@ -316,6 +318,26 @@ def quantised():
     return path
 
 
+def opened_once():
+    """Weights and tokenizer of a GGUF file come from one opening of it (this one has no tokenizer, which
+    is found out in the same way). Equal events are one until they are read, so they are read at once."""
+    path, libc, events = quantised(), ctypes.CDLL(None), b""
+    if not hasattr(libc, "inotify_init1"):
+        return
+    on_open, nonblocking, event_bytes = 0x20, 0o4000, 16  # inotify(7)
+    watch = libc.inotify_init1(nonblocking)
+    libc.inotify_add_watch(watch, bytes(path), on_open)
+    process = subprocess.Popen([PROGRAM, "generate", path, "text"], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    done = False
+    while not done:
+        done = process.poll() is not None
+        with contextlib.suppress(BlockingIOError):
+            events += os.read(watch, 4096)
+    os.close(watch)
+    check(len(events) == event_bytes, f"a GGUF file is opened {len(events) // event_bytes} times")
+
+
 def in_other_arithmetics():
     path, model = quantised(), make("dense")
     wanted = ("--ids", "--max-tokens", "12")
@@ -354,6 +376,7 @@ numbers(model)
 padded_vocabulary()
 byte_pairs()
 interrupted()
+opened_once()
 in_other_arithmetics()
 help_and_manual()
 finish()

@@ -205,7 +205,7 @@ static mha_status read_rotation(const rope_source *s, const mha_transformer_desc
     return type == 2 ? MHA_OK : read_scaled(s, d, rope);
 }
 
-static void set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
+void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
 {
     layer->rotary_dim = rope->rotary_dim;
     layer->rope_base = rope->rope_base;
@@ -240,7 +240,7 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     plan->desc.rope_base = rope.rope_base;
     if (!rope.rotary_dim && rope.rope_factor == 0 && !plan->layers) return MHA_OK;
     MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) set_rotation(&plan->layers[i], &rope);
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) mhai_set_rotation(&plan->layers[i], &rope);
     return MHA_OK;
 }
 
@@ -265,7 +265,7 @@ mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
                 mhai_config_real(config, "rope_local_base_freq", 1e4, 1, 3e38, &rope.rope_base));
         for (int64_t i = 0; i < plan->desc.num_layers; i++)
             if (((plan->layers[i].flags & MHA_LAYER_WINDOW) != 0) == kind)
-                set_rotation(&plan->layers[i], &rope);
+                mhai_set_rotation(&plan->layers[i], &rope);
     }
     return MHA_OK;
 }

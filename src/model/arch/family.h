@@ -133,6 +133,9 @@ MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 /* What config.json says about rotation, into every layer. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
+/* Give a layer the rotation of another: the fields of mha_layer_desc that are about it. */
+void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
+
 /* The same with an object for each type of layer in rope_parameters, or a base for layers with a
  * window (Gemma 3). After mhai_read_windows(). */
 MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan);
