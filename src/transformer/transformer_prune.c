@@ -158,18 +158,28 @@ static int64_t old_place(const int64_t *heads, int64_t block, int64_t i)
     return heads ? heads[i / block] * block + i % block : i;
 }
 
-/* Part of an old row. */
-static void read_old(const pruning *x, const part *p, int64_t row, int64_t column, int64_t columns,
-                     float *to)
+/* How many of the new places i .. i + most - 1 follow each other in the old parameter too. */
+static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t most)
+{
+    if (!heads) return most;
+    int64_t n = block - i % block;
+    while (n < most && old_place(heads, block, i + n) == old_place(heads, block, i) + n) n += block;
+    return n < most ? n : most;
+}
+
+/* Parts of old rows that follow each other, to [rows, columns]: together where all columns do too. */
+static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows, int64_t column,
+                     int64_t columns, float *to)
 {
     const int64_t cols = p->old.ndim == 2 ? p->old.shape[1] : 1;
-    for (int64_t i = 0, n; i < columns; i += n) {
-        const int64_t at = column + i;
-        n = p->columns ? p->block - at % p->block : columns;
-        if (n > columns - i) n = columns - i;
-        mhai_transformer_read_rows(x->from, p->old.offset, cols, row, 1,
-                                   old_place(p->columns, p->block, at), n, to + i);
-    }
+    const int64_t together = run_of(p->columns, p->block, column, columns) == columns ? rows : 1;
+    for (int64_t r = 0; r < rows; r += together)
+        for (int64_t i = 0, n; i < columns; i += n) {
+            n = run_of(p->columns, p->block, column + i, columns - i);
+            mhai_transformer_read_rows(x->from, p->old.offset, cols, row + r, together,
+                                       old_place(p->columns, p->block, column + i), n,
+                                       to + r * columns + i);
+        }
 }
 
 /* The mean of rows of heads that become one, in double. */
@@ -183,7 +193,7 @@ static void read_merged(const pruning *x, const part *p, int64_t row, int64_t co
         const int64_t n = columns - i < PIECE ? columns - i : PIECE;
         memset(sum, 0, sizeof sum);
         for (int64_t m = 0; m < p->merged; m++) {
-            read_old(x, p, row + m * p->block, column + i, n, piece);
+            read_old(x, p, row + m * p->block, 1, column + i, n, piece);
             for (int64_t k = 0; k < n; k++) sum[k] += (double)piece[k];
         }
         for (int64_t k = 0; k < n; k++) to[i + k] = (float)(sum[k] / (double)p->merged);
@@ -196,12 +206,13 @@ static void read_pruned(const void *user, int64_t parameter, int64_t row, int64_
 {
     const pruning *x = user;
     const part *p = &x->parts[parameter];
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0, n; i < rows; i += n) {
         const int64_t at = old_place(p->rows, p->block, row + i);
-        if (p->merged == 1)
-            read_old(x, p, at, column, columns, to + i * columns);
-        else
+        n = p->merged > 1 ? 1 : run_of(p->rows, p->block, row + i, rows - i);
+        if (p->merged > 1)
             read_merged(x, p, at, column, columns, to + i * columns);
+        else
+            read_old(x, p, at, n, column, columns, to + i * columns);
     }
 }
 

@@ -12,6 +12,7 @@ void stored_read(const void *user, int64_t parameter, int64_t row, int64_t rows,
     const stored *s = user;
     mha_parameter p;
     float line[4096];
+    if (s->reads) ++*s->reads;
     if (mha_transformer_parameter(s->like, parameter, &p) != MHA_OK) fail_msg("no such parameter");
     const int64_t width = p.ndim == 2 ? p.shape[1] : 1;
     assert_true(row >= 0 && rows >= 0 && row + rows <= p.shape[0] && column >= 0 && columns >= 0 &&

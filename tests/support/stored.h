@@ -7,7 +7,8 @@
 typedef struct stored {
     const mha_transformer *like; /* where the numbers are */
     int released;
-    uint16_t *halves; /* the same as f16 or bf16, or NULL */
+    _Atomic int64_t *reads; /* counts the calls of read, or NULL */
+    uint16_t *halves;       /* the same as f16 or bf16, or NULL */
     mha_dtype type;
 } stored;
 

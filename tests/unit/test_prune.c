@@ -6,6 +6,7 @@
 #include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/stored.h"
 #include "support/suite.h"
 
 #include <multihead/importance.h>
@@ -244,6 +245,61 @@ static void sizes_count_what_goes_with_heads(void **state)
     expect_ok(mha_transformer_prune(context, t, &view, &p));
     assert_int_equal(mha_transformer_size(p), 2 * 9 * 24 + 24); /* words, output, last norm */
     mha_transformer_destroy(p);
+    mha_transformer_destroy(t);
+}
+
+/* Reads of a source for all rows of a parameter. */
+static int64_t reads_of(const mha_transformer *t, const char *name, _Atomic int64_t *reads)
+{
+    float to[24 * 30];
+    mha_parameter p;
+    expect_ok(mha_transformer_find(t, 0, name, &p));
+    assert_true(p.count <= 24 * 30);
+    *reads = 0;
+    expect_ok(mha_transformer_read(t, &p, 0, p.shape[0], to));
+    return *reads;
+}
+
+/* Rows of heads that follow each other are read together, and so are all rows of columns that do. */
+static void heads_are_read_in_runs(void **state)
+{
+    enum { E = 24 };
+    (void)state;
+    machines all = machines_make(1);
+    mha_context *context = all.each[0].context;
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .flags = MHA_TRANSFORMER_CAUSAL,
+                                    .vocab_size = 9,
+                                    .max_length = 8,
+                                    .embed_dim = E,
+                                    .num_layers = 1,
+                                    .num_heads = 6,
+                                    .head_dim = 5,
+                                    .norm = MHA_NORM_RMS};
+    const struct {
+        float keep[6];
+        int64_t q, o; /* reads */
+    } cases[] = {{{1, 1, 0, 1, 1, 1}, 2, 2 * E},
+                 {{0, 1, 1, 1, 0, 0}, 1, 1},
+                 {{1, 0, 1, 0, 1, 0}, 3, 3 * E},
+                 {{1, 1, 1, 1, 1, 1}, 1, 1}};
+    mha_transformer *t, *other, *p;
+    expect_ok(mha_transformer_create(context, &d, &t));
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        _Atomic int64_t reads;
+        stored s;
+        float keep[6];
+        memcpy(keep, cases[n].keep, sizeof keep);
+        const mha_tensor view = mha_tensor_contiguous(keep, MHA_F32, 2, (int64_t[]){1, 6});
+        other = stored_transformer(context, t, 0, &s);
+        s.reads = &reads;
+        expect_ok(mha_transformer_prune(context, other, &view, &p));
+        assert_int_equal(reads_of(p, "self_attn.q_proj.weight", &reads), cases[n].q);
+        assert_int_equal(reads_of(p, "self_attn.v_proj.weight", &reads), cases[n].q);
+        assert_int_equal(reads_of(p, "self_attn.o_proj.weight", &reads), cases[n].o);
+        mha_transformer_destroy(p);
+        mha_transformer_destroy(other);
+    }
     mha_transformer_destroy(t);
 }
 
@@ -589,7 +645,7 @@ static void failed_allocations_are_reported(void **state)
     assert_true(failing_each(pruned, NULL) > 5);
 }
 
-RUN_TESTS(TEST(masked_is_removed), TEST(sizes_count_what_goes_with_heads), TEST(same_gradients),
-          TEST(same_importance), TEST(steps_have_the_bits_of_the_whole), TEST(small_integers),
-          TEST(wide_sums), TEST(shared_kv), TEST(misuse_is_refused),
-          TEST(failed_allocations_are_reported))
+RUN_TESTS(TEST(masked_is_removed), TEST(sizes_count_what_goes_with_heads),
+          TEST(heads_are_read_in_runs), TEST(same_gradients), TEST(same_importance),
+          TEST(steps_have_the_bits_of_the_whole), TEST(small_integers), TEST(wide_sums),
+          TEST(shared_kv), TEST(misuse_is_refused), TEST(failed_allocations_are_reported))
