@@ -315,7 +315,8 @@ static void linear_digest(mha_context *context, const char *name, mha_compute co
                                        .layer_heads = no_heads};
     const mha_transformer_source source = {.struct_size = sizeof source,
                                            .read = read_table,
-                                           .read_coded = read_coded,
+                                           .read_coded =
+                                               compute == MHA_COMPUTE_INT8 ? read_coded : NULL,
                                            .user = &run,
                                            .compute = compute};
     mha_transformer *net = NULL;
