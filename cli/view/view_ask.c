@@ -81,19 +81,19 @@ static cli_exit measure(ask_run *run)
     for (int64_t i = 0; i < heads; i++) on[i] = run->picks.on[i];
     const mha_tensor tokens =
         mha_tensor_contiguous(run->tokens.ids, MHA_I32, 1, (const int64_t[]){run->T});
-    const mha_head_flow_desc desc = {.struct_size = sizeof desc,
-                                     .from_first = ask->from.first,
-                                     .from_count = ask->from.count,
-                                     .to_first = ask->to.first,
-                                     .to_count = ask->to.count,
-                                     .heads = on,
-                                     .progress = shown ? show_progress : NULL};
-    mha_head_flow found = {.struct_size = sizeof found,
-                           .weights = values[ASK_WEIGHT],
-                           .shares = values[ASK_SHARE],
-                           .effects = values[ASK_EFFECT]};
-    const mha_status status =
-        mha_transformer_head_flow(run->model.context, run->model.net, &tokens, &desc, &found);
+    const mha_head_attribution_desc desc = {.struct_size = sizeof desc,
+                                            .from_first = ask->from.first,
+                                            .from_count = ask->from.count,
+                                            .to_first = ask->to.first,
+                                            .to_count = ask->to.count,
+                                            .heads = on,
+                                            .progress = shown ? show_progress : NULL};
+    mha_head_attribution found = {.struct_size = sizeof found,
+                                  .weights = values[ASK_WEIGHT],
+                                  .shares = values[ASK_SHARE],
+                                  .effects = values[ASK_EFFECT]};
+    const mha_status status = mha_transformer_head_attribution(run->model.context, run->model.net,
+                                                               &tokens, &desc, &found);
     if (shown) cli_print_to(stderr, "\r\033[K");
     CLI_TRY(cli_check(VIEW, status));
     list_heads(run, values);

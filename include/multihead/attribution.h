@@ -209,23 +209,23 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_composition(mha_context *contex
 /* ---- from tokens to tokens ------------------------------------------------------------------- */
 
 /* Tokens of one text: `from` are queries, `to` are keys. */
-typedef struct mha_head_flow_desc {
+typedef struct mha_head_attribution_desc {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     int64_t from_first, from_count, to_first, to_count;
     const uint8_t *heads;     /* [L,H], not 0: measure this head; NULL: all */
     mha_progress_fn progress; /* before each run without a head; NULL: none */
     void *progress_user;
-} mha_head_flow_desc;
+} mha_head_attribution_desc;
 
 /* Entries of heads that are not measured, or that a layer lacks, are left as they are. NULL: not
  * requested. */
-typedef struct mha_head_flow {
+typedef struct mha_head_attribution {
     uint32_t struct_size;
     int32_t predicted;  /* out: the argmax of the last row of `from`; -1: the model has no output */
     double probability; /* out: of that token; 0 without an output */
     double *weights, *shares, *effects; /* [L,H] */
-} mha_head_flow;
+} mha_head_attribution;
 
 /**
  * What the heads of self-attention carry from the tokens `to` to the tokens `from` of a text. With
@@ -249,11 +249,9 @@ typedef struct mha_head_flow {
  * Accuracy that of the forward call; sums in double, the same bits for any number of threads.
  * Since    0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_transformer_head_flow(mha_context *context,
-                                                           const mha_transformer *transformer,
-                                                           const mha_tensor *tokens,
-                                                           const mha_head_flow_desc *desc,
-                                                           mha_head_flow *found);
+MHA_API MHA_NODISCARD mha_status mha_transformer_head_attribution(
+    mha_context *context, const mha_transformer *transformer, const mha_tensor *tokens,
+    const mha_head_attribution_desc *desc, mha_head_attribution *found);
 
 /* ---- across layers --------------------------------------------------------------------------- */
 

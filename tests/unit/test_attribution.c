@@ -992,7 +992,7 @@ static double log_probability_of(const float *row, int64_t count, int64_t token)
 }
 
 /* The change that the definition asks for, from outputs [T,width] with and without a head. */
-static double plain_effect(const example *e, const mha_head_flow_desc *d, const float *with,
+static double plain_effect(const example *e, const mha_head_attribution_desc *d, const float *with,
                            const float *without, int64_t predicted)
 {
     const int64_t width = e->output_t.shape[2], last = d->from_first + d->from_count - 1;
@@ -1014,8 +1014,8 @@ static double plain_effect(const example *e, const mha_head_flow_desc *d, const 
 }
 
 /* The same by calls that keep everything: whole maps, and a run without each head. */
-static void check_flow(mha_context *context, example *e, const mha_head_flow_desc *d,
-                       const mha_head_flow *got)
+static void check_heads(mha_context *context, example *e, const mha_head_attribution_desc *d,
+                        const mha_head_attribution *got)
 {
     static float whole[MOST], map[MOST];
     const int64_t H = e->d.num_heads, T = e->T, width = e->output_t.shape[2];
@@ -1069,7 +1069,7 @@ static mha_status count_calls(int64_t done, int64_t total, void *user)
     return *calls == 1000 ? MHA_ERR_FILE : MHA_OK;
 }
 
-static void flows_are_the_plain_calls(void **state)
+static void heads_from_tokens_to_tokens(void **state)
 {
     (void)state;
     static const mha_layer_desc windows[3] = {
@@ -1096,28 +1096,28 @@ static void flows_are_the_plain_calls(void **state)
         e->input.gates = NULL;
         for (int k = 0; k < 32; k++) on[k] = rng_chance(&r, 0.7);
         for (int k = 0; k < 96; k++) found[k / 32][k % 32] = -100;
-        mha_head_flow_desc d = {.struct_size = sizeof d,
-                                .from_first = rng_between(&r, 0, e->T - 1),
-                                .to_first = rng_between(&r, 0, e->T - 1),
-                                .heads = rng_chance(&r, 0.5) ? on : NULL,
-                                .progress = count_calls,
-                                .progress_user = &calls};
+        mha_head_attribution_desc d = {.struct_size = sizeof d,
+                                       .from_first = rng_between(&r, 0, e->T - 1),
+                                       .to_first = rng_between(&r, 0, e->T - 1),
+                                       .heads = rng_chance(&r, 0.5) ? on : NULL,
+                                       .progress = count_calls,
+                                       .progress_user = &calls};
         d.from_count = rng_between(&r, 1, e->T - d.from_first);
         d.to_count = rng_between(&r, 1, e->T - d.to_first);
-        mha_head_flow flow = {.struct_size = sizeof flow,
-                              .weights = found[0],
-                              .shares = found[1],
-                              .effects = found[2]};
+        mha_head_attribution heads = {.struct_size = sizeof heads,
+                                      .weights = found[0],
+                                      .shares = found[1],
+                                      .effects = found[2]};
         const mha_tensor tokens = mha_tensor_contiguous(e->ids, MHA_I32, 1, (int64_t[]){e->T});
         expect_ok(mha_transformer_update(context, e->t));
-        expect_ok(mha_transformer_head_flow(context, e->t, &tokens, &d, &flow));
-        check_flow(context, e, &d, &flow);
+        expect_ok(mha_transformer_head_attribution(context, e->t, &tokens, &d, &heads));
+        check_heads(context, e, &d, &heads);
         for (int64_t k = 0; k < e->d.num_layers * e->d.num_heads; k++) wanted += found[0][k] >= 0;
         assert_int_equal(calls, wanted);
         calls = 999; /* what progress returns ends the call */
         d.heads = NULL;
         if (wanted > 0)
-            assert_int_equal(mha_transformer_head_flow(context, e->t, &tokens, &d, &flow),
+            assert_int_equal(mha_transformer_head_attribution(context, e->t, &tokens, &d, &heads),
                              MHA_ERR_FILE);
         example_free(e);
     }
@@ -1209,18 +1209,20 @@ static void transformer_errors(void **state)
     mha_composition composition = {.struct_size = sizeof composition, .k = &k};
     expect_error(mha_transformer_composition(x, e->t, &composition), MHA_ERR_SHAPE, "k: dim 3");
     const mha_tensor tokens = mha_tensor_contiguous(e->ids, MHA_I32, 1, (int64_t[]){e->T});
-    mha_head_flow flow = {.struct_size = sizeof flow};
-    mha_head_flow_desc d = {.struct_size = sizeof d, .from_count = 1, .to_count = 1};
-#define FLOW() mha_transformer_head_flow(x, e->t, &tokens, &d, &flow)
-    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "from: 0 tokens", d.from_count = 0);
-    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "to: 9 tokens", d.to_count = 9);
-    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "from -1", d.to_first = -1);
-    expect_spoiled(d, FLOW(), MHA_ERR_ARGUMENT, "from: 1 tokens", d.from_first = INT64_MAX);
-    expect_spoiled(d, FLOW(), MHA_ERR_UNSUPPORTED, "reserved", d.reserved = 1);
-    expect_spoiled(flow, FLOW(), MHA_ERR_ARGUMENT, "struct_size", flow.struct_size = 3);
-    expect_error(mha_transformer_head_flow(x, e->t, NULL, &d, &flow), MHA_ERR_NULL, "tokens");
-    expect_error(mha_transformer_head_flow(x, e->t, &tokens, NULL, &flow), MHA_ERR_NULL, "desc");
-    expect_ok(FLOW());
+    mha_head_attribution heads = {.struct_size = sizeof heads};
+    mha_head_attribution_desc d = {.struct_size = sizeof d, .from_count = 1, .to_count = 1};
+#define HEADS() mha_transformer_head_attribution(x, e->t, &tokens, &d, &heads)
+    expect_spoiled(d, HEADS(), MHA_ERR_ARGUMENT, "from: 0 tokens", d.from_count = 0);
+    expect_spoiled(d, HEADS(), MHA_ERR_ARGUMENT, "to: 9 tokens", d.to_count = 9);
+    expect_spoiled(d, HEADS(), MHA_ERR_ARGUMENT, "from -1", d.to_first = -1);
+    expect_spoiled(d, HEADS(), MHA_ERR_ARGUMENT, "from: 1 tokens", d.from_first = INT64_MAX);
+    expect_spoiled(d, HEADS(), MHA_ERR_UNSUPPORTED, "reserved", d.reserved = 1);
+    expect_spoiled(heads, HEADS(), MHA_ERR_ARGUMENT, "struct_size", heads.struct_size = 3);
+    expect_error(mha_transformer_head_attribution(x, e->t, NULL, &d, &heads), MHA_ERR_NULL,
+                 "tokens");
+    expect_error(mha_transformer_head_attribution(x, e->t, &tokens, NULL, &heads), MHA_ERR_NULL,
+                 "desc");
+    expect_ok(HEADS());
     example_free(e), example_free(f);
 }
 
@@ -1250,10 +1252,11 @@ static mha_status written_and_mapped(mha_context *context, failing_alloc *memory
     if (status == MHA_OK) status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, NULL, &p, &maps);
     if (status == MHA_OK) status = mha_transformer_composition(context, e->t, &out);
     const mha_tensor tokens = mha_tensor_contiguous(e->ids, MHA_I32, 1, (int64_t[]){e->T});
-    const mha_head_flow_desc d = {.struct_size = sizeof d, .from_count = 1, .to_count = 1};
+    const mha_head_attribution_desc d = {.struct_size = sizeof d, .from_count = 1, .to_count = 1};
     double weights[8];
-    mha_head_flow flow = {.struct_size = sizeof flow, .weights = weights};
-    if (status == MHA_OK) status = mha_transformer_head_flow(context, e->t, &tokens, &d, &flow);
+    mha_head_attribution heads = {.struct_size = sizeof heads, .weights = weights};
+    if (status == MHA_OK)
+        status = mha_transformer_head_attribution(context, e->t, &tokens, &d, &heads);
     example_free(e);
     mha_transformer_destroy(own);
     return status;
@@ -1269,5 +1272,5 @@ static void failed_allocations_are_reported(void **state)
 RUN_TESTS(TEST(hand_writing), TEST(hand_maps), TEST(hand_rollout), TEST(desks), TEST(rollouts),
           TEST(terms_sum_to_the_logit), TEST(small_integers_are_exact),
           TEST(layers_are_the_plain_calls), TEST(sources_change_no_bit), TEST(composition),
-          TEST(composition_of_chance), TEST(flows_are_the_plain_calls), TEST(misuse_is_refused),
+          TEST(composition_of_chance), TEST(heads_from_tokens_to_tokens), TEST(misuse_is_refused),
           TEST(transformer_errors), TEST(failed_allocations_are_reported))

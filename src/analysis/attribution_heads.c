@@ -11,22 +11,22 @@
 #include <math.h>
 #include <string.h>
 
-typedef struct flow {
+typedef struct head_run {
     mha_context *context;
     const mha_transformer *t;
-    const mha_head_flow_desc *d;
-    mha_head_flow *found;
+    const mha_head_attribution_desc *d;
+    mha_head_attribution *found;
     mha_tensor tokens;   /* [1,T] */
     int64_t T, H, width; /* of an output row */
     mha_activations *kept;
     float *output, *whole; /* [T,width] of a run; rows of `from` with all heads */
     float *gates;          /* [L,H] */
     float *rows, *heads;   /* [H, rows, T] weights; [H D] of one query */
-} flow;
+} head_run;
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-static mha_status forward(flow *f)
+static mha_status forward(head_run *f)
 {
     const mha_tensor output =
         mha_tensor_contiguous(f->output, MHA_F32, 3, (const int64_t[]){1, f->T, f->width});
@@ -37,7 +37,7 @@ static mha_status forward(flow *f)
     return mha_transformer_forward(f->context, f->t, &input, f->kept, &output, NULL, NULL);
 }
 
-static const float *row_of(const flow *f, int64_t row)
+static const float *row_of(const head_run *f, int64_t row)
 {
     return f->output + (f->d->from_first + row) * f->width;
 }
@@ -73,7 +73,7 @@ static int64_t argmax(const float *row, int64_t count)
 /* ---- weights and shares ---------------------------------------------------------------------- */
 
 /* The weights of all heads of a layer in row number r of `from`. */
-static mha_status weigh_row(flow *f, const mha_layer_view *view, int64_t r)
+static mha_status weigh_row(head_run *f, const mha_layer_view *view, int64_t r)
 {
     const int64_t H = view->q.shape[1], t = f->d->from_first + r;
     mha_attention_desc desc = view->attention;
@@ -89,9 +89,9 @@ static mha_status weigh_row(flow *f, const mha_layer_view *view, int64_t r)
 }
 
 /* Mean over the rows of `from` of the sum over the columns of `to`; as a part of each row if so. */
-static double mass(const flow *f, int64_t head, bool part)
+static double mass(const head_run *f, int64_t head, bool part)
 {
-    const mha_head_flow_desc *d = f->d;
+    const mha_head_attribution_desc *d = f->d;
     double mean = 0;
     for (int64_t r = 0; r < d->from_count; r++) {
         const float *row = f->rows + (head * d->from_count + r) * f->T;
@@ -103,18 +103,18 @@ static double mass(const flow *f, int64_t head, bool part)
     return mean;
 }
 
-static bool wanted(const flow *f, int64_t layer, int64_t head)
+static bool wanted(const head_run *f, int64_t layer, int64_t head)
 {
     return !f->d->heads || f->d->heads[layer * f->H + head];
 }
 
-static void note(const flow *f, int64_t layer, int64_t heads, bool part, double *to)
+static void note(const head_run *f, int64_t layer, int64_t heads, bool part, double *to)
 {
     for (int64_t h = 0; to && h < heads; h++)
         if (wanted(f, layer, h)) to[layer * f->H + h] = mass(f, h, part);
 }
 
-static mha_status measure_layer(flow *f, int64_t layer)
+static mha_status measure_layer(head_run *f, int64_t layer)
 {
     mha_layer_view view = {.struct_size = sizeof view};
     MHA_TRY(mha_activations_layer(f->kept, layer, MHA_PART_SELF_ATTENTION, &view));
@@ -135,7 +135,7 @@ static mha_status measure_layer(flow *f, int64_t layer)
 
 /* ---- effects --------------------------------------------------------------------------------- */
 
-static double change(const flow *f)
+static double change(const head_run *f)
 {
     const int64_t rows = f->d->from_count;
     double sum = 0;
@@ -148,7 +148,7 @@ static double change(const flow *f)
 }
 
 /* The heads of each layer that has some, in order. */
-static mha_status measure_effects(flow *f)
+static mha_status measure_effects(head_run *f)
 {
     const int64_t layers = f->t->desc.num_layers;
     int64_t done = 0, total = 0;
@@ -168,7 +168,7 @@ static mha_status measure_effects(flow *f)
     return MHA_OK;
 }
 
-static void note_prediction(flow *f)
+static void note_prediction(head_run *f)
 {
     const float *last = f->whole + (f->d->from_count - 1) * f->width;
     f->found->predicted = -1;
@@ -178,7 +178,7 @@ static void note_prediction(flow *f)
     f->found->probability = mha_exp(log_probability(last, f->width, f->found->predicted));
 }
 
-static mha_status measure(flow *f)
+static mha_status measure(head_run *f)
 {
     MHA_TRY(forward(f));
     memcpy(f->whole, row_of(f, 0), (size_t)(f->d->from_count * f->width) * sizeof *f->whole);
@@ -192,39 +192,40 @@ static mha_status measure(flow *f)
 static mha_status check_tokens(const char *name, int64_t first, int64_t count, int64_t tokens)
 {
     if (first >= 0 && count >= 1 && first < tokens && count <= tokens - first) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT,
-                    "mha_head_flow_desc: %s: %lld tokens from %lld on, expected at least one of "
-                    "the %lld of the text",
-                    name, (long long)count, (long long)first, (long long)tokens);
+    return mha_fail(
+        MHA_ERR_ARGUMENT,
+        "mha_head_attribution_desc: %s: %lld tokens from %lld on, expected at least one of "
+        "the %lld of the text",
+        name, (long long)count, (long long)first, (long long)tokens);
 }
 
-static mha_status check(const flow *f)
+static mha_status check(const head_run *f)
 {
     if (f->d->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_flow_desc: reserved is %u, expected 0",
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_head_attribution_desc: reserved is %u, expected 0",
                         (unsigned)f->d->reserved);
     if (f->t->desc.flags & MHA_TRANSFORMER_CROSS)
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "mha_transformer_head_flow: a transformer with cross-attention needs its memory");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_head_attribution: a transformer with "
+                                             "cross-attention needs its memory");
     MHA_TRY(check_tokens("from", f->d->from_first, f->d->from_count, f->T));
     return check_tokens("to", f->d->to_first, f->d->to_count, f->T);
 }
 
-static mha_status allocate(const flow *f, int64_t rows, int64_t columns, float **memory)
+static mha_status allocate(const head_run *f, int64_t rows, int64_t columns, float **memory)
 {
     int64_t count;
     void *made;
     if (!mhai_mul_i64(rows, columns, &count))
         return mha_fail(MHA_ERR_SIZE,
-                        "mha_transformer_head_flow: %lld x %lld numbers overflow 64 bits",
+                        "mha_transformer_head_attribution: %lld x %lld numbers overflow 64 bits",
                         (long long)rows, (long long)columns);
     MHA_TRY(mha_scratch_alloc(f->context, count, sizeof(float), &made));
     *memory = made;
     return MHA_OK;
 }
 
-static mha_status run(flow *f)
+static mha_status run(head_run *f)
 {
     const mha_transformer_desc *d = &f->t->desc;
     const int64_t heads = d->num_layers * f->H;
@@ -239,32 +240,34 @@ static mha_status run(flow *f)
     return measure(f);
 }
 
-mha_status mha_transformer_head_flow(mha_context *context, const mha_transformer *transformer,
-                                     const mha_tensor *tokens, const mha_head_flow_desc *desc,
-                                     mha_head_flow *found)
+mha_status mha_transformer_head_attribution(mha_context *context,
+                                            const mha_transformer *transformer,
+                                            const mha_tensor *tokens,
+                                            const mha_head_attribution_desc *desc,
+                                            mha_head_attribution *found)
 {
     if (!context || !transformer || !desc || !found)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_head_flow: %s is NULL",
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_head_attribution: %s is NULL",
                         !context       ? "context"
                         : !transformer ? "transformer"
                         : !desc        ? "desc"
                                        : "found");
-    mha_head_flow_desc own;
-    mha_head_flow out;
-    MHA_TRY(mhai_struct_copy("mha_head_flow_desc", &own, sizeof own, sizeof own, desc));
-    MHA_TRY(mhai_struct_copy("mha_head_flow", &out, sizeof out, sizeof out, found));
+    mha_head_attribution_desc own;
+    mha_head_attribution out;
+    MHA_TRY(mhai_struct_copy("mha_head_attribution_desc", &own, sizeof own, sizeof own, desc));
+    MHA_TRY(mhai_struct_copy("mha_head_attribution", &out, sizeof out, sizeof out, found));
     MHA_TRY(mhai_tensor_check("tokens", tokens, MHA_I32, 1, NULL));
     MHA_TRY(mhai_tensor_check_last("tokens", tokens));
     const mha_transformer_desc *d = &transformer->desc;
-    flow f = {.context = context,
-              .t = transformer,
-              .d = &own,
-              .found = &out,
-              .tokens = mha_tensor_contiguous(tokens->data, MHA_I32, 2,
-                                              (const int64_t[]){1, tokens->shape[0]}),
-              .T = tokens->shape[0],
-              .H = d->num_heads,
-              .width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
+    head_run f = {.context = context,
+                  .t = transformer,
+                  .d = &own,
+                  .found = &out,
+                  .tokens = mha_tensor_contiguous(tokens->data, MHA_I32, 2,
+                                                  (const int64_t[]){1, tokens->shape[0]}),
+                  .T = tokens->shape[0],
+                  .H = d->num_heads,
+                  .width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = run(&f);
     mha_activations_destroy(f.kept);
