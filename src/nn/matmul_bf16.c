@@ -150,7 +150,7 @@ static size_t rows_bytes(int64_t rows, int64_t inner)
 size_t mhai_rows_bf16_bytes(const mha_context *context, int64_t rows, int64_t inner)
 {
     const int64_t room = mhai_round_up(inner, 2) * MHAI_PANEL * context->num_threads;
-    return rows_bytes(rows, inner) + (size_t)room * sizeof(float);
+    return rows_bytes(rows, inner) + 64 + (size_t)room * sizeof(float); /* 64: alignment */
 }
 
 static void round_rows(void *argument, int64_t item, int worker)

@@ -215,8 +215,9 @@ void mhai_rows_groups(mha_context *context, mhai_rows_job *r)
 size_t mhai_matmul_rows_bytes(const mha_context *context, mha_compute compute, int64_t rows,
                               int64_t inner)
 {
-    const int64_t group = mhai_max_i64(1, MHAI_GROUP_FLOATS / MHAI_PANEL / mhai_max_i64(1, inner));
-    const size_t f32 = (size_t)mhai_rows_floats(context, group, inner) * sizeof(float);
+    const int64_t panels = mhai_max_i64(MHAI_GROUP_FLOATS, inner * MHAI_PANEL);
+    const size_t f32 =
+        (size_t)(mhai_rows_floats(context, 0, 0) + context->num_threads * panels) * sizeof(float);
     const size_t int8 = mhai_rows_int8_bytes(context, rows, inner);
     switch (compute) {
     case MHA_COMPUTE_INT8: return int8 > f32 ? int8 : f32;
