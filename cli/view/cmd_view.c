@@ -261,9 +261,10 @@ static mha_status draw_answer(const void *user, const mha_sink *sink)
 }
 
 /* The files of a question: its own JSON, and the maps otherwise. */
-static cli_exit write_answer(const view_options *options, const view_ask *found)
+static cli_exit write_answer(const view_options *options, text_model *model, const view_ask *found)
 {
-    attention_maps maps = {0};
+    attention_maps maps = {.text = {found->source.text[0]},
+                           .text_bytes = {found->source.text_bytes[0]}};
     maps_picks picks = {0};
     view_options drawn = *options;
     int64_t *order;
@@ -277,16 +278,18 @@ static cli_exit write_answer(const view_options *options, const view_ask *found)
     if (!view_has_files(&drawn)) return CLI_OK;
     CLI_TRY(view_ask_order(found, (ask_measure)options->sort, &order));
     if (found->count > 0) drawn.first_panel = order[0];
-    CLI_TRY(view_model_maps(&drawn, &maps, &picks, NULL));
+    CLI_TRY(view_model_maps(&drawn, model, &maps, &picks, NULL));
+    text_model_close(model);
     view_warn_of_idle_names(&drawn, &maps);
     return view_write_files(&drawn, &maps, &picks);
 }
 
 static cli_exit ask(const view_options *options)
 {
+    text_model model = {0};
     view_ask found;
-    CLI_TRY(view_ask_measure(options, &found));
-    CLI_TRY(write_answer(options, &found));
+    CLI_TRY(view_ask_measure(options, &model, &found));
+    CLI_TRY(write_answer(options, &model, &found));
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_ask_print(options, &found));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
     if (!view_has_files(options))
@@ -300,11 +303,13 @@ static cli_exit view(const view_options *options)
     attention_maps maps = {0};
     maps_picks picks = {0};
     view_roles roles = {0};
+    text_model model = {0};
     view_options drawn = *options;
     drawn.roles = &roles;
     CLI_TRY(options->attention  ? view_array_maps(options, &maps, &picks)
-            : options->contrast ? view_contrast_maps(options, &maps, &picks)
-                                : view_model_maps(options, &maps, &picks, &roles));
+            : options->contrast ? view_contrast_maps(options, &model, &maps, &picks)
+                                : view_model_maps(options, &model, &maps, &picks, &roles));
+    text_model_close(&model);
     view_warn_of_idle_names(options, &maps);
     CLI_TRY(view_write_files(&drawn, &maps, &picks));
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(options, &maps, &picks));

@@ -49,10 +49,14 @@ typedef struct view_options {
     const view_roles *roles;     /* likewise */
 } view_options;
 
-/* Maps of a model's run over the texts; picks as --layer and --head say. */
-/* roles, if not NULL, are measured by the same model (view_roles.h). */
-cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks,
-                         view_roles *roles);
+/* Maps of a model's run over the texts; picks as --layer and --head say. Texts that maps has are
+ * not read again, and an open model is not opened again; the caller closes it. roles, if not NULL,
+ * are measured by the same model (view_roles.h). */
+cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
+                         maps_picks *picks, view_roles *roles);
+
+/* text_model_open(), saying on a terminal that a model is being loaded. */
+cli_exit view_open_model(const view_options *options, text_model *model);
 
 /* Room for the norm-based twins of the maps, if a report of one text is wanted that can hold them;
  * and the twins of a layer, once its maps are there. */
@@ -68,7 +72,8 @@ cli_exit view_name_source(const text_model *model, attention_maps *maps);
 cli_exit view_take_texts(const view_options *options, attention_maps *maps);
 
 /* Maps of the text less those of --contrast, token by token. */
-cli_exit view_contrast_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps,
+                            maps_picks *picks);
 
 /* What of all changes most: "L1H2: +0.31 from it to animal". */
 void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,

@@ -14,7 +14,7 @@
 /* A model at work on a question. */
 typedef struct ask_run {
     const view_options *options;
-    text_model model;
+    text_model *model;
     text_tokens tokens;
     maps_picks picks;
     view_ask *ask;
@@ -29,14 +29,14 @@ static cli_exit find_words(ask_run *run)
     CLI_TRY(view_find_word("--from", run->options->from, &ask->source, &ask->from));
     CLI_TRY(view_find_word("--to", run->options->to, &ask->source, &ask->to));
     const int64_t from_end = ask->from.first + ask->from.count;
-    if (run->model.causal && ask->to.first >= from_end)
+    if (run->model->causal && ask->to.first >= from_end)
         return cli_fail(
             CLI_USAGE, VIEW,
             "--to %s comes after --from %s, and this model attends only to earlier tokens: "
             "ask the other way round",
             ask->to.given, ask->from.given);
     for (int64_t t = ask->from.first; t < from_end; t++) {
-        const int64_t seen = run->model.causal ? t + 1 : run->T;
+        const int64_t seen = run->model->causal ? t + 1 : run->T;
         int64_t there = 0;
         for (int64_t s = ask->to.first; s < ask->to.first + ask->to.count; s++) there += s < seen;
         ask->chance += (double)there / (double)seen / (double)ask->from.count;
@@ -57,7 +57,7 @@ static mha_status show_progress(int64_t done, int64_t total, void *user)
 static void list_heads(ask_run *run, double *const values[ASK_MEASURES])
 {
     view_ask *ask = run->ask;
-    const mha_transformer_desc *d = &run->model.desc;
+    const mha_transformer_desc *d = &run->model->desc;
     for (int64_t i = 0; i < d->num_layers * d->num_heads; i++) {
         const int64_t layer = i / d->num_heads, head = i % d->num_heads;
         if (!run->picks.on[i] || (d->layer_heads && head >= d->layer_heads[layer])) continue;
@@ -70,15 +70,12 @@ static void list_heads(ask_run *run, double *const values[ASK_MEASURES])
 static cli_exit measure(ask_run *run)
 {
     view_ask *ask = run->ask;
-    const int64_t heads = run->model.layers * run->model.heads;
+    const int64_t heads = run->model->layers * run->model->heads;
     const bool shown = screen_shows_progress(run->options->quiet);
     double *values[ASK_MEASURES];
-    uint8_t *on;
     CLI_TRY(ARENA_ALLOC(VIEW, heads, &ask->heads));
     const size_t mark = arena_mark();
-    CLI_TRY(ARENA_ALLOC(VIEW, heads, &on));
     for (int by = 0; by < ASK_MEASURES; by++) CLI_TRY(ARENA_ALLOC(VIEW, heads, &values[by]));
-    for (int64_t i = 0; i < heads; i++) on[i] = run->picks.on[i];
     const mha_tensor tokens =
         mha_tensor_contiguous(run->tokens.ids, MHA_I32, 1, (const int64_t[]){run->T});
     const mha_head_attribution_desc desc = {.struct_size = sizeof desc,
@@ -86,13 +83,13 @@ static cli_exit measure(ask_run *run)
                                             .from_count = ask->from.count,
                                             .to_first = ask->to.first,
                                             .to_count = ask->to.count,
-                                            .heads = on,
+                                            .heads = run->picks.on,
                                             .progress = shown ? show_progress : NULL};
     mha_head_attribution found = {.struct_size = sizeof found,
                                   .weights = values[ASK_WEIGHT],
                                   .shares = values[ASK_SHARE],
                                   .effects = values[ASK_EFFECT]};
-    const mha_status status = mha_transformer_head_attribution(run->model.context, run->model.net,
+    const mha_status status = mha_transformer_head_attribution(run->model->context, run->model->net,
                                                                &tokens, &desc, &found);
     if (shown) cli_print_to(stderr, "\r\033[K");
     CLI_TRY(cli_check(VIEW, status));
@@ -100,7 +97,7 @@ static cli_exit measure(ask_run *run)
     arena_release(mark);
     ask->predicts = found.predicted >= 0;
     ask->probability = found.probability;
-    return ask->predicts ? text_model_token(&run->model, found.predicted, &ask->predicted) : CLI_OK;
+    return ask->predicts ? text_model_token(run->model, found.predicted, &ask->predicted) : CLI_OK;
 }
 
 /* Ranks from 1, ties by layer and head. */
@@ -116,31 +113,30 @@ static cli_exit rank(view_ask *ask)
 
 static cli_exit open_model(ask_run *run)
 {
-    CLI_TRY(text_model_open(VIEW, run->options->model, run->options->threads, &run->model));
-    if (run->model.encoder)
+    CLI_TRY(view_open_model(run->options, run->model));
+    if (run->model->encoder)
         return cli_fail(CLI_UNSUPPORTED, VIEW,
                         "--from and --to ask about self-attention; give the encoder alone: "
                         "%s/encoder",
                         run->options->model);
-    return view_name_source(&run->model, &run->ask->source);
+    return view_name_source(run->model, &run->ask->source);
 }
 
-cli_exit view_ask_measure(const view_options *options, view_ask *ask)
+cli_exit view_ask_measure(const view_options *options, text_model *model, view_ask *ask)
 {
-    ask_run run = {.options = options, .ask = ask};
+    ask_run run = {.options = options, .model = model, .ask = ask};
     attention_maps *source = &ask->source;
     *ask = (view_ask){0};
     const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
     CLI_TRY(view_take_texts(options, source));
     CLI_TRY(open_model(&run));
-    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, run.model.layers, run.model.heads,
+    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, run.model->layers, run.model->heads,
                       &run.picks));
-    CLI_TRY(text_model_encode(&run.model, &limits, source->text[0], source->text_bytes[0], NULL, 0,
+    CLI_TRY(text_model_encode(run.model, &limits, source->text[0], source->text_bytes[0], NULL, 0,
                               &run.tokens));
     source->rows = source->cols = run.tokens.list;
     run.T = source->rows.count;
     CLI_TRY(find_words(&run));
     CLI_TRY(measure(&run));
-    text_model_close(&run.model);
     return rank(ask);
 }

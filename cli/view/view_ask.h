@@ -41,8 +41,8 @@ struct view_ask {
 cli_exit view_find_word(const char *option, const char *given, const attention_maps *source,
                         ask_word *word);
 
-/* Measure every head chosen. */
-cli_exit view_ask_measure(const view_options *options, view_ask *ask);
+/* Measure every head chosen. Opens the model; the caller closes it. */
+cli_exit view_ask_measure(const view_options *options, text_model *model, view_ask *ask);
 
 /* Positions in ask->heads, the best by a measure first. */
 cli_exit view_ask_order(const view_ask *ask, ask_measure by, int64_t **order);

@@ -106,7 +106,7 @@ static cli_exit run(desk *d)
 {
     const text_limits limits = {.most = d->options->max_tokens, .truncate = d->options->truncate};
     CLI_TRY(view_take_texts(d->options, &d->source));
-    CLI_TRY(text_model_open(VIEW, d->options->model, d->options->threads, &d->model));
+    CLI_TRY(view_open_model(d->options, &d->model));
     CLI_TRY(view_name_source(&d->model, &d->source));
     CLI_TRY(check_layer(d));
     CLI_TRY(text_model_encode(&d->model, &limits, d->source.text[0], d->source.text_bytes[0], NULL,

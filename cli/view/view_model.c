@@ -199,11 +199,12 @@ cli_exit view_name_source(const text_model *model, attention_maps *maps)
     return arena_text(VIEW, model->architecture, strlen(model->architecture), &maps->architecture);
 }
 
-static cli_exit load(const view_options *options, const progress_line *progress, text_model *model)
+cli_exit view_open_model(const view_options *options, text_model *model)
 {
-    if (progress->on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
+    const progress_line progress = {.on = screen_shows_progress(options->quiet)};
+    if (progress.on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
     CLI_TRY(text_model_open(VIEW, options->model, options->threads, model));
-    clear_progress(progress);
+    clear_progress(&progress);
     return CLI_OK;
 }
 
@@ -236,21 +237,19 @@ static cli_exit run(const view_options *options, text_model *model, const text_t
     return code;
 }
 
-cli_exit view_model_maps(const view_options *options, attention_maps *maps, maps_picks *picks,
-                         view_roles *roles)
+cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
+                         maps_picks *picks, view_roles *roles)
 {
-    text_model model = {0};
     text_tokens rows = {0}, cols = {0};
     progress_line progress = {.on = screen_shows_progress(options->quiet)};
-    CLI_TRY(view_take_texts(options, maps));
-    CLI_TRY(load(options, &progress, &model));
-    CLI_TRY(view_name_source(&model, maps));
+    if (!maps->text[0]) CLI_TRY(view_take_texts(options, maps));
+    if (!model->model) CLI_TRY(view_open_model(options, model));
+    CLI_TRY(view_name_source(model, maps));
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->layer));
-    progress.layers = model.layers;
-    CLI_TRY(text_model_pick(&model, &options->layers, &options->heads, picks));
-    CLI_TRY(tokenise(options, &model, maps, &rows, &cols));
-    CLI_TRY(run(options, &model, &rows, &cols, picks, &progress, maps, roles));
+    progress.layers = model->layers;
+    CLI_TRY(text_model_pick(model, &options->layers, &options->heads, picks));
+    CLI_TRY(tokenise(options, model, maps, &rows, &cols));
+    CLI_TRY(run(options, model, &rows, &cols, picks, &progress, maps, roles));
     warn_of_not_finite(options, maps, picks);
-    text_model_close(&model);
     return CLI_OK;
 }

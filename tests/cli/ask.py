@@ -119,6 +119,9 @@ def with_maps():
     text = page.read_text()
     check("What changes at the word when the head is removed." in text, "scores in the report")
     check(json.loads((FOLDER / "ask.json").read_text())["format"] == "multihead-ask", "the JSON")
+    piped = ask("sat", "mat", "-o", "-", text="-", stdin=TEXT.encode())
+    check_good(piped, "the text from a pipe, which is read once")
+    check(piped.out == ask("sat", "mat", "-o", "-").out, "the same report")
 
 
 def twins():

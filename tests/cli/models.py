@@ -232,14 +232,16 @@ def opened(path, *arguments):
 
 
 def opened_once():
-    """A report's maps, twins and roles come from a model that is loaded once."""
+    """Whatever goes into a report, it comes from a model that is loaded once."""
     folder = shutil.copytree(ROOT / "tests/golden/tiny-bert", FOLDER / "watched")
-    count = opened(folder / "model.safetensors", folder, "The animal was tired.", "-o",
-                   FOLDER / "watched.html")
-    if count is None:
-        print("skipped: no inotify here")
-        return
-    check(count == 1, f"a report opens its weights {count} times")
+    for options in ((), ("--from", "tired", "--to", "animal"), ("--desk", "0"),
+                    ("--contrast", "The animal was wide.")):
+        count = opened(folder / "model.safetensors", folder, "The animal was tired.", "-o",
+                       FOLDER / "watched.html", *options)
+        if count is None:
+            print("skipped: no inotify here")
+            return
+        check(count == 1, f"a report with {options} opens its weights {count} times")
 
 
 opened_once()
