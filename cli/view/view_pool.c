@@ -1,6 +1,5 @@
-/* Maps of long texts: a cell is the largest weight of a block of tokens (the mean would lose
- * stripes). The rows of attention are computed a few at a time and taken in, so that no map is ever
- * there as a whole. */
+/* Maps of long texts: how large their cells are, what their tokens are called, and the run, whose
+ * rows the library pools as they are computed. */
 #include "view/view_pool.h"
 
 #include "common/arena.h"
@@ -64,31 +63,19 @@ typedef struct pool {
     bool progress;
 } pool;
 
-/* The larger one; what is not a number stays. */
-static void take_max(float value, float *cell)
-{
-    if (!isnan(*cell) && !(value <= *cell)) *cell = value;
-}
-
 static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
 {
     const pool *x = user;
     const attention_maps *maps = x->maps;
-    const int64_t blocks = maps->cols.count, cell = maps->cell;
+    const int64_t shape[] = {p->shape[0], maps->rows.count, maps->cols.count};
+    const mha_tensor to = mha_tensor_contiguous(maps->layer[x->layer], MHA_F32, 3, shape);
     (void)b;
     if (x->progress)
         cli_print_to(stderr,
                      "\r\033[Klayer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64,
                      x->layer + 1, maps->layers, row, maps->tokens.count);
-    for (int64_t h = 0; h < p->shape[0]; h++) {
-        if (!x->picks->on[x->layer * x->picks->heads + h]) continue;
-        for (int64_t r = 0; r < p->shape[1]; r++) {
-            const float *from = (const float *)p->data + h * p->stride[0] + r * p->stride[1];
-            float *to = maps->layer[x->layer] + (h * blocks + (row + r) / cell) * blocks;
-            for (int64_t s = 0; s < p->shape[2]; s++) take_max(from[s], &to[s / cell]);
-        }
-    }
-    return MHA_OK;
+    return mha_attention_pool_rows(x->model->context, p, row, maps->cell,
+                                   x->picks->on + x->layer * x->picks->heads, &to);
 }
 
 static mha_status pool_after(void *user, const mha_activations *activations, int64_t layer)

@@ -3,7 +3,8 @@
  * Three parts, each usable on its own:
  *
  *   - a source of rows: mha_attention_visit_rows() hands out the probabilities of all heads, a
- *     block of query rows at a time, from q and k; no T x S array is kept;
+ *     block of query rows at a time, from q and k; no T x S array is kept. Its rows can be pooled
+ *     into smaller maps;
  *   - mha_head_measures, which takes such rows (or whole maps from anywhere) of any number of texts
  *     and yields scores: where a head's attention goes, each score beside its chance level and
  *     the number of rows that it was measured on;
@@ -58,6 +59,32 @@ MHA_API MHA_NODISCARD mha_status mha_attention_visit_rows(mha_context *context,
                                                           const mha_tensor *q, const mha_tensor *k,
                                                           int64_t block_rows, mha_rows_fn fn,
                                                           void *user);
+
+/**
+ * Add rows to maps of blocks of tokens: called by a mha_rows_fn, it makes maps of long texts whose
+ * T x S weights are never in memory. A cell is the largest weight of cell x cell tokens (in their
+ * mean a line or a stripe would disappear):
+ *
+ *   maps[h,i,j] = max(maps[h,i,j], p of rows i cell .. and keys j cell ..)
+ *
+ *   p [H,R,S] in          f32, any strides: queries row .. row+R-1
+ *   heads [H] in          not 0: add this head; NULL: all
+ *   maps [H,I,J] in, out  f32, last axis contiguous; I cell >= row + R and J cell >= S. Zeros
+ *                         before the first row
+ *
+ * A block with a NaN is NaN.
+ *
+ * Memory   borrowed for the call; no scratch.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (row, cell), _SHAPE, _DTYPE, _STRIDE, _OVERLAP. No byte of maps
+ *          is then written.
+ * Threads  one call at a time per context.
+ * Accuracy exact, for any division into rows and any order of them.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_attention_pool_rows(mha_context *context, const mha_tensor *p,
+                                                         int64_t row, int64_t cell,
+                                                         const uint8_t *heads,
+                                                         const mha_tensor *maps);
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 

@@ -1,5 +1,6 @@
 /* The source of rows: whatever the descriptor and however many rows a block has, each row has the
- * bits of mha_attention_outputs.probabilities, comes once, and in order.
+ * bits of mha_attention_outputs.probabilities, comes once, and in order. Pooled rows: against the
+ * largest weight of each block, cell by cell.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 3,000 descriptors. */
 #include "support/extras.h"
@@ -8,6 +9,7 @@
 
 #include <multihead/heads.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -150,5 +152,103 @@ static void test_stops(void **state)
     kinds_free(&c);
 }
 
+/* ---- pooling --------------------------------------------------------------------------------- */
+
+/* The largest weight of a block; NaN if one is. */
+static float block_of(const mha_tensor *p, int64_t h, int64_t i, int64_t j, int64_t cell)
+{
+    float most = 0;
+    for (int64_t t = i * cell; t < (i + 1) * cell && t < p->shape[1]; t++)
+        for (int64_t s = j * cell; s < (j + 1) * cell && s < p->shape[2]; s++) {
+            const float weight = *(float *)guarded_element(p, (int64_t[]){h, t, s});
+            if (isnan(weight)) return weight;
+            if (weight > most) most = weight;
+        }
+    return most;
+}
+
+/* Some rows at a time, from the first to the last. */
+static void pool_all(rng *r, mha_context *context, const mha_tensor *p, int64_t cell,
+                     const uint8_t *heads, const mha_tensor *maps)
+{
+    for (int64_t row = 0, rows; row < p->shape[1]; row += rows) {
+        rows = rng_between(r, 1, p->shape[1] - row);
+        const mha_tensor part = guarded_slice(p, 1, row, rows);
+        if (mha_attention_pool_rows(context, &part, row, cell, heads, maps) != MHA_OK)
+            fail_msg("%s", mha_error_detail());
+    }
+}
+
+static void test_pool(void **state)
+{
+    (void)state;
+    const float odd[] = {NAN, INFINITY, 0};
+    for (int n = 0; n < rng_cases(SAMPLE, ALL); n++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)n);
+        const int64_t H = rng_between(&r, 1, 4), T = rng_between(&r, 1, 40),
+                      S = rng_between(&r, 1, 40), cell = rng_between(&r, 1, 12);
+        const int64_t shape[] = {H, (T + cell - 1) / cell + rng_between(&r, 0, 1),
+                                 (S + cell - 1) / cell + rng_between(&r, 0, 1)};
+        guarded p = guarded_filled(&r, 3, (int64_t[]){H, T, S}, guarded_random_layout(&r, true), 1);
+        guarded maps = guarded_filled(&r, 3, shape, guarded_random_layout(&r, false), 0);
+        const bool all_heads = rng_chance(&r, .5);
+        uint8_t heads[4];
+        for (int h = 0; h < 4; h++) heads[h] = rng_chance(&r, .5);
+        if (n % 3 == 0) guarded_sprinkle(&r, &p.view, .01, odd, 3);
+        pool_all(&r, machines_context(2, n), &p.view, cell, all_heads ? NULL : heads, &maps.view);
+        int64_t at[3] = {0};
+        do {
+            const float want =
+                all_heads || heads[at[0]] ? block_of(&p.view, at[0], at[1], at[2], cell) : 0;
+            const float got = *(float *)guarded_element(&maps.view, at);
+            if (isnan(want) ? !isnan(got) : got != want)
+                fail_msg("head %lld, cell %lld, %lld of %lld tokens: %g, expected %g",
+                         (long long)at[0], (long long)at[1], (long long)at[2], (long long)cell,
+                         (double)got, (double)want);
+        } while (guarded_next(&maps.view, at));
+        assert_true(guarded_gaps_intact(&maps));
+        guarded_free(&p);
+        guarded_free(&maps);
+    }
+}
+
+static void test_pool_refusals(void **state)
+{
+    (void)state;
+    mha_context *x = all.each[0].context;
+    float numbers[2 * 4 * 6] = {0}, cells[2 * 2 * 3];
+    for (int i = 0; i < 12; i++) cells[i] = -1;
+    const mha_tensor p = mha_tensor_contiguous(numbers, MHA_F32, 3, (int64_t[]){2, 4, 6});
+    const mha_tensor maps = mha_tensor_contiguous(cells, MHA_F32, 3, (int64_t[]){2, 2, 3});
+    mha_tensor same = maps, half = maps, gap = maps, heads = maps, alias = maps;
+    same.data = numbers;
+    half.dtype = MHA_F16;
+    gap.stride[2] = 2;
+    heads.shape[0] = 1;
+    alias.stride[0] = 0;
+    const struct {
+        mha_context *context;
+        const mha_tensor *p;
+        int64_t row, cell;
+        const mha_tensor *maps;
+        mha_status status;
+    } each[] = {
+        {NULL, &p, 0, 2, &maps, MHA_ERR_NULL},   {x, NULL, 0, 2, &maps, MHA_ERR_NULL},
+        {x, &p, 0, 2, NULL, MHA_ERR_NULL},       {x, &p, 0, 0, &maps, MHA_ERR_ARGUMENT},
+        {x, &p, -1, 2, &maps, MHA_ERR_ARGUMENT}, {x, &p, INT64_MAX, 2, &maps, MHA_ERR_ARGUMENT},
+        {x, &p, 1, 2, &maps, MHA_ERR_SHAPE}, /* row 4 is in the third row of cells */
+        {x, &p, 0, 1, &maps, MHA_ERR_SHAPE},     {x, &p, 0, 2, &heads, MHA_ERR_SHAPE},
+        {x, &p, 0, 2, &half, MHA_ERR_DTYPE},     {x, &p, 0, 2, &gap, MHA_ERR_STRIDE},
+        {x, &p, 0, 2, &alias, MHA_ERR_STRIDE},   {x, &p, 0, 2, &same, MHA_ERR_OVERLAP}};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        const mha_status got = mha_attention_pool_rows(each[i].context, each[i].p, each[i].row,
+                                                       each[i].cell, NULL, each[i].maps);
+        if (got != each[i].status) fail_msg("%zu: %d, %s", i, (int)got, mha_error_detail());
+    }
+    for (int i = 0; i < 12; i++) assert_true(cells[i] == -1);
+    assert_int_equal(mha_attention_pool_rows(x, &p, 0, INT64_MAX, NULL, &maps), MHA_OK);
+    assert_int_equal(mha_attention_pool_rows(x, &p, 0, 2, NULL, &maps), MHA_OK);
+}
+
 RUN_TESTS_BETWEEN(make_machines, NULL, TEST(test_any_descriptor), TEST(test_refusals),
-                  TEST(test_stops))
+                  TEST(test_stops), TEST(test_pool), TEST(test_pool_refusals))
