@@ -225,7 +225,7 @@ typedef struct mhai_gemm {
     const float *x; /* [rows][x_stride]; transposed: [inner][x_stride] */
     int64_t x_stride;
     bool transposed;
-    bool pairs;           /* of bf16, which inner counts; not transposed */
+    bool pairs;           /* of bf16, which inner counts; not transposed, gathered */
     float *gather;        /* [MHAI_GATHER] working memory, into which x is copied first; or NULL */
     const float *w;       /* first panel at this block's first input */
     int64_t panel_stride; /* elements between panels */

@@ -102,7 +102,7 @@ static void run_inner(const mhai_matmul_plan *run, int64_t row, int64_t rows, in
                        .first = input == 0 && !job->accumulate,
                        .out = job->c + begin * job->c_stride + col,
                        .out_stride = job->c_stride};
-        if (panels >= GATHER_PANELS && g.rows > 1) g.gather = buffer;
+        if (job->pairs || (panels >= GATHER_PANELS && g.rows > 1)) g.gather = buffer;
         if (sums) place_sums(run, &g, input, sums + (begin - row) * MHAI_SUMS_STRIDE);
         fetch_next(run, &g, input, col, i, strips);
         run->kernels->gemm_strip(&g);

@@ -196,6 +196,7 @@ static void check_gemm_bf16(kernel_test *t)
                                    .x = a,
                                    .x_stride = inputs,
                                    .pairs = pairs,
+                                   .gather = kt_scratch(t, MHA_F32, 1, MHAI_GATHER, MHAI_GATHER),
                                    .w = b,
                                    .panel_stride = inputs * MHAI_PANEL,
                                    .out = out,

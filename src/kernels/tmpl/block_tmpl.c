@@ -195,11 +195,7 @@ DEFINE_BLOCK_OF(pair_rescale_rows, BLOCK_ROWS, TILE_VECTORS, FINISH_RESCALE, tru
                 MHAI_SCORE_STRIDE)
 DEFINE_BLOCK_OF(half_pair_rescale_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_RESCALE, true, false,
                 MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(pair_add_rows, BLOCK_ROWS, TILE_VECTORS, FINISH_ADD, true, false, 0)
 DEFINE_BLOCK_OF(pair_add_score_rows, BLOCK_ROWS, TILE_VECTORS, FINISH_ADD, true, false,
-                MHAI_SCORE_STRIDE)
-DEFINE_BLOCK_OF(fetch_pair_add_rows, BLOCK_ROWS, TILE_VECTORS, FINISH_ADD_FETCH, true, false, 0)
-DEFINE_BLOCK_OF(fetch_pair_add_score_rows, BLOCK_ROWS, TILE_VECTORS, FINISH_ADD_FETCH, true, false,
                 MHAI_SCORE_STRIDE)
 #define FOR_PAIRS(pairs, of_pairs, of_floats) ((pairs) ? (of_pairs) : (of_floats))
 #else
@@ -226,18 +222,6 @@ static block_function adding_columns(int64_t a_stride)
            : a_stride == MHAI_MAX_ROWS   ? block_add_packed_columns
                                          : block_add_columns;
 }
-
-#ifdef HAS_PAIRS
-static block_function adding_pairs(int64_t a_stride)
-{
-    return a_stride == MHAI_SCORE_STRIDE ? pair_add_score_rows : pair_add_rows;
-}
-
-static block_function fetching_pairs(int64_t a_stride)
-{
-    return a_stride == MHAI_SCORE_STRIDE ? fetch_pair_add_score_rows : fetch_pair_add_rows;
-}
-#endif
 
 /* A call of a register block, by the function that also fetches as long as t->fetching says. */
 ALWAYS_INLINE void block_call(block_function fetching, block_function others, int rows, block *t)

@@ -78,13 +78,12 @@ static void gemm_strip(const mhai_gemm *g)
         x_stride = g->transposed ? (int64_t)MHAI_MAX_ROWS : (int64_t)MHAI_SCORE_STRIDE;
     }
     const block_function blocks =
-        FOR_PAIRS(g->pairs, adding_pairs(x_stride),
+        FOR_PAIRS(g->pairs, pair_add_score_rows,
                   g->transposed ? adding_columns(x_stride) : adding_rows(x_stride));
-    const block_function fetching =
-        FOR_PAIRS(g->pairs, fetching_pairs(x_stride), fetching_rows(x_stride));
+    const block_function fetching = fetching_rows(x_stride);
     int calls = 0;
     int64_t step = 0;
-    if (g->next_w && !g->transposed) share_fetching(g, &calls, &step);
+    if (g->next_w && !g->transposed && !g->pairs) share_fetching(g, &calls, &step);
     for (int64_t panel = 0; panel < g->panels; panel++) {
         int64_t cols = g->cols - panel * MHAI_PANEL;
         float *out = g->out + panel * MHAI_PANEL;
