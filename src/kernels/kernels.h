@@ -16,6 +16,17 @@ enum {
     MHAI_MAX_ROWS = 16     /* no instruction set takes more rows at once */
 };
 
+/* How a cache keeps keys and values: MHAI_RUN positions of a head, the first of which is a multiple
+ * of that. All runs of a call are of one type. */
+enum { MHAI_RUN = 16, MHAI_BLOCK_RUNS = MHAI_KEY_BLOCK / MHAI_RUN };
+typedef struct mhai_run {
+    const void *at; /* keys are turned, [head_dim][16]; values are rows, [16][value_dim] */
+    const float
+        *scale;     /* MHA_I8: [16], an element is its number times the position's; the product is
+                           exact */
+    mha_dtype type; /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
+} mhai_run;
+
 /* Copy a matrix into panels, and note which source rows hold a non-finite element; where that is
  * asked, those elements are packed as 0, so that packed data is finite. */
 typedef struct mhai_pack {
@@ -27,8 +38,11 @@ typedef struct mhai_pack {
     uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked, and
                       elements are packed as they are */
     bool *any_bad; /* set to true if any is; never cleared */
-    bool whole;    /* pack_panels: all of such a row becomes 0 */
-    bool half;     /* columns of a last panel that has at most 16 need no zeros beyond those: keys
+    const mhai_run *runs; /* of rows 0 .. rows - 1, for pack_panels as keys and for pack_values as
+                             values; in, type and stride are not read then. NULL: rows */
+    const float *scale;   /* MHA_I8, which only runs are: [rows] */
+    bool whole;           /* pack_panels: all of such a row becomes 0 */
+    bool half; /* columns of a last panel that has at most 16 need no zeros beyond those: keys
                       that become columns, and values if they are 16 */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
@@ -48,7 +62,8 @@ typedef struct mhai_poison {
     const uint8_t *bad_value; /* [MHAI_KEY_BLOCK] */
     const void *values;       /* unpacked value of the block's key 0 */
     mha_dtype value_type;
-    int64_t value_stride; /* of keys, in elements */
+    int64_t value_stride;       /* of keys, in elements */
+    const mhai_run *value_runs; /* instead of these three; NULL: none */
     int64_t value_dim;
     uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
 } mhai_poison;
@@ -147,11 +162,14 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 
 /* Keys and values of a block that are not packed, for up to MHAI_ROWS_TILES strips; value_dim is a
  * multiple of 32. */
-enum { MHAI_ROWS_TILES = 10 };
+enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 4 };
 typedef struct mhai_tile_rows {
     const float *k, *v; /* the block's key 0 */
     int64_t k_stride, v_stride;
-    int keys;         /* of the block that can be read */
+    const mhai_run *key_runs, *value_runs; /* of the block and MHAI_RUNS_AHEAD more, which are only
+                                              fetched; instead of k and v. NULL: rows */
+    float *run;                            /* [16][value_panels * 32], working memory with runs */
+    int keys;                              /* of the block that can be read */
     int64_t readable; /* keys and values from there on, those of blocks that follow too */
     int tiles;        /* each with its own s */
     float *panel;     /* [head_dim][32], working memory */

@@ -7,11 +7,12 @@ typedef struct pack_case {
     mha_dtype type;
     int64_t rows, cols, stride;
     void *in;
-    bool *bad; /* [rows], by definition */
+    const mhai_run *runs; /* NULL: rows */
+    bool *bad;            /* [rows], by definition */
     bool any, half, whole, asked;
 } pack_case;
 
-static pack_case make_pack(kernel_test *t, int64_t most_rows, int64_t typical_rows)
+static pack_case make_pack(kernel_test *t, int64_t most_rows, int64_t typical_rows, bool keys)
 {
     pack_case c = {.type = kt_type(t),
                    .rows = kt_size(t, most_rows, typical_rows),
@@ -23,6 +24,13 @@ static pack_case make_pack(kernel_test *t, int64_t most_rows, int64_t typical_ro
     c.stride = kt_stride(t, c.cols);
     c.in = kt_input(t, c.type, c.rows, c.cols, c.stride);
     kt_fill_typed(t, c.type, c.in, c.rows, c.cols, c.stride, kt_chance(t, 0.4) ? 0.003 : 0);
+    if (kt_chance(t, 0.5)) {
+        c.type = MHA_F32;
+        c.stride = c.cols;
+        c.in = kt_plain(t, (size_t)(c.rows * c.cols) * sizeof(float));
+        kt_fill_typed(t, c.type, c.in, c.rows, c.cols, c.cols, kt_chance(t, 0.4) ? 0.003 : 0);
+        c.runs = strip_runs(t, strip_run_type(t), c.in, c.rows, c.cols, keys);
+    }
     c.bad = kt_plain(t, (size_t)c.rows);
     for (int64_t r = 0; r < c.rows; r++)
         for (int64_t i = 0; i < c.cols; i++)
@@ -51,7 +59,8 @@ static void expect_flags(kernel_test *t, const pack_case *c, const uint8_t *bad,
 static mhai_pack pack_of(const pack_case *c, float *out, uint8_t *bad, bool *any, bool whole)
 {
     return (mhai_pack){.out = out,
-                       .in = c->in,
+                       .in = c->runs ? NULL : c->in,
+                       .runs = c->runs,
                        .type = c->type,
                        .stride = c->stride,
                        .rows = c->rows,
@@ -64,7 +73,7 @@ static mhai_pack pack_of(const pack_case *c, float *out, uint8_t *bad, bool *any
 
 void check_pack_panels(kernel_test *t)
 {
-    const pack_case c = make_pack(t, 130, 512);
+    const pack_case c = make_pack(t, 130, 512, true);
     const int64_t panels = (c.rows + 31) / 32;
     EACH_TABLE(t, k)
     {
@@ -118,7 +127,7 @@ void check_pack_coded(kernel_test *t)
 
 void check_pack_values(kernel_test *t)
 {
-    const pack_case c = make_pack(t, 512, 512);
+    const pack_case c = make_pack(t, 512, 512, false);
     const int64_t panels = (c.cols + 31) / 32, padded = (c.rows + 15) / 16 * 16;
     const bool half = c.half && c.cols % 32 == 16;
     EACH_TABLE(t, k)

@@ -56,6 +56,62 @@ static void poison_rows(kernel_test *t, float *x, int64_t rows, int64_t cols, ui
     }
 }
 
+mha_dtype strip_run_type(kernel_test *t)
+{
+    return kt_chance(t, 0.3) ? MHA_I8 : kt_type(t);
+}
+
+/* One position: f32, a half, or a number times a scale of 17 bits; what is not finite makes that NaN. */
+static void store_position(mha_dtype type, float *x, int64_t cols, int64_t step, int64_t at,
+                           unsigned char *run, float *scale)
+{
+    float most = 0;
+    for (int64_t c = 0; c < cols && type == MHA_I8; c++)
+        most = isfinite(x[c]) ? fmaxf(most, fabsf(x[c])) : NAN;
+    for (int64_t c = 0; c < cols && type == MHA_I8; c++)
+        if (!isfinite(x[c])) most = NAN;
+    if (type == MHA_I8) {
+        uint32_t bits;
+        *scale = most / 127;
+        memcpy(&bits, scale, sizeof bits);
+        bits = (bits + 127) & ~(uint32_t)127;
+        memcpy(scale, &bits, sizeof bits);
+        if (!isfinite(most)) *scale = NAN;
+    }
+    for (int64_t c = 0; c < cols; c++) {
+        const int64_t i = at + c * step;
+        if (type == MHA_I8) {
+            const float n = *scale > 0 ? nearbyintf(x[c] / *scale) : 0;
+            ((int8_t *)run)[i] = (int8_t)n;
+            x[c] = (float)((int8_t *)run)[i] * *scale; /* no -0 */
+        } else if (type == MHA_F32) {
+            ((float *)(void *)run)[i] = x[c];
+        } else {
+            ((uint16_t *)(void *)run)[i] = half_nearest(type, (double)x[c]);
+            x[c] = (float)half_value(type, half_nearest(type, (double)x[c]));
+        }
+    }
+}
+
+mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int64_t cols,
+                     bool keys)
+{
+    const int64_t count = (rows + 15) / 16, all = count + MHAI_RUNS_AHEAD;
+    mhai_run *runs = kt_plain(t, (size_t)all * sizeof *runs);
+    for (int64_t i = 0; i < all; i++)
+        runs[i] = (mhai_run){.at = kt_nowhere(t), .scale = kt_nowhere(t), .type = type};
+    for (int64_t i = 0; i < count; i++) {
+        unsigned char *at = kt_input(t, type, 16, cols, cols); /* 0xFF where there is no position */
+        float *scale = kt_input(t, MHA_F32, 1, 16, 16);
+        for (int64_t r = 16 * i; r < rows && r < 16 * (i + 1); r++)
+            store_position(type, x + r * cols, cols, keys ? 16 : 1, keys ? r % 16 : r % 16 * cols,
+                           at, scale + r % 16);
+        runs[i].at = at;
+        runs[i].scale = scale;
+    }
+    return runs;
+}
+
 block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int64_t panels)
 {
     block_case b = {

@@ -26,6 +26,7 @@ typedef struct block_case {
     float *k_panels, *v_panels; /* for kernels, 0 where an element is not finite */
     float *k_rows, *v_rows;     /* for kernels, as they are */
     int64_t k_stride, v_stride, readable;
+    mhai_run *key_runs, *value_runs; /* instead of rows; NULL: rows */
     bool poisoned;
     const uint8_t *bad_key, *bad_value;
 } block_case;
@@ -63,6 +64,11 @@ float strip_bf16(float x);
 /* Inputs: x [rows][cols] as panels of keys or of values, elements that are not finite as 0. */
 float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, bool keys,
                     int64_t wide);
+/* x [rows][cols], which become what the type can hold, as runs of keys or of values; those after the
+ * last are nowhere. */
+mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int64_t cols,
+                     bool keys);
+mha_dtype strip_run_type(kernel_test *t);
 block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int64_t panels);
 strip_case strip_make(kernel_test *t, unsigned with, const block_case *b, int rows);
 

@@ -21,15 +21,31 @@ typedef struct rows_turn {
     mhai_tile_rows rows;
 } rows_turn;
 
+/* Of a position in a run. */
+static void spoil_run(const mhai_run *run, int64_t at, int64_t lane, float bad)
+{
+    void *memory = (void *)(uintptr_t)(run->type == MHA_I8 ? (const void *)run->scale : run->at);
+    if (run->type == MHA_I8)
+        ((float *)memory)[lane] = NAN;
+    else if (run->type == MHA_F32)
+        ((float *)memory)[at] = bad;
+    else
+        ((uint16_t *)memory)[at] = half_nearest(run->type, (double)bad);
+}
+
 /* Keys and values that are not finite: noted here, and not in the strips, which know no poison. */
 static void spoil(kernel_test *t, rows_case *c)
 {
-    float *x = kt_chance(t, 0.5) ? c->block.k_rows : c->block.v_rows;
-    const bool keys = x == c->block.k_rows;
-    const int key = (int)rng_between(&t->r, 0, c->block.keys - 1);
-    x[key * (keys ? c->block.k_stride : c->block.v_stride) +
-      rng_between(&t->r, 0, (keys ? c->block.dim : c->block.cols) - 1)] =
-        kt_chance(t, 0.5) ? NAN : INFINITY;
+    const block_case *b = &c->block;
+    const bool keys = kt_chance(t, 0.5);
+    const int key = (int)rng_between(&t->r, 0, b->keys - 1), lane = key % 16;
+    const int64_t col = rng_between(&t->r, 0, (keys ? b->dim : b->cols) - 1);
+    const float bad = kt_chance(t, 0.5) ? NAN : INFINITY;
+    if (b->key_runs)
+        spoil_run(keys ? &b->key_runs[key / 16] : &b->value_runs[key / 16],
+                  keys ? col * 16 + lane : lane * b->cols + col, lane, bad);
+    else
+        (keys ? b->k_rows + key * b->k_stride : b->v_rows + key * b->v_stride)[col] = bad;
     c->finite = false;
     t->undefined = true; /* what some rows do not see may be noticed or not */
     for (int i = 0; i < c->count; i++)
@@ -47,6 +63,12 @@ static rows_case *make_rows(kernel_test *t, unsigned with)
     const int64_t dim = kt_chance(t, 0.6) ? RNG_PICK(&t->r, dims) : kt_size(t, 80, 64);
     c->block = strip_block(t, WITH_ROWS, (int)kt_size(t, MHAI_KEY_BLOCK, MHAI_KEY_BLOCK), dim,
                            t->timed ? 2 : rng_between(&t->r, 1, 5));
+    if (kt_chance(t, 0.6)) {
+        const mha_dtype type = strip_run_type(t);
+        float *k = (float *)(uintptr_t)c->block.k, *v = (float *)(uintptr_t)c->block.v;
+        c->block.key_runs = strip_runs(t, type, k, c->block.keys, dim, true);
+        c->block.value_runs = strip_runs(t, type, v, c->block.keys, c->block.cols, false);
+    }
     c->count = kt_chance(t, 0.5) ? (int)rng_between(&t->r, 2, MHAI_ROWS_TILES) : 1;
     c->finite = true;
     for (int i = 0; i < c->count; i++) {
@@ -69,8 +91,11 @@ static rows_turn *turn_of(kernel_test *t, const rows_case *c)
         turn->tile[i] = strip_tile(t, &c->strips[i], &turn->mask[i], NULL);
         turn->tiles[i] = &turn->tile[i];
     }
-    turn->rows = (mhai_tile_rows){.k = b->k_rows,
-                                  .v = b->v_rows,
+    turn->rows = (mhai_tile_rows){.k = b->key_runs ? NULL : b->k_rows,
+                                  .v = b->key_runs ? NULL : b->v_rows,
+                                  .key_runs = b->key_runs,
+                                  .value_runs = b->value_runs,
+                                  .run = kt_scratch(t, MHA_F32, 16, b->cols, b->cols),
                                   .k_stride = b->k_stride,
                                   .v_stride = b->v_stride,
                                   .keys = b->keys,

@@ -71,6 +71,11 @@ static inline void vf_store_f16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)(void *)p,
                         _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+static inline vf vf_load_i8(const int8_t *p)
+{
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
 static inline vf vf_load_bf16(const uint16_t *p)
 {
     __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));

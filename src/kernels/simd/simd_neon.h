@@ -80,6 +80,13 @@ static inline void vf_store_f16(uint16_t *p, vf x)
 {
     vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
+static inline vf vf_load_i8(const int8_t *p)
+{
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    const int8x8_t bytes = vreinterpret_s8_u32(vdup_n_u32(four));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
+}
 static inline vf vf_load_bf16(const uint16_t *p)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));

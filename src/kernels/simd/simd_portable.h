@@ -17,6 +17,7 @@
  *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; + - * are those of C
  *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
  *                           VF_LANES halves (base/half.h)
+ *   vf_load_i8              VF_LANES signed bytes
  *   vf_byte                 signed byte k of each lane's four, times 2^24; k is a constant
  *   vf_fma                  a * b + c, one rounding except here, where it is two
  *   vf_even_f16, vf_odd_f16, vf_even_bf16, vf_odd_bf16
@@ -116,6 +117,10 @@ static inline vf vf_load_f16(const uint16_t *p)
 static inline void vf_store_f16(uint16_t *p, vf x)
 {
     for (int i = 0; i < VF_LANES; i++) p[i] = mhai_f32_to_f16(x[i]);
+}
+static inline vf vf_load_i8(const int8_t *p)
+{
+    return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {

@@ -225,7 +225,7 @@ static void convert_keys(const mhai_pack *pack, bool pairs)
 static void bf16_keys(const mhai_pack *pack, bool pairs)
 {
 #ifdef HAS_PAIRS
-    if (pairs && pack->type == MHA_BF16 && stored_keys(pack)) {
+    if (pairs && !pack->runs && pack->type == MHA_BF16 && stored_keys(pack)) {
         memset(pack->bad, 0, (size_t)pack->rows);
         return;
     }
@@ -244,7 +244,7 @@ static void bf16_values(const mhai_pack *pack, int64_t first, bool pairs)
 {
     mhai_pack floats = *pack;
 #ifdef HAS_PAIRS
-    if (pairs && pack->type == MHA_BF16 && stored_values(pack, first)) {
+    if (pairs && !pack->runs && pack->type == MHA_BF16 && stored_values(pack, first)) {
         memset(pack->bad, 0, (size_t)pack->rows);
         return;
     }

@@ -21,7 +21,8 @@ static inline bool element_finite(float x)
 ALWAYS_INLINE void find_bad_rows(mha_dtype type, const mhai_pack *pack)
 {
     for (int64_t r = 0; r < pack->rows; r++) {
-        pack->bad[r] = !row_finite(type, pack->in, r * pack->stride, pack->cols);
+        pack->bad[r] = type == MHA_I8 ? !element_finite(pack->scale[r])
+                                      : !row_finite(type, pack->in, r * pack->stride, pack->cols);
         if (pack->bad[r]) *pack->any_bad = true;
     }
 }
@@ -40,7 +41,7 @@ ALWAYS_INLINE bool sums_are_zero(const vf sum[FINITE_SUMS])
  * in a while. It may lie outside of the tensor, and is not read then. */
 ALWAYS_INLINE void fetch_element(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col)
 {
-    const int64_t size = type == MHA_F32 ? 4 : 2;
+    const int64_t size = run_size(type);
     __builtin_prefetch(
         (const void *)((uintptr_t)pack->in + (uintptr_t)((row * pack->stride + col) * size)));
 }
@@ -107,6 +108,16 @@ ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row
     return pack_panel_part(type, pack, false, row, MHAI_PANEL, panel);
 }
 
+/* Rows that are noted as bad become 0, or only what is not finite of them. */
+static void clear_bad_columns(const mhai_pack *pack)
+{
+    for (int64_t r = 0; r < pack->rows; r++) {
+        float *at = pack->out + r / MHAI_PANEL * MHAI_PANEL * pack->cols + r % MHAI_PANEL;
+        for (int64_t c = 0; pack->bad[r] && c < pack->cols; c++)
+            if (pack->whole || !element_finite(at[c * MHAI_PANEL])) at[c * MHAI_PANEL] = 0;
+    }
+}
+
 ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
 {
     bool finite = true;
@@ -116,15 +127,45 @@ ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
     memset(pack->bad, 0, (size_t)pack->rows);
     if (finite) return;
     find_bad_rows(type, pack);
-    for (int64_t r = 0; r < pack->rows; r++) {
-        float *at = pack->out + r / MHAI_PANEL * MHAI_PANEL * pack->cols + r % MHAI_PANEL;
-        for (int64_t c = 0; pack->bad[r] && c < pack->cols; c++)
-            if (pack->whole || !element_finite(at[c * MHAI_PANEL])) at[c * MHAI_PANEL] = 0;
+    clear_bad_columns(pack);
+}
+
+/* Keys that are not finite, of the panel at `panel`. */
+static void note_bad_columns(const mhai_pack *pack, int64_t row, const float *panel)
+{
+    vf sum[PANEL_VECTORS] = {vf_zero()};
+    float zeros[MHAI_PANEL];
+    UNROLL for (int j = 0; j < PANEL_VECTORS; j++) sum[j] = vf_zero();
+    for (int64_t c = 0; c < pack->cols; c++)
+        UNROLL for (int j = 0; j < PANEL_VECTORS; j++) sum[j] =
+            vf_fma(vf_load(panel + c * MHAI_PANEL + j * VF_LANES), vf_zero(), sum[j]);
+    UNROLL for (int j = 0; j < PANEL_VECTORS; j++) vf_store(zeros + j * VF_LANES, sum[j]);
+    for (int64_t r = row; r < row + MHAI_PANEL && r < pack->rows; r++) {
+        pack->bad[r] = zeros[r - row] != 0;
+        if (pack->bad[r]) *pack->any_bad = true;
     }
+}
+
+static void pack_key_runs(const mhai_pack *pack)
+{
+    bool any = pack->bad && *pack->any_bad;
+    if (pack->bad) *pack->any_bad = false;
+    for (int64_t row = 0; row < pack->rows; row += MHAI_PANEL) {
+        float *panel = pack->out + row * pack->cols;
+        run_panel(pack->runs + row / MHAI_RUN, pack->rows - row, pack->cols, panel);
+        if (pack->bad) note_bad_columns(pack, row, panel);
+    }
+    if (!pack->bad) return;
+    if (*pack->any_bad) clear_bad_columns(pack);
+    *pack->any_bad |= any;
 }
 
 static void pack_panels(const mhai_pack *pack)
 {
+    if (pack->runs) {
+        pack_key_runs(pack);
+        return;
+    }
     BY_TYPE(pack->type, pack_panels_as, pack);
 }
 
@@ -160,6 +201,16 @@ static void pack_coded(const mha_coded *rows, int64_t column, int64_t columns, f
 /* Rows that are fetched ahead of their packing. */
 enum { VALUES_AHEAD = 16 };
 
+/* The first n lanes times their position's scale, which may be NaN; the others stay 0. */
+ALWAYS_INLINE vf scaled(vf x, float scale, int64_t n)
+{
+    float lanes[VF_LANES];
+    x = vf_mul(x, vf_set1(scale));
+    if (n >= VF_LANES) return x;
+    vf_store(lanes, x);
+    return n > 0 ? vf_load_n(lanes, n) : vf_zero();
+}
+
 /* `columns` columns of a row, or the last ones, zero-padded. */
 ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
                                   int columns, bool whole, vf finite[FINITE_SUMS])
@@ -171,6 +222,7 @@ ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t
         vf x = whole || left >= VF_LANES ? load_as(type, pack->in, row * pack->stride + at)
                : left > 0                ? load_n_as(type, pack->in, row * pack->stride + at, left)
                                          : vf_zero();
+        if (type == MHA_I8) x = scaled(x, pack->scale[row], left);
         fetch_element(type, pack, row + VALUES_AHEAD, at);
         finite[j % FINITE_SUMS] = vf_fma(x, vf_zero(), finite[j % FINITE_SUMS]);
         vf_store(out + j * VF_LANES, x);
@@ -205,7 +257,29 @@ ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
         }
 }
 
-static void pack_values(const mhai_pack *pack){BY_TYPE(pack->type, pack_values_as, pack)}
+static void pack_value_runs(const mhai_pack *pack)
+{
+    mhai_pack part = *pack;
+    part.stride = pack->cols;
+    for (int64_t row = 0; row < pack->rows; row += MHAI_RUN) {
+        const mhai_run *run = &pack->runs[row / MHAI_RUN];
+        part.in = run->at;
+        part.scale = run->scale;
+        part.out = pack->out + row * MHAI_PANEL;
+        part.rows = pack->rows - row < MHAI_RUN ? pack->rows - row : MHAI_RUN;
+        part.bad = pack->bad ? pack->bad + row : NULL;
+        BY_RUN_TYPE(run->type, pack_values_as, &part)
+    }
+}
+
+static void pack_values(const mhai_pack *pack)
+{
+    if (pack->runs) {
+        pack_value_runs(pack);
+        return;
+    }
+    BY_TYPE(pack->type, pack_values_as, pack)
+}
 
 ALWAYS_INLINE const void *row_of(mha_dtype type, const void *in, int64_t first)
 {

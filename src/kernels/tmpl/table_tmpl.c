@@ -15,6 +15,8 @@
 
 #include "kernels/tmpl/act_tmpl.c"
 #include "kernels/tmpl/gemm_tmpl.c"
+#include "kernels/tmpl/runs_tmpl.c"
+
 #include "kernels/tmpl/pack_tmpl.c"
 #include "kernels/tmpl/rows_tmpl.c"
 #include "kernels/tmpl/stored_tmpl.c"

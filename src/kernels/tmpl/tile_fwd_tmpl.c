@@ -247,6 +247,13 @@ static float float_weight(const float *s, int j)
     return s[j];
 }
 
+static float poison_value(const mhai_poison *x, int key, int64_t col)
+{
+    if (x->value_runs)
+        return run_value(&x->value_runs[key / MHAI_RUN], x->value_dim, key % MHAI_RUN, col);
+    return element_as(x->value_type, x->values, key * x->value_stride + col);
+}
+
 /* The products with non-finite value elements, which the packed values left out. */
 ALWAYS_INLINE void poison_values(const mhai_tile *t, int row, float (*weight)(const float *, int))
 {
@@ -255,8 +262,7 @@ ALWAYS_INLINE void poison_values(const mhai_tile *t, int row, float (*weight)(co
     for (int j = t->begin; j < t->end; j++) {
         if (!poison->bad_value[j] || !poison->visible[row * MHAI_KEY_BLOCK + j]) continue;
         for (int64_t d = 0; d < poison->value_dim; d++) {
-            float value =
-                element_as(poison->value_type, poison->values, j * poison->value_stride + d);
+            const float value = poison_value(poison, j, d);
             if (!element_finite(value)) o[d] += weight(score_row(t, row), j) * value;
         }
     }

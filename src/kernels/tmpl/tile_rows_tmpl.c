@@ -125,11 +125,14 @@ static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int i, int 
                .b = x->panel,
                .c = t->s + key,
                .c_stride = MHAI_SCORE_STRIDE,
-               .next_lines = lines,
-               .next_gap = x->k_stride - lines * LINE};
+               .next_lines = x->key_runs ? t->head_dim : lines,
+               .next_gap = x->key_runs ? 0 : x->k_stride - lines * LINE};
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS, row += LINE) {
-        const bool fetches = row < key + 2 * MHAI_PANEL && row + LINE <= x->readable;
-        b.next = fetches ? x->k + row * x->k_stride : NULL;
+        const bool near = row < key + 2 * MHAI_PANEL;
+        const bool fetches = near && (x->key_runs || row + LINE <= x->readable);
+        b.next = !fetches      ? NULL
+                 : x->key_runs ? x->key_runs[row / MHAI_RUN].at
+                               : x->k + row * x->k_stride;
         b.fetching = fetches;
         strip_product(block_fetch_rows, block_store_rows, t->rows, &b);
         b.b += BLOCK_COLS;
@@ -137,9 +140,35 @@ static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int i, int 
     }
 }
 
+/* Keys in runs. */
+static void run_key_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin,
+                           int end)
+{
+    const mhai_tile *t = tiles[0];
+    if (x->tiles > 1 || t->rows > RUN_ROWS) {
+        for (int key = begin; key < end; key += MHAI_PANEL) {
+            run_panel(x->key_runs + key / MHAI_RUN, x->keys - key, t->head_dim, x->panel);
+            for (int i = 0; i < x->tiles; i++) score_panel(tiles[i], x, i, key);
+        }
+        return;
+    }
+    const run_scores few = {
+        .runs = x->key_runs + begin / MHAI_RUN, .dim = t->head_dim, .q = t->q, .s = t->s + begin};
+    const int runs = (end - begin + MHAI_RUN - 1) / MHAI_RUN;
+    BY_RUN_TYPE(few.runs->type, run_scores_as, t->rows, &few, runs)
+    const int last = (end + MHAI_RUN - 1) / MHAI_RUN * MHAI_RUN;
+    for (int row = 0; x->keys < last && row < t->rows; row++) /* there may be anything */
+        memset(t->s + row * MHAI_SCORE_STRIDE + x->keys, 0,
+               (size_t)(last - x->keys) * sizeof(float));
+}
+
 static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
 {
     const int64_t dim = tiles[0]->head_dim;
+    if (x->key_runs) {
+        run_key_scores(tiles, x, begin, end);
+        return;
+    }
     for (int key = begin; key < end; key += MHAI_PANEL) {
         const int64_t left = x->keys - key;
         const mhai_pack pack = {.in = x->k + key * x->k_stride,
@@ -212,6 +241,45 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
     }
 }
 
+/* The values of a run, in L1, that one strip sees. */
+static void run_part(const mhai_tile *t, const float *v, int key, int keys, float *o)
+{
+    const int64_t cols = t->value_panels * MHAI_PANEL;
+    const int end = t->end < key + keys ? t->end : key + keys;
+    if (key < t->begin || key >= end) return;
+    value_rows part = {.keys = end - key,
+                       .p = t->s + key,
+                       .p_stride = MHAI_SCORE_STRIDE,
+                       .v = v,
+                       .v_stride = cols,
+                       .o = o,
+                       .o_stride = cols};
+    for (int64_t col = 0; col < cols; col += BLOCK_COLS, part.v += BLOCK_COLS, part.o += BLOCK_COLS)
+        value_strip(value_packed, value_packed, t->rows, &part);
+}
+
+/* Values in runs. */
+static void run_value_sums(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin,
+                           int end)
+{
+    const int64_t cols = tiles[0]->value_panels * MHAI_PANEL;
+    const bool few = x->tiles == 1 && tiles[0]->rows <= RUN_ROWS;
+    for (int key = begin; key < end; key += MHAI_RUN) {
+        const mhai_run *run = &x->value_runs[key / MHAI_RUN];
+        const int keys = end - key < MHAI_RUN ? end - key : MHAI_RUN;
+        if (few) {
+            const run_values part = {
+                .run = run, .end = keys, .cols = cols, .p = tiles[0]->s + key, .o = x->o};
+            BY_RUN_TYPE(run->type, run_values_as, tiles[0]->rows, &part)
+            continue;
+        }
+        const float *v = run_rows(run, keys, cols, x->run);
+        float *o = x->o;
+        for (int i = 0; i < x->tiles; o += tiles[i++]->rows * cols)
+            run_part(tiles[i], v, key, keys, o);
+    }
+}
+
 /* Sums of all strips, one after the other in x->o. */
 static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
 {
@@ -219,6 +287,10 @@ static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     int64_t rows = 0;
     for (int i = 0; i < x->tiles; i++) rows += tiles[i]->rows;
     memset(x->o, 0, (size_t)(rows * cols) * sizeof(float));
+    if (x->value_runs) {
+        run_value_sums(tiles, x, begin, end);
+        return;
+    }
     const int step = x->tiles > 1 ? 2 * VALUE_KEYS : VALUE_KEYS;
     for (int key = begin; key < end; key += step) {
         float *o = x->o;

@@ -46,6 +46,7 @@ ALWAYS_INLINE int block_rows(int left)
 ALWAYS_INLINE vf load_as(mha_dtype type, const void *p, int64_t i)
 {
     if (type == MHA_F32) return vf_load((const float *)p + i);
+    if (type == MHA_I8) return vf_load_i8((const int8_t *)p + i);
     return type == MHA_F16 ? vf_load_f16((const uint16_t *)p + i)
                            : vf_load_bf16((const uint16_t *)p + i);
 }
@@ -55,6 +56,11 @@ ALWAYS_INLINE vf load_n_as(mha_dtype type, const void *p, int64_t i, int64_t n)
 {
     if (n == VF_LANES) return load_as(type, p, i);
     if (type == MHA_F32) return vf_load_n((const float *)p + i, n);
+    if (type == MHA_I8) {
+        int8_t bytes[VF_LANES] = {0};
+        memcpy(bytes, (const int8_t *)p + i, (size_t)n);
+        return vf_load_i8(bytes);
+    }
     uint16_t part[VF_LANES] = {0};
     memcpy(part, (const uint16_t *)p + i, (size_t)n * sizeof *part);
     return load_as(type, part, 0);

@@ -1,0 +1,240 @@
+/* Runs of a cache (kernels.h): numbers that are converted in registers where rows are few, and
+ * become floats in L1 where several register blocks of rows share them. */
+
+enum {
+    RUN_ROWS = BLOCK_ROWS < 8 ? BLOCK_ROWS : 8, /* that are done without a copy */
+    RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? BLOCK_ROWS * TILE_VECTORS : 24,
+    RUN_LINE = 64 /* bytes of a cache line */
+};
+
+#define BY_RUN_TYPE(type, function, ...)                   \
+    switch (type) {                                        \
+    case MHA_I8: function(MHA_I8, __VA_ARGS__); break;     \
+    case MHA_F16: function(MHA_F16, __VA_ARGS__); break;   \
+    case MHA_BF16: function(MHA_BF16, __VA_ARGS__); break; \
+    default: function(MHA_F32, __VA_ARGS__);               \
+    }
+
+ALWAYS_INLINE int64_t run_size(mha_dtype type)
+{
+    return type == MHA_F32 ? 4 : type == MHA_I8 ? 1 : 2;
+}
+
+/* Elements of VF_LANES positions of a run of keys. */
+ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int lane)
+{
+    const vf x = load_as(type, run->at, c * MHAI_RUN + lane);
+    return type == MHA_I8 ? vf_mul(x, vf_load(run->scale + lane)) : x;
+}
+
+/* Elements of one position of a run of values. */
+ALWAYS_INLINE vf value_lanes(mha_dtype type, const mhai_run *run, int64_t cols, int key, int64_t c)
+{
+    const vf x = load_as(type, run->at, key * cols + c);
+    return type == MHA_I8 ? vf_mul(x, vf_set1(run->scale[key])) : x;
+}
+
+/* Element `col` of a position of a run of values. */
+static float run_value(const mhai_run *run, int64_t cols, int key, int64_t col)
+{
+    const int64_t i = key * cols + col;
+    if (run->type == MHA_I8) return (float)((const int8_t *)run->at)[i] * run->scale[key];
+    return element_as(run->type, run->at, i);
+}
+
+/* ---- copies -------------------------------------------------------------------------------- */
+
+/* Half a panel; positions from `keys` on are zeros. */
+ALWAYS_INLINE void run_columns_as(mha_dtype type, const mhai_run *run, int64_t keys, int64_t dim,
+                                  float *panel)
+{
+    static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vf end = vf_set1(keys < MHAI_RUN ? (float)keys : (float)MHAI_RUN);
+    for (int64_t c = 0; c < dim; c++)
+        UNROLL for (int j = 0; j < MHAI_RUN; j += VF_LANES) vf_store(
+            panel + c * MHAI_PANEL + j,
+            vf_where_below(vf_load(lanes + j), end, key_lanes(type, run, c, j), vf_zero()));
+}
+
+/* A panel of up to 32 keys, of which there is at least one. */
+static void run_panel(const mhai_run *runs, int64_t keys, int64_t dim, float *panel)
+{
+    BY_RUN_TYPE(runs[0].type, run_columns_as, runs, keys, dim, panel)
+    panel += MHAI_RUN;
+    if (keys > MHAI_RUN) {
+        BY_RUN_TYPE(runs[1].type, run_columns_as, runs + 1, keys - MHAI_RUN, dim, panel)
+        return;
+    }
+    for (int64_t c = 0; c < dim; c++)
+        UNROLL for (int j = 0; j < MHAI_RUN; j += VF_LANES)
+            vf_store(panel + c * MHAI_PANEL + j, vf_zero());
+}
+
+ALWAYS_INLINE void run_rows_as(mha_dtype type, const mhai_run *run, int keys, int64_t cols,
+                               float *out)
+{
+    for (int key = 0; key < keys; key++)
+        for (int64_t c = 0; c < cols; c += VF_LANES)
+            vf_store(out + key * cols + c, value_lanes(type, run, cols, key, c));
+}
+
+/* Values of so many positions as floats: where they lie, or in room; cols is a multiple of 32. */
+static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float *room)
+{
+    if (run->type == MHA_F32) return run->at;
+    BY_RUN_TYPE(run->type, run_rows_as, run, keys, cols, room)
+    return room;
+}
+
+/* ---- scores of few rows -------------------------------------------------------------------- */
+
+/* Runs side by side: as many chains for each row, which share its broadcasts. */
+#define RUNS_OF(rows) \
+    (RUN_SUMS / ((rows)*LANES16) >= 4 ? 4 : RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 : 1)
+
+typedef struct run_scores {
+    const mhai_run *runs; /* and those after, to be fetched */
+    int64_t dim;
+    const float *q;
+    float *s; /* of the first run */
+} run_scores;
+
+/* The scores of `count` runs. */
+ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x)
+{
+    vf sum[RUN_ROWS][4 * LANES16];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
+        sum[r][j] = vf_zero();
+    const int64_t step = MHAI_RUN * run_size(type), per_line = RUN_LINE / step;
+    for (int64_t c = 0; c < x->dim; c++) {
+        vf column[4 * LANES16];
+        if (c % per_line == 0)
+            UNROLL for (int n = 0; n < count; n++)
+                fetch((const char *)x->runs[n + count].at + c * step);
+        UNROLL for (int n = 0; n < count; n++) UNROLL for (int j = 0; j < LANES16; j++)
+            column[n * LANES16 + j] = key_lanes(type, &x->runs[n], c, j * VF_LANES);
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            const vf row = vf_load1(x->q + r * x->dim + c);
+            UNROLL for (int j = 0; j < count * LANES16; j++) sum[r][j] =
+                vf_fma(row, column[j], sum[r][j]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
+        vf_store(x->s + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
+}
+
+ALWAYS_INLINE void run_loop(int rows, mha_dtype type, run_scores x, int runs)
+{
+    const int count = RUNS_OF(rows);
+    for (; runs >= count; runs -= count) {
+        run_body(rows, count, type, &x);
+        x.runs += count;
+        x.s += count * MHAI_RUN;
+    }
+    for (; runs > 0; runs--) {
+        run_body(rows, 1, type, &x);
+        x.runs++;
+        x.s += MHAI_RUN;
+    }
+}
+
+#define RUN_CASE(n)                                                         \
+    case n:                                                                 \
+        if (n <= RUN_ROWS) run_loop(n <= RUN_ROWS ? n : 1, type, *x, runs); \
+        return;
+#define DEFINE_RUN_SCORES(name, of_type)                                                        \
+    static __attribute__((noinline)) void name(int rows, const run_scores *x, int runs)         \
+    {                                                                                           \
+        const mha_dtype type = of_type;                                                         \
+        switch (rows) {                                                                         \
+            RUN_CASE(1)                                                                         \
+            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4) RUN_CASE(5) RUN_CASE(6) RUN_CASE(7) RUN_CASE(8) \
+        }                                                                                       \
+    }
+DEFINE_RUN_SCORES(run_scores_f32, MHA_F32)
+DEFINE_RUN_SCORES(run_scores_f16, MHA_F16)
+DEFINE_RUN_SCORES(run_scores_bf16, MHA_BF16)
+DEFINE_RUN_SCORES(run_scores_i8, MHA_I8)
+#undef RUN_CASE
+ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *x, int runs)
+{
+    (type == MHA_F32    ? run_scores_f32
+     : type == MHA_F16  ? run_scores_f16
+     : type == MHA_BF16 ? run_scores_bf16
+                        : run_scores_i8)(rows, x, runs);
+}
+
+/* ---- values for few rows ------------------------------------------------------------------- */
+
+/* Registers of columns: what the sums of so many rows leave, in whole panels where it is many. */
+#define RUN_WIDTH(rows) (RUN_SUMS / (rows) >= 8 ? 8 : RUN_SUMS / (rows) >= 4 ? 4 : 2)
+
+typedef struct run_values {
+    const mhai_run *run; /* and the one after, to be fetched */
+    int end;             /* positions of it */
+    int64_t cols;
+    const float *p; /* [rows][MHAI_SCORE_STRIDE], of position 0 */
+    float *o;       /* [rows][cols] */
+} run_values;
+
+/* o += P V over `vectors` registers of columns; the chains go on where they were. */
+ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const run_values *x,
+                                   int64_t col)
+{
+    vf sum[RUN_ROWS][8];
+    const int64_t size = run_size(type);
+    float *o = x->o + col;
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
+        vf_load(o + r * x->cols + j * VF_LANES);
+    for (int key = 0; key < x->end; key++) {
+        const char *next = (const char *)x->run[1].at + (key * x->cols + col) * size;
+        vf value[8];
+        UNROLL for (int64_t i = 0; i < vectors * VF_LANES * size; i += RUN_LINE) fetch(next + i);
+        UNROLL for (int j = 0; j < vectors; j++) value[j] =
+            value_lanes(type, x->run, x->cols, key, col + j * VF_LANES);
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            const vf weight = vf_load1(x->p + r * MHAI_SCORE_STRIDE + key);
+            UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
+                vf_fma(weight, value[j], sum[r][j]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
+        vf_store(o + r * x->cols + j * VF_LANES, sum[r][j]);
+}
+
+ALWAYS_INLINE void run_values_loop(int rows, mha_dtype type, const run_values *x)
+{
+    const int width = RUN_WIDTH(rows);
+    int64_t col = 0;
+    for (; col + width * VF_LANES <= x->cols; col += width * VF_LANES)
+        run_values_body(rows, width, type, x, col);
+    for (; col < x->cols; col += 2 * VF_LANES) run_values_body(rows, 2, type, x, col);
+}
+
+#define RUN_CASE(n)                                                         \
+    case n:                                                                 \
+        if (n <= RUN_ROWS) run_values_loop(n <= RUN_ROWS ? n : 1, type, x); \
+        return;
+#define DEFINE_RUN_VALUES(name, of_type)                                                        \
+    static __attribute__((noinline)) void name(int rows, const run_values *x)                   \
+    {                                                                                           \
+        const mha_dtype type = of_type;                                                         \
+        switch (rows) {                                                                         \
+            RUN_CASE(1)                                                                         \
+            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4) RUN_CASE(5) RUN_CASE(6) RUN_CASE(7) RUN_CASE(8) \
+        }                                                                                       \
+    }
+DEFINE_RUN_VALUES(run_values_f32, MHA_F32)
+DEFINE_RUN_VALUES(run_values_f16, MHA_F16)
+DEFINE_RUN_VALUES(run_values_bf16, MHA_BF16)
+DEFINE_RUN_VALUES(run_values_i8, MHA_I8)
+#undef RUN_CASE
+ALWAYS_INLINE void run_values_as(mha_dtype type, int rows, const run_values *x)
+{
+    (type == MHA_F32    ? run_values_f32
+     : type == MHA_F16  ? run_values_f16
+     : type == MHA_BF16 ? run_values_bf16
+                        : run_values_i8)(rows, x);
+}
