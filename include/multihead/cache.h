@@ -1,18 +1,34 @@
 /* multihead: a cache of keys and values, for decoding step by step.
  *
- * One block of memory holds up to `capacity` keys and values for each key/value head of each
- * sequence; each sequence has its own length. Generation appends the keys and values of its new
- * tokens and attends with their queries; cross-attention appends once and attends at every step.
+ * A cache holds up to `capacity` keys and values for each key/value head of each sequence; each
+ * sequence has its own length. Generation appends the keys and values of its new tokens and attends
+ * with their queries; cross-attention appends once and attends at every step.
  *
  *   mha_kv_cache_append(cache, &k, &v, NULL);                          n new positions
  *   mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL);     their n queries
+ *
+ * Pages. Memory is a pool of pages of `page_size` positions; each sequence has a table of the pages
+ * that it holds. By default a page is as long as the capacity, and each sequence has one. Small pages
+ * let sequences of different lengths share a pool that is smaller than all of them at their longest,
+ * and let sequences share what they have in common: mha_kv_cache_fork() copies a table, not the
+ * pages, and a page that others hold too is copied when one of them writes to it. Results have the
+ * same bits for every page size and every order of pages. 16 and multiples of it are read in place;
+ * other sizes are gathered first.
+ *
+ * Types. Numbers are stored as f32, f16, bf16 or i8 and become f32 in registers. f16 and bf16 are the
+ * nearest, ties to even. i8: for each position of each head, of k and of v,
+ *
+ *   s = max_i |x_i| / 127, rounded up to 17 significant bits;   n_i = x_i / s to the nearest integer
+ *
+ * and n_i s, which f32 holds exactly, stands for x_i: |n_i s - x_i| <= s (1 + 2^-20) / 2. If an x_i is
+ * not finite all are NaN; if all are below 2^-100 in size they are 0. Every call reads what is stored,
+ * so that the result has the bits of an f32 cache of those numbers.
  *
  * Appending and attending in pieces of any size, down to one position, gives the bits of the whole
  * causal sequence at once: a row's arithmetic depends only on the positions of its keys
  * (attention.h; docs/numerics.md 1 has the cost).
  *
- * The memory layout of keys is private (they may become packed panels or pages), so there is no
- * view of them. Keys are stored as given: apply RoPE before appending. Letters as in attention.h.
+ * The layout inside a page is private. Keys are stored as given: apply RoPE before appending. Letters as in attention.h.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -27,29 +43,53 @@ extern "C" {
 
 typedef struct mha_kv_cache_desc {
     uint32_t struct_size;
-    uint32_t reserved;      /* 0 */
+    uint32_t flags;         /* 0 */
     int64_t batch;          /* B, sequences; required, like the next three */
     int64_t kv_heads;       /* Hk */
     int64_t capacity;       /* maximum number of positions per sequence */
     int64_t head_dim;       /* D */
     int64_t value_head_dim; /* Dv; 0: D */
+    mha_dtype type;         /* as stored: MHA_F32 (0), MHA_F16, MHA_BF16 or MHA_I8 */
+    uint32_t reserved;      /* 0 */
+    int64_t page_size;      /* positions of a page; 0: capacity */
+    int64_t pages;          /* of all sequences; 0: as many as they can hold */
 } mha_kv_cache_desc;
+
+/* What a cache takes, in bytes but for the first. */
+typedef struct mha_kv_cache_sizes {
+    uint32_t struct_size;
+    uint32_t reserved;
+    int64_t pages;
+    int64_t page_bytes;  /* keys, values and scales of all heads */
+    int64_t scale_bytes; /* of all pages, part of page_bytes */
+    int64_t table_bytes; /* lengths, tables and the list of free pages */
+    int64_t total_bytes; /* pages * page_bytes + table_bytes */
+} mha_kv_cache_sizes;
 
 typedef struct mha_kv_cache mha_kv_cache;
 
 /**
  * Create an empty cache.
  *
- * Memory   the caller owns *cache; B Hk capacity (D + Dv) floats from the context's allocator,
- *          which must outlive the cache (the context need not). They are not touched before they
- *          are used.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a number below 1), _UNSUPPORTED, _SIZE (the
+ * Memory   the caller owns *cache; what mha_kv_cache_count() says, and the handle, from the context's
+ *          allocator, which must outlive the cache (the context need not). Pages are not touched
+ *          before they are used. Nothing is allocated later.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a number below 1), _DTYPE, _UNSUPPORTED, _SIZE (the
  *          product overflows), _NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
                                                      const mha_kv_cache_desc *desc,
                                                      mha_kv_cache **cache);
+
+/**
+ * What a cache of this description takes, before it is made.
+ *
+ * Memory   fills *sizes, whose struct_size must be set.   Errors  as mha_kv_cache_create(), but _NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc,
+                                                    mha_kv_cache_sizes *sizes);
 
 /** Destroy a cache; NULL is fine. Memory frees all. Errors none. Threads no other thread may be
  * using it. Since 0.1 */
@@ -59,8 +99,7 @@ MHA_API void mha_kv_cache_destroy(mha_kv_cache *cache);
  * Since 0.1 */
 MHA_API void mha_kv_cache_describe(const mha_kv_cache *cache, mha_kv_cache_desc *desc);
 
-/** Bytes that the keys and values take at full capacity: B Hk capacity (D + Dv) elements. Memory
- * none. Errors none. Threads any. Since 0.1 */
+/** total_bytes of mha_kv_cache_count(). Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API size_t mha_kv_cache_bytes(const mha_kv_cache *cache);
 
 /** The number of positions that each sequence holds, [B]. Memory owned by the cache and updated
@@ -72,7 +111,8 @@ MHA_API const int64_t *mha_kv_cache_lengths(const mha_kv_cache *cache);
 MHA_API void mha_kv_cache_reset(mha_kv_cache *cache);
 
 /**
- * Discard the positions of sequence b from `length` on (a rejected draft, a new turn).
+ * Discard the positions of sequence b from `length` on (a rejected draft, a new turn). Pages that it
+ * does not need any more are free for others; 0 gives all of them back.
  *
  * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no sequence b or it holds
  *                           fewer than length positions.
@@ -82,18 +122,39 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
                                                        int64_t length);
 
 /**
+ * Sequence `to` becomes the first `length` positions of sequence `from`: a branch, or a prompt that
+ * several sequences share. What `to` held is discarded. No page is copied until one of the sequences
+ * appends to a page that it shares.
+ *
+ * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no such sequence, both are the
+ *                           same, or `from` holds fewer than length positions.
+ * Threads  one per cache.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to,
+                                                   int64_t length);
+
+/** The pages of sequence b in order, *count of them; NULL if there is no sequence b. Memory owned by
+ * the cache and updated with it. Errors none. Threads any while the cache does not change. Since 0.1 */
+MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count);
+
+/** How many pages no sequence holds. Memory none. Errors none. Threads as mha_kv_cache_pages().
+ * Since 0.1 */
+MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);
+
+/**
  * Append positions to every sequence.
  *
  *   k [B,Hk,n,D] in    v [B,Hk,n,Dv] in    any strides, last axis contiguous
  *
- * each f32, f16 or bf16; the cache holds them as f32, exactly.
+ * each f32, f16 or bf16; the cache holds them as its type.
  *
  * counts [B]: sequence b takes the first counts[b] of the n positions, 0 .. n; NULL: all.
  *
  * Memory   copied; the caller may reuse k and v at once. Nothing is allocated.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE (k, v reach beyond the address space),
  *          MHA_ERR_ARGUMENT (a count); MHA_ERR_SIZE "cache: sequence 1 holds 30 of 32 positions, 5
- *          more do not fit". On any error every sequence is unchanged.
+ *          more do not fit"; MHA_ERR_NOMEM "cache: 3 pages are needed, 2 of 64 are free". On any error
+ *          every sequence is unchanged.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k,
@@ -102,7 +163,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
 /**
  * mha_attention_forward() of q on the cached keys and values.
  *
- *   q [B,H,T,D] in    o [B,H,T,Dv] out    types and outputs as there; S is the longest length
+ *   q [B,H,T,D] in    o [B,H,T,Dv] out    types and outputs as there; S is the longest length;
+ *                                         scores of keys that a sequence does not hold are -inf
  *
  * desc selects the kind of attention, likewise (NULL: every query sees all keys of its sequence, as
  * in cross-attention; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the

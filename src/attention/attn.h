@@ -40,6 +40,8 @@ typedef struct mhai_attn_problem {
     bool need_data; /* false: only checked and accounted for, never run */
     mha_path asked; /* for a path; the plan says which one was chosen */
     mha_compute compute;
+    const struct mhai_attn_pages *pages; /* where keys and values lie: of k and v only the shapes
+                                            count; NULL: in those */
 } mhai_attn_problem;
 
 /* Check a call's arguments and fill in the problem. need_data false: tensors' data may be NULL. */

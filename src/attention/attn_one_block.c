@@ -16,7 +16,7 @@ static const int takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(
 bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
     const int64_t rows = tiling->chunk_rows;
-    if (p->compute != MHA_COMPUTE_F32 || p->S > MHAI_KEY_BLOCK) return false;
+    if (p->pages || p->compute != MHA_COMPUTE_F32 || p->S > MHAI_KEY_BLOCK) return false;
     if (tiling->items == 0 || p->S == 0) return false; /* nothing runs */
     if (rows < MANY_ROWS && p->S > KEYS_A_ROW * rows) return false;
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||

@@ -246,7 +246,10 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
 #undef DROP
     bare.uses &= ~(MHAI_MASKS | MHAI_BIASES);
     bare.causal = bare.window = false;
-    bare.key_lengths = NULL;
+    if (p->pages)
+        bare.uses |= MHAI_USES(key_lengths); /* there is nothing beyond */
+    else
+        bare.key_lengths = NULL;
     bare.callback = NULL;
     if (p->want.stage == MHA_SCORES_RAW) {
         bare.softcap = 0;

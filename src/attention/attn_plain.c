@@ -1,5 +1,6 @@
 /* The plain path: the formula as it stands, one row of scores at a time, in double. It takes any
  * head size, shares no code with the tiles, and is what `path plain` and selftest compare with. */
+#include "attention/attn_pages.h"
 #include "attention/attn_plan.h"
 #include "attention/attn_row.h"
 
@@ -57,8 +58,11 @@ static void write_output(const mhai_attn_problem *p, const row *r)
     memset(r->o, 0, (size_t)p->Dv * sizeof(double));
     for (int64_t s = 0; s < r->at.limit.end; s++) {
         if (r->w[s] == HIDDEN) continue;
-        const float *v =
-            mhai_attn_read(&p->v, r->at.seq.batch, r->at.hk, r->at.seq.k0 + s, r->at.wide);
+        const float *v = r->at.wide;
+        if (p->pages)
+            mhai_attn_page_value(p, &r->at.seq, r->at.hk, s, r->at.wide);
+        else
+            v = mhai_attn_read(&p->v, r->at.seq.batch, r->at.hk, r->at.seq.k0 + s, r->at.wide);
         const float *shaw =
             p->shaw_values.data ? mhai_attn_shaw_row(&p->shaw_values, &r->at, s) : NULL;
         double weight = r->w[s] * mhai_attn_dropout_at(p, &r->at, s);
@@ -102,7 +106,9 @@ static void write_matrices(const mhai_attn_problem *p, const row *r, int64_t i, 
     }
     if (p->want.scores.data) {
         float *out = mhai_attn_row(&p->want.scores, r->at.seq.batch, i, j);
-        const int64_t end = stage == MHA_SCORES_BIASED ? r->at.limit.end : r->at.seq.stored;
+        const int64_t end = stage == MHA_SCORES_BIASED ? r->at.limit.end
+                            : p->pages                 ? r->at.seq.S
+                                                       : r->at.seq.stored;
         for (int64_t s = 0; s < p->S; s++) {
             double x = -INFINITY;
             if (s < end)

@@ -1,6 +1,8 @@
 /* From a checked problem to a plan: which back end takes it, and what a call costs. */
 #include "attention/attn_plan.h"
 
+#include "attention/attn_pages.h"
+
 #include "base/checked.h"
 #include "base/context.h"
 
@@ -80,10 +82,21 @@ mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call 
     mha_attention_plan *account = &plan->account;
     MHA_TRY(mhai_attn_check(call->desc, call->q, call->k, call->v, call->o, call->outputs,
                             need_data, &plan->p));
+    plan->p.pages = call->pages;
     MHA_TRY(mhai_attn_choose(context, &plan->p, false, &plan->backend, &account->reason));
     account->path = plan->backend->path;
     account->compute = plan->p.compute;
     return plan->backend->plan(context, plan);
+}
+
+mha_status mhai_attn_forward(mha_context *context, const mhai_attn_call *call)
+{
+    mhai_attn_plan plan;
+    MHA_TRY(mhai_attn_plan_call(context, call, true, &plan));
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = plan.backend->run(context, &plan);
+    mha_scratch_release(context, mark);
+    return status;
 }
 
 mha_status mha_attention_forward(mha_context *context, const mha_attention_desc *desc,
@@ -91,13 +104,7 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
                                  const mha_tensor *o, const mha_attention_outputs *outputs)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_forward: context is NULL");
-    mhai_attn_plan plan;
-    MHA_TRY(
-        mhai_attn_plan_call(context, &(mhai_attn_call){desc, q, k, v, o, outputs}, true, &plan));
-    const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = plan.backend->run(context, &plan);
-    mha_scratch_release(context, mark);
-    return status;
+    return mhai_attn_forward(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL});
 }
 
 /* ---- explaining ------------------------------------------------------------------------------ */
@@ -132,6 +139,32 @@ static mha_status scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
     return mhai_attn_add_scratch(bytes, s->split, 1);
 }
 
+/* Keys and values, as far as the call goes. */
+static double past_bytes(const mhai_attn_problem *p)
+{
+    const double runs = (double)(p->B * p->Hk) * (double)p->S / MHAI_RUN;
+    if (!p->pages) return tensor_bytes(&p->k) + tensor_bytes(&p->v);
+    return runs * (double)(p->pages->key_bytes + p->pages->value_bytes);
+}
+
+mha_status mhai_attn_explain(const mha_context *context, const mhai_attn_call *call,
+                             mha_attention_plan *plan)
+{
+    mhai_attn_plan made;
+    const mhai_attn_problem *p = &made.p;
+    mha_attention_plan *account = &made.account;
+    MHA_TRY(mhai_attn_plan_call(context, call, false, &made));
+    MHA_TRY(scratch_bytes(&made, &account->scratch_bytes));
+    account->visible_pairs = mhai_attn_visible_pairs(p);
+    account->flops = 2.0 * (double)(p->D + p->Dv) * (double)account->visible_pairs;
+    account->flops +=
+        2.0 * (double)p->D * (double)account->visible_pairs *
+        mhai_attn_passes(p, account->path == MHA_PATH_TILED, made.tiling.scored_rows > 0);
+    account->bytes = tensor_bytes(&p->q) + past_bytes(p) + output_bytes(p);
+    *plan = *account;
+    return MHA_OK;
+}
+
 mha_status mha_attention_explain(const mha_context *context, const mha_attention_desc *desc,
                                  const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
                                  const mha_tensor *o, const mha_attention_outputs *outputs,
@@ -140,19 +173,5 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     if (!context || !plan)
         return mha_fail(MHA_ERR_NULL, "mha_attention_explain: %s is NULL",
                         context ? "plan" : "context");
-    mhai_attn_plan made;
-    const mhai_attn_problem *p = &made.p;
-    mha_attention_plan *account = &made.account;
-    MHA_TRY(
-        mhai_attn_plan_call(context, &(mhai_attn_call){desc, q, k, v, o, outputs}, false, &made));
-    MHA_TRY(scratch_bytes(&made, &account->scratch_bytes));
-    account->visible_pairs = mhai_attn_visible_pairs(p);
-    account->flops = 2.0 * (double)(p->D + p->Dv) * (double)account->visible_pairs;
-    account->flops +=
-        2.0 * (double)p->D * (double)account->visible_pairs *
-        mhai_attn_passes(p, account->path == MHA_PATH_TILED, made.tiling.scored_rows > 0);
-    account->bytes =
-        tensor_bytes(&p->q) + tensor_bytes(&p->k) + tensor_bytes(&p->v) + output_bytes(p);
-    *plan = *account;
-    return MHA_OK;
+    return mhai_attn_explain(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL}, plan);
 }

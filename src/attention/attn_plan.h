@@ -67,11 +67,17 @@ typedef struct mhai_attn_call {
     const mha_attention_desc *desc;
     const mha_tensor *q, *k, *v, *o;
     const mha_attention_outputs *outputs;
+    const struct mhai_attn_pages *pages; /* as in mhai_attn_problem */
 } mhai_attn_call;
 
 /* Check a call and plan it. need_data false: tensors' data may be NULL, and it is not run. */
 MHA_NODISCARD mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call *call,
                                              bool need_data, mhai_attn_plan *plan);
+
+/* mha_attention_forward() and mha_attention_explain() of a call. */
+MHA_NODISCARD mha_status mhai_attn_forward(mha_context *context, const mhai_attn_call *call);
+MHA_NODISCARD mha_status mhai_attn_explain(const mha_context *context, const mhai_attn_call *call,
+                                           mha_attention_plan *plan);
 
 /* The first back end that takes the problem, or its gradients, as it was asked for. *reason: why it
  * is this one. */

@@ -1,6 +1,8 @@
 /* See attn_row.h. The formula as it stands, sharing no code with the tiles. */
 #include "attention/attn_row.h"
 
+#include "attention/attn_pages.h"
+
 #include "base/checked.h"
 #include "base/convert.h"
 #include "base/math.h"
@@ -88,7 +90,11 @@ static double dense_bias(const mhai_attn_problem *p, const mhai_attn_query *r, i
 /* q (k + shaw); NaN if the pair is not finite. */
 static double product_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
-    const float *k = mhai_attn_read(&p->k, r->seq.batch, r->hk, r->seq.k0 + s, r->wide);
+    const float *k = r->wide;
+    if (p->pages)
+        mhai_attn_page_key(p, &r->seq, r->hk, s, r->wide);
+    else
+        k = mhai_attn_read(&p->k, r->seq.batch, r->hk, r->seq.k0 + s, r->wide);
     if (!r->finite || !mhai_attn_finite(k, p->D)) return NAN;
     double product = mhai_attn_dot(r->q, k, p->D);
     if (p->shaw_keys.data)

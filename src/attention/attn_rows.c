@@ -79,6 +79,12 @@ mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_att
     w.scores = carve(memory, used, scored * MHAI_SCORE_STRIDE, sizeof(float));
     w.scored = carve(memory, used, scored, sizeof(mhai_attn_range));
     w.columns = carve(memory, used, p->want.column_sums.data ? MHAI_KEY_BLOCK : 0, sizeof(double));
+    const int64_t runs = p->pages ? MHAI_BLOCK_RUNS + MHAI_RUNS_AHEAD : 0;
+    w.key_runs = carve(memory, used, runs, sizeof(mhai_run));
+    w.value_runs = carve(memory, used, runs, sizeof(mhai_run));
+    w.run =
+        carve(memory, used, p->pages ? MHAI_RUN * mhai_attn_padded_values(p) : 0, sizeof(float));
+    w.gathered = carve(memory, used, mhai_attn_gathered_bytes(p), 1);
     return w;
 }
 

@@ -102,8 +102,8 @@ static void plan_fetch(tiled_item *item, const mhai_attn_chunk *c, const mhai_at
     if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
     item->planned = block->key;
     item->fetch.run = MHAI_FETCH_RUNS;
-    if (p->D % 16 != 0 || p->D != p->Dv || p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 ||
-        p->v.dtype != MHA_F32)
+    if (p->pages || p->D % 16 != 0 || p->D != p->Dv || p->q.dtype != MHA_F32 ||
+        p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32)
         return;
     if (next < end) {
         fetch_block(p, c, next, &item->fetch);

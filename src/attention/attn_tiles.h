@@ -11,6 +11,7 @@
 #ifndef MHAI_ATTN_TILES_H
 #define MHAI_ATTN_TILES_H
 
+#include "attention/attn_pages.h"
 #include "attention/attn_plan.h"
 #include "base/checked.h"
 
@@ -35,6 +36,10 @@ typedef struct mhai_attn_workspace {
     double *columns;          /* [MHAI_KEY_BLOCK] sums over rows */
     float *scores;            /* [key blocks][scored_rows][MHAI_SCORE_STRIDE] */
     mhai_attn_range *scored;  /* [key blocks][scored_rows] keys of the block that have one */
+    mhai_run *key_runs,
+        *value_runs;         /* [MHAI_BLOCK_RUNS + MHAI_RUNS_AHEAD] of the block, with pages */
+    float *run;              /* [MHAI_RUN][Dv padded] values as floats, with pages */
+    unsigned char *gathered; /* runs that do not lie in one page */
     size_t bytes;
 } mhai_attn_workspace;
 

@@ -59,7 +59,8 @@ static double least_time(const mhai_attn_problem *p)
 {
     const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
     const double operations = 2.0 * (double)p->H * (double)p->T * keys;
-    const double bytes = (double)p->Hk * keys * (double)mha_dtype_size(p->k.dtype);
+    const mha_dtype type = p->pages ? p->pages->type : p->k.dtype;
+    const double bytes = (double)p->Hk * keys * (double)mha_dtype_size(type);
     return operations / 100 + bytes / 10;
 }
 

@@ -200,6 +200,7 @@ static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
             .values = mhai_attn_data(&p->v, c->seq.batch, c->hk, c->seq.k0 + block->key),
             .value_type = p->v.dtype,
             .value_stride = p->v.stride[2],
+            .value_runs = p->pages ? w->value_runs : NULL,
             .value_dim = p->Dv,
             .visible = w->visible};
         s->mask.poison = &s->poison;
@@ -218,11 +219,13 @@ static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
         (int)mhai_max_i64(block->pack_begin, mhai_min_i64(block->keys, c->window.end - block->key));
 }
 
-static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_chunk *c,
+/* runs: those of the block, NULL without pages. */
+static mhai_pack pack_of(const mha_tensor *x, const mhai_run *runs, const mhai_attn_chunk *c,
                          const mhai_attn_block *block, float *out, uint8_t *bad, bool *any_bad)
 {
     const int64_t first = c->seq.k0 + block->key + block->pack_begin;
     return (mhai_pack){.out = out,
+                       .runs = runs ? runs + block->pack_begin / MHAI_RUN : NULL,
                        .in = mhai_attn_data(x, c->seq.batch, c->hk, first),
                        .type = x->dtype,
                        .stride = x->stride[2],
@@ -238,9 +241,10 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 {
     if (block->packed) return;
     block->packed = true;
+    const bool pages = walk->p->pages;
     const int64_t first = block->pack_begin;
-    mhai_pack pack =
-        pack_of(&walk->p->k, c, block, w->k + first * walk->p->D, w->bad_key, &block->bad);
+    mhai_pack pack = pack_of(&walk->p->k, pages ? w->key_runs : NULL, c, block,
+                             w->k + first * walk->p->D, w->bad_key, &block->bad);
     /* The finite rest of a key might overflow to the -inf of hidden ones; bytes cannot. */
     pack.whole = walk->p->compute != MHA_COMPUTE_INT8;
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
@@ -249,7 +253,8 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     else
         walk->kernels->pack_panels(&pack);
     if (!values) return;
-    pack = pack_of(&walk->p->v, c, block, w->v, w->bad_value, &block->bad);
+    pack = pack_of(&walk->p->v, pages ? w->value_runs : NULL, c, block, w->v, w->bad_value,
+                   &block->bad);
     if (bf16) {
         walk->kernels->bf16_values(&pack, first, walk->pairs);
         return;
@@ -312,6 +317,7 @@ static void walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
     const bool all = visitor->options & MHAI_WALK_ALL;
     bool seen = block->keys > 0 && mhai_attn_block_seen(walk->p, c, block);
     if (!seen && !all) return;
+    if (seen && walk->p->pages) mhai_attn_find_runs(walk->p, &c->seq, c->hk, block->key, w);
     if (seen && mhai_attn_has_relative(walk->p)) fill_relative(walk->p, c, w, block);
     if (visitor->rows && !c->bad_query &&
         mhai_attn_by_rows(walk->p, c->rows, walk->kernels->tile_rows) &&
@@ -357,6 +363,14 @@ mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chu
                                  int strips)
 {
     const int64_t first = c->seq.k0 + block->key;
+    if (p->pages)
+        return (mhai_tile_rows){.key_runs = w->key_runs,
+                                .value_runs = w->value_runs,
+                                .run = w->run,
+                                .keys = block->keys,
+                                .tiles = strips,
+                                .panel = w->k,
+                                .o = w->v};
     return (mhai_tile_rows){.k = mhai_attn_row(&p->k, c->seq.batch, c->hk, first),
                             .v = mhai_attn_row(&p->v, c->seq.batch, c->hk, first),
                             .k_stride = p->k.stride[2],

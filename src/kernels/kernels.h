@@ -162,12 +162,12 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 
 /* Keys and values of a block that are not packed, for up to MHAI_ROWS_TILES strips; value_dim is a
  * multiple of 32. */
-enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 4 };
+enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 8 };
 typedef struct mhai_tile_rows {
     const float *k, *v; /* the block's key 0 */
     int64_t k_stride, v_stride;
-    const mhai_run *key_runs, *value_runs; /* of the block and MHAI_RUNS_AHEAD more, which are only
-                                              fetched; instead of k and v. NULL: rows */
+    const mhai_run *key_runs, *value_runs; /* of the block and MHAI_RUNS_AHEAD more, which are read
+                                              ahead; instead of k and v. NULL: rows */
     float *run;                            /* [16][value_panels * 32], working memory with runs */
     int keys;                              /* of the block that can be read */
     int64_t readable; /* keys and values from there on, those of blocks that follow too */

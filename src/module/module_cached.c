@@ -3,7 +3,7 @@
  * its scratch ready; should it fail all the same, the lengths go back to what they were. */
 #include "base/checked.h"
 #include "base/context.h"
-#include "module/kv_cache.h"
+#include "cache/kv_cache.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>
@@ -95,16 +95,9 @@ mha_status mhai_module_cached_prepare(mhai_forward *f)
 
 mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
 {
-    const mha_module_desc *d = &f->module->desc;
     if (!f->has_query) return MHA_OK;
-    const int64_t k_shape[] = {f->B, d->kv_heads, f->columns, d->head_dim};
-    const int64_t v_shape[] = {f->B, d->kv_heads, f->columns, d->value_head_dim};
-    const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, k_shape);
-    const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, v_shape);
-    mha_attention_desc desc = f->at.desc;
-    desc.key_lengths = f->new_lengths;
-    MHA_TRY(mha_attention_explain(f->context, &desc, &f->at.q, &k, &v, &f->at.heads, &f->at.outputs,
-                                  plan));
+    MHA_TRY(mhai_kv_cache_explain(f->context, f->at.cache, f->new_lengths, &f->at.desc, &f->at.q,
+                                  &f->at.heads, &f->at.outputs, plan));
     size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* what the cache's attention adds */
     if (plan->scratch_bytes > PTRDIFF_MAX - more)
         return mha_fail(MHA_ERR_SIZE, "module: its scratch overflows 64 bits");
@@ -130,7 +123,7 @@ mha_status mhai_module_cached_attend(mhai_forward *f)
     if (f->has_query) MHA_TRY(reserve(f));
     const mha_status status = mhai_attend_run(&f->at);
     for (int64_t b = 0; status != MHA_OK && f->has_keys && b < f->B; b++)
-        mhai_kv_cache_cut(f->at.cache, b, f->lengths[b]);
+        mhai_kv_pages_truncate(f->at.cache, b, f->lengths[b]);
     return status;
 }
 

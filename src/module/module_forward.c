@@ -6,7 +6,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/struct_copy.h"
-#include "module/kv_cache.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>

@@ -59,7 +59,7 @@ FAULTS = [
      "if (panel.group > f->group_count)"),
     ("attention", "src/attention/attn_check.c", "p->key_lengths[b] > most)",
      "p->key_lengths[b] > most + 60)"),
-    ("module", "src/module/kv_cache.c", "if (count > capacity - cache->lengths[b])",
+    ("module", "src/cache/kv_cache.c", "if (count > capacity - cache->lengths[b])",
      "if (count > capacity - cache->lengths[b] + 1)"),
 ]
 

@@ -285,11 +285,14 @@ static void append(fuzz_call *c, mha_kv_cache *cache, const sizes *n)
                   memcmp(before, mha_kv_cache_lengths(cache), (size_t)n->B * sizeof *before) == 0,
               "a cache that is not as it was");
     fuzz_must_speak(mha_kv_cache_truncate(cache, fuzz_pick(c->in, -1, 3), fuzz_pick(c->in, -1, 9)));
+    fuzz_must_speak(mha_kv_cache_fork(cache, fuzz_pick(c->in, -1, 3), fuzz_pick(c->in, -1, 3),
+                                      fuzz_pick(c->in, -1, 9)));
     c->count = 0; /* copied */
 }
 
 static void fuzz_cache(fuzz_call *c)
 {
+    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
     sizes n = some_sizes(c->in);
     n.B = n.B < 1 ? 1 : n.B;
     const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
@@ -297,7 +300,10 @@ static void fuzz_cache(fuzz_call *c)
                                     .kv_heads = n.Hk,
                                     .capacity = fuzz_pick(c->in, 1, 12),
                                     .head_dim = n.D,
-                                    .value_head_dim = n.Dv};
+                                    .value_head_dim = n.Dv,
+                                    .type = types[fuzz_pick(c->in, 0, 3)],
+                                    .page_size = fuzz_pick(c->in, 0, 17),
+                                    .pages = fuzz_pick(c->in, 0, 12)};
     const mha_attention_desc attention = {.flags =
                                               fuzz_pick(c->in, 0, 1) ? MHA_ATTENTION_CAUSAL : 0};
     cache_case x = {.desc = fuzz_struct(c, &attention, sizeof attention)};

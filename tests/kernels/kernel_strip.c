@@ -98,17 +98,15 @@ mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int
 {
     const int64_t count = (rows + 15) / 16, all = count + MHAI_RUNS_AHEAD;
     mhai_run *runs = kt_plain(t, (size_t)all * sizeof *runs);
-    for (int64_t i = 0; i < all; i++)
-        runs[i] = (mhai_run){.at = kt_nowhere(t), .scale = kt_nowhere(t), .type = type};
     for (int64_t i = 0; i < count; i++) {
         unsigned char *at = kt_input(t, type, 16, cols, cols); /* 0xFF where there is no position */
         float *scale = kt_input(t, MHA_F32, 1, 16, 16);
         for (int64_t r = 16 * i; r < rows && r < 16 * (i + 1); r++)
             store_position(type, x + r * cols, cols, keys ? 16 : 1, keys ? r % 16 : r % 16 * cols,
                            at, scale + r % 16);
-        runs[i].at = at;
-        runs[i].scale = scale;
+        runs[i] = (mhai_run){.at = at, .scale = scale, .type = type};
     }
+    for (int64_t i = count; i < all; i++) runs[i] = runs[count - 1];
     return runs;
 }
 

@@ -322,7 +322,12 @@ static void test_outputs_and_empty(void **unused)
     mha_kv_cache_desc told;
     mha_kv_cache_describe(cache, &told);
     assert_true(told.value_head_dim == D && told.struct_size == sizeof told && told.capacity == 9);
-    assert_int_equal(mha_kv_cache_bytes(cache), B * HK * 9 * (D + D) * 4);
+    assert_true(told.page_size == 9 && told.pages == B && told.type == MHA_F32);
+    mha_kv_cache_sizes sizes = {.struct_size = sizeof sizes};
+    assert_int_equal(mha_kv_cache_count(&desc, &sizes), MHA_OK);
+    assert_int_equal(sizes.page_bytes, HK * 16 * (D + D) * 4); /* runs of 16 */
+    assert_int_equal(mha_kv_cache_bytes(cache), sizes.total_bytes);
+    assert_int_equal(sizes.total_bytes, B * sizes.page_bytes + sizes.table_bytes);
     float x[B * HK * N * D] = {0}, o[B * H * D], p[B * H * N];
     mha_tensor kv = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, HK, N, D});
     mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, 1, D});

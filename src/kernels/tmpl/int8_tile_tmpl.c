@@ -113,8 +113,7 @@ static void poison_values(const mhai_tile *t, int row)
     for (int j = t->begin; j < t->end; j++) {
         if (!poison->bad_value[j] || !poison->visible[row * MHAI_KEY_BLOCK + j]) continue;
         for (int64_t d = 0; d < poison->value_dim; d++) {
-            float value =
-                element_as(poison->value_type, poison->values, j * poison->value_stride + d);
+            const float value = poison_value(poison, j, d);
             if (!(value * 0.0f == 0.0f)) o[d] += value;
         }
     }

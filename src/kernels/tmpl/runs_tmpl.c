@@ -34,14 +34,6 @@ ALWAYS_INLINE vf value_lanes(mha_dtype type, const mhai_run *run, int64_t cols, 
     return type == MHA_I8 ? vf_mul(x, vf_set1(run->scale[key])) : x;
 }
 
-/* Element `col` of a position of a run of values. */
-static float run_value(const mhai_run *run, int64_t cols, int key, int64_t col)
-{
-    const int64_t i = key * cols + col;
-    if (run->type == MHA_I8) return (float)((const int8_t *)run->at)[i] * run->scale[key];
-    return element_as(run->type, run->at, i);
-}
-
 /* ---- copies -------------------------------------------------------------------------------- */
 
 /* Half a panel; positions from `keys` on are zeros. */
@@ -86,11 +78,19 @@ static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float 
     return room;
 }
 
+/* A line that is needed soon (value_tmpl.c). */
+ALWAYS_INLINE void run_touch(const char *line)
+{
+    (void)*(const volatile char *)line;
+}
+
 /* ---- scores of few rows -------------------------------------------------------------------- */
 
-/* Runs side by side: as many chains for each row, which share its broadcasts. */
-#define RUNS_OF(rows) \
-    (RUN_SUMS / ((rows)*LANES16) >= 4 ? 4 : RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 : 1)
+/* Runs side by side: as many as have a line of each element together, if registers hold the sums. */
+#define RUNS_OF(rows, type)                                        \
+    (run_size(type) == 1 && RUN_SUMS / ((rows)*LANES16) >= 4   ? 4 \
+     : run_size(type) <= 2 && RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 \
+                                                               : 1)
 
 typedef struct run_scores {
     const mhai_run *runs; /* and those after, to be fetched */
@@ -99,25 +99,29 @@ typedef struct run_scores {
     float *s; /* of the first run */
 } run_scores;
 
-/* The scores of `count` runs. */
+/* The scores of `count` runs, in as many parts: in each, one of the runs that come next is read, a
+ * line with each element. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x)
 {
     vf sum[RUN_ROWS][4 * LANES16];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
         sum[r][j] = vf_zero();
-    const int64_t step = MHAI_RUN * run_size(type), per_line = RUN_LINE / step;
-    for (int64_t c = 0; c < x->dim; c++) {
-        vf column[4 * LANES16];
-        if (c % per_line == 0)
-            UNROLL for (int n = 0; n < count; n++)
-                fetch((const char *)x->runs[n + count].at + c * step);
-        UNROLL for (int n = 0; n < count; n++) UNROLL for (int j = 0; j < LANES16; j++)
-            column[n * LANES16 + j] = key_lanes(type, &x->runs[n], c, j * VF_LANES);
-        UNROLL for (int r = 0; r < rows; r++)
-        {
-            const vf row = vf_load1(x->q + r * x->dim + c);
-            UNROLL for (int j = 0; j < count * LANES16; j++) sum[r][j] =
-                vf_fma(row, column[j], sum[r][j]);
+    int64_t c = 0;
+    for (int part = 1; part <= count; part++) {
+        const char *next = x->runs[count + part - 1].at, *later = x->runs[2 * count + part - 1].at;
+        for (const int64_t end = x->dim * part / count; c < end; c++) {
+            vf column[4 * LANES16];
+            run_touch(next);
+            fetch_l2(later);
+            next += RUN_LINE, later += RUN_LINE;
+            UNROLL for (int n = 0; n < count; n++) UNROLL for (int j = 0; j < LANES16; j++)
+                column[n * LANES16 + j] = key_lanes(type, &x->runs[n], c, j * VF_LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                const vf row = vf_load1(x->q + r * x->dim + c);
+                UNROLL for (int j = 0; j < count * LANES16; j++) sum[r][j] =
+                    vf_fma(row, column[j], sum[r][j]);
+            }
         }
     }
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
@@ -126,7 +130,7 @@ ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_score
 
 ALWAYS_INLINE void run_loop(int rows, mha_dtype type, run_scores x, int runs)
 {
-    const int count = RUNS_OF(rows);
+    const int count = RUNS_OF(rows, type);
     for (; runs >= count; runs -= count) {
         run_body(rows, count, type, &x);
         x.runs += count;
@@ -188,9 +192,13 @@ ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const 
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_load(o + r * x->cols + j * VF_LANES);
     for (int key = 0; key < x->end; key++) {
-        const char *next = (const char *)x->run[1].at + (key * x->cols + col) * size;
+        const int64_t ahead = (col * MHAI_RUN + key * vectors * VF_LANES) * size;
         vf value[8];
-        UNROLL for (int64_t i = 0; i < vectors * VF_LANES * size; i += RUN_LINE) fetch(next + i);
+        UNROLL for (int64_t i = 0; i < vectors * VF_LANES * size; i += RUN_LINE)
+        {
+            run_touch((const char *)x->run[1].at + ahead + i);
+            fetch_l2((const char *)x->run[2].at + ahead + i);
+        }
         UNROLL for (int j = 0; j < vectors; j++) value[j] =
             value_lanes(type, x->run, x->cols, key, col + j * VF_LANES);
         UNROLL for (int r = 0; r < rows; r++)

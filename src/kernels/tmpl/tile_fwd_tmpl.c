@@ -247,13 +247,6 @@ static float float_weight(const float *s, int j)
     return s[j];
 }
 
-static float poison_value(const mhai_poison *x, int key, int64_t col)
-{
-    if (x->value_runs)
-        return run_value(&x->value_runs[key / MHAI_RUN], x->value_dim, key % MHAI_RUN, col);
-    return element_as(x->value_type, x->values, key * x->value_stride + col);
-}
-
 /* The products with non-finite value elements, which the packed values left out. */
 ALWAYS_INLINE void poison_values(const mhai_tile *t, int row, float (*weight)(const float *, int))
 {

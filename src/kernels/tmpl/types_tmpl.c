@@ -86,3 +86,13 @@ static inline float element_as(mha_dtype type, const void *p, int64_t i)
     uint16_t half = ((const uint16_t *)p)[i];
     return type == MHA_F16 ? mhai_f16_to_f32(half) : mhai_bf16_to_f32(half);
 }
+
+/* The value, as it lies, of which a tile has 0. */
+static inline float poison_value(const mhai_poison *x, int key, int64_t col)
+{
+    if (!x->value_runs) return element_as(x->value_type, x->values, key * x->value_stride + col);
+    const mhai_run *run = &x->value_runs[key / MHAI_RUN];
+    const int64_t i = key % MHAI_RUN * x->value_dim + col;
+    if (run->type != MHA_I8) return element_as(run->type, run->at, i);
+    return (float)((const int8_t *)run->at)[i] * run->scale[key % MHAI_RUN];
+}

@@ -1,0 +1,141 @@
+/* See attn_pages.h. */
+#include "attention/attn_pages.h"
+
+#include "attention/attn_tiles.h"
+#include "base/convert.h"
+
+#include <string.h>
+
+/* Keys or values of the pages. */
+typedef struct page_rows {
+    const mhai_attn_pages *pages;
+    const unsigned char *at;
+    int64_t bytes, width; /* of a run; elements of a position */
+    bool turned;          /* keys */
+} page_rows;
+
+static page_rows keys_of(const mhai_attn_problem *p)
+{
+    return (page_rows){p->pages, p->pages->keys, p->pages->key_bytes, p->D, true};
+}
+
+static page_rows values_of(const mhai_attn_problem *p)
+{
+    return (page_rows){p->pages, p->pages->values, p->pages->value_bytes, p->Dv, false};
+}
+
+static const float *scales_of(const page_rows *x, const unsigned char *run)
+{
+    if (x->pages->type != MHA_I8) return NULL;
+    return (const float *)(const void *)(run + x->bytes - MHAI_LINE);
+}
+
+/* The run that holds position s of a sequence; *lane is its place in it. */
+static const unsigned char *run_of(const page_rows *x, int64_t b, int64_t hk, int64_t s, int *lane)
+{
+    const int64_t page = x->pages->table[b * x->pages->entries + s / x->pages->page_size];
+    const int64_t in_page = s % x->pages->page_size;
+    *lane = (int)(in_page % MHAI_RUN);
+    return x->at + mhai_attn_page_run(x->pages, page, hk, in_page) * x->bytes;
+}
+
+/* ---- runs of a block ----------------------------------------------------------------------- */
+
+static bool gathers(const mhai_attn_problem *p)
+{
+    return p->pages && p->pages->page_size % MHAI_RUN != 0;
+}
+
+int64_t mhai_attn_gathered_bytes(const mhai_attn_problem *p)
+{
+    return gathers(p) ? MHAI_BLOCK_RUNS * (p->pages->key_bytes + p->pages->value_bytes) : 0;
+}
+
+/* A position of one run becomes one of another. */
+static void copy_lane(const page_rows *x, const unsigned char *from, int from_lane,
+                      unsigned char *to, int to_lane)
+{
+    const int64_t size = (int64_t)mha_dtype_size(x->pages->type), width = x->width;
+    if (x->pages->type == MHA_I8)
+        memcpy(to + x->bytes - MHAI_LINE + (size_t)to_lane * sizeof(float),
+               scales_of(x, from) + from_lane, sizeof(float));
+    if (!x->turned) {
+        memcpy(to + to_lane * width * size, from + from_lane * width * size,
+               (size_t)(width * size));
+        return;
+    }
+    for (int64_t c = 0; c < width; c++)
+        memcpy(to + (c * MHAI_RUN + to_lane) * size, from + (c * MHAI_RUN + from_lane) * size,
+               (size_t)size);
+}
+
+/* The run of positions s .. of a sequence that holds more, end of them, copied to `to`. */
+static void gather_run(const page_rows *x, int64_t b, int64_t hk, int64_t s, int64_t end,
+                       unsigned char *to)
+{
+    memset(to, 0, (size_t)x->bytes);
+    for (int to_lane = 0; to_lane < MHAI_RUN && s + to_lane < end; to_lane++) {
+        int lane;
+        const unsigned char *from = run_of(x, b, hk, s + to_lane, &lane);
+        copy_lane(x, from, lane, to, to_lane);
+    }
+}
+
+static void find_runs(const page_rows *x, const mhai_attn_sequence *seq, int64_t hk, int64_t key,
+                      unsigned char *gathered, mhai_run *runs)
+{
+    const int64_t runs_left = mhai_ceil_div(seq->S - key, MHAI_RUN);
+    const unsigned char *run = NULL;
+    for (int64_t i = 0; i < MHAI_BLOCK_RUNS + MHAI_RUNS_AHEAD; i++) {
+        int lane;
+        if (gathered && i < mhai_min_i64(runs_left, MHAI_BLOCK_RUNS)) {
+            gather_run(x, seq->b, hk, key + i * MHAI_RUN, seq->S, gathered + i * x->bytes);
+            run = gathered + i * x->bytes;
+        } else if (!gathered && i < runs_left) {
+            run = run_of(x, seq->b, hk, key + i * MHAI_RUN, &lane);
+        } /* else the last one again: it is fetched, and no more */
+        runs[i] = (mhai_run){.at = run, .scale = scales_of(x, run), .type = x->pages->type};
+    }
+}
+
+void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
+                         int64_t key, mhai_attn_workspace *w)
+{
+    const page_rows keys = keys_of(p), values = values_of(p);
+    unsigned char *second = gathers(p) ? w->gathered + MHAI_BLOCK_RUNS * keys.bytes : NULL;
+    find_runs(&keys, seq, hk, key, gathers(p) ? w->gathered : NULL, w->key_runs);
+    find_runs(&values, seq, hk, key, second, w->value_runs);
+}
+
+/* ---- one position -------------------------------------------------------------------------- */
+
+static void read_row(const page_rows *x, const mhai_attn_sequence *seq, int64_t hk, int64_t s,
+                     float *room)
+{
+    const mha_dtype type = x->pages->type;
+    const int64_t size = (int64_t)mha_dtype_size(type);
+    int lane;
+    const unsigned char *run = run_of(x, seq->b, hk, s, &lane);
+    for (int64_t c = 0; c < x->width; c++) {
+        const unsigned char *at =
+            run + (x->turned ? c * MHAI_RUN + lane : lane * x->width + c) * size;
+        if (type == MHA_I8)
+            room[c] = (float)*(const int8_t *)at * scales_of(x, run)[lane];
+        else
+            mhai_widen(type, at, 1, room + c);
+    }
+}
+
+void mhai_attn_page_key(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
+                        int64_t s, float *room)
+{
+    const page_rows keys = keys_of(p);
+    read_row(&keys, seq, hk, s, room);
+}
+
+void mhai_attn_page_value(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
+                          int64_t s, float *room)
+{
+    const page_rows values = values_of(p);
+    read_row(&values, seq, hk, s, room);
+}

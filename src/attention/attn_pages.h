@@ -1,0 +1,48 @@
+/* Keys and values of a call that lie in the pages of a cache: runs of MHAI_RUN positions of a head
+ * (kernels.h), several of which are a page. A block of a walk reads them by pointers, one for each
+ * run; where pages are not whole runs, their positions are gathered first. */
+#ifndef MHAI_ATTN_PAGES_H
+#define MHAI_ATTN_PAGES_H
+
+#include "attention/attn.h"
+
+struct mhai_attn_workspace;
+
+typedef struct mhai_attn_pages {
+    mha_dtype type;                     /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
+    const unsigned char *keys, *values; /* [pages][heads][runs of a page] */
+    int64_t key_bytes, value_bytes;     /* of a run; the scales of MHA_I8 are its last line */
+    int64_t heads, page_size;
+    const int32_t *table; /* [B][entries] pages of each sequence */
+    int64_t entries;
+} mhai_attn_pages;
+
+/* Bytes of a run of `width` elements. */
+static inline int64_t mhai_attn_run_bytes(mha_dtype type, int64_t width)
+{
+    const int64_t numbers = width * MHAI_RUN * (int64_t)mha_dtype_size(type);
+    return mhai_round_up(numbers, MHAI_LINE) + (type == MHA_I8 ? MHAI_LINE : 0);
+}
+
+/* Where the run of a position of head hk of a page begins, in runs. */
+static inline int64_t mhai_attn_page_run(const mhai_attn_pages *pages, int64_t page, int64_t hk,
+                                         int64_t position)
+{
+    const int64_t runs = mhai_ceil_div(pages->page_size, MHAI_RUN);
+    return (page * pages->heads + hk) * runs + position / MHAI_RUN;
+}
+
+/* Bytes of a workspace for gathered runs of a block; 0: they are read where they lie. */
+int64_t mhai_attn_gathered_bytes(const mhai_attn_problem *p);
+
+/* Fill in the runs of the block at `key`, and those that are fetched with them. */
+void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
+                         int64_t key, struct mhai_attn_workspace *w);
+
+/* Key or value s of a sequence as f32, in room. */
+void mhai_attn_page_key(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
+                        int64_t s, float *room);
+void mhai_attn_page_value(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
+                          int64_t s, float *room);
+
+#endif

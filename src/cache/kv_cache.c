@@ -1,0 +1,343 @@
+/* Making a cache, appending to it, and attention on it. */
+#include "cache/kv_cache.h"
+
+#include "attention/attn_plan.h"
+#include "base/checked.h"
+#include "base/context.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static mha_status check_positive(const char *name, int64_t value)
+{
+    if (value < 1)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_desc: %s is %lld, expected 1 or more", name,
+                        (long long)value);
+    return MHA_OK;
+}
+
+/* Fill in the defaults. */
+static mha_status check_desc(mha_kv_cache_desc *d)
+{
+    if (d->flags != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: flags 0x%x are unknown",
+                        (unsigned)d->flags);
+    if (d->reserved != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: reserved is %u, expected 0",
+                        (unsigned)d->reserved);
+    if (d->type != MHA_F32 && d->type != MHA_F16 && d->type != MHA_BF16 && d->type != MHA_I8)
+        return mha_fail(MHA_ERR_DTYPE,
+                        "mha_kv_cache_desc: type is %s, expected f32, f16, bf16 or i8",
+                        mha_dtype_name(d->type));
+    if (d->value_head_dim == 0) d->value_head_dim = d->head_dim;
+    if (d->page_size == 0) d->page_size = d->capacity;
+    MHA_TRY(check_positive("batch", d->batch));
+    MHA_TRY(check_positive("kv_heads", d->kv_heads));
+    MHA_TRY(check_positive("capacity", d->capacity));
+    MHA_TRY(check_positive("head_dim", d->head_dim));
+    MHA_TRY(check_positive("value_head_dim", d->value_head_dim));
+    return check_positive("page_size", d->page_size);
+}
+
+/* Bytes of all pages' keys or values. */
+static bool count_bytes(const mha_kv_cache_desc *d, int64_t width, int64_t *page, int64_t *all)
+{
+    int64_t runs, numbers;
+    if (d->page_size > PTRDIFF_MAX - MHAI_RUN) return false;
+    runs = mhai_ceil_div(d->page_size, MHAI_RUN);
+    if (!mhai_mul_i64(width, MHAI_RUN * 8, &numbers) || numbers > PTRDIFF_MAX / 64) return false;
+    return mhai_mul_i64(runs, d->kv_heads, page) &&
+           mhai_mul_i64(*page, mhai_attn_run_bytes(d->type, width), page) &&
+           mhai_mul_i64(*page, d->pages, all) && *all <= PTRDIFF_MAX / 32;
+}
+
+/* Where the parts of a cache begin, in bytes. */
+typedef struct parts {
+    int64_t references, free_pages, table, keys, values;
+} parts;
+
+static bool count_parts(mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
+{
+    int64_t key_page, value_page, keys, values, longest, entries, table;
+    const int64_t per_sequence = mhai_ceil_div(d->capacity, d->page_size);
+    if (!mhai_mul_i64(d->batch, per_sequence, &entries) || entries > INT32_MAX) return false;
+    if (d->pages == 0) d->pages = entries;
+    if (d->pages > INT32_MAX || !count_bytes(d, d->head_dim, &key_page, &keys) ||
+        !count_bytes(d, d->value_head_dim, &value_page, &values) ||
+        !mhai_mul_i64(d->batch, (int64_t)sizeof(int64_t), &longest) || longest > PTRDIFF_MAX / 32)
+        return false;
+    at->references = longest;
+    at->free_pages = at->references + d->pages * (int64_t)sizeof(int32_t);
+    at->table = at->free_pages + d->pages * (int64_t)sizeof(int32_t);
+    table = at->table + entries * (int64_t)sizeof(int32_t);
+    at->keys = mhai_round_up(table, MHAI_LINE);
+    at->values = at->keys + keys;
+    s->pages = d->pages;
+    s->page_bytes = key_page + value_page;
+    s->table_bytes = at->keys;
+    s->scale_bytes = d->type == MHA_I8 ? 2 * MHAI_LINE * d->pages * d->kv_heads *
+                                             mhai_ceil_div(d->page_size, MHAI_RUN)
+                                       : 0;
+    s->total_bytes = at->values + values;
+    return true;
+}
+
+/* A description as it was given becomes a checked one. */
+static mha_status plan_cache(const mha_kv_cache_desc *desc, mha_kv_cache_desc *d,
+                             mha_kv_cache_sizes *sizes, parts *at)
+{
+    MHA_TRY(mhai_struct_copy("mha_kv_cache_desc", d, sizeof *d, offsetof(mha_kv_cache_desc, type),
+                             desc));
+    MHA_TRY(check_desc(d));
+    if (d->pages != 0) MHA_TRY(check_positive("pages", d->pages));
+    *sizes = (mha_kv_cache_sizes){.struct_size = sizeof *sizes};
+    if (count_parts(d, sizes, at)) return MHA_OK;
+    return mha_fail(MHA_ERR_SIZE,
+                    "cache: %lld sequences of %lld heads of %lld positions of %lld + %lld numbers "
+                    "do not fit in the address space",
+                    (long long)d->batch, (long long)d->kv_heads, (long long)d->capacity,
+                    (long long)d->head_dim, (long long)d->value_head_dim);
+}
+
+mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc, mha_kv_cache_sizes *sizes)
+{
+    mha_kv_cache_desc d;
+    mha_kv_cache_sizes all;
+    parts at;
+    if (!desc || !sizes)
+        return mha_fail(MHA_ERR_NULL, "mha_kv_cache_count: %s is NULL", desc ? "sizes" : "desc");
+    if (sizes->struct_size != sizeof all)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_sizes: struct_size is %u, expected %zu",
+                        (unsigned)sizes->struct_size, sizeof all);
+    MHA_TRY(plan_cache(desc, &d, &all, &at));
+    *sizes = all;
+    return MHA_OK;
+}
+
+static mha_status allocate(const mha_allocator *a, size_t bytes, size_t alignment, void **memory)
+{
+    *memory = a->alloc(a->user, bytes, alignment);
+    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "cache: cannot allocate %zu bytes", bytes);
+    return MHA_OK;
+}
+
+static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts *at)
+{
+    const mha_kv_cache_desc *d = &cache->desc;
+    cache->memory = memory;
+    cache->lengths = (int64_t *)(void *)memory;
+    cache->references = (int32_t *)(void *)(memory + at->references);
+    cache->free_pages = (int32_t *)(void *)(memory + at->free_pages);
+    cache->table = (int32_t *)(void *)(memory + at->table);
+    cache->pages = (mhai_attn_pages){.type = d->type,
+                                     .keys = memory + at->keys,
+                                     .values = memory + at->values,
+                                     .key_bytes = mhai_attn_run_bytes(d->type, d->head_dim),
+                                     .value_bytes = mhai_attn_run_bytes(d->type, d->value_head_dim),
+                                     .heads = d->kv_heads,
+                                     .page_size = d->page_size,
+                                     .table = cache->table,
+                                     .entries = mhai_ceil_div(d->capacity, d->page_size)};
+}
+
+mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *desc,
+                               mha_kv_cache **cache)
+{
+    if (!context || !desc || !cache)
+        return mha_fail(MHA_ERR_NULL, "mha_kv_cache_create: %s is NULL",
+                        !context ? "context"
+                        : !desc  ? "desc"
+                                 : "cache");
+    mha_kv_cache_desc d;
+    mha_kv_cache_sizes sizes;
+    parts at;
+    void *memory;
+    mha_status status;
+    MHA_TRY(plan_cache(desc, &d, &sizes, &at));
+    const mha_allocator *a = &context->allocator;
+    MHA_TRY(allocate(a, sizeof(mha_kv_cache), _Alignof(mha_kv_cache), &memory));
+    mha_kv_cache *made = memory;
+    *made = (mha_kv_cache){.allocator = *a, .desc = d, .sizes = sizes};
+    MHA_TRY_GOTO(allocate(a, (size_t)sizes.total_bytes, MHAI_LINE, &memory), fail);
+    place_parts(made, memory, &at);
+    mha_kv_cache_reset(made);
+    *cache = made;
+    return MHA_OK;
+fail:
+    mha_kv_cache_destroy(made);
+    return status;
+}
+
+void mha_kv_cache_destroy(mha_kv_cache *cache)
+{
+    if (!cache) return;
+    mha_allocator a = cache->allocator;
+    if (cache->memory) a.release(a.user, cache->memory, (size_t)cache->sizes.total_bytes);
+    a.release(a.user, cache, sizeof *cache);
+}
+
+void mha_kv_cache_describe(const mha_kv_cache *cache, mha_kv_cache_desc *desc)
+{
+    *desc = cache->desc;
+    desc->struct_size = sizeof *desc;
+}
+
+size_t mha_kv_cache_bytes(const mha_kv_cache *cache)
+{
+    return (size_t)cache->sizes.total_bytes;
+}
+
+/* ---- lengths ------------------------------------------------------------------------------- */
+
+const int64_t *mha_kv_cache_lengths(const mha_kv_cache *cache)
+{
+    return cache->lengths;
+}
+
+void mha_kv_cache_reset(mha_kv_cache *cache)
+{
+    mhai_kv_pages_reset(cache);
+}
+
+/* ---- append -------------------------------------------------------------------------------- */
+
+mha_status mhai_kv_cache_check_counts(const mha_kv_cache *cache, int64_t n, const int64_t *counts)
+{
+    const int64_t capacity = cache->desc.capacity;
+    for (int64_t b = 0; b < cache->desc.batch; b++) {
+        int64_t count = counts ? counts[b] : n;
+        if (count < 0 || count > n)
+            return mha_fail(MHA_ERR_ARGUMENT, "counts[%lld] is %lld, expected 0..%lld",
+                            (long long)b, (long long)count, (long long)n);
+        if (count > capacity - cache->lengths[b])
+            return mha_fail(MHA_ERR_SIZE,
+                            "cache: sequence %lld holds %lld of %lld positions, %lld more do not "
+                            "fit; truncate or reset it, or make a larger cache",
+                            (long long)b, (long long)cache->lengths[b], (long long)capacity,
+                            (long long)count);
+    }
+    return mhai_kv_pages_check(cache, n, counts);
+}
+
+typedef void store_row(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
+                       mha_dtype type, const void *from);
+
+/* Rows 0 .. count-1 of every head of sequence b, behind those that it holds. */
+static void store_rows(const mha_kv_cache *cache, int64_t b, int64_t count, const mha_tensor *x,
+                       store_row *to)
+{
+    for (int64_t h = 0; h < cache->desc.kv_heads; h++)
+        for (int64_t t = 0; t < count; t++)
+            to(cache, b, h, cache->lengths[b] + t, x->dtype,
+               (const char *)x->data + (b * x->stride[0] + h * x->stride[1] + t * x->stride[2]) *
+                                           (int64_t)mha_dtype_size(x->dtype));
+}
+
+mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k, const mha_tensor *v,
+                               const int64_t *counts)
+{
+    if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_append: cache is NULL");
+    const mha_kv_cache_desc *d = &cache->desc;
+    MHA_TRY(mhai_tensor_check_real("k", k));
+    MHA_TRY(mhai_tensor_check_real("v", v));
+    MHA_TRY(mhai_tensor_check("k", k, k->dtype, 4,
+                              (int64_t[]){d->batch, d->kv_heads, -1, d->head_dim}));
+    const int64_t n = k->shape[2];
+    MHA_TRY(mhai_tensor_check("v", v, v->dtype, 4,
+                              (int64_t[]){d->batch, d->kv_heads, n, d->value_head_dim}));
+    MHA_TRY(mhai_tensor_check_last("k", k));
+    MHA_TRY(mhai_tensor_check_last("v", v));
+    MHA_TRY(mhai_kv_cache_check_counts(cache, n, counts));
+    for (int64_t b = 0; b < d->batch; b++) {
+        int64_t count = counts ? counts[b] : n;
+        mhai_kv_pages_take(cache, b, count);
+        store_rows(cache, b, count, k, mhai_kv_store_key);
+        store_rows(cache, b, count, v, mhai_kv_store_value);
+        cache->lengths[b] += count;
+    }
+    return MHA_OK;
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+/* Keys or values as attention wants them: of a tensor whose memory is not read, the shape. */
+static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, int64_t width)
+{
+    const mha_kv_cache_desc *d = &cache->desc;
+    mha_tensor x = mha_tensor_contiguous(cache->memory, MHA_F32, 4,
+                                         (const int64_t[]){d->batch, d->kv_heads, 0, width});
+    for (int64_t b = 0; b < d->batch; b++) x.shape[2] = mhai_max_i64(x.shape[2], lengths[b]);
+    x.stride[0] = x.stride[1] = x.stride[2] = 0;
+    return x;
+}
+
+mha_status mhai_kv_cache_explain(const mha_context *context, const mha_kv_cache *cache,
+                                 const int64_t *lengths, const mha_attention_desc *desc,
+                                 const mha_tensor *q, const mha_tensor *o,
+                                 const mha_attention_outputs *outputs, mha_attention_plan *plan)
+{
+    const mha_tensor k = shape_of(cache, lengths, cache->desc.head_dim);
+    const mha_tensor v = shape_of(cache, lengths, cache->desc.value_head_dim);
+    mha_attention_desc d = *desc;
+    d.key_lengths = lengths;
+    return mhai_attn_explain(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages},
+                             plan);
+}
+
+/* Something in the call depends on where a query stands. */
+static bool reads_positions(const mha_attention_desc *d)
+{
+    return (d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW)) || d->alibi_slopes ||
+           d->t5_table || d->shaw_keys || d->shaw_values;
+}
+
+static mha_status check_call(const mha_kv_cache *cache, const mha_attention_desc *d,
+                             const mha_tensor *q)
+{
+    if (d->key_lengths)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_kv_cache_attention: key_lengths are the cache's own; "
+                        "leave them NULL");
+    if (d->query_starts || d->key_starts || d->sequences)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_kv_cache_attention: a ragged batch does not go with a cache");
+    MHA_TRY(mhai_tensor_check_real("q", q));
+    return mhai_tensor_check("q", q, q->dtype, 4,
+                             (int64_t[]){cache->desc.batch, -1, -1, cache->desc.head_dim});
+}
+
+mha_status mha_kv_cache_attention(mha_context *context, const mha_kv_cache *cache,
+                                  const mha_attention_desc *desc, const mha_tensor *q,
+                                  const mha_tensor *o, const mha_attention_outputs *outputs)
+{
+    if (!context || !cache)
+        return mha_fail(MHA_ERR_NULL, "mha_kv_cache_attention: %s is NULL",
+                        context ? "cache" : "context");
+    mha_attention_desc d;
+    mha_attention_outputs wanted;
+    void *memory;
+    MHA_TRY(mhai_struct_copy("mha_attention_desc", &d, sizeof d,
+                             offsetof(mha_attention_desc, left_keys), desc));
+    d.struct_size = sizeof d;
+    MHA_TRY(mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted,
+                             offsetof(mha_attention_outputs, average_probabilities), outputs));
+    MHA_TRY(check_call(cache, &d, q));
+    const mha_tensor k = shape_of(cache, cache->lengths, cache->desc.head_dim);
+    const mha_tensor v = shape_of(cache, cache->lengths, cache->desc.value_head_dim);
+    mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, cache->desc.batch, sizeof(int64_t), &memory));
+    int64_t *offsets = memory;
+    for (int64_t b = 0; b < cache->desc.batch; b++) offsets[b] = cache->lengths[b] - q->shape[2];
+    d.key_lengths = cache->lengths;
+    bool reads = reads_positions(&d) || wanted.diagonal || wanted.offset_mass;
+    if (reads && d.q_offset == 0 && !d.q_offsets) d.q_offsets = offsets;
+    mha_status status =
+        mhai_attn_forward(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages});
+    mha_scratch_release(context, mark);
+    return status;
+}

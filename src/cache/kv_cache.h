@@ -1,0 +1,61 @@
+/* The cache of keys and values: pages of runs (attention/attn_pages.h), a table of pages for each
+ * sequence, and how many sequences hold each page. */
+#ifndef MHAI_KV_CACHE_H
+#define MHAI_KV_CACHE_H
+
+#include "attention/attn_pages.h"
+
+#include <multihead/cache.h>
+
+struct mha_kv_cache {
+    mha_allocator allocator;
+    mha_kv_cache_desc desc; /* every default filled in */
+    mha_kv_cache_sizes sizes;
+    mhai_attn_pages pages;
+    unsigned char *memory; /* lengths, references, free pages, tables; then keys, then values */
+    int64_t *lengths;      /* [B] */
+    int32_t *references;   /* [pages] sequences that hold it */
+    int32_t *free_pages;   /* a stack */
+    int64_t free_count;
+    int32_t *table; /* [B][entries]; those that a sequence does not hold mean nothing */
+};
+
+/* ---- kv_pages.c: who holds which page ------------------------------------------------------- */
+
+/* Empty, with all pages free. */
+void mhai_kv_pages_reset(mha_kv_cache *cache);
+
+/* Sequence b holds its first length positions, no more than it did. */
+void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
+
+/* Can every sequence take counts[b] (NULL: n) more positions with the pages that are free? */
+MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, int64_t n,
+                                             const int64_t *counts);
+
+/* Pages of its own for `count` more positions of sequence b, which cannot fail after the check; the
+ * length stays. */
+void mhai_kv_pages_take(mha_kv_cache *cache, int64_t b, int64_t count);
+
+/* ---- kv_rows.c: positions in runs ----------------------------------------------------------- */
+
+/* Row `from` of k or v at `position` of head h of sequence b; its page is there. */
+void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
+                       mha_dtype type, const void *from);
+void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
+                         mha_dtype type, const void *from);
+
+/* ---- kv_cache.c ----------------------------------------------------------------------------- */
+
+/* May sequence b take counts[b] (NULL: n) of n new positions? */
+MHA_NODISCARD mha_status mhai_kv_cache_check_counts(const mha_kv_cache *cache, int64_t n,
+                                                    const int64_t *counts);
+
+/* mha_attention_explain() of a call with the cache, when its sequences are as long as `lengths`. */
+MHA_NODISCARD mha_status mhai_kv_cache_explain(const mha_context *context,
+                                               const mha_kv_cache *cache, const int64_t *lengths,
+                                               const mha_attention_desc *desc, const mha_tensor *q,
+                                               const mha_tensor *o,
+                                               const mha_attention_outputs *outputs,
+                                               mha_attention_plan *plan);
+
+#endif

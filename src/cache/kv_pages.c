@@ -1,0 +1,175 @@
+/* Which sequence holds which page. A sequence of length n holds ceil(n / page_size) pages, the last
+ * of which may be partly filled; a page that several hold is copied before one of them writes. */
+#include "cache/kv_cache.h"
+
+#include "base/checked.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+static int64_t pages_of(const mha_kv_cache *cache, int64_t length)
+{
+    return mhai_ceil_div(length, cache->desc.page_size);
+}
+
+static int32_t *row_of(const mha_kv_cache *cache, int64_t b)
+{
+    return cache->table + b * cache->pages.entries;
+}
+
+void mhai_kv_pages_reset(mha_kv_cache *cache)
+{
+    const int64_t pages = cache->desc.pages;
+    memset(cache->lengths, 0, (size_t)cache->desc.batch * sizeof *cache->lengths);
+    memset(cache->references, 0, (size_t)pages * sizeof *cache->references);
+    cache->free_count = pages;
+    for (int64_t i = 0; i < pages; i++) cache->free_pages[i] = (int32_t)(pages - 1 - i);
+}
+
+static void release(mha_kv_cache *cache, int32_t page)
+{
+    if (--cache->references[page] == 0) cache->free_pages[cache->free_count++] = page;
+}
+
+void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
+{
+    const int64_t keep = pages_of(cache, length);
+    for (int64_t i = pages_of(cache, cache->lengths[b]); i > keep; i--)
+        release(cache, row_of(cache, b)[i - 1]);
+    cache->lengths[b] = length;
+}
+
+/* ---- room for more -------------------------------------------------------------------------- */
+
+static int64_t count_of(const int64_t *counts, int64_t n, int64_t b)
+{
+    return counts ? counts[b] : n;
+}
+
+/* The page that sequence b writes to next, or -1 if its last one is full. */
+static int32_t partial_page(const mha_kv_cache *cache, int64_t b)
+{
+    const int64_t length = cache->lengths[b], size = cache->desc.page_size;
+    return length % size == 0 ? -1 : row_of(cache, b)[length / size];
+}
+
+/* Sequence b has to copy its last page: of all that append to a page that nobody else holds, the last
+ * one need not. */
+static bool copies_page(const mha_kv_cache *cache, int64_t n, const int64_t *counts, int64_t b)
+{
+    const int32_t page = partial_page(cache, b);
+    if (page < 0 || count_of(counts, n, b) == 0 || cache->references[page] == 1) return false;
+    int64_t before = 0;
+    for (int64_t i = 0; i < b; i++)
+        before += count_of(counts, n, i) > 0 && partial_page(cache, i) == page;
+    return cache->references[page] - before > 1;
+}
+
+mha_status mhai_kv_pages_check(const mha_kv_cache *cache, int64_t n, const int64_t *counts)
+{
+    int64_t needed = 0;
+    for (int64_t b = 0; b < cache->desc.batch; b++) {
+        const int64_t length = cache->lengths[b];
+        needed += pages_of(cache, length + count_of(counts, n, b)) - pages_of(cache, length) +
+                  copies_page(cache, n, counts, b);
+    }
+    if (needed <= cache->free_count) return MHA_OK;
+    return mha_fail(MHA_ERR_NOMEM,
+                    "cache: %lld pages are needed, %lld of %lld are free; truncate a sequence, or "
+                    "make a cache with more pages",
+                    (long long)needed, (long long)cache->free_count, (long long)cache->desc.pages);
+}
+
+static int32_t take_page(mha_kv_cache *cache)
+{
+    const int32_t page = cache->free_pages[--cache->free_count];
+    cache->references[page] = 1;
+    return page;
+}
+
+/* The runs of a page that begin with positions below `used`. */
+static void copy_runs(const mhai_attn_pages *pages, const unsigned char *at, int64_t bytes,
+                      int32_t from, int32_t to, int64_t used)
+{
+    unsigned char *out = (unsigned char *)(uintptr_t)at;
+    for (int64_t h = 0; h < pages->heads; h++)
+        memcpy(out + mhai_attn_page_run(pages, to, h, 0) * bytes,
+               at + mhai_attn_page_run(pages, from, h, 0) * bytes,
+               (size_t)(mhai_ceil_div(used, MHAI_RUN) * bytes));
+}
+
+static void own_page(mha_kv_cache *cache, int64_t b)
+{
+    const mhai_attn_pages *pages = &cache->pages;
+    const int64_t used = cache->lengths[b] % cache->desc.page_size;
+    int32_t *entry = row_of(cache, b) + cache->lengths[b] / cache->desc.page_size;
+    if (used == 0 || cache->references[*entry] == 1) return;
+    const int32_t page = take_page(cache);
+    copy_runs(pages, pages->keys, pages->key_bytes, *entry, page, used);
+    copy_runs(pages, pages->values, pages->value_bytes, *entry, page, used);
+    release(cache, *entry);
+    *entry = page;
+}
+
+void mhai_kv_pages_take(mha_kv_cache *cache, int64_t b, int64_t count)
+{
+    const int64_t length = cache->lengths[b], end = pages_of(cache, length + count);
+    if (count > 0) own_page(cache, b);
+    for (int64_t i = pages_of(cache, length); i < end; i++) row_of(cache, b)[i] = take_page(cache);
+}
+
+/* ---- the calls ------------------------------------------------------------------------------ */
+
+static mha_status check_sequence(const mha_kv_cache *cache, int64_t b)
+{
+    if (b >= 0 && b < cache->desc.batch) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "cache: there is no sequence %lld, expected 0..%lld",
+                    (long long)b, (long long)(cache->desc.batch - 1));
+}
+
+static mha_status check_length(const mha_kv_cache *cache, int64_t b, int64_t length)
+{
+    if (length >= 0 && length <= cache->lengths[b]) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "cache: sequence %lld holds %lld positions, it cannot be cut to %lld",
+                    (long long)b, (long long)cache->lengths[b], (long long)length);
+}
+
+mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
+{
+    if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_truncate: cache is NULL");
+    MHA_TRY(check_sequence(cache, b));
+    MHA_TRY(check_length(cache, b, length));
+    mhai_kv_pages_truncate(cache, b, length);
+    return MHA_OK;
+}
+
+mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to, int64_t length)
+{
+    if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_fork: cache is NULL");
+    MHA_TRY(check_sequence(cache, from));
+    MHA_TRY(check_sequence(cache, to));
+    if (from == to)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_fork: sequence %lld cannot become itself",
+                        (long long)to);
+    MHA_TRY(check_length(cache, from, length));
+    const int64_t shared = pages_of(cache, length);
+    mhai_kv_pages_truncate(cache, to, 0);
+    memcpy(row_of(cache, to), row_of(cache, from), (size_t)shared * sizeof *cache->table);
+    for (int64_t i = 0; i < shared; i++) cache->references[row_of(cache, to)[i]]++;
+    cache->lengths[to] = length;
+    return MHA_OK;
+}
+
+const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count)
+{
+    if (b < 0 || b >= cache->desc.batch) return NULL;
+    *count = pages_of(cache, cache->lengths[b]);
+    return row_of(cache, b);
+}
+
+int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache)
+{
+    return cache->free_count;
+}
