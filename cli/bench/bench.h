@@ -28,6 +28,14 @@ typedef enum bench_kind {
 
 const char *bench_kind_name(bench_kind kind);
 
+typedef enum bench_cache {
+    BENCH_CACHE_NONE, /* plain tensors */
+    BENCH_CACHE_F32,
+    BENCH_CACHE_F16,
+    BENCH_CACHE_BF16,
+    BENCH_CACHE_INT8
+} bench_cache;
+
 typedef enum bench_mask {
     BENCH_MASK_FULL,
     BENCH_MASK_CAUSAL,
@@ -46,7 +54,8 @@ typedef struct bench_shape {
     int64_t rows, outputs, inputs; /* gemm: M, N, K */
     bool by_token;                 /* [B,T,H,D] in memory, as projections write it */
     bool need_weights;             /* module: the weights' mean over heads */
-    bool cache;                    /* decode from a KV cache */
+    bench_cache cache;             /* decode from a KV cache that keeps this */
+    int64_t page;                  /* positions of its pages; 0: one page */
     mha_compute compute;           /* forward, decode: its packing included; bf16 of bf16 tensors */
 } bench_shape;
 

@@ -159,7 +159,9 @@ static void put_shape(json_out *json, const bench_shape *s)
     if (s->mask == BENCH_MASK_WINDOW) put_int(json, "window", s->window);
     json_print(json, ", \"layout\": \"%s\"", s->by_token ? "bthd" : "bhtd");
     put_bool(json, "need_weights", s->need_weights);
-    put_bool(json, "cache", s->cache);
+    static const char *const caches[] = {"null", "\"f32\"", "\"f16\"", "\"bf16\"", "\"int8\""};
+    json_print(json, ", \"cache\": %s", caches[s->cache]);
+    if (s->page) put_int(json, "page", s->page);
 }
 
 static void put_reals(json_out *json, const char *name, const double *values, int count)

@@ -207,6 +207,12 @@ static void destroy_cache(void *cache)
     mha_kv_cache_destroy(cache);
 }
 
+static mha_dtype cache_type(bench_cache cache)
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
+    return types[cache];
+}
+
 static cli_exit fill_caches(attention_work *w)
 {
     const bench_shape *s = &w->shape;
@@ -214,7 +220,9 @@ static cli_exit fill_caches(attention_work *w)
                                     .batch = s->batch,
                                     .kv_heads = s->kv_heads,
                                     .capacity = s->keys,
-                                    .head_dim = s->head_dim};
+                                    .head_dim = s->head_dim,
+                                    .type = cache_type(s->cache),
+                                    .page_size = s->page};
     for (int64_t i = 0; i < w->copies; i++) {
         CLI_TRY(cli_check(BENCH, mha_kv_cache_create(w->context, &desc, &w->cache[i])));
         CLI_TRY(arena_keep(BENCH, w->cache[i], destroy_cache));
@@ -252,7 +260,9 @@ static cli_exit make_attention(mha_context *context, bench_work *work)
     *w = (attention_work){.context = context, .shape = *s};
     w->desc.struct_size = sizeof w->desc;
     w->desc.compute = s->compute;
-    const double each = s->compute == MHA_COMPUTE_BF16 ? 4 : 8; /* of a key and its value */
+    const double each = s->compute == MHA_COMPUTE_BF16 /* of a key and its value */
+                            ? 4
+                            : 2 * (double)mha_dtype_size(cache_type(s->cache));
     const double keys_bytes = each * (double)(s->batch * s->kv_heads * s->keys * s->head_dim);
     w->copies = s->kind == BENCH_DECODE ? copies_of(keys_bytes) : 1;
     CLI_TRY(make_tensors(w));
@@ -401,17 +411,20 @@ static void name_attention(bench_work *work)
 {
     static const char *const masks[] = {"", " causal", "", " blocks", " lengths", " keep", " bias"};
     const bench_shape *s = &work->shape;
-    char heads[32], keys[32] = "", batch[24] = "", window[32] = "";
+    char heads[32], keys[32] = "", batch[24] = "", window[32] = "", cache[40] = "";
     snprintf(heads, sizeof heads, s->kv_heads == s->heads ? "h%lld" : "h%lld/%lld",
              (long long)s->heads, (long long)s->kv_heads);
     if (s->keys != s->queries) snprintf(keys, sizeof keys, " k%lld", (long long)s->keys);
     if (s->batch > 1) snprintf(batch, sizeof batch, " b%lld", (long long)s->batch);
     if (s->mask == BENCH_MASK_WINDOW)
         snprintf(window, sizeof window, " window%lld", (long long)s->window);
+    if (s->cache)
+        snprintf(cache, sizeof cache, s->page ? " cache %s page%lld" : " cache %s",
+                 mha_dtype_name(cache_type(s->cache)), (long long)s->page);
     snprintf(work->name, sizeof work->name, "%s %s d%lld n%lld%s%s%s%s%s%s%s%s",
              bench_kind_name(s->kind), heads, (long long)s->head_dim, (long long)s->queries, keys,
              batch, masks[s->mask], window, s->by_token ? " bthd" : "",
-             s->need_weights ? " weights" : "", s->cache ? " cache" : "", computes[s->compute]);
+             s->need_weights ? " weights" : "", cache, computes[s->compute]);
 }
 
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work)

@@ -11,7 +11,7 @@
 #include <string.h>
 
 typedef struct bench_options {
-    int64_t batch, heads, kv_heads, head_dim, length, keys, window;
+    int64_t batch, heads, kv_heads, head_dim, length, keys, window, page;
     int64_t rows, outputs, inputs, threads, samples;
     args_real seconds, patience;
     int causal, mask, layout, need_weights, cache, compute, isa, json, quiet;
@@ -23,7 +23,8 @@ static const char *const isas[] = {MHA_ISA_LIST(ISA_TEXT) NULL};
 static const char *const masks[] = {"full",    "causal", "window", "blocks",
                                     "lengths", "keep",   "bias",   NULL};
 static const char *const layouts[] = {"bhtd", "bthd", NULL};
-static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
+static const char *const caches[] = {"none", "f32", "f16", "bf16", "int8", NULL}; /* bench_cache */
+static const char *const computes[] = {"f32", "int8", "bf16", NULL};              /* mha_compute */
 
 enum { MOST = 1 << 24 };
 
@@ -51,7 +52,10 @@ static const args_option option_table[] = {
     ROW_CHOICE("layout", bench_options, layout, layouts, "memory layout of the tensors"),
     ROW_FLAG(0, "need-weights", bench_options, need_weights, 1,
              "module: the weights too, averaged over heads"),
-    ROW_FLAG(0, "cache", bench_options, cache, 1, "decode from a KV cache, not from plain tensors"),
+    ROW_CHOICE("cache", bench_options, cache, caches,
+               "decode from a KV cache that keeps this type"),
+    ROW_NUMBER("page", bench_options, page, 1, MOST,
+               "positions of a page of the cache; default: all"),
     ROW_CHOICE(
         "compute", bench_options, compute, computes,
         "forward, decode; bf16: gemm too. Others are compared\nwith f32 as well; default f32"),
@@ -140,8 +144,10 @@ static const bench_shape all_shapes[] = {
     {STEP(32, 8, 32768)},
     {STEP(32, 32, 32768)},
     {STEP(32, 1, 32768)},
-    {STEP(32, 8, 4096), .cache = true},
-    {STEP(32, 8, 32768), .cache = true},
+    {STEP(32, 8, 4096), .cache = BENCH_CACHE_F32},
+    {STEP(32, 8, 32768), .cache = BENCH_CACHE_F32},
+    {STEP(32, 8, 32768), .cache = BENCH_CACHE_BF16},
+    {STEP(32, 8, 32768), .cache = BENCH_CACHE_INT8, .page = 16},
     {.kind = BENCH_MODULE, PLAIN(2, 8, 8, 64, 10)},
     {.kind = BENCH_MODULE, PLAIN(1, 12, 12, 64, 128)},
     {.kind = BENCH_MODULE, PLAIN(1, 8, 8, 64, 512)},
@@ -185,7 +191,8 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
                      .inputs = or_else(o->inputs, 512),
                      .by_token = o->layout == 1,
                      .need_weights = o->need_weights,
-                     .cache = o->cache,
+                     .cache = (bench_cache)o->cache,
+                     .page = o->page,
                      .compute = (mha_compute)o->compute};
     s.kv_heads = or_else(o->kv_heads, decode && s.heads % 8 == 0 && !o->heads ? 8 : s.heads);
     s.keys = or_else(o->keys, decode ? 4096 : s.queries);
@@ -199,7 +206,7 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
 {
     const bool sizes = o->heads || o->kv_heads || o->head_dim || o->length || o->keys || o->batch;
     const bool kinds =
-        o->causal || o->mask || o->window || o->layout || o->need_weights || o->cache;
+        o->causal || o->mask || o->window || o->layout || o->need_weights || o->cache || o->page;
     const bool product = o->rows || o->outputs || o->inputs;
     if (all && (sizes || kinds || product || o->compute))
         return cli_fail(CLI_USAGE, BENCH,
@@ -214,6 +221,8 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
         return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
     if (o->cache && kind != BENCH_DECODE)
         return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
+    if (o->page && !o->cache)
+        return cli_fail(CLI_USAGE, BENCH, "--page is of a cache; name its type, as --cache f32");
     const bool attends = kind == BENCH_FORWARD || (kind == BENCH_DECODE && !o->cache);
     if (o->compute == MHA_COMPUTE_BF16 && !attends && kind != BENCH_GEMM)
         return cli_fail(

@@ -15,12 +15,14 @@
 
 typedef struct generate_options {
     args_real temperature, top_p, min_p;
-    int64_t top_k, seed, max_tokens, threads;
+    int64_t top_k, seed, max_tokens, threads, page;
     args_texts stops;
-    int ids, chat, stats, quiet, compute;
+    int ids, chat, stats, quiet, compute, cache;
 } generate_options;
 
 static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
+static const char *const caches[] = {"f32", "f16", "bf16", "int8", NULL};
+static const mha_dtype cache_types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -60,6 +62,11 @@ static const args_option option_table[] = {
         "compute", generate_options, compute, computes,
         "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
         "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
+    ROW_CHOICE(
+        "cache", generate_options, cache, caches,
+        "in which keys and values are kept: default f32;\nint8 takes a quarter of the memory"),
+    ROW_NUMBER("page", generate_options, page, 1, INT64_C(1) << 31,
+               "positions of a page of the cache; default: all in\none. The text is the same"),
     ROW_NUMBER("threads", generate_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
@@ -96,6 +103,8 @@ typedef struct run {
     mha_decoder *decoder;
     generate_how how;
     int64_t most; /* new tokens */
+    mha_dtype cache_type;
+    int64_t page;
     bool quiet;
     int32_t *ids; /* [max_length] the prompt, then what was chosen last */
     int64_t count;
@@ -291,7 +300,9 @@ static cli_exit begin(run *r)
     const int64_t left = r->desc.max_length - r->count, first = r->count - 1;
     const mha_decoder_desc desc = {.struct_size = sizeof desc,
                                    .capacity = r->count + (r->most < left ? r->most : left),
-                                   .max_step = first > 0 ? first : 1};
+                                   .max_step = first > 0 ? first : 1,
+                                   .cache_type = r->cache_type,
+                                   .page_size = r->page};
     CLI_TRY(cli_check(GENERATE, mha_decoder_create(r->context, mha_model_transformer(r->model),
                                                    &desc, &r->decoder)));
     CLI_TRY(arena_keep(GENERATE, r->decoder, destroy_decoder));
@@ -321,16 +332,13 @@ static cli_exit show_prompt(run *r, const char *text)
 
 static void print_stats(const run *r, int64_t made)
 {
-    double values = 0;
-    for (int64_t i = 0; i < r->desc.num_layers; i++)
-        values += 2.0 * (double)r->desc.head_dim *
-                  (double)(r->desc.layer_kv_heads ? r->desc.layer_kv_heads[i] : r->desc.kv_heads);
     const int64_t length = mha_decoder_length(r->decoder);
     cli_note(false,
              "prompt: %" PRId64 " tokens in %.2f s (%.1f/s); generated: %" PRId64
-             " in %.2f s (%.1f/s); cache: %" PRId64 " tokens, %.1f MB",
+             " in %.2f s (%.1f/s); cache: %" PRId64 " tokens, room %.1f MB",
              r->count, r->seconds[0], (double)r->count / r->seconds[0], made, r->seconds[1],
-             (double)made / r->seconds[1], length, values * (double)length * 4e-6);
+             (double)made / r->seconds[1], length,
+             (double)mha_decoder_cache_bytes(r->decoder) * 1e-6);
 }
 
 /* New tokens until one ends the text. *made: how many; *full: no position is left. */
@@ -394,6 +402,8 @@ static cli_exit check_options(const generate_options *options, run *r)
                             .min_p = options->min_p.value,
                             .seed = (uint64_t)options->seed};
     r->most = options->max_tokens;
+    r->cache_type = cache_types[options->cache];
+    r->page = options->page;
     r->quiet = options->quiet;
     if (r->how.temperature < 0 || r->how.temperature > 1e6)
         return cli_fail(CLI_USAGE, GENERATE, "--temperature %g: expected 0 to 1000000",

@@ -601,15 +601,20 @@ typedef struct mha_decoder_desc {
     int64_t batch;     /* B, sequences of equal length; 0: 1 */
     int64_t capacity;  /* most tokens of a sequence, up to max_length; 0: max_length */
     int64_t max_step;  /* most tokens of a sequence in one step; 0: capacity */
+    mha_dtype
+        cache_type; /* in which keys and values are kept (cache.h); MHA_F32 (0), MHA_F16, MHA_BF16
+                             or MHA_I8 */
+    uint32_t reserved2; /* 0 */
+    int64_t page_size;  /* positions of a page of the caches; 0: capacity */
 } mha_decoder_desc;
 
 /**
  * Create a decoder. desc may be NULL.
  *
- * Memory   the caller owns *decoder; 2 L B capacity Hk D floats that are touched as they are used,
+ * Memory   the caller owns *decoder; 2 L B capacity Hk D numbers that are touched as they are used,
  *          and activations of two layers for B max_step tokens; from the context's allocator, which
  *          must outlive it. The transformer must outlive it too.
- * Errors   MHA_ERR_NULL, _ARGUMENT; MHA_ERR_UNSUPPORTED (not causal, or with cross-attention, or a
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _DTYPE; MHA_ERR_UNSUPPORTED (not causal, or with cross-attention, or a
  *          field of a newer library is set); MHA_ERR_SIZE, _NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
@@ -626,6 +631,9 @@ MHA_API void mha_decoder_destroy(mha_decoder *decoder);
  * no step is running. Since 0.1 */
 MHA_API int64_t mha_decoder_length(const mha_decoder *decoder);
 
+/** Bytes that its caches take at full capacity. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
+
 /**
  * Discard the tokens from `length` on: a rejected draft, or with 0 all, for new sequences.
  *
@@ -640,7 +648,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int6
  *   tokens i32 [B,n], 1 <= n <= max_step
  *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); NULL: not computed
  *
- * Steps of any sizes give the bits of mha_transformer_forward() of the whole sequences.
+ * Steps of any sizes give the same bits, and with caches in f32 those of mha_transformer_forward() of the
+ * whole sequences.
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_SIZE (more than max_step tokens, or sequences

@@ -16,13 +16,15 @@ struct mha_decoder {
     int64_t batch, capacity, max_step, length;
 };
 
-static mha_status make_parts(mha_context *context, mha_decoder *d)
+static mha_status make_parts(mha_context *context, mha_decoder *d, const mha_decoder_desc *own)
 {
     const mha_transformer_desc *t = &d->transformer->desc;
     mha_kv_cache_desc desc = {.struct_size = sizeof desc,
                               .batch = d->batch,
                               .capacity = d->capacity,
-                              .head_dim = t->head_dim};
+                              .head_dim = t->head_dim,
+                              .type = own->cache_type,
+                              .page_size = own->page_size};
     const size_t bytes = (size_t)t->num_layers * sizeof *d->caches;
     MHA_TRY(mhai_transformer_encode(context, d->transformer, d->capacity));
     d->caches = d->allocator.alloc(d->allocator.user, bytes, _Alignof(mha_kv_cache *));
@@ -51,10 +53,15 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
 {
     int64_t tokens;
     *own = (mha_decoder_desc){0};
-    if (desc) MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own, sizeof *own, desc));
-    if (own->reserved)
+    if (desc)
+        MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
+                                 offsetof(mha_decoder_desc, cache_type), desc));
+    if (own->reserved || own->reserved2)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_desc: reserved is %u, expected 0",
-                        (unsigned)own->reserved);
+                        (unsigned)(own->reserved ? own->reserved : own->reserved2));
+    if (own->page_size < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_desc: page_size is %lld, expected 0 or more",
+                        (long long)own->page_size);
     if (own->batch == 0) own->batch = 1;
     if (own->capacity == 0) own->capacity = t->desc.max_length;
     if (own->max_step == 0) own->max_step = own->capacity;
@@ -93,7 +100,7 @@ mha_status mha_decoder_create(mha_context *context, const mha_transformer *trans
                           .batch = own.batch,
                           .capacity = own.capacity,
                           .max_step = own.max_step};
-    mha_status status = make_parts(context, made);
+    mha_status status = make_parts(context, made, &own);
     if (status == MHA_OK)
         *decoder = made;
     else
@@ -115,6 +122,14 @@ void mha_decoder_destroy(mha_decoder *d)
 int64_t mha_decoder_length(const mha_decoder *d)
 {
     return d->length;
+}
+
+size_t mha_decoder_cache_bytes(const mha_decoder *d)
+{
+    size_t bytes = 0;
+    for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
+        if (d->caches[i]) bytes += mha_kv_cache_bytes(d->caches[i]);
+    return bytes;
 }
 
 /* Back to a length that every cache has. */

@@ -78,7 +78,9 @@ def counts():
             (("backward", "--heads", "2", "--head-dim", "16", "--length", "32", "--batch", "3"),
              10*3*2*16*32*32, None),
             (("decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--keys", "700",
-              "--cache"), 4*4*8*700, 8*2*700*8),
+              "--cache", "f32"), 4*4*8*700, 8*2*700*8),
+            (("decode", "--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--keys", "700",
+              "--cache", "int8", "--page", "16"), 4*4*8*700, 2*2*700*8),
             (("module", "--heads", "2", "--head-dim", "8", "--length", "12", "--need-weights"),
              2*12*16*64 + 4*16*144, None),
             (("gemm", "--rows", "1", "--outputs", "256", "--inputs", "128"), 2*256*128, 4*256*128)):
@@ -164,7 +166,8 @@ def mistakes():
     for arguments, words in (
             (("forwrd",), "forward"), (("xyzzy",), "gemm"), (("forward", "decode"), "one work"),
             (("forward", "--heads", "6", "--kv-heads", "4"), "evenly"),
-            (("forward", "--need-weights"), "module"), (("forward", "--cache"), "decode"),
+            (("forward", "--need-weights"), "module"), (("forward", "--cache", "f16"), "decode"), (("decode", "--page", "16"), "--cache"),
+            (("decode", "--cache", "f8"), "bf16"),
             (("forward", "--mask", "window"), "--window"), (("forward", "--rows", "3"), "gemm"),
             (("module", "--mask", "bias"), "module"), (("forward", "--heads", "0"), "--heads"),
             (("forward", "--causal", "--length", "9", "--keys", "8"), "--keys"),

@@ -251,6 +251,13 @@ def byte_pairs():
     result = generate(folder, "a", "--stats")
     check(re.search(rb"prompt: 1 tokens in .* generated: 3 in .* cache: \d tokens", result.err),
           f"stats: {result.err!r}")
+    for kind in ("f32", "f16", "bf16", "int8"):
+        expect("a\u00e9b", folder, "a", "--cache", kind)
+        expect("a\u00e9b", folder, "a", "--cache", kind, "--page", 1)
+    rooms = [float(re.search(rb"room ([0-9.]+) MB", generate(
+        folder, "a", "--stats", "--max-tokens", 3, "--cache", kind).err)[1]) for kind in ("f32", "f16")]
+    check(0 <= rooms[1] <= rooms[0], f"rooms: {rooms}")
+    check_error(generate(folder, "a", "--cache", "f8"), USAGE, "bf16", command="generate")
     told = generate(folder)
     check(told.code == USAGE and b"give TEXT" in told.err, f"nothing to begin with: {told.err!r}")
 

@@ -96,6 +96,38 @@ static void step(const mha_transformer *t, mha_decoder *decoder, int32_t *ids, f
     assert_int_equal(mha_decoder_length(decoder), from + count);
 }
 
+/* One step of all tokens, and steps of any sizes with pages of any size: of any type the same bits. */
+static void steps_in_every_type(void **state)
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
+    (void)state;
+    rng r = rng_make(rng_run_seed(), 5);
+    for (int round = 0; round < 16; round++) {
+        int32_t ids[BATCH * LENGTH];
+        float rows[2][BATCH * LENGTH * WIDTH] = {{0}};
+        const mha_transformer_desc d = some_desc(&r);
+        mha_transformer *t = make(&d, rng_next(&r));
+        for (int i = 0; i < BATCH * LENGTH; i++) ids[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
+        for (int i = 0; i < 2; i++) {
+            const mha_decoder_desc desc = {.struct_size = sizeof desc,
+                                           .batch = BATCH,
+                                           .capacity = LENGTH,
+                                           .cache_type = types[round % 4],
+                                           .page_size = i == 0 ? 0 : rng_between(&r, 1, 20)};
+            mha_decoder *decoder = NULL;
+            expect_ok(mha_decoder_create(context, t, &desc, &decoder));
+            assert_true(mha_decoder_cache_bytes(decoder) > 0);
+            for (int64_t from = 0, count; from < LENGTH; from += count) {
+                count = i == 0 ? LENGTH : rng_between(&r, 1, LENGTH - from);
+                step(t, decoder, ids, rows[i], from, count);
+            }
+            mha_decoder_destroy(decoder);
+        }
+        assert_memory_equal(rows[0], rows[1], sizeof rows[0]);
+        mha_transformer_destroy(t);
+    }
+}
+
 static void steps_have_the_bits_of_the_whole(void **state)
 {
     (void)state;
@@ -225,4 +257,5 @@ static void failed_allocations_are_reported(void **state)
 }
 
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(steps_have_the_bits_of_the_whole),
-                  TEST(misuse_is_refused), TEST(failed_allocations_are_reported))
+                  TEST(steps_in_every_type), TEST(misuse_is_refused),
+                  TEST(failed_allocations_are_reported))

@@ -99,13 +99,15 @@ typedef struct run_scores {
     float *s; /* of the first run */
 } run_scores;
 
-/* The scores of `count` runs, in as many parts: in each, one of the runs that come next is read, a
- * line with each element. */
+/* The scores of `count` runs, in as many parts: in each, one of the runs that come next is read, in
+ * equal pieces with each element. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x)
 {
     vf sum[RUN_ROWS][4 * LANES16];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
         sum[r][j] = vf_zero();
+    const int64_t ahead =
+        count * MHAI_RUN * run_size(type); /* a line, if registers hold the sums */
     int64_t c = 0;
     for (int part = 1; part <= count; part++) {
         const char *next = x->runs[count + part - 1].at, *later = x->runs[2 * count + part - 1].at;
@@ -113,7 +115,7 @@ ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_score
             vf column[4 * LANES16];
             run_touch(next);
             fetch_l2(later);
-            next += RUN_LINE, later += RUN_LINE;
+            next += ahead, later += ahead;
             UNROLL for (int n = 0; n < count; n++) UNROLL for (int j = 0; j < LANES16; j++)
                 column[n * LANES16 + j] = key_lanes(type, &x->runs[n], c, j * VF_LANES);
             UNROLL for (int r = 0; r < rows; r++)
