@@ -41,9 +41,10 @@ static const unsigned char *run_of(const page_rows *x, int64_t b, int64_t hk, in
 
 /* ---- runs of a block ----------------------------------------------------------------------- */
 
+/* Some run of a sequence may not lie in one page. */
 static bool gathers(const mhai_attn_problem *p)
 {
-    return p->pages && p->pages->page_size % MHAI_RUN != 0;
+    return p->pages && p->pages->entries > 1 && p->pages->page_size % MHAI_RUN != 0;
 }
 
 int64_t mhai_attn_gathered_bytes(const mhai_attn_problem *p)
