@@ -137,6 +137,24 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t 
  * the cache and updated with it. Errors none. Threads any while the cache does not change. Since 0.1 */
 MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count);
 
+/**
+ * Sequence b becomes `length` positions that lie in these pages, in this order: a table that a program
+ * keeps for itself, of pages that sequences hold, such as those of a prefix it has seen before. What b
+ * held is discarded. The positions are those that were appended to the pages; what nobody appended is
+ * unspecified, and finite or not.
+ *
+ *   pages [count], count = ceil(length / page_size)
+ *
+ * Memory   copied.
+ * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (length is above the capacity); MHA_ERR_ARGUMENT (no sequence b;
+ *          another count): "pages[3] is 77, expected 0..63", "pages[3] is 5, as is an earlier one",
+ *          "pages[3] is 5, which no sequence holds". On any error every sequence is unchanged.
+ * Threads  one per cache.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_kv_cache_assign(mha_kv_cache *cache, int64_t b,
+                                                     const int32_t *pages, int64_t count,
+                                                     int64_t length);
+
 /** How many pages no sequence holds. Memory none. Errors none. Threads as mha_kv_cache_pages().
  * Since 0.1 */
 MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);

@@ -162,6 +162,60 @@ mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to, int6
     return MHA_OK;
 }
 
+/* A page whose number of holders has this bit was seen. */
+static const int32_t SEEN = 1 << 30;
+
+static mha_status check_page(const mha_kv_cache *cache, const int32_t *pages, int64_t i)
+{
+    const int32_t page = pages[i];
+    if (page < 0 || page >= cache->desc.pages)
+        return mha_fail(MHA_ERR_ARGUMENT, "pages[%lld] is %d, expected 0..%lld", (long long)i,
+                        (int)page, (long long)(cache->desc.pages - 1));
+    if (cache->references[page] & SEEN)
+        return mha_fail(MHA_ERR_ARGUMENT, "pages[%lld] is %d, as is an earlier one", (long long)i,
+                        (int)page);
+    if (cache->references[page] == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "pages[%lld] is %d, which no sequence holds",
+                        (long long)i, (int)page);
+    return MHA_OK;
+}
+
+/* Each is a page that somebody holds, and none is there twice. */
+static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t count)
+{
+    mha_status status = MHA_OK;
+    int64_t seen = 0;
+    for (; seen < count && status == MHA_OK; seen++) {
+        status = check_page(cache, pages, seen);
+        if (status != MHA_OK) break;
+        cache->references[pages[seen]] |= SEEN;
+    }
+    for (int64_t i = 0; i < seen; i++) cache->references[pages[i]] &= ~SEEN;
+    return status;
+}
+
+mha_status mha_kv_cache_assign(mha_kv_cache *cache, int64_t b, const int32_t *pages, int64_t count,
+                               int64_t length)
+{
+    if (!cache || (!pages && count > 0))
+        return mha_fail(MHA_ERR_NULL, "mha_kv_cache_assign: %s is NULL", cache ? "pages" : "cache");
+    MHA_TRY(check_sequence(cache, b));
+    if (length > cache->desc.capacity)
+        return mha_fail(MHA_ERR_SIZE, "cache: %lld positions are more than its capacity, %lld",
+                        (long long)length, (long long)cache->desc.capacity);
+    if (length < 0 || count != pages_of(cache, length))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_kv_cache_assign: %lld pages for %lld positions, expected %lld",
+                        (long long)count, (long long)length,
+                        (long long)(length < 0 ? 0 : pages_of(cache, length)));
+    MHA_TRY(check_pages(cache, pages, count));
+    for (int64_t i = 0; i < count; i++) cache->references[pages[i]]++;
+    mhai_kv_pages_truncate(cache, b, 0);
+    if (count > 0) memmove(row_of(cache, b), pages, (size_t)count * sizeof *pages);
+    cache->lengths[b] = length;
+    return MHA_OK;
+}
+
 const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count)
 {
     if (b < 0 || b >= cache->desc.batch) return NULL;

@@ -282,6 +282,18 @@ static void step_truncate(program *p)
     p->lengths[b] = length;
 }
 
+/* Sequence `to` of the model. */
+static void become(program *p, int64_t from, int64_t to, int64_t length)
+{
+    const int64_t kv[] = {p->desc.head_dim, p->desc.value_head_dim};
+    for (int i = 0; i < 2; i++) {
+        double *model = i == 0 ? p->k : p->v;
+        memmove(row_of(p, model, to, 0, kv[i]), row_of(p, model, from, 0, kv[i]),
+                (size_t)(length * p->desc.kv_heads * kv[i]) * sizeof *model);
+    }
+    p->lengths[to] = length;
+}
+
 static void step_fork(program *p)
 {
     const int64_t from = rng_between(&p->r, 0, p->desc.batch - 1),
@@ -290,19 +302,48 @@ static void step_fork(program *p)
         rng_chance(&p->r, 0.5) ? p->lengths[from] : rng_between(&p->r, 0, p->lengths[from]);
     if (from == to) return;
     assert_int_equal(mha_kv_cache_fork(p->cache, from, to, length), MHA_OK);
-    const int64_t kv[] = {p->desc.head_dim, p->desc.value_head_dim};
-    for (int i = 0; i < 2; i++) {
-        double *model = i == 0 ? p->k : p->v;
-        memcpy(row_of(p, model, to, 0, kv[i]), row_of(p, model, from, 0, kv[i]),
-               (size_t)(length * p->desc.kv_heads * kv[i]) * sizeof *model);
-    }
-    p->lengths[to] = length;
+    become(p, from, to, length);
+}
+
+/* The pages of another sequence, or its own, by their numbers. */
+static void step_assign(program *p)
+{
+    const int64_t from = rng_between(&p->r, 0, p->desc.batch - 1),
+                  to = rng_between(&p->r, 0, p->desc.batch - 1);
+    const int64_t length = rng_between(&p->r, 0, p->lengths[from]);
+    int64_t held;
+    const int32_t *pages = mha_kv_cache_pages(p->cache, from, &held);
+    assert_int_equal(mha_kv_cache_assign(p->cache, to, pages, pages_for(p, length), length),
+                     MHA_OK);
+    become(p, from, to, length);
 }
 
 static void step_reset(program *p)
 {
     mha_kv_cache_reset(p->cache);
     memset(p->lengths, 0, sizeof p->lengths);
+}
+
+static void wrong_pages(program *p, int64_t b)
+{
+    const int64_t size = p->desc.page_size, capacity = p->desc.capacity;
+    int64_t held;
+    const int32_t *own = mha_kv_cache_pages(p->cache, b, &held);
+    int32_t pages[] = {held > 0 ? own[0] : 0, 0};
+    pages[1] = pages[0];
+    assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 0), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 0, -1), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 2, capacity + 1), MHA_ERR_SIZE);
+    assert_int_equal(mha_kv_cache_assign(p->cache, -1, pages, 1, 1), MHA_ERR_ARGUMENT);
+    if (size < capacity) /* a page twice, or one that nobody holds */
+        assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 2, size + 1), MHA_ERR_ARGUMENT);
+    for (int32_t page = 0; page < p->desc.pages; page++)
+        if (holders(p, page, NULL) == 0)
+            assert_int_equal(mha_kv_cache_assign(p->cache, b, &page, 1, 1), MHA_ERR_ARGUMENT);
+    pages[0] = (int32_t)p->desc.pages;
+    assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
+    pages[0] = -1;
+    assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
 }
 
 /* Refused, and nothing changes. */
@@ -316,6 +357,7 @@ static void step_wrong(program *p)
     assert_int_equal(mha_kv_cache_fork(p->cache, b, b, 0), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_fork(p->cache, b, B, 0), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_fork(p->cache, -1, b, 0), MHA_ERR_ARGUMENT);
+    wrong_pages(p, b);
     if (B > 1)
         assert_int_equal(mha_kv_cache_fork(p->cache, b, (b + 1) % B, too_long), MHA_ERR_ARGUMENT);
 }
@@ -326,9 +368,9 @@ typedef struct step {
 } step;
 
 /* A new operation is a row here. */
-static const step steps[] = {{step_append, 4}, {step_chunk, 4},  {step_long, 2},
-                             {step_decode, 6}, {step_attend, 3}, {step_truncate, 3},
-                             {step_fork, 4},   {step_reset, 1},  {step_wrong, 1}};
+static const step steps[] = {{step_append, 4}, {step_chunk, 4},    {step_long, 2}, {step_decode, 6},
+                             {step_attend, 3}, {step_truncate, 3}, {step_fork, 4}, {step_assign, 2},
+                             {step_reset, 1},  {step_wrong, 1}};
 enum { STEPS = sizeof steps / sizeof *steps };
 
 static void take_step(program *p)

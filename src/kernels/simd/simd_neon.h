@@ -9,6 +9,7 @@
 
 #include <arm_neon.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef float32x4_t vf;
 #define INNER_STEPS 4
