@@ -2,7 +2,8 @@
  * become floats in L1 where several register blocks of rows share them. */
 
 enum {
-    RUN_ROWS = BLOCK_ROWS < 8 ? BLOCK_ROWS : 8, /* that are done without a copy */
+    RUN_ROWS = 8, /* that are done without a copy, */
+    RUN_PART = 4, /* so many at a time */
     RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? BLOCK_ROWS * TILE_VECTORS : 24,
     RUN_LINE = 64 /* bytes of a cache line */
 };
@@ -103,7 +104,7 @@ typedef struct run_scores {
  * equal pieces with each element. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x)
 {
-    vf sum[RUN_ROWS][4 * LANES16];
+    vf sum[RUN_PART][4 * LANES16];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
         sum[r][j] = vf_zero();
     const int64_t ahead =
@@ -138,43 +139,60 @@ ALWAYS_INLINE void run_loop(int rows, mha_dtype type, run_scores x, int runs)
         x.runs += count;
         x.s += count * MHAI_RUN;
     }
-    for (; runs > 0; runs--) {
+    for (; count > 1 && runs > 0; runs--) {
         run_body(rows, 1, type, &x);
         x.runs++;
         x.s += MHAI_RUN;
     }
 }
 
-#define RUN_CASE(n)                                                         \
-    case n:                                                                 \
-        if (n <= RUN_ROWS) run_loop(n <= RUN_ROWS ? n : 1, type, *x, runs); \
+#define RUN_CASE(n)                  \
+    case n:                          \
+        run_loop(n, type, *x, runs); \
         return;
-#define DEFINE_RUN_SCORES(name, of_type)                                                        \
-    static __attribute__((noinline)) void name(int rows, const run_scores *x, int runs)         \
-    {                                                                                           \
-        const mha_dtype type = of_type;                                                         \
-        switch (rows) {                                                                         \
-            RUN_CASE(1)                                                                         \
-            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4) RUN_CASE(5) RUN_CASE(6) RUN_CASE(7) RUN_CASE(8) \
-        }                                                                                       \
+#define DEFINE_RUN_SCORES(name, of_type)                                                \
+    static __attribute__((noinline)) void name(int rows, const run_scores *x, int runs) \
+    {                                                                                   \
+        const mha_dtype type = of_type;                                                 \
+        switch (rows) {                                                                 \
+            RUN_CASE(1)                                                                 \
+            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4)                                         \
+        }                                                                               \
     }
 DEFINE_RUN_SCORES(run_scores_f32, MHA_F32)
 DEFINE_RUN_SCORES(run_scores_f16, MHA_F16)
 DEFINE_RUN_SCORES(run_scores_bf16, MHA_BF16)
 DEFINE_RUN_SCORES(run_scores_i8, MHA_I8)
 #undef RUN_CASE
-ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *x, int runs)
+
+/* Rows of the next part, of nearly one height. */
+ALWAYS_INLINE int run_part_rows(int left)
 {
-    (type == MHA_F32    ? run_scores_f32
-     : type == MHA_F16  ? run_scores_f16
-     : type == MHA_BF16 ? run_scores_bf16
-                        : run_scores_i8)(rows, x, runs);
+    return left <= RUN_PART ? left : left <= 2 * RUN_PART ? (left + 1) / 2 : RUN_PART;
+}
+
+/* All rows meet some runs while those are in L1. */
+ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all, int runs)
+{
+    const int step = type == MHA_I8 ? 4 : 2;
+    for (int run = 0; run < runs; run += step)
+        for (int row = 0, some; row < rows; row += some) {
+            const run_scores x = {.runs = all->runs + run,
+                                  .dim = all->dim,
+                                  .q = all->q + row * all->dim,
+                                  .s = all->s + row * MHAI_SCORE_STRIDE + run * MHAI_RUN};
+            some = run_part_rows(rows - row);
+            (type == MHA_F32    ? run_scores_f32
+             : type == MHA_F16  ? run_scores_f16
+             : type == MHA_BF16 ? run_scores_bf16
+                                : run_scores_i8)(some, &x, runs - run < step ? runs - run : step);
+        }
 }
 
 /* ---- values for few rows ------------------------------------------------------------------- */
 
 /* Registers of columns: what the sums of so many rows leave, in whole panels where it is many. */
-#define RUN_WIDTH(rows) (RUN_SUMS / (rows) >= 8 ? 8 : RUN_SUMS / (rows) >= 4 ? 4 : 2)
+#define RUN_WIDTH(rows) (RUN_SUMS / (rows) >= 4 ? 4 : 2)
 
 typedef struct run_values {
     const mhai_run *run; /* and the one after, to be fetched */
@@ -188,14 +206,14 @@ typedef struct run_values {
 ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const run_values *x,
                                    int64_t col)
 {
-    vf sum[RUN_ROWS][8];
+    vf sum[RUN_PART][4];
     const int64_t size = run_size(type);
     float *o = x->o + col;
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_load(o + r * x->cols + j * VF_LANES);
     for (int key = 0; key < x->end; key++) {
         const int64_t ahead = (col * MHAI_RUN + key * vectors * VF_LANES) * size;
-        vf value[8];
+        vf value[4];
         UNROLL for (int64_t i = 0; i < vectors * VF_LANES * size; i += RUN_LINE)
         {
             run_touch((const char *)x->run[1].at + ahead + i);
@@ -218,33 +236,39 @@ ALWAYS_INLINE void run_values_loop(int rows, mha_dtype type, const run_values *x
 {
     const int width = RUN_WIDTH(rows);
     int64_t col = 0;
-    for (; col + width * VF_LANES <= x->cols; col += width * VF_LANES)
+    for (; width > 2 && col + width * VF_LANES <= x->cols; col += width * VF_LANES)
         run_values_body(rows, width, type, x, col);
     for (; col < x->cols; col += 2 * VF_LANES) run_values_body(rows, 2, type, x, col);
 }
 
-#define RUN_CASE(n)                                                         \
-    case n:                                                                 \
-        if (n <= RUN_ROWS) run_values_loop(n <= RUN_ROWS ? n : 1, type, x); \
+#define RUN_CASE(n)                  \
+    case n:                          \
+        run_values_loop(n, type, x); \
         return;
-#define DEFINE_RUN_VALUES(name, of_type)                                                        \
-    static __attribute__((noinline)) void name(int rows, const run_values *x)                   \
-    {                                                                                           \
-        const mha_dtype type = of_type;                                                         \
-        switch (rows) {                                                                         \
-            RUN_CASE(1)                                                                         \
-            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4) RUN_CASE(5) RUN_CASE(6) RUN_CASE(7) RUN_CASE(8) \
-        }                                                                                       \
+#define DEFINE_RUN_VALUES(name, of_type)                                      \
+    static __attribute__((noinline)) void name(int rows, const run_values *x) \
+    {                                                                         \
+        const mha_dtype type = of_type;                                       \
+        switch (rows) {                                                       \
+            RUN_CASE(1)                                                       \
+            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4)                               \
+        }                                                                     \
     }
 DEFINE_RUN_VALUES(run_values_f32, MHA_F32)
 DEFINE_RUN_VALUES(run_values_f16, MHA_F16)
 DEFINE_RUN_VALUES(run_values_bf16, MHA_BF16)
 DEFINE_RUN_VALUES(run_values_i8, MHA_I8)
 #undef RUN_CASE
-ALWAYS_INLINE void run_values_as(mha_dtype type, int rows, const run_values *x)
+ALWAYS_INLINE void run_values_as(mha_dtype type, int rows, const run_values *all)
 {
-    (type == MHA_F32    ? run_values_f32
-     : type == MHA_F16  ? run_values_f16
-     : type == MHA_BF16 ? run_values_bf16
-                        : run_values_i8)(rows, x);
+    run_values x = *all;
+    for (int row = 0, some; row < rows; row += some) {
+        some = run_part_rows(rows - row);
+        (type == MHA_F32    ? run_values_f32
+         : type == MHA_F16  ? run_values_f16
+         : type == MHA_BF16 ? run_values_bf16
+                            : run_values_i8)(some, &x);
+        x.p += some * MHAI_SCORE_STRIDE;
+        x.o += some * x.cols;
+    }
 }
