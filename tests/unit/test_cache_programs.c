@@ -1,11 +1,17 @@
 /* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must
  * fail - beside a model that keeps every position in plain arrays of double. After each step the
- * lengths and the pages are those of the model; attention has the bits of mha_attention_forward() on
- * contiguous f32 tensors of the numbers that the model says are stored. */
+ * lengths and the pages are those of the model; attention is within its bound of the reference in
+ * double on the numbers that the model says are stored, and has the bits of mha_attention_forward()
+ * on contiguous f32 tensors of them.
+ *
+ * A sample by default; MHA_TEST_LONG=1 tries 5,000 programs. MHA_TEST_CASE=n (with MHA_TEST_SEED) runs
+ * the n-th alone. */
 #include "reference/half_reference.h"
+#include "reference/kinds_bounds.h"
+#include "support/guarded.h"
 #include "support/machines.h"
-#include "support/rng.h"
 #include "support/suite.h"
+#include "support/tally.h"
 
 #include <multihead/cache.h>
 
@@ -14,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_B = 4, MOST_GROUP = 8, MOST_STEP = 40 };
+enum { MOST_B = 4, MOST_KV_HEADS = 3, MOST_GROUP = 8, MOST_WIDTH = 128, MOST_STEP = 40 };
 
 typedef struct program {
     rng r;
@@ -61,46 +67,59 @@ static double *row_of(const program *p, double *x, int64_t b, int64_t position, 
     return x + (b * p->desc.capacity + position) * p->desc.kv_heads * width;
 }
 
-/* n new rows of every head of every sequence as a tensor, and in the model behind what it holds if
- * counts[b] says so. */
-static mha_tensor new_rows(program *p, int64_t n, const int64_t *counts, double *model,
-                           int64_t width)
+/* n new rows of every head of every sequence, read-only. */
+static guarded new_rows(program *p, int64_t n, int64_t width)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
-    const int64_t B = p->desc.batch, Hk = p->desc.kv_heads, gap = rng_between(&p->r, 0, 3);
     const mha_dtype type = rng_chance(&p->r, 0.6) ? MHA_F32 : RNG_PICK(&p->r, types);
     const bool spoilt = rng_chance(&p->r, 0.03);
-    const int64_t shape[] = {B, n, Hk, width + gap};
-    mha_tensor x =
-        mha_tensor_contiguous(zeros(B * n * Hk * (width + gap), sizeof(float)), type, 4, shape);
-    double *row = zeros(width, sizeof *row);
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t t = 0; t < n; t++)
-            for (int64_t h = 0; h < Hk; h++) {
-                const int64_t at = ((b * n + t) * Hk + h) * (width + gap);
-                for (int64_t i = 0; i < width; i++) {
-                    float value = rng_normal(&p->r) * (i == 0 ? 20 : 1);
-                    if (spoilt && rng_chance(&p->r, 0.01)) value = INFINITY;
-                    if (type == MHA_F32)
-                        ((float *)x.data)[at + i] = value;
-                    else
-                        ((uint16_t *)x.data)[at + i] = half_nearest(type, (double)value);
-                    row[i] = type == MHA_F32 ? (double)value
-                                             : half_value(type, half_nearest(type, (double)value));
-                }
-                if (t >= counts[b]) continue;
-                stored(p->desc.type, row, width);
-                memcpy(row_of(p, model, b, p->lengths[b] + t, width) + h * width, row,
-                       (size_t)width * sizeof *row);
-            }
-    free(row);
-    x.shape[1] = Hk, x.shape[2] = n, x.shape[3] = width;
-    const int64_t heads = x.stride[2];
-    x.stride[2] = x.stride[1], x.stride[1] = heads;
+    int64_t index[MHA_MAX_DIMS] = {0};
+    guarded x =
+        guarded_make(&p->r, type, 4, (const int64_t[]){p->desc.batch, p->desc.kv_heads, n, width},
+                     guarded_random_layout(&p->r, true));
+    if (guarded_is_empty(&x.view)) return x;
+    do {
+        float value = rng_normal(&p->r) * (index[3] == 0 ? 20 : 1);
+        if (spoilt && rng_chance(&p->r, 0.01)) value = INFINITY;
+        void *at = guarded_element(&x.view, index);
+        if (type == MHA_F32)
+            *(float *)at = value;
+        else
+            *(uint16_t *)at = half_nearest(type, (double)value);
+    } while (guarded_next(&x.view, index));
+    guarded_protect(&x, true);
     return x;
 }
 
+/* The first counts[b] rows of x, behind those that the model holds. */
+static void model_append(const program *p, const mha_tensor *x, const int64_t *counts,
+                         double *model)
+{
+    const int64_t width = x->shape[3];
+    for (int64_t b = 0; b < p->desc.batch; b++)
+        for (int64_t t = 0; t < counts[b]; t++)
+            for (int64_t h = 0; h < p->desc.kv_heads; h++) {
+                double *row = row_of(p, model, b, p->lengths[b] + t, width) + h * width;
+                for (int64_t i = 0; i < width; i++) {
+                    const void *at = guarded_element(x, (const int64_t[]){b, h, t, i});
+                    row[i] = x->dtype == MHA_F32 ? (double)*(const float *)at
+                                                 : half_value(x->dtype, *(const uint16_t *)at);
+                }
+                stored(p->desc.type, row, width);
+            }
+}
+
 /* ---- attention ------------------------------------------------------------------------------ */
+
+/* One call: on the cache, and on tensors of what the model holds. */
+typedef struct call {
+    mha_attention_desc desc; /* of the second; points in here: not to be copied */
+    bool anywhere;           /* the first has q_offsets too */
+    int64_t T, longest, offsets[MOST_B];
+    guarded q, slopes, o[2], lse[2];
+    mha_tensor k, v;
+    char text[160];
+} call;
 
 static mha_tensor whole_of(const program *p, double *model, int64_t longest, int64_t width)
 {
@@ -115,76 +134,144 @@ static mha_tensor whole_of(const program *p, double *model, int64_t longest, int
     return mha_tensor_contiguous(x, MHA_F32, 4, (const int64_t[]){B, Hk, longest, width});
 }
 
-/* What the program at hand computes with, for a message. */
-static char place[160];
-
-static void expect_same(const float *got, const float *expected, int64_t n)
+/* What is asked of T queries, where they stand by themselves or anywhere. */
+static void call_ask(program *p, call *c)
 {
-    for (int64_t i = 0; i < n; i++)
-        if (memcmp(got + i, expected + i, sizeof *got) != 0 &&
-            !(isnan(got[i]) && isnan(expected[i])))
-            fail_msg("%s: element %lld of %lld is %.9g, expected %.9g", place, (long long)i,
-                     (long long)n, (double)got[i], (double)expected[i]);
+    mha_attention_desc *d = &c->desc;
+    *d = (mha_attention_desc){.struct_size = sizeof *d, .key_lengths = p->lengths};
+    if (rng_chance(&p->r, 0.8)) d->flags |= MHA_ATTENTION_CAUSAL;
+    if (rng_chance(&p->r, 0.2)) {
+        d->flags |= MHA_ATTENTION_WINDOW;
+        d->left_keys = rng_between(&p->r, 0, c->longest + 1);
+        d->right_keys = d->flags & MHA_ATTENTION_CAUSAL ? 0 : rng_between(&p->r, 0, 9);
+        d->sink_keys = rng_between(&p->r, 0, 4);
+    }
+    if (rng_chance(&p->r, 0.1)) d->alibi_slopes = &c->slopes.view;
+    if (rng_chance(&p->r, 0.1)) d->path = MHA_PATH_PLAIN;
+    if (!d->path && !d->alibi_slopes && rng_chance(&p->r, 0.1)) d->compute = MHA_COMPUTE_BF16;
+    if (!d->path && !d->alibi_slopes && !d->compute && rng_chance(&p->r, 0.1))
+        d->compute = MHA_COMPUTE_INT8;
+    const bool reads = d->flags || d->alibi_slopes;
+    c->anywhere = reads && rng_chance(&p->r, 0.2);
+    if (reads) d->q_offsets = c->offsets;
+    for (int64_t b = 0; b < p->desc.batch; b++)
+        c->offsets[b] =
+            c->anywhere ? rng_between(&p->r, -c->T, c->longest + 3) : p->lengths[b] - c->T;
 }
 
-/* T queries of every sequence, where they stand by themselves or anywhere. */
-static void attend(program *p, int64_t T)
+static void call_make(program *p, call *c, int64_t T)
 {
     const int64_t B = p->desc.batch, H = p->desc.kv_heads * p->group, D = p->desc.head_dim,
                   Dv = p->desc.value_head_dim;
-    mha_attention_desc d = {.struct_size = sizeof d};
-    int64_t offsets[MOST_B], longest = 0;
-    float slopes[2 * MOST_GROUP];
-    const mha_tensor slope = mha_tensor_contiguous(slopes, MHA_F32, 1, (const int64_t[]){H});
-    for (int64_t i = 0; i < H; i++) slopes[i] = fabsf(rng_normal(&p->r));
-    for (int64_t b = 0; b < B; b++) {
-        longest = p->lengths[b] > longest ? p->lengths[b] : longest;
-        offsets[b] = p->lengths[b] - T;
-    }
-    if (rng_chance(&p->r, 0.8)) d.flags |= MHA_ATTENTION_CAUSAL;
-    if (rng_chance(&p->r, 0.2)) {
-        d.flags |= MHA_ATTENTION_WINDOW;
-        d.left_keys = rng_between(&p->r, 0, longest + 1);
-        d.right_keys = d.flags & MHA_ATTENTION_CAUSAL ? 0 : rng_between(&p->r, 0, 9);
-        d.sink_keys = rng_between(&p->r, 0, 4);
-    }
-    if (rng_chance(&p->r, 0.1)) d.alibi_slopes = &slope;
-    if (rng_chance(&p->r, 0.1)) d.path = MHA_PATH_PLAIN;
-    if (!d.path && !d.alibi_slopes && rng_chance(&p->r, 0.1)) d.compute = MHA_COMPUTE_BF16;
-    if (!d.path && !d.alibi_slopes && !d.compute && rng_chance(&p->r, 0.1))
-        d.compute = MHA_COMPUTE_INT8;
-    float *q = zeros(B * H * T * D, sizeof *q), *o[2], *lse[2];
-    for (int64_t i = 0; i < B * H * T * D; i++) q[i] = rng_normal(&p->r);
-    const mha_tensor qt = mha_tensor_contiguous(q, MHA_F32, 4, (const int64_t[]){B, H, T, D});
-    const mha_tensor k = whole_of(p, p->k, longest, D), v = whole_of(p, p->v, longest, Dv);
-    const bool reads = d.flags || d.alibi_slopes, anywhere = rng_chance(&p->r, 0.2);
-    if (anywhere)
-        for (int64_t b = 0; b < B; b++) offsets[b] = rng_between(&p->r, -T, longest + 3);
+    *c = (call){.T = T};
+    for (int64_t b = 0; b < B; b++)
+        c->longest = p->lengths[b] > c->longest ? p->lengths[b] : c->longest;
+    c->slopes = guarded_filled(&p->r, 1, &H, LAYOUT_CONTIGUOUS, 1);
+    c->q = guarded_filled(&p->r, 4, (const int64_t[]){B, H, T, D},
+                          guarded_random_layout(&p->r, true), 1);
+    c->k = whole_of(p, p->k, c->longest, D);
+    c->v = whole_of(p, p->v, c->longest, Dv);
     for (int i = 0; i < 2; i++) {
-        mha_attention_desc own = d;
-        o[i] = zeros(B * H * T * Dv, sizeof(float));
-        lse[i] = zeros(B * H * T, sizeof(float));
-        const mha_tensor ot =
-            mha_tensor_contiguous(o[i], MHA_F32, 4, (const int64_t[]){B, H, T, Dv});
-        const mha_tensor lt = mha_tensor_contiguous(lse[i], MHA_F32, 3, (const int64_t[]){B, H, T});
-        const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lt};
-        if (reads && (i == 1 || anywhere)) own.q_offsets = offsets;
-        if (i == 1) own.key_lengths = p->lengths;
-        const mha_status status =
-            i == 0 ? mha_kv_cache_attention(p->context, p->cache, &own, &qt, &ot, &outputs)
-                   : mha_attention_forward(p->context, &own, &qt, &k, &v, &ot, &outputs);
-        if (status != MHA_OK) fail_msg("attention %d: %s", i, mha_error_detail());
+        c->o[i] = guarded_make(&p->r, MHA_F32, 4, (const int64_t[]){B, H, T, Dv},
+                               guarded_random_layout(&p->r, false));
+        c->lse[i] = guarded_make(&p->r, MHA_F32, 3, (const int64_t[]){B, H, T}, LAYOUT_CONTIGUOUS);
     }
-    snprintf(place, sizeof place,
-             "%lld queries, group %lld, head size %lld %lld, %s, pages of %lld, flags %x, path %d, "
-             "compute %d, lengths to %lld",
-             (long long)T, (long long)p->group, (long long)D, (long long)Dv,
-             mha_dtype_name(p->desc.type), (long long)p->desc.page_size, (unsigned)d.flags,
-             (int)d.path, (int)d.compute, (long long)longest);
-    expect_same(o[0], o[1], B * H * T * Dv);
-    expect_same(lse[0], lse[1], B * H * T);
-    for (int i = 0; i < 2; i++) free(o[i]), free(lse[i]);
-    free(q), free(k.data), free(v.data);
+    call_ask(p, c);
+    snprintf(c->text, sizeof c->text,
+             "%lld queries, flags %x, path %d, compute %d, lengths to %lld, on %s", (long long)T,
+             (unsigned)c->desc.flags, (int)c->desc.path, (int)c->desc.compute,
+             (long long)c->longest, mha_isa_name(mha_context_isa(p->context)));
+}
+
+static void call_run(const program *p, call *c)
+{
+    mha_attention_desc own = c->desc;
+    own.key_lengths = NULL;
+    if (!c->anywhere) own.q_offsets = NULL;
+    for (int i = 0; i < 2; i++) {
+        const mha_attention_outputs outputs = {.struct_size = sizeof outputs,
+                                               .lse = &c->lse[i].view};
+        const mha_status status =
+            i == 0 ? mha_kv_cache_attention(p->context, p->cache, &own, &c->q.view, &c->o[i].view,
+                                            &outputs)
+                   : mha_attention_forward(p->context, &c->desc, &c->q.view, &c->k, &c->v,
+                                           &c->o[i].view, &outputs);
+        if (status != MHA_OK) fail_msg("%s: attention %d: %s", c->text, i, mha_error_detail());
+        if (!guarded_gaps_intact(&c->o[i]) || !guarded_gaps_intact(&c->lse[i]))
+            fail_msg("%s: attention %d wrote between elements", c->text, i);
+    }
+}
+
+static void call_free(call *c)
+{
+    guarded *all[] = {&c->q, &c->slopes, &c->o[0], &c->o[1], &c->lse[0], &c->lse[1]};
+    for (int i = 0; i < 6; i++) guarded_free(all[i]);
+    free(c->k.data), free(c->v.data);
+}
+
+/* Errors over bounds. */
+static tally tally_o = {.name = "o"}, tally_lse = {.name = "lse"};
+
+static void compare(const call *c, tally *t, int64_t b, int64_t h, int64_t row, int64_t i,
+                    double got, double exact, double bound)
+{
+    if (tally_compare(t, got, exact, bound)) return;
+    fail_msg("%s: %s at b%lld h%lld t%lld, %lld is %.9g, exact %.9g, bound %.3g", c->text, t->name,
+             (long long)b, (long long)h, (long long)row, (long long)i, got, exact, bound);
+}
+
+/* The rows of a head that a sequence holds; the reference wants no others. */
+static bool rows_are_finite(const program *p, const mha_tensor *x, int64_t b, int64_t h)
+{
+    const float *rows = (const float *)x->data + b * x->stride[0] + h * x->stride[1];
+    for (int64_t i = 0; i < p->lengths[b] * x->shape[3]; i++)
+        if (!isfinite(rows[i])) return false;
+    return true;
+}
+
+static void check_row(const program *p, const call *c, int64_t b, int64_t h, int64_t t,
+                      kinds_row *row, bound_row *bound)
+{
+    const ref_attention a = {.desc = &c->desc, .q = &c->q.view, .k = &c->k, .v = &c->v};
+    const bound_arith arith = c->desc.path == MHA_PATH_PLAIN
+                                  ? bound_arith_plain(true)
+                                  : bound_arith_tiled(mha_context_isa(p->context), true);
+    if (!rows_are_finite(p, &c->k, b, h / p->group) || !rows_are_finite(p, &c->v, b, h / p->group))
+        return;
+    kinds_attention_row(&a, b, h, t, row);
+    kinds_bound_row(&a, &arith, b, h, t, row, bound);
+    const float *o = kinds_at(&c->o[0].view, &a, b, h, t);
+    const float *lse = kinds_at(&c->lse[0].view, &a, b, h, t);
+    compare(c, &tally_lse, b, h, t, 0, (double)*lse, row->lse, bound->lse);
+    for (int64_t i = 0; i < row->value_dim; i++)
+        compare(c, &tally_o, b, h, t, i, (double)o[i], row->o[i], bound->o[i]);
+}
+
+/* As many rows as take little time, and one at least. Other arithmetic has tests of its own. */
+static void check_rows(program *p, const call *c)
+{
+    const int64_t H = p->desc.kv_heads * p->group, Dv = p->desc.value_head_dim;
+    const int64_t affordable = 1 + 40000 / ((c->longest + 1) * (p->desc.head_dim + Dv + 10));
+    if (c->desc.compute) return;
+    kinds_row row = kinds_row_make(c->longest, Dv);
+    bound_row bound = bound_row_make(c->longest, Dv);
+    for (int64_t i = 0; i < affordable; i++)
+        check_row(p, c, rng_between(&p->r, 0, p->desc.batch - 1), rng_between(&p->r, 0, H - 1),
+                  rng_between(&p->r, 0, c->T - 1), &row, &bound);
+    kinds_row_free(&row);
+    bound_row_free(&bound);
+}
+
+static void attend(program *p, int64_t T)
+{
+    call c;
+    call_make(p, &c, T);
+    call_run(p, &c);
+    check_rows(p, &c);
+    if (!guarded_same_bits(&c.o[0].view, &c.o[1].view, true) ||
+        !guarded_same_bits(&c.lse[0].view, &c.lse[1].view, true))
+        fail_msg("%s: not the bits of contiguous tensors", c.text);
+    call_free(&c);
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
@@ -235,16 +322,17 @@ static bool append(program *p, int64_t n, bool all)
                                 : pages_needed(p, counts) > mha_kv_cache_free_pages(p->cache)
                                     ? MHA_ERR_NOMEM
                                     : MHA_OK;
-    int64_t kept[MOST_B] = {0};
-    const mha_tensor k = new_rows(p, n, expected == MHA_OK ? counts : kept, p->k, p->desc.head_dim);
-    const mha_tensor v =
-        new_rows(p, n, expected == MHA_OK ? counts : kept, p->v, p->desc.value_head_dim);
-    const mha_status status = mha_kv_cache_append(p->cache, &k, &v, all ? NULL : counts);
+    guarded k = new_rows(p, n, p->desc.head_dim), v = new_rows(p, n, p->desc.value_head_dim);
+    const mha_status status = mha_kv_cache_append(p->cache, &k.view, &v.view, all ? NULL : counts);
     if (status != expected)
         fail_msg("append: status %d, expected %d: %s", (int)status, (int)expected,
                  mha_error_detail());
-    for (int64_t b = 0; status == MHA_OK && b < p->desc.batch; b++) p->lengths[b] += counts[b];
-    free(k.data), free(v.data);
+    if (status == MHA_OK) {
+        model_append(p, &k.view, counts, p->k);
+        model_append(p, &v.view, counts, p->v);
+        for (int64_t b = 0; b < p->desc.batch; b++) p->lengths[b] += counts[b];
+    }
+    guarded_free(&k), guarded_free(&v);
     return status == MHA_OK;
 }
 
@@ -346,41 +434,69 @@ static void wrong_pages(program *p, int64_t b)
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
 }
 
+/* n rows of which sequence b is to take count, and the others what they have room for. */
+static mha_status append_counted(const program *p, int64_t n, int64_t b, int64_t count)
+{
+    const mha_kv_cache_desc *d = &p->desc;
+    float numbers[MOST_WIDTH] = {0};
+    int64_t counts[MOST_B];
+    mha_tensor k = {.data = numbers,
+                    .dtype = MHA_F32,
+                    .ndim = 4,
+                    .shape = {d->batch, d->kv_heads, n, d->head_dim},
+                    .stride = {0, 0, 0, 1}},
+               v = k;
+    v.shape[3] = d->value_head_dim;
+    for (int64_t i = 0; i < d->batch; i++) {
+        const int64_t room = d->capacity - p->lengths[i];
+        counts[i] = i == b ? count : room < n ? room : n;
+    }
+    return mha_kv_cache_append(p->cache, &k, &v, counts);
+}
+
 /* Refused, and nothing changes. */
 static void step_wrong(program *p)
 {
     const int64_t B = p->desc.batch, b = rng_between(&p->r, 0, B - 1);
-    const int64_t too_long = p->lengths[b] + 1;
+    const int64_t too_long = p->lengths[b] + 1, too_many = p->desc.capacity - p->lengths[b] + 1;
+    assert_int_equal(append_counted(p, too_many, b, too_many), MHA_ERR_SIZE);
+    assert_int_equal(append_counted(p, 2, b, 3), MHA_ERR_ARGUMENT);
+    assert_int_equal(append_counted(p, 2, b, -1), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_truncate(p->cache, b, too_long), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_truncate(p->cache, b, -1), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_truncate(p->cache, B, 0), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_kv_cache_truncate(p->cache, -1, 0), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_fork(p->cache, b, b, 0), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_fork(p->cache, b, B, 0), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_fork(p->cache, -1, b, 0), MHA_ERR_ARGUMENT);
     wrong_pages(p, b);
     if (B > 1)
         assert_int_equal(mha_kv_cache_fork(p->cache, b, (b + 1) % B, too_long), MHA_ERR_ARGUMENT);
+    attend(p, 1);
 }
 
 typedef struct step {
-    void (*run)(program *p);
+    const char *name;
     int weight;
+    void (*run)(program *p);
 } step;
 
 /* A new operation is a row here. */
-static const step steps[] = {{step_append, 4}, {step_chunk, 4},    {step_long, 2}, {step_decode, 6},
-                             {step_attend, 3}, {step_truncate, 3}, {step_fork, 4}, {step_assign, 2},
-                             {step_reset, 1},  {step_wrong, 1}};
+static const step steps[] = {{"append", 4, step_append},    {"chunk", 4, step_chunk},
+                             {"long append", 2, step_long}, {"decode", 6, step_decode},
+                             {"attend", 3, step_attend},    {"truncate", 3, step_truncate},
+                             {"fork", 4, step_fork},        {"assign", 2, step_assign},
+                             {"reset", 1, step_reset},      {"refusals", 1, step_wrong}};
 enum { STEPS = sizeof steps / sizeof *steps };
 
-static void take_step(program *p)
+static const step *some_step(rng *r)
 {
     int all = 0;
     for (int i = 0; i < STEPS; i++) all += steps[i].weight;
-    int64_t at = rng_between(&p->r, 0, all - 1);
+    int64_t at = rng_between(r, 0, all - 1);
     int i = 0;
     for (; at >= steps[i].weight; i++) at -= steps[i].weight;
-    steps[i].run(p);
+    return &steps[i];
 }
 
 /* ---- programs ------------------------------------------------------------------------------- */
@@ -398,50 +514,89 @@ static void expect_state(const program *p)
     assert_int_equal(held + mha_kv_cache_free_pages(p->cache), p->desc.pages);
 }
 
-static program program_make(uint64_t number)
+static int64_t some_width(rng *r)
 {
-    static const int64_t widths[] = {1, 8, 16, 24, 32, 33, 64, 128};
+    static const int64_t widths[] = {16, 32, 64, MOST_WIDTH};
+    return rng_chance(r, 0.5) ? RNG_PICK(r, widths) : rng_between(r, 1, 70);
+}
+
+static void make_cache(program *p)
+{
     static const int64_t sizes[] = {1, 2, 5, 15, 16, 17, 32, 48, 64, 70};
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
+    p->desc = (mha_kv_cache_desc){.struct_size = sizeof p->desc,
+                                  .batch = rng_between(&p->r, 1, MOST_B),
+                                  .kv_heads = rng_between(&p->r, 1, MOST_KV_HEADS),
+                                  .capacity = rng_chance(&p->r, 0.2) ? rng_between(&p->r, 500, 1300)
+                                                                     : rng_between(&p->r, 1, 150),
+                                  .head_dim = some_width(&p->r),
+                                  .value_head_dim = some_width(&p->r),
+                                  .type = RNG_PICK(&p->r, types)};
+    if (rng_chance(&p->r, 0.8)) p->desc.page_size = RNG_PICK(&p->r, sizes);
+    if (rng_chance(&p->r, 0.3)) p->desc.pages = rng_between(&p->r, 1, 40);
+    mha_kv_cache_sizes counted = {.struct_size = sizeof counted};
+    assert_int_equal(mha_kv_cache_count(&p->desc, &counted), MHA_OK);
+    assert_int_equal(mha_kv_cache_create(p->context, &p->desc, &p->cache), MHA_OK);
+    assert_true(mha_kv_cache_bytes(p->cache) == (size_t)counted.total_bytes);
+    mha_kv_cache_describe(p->cache, &p->desc);
+}
+
+static program program_make(uint64_t number)
+{
     program p = {.r = rng_make(rng_run_seed(), number)};
     p.context = machines_context((int)rng_between(&p.r, 1, 4), (int64_t)number);
     p.group = rng_between(&p.r, 1, MOST_GROUP);
-    p.desc = (mha_kv_cache_desc){.struct_size = sizeof p.desc,
-                                 .batch = rng_between(&p.r, 1, MOST_B),
-                                 .kv_heads = rng_between(&p.r, 1, 2),
-                                 .capacity = rng_chance(&p.r, 0.2) ? rng_between(&p.r, 500, 1300)
-                                                                   : rng_between(&p.r, 1, 150),
-                                 .head_dim = RNG_PICK(&p.r, widths),
-                                 .value_head_dim = RNG_PICK(&p.r, widths),
-                                 .type = RNG_PICK(&p.r, types)};
-    if (rng_chance(&p.r, 0.8)) p.desc.page_size = RNG_PICK(&p.r, sizes);
-    if (rng_chance(&p.r, 0.3)) p.desc.pages = rng_between(&p.r, 1, 40);
-    mha_kv_cache_sizes counted = {.struct_size = sizeof counted};
-    assert_int_equal(mha_kv_cache_count(&p.desc, &counted), MHA_OK);
-    assert_int_equal(mha_kv_cache_create(p.context, &p.desc, &p.cache), MHA_OK);
-    assert_true(mha_kv_cache_bytes(p.cache) == (size_t)counted.total_bytes);
-    mha_kv_cache_describe(p.cache, &p.desc);
+    make_cache(&p);
     const int64_t rows = p.desc.batch * p.desc.capacity * p.desc.kv_heads;
     p.k = zeros(rows * p.desc.head_dim, sizeof *p.k);
     p.v = zeros(rows * p.desc.value_head_dim, sizeof *p.v);
     return p;
 }
 
+/* Where a test failed; no step: nowhere. */
+static struct {
+    int program, number;
+    const step *step;
+    mha_kv_cache_desc desc;
+} place;
+
+static int say_place(void **unused)
+{
+    const mha_kv_cache_desc *d = &place.desc;
+    (void)unused;
+    if (place.step)
+        print_error(
+            "step %d (%s) of a cache of %s, B %lld, Hk %lld, D %lld, Dv %lld, capacity %lld, "
+            "%lld pages of %lld\n  alone: MHA_TEST_SEED=%llu MHA_TEST_CASE=%d\n",
+            place.number, place.step->name, mha_dtype_name(d->type), (long long)d->batch,
+            (long long)d->kv_heads, (long long)d->head_dim, (long long)d->value_head_dim,
+            (long long)d->capacity, (long long)d->pages, (long long)d->page_size,
+            (unsigned long long)rng_run_seed(), place.program);
+    return 0;
+}
+
 static void test_random_programs(void **unused)
 {
     (void)unused;
     int first, end;
-    rng_range(60, 5000, &first, &end);
+    const bool whole = rng_range(60, 5000, &first, &end);
     for (int i = first; i < end; i++) {
         program p = program_make((uint64_t)i);
         const int count = p.desc.capacity > 200 ? 12 : 30;
-        for (int n = 0; n < count; n++) {
-            take_step(&p);
+        place.program = i;
+        place.desc = p.desc;
+        for (place.number = 0; place.number < count; place.number++) {
+            place.step = some_step(&p.r);
+            place.step->run(&p);
             expect_state(&p);
         }
         mha_kv_cache_destroy(p.cache);
         free(p.k), free(p.v);
     }
+    place.step = NULL;
+    if (!whole) return;
+    tally_judge(&tally_o);
+    tally_judge(&tally_lse);
 }
 
 /* A million appends and rollbacks take no memory, and the last result is as the first. */
@@ -473,4 +628,4 @@ static void test_no_growth(void **unused)
     mha_kv_cache_destroy(cache);
 }
 
-RUN_TESTS(TEST(test_random_programs), TEST(test_no_growth))
+RUN_TESTS(cmocka_unit_test_teardown(test_random_programs, say_place), TEST(test_no_growth))
