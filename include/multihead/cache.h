@@ -41,18 +41,30 @@
 extern "C" {
 #endif
 
+/* What the scale of an i8 key belongs to. */
+typedef enum mha_kv_scales {
+    MHA_KV_SCALES_POSITION = 0, /* a position of a head */
+    MHA_KV_SCALES_CHANNEL = 1   /* a channel of a head in 16 positions */
+} mha_kv_scales;
+
 typedef struct mha_kv_cache_desc {
     uint32_t struct_size;
-    uint32_t flags;         /* 0 */
-    int64_t batch;          /* B, sequences; required, like the next three */
-    int64_t kv_heads;       /* Hk */
-    int64_t capacity;       /* maximum number of positions per sequence */
-    int64_t head_dim;       /* D */
-    int64_t value_head_dim; /* Dv; 0: D */
-    mha_dtype type;         /* as stored: MHA_F32 (0), MHA_F16, MHA_BF16 or MHA_I8 */
-    uint32_t reserved;      /* 0 */
-    int64_t page_size;      /* positions of a page; 0: capacity */
-    int64_t pages;          /* of all sequences; 0: as many as they can hold */
+    uint32_t flags;           /* 0 */
+    int64_t batch;            /* B, sequences; required, like the next three */
+    int64_t kv_heads;         /* Hk */
+    int64_t capacity;         /* maximum number of positions per sequence */
+    int64_t head_dim;         /* D */
+    int64_t value_head_dim;   /* Dv; 0: D */
+    mha_dtype type;           /* as stored: MHA_F32 (0), MHA_F16, MHA_BF16 or MHA_I8 */
+    uint32_t reserved;        /* 0 */
+    int64_t page_size;        /* positions of a page; 0: capacity */
+    int64_t pages;            /* of all sequences; 0: as many as they can hold */
+    int64_t window;           /* positions that a query sees, itself included; older ones are
+                               discarded. 0: all are kept */
+    int64_t sink_keys;        /* with a window: first positions, which are kept */
+    int64_t max_append;       /* with a window: most positions of one append; 0: window */
+    mha_kv_scales key_scales; /* of MHA_I8 */
+    uint32_t reserved2;       /* 0 */
 } mha_kv_cache_desc;
 
 /* What a cache takes, in bytes but for the first. */
@@ -177,6 +189,23 @@ MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k,
                                                      const mha_tensor *v, const int64_t *counts);
+
+/**
+ * mha_kv_cache_append() of some of the rows: sequence b takes the rows firsts[b] ..
+ * firsts[b] + counts[b] - 1, so that padding on either side is never stored.
+ *
+ *   firsts [B], 0 .. n; NULL: 0    counts [B], 0 .. n - firsts[b]; NULL: n - firsts[b]
+ *
+ * After sequences that are padded on the left (counts NULL), the queries of all n rows stand where
+ * mha_kv_cache_attention() places them by itself: the last is the last position of its sequence. Those of the
+ * padding see nothing and give 0.
+ *
+ * Memory, errors, threads as mha_kv_cache_append().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, const mha_tensor *k,
+                                                          const mha_tensor *v,
+                                                          const int64_t *firsts,
+                                                          const int64_t *counts);
 
 /**
  * mha_attention_forward() of q on the cached keys and values.

@@ -82,7 +82,7 @@ mha_status mhai_attend_run(const mhai_attend *a)
     if (!a->cache)
         return mha_attention_forward(a->context, &a->desc, &a->q, &a->k, &a->v, &a->heads,
                                      &a->outputs);
-    if (a->k.ndim) MHA_TRY(mha_kv_cache_append(a->cache, &a->k, &a->v, a->counts));
+    if (a->k.ndim) MHA_TRY(mha_kv_cache_append_rows(a->cache, &a->k, &a->v, a->firsts, a->counts));
     if (!a->q.ndim) return MHA_OK;
     return mha_kv_cache_attention(a->context, a->cache, &a->desc, &a->q, &a->heads, &a->outputs);
 }

@@ -20,8 +20,8 @@ typedef struct mhai_attend {
     mha_context *context;
     mha_positions query_positions, key_positions;
     mha_attention_outputs outputs;
-    mha_kv_cache *cache;       /* NULL: none */
-    const int64_t *counts;     /* [B] with a cache, see mha_kv_cache_append() */
+    mha_kv_cache *cache;            /* NULL: none */
+    const int64_t *firsts, *counts; /* [B] with a cache, see mha_kv_cache_append_rows() */
     mha_tensor q, k, v, heads; /* q [B,H,T,D], k, v [B,Hk,S,..]; ndim 0: none, with a cache only */
 } mhai_attend;
 

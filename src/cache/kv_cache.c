@@ -27,9 +27,11 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     if (d->flags != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: flags 0x%x are unknown",
                         (unsigned)d->flags);
-    if (d->reserved != 0)
+    if (d->reserved != 0 || d->reserved2 != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: reserved is %u, expected 0",
-                        (unsigned)d->reserved);
+                        (unsigned)(d->reserved ? d->reserved : d->reserved2));
+    if (d->window || d->sink_keys || d->max_append || d->key_scales)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: windows and key_scales");
     if (d->type != MHA_F32 && d->type != MHA_F16 && d->type != MHA_BF16 && d->type != MHA_I8)
         return mha_fail(MHA_ERR_DTYPE,
                         "mha_kv_cache_desc: type is %s, expected f32, f16, bf16 or i8",
@@ -206,14 +208,17 @@ void mha_kv_cache_reset(mha_kv_cache *cache)
 
 /* ---- append -------------------------------------------------------------------------------- */
 
-mha_status mhai_kv_cache_check_counts(const mha_kv_cache *cache, int64_t n, const int64_t *counts)
+mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_rows *rows)
 {
-    const int64_t capacity = cache->desc.capacity;
+    const int64_t capacity = cache->desc.capacity, n = rows->n;
     for (int64_t b = 0; b < cache->desc.batch; b++) {
-        int64_t count = counts ? counts[b] : n;
-        if (count < 0 || count > n)
+        const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
+        if (first < 0 || first > n)
+            return mha_fail(MHA_ERR_ARGUMENT, "firsts[%lld] is %lld, expected 0..%lld",
+                            (long long)b, (long long)first, (long long)n);
+        if (count < 0 || count > n - first)
             return mha_fail(MHA_ERR_ARGUMENT, "counts[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)count, (long long)n);
+                            (long long)b, (long long)count, (long long)(n - first));
         if (count > capacity - cache->lengths[b])
             return mha_fail(MHA_ERR_SIZE,
                             "cache: sequence %lld holds %lld of %lld positions, %lld more do not "
@@ -221,25 +226,33 @@ mha_status mhai_kv_cache_check_counts(const mha_kv_cache *cache, int64_t n, cons
                             (long long)b, (long long)cache->lengths[b], (long long)capacity,
                             (long long)count);
     }
-    return mhai_kv_pages_check(cache, n, counts);
+    return mhai_kv_pages_check(cache, rows);
 }
 
 typedef void store_row(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 
-/* Rows 0 .. count-1 of every head of sequence b, behind those that it holds. */
-static void store_rows(const mha_kv_cache *cache, int64_t b, int64_t count, const mha_tensor *x,
-                       store_row *to)
+/* Rows of every head of sequence b, after those that it holds. */
+static void store_rows(const mha_kv_cache *cache, int64_t b, const mhai_kv_rows *rows,
+                       const mha_tensor *x, store_row *to)
 {
+    const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
     for (int64_t h = 0; h < cache->desc.kv_heads; h++)
         for (int64_t t = 0; t < count; t++)
             to(cache, b, h, cache->lengths[b] + t, x->dtype,
-               (const char *)x->data + (b * x->stride[0] + h * x->stride[1] + t * x->stride[2]) *
-                                           (int64_t)mha_dtype_size(x->dtype));
+               (const char *)x->data +
+                   (b * x->stride[0] + h * x->stride[1] + (first + t) * x->stride[2]) *
+                       (int64_t)mha_dtype_size(x->dtype));
 }
 
 mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k, const mha_tensor *v,
                                const int64_t *counts)
+{
+    return mha_kv_cache_append_rows(cache, k, v, NULL, counts);
+}
+
+mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, const mha_tensor *k, const mha_tensor *v,
+                                    const int64_t *firsts, const int64_t *counts)
 {
     if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_append: cache is NULL");
     const mha_kv_cache_desc *d = &cache->desc;
@@ -252,12 +265,13 @@ mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k, const m
                               (int64_t[]){d->batch, d->kv_heads, n, d->value_head_dim}));
     MHA_TRY(mhai_tensor_check_last("k", k));
     MHA_TRY(mhai_tensor_check_last("v", v));
-    MHA_TRY(mhai_kv_cache_check_counts(cache, n, counts));
+    const mhai_kv_rows rows = {n, firsts, counts};
+    MHA_TRY(mhai_kv_cache_check_rows(cache, &rows));
     for (int64_t b = 0; b < d->batch; b++) {
-        int64_t count = counts ? counts[b] : n;
+        const int64_t count = mhai_kv_count(&rows, b);
         mhai_kv_pages_take(cache, b, count);
-        store_rows(cache, b, count, k, mhai_kv_store_key);
-        store_rows(cache, b, count, v, mhai_kv_store_value);
+        store_rows(cache, b, &rows, k, mhai_kv_store_key);
+        store_rows(cache, b, &rows, v, mhai_kv_store_value);
         cache->lengths[b] += count;
     }
     return MHA_OK;

@@ -20,6 +20,23 @@ struct mha_kv_cache {
     int32_t *table; /* [B][entries]; those that a sequence does not hold mean nothing */
 };
 
+/* Rows of an append: of n, each sequence takes those from firsts[b] on (NULL: 0), counts[b] of them
+ * (NULL: the rest). */
+typedef struct mhai_kv_rows {
+    int64_t n;
+    const int64_t *firsts, *counts;
+} mhai_kv_rows;
+
+static inline int64_t mhai_kv_first(const mhai_kv_rows *rows, int64_t b)
+{
+    return rows->firsts ? rows->firsts[b] : 0;
+}
+
+static inline int64_t mhai_kv_count(const mhai_kv_rows *rows, int64_t b)
+{
+    return rows->counts ? rows->counts[b] : rows->n - mhai_kv_first(rows, b);
+}
+
 /* ---- kv_pages.c: who holds which page ------------------------------------------------------- */
 
 /* Empty, with all pages free. */
@@ -28,9 +45,8 @@ void mhai_kv_pages_reset(mha_kv_cache *cache);
 /* Sequence b holds its first length positions, no more than it did. */
 void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
 
-/* Can every sequence take counts[b] (NULL: n) more positions with the pages that are free? */
-MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, int64_t n,
-                                             const int64_t *counts);
+/* Can every sequence take its rows with the pages that are free? */
+MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows);
 
 /* Pages of its own for `count` more positions of sequence b, which cannot fail after the check; the
  * length stays. */
@@ -46,9 +62,9 @@ void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_
 
 /* ---- kv_cache.c ----------------------------------------------------------------------------- */
 
-/* May sequence b take counts[b] (NULL: n) of n new positions? */
-MHA_NODISCARD mha_status mhai_kv_cache_check_counts(const mha_kv_cache *cache, int64_t n,
-                                                    const int64_t *counts);
+/* May every sequence take its rows? */
+MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
+                                                  const mhai_kv_rows *rows);
 
 /* mha_attention_explain() of a call with the cache, when its sequences are as long as `lengths`. */
 MHA_NODISCARD mha_status mhai_kv_cache_explain(const mha_context *context,

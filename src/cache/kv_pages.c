@@ -42,11 +42,6 @@ void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
 
 /* ---- room for more -------------------------------------------------------------------------- */
 
-static int64_t count_of(const int64_t *counts, int64_t n, int64_t b)
-{
-    return counts ? counts[b] : n;
-}
-
 /* The page that sequence b writes to next, or -1 if its last one is full. */
 static int32_t partial_page(const mha_kv_cache *cache, int64_t b)
 {
@@ -56,23 +51,23 @@ static int32_t partial_page(const mha_kv_cache *cache, int64_t b)
 
 /* Sequence b has to copy its last page: of all that append to a page that nobody else holds, the last
  * one need not. */
-static bool copies_page(const mha_kv_cache *cache, int64_t n, const int64_t *counts, int64_t b)
+static bool copies_page(const mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
 {
     const int32_t page = partial_page(cache, b);
-    if (page < 0 || count_of(counts, n, b) == 0 || cache->references[page] == 1) return false;
+    if (page < 0 || mhai_kv_count(rows, b) == 0 || cache->references[page] == 1) return false;
     int64_t before = 0;
     for (int64_t i = 0; i < b; i++)
-        before += count_of(counts, n, i) > 0 && partial_page(cache, i) == page;
+        before += mhai_kv_count(rows, i) > 0 && partial_page(cache, i) == page;
     return cache->references[page] - before > 1;
 }
 
-mha_status mhai_kv_pages_check(const mha_kv_cache *cache, int64_t n, const int64_t *counts)
+mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows)
 {
     int64_t needed = 0;
     for (int64_t b = 0; b < cache->desc.batch; b++) {
         const int64_t length = cache->lengths[b];
-        needed += pages_of(cache, length + count_of(counts, n, b)) - pages_of(cache, length) +
-                  copies_page(cache, n, counts, b);
+        needed += pages_of(cache, length + mhai_kv_count(rows, b)) - pages_of(cache, length) +
+                  copies_page(cache, rows, b);
     }
     if (needed <= cache->free_count) return MHA_OK;
     return mha_fail(MHA_ERR_NOMEM,

@@ -82,7 +82,8 @@ mha_status mhai_module_cached_prepare(mhai_forward *f)
 {
     MHA_TRY(check_cache(f));
     MHA_TRY(check_desc(f));
-    if (f->has_keys) MHA_TRY(mhai_kv_cache_check_counts(f->at.cache, f->S, f->at.counts));
+    const mhai_kv_rows rows = {.n = f->S, .counts = f->at.counts};
+    if (f->has_keys) MHA_TRY(mhai_kv_cache_check_rows(f->at.cache, &rows));
     if (f->at.counts && !f->has_keys)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_call: counts have no meaning without key and "
                                           "value, which are to be appended");
