@@ -362,11 +362,11 @@ static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
                         "itself and %lld left_keys, and %lld sink_keys",
                         (long long)d->left_keys, (long long)d->sink_keys, (long long)c->window,
                         (long long)(c->window - 1), (long long)c->sink_keys);
-    if (d->global_keys || d->global_queries)
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "global_keys, global_queries: a cache with a window has discarded keys that "
-            "they would show");
+    if (d->global_keys || d->global_queries || d->key_begins)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "global_keys, global_queries, key_begins: a cache with a window has "
+                        "discarded keys that they would show; mha_kv_cache_append_rows() leaves "
+                        "padding out");
     if (wanted && wanted->scores && wanted->score_stage != MHA_SCORES_BIASED)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "scores: a cache with a window has only those of MHA_SCORES_BIASED");
