@@ -54,7 +54,7 @@ static bool count_bytes(const mha_kv_cache_desc *d, int64_t width, int64_t *page
     runs = mhai_ceil_div(d->page_size, MHAI_RUN);
     if (!mhai_mul_i64(width, MHAI_RUN * 8, &numbers) || numbers > PTRDIFF_MAX / 64) return false;
     return mhai_mul_i64(runs, d->kv_heads, page) &&
-           mhai_mul_i64(*page, mhai_attn_run_bytes(d->type, width), page) &&
+           mhai_mul_i64(*page, mhai_attn_run_bytes(d->type, width, false), page) &&
            mhai_mul_i64(*page, d->pages, all) && *all <= PTRDIFF_MAX / 32;
 }
 
@@ -136,15 +136,16 @@ static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts 
     cache->references = (int32_t *)(void *)(memory + at->references);
     cache->free_pages = (int32_t *)(void *)(memory + at->free_pages);
     cache->table = (int32_t *)(void *)(memory + at->table);
-    cache->pages = (mhai_attn_pages){.type = d->type,
-                                     .keys = memory + at->keys,
-                                     .values = memory + at->values,
-                                     .key_bytes = mhai_attn_run_bytes(d->type, d->head_dim),
-                                     .value_bytes = mhai_attn_run_bytes(d->type, d->value_head_dim),
-                                     .heads = d->kv_heads,
-                                     .page_size = d->page_size,
-                                     .table = cache->table,
-                                     .entries = mhai_ceil_div(d->capacity, d->page_size)};
+    cache->pages =
+        (mhai_attn_pages){.type = d->type,
+                          .keys = memory + at->keys,
+                          .values = memory + at->values,
+                          .key_bytes = mhai_attn_run_bytes(d->type, d->head_dim, false),
+                          .value_bytes = mhai_attn_run_bytes(d->type, d->value_head_dim, false),
+                          .heads = d->kv_heads,
+                          .page_size = d->page_size,
+                          .table = cache->table,
+                          .entries = mhai_ceil_div(d->capacity, d->page_size)};
 }
 
 mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *desc,
