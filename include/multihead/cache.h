@@ -84,7 +84,7 @@ typedef struct mha_kv_cache_desc {
     int64_t value_head_dim;   /* Dv; 0: D */
     mha_dtype type;           /* as stored: MHA_F32 (0), MHA_F16, MHA_BF16 or MHA_I8 */
     uint32_t reserved;        /* 0 */
-    int64_t page_size;        /* positions of a page; 0: capacity */
+    int64_t page_size;        /* positions of a page; 0: capacity, which is the most */
     int64_t pages;            /* of all sequences; 0: as many as they can hold */
     int64_t window;           /* positions that a query sees, itself included; 0: all are kept */
     int64_t sink_keys;        /* with a window: first positions, which are kept */

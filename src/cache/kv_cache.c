@@ -80,7 +80,8 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     MHA_TRY(check_positive("capacity", d->capacity));
     MHA_TRY(check_positive("head_dim", d->head_dim));
     MHA_TRY(check_positive("value_head_dim", d->value_head_dim));
-    if (d->page_size == 0) d->page_size = d->window > 0 ? WINDOW_PAGE : d->capacity;
+    if (d->page_size == 0 && d->window > 0) d->page_size = WINDOW_PAGE;
+    if (d->page_size == 0 || d->page_size > d->capacity) d->page_size = d->capacity;
     MHA_TRY(check_positive("page_size", d->page_size));
     MHA_TRY(check_window(d));
     return check_channels(d);

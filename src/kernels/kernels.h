@@ -25,7 +25,7 @@ typedef struct mhai_run {
     const float *scale; /* MHA_I8: [16], an element is its number times the position's; the product
                            is exact */
     const int8_t *powers; /* keys of MHA_I8: [head_dim] instead of scale, an element is its number
-                             times 2^powers[c]; from -126 to 120, or MHAI_BAD_POWER: one element
+                             times 2^powers[c]; from -126 to 121, or MHAI_BAD_POWER: one element
                              that is not finite spoils the run. NULL: scale, as for all other runs */
     mha_dtype type;       /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
 } mhai_run;
