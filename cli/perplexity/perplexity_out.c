@@ -19,8 +19,9 @@ cli_exit perplexity_print(const perplexity_run *r)
     if (r->predicted > 1) cli_print(" +- %.4f", r->error);
     cli_print("\nloss        %.6f", r->mean);
     if (r->predicted > 1) cli_print(" +- %.6f", r->mean_error);
-    cli_print(" nats per token\ntokens      %" PRId64 " in %" PRId64 " context%s", r->done,
-              contexts, contexts == 1 ? "" : "s");
+    cli_print(" nats per token\ntokens      %" PRId64, r->done);
+    if (r->done < r->count) cli_print(" of %" PRId64 ", interrupted,", r->count);
+    cli_print(" in %" PRId64 " context%s", contexts, contexts == 1 ? "" : "s");
     if (contexts > 1) cli_print(" of %" PRId64, r->limit);
     cli_print(", %" PRId64 " predicted\n", r->predicted);
     cli_print("cache       %s, %.3f MB\n", perplexity_cache_name(r),

@@ -188,8 +188,8 @@ def interrupted():
     model = table("endless", max_length=length)
     path = FOLDER / "long.txt"
     path.write_text(words(length - 1))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with subprocess.Popen([PROGRAM, "perplexity", model, "--text", path, "--chunk", "1", "--json",
+    for number, form in ((signal.SIGINT, ["--json"]), (signal.SIGTERM, [])):
+        with subprocess.Popen([PROGRAM, "perplexity", model, "--text", path, "--chunk", "1", *form,
                                "--context", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=environment()) as process:
             time.sleep(0.7)
@@ -200,10 +200,15 @@ def interrupted():
         check(process.returncode == -number, f"signal {number}: exit {process.returncode}, {err!r}")
         if not out:
             continue  # it came before the first step
-        found = json.loads(out)
-        check(not found["complete"] and found["tokens"] == len(found["losses"]) < length,
-              f"signal {number}: {found['tokens']} tokens")
-        check(b"interrupted: %d of %d tokens" % (found["tokens"], length) in err, f"signal {number}: {err!r}")
+        told = re.fullmatch(rb"interrupted: (\d+) of %d tokens were measured\n" % length, err)
+        if not check(told, f"signal {number}: {err!r}"):
+            continue
+        if form:
+            found = json.loads(out)
+            check(not found["complete"] and found["tokens"] == len(found["losses"]) == int(told[1]) < length,
+                  f"signal {number}: {found['tokens']} tokens, {err!r}")
+        else:
+            check(b"\ntokens      %s of %d, interrupted, in " % (told[1], length) in out, f"signal {number}: {out!r}")
 
 
 def refusals(model):
