@@ -26,7 +26,7 @@ ALLOWED = {
     "src/module": ({"module", "attend", "cache", "nn", "kernels", "base"},
                    {"module", "module_backward", "attention", "backward", "base", "cache",
                     "component", "nn", "position"}),
-    "src/transformer": ({"transformer", "attend", "nn", "base"},
+    "src/transformer": ({"transformer", "attend", "cache", "nn", "base"},
                         {"nn", "optimizer", "transformer", "training", "attention", "backward", "cache",
                          "position", "base", "component"}),
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),

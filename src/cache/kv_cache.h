@@ -45,6 +45,10 @@ void mhai_kv_pages_reset(mha_kv_cache *cache);
 /* Sequence b holds its first length positions, no more than it did. */
 void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
 
+/* Can sequence b, which exists, go back to this length? */
+MHA_NODISCARD mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b,
+                                                      int64_t length);
+
 /* Can every sequence take its rows with the pages that are free? */
 MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows);
 

@@ -131,6 +131,11 @@ static mha_status check_length(const mha_kv_cache *cache, int64_t b, int64_t len
                     (long long)b, (long long)cache->lengths[b], (long long)length);
 }
 
+mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b, int64_t length)
+{
+    return check_length(cache, b, length);
+}
+
 mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
 {
     if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_truncate: cache is NULL");

@@ -21,8 +21,7 @@ typedef struct call {
     mha_transformer_input input;
     mha_activations *a;
     const mha_tensor *probabilities, *cross_probabilities;
-    mha_kv_cache *const *caches; /* [L]: tokens stand at start and behind; NULL: at 0 */
-    int64_t start;
+    const mhai_step *step; /* NULL: whole sequences */
 } call;
 
 static int64_t tokens_of(const mha_activations *a)
@@ -42,6 +41,17 @@ static mha_status check_lengths(const char *name, const int64_t *lengths, int64_
     return MHA_OK;
 }
 
+mha_status mhai_transformer_check_memory(const mha_transformer *t, int64_t batch,
+                                         const mha_tensor *memory, const int64_t *lengths)
+{
+    MHA_TRY(mhai_tensor_check("memory", memory, MHA_F32, 3,
+                              (const int64_t[]){batch, -1, t->desc.memory_dim}));
+    MHA_TRY(mhai_tensor_check_last("memory", memory));
+    if (batch > 1 && memory->stride[0] != memory->shape[1] * memory->stride[1])
+        return mha_fail(MHA_ERR_STRIDE, "memory: sequences must follow each other without gaps");
+    return check_lengths("memory_lengths", lengths, batch, memory->shape[1]);
+}
+
 static mha_status check_memory(const mha_transformer *t, const mha_transformer_input *input)
 {
     const mha_tensor *memory = input->memory;
@@ -51,12 +61,7 @@ static mha_status check_memory(const mha_transformer *t, const mha_transformer_i
                                               "transformer has no cross-attention");
         return MHA_OK;
     }
-    const int64_t shape[] = {input->tokens->shape[0], -1, t->desc.memory_dim};
-    MHA_TRY(mhai_tensor_check("memory", memory, MHA_F32, 3, shape));
-    MHA_TRY(mhai_tensor_check_last("memory", memory));
-    if (shape[0] > 1 && memory->stride[0] != memory->shape[1] * memory->stride[1])
-        return mha_fail(MHA_ERR_STRIDE, "memory: sequences must follow each other without gaps");
-    return check_lengths("memory_lengths", input->memory_lengths, shape[0], memory->shape[1]);
+    return mhai_transformer_check_memory(t, input->tokens->shape[0], memory, input->memory_lengths);
 }
 
 mha_status mhai_transformer_check(const char *function, const mha_transformer *t,
@@ -117,15 +122,23 @@ static mha_status check_probabilities(const call *c, const char *name, const mha
     return mhai_tensor_check_output(name, tensor);
 }
 
-/* [B,T] numbers of a table's rows become a row; NULL: all 0. */
-static mha_status load_numbers(const char *name, const mha_tensor *from, int64_t batch,
-                               int64_t length, int64_t count, int32_t *to)
+/* Padding of a step is not looked at. */
+static bool is_padding(const call *c, int64_t b, int64_t t)
 {
-    if (!from) memset(to, 0, (size_t)(batch * length) * sizeof *to);
-    for (int64_t i = 0; from && i < batch * length; i++) {
+    return c->step && (t < c->step->firsts[b] || t - c->step->firsts[b] >= c->step->counts[b]);
+}
+
+/* [B,T] numbers of a table's rows become a row; NULL, and padding: 0. */
+static mha_status load_numbers(const call *c, const char *name, const mha_tensor *from,
+                               int64_t count, int32_t *to)
+{
+    const int64_t length = c->a->T;
+    for (int64_t i = 0; i < tokens_of(c->a); i++) {
         const int64_t b = i / length, t = i % length;
-        to[i] = ((const int32_t *)from->data)[b * from->stride[0] + t * from->stride[1]];
-        if (to[i] < 0 || to[i] >= count)
+        to[i] = !from || is_padding(c, b, t)
+                    ? 0
+                    : ((const int32_t *)from->data)[b * from->stride[0] + t * from->stride[1]];
+        if (from && (to[i] < 0 || to[i] >= count))
             return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld,%lld] is %d, expected 0..%lld", name,
                             (long long)b, (long long)t, (int)to[i], (long long)count - 1);
     }
@@ -136,9 +149,11 @@ static mha_status load_tokens(const call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     mha_activations *a = c->a;
-    for (int64_t i = 0; i < tokens_of(a); i++) a->positions[i] = (int32_t)(c->start + i % a->T);
-    MHA_TRY(load_numbers("tokens", c->input.tokens, a->B, a->T, d->vocab_size, a->ids));
-    return load_numbers("token_types", c->input.token_types, a->B, a->T, d->type_count, a->types);
+    const int64_t *places = c->step ? c->step->places.data : NULL;
+    for (int64_t i = 0; i < tokens_of(a); i++)
+        a->positions[i] = (int32_t)(places ? places[i] : i % a->T);
+    MHA_TRY(load_numbers(c, "tokens", c->input.tokens, d->vocab_size, a->ids));
+    return load_numbers(c, "token_types", c->input.token_types, d->type_count, a->types);
 }
 
 /* ---- pieces that forward and backward share ------------------------------------------------- */
@@ -356,15 +371,39 @@ static mha_status read_outputs(const mha_attention_outputs *given, int64_t layer
                     (long long)layer);
 }
 
+void mhai_transformer_narrow(int64_t window, int64_t sink_keys, mha_attention_desc *desc)
+{
+    const bool own = desc->flags & MHA_ATTENTION_WINDOW && desc->left_keys >= 0;
+    if (window == 0 || (own && desc->left_keys < window)) return;
+    desc->flags |= MHA_ATTENTION_WINDOW;
+    desc->left_keys = window - 1;
+    desc->right_keys = 0;
+    desc->sink_keys = own ? mhai_max_i64(desc->sink_keys, sink_keys) : sink_keys;
+}
+
+static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_attend *x)
+{
+    if (cross) {
+        x->cache = s->memory[layer];
+        x->k.ndim = x->v.ndim = 0;
+        return;
+    }
+    x->cache = s->caches[layer];
+    x->firsts = s->firsts;
+    x->counts = s->counts;
+    x->query_positions.ids = x->key_positions.ids = &s->places;
+    x->desc.q_offsets = s->offsets;
+    mhai_transformer_narrow(s->window, s->sink_keys, &x->desc);
+}
+
 /* A layer's attention between its projections. */
 static mha_status prepare(const call *c, int64_t layer, bool cross, mhai_call_attention *made)
 {
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     mhai_attend *x = &made->attend;
     mhai_transformer_attention(c->context, c->a, &c->input, layer, cross, made);
-    x->query_positions.start = x->key_positions.start = c->start;
-    if (c->caches) {
-        x->cache = c->caches[layer];
+    if (c->step) {
+        prepare_step(c->step, layer, cross, x);
         return MHA_OK;
     }
     MHA_TRY(read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer], layer,
@@ -380,13 +419,24 @@ static mha_status prepare(const call *c, int64_t layer, bool cross, mhai_call_at
     return MHA_OK;
 }
 
-static mha_status project_memory(const call *c, const mhai_place_linear *place, float *to)
+static mha_status project_memory(mha_context *context, const mhai_place_linear *place,
+                                 const mha_tensor *memory, float *to)
 {
-    const mha_tensor *m = c->input.memory;
-    const int64_t rows = c->a->B * c->a->S;
-    mha_tensor in = mhai_transformer_rows(m->data, rows, place->inputs, m->stride[1]);
+    const int64_t rows = memory->shape[0] * memory->shape[1];
+    mha_tensor in = mhai_transformer_rows(memory->data, rows, place->inputs, memory->stride[1]);
     mha_tensor out = mhai_transformer_rows(to, rows, place->outputs, place->outputs);
-    return mha_linear_forward(c->context, place->packed, MHA_ACTIVATION_NONE, &in, &out);
+    return mha_linear_forward(context, place->packed, MHA_ACTIVATION_NONE, &in, &out);
+}
+
+mha_status mhai_transformer_project_memory(mha_context *context, const mha_transformer *t,
+                                           int64_t layer, const mha_tensor *memory, float *rows,
+                                           mha_tensor *k, mha_tensor *v)
+{
+    const int64_t B = memory->shape[0], S = memory->shape[1], D = t->desc.head_dim;
+    const int64_t kv = t->desc.kv_heads * D;
+    *k = heads_view(rows, B, S, t->desc.kv_heads, D, 2 * kv);
+    *v = heads_view(rows + kv, B, S, t->desc.kv_heads, D, 2 * kv);
+    return project_memory(context, &t->layers[layer].cross.memory, memory, rows);
 }
 
 static mha_status attend(const call *c, const mhai_place_attention *place,
@@ -400,7 +450,8 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     if (count.q == 0) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->step, &kept->step));
     MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
-    if (cross) MHA_TRY(project_memory(c, &place->memory, kept->memory));
+    if (cross && !c->step)
+        MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(prepare(c, layer, cross, &attention));
     MHA_TRY(mhai_attend_position(&attention.attend));
     MHA_TRY(mhai_attend_run(&attention.attend));
@@ -611,13 +662,10 @@ static mha_status check_rows(const char *name, const mha_tensor *x, const int64_
     return mhai_tensor_check_output(name, x);
 }
 
-static mha_status check_call(call *c, const mha_transformer_input *input, const mha_tensor *output)
+/* The batch, and what is wanted of it. */
+static mha_status check_outputs(call *c, const mha_tensor *output)
 {
     const mha_transformer_desc *d = &c->t->desc;
-    if (c->a->transformer != c->t)
-        return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
-    MHA_TRY(mhai_transformer_check("mha_transformer_forward", c->t, input, &c->input));
-    MHA_TRY(check_room(&c->input, c->a));
     c->a->B = c->input.tokens->shape[0];
     c->a->T = c->input.tokens->shape[1];
     c->a->S = c->input.memory ? c->input.memory->shape[1] : 0;
@@ -632,6 +680,15 @@ static mha_status check_call(call *c, const mha_transformer_input *input, const 
                                           "cross-attention");
     MHA_TRY(check_probabilities(c, "cross_probabilities", c->cross_probabilities, c->a->S));
     return check_overlap(c, output);
+}
+
+static mha_status check_call(call *c, const mha_transformer_input *input, const mha_tensor *output)
+{
+    if (c->a->transformer != c->t)
+        return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
+    MHA_TRY(mhai_transformer_check("mha_transformer_forward", c->t, input, &c->input));
+    MHA_TRY(check_room(&c->input, c->a));
+    return check_outputs(c, output);
 }
 
 static mha_status forward(call *c, const mha_tensor *output)
@@ -652,6 +709,14 @@ static mha_status forward(call *c, const mha_tensor *output)
         if (c->input.after_layer) MHA_TRY(c->input.after_layer(c->input.after_layer_user, c->a, i));
     }
     return write_output(c, output);
+}
+
+size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,
+                                      int64_t rows)
+{
+    return t->most_inputs > 0
+               ? mhai_matmul_rows_bytes(context, t->source.compute, rows, t->most_inputs)
+               : 0;
 }
 
 /* Check what is wanted of every layer, and have the scratch that the largest of them takes: the
@@ -675,12 +740,8 @@ static mha_status reserve(const call *c)
         if (plan.scratch_bytes > most) most = plan.scratch_bytes;
     }
     if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");
-    const size_t products =
-        c->t->most_inputs > 0
-            ? mhai_matmul_rows_bytes(c->context, c->t->source.compute,
-                                     mhai_max_i64(tokens_of(c->a), c->a->B * c->a->S),
-                                     c->t->most_inputs)
-            : 0;
+    const size_t products = mhai_transformer_product_bytes(
+        c->context, c->t, mhai_max_i64(tokens_of(c->a), c->a->B * c->a->S));
     if (most < products) most = products;
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     MHA_TRY(mha_scratch_alloc(c->context, (int64_t)most, 1, &memory));
@@ -730,12 +791,11 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
 }
 
 mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t, mha_activations *a,
-                                 const mha_tensor *tokens, mha_kv_cache *const *caches,
-                                 int64_t start, const mha_tensor *output)
+                                 const mha_tensor *tokens, const mhai_step *step,
+                                 const mha_tensor *output)
 {
-    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = tokens};
-    call c = {.context = context, .t = t, .a = a, .caches = caches, .start = start};
-    mha_status status = check_call(&c, &input, output);
+    call c = {.context = context, .t = t, .input = {.tokens = tokens}, .a = a, .step = step};
+    mha_status status = check_outputs(&c, output);
     if (status == MHA_OK) status = forward(&c, output);
     a->T = -1; /* keys of earlier tokens are not there: nothing for a backward call */
     return status;
