@@ -8,27 +8,41 @@
  *   mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL);     their n queries
  *
  * Pages. Memory is a pool of pages of `page_size` positions; each sequence has a table of the pages
- * that it holds. By default a page is as long as the capacity, and each sequence has one. Small pages
- * let sequences of different lengths share a pool that is smaller than all of them at their longest,
- * and let sequences share what they have in common: mha_kv_cache_fork() copies a table, not the
- * pages, and a page that others hold too is copied when one of them writes to it. Results have the
- * same bits for every page size and every order of pages. 16 and multiples of it are read in place;
- * other sizes are gathered first.
+ * that it holds. By default a page is as long as the capacity, and each sequence has one. Small
+ * pages let sequences of different lengths share a pool that is smaller than all of them at their
+ * longest, and let sequences share what they have in common: mha_kv_cache_fork() copies a table,
+ * not the pages, and a page that others hold too is copied when one of them writes to it. Results
+ * have the same bits for every page size and every order of pages. 16 and multiples of it are read
+ * in place; other sizes are gathered first.
  *
- * Types. Numbers are stored as f32, f16, bf16 or i8 and become f32 in registers. f16 and bf16 are the
- * nearest, ties to even. i8: for each position of each head, of k and of v,
+ * Windows. With `window` W a cache keeps what a query sees that looks at the last W positions,
+ * itself among them, and at the first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append
+ * gives back pages that no position from its first row on sees. Positions stay those of the text,
+ * and results have the bits of a cache that keeps all. The capacity is still the largest number of
+ * positions, of which each page takes four bytes of a table; `pages` is what counts:
  *
- *   s = max_i |x_i| / 127, rounded up to 17 significant bits;   n_i = x_i / s to the nearest integer
+ *   ceil(sink_keys / page_size) + ceil((W - 1 + max_append) / page_size) + 1      of each sequence
  *
- * and n_i s, which f32 holds exactly, stands for x_i: |n_i s - x_i| <= s (1 + 2^-20) / 2. If an x_i is
- * not finite all are NaN; if all are below 2^-100 in size they are 0. Every call reads what is stored,
- * so that the result has the bits of an f32 cache of those numbers.
+ * hold any text if an append brings up to max_append positions. A page size of 0 is 32 then.
+ * (Attention with MHA_COMPUTE_INT8, whose units come from all keys of a block, reads 0 where
+ * something was discarded.)
+ *
+ * Types. Numbers are stored as f32, f16, bf16 or i8 and become f32 in registers. f16 and bf16 are
+ * the nearest, ties to even. i8: for each position of each head, of k and of v,
+ *
+ *   s = max_i |x_i| / 127, rounded up to 17 significant bits
+ *   n_i = x_i / s to the nearest integer
+ *
+ * and n_i s, which f32 holds exactly, stands for x_i: |n_i s - x_i| <= s (1 + 2^-20) / 2. If an x_i
+ * is not finite all are NaN; if all are below 2^-100 in size they are 0. Every call reads what is
+ * stored, so that the result has the bits of an f32 cache of those numbers.
  *
  * Appending and attending in pieces of any size, down to one position, gives the bits of the whole
  * causal sequence at once: a row's arithmetic depends only on the positions of its keys
  * (attention.h; docs/numerics.md 1 has the cost).
  *
- * The layout inside a page is private. Keys are stored as given: apply RoPE before appending. Letters as in attention.h.
+ * The layout inside a page is private. Keys are stored as given: apply RoPE before appending.
+ * Letters as in attention.h.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -59,8 +73,7 @@ typedef struct mha_kv_cache_desc {
     uint32_t reserved;        /* 0 */
     int64_t page_size;        /* positions of a page; 0: capacity */
     int64_t pages;            /* of all sequences; 0: as many as they can hold */
-    int64_t window;           /* positions that a query sees, itself included; older ones are
-                               discarded. 0: all are kept */
+    int64_t window;           /* positions that a query sees, itself included; 0: all are kept */
     int64_t sink_keys;        /* with a window: first positions, which are kept */
     int64_t max_append;       /* with a window: most positions of one append; 0: window */
     mha_kv_scales key_scales; /* of MHA_I8 */
@@ -83,11 +96,11 @@ typedef struct mha_kv_cache mha_kv_cache;
 /**
  * Create an empty cache.
  *
- * Memory   the caller owns *cache; what mha_kv_cache_count() says, and the handle, from the context's
- *          allocator, which must outlive the cache (the context need not). Pages are not touched
- *          before they are used. Nothing is allocated later.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a number below 1), _DTYPE, _UNSUPPORTED, _SIZE (the
- *          product overflows), _NOMEM.
+ * Memory   the caller owns *cache; what mha_kv_cache_count() says, and the handle, from the
+ *          context's allocator, which must outlive the cache (the context need not). Pages are not
+ *          touched before they are used. Nothing is allocated later.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a number below 1), _DTYPE, _UNSUPPORTED, _SIZE
+ *          (the product overflows), _NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
@@ -97,7 +110,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
 /**
  * What a cache of this description takes, before it is made.
  *
- * Memory   fills *sizes, whose struct_size must be set.   Errors  as mha_kv_cache_create(), but _NOMEM.
+ * Memory   fills *sizes, whose struct_size must be set.   Errors  those of
+ *          mha_kv_cache_create() but _NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc,
@@ -123,11 +137,14 @@ MHA_API const int64_t *mha_kv_cache_lengths(const mha_kv_cache *cache);
 MHA_API void mha_kv_cache_reset(mha_kv_cache *cache);
 
 /**
- * Discard the positions of sequence b from `length` on (a rejected draft, a new turn). Pages that it
- * does not need any more are free for others; 0 gives all of them back.
+ * Discard the positions of sequence b from `length` on (a rejected draft, a new turn). Pages that
+ * it does not need any more are free for others; 0 gives all of them back. With a window it can go
+ * back to where the last append began, as far as its pages happen to reach before that, and to the
+ * sinks.
  *
- * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no sequence b or it holds
- *                           fewer than length positions.
+ * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no sequence b, it holds
+ *                           fewer than length positions, or the window at length shows positions
+ *                           that were discarded.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b,
@@ -135,32 +152,35 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
 
 /**
  * Sequence `to` becomes the first `length` positions of sequence `from`: a branch, or a prompt that
- * several sequences share. What `to` held is discarded. No page is copied until one of the sequences
- * appends to a page that it shares.
+ * several sequences share. What `to` held is discarded. No page is copied until one of the
+ * sequences appends to a page that it shares.
  *
- * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no such sequence, both are the
- *                           same, or `from` holds fewer than length positions.
+ * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no such sequence, both are
+ *                           the same, or `from` cannot be cut to length.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to,
                                                    int64_t length);
 
-/** The pages of sequence b in order, *count of them; NULL if there is no sequence b. Memory owned by
- * the cache and updated with it. Errors none. Threads any while the cache does not change. Since 0.1 */
+/** The pages of sequence b in order, *count of them; NULL if there is no sequence b. The number
+ * `pages` of the description stands for what a window has discarded. Memory owned by the cache and
+ * updated with it. Errors none. Threads any while the cache does not change. Since 0.1 */
 MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count);
 
 /**
- * Sequence b becomes `length` positions that lie in these pages, in this order: a table that a program
- * keeps for itself, of pages that sequences hold, such as those of a prefix it has seen before. What b
- * held is discarded. The positions are those that were appended to the pages; what nobody appended is
- * unspecified, and finite or not.
+ * Sequence b becomes `length` positions that lie in these pages, in this order: a table that a
+ * program keeps for itself, of pages that sequences hold, such as those of a prefix it has seen
+ * before. What b held is discarded. The positions are those that were appended to the pages; what
+ * nobody appended is unspecified, and finite or not. With a window, entries that its queries do not
+ * see may be `pages` of the description: all from the sinks' last page to the window's first.
  *
  *   pages [count], count = ceil(length / page_size)
  *
  * Memory   copied.
- * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (length is above the capacity); MHA_ERR_ARGUMENT (no sequence b;
- *          another count): "pages[3] is 77, expected 0..63", "pages[3] is 5, as is an earlier one",
- *          "pages[3] is 5, which no sequence holds". On any error every sequence is unchanged.
+ * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (length is above the capacity); MHA_ERR_ARGUMENT (no sequence
+ *          b; another count): "pages[3] is 77, expected 0..63", "pages[3] is 5, as is an earlier
+ *          one", "pages[3] is 5, which no sequence holds". On any error every sequence is
+ *          unchanged.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_assign(mha_kv_cache *cache, int64_t b,
@@ -183,8 +203,8 @@ MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);
  * Memory   copied; the caller may reuse k and v at once. Nothing is allocated.
  * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE (k, v reach beyond the address space),
  *          MHA_ERR_ARGUMENT (a count); MHA_ERR_SIZE "cache: sequence 1 holds 30 of 32 positions, 5
- *          more do not fit"; MHA_ERR_NOMEM "cache: 3 pages are needed, 2 of 64 are free". On any error
- *          every sequence is unchanged.
+ *          more do not fit"; MHA_ERR_NOMEM "cache: 3 pages are needed, 2 of 64 are free". On any
+ *          error every sequence is unchanged.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k,
@@ -197,10 +217,11 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
  *   firsts [B], 0 .. n; NULL: 0    counts [B], 0 .. n - firsts[b]; NULL: n - firsts[b]
  *
  * After sequences that are padded on the left (counts NULL), the queries of all n rows stand where
- * mha_kv_cache_attention() places them by itself: the last is the last position of its sequence. Those of the
- * padding see nothing and give 0.
+ * mha_kv_cache_attention() places them by itself: the last is the last position of its sequence.
+ * Those of the padding see nothing and give 0.
  *
- * Memory, errors, threads as mha_kv_cache_append().   Since  0.1
+ * Memory   as mha_kv_cache_append().   Errors   as there, and MHA_ERR_ARGUMENT for a first row.
+ * Threads  as there.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, const mha_tensor *k,
                                                           const mha_tensor *v,
@@ -221,12 +242,17 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, c
  * lengths before it: query t then belongs to the position of row t of k, and rows from counts[b]
  * on are meaningless.
  *
+ * With a window, a desc without MHA_ATTENTION_WINDOW has that of the cache, and one with it may
+ * show less.
+ *
  * Memory   as mha_attention_forward(), and B numbers of scratch. Outputs must not overlap q.
  * Errors   as mha_attention_forward(); MHA_ERR_NULL (cache); MHA_ERR_ARGUMENT if desc has
- *          key_lengths, MHA_ERR_UNSUPPORTED if it has a ragged batch. No output byte is written
- *          on an error.
- * Threads  one call at a time per context; any number may read a cache that does not change.
- * Since    0.1
+ *          key_lengths, MHA_ERR_UNSUPPORTED if it has a ragged batch. With a window also
+ *          MHA_ERR_ARGUMENT (left_keys or sink_keys show more than the cache keeps, or a query
+ *          stands where it would see what was discarded), MHA_ERR_UNSUPPORTED (global_keys,
+ *          global_queries, scores before masks). No output byte is written on an error.
+ * Threads  one call at a time per context; any number may read a cache that does not change. Since
+ *          0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_attention(mha_context *context,
                                                         const mha_kv_cache *cache,

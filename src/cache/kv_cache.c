@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+enum { WINDOW_PAGE = 32 }; /* by default: a panel of keys, and little that is kept for nothing */
+
 /* ---- life ---------------------------------------------------------------------------------- */
 
 static mha_status check_positive(const char *name, int64_t value)
@@ -18,6 +20,25 @@ static mha_status check_positive(const char *name, int64_t value)
     if (value < 1)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_desc: %s is %lld, expected 1 or more", name,
                         (long long)value);
+    return MHA_OK;
+}
+
+static mha_status check_window(mha_kv_cache_desc *d)
+{
+    if (d->window < 0 || d->sink_keys < 0 || d->max_append < 0)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_kv_cache_desc: window %lld, sink_keys %lld, max_append %lld; expected 0 "
+            "or more",
+            (long long)d->window, (long long)d->sink_keys, (long long)d->max_append);
+    if (d->window == 0 && (d->sink_keys > 0 || d->max_append > 0))
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_kv_cache_desc: sink_keys and max_append have no meaning without window");
+    d->window = mhai_min_i64(d->window, d->capacity);
+    d->sink_keys = mhai_min_i64(d->sink_keys, d->capacity);
+    if (d->max_append == 0) d->max_append = d->window;
+    d->max_append = mhai_min_i64(d->max_append, d->capacity);
     return MHA_OK;
 }
 
@@ -30,20 +51,30 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     if (d->reserved != 0 || d->reserved2 != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: reserved is %u, expected 0",
                         (unsigned)(d->reserved ? d->reserved : d->reserved2));
-    if (d->window || d->sink_keys || d->max_append || d->key_scales)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: windows and key_scales");
+    if (d->key_scales) return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: key_scales");
     if (d->type != MHA_F32 && d->type != MHA_F16 && d->type != MHA_BF16 && d->type != MHA_I8)
         return mha_fail(MHA_ERR_DTYPE,
                         "mha_kv_cache_desc: type is %s, expected f32, f16, bf16 or i8",
                         mha_dtype_name(d->type));
     if (d->value_head_dim == 0) d->value_head_dim = d->head_dim;
-    if (d->page_size == 0) d->page_size = d->capacity;
     MHA_TRY(check_positive("batch", d->batch));
     MHA_TRY(check_positive("kv_heads", d->kv_heads));
     MHA_TRY(check_positive("capacity", d->capacity));
     MHA_TRY(check_positive("head_dim", d->head_dim));
     MHA_TRY(check_positive("value_head_dim", d->value_head_dim));
-    return check_positive("page_size", d->page_size);
+    if (d->page_size == 0) d->page_size = d->window > 0 ? WINDOW_PAGE : d->capacity;
+    MHA_TRY(check_positive("page_size", d->page_size));
+    return check_window(d);
+}
+
+/* Pages that a sequence may hold at once: between two appends those of the sinks and of the window,
+ * and in the second those of what it brings. */
+static int64_t most_pages(const mha_kv_cache_desc *d)
+{
+    const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
+    if (d->window == 0) return all;
+    return mhai_min_i64(all, mhai_ceil_div(d->sink_keys, d->page_size) +
+                                 mhai_ceil_div(d->window - 1 + d->max_append, d->page_size) + 1);
 }
 
 /* Bytes of all pages' keys or values. */
@@ -51,29 +82,31 @@ static bool count_bytes(const mha_kv_cache_desc *d, int64_t width, int64_t *page
 {
     int64_t runs, numbers;
     if (d->page_size > PTRDIFF_MAX - MHAI_RUN) return false;
+    const int64_t pages = d->pages + (d->window > 0); /* the empty page */
     runs = mhai_ceil_div(d->page_size, MHAI_RUN);
     if (!mhai_mul_i64(width, MHAI_RUN * 8, &numbers) || numbers > PTRDIFF_MAX / 64) return false;
     return mhai_mul_i64(runs, d->kv_heads, page) &&
            mhai_mul_i64(*page, mhai_attn_run_bytes(d->type, width), page) &&
-           mhai_mul_i64(*page, d->pages, all) && *all <= PTRDIFF_MAX / 32;
+           mhai_mul_i64(*page, pages, all) && *all <= PTRDIFF_MAX / 32;
 }
 
 /* Where the parts of a cache begin, in bytes. */
 typedef struct parts {
-    int64_t references, free_pages, table, keys, values;
+    int64_t discarded, references, free_pages, table, keys, values;
 } parts;
 
 static bool count_parts(mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
 {
     int64_t key_page, value_page, keys, values, longest, entries, table;
     const int64_t per_sequence = mhai_ceil_div(d->capacity, d->page_size);
-    if (!mhai_mul_i64(d->batch, per_sequence, &entries) || entries > INT32_MAX) return false;
-    if (d->pages == 0) d->pages = entries;
-    if (d->pages > INT32_MAX || !count_bytes(d, d->head_dim, &key_page, &keys) ||
+    if (!mhai_mul_i64(d->batch, per_sequence, &entries) || entries >= INT32_MAX) return false;
+    if (d->pages == 0) d->pages = d->batch * most_pages(d);
+    if (d->pages >= INT32_MAX || !count_bytes(d, d->head_dim, &key_page, &keys) ||
         !count_bytes(d, d->value_head_dim, &value_page, &values) ||
         !mhai_mul_i64(d->batch, (int64_t)sizeof(int64_t), &longest) || longest > PTRDIFF_MAX / 32)
         return false;
-    at->references = longest;
+    at->discarded = longest;
+    at->references = at->discarded + longest;
     at->free_pages = at->references + d->pages * (int64_t)sizeof(int32_t);
     at->table = at->free_pages + d->pages * (int64_t)sizeof(int32_t);
     table = at->table + entries * (int64_t)sizeof(int32_t);
@@ -85,7 +118,7 @@ static bool count_parts(mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
     s->scale_bytes = d->type == MHA_I8 ? 2 * MHAI_LINE * d->pages * d->kv_heads *
                                              mhai_ceil_div(d->page_size, MHAI_RUN)
                                        : 0;
-    s->total_bytes = at->values + values;
+    s->total_bytes = at->values + values; /* the empty page, too */
     return true;
 }
 
@@ -133,6 +166,7 @@ static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts 
     const mha_kv_cache_desc *d = &cache->desc;
     cache->memory = memory;
     cache->lengths = (int64_t *)(void *)memory;
+    cache->discarded = (int64_t *)(void *)(memory + at->discarded);
     cache->references = (int32_t *)(void *)(memory + at->references);
     cache->free_pages = (int32_t *)(void *)(memory + at->free_pages);
     cache->table = (int32_t *)(void *)(memory + at->table);
@@ -145,6 +179,18 @@ static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts 
                                      .page_size = d->page_size,
                                      .table = cache->table,
                                      .entries = mhai_ceil_div(d->capacity, d->page_size)};
+}
+
+static void clear_empty_page(const mha_kv_cache *cache)
+{
+    const mhai_attn_pages *pages = &cache->pages;
+    const int64_t runs = pages->heads * mhai_ceil_div(pages->page_size, MHAI_RUN);
+    const int64_t first = mhai_attn_page_run(pages, mhai_kv_empty_page(cache), 0, 0);
+    if (cache->desc.window == 0) return;
+    memset((unsigned char *)(uintptr_t)pages->keys + first * pages->key_bytes, 0,
+           (size_t)(runs * pages->key_bytes));
+    memset((unsigned char *)(uintptr_t)pages->values + first * pages->value_bytes, 0,
+           (size_t)(runs * pages->value_bytes));
 }
 
 mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *desc,
@@ -167,6 +213,7 @@ mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *de
     *made = (mha_kv_cache){.allocator = *a, .desc = d, .sizes = sizes};
     MHA_TRY_GOTO(allocate(a, (size_t)sizes.total_bytes, MHAI_LINE, &memory), fail);
     place_parts(made, memory, &at);
+    clear_empty_page(made);
     mha_kv_cache_reset(made);
     *cache = made;
     return MHA_OK;
@@ -267,12 +314,11 @@ mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, const mha_tensor *k, co
     MHA_TRY(mhai_tensor_check_last("v", v));
     const mhai_kv_rows rows = {n, firsts, counts};
     MHA_TRY(mhai_kv_cache_check_rows(cache, &rows));
+    mhai_kv_pages_take(cache, &rows);
     for (int64_t b = 0; b < d->batch; b++) {
-        const int64_t count = mhai_kv_count(&rows, b);
-        mhai_kv_pages_take(cache, b, count);
         store_rows(cache, b, &rows, k, mhai_kv_store_key);
         store_rows(cache, b, &rows, v, mhai_kv_store_value);
-        cache->lengths[b] += count;
+        cache->lengths[b] += mhai_kv_count(&rows, b);
     }
     return MHA_OK;
 }
@@ -290,24 +336,60 @@ static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, in
     return x;
 }
 
-mha_status mhai_kv_cache_explain(const mha_context *context, const mha_kv_cache *cache,
-                                 const int64_t *lengths, const mha_attention_desc *desc,
-                                 const mha_tensor *q, const mha_tensor *o,
-                                 const mha_attention_outputs *outputs, mha_attention_plan *plan)
-{
-    const mha_tensor k = shape_of(cache, lengths, cache->desc.head_dim);
-    const mha_tensor v = shape_of(cache, lengths, cache->desc.value_head_dim);
-    mha_attention_desc d = *desc;
-    d.key_lengths = lengths;
-    return mhai_attn_explain(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages},
-                             plan);
-}
-
 /* Something in the call depends on where a query stands. */
 static bool reads_positions(const mha_attention_desc *d)
 {
     return (d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW)) || d->alibi_slopes ||
            d->t5_table || d->shaw_keys || d->shaw_values;
+}
+
+/* A call sees no more than the cache's window; without one of its own it has that. */
+static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
+                              const mha_attention_outputs *wanted)
+{
+    const mha_kv_cache_desc *c = &cache->desc;
+    if (c->window == 0) return MHA_OK;
+    if (!(d->flags & MHA_ATTENTION_WINDOW)) {
+        if (d->left_keys || d->right_keys || d->sink_keys) return MHA_OK; /* an error of its own */
+        d->flags |= MHA_ATTENTION_WINDOW;
+        d->left_keys = c->window - 1;
+        d->right_keys = d->flags & MHA_ATTENTION_CAUSAL ? 0 : -1;
+        d->sink_keys = c->sink_keys;
+    }
+    if (d->left_keys < 0 || d->left_keys >= c->window || d->sink_keys > c->sink_keys)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "left_keys is %lld and sink_keys %lld: this cache keeps a window of %lld, "
+                        "itself and %lld left_keys, and %lld sink_keys",
+                        (long long)d->left_keys, (long long)d->sink_keys, (long long)c->window,
+                        (long long)(c->window - 1), (long long)c->sink_keys);
+    if (d->global_keys || d->global_queries)
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "global_keys, global_queries: a cache with a window has discarded keys that "
+            "they would show");
+    if (wanted && wanted->scores && wanted->score_stage != MHA_SCORES_BIASED)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "scores: a cache with a window has only those of MHA_SCORES_BIASED");
+    return MHA_OK;
+}
+
+/* The first row of each sequence that counts sees no position that was discarded. */
+static mha_status check_window_held(const mha_kv_cache *cache, const mha_attention_desc *d,
+                                    const int64_t *firsts)
+{
+    const int64_t size = cache->desc.page_size;
+    for (int64_t b = 0; b < cache->desc.batch; b++) {
+        const int64_t first = firsts ? firsts[b] : 0, held = cache->discarded[b] * size;
+        const int64_t offset = d->q_offsets ? d->q_offsets[b] : d->q_offset;
+        if (held == 0 || offset >= held + d->left_keys - first) continue;
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "cache: the first query of sequence %lld stands at %lld and sees %lld "
+            "earlier positions, but those before %lld were discarded; attend after each "
+            "append",
+            (long long)b, (long long)offset, (long long)d->left_keys, (long long)held);
+    }
+    return MHA_OK;
 }
 
 static mha_status check_call(const mha_kv_cache *cache, const mha_attention_desc *d,
@@ -325,9 +407,31 @@ static mha_status check_call(const mha_kv_cache *cache, const mha_attention_desc
                              (int64_t[]){cache->desc.batch, -1, -1, cache->desc.head_dim});
 }
 
+mha_status mhai_kv_cache_explain(const mha_context *context, const mha_kv_cache *cache,
+                                 const int64_t *lengths, const mha_attention_desc *desc,
+                                 const mha_tensor *q, const mha_tensor *o,
+                                 const mha_attention_outputs *outputs, mha_attention_plan *plan)
+{
+    const mha_tensor k = shape_of(cache, lengths, cache->desc.head_dim);
+    const mha_tensor v = shape_of(cache, lengths, cache->desc.value_head_dim);
+    mha_attention_desc d = *desc;
+    MHA_TRY(take_window(cache, &d, outputs));
+    d.key_lengths = lengths;
+    return mhai_attn_explain(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages},
+                             plan);
+}
+
 mha_status mha_kv_cache_attention(mha_context *context, const mha_kv_cache *cache,
                                   const mha_attention_desc *desc, const mha_tensor *q,
                                   const mha_tensor *o, const mha_attention_outputs *outputs)
+{
+    return mhai_kv_cache_attend(context, cache, desc, NULL, q, o, outputs);
+}
+
+mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
+                                const mha_attention_desc *desc, const int64_t *firsts,
+                                const mha_tensor *q, const mha_tensor *o,
+                                const mha_attention_outputs *outputs)
 {
     if (!context || !cache)
         return mha_fail(MHA_ERR_NULL, "mha_kv_cache_attention: %s is NULL",
@@ -341,6 +445,7 @@ mha_status mha_kv_cache_attention(mha_context *context, const mha_kv_cache *cach
     MHA_TRY(mhai_struct_copy("mha_attention_outputs", &wanted, sizeof wanted,
                              offsetof(mha_attention_outputs, average_probabilities), outputs));
     MHA_TRY(check_call(cache, &d, q));
+    MHA_TRY(take_window(cache, &d, &wanted));
     const mha_tensor k = shape_of(cache, cache->lengths, cache->desc.head_dim);
     const mha_tensor v = shape_of(cache, cache->lengths, cache->desc.value_head_dim);
     mha_scratch_mark mark = mha_scratch_top(context);
@@ -350,8 +455,10 @@ mha_status mha_kv_cache_attention(mha_context *context, const mha_kv_cache *cach
     d.key_lengths = cache->lengths;
     bool reads = reads_positions(&d) || wanted.diagonal || wanted.offset_mass;
     if (reads && d.q_offset == 0 && !d.q_offsets) d.q_offsets = offsets;
-    mha_status status =
-        mhai_attn_forward(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages});
+    mha_status status = cache->desc.window > 0 ? check_window_held(cache, &d, firsts) : MHA_OK;
+    if (status == MHA_OK)
+        status =
+            mhai_attn_forward(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages});
     mha_scratch_release(context, mark);
     return status;
 }

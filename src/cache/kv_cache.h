@@ -14,11 +14,25 @@ struct mha_kv_cache {
     mhai_attn_pages pages;
     unsigned char *memory; /* lengths, references, free pages, tables; then keys, then values */
     int64_t *lengths;      /* [B] */
-    int32_t *references;   /* [pages] sequences that hold it */
-    int32_t *free_pages;   /* a stack */
+    int64_t
+        *discarded; /* [B] entries before this one, but for the sinks', lead to the empty page */
+    int32_t *references; /* [pages] sequences that hold it */
+    int32_t *free_pages; /* a stack */
     int64_t free_count;
     int32_t *table; /* [B][entries]; those that a sequence does not hold mean nothing */
 };
+
+/* A page of zeros after all others: where a window has been, and is no more. */
+static inline int32_t mhai_kv_empty_page(const mha_kv_cache *cache)
+{
+    return (int32_t)cache->desc.pages;
+}
+
+/* The pages of the sinks. */
+static inline int64_t mhai_kv_sink_pages(const mha_kv_cache *cache)
+{
+    return mhai_ceil_div(cache->desc.sink_keys, cache->desc.page_size);
+}
 
 /* Rows of an append: of n, each sequence takes those from firsts[b] on (NULL: 0), counts[b] of them
  * (NULL: the rest). */
@@ -42,19 +56,20 @@ static inline int64_t mhai_kv_count(const mhai_kv_rows *rows, int64_t b)
 /* Empty, with all pages free. */
 void mhai_kv_pages_reset(mha_kv_cache *cache);
 
-/* Sequence b holds its first length positions, no more than it did. */
-void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
-
-/* Can sequence b, which exists, go back to this length? */
+/* May sequence b be cut to its first length positions? Those that a window has discarded must not be
+ * missing then. */
 MHA_NODISCARD mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b,
                                                       int64_t length);
+
+/* Sequence b holds its first length positions, no more than it did. */
+void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
 
 /* Can every sequence take its rows with the pages that are free? */
 MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows);
 
-/* Pages of its own for `count` more positions of sequence b, which cannot fail after the check; the
- * length stays. */
-void mhai_kv_pages_take(mha_kv_cache *cache, int64_t b, int64_t count);
+/* After the check, pages that no new position sees are given back, and each sequence gets pages of
+ * its own for its rows, which cannot fail; lengths stay. */
+void mhai_kv_pages_take(mha_kv_cache *cache, const mhai_kv_rows *rows);
 
 /* ---- kv_rows.c: positions in runs ----------------------------------------------------------- */
 
@@ -69,6 +84,13 @@ void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_
 /* May every sequence take its rows? */
 MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
                                                   const mhai_kv_rows *rows);
+
+/* mha_kv_cache_attention(). firsts [B]: earlier rows are padding, which need not see all that a window
+ * shows; NULL: none. */
+MHA_NODISCARD mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
+                                              const mha_attention_desc *desc, const int64_t *firsts,
+                                              const mha_tensor *q, const mha_tensor *o,
+                                              const mha_attention_outputs *outputs);
 
 /* mha_attention_explain() of a call with the cache, when its sequences are as long as `lengths`. */
 MHA_NODISCARD mha_status mhai_kv_cache_explain(const mha_context *context,

@@ -1,5 +1,6 @@
-/* Which sequence holds which page. A sequence of length n holds ceil(n / page_size) pages, the last
- * of which may be partly filled; a page that several hold is copied before one of them writes. */
+/* Which sequence holds which page. A sequence of length n has ceil(n / page_size) entries, the last
+ * of which may be partly filled; a page that several hold is copied before one of them writes. With a
+ * window, entries between the sinks and what the next position sees lead to the empty page. */
 #include "cache/kv_cache.h"
 
 #include "base/checked.h"
@@ -22,14 +23,63 @@ void mhai_kv_pages_reset(mha_kv_cache *cache)
 {
     const int64_t pages = cache->desc.pages;
     memset(cache->lengths, 0, (size_t)cache->desc.batch * sizeof *cache->lengths);
+    memset(cache->discarded, 0, (size_t)cache->desc.batch * sizeof *cache->discarded);
     memset(cache->references, 0, (size_t)pages * sizeof *cache->references);
     cache->free_count = pages;
     for (int64_t i = 0; i < pages; i++) cache->free_pages[i] = (int32_t)(pages - 1 - i);
 }
 
+static void hold(mha_kv_cache *cache, int32_t page)
+{
+    if (page != mhai_kv_empty_page(cache)) cache->references[page]++;
+}
+
 static void release(mha_kv_cache *cache, int32_t page)
 {
+    if (page == mhai_kv_empty_page(cache)) return;
     if (--cache->references[page] == 0) cache->free_pages[cache->free_count++] = page;
+}
+
+/* ---- windows -------------------------------------------------------------------------------- */
+
+/* The first entry that a query at `position` needs beside the sinks'. */
+static int64_t first_needed(const mha_kv_cache *cache, int64_t position)
+{
+    return mhai_max_i64(0, position - cache->desc.window + 1) / cache->desc.page_size;
+}
+
+/* Are all positions there that a query at `length` sees? */
+static bool holds_window(const mha_kv_cache *cache, int64_t discarded, int64_t length)
+{
+    return pages_of(cache, length) <= mhai_kv_sink_pages(cache) ||
+           first_needed(cache, length) >= discarded;
+}
+
+/* The entries that an append discards of sequence b. */
+static mhai_attn_range discards(const mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
+{
+    const mhai_attn_range none = {0, 0};
+    if (cache->desc.window == 0 || mhai_kv_count(rows, b) == 0) return none;
+    const int64_t begin = mhai_max_i64(mhai_kv_sink_pages(cache), cache->discarded[b]);
+    const int64_t end = first_needed(cache, cache->lengths[b] - mhai_kv_first(rows, b));
+    return begin < end ? (mhai_attn_range){begin, end} : none;
+}
+
+mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b, int64_t length)
+{
+    if (length < 0 || length > cache->lengths[b])
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "cache: sequence %lld holds %lld positions, it cannot be cut to %lld",
+                        (long long)b, (long long)cache->lengths[b], (long long)length);
+    if (cache->desc.window == 0 || holds_window(cache, cache->discarded[b], length)) return MHA_OK;
+    return mha_fail(
+        MHA_ERR_ARGUMENT,
+        "cache: sequence %lld has discarded positions before %lld, which the window of "
+        "%lld still shows at %lld; cut it to %lld or more, or to at most %lld",
+        (long long)b, (long long)(cache->discarded[b] * cache->desc.page_size),
+        (long long)cache->desc.window, (long long)length,
+        (long long)(cache->discarded[b] * cache->desc.page_size + cache->desc.window - 1),
+        (long long)(mhai_kv_sink_pages(cache) * cache->desc.page_size));
 }
 
 void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
@@ -38,6 +88,7 @@ void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
     for (int64_t i = pages_of(cache, cache->lengths[b]); i > keep; i--)
         release(cache, row_of(cache, b)[i - 1]);
     cache->lengths[b] = length;
+    if (keep <= mhai_kv_sink_pages(cache)) cache->discarded[b] = 0;
 }
 
 /* ---- room for more -------------------------------------------------------------------------- */
@@ -61,19 +112,38 @@ static bool copies_page(const mha_kv_cache *cache, const mhai_kv_rows *rows, int
     return cache->references[page] - before > 1;
 }
 
+/* How many pages become free when all sequences have discarded what they do not need any more; `sign`
+ * -1 takes their holders away, 1 gives them back. */
+static int64_t count_discarded(const mha_kv_cache *cache, const mhai_kv_rows *rows, int sign)
+{
+    int64_t freed = 0;
+    for (int64_t b = 0; b < cache->desc.batch; b++) {
+        const mhai_attn_range range = discards(cache, rows, b);
+        for (int64_t i = range.begin; i < range.end; i++) {
+            int32_t *holders = &cache->references[row_of(cache, b)[i]];
+            *holders += sign;
+            freed += *holders == 0;
+        }
+    }
+    return freed;
+}
+
 mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows)
 {
     int64_t needed = 0;
+    const int64_t free = cache->free_count + count_discarded(cache, rows, -1);
     for (int64_t b = 0; b < cache->desc.batch; b++) {
         const int64_t length = cache->lengths[b];
         needed += pages_of(cache, length + mhai_kv_count(rows, b)) - pages_of(cache, length) +
                   copies_page(cache, rows, b);
     }
-    if (needed <= cache->free_count) return MHA_OK;
+    count_discarded(cache, rows, 1);
+    if (needed <= free) return MHA_OK;
     return mha_fail(MHA_ERR_NOMEM,
                     "cache: %lld pages are needed, %lld of %lld are free; truncate a sequence, or "
-                    "make a cache with more pages",
-                    (long long)needed, (long long)cache->free_count, (long long)cache->desc.pages);
+                    "make a cache with more pages%s",
+                    (long long)needed, (long long)free, (long long)cache->desc.pages,
+                    cache->desc.window > 0 ? " or a larger max_append" : "");
 }
 
 static int32_t take_page(mha_kv_cache *cache)
@@ -107,11 +177,26 @@ static void own_page(mha_kv_cache *cache, int64_t b)
     *entry = page;
 }
 
-void mhai_kv_pages_take(mha_kv_cache *cache, int64_t b, int64_t count)
+static void discard(mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
 {
-    const int64_t length = cache->lengths[b], end = pages_of(cache, length + count);
-    if (count > 0) own_page(cache, b);
-    for (int64_t i = pages_of(cache, length); i < end; i++) row_of(cache, b)[i] = take_page(cache);
+    const mhai_attn_range range = discards(cache, rows, b);
+    for (int64_t i = range.begin; i < range.end; i++) {
+        release(cache, row_of(cache, b)[i]);
+        row_of(cache, b)[i] = mhai_kv_empty_page(cache);
+    }
+    if (range.begin < range.end) cache->discarded[b] = range.end;
+}
+
+void mhai_kv_pages_take(mha_kv_cache *cache, const mhai_kv_rows *rows)
+{
+    for (int64_t b = 0; b < cache->desc.batch; b++) discard(cache, rows, b);
+    for (int64_t b = 0; b < cache->desc.batch; b++) {
+        const int64_t length = cache->lengths[b], count = mhai_kv_count(rows, b);
+        const int64_t end = pages_of(cache, length + count);
+        if (count > 0) own_page(cache, b);
+        for (int64_t i = pages_of(cache, length); i < end; i++)
+            row_of(cache, b)[i] = take_page(cache);
+    }
 }
 
 /* ---- the calls ------------------------------------------------------------------------------ */
@@ -123,24 +208,11 @@ static mha_status check_sequence(const mha_kv_cache *cache, int64_t b)
                     (long long)b, (long long)(cache->desc.batch - 1));
 }
 
-static mha_status check_length(const mha_kv_cache *cache, int64_t b, int64_t length)
-{
-    if (length >= 0 && length <= cache->lengths[b]) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT,
-                    "cache: sequence %lld holds %lld positions, it cannot be cut to %lld",
-                    (long long)b, (long long)cache->lengths[b], (long long)length);
-}
-
-mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b, int64_t length)
-{
-    return check_length(cache, b, length);
-}
-
 mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
 {
     if (!cache) return mha_fail(MHA_ERR_NULL, "mha_kv_cache_truncate: cache is NULL");
     MHA_TRY(check_sequence(cache, b));
-    MHA_TRY(check_length(cache, b, length));
+    MHA_TRY(mhai_kv_pages_check_truncate(cache, b, length));
     mhai_kv_pages_truncate(cache, b, length);
     return MHA_OK;
 }
@@ -153,12 +225,13 @@ mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to, int6
     if (from == to)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_fork: sequence %lld cannot become itself",
                         (long long)to);
-    MHA_TRY(check_length(cache, from, length));
+    MHA_TRY(mhai_kv_pages_check_truncate(cache, from, length));
     const int64_t shared = pages_of(cache, length);
     mhai_kv_pages_truncate(cache, to, 0);
     memcpy(row_of(cache, to), row_of(cache, from), (size_t)shared * sizeof *cache->table);
-    for (int64_t i = 0; i < shared; i++) cache->references[row_of(cache, to)[i]]++;
+    for (int64_t i = 0; i < shared; i++) hold(cache, row_of(cache, to)[i]);
     cache->lengths[to] = length;
+    cache->discarded[to] = shared > mhai_kv_sink_pages(cache) ? cache->discarded[from] : 0;
     return MHA_OK;
 }
 
@@ -168,6 +241,7 @@ static const int32_t SEEN = 1 << 30;
 static mha_status check_page(const mha_kv_cache *cache, const int32_t *pages, int64_t i)
 {
     const int32_t page = pages[i];
+    if (page == mhai_kv_empty_page(cache) && cache->desc.window > 0) return MHA_OK;
     if (page < 0 || page >= cache->desc.pages)
         return mha_fail(MHA_ERR_ARGUMENT, "pages[%lld] is %d, expected 0..%lld", (long long)i,
                         (int)page, (long long)(cache->desc.pages - 1));
@@ -194,6 +268,22 @@ static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t
     return status;
 }
 
+/* Where the entries of the empty page end, which must be those before the window's. */
+static mha_status check_discarded(const mha_kv_cache *cache, const int32_t *pages, int64_t count,
+                                  int64_t length, int64_t *end)
+{
+    bool fine = true;
+    *end = mhai_kv_sink_pages(cache);
+    for (int64_t i = 0; i < count; i++)
+        if (pages[i] == mhai_kv_empty_page(cache)) fine = fine && i == (*end)++;
+    if (*end == mhai_kv_sink_pages(cache)) *end = 0;
+    if (fine && (*end == 0 || holds_window(cache, *end, length))) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_kv_cache_assign: pages[%lld] is discarded, but the window of %lld or the "
+                    "sinks show it at %lld",
+                    (long long)(*end - 1), (long long)cache->desc.window, (long long)length);
+}
+
 mha_status mha_kv_cache_assign(mha_kv_cache *cache, int64_t b, const int32_t *pages, int64_t count,
                                int64_t length)
 {
@@ -208,11 +298,14 @@ mha_status mha_kv_cache_assign(mha_kv_cache *cache, int64_t b, const int32_t *pa
                         "mha_kv_cache_assign: %lld pages for %lld positions, expected %lld",
                         (long long)count, (long long)length,
                         (long long)(length < 0 ? 0 : pages_of(cache, length)));
+    int64_t discarded;
     MHA_TRY(check_pages(cache, pages, count));
-    for (int64_t i = 0; i < count; i++) cache->references[pages[i]]++;
+    MHA_TRY(check_discarded(cache, pages, count, length, &discarded));
+    for (int64_t i = 0; i < count; i++) hold(cache, pages[i]);
     mhai_kv_pages_truncate(cache, b, 0);
     if (count > 0) memmove(row_of(cache, b), pages, (size_t)count * sizeof *pages);
     cache->lengths[b] = length;
+    cache->discarded[b] = discarded;
     return MHA_OK;
 }
 

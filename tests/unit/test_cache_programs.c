@@ -29,8 +29,10 @@ typedef struct program {
     mha_kv_cache_desc desc;
     int64_t group;
     /* the model */
-    double *k, *v; /* [B][capacity][Hk][D], [B][capacity][Hk][Dv], as stored */
+    double *k,
+        *v; /* [B][capacity][Hk][D], [B][capacity][Hk][Dv], as stored; also what is discarded */
     int64_t lengths[MOST_B];
+    int64_t discarded[MOST_B]; /* pages before this one, but for the sinks', are gone */
 } program;
 
 static void *zeros(int64_t count, size_t size)
@@ -91,9 +93,9 @@ static guarded new_rows(program *p, int64_t n, int64_t width)
     return x;
 }
 
-/* The first counts[b] rows of x, behind those that the model holds. */
-static void model_append(const program *p, const mha_tensor *x, const int64_t *counts,
-                         double *model)
+/* counts[b] rows of x from firsts[b] on, after those that the model holds. */
+static void model_append(const program *p, const mha_tensor *x, const int64_t *firsts,
+                         const int64_t *counts, double *model)
 {
     const int64_t width = x->shape[3];
     for (int64_t b = 0; b < p->desc.batch; b++)
@@ -101,7 +103,7 @@ static void model_append(const program *p, const mha_tensor *x, const int64_t *c
             for (int64_t h = 0; h < p->desc.kv_heads; h++) {
                 double *row = row_of(p, model, b, p->lengths[b] + t, width) + h * width;
                 for (int64_t i = 0; i < width; i++) {
-                    const void *at = guarded_element(x, (const int64_t[]){b, h, t, i});
+                    const void *at = guarded_element(x, (const int64_t[]){b, h, firsts[b] + t, i});
                     row[i] = x->dtype == MHA_F32 ? (double)*(const float *)at
                                                  : half_value(x->dtype, *(const uint16_t *)at);
                 }
@@ -115,6 +117,7 @@ static void model_append(const program *p, const mha_tensor *x, const int64_t *c
 typedef struct call {
     mha_attention_desc desc; /* of the second; points in here: not to be copied */
     bool anywhere;           /* the first has q_offsets too */
+    bool own;                /* and a window, unless it is the cache's */
     int64_t T, longest, offsets[MOST_B];
     guarded q, slopes, o[2], lse[2];
     mha_tensor k, v;
@@ -134,17 +137,42 @@ static mha_tensor whole_of(const program *p, double *model, int64_t longest, int
     return mha_tensor_contiguous(x, MHA_F32, 4, (const int64_t[]){B, Hk, longest, width});
 }
 
+static int64_t pages_for(const program *p, int64_t length)
+{
+    return (length + p->desc.page_size - 1) / p->desc.page_size;
+}
+
+/* What was discarded becomes 0, which only arithmetic in int8 can tell: all keys of a block enter its
+ * units. */
+static void clear_discarded(const program *p, const mha_tensor *x)
+{
+    const int64_t size = p->desc.page_size, width = x->shape[3];
+    const int64_t begin = pages_for(p, p->desc.sink_keys) * size;
+    for (int64_t b = 0; b < p->desc.batch; b++)
+        for (int64_t h = 0; h < p->desc.kv_heads; h++)
+            for (int64_t s = begin; s < p->discarded[b] * size; s++)
+                memset((float *)x->data + b * x->stride[0] + h * x->stride[1] + s * width, 0,
+                       (size_t)width * sizeof(float));
+}
+
 /* What is asked of T queries, where they stand by themselves or anywhere. */
 static void call_ask(program *p, call *c)
 {
     mha_attention_desc *d = &c->desc;
     *d = (mha_attention_desc){.struct_size = sizeof *d, .key_lengths = p->lengths};
     if (rng_chance(&p->r, 0.8)) d->flags |= MHA_ATTENTION_CAUSAL;
-    if (rng_chance(&p->r, 0.2)) {
+    const mha_kv_cache_desc *k = &p->desc;
+    c->own = !k->window || rng_chance(&p->r, 0.3); /* else it has the cache's */
+    if (k->window || rng_chance(&p->r, 0.2)) {
         d->flags |= MHA_ATTENTION_WINDOW;
-        d->left_keys = rng_between(&p->r, 0, c->longest + 1);
-        d->right_keys = d->flags & MHA_ATTENTION_CAUSAL ? 0 : rng_between(&p->r, 0, 9);
-        d->sink_keys = rng_between(&p->r, 0, 4);
+        d->left_keys = k->window ? k->window - 1 : c->longest + 1;
+        d->right_keys = d->flags & MHA_ATTENTION_CAUSAL ? 0 : -1;
+        d->sink_keys = k->window ? k->sink_keys : 4;
+        if (c->own) {
+            d->left_keys = rng_between(&p->r, 0, d->left_keys);
+            d->right_keys = d->flags & MHA_ATTENTION_CAUSAL ? 0 : rng_between(&p->r, 0, 9);
+            d->sink_keys = rng_between(&p->r, 0, d->sink_keys);
+        }
     }
     if (rng_chance(&p->r, 0.1)) d->alibi_slopes = &c->slopes.view;
     if (rng_chance(&p->r, 0.1)) d->path = MHA_PATH_PLAIN;
@@ -177,17 +205,33 @@ static void call_make(program *p, call *c, int64_t T)
         c->lse[i] = guarded_make(&p->r, MHA_F32, 3, (const int64_t[]){B, H, T}, LAYOUT_CONTIGUOUS);
     }
     call_ask(p, c);
+    if (c->desc.compute == MHA_COMPUTE_INT8) clear_discarded(p, &c->k), clear_discarded(p, &c->v);
     snprintf(c->text, sizeof c->text,
              "%lld queries, flags %x, path %d, compute %d, lengths to %lld, on %s", (long long)T,
              (unsigned)c->desc.flags, (int)c->desc.path, (int)c->desc.compute,
              (long long)c->longest, mha_isa_name(mha_context_isa(p->context)));
 }
 
-static void call_run(const program *p, call *c)
+/* No query of the call sees a position that was discarded. */
+static bool sees_held(const program *p, const call *c)
+{
+    for (int64_t b = 0; b < p->desc.batch; b++)
+        if (p->discarded[b] > 0 &&
+            c->offsets[b] - c->desc.left_keys < p->discarded[b] * p->desc.page_size)
+            return false;
+    return true;
+}
+
+/* False: the cache refuses, as it should. */
+static bool call_run(const program *p, call *c)
 {
     mha_attention_desc own = c->desc;
     own.key_lengths = NULL;
     if (!c->anywhere) own.q_offsets = NULL;
+    if (!c->own) {
+        own.flags &= ~(uint32_t)MHA_ATTENTION_WINDOW;
+        own.left_keys = own.right_keys = own.sink_keys = 0;
+    }
     for (int i = 0; i < 2; i++) {
         const mha_attention_outputs outputs = {.struct_size = sizeof outputs,
                                                .lse = &c->lse[i].view};
@@ -196,10 +240,15 @@ static void call_run(const program *p, call *c)
                                             &outputs)
                    : mha_attention_forward(p->context, &c->desc, &c->q.view, &c->k, &c->v,
                                            &c->o[i].view, &outputs);
+        if (i == 0 && !sees_held(p, c)) {
+            if (status != MHA_ERR_ARGUMENT) fail_msg("%s: sees discarded positions", c->text);
+            return false;
+        }
         if (status != MHA_OK) fail_msg("%s: attention %d: %s", c->text, i, mha_error_detail());
         if (!guarded_gaps_intact(&c->o[i]) || !guarded_gaps_intact(&c->lse[i]))
             fail_msg("%s: attention %d wrote between elements", c->text, i);
     }
+    return true;
 }
 
 static void call_free(call *c)
@@ -267,71 +316,108 @@ static void attend(program *p, int64_t T)
 {
     call c;
     call_make(p, &c, T);
-    call_run(p, &c);
-    check_rows(p, &c);
-    if (!guarded_same_bits(&c.o[0].view, &c.o[1].view, true) ||
-        !guarded_same_bits(&c.lse[0].view, &c.lse[1].view, true))
+    const bool ran = call_run(p, &c);
+    if (ran) check_rows(p, &c);
+    if (ran && (!guarded_same_bits(&c.o[0].view, &c.o[1].view, true) ||
+                !guarded_same_bits(&c.lse[0].view, &c.lse[1].view, true)))
         fail_msg("%s: not the bits of contiguous tensors", c.text);
     call_free(&c);
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
 
-static int64_t pages_for(const program *p, int64_t length)
+static int64_t sink_pages(const program *p)
 {
-    return (length + p->desc.page_size - 1) / p->desc.page_size;
+    return pages_for(p, p->desc.sink_keys);
 }
 
-/* How many sequences hold a page; those that append to it, if counts says so. */
-static int64_t holders(const program *p, int32_t page, const int64_t *counts)
+/* The first page that queries from `position` on see, beside the sinks. */
+static int64_t first_seen(const program *p, int64_t position)
+{
+    const int64_t first = position - p->desc.window + 1;
+    return first > 0 ? first / p->desc.page_size : 0;
+}
+
+/* What of sequence b is gone after an append. */
+static int64_t discarded_by(const program *p, int64_t b, int64_t first, int64_t count)
+{
+    const int64_t seen = first_seen(p, p->lengths[b] - first);
+    const bool more = p->desc.window > 0 && count > 0 && seen > sink_pages(p);
+    return more && seen > p->discarded[b] ? seen : p->discarded[b];
+}
+
+/* Entry i of a sequence that has discarded so much is the empty page. */
+static bool is_gone(const program *p, int64_t i, int64_t discarded)
+{
+    return i >= sink_pages(p) && i < discarded;
+}
+
+/* How many sequences hold a page after they have discarded; those that append to it, if counts says
+ * so. */
+static int64_t holders(const program *p, int32_t page, const int64_t *discarded,
+                       const int64_t *counts)
 {
     int64_t holders = 0;
     for (int64_t b = 0; b < p->desc.batch; b++) {
         int64_t count;
         const int32_t *held = mha_kv_cache_pages(p->cache, b, &count);
         for (int64_t i = 0; i < count; i++)
-            holders += held[i] == page &&
+            holders += held[i] == page && !is_gone(p, i, discarded[b]) &&
                        (!counts || (counts[b] > 0 && i == p->lengths[b] / p->desc.page_size));
     }
     return holders;
 }
 
-/* New pages, and for each page that several hold and write to a copy for all of them but the last. */
-static int64_t pages_needed(const program *p, const int64_t *counts)
+/* Is an append refused for want of pages? New ones, and for each page that several hold and write to a
+ * copy for all of them but the last, are more than nobody holds after what is discarded. */
+static bool lacks_pages(const program *p, const int64_t *discarded, const int64_t *counts)
 {
-    int64_t needed = 0;
+    int64_t needed = 0, free = 0;
     for (int32_t page = 0; page < p->desc.pages; page++) {
-        const int64_t all = holders(p, page, NULL), writers = holders(p, page, counts);
+        const int64_t all = holders(p, page, discarded, NULL),
+                      writers = holders(p, page, discarded, counts);
         needed += writers < all ? writers : all > 0 ? all - 1 : 0;
+        free += all == 0;
     }
     for (int64_t b = 0; b < p->desc.batch; b++)
         needed += pages_for(p, p->lengths[b] + counts[b]) - pages_for(p, p->lengths[b]);
-    return needed;
+    return needed > free;
 }
 
-static bool append(program *p, int64_t n, bool all)
+/* Which rows of n: all, the first ones of each, or some. */
+typedef enum rows_kind { ROWS_ALL, ROWS_COUNTS, ROWS_SOME } rows_kind;
+
+static bool append(program *p, int64_t n, rows_kind kind)
 {
-    int64_t counts[MOST_B];
+    int64_t firsts[MOST_B] = {0}, counts[MOST_B], discarded[MOST_B];
+    const bool rest = kind == ROWS_SOME && rng_chance(&p->r, 0.5); /* padded on the left */
     bool fits = true;
     for (int64_t b = 0; b < p->desc.batch; b++) {
-        counts[b] = all ? n : rng_between(&p->r, 0, n);
         const int64_t room = p->desc.capacity - p->lengths[b];
-        if (!all && counts[b] > room) counts[b] = room;
+        if (kind == ROWS_SOME) firsts[b] = rng_between(&p->r, 0, n);
+        if (rest && n - firsts[b] > room) firsts[b] = n - room;
+        const int64_t most = n - firsts[b];
+        counts[b] = kind == ROWS_ALL || rest ? most : rng_between(&p->r, 0, most);
+        if (kind != ROWS_ALL && counts[b] > room) counts[b] = room;
         fits = fits && counts[b] <= room;
+        discarded[b] = discarded_by(p, b, firsts[b], counts[b]);
     }
-    const mha_status expected = !fits ? MHA_ERR_SIZE
-                                : pages_needed(p, counts) > mha_kv_cache_free_pages(p->cache)
-                                    ? MHA_ERR_NOMEM
-                                    : MHA_OK;
+    const mha_status expected = !fits                               ? MHA_ERR_SIZE
+                                : lacks_pages(p, discarded, counts) ? MHA_ERR_NOMEM
+                                                                    : MHA_OK;
     guarded k = new_rows(p, n, p->desc.head_dim), v = new_rows(p, n, p->desc.value_head_dim);
-    const mha_status status = mha_kv_cache_append(p->cache, &k.view, &v.view, all ? NULL : counts);
+    const mha_status status =
+        kind == ROWS_SOME
+            ? mha_kv_cache_append_rows(p->cache, &k.view, &v.view, firsts, rest ? NULL : counts)
+            : mha_kv_cache_append(p->cache, &k.view, &v.view, kind == ROWS_ALL ? NULL : counts);
     if (status != expected)
         fail_msg("append: status %d, expected %d: %s", (int)status, (int)expected,
                  mha_error_detail());
     if (status == MHA_OK) {
-        model_append(p, &k.view, counts, p->k);
-        model_append(p, &v.view, counts, p->v);
+        model_append(p, &k.view, firsts, counts, p->k);
+        model_append(p, &v.view, firsts, counts, p->v);
         for (int64_t b = 0; b < p->desc.batch; b++) p->lengths[b] += counts[b];
+        memcpy(p->discarded, discarded, sizeof discarded);
     }
     guarded_free(&k), guarded_free(&v);
     return status == MHA_OK;
@@ -339,23 +425,24 @@ static bool append(program *p, int64_t n, bool all)
 
 static void step_append(program *p)
 {
-    append(p, rng_between(&p->r, 0, MOST_STEP), false);
+    append(p, rng_between(&p->r, 0, MOST_STEP), rng_chance(&p->r, 0.5) ? ROWS_COUNTS : ROWS_SOME);
 }
 
 static void step_chunk(program *p)
 {
     const int64_t n = rng_between(&p->r, 1, MOST_STEP);
-    if (append(p, n, true)) attend(p, n);
+    if (append(p, n, ROWS_ALL)) attend(p, n);
 }
 
 static void step_long(program *p)
 {
-    append(p, rng_between(&p->r, 1, p->desc.capacity), rng_chance(&p->r, 0.5));
+    append(p, rng_between(&p->r, 1, p->desc.capacity),
+           rng_chance(&p->r, 0.5) ? ROWS_ALL : ROWS_COUNTS);
 }
 
 static void step_decode(program *p)
 {
-    if (append(p, 1, true)) attend(p, 1);
+    if (append(p, 1, ROWS_ALL)) attend(p, 1);
 }
 
 static void step_attend(program *p)
@@ -363,12 +450,28 @@ static void step_attend(program *p)
     attend(p, rng_between(&p->r, 1, rng_chance(&p->r, 0.8) ? 5 : MOST_STEP));
 }
 
+/* Has a sequence that has discarded so much everything that a query at `length` sees? */
+static bool can_be_cut(const program *p, int64_t discarded, int64_t length)
+{
+    return !p->desc.window || pages_for(p, length) <= sink_pages(p) ||
+           first_seen(p, length) >= discarded;
+}
+
+static void cut(program *p, int64_t b, int64_t length)
+{
+    p->lengths[b] = length;
+    if (pages_for(p, length) <= sink_pages(p)) p->discarded[b] = 0;
+}
+
 static void step_truncate(program *p)
 {
     const int64_t b = rng_between(&p->r, 0, p->desc.batch - 1);
-    const int64_t length = rng_between(&p->r, 0, p->lengths[b]);
-    assert_int_equal(mha_kv_cache_truncate(p->cache, b, length), MHA_OK);
-    p->lengths[b] = length;
+    const int64_t length = rng_chance(&p->r, 0.5) ? rng_between(&p->r, 0, p->lengths[b])
+                           : p->lengths[b] > 2    ? p->lengths[b] - 2
+                                                  : 0;
+    const bool can = can_be_cut(p, p->discarded[b], length);
+    assert_int_equal(mha_kv_cache_truncate(p->cache, b, length), can ? MHA_OK : MHA_ERR_ARGUMENT);
+    if (can) cut(p, b, length);
 }
 
 /* Sequence `to` of the model. */
@@ -380,7 +483,8 @@ static void become(program *p, int64_t from, int64_t to, int64_t length)
         memmove(row_of(p, model, to, 0, kv[i]), row_of(p, model, from, 0, kv[i]),
                 (size_t)(length * p->desc.kv_heads * kv[i]) * sizeof *model);
     }
-    p->lengths[to] = length;
+    p->discarded[to] = p->discarded[from];
+    cut(p, to, length);
 }
 
 static void step_fork(program *p)
@@ -389,9 +493,11 @@ static void step_fork(program *p)
                   to = rng_between(&p->r, 0, p->desc.batch - 1);
     const int64_t length =
         rng_chance(&p->r, 0.5) ? p->lengths[from] : rng_between(&p->r, 0, p->lengths[from]);
+    const bool can = can_be_cut(p, p->discarded[from], length);
     if (from == to) return;
-    assert_int_equal(mha_kv_cache_fork(p->cache, from, to, length), MHA_OK);
-    become(p, from, to, length);
+    assert_int_equal(mha_kv_cache_fork(p->cache, from, to, length),
+                     can ? MHA_OK : MHA_ERR_ARGUMENT);
+    if (can) become(p, from, to, length);
 }
 
 /* The pages of another sequence, or its own, by their numbers. */
@@ -402,15 +508,17 @@ static void step_assign(program *p)
     const int64_t length = rng_between(&p->r, 0, p->lengths[from]);
     int64_t held;
     const int32_t *pages = mha_kv_cache_pages(p->cache, from, &held);
+    const bool can = can_be_cut(p, p->discarded[from], length);
     assert_int_equal(mha_kv_cache_assign(p->cache, to, pages, pages_for(p, length), length),
-                     MHA_OK);
-    become(p, from, to, length);
+                     can ? MHA_OK : MHA_ERR_ARGUMENT);
+    if (can) become(p, from, to, length);
 }
 
 static void step_reset(program *p)
 {
     mha_kv_cache_reset(p->cache);
     memset(p->lengths, 0, sizeof p->lengths);
+    memset(p->discarded, 0, sizeof p->discarded);
 }
 
 static void wrong_pages(program *p, int64_t b)
@@ -418,7 +526,7 @@ static void wrong_pages(program *p, int64_t b)
     const int64_t size = p->desc.page_size, capacity = p->desc.capacity;
     int64_t held;
     const int32_t *own = mha_kv_cache_pages(p->cache, b, &held);
-    int32_t pages[] = {held > 0 ? own[0] : 0, 0};
+    int32_t pages[] = {held > 0 && own[0] < p->desc.pages ? own[0] : 0, 0};
     pages[1] = pages[0];
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 0), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 0, -1), MHA_ERR_ARGUMENT);
@@ -427,9 +535,9 @@ static void wrong_pages(program *p, int64_t b)
     if (size < capacity) /* a page twice, or one that nobody holds */
         assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 2, size + 1), MHA_ERR_ARGUMENT);
     for (int32_t page = 0; page < p->desc.pages; page++)
-        if (holders(p, page, NULL) == 0)
+        if (holders(p, page, p->discarded, NULL) == 0)
             assert_int_equal(mha_kv_cache_assign(p->cache, b, &page, 1, 1), MHA_ERR_ARGUMENT);
-    pages[0] = (int32_t)p->desc.pages;
+    pages[0] = (int32_t)p->desc.pages; /* with a window: discarded, but the first query sees it */
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
     pages[0] = -1;
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
@@ -507,11 +615,14 @@ static void expect_state(const program *p)
     int64_t held = 0;
     for (int64_t b = 0; b < p->desc.batch; b++) {
         int64_t count;
-        mha_kv_cache_pages(p->cache, b, &count);
+        const int32_t *pages = mha_kv_cache_pages(p->cache, b, &count);
         assert_int_equal(mha_kv_cache_lengths(p->cache)[b], p->lengths[b]);
         assert_int_equal(count, pages_for(p, p->lengths[b]));
+        for (int64_t i = 0; i < count; i++)
+            assert_int_equal(pages[i] == p->desc.pages, is_gone(p, i, p->discarded[b]));
     }
-    for (int32_t page = 0; page < p->desc.pages; page++) held += holders(p, page, NULL) > 0;
+    for (int32_t page = 0; page < p->desc.pages; page++)
+        held += holders(p, page, p->discarded, NULL) > 0;
     assert_int_equal(held + mha_kv_cache_free_pages(p->cache), p->desc.pages);
 }
 
@@ -535,6 +646,11 @@ static void make_cache(program *p)
                                   .type = RNG_PICK(&p->r, types)};
     if (rng_chance(&p->r, 0.8)) p->desc.page_size = RNG_PICK(&p->r, sizes);
     if (rng_chance(&p->r, 0.3)) p->desc.pages = rng_between(&p->r, 1, 40);
+    if (rng_chance(&p->r, 0.3)) {
+        p->desc.window = rng_between(&p->r, 1, rng_chance(&p->r, 0.8) ? 70 : 600);
+        p->desc.sink_keys = rng_chance(&p->r, 0.5) ? rng_between(&p->r, 0, 20) : 0;
+        p->desc.max_append = rng_chance(&p->r, 0.5) ? rng_between(&p->r, 0, 2 * MOST_STEP) : 0;
+    }
     mha_kv_cache_sizes counted = {.struct_size = sizeof counted};
     assert_int_equal(mha_kv_cache_count(&p->desc, &counted), MHA_OK);
     assert_int_equal(mha_kv_cache_create(p->context, &p->desc, &p->cache), MHA_OK);
@@ -568,11 +684,13 @@ static int say_place(void **unused)
     if (place.step)
         print_error(
             "step %d (%s) of a cache of %s, B %lld, Hk %lld, D %lld, Dv %lld, capacity %lld, "
-            "%lld pages of %lld\n  alone: MHA_TEST_SEED=%llu MHA_TEST_CASE=%d\n",
+            "%lld pages of %lld, window %lld, sinks %lld\n  alone: MHA_TEST_SEED=%llu "
+            "MHA_TEST_CASE=%d\n",
             place.number, place.step->name, mha_dtype_name(d->type), (long long)d->batch,
             (long long)d->kv_heads, (long long)d->head_dim, (long long)d->value_head_dim,
             (long long)d->capacity, (long long)d->pages, (long long)d->page_size,
-            (unsigned long long)rng_run_seed(), place.program);
+            (long long)d->window, (long long)d->sink_keys, (unsigned long long)rng_run_seed(),
+            place.program);
     return 0;
 }
 
@@ -583,7 +701,7 @@ static void test_random_programs(void **unused)
     const bool whole = rng_range(60, 5000, &first, &end);
     for (int i = first; i < end; i++) {
         program p = program_make((uint64_t)i);
-        const int count = p.desc.capacity > 200 ? 12 : 30;
+        const int count = p.desc.capacity > 200 ? 12 : p.desc.window ? 45 : 30;
         place.program = i;
         place.desc = p.desc;
         for (place.number = 0; place.number < count; place.number++) {
