@@ -21,7 +21,7 @@ ALLOWED = {
                        "position", "base", "component"}),
     "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),
     "src/cache": ({"cache", "attention", "kernels", "base"}, {"cache", "attention", "base", "component"}),
-    "src/attend": ({"attend", "base"},
+    "src/attend": ({"attend", "cache", "base"},
                    {"attention", "base", "cache", "component", "nn", "position"}),
     "src/module": ({"module", "attend", "cache", "nn", "kernels", "base"},
                    {"module", "module_backward", "attention", "backward", "base", "cache",

@@ -116,7 +116,8 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
         cache->window = d->window;
         cache->sink_keys = mhai_max_i64(d->sink_keys, sees.sink_keys);
     }
-    if (cache->window >= d->capacity) cache->window = 0; /* nothing will be discarded */
+    if (cache->window >= d->capacity || cache->sink_keys >= d->capacity)
+        cache->window = 0; /* nothing will be discarded */
     if (cache->window > 0)
         cache->max_append = d->max_step;
     else

@@ -271,47 +271,82 @@ static void narrow(mha_transformer_desc *d, int64_t window, int64_t sinks, mha_l
     d->layers = layers;
 }
 
+/* Steps of all sequences, padded, until one has LENGTH tokens; cuts, which windows may refuse. */
+static int64_t run_windowed(program *p, bool discards)
+{
+    int64_t refused = 0;
+    for (;;) {
+        int32_t ids[BATCH * STEP];
+        float rows[BATCH * STEP * WIDTH];
+        int64_t firsts[BATCH], counts[BATCH];
+        const int64_t n = rng_between(&p->r, 1, STEP);
+        mha_tensor tokens = tokens_of(ids, BATCH, n), out = rows_of(rows, BATCH, n, p->width);
+        draw_rows(p, n, ids, firsts, counts);
+        expect_ok(mha_decoder_step_rows(context, p->decoder, &tokens, firsts, counts, &out));
+        for (int b = 0; b < BATCH; b++) {
+            story *s = &p->of[b];
+            for (int64_t t = firsts[b]; t < firsts[b] + counts[b]; t++, s->length++) {
+                s->ids[s->length] = ids[b * n + t];
+                memcpy(s->rows[s->length], rows + (b * n + t) * p->width,
+                       (size_t)p->width * sizeof *rows);
+            }
+            assert_int_equal(mha_decoder_lengths(p->decoder)[b], s->length);
+        }
+        const int b = (int)rng_between(&p->r, 0, BATCH - 1);
+        if (p->of[b].length == LENGTH) return refused;
+        if (rng_chance(&p->r, 0.7)) continue;
+        const int64_t length = rng_between(&p->r, 0, p->of[b].length);
+        const mha_status cut = mha_decoder_truncate_sequence(p->decoder, b, length);
+        if (cut == MHA_OK)
+            p->of[b].length = length;
+        else
+            expect_error(mha_decoder_fork(p->decoder, b, (b + 1) % BATCH, length), MHA_ERR_ARGUMENT,
+                         "has discarded positions");
+        assert_true(cut == MHA_OK || discards);
+        refused += cut != MHA_OK;
+    }
+}
+
 /* A decoder with a window has the bits of a transformer whose layers have it; one that keeps only what
  * windows show those of one that keeps all. */
 static void windows(void **state)
 {
     (void)state;
-    rng r = rng_make(rng_run_seed(), 71);
-    for (int round = 0; round < 40; round++) {
-        int32_t ids[LENGTH];
-        float rows[2][LENGTH * WIDTH];
+    int64_t refused = 0, smaller = 0;
+    for (uint64_t round = 0; round < 40; round++) {
+        static program p;
         mha_layer_desc layers[LAYERS];
-        mha_transformer_desc d = decoded_draw(&r, false);
-        const uint64_t seed = rng_next(&r);
+        p = (program){.r = rng_make(rng_run_seed(), 5000 + round)};
+        mha_transformer_desc d = decoded_draw(&p.r, false);
+        const uint64_t seed = rng_next(&p.r);
         mha_decoder_desc desc = {.struct_size = sizeof desc,
                                  .flags = round % 2 ? MHA_DECODER_WINDOWS : 0,
+                                 .batch = BATCH,
                                  .max_step = STEP,
-                                 .page_size = rng_between(&r, 1, 20),
-                                 .window = round % 4 < 3 ? rng_between(&r, 1, LENGTH + 3) : 0};
-        desc.sink_keys = desc.window ? rng_between(&r, 0, 3) : 0;
-        mha_decoder *decoder = NULL;
+                                 .page_size = rng_between(&p.r, 1, 5),
+                                 .window = round % 4 < 3 ? rng_between(&p.r, 1, 12) : 0};
+        if (rng_chance(&p.r, 0.2)) desc.page_size = 0, desc.window *= 4;
+        desc.sink_keys = desc.window ? RNG_PICK(&p.r, ((const int64_t[]){0, 1, 3, LENGTH + 2})) : 0;
         mha_transformer *t = decoded_make(&d, seed);
-        const int64_t width = d.flags & MHA_TRANSFORMER_NO_OUTPUT ? WIDTH : VOCAB;
-        const mha_status status = mha_decoder_create(context, t, &desc, &decoder);
+        p.width = d.flags & MHA_TRANSFORMER_NO_OUTPUT ? WIDTH : VOCAB;
+        mha_decoder_sizes sizes = {.struct_size = sizeof sizes}, all = sizes;
+        expect_ok(mha_decoder_count(t, &desc, &sizes));
+        expect_ok(mha_decoder_create(context, t, &desc, &p.decoder));
+        assert_int_equal(mha_decoder_cache_bytes(p.decoder), sizes.total_bytes);
         if (desc.window) narrow(&d, desc.window, desc.sink_keys, layers);
+        const mha_decoder_desc open = {
+            .struct_size = sizeof open, .batch = BATCH, .page_size = desc.page_size};
+        expect_ok(mha_decoder_count(t, &open, &all));
+        smaller += sizes.total_bytes < all.total_bytes;
         mha_transformer *whole = decoded_make(&d, seed);
-        for (int i = 0; i < LENGTH; i++) ids[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
-        mha_tensor tokens = tokens_of(ids, 1, LENGTH), out = rows_of(rows[0], 1, LENGTH, width);
-        const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
-        expect_ok(mha_transformer_forward(context, whole, &input, NULL, &out, NULL, NULL));
-        if (status != MHA_ERR_UNSUPPORTED) expect_ok(status);
-        for (int64_t at = 0, n; decoder && at < LENGTH; at += n) {
-            n = rng_between(&r, 1, LENGTH - at < STEP ? LENGTH - at : STEP);
-            tokens = tokens_of(ids + at, 1, n);
-            out = rows_of(rows[1] + at * width, 1, n, width);
-            expect_ok(mha_decoder_step(context, decoder, &tokens, &out));
-        }
-        if (decoder)
-            assert_memory_equal(rows[0], rows[1], (size_t)(LENGTH * width) * sizeof(float));
-        mha_decoder_destroy(decoder);
+        p.t = whole;
+        refused += run_windowed(&p, desc.window > 0 || round % 2);
+        for (int b = 0; b < BATCH; b++) compare_with_the_whole(&p, &p.of[b]);
+        mha_decoder_destroy(p.decoder);
         mha_transformer_destroy(whole);
         mha_transformer_destroy(t);
     }
+    assert_true(refused > 0 && smaller > 5);
 }
 
 /* ---- misuse -------------------------------------------------------------------------------- */
