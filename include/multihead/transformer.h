@@ -24,6 +24,7 @@
 #define MULTIHEAD_TRANSFORMER_H
 
 #include <multihead/attention.h>
+#include <multihead/cache.h>
 #include <multihead/nn.h>
 #include <multihead/position.h>
 
@@ -592,30 +593,60 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_copy(mha_context *context,
 /* ---- decoding -------------------------------------------------------------------------------- */
 
 /* The state of a causal transformer while decoding: each layer's keys and values of the tokens so
- * far. */
+ * far, of several sequences, each of which has its own length. With MHA_TRANSFORMER_CROSS also those of
+ * the memory, which are computed once. */
 typedef struct mha_decoder mha_decoder;
+
+/* mha_decoder_desc.flags */
+enum {
+    /* Layers whose attention has a window of its own keep no more than that (Gemma, Mistral):
+     * mha_kv_cache_desc.window. Results are the same */
+    MHA_DECODER_WINDOWS = 1 << 0
+};
 
 typedef struct mha_decoder_desc {
     uint32_t struct_size;
-    uint32_t reserved; /* 0 */
-    int64_t batch;     /* B, sequences of equal length; 0: 1 */
-    int64_t capacity;  /* most tokens of a sequence, up to max_length; 0: max_length */
-    int64_t max_step;  /* most tokens of a sequence in one step; 0: capacity */
+    uint32_t flags;
+    int64_t batch;    /* B, sequences; 0: 1 */
+    int64_t capacity; /* most tokens of a sequence, up to max_length; 0: max_length */
+    int64_t max_step; /* most tokens of a sequence in one step; 0: capacity */
     mha_dtype
         cache_type; /* in which keys and values are kept (cache.h); MHA_F32 (0), MHA_F16, MHA_BF16
                              or MHA_I8 */
     uint32_t reserved2; /* 0 */
     int64_t page_size;  /* positions of a page of the caches; 0: capacity */
+    int64_t pages;      /* of each layer, for all sequences; 0: as many as they can hold */
+    /* A token attends to the last `window` tokens, itself included, and to the first sink_keys of its
+     * sequence; what no later one sees is discarded. Layers that have a smaller window keep theirs.
+     * 0: none */
+    int64_t window;
+    int64_t sink_keys;
+    /* Most rows of a sequence's memory: required with MHA_TRANSFORMER_CROSS, else 0. Its caches have
+     * one page a sequence */
+    int64_t memory_capacity;
+    mha_kv_scales key_scales; /* of MHA_I8 */
+    uint32_t reserved3;       /* 0 */
 } mha_decoder_desc;
+
+/* What the caches of a decoder take, in bytes. */
+typedef struct mha_decoder_sizes {
+    uint32_t struct_size;
+    uint32_t reserved;
+    int64_t memory_bytes; /* those of cross-attention */
+    int64_t scale_bytes;
+    int64_t table_bytes;
+    int64_t total_bytes; /* all, also the above */
+} mha_decoder_sizes;
 
 /**
  * Create a decoder. desc may be NULL.
  *
- * Memory   the caller owns *decoder; 2 L B capacity Hk D numbers that are touched as they are used,
- *          and activations of two layers for B max_step tokens; from the context's allocator, which
+ * Memory   the caller owns *decoder; what mha_decoder_count() says, touched as it is used, and
+ *          activations of two layers for B max_step tokens; from the context's allocator, which
  *          must outlive it. The transformer must outlive it too.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _DTYPE; MHA_ERR_UNSUPPORTED (not causal, or with cross-attention, or a
- *          field of a newer library is set); MHA_ERR_SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, _DTYPE; MHA_ERR_ARGUMENT (a number; sink_keys without window; memory_capacity
+ *          without cross-attention, or 0 with it); MHA_ERR_UNSUPPORTED (not causal, unknown flags, or
+ *          a field of a newer library is set); MHA_ERR_SIZE, _NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
@@ -623,42 +654,104 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     const mha_decoder_desc *desc,
                                                     mha_decoder **decoder);
 
+/**
+ * What the caches of a decoder of this description take, before it is made.
+ *
+ * Memory   fills *sizes, whose struct_size must be set.   Errors  as mha_decoder_create(), but _NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_decoder_count(const mha_transformer *transformer,
+                                                   const mha_decoder_desc *desc,
+                                                   mha_decoder_sizes *sizes);
+
 /** Destroy; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using it.
  * Since 0.1 */
 MHA_API void mha_decoder_destroy(mha_decoder *decoder);
 
-/** The number of tokens that each sequence holds. Memory none. Errors none. Threads any while
- * no step is running. Since 0.1 */
+/** The number of tokens of each sequence, [B]. Memory owned by the decoder and updated with it. Errors
+ * none. Threads any while no step is running. Since 0.1 */
+MHA_API const int64_t *mha_decoder_lengths(const mha_decoder *decoder);
+
+/** The number of tokens of the longest sequence. Memory none. Errors none. Threads any while no step
+ * is running. Since 0.1 */
 MHA_API int64_t mha_decoder_length(const mha_decoder *decoder);
 
-/** Bytes that its caches take at full capacity. Memory none. Errors none. Threads any. Since 0.1 */
+/** total_bytes of mha_decoder_count(). Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 
 /**
- * Discard the tokens from `length` on: a rejected draft, or with 0 all, for new sequences.
+ * Cut every sequence that is longer to its first `length` tokens: a rejected draft, or with 0 all, for
+ * new sequences. A memory stays.
  *
- * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT if it holds fewer.
+ * Memory   none.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if no sequence holds as many, or if a sequence has discarded
+ *          what its window would show after that. Every sequence is then unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
 
+/** mha_decoder_truncate() of sequence b. Memory none. Errors likewise; MHA_ERR_ARGUMENT if there is no
+ * sequence b. Threads likewise. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_decoder_truncate_sequence(mha_decoder *decoder, int64_t b,
+                                                               int64_t length);
+
 /**
- * Process the next n tokens of every sequence.
+ * Sequence `to` becomes the first `length` tokens of sequence `from`, with its memory
+ * (mha_kv_cache_fork()): a branch, or a prompt that several sequences share. What `to` held is
+ * discarded.
  *
- *   tokens i32 [B,n], 1 <= n <= max_step
- *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); NULL: not computed
+ * Memory   none.   Errors   as mha_decoder_truncate_sequence(); MHA_ERR_ARGUMENT if both are the same.
+ * Threads  no other thread may be using the decoder.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_decoder_fork(mha_decoder *decoder, int64_t from, int64_t to,
+                                                  int64_t length);
+
+/**
+ * Set what every later step attends to, of a transformer with MHA_TRANSFORMER_CROSS: each layer's keys
+ * and values of it are computed here, once. At any time; it replaces the one before, while tokens
+ * stay as they are, keys and values computed with the memory of their time.
  *
- * Steps of any sizes give the same bits, and with caches in f32 those of mha_transformer_forward() of the
- * whole sequences.
+ *   memory f32 [B,S,memory_dim], S <= memory_capacity    memory_lengths [B], 0 .. S; NULL: S
  *
- * Memory   scratch from the context.
- * Errors   as mha_transformer_forward(); MHA_ERR_SIZE (more than max_step tokens, or sequences
- *          longer than the capacity). The decoder is then unchanged, output unspecified.
+ * Memory   scratch from the context; memory is not used afterwards.
+ * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (no cross-attention); MHA_ERR_SIZE (S). The
+ *          memory before is then kept.
  * Threads  one call per context and decoder.   Since  0.1
  */
+MHA_API MHA_NODISCARD mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *decoder,
+                                                        const mha_tensor *memory,
+                                                        const int64_t *memory_lengths);
+
+/** mha_decoder_step_rows() of all rows: the next n tokens of every sequence. Memory, Errors, Threads
+ * as there. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_decoder *decoder,
                                                   const mha_tensor *tokens,
                                                   const mha_tensor *output);
+
+/**
+ * Process the next tokens of every sequence: b takes the rows firsts[b] .. firsts[b] + counts[b] - 1
+ * of tokens. The others are padding, on the left, on the right, or all of a sequence that pauses.
+ *
+ *   tokens i32 [B,n], 1 <= n <= max_step; those of padding may be any numbers
+ *   firsts [B], 0 .. n; NULL: 0    counts [B], 0 .. n - firsts[b]; NULL: n - firsts[b]
+ *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); rows of padding are unspecified;
+ *                  NULL: not computed
+ *
+ * A row's position is that in its sequence: padding has none and is never stored. Results of a
+ * sequence have the bits of a decoder that has this sequence alone, however its tokens are divided into
+ * steps; with caches in f32 those of mha_transformer_forward() of the whole sequence.
+ *
+ * Memory   scratch from the context.
+ * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);
+ *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
+ *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged, output
+ *          unspecified.
+ * Threads  one call per context and decoder.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,
+                                                       const mha_tensor *tokens,
+                                                       const int64_t *firsts, const int64_t *counts,
+                                                       const mha_tensor *output);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 #include "attend/attend.h"
 
 #include "base/checked.h"
+#include "cache/kv_cache.h"
 
 #include <multihead/component.h>
 #include <multihead/nn.h>
@@ -84,7 +85,8 @@ mha_status mhai_attend_run(const mhai_attend *a)
                                      &a->outputs);
     if (a->k.ndim) MHA_TRY(mha_kv_cache_append_rows(a->cache, &a->k, &a->v, a->firsts, a->counts));
     if (!a->q.ndim) return MHA_OK;
-    return mha_kv_cache_attention(a->context, a->cache, &a->desc, &a->q, &a->heads, &a->outputs);
+    return mhai_kv_cache_attend(a->context, a->cache, &a->desc, a->firsts, &a->q, &a->heads,
+                                &a->outputs);
 }
 
 /* ---- back ---------------------------------------------------------------------------------- */

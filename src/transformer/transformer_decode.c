@@ -1,67 +1,46 @@
-/* A transformer token by token: a forward call whose attention reads caches. */
+/* A transformer token by token: a forward call whose attention reads caches. All caches of
+ * self-attention hold the same positions of the same sequences: whatever changes them is checked for
+ * all before it changes the first. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
+#include "cache/kv_cache.h"
 
 #include <string.h>
 
 struct mha_decoder {
     mha_allocator allocator;
     const mha_transformer *transformer;
+    mha_decoder_desc desc; /* every default filled in */
     mha_activations *activations;
-    mha_kv_cache **caches; /* [L] */
-    int64_t batch, capacity, max_step, length;
+    mha_kv_cache **caches; /* [2][L] of self- and cross-attention; NULL: the layer has none */
+    int64_t *lengths;      /* [B] */
+    bool has_memory;       /* it was set */
 };
 
-static mha_status make_parts(mha_context *context, mha_decoder *d, const mha_decoder_desc *own)
+/* ---- description --------------------------------------------------------------------------- */
+
+static mha_status check_kind(const mha_transformer *t, const mha_decoder_desc *own)
 {
-    const mha_transformer_desc *t = &d->transformer->desc;
-    mha_kv_cache_desc desc = {.struct_size = sizeof desc,
-                              .batch = d->batch,
-                              .capacity = d->capacity,
-                              .head_dim = t->head_dim,
-                              .type = own->cache_type,
-                              .page_size = own->page_size};
-    const size_t bytes = (size_t)t->num_layers * sizeof *d->caches;
-    MHA_TRY(mhai_transformer_encode(context, d->transformer, d->capacity));
-    d->caches = d->allocator.alloc(d->allocator.user, bytes, _Alignof(mha_kv_cache *));
-    if (!d->caches) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
-    memset(d->caches, 0, bytes);
-    for (int64_t i = 0; i < t->num_layers; i++) {
-        desc.kv_heads = mhai_transformer_heads_of(t, i, false).kv;
-        if (desc.kv_heads > 0) MHA_TRY(mha_kv_cache_create(context, &desc, &d->caches[i]));
-    }
-    return mhai_activations_create(context, d->transformer, d->batch * d->max_step, 0, true,
-                                   &d->activations);
+    const bool cross = mhai_transformer_has(t, MHA_TRANSFORMER_CROSS);
+    if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: only transformers that are "
+                                             "causal are decoded step by step");
+    if (cross == (own->memory_capacity > 0)) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    cross ? "mha_decoder_desc: memory_capacity is %lld; this transformer has "
+                            "cross-attention, set it to the most rows of a sequence's memory"
+                          : "mha_decoder_desc: memory_capacity is %lld; this transformer has no "
+                            "cross-attention, leave it 0",
+                    (long long)own->memory_capacity);
 }
 
-static mha_status check_kind(const mha_transformer *t)
-{
-    if (mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL) &&
-        !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS))
-        return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "mha_decoder_create: only transformers that are causal and have no "
-                    "cross-attention are decoded step by step");
-}
-
-static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *desc,
-                             mha_decoder_desc *own)
+static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
 {
     int64_t tokens;
-    *own = (mha_decoder_desc){0};
-    if (desc)
-        MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
-                                 offsetof(mha_decoder_desc, cache_type), desc));
-    if (own->reserved || own->reserved2)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_desc: reserved is %u, expected 0",
-                        (unsigned)(own->reserved ? own->reserved : own->reserved2));
-    if (own->page_size < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_desc: page_size is %lld, expected 0 or more",
-                        (long long)own->page_size);
     if (own->batch == 0) own->batch = 1;
     if (own->capacity == 0) own->capacity = t->desc.max_length;
     if (own->max_step == 0) own->max_step = own->capacity;
@@ -81,6 +60,100 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
     return MHA_OK;
 }
 
+static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *desc,
+                             mha_decoder_desc *own)
+{
+    *own = (mha_decoder_desc){0};
+    if (desc)
+        MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
+                                 offsetof(mha_decoder_desc, cache_type), desc));
+    if (own->flags & ~(uint32_t)MHA_DECODER_WINDOWS || own->reserved2 || own->reserved3)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_desc: flags 0x%x or reserved %u",
+                        (unsigned)own->flags,
+                        (unsigned)(own->reserved2 ? own->reserved2 : own->reserved3));
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"page_size", own->page_size},
+                 {"pages", own->pages},
+                 {"window", own->window},
+                 {"sink_keys", own->sink_keys},
+                 {"memory_capacity", own->memory_capacity}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        if (sizes[i].value < 0)
+            return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_desc: %s is %lld, expected 0 or more",
+                            sizes[i].name, (long long)sizes[i].value);
+    if (own->sink_keys > 0 && own->window == 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_decoder_desc: sink_keys is %lld, but there is no window to be exempt "
+                        "from; set window",
+                        (long long)own->sink_keys);
+    MHA_TRY(check_kind(t, own));
+    return check_room(t, own);
+}
+
+/* What a layer keeps; false: nothing. */
+static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer,
+                           bool cross, mha_kv_cache_desc *cache)
+{
+    mha_attention_desc sees = t->layers[layer].self.attend.desc;
+    if (cross && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) return false;
+    *cache = (mha_kv_cache_desc){.struct_size = sizeof *cache,
+                                 .batch = d->batch,
+                                 .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
+                                 .capacity = cross ? d->memory_capacity : d->capacity,
+                                 .head_dim = t->desc.head_dim,
+                                 .type = d->cache_type,
+                                 .key_scales = d->key_scales};
+    if (cross) return true;
+    cache->page_size = d->page_size;
+    cache->pages = d->pages;
+    mhai_transformer_narrow(d->window, d->sink_keys, &sees);
+    if (d->flags & MHA_DECODER_WINDOWS && sees.flags & MHA_ATTENTION_WINDOW) {
+        cache->window = sees.left_keys + 1; /* 0: unlimited */
+        cache->sink_keys = sees.sink_keys;
+    } else if (d->window > 0) {
+        cache->window = d->window;
+        cache->sink_keys = mhai_max_i64(d->sink_keys, sees.sink_keys);
+    }
+    if (cache->window >= d->capacity || cache->sink_keys >= d->capacity)
+        cache->window = 0; /* nothing will be discarded */
+    if (cache->window > 0)
+        cache->max_append = d->max_step;
+    else
+        cache->sink_keys = 0;
+    return cache->kv_heads > 0;
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void **memory)
+{
+    const size_t bytes = (size_t)count * size;
+    *memory = d->allocator.alloc(d->allocator.user, bytes, size);
+    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
+    memset(*memory, 0, bytes);
+    return MHA_OK;
+}
+
+static mha_status make_parts(mha_context *context, mha_decoder *d)
+{
+    const mha_transformer *t = d->transformer;
+    const int64_t layers = t->desc.num_layers;
+    mha_kv_cache_desc cache;
+    void *memory;
+    MHA_TRY(mhai_transformer_encode(context, t, d->desc.capacity));
+    MHA_TRY(allocate(d, d->desc.batch, sizeof *d->lengths, &memory));
+    d->lengths = memory;
+    MHA_TRY(allocate(d, 2 * layers, sizeof *d->caches, &memory));
+    d->caches = memory;
+    for (int64_t i = 0; i < 2 * layers; i++)
+        if (describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
+            MHA_TRY(mha_kv_cache_create(context, &cache, &d->caches[i]));
+    return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
+                                   &d->activations);
+}
+
 mha_status mha_decoder_create(mha_context *context, const mha_transformer *transformer,
                               const mha_decoder_desc *desc, mha_decoder **decoder)
 {
@@ -90,17 +163,12 @@ mha_status mha_decoder_create(mha_context *context, const mha_transformer *trans
                         : !transformer ? "transformer"
                                        : "decoder");
     mha_decoder_desc own;
-    MHA_TRY(check_kind(transformer));
     MHA_TRY(check_desc(transformer, desc, &own));
     const mha_allocator *a = &context->allocator;
     mha_decoder *made = a->alloc(a->user, sizeof *made, _Alignof(mha_decoder));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_decoder){.allocator = *a,
-                          .transformer = transformer,
-                          .batch = own.batch,
-                          .capacity = own.capacity,
-                          .max_step = own.max_step};
-    mha_status status = make_parts(context, made, &own);
+    *made = (mha_decoder){.allocator = *a, .transformer = transformer, .desc = own};
+    mha_status status = make_parts(context, made);
     if (status == MHA_OK)
         *decoder = made;
     else
@@ -112,69 +180,301 @@ void mha_decoder_destroy(mha_decoder *d)
 {
     if (!d) return;
     const mha_allocator a = d->allocator;
-    const int64_t layers = d->transformer->desc.num_layers;
-    for (int64_t i = 0; d->caches && i < layers; i++) mha_kv_cache_destroy(d->caches[i]);
-    if (d->caches) a.release(a.user, d->caches, (size_t)layers * sizeof *d->caches);
+    const int64_t caches = 2 * d->transformer->desc.num_layers;
+    for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
+    if (d->caches) a.release(a.user, d->caches, (size_t)caches * sizeof *d->caches);
+    if (d->lengths) a.release(a.user, d->lengths, (size_t)d->desc.batch * sizeof *d->lengths);
     mha_activations_destroy(d->activations);
     a.release(a.user, d, sizeof *d);
 }
 
+const int64_t *mha_decoder_lengths(const mha_decoder *d)
+{
+    return d->lengths;
+}
+
 int64_t mha_decoder_length(const mha_decoder *d)
 {
-    return d->length;
+    int64_t longest = 0;
+    for (int64_t b = 0; b < d->desc.batch; b++) longest = mhai_max_i64(longest, d->lengths[b]);
+    return longest;
 }
+
+/* ---- sizes --------------------------------------------------------------------------------- */
 
 size_t mha_decoder_cache_bytes(const mha_decoder *d)
 {
     size_t bytes = 0;
-    for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
+    for (int64_t i = 0; i < 2 * d->transformer->desc.num_layers; i++)
         if (d->caches[i]) bytes += mha_kv_cache_bytes(d->caches[i]);
     return bytes;
 }
 
-/* Back to a length that every cache has. */
-static mha_status cut(const mha_decoder *d, int64_t length)
+mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decoder_desc *desc,
+                             mha_decoder_sizes *sizes)
+{
+    mha_decoder_sizes all = {.struct_size = sizeof all};
+    mha_decoder_desc own;
+    mha_kv_cache_desc cache;
+    if (!transformer || !sizes)
+        return mha_fail(MHA_ERR_NULL, "mha_decoder_count: %s is NULL",
+                        transformer ? "sizes" : "transformer");
+    if (sizes->struct_size != sizeof all)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_sizes: struct_size is %u, expected %zu",
+                        (unsigned)sizes->struct_size, sizeof all);
+    MHA_TRY(check_desc(transformer, desc, &own));
+    const int64_t layers = transformer->desc.num_layers;
+    for (int64_t i = 0; i < 2 * layers; i++) {
+        mha_kv_cache_sizes one = {.struct_size = sizeof one};
+        if (!describe_cache(transformer, &own, i % layers, i >= layers, &cache)) continue;
+        MHA_TRY(mha_kv_cache_count(&cache, &one));
+        if (!mhai_add_i64(all.total_bytes, one.total_bytes, &all.total_bytes))
+            return mha_fail(MHA_ERR_SIZE, "decoder: its caches do not fit in the address space");
+        all.table_bytes += one.table_bytes;
+        all.scale_bytes += one.scale_bytes;
+        if (i >= layers) all.memory_bytes += one.total_bytes;
+    }
+    *sizes = all;
+    return MHA_OK;
+}
+
+/* ---- lengths ------------------------------------------------------------------------------- */
+
+static mha_status check_sequence(const char *function, const mha_decoder *d, int64_t b)
+{
+    if (b >= 0 && b < d->desc.batch) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "%s: there is no sequence %lld, expected 0..%lld", function,
+                    (long long)b, (long long)(d->desc.batch - 1));
+}
+
+/* Can every layer go back to these tokens of sequence b? */
+static mha_status check_length(const char *function, const mha_decoder *d, int64_t b,
+                               int64_t length)
+{
+    if (length < 0 || length > d->lengths[b])
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: length is %lld, expected 0..%lld", function,
+                        (long long)length, (long long)d->lengths[b]);
+    for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
+        if (d->caches[i]) MHA_TRY(mhai_kv_pages_check_truncate(d->caches[i], b, length));
+    return MHA_OK;
+}
+
+/* Back to a length to which every layer can go. */
+static mha_status cut(mha_decoder *d, int64_t b, int64_t length)
 {
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
-        for (int64_t b = 0; b < d->batch; b++)
-            if (d->caches[i] && mha_kv_cache_lengths(d->caches[i])[b] > length)
-                MHA_TRY(mha_kv_cache_truncate(d->caches[i], b, length));
+        if (d->caches[i] && mha_kv_cache_lengths(d->caches[i])[b] > length)
+            MHA_TRY(mha_kv_cache_truncate(d->caches[i], b, length));
+    d->lengths[b] = length;
     return MHA_OK;
 }
 
 mha_status mha_decoder_truncate(mha_decoder *d, int64_t length)
 {
     if (!d) return mha_fail(MHA_ERR_NULL, "mha_decoder_truncate: decoder is NULL");
-    if (length < 0 || length > d->length)
+    const int64_t longest = mha_decoder_length(d);
+    if (length < 0 || length > longest)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_truncate: length is %lld, expected 0..%lld",
-                        (long long)length, (long long)d->length);
-    MHA_TRY(cut(d, length));
-    d->length = length;
+                        (long long)length, (long long)longest);
+    for (int64_t b = 0; b < d->desc.batch; b++)
+        if (d->lengths[b] > length) MHA_TRY(check_length("mha_decoder_truncate", d, b, length));
+    for (int64_t b = 0; b < d->desc.batch; b++)
+        if (d->lengths[b] > length) MHA_TRY(cut(d, b, length));
     return MHA_OK;
+}
+
+mha_status mha_decoder_truncate_sequence(mha_decoder *d, int64_t b, int64_t length)
+{
+    static const char *const name = "mha_decoder_truncate_sequence";
+    if (!d) return mha_fail(MHA_ERR_NULL, "%s: decoder is NULL", name);
+    MHA_TRY(check_sequence(name, d, b));
+    MHA_TRY(check_length(name, d, b, length));
+    return cut(d, b, length);
+}
+
+mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t length)
+{
+    static const char *const name = "mha_decoder_fork";
+    if (!d) return mha_fail(MHA_ERR_NULL, "%s: decoder is NULL", name);
+    MHA_TRY(check_sequence(name, d, from));
+    MHA_TRY(check_sequence(name, d, to));
+    if (from == to)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: sequence %lld cannot become itself", name,
+                        (long long)to);
+    MHA_TRY(check_length(name, d, from, length));
+    const int64_t layers = d->transformer->desc.num_layers;
+    for (int64_t i = 0; i < 2 * layers; i++) {
+        mha_kv_cache *cache = d->caches[i];
+        if (!cache) continue;
+        const int64_t rows = i < layers ? length : mha_kv_cache_lengths(cache)[from];
+        MHA_TRY(mha_kv_cache_fork(cache, from, to, rows));
+    }
+    d->lengths[to] = length;
+    return MHA_OK;
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+static mha_status check_memory(const mha_decoder *d, const mha_tensor *memory,
+                               const int64_t *lengths)
+{
+    if (d->desc.memory_capacity == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_set_memory: this transformer has no "
+                                          "cross-attention");
+    MHA_TRY(mhai_transformer_check_memory(d->transformer, d->desc.batch, memory, lengths));
+    if (memory->shape[1] <= d->desc.memory_capacity) return MHA_OK;
+    return mha_fail(MHA_ERR_SIZE,
+                    "memory: %lld rows of a sequence are more than memory_capacity, %lld",
+                    (long long)memory->shape[1], (long long)d->desc.memory_capacity);
+}
+
+/* Scratch for one layer's keys and values; what projecting takes beyond it is there afterwards, so
+ * that nothing fails when the first layer has changed. */
+static mha_status reserve_memory(mha_context *context, const mha_transformer *t, int64_t rows,
+                                 float **kv)
+{
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(
+        context, rows, (size_t)(2 * t->desc.kv_heads * t->desc.head_dim) * sizeof(float), &memory));
+    *kv = memory;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, (int64_t)mhai_transformer_product_bytes(context, t, rows), 1,
+                              &memory));
+    mha_scratch_release(context, mark);
+    return MHA_OK;
+}
+
+static mha_status store_memory(mha_context *context, mha_decoder *d, const mha_tensor *memory,
+                               const int64_t *lengths)
+{
+    const mha_transformer *t = d->transformer;
+    mha_tensor k, v;
+    float *rows;
+    MHA_TRY(reserve_memory(context, t, memory->shape[0] * memory->shape[1], &rows));
+    d->has_memory = false;
+    for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        mha_kv_cache *cache = d->caches[t->desc.num_layers + i];
+        MHA_TRY(mhai_transformer_project_memory(context, t, i, memory, rows, &k, &v));
+        mha_kv_cache_reset(cache);
+        MHA_TRY(mha_kv_cache_append(cache, &k, &v, lengths));
+    }
+    d->has_memory = true;
+    return MHA_OK;
+}
+
+mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *d, const mha_tensor *memory,
+                                  const int64_t *memory_lengths)
+{
+    if (!context || !d)
+        return mha_fail(MHA_ERR_NULL, "mha_decoder_set_memory: %s is NULL",
+                        context ? "decoder" : "context");
+    MHA_TRY(check_memory(d, memory, memory_lengths));
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = store_memory(context, d, memory, memory_lengths);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+/* ---- a step -------------------------------------------------------------------------------- */
+
+static mha_status check_tokens(const mha_decoder *d, const mha_tensor *tokens)
+{
+    MHA_TRY(mhai_tensor_check("tokens", tokens, MHA_I32, 2, (const int64_t[]){d->desc.batch, -1}));
+    const int64_t count = tokens->shape[1];
+    if (count < 1 || count > d->desc.max_step)
+        return mha_fail(count < 1 ? MHA_ERR_ARGUMENT : MHA_ERR_SIZE,
+                        "tokens: a step of %lld, this decoder takes 1..%lld", (long long)count,
+                        (long long)d->desc.max_step);
+    if (!mhai_transformer_has(d->transformer, MHA_TRANSFORMER_CROSS) || d->has_memory)
+        return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_step: this transformer attends to a memory; "
+                                      "call mha_decoder_set_memory() first");
+}
+
+/* Does every sequence, in every layer, have room for its rows? */
+static mha_status check_rows(const mha_decoder *d, const mhai_kv_rows *rows)
+{
+    const int64_t capacity = d->desc.capacity;
+    for (int64_t b = 0; b < d->desc.batch; b++) {
+        const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
+        if (first < 0 || first > rows->n)
+            return mha_fail(MHA_ERR_ARGUMENT, "firsts[%lld] is %lld, expected 0..%lld",
+                            (long long)b, (long long)first, (long long)rows->n);
+        if (count < 0 || count > rows->n - first)
+            return mha_fail(MHA_ERR_ARGUMENT, "counts[%lld] is %lld, expected 0..%lld",
+                            (long long)b, (long long)count, (long long)(rows->n - first));
+        if (count > capacity - d->lengths[b])
+            return mha_fail(MHA_ERR_SIZE,
+                            "tokens: sequence %lld holds %lld, %lld more exceed the decoder's "
+                            "capacity, %lld; mha_decoder_truncate() makes room",
+                            (long long)b, (long long)d->lengths[b], (long long)count,
+                            (long long)capacity);
+    }
+    for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
+        if (d->caches[i]) MHA_TRY(mhai_kv_cache_check_rows(d->caches[i], rows));
+    return MHA_OK;
+}
+
+/* Which rows are taken and where each stands, in the context's scratch. */
+static mha_status place_rows(mha_context *context, const mha_decoder *d, const mhai_kv_rows *rows,
+                             mhai_step *step)
+{
+    const int64_t B = d->desc.batch, n = rows->n;
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(context, B * (n + 3), sizeof(int64_t), &memory));
+    int64_t *firsts = memory, *counts = firsts + B, *offsets = counts + B, *places = offsets + B;
+    for (int64_t b = 0; b < B; b++) {
+        firsts[b] = mhai_kv_first(rows, b);
+        counts[b] = mhai_kv_count(rows, b);
+        offsets[b] = d->lengths[b] - firsts[b];
+        for (int64_t t = 0; t < n; t++)
+            places[b * n + t] = mhai_min_i64(mhai_max_i64(offsets[b] + t, 0), d->desc.capacity - 1);
+    }
+    *step =
+        (mhai_step){.caches = d->caches,
+                    .memory = d->caches + d->transformer->desc.num_layers,
+                    .firsts = firsts,
+                    .counts = counts,
+                    .offsets = offsets,
+                    .places = mha_tensor_contiguous(places, MHA_I64, 2, (const int64_t[]){B, n}),
+                    .window = d->desc.window,
+                    .sink_keys = d->desc.sink_keys};
+    return MHA_OK;
+}
+
+static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
+                            const mhai_kv_rows *rows, const mha_tensor *output)
+{
+    mhai_step step;
+    MHA_TRY(place_rows(context, d, rows, &step));
+    const mha_status status =
+        mhai_transformer_step(context, d->transformer, d->activations, tokens, &step, output);
+    for (int64_t b = 0; b < d->desc.batch; b++)
+        if (status == MHA_OK)
+            d->lengths[b] += step.counts[b];
+        else
+            MHA_TRY(cut(d, b, d->lengths[b]));
+    return status;
 }
 
 mha_status mha_decoder_step(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
                             const mha_tensor *output)
 {
+    return mha_decoder_step_rows(context, d, tokens, NULL, NULL, output);
+}
+
+mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
+                                 const int64_t *firsts, const int64_t *counts,
+                                 const mha_tensor *output)
+{
     if (!context || !d)
         return mha_fail(MHA_ERR_NULL, "mha_decoder_step: %s is NULL",
                         context ? "decoder" : "context");
-    MHA_TRY(mhai_tensor_check("tokens", tokens, MHA_I32, 2, (const int64_t[]){d->batch, -1}));
-    const int64_t count = tokens->shape[1], most = d->capacity;
-    if (count < 1 || count > d->max_step)
-        return mha_fail(count < 1 ? MHA_ERR_ARGUMENT : MHA_ERR_SIZE,
-                        "tokens: a step of %lld, this decoder takes 1..%lld", (long long)count,
-                        (long long)d->max_step);
-    if (count > most - d->length)
-        return mha_fail(MHA_ERR_SIZE,
-                        "tokens: %lld behind %lld are more than its capacity, %lld; "
-                        "mha_decoder_truncate() makes room",
-                        (long long)count, (long long)d->length, (long long)most);
-    mha_status status = mhai_transformer_step(context, d->transformer, d->activations, tokens,
-                                              d->caches, d->length, output);
-    if (status == MHA_OK)
-        d->length += count;
-    else
-        MHA_TRY(cut(d, d->length));
+    MHA_TRY(check_tokens(d, tokens));
+    const mhai_kv_rows rows = {tokens->shape[1], firsts, counts};
+    MHA_TRY(check_rows(d, &rows));
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = take_rows(context, d, tokens, &rows, output);
+    mha_scratch_release(context, mark);
     return status;
 }

@@ -1,144 +1,46 @@
 /* A transformer forward: each step reads the stream, adds what it found, and keeps what its
  * gradient will need. */
-#include "transformer/transformer_parts.h"
+#include "transformer/transformer_call.h"
 
 #include "base/checked.h"
 #include "base/math.h"
-#include "base/struct_copy.h"
-#include "base/tensor.h"
 #include "nn/matmul.h"
 #include "nn/nn_check.h"
 
-#include <multihead/position.h>
-
-#include <stdio.h>
 #include <string.h>
 
-/* One call. */
-typedef struct call {
-    mha_context *context;
-    const mha_transformer *t;
-    mha_transformer_input input;
-    mha_activations *a;
-    const mha_tensor *probabilities, *cross_probabilities;
-    mha_kv_cache *const *caches; /* [L]: tokens stand at start and behind; NULL: at 0 */
-    int64_t start;
-} call;
-
-static int64_t tokens_of(const mha_activations *a)
+/* Padding of a step is not looked at. */
+static bool is_padding(const mhai_call *c, int64_t b, int64_t t)
 {
-    return a->B * a->T;
+    return c->step && (t < c->step->firsts[b] || t - c->step->firsts[b] >= c->step->counts[b]);
 }
 
-/* ---- checks -------------------------------------------------------------------------------- */
-
-static mha_status check_lengths(const char *name, const int64_t *lengths, int64_t batch,
-                                int64_t most)
+/* [B,T] numbers of a table's rows become a row; NULL, and padding: 0. */
+static mha_status load_numbers(const mhai_call *c, const char *name, const mha_tensor *from,
+                               int64_t count, int32_t *to)
 {
-    for (int64_t b = 0; lengths && b < batch; b++)
-        if (lengths[b] < 0 || lengths[b] > most)
-            return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld] is %lld, expected 0..%lld", name,
-                            (long long)b, (long long)lengths[b], (long long)most);
-    return MHA_OK;
-}
-
-static mha_status check_memory(const mha_transformer *t, const mha_transformer_input *input)
-{
-    const mha_tensor *memory = input->memory;
-    if (!mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) {
-        if (memory || input->memory_lengths || input->cross_gates)
-            return mha_fail(MHA_ERR_ARGUMENT, "memory, memory_lengths, cross_gates: this "
-                                              "transformer has no cross-attention");
-        return MHA_OK;
-    }
-    const int64_t shape[] = {input->tokens->shape[0], -1, t->desc.memory_dim};
-    MHA_TRY(mhai_tensor_check("memory", memory, MHA_F32, 3, shape));
-    MHA_TRY(mhai_tensor_check_last("memory", memory));
-    if (shape[0] > 1 && memory->stride[0] != memory->shape[1] * memory->stride[1])
-        return mha_fail(MHA_ERR_STRIDE, "memory: sequences must follow each other without gaps");
-    return check_lengths("memory_lengths", input->memory_lengths, shape[0], memory->shape[1]);
-}
-
-mha_status mhai_transformer_check(const char *function, const mha_transformer *t,
-                                  const mha_transformer_input *given, mha_transformer_input *input)
-{
-    if (!given) return mha_fail(MHA_ERR_NULL, "%s: input is NULL", function);
-    MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input,
-                             offsetof(mha_transformer_input, token_types), given));
-    const int64_t gates[] = {t->desc.num_layers, t->desc.num_heads};
-    if (input->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: reserved is %u, expected 0",
-                        (unsigned)input->reserved);
-    MHA_TRY(mhai_tensor_check("tokens", input->tokens, MHA_I32, 2, NULL));
-    const int64_t batch = input->tokens->shape[0], length = input->tokens->shape[1];
-    if (length > t->desc.max_length)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "tokens: %lld in a sequence, this transformer takes up to %lld",
-                        (long long)length, (long long)t->desc.max_length);
-    MHA_TRY(check_lengths("lengths", input->lengths, batch, length));
-    if (input->token_types && t->desc.type_count == 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "token_types: this transformer has no types of tokens");
-    if (input->token_types)
-        MHA_TRY(mhai_tensor_check("token_types", input->token_types, MHA_I32, 2,
-                                  (const int64_t[]){batch, length}));
-    if (input->gates) MHA_TRY(mhai_nn_matrix("gates", input->gates, gates[0], gates[1]));
-    if (input->cross_gates)
-        MHA_TRY(mhai_nn_matrix("cross_gates", input->cross_gates, gates[0], gates[1]));
-    if (input->head_means && !input->gates)
-        return mha_fail(MHA_ERR_ARGUMENT, "head_means stand for heads whose gates are closed, but "
-                                          "there are no gates");
-    if (input->head_means)
-        MHA_TRY(
-            mhai_nn_matrix("head_means", input->head_means, gates[0], gates[1] * t->desc.head_dim));
-    return check_memory(t, input);
-}
-
-static mha_status check_room(const mha_transformer_input *input, const mha_activations *a)
-{
-    const int64_t batch = input->tokens->shape[0], length = input->tokens->shape[1];
-    const int64_t memory = input->memory ? input->memory->shape[1] : 0;
-    int64_t tokens, rows;
-    if (!mhai_mul_i64(batch, length, &tokens) || !mhai_mul_i64(batch, memory, &rows) ||
-        tokens > a->max_tokens || rows > a->max_memory)
-        return mha_fail(MHA_ERR_SIZE,
-                        "activations: %lld sequences of %lld tokens and %lld rows of memory, made "
-                        "for %lld tokens and %lld rows",
-                        (long long)batch, (long long)length, (long long)memory,
-                        (long long)a->max_tokens, (long long)a->max_memory);
-    return MHA_OK;
-}
-
-static mha_status check_probabilities(const call *c, const char *name, const mha_tensor *tensor,
-                                      int64_t keys)
-{
-    const int64_t shape[] = {c->t->desc.num_layers, c->a->B, c->t->desc.num_heads, c->a->T, keys};
-    if (!tensor) return MHA_OK;
-    MHA_TRY(mhai_tensor_check(name, tensor, MHA_F32, 5, shape));
-    return mhai_tensor_check_output(name, tensor);
-}
-
-/* [B,T] numbers of a table's rows become a row; NULL: all 0. */
-static mha_status load_numbers(const char *name, const mha_tensor *from, int64_t batch,
-                               int64_t length, int64_t count, int32_t *to)
-{
-    if (!from) memset(to, 0, (size_t)(batch * length) * sizeof *to);
-    for (int64_t i = 0; from && i < batch * length; i++) {
+    const int64_t length = c->a->T;
+    for (int64_t i = 0; i < mhai_tokens(c->a); i++) {
         const int64_t b = i / length, t = i % length;
-        to[i] = ((const int32_t *)from->data)[b * from->stride[0] + t * from->stride[1]];
-        if (to[i] < 0 || to[i] >= count)
+        to[i] = !from || is_padding(c, b, t)
+                    ? 0
+                    : ((const int32_t *)from->data)[b * from->stride[0] + t * from->stride[1]];
+        if (from && (to[i] < 0 || to[i] >= count))
             return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld,%lld] is %d, expected 0..%lld", name,
                             (long long)b, (long long)t, (int)to[i], (long long)count - 1);
     }
     return MHA_OK;
 }
 
-static mha_status load_tokens(const call *c)
+static mha_status load_tokens(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     mha_activations *a = c->a;
-    for (int64_t i = 0; i < tokens_of(a); i++) a->positions[i] = (int32_t)(c->start + i % a->T);
-    MHA_TRY(load_numbers("tokens", c->input.tokens, a->B, a->T, d->vocab_size, a->ids));
-    return load_numbers("token_types", c->input.token_types, a->B, a->T, d->type_count, a->types);
+    const int64_t *places = c->step ? c->step->places.data : NULL;
+    for (int64_t i = 0; i < mhai_tokens(a); i++)
+        a->positions[i] = (int32_t)(places ? places[i] : i % a->T);
+    MHA_TRY(load_numbers(c, "tokens", c->input.tokens, d->vocab_size, a->ids));
+    return load_numbers(c, "token_types", c->input.token_types, d->type_count, a->types);
 }
 
 /* ---- pieces that forward and backward share ------------------------------------------------- */
@@ -236,10 +138,10 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
 /* ---- steps --------------------------------------------------------------------------------- */
 
 /* y = norm(x), or norm(x + residual). */
-static mha_status norm(const call *c, const mhai_place_norm *place, const float *x,
+static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const float *x,
                        const float *residual, float *y)
 {
-    const int64_t width = c->t->desc.embed_dim, rows = tokens_of(c->a);
+    const int64_t width = c->t->desc.embed_dim, rows = mhai_tokens(c->a);
     const float epsilon = c->t->desc.norm_epsilon;
     mha_tensor in = mhai_transformer_rows(x, rows, width, width);
     mha_tensor added = mhai_transformer_rows(residual, rows, width, width);
@@ -253,8 +155,8 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
     return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
 }
 
-static mha_status project(const call *c, const mhai_place_linear *place, mha_activation activation,
-                          const float *x, int64_t rows, float *y)
+static mha_status project(const mhai_call *c, const mhai_place_linear *place,
+                          mha_activation activation, const float *x, int64_t rows, float *y)
 {
     mha_tensor in = mhai_transformer_rows(x, rows, place->inputs, place->inputs);
     mha_tensor out = mhai_transformer_rows(y, rows, place->outputs, place->outputs);
@@ -262,7 +164,7 @@ static mha_status project(const call *c, const mhai_place_linear *place, mha_act
 }
 
 /* What a step reads: the stream, or its norm. */
-static mha_status begin_step(const call *c, const mhai_place_step *place,
+static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
     return mhai_transformer_pre_norm(c->t) ? norm(c, &place->norm, step->from, NULL, step->in)
@@ -270,17 +172,17 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
 }
 
 /* Where a step's function writes what it adds. */
-static float *added_by(const call *c, const mhai_kept_step *step, float *next)
+static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *next)
 {
     return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
 }
 
 /* next = x + y, with a norm around it if post-norm and on y if a branch norm; y is where added_by()
  * says. */
-static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step,
-                           float *next)
+static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
+                           const mhai_kept_step *step, float *next)
 {
-    const int64_t count = tokens_of(c->a) * c->t->desc.embed_dim;
+    const int64_t count = mhai_tokens(c->a) * c->t->desc.embed_dim;
     if (mhai_transformer_has(c->t, MHA_TRANSFORMER_POST_NORM)) {
         if (!step->z) return norm(c, &place->norm, next, step->x, next);
         mhai_transformer_add(c->context, count, step->x, next, step->z);
@@ -293,13 +195,13 @@ static mha_status end_step(const call *c, const mhai_place_step *place, const mh
 }
 
 /* Heads come as gate z; what is missing of a gate is filled with the head's mean. */
-static void add_means(const call *c, float *heads, int64_t layer)
+static void add_means(const mhai_call *c, float *heads, int64_t layer)
 {
     const int64_t D = c->t->desc.head_dim;
     const int64_t H = mhai_transformer_heads_of(&c->t->desc, layer, false).q;
     const float *gates = mhai_nn_row(c->input.gates, layer);
     const float *means = mhai_nn_row(c->input.head_means, layer);
-    for (int64_t i = 0; i < tokens_of(c->a); i++)
+    for (int64_t i = 0; i < mhai_tokens(c->a); i++)
         for (int64_t k = 0; k < H * D; k++) {
             const float closed = 1 - gates[k / D];
             if (closed < 0 || closed > 0) heads[i * H * D + k] += closed * means[k];
@@ -331,44 +233,54 @@ static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
 }
 
 /* A layer whose heads are gone: the bias of the output is what remains. */
-static mha_status only_bias(const call *c, const mhai_place_attention *place,
+static mha_status only_bias(const mhai_call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, float *next)
 {
     const int64_t width = c->t->desc.embed_dim;
     const float *bias =
         place->out.bias < 0 ? NULL : mhai_transformer_numbers(c->t, place->out.bias);
     float *y = added_by(c, &kept->step, next);
-    for (int64_t i = 0; i < tokens_of(c->a) * width; i++) y[i] = bias ? bias[i % width] : 0;
+    for (int64_t i = 0; i < mhai_tokens(c->a) * width; i++) y[i] = bias ? bias[i % width] : 0;
     return end_step(c, &place->step, &kept->step, next);
 }
 
-/* What else of a layer's attention is wanted; lse is the call's own. */
-static mha_status read_outputs(const mha_attention_outputs *given, int64_t layer,
-                               mha_attention_outputs *own)
+void mhai_transformer_narrow(int64_t window, int64_t sink_keys, mha_attention_desc *desc)
 {
-    MHA_TRY(mhai_struct_copy("mha_attention_outputs", own, sizeof *own,
-                             offsetof(mha_attention_outputs, column_sums), given));
-    own->struct_size = sizeof *own;
-    if (!own->lse) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT,
-                    "outputs of layer %lld: lse is set; mha_activations_layer() "
-                    "has it",
-                    (long long)layer);
+    const bool own = desc->flags & MHA_ATTENTION_WINDOW && desc->left_keys >= 0;
+    if (window == 0 || (own && desc->left_keys < window)) return;
+    desc->flags |= MHA_ATTENTION_WINDOW;
+    desc->left_keys = window - 1;
+    desc->right_keys = 0;
+    desc->sink_keys = own ? mhai_max_i64(desc->sink_keys, sink_keys) : sink_keys;
+}
+
+static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_attend *x)
+{
+    if (cross) {
+        x->cache = s->memory[layer];
+        x->k.ndim = x->v.ndim = 0;
+        return;
+    }
+    x->cache = s->caches[layer];
+    x->firsts = s->firsts;
+    x->counts = s->counts;
+    x->query_positions.ids = x->key_positions.ids = &s->places;
+    x->desc.q_offsets = s->offsets;
+    mhai_transformer_narrow(s->window, s->sink_keys, &x->desc);
 }
 
 /* A layer's attention between its projections. */
-static mha_status prepare(const call *c, int64_t layer, bool cross, mhai_call_attention *made)
+static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_call_attention *made)
 {
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     mhai_attend *x = &made->attend;
     mhai_transformer_attention(c->context, c->a, &c->input, layer, cross, made);
-    x->query_positions.start = x->key_positions.start = c->start;
-    if (c->caches) {
-        x->cache = c->caches[layer];
+    if (c->step) {
+        prepare_step(c->step, layer, cross, x);
         return MHA_OK;
     }
-    MHA_TRY(read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer], layer,
-                         &x->outputs));
+    MHA_TRY(mhai_call_read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer],
+                                   layer, &x->outputs));
     if (wanted && x->outputs.probabilities)
         return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: wanted twice",
                         (long long)layer);
@@ -380,27 +292,39 @@ static mha_status prepare(const call *c, int64_t layer, bool cross, mhai_call_at
     return MHA_OK;
 }
 
-static mha_status project_memory(const call *c, const mhai_place_linear *place, float *to)
+static mha_status project_memory(mha_context *context, const mhai_place_linear *place,
+                                 const mha_tensor *memory, float *to)
 {
-    const mha_tensor *m = c->input.memory;
-    const int64_t rows = c->a->B * c->a->S;
-    mha_tensor in = mhai_transformer_rows(m->data, rows, place->inputs, m->stride[1]);
+    const int64_t rows = memory->shape[0] * memory->shape[1];
+    mha_tensor in = mhai_transformer_rows(memory->data, rows, place->inputs, memory->stride[1]);
     mha_tensor out = mhai_transformer_rows(to, rows, place->outputs, place->outputs);
-    return mha_linear_forward(c->context, place->packed, MHA_ACTIVATION_NONE, &in, &out);
+    return mha_linear_forward(context, place->packed, MHA_ACTIVATION_NONE, &in, &out);
 }
 
-static mha_status attend(const call *c, const mhai_place_attention *place,
+mha_status mhai_transformer_project_memory(mha_context *context, const mha_transformer *t,
+                                           int64_t layer, const mha_tensor *memory, float *rows,
+                                           mha_tensor *k, mha_tensor *v)
+{
+    const int64_t B = memory->shape[0], S = memory->shape[1], D = t->desc.head_dim;
+    const int64_t kv = t->desc.kv_heads * D;
+    *k = heads_view(rows, B, S, t->desc.kv_heads, D, 2 * kv);
+    *v = heads_view(rows + kv, B, S, t->desc.kv_heads, D, 2 * kv);
+    return project_memory(context, &t->layers[layer].cross.memory, memory, rows);
+}
+
+static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
                          const mhai_kept_attention *kept, int64_t layer, bool cross, float *next)
 {
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
-    const int64_t rows = tokens_of(c->a);
+    const int64_t rows = mhai_tokens(c->a);
     mhai_call_attention attention;
     if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->step, &kept->step));
     MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
-    if (cross) MHA_TRY(project_memory(c, &place->memory, kept->memory));
+    if (cross && !c->step)
+        MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(prepare(c, layer, cross, &attention));
     MHA_TRY(mhai_attend_position(&attention.attend));
     MHA_TRY(mhai_attend_run(&attention.attend));
@@ -410,11 +334,11 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     return end_step(c, &place->step, &kept->step, next);
 }
 
-static mha_status feed_forward(const call *c, const mhai_place_layer *place,
+static mha_status feed_forward(const mhai_call *c, const mhai_place_layer *place,
                                const mhai_kept_layer *kept, float *next)
 {
     const mha_transformer_desc *d = &c->t->desc;
-    const int64_t rows = tokens_of(c->a), wide = mhai_transformer_up(c->t);
+    const int64_t rows = mhai_tokens(c->a), wide = mhai_transformer_up(c->t);
     const mha_activation activation = mhai_transformer_activation(c->t);
     MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     if (!kept->up) {
@@ -469,7 +393,7 @@ static void embed_row(void *argument, int64_t row, int worker)
         x[i] = (float)((double)x[i] + (position ? (double)position[i] : 0) + (double)type[i]);
 }
 
-static mha_status embed(const call *c)
+static mha_status embed(const mhai_call *c)
 {
     const mha_transformer *t = c->t;
     const mha_transformer_desc *d = &t->desc;
@@ -484,15 +408,15 @@ static mha_status embed(const call *c)
                      .width = d->embed_dim,
                      .scale = d->embed_scale,
                      .x = first};
-    mha_parallel_for(c->context, tokens_of(c->a), embed_row, &job);
+    mha_parallel_for(c->context, mhai_tokens(c->a), embed_row, &job);
     return c->a->embedded ? norm(c, &t->embed_norm, first, NULL, c->a->layers[0].self.step.x)
                           : MHA_OK;
 }
 
-static void write_rows(const call *c, const mha_tensor *to)
+static void write_rows(const mhai_call *c, const mha_tensor *to)
 {
     const int64_t width = c->t->desc.embed_dim;
-    for (int64_t i = 0; i < tokens_of(c->a); i++)
+    for (int64_t i = 0; i < mhai_tokens(c->a); i++)
         memcpy((float *)to->data + i / c->a->T * to->stride[0] + i % c->a->T * to->stride[1],
                c->a->last + i * width, (size_t)width * sizeof(float));
 }
@@ -511,11 +435,11 @@ static void cap_row(void *argument, int64_t row, int worker)
         x[i] = (float)(job->cap * mhai_tanh((double)x[i] / job->cap));
 }
 
-static mha_status write_logits(const call *c, const mha_tensor *output)
+static mha_status write_logits(const mhai_call *c, const mha_tensor *output)
 {
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;
     const bool joined = output->stride[0] == length * output->stride[1] || c->a->B == 1;
-    const int64_t pieces = joined ? 1 : c->a->B, rows = tokens_of(c->a) / pieces;
+    const int64_t pieces = joined ? 1 : c->a->B, rows = mhai_tokens(c->a) / pieces;
     for (int64_t i = 0; i < pieces; i++) {
         mha_tensor in = mhai_transformer_rows(c->a->last + i * rows * width, rows, width, width);
         mha_tensor out = mhai_transformer_rows((float *)output->data + i * output->stride[0], rows,
@@ -528,7 +452,7 @@ static mha_status write_logits(const call *c, const mha_tensor *output)
     return MHA_OK;
 }
 
-static mha_status write_output(const call *c, const mha_tensor *output)
+static mha_status write_output(const mhai_call *c, const mha_tensor *output)
 {
     if (mhai_transformer_pre_norm(c->t)) MHA_TRY(norm(c, &c->t->norm, c->a->x, NULL, c->a->last));
     if (c->input.last_hidden) write_rows(c, c->input.last_hidden);
@@ -538,107 +462,11 @@ static mha_status write_output(const call *c, const mha_tensor *output)
     return MHA_OK;
 }
 
-/* Numbers that the caller counts with, as a tensor; they are only compared. */
-static mha_tensor view_counts(const int64_t *counts, int64_t batch)
-{
-    union {
-        const int64_t *in;
-        void *out;
-    } pointer = {counts};
-    return mha_tensor_contiguous(pointer.out, MHA_I64, 1, &batch);
-}
-
-/* One that is written, against what is read and, from number `first` on, against other results. */
-static mha_status check_apart(const call *c, const mha_tensor *output, const char *name,
-                              const mha_tensor *written, size_t first)
-{
-    const mha_tensor lengths = view_counts(c->input.lengths, c->a->B);
-    const mha_tensor memory_lengths = view_counts(c->input.memory_lengths, c->a->B);
-    const struct {
-        const char *name;
-        const mha_tensor *tensor;
-    } all[] = {{"output", output},
-               {"last_hidden", c->input.last_hidden},
-               {"probabilities", c->probabilities},
-               {"cross_probabilities", c->cross_probabilities},
-               {"tokens", c->input.tokens},
-               {"token_types", c->input.token_types},
-               {"memory", c->input.memory},
-               {"gates", c->input.gates},
-               {"cross_gates", c->input.cross_gates},
-               {"head_means", c->input.head_means},
-               {"lengths", c->input.lengths ? &lengths : NULL},
-               {"memory_lengths", c->input.memory_lengths ? &memory_lengths : NULL}};
-    for (size_t i = first; written && i < sizeof all / sizeof all[0]; i++)
-        if (all[i].tensor)
-            MHA_TRY(mhai_tensor_check_disjoint(name, written, all[i].name, all[i].tensor));
-    return MHA_OK;
-}
-
-/* What is wanted of a layer; attention compares it with what it reads itself. */
-static mha_status check_layer_apart(const call *c, const mha_tensor *output, int64_t layer)
-{
-    mha_attention_outputs x;
-    char name[48];
-    snprintf(name, sizeof name, "an output of layer %lld", (long long)layer);
-    MHA_TRY(read_outputs(c->input.outputs[layer], layer, &x));
-    const mha_tensor *all[] = {x.probabilities,  x.average_probabilities,
-                               x.scores,         x.entropy,
-                               x.largest_weight, x.largest_key,
-                               x.first_token,    x.diagonal,
-                               x.offset_mass,    x.top_keys,
-                               x.top_weights,    x.column_sums};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        MHA_TRY(check_apart(c, output, name, all[i], 0));
-    return MHA_OK;
-}
-
-static mha_status check_overlap(const call *c, const mha_tensor *output)
-{
-    MHA_TRY(check_apart(c, output, "output", output, 1));
-    MHA_TRY(check_apart(c, output, "last_hidden", c->input.last_hidden, 2));
-    MHA_TRY(check_apart(c, output, "probabilities", c->probabilities, 3));
-    MHA_TRY(check_apart(c, output, "cross_probabilities", c->cross_probabilities, 4));
-    for (int64_t i = 0; c->input.outputs && i < c->t->desc.num_layers; i++)
-        MHA_TRY(check_layer_apart(c, output, i));
-    return MHA_OK;
-}
-
-static mha_status check_rows(const char *name, const mha_tensor *x, const int64_t *shape)
-{
-    MHA_TRY(mhai_tensor_check(name, x, MHA_F32, 3, shape));
-    MHA_TRY(mhai_tensor_check_last(name, x));
-    return mhai_tensor_check_output(name, x);
-}
-
-static mha_status check_call(call *c, const mha_transformer_input *input, const mha_tensor *output)
-{
-    const mha_transformer_desc *d = &c->t->desc;
-    if (c->a->transformer != c->t)
-        return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
-    MHA_TRY(mhai_transformer_check("mha_transformer_forward", c->t, input, &c->input));
-    MHA_TRY(check_room(&c->input, c->a));
-    c->a->B = c->input.tokens->shape[0];
-    c->a->T = c->input.tokens->shape[1];
-    c->a->S = c->input.memory ? c->input.memory->shape[1] : 0;
-    const int64_t shape[] = {c->a->B, c->a->T,
-                             d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
-    const int64_t rows[] = {c->a->B, c->a->T, d->embed_dim};
-    if (output) MHA_TRY(check_rows("output", output, shape));
-    if (c->input.last_hidden) MHA_TRY(check_rows("last_hidden", c->input.last_hidden, rows));
-    MHA_TRY(check_probabilities(c, "probabilities", c->probabilities, c->a->T));
-    if (c->cross_probabilities && !(d->flags & MHA_TRANSFORMER_CROSS))
-        return mha_fail(MHA_ERR_ARGUMENT, "cross_probabilities: this transformer has no "
-                                          "cross-attention");
-    MHA_TRY(check_probabilities(c, "cross_probabilities", c->cross_probabilities, c->a->S));
-    return check_overlap(c, output);
-}
-
-static mha_status forward(call *c, const mha_tensor *output)
+static mha_status forward(mhai_call *c, const mha_tensor *output)
 {
     const mha_transformer_desc *d = &c->t->desc;
     MHA_TRY(load_tokens(c));
-    if (tokens_of(c->a) == 0) return MHA_OK;
+    if (mhai_tokens(c->a) == 0) return MHA_OK;
     MHA_TRY(embed(c));
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mhai_place_layer *place = &c->t->layers[i];
@@ -654,15 +482,23 @@ static mha_status forward(call *c, const mha_tensor *output)
     return write_output(c, output);
 }
 
+size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,
+                                      int64_t rows)
+{
+    return t->most_inputs > 0
+               ? mhai_matmul_rows_bytes(context, t->source.compute, rows, t->most_inputs)
+               : 0;
+}
+
 /* Check what is wanted of every layer, and have the scratch that the largest of them takes: the
  * stack keeps what it has, so that no output is written before something fails. */
-static mha_status reserve(const call *c)
+static mha_status reserve(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     mha_attention_plan plan;
     size_t most = 0;
     void *memory;
-    for (int64_t i = 0; tokens_of(c->a) > 0 && i < 2 * d->num_layers; i++) {
+    for (int64_t i = 0; mhai_tokens(c->a) > 0 && i < 2 * d->num_layers; i++) {
         const bool cross = i % 2;
         mhai_call_attention attention;
         const mhai_attend *x = &attention.attend;
@@ -675,12 +511,8 @@ static mha_status reserve(const call *c)
         if (plan.scratch_bytes > most) most = plan.scratch_bytes;
     }
     if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");
-    const size_t products =
-        c->t->most_inputs > 0
-            ? mhai_matmul_rows_bytes(c->context, c->t->source.compute,
-                                     mhai_max_i64(tokens_of(c->a), c->a->B * c->a->S),
-                                     c->t->most_inputs)
-            : 0;
+    const size_t products = mhai_transformer_product_bytes(
+        c->context, c->t, mhai_max_i64(mhai_tokens(c->a), c->a->B * c->a->S));
     if (most < products) most = products;
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     MHA_TRY(mha_scratch_alloc(c->context, (int64_t)most, 1, &memory));
@@ -689,12 +521,12 @@ static mha_status reserve(const call *c)
 }
 
 /* With activations of the call's own. */
-static mha_status forward_in_passing(call *c, const mha_transformer_input *input,
+static mha_status forward_in_passing(mhai_call *c, const mha_transformer_input *input,
                                      const mha_tensor *output)
 {
     mha_activations own = {.transformer = c->t, .max_tokens = INT32_MAX, .max_memory = INT32_MAX};
     c->a = &own;
-    MHA_TRY(check_call(c, input, output));
+    MHA_TRY(mhai_call_check(c, input, output));
     const int64_t B = own.B, T = own.T, S = own.S;
     MHA_TRY(mhai_activations_pass(c->context, c->t, B * T, B * S, &own));
     own.B = B;
@@ -712,30 +544,29 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
     if (!context || !transformer)
         return mha_fail(MHA_ERR_NULL, "mha_transformer_forward: %s is NULL",
                         context ? "transformer" : "context");
-    call c = {.context = context,
-              .t = transformer,
-              .a = activations,
-              .probabilities = probabilities,
-              .cross_probabilities = cross_probabilities};
+    mhai_call c = {.context = context,
+                   .t = transformer,
+                   .a = activations,
+                   .probabilities = probabilities,
+                   .cross_probabilities = cross_probabilities};
     if (!activations) {
         const mha_scratch_mark mark = mha_scratch_top(context);
         const mha_status status = forward_in_passing(&c, input, output);
         mha_scratch_release(context, mark);
         return status;
     }
-    mha_status status = check_call(&c, input, output);
+    mha_status status = mhai_call_check(&c, input, output);
     if (status == MHA_OK) status = forward(&c, output);
     if (status != MHA_OK) activations->T = -1; /* they hold no batch */
     return status;
 }
 
 mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t, mha_activations *a,
-                                 const mha_tensor *tokens, mha_kv_cache *const *caches,
-                                 int64_t start, const mha_tensor *output)
+                                 const mha_tensor *tokens, const mhai_step *step,
+                                 const mha_tensor *output)
 {
-    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = tokens};
-    call c = {.context = context, .t = t, .a = a, .caches = caches, .start = start};
-    mha_status status = check_call(&c, &input, output);
+    mhai_call c = {.context = context, .t = t, .input = {.tokens = tokens}, .a = a, .step = step};
+    mha_status status = mhai_call_check_outputs(&c, output);
     if (status == MHA_OK) status = forward(&c, output);
     a->T = -1; /* keys of earlier tokens are not there: nothing for a backward call */
     return status;

@@ -225,12 +225,39 @@ MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha
                                                  int64_t count);
 void mhai_transformer_free_encodings(mha_transformer *t);
 
-/* A forward call whose tokens stand behind what caches hold: `start` positions of every sequence,
- * one cache for each layer. The caches are longer afterwards, some of them also after an error. */
+/* What a step of a decoder adds to a forward call. */
+typedef struct mhai_step {
+    mha_kv_cache *const *caches;    /* [L] of self-attention */
+    mha_kv_cache *const *memory;    /* [L] of cross-attention, already filled */
+    const int64_t *firsts, *counts; /* [B] the rows that each sequence takes */
+    const int64_t *offsets;         /* [B] the position of row 0 */
+    mha_tensor places;              /* i64 [B,n] positions, in the tables for padding too */
+    int64_t window, sink_keys;      /* of the decoder */
+} mhai_step;
+
+/* A forward call whose tokens follow what the caches hold. These hold the rows taken afterwards, some
+ * of them also after an error. */
 MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
                                                mha_activations *a, const mha_tensor *tokens,
-                                               mha_kv_cache *const *caches, int64_t start,
-                                               const mha_tensor *output);
+                                               const mhai_step *step, const mha_tensor *output);
+
+/* Scratch of a linear layer with this many rows of inputs. */
+size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,
+                                      int64_t rows);
+
+/* What a decoder's window (0: none) leaves of a layer's attention: layers that see no more as it is
+ * stay as they are. */
+void mhai_transformer_narrow(int64_t window, int64_t sink_keys, mha_attention_desc *desc);
+
+/* Keys and values of memory [B,S,memory_dim], which was checked, for one layer's cross-attention:
+ * views of rows [B S, 2 Hk D]. */
+MHA_NODISCARD mha_status mhai_transformer_project_memory(mha_context *context,
+                                                         const mha_transformer *t, int64_t layer,
+                                                         const mha_tensor *memory, float *rows,
+                                                         mha_tensor *k, mha_tensor *v);
+MHA_NODISCARD mha_status mhai_transformer_check_memory(const mha_transformer *t, int64_t batch,
+                                                       const mha_tensor *memory,
+                                                       const int64_t *lengths);
 
 /* Check a call's input against transformer and activations. */
 MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_transformer *t,

@@ -1,8 +1,8 @@
 /* Decoding: steps of every size give the bits of the whole sequence at once, for every kind of
  * transformer; drafts taken back; misuse. */
+#include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
-#include "support/layers.h"
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -13,42 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LENGTH = 40, BATCH = 3, VOCAB = 19, WIDTH = 24 };
-
-static mha_transformer_desc some_desc(rng *r)
-{
-    static mha_layer_desc layers[3];
-    mha_transformer_desc d = {.struct_size = sizeof d,
-                              .flags = MHA_TRANSFORMER_CAUSAL,
-                              .vocab_size = VOCAB,
-                              .max_length = LENGTH,
-                              .embed_dim = WIDTH,
-                              .num_layers = rng_between(r, 1, 3),
-                              .num_heads = 4,
-                              .kv_heads = rng_chance(r, 0.5) ? 2 : 4,
-                              .ff_dim = rng_chance(r, 0.2) ? 0 : 20};
-    if (rng_chance(r, 0.3)) d.head_dim = 10;
-    d.norm = (mha_norm)rng_between(r, 0, 2);
-    d.positions = (mha_position_encoding)rng_between(r, 0, 3);
-    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 5);
-    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
-    if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
-    blocks_draw(r, &d);
-    if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
-    layers_draw(r, &d, layers);
-    if (rng_chance(r, 0.6)) d.layers = layers;
-    return d;
-}
-
-static mha_transformer *make(const mha_transformer_desc *d, uint64_t seed)
-{
-    mha_transformer *t = NULL;
-    expect_ok(mha_transformer_create(context, d, &t));
-    const mha_transformer_init init = {
-        .struct_size = sizeof init, .seed = seed, .embedding_std = 1, .position_std = 0.5};
-    expect_ok(mha_transformer_initialise(context, t, &init));
-    return t;
-}
+enum { BATCH = 3 };
 
 static mha_status create(mha_context *c, const mha_transformer *t, int64_t batch, int64_t capacity,
                          int64_t max_step, mha_decoder **decoder)
@@ -105,8 +70,8 @@ static void steps_in_every_type(void **state)
     for (int round = 0; round < 16; round++) {
         int32_t ids[BATCH * LENGTH];
         float rows[2][BATCH * LENGTH * WIDTH] = {{0}};
-        const mha_transformer_desc d = some_desc(&r);
-        mha_transformer *t = make(&d, rng_next(&r));
+        const mha_transformer_desc d = decoded_draw(&r, false);
+        mha_transformer *t = decoded_make(&d, rng_next(&r));
         for (int i = 0; i < BATCH * LENGTH; i++) ids[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
         for (int i = 0; i < 2; i++) {
             const mha_decoder_desc desc = {.struct_size = sizeof desc,
@@ -135,8 +100,8 @@ static void steps_have_the_bits_of_the_whole(void **state)
     for (int round = 0; round < 30; round++) {
         int32_t ids[BATCH * LENGTH], drafts[BATCH * LENGTH];
         float at_once[BATCH * LENGTH * WIDTH] = {0}, stepped[BATCH * LENGTH * WIDTH] = {0};
-        const mha_transformer_desc d = some_desc(&r);
-        mha_transformer *t = make(&d, rng_next(&r));
+        const mha_transformer_desc d = decoded_draw(&r, false);
+        mha_transformer *t = decoded_make(&d, rng_next(&r));
         mha_decoder *decoder = NULL;
         const int64_t most = round % 3 == 0 ? 1 : rng_between(&r, 1, LENGTH);
         for (int i = 0; i < BATCH * LENGTH; i++) ids[i] = (int32_t)rng_between(&r, 0, VOCAB - 1);
@@ -163,9 +128,9 @@ static void misuse_is_refused(void **state)
     rng r = rng_make(rng_run_seed(), 2);
     int32_t ids[BATCH * LENGTH] = {0};
     float rows[BATCH * LENGTH * WIDTH];
-    mha_transformer_desc d = some_desc(&r);
+    mha_transformer_desc d = decoded_draw(&r, false);
     d.flags = MHA_TRANSFORMER_CAUSAL;
-    mha_transformer *t = make(&d, 1), *other = NULL;
+    mha_transformer *t = decoded_make(&d, 1), *other = NULL;
     mha_decoder *decoder = NULL;
     expect_error(create(NULL, t, 1, 1, 1, &decoder), MHA_ERR_NULL, "context");
     expect_error(create(context, NULL, 1, 1, 1, &decoder), MHA_ERR_NULL, "transformer");
@@ -178,7 +143,7 @@ static void misuse_is_refused(void **state)
     expect_error(create(context, t, INT64_MAX, 0, 2, &decoder), MHA_ERR_ARGUMENT, "batch");
     d.flags = 0;
     d.layers = NULL; /* they were drawn for a causal one */
-    other = make(&d, 1);
+    other = decoded_make(&d, 1);
     expect_error(create(context, other, 1, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
     assert_null(decoder);
     mha_transformer_destroy(other);
@@ -224,8 +189,8 @@ static void failed_allocations_are_reported(void **state)
     rng r = rng_make(rng_run_seed(), 3);
     int32_t ids[BATCH * LENGTH] = {0};
     float wanted[BATCH * LENGTH * WIDTH] = {0}, got[BATCH * LENGTH * WIDTH] = {0};
-    mha_transformer_desc d = some_desc(&r);
-    mha_transformer *t = make(&d, 5);
+    mha_transformer_desc d = decoded_draw(&r, false);
+    mha_transformer *t = decoded_make(&d, 5);
     whole(t, ids, wanted);
     failing_alloc alloc = failing_alloc_make();
     const mha_context_desc desc = {.struct_size = sizeof desc,
