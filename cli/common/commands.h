@@ -23,6 +23,7 @@
     X(train, "train a small transformer and watch its heads specialise") \
     X(prune, "remove heads from a model, least important first")         \
     X(generate, "continue a text with a model, token by token")          \
+    X(perplexity, "measure how well a model predicts a text")            \
     X(bench, "measure attention as a fraction of the machine's peak")    \
     X(selftest, "check the fast kernels against plain arithmetic")
 

@@ -51,6 +51,7 @@ static const args_option option_table[] = {
     NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t is at key position t + N"),
     TEXT("offsets", offsets, "ARRAY", "one offset per sequence"),
     TEXT("lengths", lengths, "ARRAY", "valid keys per sequence; the rest is padding"),
+    TEXT("begins", begins, "ARRAY", "first valid key per sequence: padding on the left"),
     TEXT("window", window, "L,R", "keys visible before and after; -1: all of them"),
     NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4, "first keys that the window does not hide"),
     TEXT("global-keys", global_keys, "ARRAY", "[B,S] bool: keys the window does not hide"),

@@ -23,7 +23,7 @@ typedef struct run_options {
 
     int causal, strict, linear, alibi, t5_one_sided, rope;
     int64_t offset, sink_keys, t5_max_distance, seed, rope_dim;
-    const char *offsets, *lengths, *window, *block_size, *query_starts, *key_starts;
+    const char *offsets, *lengths, *begins, *window, *block_size, *query_starts, *key_starts;
     const char *global_keys, *global_queries, *documents, *query_documents, *key_documents;
     const char *keep_blocks, *keep_mask, *bias, *alibi_slopes, *t5_table, *shaw_keys, *shaw_values;
     const char *sink_logits, *gates, *positions, *key_positions;

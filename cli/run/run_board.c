@@ -81,7 +81,7 @@ static mha_attention_desc desc_of(const run_board *board, board_step step)
     }
     if (step != BOARD_BIASED) return desc;
     desc.flags &= ~(uint32_t)(MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW);
-    desc.key_lengths = NULL;
+    desc.key_lengths = desc.key_begins = NULL;
     desc.keep_mask = desc.keep_blocks = desc.query_documents = desc.key_documents = NULL;
     desc.global_keys = desc.global_queries = NULL;
     desc.sink_keys = desc.left_keys = desc.right_keys = desc.block_queries = desc.block_keys = 0;

@@ -38,6 +38,7 @@ static const struct {
     FILE_WORD("sink_logits", "--sink-logits", sink_logits, "[H]"),
     FILE_WORD("gates", "--gates", gates, "[H] or [B,H]"),
     FILE_WORD("key_lengths", "--lengths", lengths, NULL),
+    FILE_WORD("key_begins", "--begins", begins, NULL),
     FILE_WORD("q_offsets", "--offsets", offsets, NULL),
     FILE_WORD("query_starts", "--query-starts", query_starts, NULL),
     FILE_WORD("key_starts", "--key-starts", key_starts, NULL),

@@ -217,6 +217,8 @@ static cli_exit load_sequences(const run_options *options, run_problem *problem)
     int64_t count = problem->ragged ? desc->sequences : problem->q.shape[0];
     CLI_TRY(load_numbers(options, problem, "--lengths", options->lengths, count, &desc->key_lengths,
                          NULL));
+    CLI_TRY(load_numbers(options, problem, "--begins", options->begins, count, &desc->key_begins,
+                         NULL));
     return load_numbers(options, problem, "--offsets", options->offsets, count, &desc->q_offsets,
                         NULL);
 }

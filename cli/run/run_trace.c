@@ -305,6 +305,7 @@ static bool mask_title(const run_board *board, char *text, size_t size)
     } parts[] = {
         {desc->flags & MHA_ATTENTION_CAUSAL, "causal: no key after the query's position"},
         {desc->key_lengths, "lengths: no padding"},
+        {desc->key_begins, "begins: no padding"},
         {desc->flags & MHA_ATTENTION_WINDOW, "window: no key too far away"},
         {desc->query_documents, "documents: no key of another one"},
         {desc->keep_blocks, "blocks that are not kept"},

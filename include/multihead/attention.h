@@ -23,8 +23,9 @@
  * named for what true means):
  *   - causal: s <= i (q_offset signed; per sequence if q_offsets is given)
  *   - key_lengths: s < key_lengths[b]
- *   - window: i - left_keys <= s <= i + right_keys, or s < sink_keys, or global_keys[b,s] != 0, or
- *     global_queries[b,t] != 0
+ *   - key_begins: s >= key_begins[b]
+ *   - window: i - left_keys <= s <= i + right_keys, or s < key_begins[b] + sink_keys, or
+ *     global_keys[b,s] != 0, or global_queries[b,t] != 0
  *   - documents: query_documents[b,t] == key_documents[b,s]
  *   - blocks: keep_blocks[b,h,t / block_queries,s / block_keys] != 0
  *   - keep_mask: keep_mask[b,h,t,s] != 0
@@ -193,6 +194,9 @@ typedef struct mha_attention_desc {
 
     mha_compute compute; /* the arithmetic; default f32 */
     uint32_t reserved;   /* 0 */
+
+    const int64_t *key_begins; /* [B], 0 .. S; NULL: 0 for all. A batch padded on the left: its
+                                  sequences begin there, and end at S or key_lengths */
 } mha_attention_desc;
 
 /* The tensors of a descriptor, for code that handles all of them: X(field, type, axes, stage).
@@ -276,7 +280,7 @@ typedef struct mha_attention_outputs {
     const mha_tensor *entropy;        /* [B,H,T] f32, -sum_s p log p, natural, 0 log 0 = 0 */
     const mha_tensor *largest_weight; /* [B,H,T] f32, max_s p */
     const mha_tensor *largest_key;    /* [B,H,T] i64, the first key with it; -1 if all p are 0 */
-    const mha_tensor *first_token;    /* [B,H,T] f32, p of key 0 */
+    const mha_tensor *first_token;    /* [B,H,T] f32, p of key 0, or key_begins[b] */
     const mha_tensor *diagonal;       /* [B,H,T] f32, p of key i = t + q_offset; 0 if outside */
     const mha_tensor *offset_mass;    /* [B,H,T,offsets_count] f32, p of key i + offsets[n] */
     const int64_t *offsets;           /* any sign, may repeat */

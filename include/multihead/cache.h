@@ -37,8 +37,21 @@
  * is not finite all are NaN; if all are below 2^-100 in size they are 0. Every call reads what is
  * stored, so that the result has the bits of an f32 cache of those numbers.
  *
+ * Keys whose channels differ much in size, as those of many models do, lose most with one scale for
+ * all. With MHA_KV_SCALES_CHANNEL each channel of a run of 16 positions, the first of which is a
+ * multiple of 16, has a scale 2^e of its own: n_i 2^e stands for x_i, with the least e in -126 .. 121
+ * for which all |n_i| are at most 127 (Liu et al. 2024, KIVI, has scales of channels too). Where a
+ * larger number joins a run, those that are there are rounded again:
+ *
+ *   |n_i 2^e - x_i| < 2^e <= max_i |x_i| / 63.75 or 2^-126      the maximum over the run so far
+ *
+ * if no |x_i| is above 127 * 2^121. So what a query sees of the last 15 positions depends on what was
+ * appended after them, and decoding has not the bits of the whole, but stays within that bound. An
+ * element that is not finite makes its channel of the run NaN. A run keeps its scales when a part of it
+ * is truncated. Values have a scale per position. page_size is a multiple of 16, or the capacity.
+ *
  * Appending and attending in pieces of any size, down to one position, gives the bits of the whole
- * causal sequence at once: a row's arithmetic depends only on the positions of its keys
+ * causal sequence at once, but for scales of channels: a row's arithmetic depends only on the positions of its keys
  * (attention.h; docs/numerics.md 1 has the cost).
  *
  * The layout inside a page is private. Keys are stored as given: apply RoPE before appending.
@@ -71,7 +84,7 @@ typedef struct mha_kv_cache_desc {
     int64_t value_head_dim;   /* Dv; 0: D */
     mha_dtype type;           /* as stored: MHA_F32 (0), MHA_F16, MHA_BF16 or MHA_I8 */
     uint32_t reserved;        /* 0 */
-    int64_t page_size;        /* positions of a page; 0: capacity */
+    int64_t page_size;        /* positions of a page; 0: capacity, which is the most */
     int64_t pages;            /* of all sequences; 0: as many as they can hold */
     int64_t window;           /* positions that a query sees, itself included; 0: all are kept */
     int64_t sink_keys;        /* with a window: first positions, which are kept */

@@ -134,6 +134,7 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
     desc.q_offset =
         mhai_reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
     if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;
+    if (from->key_begins) desc.key_begins = from->key_begins + seq->b;
     const row_block to = {seq, row, rows, from->keep_blocks ? row / from->block_queries : 0};
 #define CUT(name, type, axes, stage) \
     if (from->name) {                \

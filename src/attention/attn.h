@@ -24,7 +24,7 @@ typedef struct mhai_attn_problem {
     int64_t left_keys, right_keys; /* no larger than needed; open is larger than any distance */
     int64_t sink_keys;
     int64_t q_offset;
-    const int64_t *q_offsets, *key_lengths;
+    const int64_t *q_offsets, *key_lengths, *key_begins;
     const int64_t *query_starts, *key_starts; /* NULL: not ragged */
 /* Inputs by their names in the descriptor; data NULL: absent. */
 #define MHAI_INPUT(name, type, axes, stage) mhai_form_##axes name;
@@ -79,6 +79,7 @@ typedef struct mhai_attn_sequence {
     int64_t T, S;   /* queries, and keys within its length */
     int64_t stored; /* keys in memory */
     int64_t q0, k0; /* rows of its first query and key */
+    int64_t begin;  /* the first key that anything sees */
     int64_t offset; /* position of query 0 */
 } mhai_attn_sequence;
 
@@ -89,13 +90,13 @@ typedef struct mhai_attn_range {
     int64_t begin, end; /* begin <= end */
 } mhai_attn_range;
 
-/* What causal and the length let query t see, and what the window leaves of it. (Inline: for each
+/* What causal, the length and the begin let query t see, and what the window leaves of it. (Inline: for each
  * row, a range that returns through memory costs more than it takes to find.) */
 static inline mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p,
                                               const mhai_attn_sequence *seq, int64_t t)
 {
     int64_t end = p->causal ? mhai_min_i64(seq->S, t + seq->offset + 1) : seq->S;
-    return (mhai_attn_range){0, mhai_max_i64(0, end)};
+    return seq->begin < end ? (mhai_attn_range){seq->begin, end} : (mhai_attn_range){0, 0};
 }
 
 static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
@@ -104,7 +105,7 @@ static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
     mhai_attn_range limit = mhai_attn_limit(p, seq, t);
     if (!p->window) return limit;
     int64_t position = t + seq->offset;
-    int64_t begin = mhai_max_i64(0, position - p->left_keys);
+    int64_t begin = mhai_max_i64(limit.begin, position - p->left_keys);
     int64_t end = mhai_min_i64(limit.end, position + p->right_keys + 1);
     return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
 }

@@ -65,12 +65,17 @@ static mha_status check_ragged(const mha_attention_desc *desc, mhai_attn_problem
 
 static mha_status check_lengths(const mhai_attn_problem *p)
 {
-    for (int64_t b = 0; p->key_lengths && b < p->B; b++) {
-        int64_t most = p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
-        if (p->key_lengths[b] < 0 || p->key_lengths[b] > most)
-            return mha_fail(MHA_ERR_ARGUMENT, "key_lengths[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)p->key_lengths[b], (long long)most);
-    }
+    const struct {
+        const char *name;
+        const int64_t *of;
+    } all[] = {{"key_lengths", p->key_lengths}, {"key_begins", p->key_begins}};
+    for (int i = 0; i < 2; i++)
+        for (int64_t b = 0; all[i].of && b < p->B; b++) {
+            const int64_t most = p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
+            if (all[i].of[b] < 0 || all[i].of[b] > most)
+                return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld] is %lld, expected 0..%lld", all[i].name,
+                                (long long)b, (long long)all[i].of[b], (long long)most);
+        }
     return MHA_OK;
 }
 
@@ -96,7 +101,7 @@ static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem
                         (long long)desc->right_keys);
     p->left_keys = desc->left_keys < 0 ? open : mhai_min_i64(desc->left_keys, open);
     p->right_keys = desc->right_keys < 0 ? open : mhai_min_i64(desc->right_keys, open);
-    p->sink_keys = desc->sink_keys;
+    p->sink_keys = mhai_min_i64(desc->sink_keys, open);
     return MHA_OK;
 }
 
@@ -341,6 +346,7 @@ static void note_options(mhai_attn_problem *p)
 {
     if (p->causal) p->uses |= MHAI_USES(causal);
     if (p->key_lengths) p->uses |= MHAI_USES(key_lengths);
+    if (p->key_begins) p->uses |= MHAI_USES(key_begins);
     if (p->query_starts) p->uses |= MHAI_USES(ragged);
     if (p->window) p->uses |= MHAI_USES(window);
     if (p->sink_keys > 0) p->uses |= MHAI_USES(sink_keys);
@@ -372,6 +378,7 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
     p->causal = desc->flags & MHA_ATTENTION_CAUSAL;
     p->strict = desc->flags & MHA_ATTENTION_STRICT;
     p->key_lengths = desc->key_lengths;
+    p->key_begins = desc->key_begins;
     MHA_TRY(check_scale(desc, p));
     MHA_TRY(check_ragged(desc, p));
     MHA_TRY(check_lengths(p));

@@ -19,7 +19,9 @@ static void find_exempt_keys(const mhai_attn_problem *p, const mhai_attn_sequenc
     block->exempt_begin = block->keys;
     for (int j = 0; j < block->keys; j++) {
         int64_t s = block->key + j;
-        if (s >= p->sink_keys && !mhai_attn_flag(&p->global_keys, seq->batch, seq->k0 + s))
+        if (s < seq->begin) continue;
+        if (s >= seq->begin + p->sink_keys &&
+            !mhai_attn_flag(&p->global_keys, seq->batch, seq->k0 + s))
             continue;
         if (count == 0) block->exempt_begin = j;
         block->exempt_end = j + 1;
@@ -47,7 +49,7 @@ mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_c
     mhai_attn_block block = {.key = key};
     block.keys = (int)mhai_min_i64(MHAI_KEY_BLOCK, c->limit.end - key);
     block.pack_end = block.keys;
-    if (p->window && (key < p->sink_keys || p->global_keys.data))
+    if (p->window && (key < c->seq.begin + p->sink_keys || p->global_keys.data))
         find_exempt_keys(p, &c->seq, &block);
     if (p->key_documents.data) find_documents(p, &c->seq, &block);
     return block;
@@ -75,6 +77,7 @@ static bool pattern_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 bool mhai_attn_block_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                           const mhai_attn_block *block)
 {
+    if (c->limit.begin >= block->key + block->keys) return false;
     if (p->keep_blocks.data && !pattern_seen(p, c, block)) return false;
     if (!p->window || c->global_query || block->exempt_begin < block->exempt_end) return true;
     return c->window.begin < block->key + block->keys && c->window.end > block->key;
@@ -191,7 +194,8 @@ static void trim_runs(mhai_tile *tile, mhai_tile_mask *mask)
 static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          const mhai_attn_workspace *w, int64_t row, int64_t s)
 {
-    return (s >= w->window[row].begin && s < w->window[row].end) || s < p->sink_keys ||
+    return (s >= w->window[row].begin && s < w->window[row].end) ||
+           s < c->seq.begin + p->sink_keys ||
            mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.k0 + s);
 }
 

@@ -125,7 +125,8 @@ static void add_places(const mhai_attn_wanted *want, const mhai_attn_chunk *c,
                        const mhai_attn_strip *s, int r)
 {
     const int64_t row = s->first + r, position = w->query[row] + c->seq.offset;
-    if (want->first_token.data) add_place(block, s, r, 0, row_f32(&want->first_token, c, w, row));
+    if (want->first_token.data)
+        add_place(block, s, r, c->seq.begin, row_f32(&want->first_token, c, w, row));
     if (want->diagonal.data) add_place(block, s, r, position, row_f32(&want->diagonal, c, w, row));
     for (int64_t n = 0; want->offset_mass.data && n < want->offsets_count; n++) {
         int64_t key;
@@ -250,6 +251,7 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
         bare.uses |= MHAI_USES(key_lengths); /* there is nothing beyond */
     else
         bare.key_lengths = NULL;
+    bare.key_begins = NULL;
     bare.callback = NULL;
     if (p->want.stage == MHA_SCORES_RAW) {
         bare.softcap = 0;

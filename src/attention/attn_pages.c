@@ -4,6 +4,7 @@
 #include "attention/attn_tiles.h"
 #include "base/convert.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Keys or values of the pages. */
@@ -12,22 +13,30 @@ typedef struct page_rows {
     const unsigned char *at;
     int64_t bytes, width; /* of a run; elements of a position */
     bool turned;          /* keys */
+    bool channels;        /* with powers */
 } page_rows;
 
 static page_rows keys_of(const mhai_attn_problem *p)
 {
-    return (page_rows){p->pages, p->pages->keys, p->pages->key_bytes, p->D, true};
+    return (page_rows){p->pages, p->pages->keys, p->pages->key_bytes,
+                       p->D,     true,           p->pages->channels};
 }
 
 static page_rows values_of(const mhai_attn_problem *p)
 {
-    return (page_rows){p->pages, p->pages->values, p->pages->value_bytes, p->Dv, false};
+    return (page_rows){p->pages, p->pages->values, p->pages->value_bytes, p->Dv, false, false};
 }
 
 static const float *scales_of(const page_rows *x, const unsigned char *run)
 {
-    if (x->pages->type != MHA_I8) return NULL;
+    if (x->pages->type != MHA_I8 || x->channels) return NULL;
     return (const float *)(const void *)(run + x->bytes - MHAI_LINE);
+}
+
+static const int8_t *powers_of(const page_rows *x, const unsigned char *run)
+{
+    if (!x->channels) return NULL;
+    return (const int8_t *)(run + x->bytes - mhai_round_up(x->width, MHAI_LINE));
 }
 
 /* The run that holds position s of a sequence; *lane is its place in it. */
@@ -95,7 +104,10 @@ static void find_runs(const page_rows *x, const mhai_attn_sequence *seq, int64_t
         } else if (!gathered && i < runs_left) {
             run = run_of(x, seq->b, hk, key + i * MHAI_RUN, &lane);
         } /* else the last one again: it is fetched, and no more */
-        runs[i] = (mhai_run){.at = run, .scale = scales_of(x, run), .type = x->pages->type};
+        runs[i] = (mhai_run){.at = run,
+                             .scale = scales_of(x, run),
+                             .powers = powers_of(x, run),
+                             .type = x->pages->type};
     }
 }
 
@@ -110,6 +122,14 @@ void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *s
 
 /* ---- one position -------------------------------------------------------------------------- */
 
+/* An element of a run that has n there. */
+static float byte_value(const page_rows *x, const unsigned char *run, int lane, int64_t c, int8_t n)
+{
+    if (!x->channels) return (float)n * scales_of(x, run)[lane];
+    const int8_t power = powers_of(x, run)[c];
+    return power == MHAI_BAD_POWER ? NAN : ldexpf((float)n, power);
+}
+
 static void read_row(const page_rows *x, const mhai_attn_sequence *seq, int64_t hk, int64_t s,
                      float *room)
 {
@@ -121,7 +141,7 @@ static void read_row(const page_rows *x, const mhai_attn_sequence *seq, int64_t 
         const unsigned char *at =
             run + (x->turned ? c * MHAI_RUN + lane : lane * x->width + c) * size;
         if (type == MHA_I8)
-            room[c] = (float)*(const int8_t *)at * scales_of(x, run)[lane];
+            room[c] = byte_value(x, run, lane, c, *(const int8_t *)at);
         else
             mhai_widen(type, at, 1, room + c);
     }

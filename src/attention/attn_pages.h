@@ -12,16 +12,19 @@ typedef struct mhai_attn_pages {
     mha_dtype type;                     /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
     const unsigned char *keys, *values; /* [pages][heads][runs of a page] */
     int64_t key_bytes, value_bytes;     /* of a run; the scales of MHA_I8 are its last line */
+    bool channels; /* keys of MHA_I8: the powers of a run are its last line or lines; page_size is a
+                      multiple of MHAI_RUN, or all of a sequence is one page */
     int64_t heads, page_size;
     const int32_t *table; /* [B][entries] pages of each sequence */
     int64_t entries;
 } mhai_attn_pages;
 
-/* Bytes of a run of `width` elements. */
-static inline int64_t mhai_attn_run_bytes(mha_dtype type, int64_t width)
+/* Bytes of a run of `width` elements: numbers, then scales, or the powers of channels. */
+static inline int64_t mhai_attn_run_bytes(mha_dtype type, int64_t width, bool channels)
 {
     const int64_t numbers = width * MHAI_RUN * (int64_t)mha_dtype_size(type);
-    return mhai_round_up(numbers, MHAI_LINE) + (type == MHA_I8 ? MHAI_LINE : 0);
+    const int64_t scales = type != MHA_I8 ? 0 : channels ? width : MHAI_LINE;
+    return mhai_round_up(numbers, MHAI_LINE) + mhai_round_up(scales, MHAI_LINE);
 }
 
 /* Where the run of a position of head hk of a page begins, in runs. */

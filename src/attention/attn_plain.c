@@ -182,7 +182,7 @@ static void write_statistics(const mhai_attn_problem *p, const row *r)
         write_f32(&want->largest_weight, r, isnan(r->sum) ? NAN : probability(r, key));
         if (want->largest_key.data) *i64_row(&want->largest_key, r) = key;
     }
-    write_f32(&want->first_token, r, probability(r, 0));
+    write_f32(&want->first_token, r, probability(r, r->at.seq.begin));
     write_f32(&want->diagonal, r, probability(r, r->at.position));
     for (int64_t n = 0; want->offset_mass.data && n < want->offsets_count; n++) {
         int64_t key;

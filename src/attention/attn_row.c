@@ -54,7 +54,7 @@ const float *mhai_attn_shaw_row(const mha_tensor *table, const mhai_attn_query *
 
 static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
-    return (s >= r->window.begin && s < r->window.end) || s < p->sink_keys ||
+    return (s >= r->window.begin && s < r->window.end) || s < r->seq.begin + p->sink_keys ||
            mhai_attn_flag(&p->global_keys, r->seq.batch, r->seq.k0 + s) ||
            mhai_attn_flag(&p->global_queries, r->seq.batch, r->seq.q0 + r->t);
 }
@@ -62,7 +62,7 @@ static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_query *r, i
 static bool visible(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
     const int64_t batch = r->seq.batch, t = r->seq.q0 + r->t, b = batch, h = r->h;
-    if (!window_keeps(p, r, s)) return false;
+    if (s < r->limit.begin || !window_keeps(p, r, s)) return false;
     if (p->key_documents.data && mhai_attn_i32(&p->query_documents, batch, t) !=
                                      mhai_attn_i32(&p->key_documents, batch, r->seq.k0 + s))
         return false;

@@ -68,8 +68,8 @@ static double least_time(const mhai_attn_problem *p)
  * several are done packed then. Patterns of blocks cut strips as they like. */
 static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
 {
-    const int intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
-                          MHAI_USES(global_queries),
+    const int intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
+                          MHAI_USES(window) | MHAI_USES(global_queries),
               dense = MHAI_USES(keep_mask);
     if (p->uses & MHAI_USES(keep_blocks)) return true;
     return rows > tile_rows && (p->uses & MHAI_MASKS & ~(intervals | dense));

@@ -11,6 +11,7 @@
 #define MHAI_ATTN_OPTIONS(X) \
     X(causal)                \
     X(key_lengths)           \
+    X(key_begins)            \
     X(ragged)                \
     X(window)                \
     X(sink_keys)             \
@@ -44,8 +45,8 @@ enum { MHAI_DISTANCES = 0 MHA_ATTENTION_INPUTS(MHAI_DISTANCE_BIT) };
 
 /* Everything that hides keys; is added to capped scores; reads where queries stand. */
 enum {
-    MHAI_MASKS = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(window) |
-                 MHAI_USES(sink_keys) |
+    MHAI_MASKS = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
+                 MHAI_USES(window) | MHAI_USES(sink_keys) |
                  MHAI_USES(keep_callback) MHA_ATTENTION_INPUTS(MHAI_MASK_BIT),
     MHAI_BIASES = MHAI_DISTANCES MHA_ATTENTION_INPUTS(MHAI_BIAS_BIT),
     MHAI_POSITIONS = MHAI_USES(causal) | MHAI_USES(window) | MHAI_USES(shaw_keys) |

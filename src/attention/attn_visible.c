@@ -19,6 +19,7 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     }
     seq.stored = seq.S;
     if (p->key_lengths) seq.S = p->key_lengths[b];
+    if (p->key_begins) seq.begin = p->key_begins[b];
     seq.offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
     return seq;
 }
@@ -31,8 +32,10 @@ static int64_t visible_keys(const mhai_attn_problem *p, const mhai_attn_sequence
         mhai_attn_range window = mhai_attn_window(p, seq, t);
         pairs += window.end - window.begin;
         if (!p->window) continue;
-        int64_t sinks = mhai_min_i64(p->sink_keys, mhai_attn_limit(p, seq, t).end);
-        pairs += sinks - mhai_max_i64(0, mhai_min_i64(sinks, window.end) - window.begin);
+        const mhai_attn_range limit = mhai_attn_limit(p, seq, t);
+        const int64_t sinks = mhai_min_i64(limit.begin + p->sink_keys, limit.end);
+        pairs +=
+            sinks - limit.begin - mhai_max_i64(0, mhai_min_i64(sinks, window.end) - window.begin);
     }
     return pairs;
 }

@@ -208,11 +208,12 @@ static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
 }
 
-/* Keys of a chunk's block that a window leaves to some of its rows. */
+/* Keys of a chunk's block that a window and the begin leave to some of its rows. */
 static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          mhai_attn_block *block)
 {
-    if (!p->window || c->global_query || block->exempt_begin < block->exempt_end) return;
+    if (!p->window && !p->key_begins) return;
+    if (p->window && (c->global_query || block->exempt_begin < block->exempt_end)) return;
     const int64_t begin = mhai_max_i64(0, c->window.begin - block->key);
     block->pack_begin = (int)mhai_min_i64(begin / MHAI_PANEL * MHAI_PANEL, block->keys);
     block->pack_end =

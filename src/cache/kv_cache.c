@@ -42,6 +42,22 @@ static mha_status check_window(mha_kv_cache_desc *d)
     return MHA_OK;
 }
 
+/* Their powers are those of whole runs. */
+static mha_status check_channels(const mha_kv_cache_desc *d)
+{
+    if (d->key_scales != MHA_KV_SCALES_CHANNEL) return MHA_OK;
+    if (d->type != MHA_I8)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_kv_cache_desc: MHA_KV_SCALES_CHANNEL is of caches of i8, not of %s",
+                        mha_dtype_name(d->type));
+    if (d->page_size % MHAI_RUN == 0 || d->page_size >= d->capacity) return MHA_OK;
+    return mha_fail(
+        MHA_ERR_UNSUPPORTED,
+        "mha_kv_cache_desc: page_size is %lld, MHA_KV_SCALES_CHANNEL takes multiples of "
+        "%d, or the whole capacity",
+        (long long)d->page_size, MHAI_RUN);
+}
+
 /* Fill in the defaults. */
 static mha_status check_desc(mha_kv_cache_desc *d)
 {
@@ -51,7 +67,9 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     if (d->reserved != 0 || d->reserved2 != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: reserved is %u, expected 0",
                         (unsigned)(d->reserved ? d->reserved : d->reserved2));
-    if (d->key_scales) return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: key_scales");
+    if (d->key_scales != MHA_KV_SCALES_POSITION && d->key_scales != MHA_KV_SCALES_CHANNEL)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_desc: key_scales is %d, expected 0 or 1",
+                        (int)d->key_scales);
     if (d->type != MHA_F32 && d->type != MHA_F16 && d->type != MHA_BF16 && d->type != MHA_I8)
         return mha_fail(MHA_ERR_DTYPE,
                         "mha_kv_cache_desc: type is %s, expected f32, f16, bf16 or i8",
@@ -62,9 +80,11 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     MHA_TRY(check_positive("capacity", d->capacity));
     MHA_TRY(check_positive("head_dim", d->head_dim));
     MHA_TRY(check_positive("value_head_dim", d->value_head_dim));
-    if (d->page_size == 0) d->page_size = d->window > 0 ? WINDOW_PAGE : d->capacity;
+    if (d->page_size == 0 && d->window > 0) d->page_size = WINDOW_PAGE;
+    if (d->page_size == 0 || d->page_size > d->capacity) d->page_size = d->capacity;
     MHA_TRY(check_positive("page_size", d->page_size));
-    return check_window(d);
+    MHA_TRY(check_window(d));
+    return check_channels(d);
 }
 
 /* Pages that a sequence may hold at once: between two appends those of the sinks and of the window,
@@ -73,21 +93,46 @@ static int64_t most_pages(const mha_kv_cache_desc *d)
 {
     const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
     if (d->window == 0) return all;
+    const uint64_t size = (uint64_t)d->page_size,
+                   most = (uint64_t)d->window - 1 + (uint64_t)d->max_append;
     return mhai_min_i64(all, mhai_ceil_div(d->sink_keys, d->page_size) +
-                                 mhai_ceil_div(d->window - 1 + d->max_append, d->page_size) + 1);
+                                 (int64_t)(most / size + (most % size != 0)) + 1);
+}
+
+/* Of a run. */
+static int64_t key_bytes(const mha_kv_cache_desc *d)
+{
+    return mhai_attn_run_bytes(d->type, d->head_dim, d->key_scales == MHA_KV_SCALES_CHANNEL);
+}
+
+static int64_t value_bytes(const mha_kv_cache_desc *d)
+{
+    return mhai_attn_run_bytes(d->type, d->value_head_dim, false);
+}
+
+/* Of a run of keys and one of values, without scales. */
+static int64_t number_bytes(const mha_kv_cache_desc *d)
+{
+    const int64_t each = MHAI_RUN * (int64_t)mha_dtype_size(d->type);
+    return mhai_round_up(each * d->head_dim, MHAI_LINE) +
+           mhai_round_up(each * d->value_head_dim, MHAI_LINE);
+}
+
+/* The numbers and the scales of all runs of a head are as many as can be counted. */
+static bool is_countable(int64_t width)
+{
+    int64_t numbers;
+    return mhai_mul_i64(width, MHAI_RUN * 8, &numbers) && numbers <= PTRDIFF_MAX / 64;
 }
 
 /* Bytes of all pages' keys or values. */
-static bool count_bytes(const mha_kv_cache_desc *d, int64_t width, int64_t *page, int64_t *all)
+static bool count_bytes(const mha_kv_cache_desc *d, int64_t run, int64_t *page, int64_t *all)
 {
-    int64_t runs, numbers;
     if (d->page_size > PTRDIFF_MAX - MHAI_RUN) return false;
     const int64_t pages = d->pages + (d->window > 0); /* the empty page */
-    runs = mhai_ceil_div(d->page_size, MHAI_RUN);
-    if (!mhai_mul_i64(width, MHAI_RUN * 8, &numbers) || numbers > PTRDIFF_MAX / 64) return false;
-    return mhai_mul_i64(runs, d->kv_heads, page) &&
-           mhai_mul_i64(*page, mhai_attn_run_bytes(d->type, width), page) &&
-           mhai_mul_i64(*page, pages, all) && *all <= PTRDIFF_MAX / 32;
+    return mhai_mul_i64(mhai_ceil_div(d->page_size, MHAI_RUN), d->kv_heads, page) &&
+           mhai_mul_i64(*page, run, page) && mhai_mul_i64(*page, pages, all) &&
+           *all <= PTRDIFF_MAX / 32;
 }
 
 /* Where the parts of a cache begin, in bytes. */
@@ -101,8 +146,9 @@ static bool count_parts(mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
     const int64_t per_sequence = mhai_ceil_div(d->capacity, d->page_size);
     if (!mhai_mul_i64(d->batch, per_sequence, &entries) || entries >= INT32_MAX) return false;
     if (d->pages == 0) d->pages = d->batch * most_pages(d);
-    if (d->pages >= INT32_MAX || !count_bytes(d, d->head_dim, &key_page, &keys) ||
-        !count_bytes(d, d->value_head_dim, &value_page, &values) ||
+    if (!is_countable(d->head_dim) || !is_countable(d->value_head_dim)) return false;
+    if (d->pages >= INT32_MAX || !count_bytes(d, key_bytes(d), &key_page, &keys) ||
+        !count_bytes(d, value_bytes(d), &value_page, &values) ||
         !mhai_mul_i64(d->batch, (int64_t)sizeof(int64_t), &longest) || longest > PTRDIFF_MAX / 32)
         return false;
     at->discarded = longest;
@@ -115,9 +161,10 @@ static bool count_parts(mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
     s->pages = d->pages;
     s->page_bytes = key_page + value_page;
     s->table_bytes = at->keys;
-    s->scale_bytes = d->type == MHA_I8 ? 2 * MHAI_LINE * d->pages * d->kv_heads *
-                                             mhai_ceil_div(d->page_size, MHAI_RUN)
-                                       : 0;
+    s->scale_bytes = d->type == MHA_I8
+                         ? d->pages * d->kv_heads * mhai_ceil_div(d->page_size, MHAI_RUN) *
+                               (key_bytes(d) + value_bytes(d) - number_bytes(d))
+                         : 0;
     s->total_bytes = at->values + values; /* the empty page, too */
     return true;
 }
@@ -173,8 +220,9 @@ static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts 
     cache->pages = (mhai_attn_pages){.type = d->type,
                                      .keys = memory + at->keys,
                                      .values = memory + at->values,
-                                     .key_bytes = mhai_attn_run_bytes(d->type, d->head_dim),
-                                     .value_bytes = mhai_attn_run_bytes(d->type, d->value_head_dim),
+                                     .key_bytes = key_bytes(d),
+                                     .value_bytes = value_bytes(d),
+                                     .channels = d->key_scales == MHA_KV_SCALES_CHANNEL,
                                      .heads = d->kv_heads,
                                      .page_size = d->page_size,
                                      .table = cache->table,
@@ -362,11 +410,11 @@ static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
                         "itself and %lld left_keys, and %lld sink_keys",
                         (long long)d->left_keys, (long long)d->sink_keys, (long long)c->window,
                         (long long)(c->window - 1), (long long)c->sink_keys);
-    if (d->global_keys || d->global_queries)
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "global_keys, global_queries: a cache with a window has discarded keys that "
-            "they would show");
+    if (d->global_keys || d->global_queries || d->key_begins)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "global_keys, global_queries, key_begins: a cache with a window has "
+                        "discarded keys that they would show; mha_kv_cache_append_rows() leaves "
+                        "padding out");
     if (wanted && wanted->scores && wanted->score_stage != MHA_SCORES_BIASED)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "scores: a cache with a window has only those of MHA_SCORES_BIASED");

@@ -91,6 +91,58 @@ static float *scale_at(unsigned char *run, int64_t bytes, int64_t lane)
     return (float *)(void *)(run + bytes - MHAI_LINE) + lane;
 }
 
+/* ---- keys whose channels have powers -------------------------------------------------------- */
+
+enum { LEAST_POWER = -126, MOST_POWER = 121 }; /* 127 * 2^121 is below the largest float */
+
+/* The least power at which x, which is finite, becomes a number of up to 127. */
+static int power_of(float x)
+{
+    int power;
+    const float part = frexpf(fabsf(x), &power) * 128; /* 64 .. 128, or 0 */
+    power += part < 127.5f ? -7 : -6;
+    return part <= 0 || power < LEAST_POWER ? LEAST_POWER : power > MOST_POWER ? MOST_POWER : power;
+}
+
+/* Numbers 0 .. lane - 1 of a channel become those of a larger power. */
+static void raise_power(int8_t *numbers, int64_t lane, int by)
+{
+    for (int64_t i = 0; i < lane; i++)
+        numbers[i] = (int8_t)nearbyintf(ldexpf((float)numbers[i], -by));
+}
+
+/* Number `lane` of a channel, whose earlier ones give way. */
+static void store_channel(int8_t *numbers, int64_t lane, int8_t *power, float x)
+{
+    numbers[lane] = 0;
+    if (!isfinite(x)) *power = MHAI_BAD_POWER;
+    if (*power == MHAI_BAD_POWER) return;
+    const int needed = power_of(x);
+    if (needed > *power) {
+        raise_power(numbers, lane, needed - *power);
+        *power = (int8_t)needed;
+    }
+    const float n = nearbyintf(ldexpf(x, -*power));
+    numbers[lane] = (int8_t)(n > 127 ? 127 : n < -127 ? -127 : n);
+}
+
+static void store_channels(const mha_kv_cache *cache, unsigned char *run, int64_t lane,
+                           mha_dtype type, const void *from)
+{
+    const int64_t width = cache->desc.head_dim;
+    int8_t *numbers = (int8_t *)run, *powers = numbers + mhai_round_up(width * MHAI_RUN, MHAI_LINE);
+    float piece[PIECE];
+    if (lane == 0) memset(powers, LEAST_POWER, (size_t)width);
+    for (int64_t i = 0; i < width; i += PIECE) {
+        const int64_t n = mhai_min_i64(PIECE, width - i);
+        widen_piece(type, from, i, n, piece);
+        for (int64_t c = i; c < i + n; c++)
+            store_channel(numbers + c * MHAI_RUN, lane, powers + c, piece[c - i]);
+    }
+}
+
+/* ---- a position ----------------------------------------------------------------------------- */
+
 void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from)
 {
@@ -98,6 +150,10 @@ void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t 
     const int64_t lane = position % pages->page_size % MHAI_RUN;
     unsigned char *run = run_at(cache, pages->keys, pages->key_bytes, b, h, position);
     if (lane == 0) memset(run, 0, (size_t)pages->key_bytes); /* others are read with this one */
+    if (pages->channels) {
+        store_channels(cache, run, lane, type, from);
+        return;
+    }
     const place to = {.type = pages->type,
                       .at = run + (size_t)lane * mha_dtype_size(pages->type),
                       .step = MHAI_RUN,

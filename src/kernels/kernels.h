@@ -19,12 +19,15 @@ enum {
 /* How a cache keeps keys and values: MHAI_RUN positions of a head, the first of which is a multiple
  * of that. All runs of a call are of one type. */
 enum { MHAI_RUN = 16, MHAI_BLOCK_RUNS = MHAI_KEY_BLOCK / MHAI_RUN };
+enum { MHAI_BAD_POWER = 127 }; /* all 16 elements are NaN */
 typedef struct mhai_run {
-    const void *at; /* keys are turned, [head_dim][16]; values are rows, [16][value_dim] */
-    const float
-        *scale;     /* MHA_I8: [16], an element is its number times the position's; the product is
-                           exact */
-    mha_dtype type; /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
+    const void *at;     /* keys are turned, [head_dim][16]; values are rows, [16][value_dim] */
+    const float *scale; /* MHA_I8: [16], an element is its number times the position's; the product
+                           is exact */
+    const int8_t *powers; /* keys of MHA_I8: [head_dim] instead of scale, an element is its number
+                             times 2^powers[c]; from -126 to 121, or MHAI_BAD_POWER: one element
+                             that is not finite spoils the run. NULL: scale, as for all other runs */
+    mha_dtype type;       /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
 } mhai_run;
 
 /* Copy a matrix into panels, and note which source rows hold a non-finite element; where that is
@@ -172,7 +175,7 @@ typedef struct mhai_tile_rows {
     int keys;                              /* of the block that can be read */
     int64_t readable; /* keys and values from there on, those of blocks that follow too */
     int tiles;        /* each with its own s */
-    float *panel;     /* [head_dim][32], working memory */
+    float *panel;     /* [head_dim][32], working memory, with runs too */
     float *o;         /* [rows of all tiles][value_panels * 32], likewise */
 } mhai_tile_rows;
 /* tile_rows_forward: tile_forward of each tile from such rows (no poison; k and v of the tiles are

@@ -180,6 +180,12 @@ def table(f):
             ([causal, f"red {WORD}", "--max-tokens", 6], 0, "text"), ([causal, "--max-tokens", 6], 0, "text"),
             ([causal, EVIL], None, "text"), ([causal, WORD + "x"], None, "text"),
             ([causal, "--ids", EVIL_TEXT], None, "text"), ([bert, "a"], UNSUPPORTED, "text")],
+        "perplexity": [
+            ([causal, "--text", f["text"]], 0, "text"), ([causal, "--text", f["text"], "--json"], 0, "json"),
+            ([causal, "--text", f["odd"]], None, "text"), ([causal, "--text", f["bytes"]], BAD_INPUT, "text"),
+            ([causal, "--text", FOLDER / os.fsdecode(EVIL)], NO_INPUT, "text"),
+            ([causal, "--text", f["text"], "--cache", EVIL_TEXT], USAGE, "text"),
+            ([bert, "--text", f["text"]], UNSUPPORTED, "text")],
         "bench": [
             (["gemm", "--rows", 8, "--outputs", 8, "--inputs", 8, "--samples", 1, "--seconds", 0.01,
               "--patience", 0.01, "--compare", f["old.json"]], None, "text"),

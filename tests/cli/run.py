@@ -156,6 +156,9 @@ def masks():
     for given in ("3,6", "lengths.npy"):
         compare(f"lengths {given}", ["--lengths", given],
                 reference(see=lambda b, h, t, s: s < lengths[(b,)]))
+    compare("begins", ["--begins", "2,5"], reference(see=lambda b, h, t, s: s >= (2, 5)[b]))
+    compare("begins and sinks", ["--begins", "2,4", "--window", "0,0", "--sink-keys", "1"],
+            reference(see=lambda b, h, t, s: s >= (2, 4)[b] and (s == t or s == (2, 4)[b])))
     compare("window", ["--window", "1,2"], reference(see=lambda b, h, t, s: t - 1 <= s <= t + 2))
     compare("open window", ["--window", "2,-1"], reference(see=lambda b, h, t, s: t - 2 <= s))
     global_keys = booleans((B, S), "gk.npy", 0.3)

@@ -29,6 +29,8 @@ def main():
         small("train", task, "--layers", 1, "--heads", 2, "--embed", 16, "--steps", 4, "--every", 2,
               "--tries", 1, "-o", task)
     small("generate", "sentences", "the", "--max-tokens", 4)
+    (FOLDER / "text.txt").write_text("the king didn't leave .\n" * 40)
+    small("perplexity", "sentences", "--text", "text.txt")
 
 
 main()

@@ -82,11 +82,20 @@ static void *wild_rows(kernel_test *t, mha_dtype type, int64_t rows, int64_t col
 static void check_packed(kernel_test *t, bool keys, bool packed, int64_t rows, int64_t cols,
                          int64_t first)
 {
-    const mha_dtype type = kt_type(t);
-    const int64_t stride = kt_stride(t, cols), inner = keys ? cols : (rows + 15) / 16 * 16;
+    const bool in_runs = !packed && kt_chance(t, 0.4);
+    const mha_dtype type = in_runs ? MHA_F32 : kt_type(t);
+    const int64_t stride = in_runs ? cols : kt_stride(t, cols),
+                  inner = keys ? cols : (rows + 15) / 16 * 16;
     const int64_t panels = ((keys ? rows : cols) + 31) / 32;
     const int64_t panel = keys ? cols * MHAI_PANEL : (int64_t)MHAI_KEY_BLOCK * MHAI_PANEL;
-    const void *x = wild_rows(t, type, rows, cols, stride);
+    void *x = wild_rows(t, type, rows, cols, stride);
+    const mhai_run *runs = NULL;
+    if (in_runs) {
+        const float *floats = x;
+        x = kt_plain(t, (size_t)(rows * cols) * sizeof(float));
+        memcpy(x, floats, (size_t)(rows * cols) * sizeof(float));
+        runs = strip_runs(t, strip_run_type(t), x, rows, cols, keys);
+    }
     t->bytes = 2.0 * (double)(rows * cols) * (double)mha_dtype_size(type);
     EACH_TABLE(t, k)
     {
@@ -96,7 +105,8 @@ static void check_packed(kernel_test *t, bool keys, bool packed, int64_t rows, i
         uint8_t *bad = kt_output(t, MHA_U8, 1, rows, rows);
         bool any = false, some = false;
         const mhai_pack pack = {.out = out,
-                                .in = x,
+                                .in = runs ? NULL : x,
+                                .runs = runs,
                                 .type = type,
                                 .stride = stride,
                                 .rows = rows,

@@ -93,13 +93,44 @@ static void store_position(mha_dtype type, float *x, int64_t cols, int64_t step,
     }
 }
 
+/* Keys of a run as numbers times powers of two, one for each channel: a channel with anything that is not
+ * finite is so for all. */
+static void store_channels(float *x, int rows, int64_t cols, unsigned char *run, int8_t *powers)
+{
+    for (int64_t c = 0; c < cols; c++) {
+        float most = 0;
+        int power;
+        for (int r = 0; r < rows; r++)
+            most = isfinite(x[r * cols + c]) ? fmaxf(most, fabsf(x[r * cols + c])) : INFINITY;
+        for (int r = 0; r < rows; r++)
+            if (!isfinite(x[r * cols + c])) most = INFINITY;
+        frexpf(most / 127, &power);
+        power = power < -126 ? -126 : power > 120 ? 120 : power;
+        powers[c] = (int8_t)(isfinite(most) ? power : MHAI_BAD_POWER);
+        for (int r = 0; r < rows; r++) {
+            float n = isfinite(most) ? nearbyintf(ldexpf(x[r * cols + c], -power)) : 0;
+            n = n > 127 ? 127 : n < -127 ? -127 : n;
+            ((int8_t *)run)[c * 16 + r] = (int8_t)n;
+            x[r * cols + c] = isfinite(most) ? ldexpf((float)(int)n, power) : NAN; /* no -0 */
+        }
+    }
+}
+
 mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int64_t cols,
                      bool keys)
 {
+    const bool channels = keys && type == MHA_I8 && kt_chance(t, 0.5);
     const int64_t count = (rows + 15) / 16, all = count + MHAI_RUNS_AHEAD;
     mhai_run *runs = kt_plain(t, (size_t)all * sizeof *runs);
     for (int64_t i = 0; i < count; i++) {
         unsigned char *at = kt_input(t, type, 16, cols, cols); /* 0xFF where there is no position */
+        if (channels) {
+            int8_t *powers = kt_input(t, MHA_I8, 1, cols, cols);
+            store_channels(x + 16 * i * cols, (int)(rows - 16 * i < 16 ? rows - 16 * i : 16), cols,
+                           at, powers);
+            runs[i] = (mhai_run){.at = at, .powers = powers, .type = type};
+            continue;
+        }
         float *scale = kt_input(t, MHA_F32, 1, 16, 16);
         for (int64_t r = 16 * i; r < rows && r < 16 * (i + 1); r++)
             store_position(type, x + r * cols, cols, keys ? 16 : 1, keys ? r % 16 : r % 16 * cols,

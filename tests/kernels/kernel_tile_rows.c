@@ -21,9 +21,13 @@ typedef struct rows_turn {
     mhai_tile_rows rows;
 } rows_turn;
 
-/* Of a position in a run. */
-static void spoil_run(const mhai_run *run, int64_t at, int64_t lane, float bad)
+/* Of a position in a run, or a channel of all. */
+static void spoil_run(const mhai_run *run, int64_t at, int64_t lane, int64_t col, float bad)
 {
+    if (run->powers) {
+        ((int8_t *)(uintptr_t)run->powers)[col] = MHAI_BAD_POWER;
+        return;
+    }
     void *memory = (void *)(uintptr_t)(run->type == MHA_I8 ? (const void *)run->scale : run->at);
     if (run->type == MHA_I8)
         ((float *)memory)[lane] = NAN;
@@ -43,7 +47,7 @@ static void spoil(kernel_test *t, rows_case *c)
     const float bad = kt_chance(t, 0.5) ? NAN : INFINITY;
     if (b->key_runs)
         spoil_run(keys ? &b->key_runs[key / 16] : &b->value_runs[key / 16],
-                  keys ? col * 16 + lane : lane * b->cols + col, lane, bad);
+                  keys ? col * 16 + lane : lane * b->cols + col, lane, col, bad);
     else
         (keys ? b->k_rows + key * b->k_stride : b->v_rows + key * b->v_stride)[col] = bad;
     c->finite = false;

@@ -70,7 +70,8 @@ class AttentionDesc(C.Structure):
                 ("shaw_values", TensorPointer), ("sink_logits", TensorPointer),
                 ("gates", TensorPointer), ("dropout_seed", C.c_uint64),
                 ("query_starts", Int64Pointer), ("key_starts", Int64Pointer),
-                ("sequences", C.c_int64), ("compute", C.c_int), ("reserved", C.c_uint32)]
+                ("sequences", C.c_int64), ("compute", C.c_int), ("reserved", C.c_uint32),
+                ("key_begins", Int64Pointer)]
 
 
 class AttentionOutputs(C.Structure):

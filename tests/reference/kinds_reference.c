@@ -131,7 +131,7 @@ static bool in_window(const ref_attention *a, kinds_sequence at, int64_t b, int6
 {
     const mha_attention_desc *desc = a->desc;
     if (!(desc->flags & MHA_ATTENTION_WINDOW)) return true;
-    if (s < desc->sink_keys) return true;
+    if (s < desc->sink_keys + (desc->key_begins ? desc->key_begins[b] : 0)) return true;
     if (desc->global_keys && pair(desc->global_keys, at.batch, at.k0 + s) != 0) return true;
     if (desc->global_queries && pair(desc->global_queries, at.batch, at.q0 + t) != 0) return true;
     int64_t rel = kinds_relative(desc, b, t, s);
@@ -154,6 +154,7 @@ bool kinds_sees(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t
     const int64_t dense[4] = {at.batch, h, at.q0 + t, s};
     if ((desc->flags & MHA_ATTENTION_CAUSAL) && kinds_relative(desc, b, t, s) > 0) return false;
     if (desc->key_lengths && s >= desc->key_lengths[b]) return false;
+    if (desc->key_begins && s < desc->key_begins[b]) return false;
     if (!in_window(a, at, b, t, s)) return false;
     if (desc->key_documents && pair(desc->key_documents, at.batch, at.k0 + s) !=
                                    pair(desc->query_documents, at.batch, at.q0 + t))

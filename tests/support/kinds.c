@@ -147,6 +147,13 @@ static void add_masks(kinds_case *c, rng *r, const int64_t *dense, const int64_t
         c->lengths[b] = rng_chance(r, 0.2) ? most : rng_between(r, 0, most);
     }
     if (n->kinds & KIND_LENGTHS) c->desc.key_lengths = c->lengths;
+    for (int64_t b = 0; n->kinds & KIND_BEGINS && b < n->B; b++) {
+        const int64_t most =
+            n->kinds & KIND_RAGGED ? c->key_starts[b + 1] - c->key_starts[b] : n->S;
+        c->begins[b] =
+            rng_chance(r, 0.2) ? 0 : rng_between(r, 0, rng_chance(r, 0.3) ? most : most / 2);
+    }
+    if (n->kinds & KIND_BEGINS) c->desc.key_begins = c->begins;
     add_window(c, r, by_query, by_key);
     add_blocks(c, r);
     if (n->kinds & KIND_DOCUMENTS) {
@@ -276,12 +283,13 @@ static void describe(kinds_case *c)
         if (n->kinds & (1u << i))
             used += snprintf(c->text + used, size - (size_t)used, " %s", names[i]);
     used += snprintf(c->text + used, size - (size_t)used,
-                     "; scale %g offset %lld (%lld ..) lengths %lld .. window %lld/%lld sinks %lld "
+                     "; scale %g offset %lld (%lld ..) lengths %lld .. begins %lld .. window "
+                     "%lld/%lld sinks %lld "
                      "blocks %lldx%lld cap %g dropout %g",
                      (double)d->scale, (long long)d->q_offset, (long long)c->offsets[0],
-                     (long long)c->lengths[0], (long long)d->left_keys, (long long)d->right_keys,
-                     (long long)d->sink_keys, (long long)d->block_queries, (long long)d->block_keys,
-                     (double)d->softcap, (double)d->dropout);
+                     (long long)c->lengths[0], (long long)c->begins[0], (long long)d->left_keys,
+                     (long long)d->right_keys, (long long)d->sink_keys, (long long)d->block_queries,
+                     (long long)d->block_keys, (double)d->softcap, (double)d->dropout);
     for (int64_t b = 0; d->query_starts && b < n->B && b < 4; b++)
         used += snprintf(c->text + used, size - (size_t)used, " [%lld x %lld]",
                          (long long)(c->query_starts[b + 1] - c->query_starts[b]),

@@ -27,16 +27,18 @@
     X(SHAW_VALUES, 17)   \
     X(SINK_LOGITS, 18)   \
     X(GATES, 19)         \
-    X(RAGGED, 20)
+    X(RAGGED, 20)        \
+    X(BEGINS, 21)
 enum {
 #define KINDS_ENUM(name, bit) KIND_##name = 1 << (bit),
     KINDS_LIST(KINDS_ENUM)
 #undef KINDS_ENUM
-        KINDS_COUNT = 21,
+        KINDS_COUNT = 22,
     KINDS_ALL = (1 << KINDS_COUNT) - 1,
     /* Those that decide what is seen, apart from keep_mask and bias. */
-    KINDS_SYMBOLIC = KIND_CAUSAL | KIND_LENGTHS | KIND_WINDOW | KIND_SINK_KEYS | KIND_GLOBAL_KEYS |
-                     KIND_GLOBAL_QUERIES | KIND_DOCUMENTS | KIND_BLOCKS | KIND_CALLBACK
+    KINDS_SYMBOLIC = KIND_CAUSAL | KIND_LENGTHS | KIND_BEGINS | KIND_WINDOW | KIND_SINK_KEYS |
+                     KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES | KIND_DOCUMENTS | KIND_BLOCKS |
+                     KIND_CALLBACK
 };
 
 enum { KINDS_MOST_SEQUENCES = 8, KINDS_MOST_INPUTS = 20 };
@@ -63,6 +65,7 @@ typedef struct kinds_case {
     guarded q, k, v, inputs[KINDS_MOST_INPUTS];
     int input_count;
     int64_t offsets[KINDS_MOST_SEQUENCES], lengths[KINDS_MOST_SEQUENCES];
+    int64_t begins[KINDS_MOST_SEQUENCES];
     int64_t query_starts[KINDS_MOST_SEQUENCES + 1], key_starts[KINDS_MOST_SEQUENCES + 1];
     kinds_hash hash;
     char text[800];

@@ -120,6 +120,10 @@ enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
            c->desc.key_lengths = c->lengths);                                                      \
     MISUSE(MHA_ERR_ARGUMENT, "key_lengths[1]", c->lengths[1] = S + 1,                              \
            c->desc.key_lengths = c->lengths);                                                      \
+    MISUSE(MHA_ERR_ARGUMENT, "key_begins[1]", c->lengths[1] = -1,                                  \
+           c->desc.key_begins = c->lengths);                                                       \
+    MISUSE(MHA_ERR_ARGUMENT, "key_begins[1]", c->lengths[1] = S + 1,                               \
+           c->desc.key_begins = c->lengths);                                                       \
     MISUSE(MHA_ERR_ARGUMENT, "struct_size", c->desc.struct_size = 0);                              \
     MISUSE(MHA_ERR_ARGUMENT, "struct_size", c->desc.struct_size = 8);                              \
     MISUSE(MHA_ERR_ARGUMENT, "struct_size", c->outputs.struct_size = 0);                           \

@@ -121,10 +121,13 @@ static int64_t key_at(const trial *x, int64_t b, int64_t t, int64_t by)
 
 static void check_places(const trial *x, int64_t b, int64_t h, int64_t t, const float *p)
 {
+    const mha_attention_desc *desc = &x->c.desc;
     const kinds_sequence at = kinds_sequence_at(&x->a, b);
     const int64_t row = at.q0 + t, i = key_at(x, b, t, 0);
+    const int64_t begin = desc->key_begins ? desc->key_begins[b] : 0;
     const extras *got = &x->got;
-    if (!same(f32_at(&got->each[EXTRA_FIRST], at.batch, h, row, 0), x->c.result.S > 0 ? p[0] : 0))
+    if (!same(f32_at(&got->each[EXTRA_FIRST], at.batch, h, row, 0),
+              x->c.result.S > begin ? p[begin] : 0))
         fail_trial(x, "first_token", b, h, t, 0);
     if (!same(f32_at(&got->each[EXTRA_DIAGONAL], at.batch, h, row, 0), i >= 0 ? p[i] : 0))
         fail_trial(x, "diagonal", b, h, t, i);

@@ -116,6 +116,7 @@ static void symbolic_is_dense(void **state)
         /* Every kind of mask alone, then any company. */
         static const unsigned each[] = {KIND_CAUSAL,
                                         KIND_LENGTHS,
+                                        KIND_BEGINS,
                                         KIND_WINDOW,
                                         KIND_WINDOW | KIND_SINK_KEYS,
                                         KIND_WINDOW | KIND_GLOBAL_KEYS,

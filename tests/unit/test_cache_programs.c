@@ -29,6 +29,8 @@ typedef struct program {
     mha_kv_cache_desc desc;
     int64_t group;
     /* the model */
+    double *exact; /* as k, before it is stored; of scales per channel only, like powers */
+    int *powers;   /* [B][runs of 16][Hk][D] */
     double *k,
         *v; /* [B][capacity][Hk][D], [B][capacity][Hk][Dv], as stored; also what is discarded */
     int64_t lengths[MOST_B];
@@ -93,6 +95,52 @@ static guarded new_rows(program *p, int64_t n, int64_t width)
     return x;
 }
 
+/* ---- scales per channel ---------------------------------------------------------------------- */
+
+enum { RUN = 16, NOT_FINITE = 1000 };
+
+static bool by_channel(const program *p)
+{
+    return p->desc.key_scales == MHA_KV_SCALES_CHANNEL;
+}
+
+static int64_t runs_of(const program *p)
+{
+    return (p->desc.capacity + RUN - 1) / RUN;
+}
+
+static int *powers_of(const program *p, int64_t b, int64_t position)
+{
+    return p->powers + (b * runs_of(p) + position / RUN) * p->desc.kv_heads * p->desc.head_dim;
+}
+
+/* A number of a channel with this power, from the formula in cache.h. */
+static double by_power(double x, int power)
+{
+    if (power == NOT_FINITE) return NAN;
+    return fmax(-127, fmin(127, rint(ldexp(x, -power)))) * ldexp(1, power);
+}
+
+/* Position `position` of the model joins its run; those before are rounded again where it is larger. */
+static void join_run(const program *p, int64_t b, int64_t position)
+{
+    const int64_t width = p->desc.kv_heads * p->desc.head_dim, first = position - position % RUN;
+    double *x = row_of(p, p->k, b, first, p->desc.head_dim),
+           *exact = row_of(p, p->exact, b, first, p->desc.head_dim);
+    int *powers = powers_of(p, b, position);
+    for (int64_t i = 0; i < width; i++) {
+        double *last = x + position % RUN * width + i;
+        int power = position == first ? -126 : powers[i];
+        exact[position % RUN * width + i] = *last;
+        while (isfinite(*last) && power < 121 && rint(ldexp(fabs(*last), -power)) > 127) power++;
+        powers[i] = isfinite(*last) ? power : NOT_FINITE;
+        for (int64_t s = 0; s <= position % RUN; s++)
+            x[s * width + i] = by_power(x[s * width + i], powers[i]);
+        for (int64_t s = 0; powers[i] < 121 && s <= position % RUN; s++)
+            assert_true(fabs(x[s * width + i] - exact[s * width + i]) < ldexp(1, powers[i]));
+    }
+}
+
 /* counts[b] rows of x from firsts[b] on, after those that the model holds. */
 static void model_append(const program *p, const mha_tensor *x, const int64_t *firsts,
                          const int64_t *counts, double *model)
@@ -107,8 +155,10 @@ static void model_append(const program *p, const mha_tensor *x, const int64_t *f
                     row[i] = x->dtype == MHA_F32 ? (double)*(const float *)at
                                                  : half_value(x->dtype, *(const uint16_t *)at);
                 }
-                stored(p->desc.type, row, width);
+                if (!by_channel(p) || model != p->k) stored(p->desc.type, row, width);
             }
+    for (int64_t b = 0; by_channel(p) && model == p->k && b < p->desc.batch; b++)
+        for (int64_t t = 0; t < counts[b]; t++) join_run(p, b, p->lengths[b] + t);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -477,9 +527,11 @@ static void step_truncate(program *p)
 /* Sequence `to` of the model. */
 static void become(program *p, int64_t from, int64_t to, int64_t length)
 {
-    const int64_t kv[] = {p->desc.head_dim, p->desc.value_head_dim};
-    for (int i = 0; i < 2; i++) {
-        double *model = i == 0 ? p->k : p->v;
+    const int64_t kv[] = {p->desc.head_dim, p->desc.value_head_dim, p->desc.head_dim};
+    memmove(powers_of(p, to, 0), powers_of(p, from, 0),
+            (size_t)(powers_of(p, 1, 0) - powers_of(p, 0, 0)) * sizeof *p->powers);
+    for (int i = 0; i < 3; i++) {
+        double *model = i == 0 ? p->k : i == 1 ? p->v : p->exact;
         memmove(row_of(p, model, to, 0, kv[i]), row_of(p, model, from, 0, kv[i]),
                 (size_t)(length * p->desc.kv_heads * kv[i]) * sizeof *model);
     }
@@ -646,6 +698,8 @@ static void make_cache(program *p)
                                   .type = RNG_PICK(&p->r, types)};
     if (rng_chance(&p->r, 0.8)) p->desc.page_size = RNG_PICK(&p->r, sizes);
     if (rng_chance(&p->r, 0.3)) p->desc.pages = rng_between(&p->r, 1, 40);
+    const bool whole_runs = p->desc.page_size % RUN == 0 || p->desc.page_size >= p->desc.capacity;
+    if (p->desc.type == MHA_I8 && whole_runs) p->desc.key_scales = (int)rng_between(&p->r, 0, 1);
     if (rng_chance(&p->r, 0.3)) {
         p->desc.window = rng_between(&p->r, 1, rng_chance(&p->r, 0.8) ? 70 : 600);
         p->desc.sink_keys = rng_chance(&p->r, 0.5) ? rng_between(&p->r, 0, 20) : 0;
@@ -667,6 +721,9 @@ static program program_make(uint64_t number)
     const int64_t rows = p.desc.batch * p.desc.capacity * p.desc.kv_heads;
     p.k = zeros(rows * p.desc.head_dim, sizeof *p.k);
     p.v = zeros(rows * p.desc.value_head_dim, sizeof *p.v);
+    p.exact = zeros(rows * p.desc.head_dim, sizeof *p.exact);
+    p.powers =
+        zeros(p.desc.batch * runs_of(&p) * p.desc.kv_heads * p.desc.head_dim, sizeof *p.powers);
     return p;
 }
 
@@ -682,15 +739,15 @@ static int say_place(void **unused)
     const mha_kv_cache_desc *d = &place.desc;
     (void)unused;
     if (place.step)
-        print_error(
-            "step %d (%s) of a cache of %s, B %lld, Hk %lld, D %lld, Dv %lld, capacity %lld, "
-            "%lld pages of %lld, window %lld, sinks %lld\n  alone: MHA_TEST_SEED=%llu "
-            "MHA_TEST_CASE=%d\n",
-            place.number, place.step->name, mha_dtype_name(d->type), (long long)d->batch,
-            (long long)d->kv_heads, (long long)d->head_dim, (long long)d->value_head_dim,
-            (long long)d->capacity, (long long)d->pages, (long long)d->page_size,
-            (long long)d->window, (long long)d->sink_keys, (unsigned long long)rng_run_seed(),
-            place.program);
+        print_error("step %d (%s) of a cache of %s, scales %d, B %lld, Hk %lld, D %lld, Dv %lld, "
+                    "capacity %lld, "
+                    "%lld pages of %lld, window %lld, sinks %lld\n  alone: MHA_TEST_SEED=%llu "
+                    "MHA_TEST_CASE=%d\n",
+                    place.number, place.step->name, mha_dtype_name(d->type), (int)d->key_scales,
+                    (long long)d->batch, (long long)d->kv_heads, (long long)d->head_dim,
+                    (long long)d->value_head_dim, (long long)d->capacity, (long long)d->pages,
+                    (long long)d->page_size, (long long)d->window, (long long)d->sink_keys,
+                    (unsigned long long)rng_run_seed(), place.program);
     return 0;
 }
 
@@ -710,7 +767,7 @@ static void test_random_programs(void **unused)
             expect_state(&p);
         }
         mha_kv_cache_destroy(p.cache);
-        free(p.k), free(p.v);
+        free(p.k), free(p.v), free(p.exact), free(p.powers);
     }
     place.step = NULL;
     if (!whole) return;

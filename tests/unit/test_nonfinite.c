@@ -42,6 +42,7 @@ static ref_attention reference(const kinds_case *c)
 /* Each kind of mask alone, and with a bias of -inf among the numbers. */
 static const unsigned alone[] = {KIND_CAUSAL,
                                  KIND_LENGTHS,
+                                 KIND_BEGINS,
                                  KIND_KEEP,
                                  KIND_BIAS,
                                  KIND_WINDOW,

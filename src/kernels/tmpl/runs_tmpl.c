@@ -15,17 +15,37 @@ enum {
     case MHA_BF16: function(MHA_BF16, __VA_ARGS__); break; \
     default: function(MHA_F32, __VA_ARGS__);               \
     }
+/* Keys: MHA_U8, which no run is of, stands for MHA_I8 with powers. */
+#define RUN_POWERS MHA_U8
+#define BY_KEY_TYPE(run, function, ...)                 \
+    if ((run)->powers) {                                \
+        function(RUN_POWERS, __VA_ARGS__);              \
+    } else {                                            \
+        BY_RUN_TYPE((run)->type, function, __VA_ARGS__) \
+    }
 
 ALWAYS_INLINE int64_t run_size(mha_dtype type)
 {
-    return type == MHA_F32 ? 4 : type == MHA_I8 ? 1 : 2;
+    return type == MHA_F32 ? 4 : type == MHA_I8 || type == RUN_POWERS ? 1 : 2;
 }
 
-/* Elements of VF_LANES positions of a run of keys. */
-ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int lane)
+/* What the numbers of channels c .. c + n - 1 <= c + VF_LANES - 1 are multiplied by. */
+ALWAYS_INLINE vf run_factors(const mhai_run *run, int64_t c, int64_t n)
 {
-    const vf x = load_as(type, run->at, c * MHAI_RUN + lane);
-    return type == MHA_I8 ? vf_mul(x, vf_load(run->scale + lane)) : x;
+    const vf power = load_n_as(MHA_I8, run->powers, c, n);
+    return vf_where_below(power, vf_set1(MHAI_BAD_POWER),
+                          vf_times_power(vf_set1(1), vf_nearest(power)),
+                          vf_set1(__builtin_nanf("")));
+}
+
+/* Elements of VF_LANES positions of a run of keys; factor: of channel c of RUN_POWERS. */
+ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int lane,
+                           const float *factor)
+{
+    const vf x = load_as(type == RUN_POWERS ? MHA_I8 : type, run->at, c * MHAI_RUN + lane);
+    return type == MHA_I8       ? vf_mul(x, vf_load(run->scale + lane))
+           : type == RUN_POWERS ? vf_mul(x, vf_load1(factor))
+                                : x;
 }
 
 /* Elements of one position of a run of values. */
@@ -43,19 +63,24 @@ ALWAYS_INLINE void run_columns_as(mha_dtype type, const mhai_run *run, int64_t k
 {
     static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vf end = vf_set1(keys < MHAI_RUN ? (float)keys : (float)MHAI_RUN);
-    for (int64_t c = 0; c < dim; c++)
+    float factors[VF_LANES];
+    for (int64_t c = 0; c < dim; c++) {
+        const float *factor = factors + c % VF_LANES;
+        if (type == RUN_POWERS && c % VF_LANES == 0)
+            vf_store(factors, run_factors(run, c, dim - c < VF_LANES ? dim - c : VF_LANES));
         UNROLL for (int j = 0; j < MHAI_RUN; j += VF_LANES) vf_store(
             panel + c * MHAI_PANEL + j,
-            vf_where_below(vf_load(lanes + j), end, key_lanes(type, run, c, j), vf_zero()));
+            vf_where_below(vf_load(lanes + j), end, key_lanes(type, run, c, j, factor), vf_zero()));
+    }
 }
 
 /* A panel of up to 32 keys, of which there is at least one. */
 static void run_panel(const mhai_run *runs, int64_t keys, int64_t dim, float *panel)
 {
-    BY_RUN_TYPE(runs[0].type, run_columns_as, runs, keys, dim, panel)
+    BY_KEY_TYPE(runs, run_columns_as, runs, keys, dim, panel)
     panel += MHAI_RUN;
     if (keys > MHAI_RUN) {
-        BY_RUN_TYPE(runs[1].type, run_columns_as, runs + 1, keys - MHAI_RUN, dim, panel)
+        BY_KEY_TYPE(runs + 1, run_columns_as, runs + 1, keys - MHAI_RUN, dim, panel)
         return;
     }
     for (int64_t c = 0; c < dim; c++)
@@ -97,7 +122,8 @@ typedef struct run_scores {
     const mhai_run *runs; /* and those after, to be fetched */
     int64_t dim;
     const float *q;
-    float *s; /* of the first run */
+    float *s;       /* of the first run */
+    float *factors; /* of RUN_POWERS: [runs][dim] */
 } run_scores;
 
 /* The scores of `count` runs, in as many parts: in each, one of the runs that come next is read, in
@@ -118,7 +144,8 @@ ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_score
             fetch_l2(later);
             next += ahead, later += ahead;
             UNROLL for (int n = 0; n < count; n++) UNROLL for (int j = 0; j < LANES16; j++)
-                column[n * LANES16 + j] = key_lanes(type, &x->runs[n], c, j * VF_LANES);
+                column[n * LANES16 + j] =
+                    key_lanes(type, &x->runs[n], c, j * VF_LANES, x->factors + n * x->dim + c);
             UNROLL for (int r = 0; r < rows; r++)
             {
                 const vf row = vf_load1(x->q + r * x->dim + c);
@@ -138,11 +165,13 @@ ALWAYS_INLINE void run_loop(int rows, mha_dtype type, run_scores x, int runs)
         run_body(rows, count, type, &x);
         x.runs += count;
         x.s += count * MHAI_RUN;
+        x.factors += count * x.dim;
     }
     for (; count > 1 && runs > 0; runs--) {
         run_body(rows, 1, type, &x);
         x.runs++;
         x.s += MHAI_RUN;
+        x.factors += x.dim;
     }
 }
 
@@ -163,6 +192,7 @@ DEFINE_RUN_SCORES(run_scores_f32, MHA_F32)
 DEFINE_RUN_SCORES(run_scores_f16, MHA_F16)
 DEFINE_RUN_SCORES(run_scores_bf16, MHA_BF16)
 DEFINE_RUN_SCORES(run_scores_i8, MHA_I8)
+DEFINE_RUN_SCORES(run_scores_powers, RUN_POWERS)
 #undef RUN_CASE
 
 /* Rows of the next part, of nearly one height. */
@@ -171,22 +201,35 @@ ALWAYS_INLINE int run_part_rows(int left)
     return left <= RUN_PART ? left : left <= 2 * RUN_PART ? (left + 1) / 2 : RUN_PART;
 }
 
+/* Into [runs][dim]; more may be written behind it. */
+static void find_factors(const mhai_run *run, int runs, int64_t dim, float *factors)
+{
+    for (; runs > 0; runs--, run++, factors += dim)
+        for (int64_t c = 0; c < dim; c += VF_LANES)
+            vf_store(factors + c, run_factors(run, c, dim - c < VF_LANES ? dim - c : VF_LANES));
+}
+
 /* All rows meet some runs while those are in L1. */
 ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all, int runs)
 {
-    const int step = type == MHA_I8 ? 4 : 2;
-    for (int run = 0; run < runs; run += step)
+    const int step = run_size(type) == 1 ? 4 : 2;
+    for (int run = 0; run < runs; run += step) {
+        const int now = runs - run < step ? runs - run : step;
+        if (type == RUN_POWERS) find_factors(all->runs + run, now, all->dim, all->factors);
         for (int row = 0, some; row < rows; row += some) {
             const run_scores x = {.runs = all->runs + run,
                                   .dim = all->dim,
                                   .q = all->q + row * all->dim,
-                                  .s = all->s + row * MHAI_SCORE_STRIDE + run * MHAI_RUN};
+                                  .s = all->s + row * MHAI_SCORE_STRIDE + run * MHAI_RUN,
+                                  .factors = all->factors};
             some = run_part_rows(rows - row);
             (type == MHA_F32    ? run_scores_f32
              : type == MHA_F16  ? run_scores_f16
              : type == MHA_BF16 ? run_scores_bf16
-                                : run_scores_i8)(some, &x, runs - run < step ? runs - run : step);
+             : type == MHA_I8   ? run_scores_i8
+                                : run_scores_powers)(some, &x, now);
         }
+    }
 }
 
 /* ---- values for few rows ------------------------------------------------------------------- */

@@ -152,10 +152,13 @@ static void run_key_scores(const mhai_tile *const *tiles, const mhai_tile_rows *
         }
         return;
     }
-    const run_scores few = {
-        .runs = x->key_runs + begin / MHAI_RUN, .dim = t->head_dim, .q = t->q, .s = t->s + begin};
+    const run_scores few = {.runs = x->key_runs + begin / MHAI_RUN,
+                            .dim = t->head_dim,
+                            .q = t->q,
+                            .s = t->s + begin,
+                            .factors = x->panel};
     const int runs = (end - begin + MHAI_RUN - 1) / MHAI_RUN;
-    BY_RUN_TYPE(few.runs->type, run_scores_as, t->rows, &few, runs)
+    BY_KEY_TYPE(few.runs, run_scores_as, t->rows, &few, runs)
     const int last = (end + MHAI_RUN - 1) / MHAI_RUN * MHAI_RUN;
     for (int row = 0; x->keys < last && row < t->rows; row++) /* there may be anything */
         memset(t->s + row * MHAI_SCORE_STRIDE + x->keys, 0,

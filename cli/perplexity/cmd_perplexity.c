@@ -1,0 +1,278 @@
+/* multihead perplexity: how well a causal model predicts a text whose keys and values lie in a cache. */
+#include "common/arena.h"
+#include "common/commands.h"
+#include "common/contexts.h"
+#include "common/option_rows.h"
+#include "common/screen.h"
+#include "common/signals.h"
+#include "common/texts.h"
+#include "perplexity/perplexity.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
+static const char *const caches[] = {"f32", "f16", "bf16", "int8", NULL};
+static const mha_dtype cache_types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
+
+static const args_option option_table[] = {
+    ROW_HEADING("The text"),
+    ROW_TEXT("text", perplexity_options, text, "FILE", "required; '-' is standard input"),
+    ROW_NUMBER("tokens", perplexity_options, tokens, 2, INT64_C(1) << 31,
+               "only the first N tokens; default: all"),
+    ROW_NUMBER("context", perplexity_options, context, 2, INT64_C(1) << 31,
+               "a longer text is cut into contexts of N tokens, each\n"
+               "of which starts anew, without the tokens before it;\n"
+               "default: as many tokens as the model takes"),
+    ROW_HEADING("The cache"),
+    ROW_CHOICE("cache", perplexity_options, cache, caches,
+               "in which keys and values are kept: default f32"),
+    ROW_NUMBER("page", perplexity_options, page, 1, INT64_C(1) << 31,
+               "positions of a page of the cache; default: all in\none. The result is the same"),
+    ROW_HEADING("Other"),
+    ROW_CHOICE("compute", perplexity_options, compute, computes,
+               "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: "
+               "Q4_0, Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
+    ROW_NUMBER("chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
+               "tokens of a step; default 128. The result is the\nsame"),
+    ROW_FLAG(0, "json", perplexity_options, json, 1,
+             "one object on stdout, with the loss of each token"),
+    ROW_NUMBER("threads", perplexity_options, threads, 1, 1024,
+               "default: as many as this process may use"),
+    ROW_FLAG('q', "quiet", perplexity_options, quiet, 1, "no progress or notes on stderr"),
+    ROW_FLAG('h', "help", perplexity_options, quiet, 0, "this text"),
+};
+
+const args_page perplexity_page = {
+    .command = PERPLEXITY,
+    .summary = "measure how well a causal model predicts a text",
+    .usage = "perplexity [options] MODEL --text FILE",
+    .examples = "multihead perplexity demo --text book.txt\n"
+                "multihead perplexity smollm2.gguf --text book.txt --tokens 4096 --cache int8\n"
+                "multihead perplexity smollm2.gguf --text book.txt --json | jq .perplexity",
+    .notes = "Perplexity is exp of the mean negative log-likelihood of each token given those\n"
+             "before it in its context; a context's first token is not predicted. MODEL is a\n"
+             "Hugging Face folder, a GGUF file, or what 'multihead train -o' saved. Ctrl-C\n"
+             "ends with what was measured so far. docs/program.md is the manual.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* ---- The model and the text ------------------------------------------------------------------ */
+
+static void destroy_decoder(void *decoder)
+{
+    mha_decoder_destroy(decoder);
+}
+
+static void destroy_model(void *model)
+{
+    mha_model_destroy(model);
+}
+
+static cli_exit load(perplexity_run *r)
+{
+    const mha_model_options how = {.struct_size = sizeof how,
+                                   .compute = (mha_compute)r->options->compute};
+    const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
+    CLI_TRY(context_make(PERPLEXITY, MHA_ISA_AUTO, r->options->threads, &r->context));
+    CLI_TRY(cli_check(PERPLEXITY, mha_model_load(r->context, r->folder, &how, &r->model)));
+    CLI_TRY(arena_keep(PERPLEXITY, r->model, destroy_model));
+    mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    if (!(r->desc.flags & MHA_TRANSFORMER_CAUSAL) || r->desc.flags & others)
+        return cli_fail(
+            CLI_UNSUPPORTED, PERPLEXITY,
+            "%s: the model does not predict the next token (an encoder, or the decoder of "
+            "an encoder-decoder); give a causal one",
+            r->folder);
+    r->limit = r->options->context ? r->options->context : r->desc.max_length;
+    if (r->limit <= r->desc.max_length) return CLI_OK;
+    return cli_fail(CLI_USAGE, PERPLEXITY,
+                    "--context %" PRId64 ": the model takes %" PRId64 " tokens; lower it", r->limit,
+                    r->desc.max_length);
+}
+
+/* All tokens of the text in the arena, those that the tokenizer puts around it included. */
+static mha_status encode(perplexity_run *r, const char *text, size_t size, int64_t room)
+{
+    const mha_tokenizer *pieces = mha_model_tokenizer(r->model);
+    if (!pieces)
+        return mha_vocabulary_encode(mha_model_vocabulary(r->model), text, size, r->ids, room,
+                                     &r->count);
+    mha_encoding tokens = {.struct_size = sizeof tokens};
+    MHA_TRY(mha_tokenizer_encode(pieces, NULL, text, size, NULL, 0, &tokens));
+    r->count = tokens.count < room ? tokens.count : room;
+    if (r->count > 0) memcpy(r->ids, tokens.ids, (size_t)r->count * sizeof *r->ids);
+    mha_encoding_free(&tokens);
+    return MHA_OK;
+}
+
+static cli_exit read_text(perplexity_run *r)
+{
+    enum { AROUND = 8 }; /* tokens that begin and end a text; each other one has a byte at least */
+    const char *path = r->options->text, *text;
+    const char *name = strcmp(path, "-") != 0 ? path : "stdin";
+    size_t size;
+    CLI_TRY(texts_read_utf8(PERPLEXITY, path, &text, &size));
+    CLI_TRY(ARENA_ALLOC(PERPLEXITY, (int64_t)size + AROUND, &r->ids));
+    const mha_status status = encode(r, text, size, (int64_t)size + AROUND);
+    if (status == MHA_ERR_FORMAT)
+        return cli_fail(CLI_BAD_INPUT, PERPLEXITY, "%s: %s", name, mha_error_detail());
+    CLI_TRY(cli_check(PERPLEXITY, status));
+    if (r->count < 2)
+        return cli_fail(CLI_BAD_INPUT, PERPLEXITY,
+                        "%s: has %" PRId64 " tokens; give a text of at least 2, since the first is "
+                        "not predicted",
+                        name, r->count);
+    if (r->options->tokens > 0 && r->count > r->options->tokens) r->count = r->options->tokens;
+    return CLI_OK;
+}
+
+static cli_exit make_room(perplexity_run *r)
+{
+    const perplexity_options *o = r->options;
+    const int64_t capacity = r->count < r->limit ? r->count : r->limit;
+    const mha_decoder_desc desc = {.struct_size = sizeof desc,
+                                   .capacity = capacity,
+                                   .max_step = o->chunk < capacity ? o->chunk : capacity,
+                                   .cache_type = cache_types[o->cache],
+                                   .page_size = o->page};
+    CLI_TRY(cli_check(PERPLEXITY, mha_decoder_create(r->context, mha_model_transformer(r->model),
+                                                     &desc, &r->decoder)));
+    CLI_TRY(arena_keep(PERPLEXITY, r->decoder, destroy_decoder));
+    CLI_TRY(ARENA_ALLOC(PERPLEXITY, r->count, &r->losses));
+    return ARENA_ALLOC(PERPLEXITY, desc.max_step * r->desc.vocab_size, &r->logits);
+}
+
+/* ---- Measuring ------------------------------------------------------------------------------- */
+
+/* log sum_v exp(logits[v]) - logits[target]; NaN: a logit is not finite. */
+static double loss_of(const float *logits, int64_t count, int32_t target)
+{
+    float most = logits[0];
+    double sum = 0;
+    for (int64_t v = 0; v < count; v++) {
+        if (!isfinite(logits[v])) return NAN;
+        if (logits[v] > most) most = logits[v];
+    }
+    for (int64_t v = 0; v < count; v++) sum += mha_exp((double)logits[v] - (double)most);
+    return mha_log(sum) + ((double)most - (double)logits[target]);
+}
+
+/* The next tokens of a context that ends before `end`, as many as a step takes. */
+static cli_exit step(perplexity_run *r, int64_t end)
+{
+    const int64_t at = r->done, left = end - at, V = r->desc.vocab_size;
+    const int64_t n = left < r->options->chunk ? left : r->options->chunk;
+    const mha_tensor tokens =
+        mha_tensor_contiguous(r->ids + at, MHA_I32, 2, (const int64_t[]){1, n});
+    const mha_tensor logits =
+        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, n, V});
+    CLI_TRY(cli_check(PERPLEXITY, mha_decoder_step(r->context, r->decoder, &tokens, &logits)));
+    for (int64_t i = at; i < at + n && i + 1 < end; i++) {
+        r->losses[i + 1] = loss_of(r->logits + (i - at) * V, V, r->ids[i + 1]);
+        if (isnan(r->losses[i + 1]))
+            return cli_fail(
+                CLI_BAD_INPUT, PERPLEXITY,
+                "the model gives logits that are not finite: its weights are damaged, or too "
+                "large for 32 bits; fetch the model again");
+        r->sum += r->losses[i + 1];
+        r->predicted++;
+    }
+    r->done += n;
+    return CLI_OK;
+}
+
+static void show_progress(const perplexity_run *r)
+{
+    const double left = r->seconds * (double)(r->count - r->done) / (double)r->done;
+    cli_print_to(stderr, "\r\033[K%" PRId64 " of %" PRId64 " tokens, perplexity %.2f, %.0f s left",
+                 r->done, r->count, mha_exp(r->sum / (double)r->predicted), left);
+    fflush(stderr);
+}
+
+/* Until all is measured, or a signal comes. */
+static cli_exit measure(perplexity_run *r)
+{
+    const bool shown = screen_shows_progress(r->options->quiet);
+    const double from = seconds_now();
+    cli_exit code = CLI_OK;
+    while (code == CLI_OK && r->done < r->count && !signals_came()) {
+        const int64_t begin = r->done - r->done % r->limit, left = r->count - begin;
+        if (r->done == begin) {
+            r->losses[begin] = NAN; /* not predicted */
+            CLI_TRY(cli_check(PERPLEXITY, mha_decoder_truncate(r->decoder, 0)));
+        }
+        code = step(r, begin + (left < r->limit ? left : r->limit));
+        r->seconds = seconds_now() - from;
+        if (shown && r->predicted > 0) show_progress(r);
+    }
+    if (shown) cli_print_to(stderr, "\r\033[K");
+    return code;
+}
+
+/* Mean and standard error of the losses; exp of them, by the first derivative. */
+static void conclude(perplexity_run *r)
+{
+    const double n = (double)r->predicted;
+    double squares = 0;
+    r->mean = r->sum / n;
+    for (int64_t i = 0; i < r->done; i++)
+        if (!isnan(r->losses[i])) squares += (r->losses[i] - r->mean) * (r->losses[i] - r->mean);
+    r->mean_error = n > 1 ? sqrt(squares / (n - 1) / n) : NAN;
+    r->perplexity = mha_exp(r->mean);
+    r->error = r->perplexity * r->mean_error;
+}
+
+/* ---- The command line ------------------------------------------------------------------------ */
+
+const char *perplexity_cache_name(const perplexity_run *run)
+{
+    return caches[run->options->cache];
+}
+
+const char *perplexity_compute_name(const perplexity_run *run)
+{
+    return computes[run->options->compute];
+}
+
+static cli_exit report(perplexity_run *r)
+{
+    if (r->done < r->count)
+        cli_note(r->options->quiet, "interrupted: %" PRId64 " of %" PRId64 " tokens were measured",
+                 r->done, r->count);
+    if (r->predicted > 0) {
+        conclude(r);
+        CLI_TRY(r->options->json ? perplexity_write_json(r) : perplexity_print(r));
+    }
+    signals_release();
+    signals_end();
+    return CLI_OK;
+}
+
+cli_exit cmd_perplexity(int argument_count, char *const *arguments)
+{
+    perplexity_options options = {.chunk = 128};
+    args_texts plain = {0};
+    perplexity_run r = {.options = &options};
+    CLI_TRY(args_parse(&perplexity_page, argument_count, arguments, &options, &plain));
+    if (plain.count != 1 || !*plain.items[0])
+        return cli_fail(CLI_USAGE, PERPLEXITY,
+                        plain.count <= 1
+                            ? "the model is missing: multihead perplexity MODEL --text FILE"
+                            : "one model at a time; the text goes into a file: --text FILE");
+    if (!options.text)
+        return cli_fail(CLI_USAGE, PERPLEXITY,
+                        "--text is missing: multihead perplexity MODEL --text FILE");
+    r.folder = plain.items[0];
+    CLI_TRY(load(&r));
+    CLI_TRY(read_text(&r));
+    CLI_TRY(make_room(&r));
+    signals_hold();
+    CLI_TRY(measure(&r));
+    return report(&r);
+}

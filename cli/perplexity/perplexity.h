@@ -1,0 +1,43 @@
+/* multihead perplexity: what is measured, and how it is written. */
+#ifndef CLI_PERPLEXITY_H
+#define CLI_PERPLEXITY_H
+
+#include "common/exits.h"
+
+#include <multihead/model.h>
+
+#define PERPLEXITY "perplexity"
+
+typedef struct perplexity_options {
+    const char *text;
+    int64_t tokens, context, page, chunk, threads;
+    int cache, compute, json, quiet;
+} perplexity_options;
+
+typedef struct perplexity_run {
+    const perplexity_options *options;
+    const char *folder;
+    mha_context *context;
+    mha_model *model;
+    mha_transformer_desc desc;
+    mha_decoder *decoder;
+    int32_t *ids; /* [count] */
+    int64_t count;
+    int64_t limit;     /* tokens of a context */
+    float *logits;     /* of a step, [chunk,V] */
+    double *losses;    /* [count], of done; NaN: a context's first token */
+    int64_t done;      /* tokens */
+    int64_t predicted; /* of them */
+    double sum;        /* of their losses */
+    double seconds;
+    double mean, mean_error, perplexity, error; /* of all; errors of a single one are NaN */
+} perplexity_run;
+
+const char *perplexity_cache_name(const perplexity_run *run);
+const char *perplexity_compute_name(const perplexity_run *run);
+
+/* The result on stdout. Errors are printed. */
+cli_exit perplexity_print(const perplexity_run *run);
+cli_exit perplexity_write_json(const perplexity_run *run);
+
+#endif

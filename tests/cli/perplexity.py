@@ -1,0 +1,263 @@
+"""multihead perplexity: on a model that is a table from token to logits, whose losses Python computes; on
+one with attention, whose steps of any sizes and pages of any sizes agree and whose caches differ; and
+what is refused."""
+import json
+import math
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED = 2, 3, 4, 5
+WORDS = ["<s>", "</s>", "red", "green", "blue", "teal"]
+V, LENGTH = len(WORDS), 40
+LOGITS = [[-9, -9, 2.0, 1.0, 0.5, -1.0], [0] * V, [-9, -2, 0.0, 3.0, 2.5, 1.0],
+          [-9, -1, 1.5, 0.0, 1.0, 1.25], [-9, 4, 1.0, 1.0, 0.0, 3.0], [-9, -3, 2.0, 0.25, 0.5, 0.0]]
+CACHES = ("f32", "f16", "bf16", "int8")
+RNG = random.Random(11)
+
+
+def matrix(rows, columns, size):
+    return [[RNG.gauss(0, size) for _ in range(columns)] for _ in range(rows)]
+
+
+def write_folder(name, logits, attention, begins=True, words=WORDS, **changes):
+    folder, width = FOLDER / name, len(logits)
+    folder.mkdir()
+    config = dict(model_type="multihead", vocab_size=V, max_length=LENGTH, embed_dim=width,
+                  num_layers=1, num_heads=1, ff_dim=0, norm="none", positions="none", causal=True)
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    write_matrices(folder, {
+        "embed_tokens.weight": [[float(i == j) for j in range(width)] for i in range(V)],
+        "lm_head.weight": [list(row) for row in zip(*logits)],
+        **{f"layers.0.self_attn.{part}_proj.weight": attention(width) for part in "qkvo"}})
+    first = {"type": "TemplateProcessing",
+             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}}]}
+    (folder / "tokenizer.json").write_text(json.dumps(
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": first if begins else None,
+         "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(words)},
+                   "unk_token": "<unk>"}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": "</s>", "model_max_length": 10 ** 30}))
+    return folder
+
+
+def table(name, logits=LOGITS, **changes):
+    """Its attention is 0: the next token depends on the last one only."""
+    return write_folder(name, logits, lambda width: [[0.0] * width] * width, **changes)
+
+
+def attending(name, **changes):
+    """Rotated queries and keys of two heads of 16 on one key/value head; large enough scores to matter."""
+    width = 32
+    rows = {"q": width, "k": 16, "v": 16, "o": width}
+    folder = write_folder(name, matrix(width, V, 1), lambda width: matrix(width, width, 0), **{
+        **dict(embed_dim=width, num_heads=2, kv_heads=1, positions="rotary"), **changes})
+    write_matrices(folder, {
+        "embed_tokens.weight": matrix(V, width, 1), "lm_head.weight": matrix(V, width, 0.3),
+        **{f"layers.0.self_attn.{part}_proj.weight":
+           matrix(rows[part], width, 0.3) for part in "qkvo"}})
+    return folder
+
+
+def perplexity(model, text, *arguments, **keywords):
+    path = FOLDER / "text.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return run("perplexity", model, "--text", path, *arguments, **keywords)
+
+
+def measured(model, text, *arguments):
+    result = perplexity(model, text, "--json", *arguments)
+    return json.loads(result.out) if check_good(result, arguments) else None
+
+
+def words(count, seed=3):
+    draw = random.Random(seed)
+    return " ".join(draw.choice(WORDS[2:]) for _ in range(count))
+
+
+def losses_of(ids, context):
+    """None for the first token of each context."""
+    def loss(last, this):
+        return math.log(math.fsum(map(math.exp, LOGITS[last]))) - LOGITS[last][this]
+    return [None if i % context == 0 else loss(ids[i - 1], ids[i]) for i in range(len(ids))]
+
+
+def near(a, b):
+    return abs(a - b) <= 2e-7 * max(1, abs(a))  # logits are float32, sums and printing are finer
+
+
+def values(model):
+    """Losses, mean, errors and tokens of texts of all kinds of lengths and contexts."""
+    for count, options in ((1, []), (2, []), (LENGTH - 1, []), (LENGTH, []), (100, []), (100, ["--context", 7]),
+                           (100, ["--context", 2]), (100, ["--context", 100 % LENGTH, "--chunk", 3]),
+                           (48, ["--context", 7]), (100, ["--tokens", 2]), (100, ["--tokens", 33, "--chunk", 5]),
+                           (60, ["--tokens", 1000, "--chunk", 1])):
+        text, given = words(count), dict(zip(options[::2], options[1::2]))
+        ids = [0, *map(WORDS.index, text.split())][:given.get("--tokens", None)]
+        context = given.get("--context", LENGTH)
+        wanted = losses_of(ids, context)
+        told = [x for x in wanted if x is not None]
+        mean = statistics.fmean(told)
+        found = measured(model, text, *options)
+        if not found:
+            continue
+        name = f"{count} words, {options}"
+        check(found["tokens"] == len(ids) == len(found["losses"]) and found["predicted"] == len(told) and
+              found["complete"] and found["context"] == context and
+              found["contexts"] == math.ceil(len(ids) / context), f"{name}: {found}")
+        check(all(a is b is None or near(a, b) for a, b in zip(found["losses"], wanted)), f"{name}: losses")
+        check(near(found["loss"], mean) and near(found["perplexity"] / math.exp(mean), 1), f"{name}: mean")
+        if len(told) == 1:
+            check(found["loss_error"] is found["perplexity_error"] is None, f"{name}: errors of one token")
+            continue
+        error = statistics.stdev(told) / math.sqrt(len(told))
+        check(abs(found["loss_error"] - error) < 1e-6 and
+              abs(found["perplexity_error"] - error * math.exp(mean)) < 1e-5, f"{name}: errors")
+    alike = measured(table("alike", [[0.5] * V] * V), words(20))
+    check(near(alike["perplexity"], V) and abs(alike["loss_error"]) < 1e-6, f"uniform: {alike['perplexity']}")
+
+
+def lines(model):
+    """For people: the numbers of the JSON."""
+    found, shown = measured(model, words(100)), perplexity(model, words(100)).out.decode()
+    wanted = (f"perplexity  {found['perplexity']:.4f} +- {found['perplexity_error']:.4f}\n"
+              f"loss        {found['loss']:.6f} +- {found['loss_error']:.6f} nats per token\n"
+              f"tokens      101 in 3 contexts of 40, 98 predicted\ncache       f32, ")
+    check(shown.startswith(wanted) and re.search(r" MB\nspeed       [0-9.]+ tokens/s\n$", shown), shown)
+    one = perplexity(model, "red").out.decode()
+    check(re.match(r"perplexity  [0-9.]+\nloss        [0-9.]+ nats per token\ntokens      2 in 1 context, "
+                   "1 predicted\n", one), one)
+    piped = run("perplexity", model, "--text", "-", stdin=words(100).encode())
+    check(piped.lines[:4] == shown.splitlines()[:4], f"standard input: {piped.out!r}")
+    code, output = on_terminal("perplexity", model, "--text", FOLDER / "text.txt", "--chunk", 4)
+    check(code == 0 and re.search(rb"\r\x1b\[K4 of 2 tokens|\r\x1b\[K\d+ of \d+ tokens, perplexity [0-9.]+, "
+                                  rb"\d+ s left", output), f"progress: {output!r}")
+    quiet = on_terminal("perplexity", model, "--text", FOLDER / "text.txt", "-q")[1]
+    check(b"left" not in quiet, f"quiet: {quiet!r}")
+
+
+def caches():
+    """Steps, pages and threads change nothing; a cache does, in proportion to its type."""
+    model, text = attending("attends"), words(90)
+    exact = measured(model, text)
+    bytes_of = {}
+    for cache in CACHES:
+        found = measured(model, text, "--cache", cache)
+        bytes_of[cache] = found["cache_bytes"]
+        for options in (["--chunk", 1], ["--chunk", 7], ["--page", 1], ["--page", 16, "--chunk", 3],
+                        ["--threads", 1], ["--context", LENGTH]):
+            again = measured(model, text, "--cache", cache, *options)
+            check(again["losses"] == found["losses"], f"{cache} {options}: {again['loss']}, {found['loss']}")
+        most = max(abs(a - b) for a, b in zip(found["losses"], exact["losses"]) if a is not None)
+        # A number rounded to u of itself (of int8: half a step to the rms of a head) moves scores of a few
+        # units by as many u, and logits by a few more. Seen: 10 u, for int8 17.
+        u = {"f32": 0, "f16": 2 ** -11, "bf16": 2 ** -8, "int8": 2 ** -7}[cache]
+        check(u / 10 <= most <= 40 * u, f"{cache}: losses differ by {most}")
+        check(found["cache"] == cache, f"{cache}: {found['cache']}")
+    check(bytes_of["f32"] > 1.7 * bytes_of["f16"] and bytes_of["f16"] == bytes_of["bf16"] >
+          1.4 * bytes_of["int8"], f"bytes: {bytes_of}")
+    near_text = measured(model, text, "--context", 2)
+    check(abs(near_text["loss"] - exact["loss"]) > 1e-3, "attention does something")
+    faster = measured(model, text, "--compute", "bf16")
+    check(faster["compute"] == "bf16" and 0 < abs(faster["loss"] - exact["loss"]) < 0.1, "bf16 arithmetic")
+
+
+def trained():
+    """What train wrote: better than guessing, and the words of the task alone."""
+    check_good(run("train", "sentences", "-o", "sentences", "--layers", 1, "--heads", 2, "--embed", 16,
+                   "--steps", 120, "--every", 60, "--tries", 1, "--no-report", "-q"), "train")
+    drawn = run("train", "sentences", "--print", 30).out.decode()
+    plain = " ".join(re.findall("^# text = (.*)$", drawn, re.M))
+    vocabulary = json.loads((FOLDER / "sentences" / "tokenizer.json").read_text())["model"]["vocab"]
+    found = measured("sentences", plain, "--context", 20)
+    check(1 < found["perplexity"] < len(vocabulary) / 2, f"{found['perplexity']} of {len(vocabulary)} words")
+
+
+def interrupted():
+    """Ctrl-C between two steps of a long text: what was measured is printed, and it says so."""
+    length = 400000
+    model = table("endless", max_length=length)
+    path = FOLDER / "long.txt"
+    path.write_text(words(length - 1))
+    for number, form in ((signal.SIGINT, ["--json"]), (signal.SIGTERM, [])):
+        with subprocess.Popen([PROGRAM, "perplexity", model, "--text", path, "--chunk", "1", *form,
+                               "--context", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=environment()) as process:
+            time.sleep(0.7)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=HANGS)
+        if process.returncode == 0:
+            continue  # a machine that is fast enough to be done
+        check(process.returncode == -number, f"signal {number}: exit {process.returncode}, {err!r}")
+        if not out:
+            continue  # it came before the first step
+        told = re.fullmatch(rb"interrupted: (\d+) of %d tokens were measured\n" % length, err)
+        if not check(told, f"signal {number}: {err!r}"):
+            continue
+        if form:
+            found = json.loads(out)
+            check(not found["complete"] and found["tokens"] == len(found["losses"]) == int(told[1]) < length,
+                  f"signal {number}: {found['tokens']} tokens, {err!r}")
+        else:
+            check(b"\ntokens      %s of %d, interrupted, in " % (told[1], length) in out, f"signal {number}: {out!r}")
+
+
+def refusals(model):
+    none = FOLDER / "none"
+    empty, text = FOLDER / "empty.txt", FOLDER / "some.txt"
+    empty.write_text("")
+    text.write_text(words(60))
+    for arguments, code, parts in (
+            (["--text", text], USAGE, ("model is missing",)),
+            ([model], USAGE, ("--text is missing",)),
+            ([model, "red", "--text", text], USAGE, ("one model", "--text FILE")),
+            (["", "--text", text], USAGE, ("model is missing",)),
+            ([model, "--text", text, "--cache", "f8"], USAGE, ("bf16",)),
+            ([model, "--text", text, "--chunk", 0], USAGE, ("--chunk",)),
+            ([model, "--text", text, "--tokens", 1], USAGE, ("--tokens",)),
+            ([model, "--text", text, "--context", 1], USAGE, ("--context",)),
+            ([model, "--text", text, "--context", LENGTH + 1], USAGE, ("--context 41", "takes 40")),
+            ([model, "--text", text, "--page", 0], USAGE, ("--page",)),
+            ([model, "--text", text, "--pages", 2], USAGE, ("--page",)),
+            ([model, "--text", text, "--compute", "int8"], UNSUPPORTED, ("stored in blocks",)),
+            ([model, "--text", none], NO_INPUT, ("no such file",)),
+            ([none, "--text", text], NO_INPUT, ("no such folder",)),
+            ([model, "--text", empty], BAD_INPUT, ("empty.txt", "1 tokens", "at least 2")),
+            ([table("mute", begins=False), "--text", empty], BAD_INPUT, ("0 tokens",)),
+            ([MODEL, "--text", text], UNSUPPORTED, ("encoder",)),
+            ([table("encoder", causal=False), "--text", text], UNSUPPORTED, ("encoder",)),
+            ([table("bad", [[math.nan] * V] * V), "--text", text], BAD_INPUT, ("finite",))):
+        check_error(run("perplexity", *arguments), code, *parts, command="perplexity", name=arguments)
+    check_error(perplexity(FOLDER / "mute", "red"), BAD_INPUT, "1 tokens", command="perplexity")
+    check_error(perplexity(model, b"red \xff"), BAD_INPUT, "byte 4", "UTF-8", command="perplexity")
+    check_error(perplexity(model, "red zebra"), BAD_INPUT, "'zebra'", command="perplexity")
+
+
+def help_and_manual():
+    help_text = run("perplexity", "--help")
+    check_good(help_text, "--help")
+    check(max(map(len, help_text.lines)) <= 80, "help fits 80 columns")
+    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead perplexity`")[-1]
+    manual = manual.split("\n## ")[0]
+    for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())) - {"--help"}:
+        check(option in manual, f"docs/program.md, perplexity: nothing of {option}")
+
+
+chosen = table("model")
+values(chosen)
+lines(chosen)
+caches()
+trained()
+interrupted()
+refusals(chosen)
+help_and_manual()
+finish()
