@@ -738,8 +738,9 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  *                  NULL: not computed
  *
  * A row's position is that in its sequence: padding has none and is never stored. Results of a
- * sequence have the bits of a decoder that has this sequence alone, however its tokens are divided into
- * steps; with caches in f32 those of mha_transformer_forward() of the whole sequence.
+ * sequence have the bits of a decoder that has this sequence alone, however its tokens are divided
+ * into steps; with caches in f32 those of mha_transformer_forward() of the whole sequence. (With
+ * MHA_KV_SCALES_CHANNEL they depend on the steps, as cache.h says.)
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);

@@ -26,6 +26,7 @@ typedef struct program {
     rng r;
     const mha_transformer *t;
     bool cross, few_pages;
+    bool channels; /* have scales: bits depend on the division into steps */
     int64_t width; /* of the output */
     mha_decoder *decoder;
     story of[BATCH];
@@ -61,7 +62,7 @@ static void step_alone(program *p, int b, const int32_t *ids, int64_t count, con
     int64_t done = 0;
     memcpy(s->ids + s->length, ids, (size_t)count * sizeof *ids);
     while (done < count) { /* in pieces of its own */
-        const int64_t n = rng_between(&p->r, 1, count - done);
+        const int64_t n = p->channels ? count : rng_between(&p->r, 1, count - done);
         mha_tensor tokens = tokens_of(s->ids + s->length + done, 1, n);
         mha_tensor out = rows_of(rows + done * p->width, 1, n, p->width);
         expect_ok(mha_decoder_step(context, s->alone, &tokens, &out));
@@ -205,12 +206,16 @@ static void compare_with_the_whole(program *p, const story *s)
 
 static void run(program *p, mha_dtype type)
 {
-    const mha_decoder_desc alone = {
-        .struct_size = sizeof alone, .cache_type = type, .memory_capacity = p->cross ? MEMORY : 0};
+    p->channels = type == MHA_I8 && rng_chance(&p->r, 0.5);
+    const mha_decoder_desc alone = {.struct_size = sizeof alone,
+                                    .cache_type = type,
+                                    .memory_capacity = p->cross ? MEMORY : 0,
+                                    .key_scales = p->channels ? MHA_KV_SCALES_CHANNEL
+                                                              : MHA_KV_SCALES_POSITION};
     mha_decoder_desc desc = alone;
     desc.batch = BATCH;
     desc.max_step = STEP;
-    desc.page_size = rng_between(&p->r, 0, 20);
+    desc.page_size = p->channels ? 16 * rng_between(&p->r, 0, 2) : rng_between(&p->r, 0, 20);
     p->few_pages = desc.page_size > 0 && rng_chance(&p->r, 0.5);
     if (p->few_pages) desc.pages = (2 * LENGTH + desc.page_size - 1) / desc.page_size;
     mha_decoder_sizes sizes = {.struct_size = sizeof sizes};
@@ -222,10 +227,14 @@ static void run(program *p, mha_dtype type)
     if (p->cross) new_memory(p);
     for (int i = 0; i < 24; i++) {
         const double kind = rng_uniform(&p->r);
-        (kind < 0.65                ? step
-         : kind < 0.8               ? truncate
-         : kind < 0.95 || !p->cross ? branch
-                                    : new_memory)(p);
+        if (kind < 0.65)
+            step(p);
+        else if (kind < 0.8)
+            truncate(p);
+        else if (kind > 0.95 && p->cross)
+            new_memory(p);
+        else if (!p->channels)
+            branch(p);
         check_lengths(p);
     }
     for (int b = 0; b < BATCH; b++) {
