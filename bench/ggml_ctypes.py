@@ -49,6 +49,10 @@ class Library:
             function = getattr(self.base, "ggml_" + name)
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
+        self.version = "of an unknown version"
+        if hasattr(self.base, "ggml_version"):
+            self.base.ggml_version.restype = C.c_char_p
+            self.version = self.base.ggml_version().decode()
         self.cpu.ggml_backend_cpu_init.restype = pointer
         self.backend = self.cpu.ggml_backend_cpu_init()
         self.cpu.ggml_backend_cpu_set_n_threads.argtypes = [pointer, C.c_int]
@@ -64,15 +68,15 @@ class Attention:
     grouped        the same with the query heads of a key/value head as rows of one product
     """
 
-    def __init__(self, library, row, kind, way):
+    def __init__(self, library, way, row):
         self.lib, self.row, self.way = library, row, way
-        self.type = TYPES[kind]
+        self.type = TYPES[row.kind]
         numbers = row.k.size + row.v.size
         each = library.row_size(self.type, numbers) + 8 * row.h * (row.keys + row.d) + MARGIN
-        self.context = library.init(InitParams(each * len(row.copies), None, False))
+        self.context = library.init(InitParams(each * row.copies, None, False))
         if not self.context:
-            raise MemoryError(f"ggml_init: {each * len(row.copies)} bytes")
-        self.graphs, self.results = zip(*(self.graph(*copy) for copy in row.copies))
+            raise MemoryError(f"ggml_init: {each * row.copies} bytes")
+        self.graphs, self.results = zip(*(self.graph(row) for _ in range(row.copies)))
 
     def __del__(self):
         if getattr(self, "context", None):
@@ -89,8 +93,8 @@ class Attention:
             self.lib.quantize_chunk(kind, x.ctypes.data, data, 0, x.size // columns, columns, None)
         return tensor
 
-    def graph(self, q, k, v):
-        lib, context, row = self.lib, self.context, self.row
+    def graph(self, row):
+        lib, context, q, k, v = self.lib, self.context, row.q, row.k, row.v
         scale = row.d ** -0.5
         grouped = self.way == "grouped"
         rows = row.h // row.hk if grouped else 1
@@ -118,8 +122,8 @@ class Attention:
         return np.ctypeslib.as_array(o).reshape(self.row.q.shape)
 
 
-def ways(row, kind):
+def ways(row):
     found = ["flash", "flash heads"]
-    if kind != "int8":  # blocks of 32 positions of turned values cannot grow by one
+    if row.kind != "int8":  # blocks of 32 positions of turned values cannot grow by one
         found += ["products"] + ["grouped"] * (row.h > row.hk)
     return found
