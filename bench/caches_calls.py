@@ -3,6 +3,7 @@ and the ways in which each peer does."""
 import copy
 import ctypes as C
 import functools
+import sys
 import time
 
 import numpy as np
@@ -16,9 +17,10 @@ import peers_calls
 SCALES = ("position", "channel")
 NUMBERS = ("q", "k", "v", "expected")
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
-# Of the largest value of the result, by a reference in double precision: several times what the types
-# round, and in f16 and bf16 what peers round their weights and sums to.
-TOLERANCES = {"f32": 1e-4, "f16": 5e-2, "bf16": 3e-2, "int8": 5e-2}
+# Of the largest value of the result, beside a reference in double precision: several times what the types
+# round. Peers round more: weights, sums, queries. ggml's flash sums f16 values in f16, which is 1 % off with
+# 4,096 keys and 6 % with 32,768.
+TOLERANCES = {"f32": (1e-5, 1e-4), "f16": (2e-3, 0.15), "bf16": (1e-2, 3e-2), "int8": (3e-2, 5e-2)}
 
 
 @functools.lru_cache(maxsize=1)
@@ -51,11 +53,12 @@ class Step:
             raise AttributeError(name)
         return numbers(self.h, self.hk, self.d, self.keys)[NUMBERS.index(name)]
 
-    def check(self, who, o):
+    def check(self, o, peer=True):
+        """The error of a result."""
         o = o.float().numpy() if isinstance(o, torch.Tensor) else o
         error = np.abs(o - self.expected).max() / np.abs(self.expected).max()
-        if not error < TOLERANCES[self.kind]:
-            raise ValueError(f"{who} is off by {error:.1e} of the largest value")
+        if not error < TOLERANCES[self.kind][peer]:
+            raise ValueError(f"off by {error:.1e} of the largest value")
         return float(error)
 
 
@@ -206,14 +209,19 @@ def best_time(call, most):
 
 
 def fastest_way(row, name, ways):
-    """Each checked and tried; (its name, its call, its error)."""
+    """(its name, its call, its error) of the fastest that works and is right; None: there is none."""
     tried, few = {}, copy.copy(row)
     few.copies = min(row.copies, max(1, peers_calls.COLD // row.bytes))
     for way, make in ways.items():
-        call = make(few)
-        error = row.check(f"{name} {way}", call(0))
-        least = min((taken for taken, _ in tried.values()), default=float("inf"))
-        tried[way] = best_time(call, 3 * least), error
-        del call
+        try:
+            call = make(few)
+            error = row.check(call(0))
+            least = min((taken for taken, _ in tried.values()), default=float("inf"))
+            tried[way] = best_time(call, 3 * least), error
+        except Exception as problem:  # of any kind: each peer has its own
+            print(f"   {row.name}, {name} {way}: {str(problem).splitlines()[0][:160]}", file=sys.stderr)
+        call = None
+    if not tried:
+        return None
     way = min(tried, key=lambda way: tried[way][0])
     return way, ways[way](row), tried[way][1]

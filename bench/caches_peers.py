@@ -111,13 +111,11 @@ def run_row(row, context, options, ggml, probe):
     """A row of peers_report, with the ways, and the errors of the results."""
     threads, = options.threads
     calls = {"ours": calls_of.Ours(row, context, options.page, options.key_scales)}
-    ways, errors = {}, {"ours": row.check("ours", calls["ours"](0))}
-    for name, found in calls_of.peers(row, threads, ggml).items():
+    ways, errors = {}, {"ours": row.check(calls["ours"](0), peer=False)}
+    for name, ways_of in calls_of.peers(row, threads, ggml).items():
+        found = calls_of.fastest_way(row, name, ways_of)
         if found:
-            try:
-                ways[name], calls[name], errors[name] = calls_of.fastest_way(row, name, found)
-            except Exception as problem:  # of any kind: each peer has its own
-                print(f"   {name}: {str(problem).splitlines()[0][:160]}", file=sys.stderr)
+            ways[name], calls[name], errors[name] = found
     measured = peers.measure(calls, probe, options.seconds, patience=options.patience)
     return peers.summary(measured) | {"ways": ways, "errors": errors}
 
