@@ -57,7 +57,7 @@ def parse():
     parser.add_argument("--ggml", metavar="FOLDER", type=pathlib.Path,
                         help="with libggml-base.so and libggml-cpu.so")
     parser.add_argument("--out", metavar="FILE", help="what is printed, too")
-    parser.add_argument("--json", metavar="FILE", help="medians, ratios and all ways")
+    parser.add_argument("--json", metavar="FILE", help="medians, ratios, ways and errors; alone, nothing is printed")
     parser.add_argument("--here", action="store_true")
     options = parser.parse_args()
     for place in filter(None, (options.out, options.json)):
@@ -191,7 +191,7 @@ def main(options):
              else {str(options.threads[0]): run(options)})
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found))
-        if options.here:
+        if not options.out:
             return
     first = next(iter(found.values()))
     measured = {**common.processor(), "isa": first["isa"], "date": common.today()}
