@@ -2,12 +2,14 @@
 heading that says what was measured on, when, and at which commit."""
 import argparse
 import importlib.util
+import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -22,6 +24,14 @@ def fail(message):
 
 def plural(count, noun):
     return f"{count} {noun}{'' if int(count) == 1 else 's'}"
+
+
+def pattern(text):
+    """Of an option: a regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as problem:
+        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {problem}") from None
 
 
 def thread_counts(text):
@@ -53,24 +63,29 @@ def build_step(log, *command):
              "a build needs; MHA_LIBRARY_DIR names the folder of a library built elsewhere")
 
 
-def need_library():
-    """build/libmultihead.so, built or brought up to date; with MHA_LIBRARY_DIR the one there."""
-    given, library = os.environ.get("MHA_LIBRARY_DIR"), BUILD / "libmultihead.so"
+def need_library(program=False):
+    """build/libmultihead.so, and the program if asked, built or brought up to date; with MHA_LIBRARY_DIR
+    those there."""
+    given = os.environ.get("MHA_LIBRARY_DIR")
+    files = ["libmultihead.so"] + ["multihead"] * program
     if given:
-        if not (pathlib.Path(given) / library.name).exists():
-            fail(f"MHA_LIBRARY_DIR: '{given}' has no {library.name}; without the variable it is built")
+        for name in files:
+            if not (pathlib.Path(given) / name).exists():
+                fail(f"MHA_LIBRARY_DIR: '{given}' has no {name}; without the variable it is built")
         return
     configured = (BUILD / "CMakeCache.txt").exists()
-    if configured or not library.exists():
-        if not library.exists():
-            print(f"building {library}", file=sys.stderr)
+    missing = [name for name in files if not (BUILD / name).exists()]
+    if configured or missing:
+        if missing:
+            print(f"building {' and '.join(missing)} in {BUILD}", file=sys.stderr)
         BUILD.mkdir(exist_ok=True)
         with open(BUILD / "library.log", "w") as log:
             if not configured:  # as script/demo does
                 generator = ["-G", "Ninja"] if shutil.which("ninja") else []
                 build_step(log, "cmake", "-S", str(ROOT), "-B", str(BUILD), *generator,
                            "-DCMAKE_BUILD_TYPE=Release", "-DMHA_TESTS=OFF")
-            build_step(log, "cmake", "--build", str(BUILD), "--target", "multihead_shared")
+            build_step(log, "cmake", "--build", str(BUILD), "--target", "multihead_shared",
+                       *["multihead_program"] * program)
     os.environ["MHA_LIBRARY_DIR"] = str(BUILD)  # processes started from here need not look again
 
 
@@ -100,13 +115,42 @@ def need_modules(*names):
              "them is made")
 
 
-def start(here, *modules):
+def start(here, *modules, program=False):
     """The library, and the Python that has the modules: this one if here, else that of build/peers."""
-    need_library()
+    need_library(program)
     if not here:
         enter_environment()
     need_modules(*modules)
     sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+
+def huge_pages():
+    """Start again, if need be, such that malloc asks for huge pages, as ours and NumPy do for themselves."""
+    if "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def use_processors(count):
+    """Before anything starts threads: all peers then have the same processors."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(count)
+
+
+def run_each(counts, arguments):
+    """{number of threads: what this script finds with it}, each in a process of its own; arguments(n):
+    what the script gets for that."""
+    found = {}
+    for threads in counts:
+        with tempfile.TemporaryDirectory(prefix="multihead-peers-") as place:
+            path = pathlib.Path(place) / "found.json"
+            done = subprocess.run([sys.executable, sys.argv[0], "--here", "--json", path,
+                                   *arguments(threads)])
+            if done.returncode:
+                sys.exit(done.returncode)  # it has said why
+            found.update(json.loads(path.read_text()))
+    return found
 
 
 # ---- what was measured on ------------------------------------------------------------------------

@@ -40,9 +40,7 @@ import pathlib
 import re
 import shlex
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
 import common
@@ -52,20 +50,13 @@ REST, WARM, SLOW = 0.05, 0.1, 0.1  # seconds
 AGAIN = 4
 
 
-def pattern(text):
-    try:
-        return re.compile(text)
-    except re.error as problem:
-        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {problem}") from None
-
-
 def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=common.thread_counts, default="1", metavar="N,...",
                         help="one number, or several: 1,2")
     parser.add_argument("--seconds", type=float, default=3, help="for a row, at least")
-    parser.add_argument("--rows", metavar="REGEX", type=pattern, default="",
+    parser.add_argument("--rows", metavar="REGEX", type=common.pattern, default="",
                         help="those whose name has a match")
     parser.add_argument("--draw", metavar="SEED", type=int, nargs="?",
                         const=int(time.strftime("%Y%m%d")), help="random shapes; default: today's date")
@@ -86,10 +77,7 @@ if __name__ == "__main__":
     OPTIONS = parse()
     common.start(OPTIONS.here, "numpy", "torch")
     if len(OPTIONS.threads) == 1:
-        # Before anything starts threads: all peers then have the same processors.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:OPTIONS.threads[0]])
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[variable] = str(OPTIONS.threads[0])
+        common.use_processors(OPTIONS.threads[0])
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np  # noqa: E402
@@ -123,34 +111,43 @@ def rested(probe):
     return timed(probe)
 
 
-def warm_up(call, turn):
+def warm_up(call, first):
     """As in a loop of such calls: its threads are awake, on processors of their own. After a rest the
-    scheduler takes milliseconds to spread them."""
+    scheduler takes milliseconds to spread them. Returns the number of the next call."""
     begun = time.monotonic()
     while time.monotonic() - begun < WARM:
-        call(turn)
+        call(first)
+        first += 1
+    return first
 
 
-def measure(calls, probe, seconds, least=QUIET):
-    """{name: [(seconds, longer of its two probes)]}, of at least so many turns if they are not slow"""
+def enough(found, slow):
+    return all(quiet for name, (_, quiet) in summary(found)["times"].items() if name not in slow)
+
+
+def measure(calls, probe, seconds, least=QUIET, patience=0):
+    """{name: [(seconds, longer of its two probes)]}, of at least so many turns if they are not slow, and
+    until enough of them are quiet, or for so many seconds"""
     once = {}
     for name, call in calls.items():
         call(0)
         once[name] = timed(call, 1, 1)
     repeats = {name: max(1, int(2e-3 / (took + 1e-7))) for name, took in once.items()}
     slow = {name for name, took in once.items() if took > max(SLOW, 3 * once["ours"])}
-    found, turn = {name: [] for name in calls}, 0
+    found, turn, at = {name: [] for name in calls}, 0, dict.fromkeys(calls, 2)
     begun = time.monotonic()
     before = rested(probe)
     while True:
         spent = time.monotonic() - begun
-        if spent > seconds and turn >= (least if spent < 4 * seconds else FEW):
+        if spent > seconds and turn >= (least if spent < 4 * seconds else FEW) and (
+                spent > patience or enough(found, slow)):
             break
         for name, call in calls.items():
             if name in slow and turn >= FEW:
                 continue
-            warm_up(call, turn)
-            took = timed(call, repeats[name], turn * repeats[name] + 1)
+            at[name] = warm_up(call, at[name])  # copies in order, so that none is in a cache
+            took = timed(call, repeats[name], at[name])
+            at[name] += repeats[name]
             after = rested(probe)
             found[name].append((took, max(before, after)))
             before = after
@@ -242,23 +239,9 @@ def arguments(options, threads):
     return said
 
 
-def run_each(options):
-    """{number of threads: what run() returns}, each in a process of its own."""
-    found = {}
-    for threads in options.threads:
-        with tempfile.TemporaryDirectory(prefix="multihead-peers-") as place:
-            path = pathlib.Path(place) / "found.json"
-            done = subprocess.run([sys.executable, __file__, "--here", "--json", path,
-                                   *arguments(options, [threads])])
-            if done.returncode:
-                sys.exit(done.returncode)  # it has said why
-            found.update(json.loads(path.read_text()))
-    return found
-
-
 def main(options):
     several = len(options.threads) > 1
-    found = run_each(options) if several else {str(options.threads[0]): run(options)}
+    found = common.run_each(options.threads, lambda n: arguments(options, [n])) if several else {str(options.threads[0]): run(options)}
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found))
         return

@@ -222,18 +222,20 @@ def torch_module(row, threads):
 
 
 def onnx_session(threads, op, inputs, outputs, names=None, **attributes):
-    """names: the operator's inputs in order, "" for those that are left out."""
+    """outputs: their names, or {name: dtype} if not all are f32; names: the operator's inputs in order,
+    "" for those that are left out."""
     import onnx
     import onnxruntime
     from onnx import TensorProto, helper
-    f32 = TensorProto.FLOAT
-    types = {np.dtype(np.float32): f32, np.dtype(np.int32): TensorProto.INT32}
+    types = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16,
+             "int32": TensorProto.INT32, "int8": TensorProto.INT8}
+    outputs = outputs if isinstance(outputs, dict) else dict.fromkeys(outputs, np.float32)
     domain = "com.microsoft"
-    node = helper.make_node(op, names or list(inputs), outputs, domain=domain, **attributes)
+    node = helper.make_node(op, names or list(inputs), list(outputs), domain=domain, **attributes)
     graph = helper.make_graph(
         [node], "row",
-        [helper.make_tensor_value_info(n, types[a.dtype], a.shape) for n, a in inputs.items()],
-        [helper.make_tensor_value_info(n, f32, None) for n in outputs])
+        [helper.make_tensor_value_info(n, types[a.dtype.name], a.shape) for n, a in inputs.items()],
+        [helper.make_tensor_value_info(n, types[np.dtype(d).name], None) for n, d in outputs.items()])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21),
                                                     helper.make_opsetid(domain, 1)])
     model.ir_version = 10

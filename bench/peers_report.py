@@ -162,15 +162,17 @@ def draw_picture(title, runs):
 # ---- the page ------------------------------------------------------------------------------------
 
 
-def versions():
+PACKAGES = (("torch", "torch"), ("onnxruntime", "onnxruntime"), ("OpenVINO", "openvino"), ("JAX", "jax"),
+            ("NumPy", "numpy"))
+
+
+def versions(packages=PACKAGES):
     def version(name):
         try:
             return importlib.metadata.version(name).split("+")[0].split("-")[0]
         except importlib.metadata.PackageNotFoundError:
             return "missing"
-    return ", ".join(f"{said} {version(name)}" for said, name in (
-        ("torch", "torch"), ("onnxruntime", "onnxruntime"), ("OpenVINO", "openvino"), ("JAX", "jax"),
-        ("NumPy", "numpy")))
+    return ", ".join(f"{said} {version(name)}" for said, name in packages)
 
 
 def page(found, command, draw):
