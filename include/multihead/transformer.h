@@ -601,7 +601,13 @@ typedef struct mha_decoder mha_decoder;
 enum {
     /* Layers whose attention has a window of its own keep no more than that (Gemma, Mistral):
      * mha_kv_cache_desc.window. Results are the same */
-    MHA_DECODER_WINDOWS = 1 << 0
+    MHA_DECODER_WINDOWS = 1 << 0,
+    /* Positions count in the cache (StreamingLLM, Xiao et al. 2024): sinks stay next to the window, as
+     * if what was discarded had never been there, so that a text may be longer than max_length. A token
+     * at position i sees sink j at distance min(i, sink_keys + window - 1) - j. Models with rotary
+     * positions, whose window and sink_keys are at most max_length together. Steps of any sizes
+     * give the same bits; a step beyond the window attends token by token. No forks. */
+    MHA_DECODER_STREAMING = 1 << 1
 };
 
 typedef struct mha_decoder_desc {

@@ -69,10 +69,101 @@ static mha_status rotate_both(const mhai_attend *a, const mha_tensor *q, const m
     return k->ndim ? rotate(a, k, &a->key_positions, flags) : MHA_OK;
 }
 
+/* ---- sinks that move ----------------------------------------------------------------------- */
+
+static float *sink_row(const mhai_attend *a, int64_t b, int64_t h, int64_t j)
+{
+    return a->sinks->keys + ((b * a->k.shape[1] + h) * a->sinks->count + j) * a->k.shape[3];
+}
+
+/* New keys that are sinks, as they are before their rotation. */
+static void keep_sinks(const mhai_attend *a)
+{
+    const mha_tensor *k = &a->k;
+    for (int64_t b = 0; b < k->shape[0]; b++)
+        for (int64_t t = a->firsts[b]; t < a->firsts[b] + a->counts[b]; t++)
+            for (int64_t h = 0; a->desc.q_offsets[b] + t < a->sinks->count && h < k->shape[1]; h++)
+                memcpy(sink_row(a, b, h, a->desc.q_offsets[b] + t),
+                       (const float *)k->data + b * k->stride[0] + h * k->stride[1] +
+                           t * k->stride[2],
+                       (size_t)k->shape[3] * sizeof(float));
+}
+
+/* How far the sinks have moved for a row; padding has the place of the row next to it. */
+static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
+{
+    const int64_t first = a->firsts[b], last = first + mhai_max_i64(a->counts[b], 1) - 1;
+    const int64_t row = mhai_max_i64(first, mhai_min_i64(t, last));
+    return mhai_max_i64(0, a->desc.q_offsets[b] + row + 1 - a->sinks->count - a->sinks->window);
+}
+
+static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, float *room)
+{
+    const int64_t Hk = a->k.shape[1], D = a->k.shape[3];
+    const int64_t count = mhai_min_i64(a->sinks->count, mha_kv_cache_lengths(a->cache)[b]);
+    mha_tensor k =
+        mha_tensor_contiguous(room, MHA_F32, 4, (const int64_t[]){1, Hk, a->sinks->count, D});
+    memcpy(room, sink_row(a, b, 0, 0), (size_t)(Hk * a->sinks->count * D) * sizeof *room);
+    k.shape[2] = count;
+    MHA_TRY(rotate(a, &k, &(mha_positions){.start = shift}, 0));
+    for (int64_t h = 0; h < Hk; h++)
+        for (int64_t j = 0; j < count; j++)
+            mhai_kv_replace_key(a->cache, b, h, j, MHA_F32, room + (h * a->sinks->count + j) * D);
+    return MHA_OK;
+}
+
+/* Rows t .. end - 1, whose sinks are at the same places. */
+static mha_status attend_part(const mhai_attend *a, int64_t t, int64_t end, int64_t *numbers,
+                              float *room)
+{
+    const int64_t B = a->q.shape[0];
+    mha_attention_desc desc = a->desc;
+    mha_tensor q = a->q, heads = a->heads;
+    int64_t *offsets = numbers, *firsts = numbers + B;
+    q.data = (float *)q.data + t * q.stride[2];
+    heads.data = (float *)heads.data + t * heads.stride[2];
+    q.shape[2] = heads.shape[2] = end - t;
+    for (int64_t b = 0; b < B; b++) {
+        offsets[b] = a->desc.q_offsets[b] + t;
+        firsts[b] = mhai_max_i64(0, a->firsts[b] - t);
+        if (a->rotates) MHA_TRY(place_sinks(a, b, shift_of(a, b, t), room));
+    }
+    desc.q_offsets = offsets;
+    return mhai_kv_cache_attend(a->context, a->cache, &desc, firsts, &q, &heads, &a->outputs);
+}
+
+/* Whether the sinks are where they were for the row before. */
+static bool same_places(const mhai_attend *a, int64_t t)
+{
+    for (int64_t b = 0; b < a->q.shape[0]; b++)
+        if (shift_of(a, b, t) != shift_of(a, b, t - 1)) return false;
+    return true;
+}
+
+static mha_status attend_moving(const mhai_attend *a)
+{
+    const int64_t B = a->q.shape[0], T = a->q.shape[2];
+    const int64_t floats = a->k.shape[1] * a->sinks->count * a->k.shape[3];
+    void *numbers, *room;
+    const mha_scratch_mark mark = mha_scratch_top(a->context);
+    MHA_TRY(mha_scratch_alloc(a->context, 2 * B, sizeof(int64_t), &numbers));
+    MHA_TRY(mha_scratch_alloc(a->context, floats, sizeof(float), &room));
+    mha_status status = MHA_OK;
+    for (int64_t t = 0, end; t < T && status == MHA_OK; t = end) {
+        for (end = t + 1; end < T && same_places(a, end);) end++;
+        status = attend_part(a, t, end, numbers, room);
+    }
+    mha_scratch_release(a->context, mark);
+    return status;
+}
+
+/* ---- queries and keys ---------------------------------------------------------------------- */
+
 mha_status mhai_attend_position(const mhai_attend *a)
 {
     if (a->q.ndim) MHA_TRY(normalise(a, &a->q, a->q_norm));
     if (a->k.ndim) MHA_TRY(normalise(a, &a->k, a->k_norm));
+    if (a->sinks) keep_sinks(a);
     return rotate_both(a, &a->q, &a->k, 0);
 }
 
@@ -85,6 +176,7 @@ mha_status mhai_attend_run(const mhai_attend *a)
                                      &a->outputs);
     if (a->k.ndim) MHA_TRY(mha_kv_cache_append_rows(a->cache, &a->k, &a->v, a->firsts, a->counts));
     if (!a->q.ndim) return MHA_OK;
+    if (a->sinks) return attend_moving(a);
     return mhai_kv_cache_attend(a->context, a->cache, &a->desc, a->firsts, &a->q, &a->heads,
                                 &a->outputs);
 }

@@ -8,6 +8,13 @@
 #include <multihead/cache.h>
 #include <multihead/position.h>
 
+/* Sinks that stay next to a window (StreamingLLM, Xiao et al. 2024): a query at position i sees sink j
+ * at position j + max(0, i + 1 - count - window), as if what was discarded had never been there. */
+typedef struct mhai_attend_sinks {
+    float *keys; /* [B,Hk,count,D] before rotation, kept from step to step */
+    int64_t count, window;
+} mhai_attend_sinks;
+
 /* A layer's description fills the first part, a call the second. */
 typedef struct mhai_attend {
     mha_qk_norm_kind qk_norm;
@@ -21,6 +28,8 @@ typedef struct mhai_attend {
     mha_positions query_positions, key_positions;
     mha_attention_outputs outputs;
     mha_kv_cache *cache;            /* NULL: none */
+    const mhai_attend_sinks *sinks; /* of a cache with a window, with firsts, counts and
+                                       desc.q_offsets; NULL: they stay where they are */
     const int64_t *firsts, *counts; /* [B] with a cache, see mha_kv_cache_append_rows() */
     mha_tensor q, k, v, heads; /* q [B,H,T,D], k, v [B,Hk,S,..]; ndim 0: none, with a cache only */
 } mhai_attend;

@@ -79,6 +79,10 @@ void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t 
 void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
+/* A key that is there, likewise; its page is the sequence's own. */
+void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
+                         mha_dtype type, const void *from);
+
 /* ---- kv_cache.c ----------------------------------------------------------------------------- */
 
 /* May every sequence take its rows? */

@@ -104,14 +104,14 @@ static int power_of(float x)
     return part <= 0 || power < LEAST_POWER ? LEAST_POWER : power > MOST_POWER ? MOST_POWER : power;
 }
 
-/* Numbers 0 .. lane - 1 of a channel become those of a larger power. */
-static void raise_power(int8_t *numbers, int64_t lane, int by)
+/* The numbers of a channel become those of a larger power. */
+static void raise_power(int8_t *numbers, int by)
 {
-    for (int64_t i = 0; i < lane; i++)
+    for (int64_t i = 0; i < MHAI_RUN; i++)
         numbers[i] = (int8_t)nearbyintf(ldexpf((float)numbers[i], -by));
 }
 
-/* Number `lane` of a channel, whose earlier ones give way. */
+/* Number `lane` of a channel, to which the others give way. */
 static void store_channel(int8_t *numbers, int64_t lane, int8_t *power, float x)
 {
     numbers[lane] = 0;
@@ -119,20 +119,29 @@ static void store_channel(int8_t *numbers, int64_t lane, int8_t *power, float x)
     if (*power == MHAI_BAD_POWER) return;
     const int needed = power_of(x);
     if (needed > *power) {
-        raise_power(numbers, lane, needed - *power);
+        raise_power(numbers, needed - *power);
         *power = (int8_t)needed;
     }
     const float n = nearbyintf(ldexpf(x, -*power));
     numbers[lane] = (int8_t)(n > 127 ? 127 : n < -127 ? -127 : n);
 }
 
+static int8_t *powers_of(const mha_kv_cache *cache, unsigned char *run)
+{
+    return (int8_t *)run + mhai_round_up(cache->desc.head_dim * MHAI_RUN, MHAI_LINE);
+}
+
+static void clear_powers(const mha_kv_cache *cache, unsigned char *run)
+{
+    memset(powers_of(cache, run), LEAST_POWER, (size_t)cache->desc.head_dim);
+}
+
 static void store_channels(const mha_kv_cache *cache, unsigned char *run, int64_t lane,
                            mha_dtype type, const void *from)
 {
     const int64_t width = cache->desc.head_dim;
-    int8_t *numbers = (int8_t *)run, *powers = numbers + mhai_round_up(width * MHAI_RUN, MHAI_LINE);
+    int8_t *numbers = (int8_t *)run, *powers = powers_of(cache, run);
     float piece[PIECE];
-    if (lane == 0) memset(powers, LEAST_POWER, (size_t)width);
     for (int64_t i = 0; i < width; i += PIECE) {
         const int64_t n = mhai_min_i64(PIECE, width - i);
         widen_piece(type, from, i, n, piece);
@@ -147,9 +156,20 @@ void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t 
                        mha_dtype type, const void *from)
 {
     const mhai_attn_pages *pages = &cache->pages;
+    unsigned char *run = run_at(cache, pages->keys, pages->key_bytes, b, h, position);
+    if (position % pages->page_size % MHAI_RUN == 0) { /* others are read with this one */
+        memset(run, 0, (size_t)pages->key_bytes);
+        if (pages->channels) clear_powers(cache, run);
+    }
+    mhai_kv_replace_key(cache, b, h, position, type, from);
+}
+
+void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
+                         mha_dtype type, const void *from)
+{
+    const mhai_attn_pages *pages = &cache->pages;
     const int64_t lane = position % pages->page_size % MHAI_RUN;
     unsigned char *run = run_at(cache, pages->keys, pages->key_bytes, b, h, position);
-    if (lane == 0) memset(run, 0, (size_t)pages->key_bytes); /* others are read with this one */
     if (pages->channels) {
         store_channels(cache, run, lane, type, from);
         return;

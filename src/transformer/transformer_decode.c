@@ -9,6 +9,7 @@
 #include "base/tensor.h"
 #include "cache/kv_cache.h"
 
+#include <stddef.h>
 #include <string.h>
 
 struct mha_decoder {
@@ -16,9 +17,11 @@ struct mha_decoder {
     const mha_transformer *transformer;
     mha_decoder_desc desc; /* every default filled in */
     mha_activations *activations;
-    mha_kv_cache **caches; /* [2][L] of self- and cross-attention; NULL: the layer has none */
-    int64_t *lengths;      /* [B] */
-    bool has_memory;       /* it was set */
+    mha_kv_cache **caches;    /* [2][L] of self- and cross-attention; NULL: the layer has none */
+    int64_t *lengths;         /* [B] */
+    bool has_memory;          /* it was set */
+    mhai_attend_sinks *sinks; /* [L] of MHA_DECODER_STREAMING; else NULL */
+    float *sink_keys;         /* of all of them */
 };
 
 /* ---- description --------------------------------------------------------------------------- */
@@ -44,12 +47,14 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     if (own->batch == 0) own->batch = 1;
     if (own->capacity == 0) own->capacity = t->desc.max_length;
     if (own->max_step == 0) own->max_step = own->capacity;
-    if (own->capacity < 1 || own->capacity > t->desc.max_length || own->max_step < 1 ||
+    const bool streams = own->flags & MHA_DECODER_STREAMING;
+    const int64_t most = streams ? INT32_MAX : t->desc.max_length;
+    if (own->capacity < 1 || own->capacity > most || own->max_step < 1 ||
         own->max_step > own->capacity)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_decoder_desc: capacity is %lld, expected 1..%lld (max_length); "
-                        "max_step is %lld, expected 1..capacity",
-                        (long long)own->capacity, (long long)t->desc.max_length,
+                        "mha_decoder_desc: capacity is %lld, expected 1..%lld%s; max_step is %lld, "
+                        "expected 1..capacity",
+                        (long long)own->capacity, (long long)most, streams ? "" : " (max_length)",
                         (long long)own->max_step);
     if (own->batch < 1 || !mhai_mul_i64(own->batch, own->max_step, &tokens) || tokens > INT32_MAX)
         return mha_fail(
@@ -60,6 +65,36 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     return MHA_OK;
 }
 
+/* Only rotations depend on distances alone, and only formulas go on for ever. */
+static mha_status check_streaming(const mha_transformer *t, const mha_decoder_desc *own)
+{
+    if (own->window == 0 || own->window > t->desc.max_length - own->sink_keys)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_decoder_desc: MHA_DECODER_STREAMING needs a window; window %lld and "
+                        "sink_keys %lld must be %lld (max_length) together, or less",
+                        (long long)own->window, (long long)own->sink_keys,
+                        (long long)t->desc.max_length);
+    if (t->desc.positions == MHA_ENCODING_LEARNED || t->desc.positions == MHA_ENCODING_SINUSOIDAL)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_decoder_create: MHA_DECODER_STREAMING takes models with rotary "
+                        "positions; this one adds positions to its tokens");
+    for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        const mhai_attend *x = &t->layers[i].self.attend;
+        if (x->desc.alibi_slopes || x->desc.t5_table || x->desc.shaw_keys || x->desc.shaw_values)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "mha_decoder_create: MHA_DECODER_STREAMING takes models with rotary "
+                            "positions; layer %lld has others",
+                            (long long)i);
+        const mha_tensor *table = x->rotates ? x->rope.cos_table : NULL;
+        if (table && own->capacity > table->shape[0])
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "mha_decoder_desc: capacity is %lld; layer %lld has a table of "
+                            "rotations for %lld positions, which is the most",
+                            (long long)own->capacity, (long long)i, (long long)table->shape[0]);
+    }
+    return MHA_OK;
+}
+
 static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *desc,
                              mha_decoder_desc *own)
 {
@@ -67,7 +102,8 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
     if (desc)
         MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
                                  offsetof(mha_decoder_desc, cache_type), desc));
-    if (own->flags & ~(uint32_t)MHA_DECODER_WINDOWS || own->reserved2 || own->reserved3)
+    if (own->flags & ~(uint32_t)(MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING) || own->reserved2 ||
+        own->reserved3)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_desc: flags 0x%x or reserved %u",
                         (unsigned)own->flags,
                         (unsigned)(own->reserved2 ? own->reserved2 : own->reserved3));
@@ -89,6 +125,7 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
                         "from; set window",
                         (long long)own->sink_keys);
     MHA_TRY(check_kind(t, own));
+    if (own->flags & MHA_DECODER_STREAMING) MHA_TRY(check_streaming(t, own));
     return check_room(t, own);
 }
 
@@ -125,14 +162,39 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
     return cache->kv_heads > 0;
 }
 
+/* Numbers of the sinks of all layers before layer i; 0 if they stay where they are. */
+static int64_t sink_floats(const mha_transformer *t, const mha_decoder_desc *d, int64_t i)
+{
+    int64_t heads = 0;
+    if (!(d->flags & MHA_DECODER_STREAMING)) return 0;
+    while (i-- > 0) heads += mhai_transformer_heads_of(&t->desc, i, false).kv;
+    return heads * d->batch * d->sink_keys * t->desc.head_dim;
+}
+
 /* ---- life ---------------------------------------------------------------------------------- */
 
 static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void **memory)
 {
     const size_t bytes = (size_t)count * size;
-    *memory = d->allocator.alloc(d->allocator.user, bytes, size);
+    *memory = d->allocator.alloc(d->allocator.user, bytes, _Alignof(max_align_t));
     if (!*memory) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
     memset(*memory, 0, bytes);
+    return MHA_OK;
+}
+
+static mha_status make_sinks(mha_decoder *d)
+{
+    const int64_t layers = d->transformer->desc.num_layers,
+                  floats = sink_floats(d->transformer, &d->desc, layers);
+    void *memory;
+    if (floats == 0) return MHA_OK;
+    MHA_TRY(allocate(d, floats, sizeof *d->sink_keys, &memory));
+    d->sink_keys = memory;
+    MHA_TRY(allocate(d, layers, sizeof *d->sinks, &memory));
+    d->sinks = memory;
+    for (int64_t i = 0; i < layers; i++)
+        d->sinks[i] = (mhai_attend_sinks){d->sink_keys + sink_floats(d->transformer, &d->desc, i),
+                                          d->desc.sink_keys, d->desc.window};
     return MHA_OK;
 }
 
@@ -150,6 +212,7 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
     for (int64_t i = 0; i < 2 * layers; i++)
         if (describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
             MHA_TRY(mha_kv_cache_create(context, &cache, &d->caches[i]));
+    MHA_TRY(make_sinks(d));
     return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
                                    &d->activations);
 }
@@ -183,6 +246,9 @@ void mha_decoder_destroy(mha_decoder *d)
     const int64_t caches = 2 * d->transformer->desc.num_layers;
     for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
     if (d->caches) a.release(a.user, d->caches, (size_t)caches * sizeof *d->caches);
+    const int64_t floats = sink_floats(d->transformer, &d->desc, d->transformer->desc.num_layers);
+    if (d->sink_keys) a.release(a.user, d->sink_keys, (size_t)floats * sizeof *d->sink_keys);
+    if (d->sinks) a.release(a.user, d->sinks, (size_t)caches / 2 * sizeof *d->sinks);
     if (d->lengths) a.release(a.user, d->lengths, (size_t)d->desc.batch * sizeof *d->lengths);
     mha_activations_destroy(d->activations);
     a.release(a.user, d, sizeof *d);
@@ -204,7 +270,8 @@ int64_t mha_decoder_length(const mha_decoder *d)
 
 size_t mha_decoder_cache_bytes(const mha_decoder *d)
 {
-    size_t bytes = 0;
+    size_t bytes = (size_t)sink_floats(d->transformer, &d->desc, d->transformer->desc.num_layers) *
+                   sizeof(float);
     for (int64_t i = 0; i < 2 * d->transformer->desc.num_layers; i++)
         if (d->caches[i]) bytes += mha_kv_cache_bytes(d->caches[i]);
     return bytes;
@@ -234,6 +301,7 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
         all.scale_bytes += one.scale_bytes;
         if (i >= layers) all.memory_bytes += one.total_bytes;
     }
+    all.total_bytes += sink_floats(transformer, &own, layers) * (int64_t)sizeof(float);
     *sizes = all;
     return MHA_OK;
 }
@@ -301,6 +369,11 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
     if (from == to)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: sequence %lld cannot become itself", name,
                         (long long)to);
+    if (d->sinks)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: sinks that move with the window (MHA_DECODER_STREAMING) cannot be "
+                        "shared; give each sequence its tokens",
+                        name);
     MHA_TRY(check_length(name, d, from, length));
     const int64_t layers = d->transformer->desc.num_layers;
     for (int64_t i = 0; i < 2 * layers; i++) {
@@ -438,7 +511,8 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
                     .offsets = offsets,
                     .places = mha_tensor_contiguous(places, MHA_I64, 2, (const int64_t[]){B, n}),
                     .window = d->desc.window,
-                    .sink_keys = d->desc.sink_keys};
+                    .sink_keys = d->desc.sink_keys,
+                    .sinks = d->sinks};
     return MHA_OK;
 }
 

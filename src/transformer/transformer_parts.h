@@ -233,6 +233,7 @@ typedef struct mhai_step {
     const int64_t *offsets;         /* [B] the position of row 0 */
     mha_tensor places;              /* i64 [B,n] positions, in the tables for padding too */
     int64_t window, sink_keys;      /* of the decoder */
+    const mhai_attend_sinks *sinks; /* [L]; NULL: they stay where they are */
 } mhai_step;
 
 /* A forward call whose tokens follow what the caches hold. These hold the rows taken afterwards, some
