@@ -81,7 +81,6 @@ static void steps_in_every_type(void **state)
                                            .page_size = i == 0 ? 0 : rng_between(&r, 1, 20)};
             mha_decoder *decoder = NULL;
             expect_ok(mha_decoder_create(context, t, &desc, &decoder));
-            assert_true(mha_decoder_cache_bytes(decoder) > 0);
             for (int64_t from = 0, count; from < LENGTH; from += count) {
                 count = i == 0 ? LENGTH : rng_between(&r, 1, LENGTH - from);
                 step(t, decoder, ids, rows[i], from, count);
