@@ -1,5 +1,6 @@
 /* multihead generate: continue a text, token by token, with a cache of keys and values. */
 #include "common/arena.h"
+#include "common/cache_options.h"
 #include "common/commands.h"
 #include "common/contexts.h"
 #include "common/option_rows.h"
@@ -15,14 +16,13 @@
 
 typedef struct generate_options {
     args_real temperature, top_p, min_p;
-    int64_t top_k, seed, max_tokens, threads, page;
+    int64_t top_k, seed, max_tokens, threads;
     args_texts stops;
-    int ids, chat, stats, quiet, compute, cache;
+    cache_options cache;
+    int ids, chat, stats, quiet, compute;
 } generate_options;
 
 static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
-static const char *const caches[] = {"f32", "f16", "bf16", "int8", NULL};
-static const mha_dtype cache_types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -50,6 +50,8 @@ static const args_option option_table[] = {
      .value = "TEXT",
      .help = "end before this text; may be repeated",
      .field = offsetof(generate_options, stops)},
+    ROW_HEADING("The cache of keys and values"),
+    CACHE_ROWS(generate_options, cache, "text"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "chat", generate_options, chat, 1,
              "TEXT is the user's turn of a chat, the output the\nanswer: ChatML (SmolLM2, Qwen) or "
@@ -62,11 +64,6 @@ static const args_option option_table[] = {
         "compute", generate_options, compute, computes,
         "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
         "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
-    ROW_CHOICE(
-        "cache", generate_options, cache, caches,
-        "in which keys and values are kept: default f32;\nint8 takes a quarter of the memory"),
-    ROW_NUMBER("page", generate_options, page, 1, INT64_C(1) << 31,
-               "positions of a page of the cache; default: all in\none. The text is the same"),
     ROW_NUMBER("threads", generate_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
@@ -103,8 +100,7 @@ typedef struct run {
     mha_decoder *decoder;
     generate_how how;
     int64_t most; /* new tokens */
-    mha_dtype cache_type;
-    int64_t page;
+    cache_options cache;
     bool quiet;
     int32_t *ids; /* [max_length] the prompt, then what was chosen last */
     int64_t count;
@@ -294,21 +290,27 @@ static mha_status step(run *r, int64_t at)
     return mha_decoder_step(r->context, r->decoder, &token, &out);
 }
 
-/* The prompt: all but its last token at once, without logits. */
+enum { MOST_STEP = 512 };
+
+/* The prompt: all but its last token at once, or in pieces, without logits. */
 static cli_exit begin(run *r)
 {
     const int64_t left = r->desc.max_length - r->count, first = r->count - 1;
-    const mha_decoder_desc desc = {.struct_size = sizeof desc,
-                                   .capacity = r->count + (r->most < left ? r->most : left),
-                                   .max_step = first > 0 ? first : 1,
-                                   .cache_type = r->cache_type,
-                                   .page_size = r->page};
+    mha_decoder_desc desc = {.struct_size = sizeof desc,
+                             .flags = MHA_DECODER_WINDOWS,
+                             .capacity = r->count + (r->most < left ? r->most : left),
+                             .max_step = first > 0 ? first : 1};
+    CLI_TRY(cache_fill(GENERATE, &r->cache, &desc));
+    /* What a step brings is held beside the window. */
+    if (desc.window > 0 && desc.max_step > MOST_STEP) desc.max_step = MOST_STEP;
     CLI_TRY(cli_check(GENERATE, mha_decoder_create(r->context, mha_model_transformer(r->model),
                                                    &desc, &r->decoder)));
     CLI_TRY(arena_keep(GENERATE, r->decoder, destroy_decoder));
-    mha_tensor tokens = mha_tensor_contiguous(r->ids, MHA_I32, 2, (const int64_t[]){1, first});
-    if (first > 0)
+    for (int64_t at = 0, n; at < first; at += n) {
+        n = first - at < desc.max_step ? first - at : desc.max_step;
+        mha_tensor tokens = mha_tensor_contiguous(r->ids + at, MHA_I32, 2, (const int64_t[]){1, n});
         CLI_TRY(cli_check(GENERATE, mha_decoder_step(r->context, r->decoder, &tokens, NULL)));
+    }
     return cli_check(GENERATE, step(r, first));
 }
 
@@ -402,8 +404,7 @@ static cli_exit check_options(const generate_options *options, run *r)
                             .min_p = options->min_p.value,
                             .seed = (uint64_t)options->seed};
     r->most = options->max_tokens;
-    r->cache_type = cache_types[options->cache];
-    r->page = options->page;
+    r->cache = options->cache;
     r->quiet = options->quiet;
     if (r->how.temperature < 0 || r->how.temperature > 1e6)
         return cli_fail(CLI_USAGE, GENERATE, "--temperature %g: expected 0 to 1000000",
@@ -436,7 +437,7 @@ static cli_exit check_text_options(const generate_options *options, bool text)
 
 cli_exit cmd_generate(int argument_count, char *const *arguments)
 {
-    generate_options options = {.max_tokens = 64};
+    generate_options options = {.max_tokens = 64, .cache = CACHE_DEFAULTS};
     args_texts plain = {0};
     run r = {0};
     CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &plain));

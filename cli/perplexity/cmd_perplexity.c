@@ -16,8 +16,6 @@
 #include <string.h>
 
 static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
-static const char *const caches[] = {"f32", "f16", "bf16", "int8", NULL};
-static const mha_dtype cache_types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
 
 static const args_option option_table[] = {
     ROW_HEADING("The text"),
@@ -29,10 +27,7 @@ static const args_option option_table[] = {
                "of which starts anew, without the tokens before it;\n"
                "default: as many tokens as the model takes"),
     ROW_HEADING("The cache"),
-    ROW_CHOICE("cache", perplexity_options, cache, caches,
-               "in which keys and values are kept: default f32"),
-    ROW_NUMBER("page", perplexity_options, page, 1, INT64_C(1) << 31,
-               "positions of a page of the cache; default: all in\none. The result is the same"),
+    CACHE_ROWS(perplexity_options, cache, "result"),
     ROW_HEADING("Other"),
     ROW_CHOICE("compute", perplexity_options, compute, computes,
                "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: "
@@ -136,11 +131,11 @@ static cli_exit make_room(perplexity_run *r)
 {
     const perplexity_options *o = r->options;
     const int64_t capacity = r->count < r->limit ? r->count : r->limit;
-    const mha_decoder_desc desc = {.struct_size = sizeof desc,
-                                   .capacity = capacity,
-                                   .max_step = o->chunk < capacity ? o->chunk : capacity,
-                                   .cache_type = cache_types[o->cache],
-                                   .page_size = o->page};
+    mha_decoder_desc desc = {.struct_size = sizeof desc,
+                             .flags = MHA_DECODER_WINDOWS,
+                             .capacity = capacity,
+                             .max_step = o->chunk < capacity ? o->chunk : capacity};
+    CLI_TRY(cache_fill(PERPLEXITY, &o->cache, &desc));
     CLI_TRY(cli_check(PERPLEXITY, mha_decoder_create(r->context, mha_model_transformer(r->model),
                                                      &desc, &r->decoder)));
     CLI_TRY(arena_keep(PERPLEXITY, r->decoder, destroy_decoder));
@@ -232,7 +227,7 @@ static void conclude(perplexity_run *r)
 
 const char *perplexity_cache_name(const perplexity_run *run)
 {
-    return caches[run->options->cache];
+    return cache_names[run->options->cache.type];
 }
 
 const char *perplexity_compute_name(const perplexity_run *run)
@@ -256,7 +251,7 @@ static cli_exit report(perplexity_run *r)
 
 cli_exit cmd_perplexity(int argument_count, char *const *arguments)
 {
-    perplexity_options options = {.chunk = 128};
+    perplexity_options options = {.chunk = 128, .cache = CACHE_DEFAULTS};
     args_texts plain = {0};
     perplexity_run r = {.options = &options};
     CLI_TRY(args_parse(&perplexity_page, argument_count, arguments, &options, &plain));

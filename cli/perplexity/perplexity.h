@@ -2,7 +2,7 @@
 #ifndef CLI_PERPLEXITY_H
 #define CLI_PERPLEXITY_H
 
-#include "common/exits.h"
+#include "common/cache_options.h"
 
 #include <multihead/model.h>
 
@@ -10,8 +10,9 @@
 
 typedef struct perplexity_options {
     const char *text;
-    int64_t tokens, context, page, chunk, threads;
-    int cache, compute, json, quiet;
+    int64_t tokens, context, chunk, threads;
+    cache_options cache;
+    int compute, json, quiet;
 } perplexity_options;
 
 typedef struct perplexity_run {

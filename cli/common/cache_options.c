@@ -1,0 +1,31 @@
+/* See cache_options.h. */
+#include "common/cache_options.h"
+
+enum { SINKS = 4 }; /* of Xiao et al. 2024 */
+
+static const struct {
+    mha_dtype type;
+    mha_kv_scales scales;
+} caches[] = {{MHA_F32, MHA_KV_SCALES_POSITION},
+              {MHA_F16, MHA_KV_SCALES_POSITION},
+              {MHA_BF16, MHA_KV_SCALES_POSITION},
+              {MHA_I8, MHA_KV_SCALES_POSITION},
+              {MHA_I8, MHA_KV_SCALES_CHANNEL}};
+const char *const cache_names[] = {"f32", "f16", "bf16", "int8", "int8-channel", NULL};
+
+cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc)
+{
+    if (options->sinks >= 0 && options->window == 0)
+        return cli_fail(CLI_USAGE, command,
+                        "--sinks: without --window every token sees all before it; add --window N");
+    if (caches[options->type].scales == MHA_KV_SCALES_CHANNEL && options->page % 16 != 0)
+        return cli_fail(CLI_USAGE, command,
+                        "--page %lld: --cache int8-channel takes multiples of 16",
+                        (long long)options->page);
+    desc->cache_type = caches[options->type].type;
+    desc->key_scales = caches[options->type].scales;
+    desc->page_size = options->page;
+    desc->window = options->window;
+    desc->sink_keys = options->window == 0 ? 0 : options->sinks < 0 ? SINKS : options->sinks;
+    return CLI_OK;
+}

@@ -1,0 +1,40 @@
+/* Options of a cache of keys and values, for the subcommands that decode. */
+#ifndef CLI_CACHE_OPTIONS_H
+#define CLI_CACHE_OPTIONS_H
+
+#include "common/exits.h"
+#include "common/option_rows.h"
+
+#include <multihead/transformer.h>
+
+typedef struct cache_options {
+    int type; /* of cache_names */
+    int64_t page, window, sinks;
+} cache_options;
+
+extern const char *const cache_names[];
+
+/* Rows for a struct that has them as `field`; `keeps`: what --page leaves as it is. */
+#define CACHE_ROWS(type_, field_, keeps)                                                        \
+    ROW_CHOICE("cache", type_, field_.type, cache_names,                                        \
+               "in which keys and values are kept: default f32;\n"                              \
+               "int8 takes a quarter of the memory, and int8-channel,\n"                        \
+               "with a scale for each channel, suits keys whose\n"                              \
+               "channels differ in size"),                                                      \
+        ROW_NUMBER("page", type_, field_.page, 1, INT64_C(1) << 31,                             \
+                   "positions of a page of the cache; default: all in\none, 32 with --window. " \
+                   "The " keeps " is the same"),                                                \
+        ROW_NUMBER("window", type_, field_.window, 1, INT64_C(1) << 31,                         \
+                   "a token sees the last N, itself included; others are\n"                     \
+                   "discarded. Default: all"),                                                  \
+        ROW_NUMBER("sinks", type_, field_.sinks, 0, INT64_C(1) << 31,                           \
+                   "with --window: the first N tokens, which all see;\ndefault 4")
+
+/* What the options say of a decoder; sinks are 4 unless they are given. */
+#define CACHE_DEFAULTS \
+    {                  \
+        .sinks = -1    \
+    }
+cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc);
+
+#endif
