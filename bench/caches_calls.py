@@ -77,11 +77,10 @@ class CacheDesc(C.Structure):
 
 class Ours:
     def __init__(self, row, context, page, scales):
-        lib, self.context = mha.LIBRARY, context
+        lib, self.context, self.caches, self.desc = mha.LIBRARY, context, [], mha.attention_desc()
         desc = CacheDesc(C.sizeof(CacheDesc), 0, 1, row.hk, row.keys, row.d,
                          type={"f32": 0, "f16": 2, "bf16": 3, "int8": 4}[row.kind], page_size=page,
                          key_scales=SCALES.index(scales) if row.kind == "int8" else 0)
-        self.caches, self.desc = [], mha.attention_desc()
         k, v = mha.tensor(row.k), mha.tensor(row.v)
         for _ in range(row.copies):
             cache = C.c_void_p()

@@ -110,7 +110,10 @@ class Probe:
 def run_row(row, context, options, ggml, probe):
     """A row of peers_report, with the ways, and the errors of the results."""
     threads, = options.threads
-    calls = {"ours": calls_of.Ours(row, context, options.page, options.key_scales)}
+    try:
+        calls = {"ours": calls_of.Ours(row, context, options.page, options.key_scales)}
+    except mha.MultiheadError as problem:
+        common.fail(f"{row.name}: {problem}")
     ways, errors = {}, {"ours": row.check(calls["ours"](0), peer=False)}
     for name, ways_of in calls_of.peers(row, threads, ggml).items():
         found = calls_of.fastest_way(row, name, ways_of)
