@@ -52,7 +52,13 @@ static int64_t first_needed(const mha_kv_cache *cache, int64_t position)
 static bool holds_window(const mha_kv_cache *cache, int64_t discarded, int64_t length)
 {
     return pages_of(cache, length) <= mhai_kv_sink_pages(cache) ||
-           first_needed(cache, length) >= discarded;
+           first_needed(cache, length) >= mhai_min_i64(discarded, pages_of(cache, length));
+}
+
+/* What is discarded of the first `entries` of a sequence. */
+static int64_t discarded_of(const mha_kv_cache *cache, int64_t discarded, int64_t entries)
+{
+    return entries <= mhai_kv_sink_pages(cache) ? 0 : mhai_min_i64(discarded, entries);
 }
 
 /* The entries that an append discards of sequence b. */
@@ -88,7 +94,7 @@ void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
     for (int64_t i = pages_of(cache, cache->lengths[b]); i > keep; i--)
         release(cache, row_of(cache, b)[i - 1]);
     cache->lengths[b] = length;
-    if (keep <= mhai_kv_sink_pages(cache)) cache->discarded[b] = 0;
+    cache->discarded[b] = discarded_of(cache, cache->discarded[b], keep);
 }
 
 /* ---- room for more -------------------------------------------------------------------------- */
@@ -231,7 +237,7 @@ mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to, int6
     memcpy(row_of(cache, to), row_of(cache, from), (size_t)shared * sizeof *cache->table);
     for (int64_t i = 0; i < shared; i++) hold(cache, row_of(cache, to)[i]);
     cache->lengths[to] = length;
-    cache->discarded[to] = shared > mhai_kv_sink_pages(cache) ? cache->discarded[from] : 0;
+    cache->discarded[to] = discarded_of(cache, cache->discarded[from], shared);
     return MHA_OK;
 }
 

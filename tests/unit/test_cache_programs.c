@@ -503,13 +503,15 @@ static void step_attend(program *p)
 /* Has a sequence that has discarded so much everything that a query at `length` sees? */
 static bool can_be_cut(const program *p, int64_t discarded, int64_t length)
 {
-    return !p->desc.window || pages_for(p, length) <= sink_pages(p) ||
-           first_seen(p, length) >= discarded;
+    const int64_t pages = pages_for(p, length);
+    return !p->desc.window || pages <= sink_pages(p) ||
+           first_seen(p, length) >= (discarded < pages ? discarded : pages);
 }
 
 static void cut(program *p, int64_t b, int64_t length)
 {
     p->lengths[b] = length;
+    if (pages_for(p, length) < p->discarded[b]) p->discarded[b] = pages_for(p, length);
     if (pages_for(p, length) <= sink_pages(p)) p->discarded[b] = 0;
 }
 
