@@ -22,6 +22,11 @@ cli_exit cache_fill(const char *command, const cache_options *options, mha_decod
         return cli_fail(CLI_USAGE, command,
                         "--page %lld: --cache int8-channel takes multiples of 16",
                         (long long)options->page);
+    if (options->streaming && options->window == 0)
+        return cli_fail(CLI_USAGE, command,
+                        "--streaming: positions count in the cache if that has a window; add "
+                        "--window N, at most the model's positions less --sinks");
+    if (options->streaming) desc->flags |= MHA_DECODER_STREAMING;
     desc->cache_type = caches[options->type].type;
     desc->key_scales = caches[options->type].scales;
     desc->page_size = options->page;

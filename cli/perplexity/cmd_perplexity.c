@@ -84,11 +84,12 @@ static cli_exit load(perplexity_run *r)
             "%s: the model does not predict the next token (an encoder, or the decoder of "
             "an encoder-decoder); give a causal one",
             r->folder);
-    r->limit = r->options->context ? r->options->context : r->desc.max_length;
-    if (r->limit <= r->desc.max_length) return CLI_OK;
+    const int64_t most = r->options->cache.streaming ? INT32_MAX : r->desc.max_length;
+    r->limit = r->options->context ? r->options->context : most;
+    if (r->limit <= most) return CLI_OK;
     return cli_fail(CLI_USAGE, PERPLEXITY,
                     "--context %" PRId64 ": the model takes %" PRId64 " tokens; lower it", r->limit,
-                    r->desc.max_length);
+                    most);
 }
 
 /* All tokens of the text in the arena, those that the tokenizer puts around it included. */
@@ -130,6 +131,7 @@ static cli_exit read_text(perplexity_run *r)
 static cli_exit make_room(perplexity_run *r)
 {
     const perplexity_options *o = r->options;
+    if (o->cache.streaming && r->limit > r->count) r->limit = r->count;
     const int64_t capacity = r->count < r->limit ? r->count : r->limit;
     mha_decoder_desc desc = {.struct_size = sizeof desc,
                              .flags = MHA_DECODER_WINDOWS,
