@@ -114,6 +114,16 @@ ALWAYS_INLINE void run_touch(const char *next, const char *later, int64_t bytes)
     }
 }
 
+/* The same of what the numbers of a run are multiplied by: nothing else foresees that line. */
+ALWAYS_INLINE void touch_scales(mha_dtype type, const mhai_run *next, const mhai_run *later,
+                                int64_t dim)
+{
+    if (type == MHA_I8) run_touch((const char *)next->scale, (const char *)later->scale, RUN_LINE);
+    if (type == RUN_POWERS)
+        for (int64_t c = 0; c < dim; c += RUN_LINE)
+            run_touch((const char *)next->powers + c, (const char *)later->powers + c, RUN_LINE);
+}
+
 /* sum[j] += *weight x[j], where x has been converted from `type` */
 ALWAYS_INLINE void run_add(mha_dtype type, const float *weight, int vectors, const vf *x, vf *sum)
 {
@@ -145,7 +155,7 @@ ALWAYS_INLINE void run_add(mha_dtype type, const float *weight, int vectors, con
 #define RUNS_OF(rows, type)                                        \
     (run_size(type) == 1 && RUN_SUMS / ((rows)*LANES16) >= 4   ? 4 \
      : run_size(type) <= 2 && RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 \
-     : run_size(type) == 4 && (rows)*LANES16 <= 4              ? 2 \
+     : run_size(type) == 4 && (rows)*LANES16 <= 2              ? 2 \
                                                                : 1)
 
 typedef struct run_scores {
@@ -172,6 +182,7 @@ ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_score
     int64_t c = 0;
     for (int part = 0; part < parts; part++) {
         const mhai_run *next = x->runs + count + part;
+        touch_scales(type, next, next + count, dim);
         const int64_t end = dim * (part + 1) / parts;
         for (int64_t at = 0; c < end; c++, at += ahead) {
             vf column[MOST];
@@ -312,11 +323,12 @@ ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const 
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_load(o + r * cols + j * VF_LANES);
     for (int first = 0; first < x->end; first += MHAI_RUN) {
-        const mhai_run run = x->run[first / MHAI_RUN];
+        const mhai_run *at_run = x->run + first / MHAI_RUN, run = *at_run;
         const int64_t ahead = col * MHAI_RUN * run_size(type);
-        const char *next = (const char *)x->run[first / MHAI_RUN + x->runs].at + ahead;
-        const char *later = (const char *)x->run[first / MHAI_RUN + 2 * x->runs].at + ahead;
+        const char *next = (const char *)at_run[x->runs].at + ahead;
+        const char *later = (const char *)at_run[2 * x->runs].at + ahead;
         const int keys = x->end - first < MHAI_RUN ? x->end - first : MHAI_RUN;
+        touch_scales(type, at_run + x->runs, at_run + 2 * x->runs, cols);
         for (int key = 0; key < keys; key++, next += piece, later += piece) {
             run_touch(next, later, piece);
             run_values_key(rows, vectors, type, &run, cols, key, col, x->p + first + key, sum);
@@ -355,10 +367,10 @@ DEFINE_RUN_VALUES(run_values_bf16, MHA_BF16)
 DEFINE_RUN_VALUES(run_values_i8, MHA_I8)
 #undef RUN_CASE
 
-/* Runs that are done together: 8 KB of heads of 128. */
+/* Runs that are done together: at most 8 KB of heads of 128. */
 ALWAYS_INLINE int run_step(mha_dtype type)
 {
-    return type == MHA_F32 ? 1 : type == MHA_I8 ? 4 : 2;
+    return type == MHA_F32 ? 1 : 2;
 }
 
 ALWAYS_INLINE void run_values_as(mha_dtype type, int rows, const run_values *all)
