@@ -124,11 +124,12 @@ ALWAYS_INLINE void touch_scales(mha_dtype type, const mhai_run *next, const mhai
             run_touch((const char *)next->powers + c, (const char *)later->powers + c, RUN_LINE);
 }
 
-/* sum[j] += *weight x[j], where x has been converted from `type` */
+/* sum[j] += *weight x[j], where x was read as `type`. (More registers of floats, which cost no turn, share a
+ * broadcast.) */
 ALWAYS_INLINE void run_add(mha_dtype type, const float *weight, int vectors, const vf *x, vf *sum)
 {
 #ifdef HAS_FMA1
-    if (type != MHA_F32) {
+    if (type != MHA_F32 || vectors <= 2) {
         UNROLL for (int j = 0; j < vectors; j++) sum[j] = vf_fma1(weight, x[j], sum[j]);
         return;
     }
