@@ -203,13 +203,9 @@ ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_score
                 run_add(type, q + r * dim + c, count * LANES16, column, sum[r]);
         }
     }
-    UNROLL for (int n = 0; n < count; n++)
-    {
-        if (n >= kept) break;
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int j = n * LANES16; j < (n + 1) * LANES16; j++)
-                vf_store(x->s + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
-    }
+    UNROLL for (int n = 0; n < count; n++) UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = n * LANES16; j < (n + 1) * LANES16; j++) if (n < kept)
+            vf_store(x->s + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
 }
 
 ALWAYS_INLINE void run_loop(int rows, mha_dtype type, run_scores x, int runs)
