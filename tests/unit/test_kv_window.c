@@ -95,6 +95,16 @@ static void test_refusals(void **unused)
     const int32_t *pages = mha_kv_cache_pages(cache, 0, &count);
     expect_error(mha_kv_cache_assign(cache, 1, pages, 9, 72), MHA_ERR_ARGUMENT,
                  "pages[6] is discarded, but the window of 20");
+    int32_t table[13];
+    memcpy(table, pages, sizeof table); /* the sinks' page, six that were discarded, and others */
+    table[9] = table[1];
+    expect_error(mha_kv_cache_assign(cache, 1, table, 13, 100), MHA_ERR_ARGUMENT,
+                 "pages[9] is discarded");
+    table[0] = table[1];
+    expect_error(
+        mha_kv_cache_assign(cache, 1, table, 13, 100), MHA_ERR_ARGUMENT,
+        "pages[0] is discarded, but the window of 20 or the sinks show it at 100, or a page "
+        "before it is not; discarded are all from pages[1]");
     assert_int_equal(mha_kv_cache_lengths(cache)[0], 100);
     rows = some_rows(2, 300);
     expect_error(mha_kv_cache_append(cache, &rows, &rows, NULL), MHA_ERR_NOMEM,
@@ -200,6 +210,8 @@ static void test_padded_on_the_left(void **unused)
                  "firsts[1] is 5, expected 0..4");
     expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){-1, 0}, NULL),
                  MHA_ERR_ARGUMENT, "firsts[0] is -1, expected 0..4");
+    expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){INT64_MIN, 0}, NULL),
+                 MHA_ERR_ARGUMENT, "firsts[0] is -9223372036854775808, expected 0..4");
     expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){0, 3}, (int64_t[]){4, 2}),
                  MHA_ERR_ARGUMENT, "counts[1] is 2, expected 0..1");
     mha_kv_cache_destroy(cache);
