@@ -141,6 +141,39 @@ static void test_refusals(void **unused)
     mha_kv_cache_destroy(cache);
 }
 
+/* What was discarded is held by nobody: when branches have come and gone every page is there once. */
+static void test_discarded_in_branches(void **unused)
+{
+    (void)unused;
+    const mha_kv_cache_desc d = {.struct_size = sizeof d,
+                                 .batch = 2,
+                                 .kv_heads = 1,
+                                 .capacity = 100,
+                                 .head_dim = D,
+                                 .page_size = 4,
+                                 .pages = 5,
+                                 .window = 4,
+                                 .sink_keys = 1};
+    mha_kv_cache *cache = make(context_with(1), &d);
+    const mha_tensor rows = some_rows(2, 20);
+    int64_t count;
+    for (int i = 0; i < 6; i++) { /* five pages, of which the last two and the sinks' stay */
+        expect_ok(mha_kv_cache_append(cache, &rows, &rows, (int64_t[]){20, 0}));
+        const int32_t *pages = mha_kv_cache_pages(cache, 0, &count);
+        for (int64_t j = 0; j < count; j++) {
+            assert_in_range(pages[j], 0, 4);
+            for (int64_t k = 0; k < j; k++) assert_int_not_equal(pages[j], pages[k]);
+        }
+        expect_ok(mha_kv_cache_append(cache, &rows, &rows, (int64_t[]){1, 0}));
+        if (i < 4) expect_ok(mha_kv_cache_fork(cache, 0, 1, 20 + i % 2));
+        if (i % 3 == 0) expect_ok(mha_kv_cache_assign(cache, 1, pages, 6, 21));
+        expect_ok(mha_kv_cache_truncate(cache, 0, 0));
+        expect_ok(mha_kv_cache_truncate(cache, 1, 0));
+        assert_int_equal(mha_kv_cache_free_pages(cache), 5);
+    }
+    mha_kv_cache_destroy(cache);
+}
+
 /* A batch that is padded on the left, in one cache, against each sequence in a cache of its own. */
 static void check_padded(rng *r, int64_t number)
 {
@@ -217,4 +250,5 @@ static void test_padded_on_the_left(void **unused)
     mha_kv_cache_destroy(cache);
 }
 
-RUN_TESTS(TEST(test_pages_for_any_length), TEST(test_refusals), TEST(test_padded_on_the_left))
+RUN_TESTS(TEST(test_pages_for_any_length), TEST(test_refusals), TEST(test_discarded_in_branches),
+          TEST(test_padded_on_the_left))
