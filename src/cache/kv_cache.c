@@ -140,14 +140,12 @@ typedef struct parts {
     int64_t discarded, references, free_pages, table, keys, values;
 } parts;
 
-static bool count_parts(mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
+static bool count_parts(const mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
 {
-    int64_t key_page, value_page, keys, values, longest, entries, table;
-    const int64_t per_sequence = mhai_ceil_div(d->capacity, d->page_size);
-    if (!mhai_mul_i64(d->batch, per_sequence, &entries) || entries >= INT32_MAX) return false;
-    if (d->pages == 0) d->pages = d->batch * most_pages(d);
+    int64_t key_page, value_page, keys, values, longest, table;
+    const int64_t entries = d->batch * mhai_ceil_div(d->capacity, d->page_size);
     if (!is_countable(d->head_dim) || !is_countable(d->value_head_dim)) return false;
-    if (d->pages >= INT32_MAX || !count_bytes(d, key_bytes(d), &key_page, &keys) ||
+    if (!count_bytes(d, key_bytes(d), &key_page, &keys) ||
         !count_bytes(d, value_bytes(d), &value_page, &values) ||
         !mhai_mul_i64(d->batch, (int64_t)sizeof(int64_t), &longest) || longest > PTRDIFF_MAX / 32)
         return false;
@@ -169,6 +167,20 @@ static bool count_parts(mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts *at)
     return true;
 }
 
+/* Pages and entries of tables have numbers. */
+static mha_status check_pages(mha_kv_cache_desc *d)
+{
+    int64_t entries;
+    const int64_t each = mhai_ceil_div(d->capacity, d->page_size);
+    if (!mhai_mul_i64(d->batch, each, &entries) || entries >= INT32_MAX || d->pages >= INT32_MAX)
+        return mha_fail(MHA_ERR_SIZE,
+                        "mha_kv_cache_desc: %lld sequences of up to %lld pages, and pages is %lld; "
+                        "there can be %d of each in all: make page_size larger",
+                        (long long)d->batch, (long long)each, (long long)d->pages, INT32_MAX - 1);
+    if (d->pages == 0) d->pages = d->batch * most_pages(d);
+    return check_positive("pages", d->pages);
+}
+
 /* A description as it was given becomes a checked one. */
 static mha_status plan_cache(const mha_kv_cache_desc *desc, mha_kv_cache_desc *d,
                              mha_kv_cache_sizes *sizes, parts *at)
@@ -176,7 +188,7 @@ static mha_status plan_cache(const mha_kv_cache_desc *desc, mha_kv_cache_desc *d
     MHA_TRY(mhai_struct_copy("mha_kv_cache_desc", d, sizeof *d, offsetof(mha_kv_cache_desc, type),
                              desc));
     MHA_TRY(check_desc(d));
-    if (d->pages != 0) MHA_TRY(check_positive("pages", d->pages));
+    MHA_TRY(check_pages(d));
     *sizes = (mha_kv_cache_sizes){.struct_size = sizeof *sizes};
     if (count_parts(d, sizes, at)) return MHA_OK;
     return mha_fail(MHA_ERR_SIZE,
@@ -307,10 +319,11 @@ mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_row
 {
     const int64_t capacity = cache->desc.capacity, n = rows->n;
     for (int64_t b = 0; b < cache->desc.batch; b++) {
-        const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
+        const int64_t first = mhai_kv_first(rows, b);
         if (first < 0 || first > n)
             return mha_fail(MHA_ERR_ARGUMENT, "firsts[%lld] is %lld, expected 0..%lld",
                             (long long)b, (long long)first, (long long)n);
+        const int64_t count = mhai_kv_count(rows, b);
         if (count < 0 || count > n - first)
             return mha_fail(MHA_ERR_ARGUMENT, "counts[%lld] is %lld, expected 0..%lld",
                             (long long)b, (long long)count, (long long)(n - first));

@@ -265,12 +265,13 @@ static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t
 {
     mha_status status = MHA_OK;
     int64_t seen = 0;
-    for (; seen < count && status == MHA_OK; seen++) {
+    for (; seen < count; seen++) {
         status = check_page(cache, pages, seen);
         if (status != MHA_OK) break;
-        cache->references[pages[seen]] |= SEEN;
+        if (pages[seen] != mhai_kv_empty_page(cache)) cache->references[pages[seen]] |= SEEN;
     }
-    for (int64_t i = 0; i < seen; i++) cache->references[pages[i]] &= ~SEEN;
+    for (int64_t i = 0; i < seen; i++)
+        if (pages[i] != mhai_kv_empty_page(cache)) cache->references[pages[i]] &= ~SEEN;
     return status;
 }
 
@@ -278,16 +279,21 @@ static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t
 static mha_status check_discarded(const mha_kv_cache *cache, const int32_t *pages, int64_t count,
                                   int64_t length, int64_t *end)
 {
-    bool fine = true;
-    *end = mhai_kv_sink_pages(cache);
-    for (int64_t i = 0; i < count; i++)
-        if (pages[i] == mhai_kv_empty_page(cache)) fine = fine && i == (*end)++;
-    if (*end == mhai_kv_sink_pages(cache)) *end = 0;
-    if (fine && (*end == 0 || holds_window(cache, *end, length))) return MHA_OK;
+    const int64_t begin = mhai_kv_sink_pages(cache);
+    int64_t wrong = -1;
+    *end = 0;
+    for (int64_t i = 0; i < count && wrong < 0; i++) {
+        if (pages[i] != mhai_kv_empty_page(cache)) continue;
+        if (i != (*end == 0 ? begin : *end)) wrong = i;
+        *end = i + 1;
+    }
+    if (wrong < 0 && (*end == 0 || holds_window(cache, *end, length))) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT,
                     "mha_kv_cache_assign: pages[%lld] is discarded, but the window of %lld or the "
-                    "sinks show it at %lld",
-                    (long long)(*end - 1), (long long)cache->desc.window, (long long)length);
+                    "sinks show it at %lld, or a page before it is not; discarded are all from "
+                    "pages[%lld] to the window's first",
+                    (long long)(*end - 1), (long long)cache->desc.window, (long long)length,
+                    (long long)begin);
 }
 
 mha_status mha_kv_cache_assign(mha_kv_cache *cache, int64_t b, const int32_t *pages, int64_t count,

@@ -201,7 +201,7 @@ static unsigned first_bytes(const void *at, size_t size)
 }
 
 /* As in the run before, which began from other bytes: so all elements were written. */
-static void check_same(int number, const guarded *g, const mha_tensor *view)
+static void check_same(int number, const guarded *g, const mha_tensor *view, const char *what)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
     const size_t size = mha_dtype_size(view->dtype);
@@ -214,7 +214,7 @@ static void check_same(int number, const guarded *g, const mha_tensor *view)
                 mha_dtype_name(view->dtype), (long long)index[0], (long long)index[1],
                 (long long)index[2], (long long)index[3], first_bytes(now, size),
                 first_bytes(then, size));
-        fuzz_must(false, "two threads give other bits than one, or an element was not written");
+        fuzz_must(false, what);
     } while (guarded_next(view, index));
 }
 
@@ -226,12 +226,12 @@ static bool may_be_unseen(const fuzz_call *c, int i)
 
 mha_status fuzz_call_check(fuzz_call *c, fuzz_call_fn *call, void *user)
 {
-    const unsigned isa = (unsigned)fuzz_pick(c->in, 0, 4);
+    c->isa = (unsigned)fuzz_pick(c->in, 0, 4);
     mha_status status[2];
     for (int run = 0; run < 2; run++) {
         const int byte = run ? 0xA5 : 0xFF;
         prepare(c, byte);
-        status[run] = call(fuzz_context(run + 1, isa), user);
+        status[run] = call(fuzz_context(run + 1, c->isa), user);
         release(c);
         fuzz_must_speak(status[run]);
         if (status[run] != MHA_OK) check_untouched(c, byte);
@@ -239,10 +239,24 @@ mha_status fuzz_call_check(fuzz_call *c, fuzz_call_fn *call, void *user)
             if (!c->output[i] || may_be_unseen(c, i)) continue;
             check_gaps(c->all[i], &c->all[i]->view, (unsigned char)byte);
             if (run == 0) guarded_snapshot(c->all[i]);
-            if (run == 1 && !c->resized) check_same(i, c->all[i], &c->all[i]->view);
+            if (run == 1 && !c->resized)
+                check_same(i, c->all[i], &c->all[i]->view,
+                           "two threads give other bits than one, or an element was not written");
         }
     }
     fuzz_must(status[0] == status[1], "two threads give another status than one");
     fuzz_must(status[0] != MHA_ERR_NOMEM, "a small problem asks for too much memory");
     return status[0];
+}
+
+void fuzz_call_compare(fuzz_call *c, fuzz_call_fn *call, void *user, const char *what)
+{
+    for (int i = 0; i < c->count; i++)
+        if (c->output[i]) guarded_snapshot(c->all[i]);
+    prepare(c, 0xFF);
+    const mha_status status = call(fuzz_context(1, c->isa), user);
+    release(c);
+    fuzz_must(status == MHA_OK, what);
+    for (int i = 0; i < c->count; i++)
+        if (c->output[i]) check_same(i, c->all[i], &c->all[i]->view, what);
 }

@@ -19,6 +19,7 @@ typedef struct fuzz_call {
     bool in_place; /* an output may be the very view of an input: then it is not called here, where
                       inputs cannot be written */
     bool resized;  /* a struct has another size: outputs past its end are not requested */
+    unsigned isa;  /* of the last check */
 } fuzz_call;
 
 /* Begin with a seed and choices. */
@@ -52,5 +53,9 @@ typedef mha_status fuzz_call_fn(mha_context *context, void *user);
 
 /* The call itself, twice. Hands back its status. */
 mha_status fuzz_call_check(fuzz_call *c, fuzz_call_fn *call, void *user);
+
+/* After a check that succeeded: another call must succeed too, and write the same; `what` says what it
+ * means if not. */
+void fuzz_call_compare(fuzz_call *c, fuzz_call_fn *call, void *user, const char *what);
 
 #endif

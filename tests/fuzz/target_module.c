@@ -1,5 +1,5 @@
-/* What stands around attention: the linear kind, merging, caches, modules forward and backward,
- * rotation, norm and conversion of tensors. */
+/* What stands around attention: the linear kind, merging, modules forward and backward, rotation, norm
+ * and conversion of tensors. */
 #include "fuzz_call.h"
 
 #include <multihead/linear_attention.h>
@@ -250,73 +250,6 @@ static void fuzz_module(fuzz_call *c)
     free(x.attention);
 }
 
-/* ---- caches -------------------------------------------------------------------------------- */
-
-typedef struct cache_case {
-    mha_kv_cache *cache;
-    mha_attention_desc *desc;
-    mha_tensor *q, *o;
-} cache_case;
-
-static mha_status attend(mha_context *context, void *user)
-{
-    const cache_case *x = user;
-    return mha_kv_cache_attention(context, x->cache, x->desc, x->q, x->o, NULL);
-}
-
-/* Appending works or leaves the lengths alone. */
-static void append(fuzz_call *c, mha_kv_cache *cache, const sizes *n)
-{
-    const int64_t count = fuzz_pick(c->in, 0, 5);
-    int64_t counts[4], before[4];
-    for (int i = 0; i < 4; i++) counts[i] = fuzz_pick(c->in, -1, 5);
-    const mha_tensor *k = fuzz_input(c, fuzz_float(c), 4, (int64_t[]){n->B, n->Hk, count, n->D});
-    const mha_tensor *v = fuzz_input(c, fuzz_float(c), 4, (int64_t[]){n->B, n->Hk, count, n->Dv});
-    fuzz_call_spoil(c);
-    if (!fuzz_call_backed(c)) {
-        c->count = 0;
-        return;
-    }
-    memcpy(before, mha_kv_cache_lengths(cache), (size_t)n->B * sizeof *before);
-    const mha_status status =
-        mha_kv_cache_append(cache, k, v, fuzz_pick(c->in, 0, 1) ? counts : NULL);
-    fuzz_must_speak(status);
-    fuzz_must(status == MHA_OK ||
-                  memcmp(before, mha_kv_cache_lengths(cache), (size_t)n->B * sizeof *before) == 0,
-              "a cache that is not as it was");
-    fuzz_must_speak(mha_kv_cache_truncate(cache, fuzz_pick(c->in, -1, 3), fuzz_pick(c->in, -1, 9)));
-    fuzz_must_speak(mha_kv_cache_fork(cache, fuzz_pick(c->in, -1, 3), fuzz_pick(c->in, -1, 3),
-                                      fuzz_pick(c->in, -1, 9)));
-    c->count = 0; /* copied */
-}
-
-static void fuzz_cache(fuzz_call *c)
-{
-    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
-    sizes n = some_sizes(c->in);
-    n.B = n.B < 1 ? 1 : n.B;
-    const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                    .batch = n.B,
-                                    .kv_heads = n.Hk,
-                                    .capacity = fuzz_pick(c->in, 1, 12),
-                                    .head_dim = n.D,
-                                    .value_head_dim = n.Dv,
-                                    .type = types[fuzz_pick(c->in, 0, 3)],
-                                    .page_size = fuzz_pick(c->in, 0, 17),
-                                    .pages = fuzz_pick(c->in, 0, 12)};
-    const mha_attention_desc attention = {.flags =
-                                              fuzz_pick(c->in, 0, 1) ? MHA_ATTENTION_CAUSAL : 0};
-    cache_case x = {.desc = fuzz_struct(c, &attention, sizeof attention)};
-    fuzz_must(mha_kv_cache_create(fuzz_context(1, 0), &desc, &x.cache) == MHA_OK, "no cache");
-    for (int i = 0; i < 3; i++) append(c, x.cache, &n);
-    x.q = fuzz_input(c, fuzz_float(c), 4, (int64_t[]){n.B, n.H, n.T, n.D});
-    x.o = fuzz_output(c, fuzz_float(c), 4, (int64_t[]){n.B, n.H, n.T, n.Dv});
-    fuzz_call_spoil(c);
-    if (fuzz_call_backed(c)) fuzz_call_check(c, attend, &x);
-    mha_kv_cache_destroy(x.cache);
-    free(x.desc);
-}
-
 /* ---- tensors ------------------------------------------------------------------------------- */
 
 typedef struct tensor_case {
@@ -359,10 +292,10 @@ static void fuzz_tensors(fuzz_call *c)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static void (*const kinds[])(fuzz_call *) = {fuzz_linear, fuzz_merge, fuzz_module, fuzz_cache,
+    static void (*const kinds[])(fuzz_call *) = {fuzz_linear, fuzz_merge, fuzz_module,
                                                  fuzz_tensors};
     fuzz_part in = {data, size};
-    const int kind = (int)fuzz_pick(&in, 0, 4);
+    const int kind = (int)fuzz_pick(&in, 0, 3);
     fuzz_call *c = malloc(sizeof *c);
     fuzz_must(c != NULL, "out of memory");
     fuzz_call_make(c, &in);

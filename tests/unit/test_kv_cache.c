@@ -451,8 +451,12 @@ static void test_create_errors(void **unused)
     REFUSE(MHA_ERR_ARGUMENT, "head_dim is -9223372036854775808", d.head_dim = INT64_MIN);
     REFUSE(MHA_ERR_ARGUMENT, "value_head_dim is -5", d.value_head_dim = -5);
     REFUSE(MHA_ERR_SIZE, "9223372036854775807 positions", d.capacity = INT64_MAX);
-    REFUSE(MHA_ERR_SIZE, "2147483648 sequences of 2147483648 heads",
-           d.batch = d.kv_heads = INT64_C(1) << 31);
+    REFUSE(MHA_ERR_SIZE, "1 sequences of 4611686018427387904 heads", d.kv_heads = INT64_C(1) << 62);
+    REFUSE(MHA_ERR_SIZE, "2147483648 sequences of up to 1 pages", d.batch = INT64_C(1) << 31);
+    REFUSE(MHA_ERR_SIZE, "2147483646 of each in all: make page_size larger", d.capacity = INT32_MAX,
+           d.page_size = 1);
+    REFUSE(MHA_ERR_SIZE, "pages is 2147483647", d.pages = INT32_MAX);
+    REFUSE(MHA_ERR_ARGUMENT, "pages is -1", d.pages = -1);
 #undef REFUSE
     assert_null(cache);
 }

@@ -95,6 +95,16 @@ static void test_refusals(void **unused)
     const int32_t *pages = mha_kv_cache_pages(cache, 0, &count);
     expect_error(mha_kv_cache_assign(cache, 1, pages, 9, 72), MHA_ERR_ARGUMENT,
                  "pages[6] is discarded, but the window of 20");
+    int32_t table[13];
+    memcpy(table, pages, sizeof table); /* the sinks' page, six that were discarded, and others */
+    table[9] = table[1];
+    expect_error(mha_kv_cache_assign(cache, 1, table, 13, 100), MHA_ERR_ARGUMENT,
+                 "pages[9] is discarded");
+    table[0] = table[1];
+    expect_error(
+        mha_kv_cache_assign(cache, 1, table, 13, 100), MHA_ERR_ARGUMENT,
+        "pages[0] is discarded, but the window of 20 or the sinks show it at 100, or a page "
+        "before it is not; discarded are all from pages[1]");
     assert_int_equal(mha_kv_cache_lengths(cache)[0], 100);
     rows = some_rows(2, 300);
     expect_error(mha_kv_cache_append(cache, &rows, &rows, NULL), MHA_ERR_NOMEM,
@@ -128,6 +138,39 @@ static void test_refusals(void **unused)
     expect_ok(mha_kv_cache_attention(context, cache, &a, &q, &o, &outputs));
     expect_ok(mha_kv_cache_truncate(cache, 0, 8));
     expect_ok(mha_kv_cache_fork(cache, 0, 1, 5));
+    mha_kv_cache_destroy(cache);
+}
+
+/* What was discarded is held by nobody: when branches have come and gone every page is there once. */
+static void test_discarded_in_branches(void **unused)
+{
+    (void)unused;
+    const mha_kv_cache_desc d = {.struct_size = sizeof d,
+                                 .batch = 2,
+                                 .kv_heads = 1,
+                                 .capacity = 100,
+                                 .head_dim = D,
+                                 .page_size = 4,
+                                 .pages = 5,
+                                 .window = 4,
+                                 .sink_keys = 1};
+    mha_kv_cache *cache = make(context_with(1), &d);
+    const mha_tensor rows = some_rows(2, 20);
+    int64_t count;
+    for (int i = 0; i < 6; i++) { /* five pages, of which the last two and the sinks' stay */
+        expect_ok(mha_kv_cache_append(cache, &rows, &rows, (int64_t[]){20, 0}));
+        const int32_t *pages = mha_kv_cache_pages(cache, 0, &count);
+        for (int64_t j = 0; j < count; j++) {
+            assert_in_range(pages[j], 0, 4);
+            for (int64_t k = 0; k < j; k++) assert_int_not_equal(pages[j], pages[k]);
+        }
+        expect_ok(mha_kv_cache_append(cache, &rows, &rows, (int64_t[]){1, 0}));
+        if (i < 4) expect_ok(mha_kv_cache_fork(cache, 0, 1, 20 + i % 2));
+        if (i % 3 == 0) expect_ok(mha_kv_cache_assign(cache, 1, pages, 6, 21));
+        expect_ok(mha_kv_cache_truncate(cache, 0, 0));
+        expect_ok(mha_kv_cache_truncate(cache, 1, 0));
+        assert_int_equal(mha_kv_cache_free_pages(cache), 5);
+    }
     mha_kv_cache_destroy(cache);
 }
 
@@ -200,9 +243,12 @@ static void test_padded_on_the_left(void **unused)
                  "firsts[1] is 5, expected 0..4");
     expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){-1, 0}, NULL),
                  MHA_ERR_ARGUMENT, "firsts[0] is -1, expected 0..4");
+    expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){INT64_MIN, 0}, NULL),
+                 MHA_ERR_ARGUMENT, "firsts[0] is -9223372036854775808, expected 0..4");
     expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){0, 3}, (int64_t[]){4, 2}),
                  MHA_ERR_ARGUMENT, "counts[1] is 2, expected 0..1");
     mha_kv_cache_destroy(cache);
 }
 
-RUN_TESTS(TEST(test_pages_for_any_length), TEST(test_refusals), TEST(test_padded_on_the_left))
+RUN_TESTS(TEST(test_pages_for_any_length), TEST(test_refusals), TEST(test_discarded_in_branches),
+          TEST(test_padded_on_the_left))
