@@ -13,6 +13,11 @@ static const struct {
               {MHA_I8, MHA_KV_SCALES_CHANNEL}};
 const char *const cache_names[] = {"f32", "f16", "bf16", "int8", "int8-channel", NULL};
 
+int64_t cache_sinks(const cache_options *options)
+{
+    return options->window == 0 ? 0 : options->sinks < 0 ? SINKS : options->sinks;
+}
+
 cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc)
 {
     if (options->sinks >= 0 && options->window == 0)
@@ -31,6 +36,6 @@ cli_exit cache_fill(const char *command, const cache_options *options, mha_decod
     desc->key_scales = caches[options->type].scales;
     desc->page_size = options->page;
     desc->window = options->window;
-    desc->sink_keys = options->window == 0 ? 0 : options->sinks < 0 ? SINKS : options->sinks;
+    desc->sink_keys = cache_sinks(options);
     return CLI_OK;
 }

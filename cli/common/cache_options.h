@@ -40,6 +40,7 @@ extern const char *const cache_names[];
     {                  \
         .sinks = -1    \
     }
+int64_t cache_sinks(const cache_options *options);
 cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc);
 
 #endif

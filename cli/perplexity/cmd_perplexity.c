@@ -33,7 +33,7 @@ static const args_option option_table[] = {
                "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: "
                "Q4_0, Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
     ROW_NUMBER("chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
-               "tokens of a step; default 128. The result is the\nsame"),
+               "tokens of a step; default 128. The result is the\nsame, but for int8-channel"),
     ROW_FLAG(0, "json", perplexity_options, json, 1,
              "one object on stdout, with the loss of each token"),
     ROW_NUMBER("threads", perplexity_options, threads, 1, 1024,
