@@ -701,7 +701,8 @@ static void make_cache(program *p)
     if (rng_chance(&p->r, 0.8)) p->desc.page_size = RNG_PICK(&p->r, sizes);
     if (rng_chance(&p->r, 0.3)) p->desc.pages = rng_between(&p->r, 1, 40);
     const bool whole_runs = p->desc.page_size % RUN == 0 || p->desc.page_size >= p->desc.capacity;
-    if (p->desc.type == MHA_I8 && whole_runs) p->desc.key_scales = (int)rng_between(&p->r, 0, 1);
+    if (p->desc.type == MHA_I8 && whole_runs)
+        p->desc.key_scales = (mha_kv_scales)rng_between(&p->r, 0, 1);
     if (rng_chance(&p->r, 0.3)) {
         p->desc.window = rng_between(&p->r, 1, rng_chance(&p->r, 0.8) ? 70 : 600);
         p->desc.sink_keys = rng_chance(&p->r, 0.5) ? rng_between(&p->r, 0, 20) : 0;
