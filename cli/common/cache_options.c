@@ -13,6 +13,11 @@ static const struct {
               {MHA_I8, MHA_KV_SCALES_CHANNEL}};
 const char *const cache_names[] = {"f32", "f16", "bf16", "int8", "int8-channel", NULL};
 
+int64_t cache_sinks(const cache_options *options)
+{
+    return options->window == 0 ? 0 : options->sinks < 0 ? SINKS : options->sinks;
+}
+
 cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc)
 {
     if (options->sinks >= 0 && options->window == 0)
@@ -22,10 +27,15 @@ cli_exit cache_fill(const char *command, const cache_options *options, mha_decod
         return cli_fail(CLI_USAGE, command,
                         "--page %lld: --cache int8-channel takes multiples of 16",
                         (long long)options->page);
+    if (options->streaming && options->window == 0)
+        return cli_fail(CLI_USAGE, command,
+                        "--streaming: positions count in the cache if that has a window; add "
+                        "--window N, at most the model's positions less --sinks");
+    if (options->streaming) desc->flags |= MHA_DECODER_STREAMING;
     desc->cache_type = caches[options->type].type;
     desc->key_scales = caches[options->type].scales;
     desc->page_size = options->page;
     desc->window = options->window;
-    desc->sink_keys = options->window == 0 ? 0 : options->sinks < 0 ? SINKS : options->sinks;
+    desc->sink_keys = cache_sinks(options);
     return CLI_OK;
 }

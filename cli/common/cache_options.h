@@ -10,6 +10,7 @@
 typedef struct cache_options {
     int type; /* of cache_names */
     int64_t page, window, sinks;
+    int streaming;
 } cache_options;
 
 extern const char *const cache_names[];
@@ -28,13 +29,18 @@ extern const char *const cache_names[];
                    "a token sees the last N, itself included; others are\n"                     \
                    "discarded. Default: all"),                                                  \
         ROW_NUMBER("sinks", type_, field_.sinks, 0, INT64_C(1) << 31,                           \
-                   "with --window: the first N tokens, which all see;\ndefault 4")
+                   "with --window: the first N tokens, which all see;\ndefault 4"),             \
+        ROW_FLAG(0, "streaming", type_, field_.streaming, 1,                                    \
+                 "with --window: positions count in the cache, as in\n"                         \
+                 "StreamingLLM, so that a text may be longer than the\n"                        \
+                 "model's positions")
 
 /* What the options say of a decoder; sinks are 4 unless they are given. */
 #define CACHE_DEFAULTS \
     {                  \
         .sinks = -1    \
     }
+int64_t cache_sinks(const cache_options *options);
 cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc);
 
 #endif

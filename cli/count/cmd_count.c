@@ -4,17 +4,21 @@
 #include "common/files.h"
 #include "count/count.h"
 
+#include <multihead/cache.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 typedef struct count_options {
     config_options config;
+    int64_t page;
     int dtype, json;
 } count_options;
 
 static const char *const dtypes[] = {"f16", "bf16", "f32", "int8", NULL};
 static const int dtype_bytes[] = {2, 2, 4, 1};
+static const mha_dtype cache_types[] = {MHA_F16, MHA_BF16, MHA_F32, MHA_I8};
 
 static const args_option option_table[] = {
     ROW_HEADING("The model"),
@@ -32,6 +36,9 @@ static const args_option option_table[] = {
              "a causal token attends to W keys, its own included;\nL,R: L before and R after it "
              "(-1: all)"),
     ROW_CHOICE("dtype", count_options, dtype, dtypes, "of matrix and KV cache; default f16"),
+    ROW_NUMBER("page", count_options, page, 1, CONFIG_MOST,
+               "positions of a page of the cache as it is allocated;\ndefault: all in one, 32 of "
+               "a window"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "json", count_options, json, 1, "the counts as JSON"),
     ROW_FLAG('h', "help", count_options, json, 0, "this text"),
@@ -101,6 +108,23 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     return count_write_json(user, sink);
 }
 
+/* What mha_kv_cache_create() would take for a layer; 0: no cache is so large. */
+static int64_t allocated(const count_options *options, const counts_shape *s, int64_t window)
+{
+    const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                    .batch = s->batch,
+                                    .kv_heads = s->kv_heads,
+                                    .capacity = s->length,
+                                    .head_dim = s->head_dim,
+                                    .type = cache_types[options->dtype],
+                                    .page_size = options->page,
+                                    .window = window};
+    mha_kv_cache_sizes sizes = {.struct_size = sizeof sizes};
+    const int64_t layers = s->cached > 0 ? s->cached : 1;
+    if (mha_kv_cache_count(&desc, &sizes) != MHA_OK) return 0;
+    return sizes.total_bytes <= INT64_MAX / layers ? sizes.total_bytes : 0;
+}
+
 static cli_exit count(const count_options *options)
 {
     count_report report = {.dtype = dtypes[options->dtype]};
@@ -110,6 +134,11 @@ static cli_exit count(const count_options *options)
         return cli_fail(CLI_USAGE, COUNT,
                         "at these sizes a count exceeds 2^63 - 1 (9.2e18), and only exact numbers "
                         "are printed; reduce --length, --batch or the width");
+    const counts_shape *s = &report.config.shape;
+    const bool windowed = report.counts.window_cache_bytes < report.counts.cache_bytes;
+    report.allocated = allocated(options, s, 0);
+    report.allocated_window = windowed ? allocated(options, s, s->left + 1) : report.allocated;
+    if (report.allocated_window > report.allocated) report.allocated_window = report.allocated;
     compare_sharing(&report);
     compare_heads(&report);
     if (options->json) return cli_check(COUNT, files_draw("-", draw_json, &report));

@@ -22,6 +22,7 @@ typedef struct count_report {
     config config;
     const char *dtype;
     counts counts;
+    int64_t allocated, allocated_window; /* bytes of a layer's cache as the library makes it */
     count_row sharing[3], heads[COUNT_MOST_ROWS];
     int sharing_count, heads_count;
 } count_report;

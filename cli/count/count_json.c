@@ -75,8 +75,9 @@ static void put_flops(json_out *json, const counts_flops *f)
     json_print(json, "}");
 }
 
-static void put_counts(json_out *json, const counts *c)
+static void put_counts(json_out *json, const count_report *r)
 {
+    const counts *c = &r->counts;
     json_print(json, "  \"layer\": {");
     put_parameters(json, &c->parameters);
     json_print(json, ",\n    ");
@@ -87,12 +88,17 @@ static void put_counts(json_out *json, const counts *c)
     put_int(json, ", ", "matrix_bytes", c->matrix_bytes);
     put_int(json, ", ", "cache_bytes", c->cache_bytes);
     put_int(json, ", ", "window_cache_bytes", c->window_cache_bytes);
+    put_int(json, ", ", "allocated_cache_bytes", r->allocated);
+    put_int(json, ", ", "allocated_window_cache_bytes", r->allocated_window);
     json_print(json, "},\n  \"model\": {");
     put_int(json, "", "parameters", c->all_parameters);
     put_int(json, ", ", "flops", c->all_flops);
     put_int(json, ", ", "matrix_bytes", c->all_matrix_bytes);
     put_int(json, ", ", "cache_bytes", c->all_cache_bytes);
     put_int(json, ", ", "window_cache_bytes", c->all_window_cache_bytes);
+    put_int(json, ", ", "allocated_cache_bytes", r->allocated * r->config.shape.cached);
+    put_int(json, ", ", "allocated_window_cache_bytes",
+            r->allocated_window * r->config.shape.cached);
     put_int(json, ", ", "cache_bytes_of_a_token", c->token_bytes);
     json_print(json, "},\n");
 }
@@ -123,7 +129,7 @@ mha_status count_write_json(const count_report *report, const mha_sink *sink)
     json_print(&json, "{\n  \"format\": \"multihead-count\",\n  \"version\": 1,\n");
     json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n");
     put_configuration(&json, report);
-    put_counts(&json, &report->counts);
+    put_counts(&json, report);
     put_rows(&json, "sharing", report->sharing, report->sharing_count);
     json_print(&json, ",\n");
     put_rows(&json, "one_head_against_many", report->heads, report->heads_count);

@@ -112,6 +112,13 @@ static void print_flops(const count_report *r)
               100 * (double)c->visible_pairs / (double)c->pairs);
 }
 
+/* Pages, tables and scales (cache.h). */
+static void print_allocated(const count_report *r, int64_t bytes)
+{
+    const counts_shape *s = &r->config.shape;
+    if (bytes > 0) print_bytes(r, "  as it is allocated", bytes, bytes * s->cached, s->cached);
+}
+
 static void print_memory(const count_report *r)
 {
     const counts_shape *s = &r->config.shape;
@@ -122,14 +129,15 @@ static void print_memory(const count_report *r)
     print_bytes(r, s->cached ? "KV cache" : "keys and values of one pass", c->cache_bytes,
                 s->cached ? c->all_cache_bytes : c->all_kv_bytes,
                 s->cached ? s->cached : s->layers);
-    if (s->cached && c->window_cache_bytes < c->cache_bytes)
+    if (s->cached) print_allocated(r, r->allocated);
+    if (s->cached && c->window_cache_bytes < c->cache_bytes) {
         print_bytes(r, "KV cache, the window only", c->window_cache_bytes,
                     c->all_window_cache_bytes, s->cached);
+        print_allocated(r, r->allocated_window);
+    }
     if (s->cached)
         cli_print("  each token adds %s to the cache of its sequence\n",
                   words_bytes((double)c->token_bytes).text);
-    if (s->element_bytes == 1)
-        cli_print("  (int8: the scales, a few bytes per row, are not counted)\n");
 }
 
 static void print_sharing(const count_report *r)

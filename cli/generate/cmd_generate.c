@@ -102,8 +102,9 @@ typedef struct run {
     int64_t most; /* new tokens */
     cache_options cache;
     bool quiet;
-    int32_t *ids; /* [max_length] the prompt, then what was chosen last */
-    int64_t count;
+    int32_t *ids; /* [room] the prompt, then what was chosen last */
+    int64_t count, room;
+    int64_t limit;   /* tokens of a text */
     float *logits;   /* [V] */
     int64_t choices; /* of V: a vocabulary may be padded with tokens that stand for nothing */
     generate_candidate *work;
@@ -153,10 +154,10 @@ static cli_exit read_ids(run *r, const char *text)
                 CLI_USAGE, GENERATE,
                 "--ids: '%.20s' does not begin with a token, a number from 0 to %" PRId64, text,
                 r->desc.vocab_size - 1);
-        if (r->count == r->desc.max_length)
+        if (r->count == r->room)
             return cli_fail(CLI_BAD_INPUT, GENERATE,
                             "--ids: the model takes %" PRId64 " tokens, TEXT has more; shorten it",
-                            r->desc.max_length);
+                            r->room);
         r->ids[r->count++] = (int32_t)id;
     }
     return CLI_OK;
@@ -176,14 +177,14 @@ static cli_exit read_pieces(run *r, const char *text)
     CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
     CLI_TRY(check_encoded(
         mha_tokenizer_encode(r->stream.tokenizer, NULL, text, strlen(text), NULL, 0, &tokens)));
-    const bool fits = tokens.count <= r->desc.max_length;
+    const bool fits = tokens.count <= r->room;
     for (int64_t i = 0; fits && i < tokens.count; i++) r->ids[r->count++] = tokens.ids[i];
     const int64_t count = tokens.count;
     mha_encoding_free(&tokens);
     if (!fits)
         return cli_fail(CLI_BAD_INPUT, GENERATE,
                         "text: it has %" PRId64 " tokens, the model takes %" PRId64 "; shorten it",
-                        count, r->desc.max_length);
+                        count, r->room);
     while (r->count > 1 && info.eos_id >= 0 && r->ids[r->count - 1] == info.eos_id) r->count--;
     if (r->count == 0 && info.bos_id >= 0) r->ids[r->count++] = info.bos_id;
     return CLI_OK;
@@ -196,8 +197,8 @@ static cli_exit read_text(run *r, const char *text)
     else if (!r->vocabulary)
         CLI_TRY(read_ids(r, text));
     else
-        CLI_TRY(check_encoded(mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids,
-                                                    r->desc.max_length, &r->count)));
+        CLI_TRY(check_encoded(
+            mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids, r->room, &r->count)));
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
                     "nothing to begin with: this model has no beginning-of-text token; give TEXT");
@@ -274,9 +275,13 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     return CLI_OK;
 }
 
-static cli_exit make_room(run *r)
+/* A text has no more tokens than bytes, and some that stand for none. */
+static cli_exit make_room(run *r, const char *text)
 {
-    CLI_TRY(ARENA_ALLOC(GENERATE, r->desc.max_length, &r->ids));
+    const int64_t most = (int64_t)strlen(text) + 16;
+    r->limit = r->cache.streaming ? INT32_MAX : r->desc.max_length;
+    r->room = r->cache.streaming && most > r->desc.max_length ? most : r->desc.max_length;
+    CLI_TRY(ARENA_ALLOC(GENERATE, r->room, &r->ids));
     CLI_TRY(ARENA_ALLOC(GENERATE, r->desc.vocab_size, &r->work));
     return ARENA_ALLOC(GENERATE, r->desc.vocab_size, &r->logits);
 }
@@ -295,7 +300,7 @@ enum { MOST_STEP = 512 };
 /* The prompt: all but its last token at once, or in pieces, without logits. */
 static cli_exit begin(run *r)
 {
-    const int64_t left = r->desc.max_length - r->count, first = r->count - 1;
+    const int64_t left = r->limit - r->count, first = r->count - 1;
     mha_decoder_desc desc = {.struct_size = sizeof desc,
                              .flags = MHA_DECODER_WINDOWS,
                              .capacity = r->count + (r->most < left ? r->most : left),
@@ -359,7 +364,7 @@ static cli_exit write_tokens(run *r, int64_t *made, bool *full)
         if (r->ids[0] == r->end) return CLI_OK;
         CLI_TRY(show(r, r->ids[0], &stopped));
         if (stopped) return CLI_OK;
-        if (mha_decoder_length(r->decoder) == r->desc.max_length) {
+        if (mha_decoder_length(r->decoder) == r->limit) {
             *full = i + 1 < r->most;
             return CLI_OK;
         }
@@ -384,7 +389,10 @@ static cli_exit generate(run *r, const char *text, bool stats)
     CLI_TRY(end_line(r));
     signals_release();
     if (full)
-        cli_note(r->quiet, "the model's %" PRId64 " positions are used up", r->desc.max_length);
+        cli_note(r->quiet,
+                 "the model's %" PRId64 " positions are used up; models with rotary ones go "
+                 "on with --window N --streaming",
+                 r->limit);
     if (stats) print_stats(r, made);
     signals_end();
     return CLI_OK;
@@ -453,7 +461,7 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     const char *text = plain.count > 1 ? plain.items[1] : "";
     const char *shown = r.stream.tokenizer && !options.chat ? text : NULL;
     CLI_TRY(make_prompt(&r, &options, plain.items[0], &text));
-    CLI_TRY(make_room(&r));
+    CLI_TRY(make_room(&r, text));
     CLI_TRY(read_text(&r, text));
     return generate(&r, shown, options.stats);
 }

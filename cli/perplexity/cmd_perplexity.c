@@ -33,7 +33,7 @@ static const args_option option_table[] = {
                "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: "
                "Q4_0, Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
     ROW_NUMBER("chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
-               "tokens of a step; default 128. The result is the\nsame"),
+               "tokens of a step; default 128. The result is the\nsame, but for int8-channel"),
     ROW_FLAG(0, "json", perplexity_options, json, 1,
              "one object on stdout, with the loss of each token"),
     ROW_NUMBER("threads", perplexity_options, threads, 1, 1024,
@@ -84,11 +84,12 @@ static cli_exit load(perplexity_run *r)
             "%s: the model does not predict the next token (an encoder, or the decoder of "
             "an encoder-decoder); give a causal one",
             r->folder);
-    r->limit = r->options->context ? r->options->context : r->desc.max_length;
-    if (r->limit <= r->desc.max_length) return CLI_OK;
+    const int64_t most = r->options->cache.streaming ? INT32_MAX : r->desc.max_length;
+    r->limit = r->options->context ? r->options->context : most;
+    if (r->limit <= most) return CLI_OK;
     return cli_fail(CLI_USAGE, PERPLEXITY,
                     "--context %" PRId64 ": the model takes %" PRId64 " tokens; lower it", r->limit,
-                    r->desc.max_length);
+                    most);
 }
 
 /* All tokens of the text in the arena, those that the tokenizer puts around it included. */
@@ -130,6 +131,7 @@ static cli_exit read_text(perplexity_run *r)
 static cli_exit make_room(perplexity_run *r)
 {
     const perplexity_options *o = r->options;
+    if (o->cache.streaming && r->limit > r->count) r->limit = r->count;
     const int64_t capacity = r->count < r->limit ? r->count : r->limit;
     mha_decoder_desc desc = {.struct_size = sizeof desc,
                              .flags = MHA_DECODER_WINDOWS,

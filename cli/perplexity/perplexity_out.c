@@ -24,8 +24,13 @@ cli_exit perplexity_print(const perplexity_run *r)
     cli_print(" in %" PRId64 " context%s", contexts, contexts == 1 ? "" : "s");
     if (contexts > 1) cli_print(" of %" PRId64, r->limit);
     cli_print(", %" PRId64 " predicted\n", r->predicted);
-    cli_print("cache       %s, %.3f MB\n", perplexity_cache_name(r),
+    const cache_options *cache = &r->options->cache;
+    cli_print("cache       %s, %.3f MB", perplexity_cache_name(r),
               (double)mha_decoder_cache_bytes(r->decoder) * 1e-6);
+    if (cache->window > 0)
+        cli_print(", window %" PRId64 " and %" PRId64 " sinks%s", cache->window, cache_sinks(cache),
+                  cache->streaming ? ", positions in the cache" : "");
+    cli_print("\n");
     cli_print("speed       %.1f tokens/s\n", (double)r->done / r->seconds);
     return cli_finish_stdout(PERPLEXITY, CLI_OK);
 }
@@ -52,6 +57,9 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     json_print(&json, ",\n  \"compute\": \"%s\",\n", perplexity_compute_name(r));
     json_print(&json, "  \"cache\": \"%s\",\n", perplexity_cache_name(r));
     put_int(&json, "cache_bytes", (int64_t)mha_decoder_cache_bytes(r->decoder));
+    put_int(&json, "window", r->options->cache.window);
+    put_int(&json, "sinks", cache_sinks(&r->options->cache));
+    json_print(&json, "  \"streaming\": %s,\n", r->options->cache.streaming ? "true" : "false");
     put_int(&json, "context", r->limit);
     put_int(&json, "contexts", contexts_of(r));
     put_int(&json, "tokens", r->done);

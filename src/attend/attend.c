@@ -97,6 +97,22 @@ static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
     return mhai_max_i64(0, a->desc.q_offsets[b] + row + 1 - a->sinks->count - a->sinks->window);
 }
 
+/* Sinks at positions shift .. */
+static mha_status turn_sinks(const mhai_attend *a, int64_t shift, const mha_tensor *k, float *turns)
+{
+    const int64_t count = k->shape[2], width = a->sinks->width;
+    mhai_attend own = *a;
+    mha_tensor cosines =
+        mha_tensor_contiguous(turns, MHA_F32, 3, (const int64_t[]){1, count, width});
+    MHA_TRY(a->sinks->turn(a->sinks->encoding, a->context, shift, count, turns));
+    cosines.shape[2] = width / 2;
+    mha_tensor sines = cosines;
+    sines.data = turns + width / 2;
+    own.rope.cos_table = &cosines;
+    own.rope.sin_table = &sines;
+    return rotate(&own, k, &(mha_positions){0}, 0);
+}
+
 static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, float *room)
 {
     const int64_t Hk = a->k.shape[1], D = a->k.shape[3];
@@ -105,7 +121,7 @@ static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, fl
         mha_tensor_contiguous(room, MHA_F32, 4, (const int64_t[]){1, Hk, a->sinks->count, D});
     memcpy(room, sink_row(a, b, 0, 0), (size_t)(Hk * a->sinks->count * D) * sizeof *room);
     k.shape[2] = count;
-    MHA_TRY(rotate(a, &k, &(mha_positions){.start = shift}, 0));
+    MHA_TRY(turn_sinks(a, shift, &k, room + Hk * a->sinks->count * D));
     for (int64_t h = 0; h < Hk; h++)
         for (int64_t j = 0; j < count; j++)
             mhai_kv_replace_key(a->cache, b, h, j, MHA_F32, room + (h * a->sinks->count + j) * D);
@@ -126,7 +142,7 @@ static mha_status attend_part(const mhai_attend *a, int64_t t, int64_t end, int6
     for (int64_t b = 0; b < B; b++) {
         offsets[b] = a->desc.q_offsets[b] + t;
         firsts[b] = mhai_max_i64(0, a->firsts[b] - t);
-        if (a->rotates) MHA_TRY(place_sinks(a, b, shift_of(a, b, t), room));
+        if (a->rotates && a->sinks->count > 0) MHA_TRY(place_sinks(a, b, shift_of(a, b, t), room));
     }
     desc.q_offsets = offsets;
     return mhai_kv_cache_attend(a->context, a->cache, &desc, firsts, &q, &heads, &a->outputs);
@@ -143,7 +159,7 @@ static bool same_places(const mhai_attend *a, int64_t t)
 static mha_status attend_moving(const mhai_attend *a)
 {
     const int64_t B = a->q.shape[0], T = a->q.shape[2];
-    const int64_t floats = a->k.shape[1] * a->sinks->count * a->k.shape[3];
+    const int64_t floats = a->sinks->count * (a->k.shape[1] * a->k.shape[3] + a->sinks->width);
     void *numbers, *room;
     const mha_scratch_mark mark = mha_scratch_top(a->context);
     MHA_TRY(mha_scratch_alloc(a->context, 2 * B, sizeof(int64_t), &numbers));

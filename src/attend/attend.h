@@ -13,6 +13,13 @@
 typedef struct mhai_attend_sinks {
     float *keys; /* [B,Hk,count,D] before rotation, kept from step to step */
     int64_t count, window;
+    mha_tensor cosines, sines; /* [B,T,width / 2] of the call's rows */
+    /* The same of any positions, [rows,width], cosines and then sines in each; width 0: keys do not
+     * rotate. */
+    mha_status (*turn)(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
+                       float *turns);
+    const void *encoding;
+    int64_t width;
 } mhai_attend_sinks;
 
 /* A layer's description fills the first part, a call the second. */

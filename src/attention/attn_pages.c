@@ -91,24 +91,44 @@ static void gather_run(const page_rows *x, int64_t b, int64_t hk, int64_t s, int
     }
 }
 
+static mhai_run run_at(const page_rows *x, const unsigned char *at)
+{
+    return (mhai_run){
+        .at = at, .scale = scales_of(x, at), .powers = powers_of(x, at), .type = x->pages->type};
+}
+
+/* `count` runs from position `key` on, where they lie. */
+static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key, int64_t count,
+                          mhai_run *runs)
+{
+    const mhai_attn_pages *pages = x->pages;
+    const int64_t of_page = mhai_ceil_div(pages->page_size, MHAI_RUN), first = key / MHAI_RUN;
+    const int64_t page_bytes = pages->heads * of_page * x->bytes;
+    const unsigned char *head = x->at + hk * of_page * x->bytes;
+    const int32_t *page = pages->table + b * pages->entries + first / of_page;
+    int64_t in_page = first % of_page;
+    for (int64_t i = 0; i < count; i++) {
+        runs[i] = run_at(x, head + *page * page_bytes + in_page * x->bytes);
+        if (++in_page < of_page) continue;
+        in_page = 0;
+        page++;
+    }
+}
+
+/* The runs of a block and those after it; for those that do not exist the last one again, which is fetched
+ * and no more. */
 static void find_runs(const page_rows *x, const mhai_attn_sequence *seq, int64_t hk, int64_t key,
                       unsigned char *gathered, mhai_run *runs)
 {
-    const int64_t runs_left = mhai_ceil_div(seq->S - key, MHAI_RUN);
-    const unsigned char *run = NULL;
-    for (int64_t i = 0; i < MHAI_BLOCK_RUNS + MHAI_RUNS_AHEAD; i++) {
-        int lane;
-        if (gathered && i < mhai_min_i64(runs_left, MHAI_BLOCK_RUNS)) {
-            gather_run(x, seq->b, hk, key + i * MHAI_RUN, seq->S, gathered + i * x->bytes);
-            run = gathered + i * x->bytes;
-        } else if (!gathered && i < runs_left) {
-            run = run_of(x, seq->b, hk, key + i * MHAI_RUN, &lane);
-        } /* else the last one again: it is fetched, and no more */
-        runs[i] = (mhai_run){.at = run,
-                             .scale = scales_of(x, run),
-                             .powers = powers_of(x, run),
-                             .type = x->pages->type};
+    const int64_t left = mhai_ceil_div(seq->S - key, MHAI_RUN);
+    const int64_t block = mhai_min_i64(left, MHAI_BLOCK_RUNS), all = block + MHAI_RUNS_AHEAD;
+    const int64_t count = gathered ? block : mhai_min_i64(left, all);
+    if (!gathered) runs_in_place(x, seq->b, hk, key, count, runs);
+    for (int64_t i = 0; gathered && i < count; i++) {
+        gather_run(x, seq->b, hk, key + i * MHAI_RUN, seq->S, gathered + i * x->bytes);
+        runs[i] = run_at(x, gathered + i * x->bytes);
     }
+    for (int64_t i = count; i < all; i++) runs[i] = runs[count - 1];
 }
 
 void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,

@@ -35,8 +35,6 @@ static mha_status check_window(mha_kv_cache_desc *d)
         return mha_fail(
             MHA_ERR_ARGUMENT,
             "mha_kv_cache_desc: sink_keys and max_append have no meaning without window");
-    d->window = mhai_min_i64(d->window, d->capacity);
-    d->sink_keys = mhai_min_i64(d->sink_keys, d->capacity);
     if (d->max_append == 0) d->max_append = d->window;
     d->max_append = mhai_min_i64(d->max_append, d->capacity);
     return MHA_OK;
@@ -92,7 +90,7 @@ static mha_status check_desc(mha_kv_cache_desc *d)
 static int64_t most_pages(const mha_kv_cache_desc *d)
 {
     const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
-    if (d->window == 0) return all;
+    if (d->window == 0 || d->window >= d->capacity || d->sink_keys >= d->capacity) return all;
     const uint64_t size = (uint64_t)d->page_size,
                    most = (uint64_t)d->window - 1 + (uint64_t)d->max_append;
     return mhai_min_i64(all, mhai_ceil_div(d->sink_keys, d->page_size) +

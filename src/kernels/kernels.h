@@ -165,7 +165,7 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 
 /* Keys and values of a block that are not packed, for up to MHAI_ROWS_TILES strips; value_dim is a
  * multiple of 32. */
-enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 8 };
+enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 11 };
 typedef struct mhai_tile_rows {
     const float *k, *v; /* the block's key 0 */
     int64_t k_stride, v_stride;

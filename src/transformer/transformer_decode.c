@@ -22,6 +22,7 @@ struct mha_decoder {
     bool has_memory;          /* it was set */
     mhai_attend_sinks *sinks; /* [L] of MHA_DECODER_STREAMING; else NULL */
     float *sink_keys;         /* of all of them */
+    float *turns;             /* of a step's rows, in every encoding */
 };
 
 /* ---- description --------------------------------------------------------------------------- */
@@ -65,7 +66,7 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     return MHA_OK;
 }
 
-/* Only rotations depend on distances alone, and only formulas go on for ever. */
+/* Of all positions only rotations depend on distances alone. */
 static mha_status check_streaming(const mha_transformer *t, const mha_decoder_desc *own)
 {
     if (own->window == 0 || own->window > t->desc.max_length - own->sink_keys)
@@ -85,12 +86,6 @@ static mha_status check_streaming(const mha_transformer *t, const mha_decoder_de
                             "mha_decoder_create: MHA_DECODER_STREAMING takes models with rotary "
                             "positions; layer %lld has others",
                             (long long)i);
-        const mha_tensor *table = x->rotates ? x->rope.cos_table : NULL;
-        if (table && own->capacity > table->shape[0])
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_decoder_desc: capacity is %lld; layer %lld has a table of "
-                            "rotations for %lld positions, which is the most",
-                            (long long)own->capacity, (long long)i, (long long)table->shape[0]);
     }
     return MHA_OK;
 }
@@ -182,19 +177,55 @@ static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, voi
     return MHA_OK;
 }
 
+static mha_status turn(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
+                       float *turns)
+{
+    return mhai_transformer_turns(context, encoding, begin, rows, turns);
+}
+
+/* Floats of the turns of a step's rows, in every encoding. */
+static int64_t turn_floats(const mha_decoder *d)
+{
+    int64_t width = 0;
+    for (const mhai_encoding *e = d->transformer->encodings; e; e = e->next) width += e->width;
+    return d->sinks ? d->desc.batch * d->desc.max_step * width : 0;
+}
+
+/* The sinks of layer i, and where its turns will be. */
+static mhai_attend_sinks sinks_of(const mha_decoder *d, int64_t i)
+{
+    const mha_transformer *t = d->transformer;
+    const mhai_place_attention *place = &t->layers[i].self;
+    mhai_attend_sinks sinks = {.keys = d->sink_keys + sink_floats(t, &d->desc, i),
+                               .count = d->desc.sink_keys,
+                               .window = d->desc.window};
+    float *turns = d->turns;
+    if (!place->attend.rotates) return sinks;
+    for (const mhai_encoding *e = t->encodings; e; e = e->next) {
+        if (place->cosines.data == e->values) {
+            sinks.turn = turn;
+            sinks.encoding = e;
+            sinks.width = e->width;
+            sinks.cosines.data = turns;
+        }
+        turns += d->desc.batch * d->desc.max_step * e->width;
+    }
+    return sinks;
+}
+
 static mha_status make_sinks(mha_decoder *d)
 {
-    const int64_t layers = d->transformer->desc.num_layers,
-                  floats = sink_floats(d->transformer, &d->desc, layers);
+    const int64_t layers = d->transformer->desc.num_layers;
     void *memory;
-    if (floats == 0) return MHA_OK;
-    MHA_TRY(allocate(d, floats, sizeof *d->sink_keys, &memory));
-    d->sink_keys = memory;
+    if (!(d->desc.flags & MHA_DECODER_STREAMING)) return MHA_OK;
     MHA_TRY(allocate(d, layers, sizeof *d->sinks, &memory));
     d->sinks = memory;
-    for (int64_t i = 0; i < layers; i++)
-        d->sinks[i] = (mhai_attend_sinks){d->sink_keys + sink_floats(d->transformer, &d->desc, i),
-                                          d->desc.sink_keys, d->desc.window};
+    MHA_TRY(allocate(d, sink_floats(d->transformer, &d->desc, layers) + 1, sizeof *d->sink_keys,
+                     &memory));
+    d->sink_keys = memory;
+    MHA_TRY(allocate(d, turn_floats(d) + 1, sizeof *d->turns, &memory));
+    d->turns = memory;
+    for (int64_t i = 0; i < layers; i++) d->sinks[i] = sinks_of(d, i);
     return MHA_OK;
 }
 
@@ -246,8 +277,9 @@ void mha_decoder_destroy(mha_decoder *d)
     const int64_t caches = 2 * d->transformer->desc.num_layers;
     for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
     if (d->caches) a.release(a.user, d->caches, (size_t)caches * sizeof *d->caches);
-    const int64_t floats = sink_floats(d->transformer, &d->desc, d->transformer->desc.num_layers);
-    if (d->sink_keys) a.release(a.user, d->sink_keys, (size_t)floats * sizeof *d->sink_keys);
+    const int64_t keys = sink_floats(d->transformer, &d->desc, caches / 2);
+    if (d->turns) a.release(a.user, d->turns, (size_t)(turn_floats(d) + 1) * sizeof *d->turns);
+    if (d->sink_keys) a.release(a.user, d->sink_keys, (size_t)(keys + 1) * sizeof *d->sink_keys);
     if (d->sinks) a.release(a.user, d->sinks, (size_t)caches / 2 * sizeof *d->sinks);
     if (d->lengths) a.release(a.user, d->lengths, (size_t)d->desc.batch * sizeof *d->lengths);
     mha_activations_destroy(d->activations);
@@ -516,11 +548,37 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
     return MHA_OK;
 }
 
+/* The turns of a step's rows, in each encoding once; padding has none. */
+static mha_status turn_step(mha_context *context, mha_decoder *d, const mhai_step *step, int64_t n)
+{
+    float *turns = d->turns;
+    for (const mhai_encoding *e = d->transformer->encodings; e; e = e->next) {
+        for (int64_t b = 0; b < d->desc.batch; b++) {
+            const int64_t first = mhai_min_i64(n, mhai_max_i64(0, -step->offsets[b]));
+            float *rows = turns + b * n * e->width;
+            memset(rows, 0, (size_t)(first * e->width) * sizeof *rows);
+            MHA_TRY(mhai_transformer_turns(context, e, step->offsets[b] + first, n - first,
+                                           rows + first * e->width));
+        }
+        turns += d->desc.batch * d->desc.max_step * e->width;
+    }
+    for (int64_t i = 0; i < d->transformer->desc.num_layers; i++) {
+        mhai_attend_sinks *x = &d->sinks[i];
+        x->cosines = mha_tensor_contiguous(x->cosines.data, MHA_F32, 3,
+                                           (const int64_t[]){d->desc.batch, n, x->width});
+        x->cosines.shape[2] = x->width / 2;
+        x->sines = x->cosines;
+        if (x->width > 0) x->sines.data = (float *)x->cosines.data + x->width / 2;
+    }
+    return MHA_OK;
+}
+
 static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
                             const mhai_kv_rows *rows, const mha_tensor *output)
 {
     mhai_step step;
     MHA_TRY(place_rows(context, d, rows, &step));
+    if (d->sinks) MHA_TRY(turn_step(context, d, &step, rows->n));
     const mha_status status =
         mhai_transformer_step(context, d->transformer, d->activations, tokens, &step, output);
     for (int64_t b = 0; b < d->desc.batch; b++)

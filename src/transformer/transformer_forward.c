@@ -267,7 +267,12 @@ static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_att
     x->query_positions.ids = x->key_positions.ids = &s->places;
     x->desc.q_offsets = s->offsets;
     mhai_transformer_narrow(s->window, s->sink_keys, &x->desc);
-    if (s->sinks && x->desc.left_keys == s->window - 1) x->sinks = &s->sinks[layer];
+    if (!s->sinks) return;
+    if (x->desc.left_keys == s->window - 1) x->sinks = &s->sinks[layer];
+    if (!x->rotates) return;
+    x->query_positions = x->key_positions = (mha_positions){0};
+    x->rope.cos_table = &s->sinks[layer].cosines;
+    x->rope.sin_table = &s->sinks[layer].sines;
 }
 
 /* A layer's attention between its projections. */

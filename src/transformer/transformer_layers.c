@@ -209,9 +209,9 @@ static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
     return 1 / (slow / factor + (1 - slow));
 }
 
-/* Rows [begin, begin + rows) of cosines and sines, which are what turning (1, 0) gives. */
-static mha_status turn_rows(mha_context *context, const mhai_encoding *e, int64_t begin,
-                            int64_t rows, float *first)
+/* They are what turning (1, 0) gives. */
+mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, int64_t begin,
+                                  int64_t rows, float *first)
 {
     const mha_layer_desc *r = &e->rotation;
     const int64_t width = e->width, half = width / 2;
@@ -250,7 +250,7 @@ static mha_status grow(mha_context *context, const mha_transformer *t, mhai_enco
         mha_tensor table = mhai_transformer_rows(first, count - begin, width, width);
         MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
     } else {
-        MHA_TRY(turn_rows(context, e, begin, count - begin, first));
+        MHA_TRY(mhai_transformer_turns(context, e, begin, count - begin, first));
     }
     e->rows = count;
     return MHA_OK;

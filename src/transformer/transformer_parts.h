@@ -221,6 +221,11 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
 MHA_NODISCARD mha_status mhai_transformer_read_layers(const mha_transformer_desc *d,
                                                       mha_layer_desc *own, bool *plain);
 MHA_NODISCARD mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t);
+/* Rows [begin, begin + rows) of a rotary encoding, cosines and then sines in each; also beyond
+ * max_length. */
+MHA_NODISCARD mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e,
+                                                int64_t begin, int64_t rows, float *first);
+
 MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t,
                                                  int64_t count);
 void mhai_transformer_free_encodings(mha_transformer *t);

@@ -30,7 +30,21 @@ def visible(n, left, right):
                - max(0, t - (n if left is None else left)) + 1 for t in range(n))
 
 
-def expected(e, h, hk, d, layers, batch, n, size, bias, left, right):
+def up(x, step):
+    return -(-x // step) * step
+
+
+def allocated(hk, d, batch, n, size, page, window):
+    """Bytes of a cache: pages of runs of 16 positions, and tables (cache.h)."""
+    page = min(n, page or (32 if window else n))
+    entries = -(-n // page)
+    kept = min(entries, -(-(2 * window - 1) // page) + 1) if window else entries
+    run = up(16 * d * size, 64) + (64 if size == 1 else 0)
+    tables = up(16 * batch + 8 * batch * kept + 4 * batch * entries, 64)
+    return tables + (batch * kept + bool(window)) * -(-page // 16) * hk * 2 * run
+
+
+def expected(e, h, hk, d, layers, batch, n, size, bias, left, right, page=None):
     q, k = h * d * e, hk * d * e
     biases = (h * d + 2 * hk * d + e) if bias else 0
     pairs = batch * h * visible(n, left, right)
@@ -45,10 +59,16 @@ def expected(e, h, hk, d, layers, batch, n, size, bias, left, right):
     matrix = batch * h * n * n * size
     layer = {"parameters": parameters, "flops": flops, "pairs": n * n,
              "visible_pairs": visible(n, left, right), "matrix_bytes": matrix,
-             "cache_bytes": cache, "window_cache_bytes": cache // n * kept}
+             "cache_bytes": cache, "window_cache_bytes": cache // n * kept,
+             "allocated_cache_bytes": allocated(hk, d, batch, n, size, page, 0)}
+    layer["allocated_window_cache_bytes"] = min(
+        layer["allocated_cache_bytes"],
+        allocated(hk, d, batch, n, size, page, kept if kept < n else 0))
     model = {"parameters": layers * parameters["all"], "flops": layers * flops["all"],
              "matrix_bytes": layers * matrix, "cache_bytes": layers * cache,
              "window_cache_bytes": layers * layer["window_cache_bytes"],
+             "allocated_cache_bytes": layers * layer["allocated_cache_bytes"],
+             "allocated_window_cache_bytes": layers * layer["allocated_window_cache_bytes"],
              "cache_bytes_of_a_token": layers * 2 * hk * d * size}
     return layer, model
 
@@ -63,6 +83,8 @@ def by_formula():
         arguments = ["--embed", e, "--heads", h, "--kv-heads", hk, "--head-dim", d, "--layers",
                      layers, "--batch", batch, "--length", n, "--dtype", dtype,
                      "--bias" if bias else "--no-bias"]
+        page = draw.choice((None, 1, 5, 16, 64))
+        arguments += ["--page", page] if page else []
         left = right = None
         if draw.random() < 0.5:
             arguments.append("--causal")
@@ -75,7 +97,8 @@ def by_formula():
                 right = draw.randint(0, 80)
                 arguments += ["--window", f"{left},{right}"]
         data = counted(*arguments)
-        layer, model = expected(e, h, hk, d, layers, batch, n, BYTES[dtype], bias, left, right)
+        layer, model = expected(e, h, hk, d, layers, batch, n, BYTES[dtype], bias, left, right,
+                                page)
         check(data["layer"] == layer, f"{arguments}: {data['layer']} instead of {layer}")
         check(data["model"] == model, f"{arguments}: {data['model']} instead of {model}")
 

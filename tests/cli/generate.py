@@ -258,6 +258,9 @@ def byte_pairs():
         folder, "a", "--stats", "--max-tokens", 3, "--cache", kind).err)[1]) for kind in ("f32", "f16")]
     check(0 <= rooms[1] <= rooms[0], f"rooms: {rooms}")
     check_error(generate(folder, "a", "--cache", "f8"), USAGE, "bf16", command="generate")
+    for window in (["--window", 1], ["--window", 2, "--sinks", 0, "--page", 1, "--cache", "int8"]):
+        expect("a\u00e9b", folder, "a", *window)
+    check_error(generate(folder, "a", "--sinks", 1), USAGE, "add --window", command="generate")
     told = generate(folder)
     check(told.code == USAGE and b"give TEXT" in told.err, f"nothing to begin with: {told.err!r}")
 

@@ -171,6 +171,28 @@ def caches():
     check(faster["compute"] == "bf16" and 0 < abs(faster["loss"] - exact["loss"]) < 0.1, "bf16 arithmetic")
 
 
+def windows():
+    """A window that hides nothing changes nothing; a narrow one does, in less memory; with positions of the
+    cache a text is longer than the model's. Steps and pages change nothing in any of them."""
+    model, text = attending("windowed"), words(90)
+    exact = measured(model, text)
+    wide = measured(model, text, "--window", LENGTH)
+    check(wide["losses"] == exact["losses"], "a window as wide as a context")
+    for options in (["--window", 5], ["--window", 5, "--sinks", 0, "--cache", "int8"],
+                    ["--window", 9, "--streaming"], ["--window", 3, "--sinks", 2, "--streaming"]):
+        found = measured(model, text, "--chunk", 1, *options)
+        for more in (["--chunk", 7, "--page", 3], ["--chunk", 30, "--threads", 1]):
+            again = measured(model, text, *options, *more)
+            check(again["losses"] == found["losses"], f"{options}, {more}: {again['loss']}, {found['loss']}")
+        check(abs(found["loss"] - exact["loss"]) > 1e-3, f"{options}: the window hides something")
+        check(found["contexts"] == (1 if "--streaming" in options else exact["contexts"]), f"{options}: {found}")
+    small = measured(model, words(400), "--window", 5, "--streaming", "--chunk", 1, "--page", 16)
+    check(small["predicted"] >= 400 and small["cache_bytes"] < 400 * 32 * 4 / 5,
+          f"a long text in a small cache: {small['predicted']}, {small['cache_bytes']}")
+    mixed = measured(model, text, "--cache", "int8-channel", "--chunk", 1)
+    check(0 < abs(mixed["loss"] - exact["loss"]) < 0.05, f"int8-channel: {mixed['loss']}, {exact['loss']}")
+
+
 def trained():
     """What train wrote: better than guessing, and the words of the task alone."""
     check_good(run("train", "sentences", "-o", "sentences", "--layers", 1, "--heads", 2, "--embed", 16,
@@ -228,6 +250,10 @@ def refusals(model):
             ([model, "--text", text, "--context", LENGTH + 1], USAGE, ("--context 41", "takes 40")),
             ([model, "--text", text, "--page", 0], USAGE, ("--page",)),
             ([model, "--text", text, "--pages", 2], USAGE, ("--page",)),
+            ([model, "--text", text, "--window", 0], USAGE, ("--window",)),
+            ([model, "--text", text, "--sinks", 2], USAGE, ("--sinks", "add --window")),
+            ([model, "--text", text, "--streaming"], USAGE, ("--streaming", "add --window")),
+            ([model, "--text", text, "--cache", "int8-channel", "--page", 20], USAGE, ("multiples of 16",)),
             ([model, "--text", text, "--compute", "int8"], UNSUPPORTED, ("stored in blocks",)),
             ([model, "--text", none], NO_INPUT, ("no such file",)),
             ([none, "--text", text], NO_INPUT, ("no such folder",)),
@@ -256,6 +282,7 @@ chosen = table("model")
 values(chosen)
 lines(chosen)
 caches()
+windows()
 trained()
 interrupted()
 refusals(chosen)

@@ -134,6 +134,25 @@ static void run_whole(mha_context *context, const story *s, mha_path path, const
     }
 }
 
+/* The module's own, or one in pages that keeps what steps of at most `most` tokens need. */
+static void make_cache(mha_context *context, const story *s, rng *r, int64_t most,
+                       mha_kv_cache **cache)
+{
+    expect_ok(mha_module_cache_create(context, s->module, s->B, s->longest + 1, cache));
+    mha_kv_cache_desc d;
+    mha_kv_cache_describe(*cache, &d);
+    if (rng_chance(r, 0.4)) return;
+    mha_kv_cache_destroy(*cache);
+    d.page_size = rng_between(r, 1, 40);
+    d.pages = 0;
+    if (s->k.desc.flags & MHA_ATTENTION_WINDOW) {
+        d.window = s->k.desc.left_keys + 1;
+        d.sink_keys = s->k.desc.sink_keys;
+        d.max_append = most;
+    }
+    expect_ok(mha_kv_cache_create(context, &d, cache));
+}
+
 /* Steps of at most `most` tokens, every sequence as far as it goes. Tokens that a sequence has not
  * are NaN, and so are its rows of out beforehand. */
 static void run_steps(mha_context *context, const story *s, mha_path path, rng *r, int64_t most,
@@ -143,7 +162,7 @@ static void run_steps(mha_context *context, const story *s, mha_path path, rng *
     mha_attention_desc desc = s->k.desc;
     desc.path = path;
     if (rng_chance(r, 0.5)) desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL; /* a step implies it */
-    expect_ok(mha_module_cache_create(context, s->module, s->B, s->longest + 1, &cache));
+    make_cache(context, s, r, most, &cache);
     const int64_t *held = mha_kv_cache_lengths(cache);
     for (int64_t done = 0; done < s->longest;) {
         const int64_t n = rng_between(r, 1, most);

@@ -20,6 +20,8 @@
  *   vf_load_i8              VF_LANES signed bytes
  *   vf_byte                 signed byte k of each lane's four, times 2^24; k is a constant
  *   vf_fma                  a * b + c, one rounding except here, where it is two
+ *   HAS_FMA1                defined: there is vf_fma1, a * b + c of one float a in memory that all lanes
+ *                           take, and vf_mul1, a * b
  *   vf_even_f16, vf_odd_f16, vf_even_bf16, vf_odd_bf16
  *                           of lanes that hold two halves each, the lower or the upper one
  *   vf_swap                 lanes 2i and 2i + 1 change places

@@ -2,10 +2,10 @@
  * become floats in L1 where several register blocks of rows share them. */
 
 enum {
-    RUN_ROWS = 8, /* that are done without a copy, */
-    RUN_PART = 4, /* so many at a time */
-    RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? BLOCK_ROWS * TILE_VECTORS : 24,
-    RUN_LINE = 64 /* bytes of a cache line */
+    RUN_ROWS = 8,                                        /* that are done without a copy, */
+    RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* so many at a time */
+    RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? 10 : 24, /* of 16 registers or 32 */
+    RUN_LINE = 64                                        /* bytes of a cache line */
 };
 
 #define BY_RUN_TYPE(type, function, ...)                   \
@@ -44,7 +44,7 @@ ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int l
 {
     const vf x = load_as(type == RUN_POWERS ? MHA_I8 : type, run->at, c * MHAI_RUN + lane);
     return type == MHA_I8       ? vf_mul(x, vf_load(run->scale + lane))
-           : type == RUN_POWERS ? vf_mul(x, vf_load1(factor))
+           : type == RUN_POWERS ? vf_mul1(factor, x)
                                 : x;
 }
 
@@ -52,7 +52,7 @@ ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int l
 ALWAYS_INLINE vf value_lanes(mha_dtype type, const mhai_run *run, int64_t cols, int key, int64_t c)
 {
     const vf x = load_as(type, run->at, key * cols + c);
-    return type == MHA_I8 ? vf_mul(x, vf_set1(run->scale[key])) : x;
+    return type == MHA_I8 ? vf_mul1(run->scale + key, x) : x;
 }
 
 /* ---- copies -------------------------------------------------------------------------------- */
@@ -104,18 +104,59 @@ static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float 
     return room;
 }
 
-/* A line that is needed soon (value_tmpl.c). */
-ALWAYS_INLINE void run_touch(const char *line)
+/* Bytes that are needed soon, and others that are later (value_tmpl.c). */
+ALWAYS_INLINE void run_touch(const char *next, const char *later, int64_t bytes)
 {
-    (void)*(const volatile char *)line;
+    UNROLL for (int64_t i = 0; i < bytes; i += RUN_LINE)
+    {
+        (void)*(const volatile char *)(next + i);
+        fetch_l2(later + i);
+    }
 }
+
+/* The same of what the numbers of a run are multiplied by: nothing else foresees that line. */
+ALWAYS_INLINE void touch_scales(mha_dtype type, const mhai_run *next, const mhai_run *later,
+                                int64_t dim)
+{
+    if (type == MHA_I8) run_touch((const char *)next->scale, (const char *)later->scale, RUN_LINE);
+    if (type == RUN_POWERS)
+        for (int64_t c = 0; c < dim; c += RUN_LINE)
+            run_touch((const char *)next->powers + c, (const char *)later->powers + c, RUN_LINE);
+}
+
+/* sum[j] += *weight x[j], where x was read as `type`. (More registers of floats, which cost no turn, share a
+ * broadcast.) */
+ALWAYS_INLINE void run_add(mha_dtype type, const float *weight, int vectors, const vf *x, vf *sum)
+{
+#ifdef HAS_FMA1
+    if (type != MHA_F32 || vectors <= 2) {
+        UNROLL for (int j = 0; j < vectors; j++) sum[j] = vf_fma1(weight, x[j], sum[j]);
+        return;
+    }
+#endif
+    (void)type;
+    const vf all = vf_load1(weight);
+    UNROLL for (int j = 0; j < vectors; j++) sum[j] = vf_fma(all, x[j], sum[j]);
+}
+
+/* One row of bytes: a vector is used before the next one is converted. (Zen 4 hands instructions to its
+ * four pipes in turn as they come: 2.0 cycles a vector, which is all that they can, instead of 2.6.) */
+#ifdef HAS_FMA1
+#define RUN_APART(rows, type) ((rows) == 1 && run_size(type) == 1)
+#define RUN_KEEP_ORDER __asm__ volatile("" ::: "memory")
+#else
+#define RUN_APART(rows, type) false
+#define RUN_KEEP_ORDER
+#endif
 
 /* ---- scores of few rows -------------------------------------------------------------------- */
 
-/* Runs side by side: as many as have a line of each element together, if registers hold the sums. */
+/* Runs side by side: as many as have a line of each element together, if registers hold the sums; and
+ * two of floats where one makes too few chains. */
 #define RUNS_OF(rows, type)                                        \
     (run_size(type) == 1 && RUN_SUMS / ((rows)*LANES16) >= 4   ? 4 \
      : run_size(type) <= 2 && RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 \
+     : run_size(type) == 4 && (rows)*LANES16 <= 2              ? 2 \
                                                                : 1)
 
 typedef struct run_scores {
@@ -126,67 +167,70 @@ typedef struct run_scores {
     float *factors; /* of RUN_POWERS: [runs][dim] */
 } run_scores;
 
-/* The scores of `count` runs, in as many parts: in each, one of the runs that come next is read, in
- * equal pieces with each element. */
-ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x)
+/* The scores of `count` runs, of which `kept` are stored. Runs that come next are read meanwhile, a line with
+ * each element: those of floats side by side, others one after the other, each in its part. */
+ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x, int kept)
 {
-    vf sum[RUN_PART][4 * LANES16];
+    enum { MOST = 4 * LANES16 };
+    vf sum[RUN_PART][MOST];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
         sum[r][j] = vf_zero();
-    const int64_t ahead =
-        count * MHAI_RUN * run_size(type); /* a line, if registers hold the sums */
+    const int together = type == MHA_F32 ? count : 1, parts = count / together;
+    const int64_t dim = x->dim, ahead = parts * MHAI_RUN * run_size(type);
+    const float *q = x->q, *factors = x->factors;
+    mhai_run runs[4];
+    UNROLL for (int n = 0; n < count; n++) runs[n] = x->runs[n];
     int64_t c = 0;
-    for (int part = 1; part <= count; part++) {
-        const char *next = x->runs[count + part - 1].at, *later = x->runs[2 * count + part - 1].at;
-        for (const int64_t end = x->dim * part / count; c < end; c++) {
-            vf column[4 * LANES16];
-            run_touch(next);
-            fetch_l2(later);
-            next += ahead, later += ahead;
-            UNROLL for (int n = 0; n < count; n++) UNROLL for (int j = 0; j < LANES16; j++)
-                column[n * LANES16 + j] =
-                    key_lanes(type, &x->runs[n], c, j * VF_LANES, x->factors + n * x->dim + c);
-            UNROLL for (int r = 0; r < rows; r++)
+    for (int part = 0; part < parts; part++) {
+        const mhai_run *next = x->runs + count + part;
+        touch_scales(type, next, next + count, dim);
+        const int64_t end = dim * (part + 1) / parts;
+        for (int64_t at = 0; c < end; c++, at += ahead) {
+            vf column[MOST];
+            UNROLL for (int n = 0; n < together; n++) run_touch(
+                (const char *)next[n].at + at, (const char *)next[count + n].at + at, ahead);
+            UNROLL for (int n = 0; n < count; n++)
             {
-                const vf row = vf_load1(x->q + r * x->dim + c);
-                UNROLL for (int j = 0; j < count * LANES16; j++) sum[r][j] =
-                    vf_fma(row, column[j], sum[r][j]);
+                vf *lanes = column + n * LANES16;
+                UNROLL for (int j = 0; j < LANES16; j++) lanes[j] =
+                    key_lanes(type, &runs[n], c, j * VF_LANES, factors + n * dim + c);
+                if (!RUN_APART(rows, type)) continue;
+                run_add(type, q + c, LANES16, lanes, sum[0] + n * LANES16);
+                RUN_KEEP_ORDER;
             }
+            if (RUN_APART(rows, type)) continue;
+            UNROLL for (int r = 0; r < rows; r++)
+                run_add(type, q + r * dim + c, count * LANES16, column, sum[r]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < count * LANES16; j++)
-        vf_store(x->s + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
+    UNROLL for (int n = 0; n < count; n++) UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = n * LANES16; j < (n + 1) * LANES16; j++) if (n < kept)
+            vf_store(x->s + r * MHAI_SCORE_STRIDE + j * VF_LANES, sum[r][j]);
 }
 
 ALWAYS_INLINE void run_loop(int rows, mha_dtype type, run_scores x, int runs)
 {
     const int count = RUNS_OF(rows, type);
-    for (; runs >= count; runs -= count) {
-        run_body(rows, count, type, &x);
+    for (; runs > 0; runs -= count) {
+        run_body(rows, count, type, &x, runs);
         x.runs += count;
         x.s += count * MHAI_RUN;
         x.factors += count * x.dim;
     }
-    for (; count > 1 && runs > 0; runs--) {
-        run_body(rows, 1, type, &x);
-        x.runs++;
-        x.s += MHAI_RUN;
-        x.factors += x.dim;
-    }
 }
 
-#define RUN_CASE(n)                  \
-    case n:                          \
-        run_loop(n, type, *x, runs); \
+#define RUN_CASE(n)                                                         \
+    case n:                                                                 \
+        if (n <= RUN_PART) run_loop(n <= RUN_PART ? n : 1, type, *x, runs); \
         return;
-#define DEFINE_RUN_SCORES(name, of_type)                                                \
-    static __attribute__((noinline)) void name(int rows, const run_scores *x, int runs) \
-    {                                                                                   \
-        const mha_dtype type = of_type;                                                 \
-        switch (rows) {                                                                 \
-            RUN_CASE(1)                                                                 \
-            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4)                                         \
-        }                                                                               \
+#define DEFINE_RUN_SCORES(name, of_type)                                                        \
+    static __attribute__((noinline)) void name(int rows, const run_scores *x, int runs)         \
+    {                                                                                           \
+        const mha_dtype type = of_type;                                                         \
+        switch (rows) {                                                                         \
+            RUN_CASE(1)                                                                         \
+            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4) RUN_CASE(5) RUN_CASE(6) RUN_CASE(7) RUN_CASE(8) \
+        }                                                                                       \
     }
 DEFINE_RUN_SCORES(run_scores_f32, MHA_F32)
 DEFINE_RUN_SCORES(run_scores_f16, MHA_F16)
@@ -215,7 +259,7 @@ ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all
     const int step = run_size(type) == 1 ? 4 : 2;
     for (int run = 0; run < runs; run += step) {
         const int now = runs - run < step ? runs - run : step;
-        if (type == RUN_POWERS) find_factors(all->runs + run, now, all->dim, all->factors);
+        if (type == RUN_POWERS) find_factors(all->runs + run, step, all->dim, all->factors);
         for (int row = 0, some; row < rows; row += some) {
             const run_scores x = {.runs = all->runs + run,
                                   .dim = all->dim,
@@ -234,74 +278,98 @@ ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all
 
 /* ---- values for few rows ------------------------------------------------------------------- */
 
-/* Registers of columns: what the sums of so many rows leave, in whole panels where it is many. */
-#define RUN_WIDTH(rows) (RUN_SUMS / (rows) >= 4 ? 4 : 2)
+/* Registers of columns: what the sums of so many rows leave, in whole panels where it is many. Floats
+ * need none to be converted in. */
+#define RUN_WIDTH(rows, type) ((RUN_SUMS + 2 * ((type) == MHA_F32)) / (rows) >= 4 ? 4 : 2)
 
 typedef struct run_values {
-    const mhai_run *run; /* and the one after, to be fetched */
-    int end;             /* positions of it */
+    const mhai_run *run; /* and those after, to be fetched */
+    int runs;            /* done one after the other while sums stay in registers */
+    int end;             /* positions of them */
     int64_t cols;
     const float *p; /* [rows][MHAI_SCORE_STRIDE], of position 0 */
     float *o;       /* [rows][cols] */
 } run_values;
+
+/* `vectors` registers of one position. */
+ALWAYS_INLINE void run_values_key(int rows, int vectors, mha_dtype type, const mhai_run *run,
+                                  int64_t cols, int key, int64_t col, const float *p,
+                                  vf sum[RUN_PART][4])
+{
+    vf value[4];
+    UNROLL for (int j = 0; j < vectors; j++)
+    {
+        value[j] = value_lanes(type, run, cols, key, col + j * VF_LANES);
+        if (!RUN_APART(rows, type)) continue;
+        run_add(type, p, 1, value + j, sum[0] + j);
+        RUN_KEEP_ORDER;
+    }
+    if (RUN_APART(rows, type)) return;
+    UNROLL for (int r = 0; r < rows; r++)
+        run_add(type, p + r * MHAI_SCORE_STRIDE, vectors, value, sum[r]);
+}
 
 /* o += P V over `vectors` registers of columns; the chains go on where they were. */
 ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const run_values *x,
                                    int64_t col)
 {
     vf sum[RUN_PART][4];
-    const int64_t size = run_size(type);
+    const int64_t piece = vectors * VF_LANES * run_size(type);
+    int64_t cols = x->cols;
     float *o = x->o + col;
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
-        vf_load(o + r * x->cols + j * VF_LANES);
-    for (int key = 0; key < x->end; key++) {
-        const int64_t ahead = (col * MHAI_RUN + key * vectors * VF_LANES) * size;
-        vf value[4];
-        UNROLL for (int64_t i = 0; i < vectors * VF_LANES * size; i += RUN_LINE)
-        {
-            run_touch((const char *)x->run[1].at + ahead + i);
-            fetch_l2((const char *)x->run[2].at + ahead + i);
-        }
-        UNROLL for (int j = 0; j < vectors; j++) value[j] =
-            value_lanes(type, x->run, x->cols, key, col + j * VF_LANES);
-        UNROLL for (int r = 0; r < rows; r++)
-        {
-            const vf weight = vf_load1(x->p + r * MHAI_SCORE_STRIDE + key);
-            UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
-                vf_fma(weight, value[j], sum[r][j]);
+        vf_load(o + r * cols + j * VF_LANES);
+    for (int first = 0; first < x->end; first += MHAI_RUN) {
+        const mhai_run *at_run = x->run + first / MHAI_RUN, run = *at_run;
+        const int64_t ahead = col * MHAI_RUN * run_size(type);
+        const char *next = (const char *)at_run[x->runs].at + ahead;
+        const char *later = (const char *)at_run[2 * x->runs].at + ahead;
+        const int keys = x->end - first < MHAI_RUN ? x->end - first : MHAI_RUN;
+        touch_scales(type, at_run + x->runs, at_run + 2 * x->runs, cols);
+        for (int key = 0; key < keys; key++, next += piece, later += piece) {
+            run_touch(next, later, piece);
+            run_values_key(rows, vectors, type, &run, cols, key, col, x->p + first + key, sum);
         }
     }
+    __asm__("" : "+r"(o), "+r"(cols)); /* else addresses are kept, in vector registers */
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
-        vf_store(o + r * x->cols + j * VF_LANES, sum[r][j]);
+        vf_store(o + r * cols + j * VF_LANES, sum[r][j]);
 }
 
 ALWAYS_INLINE void run_values_loop(int rows, mha_dtype type, const run_values *x)
 {
-    const int width = RUN_WIDTH(rows);
+    const int width = RUN_WIDTH(rows, type);
     int64_t col = 0;
     for (; width > 2 && col + width * VF_LANES <= x->cols; col += width * VF_LANES)
         run_values_body(rows, width, type, x, col);
     for (; col < x->cols; col += 2 * VF_LANES) run_values_body(rows, 2, type, x, col);
 }
 
-#define RUN_CASE(n)                  \
-    case n:                          \
-        run_values_loop(n, type, x); \
+#define RUN_CASE(n)                                                         \
+    case n:                                                                 \
+        if (n <= RUN_PART) run_values_loop(n <= RUN_PART ? n : 1, type, x); \
         return;
-#define DEFINE_RUN_VALUES(name, of_type)                                      \
-    static __attribute__((noinline)) void name(int rows, const run_values *x) \
-    {                                                                         \
-        const mha_dtype type = of_type;                                       \
-        switch (rows) {                                                       \
-            RUN_CASE(1)                                                       \
-            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4)                               \
-        }                                                                     \
+#define DEFINE_RUN_VALUES(name, of_type)                                                        \
+    static __attribute__((noinline)) void name(int rows, const run_values *x)                   \
+    {                                                                                           \
+        const mha_dtype type = of_type;                                                         \
+        switch (rows) {                                                                         \
+            RUN_CASE(1)                                                                         \
+            RUN_CASE(2) RUN_CASE(3) RUN_CASE(4) RUN_CASE(5) RUN_CASE(6) RUN_CASE(7) RUN_CASE(8) \
+        }                                                                                       \
     }
 DEFINE_RUN_VALUES(run_values_f32, MHA_F32)
 DEFINE_RUN_VALUES(run_values_f16, MHA_F16)
 DEFINE_RUN_VALUES(run_values_bf16, MHA_BF16)
 DEFINE_RUN_VALUES(run_values_i8, MHA_I8)
 #undef RUN_CASE
+
+/* Runs that are done together: at most 8 KB of heads of 128. */
+ALWAYS_INLINE int run_step(mha_dtype type)
+{
+    return type == MHA_F32 ? 1 : 2;
+}
+
 ALWAYS_INLINE void run_values_as(mha_dtype type, int rows, const run_values *all)
 {
     run_values x = *all;

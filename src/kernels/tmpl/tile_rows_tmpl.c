@@ -266,17 +266,23 @@ static void run_value_sums(const mhai_tile *const *tiles, const mhai_tile_rows *
                            int end)
 {
     const int64_t cols = tiles[0]->value_panels * MHAI_PANEL;
-    const bool few = x->tiles == 1 && tiles[0]->rows <= RUN_ROWS;
-    for (int key = begin; key < end; key += MHAI_RUN) {
-        const mhai_run *run = &x->value_runs[key / MHAI_RUN];
-        const int keys = end - key < MHAI_RUN ? end - key : MHAI_RUN;
-        if (few) {
-            const run_values part = {
-                .run = run, .end = keys, .cols = cols, .p = tiles[0]->s + key, .o = x->o};
-            BY_RUN_TYPE(run->type, run_values_as, tiles[0]->rows, &part)
-            continue;
+    if (x->tiles == 1 && tiles[0]->rows <= RUN_ROWS) {
+        const int step = run_step(x->value_runs->type);
+        for (int key = begin; key < end; key += step * MHAI_RUN) {
+            const run_values few = {.run = &x->value_runs[key / MHAI_RUN],
+                                    .runs = step,
+                                    .end =
+                                        end - key < step * MHAI_RUN ? end - key : step * MHAI_RUN,
+                                    .cols = cols,
+                                    .p = tiles[0]->s + key,
+                                    .o = x->o};
+            BY_RUN_TYPE(few.run->type, run_values_as, tiles[0]->rows, &few)
         }
-        const float *v = run_rows(run, keys, cols, x->run);
+        return;
+    }
+    for (int key = begin; key < end; key += MHAI_RUN) {
+        const int keys = end - key < MHAI_RUN ? end - key : MHAI_RUN;
+        const float *v = run_rows(&x->value_runs[key / MHAI_RUN], keys, cols, x->run);
         float *o = x->o;
         for (int i = 0; i < x->tiles; o += tiles[i++]->rows * cols)
             run_part(tiles[i], v, key, keys, o);

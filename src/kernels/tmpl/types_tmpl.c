@@ -28,6 +28,13 @@ ALWAYS_INLINE void transpose_from(const float *in, int64_t stride, float *out, i
 }
 #endif
 
+#ifndef HAS_FMA1
+ALWAYS_INLINE vf vf_mul1(const float *a, vf b)
+{
+    return vf_mul(vf_load1(a), b);
+}
+#endif
+
 /* The rows of a strip's next register block, where so many of the strip are left. */
 ALWAYS_INLINE int block_rows(int left)
 {
