@@ -173,7 +173,7 @@ static mha_status check_pages(mha_kv_cache_desc *d)
     if (!mhai_mul_i64(d->batch, each, &entries) || entries >= INT32_MAX || d->pages >= INT32_MAX)
         return mha_fail(MHA_ERR_SIZE,
                         "mha_kv_cache_desc: %lld sequences of up to %lld pages, and pages is %lld; "
-                        "there can be %d of each in all: make page_size larger",
+                        "there can be %d of each in all: make page_size larger or batch smaller",
                         (long long)d->batch, (long long)each, (long long)d->pages, INT32_MAX - 1);
     if (d->pages == 0) d->pages = d->batch * most_pages(d);
     return check_positive("pages", d->pages);

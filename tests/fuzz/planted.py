@@ -57,10 +57,13 @@ FAULTS = [
      "repeated = i > own + 1 && dim_from_end(x, i) == 1"),
     ("render", "src/render/figure.c", "if (panel.group < 0 || panel.group >= f->group_count)",
      "if (panel.group > f->group_count)"),
-    ("attention", "src/attention/attn_check.c", "p->key_lengths[b] > most)",
-     "p->key_lengths[b] > most + 60)"),
-    ("module", "src/cache/kv_cache.c", "if (count > capacity - cache->lengths[b])",
+    ("attention", "src/attention/attn_check.c", "all[i].of[b] > most)",
+     "all[i].of[b] > most + 60)"),
+    ("cache", "src/cache/kv_cache.c", "if (count > capacity - cache->lengths[b])",
      "if (count > capacity - cache->lengths[b] + 1)"),
+    ("cache", "src/cache/kv_pages.c", "if (used == 0 || cache->references[*entry] == 1) return;",
+     "if (used == 0 || cache->references[*entry] <= 2) return;"),
+    ("module", "src/attention/attn_rope.c", "if (rotary < 0 || rotary > D ||", "if (rotary < 0 || rotary > D + 8 ||"),
 ]
 
 
