@@ -196,7 +196,7 @@ def test_hover_and_lock(open_page, plain):
     # The strip has the colours of the row.
     chip = page.locator("#strip .chip").nth(7)
     want = color_of(MAPS[0][3][7] / HI)
-    assert chip.evaluate("e => getComputedStyle(e).backgroundColor") == css_color(want)
+    sync_api.expect(chip).to_have_css("background-color", css_color(want))  # it fades in
     assert "looking" in page.locator("#strip .chip").nth(3).get_attribute("class")
     page.mouse.click(*center(page, 3, 7))
     expect_text(page, "#readout", "locked")
