@@ -99,7 +99,7 @@ static void store_channels(float *x, int rows, int64_t cols, unsigned char *run,
 {
     for (int64_t c = 0; c < cols; c++) {
         float most = 0;
-        int power;
+        int power = 0;
         for (int r = 0; r < rows; r++)
             most = isfinite(x[r * cols + c]) ? fmaxf(most, fabsf(x[r * cols + c])) : INFINITY;
         for (int r = 0; r < rows; r++)
