@@ -103,8 +103,8 @@ static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key
 {
     const mhai_attn_pages *pages = x->pages;
     const int64_t of_page = mhai_ceil_div(pages->page_size, MHAI_RUN), first = key / MHAI_RUN;
-    const int64_t page_bytes = pages->heads * of_page * x->bytes;
-    const unsigned char *head = x->at + hk * of_page * x->bytes;
+    const int64_t page_bytes = of_page * x->bytes;
+    const unsigned char *head = x->at + hk * pages->pages * page_bytes;
     const int32_t *page = pages->table + b * pages->entries + first / of_page;
     int64_t in_page = first % of_page;
     for (int64_t i = 0; i < count; i++) {

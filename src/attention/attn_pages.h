@@ -10,11 +10,13 @@ struct mhai_attn_workspace;
 
 typedef struct mhai_attn_pages {
     mha_dtype type;                     /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
-    const unsigned char *keys, *values; /* [pages][heads][runs of a page] */
+    const unsigned char *keys, *values; /* [heads][pages][runs of a page] */
     int64_t key_bytes, value_bytes;     /* of a run; the scales of MHA_I8 are its last line */
     bool channels; /* keys of MHA_I8: the powers of a run are its last line or lines; page_size is a
                       multiple of MHAI_RUN, or all of a sequence is one page */
-    int64_t heads, page_size;
+    int64_t pages,
+        page_size;        /* of a head all pages lie in a row: one that takes pages as they come is
+                                 read without a jump */
     const int32_t *table; /* [B][entries] pages of each sequence */
     int64_t entries;
 } mhai_attn_pages;
@@ -32,7 +34,7 @@ static inline int64_t mhai_attn_page_run(const mhai_attn_pages *pages, int64_t p
                                          int64_t position)
 {
     const int64_t runs = mhai_ceil_div(pages->page_size, MHAI_RUN);
-    return (page * pages->heads + hk) * runs + position / MHAI_RUN;
+    return (hk * pages->pages + page) * runs + position / MHAI_RUN;
 }
 
 /* Bytes of a workspace for gathered runs of a block; 0: they are read where they lie. */

@@ -123,13 +123,18 @@ static bool is_countable(int64_t width)
     return mhai_mul_i64(width, MHAI_RUN * 8, &numbers) && numbers <= PTRDIFF_MAX / 64;
 }
 
+/* Pages that memory is taken for: with a window one more, the empty page. */
+static int64_t pool_of(const mha_kv_cache_desc *d)
+{
+    return d->pages + (d->window > 0);
+}
+
 /* Bytes of all pages' keys or values. */
 static bool count_bytes(const mha_kv_cache_desc *d, int64_t run, int64_t *page, int64_t *all)
 {
     if (d->page_size > PTRDIFF_MAX - MHAI_RUN) return false;
-    const int64_t pages = d->pages + (d->window > 0); /* the empty page */
     return mhai_mul_i64(mhai_ceil_div(d->page_size, MHAI_RUN), d->kv_heads, page) &&
-           mhai_mul_i64(*page, run, page) && mhai_mul_i64(*page, pages, all) &&
+           mhai_mul_i64(*page, run, page) && mhai_mul_i64(*page, pool_of(d), all) &&
            *all <= PTRDIFF_MAX / 32;
 }
 
@@ -233,7 +238,7 @@ static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts 
                                      .key_bytes = key_bytes(d),
                                      .value_bytes = value_bytes(d),
                                      .channels = d->key_scales == MHA_KV_SCALES_CHANNEL,
-                                     .heads = d->kv_heads,
+                                     .pages = pool_of(d),
                                      .page_size = d->page_size,
                                      .table = cache->table,
                                      .entries = mhai_ceil_div(d->capacity, d->page_size)};
@@ -242,13 +247,15 @@ static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts 
 static void clear_empty_page(const mha_kv_cache *cache)
 {
     const mhai_attn_pages *pages = &cache->pages;
-    const int64_t runs = pages->heads * mhai_ceil_div(pages->page_size, MHAI_RUN);
-    const int64_t first = mhai_attn_page_run(pages, mhai_kv_empty_page(cache), 0, 0);
+    const int64_t runs = mhai_ceil_div(pages->page_size, MHAI_RUN);
     if (cache->desc.window == 0) return;
-    memset((unsigned char *)(uintptr_t)pages->keys + first * pages->key_bytes, 0,
-           (size_t)(runs * pages->key_bytes));
-    memset((unsigned char *)(uintptr_t)pages->values + first * pages->value_bytes, 0,
-           (size_t)(runs * pages->value_bytes));
+    for (int64_t h = 0; h < cache->desc.kv_heads; h++) {
+        const int64_t first = mhai_attn_page_run(pages, mhai_kv_empty_page(cache), h, 0);
+        memset((unsigned char *)(uintptr_t)pages->keys + first * pages->key_bytes, 0,
+               (size_t)(runs * pages->key_bytes));
+        memset((unsigned char *)(uintptr_t)pages->values + first * pages->value_bytes, 0,
+               (size_t)(runs * pages->value_bytes));
+    }
 }
 
 mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *desc,

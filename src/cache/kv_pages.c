@@ -160,11 +160,12 @@ static int32_t take_page(mha_kv_cache *cache)
 }
 
 /* The runs of a page that begin with positions below `used`. */
-static void copy_runs(const mhai_attn_pages *pages, const unsigned char *at, int64_t bytes,
+static void copy_runs(const mha_kv_cache *cache, const unsigned char *at, int64_t bytes,
                       int32_t from, int32_t to, int64_t used)
 {
+    const mhai_attn_pages *pages = &cache->pages;
     unsigned char *out = (unsigned char *)(uintptr_t)at;
-    for (int64_t h = 0; h < pages->heads; h++)
+    for (int64_t h = 0; h < cache->desc.kv_heads; h++)
         memcpy(out + mhai_attn_page_run(pages, to, h, 0) * bytes,
                at + mhai_attn_page_run(pages, from, h, 0) * bytes,
                (size_t)(mhai_ceil_div(used, MHAI_RUN) * bytes));
@@ -177,8 +178,8 @@ static void own_page(mha_kv_cache *cache, int64_t b)
     int32_t *entry = row_of(cache, b) + cache->lengths[b] / cache->desc.page_size;
     if (used == 0 || cache->references[*entry] == 1) return;
     const int32_t page = take_page(cache);
-    copy_runs(pages, pages->keys, pages->key_bytes, *entry, page, used);
-    copy_runs(pages, pages->values, pages->value_bytes, *entry, page, used);
+    copy_runs(cache, pages->keys, pages->key_bytes, *entry, page, used);
+    copy_runs(cache, pages->values, pages->value_bytes, *entry, page, used);
     release(cache, *entry);
     *entry = page;
 }
