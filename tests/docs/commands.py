@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Run the commands of a page, and compare what they print with what the page shows.
+
+    tests/docs/commands.py docs/lessons.md ...   run; exit 1 if a command or its output is wrong, 77 if
+                                                 all commands are skipped
+    tests/docs/commands.py --update PAGE ...     write what is printed into the page instead
+    tests/docs/commands.py --list PAGE ...       count commands, and say which are not run and why
+
+What is a command:
+
+  * in a ```console block, each line that begins with "$ "; a backslash continues it on the next line.
+    The lines up to the next one are all that it prints, stderr included. A line "..." matches any
+    number of lines, and "…" within a line any characters. Exit status 0, or as a marker says.
+  * a ```sh block as a whole, and an indented block that begins with one of PROGRAMS: a script, which
+    must end with exit status 0. What it prints is not compared.
+
+Markers are HTML comments of one or more lines, which a reader of the page does not see:
+
+  <!-- commands: skip REASON -->       the next block is not run
+  <!-- commands: skip-page REASON -->  no block of the page is
+  <!-- commands: exit 4 -->            the last command of the next block ends with this status
+  <!-- commands: let MODEL=PATH -->    from here on, the word MODEL in commands means PATH
+  <!-- commands: first                 run these lines here; for files that the page takes for granted
+  printf ... > text.txt
+  -->
+
+The commands of a page run one after the other with bash, in one new folder that has links to whatever
+is in the root of the project, so that tools/x, include/ and build/libmultihead.a are found and new files
+stay in the folder. `multihead` is the program named by the variable MULTIHEAD. Files that a page writes
+there are there for the commands that follow.
+"""
+import difflib
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BUILD = ROOT / "build"
+PROGRAM = pathlib.Path(os.environ.get("MULTIHEAD", BUILD / "multihead")).resolve()
+SECONDS = 600  # a command that takes longer hangs
+SKIPPED = 77
+
+# The first word of an indented block of commands.
+PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|sh|apt-get|"
+                      r"(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
+MARKER = re.compile(r"<!-- commands: (skip-page|skip|exit|let|first)\s(.*?)-->", re.S)
+
+
+class Block:
+    """Lines of a page that are commands: lines[first:end], counted from 0."""
+
+    def __init__(self, kind, first, end, lines):
+        self.kind, self.first, self.end, self.lines = kind, first, end, lines
+        self.skip, self.exit = None, 0
+
+    def commands(self):
+        """[(line, command, what it prints)]; None where that is not compared."""
+        if self.kind != "console":
+            return [(self.first, "\n".join(self.lines), None)]
+        found = []
+        for at, line in enumerate(self.lines):
+            previous = found[-1] if found else None
+            if previous and previous[1].endswith("\\") and not previous[2]:
+                previous[1] += "\n" + line
+            elif line.startswith("$ "):
+                found.append([self.first + at, line[2:], []])
+            elif previous:
+                previous[2].append(line)
+            else:
+                raise SystemExit(f"line {self.first + 1}: a console block begins with '$ COMMAND'")
+        return found
+
+
+def blocks(text):
+    """The blocks of commands of a page and, in their order, its markers as (line, kind, words)."""
+    lines = text.split("\n")
+    found, markers, at = [], [], 0
+    while at < len(lines):
+        fence = re.match(r"```(\w*)", lines[at])
+        if fence:
+            end = at + 1
+            while end < len(lines) and not lines[end].startswith("```"):
+                end += 1
+            if fence.group(1) in ("sh", "console"):
+                found.append(Block(fence.group(1), at + 1, end, lines[at + 1:end]))
+            at = end + 1
+        elif lines[at].startswith("<!-- commands:"):
+            end = at
+            while "-->" not in lines[end]:
+                end += 1
+            marker = MARKER.fullmatch("\n".join(lines[at:end + 1]).strip())
+            if not marker:
+                raise SystemExit(f"line {at + 1}: no such marker: {lines[at]}")
+            markers.append((at, marker.group(1), marker.group(2).strip()))
+            at = end + 1
+        elif PROGRAMS.match(lines[at][4:]) and lines[at].startswith("    ") and \
+                (at == 0 or not lines[at - 1].strip()):
+            end = at
+            while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
+                end += 1
+            while not lines[end - 1].strip():
+                end -= 1
+            found.append(Block("indented", at, end, [line[4:] for line in lines[at:end]]))
+            at = end
+        else:
+            at += 1
+    return found, markers
+
+
+def steps(text):
+    """What is to be done, in the order of the page: blocks, and ("let", words), ("first", commands)."""
+    found, markers = blocks(text)
+    whole = [words for _, kind, words in markers if kind == "skip-page"]
+    for block in found:
+        previous = max((b.first for b in found if b.first < block.first), default=-1)
+        own = {kind: words for at, kind, words in markers if previous < at < block.first}
+        block.skip = whole[0] if whole else own.get("skip")
+        block.exit = int(own.get("exit", 0))
+    others = [(at, (kind, words)) for at, kind, words in markers if kind in ("let", "first")]
+    return [step for _, step in sorted([(b.first, b) for b in found] + others, key=lambda s: s[0])]
+
+
+def replace(command, names):
+    for name, value in names.items():
+        command = re.sub(rf"(?<![\w/.-]){re.escape(name)}(?![\w-])", lambda _: value, command)
+    return command
+
+
+def matches(shown, printed):
+    """Whether the lines printed are those shown, with "..." and "…" as wildcards."""
+    if not shown:
+        return not printed
+    if shown[0] == "..." and any(matches(shown[1:], printed[n:]) for n in range(len(printed) + 1)):
+        return True
+    pattern = ".*".join(map(re.escape, shown[0].split("…")))
+    return bool(printed) and re.fullmatch(pattern, printed[0]) and matches(shown[1:], printed[1:])
+
+
+class Folder:
+    """Where the commands of a page run."""
+
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        programs = self.path / ".programs"
+        programs.mkdir()
+        (programs / "multihead").symlink_to(PROGRAM)
+        for entry in ROOT.iterdir():
+            if not entry.name.startswith(".") and entry.name != "build":
+                (self.path / entry.name).symlink_to(entry)
+        (self.path / "build").symlink_to(PROGRAM.parent)
+        self.environment = {name: value for name, value in os.environ.items()
+                            if name in ("HOME", "TMPDIR", "CC", "MHA_ISA", "MHA_THREADS") or
+                            name.endswith("SAN_OPTIONS")}
+        self.environment.update(PATH=f"{programs}:{os.environ['PATH']}", LANG="C.UTF-8", TERM="dumb",
+                                PYTHONUTF8="1", PYTHONDONTWRITEBYTECODE="1")
+
+    def run(self, command):
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=self.path, check=False,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, env=self.environment, timeout=SECONDS)
+        lines = [line.rstrip() for line in done.stdout.decode("utf-8", "replace").split("\n")]
+        while lines and not lines[-1]:
+            lines.pop()
+        return done.returncode, lines
+
+
+class Page:
+    def __init__(self, path):
+        self.path = pathlib.Path(path).resolve()
+        self.text = self.path.read_text(encoding="utf-8")
+        self.names, self.ran, self.failures, self.edits = {}, 0, [], []
+
+    def fail(self, line, command, why, lines):
+        where = os.path.relpath(self.path, ROOT)
+        self.failures.append("\n".join([f"{where}:{line + 1}: {why}: {command}", *lines]))
+
+    def run_block(self, folder, block, update):
+        commands = block.commands()
+        for n, (line, command, shown) in enumerate(commands):
+            wanted = block.exit if n == len(commands) - 1 else 0
+            status, printed = folder.run(replace(command, self.names))
+            self.ran += 1
+            while shown and not shown[-1].strip():
+                shown.pop()
+            if status != wanted:
+                self.fail(line, command, f"exit status {status}, not {wanted}", printed[-20:])
+            elif shown is not None and not matches([s.rstrip() for s in shown], printed):
+                start = line + 1 + command.count("\n")
+                self.edits.append((start, start + len(shown), printed))
+                if not update:
+                    self.fail(line, command, "prints other lines",
+                              difflib.unified_diff(shown, printed, "page", "printed", lineterm=""))
+
+    def run(self, update=False):
+        with tempfile.TemporaryDirectory(prefix="multihead-docs-") as path:
+            folder = Folder(path)
+            for step in steps(self.text):
+                if isinstance(step, Block):
+                    if step.skip is None:
+                        self.run_block(folder, step, update)
+                elif step[0] == "let":
+                    self.names.update(word.split("=", 1) for word in shlex.split(step[1]))
+                else:
+                    status, printed = folder.run(replace(step[1], self.names))
+                    if status:
+                        self.fail(0, step[1], f"'first': exit status {status}", printed[-20:])
+        if update:
+            self.write()
+
+    def write(self):
+        lines = self.text.split("\n")
+        for start, end, printed in reversed(self.edits):
+            lines[start:end] = printed
+        self.path.write_text("\n".join(lines), encoding="utf-8")
+
+    def skipped(self):
+        return [(step.first + 1, step.lines[0], step.skip) for step in steps(self.text)
+                if isinstance(step, Block) and step.skip is not None]
+
+    def count(self):
+        return sum(len(step.commands()) for step in steps(self.text) if isinstance(step, Block))
+
+
+def main(arguments):
+    options = {a for a in arguments if a.startswith("--")}
+    if options - {"--update", "--list"} or not set(arguments) - options:
+        print(__doc__)
+        return 2
+    ran = failed = all_skipped = 0
+    for path in (a for a in arguments if not a.startswith("--")):
+        page = Page(path)
+        if "--list" not in options:
+            page.run("--update" in options)
+        for failure in page.failures:
+            print(failure)
+        skipped = page.skipped()
+        print(f"{path}: {page.count()} commands, {page.ran} run, {len(page.failures)} wrong, "
+              f"{len(skipped)} blocks skipped")
+        for line, command, reason in skipped:
+            print(f"  line {line} is skipped: {reason}: {command}")
+        ran += page.ran
+        failed += len(page.failures)
+        all_skipped |= len(skipped) > 0 and page.ran == 0
+    return 1 if failed else SKIPPED if all_skipped and not ran and "--list" not in options else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""The runner of pages notices what is wrong with a page, and only that (commands.py)."""
+import pathlib
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import commands  # noqa: E402
+
+failures = []
+
+
+def page(text, update=False):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "page.md"
+        path.write_text(text, encoding="utf-8")
+        made = commands.Page(path)
+        made.run(update)
+        made.after = path.read_text(encoding="utf-8")
+    return made
+
+
+def expect(name, text, ran, *wrong):
+    """A page of which so many commands run, with one failure for each of the texts in `wrong`."""
+    made = page(text)
+    good = made.ran == ran and len(made.failures) == len(wrong) and \
+        all(part in failure for part, failure in zip(wrong, made.failures))
+    if not good:
+        failures.append(f"{name}: {made.ran} run, {made.failures}")
+
+
+def console(*lines):
+    return "\n".join(["# Page", "", "```console", *lines, "```", ""])
+
+
+expect("as shown", console("$ echo one", "one", "$ echo two >&2", "two"), 2)
+expect("another line", console("$ echo one", "two"), 1, "prints other lines: echo one")
+expect("a line too few", console("$ echo one; echo two", "one"), 1, "+two")
+expect("a line too many", console("$ echo one", "one", "two"), 1, "-two")
+expect("nothing shown", console("$ echo one"), 1, "+one")
+expect("any lines", console("$ seq 9", "1", "...", "9"), 1)
+expect("any lines, wrong end", console("$ seq 9", "1", "...", "8"), 1, "prints other")
+expect("any characters", console("$ echo took 17 ms", "took … ms"), 1)
+expect("a pattern is text", console("$ echo axb", "a.b"), 1, "prints other")
+expect("continued", console("$ echo one \\", "    two", "one two"), 1)
+expect("status", console("$ exit 3"), 1, "exit status 3, not 0")
+expect("status that is shown",
+       "# P\n\n<!-- commands: exit 3 -->\n" + console("$ exit 3").split("\n", 2)[2], 1)
+expect("a marker is for one block", "# P\n\n<!-- commands: exit 3 -->\n```sh\nexit 3\n```\n\n"
+       "```sh\nexit 3\n```\n", 2, "exit status 3, not 0")
+expect("skipped", "# P\n\n<!-- commands: skip network -->\n```sh\nexit 3\n```\n\n```sh\ntrue\n```\n", 1)
+expect("a page skipped", "# P\n<!-- commands: skip-page all -->\n\n```sh\nexit 3\n```\n\n    cc --none\n", 0)
+expect("a script stops at its first error", "```sh\nfalse\ntrue\n```\n", 1, "exit status 1")
+expect("indented", "Text:\n\n    python3 -c 'import sys; sys.exit(4)'\n\nText.\n", 1, "exit status 4")
+expect("indented formula", "Text:\n\n    o = softmax(q k^T) v\n", 0)
+expect("other languages", "```c\nreturn 1;\n```\n\n```\n$ exit 1\n```\n", 0)
+expect("names", "<!-- commands: let MODEL=a/b -->\n" + console("$ echo MODEL MODELS", "a/b MODELS"), 1)
+expect("first", "<!-- commands: first\necho text > new.txt\n-->\n" + console("$ cat new.txt", "text"), 1)
+expect("files stay", console("$ echo 1 > one", "$ cat one", "1"), 2)
+expect("the project's files", console("$ ls include", "multihead"), 1)
+
+wrong = console("$ echo one", "two", "three", "$ echo four", "four", "$ seq 3")
+right = console("$ echo one", "one", "$ echo four", "four", "$ seq 3", "1", "2", "3")
+if page(wrong, update=True).after != right:
+    failures.append("--update does not write what is printed")
+
+for failure in failures:
+    print("FAILED:", failure)
+print(f"{len(failures)} failed")
+sys.exit(1 if failures else 0)
