@@ -1,4 +1,4 @@
-/* multihead: status codes, tensor views, contexts.
+/* multihead: version, status codes, tensor views, contexts.
  *
  * Everything else in the library is built on this header. General conventions:
  *
@@ -40,6 +40,20 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- Version --------------------------------------------------------------------------------- */
+
+/**
+ * The version of the library at run time, e.g. "0.1.0". MHA_VERSION_MAJOR, _MINOR and _PATCH of
+ * multihead.h are those of the header that a program was compiled with.
+ *
+ * Memory   static text.   Errors   none.   Threads  any.   Since  0.1
+ */
+MHA_API const char *mha_version(void);
+
+/** Likewise as a number to compare: 10000 major + 100 minor + patch. Memory none. Errors none.
+ * Threads any. Since 0.1 */
+MHA_API int mha_version_number(void);
 
 /* ---- Status ---------------------------------------------------------------------------------- */
 

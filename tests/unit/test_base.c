@@ -6,7 +6,7 @@
 #include "support/suite.h"
 
 #include <multihead/component.h>
-#include <multihead/nn.h>
+#include <multihead/multihead.h>
 
 #include <pthread.h>
 #include <sched.h>
@@ -719,7 +719,19 @@ static void threads_refused(void **state)
 #endif
 }
 
-RUN_TESTS(TEST(status_texts), TEST(detail_is_one_clean_line),
+/* The library of this build is that of its headers. */
+static void versions(void **state)
+{
+    char text[64];
+    (void)state;
+    snprintf(text, sizeof text, "%d.%d.%d", MHA_VERSION_MAJOR, MHA_VERSION_MINOR,
+             MHA_VERSION_PATCH);
+    assert_string_equal(mha_version(), text);
+    assert_int_equal(mha_version_number(),
+                     (MHA_VERSION_MAJOR * 100 + MHA_VERSION_MINOR) * 100 + MHA_VERSION_PATCH);
+}
+
+RUN_TESTS(TEST(versions), TEST(status_texts), TEST(detail_is_one_clean_line),
           TEST(detail_is_cut_between_characters), TEST(detail_belongs_to_its_thread),
           TEST(element_types), TEST(views), TEST(counts), TEST(overlaps), TEST(instruction_sets),
           TEST(environment), TEST(context_errors), TEST(newer_context_desc),
