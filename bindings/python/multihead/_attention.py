@@ -1,0 +1,368 @@
+"""Attention of arrays, and its plan."""
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from . import _abi, _tensor
+from ._call import REAL, AttentionOptions, Inputs, Numbers, Prepared, integer, prepare, run
+from ._library import Context, default_context, library, name_of, value_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Array = TypeVar("Array")
+"""The kind of the arrays: results are of the kind of q."""
+
+@dataclass
+class AttentionOutputs:
+    """The outputs that were asked for besides o; None where one was not. Letters as in `attention`;
+    heads and rows are those chosen, all by default."""
+
+    lse: Any = None
+    """[B,H,T] f32: log of the sum of exp of the scores, natural."""
+    probabilities: Any = None
+    """[B,heads,rows,S] f32: the weights p; without a sink, rows sum to 1 or are 0."""
+    average_probabilities: Any = None
+    """[B,T,S] f32: their mean over all heads."""
+    scores: Any = None
+    """[B,heads,rows,S] f32: scores at `score_stage`."""
+    entropy: Any = None
+    """[B,H,T] f32: -sum_s p log p, natural."""
+    largest_weight: Any = None
+    """[B,H,T] f32: max_s p."""
+    largest_key: Any = None
+    """[B,H,T] i64: the first key with it; -1 if all p are 0."""
+    first_token: Any = None
+    """[B,H,T] f32: p of key 0, or of key_begins[b]."""
+    diagonal: Any = None
+    """[B,H,T] f32: p of key i = t + q_offset; 0 if outside."""
+    offset_mass: Any = None
+    """[B,H,T,offsets] f32: p of key i + offsets[n]."""
+    top_keys: Any = None
+    """[B,H,T,top] i64: the keys of largest p > 0, descending; -1 where there are fewer."""
+    top_weights: Any = None
+    """[B,H,T,top] f32: their p. Computed with top_keys: ask for either."""
+    column_sums: Any = None
+    """[B,H,S] f32: sum_t p, what each key receives."""
+
+
+OUTPUTS = tuple(field.name for field in fields(AttentionOutputs))
+_PAIRS = {"top_keys": "top_weights", "top_weights": "top_keys"}
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Which outputs, and of what; hashable."""
+
+    names: tuple[str, ...]
+    heads: tuple[int, ...] | None
+    rows: tuple[int, ...] | None
+    offsets: tuple[int, ...] | None
+    top: int
+    score_stage: str
+    dropped: bool
+    longest: int  # keys of the longest sequence of a ragged batch; -1: not ragged
+
+
+def _request(outputs: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any],
+             heads: Numbers | None, rows: Numbers | None, offsets: Numbers | None, top: int,
+             score_stage: str, dropped: bool) -> _Request:
+    if isinstance(outputs, str):
+        outputs = (outputs,)
+    names = dict.fromkeys(outputs)
+    for name in tuple(names):
+        if name not in OUTPUTS:
+            raise ValueError(f"outputs: {name!r} is not one of {', '.join(OUTPUTS)}")
+        if name in _PAIRS:
+            names[_PAIRS[name]] = None
+    chosen = {name: None if numbers is None else tuple(_tensor.int64s(numbers, name).tolist())
+              for name, numbers in (("heads", heads), ("rows", rows), ("offsets", offsets))}
+    longest = -1
+    if options.get("key_starts") is not None:
+        starts = _tensor.int64s(options["key_starts"], "key_starts")
+        longest = int(np.diff(starts).max(initial=0))
+    return _Request(tuple(names), chosen["heads"], chosen["rows"], chosen["offsets"],
+                    integer(top, "top"), score_stage, bool(dropped), longest)
+
+
+def _output_shape(name: str, call: Prepared, request: _Request) -> tuple[int, ...]:
+    batch, heads, queries = call.shape("q")[:3]
+    keys = call.shape("k")[2]
+    longest = keys if request.longest < 0 else min(request.longest, keys)
+    row = (batch, heads, queries)
+    if name in ("probabilities", "scores"):
+        return (batch, heads if request.heads is None else len(request.heads),
+                queries if request.rows is None else len(request.rows), longest)
+    if name == "average_probabilities":
+        return (batch, queries, longest)
+    if name == "column_sums":
+        return (batch, heads, keys)
+    if name == "offset_mass":
+        return (*row, len(request.offsets or ()))
+    if name in _PAIRS:
+        return (*row, request.top)
+    return row
+
+
+def _output_type(name: str) -> str:
+    return "i64" if name in ("largest_key", "top_keys") else "f32"
+
+
+class _Forward:
+    """A forward call made ready. Slots: q, k, v, options, o, outputs."""
+
+    def __init__(self, key: list[Any], o: Any, request: _Request | None,
+                 given: Mapping[str, _tensor.Layout]) -> None:
+        call = self.prepared = Prepared()
+        for (name, layout), _ in zip(key, "qkv"):
+            call.add(name, layout, REAL)
+        call.check_axes("q", "k", "v")
+        call.take(key[3:])
+        shape = (*call.shape("q")[:3], call.shape("v")[3])
+        self.o_shape, self.o_type = shape, call.dtypes["q"]
+        call.add("out", o or _tensor.contiguous(shape, self.o_type), REAL)
+        self.outputs: list[tuple[str, tuple[int, ...], str]] = []
+        self.wanted = _abi.AttentionOutputs()
+        if request is not None:
+            self._request(request, given)
+        self.arguments = (C.byref(call.desc),
+                          *(C.byref(call.tensors[name]) for name in ("q", "k", "v", "out")),
+                          C.byref(self.wanted) if request is not None else None)
+
+    def _request(self, request: _Request, given: Mapping[str, _tensor.Layout]) -> None:
+        wanted, call = self.wanted, self.prepared
+        wanted.score_stage = value_of(_abi.SCORE_STAGES, request.score_stage, "score_stage")
+        wanted.flags = _abi.OUTPUT_FLAGS["dropped_probabilities"] * request.dropped
+        for name in ("heads", "rows", "offsets"):
+            if (numbers := getattr(request, name)) is not None:
+                # A list of none is one whose address is not NULL.
+                setattr(wanted, name, (C.c_int64 * max(1, len(numbers)))(*numbers))
+                setattr(wanted, name + "_count", len(numbers))
+        if "top_keys" in request.names and request.top < 1:
+            raise ValueError(f"top: {request.top} is not a number of keys of at least 1")
+        for name in request.names:
+            shape, code = _output_shape(name, call, request), _output_type(name)
+            layout = given.get(name) or _tensor.contiguous(shape, code)
+            setattr(wanted, name, C.pointer(call.add(name, layout, (code,))))
+            self.outputs.append((name, shape, code))
+
+
+def _forward(inputs: Inputs, q: Any, k: Any, v: Any, out: Any, request: _Request | None,
+             given: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[tuple[Any, ...], _Forward]:
+    inputs.array("q", q)
+    inputs.array("k", k)
+    inputs.array("v", v)
+    inputs.options(options)
+    inner = inputs.key
+    o = None if out is None else _tensor.look_writable(out, "out")
+    looked = {name: _tensor.look_writable(array, name) for name, array in given.items()}
+    key = ("forward", *inner, o and o[0], request,
+           *((name, layout) for name, (layout, _) in looked.items()))
+    call: _Forward = prepare(key, lambda: _Forward(
+        inner, o and o[0], request, {name: layout for name, (layout, _) in looked.items()}))
+    if o is not None:
+        inputs.values.append(o[1])
+    return key, call
+
+
+@overload
+def attention(q: Array, k: Any, v: Any, *, out: Array | None = None, outputs: tuple[()] = (),
+              context: Context | None = None, **options: Unpack[AttentionOptions]) -> Array: ...
+
+
+@overload
+def attention(q: Array, k: Any, v: Any, *, out: Array | None = None,
+              outputs: str | Sequence[str] | Mapping[str, Any], heads: Numbers | None = None,
+              rows: Numbers | None = None, offsets: Numbers | None = None, top: int = 1,
+              score_stage: str = "raw", dropped_probabilities: bool = False,
+              context: Context | None = None,
+              **options: Unpack[AttentionOptions]) -> tuple[Array, AttentionOutputs]: ...
+
+
+def attention(q: Any, k: Any, v: Any, *, out: Any = None,
+              outputs: str | Sequence[str] | Mapping[str, Any] = (), heads: Numbers | None = None,
+              rows: Numbers | None = None, offsets: Numbers | None = None, top: int = 1,
+              score_stage: str = "raw", dropped_probabilities: bool = False,
+              context: Context | None = None, **options: Any) -> Any:
+    """Scaled dot-product attention, with everything that may be added to it.
+
+    Letters: B batch, T queries and S keys of a sequence, H heads of queries, Hk heads of keys and
+    values, D size of queries and keys, Dv of values; b h t s d count them, and hk = h / (H / Hk).
+
+        q [B,H,T,D]     k [B,Hk,S,D]     v [B,Hk,S,Dv]     returns o [B,H,T,Dv]
+
+    float32, float16 or bfloat16 each, with any strides whose last axis is contiguous: a model's
+    [B,T,H,D] is `x.swapaxes(1, 2)`. Nothing is copied. H is a multiple of Hk. With i = t + q_offset,
+    the position of query t:
+
+        score = scale * sum_d q[b,h,t,d] (k[b,hk,s,d] + shaw_keys[clip(s-i),d])
+        score = softcap * tanh(score / softcap)
+        score = score + bias[b,h,t,s] - alibi_slopes[b,h] |s - i| + t5_table[bucket(s-i),h]
+        p     = softmax over the keys that every mask keeps, exp(sink_logits[h]) in the denominator
+        p     = p * kept / (1 - dropout)
+        o     = gates[b,h] * sum_s p (v[b,hk,s,:] + shaw_values[clip(s-i),:])
+
+    Positions and lengths
+        causal          s <= i
+        q_offset        position of query 0, one number or one per sequence; S - T: the queries are
+                        the last ones
+        key_lengths     [B] whole numbers: s < key_lengths[b]
+        key_begins      [B]: s >= key_begins[b], for batches padded on the left
+        window          (left, right): i - left <= s <= i + right; -1: unlimited
+        sink_keys       number of first keys that the window does not hide
+        global_keys, global_queries    bool, to [B,S] and [B,T]: exempt from the window
+    Masks; True keeps a key
+        keep_mask       bool, broadcasts to [B,H,T,S]
+        query_documents, key_documents    int32, broadcast to [B,T] and [B,S]: equal numbers see
+                        each other
+        keep_blocks     bool, broadcasts to [B,H,rows,columns] of blocks of block_queries x block_keys
+        keep_callback   f(b, h, t, s) -> bool, broadcast to [len(t), len(s)], for arrays t [n,1] and
+                        s [m] of positions; called from several threads, any number of times
+    Terms of the score and the result
+        scale           default 1 / sqrt(D)
+        softcap         0: none
+        bias            float32, float16 or bfloat16, broadcasts to [B,H,T,S]; -inf hides a key
+        alibi_slopes    float32, broadcasts to [B,H]
+        t5_table        float32 [buckets,H]; t5_max_distance (128), t5_one_sided for decoders
+        shaw_keys       float32 [2 n + 1, D], shaw_values [2 n + 1, Dv]: distances clipped to +-n
+        sink_logits     float32 [H]
+        gates           float32, broadcasts to [B,H]
+        dropout         probability that a p becomes 0; dropout_seed
+    Ragged batches: B is 1, sequences lie one after the other
+        query_starts, key_starts    [sequences + 1]: where each begins, and where the last one ends
+    How
+        path            "auto", "tiled" or "plain"; strict: an error instead of another path
+        compute         "f32", "int8" or "bf16": the arithmetic of products
+        context         a `Context`; default: that of the thread
+
+    Lists of numbers stand for arrays in all of these. out: an array to write o to, of any of the
+    types; default: a new one of q's kind and type. outputs: names of `AttentionOutputs`, or
+    {name: array} to write to; then (o, AttentionOutputs) is returned. heads and rows choose what
+    probabilities and scores hold, score_stage ("raw", "capped", "biased") what scores are, offsets
+    and top belong to offset_mass and top_keys; dropped_probabilities: p after dropout.
+
+    A query that sees no key gives 0. Keys that a query does not see never affect its result, not
+    even NaN. Results have the same bits for any number of threads, batch and padding. The header
+    attention.h is the reference.
+
+    Raises `InvalidArgument` or ValueError (shapes, strides, values, overlapping memory), `DTypeError`
+    or TypeError (element types, things that are not arrays), `Unsupported`, `OutOfMemory`; nothing
+    is written then. The GIL is released; any number of threads may call.
+
+        >>> o = attention(q, k, v, causal=True)
+        >>> o, extra = attention(q, k, v, outputs=("lse", "probabilities"), heads=[3])
+        >>> extra.probabilities.shape
+        (1, 1, 10, 10)
+    """
+    kind = _tensor.kind_of(q, "q")
+    inputs = Inputs()
+    request: _Request | None = None
+    given: Mapping[str, Any] = {}
+    if outputs:
+        request = _request(outputs, options, heads, rows, offsets, top, score_stage,
+                           dropped_probabilities)
+        given = outputs if isinstance(outputs, Mapping) else {}
+    key, call = _forward(inputs, q, k, v, out, request, given, options)
+    if out is None:
+        out = kind.empty(call.o_shape, call.o_type)
+        inputs.values.append(_tensor.look(out, "out")[1])
+    found = {}
+    for name, shape, code in call.outputs:
+        found[name] = given[name] if name in given else kind.empty(shape, code)
+        inputs.values.append(_tensor.look(found[name], name)[1])
+
+    def call_library() -> int:
+        with context or default_context() as handle:
+            return int(library.mha_attention_forward(handle, *call.arguments))
+
+    run(inputs, key, call, call_library)
+    return (out, AttentionOutputs(**found)) if request is not None else out
+
+
+# ---- The plan -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What `attention` would do with the same arguments. str() is a readable table."""
+
+    path: str
+    """"tiled" or "plain"."""
+    isa: str
+    """The instruction set."""
+    reason: str
+    """Why this path, one sentence."""
+    compute: str
+    """The arithmetic of products: "f32", "int8" or "bf16"."""
+    threads: int
+    """Threads of the context."""
+    key_block: int
+    """Keys per softmax step."""
+    row_block: int
+    """Maximum number of query rows that pass over those keys together."""
+    work_items: int
+    """Items that the threads share; 1: too small to wake another thread."""
+    visible_pairs: int
+    """Query-key pairs over batch and heads that causal, lengths, window and sink_keys allow."""
+    flops: float
+    """2 (D + Dv) visible_pairs, plus 2 D per pair for each further pass."""
+    bytes: float
+    """Of inputs and outputs, each counted once."""
+    scratch_bytes: int
+    """Of the context's scratch, all threads."""
+    keys_in_place: bool
+    """Keys and values are read where they are; otherwise blocks of them are packed."""
+    keys_shared: bool
+    """Work items are blocks of keys, because there are too few queries for all threads."""
+    one_block: bool
+    """The keys of a sequence are one block, and a strip of rows is finished in one go."""
+
+    def __str__(self) -> str:
+        width = max(len(field.name) for field in fields(self))
+        return "\n".join(f"{field.name:{width}}  {_plan_text(getattr(self, field.name))}"
+                         for field in fields(self))
+
+
+def _plan_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)
+
+
+def explain(q: Any, k: Any, v: Any, *, outputs: str | Sequence[str] = (),
+            heads: Numbers | None = None, rows: Numbers | None = None,
+            offsets: Numbers | None = None, top: int = 1, score_stage: str = "raw",
+            dropped_probabilities: bool = False, context: Context | None = None,
+            **options: Unpack[AttentionOptions]) -> AttentionPlan:
+    """What `attention` would do with the same arguments, with the same checks; nothing is computed.
+
+    Returns an `AttentionPlan`. Raises what `attention` raises.
+    """
+    inputs = Inputs()
+    request = _request(outputs, options, heads, rows, offsets, top, score_stage,
+                       dropped_probabilities) if outputs else None
+    key, call = _forward(inputs, q, k, v, None, request, {}, options)
+    plan = _abi.AttentionPlan()
+    q_, k_, v_, o_, outputs_ = call.arguments[1:]
+    context = context or default_context()
+    # Addresses of results are not read.
+    inputs.values += [None] * (len(call.prepared.slots) - len(inputs.values))
+
+    def call_library() -> int:
+        with context as handle:
+            return int(library.mha_attention_explain(
+                handle, call.arguments[0], q_, k_, v_, None, outputs_, C.byref(plan)))
+
+    run(inputs, key, call, call_library)
+    found: dict[str, Any] = {name: getattr(plan, name) for name, *_ in plan._fields_
+                             if name != "flags"}
+    found |= {name: bool(plan.flags & bit) for name, bit in _abi.PLAN_FLAGS.items()}
+    found |= {"path": name_of(_abi.PATHS, plan.path), "isa": name_of(_abi.ISAS, plan.isa),
+              "reason": plan.reason.decode(), "threads": context.threads,
+              "compute": name_of(_abi.COMPUTE, plan.compute)}
+    return AttentionPlan(**found)

@@ -1,0 +1,115 @@
+"""The gradients of attention."""
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from . import _abi, _tensor
+from ._call import REAL, AttentionOptions, Inputs, Prepared, prepare, run
+from ._library import Context, default_context, library
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclass
+class AttentionGradients:
+    """Gradients, f32, each of the shape of its input; None where one was not asked for."""
+
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    bias: Any = None
+    alibi_slopes: Any = None
+    t5_table: Any = None
+    shaw_keys: Any = None
+    shaw_values: Any = None
+    sink_logits: Any = None
+    gates: Any = None
+    scale: Any = None
+    """Of shape []."""
+
+
+GRADIENTS = tuple(field.name for field in fields(AttentionGradients))
+
+
+class _Backward:
+    """A backward call made ready. Slots: the inputs, options, gradients."""
+
+    INPUTS = ("q", "k", "v", "o", "lse", "o_gradient")
+
+    def __init__(self, key: list[Any], wanted: Sequence[str], accumulate: bool,
+                 given: Mapping[str, _tensor.Layout]) -> None:
+        call = self.prepared = Prepared()
+        for name, layout in key[:6]:
+            call.add(name, layout, ("f32",) if name == "lse" else REAL)
+        call.check_axes("q", "k", "v", "o", "o_gradient")
+        call.take(key[6:])
+        gradients = self.gradients = _abi.AttentionGradients()
+        gradients.flags = _abi.GRADIENT_FLAGS["accumulate"] * bool(accumulate)
+        self.shapes: list[tuple[str, tuple[int, ...]]] = []
+        for name in wanted:
+            if name not in GRADIENTS:
+                raise ValueError(f"wanted: {name!r} is not one of {', '.join(GRADIENTS)}")
+            if name != "scale" and name not in call.tensors:
+                raise ValueError(f"wanted: {name} is not an input of this call")
+            shape = () if name == "scale" else call.shape(name)
+            layout = given.get(name) or _tensor.contiguous(shape, "f32")
+            setattr(gradients, name, C.pointer(call.add(f"gradient of {name}", layout, ("f32",))))
+            self.shapes.append((name, shape))
+        self.arguments = (C.byref(call.desc),
+                          *(C.byref(call.tensors[name]) for name in self.INPUTS),
+                          C.byref(gradients))
+
+
+def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any, *,
+                       wanted: str | Sequence[str] | Mapping[str, Any] = ("q", "k", "v"),
+                       accumulate: bool = False, context: Context | None = None,
+                       **options: Unpack[AttentionOptions]) -> AttentionGradients:
+    """The gradients of attention: of a loss with respect to the inputs, given o_gradient, that with
+    respect to o.
+
+        o [B,H,T,Dv], lse [B,H,T]    from `attention(..., outputs="lse")` with the same options
+        o_gradient [B,H,T,Dv]        last axis contiguous
+        wanted                       names of `AttentionGradients`, or {name: array} to write to
+        accumulate                   add to these arrays instead
+        options                      those of the call of `attention`, dropout_seed too
+
+    Returns `AttentionGradients`: float32, of the shapes of the inputs; a broadcast bias gives a
+    gradient of its own shape. p is recomputed from lse, so nothing of size T x S is kept. The
+    formulas are in the header backward.h. There is none with respect to lse, nor with compute="int8"
+    or "bf16".
+
+    Raises what `attention` raises, ValueError for the gradient of an input that is not given.
+
+        >>> o, extra = attention(q, k, v, causal=True, outputs="lse")
+        >>> g = attention_backward(q, k, v, o, extra.lse, o_gradient, causal=True)
+        >>> g.q.shape == q.shape
+        True
+    """
+    kind = _tensor.kind_of(q, "q")
+    inputs = Inputs()
+    for name, array in zip(_Backward.INPUTS, (q, k, v, o, lse, o_gradient)):
+        inputs.array(name, array)
+    inputs.options(options)
+    if isinstance(wanted, str):
+        wanted = (wanted,)
+    given = wanted if isinstance(wanted, Mapping) else {}
+    if accumulate and not given:
+        raise ValueError("accumulate: pass the arrays to add to, wanted={'q': array, ...}")
+    looked = {name: _tensor.look_writable(array, f"wanted[{name!r}]")[0]
+              for name, array in given.items()}
+    key = ("backward", *inputs.key, tuple(wanted), accumulate, *looked.values())
+    call: _Backward = prepare(key, lambda: _Backward(inputs.key, tuple(wanted), accumulate, looked))
+    found = {name: given[name] if name in given else kind.empty(shape, "f32")
+             for name, shape in call.shapes}
+    inputs.values += [_tensor.look(array, name)[1] for name, array in found.items()]
+
+    def call_library() -> int:
+        with context or default_context() as handle:
+            return int(library.mha_attention_backward(handle, *call.arguments))
+
+    run(inputs, key, call, call_library)
+    return AttentionGradients(**found)

@@ -1,0 +1,290 @@
+"""Calls of attention: their options, and what is made ready for them.
+
+A call has two parts. What depends on layouts and options only (structs, checks, shapes of results)
+is made ready once and kept for the thread; each call then writes addresses and a few numbers into
+it. So a call costs a few microseconds of Python.
+"""
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from . import _abi, _tensor
+from ._library import check, thread, value_of
+
+Keep = Callable[[int, int, Any, Any], Any]
+Numbers = Sequence[int] | np.ndarray[Any, Any]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What attention may do, by the names of `mha_attention_desc`; `attention` explains them."""
+
+    causal: bool
+    scale: float | None
+    q_offset: int | Numbers
+    key_lengths: Numbers | None
+    key_begins: Numbers | None
+    keep_mask: Any
+    bias: Any
+    window: tuple[int, int] | None
+    sink_keys: int
+    global_keys: Any
+    global_queries: Any
+    query_documents: Any
+    key_documents: Any
+    keep_blocks: Any
+    block_queries: int
+    block_keys: int
+    keep_callback: Keep | None
+    softcap: float
+    dropout: float
+    dropout_seed: int
+    alibi_slopes: Any
+    t5_table: Any
+    t5_max_distance: int
+    t5_one_sided: bool
+    shaw_keys: Any
+    shaw_values: Any
+    sink_logits: Any
+    gates: Any
+    query_starts: Numbers | None
+    key_starts: Numbers | None
+    path: str
+    strict: bool
+    compute: str
+
+
+# ---- What the options are -------------------------------------------------------------------------
+
+REAL = ("f32", "f16", "bf16")
+# The element types that each array may have; the first is that of numbers in a list.
+_ARRAYS: dict[str, tuple[str, ...]] = {
+    "keep_mask": ("u8",), "bias": REAL, "global_keys": ("u8",), "global_queries": ("u8",),
+    "query_documents": ("i32",), "key_documents": ("i32",), "keep_blocks": ("u8",),
+    "alibi_slopes": ("f32",), "t5_table": ("f32",), "shaw_keys": ("f32",), "shaw_values": ("f32",),
+    "sink_logits": ("f32",), "gates": ("f32",)}
+_LIST_TYPES = {"u8": np.bool_, "f32": np.float32, "i32": np.int32}
+# Sequences of whole numbers: how many there are, of `sequences` B.
+_INT64S = {"key_lengths": 0, "key_begins": 0, "q_offsets": 0, "query_starts": 1, "key_starts": 1}
+_FLAGS = ("causal", "strict", "t5_one_sided")
+_NAMES = {"path": _abi.PATHS, "compute": _abi.COMPUTE}
+_INTEGERS = ("sink_keys", "block_queries", "block_keys", "t5_max_distance")
+_REALS = ("softcap", "dropout")
+# Written at every call, so that a step or another seed needs nothing new.
+_CHANGING = {"q_offset": C.c_int64, "dropout_seed": C.c_uint64}
+_LIMITS = {C.c_int64: (-(1 << 63), (1 << 63) - 1), C.c_uint64: (0, (1 << 64) - 1)}
+
+
+def integer(value: Any, name: str, kind: Any = C.c_int64) -> int:
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise TypeError(f"{name}: a whole number is expected, not {value!r:.60}") from None
+    low, high = _LIMITS[kind]
+    if not low <= number <= high:
+        raise ValueError(f"{name}: {number} is not in {low} .. {high}")
+    return int(number)
+
+
+def _real(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: a number is expected, not {value!r:.60}") from None
+
+
+class _KeepCallback:
+    """A Python function as mha_keep_fn. Its first exception is kept, and hides all keys."""
+
+    def __init__(self, function: Keep) -> None:
+        self.error: BaseException | None = None
+
+        def keep(user: int, b: int, h: int, query: int, queries: int, key: int, keys: int,
+                 out: int, stride: int) -> None:
+            memory = (C.c_uint8 * ((queries - 1) * stride + keys)).from_address(out)
+            cells = np.lib.stride_tricks.as_strided(np.frombuffer(memoryview(memory), np.uint8),
+                                                    (queries, keys), (stride, 1), writeable=True)
+            cells[...] = 0
+            if self.error is None:
+                try:
+                    kept = function(b, h, np.arange(query, query + queries)[:, None],
+                                    np.arange(key, key + keys))
+                    cells[...] = np.asarray(kept, np.bool_)
+                except BaseException as error:  # noqa: BLE001, raised by run()
+                    self.error = error
+
+        self.function = _abi.KEEP_FUNCTION(keep)
+        self.address = C.cast(self.function, C.c_void_p).value
+
+
+class Inputs:
+    """The arguments of one call, sorted: `key` is what its preparation depends on, `values` what
+    changes from call to call, in the order of its slots, and `alive` keeps memory valid."""
+
+    __slots__ = ("key", "values", "alive", "callback")
+
+    def __init__(self) -> None:
+        self.key: list[Any] = []
+        self.values: list[Any] = []
+        self.alive: list[Any] = []
+        self.callback: _KeepCallback | None = None
+
+    def array(self, name: str, array: Any) -> None:
+        layout, address = _tensor.look(array, name)
+        self.key.append((name, layout))
+        self.values.append(address)
+
+    def written(self, name: str, array: Any) -> None:
+        layout, address = _tensor.look_writable(array, name)
+        self.key.append((name, layout))
+        self.values.append(address)
+
+    def options(self, options: Mapping[str, Any]) -> None:
+        for name, value in options.items():
+            if value is None:
+                continue
+            if name in _ARRAYS:
+                if isinstance(value, (list, tuple, int, float)):
+                    value = np.asarray(value, _LIST_TYPES[_ARRAYS[name][0]])
+                    self.alive.append(value)
+                self.array(name, value)
+            elif name in _INT64S or name == "q_offset" and hasattr(value, "__len__"):
+                self.numbers("q_offsets" if name == "q_offset" else name, value)
+            elif name in _CHANGING:
+                self.key.append((name, None))
+                self.values.append(integer(value, name, _CHANGING[name]))
+            elif name == "keep_callback":
+                self.callback = _KeepCallback(value)
+                self.key.append((name, None))
+                self.values.append(self.callback.address)
+            elif name == "window":
+                self.key.append((name, tuple(value)))
+            elif hasattr(value, "item"):
+                self.key.append((name, value.item()))
+            else:
+                self.key.append((name, value))
+
+    def numbers(self, name: str, value: Any) -> None:
+        array = _tensor.int64s(value, name)
+        self.alive.append(array)
+        self.key.append((name, len(array)))
+        self.values.append(array.ctypes.data)
+
+
+# ---- Calls made ready -----------------------------------------------------------------------------
+
+
+class Prepared:
+    """The structs of calls of one key; slots are where the values of a call go."""
+
+    def __init__(self) -> None:
+        self.desc = _abi.AttentionDesc()
+        self.tensors: dict[str, _abi.Tensor] = {}
+        self.slots: list[Any] = []
+        self.dtypes: dict[str, str] = {}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        tensor = self.tensors[name]
+        return tuple(tensor.shape[:tensor.ndim])
+
+    def add(self, name: str, layout: _tensor.Layout, types: tuple[str, ...]) -> _abi.Tensor:
+        """A tensor with a slot for its address."""
+        tensor = _tensor.describe(layout, name)
+        code = _tensor.code_of(layout, name)
+        if code not in types:
+            raise TypeError(f"{name}: {layout.dtype} is not supported, expected "
+                            f"{_tensor.readable(types)}: convert it, e.g. "
+                            f"{name}.astype(numpy.{_tensor.readable(types[:1])})")
+        self.tensors[name] = tensor
+        self.dtypes[name] = code
+        self.slots.append(C.c_void_p.from_buffer(tensor, _abi.Tensor.data.offset))
+        return tensor
+
+    def slot(self, name: str, kind: Any) -> None:
+        self.slots.append(kind.from_buffer(self.desc, getattr(_abi.AttentionDesc, name).offset))
+
+    def take(self, key: Sequence[tuple[str, Any]]) -> None:
+        """The options of a call, as Inputs.options() sorts them."""
+        desc, counts = self.desc, {}
+        for name, value in key:
+            if name in _ARRAYS:
+                setattr(desc, name, C.pointer(self.add(name, value, _ARRAYS[name])))
+            elif name in _INT64S:
+                counts[name] = value
+                self.slot(name, C.c_void_p)
+            elif name in _CHANGING:
+                self.slot(name, _CHANGING[name])
+            elif name == "keep_callback":
+                self.slot(name, C.c_void_p)
+            elif name in _FLAGS:
+                desc.flags |= _abi.ATTENTION_FLAGS[name] * bool(value)
+            elif name in _NAMES:
+                setattr(desc, name, value_of(_NAMES[name], value, name))
+            elif name in _INTEGERS:
+                setattr(desc, name, integer(value, name))
+            elif name in _REALS:
+                setattr(desc, name, _real(value, name))
+            elif name == "scale":
+                desc.scale = _real(value, name)
+                desc.flags |= _abi.ATTENTION_FLAGS["scale_given"]
+            elif name == "window":
+                if len(value) != 2:
+                    raise ValueError(f"window: {value} is not (keys before, keys after)")
+                desc.left_keys, desc.right_keys = (integer(side, name) for side in value)
+                desc.flags |= _abi.ATTENTION_FLAGS["window"]
+            else:
+                raise TypeError(f"{name!r} is not an option of attention: they are "
+                                f"{', '.join(AttentionOptions.__annotations__)}")
+        self._check_counts(counts)
+
+    def _check_counts(self, counts: dict[str, int]) -> None:
+        """The library reads as many numbers as there are sequences."""
+        if ("query_starts" in counts) != ("key_starts" in counts):
+            raise ValueError("query_starts and key_starts belong together: give both")
+        sequences = self.shape("q")[0]
+        if "query_starts" in counts:
+            sequences = self.desc.sequences = counts["query_starts"] - 1
+            if sequences < 0:
+                raise ValueError("query_starts: at least one number is expected, where the last "
+                                 "sequence ends")
+        for name, count in counts.items():
+            if count != sequences + _INT64S[name]:
+                raise ValueError(f"{name.replace('offsets', 'offset')}: {count} numbers, expected "
+                                 f"{sequences + _INT64S[name]} for {sequences} sequences")
+
+    def check_axes(self, *names: str) -> None:
+        for name in names:
+            if self.tensors[name].ndim != 4:
+                raise ValueError(f"{name}: {self.tensors[name].ndim} dimensions, expected 4, "
+                                 f"[batch, heads, length, size]: e.g. {name}[None, None]")
+
+
+_MOST_CALLS = 256  # that a thread keeps; they take some 2 KiB each
+
+
+def prepare(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """A prepared call, taken out of the thread's: a callback in it may make the same call."""
+    try:
+        found = thread.calls.pop(key, None)
+    except TypeError:  # something that cannot be hashed is not an option either
+        make()
+        raise
+    return make() if found is None else found
+
+
+def run(inputs: Inputs, key: tuple[Any, ...], call: Any, run: Callable[[], int]) -> None:
+    """Write the values into the slots, run, keep the call for the next time."""
+    try:
+        for slot, value in zip(call.prepared.slots, inputs.values):
+            slot.value = value
+        status = run()
+    finally:
+        if len(thread.calls) >= _MOST_CALLS:
+            thread.calls.clear()
+        thread.calls[key] = call
+    if inputs.callback is not None and inputs.callback.error is not None:
+        raise inputs.callback.error
+    check(status)

@@ -1,0 +1,266 @@
+"""The shared libraries, errors, and contexts: one for each thread, and those that a program makes."""
+from __future__ import annotations
+
+import ctypes as C
+import os
+import pathlib
+import sys
+import threading
+import weakref
+from typing import Any
+
+from . import _abi
+
+# ---- Errors ---------------------------------------------------------------------------------------
+
+
+class Error(Exception):
+    """A call of the library failed. str() is one line: what is wrong, where, and how to fix it.
+
+    Every error is also of the built-in class that Python programmers expect: `InvalidArgument` is a
+    ValueError, `DTypeError` a TypeError, `FileError` an OSError, `OutOfMemory` a MemoryError,
+    `Unsupported` a NotImplementedError, `CallbackError` a RuntimeError.
+    """
+
+    status: int
+    """The number of `mha_status`, base.h."""
+
+    def __init__(self, detail: str = "", status: int = 0) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class InvalidArgument(Error, ValueError):
+    """A value, shape, stride, number or text that does not fit, or memory that overlaps."""
+
+
+class DTypeError(Error, TypeError):
+    """An array of an element type that is not the expected one."""
+
+
+class FileError(Error, OSError):
+    """A file cannot be opened, read or written."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """No memory is left; nothing was changed."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """Valid, but not supported in this combination or on this machine."""
+
+
+class CallbackError(Error, RuntimeError):
+    """A callback reported failure."""
+
+
+_CLASSES: dict[int, type[Error]] = {
+    _abi.STATUS["err_dtype"]: DTypeError,
+    _abi.STATUS["err_file"]: FileError,
+    _abi.STATUS["err_write"]: FileError,
+    _abi.STATUS["err_nomem"]: OutOfMemory,
+    _abi.STATUS["err_unsupported"]: Unsupported,
+    _abi.STATUS["err_callback"]: CallbackError,
+}
+
+
+def check(status: int) -> None:
+    """Raise the error of a status that is not 0, with the library's line of detail."""
+    if status:
+        detail = library.mha_error_detail().decode(errors="replace")
+        raise _CLASSES.get(status, InvalidArgument)(detail, status)
+
+
+# ---- Libraries ------------------------------------------------------------------------------------
+
+
+def _find(name: str) -> pathlib.Path:
+    """The file of lib<name>: in $MHA_LIBRARY_DIR, or in the folder lib of the installed package."""
+    named = os.environ.get("MHA_LIBRARY_DIR")
+    folders = [pathlib.Path(named)] if named else [
+        pathlib.Path(path) / "lib" for path in sys.modules[__package__ or "multihead"].__path__]
+    for folder in folders:
+        for pattern in (f"lib{name}.so", f"lib{name}.so.*"):
+            if found := sorted(folder.glob(pattern)):
+                return found[0]
+    where = ", ".join(map(str, folders))
+    raise ImportError(f"lib{name}.so is not in {where}: install the package with pip, or set "
+                      "MHA_LIBRARY_DIR to the folder of a build")
+
+
+def _load(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
+    loaded = C.CDLL(str(_find(name)))
+    for function, (result, arguments) in functions.items():
+        entry = getattr(loaded, function)
+        entry.restype, entry.argtypes = result, arguments
+    return loaded
+
+
+library = _load("multihead", _abi.FUNCTIONS)
+"""libmultihead. Every call releases the GIL."""
+
+_companions: dict[str, C.CDLL] = {}
+_loading = threading.Lock()
+
+
+def _companion(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
+    with _loading:
+        if name not in _companions:
+            _companions[name] = _load(name, functions)
+        return _companions[name]
+
+
+def model_library() -> C.CDLL:
+    """libmultihead-model, loaded when it is first needed."""
+    return _companion("multihead-model", _abi.MODEL_FUNCTIONS)
+
+
+def render_library() -> C.CDLL:
+    """libmultihead-render, likewise."""
+    return _companion("multihead-render", _abi.RENDER_FUNCTIONS)
+
+
+# ---- Contexts -------------------------------------------------------------------------------------
+
+
+def name_of(values: dict[str, int], value: int) -> str:
+    """The name of a value of an enumeration of _abi."""
+    return next(name for name, number in values.items() if number == value)
+
+
+def value_of(values: dict[str, int], name: object, what: str) -> int:
+    """The value of a name; anything else raises a ValueError that lists the names."""
+    if not isinstance(name, str) or name not in values:
+        raise ValueError(f"{what}: {name!r} is not one of {', '.join(map(repr, values))}")
+    return values[name]
+
+
+class Context:
+    """Threads, scratch memory and instruction set of calls.
+
+    Every thread has one of its own, made at its first call; make another to choose the instruction
+    set or the number of threads for some calls: `attention(q, k, v, context=Context(threads=1))`.
+    Results have the same bits with any number of threads.
+
+        threads  number of threads; 0: MHA_THREADS of the environment, else as many as the process
+                 may run on
+        isa      "auto", "portable", "neon", "avx2" or "avx512"; auto is the best available, within
+                 MHA_ISA of the environment
+
+    Several threads may use one context; their calls then wait for each other. A context works after
+    a fork.
+
+    Raises ValueError for a bad number or name, `Unsupported` if this machine lacks the instruction
+    set, `OutOfMemory`.
+    """
+
+    def __init__(self, threads: int = 0, isa: str = "auto") -> None:
+        self._desc = _abi.ContextDesc(num_threads=_count(threads),
+                                      isa=value_of(_abi.ISAS, isa, "isa"))
+        self._open()
+        _contexts.add(self)
+
+    def _open(self) -> None:
+        handle = C.c_void_p()
+        check(library.mha_context_create(C.byref(self._desc), C.byref(handle)))
+        self.handle = handle
+        self._lock = threading.Lock()
+        self._holder = 0
+
+    @property
+    def threads(self) -> int:
+        """The number of threads in use, at least 1."""
+        return int(library.mha_context_threads(self.handle))
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return name_of(_abi.ISAS, library.mha_context_isa(self.handle))
+
+    def __enter__(self) -> C.c_void_p:
+        """The handle, for one call: `with context as handle: check(library.mha_...(handle, ...))`."""
+        if not self._lock.acquire(blocking=False):
+            if self._holder == threading.get_ident():
+                raise RuntimeError("a callback cannot call the library with the context of the call "
+                                   "that it serves: pass another one, context=multihead.Context()")
+            self._lock.acquire()
+        self._holder = threading.get_ident()
+        return self.handle
+
+    def __exit__(self, *exception: object) -> None:
+        self._holder = 0
+        self._lock.release()
+
+    def __repr__(self) -> str:
+        return f"multihead.Context(threads={self.threads}, isa={self.isa!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a context belongs to its process: make one in the other process")
+
+    def __del__(self, destroy: Any = library.mha_context_destroy) -> None:
+        if getattr(self, "handle", None):
+            destroy(self.handle)
+
+
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+_default_threads = 0
+_generation = 0  # of the default: a thread's context of an older one is replaced
+
+
+class _Thread(threading.local):
+    """What a thread has for itself: its context, and calls made ready (_attention.py)."""
+
+    def __init__(self) -> None:
+        self.context: Context | None = None
+        self.generation = -1
+        self.calls: dict[Any, Any] = {}
+
+
+thread = _Thread()
+
+
+def _count(threads: int) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads < 1 << 31:
+        raise ValueError(f"threads: {threads!r} is not a number of threads (0: all processors)")
+    return threads
+
+
+def set_threads(threads: int) -> None:
+    """The number of threads of calls without a context of their own, in every thread of the process;
+    0: MHA_THREADS of the environment, else as many as the process may run on. A program that itself
+    runs on all processors wants 1."""
+    global _default_threads, _generation
+    _default_threads = _count(threads)
+    _generation += 1
+
+
+def get_threads() -> int:
+    """The number of threads of calls without a context of their own."""
+    return default_context().threads
+
+
+def default_context() -> Context:
+    """The context of the calling thread."""
+    if thread.context is None or thread.generation != _generation:
+        generation = _generation
+        thread.context = Context(_default_threads)
+        thread.generation = generation
+    return thread.context
+
+
+def isa_available(isa: str) -> bool:
+    """True if this build has kernels for an instruction set and this machine can run them."""
+    return bool(library.mha_isa_available(value_of(_abi.ISAS, isa, "isa")))
+
+
+def _after_fork() -> None:
+    """In the child no thread but this one exists. A context in whose call another one was cannot be
+    used any more, nor freed; the others work."""
+    for context in list(_contexts):
+        if context._lock.locked():
+            context.handle = C.c_void_p()
+            context._open()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
