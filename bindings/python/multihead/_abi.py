@@ -298,6 +298,7 @@ _NEW_HANDLE = C.POINTER(C.c_void_p)
 
 # libmultihead
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "mha_version": (C.c_char_p, []),
     "mha_error_detail": (C.c_char_p, []),
     "mha_isa_available": (C.c_bool, [C.c_int]),
     "mha_tensor_convert": (_STATUS, [TensorPointer] * 2),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from . import _abi, _tensor
-from ._call import REAL, AttentionOptions, Inputs, Numbers, Prepared, integer, prepare, run
+from ._call import REAL, AttentionOptions, Inputs, Numbers, Prepared, integer, prepare, run, with_options
 from ._library import Context, default_context, library, name_of, value_of
 
 if TYPE_CHECKING:
@@ -184,6 +184,7 @@ def attention(q: Array, k: Any, v: Any, *, out: Array | None = None,
               **options: Unpack[AttentionOptions]) -> tuple[Array, AttentionOutputs]: ...
 
 
+@with_options
 def attention(q: Any, k: Any, v: Any, *, out: Any = None,
               outputs: str | Sequence[str] | Mapping[str, Any] = (), heads: Numbers | None = None,
               rows: Numbers | None = None, offsets: Numbers | None = None, top: int = 1,
@@ -334,6 +335,7 @@ def _plan_text(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)
 
 
+@with_options
 def explain(q: Any, k: Any, v: Any, *, outputs: str | Sequence[str] = (),
             heads: Numbers | None = None, rows: Numbers | None = None,
             offsets: Numbers | None = None, top: int = 1, score_stage: str = "raw",

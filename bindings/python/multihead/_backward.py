@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _tensor
-from ._call import REAL, AttentionOptions, Inputs, Prepared, prepare, run
+from ._call import REAL, AttentionOptions, Inputs, Prepared, prepare, run, with_options
 from ._library import Context, default_context, library
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class _Backward:
                           C.byref(gradients))
 
 
+@with_options
 def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any, *,
                        wanted: str | Sequence[str] | Mapping[str, Any] = ("q", "k", "v"),
                        accumulate: bool = False, context: Context | None = None,

@@ -7,14 +7,16 @@ it. So a call costs a few microseconds of Python.
 from __future__ import annotations
 
 import ctypes as C
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
 from . import _abi, _tensor
 from ._library import check, thread, value_of
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Keep = Callable[[int, int, Any, Any], Any]
 Numbers = Sequence[int] | np.ndarray[Any, Any]
 
@@ -76,6 +78,24 @@ _REALS = ("softcap", "dropout")
 # Written at every call, so that a step or another seed needs nothing new.
 _CHANGING = {"q_offset": C.c_int64, "dropout_seed": C.c_uint64}
 _LIMITS = {C.c_int64: (-(1 << 63), (1 << 63) - 1), C.c_uint64: (0, (1 << 64) - 1)}
+
+
+# What an option is when it is not given, where that is not None.
+_DEFAULTS = {"causal": False, "q_offset": 0, "sink_keys": 0, "block_queries": 0, "block_keys": 0,
+             "softcap": 0.0, "dropout": 0.0, "dropout_seed": 0, "t5_max_distance": 128,
+             "t5_one_sided": False, "path": "auto", "strict": False, "compute": "f32"}
+
+
+def with_options(function: Function) -> Function:
+    """Give a function of **options a signature that lists them, for help() and completion."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[:-1]
+    for name, annotation in AttentionOptions.__annotations__.items():
+        parameters.append(inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name),
+            annotation=getattr(annotation, "__forward_arg__", annotation)))
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def integer(value: Any, name: str, kind: Any = C.c_int64) -> int:

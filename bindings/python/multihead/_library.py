@@ -74,22 +74,26 @@ def check(status: int) -> None:
 # ---- Libraries ------------------------------------------------------------------------------------
 
 
-def _find(name: str) -> pathlib.Path:
-    """The file of lib<name>: in $MHA_LIBRARY_DIR, or in the folder lib of the installed package."""
-    named = os.environ.get("MHA_LIBRARY_DIR")
-    folders = [pathlib.Path(named)] if named else [
-        pathlib.Path(path) / "lib" for path in sys.modules[__package__ or "multihead"].__path__]
-    for folder in folders:
-        for pattern in (f"lib{name}.so", f"lib{name}.so.*"):
-            if found := sorted(folder.glob(pattern)):
-                return found[0]
-    where = ", ".join(map(str, folders))
-    raise ImportError(f"lib{name}.so is not in {where}: install the package with pip, or set "
-                      "MHA_LIBRARY_DIR to the folder of a build")
+def _find(folder: str, *patterns: str) -> str:
+    """A built file: in $MHA_LIBRARY_DIR, or in a folder of the installed package."""
+    build = os.environ.get("MHA_LIBRARY_DIR")
+    folders = [pathlib.Path(build)] if build else [
+        pathlib.Path(path) / folder for path in sys.modules[__package__ or "multihead"].__path__]
+    for where in folders:
+        for pattern in patterns:
+            if found := sorted(where.glob(pattern)):
+                return str(found[0])
+    raise ImportError(f"{patterns[0]} is not in {', '.join(map(str, folders))}: install the package "
+                      "with pip, or set MHA_LIBRARY_DIR to the folder of a build")
+
+
+def program() -> str:
+    """The path of the program."""
+    return _find("bin", "multihead")
 
 
 def _load(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
-    loaded = C.CDLL(str(_find(name)))
+    loaded = C.CDLL(_find("lib", f"lib{name}.so", f"lib{name}.so.*"))
     for function, (result, arguments) in functions.items():
         entry = getattr(loaded, function)
         entry.restype, entry.argtypes = result, arguments
@@ -98,6 +102,13 @@ def _load(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
 
 library = _load("multihead", _abi.FUNCTIONS)
 """libmultihead. Every call releases the GIL."""
+
+
+
+def version() -> str:
+    """The version of the library, "0.1.0"."""
+    return str(library.mha_version().decode())
+
 
 _companions: dict[str, C.CDLL] = {}
 _loading = threading.Lock()
