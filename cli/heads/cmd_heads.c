@@ -1,5 +1,6 @@
 /* multihead heads: a table of what every head of a model does, measured over texts. Options and
  * their help are the table below; the work is in heads_*.c. */
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/option_rows.h"
 #include "heads/heads.h"
@@ -59,6 +60,8 @@ static const args_option option_table[] = {
     ROW_NUMBER("width", heads_options, screen.width, 20, 10000, "terminal width in columns"),
     ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table"),
     ROW_HEADING("Other"),
+    ROW_FLAG(0, "words", heads_options, words, 1,
+             "list the words or tokens that MODEL reads, one a\nline by id, instead"),
     ROW_NUMBER("threads", heads_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", heads_options, quiet, 1, "no notes on stderr, only warnings and errors"),
@@ -76,7 +79,8 @@ const args_page heads_page = {
                 "multihead heads MODEL --text book.txt --whole --truncate\n"
                 "multihead heads MODEL --example all --role previous-token --details\n"
                 "multihead heads MODEL --conllu gold.conllu --sort nsubj --min 0.5\n"
-                "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'",
+                "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'\n"
+                "multihead heads demo --words",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
              "it applies to, shown with the score of uniform attention (chance) and the\n"
              "number of rows. A role is a score above a threshold; most are published:\n"
@@ -105,6 +109,7 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--whole requires --text FILE");
     if (options->predict && !options->conllu)
         return cli_fail(CLI_USAGE, HEADS, "--predict requires --conllu FILE");
+    if (options->words) return CLI_OK;
     const bool texts =
         options->text_file || options->conllu || options->example || options->texts.count > 0;
     if (!texts && options->clusters.given)
@@ -143,12 +148,28 @@ static cli_exit show(const heads_options *options, const heads_found *found)
     return CLI_OK;
 }
 
+/* What the tokenizer knows; of an encoder-decoder what its decoder writes. */
+static cli_exit list_words(const text_model *model)
+{
+    const int64_t count =
+        model->pieces ? model->desc.vocab_size : mha_vocabulary_count(model->vocabulary);
+    for (int64_t id = 0; id < count; id++) {
+        const size_t mark = arena_mark();
+        char *text;
+        CLI_TRY(text_model_token(model, (int32_t)id, &text));
+        cli_print("%s\n", text);
+        arena_release(mark);
+    }
+    return cli_finish_stdout(HEADS, CLI_OK);
+}
+
 static cli_exit heads(const heads_options *options)
 {
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
     CLI_TRY(text_model_open(HEADS, options->model, options->threads, &model));
+    if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, HEADS,
                         "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",

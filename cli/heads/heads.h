@@ -18,7 +18,7 @@
 typedef struct heads_options {
     args_texts texts; /* from the command line */
     const char *model, *text_file, *conllu, *example;
-    int whole, truncate, predict;
+    int whole, truncate, predict, words;
     int64_t max_tokens, random; /* random -1: not given */
     args_texts layers, heads, roles;
     const char *sort;

@@ -176,7 +176,7 @@ static cli_exit check_roles(const heads_options *options, const heads_found *fou
         if (is_role(found, wanted)) continue;
         const char *near = args_nearest(wanted, names, MHA_ROLES);
         return cli_fail(CLI_USAGE, HEADS,
-                        "--role %s: no such role%s%s%s; docs/program.md lists them; a relation of "
+                        "--role %s: no such role%s%s%s; docs/heads.md lists them; a relation of "
                         "--conllu and 'none' also count as roles",
                         wanted, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
     }
