@@ -182,13 +182,13 @@ static bool mask_title(const run_board *board, char *text, size_t size)
         bool given;
         const char *text;
     } parts[] = {
-        {desc->flags & MHA_ATTENTION_CAUSAL, "causal: no key after the query's position"},
-        {desc->key_lengths, "lengths: no padding"},
-        {desc->key_begins, "begins: no padding"},
-        {desc->flags & MHA_ATTENTION_WINDOW, "window: no key too far away"},
-        {desc->query_documents, "documents: no key of another one"},
+        {desc->flags & MHA_ATTENTION_CAUSAL, "causal: keys after the query's position"},
+        {desc->key_lengths, "lengths: padding"},
+        {desc->key_begins, "begins: padding"},
+        {desc->flags & MHA_ATTENTION_WINDOW, "window: keys too far away"},
+        {desc->query_documents, "documents: keys of another one"},
         {desc->keep_blocks, "blocks that are not kept"},
-        {desc->keep_mask, "keep-mask: no key where it is false"},
+        {desc->keep_mask, "keep-mask: keys where it is false"},
     };
     size_t used = (size_t)snprintf(text, size, "Masked, a dot is hidden (");
     bool any = false;

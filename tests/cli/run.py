@@ -621,7 +621,7 @@ Head 0
     q1   1   1   0
     q2   0   0   4
 
- 4. Masked, a dot is hidden (causal: no key after the query's position)   [3, 3]
+ 4. Masked, a dot is hidden (causal: keys after the query's position)   [3, 3]
         k0  k1  k2
     q0   0   .   .
     q1   1   1   .
