@@ -173,7 +173,7 @@ static void print_cost(const explain_problem *p)
     snprintf(pairs, sizeof pairs, "%.0f", p->pairs);
     cli_print("\nWhat it costs\n");
     say("visible pairs", "%s of %s, %.3g%%%s", words_count(plan->visible_pairs).text,
-        p->pairs < 9e15 ? words_count((int64_t)p->pairs).text : pairs,
+        p->pairs < 9e18 ? words_count((int64_t)p->pairs).text : pairs,
         p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0,
         p->kept             ? ", blocks not counted"
         : p->desc.keep_mask ? ", what the dense mask hides is not counted"
