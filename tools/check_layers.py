@@ -89,7 +89,13 @@ def circles():
         yield from walk(path, [])
 
 
-rooms = {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()}
-found = [*offences(), *circles(), *(f"cli/{room}: not in ROOMS of {__file__}" for room in rooms - {*ROOMS})]
-print("\n".join(found) if found else "layers: every include goes the right way")
-sys.exit(1 if found else 0)
+def main():
+    rooms = {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()}
+    found = [*offences(), *circles(),
+             *(f"cli/{room}: not in ROOMS of {__file__}" for room in rooms - {*ROOMS})]
+    print("\n".join(found) if found else "layers: every include goes the right way")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
