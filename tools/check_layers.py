@@ -43,7 +43,7 @@ ALLOWED = {
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
 PROGRAM = PUBLIC | MODEL | {"render"}
-ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (),
+ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
          "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
