@@ -285,7 +285,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
     return (out, AttentionOutputs(**found)) if request is not None else out
 
 
-# ---- The plan -------------------------------------------------------------------------------------
+# ---- The plan ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

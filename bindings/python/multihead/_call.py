@@ -59,7 +59,7 @@ class AttentionOptions(TypedDict, total=False):
     compute: str
 
 
-# ---- What the options are -------------------------------------------------------------------------
+# ---- What the options are ------------------------------------------------------------------------
 
 REAL = ("f32", "f16", "bf16")
 # The element types that each array may have; the first is that of numbers in a list.
@@ -194,7 +194,7 @@ class Inputs:
         self.values.append(array.ctypes.data)
 
 
-# ---- Calls made ready -----------------------------------------------------------------------------
+# ---- Calls made ready ----------------------------------------------------------------------------
 
 
 class Prepared:
