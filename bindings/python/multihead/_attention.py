@@ -11,7 +11,7 @@ import numpy as np
 from . import _abi, _tensor
 from ._call import (REAL, AttentionOptions, Inputs, Numbers, Prepared, finish, integer, prepared,
                     with_options)
-from ._library import Context, check, default_context, library, name_of, value_of
+from ._library import Context, check, chosen, library, name_of, value_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -280,7 +280,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
         values.append(_look(found[name], name)[1])
     for slot, value in zip(call.slots, values):
         slot.value = value
-    with context or default_context() as handle:
+    with chosen(context) as handle:
         status = _library_forward(handle, *call.arguments)
     finish(whole, call, inputs, status)
     return (out, AttentionOutputs(**found)) if request is not None else out
@@ -357,7 +357,7 @@ def explain(q: Any, k: Any, v: Any, *, outputs: str | Sequence[str] = (),
         slot.value = value
     desc, q_, k_, v_, _, wanted = call.arguments
     plan = _abi.AttentionPlan()
-    context = context or default_context()
+    context = chosen(context)
     with context as handle:
         check(library.mha_attention_explain(handle, desc, q_, k_, v_, None, wanted, C.byref(plan)))
     found: dict[str, Any] = {name: getattr(plan, name) for name, *_ in plan._fields_

@@ -172,10 +172,15 @@ class Inputs:
                 self.key.append((name, None))
                 self.values.append(integer(value, name, _CHANGING[name]))
             elif name == "keep_callback":
+                if not callable(value):
+                    raise TypeError(f"keep_callback: {type(value).__name__} is not a function "
+                                    "f(b, h, t, s) -> bool")
                 self.callback = _KeepCallback(value)
                 self.key.append((name, None))
                 self.values.append(self.callback.address)
             elif name == "window":
+                if not isinstance(value, (tuple, list)) or len(value) != 2:
+                    raise TypeError(f"window: {value!r:.60} is not (keys before, keys after)")
                 self.key.append((name, tuple(value)))
             elif hasattr(value, "item"):
                 self.key.append((name, value.item()))
@@ -246,8 +251,6 @@ class Prepared:
                 desc.scale = _real(value, name)
                 desc.flags |= _abi.ATTENTION_FLAGS["scale_given"]
             elif name == "window":
-                if len(value) != 2:
-                    raise ValueError(f"window: {value} is not (keys before, keys after)")
                 desc.left_keys, desc.right_keys = (integer(side, name) for side in value)
                 desc.flags |= _abi.ATTENTION_FLAGS["window"]
             else:

@@ -259,6 +259,15 @@ def default_context() -> Context:
     return thread.context
 
 
+def chosen(context: Context | None) -> Context:
+    """The context that a call was given, or the thread's."""
+    if context is None:
+        return default_context()
+    if not isinstance(context, Context):
+        raise TypeError(f"context: {type(context).__name__} is not a multihead.Context")
+    return context
+
+
 def isa_available(isa: str) -> bool:
     """True if this build has kernels for an instruction set and this machine can run them."""
     return bool(library.mha_isa_available(value_of(_abi.ISAS, isa, "isa")))
