@@ -92,6 +92,15 @@ def program() -> str:
     return _find("bin", "multihead")
 
 
+def font() -> str | None:
+    """The font that the package carries, for pictures on systems without DejaVu Sans; None if
+    MHA_FONT of the environment names one, or the package has none."""
+    try:
+        return None if os.environ.get("MHA_FONT") else _find("fonts", "*.ttf")
+    except ImportError:
+        return None
+
+
 def _load(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
     loaded = C.CDLL(_find("lib", f"lib{name}.so", f"lib{name}.so.*"))
     for function, (result, arguments) in functions.items():
