@@ -45,7 +45,7 @@ if(Python3_FOUND)
   set(library_pages ${CMAKE_BINARY_DIR}/man/man3)
   set(man_headers ${PROJECT_SOURCE_DIR}/tools/man_headers.py)
   add_custom_command(OUTPUT ${library_pages}/libmultihead.3
-    COMMAND ${dated} ${Python3_EXECUTABLE} -B ${man_headers} ${library_pages} ${PROJECT_VERSION}
+    COMMAND ${dated} ${Python3_EXECUTABLE} -B ${man_headers} ${library_pages} ${MHA_VERSION}
     DEPENDS ${headers} ${man_headers} ${PROJECT_SOURCE_DIR}/tools/site/headers.py
     COMMENT "Writing man pages of the headers" VERBATIM)
   list(APPEND manual_outputs ${library_pages}/libmultihead.3)
