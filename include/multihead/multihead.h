@@ -10,6 +10,7 @@
 #define MHA_VERSION_MAJOR 0
 #define MHA_VERSION_MINOR 1
 #define MHA_VERSION_PATCH 0
+#define MHA_VERSION_SUFFIX "" /* "-rc1" of a release candidate */
 
 #include <multihead/attention.h>
 #include <multihead/attribution.h>
