@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _tensor
-from ._call import REAL, AttentionOptions, Inputs, Prepared, prepare, run, with_options
+from ._call import REAL, AttentionOptions, Inputs, Prepared, finish, prepared, with_options
 from ._library import Context, default_context, library
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class _Backward:
 
     INPUTS = ("q", "k", "v", "o", "lse", "o_gradient")
 
-    def __init__(self, key: list[Any], wanted: Sequence[str], accumulate: bool,
+    def __init__(self, key: Sequence[Any], wanted: Sequence[str], accumulate: bool,
                  given: Mapping[str, _tensor.Layout]) -> None:
         call = self.prepared = Prepared()
         for name, layout in key[:6]:
@@ -102,15 +102,15 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
         raise ValueError("accumulate: pass the arrays to add to, wanted={'q': array, ...}")
     looked = {name: _tensor.look_writable(array, f"wanted[{name!r}]")[0]
               for name, array in given.items()}
-    key = ("backward", *inputs.key, tuple(wanted), accumulate, *looked.values())
-    call: _Backward = prepare(key, lambda: _Backward(inputs.key, tuple(wanted), accumulate, looked))
+    inner = tuple(inputs.key)
+    key = ("backward", inner, tuple(wanted), accumulate, *looked.values())
+    call = prepared(key) or _Backward(inner, tuple(wanted), accumulate, looked)
     found = {name: given[name] if name in given else kind.empty(shape, "f32")
              for name, shape in call.shapes}
     inputs.values += [_tensor.look(array, name)[1] for name, array in found.items()]
-
-    def call_library() -> int:
-        with context or default_context() as handle:
-            return int(library.mha_attention_backward(handle, *call.arguments))
-
-    run(inputs, key, call, call_library)
+    for slot, value in zip(call.prepared.slots, inputs.values):
+        slot.value = value
+    with context or default_context() as handle:
+        status = library.mha_attention_backward(handle, *call.arguments)
+    finish(key, call, inputs, status)
     return AttentionGradients(**found)

@@ -59,7 +59,7 @@ class AttentionOptions(TypedDict, total=False):
     compute: str
 
 
-# ---- What the options are -------------------------------------------------------------------------
+# ---- What the options are ------------------------------------------------------------------------
 
 REAL = ("f32", "f16", "bf16")
 # The element types that each array may have; the first is that of numbers in a list.
@@ -157,11 +157,6 @@ class Inputs:
         self.key.append((name, layout))
         self.values.append(address)
 
-    def written(self, name: str, array: Any) -> None:
-        layout, address = _tensor.look_writable(array, name)
-        self.key.append((name, layout))
-        self.values.append(address)
-
     def options(self, options: Mapping[str, Any]) -> None:
         for name, value in options.items():
             if value is None:
@@ -194,7 +189,7 @@ class Inputs:
         self.values.append(array.ctypes.data)
 
 
-# ---- Calls made ready -----------------------------------------------------------------------------
+# ---- Calls made ready ----------------------------------------------------------------------------
 
 
 class Prepared:
@@ -215,7 +210,7 @@ class Prepared:
         tensor = _tensor.describe(layout, name)
         code = _tensor.code_of(layout, name)
         if code not in types:
-            raise TypeError(f"{name}: {layout.dtype} is not supported, expected "
+            raise TypeError(f"{name}: {layout[0]} is not supported, expected "
                             f"{_tensor.readable(types)}: convert it, e.g. "
                             f"{name}.astype(numpy.{_tensor.readable(types[:1])})")
         self.tensors[name] = tensor
@@ -285,26 +280,22 @@ class Prepared:
 _MOST_CALLS = 256  # that a thread keeps; they take some 2 KiB each
 
 
-def prepare(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """A prepared call, taken out of the thread's: a callback in it may make the same call."""
+def prepared(key: tuple[Any, ...]) -> Any:
+    """The call of a key, taken out of the thread's, since a callback in it may make the same call;
+    None: there is none. finish() puts it back."""
     try:
-        found = thread.calls.pop(key, None)
-    except TypeError:  # something that cannot be hashed is not an option either
-        make()
-        raise
-    return make() if found is None else found
+        return thread.calls.pop(key, None)
+    except TypeError:  # something that cannot be hashed, which is an error found in preparing
+        return None
 
 
-def run(inputs: Inputs, key: tuple[Any, ...], call: Any, run: Callable[[], int]) -> None:
-    """Write the values into the slots, run, keep the call for the next time."""
-    try:
-        for slot, value in zip(call.prepared.slots, inputs.values):
-            slot.value = value
-        status = run()
-    finally:
-        if len(thread.calls) >= _MOST_CALLS:
-            thread.calls.clear()
-        thread.calls[key] = call
+def finish(key: tuple[Any, ...], call: Any, inputs: Inputs, status: int) -> None:
+    """Keep a call for the next time, and raise what went wrong."""
+    calls = thread.calls
+    if len(calls) >= _MOST_CALLS:
+        calls.clear()
+    calls[key] = call
     if inputs.callback is not None and inputs.callback.error is not None:
         raise inputs.callback.error
-    check(status)
+    if status:
+        check(status)

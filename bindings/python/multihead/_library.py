@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _abi
 
-# ---- Errors ---------------------------------------------------------------------------------------
+# ---- Errors --------------------------------------------------------------------------------------
 
 
 class Error(Exception):
@@ -71,7 +71,7 @@ def check(status: int) -> None:
         raise _CLASSES.get(status, InvalidArgument)(detail, status)
 
 
-# ---- Libraries ------------------------------------------------------------------------------------
+# ---- Libraries -----------------------------------------------------------------------------------
 
 
 def _find(folder: str, *patterns: str) -> str:
@@ -131,7 +131,7 @@ def render_library() -> C.CDLL:
     return _companion("multihead-render", _abi.RENDER_FUNCTIONS)
 
 
-# ---- Contexts -------------------------------------------------------------------------------------
+# ---- Contexts ------------------------------------------------------------------------------------
 
 
 def name_of(values: dict[str, int], value: int) -> str:
