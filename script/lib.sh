@@ -9,6 +9,7 @@
 #   install_missing                     install what was noted, or say how, and exit
 #   step LOG TEXT COMMAND ...           run quietly into build/LOG.log; show its tail on failure
 #   configure [OPTION ...], build TARGET ...
+#   skipped_tests BUILD                 list what the last ctest skipped, and why
 
 missing=''
 
@@ -157,4 +158,25 @@ configure() {
 build() {
     if [ $# -gt 0 ]; then set -- --target "$@"; fi
     step build "Building with $(cores) jobs" cmake --build build --parallel "$(cores)" "$@"
+}
+
+# skipped_tests BUILD: each test that the last ctest skipped, and the line in which it says why.
+skipped_tests() {
+    skipped_logs=$1/Testing/Temporary
+    [ -s "$skipped_logs/LastTestsDisabled.log" ] || return 0
+    say "Skipped, and why:"
+    # The first log has "NUMBER:NAME", the second the output of each test between dashes and its end.
+    awk '
+        NR == FNR { skipped[substr($0, index($0, ":") + 1)]; next }
+        / Testing: / { name = $NF; reason = last = "" }
+        /^Output:$/ { begins = 1; next }
+        begins && /^-+$/ { begins = 0; said = 1; next }
+        said && /^<end of output>$/ {
+            said = 0
+            why = reason ? reason : last ? last : "it does not say why"
+            sub(/^[sS][kK][iI][pP][pP][eE][dD]:? *(\[[0-9]+\] *)?/, "", why)
+            if (name in skipped) printf "  %s: %s\n", name, why
+        }
+        said && NF { last = $0; if (!reason && tolower($0) ~ /^skipped/) reason = $0 }' \
+        "$skipped_logs/LastTestsDisabled.log" "$skipped_logs/LastTest.log" >&2
 }

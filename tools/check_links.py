@@ -2,7 +2,8 @@
 """Check that documents point at what exists.
 
 Fails on: a relative link of an .md file whose target is missing, or whose anchor is no heading of its
-target; a page of docs/ that docs/start.md does not list; a row of the tables of docs/features.md with a
+target; a page of docs/ that docs/start.md does not list; a C program in a page that is not word for
+word a file of examples/, which the tests run; a row of the tables of docs/features.md with a
 cell too many or too few; a "yes" of ours there that does not link to a test file and name a test of it
 in backquotes right behind the link. A test is a function that a C file gives to RUN_TESTS or to cmocka,
 a test_ function of pytest, or a function of a script in tests/cli.
@@ -81,6 +82,14 @@ def unlisted(names, text):
     for name in names:
         if name.startswith("docs/") and name != START and name[len("docs/"):] not in listed:
             yield f"{START}: {name} is not in the list of all pages"
+
+
+def other_programs(name, text):
+    examples = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.c")]
+    for code in re.findall(r"^```c\n(.*?)^```$", text, re.M | re.S):
+        if "int main(" in code and code not in examples:
+            first = code.split("\n")[0]
+            yield f"{name}: the program that begins with '{first}' is no file of examples/"
 
 
 class Page(html.parser.HTMLParser):
@@ -164,7 +173,8 @@ def main():
         return 1 if errors else 0
     names, errors = documents(), []
     for name in names:
-        errors += dead_links(name, (ROOT / name).read_text(encoding="utf-8"))
+        text = (ROOT / name).read_text(encoding="utf-8")
+        errors += [*dead_links(name, text), *other_programs(name, text)]
     errors += unlisted(names, (ROOT / START).read_text(encoding="utf-8"))
     errors += unproved((ROOT / FEATURES).read_text(encoding="utf-8"))
     for line in errors:

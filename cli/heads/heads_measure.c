@@ -54,9 +54,9 @@ static void begin_progress(job *j, const char *what, int64_t count)
 
 /* Arrays of a text, and the description that points to them. */
 typedef struct described {
+    heads_arrays arrays;
     mha_heads_text text;
-    int64_t *segments, *ranks, *words; /* [count] */
-    uint8_t *separators, *special;     /* [count] */
+    int64_t *ranks, *words; /* [count] */
     mha_heads_link *links;
 } described;
 
@@ -68,26 +68,34 @@ static bool is_separator(const maps_token *token, int64_t index)
     return t && t[0] && !t[1] && strchr(".!?;", t[0]);
 }
 
+cli_exit heads_arrays_make(const maps_tokens *tokens, heads_arrays *arrays)
+{
+    const int64_t n = tokens->count;
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->segments));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->separators));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->special));
+    for (int64_t i = 0, segment = 0; i < n; i++) {
+        arrays->special[i] = tokens->items[i].special;
+        arrays->separators[i] = is_separator(&tokens->items[i], i);
+        arrays->segments[i] = segment;
+        segment += arrays->separators[i];
+    }
+    arrays->text = (mha_heads_text){.struct_size = sizeof arrays->text,
+                                    .separators = arrays->separators,
+                                    .special = arrays->special,
+                                    .segments = arrays->segments};
+    return CLI_OK;
+}
+
 static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *d)
 {
     const int64_t n = tokens->list.count;
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->segments));
+    CLI_TRY(heads_arrays_make(&tokens->list, &d->arrays));
+    d->text = d->arrays.text;
+    if (!j->ranks) return CLI_OK;
     CLI_TRY(ARENA_ALLOC(HEADS, n, &d->ranks));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->separators));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->special));
-    for (int64_t i = 0, segment = 0; i < n; i++) {
-        const maps_token *token = &tokens->list.items[i];
-        d->special[i] = token->special;
-        d->separators[i] = is_separator(token, i);
-        d->segments[i] = segment;
-        segment += d->separators[i];
-        d->ranks[i] = j->ranks ? j->ranks[tokens->ids[i]] : 0;
-    }
-    d->text = (mha_heads_text){.struct_size = sizeof d->text,
-                               .separators = d->separators,
-                               .special = d->special,
-                               .segments = d->segments,
-                               .ranks = j->ranks ? d->ranks : NULL};
+    for (int64_t i = 0; i < n; i++) d->ranks[i] = j->ranks[tokens->ids[i]];
+    d->text.ranks = d->ranks;
     return CLI_OK;
 }
 

@@ -109,6 +109,11 @@ static const args_option option_table[] = {
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
 };
 
+static const char *task_at(int i)
+{
+    return train_tasks[i] ? train_tasks[i]->name : NULL;
+}
+
 const args_page train_page = {
     .command = TRAIN,
     .summary = "train a small transformer and watch its heads specialise",
@@ -128,6 +133,7 @@ const args_page train_page = {
              "training resumes where it stopped; Ctrl-C saves and stops.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
+    .word = task_at,
 };
 
 /* ---- progress ------------------------------------------------------------------------------ */

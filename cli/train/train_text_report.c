@@ -122,7 +122,7 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     cli_print("Without attention: perplexity %.2f from the frequency of each %s, %.2f from pairs "
               "of them\n",
               mha_exp(guesses[0]), one, mha_exp(guesses[1]));
-    cli_print("On held-out text that decided nothing: perplexity %.2f per %s (loss %.4f",
+    cli_print("On other held-out text, which decided nothing: perplexity %.2f per %s (loss %.4f",
               mha_exp(all->loss), one, all->loss);
     if (characters) cli_print(", %.3f bits", all->loss / mha_log(2));
     cli_print("), the most likely %s is right in %.1f %%\n", one, 100 * train_accuracy(all));

@@ -126,6 +126,14 @@ def test_planted_dead_links_of_documents(text, error):
     assert error in found and path.exists()
 
 
+def test_planted_program():
+    text = "```c\n" + (ROOT / "examples/merge.c").read_text(encoding="utf-8") + "```\n"
+    assert list(check_links.other_programs("x.md", text)) == []
+    assert list(check_links.other_programs("x.md", "```c\nf(x);\n```\n")) == []
+    (found,) = check_links.other_programs("x.md", text.replace("int main(void)", "int main(void )"))
+    assert "no file of examples/" in found
+
+
 def test_anchors_are_those_of_github():
     text = "# A `code`, and *more*: x_y\n## Two words\n## Two words\n### [Linked](x.md) (a/b)\n"
     assert check_links.anchors_of(text) == {
