@@ -30,6 +30,7 @@
 #include <multihead/patterns.h>
 #include <multihead/position.h>
 #include <multihead/presets.h>
+#include <multihead/sampling.h>
 #include <multihead/sink.h>
 #include <multihead/training.h>
 #include <multihead/transformer.h>

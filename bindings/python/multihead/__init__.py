@@ -2,12 +2,17 @@
 from ._attention import AttentionOutputs, AttentionPlan, attention, explain
 from ._backward import AttentionGradients, attention_backward
 from ._call import AttentionOptions
+from ._decoder import Decoder
+from ._heads import MEASURES, HeadScores, Measure, Role
 from ._library import (CallbackError, Context, DTypeError, Error, FileError, InvalidArgument,
                        OutOfMemory, Unsupported, get_threads, isa_available, set_threads, version)
+from ._model import Model, ModelAttention
+from ._tokens import Tokens
 
 __version__ = version()
 
-__all__ = ["AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
-           "CallbackError", "Context", "DTypeError", "Error", "FileError", "InvalidArgument",
-           "OutOfMemory", "Unsupported", "attention", "attention_backward", "explain", "get_threads",
+__all__ = ["MEASURES", "AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
+           "CallbackError", "Context", "DTypeError", "Decoder", "Error", "FileError", "HeadScores",
+           "InvalidArgument", "Measure", "Model", "ModelAttention", "OutOfMemory", "Role", "Tokens",
+           "Unsupported", "attention", "attention_backward", "explain", "get_threads",
            "isa_available", "set_threads"]

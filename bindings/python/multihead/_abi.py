@@ -39,6 +39,13 @@ LINEAR_FLAGS = _enumeration("MHA_LINEAR_ATTENTION_", causal=1)
 MODULE_FLAGS = _enumeration("MHA_MODULE_", no_qkv_bias=1, no_out_bias=2, bias_kv=4, zero_attn=8,
                             sinks=16, rope=32, qk_norm=64)
 KV_SCALES = _enumeration("MHA_KV_SCALES_", position=0, channel=1)
+TRANSFORMER_FLAGS = _enumeration(
+    "MHA_TRANSFORMER_", causal=1, post_norm=2, embedding_norm=4, bias=8, cross=16, tied=32,
+    no_output=64, qkv_bias=128, out_bias=256, ff_bias=512, branch_norm=1024, parallel=2048)
+DECODER_FLAGS = _enumeration("MHA_DECODER_", windows=1, streaming=2)
+SPLITTING = _enumeration("MHA_SPLIT_", space=0, punctuation=1, characters=2)
+HEADS_FLAGS = _enumeration("MHA_HEADS_", causal=1, window=2, cross=4, query_predicts=8)
+MEASURE_KINDS = _enumeration("MHA_KIND_", share=0, plain=1, nats=2, tokens=3, correlation=4)
 
 # ---- Structs -------------------------------------------------------------------------------------
 
@@ -292,6 +299,122 @@ class Sgd(Struct):
                 ("weight_decay", C.c_double), ("gradient_scale", C.c_double)]
 
 
+class DecoderDesc(Struct):
+    c_name = "mha_decoder_desc"
+    _fields_ = [SIZE, FLAGS, *_int64s("batch capacity max_step"), ("cache_type", C.c_int),
+                ("reserved2", C.c_uint32),
+                *_int64s("page_size pages window sink_keys memory_capacity"),
+                ("key_scales", C.c_int), ("reserved3", C.c_uint32)]
+
+
+class Sampling(Struct):
+    c_name = "mha_sampling"
+    _fields_ = [SIZE, RESERVED, ("temperature", C.c_double), ("top_k", C.c_int64),
+                ("top_p", C.c_double), ("min_p", C.c_double), ("seed", C.c_uint64)]
+
+
+class HeadMeasuresDesc(Struct):
+    c_name = "mha_head_measures_desc"
+    _fields_ = [SIZE, FLAGS, ("layers", C.c_int64), ("heads", Int64Pointer),
+                *_int64s("farthest_offset near_tokens rare_rank"), ("names", C.POINTER(C.c_char_p)),
+                ("relations", C.c_int64)]
+
+
+class HeadsText(Struct):
+    c_name = "mha_heads_text"
+    _fields_ = [SIZE, FLAGS, *_int64s("queries keys q_offset left_keys right_keys sink_keys"),
+                ("hidden_keys", C.c_void_p), ("skip_queries", C.c_void_p), ("ids", C.c_void_p),
+                ("separators", C.c_void_p), ("special", C.c_void_p), ("segments", C.c_void_p),
+                ("ranks", C.c_void_p), ("words", C.c_void_p), ("links", C.c_void_p),
+                ("links_count", C.c_int64)]
+
+
+class HeadPass(Struct):
+    c_name = "mha_head_pass"
+    _fields_ = [SIZE, RESERVED, ("measures", C.c_void_p), ("distances", C.c_void_p),
+                ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
+
+
+class RepeatedTokens(Struct):
+    c_name = "mha_repeated_tokens"
+    _fields_ = [SIZE, RESERVED, *_int64s("block repeats"), ("first", C.c_int32),
+                ("last", C.c_int32), ("seed", C.c_uint64), ("sequence", C.c_uint64)]
+
+
+class MeasureInfo(Struct):
+    c_name = "mha_measure_info"
+    _fields_ = [("name", C.c_char_p), ("text", C.c_char_p), ("kind", C.c_int)]
+
+
+class HeadScore(Struct):
+    c_name = "mha_head_score"
+    _fields_ = [("value", C.c_double), ("chance", C.c_double), ("corrected", C.c_double),
+                ("rows", C.c_int64)]
+
+
+class RoleInfo(Struct):
+    c_name = "mha_role_info"
+    _fields_ = [("name", C.c_char_p), ("text", C.c_char_p), ("source", C.c_char_p),
+                ("measure", C.c_int), ("threshold", C.c_double), ("corrected", C.c_bool),
+                ("least_rows", C.c_int64)]
+
+
+class HeadRole(Struct):
+    c_name = "mha_head_role"
+    _fields_ = [("role", C.c_int), *_int64s("offset relation"), ("direction", C.c_int),
+                ("score", HeadScore), ("evidence", C.c_char * 192)]
+
+
+class ModelOptions(Struct):
+    c_name = "mha_model_options"
+    _fields_ = [SIZE, FLAGS, ("compute", C.c_int), RESERVED]
+
+
+class ModelInfo(Struct):
+    c_name = "mha_model_info"
+    _fields_ = [SIZE, RESERVED, ("architecture", C.c_char_p),
+                *_int64s("layers heads kv_heads hidden_size head_dim intermediate_size "
+                         "max_positions vocab_size type_vocab_size parameters")]
+
+
+class Batch(Struct):
+    c_name = "mha_batch"
+    _fields_ = [SIZE, RESERVED, *_int64s("batch length"), ("ids", C.c_void_p),
+                ("type_ids", C.c_void_p), ("lengths", Int64Pointer)]
+
+
+class ModelOutputs(Struct):
+    c_name = "mha_model_outputs"
+    _fields_ = [SIZE, RESERVED, ("last_hidden", TensorPointer),
+                ("hidden", C.POINTER(TensorPointer)),
+                ("attention", C.POINTER(C.POINTER(ModuleOutputs))), ("after_layer", C.c_void_p),
+                ("after_layer_user", C.c_void_p)]
+
+
+class TokenizerInfo(Struct):
+    c_name = "mha_tokenizer_info"
+    _fields_ = [("struct_size", C.c_uint32), ("cls_id", C.c_int32), ("sep_id", C.c_int32),
+                ("pad_id", C.c_int32), ("unk_id", C.c_int32), ("mask_id", C.c_int32),
+                *_int64s("vocab_size max_length"), ("clean_text", C.c_uint8),
+                ("handle_chinese_chars", C.c_uint8), ("strip_accents", C.c_uint8),
+                ("lowercase", C.c_uint8), ("kind", C.c_int), ("bos_id", C.c_int32),
+                ("eos_id", C.c_int32)]
+
+
+class EncodeOptions(Struct):
+    c_name = "mha_encode_options"
+    _fields_ = [SIZE, FLAGS, ("max_length", C.c_int64), ("truncation", C.c_int),
+                ("reserved", C.c_int32)]
+
+
+class Encoding(Struct):
+    c_name = "mha_encoding"
+    _fields_ = [SIZE, RESERVED, ("count", C.c_int64), ("ids", C.POINTER(C.c_int32)),
+                ("type_ids", C.POINTER(C.c_int32)), ("begin", Int64Pointer), ("end", Int64Pointer),
+                ("sequence", C.POINTER(C.c_int8)), ("special", C.POINTER(C.c_uint8)),
+                ("dropped", C.c_int64 * 2), ("memory", C.c_void_p)]
+
+
 # ---- Functions: {name: (result, arguments)}. Handles are void pointers. --------------------------
 
 _STATUS, _HANDLE, _INT64 = C.c_int, C.c_void_p, C.c_int64
@@ -332,7 +455,55 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_transformer_destroy": (None, [_HANDLE]),
     "mha_activations_destroy": (None, [_HANDLE]),
     "mha_decoder_destroy": (None, [_HANDLE]),
+    "mha_transformer_describe": (None, [_HANDLE, C.POINTER(TransformerDesc)]),
+    "mha_transformer_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(TransformerInput), _HANDLE,
+                                          *[TensorPointer] * 3]),
+    "mha_decoder_create": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(DecoderDesc), _NEW_HANDLE]),
+    "mha_decoder_lengths": (Int64Pointer, [_HANDLE]),
+    "mha_decoder_length": (_INT64, [_HANDLE]),
+    "mha_decoder_cache_bytes": (C.c_size_t, [_HANDLE]),
+    "mha_decoder_truncate_sequence": (_STATUS, [_HANDLE, _INT64, _INT64]),
+    "mha_decoder_truncate": (_STATUS, [_HANDLE, _INT64]),
+    "mha_decoder_fork": (_STATUS, [_HANDLE, _INT64, _INT64, _INT64]),
+    "mha_decoder_step_rows": (_STATUS, [_HANDLE, _HANDLE, TensorPointer, Int64Pointer,
+                                        Int64Pointer, TensorPointer]),
+    "mha_sample_token": (_STATUS, [_HANDLE, C.POINTER(Sampling), C.c_uint64, C.c_void_p, _INT64,
+                                   C.POINTER(C.c_int32)]),
+    "mha_measure_describe": (MeasureInfo, [C.c_int]),
+    "mha_role_describe": (RoleInfo, [C.c_int]),
+    "mha_head_measures_create": (_STATUS, [_HANDLE, C.POINTER(HeadMeasuresDesc), _NEW_HANDLE]),
+    "mha_head_measures_destroy": (None, [_HANDLE]),
+    "mha_head_measures_score": (HeadScore, [_HANDLE, _INT64, _INT64, C.c_int]),
+    "mha_head_measures_roles": (_INT64, [_HANDLE, _INT64, _INT64, C.POINTER(HeadRole), _INT64]),
+    "mha_head_pass_run": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(TransformerInput),
+                                    C.POINTER(HeadsText), C.POINTER(HeadPass)]),
+    "mha_head_pass_ranks": (_STATUS, [_HANDLE, _INT64, C.c_void_p, C.c_void_p, Int64Pointer]),
+    "mha_head_pass_repeated": (_STATUS, [C.POINTER(RepeatedTokens), _INT64, C.c_void_p, C.c_void_p,
+                                         C.c_void_p, Int64Pointer]),
 }
 # libmultihead-model and libmultihead-render
-MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {}
+MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "mha_model_load": (_STATUS, [_HANDLE, C.c_char_p, C.POINTER(ModelOptions), _NEW_HANDLE]),
+    "mha_model_destroy": (None, [_HANDLE]),
+    "mha_model_describe": (_STATUS, [_HANDLE, C.POINTER(ModelInfo)]),
+    "mha_model_tokenizer": (_HANDLE, [_HANDLE]),
+    "mha_model_vocabulary": (_HANDLE, [_HANDLE]),
+    "mha_model_transformer": (_HANDLE, [_HANDLE]),
+    "mha_model_encoder": (_HANDLE, [_HANDLE]),
+    "mha_model_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(Batch), C.POINTER(ModelOutputs)]),
+    "mha_tokenizer_describe": (_STATUS, [_HANDLE, C.POINTER(TokenizerInfo)]),
+    "mha_tokenizer_token": (C.c_char_p, [_HANDLE, C.c_int32]),
+    "mha_tokenizer_token_bytes": (_STATUS, [_HANDLE, C.c_int32, C.POINTER(C.c_void_p),
+                                            C.POINTER(C.c_size_t), C.POINTER(C.c_int)]),
+    "mha_tokenizer_encode": (_STATUS, [_HANDLE, C.POINTER(EncodeOptions), C.c_char_p, C.c_size_t,
+                                       C.c_char_p, C.c_size_t, C.POINTER(Encoding)]),
+    "mha_encoding_free": (None, [C.POINTER(Encoding)]),
+    "mha_vocabulary_count": (_INT64, [_HANDLE]),
+    "mha_vocabulary_word": (C.c_char_p, [_HANDLE, _INT64]),
+    "mha_vocabulary_splitting": (C.c_int, [_HANDLE]),
+    "mha_vocabulary_begin": (C.c_int32, [_HANDLE]),
+    "mha_vocabulary_end": (C.c_int32, [_HANDLE]),
+    "mha_vocabulary_locate": (_STATUS, [_HANDLE, C.c_char_p, C.c_size_t, C.c_void_p, C.c_void_p,
+                                        C.c_void_p, _INT64, Int64Pointer]),
+}
 RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {}
