@@ -33,6 +33,9 @@ typedef struct attention_maps {
     maps_tokens rows, cols; /* T, S; cols.items is rows.items where they are the same tokens */
     float **layer;          /* [L] each [H,T,S], or NULL: not requested */
     float **twin;           /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
+    float **queries, **keys; /* [L] each [H,T,channels] and [H,S,channels], or NULL; NULL: none */
+    int64_t channels;
+    double score_scale;     /* of q . k before softmax; 0: 1 / sqrt(channels) */
     bool causal;            /* a row cannot see the columns behind it */
     int64_t cell;           /* a cell is the largest weight of cell x cell tokens; 0: one token */
     maps_tokens tokens;     /* those of the text, where cell > 1 */
