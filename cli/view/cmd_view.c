@@ -16,9 +16,9 @@
 
 static const char *const cmaps[] = {MHA_CMAP_LIST(CMAP_NAME) NULL};
 static const char *const scales[] = {"auto", MHA_SCALE_LIST(SCALE_NAME) NULL}; /* 1 + mha_scale */
-static const char *const values[] = {"auto", "always", "never", NULL};    /* mha_values */
-static const char *const sorts[] = {"weight", "arrives", "effect", NULL}; /* ask_measure */
-static const char *const whens[] = {"auto", "always", "never", NULL};     /* screen_color */
+static const char *const values[] = {"auto", "always", "never", NULL};         /* mha_values */
+static const char *const sorts[] = {"weight", "arrives", "effect", NULL};      /* ask_measure */
+static const char *const whens[] = {"auto", "always", "never", NULL};          /* screen_color */
 
 #define HEADING(title)                      \
     {                                       \
@@ -65,8 +65,7 @@ static const args_option option_table[] = {
           "stream; files have every term of every head"),
     HEADING("Output (several at once; one FILE may be -, stdout)"),
     VALUE(ARGS_TEXT, 'o', "output", html, "FILE.html", "an interactive report in one file"),
-    FLAG(0, "neurons", neurons, 1,
-         "with -o: queries and keys, for the view of neurons"),
+    FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons"),
     VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a vector image for print or a web page"),
     VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a bitmap image"),
     VALUE(ARGS_TEXT, 0, "json", json, "FILE", "tokens and all weights as text"),
@@ -94,7 +93,8 @@ static const args_option option_table[] = {
           "range of the colours: shared by all heads (the\n"
           "default), head: per head, or LO:HI"),
     CHOICE("scale", scale, scales,
-           "mapping from weights to colours; sqrt and log\nemphasise small weights; auto (the default) is\nlinear, or sqrt beyond 64 tokens"),
+           "mapping from weights to colours; sqrt and log\nemphasise small weights; auto (the "
+           "default) is\nlinear, or sqrt beyond 64 tokens"),
     VALUE(ARGS_TEXTS, 0, "hide", hide, "LIST",
           "leave tokens out of the picture and report their\n"
           "weight: special, or tokens by name"),

@@ -34,23 +34,23 @@ typedef struct view_options {
     const char *folder;  /* of ours, which they are files of; NULL: where they say; no option */
     const char *command; /* the name in messages; no option */
     const char *range;
-    const char *contrast;    /* the text to compare with */
-    const char *from, *to;   /* words: which heads look from one at the other */
-    const char *desk;        /* a layer: what its heads write */
-    int cmap, values; /* mha_cmap, mha_values */
-    int scale;        /* 0: by the length of the text; else 1 + mha_scale */
-    int paper, terminal;     /* paper: screen_paper */
+    const char *contrast;  /* the text to compare with */
+    const char *from, *to; /* words: which heads look from one at the other */
+    const char *desk;      /* a layer: what its heads write */
+    int cmap, values;      /* mha_cmap, mha_values */
+    int scale;             /* 0: by the length of the text; else 1 + mha_scale */
+    int paper, terminal;   /* paper: screen_paper */
     screen_options screen;
     int renormalise, truncate, quiet;
-    int neurons; /* a report has queries and keys */
+    int neurons;                 /* a report has queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* ask_measure */
     int64_t first_panel;         /* of a report; no option */
     bool first_cell;             /* of a report: it opens on the tokens below; no option */
     int64_t first_row, first_col;
-    const view_ask *ask;         /* scores of a report; no option */
-    const view_extra *extra;     /* likewise; NULL: nothing */
-    const view_roles *roles;     /* likewise */
+    const view_ask *ask;     /* scores of a report; no option */
+    const view_extra *extra; /* likewise; NULL: nothing */
+    const view_roles *roles; /* likewise */
 } view_options;
 
 /* Maps of a model's run over the texts; picks as --layer and --head say. Texts that maps has are
@@ -105,7 +105,7 @@ cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
 /* A figure. A remark goes to the footnote; NULL: none. */
 typedef struct view_figure {
     mha_figure figure;
-    const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
+    const char *const *tokens;    /* of the whole text, where cells are blocks of them; else NULL */
     int64_t first_row, first_col; /* where a report opens; -1: where it likes */
     int64_t second_row, second_col; /* where a second text begins; 0: there is one */
 } view_figure;

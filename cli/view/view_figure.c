@@ -125,10 +125,10 @@ typedef struct panel_maker {
     kept_axis rows, cols;
     mha_panel *panels;
     panel_text *texts;
-    float *values;   /* [panels, rows, cols] where tokens are hidden, else NULL */
-    float *twins;    /* likewise */
+    float *values;         /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *twins;          /* likewise */
     float *queries, *keys; /* likewise, of the rows and columns that stay */
-    uint8_t *masked; /* [rows, cols] cells that no query can see; NULL: none */
+    uint8_t *masked;       /* [rows, cols] cells that no query can see; NULL: none */
     int64_t count;
     bool grouped;      /* by layer; not where each has one head only, whose name says it */
     double hidden_sum; /* over panels, of the mean hidden mass of their rows */
@@ -157,7 +157,8 @@ static int64_t largest(const panel_maker *maker, const mha_panel *panel, bool te
     int64_t best = -1;
     double most = 0;
     for (int64_t i = 0; i < maker->rows.count * maker->cols.count; i++) {
-        const double cell = (double)panel->values[i], value = maker->maps->contrast ? fabs(cell) : cell;
+        const double cell = (double)panel->values[i],
+                     value = maker->maps->contrast ? fabs(cell) : cell;
         if (!isfinite(value) || (best >= 0 && !(value > most))) continue;
         if (telling && !view_cell_tells(maker->maps, maker->rows.at[i / maker->cols.count],
                                         maker->cols.at[i % maker->cols.count]))
@@ -196,8 +197,7 @@ static void write_detail(const panel_maker *maker, const mha_panel *panel, char 
 static void copy_rows(const kept_axis *axis, const float *from, int64_t channels, float *to)
 {
     for (int64_t i = 0; i < axis->count; i++)
-        memcpy(to + i * channels, from + axis->at[i] * channels,
-               (size_t)channels * sizeof *to);
+        memcpy(to + i * channels, from + axis->at[i] * channels, (size_t)channels * sizeof *to);
 }
 
 static void take_neurons(const panel_maker *maker, int64_t layer, int64_t head, mha_panel *panel)

@@ -46,7 +46,8 @@ mha_status view_take_neurons(const mha_activations *kept, int64_t layer, attenti
     const int64_t H = view.q.shape[1], T = view.q.shape[2], D = view.q.shape[3];
     const int64_t group = H / view.k.shape[1]; /* heads that share a key */
     if (D != maps->channels || T != maps->rows.count)
-        return mha_fail(MHA_ERR_SHAPE, "queries of layer %" PRId64 " have an unexpected size", layer);
+        return mha_fail(MHA_ERR_SHAPE, "queries of layer %" PRId64 " have an unexpected size",
+                        layer);
     for (int64_t h = 0; h < H; h++) {
         copy_head(&view.q, h, maps->queries[layer] + h * T * D);
         copy_head(&view.k, h / group, maps->keys[layer] + h * T * D);

@@ -54,7 +54,7 @@ typedef struct output_job {
     const attention_maps *maps;
     const maps_picks *picks;
     const mha_figure *figure; /* likewise */
-    const view_figure *made; /* NULL for data */
+    const view_figure *made;  /* NULL for data */
 } output_job;
 
 /* The texts of the special tokens, each once; returns how many. A model has five or so. */
@@ -71,9 +71,9 @@ static int special_texts(const maps_tokens *tokens, const char *texts[], int cou
 static const char guide[] =
     "Each square is a head. A row is a token that looks, a column one that it looks at; the "
     "brighter a cell, the more of the row's attention goes there.";
-static const char guide_contrast[] =
-    "Each square is a head. A row is a token that looks, a column one that it looks at; red is more "
-    "attention in the first text than in the second, blue less.";
+static const char guide_contrast[] = "Each square is a head. A row is a token that looks, a column "
+                                     "one that it looks at; red is more "
+                                     "attention in the first text than in the second, blue less.";
 
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {

@@ -29,7 +29,8 @@ static cli_exit append(maps_tokens *tokens, const char *text, size_t bytes)
     if ((count & (count - 1)) == 0)
         CLI_TRY(arena_grow(VIEW, count > 0 ? 2 * count : 1, sizeof *tokens->items, &tokens->items));
     CLI_TRY(arena_text(VIEW, text, bytes, &copy));
-    mha_text_piece(copy, copy, bytes + 1); /* never longer; "the" of a piece with a space in front */
+    mha_text_piece(copy, copy,
+                   bytes + 1); /* never longer; "the" of a piece with a space in front */
     tokens->items[tokens->count++] = (maps_token){.text = copy,
                                                   .id = -1,
                                                   .type = -1,

@@ -407,9 +407,10 @@ typedef struct mha_report {
      * token of a causal map. */
     bool first_cell;
     int64_t first_row, first_col;
-    mha_view view;             /* that opens */
-    bool only_view;            /* nothing but it, its controls, and a click away the other views */
-    const int64_t *line_panels; /* [line_panel_count] whose lines are drawn at first, of the group of
+    mha_view view;  /* that opens */
+    bool only_view; /* nothing but it, its controls, and a click away the other views */
+    const int64_t
+        *line_panels; /* [line_panel_count] whose lines are drawn at first, of the group of
                                  * first_panel; NULL: those of first_panel */
     int64_t line_panel_count;
     /* Labels from here on are a second text (rows or columns; 0: there is one): lines can be limited
@@ -432,7 +433,7 @@ typedef struct mha_report {
  *
  * The fragment of the page's address names what is shown (#view=lines&head=L3H7&cell=10,2), unless
  * only_view is set: a reader can share or keep it. What it cannot name is ignored.
- * Page and texts are about 190 KB and are always written, however small most_bytes is.
+ * Page and texts are about 220 KB and are always written, however small most_bytes is.
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size or curve_size not
@@ -459,9 +460,10 @@ typedef struct mha_inset {
     uint32_t page_size;          /* sizeof(mha_inset_page) */
     const mha_inset_page *pages; /* [page_count], at most 16; of two or more each has a tab */
     int64_t page_count;
-    int64_t width, height; /* in CSS pixels, at most 10^5; 0: all of the width, and a height for what
+    int64_t width,
+        height;      /* in CSS pixels, at most 10^5; 0: all of the width, and a height for what
                               is drawn, at most 760 */
-    bool whole_file;       /* an HTML file around it */
+    bool whole_file; /* an HTML file around it */
 } mha_inset;
 
 /**

@@ -101,7 +101,8 @@ static mha_status check_views(const mha_report *own, const mha_figure *figure)
                         own->first_row, own->first_col, figure->rows, figure->cols);
     for (int64_t i = 0; i < own->line_panel_count; i++)
         if (!is_within(own->line_panels[i], figure->panel_count))
-            return mha_fail(MHA_ERR_ARGUMENT, "report: line_panels[%" PRId64 "] is %" PRId64
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "report: line_panels[%" PRId64 "] is %" PRId64
                             ", the figure has %" PRId64 " panels",
                             i, own->line_panels[i], figure->panel_count);
     if (!is_within(own->second_row, figure->rows + 1) ||

@@ -130,7 +130,9 @@ static mha_status write_tabs(const mha_inset *inset, int64_t unused, const mha_s
         const mha_inset_page page = page_of(inset, i);
         mhai_text name;
         mhai_text_visible(page.name, i, MHAI_TEXT_PROSE, &name);
-        mhai_sink_print(&writer, "<input type=\"radio\" name=\"tab\" id=\"t%" PRId64 "\"%s><label for=\"t%" PRId64 "\">",
+        mhai_sink_print(&writer,
+                        "<input type=\"radio\" name=\"tab\" id=\"t%" PRId64
+                        "\"%s><label for=\"t%" PRId64 "\">",
                         i, i ? "" : " checked", i);
         mhai_sink_escaped(&writer, name.text);
         mhai_sink_text(&writer, "</label>\n");

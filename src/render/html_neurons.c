@@ -45,10 +45,11 @@ mha_status mhai_html_neuron_bits(const mhai_html_page *page, int *bits, int64_t 
         *size = (int64_t)all;
         return MHA_OK;
     }
-    return mha_fail(MHA_ERR_SIZE,
-                    "report: queries and keys take %.0f MB and may take %.1f MB; choose fewer panels, "
-                    "or leave them out",
-                    ceil(size_of_all(page, 8) / 1e6), most / 1e6);
+    return mha_fail(
+        MHA_ERR_SIZE,
+        "report: queries and keys take %.0f MB and may take %.1f MB; choose fewer panels, "
+        "or leave them out",
+        ceil(size_of_all(page, 8) / 1e6), most / 1e6);
 }
 
 static float greatest(const float *values, int64_t count)

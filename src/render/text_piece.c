@@ -9,8 +9,7 @@ static int byte_of(uint32_t letter)
 {
     uint32_t next = 0x100;
     for (uint32_t byte = 0; byte < 0x100; byte++) {
-        const bool itself =
-            (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
+        const bool itself = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
         if (letter == (itself ? byte : next)) return (int)byte;
         next += !itself;
     }
@@ -34,19 +33,21 @@ static bool is_text(const char *text, size_t bytes)
     return !(space && other);
 }
 
-/* The bytes that the letters of a piece stand for; 0 if they are none, or as many as the piece has.
- */
+/* The bytes that the letters of a piece stand for; 0: they are no such letters, or only ASCII, which
+ * stands for itself. */
 static size_t decode(const char *piece, char *out, size_t room)
 {
     size_t count = 0;
+    bool other = false;
     uint32_t letter;
     const char *at = piece;
     while ((letter = mhai_text_next(&at)) != 0) {
         const int byte = byte_of(letter);
         if (byte < 0 || count == room) return 0;
         out[count++] = (char)byte;
+        other = other || letter >= 0x80;
     }
-    return is_text(out, count) ? count : 0;
+    return other && is_text(out, count) ? count : 0;
 }
 
 static const char *skip(const char *text, const char *mark)
