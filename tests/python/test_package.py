@@ -1,4 +1,5 @@
 """The Python package: arrays of every kind, errors, gradients, plans, threads, forks, types."""
+import doctest
 import gc
 import inspect
 import multiprocessing
@@ -469,6 +470,18 @@ def test_signatures_list_every_option():
 def test_every_public_name_has_documentation():
     for name in multihead.__all__:
         assert inspect.getdoc(getattr(multihead, name)), name
+
+
+def test_examples():
+    """Those of the page, and of the docstrings."""
+    import page_examples
+    assert page_examples.run(multihead_ctypes.ROOT / "docs/python.md").failed == 0
+    names = {name: getattr(multihead, name) for name in multihead.__all__}
+    for name in multihead.__all__:
+        o = multihead.attention(Q, K, V, causal=True)
+        given = {**names, "q": Q, "k": K, "v": V, "o_gradient": np.ones_like(o)}
+        for test in doctest.DocTestFinder(recurse=False).find(names[name], name, globs=given):
+            assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_version():
