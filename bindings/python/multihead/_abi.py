@@ -158,6 +158,13 @@ class LinearAttentionDesc(Struct):
                 ("sequences", C.c_int64)]
 
 
+# mha_feature_map_fn: user, rows, count, head_dim, features, feature_dim
+FEATURE_MAP = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_void_p, C.c_int64)
+# mha_feature_map_gradient_fn: likewise, with the features' gradients, and the rows' last
+FEATURE_MAP_GRADIENT = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_void_p,
+                                   C.c_int64, C.c_void_p)
+
+
 class LinearAttentionOutputs(Struct):
     c_name = "mha_linear_attention_outputs"
     _fields_ = [SIZE, RESERVED, *_tensors("state_s state_z")]
