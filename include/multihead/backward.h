@@ -5,8 +5,9 @@
  *
  *   p[s]     = exp(score[s] - lse)                     (before dropout)
  *   x[s]     = sum_d g[d] (v[s,d] + shaw_values[clip(s-i),d])
- *   delta    = sum_d g[d] o[d]                         = sum_s p[s] c kept[s] x[s]
- *   ds[s]    = p[s] (c kept[s] x[s] - delta)           with respect to the score after the cap
+ *   w[s]     = the loss's derivative by p[s] itself: 0, or by what the call gives of probabilities
+ *   delta    = sum_d g[d] o[d] + sum_s p[s] w[s] - lse_gradient
+ *   ds[s]    = p[s] (c kept[s] x[s] + w[s] - delta)    with respect to the score after the cap
  *   dx[s]    = ds[s] (1 - tanh^2)                      likewise before it; ds[s] without a cap
  *
  *   dq[t]             = scale sum_s dx[t,s] (k[s] + shaw_keys[clip(s-i)])
@@ -21,16 +22,25 @@
  *   dgate[b,h]        = sum_ts p[t,s] kept[t,s] x[t,s]       (from p: o is 0 where the gate is)
  *   dscale            = sum dx[t,s] q[t] (k[s] + shaw_keys[clip(s-i)])
  *
- * Dropout regenerates the forward's mask from the seed. Gradients with respect to lse are not
- * supported: lse is a by-product of the forward pass.
+ * where sum_d g[d] o[d] = sum_s p[s] c kept[s] x[s]. Dropout regenerates the forward's mask from the
+ * seed.
+ *
+ * A loss may depend on lse, on probabilities and on their average over heads as well as on o: on
+ * lse at no cost (merged parts, z-losses, distillation of normalisers), on the others for one more
+ * product q k in each walk and one for their sum.
+ *
+ *   w[s] = probabilities_gradient[t,s] + average_probabilities_gradient[t,s] / H,  times kept[s] with
+ *          MHA_GRADIENTS_DROPPED_PROBABILITIES
  *
  * Special values:
- *   - A query that sees no key has a gradient of 0 and contributes none.
+ *   - A query that sees no key has a gradient of 0 and contributes none, but its lse_gradient is one
+ *     of its sink, which its lse is.
  *   - What a query does not see has no effect, whatever its contents: neither a masked key or
  *     value, nor the query or dO of a query without keys.
- *   - A query with a non-finite element in q, dO, o or lse (so also one that sees a non-finite key
- *     or value) makes its dq, the dk and dv of every key that it sees, and the gradients of the
- *     parameters involved NaN, and nothing else.
+ *   - A query with a non-finite element in q, dO, o, lse or lse_gradient (so also one that sees a
+ *     non-finite key or value), or with a non-finite gradient of a weight that is not 0, makes its
+ *     dq, the dk and dv of every key that it sees, and the gradients of the parameters involved NaN,
+ *     and nothing else. The gradient of a weight that is 0 has no effect.
  *
  * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
  * any strides, and whichever other gradients are requested; those of q, k, v for any batch size.
@@ -49,8 +59,12 @@ extern "C" {
 
 /* mha_attention_gradients.flags */
 enum {
-    MHA_GRADIENTS_ACCUMULATE = 1 << 0 /* add to the tensors' contents, rounding the sum once;
-                                         default: overwrite */
+    MHA_GRADIENTS_ACCUMULATE = 1 << 0, /* add to the tensors' contents, rounding the sum once;
+                                          default: overwrite */
+    MHA_GRADIENTS_DROPPED_PROBABILITIES = 1
+                                          << 1 /* the gradients that are given of probabilities are
+                                                    those of p after dropout, as in the forward call
+                                                    with MHA_OUTPUT_DROPPED_PROBABILITIES */
 };
 
 /* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's
@@ -66,6 +80,13 @@ typedef struct mha_attention_gradients {
     const mha_tensor *shaw_keys, *shaw_values;
     const mha_tensor *sink_logits, *gates;
     const mha_tensor *scale; /* one element: any number of dims, all 1 */
+
+    /* In: gradients of the loss with respect to outputs of the forward call other than o. NULL: it
+     * does not depend on them. f32, any strides, also 0. S is that of the outputs; all heads, all
+     * rows. */
+    const mha_tensor *lse_gradient;                   /* [B,H,T] */
+    const mha_tensor *probabilities_gradient;         /* [B,H,T,S] */
+    const mha_tensor *average_probabilities_gradient; /* [B,T,S] */
 } mha_attention_gradients;
 
 /**
@@ -82,7 +103,8 @@ typedef struct mha_attention_gradients {
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other;
  *          elements of o and lse must not overlap, as the forward pass ensures. Scratch comes from
- *          the context: a number for each of the B H T queries, sums for each parameter, and for
+ *          the context: a number for each of the B H T queries (two with gradients of
+ *          probabilities), sums for each parameter, and for
  *          each thread a cell of 112 x 256 pairs with at most 16 MiB of dq (tiled; plus
  *          32 times the size of a Shaw table) or a row (plain). Nothing of size T x S is kept,
  *          except in a gradient of a bias of that size. In a steady state nothing is allocated.

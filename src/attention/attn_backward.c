@@ -79,6 +79,32 @@ static mha_status check_gradients(const mha_attention_desc *desc,
     return check_scale(p, gradients->scale, &x->scale);
 }
 
+/* What the caller gives beside o_gradient. */
+static mha_status check_given(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
+                              int ndim, const int64_t *shape, mha_tensor *own)
+{
+    if (!given) return MHA_OK;
+    *own = *given;
+    if (!p->need_data && !own->data) own->data = &nothing;
+    MHA_TRY(mhai_tensor_check(name, own, MHA_F32, ndim, shape));
+    if (!own->data) own->data = &nothing; /* no elements */
+    return MHA_OK;
+}
+
+static mha_status check_loss(const mha_attention_gradients *gradients, mhai_backward_problem *x)
+{
+    const mhai_attn_problem *p = &x->p;
+    const int64_t batch = p->q.shape[0], rows = p->q.shape[2];
+    x->dropped = gradients->flags & MHA_GRADIENTS_DROPPED_PROBABILITIES;
+    MHA_TRY(check_given(p, "lse_gradient", gradients->lse_gradient, 3,
+                        (int64_t[]){batch, p->H, rows}, &x->lse_gradient));
+    MHA_TRY(check_given(p, "probabilities_gradient", gradients->probabilities_gradient, 4,
+                        (int64_t[]){batch, p->H, rows, p->S}, &x->probabilities_gradient));
+    return check_given(p, "average_probabilities_gradient",
+                       gradients->average_probabilities_gradient, 3, (int64_t[]){batch, rows, p->S},
+                       &x->average_gradient);
+}
+
 /* Every gradient against every input and the other gradients. */
 static mha_status check_overlap(const mhai_backward_problem *x, const mha_attention_desc *desc)
 {
@@ -100,8 +126,15 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     const struct {
         const char *name;
         const mha_tensor *tensor;
-    } inputs[] = {{"q", &p->q}, {"k", &p->k},     {"v", &p->v},
-                  {"o", &p->o}, {"lse", &p->lse}, {"o_gradient", &x->o_gradient}};
+    } inputs[] = {{"q", &p->q},
+                  {"k", &p->k},
+                  {"v", &p->v},
+                  {"o", &p->o},
+                  {"lse", &p->lse},
+                  {"o_gradient", &x->o_gradient},
+                  {"lse_gradient", &x->lse_gradient},
+                  {"probabilities_gradient", &x->probabilities_gradient},
+                  {"average_probabilities_gradient", &x->average_gradient}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, names[i], outputs[i]));
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
@@ -153,15 +186,16 @@ typedef struct arguments {
 
 static mha_status check(const arguments *a, bool need_data, mhai_backward_problem *x)
 {
+    const uint32_t known = MHA_GRADIENTS_ACCUMULATE | MHA_GRADIENTS_DROPPED_PROBABILITIES;
     mha_attention_gradients gradients;
     mha_attention_desc desc;
     memset(x, 0, sizeof *x);
     if (!a->gradients) return mha_fail(MHA_ERR_NULL, "gradients: is NULL");
     MHA_TRY(mhai_struct_copy("mha_attention_gradients", &gradients, sizeof gradients,
-                             sizeof gradients, a->gradients));
-    if (gradients.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE)
+                             offsetof(mha_attention_gradients, lse_gradient), a->gradients));
+    if (gradients.flags & ~known)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_gradients: flags 0x%x are unknown",
-                        (unsigned)(gradients.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE));
+                        (unsigned)(gradients.flags & ~known));
     x->accumulate = gradients.flags & MHA_GRADIENTS_ACCUMULATE;
     const mha_attention_outputs results = {.struct_size = sizeof results, .lse = a->lse};
     MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, &x->p));
@@ -174,6 +208,7 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
     MHA_TRY(check_size(&x->p));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
     MHA_TRY(check_gradients(&desc, &gradients, x));
+    MHA_TRY(check_loss(&gradients, x));
     return need_data ? check_overlap(x, &desc) : MHA_OK;
 }
 
@@ -202,7 +237,7 @@ static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int
 }
 
 /* Deltas, and what they give the sink's gradient. An o of 0 has no share, whatever dO is: so a
- * query without keys gives nothing. */
+ * query without keys gives nothing, but that lse is the sink. */
 static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
                           float *room, double *sink)
 {
@@ -223,6 +258,10 @@ static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h,
     double *to = x->delta + (batch * p->H + h) * p->q.shape[2] + row;
     for (int r = 0; r < d.rows; r++) {
         const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row + r);
+        if (x->lse_gradient.data) {
+            const double given = (double)*mhai_attn_row(&x->lse_gradient, batch, h, row + r);
+            delta[r] -= isfinite(given) ? given : (double)NAN;
+        }
         to[r] = finite[r] && lse < (double)INFINITY ? delta[r] : (double)NAN;
         if (logit != -INFINITY) *sink += -mhai_exp(logit - lse) * delta[r];
     }
@@ -240,7 +279,23 @@ static void prepare_head(void *argument, int64_t h, int worker)
     if (x->sums.sinks) x->sums.sinks[h] = sink;
 }
 
-/* delta of every row, and the sinks' gradient on the way. */
+void mhai_backward_join_weights(mhai_backward_problem *x)
+{
+    const mhai_attn_problem *p = &x->p;
+    const double *from = x->weight_sums;
+    double *delta = x->delta;
+    for (int64_t batch = 0; batch < p->q.shape[0]; batch++)
+        for (int64_t h = 0; h < p->H; h++)
+            for (int64_t row = 0; row < p->q.shape[2]; row++, from++, delta++) {
+                const double sum = isfinite(*from) ? *from : (double)NAN;
+                *delta += sum;
+                if (!x->sums.sinks || f32_at(&p->sink_logits, h) == -INFINITY) continue;
+                const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row);
+                x->sums.sinks[h] -= mhai_exp(f32_at(&p->sink_logits, h) - lse) * sum;
+            }
+}
+
+/* delta of every row but for weight_sums, and the sinks' gradient on the way. */
 static mha_status prepare_rows(mha_context *context, mhai_backward_problem *x)
 {
     int64_t floats, D = x->p.D, Dv = x->p.Dv;
@@ -275,7 +330,9 @@ static size_t prepared_bytes(const mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;
     const int64_t heads = p->B * p->H;
-    size_t bytes = mhai_backward_piece(p->q.shape[0] * p->H * p->q.shape[2], sizeof(double)) + 64;
+    const size_t rows = mhai_backward_piece(p->q.shape[0] * p->H * p->q.shape[2], sizeof(double));
+    size_t bytes = rows + 64;
+    if (mhai_backward_has_weights(x)) bytes += rows;
     if (x->alibi.data) bytes += mhai_backward_piece(heads, sizeof(double));
     if (x->gates.data) bytes += mhai_backward_piece(heads, sizeof(double));
     if (x->t5.data) bytes += mhai_backward_piece(p->t5_table.shape[0] * p->H, sizeof(double));
@@ -296,6 +353,7 @@ static mha_status prepare(mha_context *context, mhai_backward_problem *x)
     void *memory;
     MHA_TRY(mha_scratch_alloc(context, batch * p->H * rows, sizeof(double), &memory));
     x->delta = memory;
+    MHA_TRY(take_sums(context, mhai_backward_has_weights(x), batch * p->H, rows, &x->weight_sums));
     MHA_TRY(take_sums(context, x->alibi.data, p->B, p->H, &s->alibi));
     MHA_TRY(take_sums(context, x->gates.data, p->B, p->H, &s->gates));
     MHA_TRY(take_sums(context, x->t5.data, p->t5_table.shape[0], p->H, &s->t5));
@@ -401,6 +459,7 @@ static double flops_of_pair(const mhai_backward_plan *plan)
     if (keys) sum += pair + (x->k.data ? 2 * D : 0) + (x->v.data ? 2 * Dv : 0);
     if (!tiled && parameters) sum += pair;
     if (x->bias.data) sum += pair;
+    if (mhai_backward_has_weights(x)) sum += 2 * D * (tiled ? 1 + (double)plan->walks : 1);
     return sum;
 }
 
@@ -430,7 +489,15 @@ mha_status mha_attention_backward_explain(const mha_context *context,
     const int64_t rows = x->p.q.shape[0] * x->p.q.shape[2] * x->p.H;
     account->visible_pairs = mhai_attn_visible_pairs(&x->p);
     account->flops = flops_of_pair(&made) * (double)account->visible_pairs;
-    const mha_tensor *tensors[] = {&x->p.q, &x->p.k, &x->p.v, &x->q, &x->k, &x->v, &x->bias};
+    const mha_tensor *tensors[] = {&x->p.q,
+                                   &x->p.k,
+                                   &x->p.v,
+                                   &x->q,
+                                   &x->k,
+                                   &x->v,
+                                   &x->bias,
+                                   &x->probabilities_gradient,
+                                   &x->average_gradient};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
         account->bytes += bytes_of(tensors[i]);
     account->bytes += 4.0 * (double)rows * (double)(2 * x->p.Dv + 1);

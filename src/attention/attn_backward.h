@@ -19,10 +19,13 @@ typedef struct mhai_backward_sums {
 typedef struct mhai_backward_problem {
     mhai_attn_problem p; /* o and lse are inputs */
     mha_tensor o_gradient;
+    mha_tensor lse_gradient, probabilities_gradient, average_gradient; /* data NULL: not given */
+    bool dropped; /* the latter two are of p after dropout */
     /* Gradients that are wanted; data NULL: not requested. */
     mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates, scale;
     bool accumulate;
-    double *delta; /* [batch, H, rows] dO . o, of each row of q; NaN: the row is not finite */
+    double *delta;       /* [batch, H, rows] of each row of q; NaN: the row is not finite */
+    double *weight_sums; /* likewise sum_s p w, its last part; NULL: no gradients of p are given */
     mhai_backward_sums sums;
 } mhai_backward_problem;
 
@@ -32,6 +35,29 @@ static inline double mhai_backward_delta(const mhai_backward_problem *x, int64_t
 {
     return x->delta[(batch * x->p.H + h) * x->p.q.shape[2] + row];
 }
+
+/* Gradients of p itself are given. */
+static inline bool mhai_backward_has_weights(const mhai_backward_problem *x)
+{
+    return x->probabilities_gradient.data || x->average_gradient.data;
+}
+
+/* That of key s of a row, before dropout is thought of. */
+static inline double mhai_backward_weight(const mhai_backward_problem *x, int64_t batch, int64_t h,
+                                          int64_t row, int64_t s)
+{
+    const mha_tensor *each = &x->probabilities_gradient, *mean = &x->average_gradient;
+    double sum = 0;
+    if (each->data) sum += (double)mhai_attn_row(each, batch, h, row)[s * each->stride[3]];
+    if (mean->data)
+        sum += (double)((const float *)mean->data)[batch * mean->stride[0] + row * mean->stride[1] +
+                                                   s * mean->stride[2]] /
+               (double)x->p.H;
+    return sum;
+}
+
+/* The last part of delta, and of the sinks' gradients: once weight_sums are there. */
+void mhai_backward_join_weights(mhai_backward_problem *x);
 
 /* Gradients by parameters that need a walk over the pairs, sinks and the dense bias apart. */
 static inline bool mhai_backward_has_sums(const mhai_backward_problem *x)
@@ -87,6 +113,7 @@ typedef struct mhai_backward_plan {
     size_t worker_bytes;        /* of scratch of each thread */
     size_t shared_bytes;        /* of all others, at most */
     bool both;                  /* tiled: dq, dk and dv in one walk */
+    int walks;                  /* tiled: that compute pairs */
     mha_attention_plan account; /* flops, bytes and pairs only if requested */
 } mhai_backward_plan;
 

@@ -66,6 +66,9 @@ static mhai_cells_space lay_out(const mhai_cells_job *job, unsigned char *memory
     w.shaw_p = carve(memory, used, MHAI_CELL_QUERIES * values, sizeof(float));
     w.bias = carve(memory, used, job->x->bias.data ? MHAI_CELL_QUERIES * MHAI_CELL_KEYS : 0,
                    sizeof(double));
+    const bool weights = mhai_backward_has_weights(job->x);
+    w.weights = carve(memory, used, weights ? MHAI_MAX_ROWS * MHAI_SCORE_STRIDE : 0, sizeof(float));
+    w.weight_sums = carve(memory, used, weights ? MHAI_CELL_QUERIES : 0, sizeof(double));
     return w;
 }
 
@@ -279,6 +282,37 @@ static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mha
     return true;
 }
 
+/* Where the loss depends on p itself: ds += p w, or sums of that. p comes as the forward has it, from
+ * a product of its own; what a row does not see is 0 in it, and w is not read there. */
+static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
+                        const mhai_cells_space *w, const mhai_cell *at, const mhai_attn_strip *s)
+{
+    const mhai_backward_problem *x = job->x;
+    const int64_t batch = c->c.seq.batch, row = c->c.seq.q0 + c->t + s->first;
+    float ones[MHAI_MAX_ROWS];
+    mhai_tile tile = s->tile;
+    for (int r = 0; r < tile.rows; r++) ones[r] = 1;
+    tile.s = w->weights;
+    tile.m = w->lse + s->first;
+    tile.l = ones;
+    job->kernels->tile_probabilities(&tile);
+    if (tile.dropout && x->dropped) job->kernels->tile_drop(&tile);
+    for (int r = 0; r < tile.rows; r++) {
+        const float *p = w->weights + r * MHAI_SCORE_STRIDE;
+        float *ds = w->x + (s->first + r) * MHAI_SCORE_STRIDE;
+        double sum = 0;
+        if (isnan(w->delta[s->first + r])) continue;
+        for (int j = tile.begin; j < tile.end; j++) {
+            if (p[j] == 0) continue;
+            const double part =
+                (double)p[j] * mhai_backward_weight(x, batch, c->h, row + r, at->block.key + j);
+            sum += part;
+            if (!job->summing) ds[j] = (float)((double)ds[j] + part);
+        }
+        if (job->summing) w->weight_sums[s->first + r] += sum;
+    }
+}
+
 /* Strip i of the cell; what it sees of the block is noted, nothing being 0 .. 0. */
 static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                       int64_t i, float *share, mhai_cell *at)
@@ -315,7 +349,8 @@ static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     }
     at->strip_begin[i] = back.tile.begin;
     at->strip_end[i] = back.tile.end;
-    job->kernels->tile_backward(&back);
+    if (!job->summing) job->kernels->tile_backward(&back);
+    if (mhai_backward_has_weights(job->x)) weigh_strip(job, c, w, at, &s);
 }
 
 void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at)
@@ -368,6 +403,13 @@ bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_c
     }
     find_hull(at);
     return at->begin < at->end;
+}
+
+void mhai_cells_sum_weights(const mhai_cells_job *job, const mhai_cells_chunk *c,
+                            mhai_cells_space *w, int64_t key)
+{
+    mhai_cell at;
+    mhai_cells_run(job, c, w, key, NULL, &at);
 }
 
 bool mhai_cells_plain(const mhai_attn_problem *p)

@@ -31,6 +31,7 @@ typedef struct mhai_cells_job {
     /* Shaw's tables packed to be multiplied with rows (by distance), and with sums by distance. */
     float *shaw_keys, *shaw_values, *shaw_keys_rows;
     bool plain;            /* causal and lengths are all that hides keys or changes scores */
+    bool summing;          /* cells compute weight_sums alone */
     mhai_cells_sums *sums; /* [WAVE] */
     int64_t wave;          /* first item of the wave at hand */
 } mhai_cells_job;
@@ -49,6 +50,8 @@ typedef struct mhai_cells_space {
     float *shaw_x, *shaw_p; /* likewise: x and p summed by distance */
     double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
     double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
+    float *weights;         /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] p, if gradients of it are given */
+    double *weight_sums;    /* [MHAI_CELL_QUERIES] */
     uint8_t *bad;           /* [MHAI_KEY_BLOCK] */
     size_t bytes;
 } mhai_cells_space;
@@ -111,6 +114,10 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
  * is visible. */
 bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                     int64_t key, double *share, mhai_cell *at);
+
+/* Of a chunk, sum_s p w over the block at key: added to w->weight_sums. Its values are not read. */
+void mhai_cells_sum_weights(const mhai_cells_job *job, const mhai_cells_chunk *c,
+                            mhai_cells_space *w, int64_t key);
 
 /* Write the zeros around what the strips have computed, up to the hull. */
 void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at);

@@ -37,6 +37,23 @@ static int64_t widest(const mhai_attn_problem *p)
     return mhai_max_i64(p->D, p->Dv);
 }
 
+/* The loss's derivative by p of key s, which dropout's factor leaves alone or not. */
+static double weight_gradient(const mhai_backward_problem *x, const mhai_attn_query *r, int64_t s,
+                              double weight, double factor)
+{
+    if (weight == 0 || !mhai_backward_has_weights(x)) return 0;
+    const double w = mhai_backward_weight(x, r->seq.batch, r->h, r->seq.q0 + r->t, s);
+    if (!x->dropped) return w;
+    return factor == 0 ? 0 : w * factor;
+}
+
+/* p = exp(score - lse) */
+static double weight_of(const mhai_attn_problem *p, const mhai_attn_query *r, double score)
+{
+    double lse = (double)*mhai_attn_row(&p->lse, r->seq.batch, r->h, r->seq.q0 + r->t);
+    return lse == -INFINITY ? 0 : mhai_exp(score - lse);
+}
+
 static pair pair_at(const plain_job *job, const mhai_attn_query *r, int64_t s)
 {
     const mhai_attn_problem *p = &job->x->p;
@@ -46,8 +63,7 @@ static pair pair_at(const plain_job *job, const mhai_attn_query *r, int64_t s)
     double delta = mhai_backward_delta(job->x, batch, r->h, row);
     if (isnan(delta) || isnan(score.value)) return (pair){true, NAN, NAN, NAN, NAN, NAN};
     const float *g = mhai_attn_read(&job->x->o_gradient, batch, r->h, row, r->wide + widest(p));
-    double lse = (double)*mhai_attn_row(&p->lse, batch, r->h, row);
-    double weight = lse == -INFINITY ? 0 : mhai_exp(score.value - lse);
+    double weight = weight_of(p, r, score.value);
     double factor = mhai_attn_dropout_at(p, r, s);
     pair made = {.visible = true, .kept = weight * factor, .product = score.product};
     const float *v = mhai_attn_read(&p->v, batch, r->hk, r->seq.k0 + s, r->wide);
@@ -55,6 +71,8 @@ static pair pair_at(const plain_job *job, const mhai_attn_query *r, int64_t s)
     if (p->shaw_values.data)
         made.x += mhai_attn_dot(g, mhai_attn_shaw_row(&p->shaw_values, r, s), p->Dv);
     made.ds = weight * (mhai_backward_gate(p, r->seq.b, r->h) * factor * made.x - delta);
+    if (mhai_backward_has_weights(job->x))
+        made.ds += weight * weight_gradient(job->x, r, s, weight, factor);
     made.dx = made.ds * score.slope;
     return made;
 }
@@ -88,6 +106,28 @@ static void write_row(const mhai_backward_problem *x, const mha_tensor *out, int
 {
     float *to = mhai_attn_row(out, batch, h, row);
     for (int64_t d = 0; d < out->shape[3]; d++) mhai_backward_write(x, to + d, sums[d] * factor);
+}
+
+/* ---- delta's last part ----------------------------------------------------------------------- */
+
+static void run_weights(void *argument, int64_t item, int worker)
+{
+    const plain_job *job = argument;
+    const mhai_backward_problem *x = job->x;
+    const mhai_attn_problem *p = &x->p;
+    int64_t t;
+    mhai_attn_sequence seq = mhai_attn_sequence_of_row(p, item / p->H, &t);
+    mhai_attn_query r = query_at(job, &seq, item % p->H, t, worker);
+    const int64_t row = seq.q0 + t;
+    double sum = 0;
+    if (isnan(mhai_backward_delta(x, seq.batch, r.h, row))) return;
+    for (int64_t s = 0; s < r.limit.end; s++) {
+        const mhai_attn_score score = mhai_attn_score_at(p, &r, s);
+        if (score.value == -INFINITY) continue;
+        const double weight = weight_of(p, &r, score.value);
+        sum += weight * weight_gradient(x, &r, s, weight, mhai_attn_dropout_at(p, &r, s));
+    }
+    x->weight_sums[(seq.batch * p->H + r.h) * p->q.shape[2] + row] = sum;
 }
 
 /* ---- queries --------------------------------------------------------------------------------- */
@@ -317,12 +357,16 @@ mha_status mhai_plain_plan_backward(const mha_context *context, mhai_backward_pl
 
 mha_status mhai_plain_run_backward(mha_context *context, mhai_backward_plan *plan)
 {
-    const mhai_backward_problem *x = &plan->x;
+    mhai_backward_problem *x = &plan->x;
     const mhai_attn_problem *p = &x->p;
     plain_job job = {.x = x, .worker_bytes = plan->worker_bytes};
     void *memory;
     MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
     job.memory = memory;
+    if (x->weight_sums) {
+        mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_weights, &job);
+        mhai_backward_join_weights(x);
+    }
     MHA_TRY(run_parameters(context, &job)); /* the last that may fail; nothing is written yet */
     if (x->q.data) mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_query, &job);
     if (x->k.data || x->v.data)

@@ -9,6 +9,7 @@
  *   both         the blocks of one key/value head in turn, all chunks: dq, dk and dv at once, which
  *                avoids computing cells twice. For many heads, and if no parameters are requested
  *   bias         the cells that share elements of a bias, in turn
+ *   weights      before these, if the loss depends on p itself: for each chunk, all blocks: sum p w
  *
  * Each output has one owner; its sums are chains over the cells' rows or keys, added in the order
  * of the cells, whichever walk they come from. */
@@ -421,6 +422,37 @@ static void run_bias(void *argument, int64_t index, int worker)
     write_bias(job, &w, &item);
 }
 
+/* ---- sums of p w ------------------------------------------------------------------------------ */
+
+/* Items are chunks of all query heads of all sequences. */
+static void run_weights(void *argument, int64_t item, int worker)
+{
+    const mhai_cells_job *job = argument;
+    const mhai_attn_problem *p = job->p;
+    const int64_t head = item / job->chunks, t = item % job->chunks * MHAI_CELL_QUERIES;
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(p, head / p->H);
+    mhai_cells_space w = mhai_cells_space_of(job, worker);
+    if (t >= seq.T) return;
+    mhai_cells_chunk c = mhai_cells_load_chunk(job, &w, head / p->H, head % p->H, t, false);
+    memset(w.weight_sums, 0, MHAI_CELL_QUERIES * sizeof(double));
+    for (int64_t key = 0; key < c.c.limit.end; key += MHAI_CELL_KEYS) {
+        mhai_cells_load_block(job, &w, &seq, c.c.hk, key, false);
+        mhai_cells_sum_weights(job, &c, &w, key);
+    }
+    memcpy(job->x->weight_sums + (seq.batch * p->H + c.h) * p->q.shape[2] + seq.q0 + t,
+           w.weight_sums, (size_t)c.c.rows * sizeof(double));
+}
+
+/* The last part of delta, which all other walks read. */
+static void walk_weights(mha_context *context, mhai_cells_job *job, mhai_backward_problem *x)
+{
+    if (!x->weight_sums) return;
+    job->summing = true;
+    mha_parallel_for(context, job->p->B * job->p->H * job->chunks, run_weights, job);
+    job->summing = false;
+    mhai_backward_join_weights(x);
+}
+
 /* ---- the call -------------------------------------------------------------------------------- */
 
 /* dq, dk and dv together: only if that leaves no thread idle for long. */
@@ -440,7 +472,7 @@ static mhai_cells_job job_of(const mha_context *context, const mhai_backward_pro
     job.walk = (mhai_attn_walk){.p = p, .kernels = job.kernels, .dropout = mhai_attn_dropout_of(p)};
     job.chunks = mhai_ceil_div(p->T, MHAI_CELL_QUERIES);
     job.blocks = mhai_ceil_div(p->S, MHAI_CELL_KEYS);
-    job.plain = mhai_cells_plain(p);
+    job.plain = mhai_cells_plain(p) && !mhai_backward_has_weights(x);
     job.both = choose_both(x, context->num_threads);
     job.held = job.both ? mhai_max_i64(MHAI_CELL_QUERIES, p->group * p->T) : MHAI_CELL_QUERIES;
     job.worker_bytes = mhai_cells_space_bytes(&job);
@@ -449,7 +481,7 @@ static mhai_cells_job job_of(const mha_context *context, const mhai_backward_pro
 
 /* Pieces of work of each walk; 0: there is none. */
 typedef struct walks {
-    int64_t both, queries, keys, bias;
+    int64_t weights, both, queries, keys, bias;
 } walks;
 
 static walks walks_of(const mhai_cells_job *job)
@@ -460,7 +492,8 @@ static walks walks_of(const mhai_cells_job *job)
     const bool keys = !job->both && (x->k.data || x->v.data);
     int64_t pieces[4];
     bias_pieces(job, pieces);
-    return (walks){.both = job->both ? p->B * p->Hk : 0,
+    return (walks){.weights = mhai_backward_has_weights(x) ? p->B * p->H * job->chunks : 0,
+                   .both = job->both ? p->B * p->Hk : 0,
                    .queries = queries ? p->B * p->H * job->chunks : 0,
                    .keys = keys ? p->B * p->Hk * job->blocks : 0,
                    .bias = x->bias.data ? pieces[0] * pieces[1] * pieces[2] * pieces[3] : 0};
@@ -524,7 +557,8 @@ mha_status mhai_tiled_plan_backward(const mha_context *context, mhai_backward_pl
     plan->account.isa = context->isa;
     plan->account.key_block = MHAI_CELL_KEYS;
     plan->account.row_block = job.kernels->tile_rows;
-    plan->account.work_items = w.both + w.queries + w.keys + w.bias;
+    plan->account.work_items = w.weights + w.both + w.queries + w.keys + w.bias;
+    plan->walks = (w.both > 0) + (w.queries > 0) + (w.keys > 0) + (w.bias > 0);
     return MHA_OK;
 }
 
@@ -537,6 +571,7 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
     job.memory = memory;
     MHA_TRY(mhai_cells_pack_tables(context, &job));
     MHA_TRY(take_sums(context, &job)); /* the last that may fail; nothing is written yet */
+    walk_weights(context, &job, &plan->x);
     if (w.both > 0) mha_parallel_for(context, w.both, run_both, &job);
     if (w.queries > 0) walk_queries(context, &job);
     if (w.keys > 0) mha_parallel_for(context, w.keys, run_keys, &job);

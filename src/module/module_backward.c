@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { MAX_PARAMETERS = 12, MAX_OUTPUTS = 3 + MAX_PARAMETERS, INPUTS = 9 };
+enum { MAX_PARAMETERS = 12, MAX_OUTPUTS = 3 + MAX_PARAMETERS, INPUTS = 12 };
 
 /* Where the gradient of a projection goes; data NULL: not requested. */
 typedef struct target {
@@ -128,21 +128,49 @@ static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradi
 static mha_status check_overlap(const call *c, const mha_module_call *own)
 {
     const mha_tensor *outputs[MAX_OUTPUTS] = {c->out.query, c->out.key, c->out.value};
-    const mha_tensor *inputs[INPUTS] = {own->query,       own->key,       own->value,
-                                        &c->out_gradient, &c->f.at.q,     &c->f.at.k,
-                                        &c->f.at.v,       &c->f.at.heads, &c->f.lse};
+    const mha_tensor *inputs[INPUTS] = {own->query,
+                                        own->key,
+                                        own->value,
+                                        &c->out_gradient,
+                                        &c->f.at.q,
+                                        &c->f.at.k,
+                                        &c->f.at.v,
+                                        &c->f.at.heads,
+                                        &c->f.lse,
+                                        c->wanted.lse_gradient,
+                                        c->wanted.probabilities_gradient,
+                                        c->wanted.average_probabilities_gradient};
     const bool added = c->out.flags & MHA_GRADIENT_ADD;
     for (int64_t i = 0; i < c->out.parameters_count; i++) outputs[3 + i] = c->out.parameters[i];
     for (int64_t i = 0; i < 3 + c->out.parameters_count; i++) {
         if (!outputs[i]) continue;
         MHA_TRY(mhai_tensor_check_output("gradient", outputs[i]));
         for (int j = 0; j < INPUTS; j++)
-            MHA_TRY(mhai_tensor_check_disjoint("gradient", outputs[i], "an input", inputs[j]));
+            if (inputs[j])
+                MHA_TRY(mhai_tensor_check_disjoint("gradient", outputs[i], "an input", inputs[j]));
         for (int64_t j = 0; j < i; j++)
             if (!(added && i < 3 && outputs[j] && outputs[j]->data == outputs[i]->data))
                 MHA_TRY(mhai_tensor_check_disjoint("gradient", outputs[i], "another gradient",
                                                    outputs[j]));
     }
+    return MHA_OK;
+}
+
+/* Gradients of outputs of attention; attention checks their shapes. */
+static mha_status check_loss(const call *c)
+{
+    const mha_attention_gradients *w = &c->wanted;
+    const mha_tensor *all[] = {w->lse_gradient, w->probabilities_gradient,
+                               w->average_probabilities_gradient};
+    static const char *const names[] = {"lse_gradient", "probabilities_gradient",
+                                        "average_probabilities_gradient"};
+    for (int i = 0; i < 3; i++)
+        if (all[i]) MHA_TRY(mhai_tensor_check(names[i], all[i], MHA_F32, all[i]->ndim, NULL));
+    if ((all[1] || all[2]) &&
+        (c->f.module->desc.flags & (MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN)))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_backward: gradients of probabilities do not know the columns "
+                        "of bias_k and of the zeros");
     return MHA_OK;
 }
 
@@ -152,8 +180,9 @@ static mha_status read_attention(call *c)
     mha_attention_gradients *w = &c->wanted;
     *w = (mha_attention_gradients){.struct_size = sizeof *w};
     if (c->out.attention)
-        MHA_TRY(
-            mhai_struct_copy("mha_attention_gradients", w, sizeof *w, sizeof *w, c->out.attention));
+        MHA_TRY(mhai_struct_copy("mha_attention_gradients", w, sizeof *w,
+                                 offsetof(mha_attention_gradients, lse_gradient),
+                                 c->out.attention));
     w->struct_size = sizeof *w;
     if (w->q || w->k || w->v)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_gradients: q, k and v of attention are the "
@@ -164,7 +193,7 @@ static mha_status read_attention(call *c)
     if ((w->gates || w->scale) && (flags & MHA_MODULE_BIAS_KV))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: gradients of gates and scale do "
                                              "not know bias_k");
-    return MHA_OK;
+    return check_loss(c);
 }
 
 static mha_status read_gradients(call *c, const mha_tensor *out_gradient,
@@ -383,8 +412,8 @@ static mha_status compute(call *c)
     MHA_TRY(mix(c));
     MHA_TRY(mha_attention_backward(f->context, &f->at.desc, &f->at.q, &f->at.k, &f->at.v,
                                    &f->at.heads, &f->lse, &c->view_dheads, &c->wanted));
-    MHA_TRY(mhai_module_extra_backward(f, &c->view_dheads, &c->view_dq, c->vector[MHAI_BIAS_K],
-                                       c->vector[MHAI_BIAS_V]));
+    MHA_TRY(mhai_module_extra_backward(f, &c->view_dheads, c->wanted.lse_gradient, &c->view_dq,
+                                       c->vector[MHAI_BIAS_K], c->vector[MHAI_BIAS_V]));
     float *sinks = c->vector[MHAI_SINKS];
     for (int64_t h = 0; sinks && h < f->module->desc.num_heads; h++)
         sinks[h] += ((const float *)c->sinks.data)[h];

@@ -3,7 +3,8 @@
  * Attention backward took the joined lse and heads, so its gradients of the other keys are right as
  * they are; what is left is the learned key's own share, by the same formulas (backward.h):
  *
- *   w = mhai_exp(score - lse)     ds = w (factor sum g v - sum g o)     dx = ds (1 - tanh^2) scale
+ *   w = mhai_exp(score - lse)     ds = w (factor sum g v - delta)       dx = ds (1 - tanh^2) scale
+ *   delta = sum g o - dlse
  *   dq += dx k               dk += dx q                            dv += w factor g
  *
  * A head of keys is one piece of work, rows in order: the sums have one order. */
@@ -18,7 +19,7 @@
 
 typedef struct extra_job {
     const mhai_forward *f;
-    const mha_tensor *dheads, *dq;
+    const mha_tensor *dheads, *dlse, *dq;
     double scale;
     double *sums; /* [Hk][D + Dv] */
 } extra_job;
@@ -42,7 +43,9 @@ static void add_row(const extra_job *job, const mhai_module_row *r, int64_t kv_h
     const double lse = (double)*mhai_module_row_of(&f->lse, r), cap = (double)f->at.desc.softcap;
     const double score = mhai_module_learned_score(f, r);
     const double weight = mhai_exp(score - lse), factor = mhai_module_learned_factor(f, r);
-    double dx = weight * (factor * dot(g, v, d->value_head_dim) - dot(g, o, d->value_head_dim));
+    double delta = dot(g, o, d->value_head_dim);
+    if (job->dlse) delta -= (double)*mhai_module_row_of(job->dlse, r);
+    double dx = weight * (factor * dot(g, v, d->value_head_dim) - delta);
     if (cap > 0) dx *= 1 - score / cap * (score / cap);
     dx *= job->scale;
     for (int64_t i = 0; i < d->head_dim; i++) {
@@ -69,7 +72,8 @@ static void run_head(void *argument, int64_t kv_head, int worker)
 }
 
 mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
-                                      const mha_tensor *dq, float *bias_k, float *bias_v)
+                                      const mha_tensor *dlse, const mha_tensor *dq, float *bias_k,
+                                      float *bias_v)
 {
     const mha_module_desc *d = &f->module->desc;
     const int64_t width = d->head_dim + d->value_head_dim;
@@ -77,7 +81,7 @@ mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
     if (!(d->flags & MHA_MODULE_BIAS_KV)) return MHA_OK;
     mha_scratch_mark mark = mha_scratch_top(f->context);
     MHA_TRY(mha_scratch_alloc(f->context, d->kv_heads * width, sizeof(double), &memory));
-    extra_job job = {f, dheads, dq, (double)f->at.desc.scale, memory};
+    extra_job job = {f, dheads, dlse, dq, (double)f->at.desc.scale, memory};
     if (job.scale == 0 && !(f->at.desc.flags & MHA_ATTENTION_SCALE_GIVEN))
         job.scale = 1 / sqrt((double)d->head_dim);
     mha_parallel_for(f->context, d->kv_heads, run_head, &job);

@@ -112,10 +112,10 @@ typedef struct mhai_module_place {
 bool mhai_module_place_at(const mha_module *module, int64_t index, mhai_module_place *place);
 
 /* module_backward_extra.c: what the learned key adds to dq [B,H,T,D] and to its own gradients
- * (NULL: not requested), given those of the heads. f->q, f->heads, f->lse are what the forward gave.
+ * (NULL: not requested), given those of the heads and of lse (NULL: none). f->q, f->heads, f->lse are what the forward gave.
  */
 MHA_NODISCARD mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
-                                                    const mha_tensor *dq, float *bias_k,
-                                                    float *bias_v);
+                                                    const mha_tensor *dlse, const mha_tensor *dq,
+                                                    float *bias_k, float *bias_v);
 
 #endif

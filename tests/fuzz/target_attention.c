@@ -133,6 +133,20 @@ static void want(problem_call *p, fuzz_call *c)
     if (fuzz_pick(c->in, 0, 3) == 0) p->gradients.scale = fuzz_output(c, MHA_F32, 0, NULL);
 }
 
+/* What else than o the loss depends on. */
+static void give(problem_call *p, fuzz_call *c)
+{
+    const int64_t *o = p->outputs.o.view.shape, S = p->kinds.shape.S;
+    if (fuzz_pick(c->in, 0, 1)) p->gradients.lse_gradient = fuzz_input(c, MHA_F32, 3, o);
+    if (fuzz_pick(c->in, 0, 1))
+        p->gradients.probabilities_gradient =
+            fuzz_input(c, MHA_F32, 4, (int64_t[]){o[0], o[1], o[2], S});
+    if (fuzz_pick(c->in, 0, 1))
+        p->gradients.average_probabilities_gradient =
+            fuzz_input(c, MHA_F32, 3, (int64_t[]){o[0], o[2], S});
+    if (fuzz_pick(c->in, 0, 1)) p->gradients.flags |= MHA_GRADIENTS_DROPPED_PROBABILITIES;
+}
+
 /* What the forward call gave is input now, in a list of its own. */
 static void check_backward(problem_call *p)
 {
@@ -145,6 +159,7 @@ static void check_backward(problem_call *p)
             fuzz_call_add(c, p->call.all[i], false);
     p->o_gradient = fuzz_input(c, fuzz_float(c), p->outputs.o.view.ndim, p->outputs.o.view.shape);
     want(p, c);
+    give(p, c);
     fuzz_call_spoil(c);
     if (fuzz_call_backed(c)) fuzz_call_check(c, backward, p);
     fuzz_call_free(c);

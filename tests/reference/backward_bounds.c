@@ -12,17 +12,44 @@ static const double f32_u = 0x1p-24;
 typedef struct work {
     const ref_attention *a;
     const bound_arith *r;
-    const mha_tensor *o_gradient;
+    const backward_loss *loss;
     backward_arrays *bound;
     double q_steps, k_steps; /* roundings that a term of dq, of dk or dv takes part in, at most */
     bound_row row;           /* the forward's bounds of the row at hand */
     int64_t b, h, t;         /* which it is */
     kinds_row exact;
+    double sum_wrong, sum_size; /* of its sum p w: error, and sum p |w| */
 } work;
 
 static double gradient_at(const work *w, const backward_pair *p, int64_t d)
 {
-    return ref_element(w->o_gradient, (int64_t[]){p->at.batch, p->h, p->at.q0 + p->t, d});
+    return ref_element(w->loss->o, (int64_t[]){p->at.batch, p->h, p->at.q0 + p->t, d});
+}
+
+/* Relative error of p = exp(score - lse), the lse being the forward's in f32. */
+static double weight_error(const work *w, double score, double lse, double score_error)
+{
+    double lse_error = w->row.lse + 2 * w->r->u * fabs(lse);
+    double distance = fabs(score - lse) + score_error + lse_error;
+    double error = score_error + lse_error + w->r->u * distance + w->r->exponential;
+    bool flushed = score - lse < w->r->flush * 0.6931471805599453 + 1 + error;
+    return expm1(fmin(error, 700)) + (flushed ? 1 : 0);
+}
+
+/* sum p w is in double; what is wrong is p, which dropout rounds once more. */
+static void bound_weights(work *w, const backward_pair *p)
+{
+    w->sum_wrong = w->sum_size = 0;
+    if (!w->loss->probabilities && !w->loss->average) return;
+    for (int64_t s = 0; s < w->exact.keys; s++) {
+        if (!(w->exact.p[s] > 0)) continue;
+        double before, size = w->exact.p[s] * fabs(backward_weight(w->loss, w->a, p->b, p->h, p->t,
+                                                                   s, w->exact.factor[s]));
+        double score_error = kinds_score_error(w->a, w->r, p->b, p->h, p->t, s, &before);
+        double relative = weight_error(w, w->exact.score[s], w->exact.lse, score_error);
+        w->sum_wrong += size * (relative + 2 * w->r->u * (1 + relative));
+        w->sum_size += size;
+    }
 }
 
 /* The forward's bounds of a row, kept while its pairs pass. */
@@ -32,12 +59,15 @@ static void enter_row(work *w, const backward_pair *p)
     w->b = p->b, w->h = p->h, w->t = p->t;
     kinds_attention_row(w->a, p->b, p->h, p->t, &w->exact);
     kinds_bound_row(w->a, w->r, p->b, p->h, p->t, &w->exact, &w->row);
+    bound_weights(w, p);
 }
 
-/* delta: what o is wrong by, and its own rounding. */
+/* delta: what o and sum p w are wrong by, and its own rounding. */
 static double delta_error(const work *w, const backward_pair *p)
 {
-    double error = 0, size = 0;
+    double error = w->sum_wrong, size = w->sum_size;
+    if (w->loss->lse)
+        size += fabs(ref_element(w->loss->lse, (int64_t[]){p->at.batch, p->h, p->at.q0 + p->t}));
     for (int64_t d = 0; d < w->exact.value_dim; d++) {
         error += fabs(gradient_at(w, p, d)) * w->row.o[d];
         size += fabs(gradient_at(w, p, d) * w->exact.o[d]);
@@ -59,16 +89,6 @@ static double x_error(const work *w, const backward_pair *p)
     return (Dv + 2) * w->r->u * size + (Dv + 2) * w->r->tiny;
 }
 
-/* Relative error of p = exp(score - lse), the lse being the forward's in f32. */
-static double weight_error(const work *w, const backward_pair *p, double score_error)
-{
-    double lse_error = w->row.lse + 2 * w->r->u * fabs(p->lse);
-    double distance = fabs(p->score - p->lse) + score_error + lse_error;
-    double error = score_error + lse_error + w->r->u * distance + w->r->exponential;
-    bool flushed = p->score - p->lse < w->r->flush * 0.6931471805599453 + 1 + error;
-    return expm1(fmin(error, 700)) + (flushed ? 1 : 0);
-}
-
 static void bound_pair(void *user, const backward_pair *p)
 {
     work *w = user;
@@ -76,13 +96,15 @@ static void bound_pair(void *user, const backward_pair *p)
     if (p->p == 0) return; /* exp underflowed in double, and so did the library's */
     enter_row(w, p);
     double before, score_error = kinds_score_error(w->a, w->r, p->b, p->h, p->t, p->s, &before);
-    double relative = weight_error(w, p, score_error), x_wrong = x_error(w, p);
+    double relative = weight_error(w, p->score, p->lse, score_error), x_wrong = x_error(w, p);
     double passed = fabs(p->gate * p->factor), dp = passed * fabs(p->x);
-    double inner = fabs(p->gate * p->factor * p->x - p->delta);
+    double inner = fabs(p->gate * p->factor * p->x - p->delta), given = fabs(p->w);
     double inner_wrong = passed * x_wrong * (1 + 4 * u) + 3 * u * dp + delta_error(w, p) + tiny;
     inner_wrong += u * (inner + inner_wrong);
     double ds_wrong =
         p->p * (relative * inner + (1 + relative) * (inner_wrong * (1 + u) + u * inner)) + tiny;
+    if (given > 0) /* p w: from a p of its own, added in double and rounded */
+        ds_wrong += p->p * given * (relative + 2 * u * (1 + relative)) + 2 * u * fabs(p->ds);
     double cap = (double)w->a->desc->softcap, slope_wrong = 0;
     if (cap > 0) slope_wrong = 16 * u + 0.7699 * before / cap;
     double dx = fabs(p->ds) * p->slope;
@@ -97,7 +119,7 @@ static void bound_pair(void *user, const backward_pair *p)
                                        w->k_steps * u * fabs(p->gate) * kept,
                                   .gate = kept_wrong * (fabs(p->x) + x_wrong) + kept * x_wrong +
                                           (keys + 4) * u * kept * fabs(p->x)};
-    backward_add(w->a, w->o_gradient, p, &share, true, w->bound);
+    backward_add(w->a, w->loss->o, p, &share, true, w->bound);
 }
 
 /* Sinks: exp(sink - lse) delta, in double on every path. */
@@ -122,7 +144,7 @@ static double factor_error(const bound_arith *arith, int which)
                                                                                   : 0;
 }
 
-void backward_bounds(const ref_attention *a, const bound_arith *arith, const mha_tensor *o_gradient,
+void backward_bounds(const ref_attention *a, const bound_arith *arith, const backward_loss *loss,
                      const backward_arrays *exact, backward_arrays *bound)
 {
     const mha_tensor *keys = a->desc->shaw_keys, *values = a->desc->shaw_values;
@@ -132,7 +154,7 @@ void backward_bounds(const ref_attention *a, const bound_arith *arith, const mha
     int64_t longest = 0;
     for (int64_t b = 0; b < kinds_sequences(a); b++)
         if (kinds_sequence_at(a, b).S > longest) longest = kinds_sequence_at(a, b).S;
-    work w = {.a = a, .r = arith, .o_gradient = o_gradient, .bound = bound, .b = -1};
+    work w = {.a = a, .r = arith, .loss = loss, .bound = bound, .b = -1};
     /* A chain of up to 256 keys, then blocks; Shaw's sums take every key, then the table's rows. */
     w.q_steps = fmin(columns, 256) + columns / 256 + 8 + (keys ? columns + tables : 0);
     /* A chain of up to 112 queries, then chunks of every head of the group; Shaw's tables take the
@@ -140,7 +162,7 @@ void backward_bounds(const ref_attention *a, const bound_arith *arith, const mha
     w.k_steps = fmin(rows, 112) + group * (rows / 112 + 1) + 8 + (tables > 0 ? columns : 0);
     w.exact = kinds_row_make(longest, a->v->shape[3]);
     w.row = bound_row_make(longest, a->v->shape[3]);
-    backward_walk(a, o_gradient, bound_pair, bound_sink, &w);
+    backward_walk(a, loss, bound_pair, bound_sink, &w);
     for (int i = 0; i < BACKWARD_COUNT; i++) {
         const double factor = factor_error(arith, i);
         for (int64_t j = 0; j < bound->count[i]; j++) {

@@ -8,7 +8,7 @@
 
 /* The bounds of every gradient, given the gradients themselves. The library is taken to be fed with
  * its own o and lse, from a forward of the same arithmetic. */
-void backward_bounds(const ref_attention *a, const bound_arith *arith, const mha_tensor *o_gradient,
+void backward_bounds(const ref_attention *a, const bound_arith *arith, const backward_loss *loss,
                      const backward_arrays *exact, backward_arrays *bound);
 
 #endif

@@ -1,7 +1,8 @@
 /* See backward_reference.h. For one row, with g = dO, gate c and p' = factor p:
  *
- *   o = c sum_s p'_s (v_s + shaw)       x_s = g . (v_s + shaw)       delta = g . o = sum_s p_s dp_s
- *   dp_s = c factor_s x_s               ds_s = p_s (dp_s - delta)    dsink = -p_sink delta
+ *   o = c sum_s p'_s (v_s + shaw)       x_s = g . (v_s + shaw)       g . o = sum_s p_s c factor_s x_s
+ *   dp_s = c factor_s x_s + w_s         ds_s = p_s (dp_s - delta)    dsink = -p_sink delta
+ *   delta = sum_s p_s dp_s - dlse
  *   dx_s = ds_s slope_s                 slope = 1 - tanh^2, of the cap
  *   dv_s = c p'_s g                     dq = scale sum_s dx_s (k_s + shaw)
  *   dk_s = scale sum_t dx_s q_t         dgate = sum_s p'_s x_s */
@@ -140,6 +141,20 @@ void backward_add(const ref_attention *a, const mha_tensor *o_gradient, const ba
     if (a->desc->gates) out->of[BACKWARD_GATES][place(a->desc->gates, 2, head)] += share->gate;
 }
 
+/* ---- the loss ---------------------------------------------------------------------------------- */
+
+double backward_weight(const backward_loss *loss, const ref_attention *a, int64_t b, int64_t h,
+                       int64_t t, int64_t s, double factor)
+{
+    const kinds_sequence at = kinds_sequence_at(a, b);
+    double sum = 0;
+    if (loss->probabilities) sum += at4(loss->probabilities, at.batch, h, at.q0 + t, s);
+    if (loss->average)
+        sum += ref_element(loss->average, (int64_t[]){at.batch, at.q0 + t, s}) /
+               (double)a->q->shape[1];
+    return loss->dropped ? sum * factor : sum;
+}
+
 /* ---- the walk -------------------------------------------------------------------------------- */
 
 static double cap_slope(const ref_attention *a, const backward_pair *p)
@@ -150,15 +165,23 @@ static double cap_slope(const ref_attention *a, const backward_pair *p)
     return 1 / (cosh(x) * cosh(x));
 }
 
-static void walk_row(const ref_attention *a, const mha_tensor *o_gradient, backward_pair pair,
+static void walk_row(const ref_attention *a, const backward_loss *loss, backward_pair pair,
                      kinds_row *row, backward_visit_fn visit, backward_row_fn after, void *user)
 {
+    const mha_tensor *o_gradient = loss->o;
     kinds_attention_row(a, pair.b, pair.h, pair.t, row);
     pair.gate = kinds_gate(a, pair.b, pair.h);
     pair.delta = 0;
     pair.lse = row->lse;
     for (int64_t d = 0; d < row->value_dim; d++)
         pair.delta += row->o[d] * at4(o_gradient, pair.at.batch, pair.h, pair.at.q0 + pair.t, d);
+    if (loss->lse)
+        pair.delta -=
+            ref_element(loss->lse, (int64_t[]){pair.at.batch, pair.h, pair.at.q0 + pair.t});
+    for (int64_t s = 0; s < row->keys; s++)
+        if (row->p[s] > 0)
+            pair.delta +=
+                row->p[s] * backward_weight(loss, a, pair.b, pair.h, pair.t, s, row->factor[s]);
     for (pair.s = 0; pair.s < row->keys; pair.s++) {
         if (row->score[pair.s] == -INFINITY) continue;
         pair.x = 0;
@@ -168,14 +191,15 @@ static void walk_row(const ref_attention *a, const mha_tensor *o_gradient, backw
         pair.p = row->p[pair.s];
         pair.factor = row->factor[pair.s];
         pair.score = row->score[pair.s];
-        pair.ds = pair.p * (pair.gate * pair.factor * pair.x - pair.delta);
+        pair.w = backward_weight(loss, a, pair.b, pair.h, pair.t, pair.s, pair.factor);
+        pair.ds = pair.p * (pair.gate * pair.factor * pair.x + pair.w - pair.delta);
         pair.slope = cap_slope(a, &pair);
         visit(user, &pair);
     }
     if (after) after(user, pair.b, pair.h, pair.t, row, pair.delta);
 }
 
-void backward_walk(const ref_attention *a, const mha_tensor *o_gradient, backward_visit_fn visit,
+void backward_walk(const ref_attention *a, const backward_loss *loss, backward_visit_fn visit,
                    backward_row_fn after, void *user)
 {
     int64_t H = a->q->shape[1], longest = 0;
@@ -190,7 +214,7 @@ void backward_walk(const ref_attention *a, const mha_tensor *o_gradient, backwar
                                       .h = h,
                                       .hk = h / (H / a->k->shape[1]),
                                       .t = t};
-                walk_row(a, o_gradient, pair, &row, visit, after, user);
+                walk_row(a, loss, pair, &row, visit, after, user);
             }
     kinds_row_free(&row);
 }
@@ -218,8 +242,8 @@ static void add_sink(void *user, int64_t b, int64_t h, int64_t t, const kinds_ro
     if (job->a->desc->sink_logits) job->out->of[BACKWARD_SINKS][h] -= row->sink_p * delta;
 }
 
-void backward_reference(const ref_attention *a, const mha_tensor *o_gradient, backward_arrays *out)
+void backward_reference(const ref_attention *a, const backward_loss *loss, backward_arrays *out)
 {
-    gradient_job job = {a, o_gradient, out};
-    backward_walk(a, o_gradient, add_pair, add_sink, &job);
+    gradient_job job = {a, loss->o, out};
+    backward_walk(a, loss, add_pair, add_sink, &job);
 }

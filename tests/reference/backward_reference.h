@@ -39,14 +39,29 @@ const char *backward_name(int which);
 backward_arrays backward_arrays_make(const ref_attention *a);
 void backward_arrays_free(backward_arrays *x);
 
+/* The loss, by its gradients with respect to what the forward gives; NULL: it does not depend on
+ * that. The loss is linear: the sum of gradients times results. */
+typedef struct backward_loss {
+    const mha_tensor *o;             /* [B,H,T,Dv] */
+    const mha_tensor *lse;           /* [B,H,T] */
+    const mha_tensor *probabilities; /* [B,H,T,S] */
+    const mha_tensor *average;       /* [B,T,S] */
+    bool dropped;                    /* the latter two: of p after dropout */
+} backward_loss;
+
+/* The loss's derivative by p of key s of a row; with `factor`, what dropout makes of p. */
+double backward_weight(const backward_loss *loss, const ref_attention *a, int64_t b, int64_t h,
+                       int64_t t, int64_t s, double factor);
+
 /* Everything that the gradients of one visible pair are made of. */
 typedef struct backward_pair {
     kinds_sequence at;
     int64_t b, h, hk, t, s;
     double p, factor, gate; /* factor: what dropout makes of p */
     double x;               /* dO . (v + shaw) */
-    double delta;           /* of the row: dO . o */
-    double ds;              /* of the score after the cap, dp being gate factor x */
+    double w;               /* backward_weight() */
+    double delta;           /* of the row: dO . o + sum p w - that of lse */
+    double ds;              /* of the score after the cap, dp being gate factor x + w */
     double slope;           /* of the cap */
     double score, lse;
 } backward_pair;
@@ -55,7 +70,7 @@ typedef void (*backward_visit_fn)(void *user, const backward_pair *pair);
 /* Visit every visible pair; row, if not NULL, is called after the pairs of each row. */
 typedef void (*backward_row_fn)(void *user, int64_t b, int64_t h, int64_t t, const kinds_row *row,
                                 double delta);
-void backward_walk(const ref_attention *a, const mha_tensor *o_gradient, backward_visit_fn visit,
+void backward_walk(const ref_attention *a, const backward_loss *loss, backward_visit_fn visit,
                    backward_row_fn row, void *user);
 
 /* A pair's share of every gradient, each linear in one of these. */
@@ -72,7 +87,7 @@ typedef struct backward_share {
 void backward_add(const ref_attention *a, const mha_tensor *o_gradient, const backward_pair *pair,
                   const backward_share *share, bool magnitudes, backward_arrays *out);
 
-/* All gradients of sum dO * o. */
-void backward_reference(const ref_attention *a, const mha_tensor *o_gradient, backward_arrays *out);
+/* All gradients of the loss. */
+void backward_reference(const ref_attention *a, const backward_loss *loss, backward_arrays *out);
 
 #endif

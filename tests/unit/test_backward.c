@@ -22,6 +22,8 @@ enum { SAMPLE = 100, ALL = 5000 };
 
 /* ---- a call and its results ------------------------------------------------------------------ */
 
+enum { OF_O, OF_LSE, OF_P, OF_MEAN, LOSSES };
+
 /* Gradients of one call, those that the problem does not have apart. */
 typedef struct result {
     bool has[BACKWARD_COUNT];
@@ -33,7 +35,9 @@ typedef struct trial {
     int number;
     kinds_case c;
     ref_attention a;
-    guarded o_gradient;
+    guarded given[LOSSES]; /* the loss's gradients of o, and of what has[] */
+    bool has[LOSSES];
+    backward_loss loss;
     bool accumulate;
     const machines *all;
     outcome forward[MOST_MACHINES];
@@ -85,6 +89,15 @@ static void result_free(result *r)
         if (r->has[i]) guarded_free(&r->of[i]);
 }
 
+static void give_loss(const trial *x, mha_attention_gradients *to)
+{
+    to->lse_gradient = x->loss.lse;
+    to->probabilities_gradient = x->loss.probabilities;
+    to->average_probabilities_gradient = x->loss.average;
+    to->flags = (x->accumulate ? MHA_GRADIENTS_ACCUMULATE : 0u) |
+                (x->loss.dropped ? MHA_GRADIENTS_DROPPED_PROBABILITIES : 0u);
+}
+
 /* What an accumulating call finds. */
 static float before(int which)
 {
@@ -112,15 +125,39 @@ static mha_status run_backward(mha_context *context, const mha_attention_desc *g
                                   &forward->lse.view, o_gradient, gradients);
 }
 
+/* The loss depends on o, and on each of the others in a third of all trials. */
+static void make_loss(trial *x, rng *r)
+{
+    const ref_attention *a = &x->a;
+    const int64_t batch = a->q->shape[0], H = a->q->shape[1], rows = a->q->shape[2];
+    int64_t longest = 0;
+    for (int64_t b = 0; b < kinds_sequences(a); b++)
+        if (kinds_sequence_at(a, b).S > longest) longest = kinds_sequence_at(a, b).S;
+    const int64_t shapes[LOSSES][4] = {{batch, H, rows, a->v->shape[3]},
+                                       {batch, H, rows},
+                                       {batch, H, rows, longest},
+                                       {batch, rows, longest}};
+    const int dims[LOSSES] = {4, 3, 4, 3};
+    const mha_tensor **to[LOSSES] = {&x->loss.o, &x->loss.lse, &x->loss.probabilities,
+                                     &x->loss.average};
+    for (int i = 0; i < LOSSES; i++) {
+        x->has[i] = i == OF_O || rng_chance(r, 0.33);
+        if (!x->has[i]) continue;
+        unsigned layout = guarded_random_layout(r, true);
+        if (i == OF_O) layout &= ~(unsigned)LAYOUT_LAST;
+        x->given[i] = guarded_make(r, MHA_F32, dims[i], shapes[i], layout);
+        guarded_fill(r, &x->given[i].view, 1);
+        *to[i] = &x->given[i].view;
+    }
+    x->loss.dropped = rng_chance(r, 0.5);
+}
+
 static void make_trial(trial *x, rng *r, const kinds_shape *shape)
 {
     kinds_make(&x->c, r, shape);
     x->a = (ref_attention){
         .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
-    const int64_t o_shape[4] = {x->a.q->shape[0], x->a.q->shape[1], x->a.q->shape[2],
-                                x->a.v->shape[3]};
-    x->o_gradient = guarded_make(r, MHA_F32, 4, o_shape, guarded_random_layout(r, true));
-    guarded_fill(r, &x->o_gradient.view, 1);
+    make_loss(x, r);
     x->accumulate = rng_chance(r, 0.3);
 }
 
@@ -144,12 +181,10 @@ static void run_machines(trial *x, rng *r)
             fail_trial(x, m, mha_error_detail());
         *got = result_make(r, &x->a, x->c.shape.plain_layout);
         point_at(got, ~0u);
-        if (x->accumulate) {
-            got->gradients.flags = MHA_GRADIENTS_ACCUMULATE;
-            put_before(got);
-        }
-        if (run_backward(each->context, &x->c.desc, each->path, &x->a, &x->forward[m],
-                         &x->o_gradient.view, &got->gradients) != MHA_OK)
+        give_loss(x, &got->gradients);
+        if (x->accumulate) put_before(got);
+        if (run_backward(each->context, &x->c.desc, each->path, &x->a, &x->forward[m], x->loss.o,
+                         &got->gradients) != MHA_OK)
             fail_trial(x, m, mha_error_detail());
         for (int i = 0; i < BACKWARD_COUNT; i++)
             if (got->has[i] && !guarded_gaps_intact(&got->of[i]))
@@ -194,7 +229,7 @@ static void check_trial(const trial *x, score_card *cards)
     bool default_scale = x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
     bool wide = x->c.shape.D > MHA_TILED_MAX_HEAD_DIM || x->c.shape.Dv > MHA_TILED_MAX_HEAD_DIM;
     backward_arrays exact = backward_arrays_make(&x->a), bound = {0};
-    backward_reference(&x->a, &x->o_gradient.view, &exact);
+    backward_reference(&x->a, &x->loss, &exact);
     for (int m = 0; m < x->all->count; m++) {
         const machine *each = &x->all->each[m];
         bool again =
@@ -205,7 +240,7 @@ static void check_trial(const trial *x, score_card *cards)
         if (!again) {
             backward_arrays_free(&bound);
             bound = backward_arrays_make(&x->a);
-            backward_bounds(&x->a, &arith, &x->o_gradient.view, &exact, &bound);
+            backward_bounds(&x->a, &arith, &x->loss, &exact, &bound);
         }
         for (int i = 0; i < BACKWARD_COUNT; i++)
             if (exact.of[i]) compare_array(x, m, i, exact.of[i], bound.of[i], &cards[m].of[i]);
@@ -220,7 +255,8 @@ static void free_trial(trial *x)
         outcome_free(&x->forward[m]);
         result_free(&x->got[m]);
     }
-    guarded_free(&x->o_gradient);
+    for (int i = 0; i < LOSSES; i++)
+        if (x->has[i]) guarded_free(&x->given[i]);
     kinds_free(&x->c);
 }
 
@@ -323,10 +359,10 @@ static void bits_of_threads_and_wishes(void **state)
             const machine *each = &others[i % 3 == 0]->each[m];
             result again = result_make(&r, &x.a, false);
             point_at(&again, wanted);
-            again.gradients.flags = x.got[m].gradients.flags;
+            give_loss(&x, &again.gradients);
             if (x.accumulate) put_before(&again);
-            if (run_backward(each->context, &x.c.desc, each->path, &x.a, &x.forward[m],
-                             &x.o_gradient.view, &again.gradients) != MHA_OK)
+            if (run_backward(each->context, &x.c.desc, each->path, &x.a, &x.forward[m], x.loss.o,
+                             &again.gradients) != MHA_OK)
                 fail_trial(&x, m, mha_error_detail());
             int different;
             if (!same_results(&x.got[m], &again, wanted, &different))

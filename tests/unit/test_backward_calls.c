@@ -332,6 +332,114 @@ static void huge_scores(void **state)
     free(first);
 }
 
+/* ---- losses of lse and of weights ------------------------------------------------------------ */
+
+enum { LOSS_T = 3, LOSS_S = 5, LOSS_D = 4 };
+
+/* Query 0 sees keys 0, 1, 2; query 1 all; query 2 none. */
+typedef struct loss_call {
+    call c;
+    uint8_t keep[LOSS_T * LOSS_S];
+    float sink, d_sink, lse[LOSS_T], p[LOSS_T * LOSS_S];
+    mha_tensor mask, sinks, d_sinks, of_lse, of_p;
+} loss_call;
+
+static void make_loss_call(loss_call *x, rng *r)
+{
+    const int64_t one = 1;
+    memset(x, 0, sizeof *x);
+    for (int i = 0; i < LOSS_T * LOSS_S; i++) {
+        x->keep[i] = i / LOSS_S == 1 || i < 3;
+        x->p[i] = rng_normal(r);
+    }
+    for (int t = 0; t < LOSS_T; t++) x->lse[t] = rng_normal(r);
+    x->sink = 0.5f;
+    x->mask = mha_tensor_contiguous(x->keep, MHA_U8, 2, (int64_t[]){LOSS_T, LOSS_S});
+    x->sinks = mha_tensor_contiguous(&x->sink, MHA_F32, 1, &one);
+    x->d_sinks = mha_tensor_contiguous(&x->d_sink, MHA_F32, 1, &one);
+    x->of_lse = mha_tensor_contiguous(x->lse, MHA_F32, 3, (int64_t[]){1, 1, LOSS_T});
+    x->of_p = mha_tensor_contiguous(x->p, MHA_F32, 4, (int64_t[]){1, 1, LOSS_T, LOSS_S});
+    x->c.q = tensor(4, (int64_t[]){1, 1, LOSS_T, LOSS_D});
+    x->c.k = tensor(4, (int64_t[]){1, 1, LOSS_S, LOSS_D});
+    x->c.v = tensor(4, (int64_t[]){1, 1, LOSS_S, LOSS_D});
+    complete(&x->c, r);
+    randomize(r, &x->c.q);
+    randomize(r, &x->c.k);
+    randomize(r, &x->c.v);
+    x->c.desc.keep_mask = &x->mask;
+    x->c.desc.sink_logits = &x->sinks;
+    x->c.gradients.lse_gradient = &x->of_lse;
+    x->c.gradients.probabilities_gradient = &x->of_p;
+    x->c.gradients.sink_logits = &x->d_sinks;
+}
+
+static void free_loss_call(loss_call *x)
+{
+    free(x->c.q.data);
+    free(x->c.k.data);
+    free(x->c.v.data);
+    free_results(&x->c);
+}
+
+/* A hidden weight's gradient is not read; one that is not finite spoils its own query and what that
+ * sees. */
+static void check_bad_loss(const machine *m, bool of_lse)
+{
+    rng r = rng_make(1, 7), again = r;
+    loss_call clean, bad;
+    make_loss_call(&clean, &r);
+    make_loss_call(&bad, &again);
+    bad.p[3] = NAN; /* query 0, hidden */
+    bad.p[2 * LOSS_S] = INFINITY;
+    run(m->context, m->path, &clean.c);
+    run(m->context, m->path, &bad.c);
+    assert_true(clean.d_sink == bad.d_sink);
+    for (int i = QUERIES; i <= VALUES; i++)
+        assert_memory_equal(clean.c.of[i].data, bad.c.of[i].data,
+                            (size_t)elements_of(&bad.c.of[i]) * sizeof(float));
+    *(of_lse ? &bad.lse[0] : &bad.p[1]) = INFINITY;
+    run(m->context, m->path, &bad.c);
+    for (int t = 0; t < LOSS_T; t++)
+        for (int d = 0; d < LOSS_D; d++)
+            assert_true(isnan(row(&bad.c.of[QUERIES], 0, 0, t)[d]) == (t == 0));
+    for (int s = 0; s < LOSS_S; s++)
+        for (int d = 0; d < LOSS_D; d++)
+            assert_true(isnan(row(&bad.c.of[KEYS], 0, 0, s)[d]) == (s < 3) &&
+                        isnan(row(&bad.c.of[VALUES], 0, 0, s)[d]) == (s < 3));
+    assert_true(isnan(bad.d_sink));
+    free_loss_call(&clean);
+    free_loss_call(&bad);
+}
+
+/* The lse of a query without keys is its sink: of a loss that is that, the gradient is 1. And a
+ * caller that knows the struct without what came later is understood. */
+static void check_lone_sink(const machine *m)
+{
+    rng r = rng_make(1, 8);
+    loss_call x;
+    make_loss_call(&x, &r);
+    memset(x.c.o_gradient.data, 0, (size_t)elements_of(&x.c.o_gradient) * sizeof(float));
+    memset(x.p, 0, sizeof x.p);
+    x.lse[0] = x.lse[1] = 0, x.lse[2] = 1;
+    run(m->context, m->path, &x.c);
+    assert_true(x.d_sink == 1);
+    x.c.gradients.struct_size = offsetof(mha_attention_gradients, lse_gradient);
+    run(m->context, m->path, &x.c);
+    assert_true(x.d_sink == 0);
+    free_loss_call(&x);
+}
+
+static void losses_of_lse_and_weights(void **state)
+{
+    (void)state;
+    machines all = machines_make(1);
+    for (int m = 0; m < all.count; m++) {
+        check_bad_loss(&all.each[m], false);
+        check_bad_loss(&all.each[m], true);
+        check_lone_sink(&all.each[m]);
+    }
+}
+
 /* ---- padding and batches --------------------------------------------------------------------- */
 
 static void put(const mha_tensor *from, const mha_tensor *to)
@@ -557,7 +665,7 @@ enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
 typedef struct misuse {
     call c;
     mha_context *context;
-    mha_tensor bias, d_bias, gates, d_gates;
+    mha_tensor bias, d_bias, gates, d_gates, of_lse, of_p, of_mean;
     const mha_tensor *o_at, *lse_at, *g_at;
     const mha_attention_gradients *gradients_at;
 } misuse;
@@ -569,8 +677,16 @@ typedef struct misuse {
     MISUSE_OF_DATA(MHA_ERR_NULL, "o_gradient", x->g_at = NULL);                                   \
     MISUSE(MHA_ERR_NULL, "gradients", x->gradients_at = NULL);                                    \
     MISUSE(MHA_ERR_ARGUMENT, "mha_attention_gradients", x->c.gradients.struct_size = 0);          \
-    MISUSE(MHA_ERR_UNSUPPORTED, "flags", x->c.gradients.flags = 2);                               \
+    MISUSE(MHA_ERR_UNSUPPORTED, "flags", x->c.gradients.flags = 4);                               \
     MISUSE(MHA_ERR_SHAPE, "gradients.q", x->c.of[QUERIES].shape[2] = T - 1);                      \
+    MISUSE(MHA_ERR_SHAPE, "lse_gradient", x->of_lse.ndim = 2);                                    \
+    MISUSE(MHA_ERR_DTYPE, "lse_gradient", x->of_lse.dtype = MHA_BF16);                            \
+    MISUSE(MHA_ERR_SHAPE, "probabilities_gradient", x->of_p.shape[3] = S + 1);                    \
+    MISUSE(MHA_ERR_SHAPE, "average_probabilities_gradient", x->of_mean.shape[1] = S);             \
+    MISUSE_OF_DATA(MHA_ERR_NULL, "probabilities_gradient", x->of_p.data = NULL);                  \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.k", x->c.of[KEYS].data = x->of_p.data);            \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.gates", x->d_gates.data = x->of_lse.data);         \
+    MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.gates", x->d_gates.data = x->of_mean.data);        \
     MISUSE(MHA_ERR_SHAPE, "gradients.k", x->c.of[KEYS].shape[1] = H);                             \
     MISUSE(MHA_ERR_DTYPE, "gradients.v", x->c.of[VALUES].dtype = MHA_F64);                        \
     MISUSE(MHA_ERR_STRIDE, "gradients.q", x->c.of[QUERIES].stride[3] = 2);                        \
@@ -619,6 +735,12 @@ static void make_misuse(misuse *x, mha_context *context)
     x->c.gradients.bias = &x->d_bias;
     x->c.gradients.gates = &x->d_gates;
     x->c.gradients.scale = &x->c.of[SCALE];
+    x->of_lse = tensor(3, (const int64_t[]){B, H, T});
+    x->of_p = tensor(4, (const int64_t[]){B, H, T, S});
+    x->of_mean = tensor(3, (const int64_t[]){B, T, S});
+    x->c.gradients.lse_gradient = &x->of_lse;
+    x->c.gradients.probabilities_gradient = &x->of_p;
+    x->c.gradients.average_probabilities_gradient = &x->of_mean;
     x->o_at = &x->c.o;
     x->lse_at = &x->c.lse;
     x->g_at = &x->c.o_gradient;
@@ -635,6 +757,9 @@ static void free_misuse(const misuse *x)
     free(x->d_bias.data);
     free(x->gates.data);
     free(x->d_gates.data);
+    free(x->of_lse.data);
+    free(x->of_p.data);
+    free(x->of_mean.data);
     free_results(&c);
 }
 
@@ -718,6 +843,17 @@ static void plans(void **state)
     plan_of(context, 64, 300, MHA_PATH_PLAIN, MHA_ATTENTION_STRICT, &status);
     assert_int_equal(status, MHA_OK);
     check_huge(context);
+    /* A loss of weights: p once for its sum, and once in each of the two walks. */
+    const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 2, 64, 32});
+    const mha_tensor p = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 2, 64, 64});
+    const mha_attention_gradients wanted = {
+        .struct_size = sizeof wanted, .q = &x, .k = &x, .probabilities_gradient = &p};
+    mha_attention_plan of_weights;
+    assert_int_equal(mha_attention_backward_explain(context_with(3), NULL, &x, &x, &x, NULL, NULL,
+                                                    NULL, &wanted, &of_weights),
+                     MHA_OK);
+    assert_int_equal(of_weights.path, MHA_PATH_TILED);
+    assert_true(of_weights.flops == (2 * (4 + 2) + 3 * 2) * 32.0 * 2 * 64 * 64);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -754,8 +890,10 @@ static void failed_allocations_are_reported(void **state)
         complete(&x, &r);
         mha_tensor t5 = tensor(2, c.desc.t5_table->shape);
         mha_tensor keys = tensor(2, c.desc.shaw_keys->shape);
+        mha_tensor p = tensor(4, (int64_t[]){shape.B, shape.H, shape.T, shape.S});
         x.gradients.t5_table = &t5;
         x.gradients.shaw_keys = &keys;
+        x.gradients.probabilities_gradient = &p;
         x.gradients.scale = &x.of[SCALE];
         x.desc.path = (mha_path)path;
         check_reserve(&x);
@@ -787,11 +925,13 @@ static void failed_allocations_are_reported(void **state)
         }
         free(t5.data);
         free(keys.data);
+        free(p.data);
         free_results(&x);
         kinds_free(&c);
     }
 }
 
 RUN_TESTS(TEST(poison_stays), TEST(query_without_keys), TEST(huge_where_hidden), TEST(huge_scores),
-          TEST(padding_and_batches), TEST(hidden_by_ranges_or_bytes), TEST(halves_are_widened),
-          TEST(misuse_is_refused), TEST(plans), TEST(failed_allocations_are_reported))
+          TEST(losses_of_lse_and_weights), TEST(padding_and_batches),
+          TEST(hidden_by_ranges_or_bytes), TEST(halves_are_widened), TEST(misuse_is_refused),
+          TEST(plans), TEST(failed_allocations_are_reported))

@@ -20,9 +20,10 @@ typedef struct doubled {
     kinds_case c;
     mha_attention_desc desc;
     mha_tensor input[BACKWARD_COUNT];
-    double *memory[BACKWARD_COUNT], *gradient;
-    double terms; /* m */
-    mha_tensor o_gradient;
+    double *memory[BACKWARD_COUNT], *gradient[4];
+    double terms;        /* m */
+    mha_tensor given[4]; /* gradients of o, lse, p and its average */
+    backward_loss loss;
     ref_attention a;
 } doubled;
 
@@ -82,13 +83,50 @@ static double largest_of(const mha_tensor *x, double least)
     return least;
 }
 
-/* A bound of m: weights sum to 1 (2 with dropout of a half), gates multiply. */
-static double terms_of(const doubled *x, int64_t count)
+static double sizes_of(const mha_tensor *x)
 {
-    double sum = 0, dropped = 1 - (double)x->desc.dropout;
-    for (int64_t i = 0; i < count; i++) sum += fabs(x->gradient[i]);
-    sum *= largest_of(x->a.v, 0) + largest_of(x->desc.shaw_values, 0);
-    return sum * largest_of(x->desc.gates, 1) / (dropped > 0 ? dropped : 1);
+    int64_t count;
+    double sum = 0;
+    if (!x || mha_tensor_count(x, &count) != MHA_OK) return 0;
+    for (int64_t i = 0; i < count; i++) sum += fabs(((const double *)x->data)[i]);
+    return sum;
+}
+
+/* A bound of m: weights are at most 1 (2 with dropout of a half), gates multiply; lse is a few
+ * scores. */
+static double terms_of(const doubled *x)
+{
+    double dropped = 1 - (double)x->desc.dropout;
+    double sum = sizes_of(x->loss.o) *
+                 (largest_of(x->a.v, 0) + largest_of(x->desc.shaw_values, 0)) *
+                 largest_of(x->desc.gates, 1);
+    sum += sizes_of(x->loss.probabilities) + sizes_of(x->loss.average);
+    return sum / (dropped > 0 ? dropped : 1) + 50 * sizes_of(x->loss.lse);
+}
+
+/* The loss depends on o, and often on the rest. */
+static void make_loss(doubled *x, rng *r)
+{
+    const int64_t batch = x->a.q->shape[0], H = x->a.q->shape[1], rows = x->a.q->shape[2];
+    int64_t longest = 0;
+    for (int64_t b = 0; b < kinds_sequences(&x->a); b++)
+        if (kinds_sequence_at(&x->a, b).S > longest) longest = kinds_sequence_at(&x->a, b).S;
+    const int64_t shapes[4][4] = {{batch, H, rows, x->a.v->shape[3]},
+                                  {batch, H, rows},
+                                  {batch, H, rows, longest},
+                                  {batch, rows, longest}};
+    const int dims[4] = {4, 3, 4, 3};
+    const mha_tensor **to[4] = {&x->loss.o, &x->loss.lse, &x->loss.probabilities, &x->loss.average};
+    for (int i = 0; i < 4; i++) {
+        int64_t count;
+        if (i > 0 && rng_chance(r, 0.6)) continue;
+        x->given[i] = mha_tensor_contiguous(NULL, MHA_F64, dims[i], shapes[i]);
+        assert_int_equal(mha_tensor_count(&x->given[i], &count), MHA_OK);
+        x->given[i].data = x->gradient[i] = doubles(count);
+        for (int64_t j = 0; j < count; j++) x->gradient[i][j] = (double)rng_normal(r);
+        *to[i] = &x->given[i];
+    }
+    x->loss.dropped = rng_chance(r, 0.5);
 }
 
 static void make(doubled *x, rng *r, unsigned kinds)
@@ -107,23 +145,31 @@ static void make(doubled *x, rng *r, unsigned kinds)
     static const float scales[] = {0.5f, -0.25f, 0.0f, 1.0f}; /* exact when moved by h */
     x->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
     x->desc.scale = RNG_PICK(r, scales);
-    const int64_t shape_o[4] = {x->a.q->shape[0], x->a.q->shape[1], x->a.q->shape[2],
-                                x->a.v->shape[3]};
-    x->o_gradient = mha_tensor_contiguous(NULL, MHA_F64, 4, shape_o);
-    int64_t count = shape_o[0] * shape_o[1] * shape_o[2] * shape_o[3];
-    x->o_gradient.data = x->gradient = doubles(count);
-    for (int64_t i = 0; i < count; i++) x->gradient[i] = (double)rng_normal(r);
-    x->terms = terms_of(x, count);
+    make_loss(x, r);
+    x->terms = terms_of(x);
 }
 
 static void unmake(doubled *x)
 {
     for (int i = 0; i < BACKWARD_COUNT; i++) free(x->memory[i]);
-    free(x->gradient);
+    for (int i = 0; i < 4; i++) free(x->gradient[i]);
     kinds_free(&x->c);
 }
 
-/* sum dO * o */
+/* What a row adds: gradients times o, lse and p. */
+static double loss_of_row(const doubled *x, int64_t b, int64_t h, int64_t t, const kinds_row *row)
+{
+    const kinds_sequence at = kinds_sequence_at(&x->a, b);
+    double sum = 0;
+    for (int64_t d = 0; d < row->value_dim; d++)
+        sum += row->o[d] * ref_element(x->loss.o, (int64_t[]){at.batch, h, at.q0 + t, d});
+    if (x->loss.lse && isfinite(row->lse))
+        sum += row->lse * ref_element(x->loss.lse, (int64_t[]){at.batch, h, at.q0 + t});
+    for (int64_t s = 0; s < row->keys; s++)
+        sum += row->p[s] * backward_weight(&x->loss, &x->a, b, h, t, s, row->factor[s]);
+    return sum;
+}
+
 static double loss(const doubled *x)
 {
     const ref_attention *a = &x->a;
@@ -132,11 +178,8 @@ static double loss(const doubled *x)
     for (int64_t b = 0; b < kinds_sequences(a); b++)
         for (int64_t h = 0; h < a->q->shape[1]; h++)
             for (int64_t t = 0; t < kinds_sequence_at(a, b).T; t++) {
-                kinds_sequence at = kinds_sequence_at(a, b);
                 kinds_attention_row(a, b, h, t, &row);
-                for (int64_t d = 0; d < row.value_dim; d++)
-                    sum += row.o[d] *
-                           ref_element(&x->o_gradient, (int64_t[]){at.batch, h, at.q0 + t, d});
+                sum += loss_of_row(x, b, h, t, &row);
             }
     kinds_row_free(&row);
     return sum;
@@ -192,7 +235,7 @@ static void check_kinds(uint64_t stream, unsigned kinds, int64_t *compared)
     if (kinds & (KIND_SINK_KEYS | KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES)) kinds |= KIND_WINDOW;
     make(&x, &r, kinds);
     backward_arrays got = backward_arrays_make(&x.a);
-    backward_reference(&x.a, &x.o_gradient, &got);
+    backward_reference(&x.a, &x.loss, &got);
     for (int i = 0; i < BACKWARD_COUNT; i++)
         if (got.of[i]) check_input(&x, i, &got, &compared[i]);
     backward_arrays_free(&got);

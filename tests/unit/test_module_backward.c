@@ -16,9 +16,10 @@
 
 enum { ROOM = 2048, PARAMETERS = 12, GAP = 3 };
 enum { QUERY, KEY, VALUE, INPUTS };
-enum { Q, K, V, HEADS, LSE, KEPT };
+enum { Q, K, V, HEADS, LSE, P, KEPT };
 
-/* A module, a call and the gradient of out by chance. The loss is sum(out_gradient * out). */
+/* A module, a call and the gradient of out by chance. The loss is sum(out_gradient * out), by chance
+ * plus sums of gradients times lse and probabilities. */
 typedef struct example {
     mha_module_desc desc;
     mha_module *module;
@@ -28,6 +29,10 @@ typedef struct example {
     int64_t B, T, S, count; /* of parameters */
     int64_t query_starts[3], key_starts[3];
     float input[INPUTS][ROOM], out[ROOM], upper[ROOM], kept[KEPT][ROOM], value[PARAMETERS][ROOM];
+    float of_lse[ROOM], of_p[ROOM];
+    bool loss_of_lse, loss_of_p;
+    mha_tensor of_lse_view, of_p_view;
+    mha_attention_gradients inner;
     mha_tensor inputs[INPUTS], kept_view[KEPT], out_view, upper_view, parameter[PARAMETERS];
 } example;
 
@@ -89,11 +94,15 @@ static void make_views(example *e, rng *r)
     e->inputs[VALUE] = rows(r, e->input[VALUE], B, S, d->value_dim);
     e->out_view = rows(r, e->out, B, T, d->embed_dim);
     e->upper_view = rows(r, e->upper, B, T, d->embed_dim);
+    const bool ragged = e->attention.query_starts != NULL;
+    const int64_t columns = ragged ? e->S - e->S / 3 : S; /* the second is the longer one */
+    const bool extra = d->flags & (MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN);
     const int64_t shapes[KEPT][4] = {{B, H, T, d->head_dim},
                                      {B, Hk, S, d->head_dim},
                                      {B, Hk, S, d->value_head_dim},
                                      {B, H, T, d->value_head_dim},
-                                     {B, H, T}};
+                                     {B, H, T},
+                                     {B, H, T, columns}};
     for (int i = 0; i < KEPT; i++)
         e->kept_view[i] = mha_tensor_contiguous(e->kept[i], MHA_F32, i == LSE ? 3 : 4, shapes[i]);
     e->outputs = (mha_module_outputs){.struct_size = sizeof e->outputs,
@@ -102,6 +111,15 @@ static void make_views(example *e, rng *r)
                                       .v = &e->kept_view[V],
                                       .heads = &e->kept_view[HEADS],
                                       .lse = &e->kept_view[LSE]};
+    e->loss_of_lse = rng_chance(r, 0.5);
+    e->loss_of_p = !extra && rng_chance(r, 0.5);
+    if (e->loss_of_p) e->outputs.probabilities = &e->kept_view[P];
+    e->of_lse_view = e->kept_view[LSE], e->of_lse_view.data = e->of_lse;
+    e->of_p_view = e->kept_view[P], e->of_p_view.data = e->of_p;
+    e->inner =
+        (mha_attention_gradients){.struct_size = sizeof e->inner,
+                                  .lse_gradient = e->loss_of_lse ? &e->of_lse_view : NULL,
+                                  .probabilities_gradient = e->loss_of_p ? &e->of_p_view : NULL};
     e->call = (mha_module_call){.struct_size = sizeof e->call,
                                 .attention = &e->attention,
                                 .query = &e->inputs[QUERY],
@@ -122,6 +140,8 @@ static example *example_make(mha_context *context, rng *r)
     some_attention(e, r);
     for (int i = 0; i < INPUTS; i++) fill(r, e->input[i], 1);
     fill(r, e->upper, 1);
+    fill(r, e->of_lse, 1);
+    fill(r, e->of_p, 1);
     make_views(e, r);
     mha_module_parameter p;
     for (; mha_module_parameter_at(e->module, e->count, &p); e->count++) {
@@ -139,6 +159,21 @@ static void example_free(example *e)
     free(e);
 }
 
+/* The sum of a contiguous output times its gradient, or of the sizes of that. -inf is the lse of no
+ * key, whose gradient is not read. */
+static double product_of(const mha_tensor *x, const float *gradient, bool sizes)
+{
+    double sum = 0;
+    int64_t count;
+    expect_ok(mha_tensor_count(x, &count));
+    for (int64_t i = 0; i < count; i++) {
+        const float value = ((const float *)x->data)[i];
+        const double product = value == -INFINITY ? 0 : (double)value * (double)gradient[i];
+        sum += sizes ? fabs(product) : product;
+    }
+    return sum;
+}
+
 static double loss_of(mha_context *context, example *e)
 {
     double loss = 0;
@@ -149,7 +184,8 @@ static double loss_of(mha_context *context, example *e)
         const float *g = e->upper + b * e->upper_view.stride[0] + t * e->upper_view.stride[1];
         for (int64_t j = 0; j < e->desc.embed_dim; j++) loss += (double)o[j] * (double)g[j];
     }
-    return loss;
+    return loss + (e->loss_of_lse ? product_of(&e->kept_view[LSE], e->of_lse, false) : 0) +
+           (e->loss_of_p ? product_of(&e->kept_view[P], e->of_p, false) : 0);
 }
 
 static void gradients_make(gradients *g, const example *e)
@@ -169,7 +205,8 @@ static void gradients_make(gradients *g, const example *e)
                                   .key = &g->inputs[KEY],
                                   .value = &g->inputs[VALUE],
                                   .parameters = g->parameters,
-                                  .parameters_count = e->count};
+                                  .parameters_count = e->count,
+                                  .attention = &e->inner};
 }
 
 /* ---- slopes -------------------------------------------------------------------------------- */
@@ -209,6 +246,8 @@ static void check_slope(mha_context *context, example *e, rng *r, float *x, cons
             loss_at(context, e, x, start, direction, (double[]){-2, -1, 1, 2}[i] * h, parameter);
     loss_at(context, e, x, start, direction, 0, parameter);
     for (int i = 0; i < ROOM; i++) size += fabs((double)e->out[i] * (double)e->upper[i]);
+    if (e->loss_of_lse) size += product_of(&e->kept_view[LSE], e->of_lse, true);
+    if (e->loss_of_p) size += product_of(&e->kept_view[P], e->of_p, true);
     double near = (loss[2] - loss[1]) / (2 * h), far = (loss[3] - loss[0]) / (4 * h);
     double numeric = (4 * near - far) / 3;
     double bound = 4e-7 * (1 + size) / h + 5e-4 * fabs(slope) + 0.5 * fabs(far - near);
@@ -316,6 +355,9 @@ static void misuse_is_refused(void **state)
 #define INNER_ROW(...) expect_spoiled(inner, BACKWARD(&e->upper_view), __VA_ARGS__)
     INNER_ROW(MHA_ERR_UNSUPPORTED, "bias_k", inner.scale = &e->kept_view[Q]);
     INNER_ROW(MHA_ERR_ARGUMENT, "q, k and v", inner.q = &e->kept_view[Q]);
+    INNER_ROW(MHA_ERR_UNSUPPORTED, "columns", inner.probabilities_gradient = &e->of_p_view);
+    INNER_ROW(MHA_ERR_SHAPE, "lse_gradient", inner.lse_gradient = &e->of_p_view);
+    INNER_ROW(MHA_ERR_OVERLAP, "an input", inner.lse_gradient = &g->inputs[QUERY]);
     INNER_ROW(MHA_ERR_ARGUMENT, "bias", inner.bias = &e->kept_view[Q]);
     for (int i = 0; i < ROOM; i++)
         assert_true(g->input[QUERY][i] == 0 && g->value[0][i] == 0); /* nothing written */
