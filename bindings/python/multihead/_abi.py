@@ -34,7 +34,7 @@ ATTENTION_FLAGS = _enumeration("MHA_ATTENTION_", causal=1, scale_given=2, strict
                                t5_one_sided=16)
 OUTPUT_FLAGS = _enumeration("MHA_OUTPUT_", dropped_probabilities=1)
 PLAN_FLAGS = _enumeration("MHA_PLAN_", keys_in_place=1, keys_shared=2, one_block=4)
-GRADIENT_FLAGS = _enumeration("MHA_GRADIENTS_", accumulate=1)
+GRADIENT_FLAGS = _enumeration("MHA_GRADIENTS_", accumulate=1, dropped_probabilities=2)
 LINEAR_FLAGS = _enumeration("MHA_LINEAR_ATTENTION_", causal=1)
 MODULE_FLAGS = _enumeration("MHA_MODULE_", no_qkv_bias=1, no_out_bias=2, bias_kv=4, zero_attn=8,
                             sinks=16, rope=32, qk_norm=64)
@@ -133,7 +133,8 @@ class AttentionPlan(Struct):
 class AttentionGradients(Struct):
     c_name = "mha_attention_gradients"
     _fields_ = [SIZE, FLAGS, *_tensors("q k v bias alibi_slopes t5_table shaw_keys shaw_values "
-                                       "sink_logits gates scale")]
+                                       "sink_logits gates scale lse_gradient "
+                                       "probabilities_gradient average_probabilities_gradient")]
 
 
 class AttentionPart(Struct):
