@@ -9,7 +9,7 @@ A model that is loaded changes by `model.set_attn_implementation("multihead")`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils
 from transformers.utils import output_capturing
 
-from .torch import _attention, _operator
+from .torch import _attention, _masks, _operator
 
 __all__ = ["Mask", "attention_forward", "attention_mask", "register"]
 
@@ -131,21 +131,11 @@ class Mask(torch.Tensor):
 
 
 def _padding(padding: torch.Tensor | None, kv_length: int, kv_offset: int) -> dict[str, Any]:
-    """The keys that a 2-D mask keeps: from where to where, or one by one if there are gaps."""
+    """The keys that a 2-D mask of all positions keeps."""
     if padding is None:
         return {}
     keep = masking_utils.prepare_padding_mask(padding, kv_length, kv_offset)
-    keep = keep[:, kv_offset:kv_offset + kv_length]
-    if bool(keep.all()):
-        return {}
-    count = keep.sum(-1)
-    first = keep.to(torch.uint8).argmax(-1)
-    last = kv_length - keep.flip(-1).to(torch.uint8).argmax(-1)
-    empty = count == 0
-    first, last = first.masked_fill(empty, 0), last.masked_fill(empty, 0)
-    if bool((last - first == count).all()):
-        return {"key_begins": first, "key_lengths": last}
-    return {"keep_mask": keep[:, None, None, :]}
+    return _masks.padding(keep[:, kv_offset:kv_offset + kv_length])
 
 
 def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0,
